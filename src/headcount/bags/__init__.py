@@ -1,0 +1,7 @@
+"""What a bag is: instances that live in one pool, addressed in groups, with one label for the group."""
+
+from headcount.bags.bags import Bags
+from headcount.bags.pool import Pool
+from headcount.bags.segments import Segments
+
+__all__ = ["Bags", "Pool", "Segments"]

@@ -1,0 +1,97 @@
+"""Where pixels and features live: once, in one place, however many bags point at them.
+
+A pool is one array: images (M, H, W, channels) uint8, or features (M, D) float. It may lie on the device, in memory, or be
+mapped from an .npy file larger than memory; bags hold addresses into it and never copies.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headcount.errors import HeadcountError
+
+_CHUNK = 1 << 16
+
+
+class Pool:
+    """M instances.
+
+    >>> pool = Pool(np.zeros((5, 8, 8, 3), dtype=np.uint8))
+    >>> pool.kind, len(pool), pool.shape
+    ('images', 5, (8, 8, 3))
+    >>> pool.take(torch.tensor([4, 0])).shape
+    torch.Size([2, 8, 8, 3])
+    """
+
+    def __init__(self, data: Any) -> None:
+        self.data = _checked(data)
+
+    @classmethod
+    def mapped(cls, path: str | Path) -> Pool:
+        """Map an .npy file without reading it."""
+        try:
+            return cls(np.load(path, mmap_mode="c", allow_pickle=False))
+        except (OSError, ValueError) as e:
+            raise HeadcountError(f"cannot map {path}: {e}; give an .npy file written by numpy.save") from None
+
+    @property
+    def kind(self) -> str:
+        return "images" if self.data.dtype == torch.uint8 else "features"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one instance."""
+        return tuple(self.data.shape[1:])
+
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
+
+    def take(self, addresses: Tensor) -> Tensor:
+        """(n,) addresses -> (n, ...) instances, on the pool's device."""
+        return self.data.index_select(0, addresses.to(self.data.device))
+
+    def to(self, device: torch.device | str) -> Pool:
+        """The same pool on a device; itself if it is there already."""
+        if torch.device(device) == self.device:
+            return self
+        moved = object.__new__(Pool)  # already checked
+        moved.data = self.data.to(device)
+        return moved
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __repr__(self) -> str:
+        return f"Pool({len(self)} {self.kind} of {'x'.join(map(str, self.shape))} on {self.device})"
+
+
+def _checked(data: Any) -> Tensor:
+    """Images as uint8 (M, H, W, channels), features as float (M, D), every number finite."""
+    try:
+        x = data if isinstance(data, Tensor) else torch.from_numpy(np.asanyarray(data))
+    except TypeError:
+        raise HeadcountError(f"a pool holds numbers, got an array of {np.asarray(data).dtype}") from None
+    if x.dtype == torch.uint8 and x.ndim == 3:
+        x = x.unsqueeze(-1)  # gray pictures: one channel
+    if x.dtype == torch.uint8 and x.ndim == 4:
+        return x
+    if x.ndim != 2:
+        want = "images as uint8 (count, height, width, channels) or features as (count, dimension)"
+        raise HeadcountError(f"a pool holds {want}, got {x.dtype} of shape {tuple(x.shape)}")
+    if not x.is_floating_point() or x.dtype == torch.float64:
+        x = x.float()
+    for start in range(0, len(x), _CHUNK):
+        bad = ~torch.isfinite(x[start : start + _CHUNK]).all(1)
+        if bad.any():
+            row = start + int(bad.nonzero()[0])
+            col = int((~torch.isfinite(x[row])).nonzero()[0])
+            raise HeadcountError(
+                f"row {row} of the features has {float(x[row, col])} in column {col}; drop the row or fill the value in"
+            )
+    return x

@@ -1,0 +1,196 @@
+"""Per-bag arithmetic over instances that lie flat, one after the other, with the number of their bag.
+
+    x      (N, ...)  one row per instance
+    index  (N,)      the bag of each instance, 0 .. B-1; B itself is the *trash bag*
+    sums   (B, ...)  one row per bag
+
+Every buffer has B + 1 rows and the last is dropped. Removing an instance is therefore re-addressing it to the trash bag:
+shapes stay as they are, nothing is masked in any head, and batch-norm still sees every image.
+
+A weight is a multiplicity: an instance of weight 2 counts as if it stood in the bag twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headcount.errors import HeadcountError
+
+
+class Segments:
+    """The bag of each instance.
+
+    >>> s = Segments.from_sizes([2, 3])
+    >>> s.sum(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]))
+    tensor([ 3., 12.])
+    >>> s.without(torch.tensor([False, True, False, False, True])).sum(torch.ones(5))
+    tensor([1., 2.])
+
+    ``size`` declares that instance j stands in row ``j // size`` (or was removed from it): all bags then have one
+    size, and sums become a reshape, which on a GPU is faster than scattering and gives the same bits every time.
+    """
+
+    def __init__(self, index: Tensor, bags: int, size: int | None = None, weight: Tensor | None = None) -> None:
+        self.index, self.bags, self.size, self.weight = index, bags, size, weight
+
+    # -- where segments come from -----------------------------------------------------------------------------------
+
+    @classmethod
+    def from_sizes(cls, sizes: Sequence[int] | Tensor, device: torch.device | str | None = None) -> Segments:
+        """Bags that follow each other, of these sizes."""
+        sizes = torch.as_tensor(sizes, dtype=torch.int64, device=device)
+        if sizes.ndim != 1 or bool((sizes < 0).any()):
+            raise HeadcountError(f"bag sizes must be a list of counts, got {sizes.tolist()}")
+        index = torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
+        even = len(sizes) > 0 and bool((sizes == sizes[0]).all()) and int(sizes[0]) > 0
+        return cls(index, len(sizes), int(sizes[0]) if even else None)
+
+    @classmethod
+    def from_offsets(cls, offsets: Sequence[int] | Tensor) -> Segments:
+        """Bag b holds instances ``offsets[b] .. offsets[b+1]-1``."""
+        return cls.from_sizes(torch.as_tensor(offsets).diff())
+
+    @classmethod
+    def from_padded(cls, mask: Tensor) -> Segments:
+        """For somebody else's padded batch ``(B, L, ...)``: mask (B, L) is true where an instance is real.
+
+        Use with ``x.flatten(0, 1)``: the padding is addressed to the trash bag.
+        """
+        if mask.ndim != 2:
+            raise HeadcountError(f"a padding mask has two axes (bags, places), got shape {tuple(mask.shape)}")
+        bags, size = mask.shape
+        rows = torch.arange(bags, device=mask.device)[:, None].expand(bags, size)
+        return cls(torch.where(mask.bool(), rows, bags).flatten(), bags, size)
+
+    def without(self, removed: Tensor) -> Segments:
+        """The same places, with these instances sent to the trash bag."""
+        return Segments(torch.where(removed, self.bags, self.index), self.bags, self.size, self.weight)
+
+    def weighted(self, weight: Tensor | None) -> Segments:
+        """The same places, each instance counting ``weight`` times."""
+        return Segments(self.index, self.bags, self.size, weight)
+
+    def repeat(self, times: int) -> Segments:
+        """``times`` copies of every bag, one whole set after the other: how several views of a batch are laid out."""
+        if times == 1:
+            return self
+        trash = self.index == self.bags
+        copies = [torch.where(trash, self.bags * times, self.index + v * self.bags) for v in range(times)]
+        weight = None if self.weight is None else self.weight.repeat(times)
+        return Segments(torch.cat(copies), self.bags * times, self.size, weight)
+
+    # -- reductions -------------------------------------------------------------------------------------------------
+
+    def sum(self, x: Tensor) -> Tensor:
+        """(N, ...) -> (B, ...). Counted in float32 at least: 64 votes of 0.1 added in bfloat16 give 6.16."""
+        x = _wide(x)
+        if self.weight is not None:
+            x = x * _as_column(self.weight.to(x.dtype), x)
+        if self.size is not None:
+            return self._rows(x.masked_fill(_as_column(self.removed, x), 0)).sum(1)
+        out = x.new_zeros((self.bags + 1, *x.shape[1:]))
+        return out.index_add(0, self.index, x)[: self.bags]
+
+    def total(self) -> Tensor:
+        """(B,) how many instances each bag has, the removed left out, weights counted."""
+        return self.sum(torch.ones(self.index.shape, device=self.index.device))
+
+    def mean(self, x: Tensor) -> Tensor:
+        """(N, ...) -> (B, ...); an emptied bag gives zeros."""
+        sums = self.sum(x)
+        return sums / _as_column(_above_zero(self.total()).to(sums.dtype), sums)
+
+    def max(self, x: Tensor) -> Tensor:
+        """(N, ...) -> (B, ...); an emptied bag gives -inf. Equal maxima share the gradient."""
+        x = _wide(x)
+        if self.size is not None:
+            return self._rows(x.masked_fill(_as_column(self.removed, x), -torch.inf)).amax(1)
+        out = x.new_full((self.bags + 1, *x.shape[1:]), -torch.inf)
+        return out.scatter_reduce(0, _as_column(self.index, x).expand_as(x), x, "amax")[: self.bags]
+
+    def logsumexp(self, x: Tensor) -> Tensor:
+        """(N, ...) -> (B, ...); an emptied bag gives -inf."""
+        top = self._finite_max(x)
+        return self.sum(self._exp(x, top)).log() + top
+
+    def softmax(self, x: Tensor) -> Tensor:
+        """(N, ...) -> (N, ...): shares of one that :meth:`sum` adds to one in each bag; removed instances get zero.
+
+        An instance of weight 2 is two copies, and each copy gets this share.
+        """
+        e = self._exp(x, self._finite_max(x))
+        return e / self.spread(_above_zero(self.sum(e))).masked_fill(_as_column(self.removed, x), 1)
+
+    # -- to and fro -------------------------------------------------------------------------------------------------
+
+    def spread(self, v: Tensor) -> Tensor:
+        """(B, ...) -> (N, ...): each instance gets its bag's row; removed ones get zeros."""
+        if self.size is not None:
+            rows = v.unsqueeze(1).expand(self.bags, self.size, *v.shape[1:]).flatten(0, 1)
+            return rows.masked_fill(_as_column(self.removed, rows), 0)
+        return torch.cat([v, v.new_zeros((1, *v.shape[1:]))]).index_select(0, self.index)
+
+    def dense(self, x: Tensor, fill: float = 0.0) -> tuple[Tensor, Tensor]:
+        """(N, ...) -> (B, L, ...) and a mask (B, L) of the places taken, L the largest bag (or the common size)."""
+        if self.size is not None:
+            return self._rows(x.masked_fill(_as_column(self.removed, x), fill)), self._rows(~self.removed)
+        place, length = self._places()
+        out = x.new_full((self.bags * length + 1, *x.shape[1:]), fill).index_copy(0, place, x)
+        taken = torch.zeros(self.bags * length + 1, dtype=torch.bool, device=x.device).index_fill(0, place, True)
+        return out[:-1].unflatten(0, (self.bags, length)), taken[:-1].view(self.bags, length)
+
+    def flat(self, dense: Tensor) -> Tensor:
+        """(B, L, ...) -> (N, ...), the way back from :meth:`dense`; removed instances get zeros."""
+        if self.size is not None:
+            rows = dense.flatten(0, 1)
+            return rows.masked_fill(_as_column(self.removed, rows), 0)
+        rows = torch.cat([dense.flatten(0, 1), dense.new_zeros((1, *dense.shape[2:]))])
+        return rows.index_select(0, self._places()[0])
+
+    @property
+    def removed(self) -> Tensor:
+        """(N,) true for the instances in the trash bag."""
+        return self.index == self.bags
+
+    def __repr__(self) -> str:
+        shape = f", size={self.size}" if self.size is not None else ""
+        return f"Segments({len(self.index)} instances in {self.bags} bags{shape})"
+
+    # -- inner --------------------------------------------------------------------------------------------------------
+
+    def _rows(self, x: Tensor) -> Tensor:
+        return x.unflatten(0, (self.bags, self.size or 0))
+
+    def _exp(self, x: Tensor, top: Tensor) -> Tensor:
+        # the removed become exp(-inf) = 0 *before* exp: masked afterwards, a large one would leave 0 * inf in the gradient
+        return torch.exp(_wide(x).masked_fill(_as_column(self.removed, x), -torch.inf) - self.spread(top))
+
+    def _finite_max(self, x: Tensor) -> Tensor:
+        top = self.max(x.detach())
+        return torch.where(torch.isfinite(top), top, torch.zeros_like(top))
+
+    def _places(self) -> tuple[Tensor, int]:
+        """Where each instance goes in a dense (B, L) sheet, flattened; the trash goes one past its end."""
+        counts = torch.bincount(self.index, minlength=self.bags + 1)[: self.bags]
+        length = int(counts.max()) if self.bags else 0
+        order = torch.argsort(self.index, stable=True)
+        starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        rank = torch.empty_like(order)
+        rank[order] = torch.arange(len(order), device=order.device) - starts[self.index[order]]
+        return torch.where(self.removed, self.bags * length, self.index * length + rank), length
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) or not x.is_floating_point() else x
+
+
+def _as_column(v: Tensor, like: Tensor) -> Tensor:
+    """(N,) -> (N, 1, 1, ...), as many axes as ``like``."""
+    return v.reshape(v.shape + (1,) * (like.ndim - 1))
+
+
+def _above_zero(total: Tensor) -> Tensor:
+    return torch.where(total > 0, total, torch.ones_like(total))

@@ -1,0 +1,235 @@
+"""The command line. Each command is a few lines over the API; torch is imported only by the commands that need it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headcount import __version__
+from headcount.errors import HeadcountError
+
+app = typer.Typer(
+    name="headcount",
+    help="Learn a classifier for single instances from the majority labels of bags.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+data_app = typer.Typer(help="Data sets: what is there, fetch one, import one.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+# -- options that several commands share: a comma makes a list wherever a study can vary it ---------------------------------
+
+Out = Annotated[Path, typer.Option("--out", help="Folder for the records.")]
+Source = Annotated[
+    str, typer.Option(help="digits, cifar10, svhn, path, oct, or FILE.npz with images or features and labels.")
+]
+Scenario = Annotated[str, typer.Option(help="various, small or large: how big the majorities are.")]
+Fold = Annotated[str, typer.Option(help="0 to 4.")]
+Head = Annotated[str, typer.Option(help="A method (see `headcount heads`), or path/to/file.py:Class.")]
+Option_ = Annotated[
+    list[str] | None, typer.Option("--option", help="An option of the head, NAME=VALUE; repeat for more.")
+]
+Removal = Annotated[str, typer.Option(help="MPEM: share of each bag's dissenters to remove; 0 is without MPEM.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Any other recipe field, NAME=VALUE; repeat for more.")]
+Epochs = Annotated[int | None, typer.Option(help="Epochs of training.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+BagSize = Annotated[int | None, typer.Option(help="Instances in a bag.")]
+
+
+@app.callback(invoke_without_command=True)
+def _main(version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
+    if version:
+        print(f"headcount {__version__}")
+        raise typer.Exit()
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for records, report.html and summary.json.")] = Path("demo"),
+    folds: Annotated[int, typer.Option(min=1, max=5, help="How many folds.")] = 3,
+    processes: Annotated[int | None, typer.Option(min=1, help="Runs side by side; default one per core.")] = None,
+) -> None:
+    """Train the Counting Network with MPEM, and its ablations, on real digits from majority labels alone."""
+    from headcount.showing import demo as show
+
+    show.run_demo(out, folds, processes)
+
+
+@app.command()
+def run(
+    out: Out,
+    source: Source = "cifar10",
+    scenario: Scenario = "various",
+    fold: Fold = "0",
+    head: Head = "count",
+    option: Option_ = None,
+    removal: Removal = "0",
+    epochs: Epochs = None,
+    bag_size: BagSize = None,
+    set_: Set = None,
+    device: Device = "auto",
+) -> None:
+    """Run one recipe (and what it needs) and print its record. Defaults are the paper's."""
+    from headcount import commands
+
+    recipes = commands.recipes_of(source, scenario, fold, head, option, removal, epochs, bag_size, set_)
+    if len(recipes) != 1:
+        raise HeadcountError(f"run takes one recipe, these options make {len(recipes)}; use `headcount study`")
+    commands.run_one(recipes[0], out, device)
+
+
+@app.command()
+def study(
+    out: Out,
+    source: Source = "cifar10",
+    scenario: Scenario = "various",
+    fold: Fold = "0,1,2,3,4",
+    head: Head = "count",
+    option: Option_ = None,
+    removal: Removal = "0",
+    epochs: Epochs = None,
+    bag_size: BagSize = None,
+    set_: Set = None,
+    device: Device = "auto",
+    processes: Annotated[int, typer.Option(min=1, help="Runs side by side on this machine.")] = 1,
+    dry_run: Annotated[bool, typer.Option(help="Only list what would run.")] = False,
+) -> None:
+    """Run every combination; commas separate values (--head count,output_mean --fold 0,1,2). Goes on where it stopped."""
+    from headcount import commands
+
+    recipes = commands.recipes_of(source, scenario, fold, head, option, removal, epochs, bag_size, set_)
+    commands.run_study(recipes, out, device, processes, dry_run)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="The --out of a study.")],
+    out: Annotated[Path | None, typer.Option(help="The page to write; default FOLDER/report.html.")] = None,
+    title: Annotated[str | None, typer.Option(help="Its title.")] = None,
+) -> None:
+    """Turn records into one self-contained HTML page."""
+    from headcount import commands
+
+    commands.report(folder, out, title)
+
+
+@app.command()
+def bags(
+    source: Source = "digits",
+    scenario: Scenario = "various",
+    fold: Annotated[int, typer.Option(help="0 to 4.")] = 0,
+    bag_size: Annotated[int, typer.Option(help="Instances in a bag.")] = 64,
+    train_bags: Annotated[int, typer.Option(help="Training bags.")] = 400,
+    valid_bags: Annotated[int, typer.Option(help="Validation bags.")] = 100,
+    test_bags: Annotated[int, typer.Option(help="Test bags.")] = 100,
+    sampler: Annotated[
+        str, typer.Option(help="conditional (fast) or official (the released order of draws).")
+    ] = "conditional",
+    tie: Annotated[str, typer.Option(help="lowest, random or reject.")] = "lowest",
+    rounding: Annotated[str, typer.Option(help="official or largest_remainder.")] = "official",
+    overlap: Annotated[bool, typer.Option(help="Bags may share instances.")] = True,
+    seed: Annotated[int, typer.Option(help="Seed of the folds and the bags.")] = 42,
+    picture: Annotated[
+        Path | None, typer.Option(help="Write the share histogram and label prior (.png, .svg, .pdf).")
+    ] = None,
+    export: Annotated[Path | None, typer.Option(help="Write addresses and labels (.npz) for other programs.")] = None,
+) -> None:
+    """Show what the protocol makes of a source: shares, ties, label prior; and export the exact bags."""
+    from headcount import commands
+    from headcount.data.protocol import Protocol
+
+    protocol = Protocol(scenario, bag_size, train_bags, valid_bags, test_bags, seed, sampler, tie, rounding, overlap)
+    commands.show_bags(source, fold, protocol, picture, export)
+
+
+@app.command()
+def heads(json_: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+    """List the methods, their options and where they come from."""
+    from headcount import commands
+
+    commands.list_heads(json_)
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """The data sets and whether they are in the cache."""
+    from headcount import commands
+
+    commands.list_data()
+
+
+@data_app.command("fetch")
+def data_fetch(name: Annotated[str, typer.Argument(help="cifar10, svhn, path or oct.")]) -> None:
+    """Download a data set from its official place into the cache ($HEADCOUNT_DATA)."""
+    from headcount.data import sources
+    from headcount.errors import choose
+
+    print(sources.load(choose("data set", name, sources.SOURCES)))
+
+
+@data_app.command("import")
+def data_import(
+    name: Annotated[str, typer.Argument(help="cifar10, svhn, path or oct.")],
+    file: Annotated[Path, typer.Argument(help="An .npz with images and labels, train part first.")],
+    note: Annotated[str, typer.Option(help="Where it comes from; kept and shown in every report.")] = "",
+) -> None:
+    """Put a data set obtained elsewhere into the cache."""
+    from headcount.data import sources
+
+    print(sources.import_npz(name, file, note=note))
+
+
+# -- one line for a user's mistake ------------------------------------------------------------------------------------------
+
+_UsageError: Any = typer.BadParameter.__mro__[1]  # wherever this version of typer keeps it
+
+
+def main() -> None:
+    """What was wrong, in one line, exit code 2; never a traceback for a user's mistake."""
+    try:
+        code = app(standalone_mode=False)
+    except _UsageError as e:
+        code = _complain(e.format_message())
+    except HeadcountError as e:
+        code = _complain(str(e))
+    except KeyboardInterrupt:
+        code = _complain("interrupted; the same command goes on where it stopped", 130)
+    except (typer.Abort, EOFError):
+        code = _complain("aborted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 141
+    except OSError as e:
+        if e.errno not in _USERS_DISK:
+            raise
+        code = _complain(f"{e.strerror}: {e.filename or 'while writing'}; {_USERS_DISK[e.errno]}")
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+_USERS_DISK = {
+    errno.ENOSPC: "free some space and run the same command again, nothing half-written is left",
+    errno.EDQUOT: "free some space and run the same command again, nothing half-written is left",
+    errno.EACCES: "choose another folder or change its permissions",
+    errno.EPERM: "choose another folder or change its permissions",
+    errno.EROFS: "choose a folder that can be written to",
+    errno.ENOTDIR: "a file stands where a folder is wanted; choose another path",
+    errno.EEXIST: "a file stands where a folder is wanted; choose another path",
+    errno.EISDIR: "a folder stands where a file is wanted; choose another path",
+    errno.ENAMETOOLONG: "choose a shorter name",
+}
+
+
+def _complain(message: str, code: int = 2) -> int:
+    print(f"headcount: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

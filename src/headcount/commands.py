@@ -1,0 +1,216 @@
+"""What the commands do: words from the command line in, tables and files out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from headcount.data import shares, sources
+from headcount.data.protocol import Protocol, majority_bags
+from headcount.errors import HeadcountError
+from headcount.files import write_whole
+from headcount.judging import metrics, records, select
+from headcount.judging import study as studies
+from headcount.judging.launch import here, processes
+from headcount.models.heads import HEADS, head_options
+from headcount.showing.progress import epochs_bar, runs_bar
+from headcount.training.recipe import Recipe
+
+console = Console(highlight=False)
+
+
+# -- words into recipes -------------------------------------------------------------------------------------------------
+
+
+def recipes_of(
+    source: str,
+    scenario: str,
+    fold: str,
+    head: str,
+    option: list[str] | None,
+    removal: str,
+    epochs: int | None,
+    bag_size: int | None,
+    set_: list[str] | None,
+) -> list[Recipe]:
+    """The grid that these words span; a comma separates values."""
+    axes: dict[str, list[Any]] = {
+        "source": source.split(","),
+        "scenario": scenario.split(","),
+        "fold": [_number("--fold", v, int) for v in fold.split(",")],
+        "head": head.split(","),
+        "removal": [_number("--removal", v, float) for v in removal.split(",")],
+        "options": [dict(_pair("--option", text) for text in option or [])],
+    }
+    if epochs is not None:
+        axes["epochs"] = [epochs]
+    if bag_size is not None:
+        axes["bag_size"] = [bag_size]
+    for text in set_ or []:
+        name, values = _split("--set", text)
+        axes[name] = [_value(v) for v in values.split(",")]
+    return studies.grid(Recipe(), **axes)
+
+
+def _number(flag: str, text: str, kind: type) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise HeadcountError(f"{flag} takes numbers, got {text!r}") from None
+
+
+def _split(flag: str, text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals and value):
+        raise HeadcountError(f"{flag} takes NAME=VALUE, got {text!r}")
+    return name, value
+
+
+def _pair(flag: str, text: str) -> tuple[str, Any]:
+    name, value = _split(flag, text)
+    return name, _value(value)
+
+
+def _value(text: str) -> Any:
+    """A number, true or false, or the word itself."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        return text
+    return value if isinstance(value, (bool, int, float)) else text
+
+
+# -- running --------------------------------------------------------------------------------------------------------------
+
+
+def run_one(recipe: Recipe, out: Path, device: str) -> None:
+    console.print(f"{recipe}\nkey {recipe.key}")
+    with epochs_bar(recipe) as watch:
+        done = studies.run([recipe], out, device=device, run_watch=watch)
+    _complain_of(done.failed)
+    for name, value in done.records[0].scores.items():
+        console.print(f"{name:20} {'undefined' if value is None else format(value, '.4f')}")
+    console.print(f"record {done.records[0].path}")
+
+
+def run_study(recipes: list[Recipe], out: Path, device: str, side_by_side: int, dry_run: bool) -> None:
+    if dry_run:
+        for recipe in studies.with_needs(recipes):
+            there = "done   " if (out / f"{recipe.key}.json").exists() else "to run "
+            console.print(f"{there} {recipe.key} {recipe}", soft_wrap=True)
+        return
+    with runs_bar() as watch:
+        launch = here if side_by_side == 1 else processes(side_by_side)
+        done = studies.run(recipes, out, launch=launch, device=device, watch=watch)
+    print_rows(select.rows(done.records))
+    console.print(f"{len(done.records)} records in {out}; `headcount report {out}` makes the page")
+    _complain_of(done.failed)
+
+
+def print_rows(rows: Iterable[select.Row]) -> None:
+    """The table people came for."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("source", "scenario", "method", "runs", "instance accuracy", "bag accuracy", "consistency"):
+        table.add_column(name, justify="left" if name in ("source", "scenario", "method") else "right")
+    for row in rows:
+        cells = [_shown(*row.score(m)) for m in ("instance_accuracy", "bag_accuracy", "consistency_rate")]
+        table.add_row(row.source, row.scenario, row.label, str(len(row.records)), *cells)
+    console.print(table)
+
+
+def _shown(mean: float, deviation: float, count: int) -> str:
+    return f"{mean:.3f} ± {deviation:.3f}" if count else "–"
+
+
+def _complain_of(failed: dict[Recipe, BaseException]) -> None:
+    for recipe, error in failed.items():
+        if isinstance(error, (HeadcountError, OSError)):
+            raise error
+        console.print(f"failed: {recipe}: {studies.explain(error)}", soft_wrap=True)
+    if failed:
+        raise next(iter(failed.values()))
+
+
+def report(folder: Path, out: Path | None, title: str | None) -> None:
+    from headcount.showing.report import write_report
+
+    found = records.load(folder)
+    if not found:
+        raise HeadcountError(f"no records in {folder}; give the --out of a study")
+    path = write_report(found, out or folder / "report.html", **({"title": title} if title else {}))
+    console.print(f"{len(found)} records -> {path}")
+
+
+# -- looking ------------------------------------------------------------------------------------------------------------
+
+
+def show_bags(source: str, fold: int, protocol: Protocol, picture: Path | None, export: Path | None) -> None:
+    loaded = sources.load(source)
+    made = majority_bags(loaded, fold, protocol)
+    table = Table(box=None, pad_edge=False)
+    for name in ("split", "bags", "instances", "majority share (min / mean / max)", "ties", "labels per class"):
+        table.add_column(name, justify="left")
+    for split, bags in made.items():
+        assert bags.truth is not None
+        truth, label, bag = bags.truth.numpy(), bags.label.numpy(), bags.bag.numpy()
+        share = metrics.share(truth, label, bag)
+        votes = metrics.votes(truth, bag, len(bags), len(bags.classes))
+        tied = (votes == votes.max(1, keepdims=True)).sum(1) > 1
+        prior = " ".join(map(str, np.bincount(label, minlength=len(bags.classes))))
+        spread = f"{share.min():.3f} / {share.mean():.3f} / {share.max():.3f}"
+        table.add_row(split, str(len(bags)), str(len(bag)), spread, f"{tied.mean():.1%}", prior)
+        if split == "train" and picture:
+            from headcount.showing import plots
+
+            edges = shares.edges(protocol.scenario, len(bags.classes))
+            plots.save(plots.protocol_figure(share, label, tied, bags.classes, edges), picture)
+    console.print(
+        f"{loaded.name}: {len(loaded)} instances, {len(loaded.classes)} classes; fold {fold}, {protocol.scenario}"
+    )
+    console.print(table)
+    if export:
+        if export.suffix != ".npz":
+            raise HeadcountError(f"bags are exported as .npz, got {export}")
+        arrays = {
+            f"{s}_{k}": getattr(b, k).numpy() for s, b in made.items() for k in ("index", "offsets", "label", "truth")
+        }
+        about = json.dumps({"source": loaded.name, "checksum": loaded.checksum, "fold": fold, **vars(protocol)})
+        write_whole(export, lambda f: np.savez_compressed(f, about=np.array(about), **arrays))
+
+
+def list_heads(as_json: bool) -> None:
+    rows = [
+        {
+            "name": name,
+            "title": head.title,
+            "cites": head.cites,
+            "options": head_options(name),
+            "about": (head.__doc__ or "").strip().splitlines()[0],
+        }
+        for name, head in HEADS.items()
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    for row in rows:
+        console.print(f"[bold]{row['name']}[/]  {row['title']}")
+        console.print(f"    {row['about']}", markup=False)
+        console.print(
+            f"    options: {', '.join(f'{k}={v}' for k, v in row['options'].items()) or 'none'}", markup=False
+        )
+        console.print(f"    {row['cites']}", markup=False)
+
+
+def list_data() -> None:
+    console.print(f"cache: {sources.cache.home()}")
+    for name, entry in sources.SOURCES.items():
+        there = "ready" if sources.ready(name) else "not here"
+        console.print(
+            f"{name:8} {entry.count:6} x {'x'.join(map(str, entry.shape))}, {len(entry.classes)} classes: {there}"
+        )

@@ -1,0 +1,1 @@
+"""Where bags come from: labelled sources sent through the paper's protocol."""

@@ -1,0 +1,50 @@
+"""From stored instances to what a network takes in: learned on training bags only, saved with the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headcount.bags import Bags
+from headcount.errors import HeadcountError
+
+_SAMPLE = 50_000  # instances are enough for a mean and a deviation
+
+
+class Prepare(nn.Module):
+    """(n, H, W, channels) uint8 -> (n, channels, H, W) float, or (n, D) -> (n, D): minus the mean, over the deviation.
+
+    The permuted view is channels-last in memory, which is the layout convolutions like best: nothing is copied.
+    """
+
+    def __init__(self, shape: tuple[int, ...], mean: Any, std: Any) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+        self.register_buffer("mean", torch.as_tensor(mean, dtype=torch.float32))
+        self.register_buffer("std", torch.as_tensor(std, dtype=torch.float32))
+        if self.mean.shape != (self.shape[-1],) or self.std.shape != self.mean.shape:
+            raise HeadcountError(f"mean and std need {self.shape[-1]} numbers, got {tuple(self.mean.shape)}")
+
+    @property
+    def images(self) -> bool:
+        return len(self.shape) == 3
+
+    @classmethod
+    def learn(cls, train: Bags, mean: Any = None, std: Any = None) -> Prepare:
+        """The given constants, or the mean and deviation of each channel (each feature) over the training bags."""
+        if mean is not None and std is not None:
+            return cls(train.pool.shape, mean, std)
+        seen = train.index.unique()
+        x = train.pool.take(seen[:: max(1, len(seen) // _SAMPLE)]).float()
+        x = (x / 255 if train.pool.kind == "images" else x).flatten(0, -2).double()
+        std = x.std(0, correction=0)
+        return cls(train.pool.shape, x.mean(0).float(), torch.where(std > 1e-6, std, torch.ones_like(std)).float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        if tuple(x.shape[1:]) != self.shape:
+            raise HeadcountError(f"the model takes instances of shape {self.shape}, got {tuple(x.shape[1:])}")
+        if not self.images:
+            return (x.float() - self.mean) / self.std
+        return ((x.float() / 255 - self.mean) / self.std).permute(0, 3, 1, 2)

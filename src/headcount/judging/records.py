@@ -1,0 +1,80 @@
+"""A record: what one run found, whole or absent.
+
+``<key>.json`` (under 8 KB: recipe, scores, thinned curves, provenance) and, beside it, ``<key>.npz`` (arrays: what was said of
+each test instance; for a Counting Network each training instance's vote and distance). The arrays are put in place first
+and the JSON last, each written beside and renamed, so a JSON that exists is a run that finished.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headcount.errors import HeadcountError
+from headcount.files import write_whole
+from headcount.training.recipe import Recipe
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One finished run. ``body`` is the JSON as written."""
+
+    body: dict[str, Any]
+    path: Path
+
+    @property
+    def key(self) -> str:
+        return self.body["key"]
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe.of(self.body["recipe"])
+
+    @property
+    def scores(self) -> dict[str, float]:
+        return self.body["scores"]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays beside the record, read into memory; empty if they were not kept."""
+        path = self.path.with_suffix(".npz")
+        if not path.exists():
+            return {}
+        with np.load(path, allow_pickle=False) as f:
+            return {name: f[name] for name in f.files}
+
+    def result(self) -> dict[str, Any]:
+        """All that must be equal when the run is repeated: everything but clock, host and versions."""
+        return {k: v for k, v in self.body.items() if k != "provenance"}
+
+    @classmethod
+    def read(cls, path: Path) -> Record:
+        try:
+            body = json.loads(path.read_text())
+            return cls({**body, "key": body["key"], "recipe": body["recipe"], "scores": body["scores"]}, path)
+        except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as e:
+            raise HeadcountError(f"{path} is not a record ({e}); move it away and run the study again") from None
+
+
+def write(folder: Path, body: dict[str, Any], arrays: dict[str, np.ndarray]) -> Record:
+    """Put a record in place: arrays first, then the JSON that vouches for them."""
+    path = folder / f"{body['key']}.json"
+    write_whole(path.with_suffix(".npz"), lambda f: np.savez_compressed(f, allow_pickle=False, **arrays))
+    write_whole(path, lambda f: f.write(_one_field_a_line(body).encode()))
+    return Record(body, path)
+
+
+def _one_field_a_line(body: dict[str, Any]) -> str:
+    lines = (f"{json.dumps(k)}: {json.dumps(v, allow_nan=False, separators=(',', ':'))}" for k, v in body.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def load(folder: Path | str) -> list[Record]:
+    """Every record in a folder, by key."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise HeadcountError(f"no folder {folder}; give the --out of a study")
+    return [Record.read(p) for p in sorted(folder.glob("*.json"))]

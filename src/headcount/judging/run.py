@@ -1,0 +1,257 @@
+"""run(): one recipe becomes one record.
+
+The walk: source, fold, bags, device; fit on blind bags (for MPEM without the dissenters its Counting Network named); ask the
+best epoch about the test bags; score. Truth is looked at only after training, for the scores.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headcount import __version__
+from headcount.bags import Bags, Pool
+from headcount.data import sources
+from headcount.data.prepare import Prepare
+from headcount.data.protocol import Protocol, majority_bags
+from headcount.errors import HeadcountError
+from headcount.judging import records, scores
+from headcount.judging.records import Record
+from headcount.models.model import Design, Model, say
+from headcount.training import mpem, speed
+from headcount.training.recipe import Recipe
+from headcount.training.seeds import seed_for
+from headcount.training.train import CHECKPOINT_SECONDS, Fit, Progress, fit
+
+Watch = Callable[[Progress], None]
+
+
+def run(
+    recipe: Recipe,
+    out: Path | str,
+    *,
+    device: str = "auto",
+    watch: Watch | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> Record:
+    """The record of this recipe in ``out``: read if it is there, otherwise trained. What it needs must be there."""
+    out = Path(out)
+    path = out / f"{recipe.key}.json"
+    work = out / "running" / recipe.key
+    with _alone(work):
+        if not path.exists():
+            started, clock = datetime.now(UTC), time.monotonic()
+            where = speed.device_for(device)
+            body, arrays = _train_and_score(recipe, out, work, where, watch, checkpoint_seconds)
+            body["provenance"] = _provenance(where, started, time.monotonic() - clock)
+            records.write(out, body, arrays)
+        shutil.rmtree(work, ignore_errors=True)
+    return Record.read(path)
+
+
+def _train_and_score(
+    recipe: Recipe, out: Path, work: Path, device: torch.device, watch: Watch | None, checkpoint_seconds: float
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    bags = bags_for(recipe, device)
+    removed = removed_for(recipe, out, bags["train"]) if recipe.removal else None
+    train = bags["train"].blind()
+    if removed is not None:
+        train = train.without(removed)
+        train = train.dropped() if recipe.drop_before_forward else train
+    model = model_for(recipe, bags["train"].blind()).to(device)
+    fitted = fit(
+        model, train, bags["valid"].blind(), recipe, work=work, watch=watch, checkpoint_seconds=checkpoint_seconds
+    )
+    body = _heading(recipe, bags, fitted)
+    found, arrays = scores.on_test(say(fitted.model, bags["test"]), bags["test"])
+    body |= found
+    if removed is not None:
+        body["mpem"] = scores.of_removal(removed, bags["train"])
+    else:
+        votes = votes_of(fitted.model, bags["train"])
+        arrays |= {name: value.cpu().numpy() for name, value in votes.items()}
+        swept, before_after = scores.of_sweep(votes, bags["train"])
+        body |= swept
+        arrays |= before_after
+    return body, arrays
+
+
+# -- what goes in -----------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4)
+def _pool_on(source: str, device: torch.device) -> Pool:
+    return sources.load(source).pool().to(device)
+
+
+@lru_cache(maxsize=8)
+def _bags(source: str, fold: int, protocol: Protocol) -> dict[str, Bags]:
+    return majority_bags(sources.load(source), fold, protocol)
+
+
+def bags_for(recipe: Recipe, device: torch.device | str = "cpu") -> dict[str, Bags]:
+    """The recipe's training, validation and test bags, with truth, over one pool on the device."""
+    protocol = protocol_of(recipe)
+    pool = _pool_on(recipe.source, torch.device(device))
+    made = _bags(recipe.source, recipe.fold, protocol)
+    return {split: replace(bags, pool=pool).to(device) for split, bags in made.items()}
+
+
+def protocol_of(recipe: Recipe) -> Protocol:
+    return Protocol(
+        scenario=recipe.scenario,
+        bag_size=recipe.bag_size,
+        train_bags=recipe.train_bags,
+        valid_bags=recipe.valid_bags,
+        test_bags=recipe.test_bags,
+        seed=recipe.data_seed,
+        sampler=recipe.sampler,
+        tie=recipe.tie,
+        rounding=recipe.rounding,
+        overlap=recipe.overlap,
+    )
+
+
+def model_for(recipe: Recipe, train: Bags) -> Model:
+    """Fresh weights: the same for every fold and every removal of one seed."""
+    source = sources.load(recipe.source)
+    design = Design(
+        shape=train.pool.shape,
+        classes=train.classes,
+        backbone=recipe.backbone,
+        backbone_options=recipe.backbone_options,
+        head=recipe.head,
+        options=recipe.options,
+        counted=None if train.counted is None else tuple(train.counted.tolist()),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_for(recipe.seed, "initialisation"))
+        return Model(design, Prepare.learn(train, source.mean, source.std).cpu())
+
+
+# -- MPEM -------------------------------------------------------------------------------------------------------------
+
+
+def votes_of(model: Model, train: Bags) -> dict[str, Tensor]:
+    """What MPEM must know of a trained network: each training instance's vote, and its distances. No truth needed."""
+    said = say(model, train, keep=("features",))
+    device = train.index.device
+    h, vote, bag_said = (
+        said.parts["features"].to(device),
+        said.instance.argmax(1).to(device),
+        said.bag.argmax(1).to(device),
+    )
+    kept = {"train_said": vote.to(torch.int16), "train_bag_said": bag_said.to(torch.int16)}
+    for bags in mpem.PROTOTYPE_BAGS:
+        for distance in mpem.DISTANCES:
+            to = mpem.prototypes(h, vote, train.bag, train.label, bag_said, len(train.classes), bags, distance)
+            kept[f"train_{distance}_{bags}"] = mpem.distances(h, train.bag, train.label, to).float()
+    return kept
+
+
+def removed_for(recipe: Recipe, out: Path, train: Bags) -> Tensor:
+    """(N,) the dissenters that the needed run's votes name."""
+    (needed,) = recipe.needs
+    path = out / f"{needed.key}.json"
+    if not path.exists():
+        raise HeadcountError(f"MPEM needs the run {needed.key} ({needed}) in {out}; run it first")
+    arrays = Record.read(path).arrays()
+    if "train_said" not in arrays:
+        raise HeadcountError(
+            f"{path.with_suffix('.npz')} is missing, and MPEM needs its votes; delete {path} and run it again"
+        )
+    device = train.index.device
+    said = torch.from_numpy(arrays["train_said"].astype(np.int64)).to(device)
+    distance = torch.from_numpy(arrays[f"train_{recipe.distance}_{recipe.prototype_bags}"]).to(device)
+    return mpem.dissenters(distance, said, train.bag, train.label, recipe.removal)
+
+
+# -- what comes out ---------------------------------------------------------------------------------------------------
+
+
+def _heading(recipe: Recipe, bags: dict[str, Bags], fitted: Fit) -> dict[str, Any]:
+    source, progress = sources.load(recipe.source), fitted.progress
+    return {
+        "key": recipe.key,
+        "format": 1,
+        "recipe": recipe.values,
+        "label": recipe.label,
+        "text": str(recipe),
+        "needs": [needed.key for needed in recipe.needs],
+        "data": {
+            "source": source.name,
+            "checksum": source.checksum,
+            "note": source.note,
+            "classes": list(source.classes),
+            "shape": list(bags["train"].pool.shape),
+            "bag_size": recipe.bag_size,
+            **{f"{split}_bags": len(b) for split, b in bags.items()},
+        },
+        "fit": {
+            "best_epoch": progress.best_epoch,
+            "valid_loss": progress.best,
+            "epochs": recipe.epochs,
+            "stopped": progress.epoch,
+            "curve": _thinned(progress.curve),
+        },
+    }
+
+
+def _thinned(curve: list[tuple[float, float]], points: int = 60) -> dict[str, list[float]]:
+    """At most so many points of the curve, the last among them; a record stays small."""
+    keep = sorted({round(i) for i in np.linspace(0, len(curve) - 1, min(points, len(curve)))})
+    return {
+        "epoch": [i + 1 for i in keep],
+        "train": [round(curve[i][0], 5) for i in keep],
+        "valid": [round(curve[i][1], 5) for i in keep],
+    }
+
+
+def _provenance(device: torch.device, started: datetime, seconds: float) -> dict[str, Any]:
+    return {
+        "commit": _commit(),
+        "versions": {"headcount": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "device": speed.describe(device),
+        "host": platform.node(),
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round(seconds, 3),
+    }
+
+
+@lru_cache(maxsize=1)
+def _commit() -> str | None:
+    """The commit of the checkout this code runs from; None when it was installed."""
+    here = Path(__file__).resolve().parent
+    git = ["git", "-C", str(here)]
+    try:
+        top = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=10)
+        if top.returncode:
+            return None
+        return subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+@contextmanager
+def _alone(work: Path) -> Iterator[None]:
+    """One process at a time on a run; the lock goes with its process, however that ends."""
+    work.parent.mkdir(parents=True, exist_ok=True)
+    lock = work.with_suffix(".lock")
+    with open(lock, "w") as f:
+        fcntl.flock(f, fcntl.LOCK_EX)
+        yield
+        lock.unlink(missing_ok=True)

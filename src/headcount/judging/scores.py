@@ -1,0 +1,91 @@
+"""Scores: what a run's answers are worth. Only here do answers meet the truth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from headcount.bags import Bags
+from headcount.judging import metrics
+from headcount.models.heads import Output
+from headcount.training.mpem import dissenters
+
+REMOVALS = tuple(round(0.1 * i, 1) for i in range(1, 11))
+SCATTERED = (0.3, 0.5, 0.8, 1.0)  # the removals of the paper's figure 7
+CONTROLS = 10  # seeds of the random control
+
+
+def on_test(said: Output, test: Bags) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Scores for the record, and the answers themselves for the arrays beside it."""
+    true, label, bag, classes = _truth(test)
+    instance, bag_said = said.instance.argmax(1).numpy(), said.bag.argmax(1).numpy()
+    counts = metrics.confusion(true, instance, classes)
+    off = metrics.share_difference(true, instance, label, bag)
+    body = {
+        "scores": {
+            "instance_accuracy": metrics.instance_accuracy(true, instance),
+            "bag_accuracy": metrics.bag_accuracy(label, bag_said),
+            "consistency_rate": _or_none(metrics.consistency_rate(label, bag_said, instance, bag, classes)),
+            "miou": metrics.miou(counts),
+            "miou_usual": metrics.miou(counts, balanced=False),
+            "share_difference": float(off.mean()),
+        },
+        "confusion": counts.tolist(),
+        "share_difference": [round(float(v), 4) for v in off],
+    }
+    arrays = {
+        "test_index": test.index.cpu().numpy(),
+        "test_offsets": test.offsets.cpu().numpy(),
+        "test_label": label,
+        "test_bag_said": bag_said.astype(np.int16),
+        "test_truth": true.astype(np.int16),
+        "test_said": instance.astype(np.int16),
+        "test_confidence": said.instance.softmax(1).amax(1).numpy().astype(np.float32),
+    }
+    return body, arrays
+
+
+def of_removal(removed: Tensor, train: Bags) -> dict[str, Any]:
+    """How well MPEM removed: purity, agreement (with its random control), the majority's share before and after."""
+    true, label, bag, classes = _truth(train)
+    gone = removed.cpu().numpy()
+    controls = [metrics.random_removal(bag, gone, np.random.default_rng(i)) for i in range(CONTROLS)]
+    agree = [metrics.agreement_rate(true, label, bag, control, classes) for control in controls]
+    return {
+        "removed": int(gone.sum()),
+        "purity": _or_none(metrics.purity(true, label, bag, gone)),
+        "agreement": metrics.agreement_rate(true, label, bag, gone, classes),
+        "agreement_random": round(float(np.mean(agree)), 6),
+        "share_before": round(float(metrics.share(true, label, bag).mean()), 6),
+        "share_after": round(float(metrics.share(true, label, bag, ~gone).mean()), 6),
+    }
+
+
+def of_sweep(votes: Mapping[str, Tensor], train: Bags) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What each removal would do to the training bags, by a network's votes: figures 7 to 9 need no further training."""
+    true, label, bag, _ = _truth(train)
+    said, distance = votes["train_said"].long(), votes["train_euclidean_correct"]
+    found: dict[str, list[Any]] = {"removal": list(REMOVALS)}
+    arrays = {"train_share_before": metrics.share(true, label, bag).astype(np.float32)}
+    for removal in REMOVALS:
+        removed = dissenters(distance, said, train.bag, train.label, removal)
+        for name, value in of_removal(removed, train).items():
+            found.setdefault(name, []).append(value if value is None else round(value, 5))
+        if removal in SCATTERED:
+            after = metrics.share(true, label, bag, ~removed.cpu().numpy())
+            arrays[f"train_share_after_{removal}"] = after.astype(np.float32)
+    return {"sweep": found}, arrays
+
+
+def _truth(bags: Bags) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    assert bags.truth is not None, "scoring needs truth"
+    return bags.truth.cpu().numpy(), bags.label.cpu().numpy(), bags.bag.cpu().numpy(), len(bags.classes)
+
+
+def _or_none(value: float) -> float | None:
+    """JSON has no NaN."""
+    return None if math.isnan(value) else value

@@ -1,0 +1,126 @@
+"""A study: many recipes, what they need first and once, each a record. A second call runs nothing; a killed one goes on."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import traceback
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headcount.judging.launch import Launcher, here
+from headcount.judging.records import Record
+from headcount.judging.run import Watch
+from headcount.judging.run import run as run_one
+from headcount.training.recipe import Recipe
+from headcount.training.train import CHECKPOINT_SECONDS
+
+
+def grid(base: Recipe, **axes: Iterable[Any]) -> list[Recipe]:
+    """Every combination of the axes' values.
+
+    >>> [r.fold for r in grid(Recipe(), fold=range(3))]
+    [0, 1, 2]
+    """
+    return [base.but(**dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
+
+
+def with_needs(recipes: Iterable[Recipe]) -> list[Recipe]:
+    """The recipes and all that they need, each once, needs before the needy."""
+    ordered: dict[Recipe, None] = {}
+    for recipe in recipes:
+        for needed in with_needs(recipe.needs):
+            ordered.setdefault(needed)
+        ordered.setdefault(recipe)
+    return list(ordered)
+
+
+@dataclass
+class Tally:
+    """How a study stands."""
+
+    total: int
+    done: int = 0
+    found: int = 0  # records that were there before
+    failed: dict[Recipe, BaseException] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study that has ended: its records, in the order of the recipes, and what failed."""
+
+    records: list[Record]
+    failed: dict[Recipe, BaseException]
+
+
+def run(
+    recipes: Iterable[Recipe],
+    out: Path | str,
+    *,
+    launch: Launcher = here,
+    device: str = "auto",
+    watch: Callable[[Tally], None] | None = None,
+    run_watch: Watch | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> Study:
+    """Run what is missing. One run that fails stops nothing but the runs that need it.
+
+    ``run_watch`` hears every epoch; it must be picklable where runs are launched in other processes.
+    """
+    options = {"device": device, "watch": run_watch, "checkpoint_seconds": checkpoint_seconds}
+    out = Path(out)
+    recipes = list(dict.fromkeys(recipes))
+    todo = with_needs(recipes)
+    keys = {recipe: recipe.key for recipe in todo}
+    found = {r for r in todo if (out / f"{keys[r]}.json").exists()}
+    tally = Tally(len(todo), len(found), len(found))
+    _tidy(out, {keys[r] for r in found})
+    finished, waiting = set(found), [r for r in todo if r not in found]
+    running: dict[Future, Recipe] = {}
+    with launch() as submit:
+        while waiting or running:
+            for recipe in [r for r in waiting if finished.issuperset(r.needs)]:
+                waiting.remove(recipe)
+                running[submit(run_one, recipe, out, **options)] = recipe
+                if watch:
+                    watch(tally)
+                if any(f.done() for f in running):
+                    break  # running here, one after the other: settle each before the next
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                _settle(future, running.pop(future), tally, finished, waiting)
+                if watch:
+                    watch(tally)
+    _tidy(out, set(keys.values()))
+    return Study([Record.read(out / f"{keys[r]}.json") for r in recipes if r in finished], tally.failed)
+
+
+def _settle(future: Future, recipe: Recipe, tally: Tally, finished: set[Recipe], waiting: list[Recipe]) -> None:
+    error = future.exception()
+    if error is None:
+        finished.add(recipe)
+        tally.done += 1
+        return
+    tally.failed[recipe] = error
+    for needy in [r for r in waiting if recipe in r.needs]:
+        waiting.remove(needy)
+        tally.failed[needy] = RuntimeError(f"not run, because {recipe} failed")
+
+
+def _tidy(out: Path, keys: set[str]) -> None:
+    """Remove what killed runs left of records that are whole by now."""
+    running = out / "running"
+    for key in keys:
+        if (out / f"{key}.json").exists():
+            shutil.rmtree(running / key, ignore_errors=True)
+            for left in (running / f"{key}.lock", out / f"{key}.json.part", out / f"{key}.npz.part"):
+                left.unlink(missing_ok=True)
+    if running.is_dir() and not any(running.iterdir()):
+        running.rmdir()
+
+
+def explain(error: BaseException) -> str:
+    """The last line of a failure; its traceback is for the log."""
+    return traceback.format_exception_only(error)[-1].strip()

@@ -1,0 +1,109 @@
+"""Backbones: one instance in, one feature vector h out. Each knows its ``dim``.
+
+ResNet18 is the usual one (He et al., 2016): the same layers, initialisation, parameter names and count (11,176,512 without
+its classifier) as torchvision's, so weights can be exchanged; a test holds it to that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from headcount.errors import HeadcountError, choose
+
+
+class BasicBlock(nn.Module):
+    def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or inputs != width:
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = x if self.downsample is None else self.downsample(x)
+        x = self.relu(self.bn1(self.conv1(x)))
+        return self.relu(self.bn2(self.conv2(x)) + skip)
+
+
+class ResNet18(nn.Module):
+    """``stem``: "paper" (7x7 stride 2, then max-pool), "small" (3x3, no pooling) or "pool" (3x3, then max-pool)."""
+
+    def __init__(self, channels: int = 3, *, stem: str = "paper", width: int = 64) -> None:
+        super().__init__()
+        choose("stem", stem, ("paper", "small", "pool"))
+        kernel, stride = (7, 2) if stem == "paper" else (3, 1)
+        self.conv1 = nn.Conv2d(channels, width, kernel, stride, kernel // 2, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.Identity() if stem == "small" else nn.MaxPool2d(3, 2, 1)
+        self.layer1 = nn.Sequential(BasicBlock(width, width), BasicBlock(width, width))
+        self.layer2 = nn.Sequential(BasicBlock(width, 2 * width, 2), BasicBlock(2 * width, 2 * width))
+        self.layer3 = nn.Sequential(BasicBlock(2 * width, 4 * width, 2), BasicBlock(4 * width, 4 * width))
+        self.layer4 = nn.Sequential(BasicBlock(4 * width, 8 * width, 2), BasicBlock(8 * width, 8 * width))
+        self.dim = 8 * width
+        for m in self.modules():
+            if isinstance(m, nn.Conv2d):
+                nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return x.mean((2, 3))
+
+
+class MLP(nn.Module):
+    """Layers with ReLU over the flattened instance."""
+
+    def __init__(self, inputs: int, *, hidden: int = 256, layers: int = 2, dropout: float = 0.0) -> None:
+        super().__init__()
+        widths = [inputs] + [hidden] * layers
+        blocks: list[nn.Module] = [nn.Flatten()]
+        for a, b in zip(widths, widths[1:], strict=False):
+            blocks += [nn.Linear(a, b), nn.ReLU(inplace=True)] + ([nn.Dropout(dropout)] if dropout else [])
+        self.layers = nn.Sequential(*blocks)
+        self.dim = widths[-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+class Linear(nn.Module):
+    """The instance itself, flattened: with a head on top this is a linear classifier."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.dim = inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+
+def _resnet18(shape: tuple[int, ...], **options: Any) -> nn.Module:
+    if len(shape) != 3:
+        raise HeadcountError(
+            f"backbone resnet18 reads images, the instances are features of {shape[0]}; use mlp or linear"
+        )
+    return ResNet18(shape[2], **options)
+
+
+BACKBONES: dict[str, Callable[..., nn.Module]] = {
+    "resnet18": _resnet18,
+    "mlp": lambda shape, **options: MLP(math.prod(shape), **options),
+    "linear": lambda shape, **options: Linear(math.prod(shape), **options),
+}
+
+
+def build_backbone(name: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> nn.Module:
+    """A backbone for instances of this shape, images as (H, W, channels)."""
+    try:
+        return BACKBONES[choose("backbone", name, BACKBONES)](shape, **options)
+    except TypeError as e:
+        raise HeadcountError(f"backbone {name} cannot be built with {dict(options)}: {e}") from None

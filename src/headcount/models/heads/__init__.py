@@ -1,0 +1,88 @@
+"""HEADS: the table of methods. A new one is a file here and a line below."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from headcount.errors import HeadcountError, choose
+from headcount.models.heads.base import Batch, Head, Output, Pass, Tally, nll
+from headcount.models.heads.count import Count
+from headcount.models.heads.output import OutputMean
+
+HEADS: dict[str, type[Head]] = {
+    "count": Count,
+    "output_mean": OutputMean,
+}
+
+
+def find_head(name: str) -> type[Head]:
+    """By name, or by ``path/to/file.py:Class`` for a head of one's own."""
+    return _from_file(*name.rsplit(":", 1)) if ":" in name else HEADS[choose("head", name, HEADS)]
+
+
+def head_options(name: str) -> dict[str, Any]:
+    """The options a head takes, with their defaults."""
+    parameters = inspect.signature(find_head(name).__init__).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse an option the head does not take."""
+    known = head_options(name)
+    for option in options:
+        if not known:
+            raise HeadcountError(f"head {name} takes no options, got {option!r}")
+        choose(f"option of head {name}", option, known)
+
+
+def build_head(name: str, dim: int, classes: int, options: Mapping[str, Any], counted: Tensor | None = None) -> Head:
+    """A head for features of ``dim`` numbers.
+
+    >>> build_head("count", 512, 10, {"t1": 1.0}).t1
+    1.0
+    """
+    check_options(name, options)
+    try:
+        return find_head(name)(dim, classes, counted, **options)
+    except TypeError as e:
+        raise HeadcountError(f"head {name} cannot be built with {dict(options)}: {e}") from None
+
+
+@lru_cache
+def _from_file(path: str, name: str) -> type[Head]:
+    if not Path(path).is_file():
+        raise HeadcountError(f"no file {path} for head {path}:{name}; give path/to/file.py:Class")
+    spec = importlib.util.spec_from_file_location(f"headcount_head_{Path(path).stem}", path)
+    if spec is None or spec.loader is None:
+        raise HeadcountError(f"{path} is not a Python file; give path/to/file.py:Class")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as e:
+        raise HeadcountError(f"{path} does not run: {type(e).__name__}: {e}") from e
+    found = getattr(module, name, None)
+    if not (isinstance(found, type) and issubclass(found, Head)):
+        raise HeadcountError(f"{path} has no class {name!r} derived from headcount's Head")
+    return found
+
+
+__all__ = [
+    "HEADS",
+    "Batch",
+    "Head",
+    "Output",
+    "Pass",
+    "Tally",
+    "build_head",
+    "check_options",
+    "find_head",
+    "head_options",
+    "nll",
+]

@@ -1,0 +1,64 @@
+"""The Counting Network: every instance casts (nearly) one vote, and the votes are counted.
+
+Learning from Majority Label, Pattern Recognition 2025, doi 10.1016/j.patcog.2025.112425; ICASSP 2024, pp. 7025-7029.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from headcount.errors import HeadcountError, choose
+from headcount.models.heads.base import Batch, Output, Tally, nll
+
+
+class Count(Tally):
+    """votes = softmax(z / t1); share = their mean over the bag; the bag's class = softmax(share / t2).
+
+    ``t1=1`` is the ablation "without Count". ``mode="count"`` puts the votes themselves, not their share, into the second
+    softmax, as the paper's formula has it; the released code uses the share. ``reduction="official"`` divides the loss by
+    the number of classes and adds 1e-8 inside the logarithm, ``"paper"`` does neither.
+    """
+
+    title = "Counting Network"
+    cites = "Learning from Majority Label, Pattern Recognition 2025, doi 10.1016/j.patcog.2025.112425"
+
+    def __init__(
+        self,
+        dim: int,
+        classes: int,
+        counted: Tensor | None = None,
+        *,
+        t1: float = 0.1,
+        t2: float = 0.1,
+        mode: str = "proportion",
+        reduction: str = "official",
+    ) -> None:
+        super().__init__(dim, classes, counted)
+        for name, t in (("t1", t1), ("t2", t2)):
+            if not t > 0:
+                raise HeadcountError(f"temperature {name} must be above 0, got {t}")
+        self.t1, self.t2 = t1, t2
+        self.mode = choose("mode", mode, ("proportion", "count"))
+        self.reduction = choose("reduction", reduction, ("official", "paper"))
+
+    @classmethod
+    def named(cls, options: Mapping[str, Any]) -> str:
+        if dict(options) == {"t1": 1.0}:
+            return "Counting Network w/o Count"
+        return super().named(options)
+
+    def local(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.classifier(h).float()
+        return z, (z / self.t1).softmax(1)
+
+    def top(self, sums: Tensor, total: Tensor) -> Tensor:
+        share = sums / total[:, None]
+        return self.elect((share if self.mode == "proportion" else sums) / self.t2)
+
+    def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
+        if self.reduction == "paper":
+            return nll(output.bag, batch.target)
+        return nll(output.bag, batch.target, eps=1e-8) / self.classes

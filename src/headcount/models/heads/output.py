@@ -1,0 +1,54 @@
+"""Output+Mean: the mean of the instances' outputs is the bag's output (Wang et al., 2018).
+
+The baseline was released with three softmaxes, one after the other: over the instance, over the mean, and inside the
+cross-entropy. That is the form ``official``; ``nll`` is the same idea without the accident.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from headcount.errors import choose
+from headcount.models.heads.base import Batch, Output, Tally, nll
+
+FORMS = ("official", "nll", "tempered", "logit")
+
+
+class OutputMean(Tally):
+    """p = mean of softmax(z). ``form``:
+
+    official   cross-entropy of softmax(p), taken for logits
+    nll        -log p[Y]
+    tempered   softmax(p) with the Counting Network's loss (its t1 = t2 = 1)
+    logit      softmax of the mean logit
+    """
+
+    title = "Output+Mean"
+    cites = "Wang et al., Revisiting multiple instance neural networks, Pattern Recognition 2018"
+
+    def __init__(self, dim: int, classes: int, counted: Tensor | None = None, *, form: str = "official") -> None:
+        super().__init__(dim, classes, counted)
+        self.form = choose("form", form, FORMS)
+
+    @classmethod
+    def named(cls, options: Mapping[str, Any]) -> str:
+        form = options.get("form", "official")
+        return cls.title if form == "official" else f"{cls.title} ({form})"
+
+    def local(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.classifier(h).float()
+        return z, z if self.form == "logit" else z.softmax(1)
+
+    def top(self, sums: Tensor, total: Tensor) -> Tensor:
+        mean = sums / total[:, None]
+        if self.form == "official":
+            return self.elect(self.elect(mean).exp())
+        return self.elect(mean.clamp_min(1e-30).log() if self.form == "nll" else mean)
+
+    def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
+        if self.form == "tempered":
+            return nll(output.bag, batch.target, eps=1e-8) / self.classes
+        return nll(output.bag, batch.target)

@@ -1,0 +1,141 @@
+"""Model: prepare, then backbone, then head. ``say`` is the only way to ask one; ``save`` and ``load`` never run code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from headcount.bags import Bags, Segments
+from headcount.data.prepare import Prepare
+from headcount.errors import HeadcountError
+from headcount.files import beside, write_whole
+from headcount.models.backbones import build_backbone
+from headcount.models.heads import Output, build_head
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Design:
+    """What must be known to build the model again."""
+
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    backbone: str = "resnet18"
+    backbone_options: tuple[tuple[str, Any], ...] = ()
+    head: str = "count"
+    options: tuple[tuple[str, Any], ...] = ()
+    counted: tuple[bool, ...] | None = None
+
+
+class Model(nn.Module):
+    """(n, ...) stored instances -> Output."""
+
+    def __init__(self, design: Design, prepare: Prepare | None = None) -> None:
+        super().__init__()
+        self.design = design
+        channels = design.shape[-1]
+        self.prepare = prepare or Prepare(design.shape, torch.zeros(channels), torch.ones(channels))
+        self.backbone = build_backbone(design.backbone, design.shape, dict(design.backbone_options))
+        counted = None if design.counted is None else torch.tensor(design.counted)
+        self.head = build_head(design.head, self.backbone.dim, len(design.classes), dict(design.options), counted)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.backbone(self.prepare(x))
+
+    def forward(self, x: Tensor, segments: Segments) -> Output:
+        return self.head(self.features(x), segments)
+
+    @property
+    def device(self) -> torch.device:
+        return self.prepare.mean.device
+
+
+@torch.no_grad()
+def say(model: Model, bags: Bags, *, keep: tuple[str, ...] = (), batch_instances: int = 8192) -> Output:
+    """Ask the model about bags: eval mode, no gradients, removal respected. The answer lies on the CPU.
+
+    ``keep``: names of parts to return, ``"features"`` among them.
+    """
+    was_training = model.training
+    model.eval()
+    said: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
+    try:
+        for part in by_instances(bags, batch_instances):
+            h = model.features(part.pool.take(part.index).to(model.device))
+            segments = part.to(model.device).segments() if model.device != part.index.device else part.segments()
+            output = model.head(h, segments)
+            parts = {"features": h, **output.parts}
+            said.append((output.instance.cpu(), output.bag.cpu(), {k: parts[k].float().cpu() for k in keep}))
+    finally:
+        model.train(was_training)
+    instance, bag, parts = zip(*said, strict=True)
+    return Output(torch.cat(instance), torch.cat(bag), {k: torch.cat([p[k] for p in parts]) for k in keep})
+
+
+def by_instances(bags: Bags, budget: int) -> list[Bags]:
+    """Consecutive bags in parts of at most ``budget`` instances (a larger bag is a part of its own)."""
+    ends, parts, start = bags.offsets.tolist(), [], 0
+    for b in range(1, len(bags) + 1):
+        if b == len(bags) or ends[b + 1] - ends[start] > budget:
+            parts.append(bags.take(range(start, b)))
+            start = b
+    return parts
+
+
+# -- on disk --------------------------------------------------------------------------------------------------------------
+
+
+def save(model: Model, folder: Path | str, extra: Mapping[str, Any] | None = None) -> None:
+    """``model.safetensors`` and, last, ``model.json``: what was learned, and how to build it again."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if ":" in model.design.head:
+        raise HeadcountError(
+            f"a model with a head from a file ({model.design.head}) cannot be saved: loading runs no code"
+        )
+    with beside(folder / "model.safetensors") as part:
+        save_file({k: v.contiguous().cpu() for k, v in model.state_dict().items()}, part)
+    design = {**vars(model.design), "format": FORMAT, **(extra or {})}
+    write_whole(folder / "model.json", lambda f: f.write(json.dumps(design, indent=1).encode()))
+
+
+def load(folder: Path | str) -> Model:
+    """A model saved by :func:`save`. Anything unexpected in the files is refused."""
+    folder = Path(folder)
+    try:
+        body = json.loads((folder / "model.json").read_text())
+        if body["format"] != FORMAT:
+            raise HeadcountError(f"{folder / 'model.json'} has format {body['format']!r}, this version reads {FORMAT}")
+        design = Design(
+            shape=tuple(int(n) for n in body["shape"]),
+            classes=tuple(map(str, body["classes"])),
+            backbone=body["backbone"],
+            backbone_options=tuple((k, v) for k, v in body["backbone_options"]),
+            head=body["head"],
+            options=tuple((k, v) for k, v in body["options"]),
+            counted=None if body["counted"] is None else tuple(map(bool, body["counted"])),
+        )
+        if ":" in design.head:
+            raise HeadcountError(
+                f"{folder / 'model.json'} names a head from a file ({design.head}); loading runs no code"
+            )
+        model = Model(design)
+        model.load_state_dict(load_file(folder / "model.safetensors"))
+    except FileNotFoundError as e:
+        raise HeadcountError(f"no model in {folder}: {Path(e.filename or '').name} is missing") from None
+    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as e:
+        if isinstance(e, HeadcountError):
+            raise
+        raise HeadcountError(
+            f"{folder} holds no readable model: {type(e).__name__}: {str(e).splitlines()[0]}"
+        ) from None
+    return model.eval()

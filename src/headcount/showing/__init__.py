@@ -1,0 +1,1 @@
+"""What people see: records become figures, and figures become one page that opens anywhere."""

@@ -1,0 +1,175 @@
+"""The figures of one data set in one scenario, in groups: every group that its records can fill."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from headcount.judging.records import Record
+from headcount.judging.select import mean_and_deviation
+from headcount.showing import plots
+from headcount.showing.tables import Method, best_of
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A figure, ready for the page."""
+
+    caption: str
+    svg: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Figures that belong together, under one heading and a sentence."""
+
+    title: str
+    text: str
+    shape: str  # a CSS class: wide, small, quad
+    panels: tuple[Panel, ...]
+
+
+def figures(named: Sequence[Method], records: Sequence[Record], colours: Mapping[str, str], slug: str) -> list[Group]:
+    """Every group of figures that these records can fill."""
+    made = (
+        _comparison(named, colours, slug),
+        _curves(named, colours, slug),
+        _sweeps(named, records, slug),
+        _removal(named, slug),
+        _scatters(named, slug),
+        _confusion(best_of(named), slug),
+    )
+    return [group for group in made if group.panels]
+
+
+def _comparison(named: Sequence[Method], colours: Mapping[str, str], slug: str) -> Group:
+    scores = {m.name: _floats(r.scores.get("instance_accuracy") for r in m.row.records) for m in named}
+    gaps = {m.name: _floats(v for r in m.row.records for v in r.body.get("share_difference") or ()) for m in named}
+    gaps = {name: values for name, values in gaps.items() if len(values)}
+    panels = [
+        Panel(
+            "Instance accuracy. A faint dot is a fold, the full one their mean.",
+            plots.svg(plots.accuracy_dots(scores, colours), f"{slug}-dots", "Instance accuracy of each method"),
+        )
+    ]
+    if gaps:
+        label = "Box plot, for each method, of the estimated minus the true share of the majority class over test bags"
+        panels.append(
+            Panel(
+                "Share of the majority class in each test bag, estimated minus true. Box: the middle half of the bags.",
+                plots.svg(plots.share_boxes(gaps, colours), f"{slug}-boxes", label),
+            )
+        )
+    return Group("The methods side by side", "", "wide", tuple(panels))
+
+
+def _curves(named: Sequence[Method], colours: Mapping[str, str], slug: str) -> Group:
+    panels = []
+    for i, method in enumerate(named):
+        fits = [r.body["fit"] for r in method.row.records if (r.body["fit"].get("curve") or {}).get("epoch")]
+        if not fits:
+            continue
+        curves = [
+            plots.Curve(*(_floats(f["curve"][k]) for k in ("epoch", "train", "valid")), f["best_epoch"], f["valid_loss"])
+            for f in fits
+        ]
+        label = f"Training and validation loss of {method.name} over the epochs"
+        drawn = plots.learning_curves(curves, colours[method.name])
+        panels.append(Panel(method.name, plots.svg(drawn, f"{slug}-curve{i}", label)))
+    text = "One line a fold. The ring is the epoch with the smallest validation loss, which is the one that was kept."
+    return Group("How they learned", text, "small", tuple(panels))
+
+
+def _sweeps(named: Sequence[Method], records: Sequence[Record], slug: str) -> Group:
+    panels = []
+    for i, method in enumerate(m for m in named if m.removes):
+        sweep = _sweep_of(method, records)
+        removal = sorted({r for fold in sweep for r in fold})
+        chosen = [r.recipe.removal for r in method.row.records]
+        plain = [r for r in records if r.recipe in {c.recipe.needs[0] for c in method.row.records}]
+        for read, title, words in (
+            (lambda r: r.body["fit"]["valid_loss"], "validation loss", "Validation loss, which chooses r"),
+            (lambda r: r.scores["instance_accuracy"], "instance accuracy", "Instance accuracy on the test bags"),
+        ):
+            folds = [[read(fold[r]) if r in fold else math.nan for r in removal] for fold in sweep]
+            base = mean_and_deviation(read(r) for r in plain)[0]
+            drawn = plots.sweep(removal, _table(folds), chosen, title, base)
+            label = f"{title} of {method.name} against the share r removed"
+            panels.append(Panel(f"{words}: {method.name}.", plots.svg(drawn, f"{slug}-sweep{i}{title[0]}", label)))
+    text = "A thin line a fold, a strong one for their mean. Rings mark the r each fold chose without seeing a test label."
+    return Group("How much MPEM should remove", text, "wide", tuple(panels))
+
+
+def _sweep_of(method: Method, records: Sequence[Record]) -> list[dict[float, Record]]:
+    """For each record of the row, the runs of its fold at every r."""
+    wanted = [r.recipe.but(removal=1.0) for r in method.row.records]
+    folds: list[dict[float, Record]] = [{} for _ in wanted]
+    for record in records:
+        recipe = record.recipe
+        if recipe.removal and recipe.but(removal=1.0) in wanted:
+            folds[wanted.index(recipe.but(removal=1.0))][recipe.removal] = record
+    return folds
+
+
+def _removal(named: Sequence[Method], slug: str) -> Group:
+    sweeps = next((found for m in named if (found := [r.body["sweep"] for r in m.row.records if r.body.get("sweep")])), [])
+    sweeps = [s for s in sweeps if s["removal"] == sweeps[0]["removal"]]
+    panels = []
+    if sweeps:
+        removal = sweeps[0]["removal"]
+        pure, agree, control = (_table([s[k] for s in sweeps]) for k in ("purity", "agreement", "agreement_random"))
+        label = "Purity of the removed instances against the share r removed"
+        panels.append(
+            Panel(
+                "Purity: of the removed, how many really were not of the bag’s class.",
+                plots.svg(plots.purity(removal, pure), f"{slug}-purity", label),
+            )
+        )
+        label = "Agreement of the remaining majority with the label against the share r removed, MPEM and random control"
+        panels.append(
+            Panel(
+                "Agreement: how often the label still is the majority of what is left, beside removal at random.",
+                plots.svg(plots.agreement(removal, agree, control), f"{slug}-agreement", label),
+            )
+        )
+    text = "Measured on the training bags with the hidden instance labels, which no method sees."
+    return Group("Whom MPEM removes", text, "wide", tuple(panels))
+
+
+def _scatters(named: Sequence[Method], slug: str) -> Group:
+    panels, prefix = [], "train_share_after_"
+    for record in (r for m in named for r in m.row.records if r.body.get("sweep")):
+        arrays = record.arrays()
+        for name in sorted((k for k in arrays if k.startswith(prefix)), key=lambda k: float(k.removeprefix(prefix))):
+            removal = float(name.removeprefix(prefix))
+            label = f"Share of the majority in each training bag before and after removing {removal:g} of the minority"
+            drawn = plots.share_scatter(arrays["train_share_before"], arrays[name])
+            panels.append(Panel(f"r = {removal:g}", plots.svg(drawn, f"{slug}-scatter{len(panels)}", label)))
+        if panels:
+            break  # one fold shows it, as in the paper
+    text = "The majority’s share in each training bag before and after. Above the dashes it has grown."
+    return Group("What removal does to the bags", text, "quad", tuple(panels))
+
+
+def _confusion(method: Method, slug: str) -> Group:
+    given = [r.body.get("confusion") for r in method.row.records]
+    counts = [np.asarray(c) for c in given if c]
+    if not counts:
+        return Group("", "", "", ())
+    classes = method.row.records[0].body["data"]["classes"]
+    drawn = plots.confusion_matrix(np.sum(counts, axis=0), classes)
+    label = f"Confusion matrix of {method.name}: true classes in rows, said classes in columns"
+    text = f"{method.name}, all folds together. Rows are what the instances are, columns what was said of them."
+    return Group("What is taken for what", text, "table", (Panel("", plots.svg(drawn, f"{slug}-confusion", label)),))
+
+
+def _floats(values: Iterable[float | None]) -> np.ndarray:
+    return _table([list(values)])[0]
+
+
+def _table(rows: Sequence[Sequence[float | None]]) -> np.ndarray:
+    """A record writes what is undefined as null; a figure wants NaN."""
+    return np.array([[math.nan if v is None else v for v in row] for row in rows], dtype=float)

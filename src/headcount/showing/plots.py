@@ -1,0 +1,177 @@
+"""Figures: pure functions from numbers to one matplotlib Figure each, small enough for a phone.
+
+    share_boxes        figure 6   how far the majority's share is over- or under-estimated
+    share_scatter      figure 7   the majority's share before and after MPEM
+    purity             figure 8   how many of the removed really were dissenters
+    agreement          figure 9   how often the majority survives the removal
+
+and, beyond the paper's: learning_curves, accuracy_dots, confusion_matrix, sweep, protocol_figure. Titles and
+captions are the page's business; a panel says only what its axes are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from headcount.judging.select import mean_and_deviation
+from headcount.showing import shapes
+from headcount.showing.canvas import MUTED, PALETTE, PAPER, legend, method_colours, panel, save, svg
+from headcount.showing.shapes import Numbers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Curve(NamedTuple):
+    """One run's losses and the epoch that was kept."""
+
+    epoch: Numbers
+    train: Numbers
+    valid: Numbers
+    best_epoch: float
+    best_loss: float
+
+
+def learning_curves(curves: Sequence[Curve], colour: str = PALETTE[0]) -> Figure:
+    """Training and validation loss over the epochs, a thin line a fold; a ring marks the epoch that was kept."""
+    with panel(340, 200) as (figure, ax):
+        thin = 1.6 if len(curves) == 1 else 1.0
+        for i, curve in enumerate(curves):
+            named = i == 0
+            ax.plot(curve.epoch, curve.train, color=MUTED, lw=0.8, alpha=0.6, label="training" if named else None)
+            ax.plot(curve.epoch, curve.valid, color=colour, lw=thin, label="validation" if named else None)
+        best = [c.best_epoch for c in curves], [c.best_loss for c in curves]
+        ax.plot(*best, "o", ms=5.5, mfc=PAPER, mec=colour, mew=1.6, clip_on=False, label="kept", zorder=4)
+        shapes.from_zero(ax, [v for c in curves for v in (*c.train, *c.valid)])
+        ax.set(title="loss", xlim=(0, max((max(c.epoch, default=1) for c in curves), default=1)))
+        shapes.whole_ticks(ax)
+        ax.set_xlabel("epoch", loc="right")
+        legend(ax)
+    return figure
+
+
+def accuracy_dots(scores: Mapping[str, Numbers], colours: Mapping[str, str]) -> Figure:
+    """Instance accuracy of each method: faint dots for the folds, a full one for their mean, which is printed."""
+    with shapes.method_rows(list(scores)) as (figure, ax):
+        for y, (label, values) in enumerate(scores.items()):
+            mean, _, runs = mean_and_deviation(values)
+            if not runs:
+                continue
+            ax.plot(values, [y] * len(values), "o", ms=6, color=colours[label], alpha=0.35, mew=0)
+            ax.plot([mean], [y], "o", ms=9, color=colours[label], mew=0)
+            ax.annotate(
+                f"{mean:.3f}", (1, y), (46, 0), ("axes fraction", "data"), "offset points", ha="right", va="center"
+            )
+        shapes.room(ax, [v for values in scores.values() for v in values])
+        ax.set_xlabel("instance accuracy", loc="right")
+    return figure
+
+
+def share_boxes(differences: Mapping[str, Numbers], colours: Mapping[str, str]) -> Figure:
+    """Estimated minus true share of the majority, a box a method; above zero it is over-estimated."""
+    with shapes.method_rows(list(differences)) as (figure, ax):
+        ax.axvline(0, color=MUTED, lw=1, dashes=(4, 3))
+        for y, (label, given) in enumerate(differences.items()):
+            values = shapes.clean(given)
+            if len(values):
+                shapes.box(ax, y, values, colours[label])
+        low, high = shapes.room(ax, [0.0, *(v for values in differences.values() for v in values)])
+        ax.set_xlabel("share of the majority, estimated − true", loc="right")
+        for at, word, side in ((low, "too few", "left"), (high, "too many", "right")):
+            ax.annotate(
+                word, (at, 1), (0, 4), ("data", "axes fraction"), "offset points", ha=side, color=MUTED, size=10
+            )
+    return figure
+
+
+def share_scatter(before: Numbers, after: Numbers, colour: str = PALETTE[1]) -> Figure:
+    """The majority's share in each training bag before and after removal; above the dashed line it has grown."""
+    with panel(220, 220, (34, 22, 8, 32)) as (figure, ax):
+        ax.plot([0, 1], [0, 1], color=MUTED, lw=1, dashes=(4, 3))
+        ax.plot(before, after, "o", ms=4, color=colour, alpha=0.45, mew=0, clip_on=False)
+        ax.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1), aspect="equal", title="after")
+        ax.set_xlabel("before", loc="right")
+    return figure
+
+
+def purity(removal: Numbers, folds: Sequence[Numbers]) -> Figure:
+    """The share of removed instances that really are not of their bag's class, against r."""
+    with shapes.lines_against_removal("purity", removal, {"MPEM": folds}, {"MPEM": PALETTE[1]}) as (figure, ax):
+        ax.set_ylim(top=1.02)
+    return figure
+
+
+def agreement(removal: Numbers, folds: Sequence[Numbers], control: Sequence[Numbers]) -> Figure:
+    """How often the label is still the majority of what is left, against r, beside removal at random."""
+    lines, colours = {"MPEM": folds, "at random": control}, {"MPEM": PALETTE[1], "at random": PALETTE[7]}
+    with shapes.lines_against_removal("agreement", removal, lines, colours) as (figure, ax):
+        ax.set_ylim(top=1.02)
+    return figure
+
+
+def sweep(
+    removal: Numbers, folds: Sequence[Numbers], chosen: Numbers, title: str, plain: float | None = None
+) -> Figure:
+    """A score of MPEM against r, a line a fold; rings mark each fold's chosen r, the dashes what no removal scored."""
+    at = {round(float(r), 6): i for i, r in enumerate(removal)}
+    marked = [(r, fold[at[round(float(r), 6)]]) for r, fold in zip(chosen, folds, strict=True)]
+    with shapes.lines_against_removal(title, removal, {"MPEM": folds}, {"MPEM": PALETTE[1]}) as (figure, ax):
+        ring = {"ms": 6, "mfc": PAPER, "mec": PALETTE[1], "mew": 1.7, "zorder": 4}
+        ax.plot(*zip(*marked, strict=True), "o", label="chosen r", **ring)
+        if plain is not None and math.isfinite(plain):
+            ax.axhline(plain, color=PALETTE[0], lw=1.4, dashes=(4, 3), label="no removal")
+    return figure
+
+
+def confusion_matrix(counts: Numbers | Sequence[Sequence[int]], classes: Sequence[str]) -> Figure:
+    """Counts, a row per true class, shaded by the row's share; beside them the share of each class said right."""
+    table = np.asarray(counts, dtype=float)
+    share = table / np.maximum(table.sum(1, keepdims=True), 1)
+    size, few = len(table), len(table) <= 12  # with more classes than that, colour must do
+    short = [shapes.short(name, 16) for name in classes]
+    side = 6.6 * max(map(len, short), default=1) + 14
+    top, grid = 0.7 * side + 24, size * (34 if few else max(8, 420 / size))
+    with panel(side + grid + 56, top + grid + 6, (side, top, 56, 6)) as (figure, ax):
+        for row, column in zip(*np.nonzero(table), strict=True):
+            shapes.cell(ax, row, column, share[row, column], table[row, column] if few else None)
+        for k in range(size if few else 0):
+            hits = f"{100 * share[k, k]:.0f} %" if table[k].any() else "–"
+            ax.text(size - 0.3, k, hits, va="center", color=MUTED, size=10.5)
+        shapes.grid(ax, size, short)
+    return figure
+
+
+def protocol_figure(share: Numbers, labels: Numbers, tied: float, classes: Sequence[str], edges: Numbers) -> Figure:
+    """What the bags are like: the majority's share (n,) over the protocol's bins, and the number of bags (C,) with each label.
+
+    ``tied`` is the share of bags in which two classes lead. Bags that rounding pushed out of the range are said, not hidden.
+    """
+    share, edges, labels = np.asarray(share), np.asarray(edges), np.asarray(labels)
+    outside = int(((share < edges[0]) | (share > edges[-1])).sum())
+    height = max(240, 80 + 20 * len(classes))
+    with panel(720, height, (48, 52, 40, 42), columns=2) as (figure, (left, right)):
+        figure.subplots_adjust(wspace=0.5)
+        width = np.diff(edges)
+        left.bar(edges[:-1], np.histogram(share, edges)[0], width * 0.92, align="edge", color=PALETTE[0])
+        left.set(title=f"{len(share):,} bags by their majority's share", xlim=(edges[0], edges[-1]))
+        left.set_xticks(edges[::2], [f"{e:.2f}" for e in edges[::2]])
+        left.set_xlabel(f"share of the majority{f'; {outside} outside the range' if outside else ''}", loc="right")
+        spots = np.arange(len(classes))
+        right.barh(spots, labels, 0.7, color=PALETTE[0])
+        right.axvline(labels.sum() / max(len(labels), 1), color=MUTED, lw=1, dashes=(4, 3))
+        right.set_yticks(spots, [shapes.short(name, 18) for name in classes])
+        right.invert_yaxis()
+        right.set_title(f"bags by their label; {100 * tied:.1f} % tied")
+        right.set_xlabel("bags; dashes: all labels alike", loc="right")
+        right.grid(visible=False)
+    return figure
+
+
+__all__ = [
+    "Curve", "accuracy_dots", "agreement", "confusion_matrix", "learning_curves", "method_colours", "protocol_figure",
+    "purity", "save", "share_boxes", "share_scatter", "svg", "sweep",
+]  # fmt: skip

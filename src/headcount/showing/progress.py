@@ -1,0 +1,51 @@
+"""Progress of long work: a line that moves on a terminal, and nothing at all elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from headcount.judging.study import Tally
+from headcount.training import train
+from headcount.training.recipe import Recipe
+
+
+def _bar() -> Progress:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"))
+    return Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal, transient=True)
+
+
+@contextmanager
+def epochs_bar(recipe: Recipe) -> Iterator[Callable[[train.Progress], None]]:
+    """Epochs of one training: loss, validation loss, the best epoch, time left."""
+    with _bar() as bar:
+        task = bar.add_task(recipe.label, total=recipe.epochs, said="")
+
+        def watch(progress: train.Progress) -> None:
+            loss, valid = progress.curve[-1]
+            said = f"loss {loss:.4f}  valid {valid:.4f}  best {progress.best:.4f} at {progress.best_epoch}"
+            bar.update(task, completed=progress.epoch, said=said)
+
+        yield watch
+
+
+@contextmanager
+def runs_bar() -> Iterator[Callable[[Tally], None]]:
+    """Runs of a study: done, failed, left, time left."""
+    with _bar() as bar:
+        task = bar.add_task("runs", total=None, said="")
+        started = time.monotonic()
+
+        def watch(tally: Tally) -> None:
+            fresh, left = tally.done - tally.found, tally.total - tally.done - len(tally.failed)
+            pace = (time.monotonic() - started) / fresh if fresh else 0.0
+            left_text = f"  about {pace * left:.0f} s left" if fresh and left else ""
+            failed = f"  {len(tally.failed)} failed" if tally.failed else ""
+            bar.update(task, total=tally.total, completed=tally.done, said=f"{left} to go{failed}{left_text}")
+
+        yield watch

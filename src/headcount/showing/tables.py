@@ -1,0 +1,135 @@
+"""One data set in one scenario: its facts and its table, from records to what the page prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headcount.judging.records import Record
+from headcount.judging.select import Row
+
+METRICS = {
+    "instance_accuracy": "Instance accuracy",
+    "bag_accuracy": "Bag accuracy",
+    "consistency_rate": "Consistency",
+    "miou": "mIoU",
+    "share_difference": "Share difference",
+}
+ORACLES = ("supervised",)  # heads that are told every instance's label: an upper bound, never "the best"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A mean and its deviation, as printed."""
+
+    mean: str
+    deviation: str
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the main table; ``runs`` are the fold (and seed) and key of each record behind it."""
+
+    name: str
+    note: str
+    runs: tuple[tuple[str, str], ...]
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A table row under the name that is its own in this section."""
+
+    name: str
+    row: Row
+
+    @property
+    def accuracy(self) -> float:
+        return self.row.score("instance_accuracy")[0]
+
+    @property
+    def oracle(self) -> bool:
+        return self.row.records[0].recipe.head in ORACLES
+
+    @property
+    def removes(self) -> bool:
+        return self.row.records[0].recipe.removal > 0
+
+
+def methods(rows: Sequence[Row]) -> list[Method]:
+    """Best first, oracles last; rows of one label are told apart by the recipe fields in which they differ."""
+    named = [Method(_own_name(row, [r for r in rows if r.label == row.label]), row) for row in rows]
+    return sorted(named, key=lambda m: (m.oracle, -m.accuracy if math.isfinite(m.accuracy) else math.inf, m.name))
+
+
+def _own_name(row: Row, twins: Sequence[Row]) -> str:
+    mine, *_ = values = [{**r.records[0].recipe.values} for r in [row, *twins]]
+    alike = ("fold", "seed", "removal", "head", "options")
+    own = [k for k in mine if k not in alike and any(v[k] != mine[k] for v in values)]
+    return ", ".join([row.label, *(f"{k.replace('_', ' ')} {mine[k]}" for k in own)])
+
+
+def best_of(named: Sequence[Method]) -> Method:
+    """The best instance accuracy that was had without instance labels."""
+    honest = [m for m in named if not m.oracle and math.isfinite(m.accuracy)]
+    return honest[0] if honest else named[0]
+
+
+def lines(named: Sequence[Method]) -> list[Line]:
+    best = best_of(named)
+    return [Line(m.name, _note(m), _runs(m.row), tuple(_cells(m, best))) for m in named]
+
+
+def _note(method: Method) -> str:
+    if method.oracle:
+        return "told every instance’s label: an upper bound"
+    if method.removes:
+        return "r chosen by validation loss: " + ", ".join(f"{r.recipe.removal:g}" for r in method.row.records)
+    return ""
+
+
+def _runs(row: Row) -> tuple[tuple[str, str], ...]:
+    recipes = [r.recipe for r in row.records]
+    several = len({r.seed for r in recipes}) > 1
+    return tuple(
+        (f"{p.fold}·{p.seed}" if several else str(p.fold), r.key) for p, r in zip(recipes, row.records, strict=True)
+    )
+
+
+def _cells(method: Method, best: Method) -> Iterator[Cell]:
+    for metric in METRICS:
+        yield cell(method.row, metric, best=method is best and metric == "instance_accuracy")
+
+
+def cell(row: Row, metric: str, best: bool = False) -> Cell:
+    """Three decimals as in the paper; no deviation over a single run, a dash where the metric is undefined."""
+    mean, deviation, runs = row.score(metric)
+    if not runs:
+        return Cell("–", "")
+    sign = "+" if metric == "share_difference" else ""
+    text = f"{mean:{sign}.3f}".replace("-", "−")
+    return Cell(text, f"± {deviation:.3f}" if runs > 1 else "", best)
+
+
+def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
+    """What the data were; where records of one section differ, all the values."""
+    data = [r.body["data"] for r in records]
+    classes = data[0]["classes"]
+    bags = (f"{d['train_bags']:,} training, {d['valid_bags']:,} validation, {d['test_bags']:,} test" for d in data)
+    shapes = (" × ".join(map(str, d.get("shape", ()))) or "unknown" for d in data)
+    return [
+        ("Source", _all(d["source"] for d in data)),
+        ("Scenario", _all(r.recipe.scenario for r in records)),
+        ("Bags in a fold", _all(bags)),
+        ("Instances in a bag", _all(d["bag_size"] for d in data)),
+        ("An instance is", _all(shapes)),
+        (f"{len(classes)} classes", ", ".join(classes[:30]) + ("…" if len(classes) > 30 else "")),
+        ("Checksum", _all(str(d["checksum"])[:12] for d in data)),
+    ]
+
+
+def _all(values: Iterable[Any]) -> str:
+    return " or ".join(dict.fromkeys(str(v) for v in values))

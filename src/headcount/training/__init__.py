@@ -1,0 +1,1 @@
+"""How it learns: a recipe, batches that never leave the device, one loop, and MPEM."""

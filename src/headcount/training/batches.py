@@ -1,0 +1,86 @@
+"""Batches that never leave the device: the pool lies there once, an epoch is a permutation, a batch is a gather.
+
+Letters: b bags in the batch, S the size of a bag when all have one, N instances in the batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headcount.bags import Bags, Segments
+from headcount.errors import HeadcountError
+from headcount.models.heads import Batch
+from headcount.training.seeds import generator
+
+
+class Feed:
+    """Bags dealt out in steps of ``batch_bags``; a loose-instance pass deals as many instances as that many bags hold."""
+
+    def __init__(self, bags: Bags, batch_bags: int) -> None:
+        if bags.truth is not None:
+            raise HeadcountError("these bags carry truth, and training must not see it; pass bags.blind()")
+        self.bags = bags
+        self.batch_bags = batch_bags
+        sizes = bags.sizes
+        self.size = int(sizes[0]) if bool((sizes == sizes[0]).all()) else None
+        self.batch_instances = max(1, round(batch_bags * float(sizes.float().mean())))
+        self.epoch = torch.zeros((), dtype=torch.int64, device=bags.index.device)
+        self.bag_of = bags.bag
+
+    def steps(self, over: str) -> int:
+        """How many steps a pass has; the last one may be short."""
+        total, size = (
+            (len(self.bags), self.batch_bags) if over == "bags" else (len(self.bags.index), self.batch_instances)
+        )
+        return -(-total // size)
+
+    def shuffled(self, over: str, seed: int, epoch: int) -> tuple[Tensor, ...]:
+        """The epoch's order, cut into steps: bag numbers, or places of instances."""
+        total, size = (
+            (len(self.bags), self.batch_bags) if over == "bags" else (len(self.bags.index), self.batch_instances)
+        )
+        order = torch.randperm(total, generator=generator(seed, "order", over, epoch))
+        return order.to(self.bags.index.device).split(size)
+
+    def in_order(self) -> tuple[Tensor, ...]:
+        return torch.arange(len(self.bags), device=self.bags.index.device).split(self.batch_bags)
+
+    def deal(self, which: Tensor, over: str = "bags", views: int = 1) -> tuple[Tensor, Batch]:
+        """(n, ...) stored instances of these bags (or these loose instances), and what the loss may know of them."""
+        bags = self.bags
+        place, segments = self._loose(which) if over == "instances" else self._whole(which)
+        bag = self.bag_of[which] if over == "instances" else which
+        if bags.weight is not None:
+            segments = segments.weighted(bags.weight[place])
+        batch = Batch(
+            segments=segments.repeat(views),
+            target=bags.target[bag].repeat(views, 1),
+            bag=bag.repeat(views),
+            place=place.repeat(views),
+            known=None if bags.known is None else bags.known[place].repeat(views),
+            epoch=self.epoch,
+            over=over,
+            views=views,
+        )
+        return bags.pool.take(bags.index[place]), batch
+
+    def _whole(self, which: Tensor) -> tuple[Tensor, Segments]:
+        b = len(which)
+        if self.size is not None:
+            place = (which[:, None] * self.size + torch.arange(self.size, device=which.device)).flatten()
+            row = torch.arange(b, device=which.device)[:, None].expand(b, self.size).flatten()
+        else:
+            sizes = self.bags.sizes[which]
+            place = self.bags._rows(which)
+            row = torch.arange(b, device=which.device).repeat_interleave(sizes)
+        if self.bags.removed is not None:
+            row = torch.where(self.bags.removed[place], b, row)
+        return place, Segments(row, b, self.size)
+
+    def _loose(self, which: Tensor) -> tuple[Tensor, Segments]:
+        """Each instance a bag of one; the removed keep their place in the batch and count for nothing."""
+        row = torch.arange(len(which), device=which.device)
+        if self.bags.removed is not None:
+            row = torch.where(self.bags.removed[which], len(which), row)
+        return which, Segments(row, len(which), 1)

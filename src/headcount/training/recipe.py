@@ -1,0 +1,186 @@
+"""Recipe: the frozen value that decides a number, and nothing else.
+
+The defaults are the paper's: the Counting Network on CIFAR-10 Various, 1,500 epochs of Adam at 3e-4, 64 bags of 64 a step.
+A run is its recipe: the key is a hash of the fields that differ from the defaults (and of the data), so a field added later
+leaves old records valid. Defaults therefore never change once records exist.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from headcount.data import protocol, sources
+from headcount.errors import HeadcountError, choose
+from headcount.models.backbones import BACKBONES
+from headcount.models.heads import check_options, find_head
+from headcount.training.views import VIEWS
+
+Options = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides a number.
+
+    >>> Recipe(fold=3).but(epochs=600)
+    Recipe(fold=3, epochs=600)
+    >>> Recipe(removal=0.5).needs
+    (Recipe(),)
+    """
+
+    # the data and its bags
+    source: str = "cifar10"
+    scenario: str = "various"
+    fold: int = 0
+    bag_size: int = 64
+    train_bags: int = 400
+    valid_bags: int = 100
+    test_bags: int = 100
+    data_seed: int = 42
+    sampler: str = "conditional"
+    tie: str = "lowest"
+    rounding: str = "official"
+    overlap: bool = True
+    # the model
+    backbone: str = "resnet18"
+    backbone_options: Options = ()
+    head: str = "count"
+    options: Options = ()
+    # how it learns
+    epochs: int = 1500
+    batch_bags: int = 64
+    optimizer: str = "adam"
+    lr: float = 3e-4
+    weight_decay: float = 0.0
+    schedule: str = "constant"
+    warmup: float = 0.0
+    views: str = "none"
+    selection: str = "official"
+    patience: int = 0
+    seed: int = 0
+    precision: str = "tf32"
+    # MPEM: the share r of each bag's predicted minority that is taken out of the count
+    removal: float = 0.0
+    distance: str = "euclidean"
+    prototype_bags: str = "correct"
+    drop_before_forward: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", _options(self.options))
+        object.__setattr__(self, "backbone_options", _options(self.backbone_options))
+        for name, choices in _CHOICES.items():
+            choose(name.replace("_", " "), getattr(self, name), choices)
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            whole = isinstance(getattr(Recipe, name), int)
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int if whole else (int, float))
+                or not low <= value <= high
+            ):
+                kind = "a whole number" if whole else "a number"
+                raise HeadcountError(f"{name} is {kind} from {low} to {high}, got {value!r}")
+            if not whole:
+                object.__setattr__(self, name, float(value))
+        check_options(self.head, dict(self.options))
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Recipe:
+        """From a mapping, such as a record's; a name that no field has is an error."""
+        known = [f.name for f in fields(cls)]
+        for name in values:
+            choose("recipe field", name, known)
+        return cls(**values)
+
+    def but(self, **changes: Any) -> Recipe:
+        """The same recipe with these fields changed."""
+        for name in changes:
+            choose("recipe field", name, [f.name for f in fields(self)])
+        return replace(self, **changes)
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The fields that differ from the paper's defaults."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default}
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+    @property
+    def key(self) -> str:
+        """Sixteen hexadecimal digits that name this run and no other."""
+        content = {"recipe": self.changes, "source": sources.checksum(self.source)}
+        if ":" in self.head:  # a head given by path is what its file says today
+            content["head"] = hashlib.sha256(Path(self.head.rpartition(":")[0]).read_bytes()).hexdigest()
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def needs(self) -> tuple[Recipe, ...]:
+        """Runs that must have finished: MPEM asks the Counting Network of the same fold whom to remove."""
+        if self.removal == 0:
+            return ()
+        defaults = {f.name: f.default for f in fields(self)}
+        own = ("removal", "distance", "prototype_bags", "drop_before_forward")
+        return (self.but(**{name: defaults[name] for name in own}),)
+
+    @property
+    def label(self) -> str:
+        """What tables call this method."""
+        name = find_head(self.head).named(dict(self.options))
+        return f"{name} + MPEM" if self.removal else name
+
+    def __repr__(self) -> str:
+        return f"Recipe({', '.join(f'{k}={v!r}' for k, v in self.changes.items())})"
+
+    def __str__(self) -> str:
+        where = f"{self.label}, {self.source} {self.scenario} fold {self.fold}"
+        shown = ("source", "scenario", "fold", "head", "options")
+        rest = ", ".join(f"{k}={v}" for k, v in self.changes.items() if k not in shown)
+        return f"{where} ({rest})" if rest else where
+
+
+def _options(given: Any) -> Options:
+    pairs = given.items() if isinstance(given, Mapping) else given
+    return tuple(sorted((str(k), tuple(v) if isinstance(v, list) else v) for k, v in pairs))
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, tuple) else value
+
+
+_CHOICES = {
+    "scenario": protocol.SCENARIOS,
+    "sampler": ("conditional", "official"),
+    "tie": ("lowest", "random", "reject"),
+    "rounding": ("official", "largest_remainder"),
+    "backbone": tuple(BACKBONES),
+    "optimizer": ("adam", "adamw", "sgd"),
+    "schedule": ("constant", "cosine"),
+    "views": tuple(VIEWS),
+    "selection": ("official", "mean"),
+    "precision": ("tf32", "fp32", "bf16"),
+    "distance": ("euclidean", "mahalanobis"),
+    "prototype_bags": ("correct", "all"),
+}
+_RANGES: dict[str, tuple[float, float]] = {
+    "fold": (0, protocol.FOLDS - 1),
+    "bag_size": (1, 1 << 20),
+    "train_bags": (1, 1 << 24),
+    "valid_bags": (1, 1 << 24),
+    "test_bags": (1, 1 << 24),
+    "data_seed": (0, (1 << 32) - 1),
+    "epochs": (1, 1 << 24),
+    "batch_bags": (1, 1 << 24),
+    "lr": (0.0, 1e6),
+    "weight_decay": (0.0, 1e6),
+    "warmup": (0.0, 1.0),
+    "patience": (0, 1 << 24),
+    "seed": (0, (1 << 63) - 1),
+    "removal": (0.0, 1.0),
+}

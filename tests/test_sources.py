@@ -1,0 +1,512 @@
+"""Sources on small files in the exact official formats; the table's own counts shrink with them."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import pickle
+import re
+import socket
+import tarfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from headcount.data import cache as caches
+from headcount.data import sources
+from headcount.data.download import Remote, fetch
+from headcount.errors import HeadcountError
+
+RNG = np.random.default_rng(0)
+
+
+def md5(path: Path) -> str:
+    return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+def pictures(count: int, *shape: int) -> np.ndarray:
+    return RNG.integers(0, 256, (count, *shape), dtype=np.uint8)
+
+
+# -- small official files: each writes into <cache>/downloads and returns what must come out ---------------------------
+
+
+def small_cifar10(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Six batches of four; the archive holds them in another order than the source must."""
+    images, labels = pictures(24, 32, 32, 3), np.arange(24) % 10
+    records = np.concatenate([labels[:, None].astype(np.uint8), images.transpose(0, 3, 1, 2).reshape(24, -1)], 1)
+    names = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
+    parts = {name: records[4 * i : 4 * i + 4].tobytes() for i, name in enumerate(names)}
+    with tarfile.open(folder / "cifar-10-binary.tar.gz", "w:gz") as tar:
+        for name in sorted({*names, "batches.meta.txt"}, reverse=True):
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            member.size = len(parts.get(name, b""))
+            tar.addfile(member, io.BytesIO(parts.get(name, b"")))
+    return images, labels
+
+
+def small_svhn(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    images, labels = pictures(14, 32, 32, 3), np.arange(14) % 10
+    for file, rows in (("train_32x32.mat", slice(0, 11)), ("test_32x32.mat", slice(11, 14))):
+        y = np.where(labels[rows] == 0, 10, labels[rows])  # as published: the digit 0 is called 10
+        savemat(folder / file, {"X": images[rows].transpose(1, 2, 3, 0), "y": y[:, None].astype(np.uint8)})
+    return images, labels
+
+
+def small_medmnist(folder: Path, file: str, classes: int, *shape: int) -> tuple[np.ndarray, np.ndarray]:
+    images, labels = pictures(15, *shape), np.arange(15) % classes
+    np.savez(
+        folder / file,
+        train_images=images[:12],
+        train_labels=labels[:12, None].astype(np.uint8),
+        val_images=np.array([{"never": "read"}], dtype=object),  # reading it would need pickle, which is refused
+        val_labels=np.array([{"never": "read"}], dtype=object),
+        test_images=images[12:],
+        test_labels=labels[12:, None].astype(np.uint8),
+    )
+    return images, labels
+
+
+def small_path(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    return small_medmnist(folder, "pathmnist.npz", 9, 28, 28, 3)
+
+
+def small_oct(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    images, labels = small_medmnist(folder, "octmnist.npz", 4, 28, 28)
+    return np.stack([images] * 3, axis=-1), labels
+
+
+WRITERS = {"cifar10": small_cifar10, "svhn": small_svhn, "path": small_path, "oct": small_oct}
+
+
+@pytest.fixture
+def shrink(tmp_path, monkeypatch):
+    """shrink(name): a small official file in a fresh cache, and a table entry that expects it."""
+
+    def make(name: str) -> tuple[Path, np.ndarray, np.ndarray]:
+        downloads = tmp_path / "downloads"
+        downloads.mkdir(exist_ok=True)
+        images, labels = WRITERS[name](downloads)
+        entry = sources.SOURCES[name]
+        files = tuple(Remote(old.url, md5(downloads / old.file)) for old in entry.files)
+        digest = hashlib.sha256(images.tobytes()).hexdigest() if entry.sha256 else None
+        small = replace(entry, count=len(images), files=files, sha256=digest)
+        monkeypatch.setitem(sources.SOURCES, name, small)
+        return tmp_path, images, labels
+
+    return make
+
+
+# -- named sources -----------------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_the_papers_counts():
+    said = {name: (e.count, len(e.classes), e.shape) for name, e in sources.SOURCES.items()}
+    assert said == {
+        "digits": (1797, 10, (8, 8, 1)),
+        "cifar10": (60_000, 10, (32, 32, 3)),
+        "svhn": (99_289, 10, (32, 32, 3)),
+        "path": (97_176, 9, (28, 28, 3)),
+        "oct": (98_477, 4, (28, 28, 3)),
+    }
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_official_files_become_train_then_test(shrink, name):
+    cache, images, labels = shrink(name)
+    assert not sources.ready(name, cache)
+    source = sources.load(name, cache)
+    assert np.array_equal(source.data, images)
+    assert np.array_equal(source.truth, labels)
+    assert source.truth.dtype == np.int64
+    assert source.checksum == hashlib.sha256(images.tobytes() + labels.astype("<i8").tobytes()).hexdigest()
+    assert source.mean == (0.5071, 0.4865, 0.4409)
+    assert source.note == ""
+    assert isinstance(source.data, np.memmap)
+    assert len(source.pool()) == len(source) == len(images)
+    assert sources.ready(name, cache)
+
+
+def test_loading_again_parses_nothing(shrink, monkeypatch):
+    cache, images, _ = shrink("svhn")
+    first = sources.load("svhn", cache)
+    assert sources.load("svhn", str(cache)) is first
+    sources._named.cache_clear()  # as another process would find it
+    monkeypatch.setitem(sources.SOURCES, "svhn", replace(sources.SOURCES["svhn"], parse=None))
+    again = sources.load("svhn", cache)
+    assert again is not first
+    assert np.array_equal(again.data, images)
+    assert sources.checksum("svhn", cache) == first.checksum
+
+
+def test_checksum_prepares_what_is_not_there_yet(shrink):
+    cache, _, _ = shrink("oct")
+    assert sources.checksum("oct", cache) == sources.load("oct", cache).checksum
+
+
+def test_the_cache_folder_may_come_from_the_environment(shrink, monkeypatch):
+    cache, _, _ = shrink("oct")
+    monkeypatch.setenv("HEADCOUNT_DATA", str(cache))
+    assert len(sources.load("oct")) == 15
+    assert caches.home("/elsewhere") == Path("/elsewhere")
+    monkeypatch.delenv("HEADCOUNT_DATA")
+    assert caches.home() == Path.home() / ".cache" / "headcount"
+
+
+def test_digits_need_no_cache(tmp_path):
+    source = sources.load("digits", tmp_path)
+    assert (source.kind, source.data.shape, source.data.max()) == ("images", (1797, 8, 8, 1), 255)
+    assert source.mean is None
+    assert source.views == "digits"
+    assert sources.checksum("digits") == "0b7e9c3202d7bcd255d6a19a238d3743bf5e320ba74812a6679958a017c55382"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_names_list_the_choices():
+    with pytest.raises(
+        HeadcountError, match=r"no source 'cifr10'; there are digits, .*FILE.npz.*did you mean 'cifar10'"
+    ):
+        sources.load("cifr10")
+    with pytest.raises(HeadcountError, match=r"no file nowhere/cells.npz"):
+        sources.load("nowhere/cells.npz")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"count": 23}, "it holds uint8"),
+        ({"classes": ("a", "b")}, "its labels are"),
+        ({"sha256": "0" * 64}, "pixels differ"),
+    ],
+)
+def test_what_is_not_the_source_is_refused(shrink, monkeypatch, wrong, says):
+    cache, _, _ = shrink("cifar10")
+    monkeypatch.setitem(sources.SOURCES, "cifar10", replace(sources.SOURCES["cifar10"], **wrong))
+    with pytest.raises(HeadcountError, match=says):
+        sources.load("cifar10", cache)
+    assert not (cache / "cifar10").exists()
+
+
+def test_a_cut_archive_is_one_line(shrink, monkeypatch):
+    cache, _, _ = shrink("cifar10")
+    file = cache / "downloads" / "cifar-10-binary.tar.gz"
+    file.write_bytes(file.read_bytes()[:4000])
+    entry = sources.SOURCES["cifar10"]
+    monkeypatch.setitem(sources.SOURCES, "cifar10", replace(entry, files=(Remote(entry.files[0].url, md5(file)),)))
+    with pytest.raises(HeadcountError, match=r"cannot read .*cifar-10-binary.tar.gz"):
+        sources.load("cifar10", cache)
+
+
+# -- the cache: whole or absent ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("harm", ["no facts", "half facts", "older format", "cut images", "other labels", "no images"])
+def test_a_damaged_cache_names_the_file_and_what_to_do(shrink, harm):
+    cache, _, _ = shrink("path")
+    sources.load("path", cache)
+    sources._named.cache_clear()
+    folder = cache / "path"
+    facts = json.loads((folder / "source.json").read_text())
+    file = {"cut images": "images.npy", "no images": "images.npy", "other labels": "labels.npy"}.get(
+        harm, "source.json"
+    )
+    if harm in ("no facts", "no images"):
+        (folder / file).unlink()
+    elif harm == "half facts":
+        (folder / file).write_text('{"name": "pa')
+    elif harm == "older format":
+        (folder / file).write_text(json.dumps({**facts, "format": 0}))
+    elif harm == "cut images":
+        (folder / file).write_bytes((folder / file).read_bytes()[:-100])
+    else:
+        np.save(folder / file, np.zeros(3, dtype=np.int64))
+    with pytest.raises(HeadcountError, match=f"{file} is missing or damaged .*delete {re.escape(str(folder))}"):
+        sources.load("path", cache)
+
+
+def test_what_a_crash_left_is_replaced(shrink):
+    cache, images, _ = shrink("oct")
+    (cache / "oct.part").mkdir()
+    (cache / "oct.part" / "images.npy").write_bytes(b"half")
+    assert np.array_equal(sources.load("oct", cache).data, images)
+    assert not (cache / "oct.part").exists()
+
+
+def test_a_full_disk_leaves_nothing_behind(shrink, monkeypatch):
+    cache, images, _ = shrink("oct")
+
+    def full(path, array, **_):
+        path.write_bytes(array.tobytes()[:50])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(caches.np, "save", full)
+        with pytest.raises(HeadcountError, match=r"cannot write .*No space left on device.*HEADCOUNT_DATA"):
+            sources.load("oct", cache)
+    assert {p.name for p in cache.iterdir()} == {"downloads", ".lock"}
+    assert np.array_equal(sources.load("oct", cache).data, images)
+
+
+def test_a_folder_nobody_may_write(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HeadcountError, match=r"cannot write into .*set HEADCOUNT_DATA"):
+        sources.load("oct", tmp_path / "file")
+
+
+# -- bringing a source from elsewhere ----------------------------------------------------------------------------------
+
+
+def test_import_keeps_the_note_and_replaces_what_was_there(shrink, tmp_path):
+    cache, images, labels = shrink("svhn")
+    before = sources.load("svhn", cache)
+    file = tmp_path / "mine.npz"
+    np.savez(
+        file,
+        images=images[::-1],
+        labels=labels[::-1].astype(np.uint8),
+        split=np.arange(14) >= 11,
+        class_names=[*"0123456789"],
+    )
+    source = sources.import_npz("svhn", file, cache, note="cropped anew")
+    assert source.note == "cropped anew"
+    assert "cropped anew" in repr(source)
+    assert np.array_equal(source.data, images[::-1])
+    assert source.checksum == sources.checksum("svhn", cache) != before.checksum
+    assert "not compared" in sources.import_npz("svhn", file, cache).note
+    assert {p.name for p in cache.iterdir()} == {"downloads", ".lock", "mine.npz", "svhn"}
+
+
+def test_import_copies_gray_into_colour(shrink, tmp_path):
+    cache, images, labels = shrink("oct")
+    np.savez(tmp_path / "mine.npz", images=images[..., 0], labels=labels)
+    assert np.array_equal(sources.import_npz("oct", tmp_path / "mine.npz", cache).data, images)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"images": pictures(24, 32, 32, 3)}, "pixels differ"),
+        ({"images": pictures(24, 28, 28, 3)}, r"holds uint8 \(24, 28, 28, 3\), not uint8 \(24, 32, 32, 3\)"),
+        ({"images": pictures(23, 32, 32, 3), "labels": np.arange(23) % 10}, r"\(23, 32, 32, 3\)"),
+        ({"images": np.zeros((24, 32, 32, 3))}, "'images' is float64"),
+        ({"labels": np.arange(24) % 10 + 1}, r"labels are \[1, 2"),
+        ({"class_names": np.array([*"abcdefghijk"])}, "names 11 classes; cifar10 has 10"),
+        ({"split": np.arange(24) < 20}, "all train rows first"),
+        ({"split": np.array(["train"] * 24)}, "'split' must say"),
+    ],
+)
+def test_import_checks_what_it_is_given(shrink, tmp_path, change, says):
+    cache, images, labels = shrink("cifar10")
+    np.savez(tmp_path / "mine.npz", **{"images": images, "labels": labels, **change})
+    with pytest.raises(HeadcountError, match=says):
+        sources.import_npz("cifar10", tmp_path / "mine.npz", cache)
+    assert not (cache / "cifar10").exists()
+
+
+def test_import_has_no_other_names(tmp_path):
+    with pytest.raises(HeadcountError, match="no source to import 'digits'; there are cifar10, svhn, path, oct"):
+        sources.import_npz("digits", tmp_path / "mine.npz", tmp_path)
+
+
+# -- a person's own file -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "shape"),
+    [
+        ({"images": pictures(6, 5, 4, 3)}, "images", (6, 5, 4, 3)),
+        ({"x": pictures(6, 5, 4)}, "images", (6, 5, 4, 1)),
+        ({"features": np.ones((6, 7))}, "features", (6, 7)),
+        ({"X": np.ones((6, 7), dtype=np.int32)}, "features", (6, 7)),
+    ],
+)
+def test_a_file_is_a_source(tmp_path, given, kind, shape):
+    np.savez(tmp_path / "cells.npz", y=np.array([[0], [1], [2], [0], [1], [2]]), **given)
+    source = sources.load(tmp_path / "cells.npz")
+    assert (source.kind, source.views, source.data.shape, source.name) == (kind, kind, shape, "cells.npz")
+    assert source.classes == ("0", "1", "2")
+    assert source.data.dtype == (np.uint8 if kind == "images" else np.float32)
+    assert sources.load(str(tmp_path / "cells.npz")) is source
+    assert sources.checksum(tmp_path / "cells.npz") == source.checksum
+    assert source.pool().kind == kind
+
+
+def test_a_file_written_anew_is_read_anew(tmp_path):
+    file = tmp_path / "cells.npz"
+    np.savez(file, features=np.ones((3, 2)), labels=[0, 1, 1], class_names=["healthy", "ill"])
+    first = sources.load(file)
+    np.savez(file, features=np.ones((4, 2)), labels=[0, 1, 1, 0], classes=["healthy", "ill"])
+    assert first.classes == sources.load(file).classes == ("healthy", "ill")
+    assert (len(first), len(sources.load(file))) == (3, 4)
+
+
+NAN = np.ones((4, 3), dtype=np.float32)
+NAN[2, 1] = np.nan
+OK = {"features": np.ones((4, 3)), "labels": np.array([0, 1, 0, 1])}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"features": OK["features"]}, "has no 'labels' or 'y'; it has features"),
+        ({"labels": OK["labels"]}, "has no 'images' or 'features'"),
+        ({**OK, "labels": np.array([0, 1, 0])}, r"4 rows but labels of shape \(3,\)"),
+        ({**OK, "labels": np.array([0, 1, "a", None], dtype=object)}, "cannot read .*Object arrays"),
+        ({**OK, "labels": np.array([0.0, 1.5, 0.0, 1.0])}, "labels are float64"),
+        ({**OK, "labels": np.array(["cat", "dog", "cat", "dog"])}, "labels are <U3, such as cat"),
+        ({**OK, "labels": np.array([0, 1, -1, 1])}, "row 2 has label -1"),
+        ({**OK, "labels": np.array([0, 1, 10**9, 1])}, "row 2 has label 1000000000"),
+        ({**OK, "features": NAN}, "row 2 of 'features' has nan in column 1"),
+        ({**OK, "features": np.full((4, 3), 1e300)}, "row 0 of 'features' has inf"),
+        ({**OK, "features": np.array([["a"]] * 4)}, "'features' is <U1"),
+        ({**OK, "features": np.ones((4, 3, 2))}, r"'features' is float64 of shape \(4, 3, 2\)"),
+        ({"features": np.ones((0, 3)), "labels": np.ones(0, dtype=int)}, "is empty"),
+        ({"images": pictures(4, 3, 9, 9), "labels": OK["labels"]}, "channels first"),
+        ({**OK, "class_names": np.array(["only"])}, "1 class names for labels up to 1"),
+        ({**OK, "class_names": np.array(["same", "same"])}, "give each class its own"),
+    ],
+)
+def test_every_complaint_names_the_file(tmp_path, given, says):
+    np.savez(tmp_path / "cells.npz", **given)
+    with pytest.raises(HeadcountError, match=says) as caught:
+        sources.load(tmp_path / "cells.npz")
+    assert str(tmp_path / "cells.npz") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_npz_is_refused(tmp_path):
+    np.save(tmp_path / "one.npy", np.ones(3))
+    (tmp_path / "table.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "evil.npz").write_bytes(pickle.dumps({"labels": [1]}))
+    np.savez(tmp_path / "cut.npz", **OK)
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "cut.npz").read_bytes()[:300])
+    (tmp_path / "empty.npz").write_bytes(b"")
+    for file in ("one.npy", "table.csv", "evil.npz", "cut.npz", "empty.npz"):
+        with pytest.raises(HeadcountError, match=f"{file}.*give an .npz with 'images' or 'features'"):
+            sources.load(tmp_path / file)
+
+
+# -- download ----------------------------------------------------------------------------------------------------------
+
+BODY = RNG.bytes(300_000)
+BODY_MD5 = hashlib.md5(BODY).hexdigest()
+
+
+@dataclass
+class Server:
+    """A file behind HTTP, on a good day or a bad one."""
+
+    ranges: bool = True
+    breaks: int = 0  # how many answers stop midway
+    body: bytes = BODY
+    status: int = 0
+    asked: list[str | None] = field(default_factory=list)
+    url: str = ""
+
+
+@pytest.fixture
+def server(monkeypatch) -> Iterator[Server]:
+    monkeypatch.setenv("no_proxy", "*")
+    day = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            day.asked.append(self.headers.get("Range"))
+            start = int(day.asked[-1][len("bytes=") : -1]) if day.asked[-1] and day.ranges else 0
+            rest = day.body[start:]
+            self.send_response(day.status or (416 if not rest else 206 if start else 200))
+            self.send_header("Content-Length", str(len(rest)))
+            self.end_headers()
+            self.wfile.write(rest[: len(rest) // 2] if day.breaks > 0 else rest)
+            day.breaks -= 1
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        day.url = f"http://127.0.0.1:{http.server_port}/files/set.bin"
+        yield day
+        http.shutdown()
+        thread.join()
+
+
+def test_fetch_brings_the_file_once(server, tmp_path, capsys):
+    path = tmp_path / "downloads" / "set.bin"
+    assert fetch(server.url, path, BODY_MD5) == path
+    assert fetch(server.url, path, BODY_MD5).read_bytes() == BODY
+    assert server.asked == [None]
+    assert [p.name for p in path.parent.iterdir()] == ["set.bin"]
+    assert capsys.readouterr().err == ""  # no bar where nobody watches
+
+
+def test_fetch_goes_on_where_it_broke(server, tmp_path):
+    server.breaks = 2
+    assert fetch(server.url, tmp_path / "set.bin", BODY_MD5).read_bytes() == BODY
+    assert server.asked == [None, "bytes=150000-", "bytes=225000-"]
+
+
+@pytest.mark.parametrize(("ranges", "asked"), [(True, ["bytes=1000-"]), (False, ["bytes=1000-"])])
+def test_fetch_takes_up_an_earlier_part(server, tmp_path, ranges, asked):
+    server.ranges = ranges
+    (tmp_path / "set.bin.part").write_bytes(BODY[:1000])
+    assert fetch(server.url, tmp_path / "set.bin", BODY_MD5).read_bytes() == BODY
+    assert server.asked == asked
+
+
+def test_fetch_finishes_a_part_that_was_whole(server, tmp_path):
+    (tmp_path / "set.bin.part").write_bytes(BODY)
+    assert fetch(server.url, tmp_path / "set.bin", BODY_MD5).read_bytes() == BODY
+
+
+def test_fetch_gives_up_when_nothing_new_comes(server, tmp_path):
+    server.ranges, server.breaks = False, 99
+    with pytest.raises(HeadcountError, match="broke after 150000 of 300000 bytes"):
+        fetch(server.url, tmp_path / "set.bin", BODY_MD5)
+    assert len(server.asked) == 2
+    assert not (tmp_path / "set.bin").exists()
+
+
+def test_a_wrong_file_is_thrown_away(server, tmp_path):
+    server.body = b"not what you wanted"
+    with pytest.raises(HeadcountError, match=f"gave a wrong file: md5 {hashlib.md5(server.body).hexdigest()}"):
+        fetch(server.url, tmp_path / "set.bin", BODY_MD5)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_file_put_there_by_hand_is_left_to_its_owner(server, tmp_path):
+    (tmp_path / "set.bin").write_bytes(b"mine")
+    with pytest.raises(HeadcountError, match=r"is not the official file.*delete it"):
+        fetch(server.url, tmp_path / "set.bin", BODY_MD5)
+    assert (tmp_path / "set.bin").read_bytes() == b"mine"
+    assert server.asked == []
+
+
+def test_a_refusing_server_is_quoted(server, tmp_path):
+    server.status = 404
+    with pytest.raises(HeadcountError, match=r"cannot download set.bin .the server said 404 Not Found"):
+        fetch(server.url, tmp_path / "set.bin", BODY_MD5)
+
+
+def test_without_network_the_error_is_the_recipe(tmp_path, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/cifar-10-binary.tar.gz"
+    monkeypatch.setenv("no_proxy", "*")
+    entry = replace(sources.SOURCES["cifar10"], files=(Remote(url, "0" * 32),))
+    monkeypatch.setitem(sources.SOURCES, "cifar10", entry)
+    with pytest.raises(HeadcountError) as caught:
+        sources.load("cifar10", tmp_path)
+    said = str(caught.value)
+    assert said.startswith("cannot download cifar-10-binary.tar.gz (")
+    assert f"from {url} and put it at {tmp_path / 'downloads' / 'cifar-10-binary.tar.gz'}" in said
+    assert "headcount data import cifar10 FILE.npz" in said
