@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from headcount.data import shares, sources
+from headcount.data import cache, shares, sources
 from headcount.data.protocol import Protocol, majority_bags
 from headcount.errors import HeadcountError
 from headcount.files import write_whole
@@ -143,7 +143,7 @@ def report(folder: Path, out: Path | None, title: str | None) -> None:
     found = records.load(folder)
     if not found:
         raise HeadcountError(f"no records in {folder}; give the --out of a study")
-    path = write_report(found, out or folder / "report.html", **({"title": title} if title else {}))
+    path = write_report(found, out or folder / "report.html", title=title or f"headcount: {folder.resolve().name}")
     console.print(f"{len(found)} records -> {path}")
 
 
@@ -185,7 +185,7 @@ def show_bags(source: str, fold: int, protocol: Protocol, picture: Path | None, 
 
 
 def list_heads(as_json: bool) -> None:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": name,
             "title": head.title,
@@ -208,7 +208,7 @@ def list_heads(as_json: bool) -> None:
 
 
 def list_data() -> None:
-    console.print(f"cache: {sources.cache.home()}")
+    console.print(f"cache: {cache.home()}")
     for name, entry in sources.SOURCES.items():
         there = "ready" if sources.ready(name) else "not here"
         console.print(

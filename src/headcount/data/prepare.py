@@ -19,6 +19,9 @@ class Prepare(nn.Module):
     The permuted view is channels-last in memory, which is the layout convolutions like best: nothing is copied.
     """
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, shape: tuple[int, ...], mean: Any, std: Any) -> None:
         super().__init__()
         self.shape = tuple(shape)

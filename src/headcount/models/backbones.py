@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
@@ -66,7 +67,7 @@ class MLP(nn.Module):
         super().__init__()
         widths = [inputs] + [hidden] * layers
         blocks: list[nn.Module] = [nn.Flatten()]
-        for a, b in zip(widths, widths[1:], strict=False):
+        for a, b in pairwise(widths):
             blocks += [nn.Linear(a, b), nn.ReLU(inplace=True)] + ([nn.Dropout(dropout)] if dropout else [])
         self.layers = nn.Sequential(*blocks)
         self.dim = widths[-1]

@@ -46,7 +46,8 @@ class Model(nn.Module):
         self.prepare = prepare or Prepare(design.shape, torch.zeros(channels), torch.ones(channels))
         self.backbone = build_backbone(design.backbone, design.shape, dict(design.backbone_options))
         counted = None if design.counted is None else torch.tensor(design.counted)
-        self.head = build_head(design.head, self.backbone.dim, len(design.classes), dict(design.options), counted)
+        dim: Any = self.backbone.dim
+        self.head = build_head(design.head, dim, len(design.classes), dict(design.options), counted)
 
     def features(self, x: Tensor) -> Tensor:
         return self.backbone(self.prepare(x))

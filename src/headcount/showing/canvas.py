@@ -120,8 +120,9 @@ def svg(figure: Figure, name: str, label: str) -> str:
     body = _TAG.sub(lambda tag: _light(tag[0]), body)
     body = re.sub(r'(<g[^>]*)>((?:\s*<use [^>]*style="([^"]*)"/>)+)\s*</g>', _hoist, body)
     body = re.sub(r">\s+<", "><", _own_ids(body, name)).replace("<defs></defs>", "")
-    box = re.search(r'viewBox="[^"]*"', body)
-    head = f'<svg class="plot" role="img" aria-label="{html.escape(label)}" {box[0] if box else ""}>'
+    width, height = figure.get_size_inches() * _DPI
+    box = f'viewBox="0 0 {width:g} {height:g}" style="--width:{width:g}px"'
+    head = f'<svg class="plot" role="img" aria-label="{html.escape(label)}" {box}>'
     return head + body[body.index(">") + 1 :].strip()
 
 

@@ -6,7 +6,6 @@ digits is small and easy; it shows the path, not the ranking (that belongs to CI
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from headcount.judging.launch import here, processes
 from headcount.showing.progress import runs_bar
 from headcount.showing.report import write_report
 from headcount.training.recipe import Recipe
+from headcount.training.speed import cores
 
 REMOVALS = (0.2, 0.4, 0.6, 0.8, 1.0)
 
@@ -51,7 +51,7 @@ def recipes(folds: int) -> list[Recipe]:
 def run_demo(out: Path, folds: int = 3, side_by_side: int | None = None) -> dict[str, Any]:
     """Train, print the table, write ``report.html`` and ``summary.json``."""
     started = time.monotonic()
-    side_by_side = side_by_side or len(os.sched_getaffinity(0))
+    side_by_side = side_by_side or cores()
     console.print(f"digits, Various, bags of 24, {folds} folds: training from majority labels alone ...")
     with runs_bar() as watch:
         launch = here if side_by_side == 1 else processes(side_by_side)

@@ -93,7 +93,9 @@ def gallery(record: Record, method: str, load_source: LoadSource = local_source,
     except (HeadcountError, OSError) as e:
         return replace(nothing, excuse=str(e))
     if source.checksum != record.body["data"]["checksum"]:
-        return replace(nothing, excuse=f"the {record.recipe.source} found here is not the one the run saw (checksums differ)")
+        return replace(
+            nothing, excuse=f"the {record.recipe.source} found here is not the one the run saw (checksums differ)"
+        )
     for colours in (0, 128, 32):  # fewer colours a picture before fewer bags
         bags = tuple(_bag_view(rank, i, arrays, source, colours) for rank, i in _picked(arrays))
         if sum(len(t.picture) for b in bags for v in b.votes for t in v.tiles) <= budget:

@@ -23,6 +23,7 @@ from headcount.showing.canvas import method_colours
 from headcount.showing.figures import Group, figures
 from headcount.showing.gallery import Gallery, LoadSource, gallery, local_source
 from headcount.showing.tables import METRICS, Cell, Line, Method, best_of, cell, facts, lines, methods
+from headcount.training.recipe import Recipe
 
 _WEIGHT = 2_800_000  # bytes: a page should open at once on a phone
 
@@ -41,6 +42,10 @@ class Section:
     groups: list[Group]
     methods: list[Method]
     records: list[Record]
+
+    @property
+    def share_right(self) -> str:
+        return f"{100 * self.best.accuracy:.1f} %"
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class Run:
 def write_report(
     records: Sequence[Record],
     path: Path | str,
-    title: str = "Who is in the majority?",
+    title: str = "Learning from majority labels",
     load_source: LoadSource = local_source,
 ) -> Path:
     """Write the report of these records to ``path``, whole, and return the path."""
@@ -82,7 +87,9 @@ def render(records: Sequence[Record], title: str, load_source: LoadSource = loca
     sections = _sections(records)
     drawn = sum(len(p.svg) for s in sections for g in s.groups for p in g.panels)
     room = max(0, _WEIGHT - drawn - 700 * len(records)) // len(sections)
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters["percent"] = lambda share: f"{100 * share:.0f} %"
     files = resources.files("headcount.showing")
     return environment.from_string(files.joinpath("report.html").read_text("utf-8")).render(
@@ -91,7 +98,6 @@ def render(records: Sequence[Record], title: str, load_source: LoadSource = loca
         metrics=list(METRICS.values()),
         sections=[(s, _gallery(s, load_source, room), _runs(s)) for s in sections],
         overview=_overview(sections) if len(sections) > 1 else [],
-        safe_svg=Markup,
         made=_provenance(records),
         count=len(records),
     )
@@ -146,10 +152,16 @@ def _overview(sections: Sequence[Section]) -> list[tuple[str, list[Cell]]]:
 
 
 def _runs(section: Section) -> list[Run]:
-    chosen = {key: m.name for m in section.methods for r in m.row.records for key in [r.key]}
-    order = {m.name: i for i, m in enumerate(section.methods)}
-    made = [_run(r, chosen.get(r.key) or r.body.get("label", r.recipe.label), r.key in chosen) for r in section.records]
-    return sorted(made, key=lambda r: (order.get(r.name, len(order)), r.name, r.fold, r.seed, r.removal))
+    chosen = {r.key for m in section.methods for r in m.row.records}
+    names = {_same(m.row.records[0].recipe): m.name for m in section.methods}
+    order = list(names.values())
+    made = [_run(r, names[_same(r.recipe)], r.key in chosen) for r in section.records]
+    return sorted(made, key=lambda r: (order.index(r.name), r.fold, r.seed, r.removal))
+
+
+def _same(recipe: Recipe) -> Recipe:
+    """What the records of one table row have in common."""
+    return recipe.but(fold=0, seed=0, removal=float(recipe.removal > 0))
 
 
 def _run(record: Record, name: str, chosen: bool) -> Run:

@@ -12,20 +12,19 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headcount.bags import Bags
-from headcount.models.heads import Pass
+from headcount.models.heads import Batch, Output, Pass
 from headcount.models.model import Model
-from headcount.training import checkpoint
+from headcount.training import checkpoint, speed
 from headcount.training.batches import Feed
 from headcount.training.recipe import Recipe
 from headcount.training.seeds import seed_for
-from headcount.training.speed import precise
 from headcount.training.views import several
 
 CHECKPOINT_SECONDS = 30.0
@@ -59,21 +58,22 @@ def fit(
     work: Path | None = None,
     watch: Callable[[Progress], None] | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    compile: str = "auto",
 ) -> Fit:
-    """Train on blind bags. ``work`` is a folder for checkpoint and ``metrics.jsonl``; ``watch`` is told after each epoch."""
-    state = Training(model, train, valid, recipe)
+    """Train on blind bags; the model gets the weights of the best epoch.
+
+    ``work`` is a folder for the checkpoint and ``metrics.jsonl``; ``watch`` is told after each epoch.
+    """
+    state = Training(model, train, valid, recipe, compile)
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         progress = state.resume(work) if work else Progress()
-        saved = started = time.monotonic() - progress.seconds
+        started = time.monotonic() - progress.seconds
+        saved = time.monotonic()
         try:
             while progress.epoch < recipe.epochs and not _patience_over(progress, recipe.patience):
                 torch.manual_seed(seed_for(recipe.seed, "noise", progress.epoch))  # views and dropout
                 losses = state.train_epoch(progress.epoch), state.valid_loss()
-                progress.epoch += 1
-                progress.curve.append(losses)
-                if losses[1] < progress.best:
-                    progress.best, progress.best_epoch = losses[1], progress.epoch
-                    state.keep_best()
+                state.note(progress, float(losses[0]), float(losses[1]))
                 progress.seconds = time.monotonic() - started
                 if work:
                     _log(work, progress)
@@ -86,78 +86,97 @@ def fit(
             if work and len(progress.curve) == progress.epoch:
                 state.save(work, progress)
             raise
-    state.answering.load_state_dict(state.best)
-    return Fit(state.answering.eval(), progress)
+    model.load_state_dict(state.best)
+    return Fit(model.eval(), progress)
+
+
+def encode(prepare: nn.Module, backbone: nn.Module, x: Tensor, kind: str, views: int) -> Tensor:
+    """Stored instances -> features of every view. The heavy part, and the only part that is ever compiled."""
+    return backbone(several(prepare(x), kind, views))
+
+
+@lru_cache
+def _encoder(compile: str, device: str) -> Callable[..., Tensor]:
+    """One for the process: runs with the same shapes share what was compiled, whatever their head or fold."""
+    return speed.compiled(encode, compile, torch.device(device))
 
 
 class Training:
     """What changes while a model learns: weights, teacher, optimizers, the best so far."""
 
-    def __init__(self, model: Model, train: Bags, valid: Bags, recipe: Recipe) -> None:
-        self.model, self.recipe = model, recipe
+    def __init__(self, model: Model, train: Bags, valid: Bags, recipe: Recipe, compile: str = "auto") -> None:
         self.train, self.valid = Feed(train, recipe.batch_bags), Feed(valid, recipe.batch_bags)
-        self.teacher = copy.deepcopy(model).requires_grad_(False) if model.head.teacher is not None else None
-        self.answering = self.teacher or model
-        self.passes: tuple[Pass, ...] = model.head.passes
-        prefixes = dict.fromkeys(p for one in self.passes for p in one.trains)
+        device = model.device
+        speed.set_convolutions(recipe.precision, device)
+        self.model, self.recipe, self.device = copy.deepcopy(model), recipe, device
+        speed.arrange(self.model)
+        self.head = self.model.head
+        self.teacher = copy.deepcopy(self.model).requires_grad_(False) if self.head.teacher is not None else None
+        self.answering = self.teacher or self.model
+        self.encode = _encoder(compile, device.type)
+        prefixes = dict.fromkeys(p for one in self.head.passes for p in one.trains)
         self.optimizers = {prefix: self._optimizer(prefix) for prefix in prefixes}
-        self.best: dict[str, Tensor] = {}
-        self.keep_best()
-        self.steps = sum(self.train.steps(one.over) for one in self.passes)
+        self.steps = {one: speed.fast(partial(self.step, one), device) for one in self.head.passes}
+        self.judge = speed.fast(self.valid_step, device)
+        self.total = recipe.epochs * sum(self.train.steps(one.over) for one in self.head.passes)
+        self.best = {k: v.clone() for k, v in self.answering.state_dict().items()}
 
-    def train_epoch(self, epoch: int) -> float:
-        """One sweep of every pass; the mean training loss."""
+    def train_epoch(self, epoch: int) -> Tensor:
+        """One sweep of every pass; the mean training loss, still on the device."""
         self.train.epoch.fill_(epoch)
         self.valid.epoch.fill_(epoch)
         self.model.train()
-        losses, done = [], epoch * self.steps
-        for one in self.passes:
+        losses, done = [], epoch * self.total // self.recipe.epochs
+        for one in self.head.passes:
             for which in self.train.shuffled(one.over, self.recipe.seed, epoch):
-                self._set_rate(done / (self.recipe.epochs * self.steps))
-                losses.append(self.step(which, one))
+                self._set_rate(done / self.total)
+                losses.append(self.steps[one](which))
                 done += 1
-        return float(torch.stack(losses).mean())
+        return torch.stack(losses).mean()
 
-    def step(self, which: Tensor, one: Pass) -> Tensor:
+    def step(self, one: Pass, which: Tensor) -> Tensor:
         """One batch: forward, loss, backward, step. Returns the loss, still on the device."""
-        model, head = self.model, self.model.head
-        x, batch = self.train.deal(which, one.over, head.views)
-        with precise(self.recipe.precision, model.device):
-            x = several(model.prepare(x), self.recipe.views, head.views)
-            output = head(model.backbone(x), batch.segments)
-            with torch.no_grad():
-                taught = None if self.teacher is None else self.teacher.head(self.teacher.backbone(x), batch.segments)
-            loss = head.loss(output, batch, taught)
-        model.zero_grad(set_to_none=True)
+        views, kind = self.head.views, self.recipe.views
+        x, batch = self.train.deal(which, one.over, views)
+        with speed.precise(self.recipe.precision, self.device):
+            output = self.head(self.encode(self.model.prepare, self.model.backbone, x, kind, views), batch.segments)
+            loss = self.head.loss(output, batch, self._taught(x, batch))
+        self.model.zero_grad(set_to_none=True)
         loss.backward()
         for prefix in one.trains:
             self.optimizers[prefix].step()
-        if self.teacher is not None and head.teacher is not None:
-            _average(self.teacher, model, head.teacher)
+        if self.teacher is not None and self.head.teacher is not None:
+            _average(self.teacher, self.model, self.head.teacher)
         return loss.detach()
 
     @torch.no_grad()
-    def valid_loss(self) -> float:
-        """Officially the plain mean of the batches' losses, so that a short last batch weighs more; ``mean`` repairs that."""
-        model = self.answering.eval()
-        losses, weights = [], []
-        for which in self.valid.in_order():
-            x, batch = self.valid.deal(which)
-            with precise(self.recipe.precision, model.device):
-                output = model.head(model.backbone(model.prepare(x)), batch.segments)
-                losses.append(model.head.loss(output, batch, None))
-            weights.append((batch.target.sum(1) > 0).sum())
-        each, weight = torch.stack(losses).double(), torch.stack(weights).double()
+    def valid_step(self, which: Tensor) -> Tensor:
+        x, batch = self.valid.deal(which)
+        with speed.precise(self.recipe.precision, self.device):
+            output = self.answering.head(self.answering.features(x), batch.segments)
+            return self.answering.head.loss(output, batch, None)
+
+    @torch.no_grad()
+    def valid_loss(self) -> Tensor:
+        """Officially the plain mean of the batches' losses, so that a short last batch weighs more; ``mean`` repairs it."""
+        self.answering.eval()
+        parts = self.valid.in_order()
+        each = torch.stack([self.judge(which) for which in parts]).double()
+        labelled = (self.valid.bags.target.sum(1) > 0).double()
+        weight = torch.stack([labelled[which].sum() for which in parts])
         if self.recipe.selection == "official":
             weight = (weight > 0).double()
-        return float((each * weight).sum() / weight.sum().clamp_min(1e-12))
+        return (each * weight).sum() / weight.sum().clamp_min(1e-12)
 
-    def keep_best(self) -> None:
-        state = self.answering.state_dict()
-        if not self.best:
-            self.best = {k: v.clone() for k, v in state.items()}
-        for k, v in state.items():
-            self.best[k].copy_(v)
+    def note(self, progress: Progress, train: float, valid: float) -> None:
+        """An epoch is over: is it the best so far?"""
+        progress.epoch += 1
+        progress.curve.append((train, valid))
+        if valid < progress.best:
+            progress.best, progress.best_epoch = valid, progress.epoch
+            state = self.answering.state_dict()
+            for kept, now in zip(self.best.values(), state.values(), strict=True):
+                kept.copy_(now)
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
@@ -180,7 +199,7 @@ class Training:
             return Progress()
         tensors, facts = found
         self.model.load_state_dict(_under("model.", tensors))
-        self.best = {k: v.to(self.model.device) for k, v in _under("best.", tensors).items()}
+        self.best = {k: v.to(self.device) for k, v in _under("best.", tensors).items()}
         if self.teacher is not None:
             self.teacher.load_state_dict(_under("teacher.", tensors))
         for prefix, optimizer in self.optimizers.items():
@@ -189,22 +208,31 @@ class Training:
                 i, _, slot = name.partition(".")
                 state.setdefault(int(i), {})[slot] = value
             optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-        progress = Progress(**{**facts, "curve": [tuple(pair) for pair in facts["curve"]]})
+        progress = Progress(**facts)
+        progress.curve = [(train, valid) for train, valid in facts["curve"]]
         _rewrite_log(work, progress.curve)
         return progress
 
     # -- inner --------------------------------------------------------------------------------------------------------
 
+    @torch.no_grad()
+    def _taught(self, x: Tensor, batch: Batch) -> Output | None:
+        """What the teacher says of views of its own."""
+        if self.teacher is None:
+            return None
+        h = self.encode(self.teacher.prepare, self.teacher.backbone, x, self.recipe.views, self.head.views)
+        return self.teacher.head(h, batch.segments)
+
     def _optimizer(self, prefix: str) -> torch.optim.Optimizer:
         r = self.recipe
         chosen = [p for name, p in self.model.named_parameters() if name.startswith(prefix)]
+        on_gpu = self.device.type == "cuda"
         # a tensor for the rate: it can change under a captured graph
-        rate: Any = torch.tensor(r.lr, device=self.model.device) if self.model.device.type == "cuda" else r.lr
-        common = {"lr": rate, "weight_decay": r.weight_decay, "fused": True}
+        rate = torch.tensor(r.lr, device=self.device) if on_gpu else r.lr
         if r.optimizer == "sgd":
-            return torch.optim.SGD(chosen, momentum=0.9, nesterov=True, **common)
-        common |= {"betas": (0.9, 0.999), "eps": 1e-8, "capturable": self.model.device.type == "cuda"}
-        return {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[r.optimizer](chosen, **common)
+            return torch.optim.SGD(chosen, rate, 0.9, weight_decay=r.weight_decay, nesterov=True, fused=True)
+        kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[r.optimizer]
+        return kind(chosen, rate, (0.9, 0.999), 1e-8, r.weight_decay, capturable=on_gpu, fused=True)
 
     def _set_rate(self, done: float) -> None:
         if self.recipe.schedule == "constant" and not self.recipe.warmup:

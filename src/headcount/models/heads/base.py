@@ -39,7 +39,7 @@ class Batch:
     bag: Tensor  # (B,) which training bags these are
     place: Tensor  # (N,) where each instance stands in the training bags' order
     known: Tensor | None = None  # (N,) instance labels given as supervision, -1 where unknown
-    epoch: int = 0
+    epoch: Tensor | None = None  # () the epoch, on the device
     over: str = "bags"  # the pass: "bags", or "instances" (each instance a bag of one with its bag's target)
     views: int = 1
 
@@ -63,6 +63,7 @@ class Head(nn.Module):
     views: ClassVar[int] = 1
     teacher: ClassVar[float | None] = None  # decay of the moving average that plays teacher, and then also answers
     passes: ClassVar[tuple[Pass, ...]] = (Pass(),)
+    counted: Tensor | None
     whole_bag: ClassVar[bool] = False  # true if what is said of an instance depends on the others in its bag
 
     def __init__(self, dim: int, classes: int, counted: Tensor | None = None) -> None:

@@ -1,0 +1,145 @@
+"""What one epoch of the paper's recipe costs, variant beside variant, on random pixels of CIFAR-10's size.
+
+    python benchmarks/step.py [--out FILE.json] [--epochs 30] [--profile]
+
+400 training and 100 validation bags of 64 images, ResNet18 with the paper's stem, Counting Network, Adam.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from headcount.bags import Bags, Pool
+from headcount.models.model import Design, Model
+from headcount.training import speed, train
+from headcount.training.recipe import Recipe
+
+CLASSES, SIZE = 10, 64
+
+
+def random_bags(pool: Pool, bags: int, rng: np.random.Generator) -> Bags:
+    index = rng.integers(0, len(pool), bags * SIZE)
+    return Bags.of(pool, index=index, sizes=[SIZE] * bags, labels=rng.integers(0, CLASSES, bags), classes=CLASSES)
+
+
+@contextmanager
+def patched(**changes):
+    before = {name: getattr(speed, name) for name in changes}
+    for name, value in changes.items():
+        setattr(speed, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(speed, name, value)
+
+
+def build(precision: str, compile: str, device: torch.device) -> train.Training:
+    rng = np.random.default_rng(0)
+    pool = Pool(rng.integers(0, 256, (60_000, 32, 32, 3), dtype=np.uint8)).to(device)
+    bags = [random_bags(pool, n, rng).to(device) for n in (400, 100)]
+    torch.manual_seed(0)
+    model = Model(Design((32, 32, 3), tuple(map(str, range(CLASSES)))))
+    return train.Training(model.to(device), *bags, Recipe(source="digits", precision=precision), compile)
+
+
+def measure(name: str, epochs: int, precision: str, compile: str, device: torch.device, **changes) -> dict:
+    train._encoder.cache_clear()
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    with patched(**changes):
+        begun = time.monotonic()
+        state = build(precision, compile, device)
+        for epoch in range(5):  # compile, warm up, capture
+            first = state.train_epoch(epoch), state.valid_loss()
+            float(first[1])
+            if epoch == 0:
+                first_epoch = time.monotonic() - begun
+        ready = time.monotonic() - begun
+        rounds = []
+        for _ in range(3):
+            torch.cuda.synchronize()
+            t = time.monotonic()
+            for epoch in range(epochs // 3):
+                losses = state.train_epoch(epoch), state.valid_loss()
+                float(losses[0]), float(losses[1])
+            rounds.append((time.monotonic() - t) / (epochs // 3))
+        t = time.monotonic()
+        for epoch in range(epochs // 3):
+            float(state.train_epoch(epoch))
+        alone = (time.monotonic() - t) / (epochs // 3)
+    row = {
+        "variant": name,
+        "seconds_per_epoch": round(sorted(rounds)[1], 5),
+        "training_alone": round(alone, 5),
+        "first_epoch_seconds": round(first_epoch, 1),
+        "ready_seconds": round(ready, 1),
+        "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
+        "loss": float(losses[0]),
+    }
+    print(json.dumps(row), flush=True)
+    return row, state
+
+
+def profile(state: train.Training) -> str:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as prof:
+        float(state.train_epoch(0))
+    return prof.key_averages().table(sort_by="cuda_time_total", row_limit=45, max_name_column_width=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out")
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--variants", default="")
+    args = parser.parse_args()
+    device = speed.device_for("auto")
+    plain = {"fast": lambda f, d: f}
+    nothing = {"tiny_maps": lambda m: None}
+    nchw = {"arrange": speed.tiny_maps}
+    variants = {
+        "plain tf32": ("tf32", "off", plain),
+        "plain bf16": ("bf16", "off", plain),
+        "captured bf16": ("bf16", "off", {}),
+        "captured bf16, no tiny maps": ("bf16", "off", nothing),
+        "compiled, captured bf16": ("bf16", "on", {}),
+        "compiled, captured bf16, NCHW weights": ("bf16", "on", nchw),
+        "compiled, captured bf16, NCHW, no tiny maps": ("bf16", "on", {"arrange": lambda m: None}),
+        "compiled, captured tf32": ("tf32", "on", {}),
+    }
+    chosen = args.variants.split(";") if args.variants else list(variants)
+    rows = []
+    for name in chosen:
+        precision, compile, changes = variants[name]
+        try:
+            row, state = measure(name, args.epochs, precision, compile, device, **changes)
+            rows.append(row)
+            if args.profile and name.startswith("compiled, captured bf16"):
+                print(profile(state), flush=True)
+        except Exception as e:
+            print(name, "FAILED", type(e).__name__, str(e)[:600], flush=True)
+        state = None
+    result = {
+        "device": speed.describe(device),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "rows": rows,
+    }
+    if args.out:
+        with open(args.out, "w") as f:
+            json.dump(result, f, indent=1)
+
+
+if __name__ == "__main__":
+    main()
