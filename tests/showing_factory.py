@@ -18,7 +18,7 @@ REMOVALS = tuple(round(0.1 * k, 1) for k in range(1, 11))
 SKILL = {"count": 0.86, "output_mean": 0.74}
 
 
-def pictures(classes: tuple[str, ...], count: int = 400, seed: int = 0) -> Source:
+def pictures(classes: tuple[str, ...], count: int = 1000, seed: int = 0) -> Source:
     """Small coloured noise, a hue a class."""
     rng = np.random.default_rng(seed)
     truth = np.arange(count) % len(classes)
@@ -27,7 +27,7 @@ def pictures(classes: tuple[str, ...], count: int = 400, seed: int = 0) -> Sourc
     return Source("noise", data, truth, classes, checksum="0f" * 16, note="made up for a test")
 
 
-def features(classes: tuple[str, ...], count: int = 400) -> Source:
+def features(classes: tuple[str, ...], count: int = 1000) -> Source:
     data = np.random.default_rng(1).normal(size=(count, 5)).astype(np.float32)
     return Source("table", data, np.arange(count) % len(classes), classes, checksum="1e" * 16, views="features")
 

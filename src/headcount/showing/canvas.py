@@ -31,7 +31,7 @@ THEME = {INK: "--ink", MUTED: "--muted", RULE: "--rule", PAPER: "--paper"} | {
 _FIXED = {"Counting Network": PALETTE[0], "Counting Network + MPEM": PALETTE[1]}
 _DPI = 72  # one pixel of ours is one unit of the drawing
 
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "figure.dpi": _DPI,
     "font.family": "DejaVu Sans",  # comes with matplotlib; a page replaces it, and it is the wider of the two
     "font.size": 11,
@@ -119,7 +119,7 @@ def svg(figure: Figure, name: str, label: str) -> str:
     body = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index("<svg") :], flags=re.S)
     body = _TAG.sub(lambda tag: _light(tag[0]), body)
     body = re.sub(r'(<g[^>]*)>((?:\s*<use [^>]*style="([^"]*)"/>)+)\s*</g>', _hoist, body)
-    body = re.sub(r">\s+<", "><", _own_ids(body, name)).replace("<defs></defs>", "")
+    body = re.sub(r">\s+<", "><", _own_ids(body, name)).replace("<defs></defs>", "").replace("<g/>", "")
     width, height = figure.get_size_inches() * _DPI
     box = f'viewBox="0 0 {width:g} {height:g}" style="--width:{width:g}px"'
     head = f'<svg class="plot" role="img" aria-label="{html.escape(label)}" {box}>'
@@ -131,19 +131,20 @@ def _render(figure: Figure, kind: str, salt: str, facecolor: str = "none") -> by
 
     out = io.BytesIO()
     dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # the same numbers, the same bytes
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": salt}), warnings.catch_warnings():
+    with matplotlib.rc_context(STYLE | {"svg.hashsalt": salt}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader's own fonts draw the text
         figure.savefig(out, format=kind, dpi=160, facecolor=facecolor, metadata=dated)
     return out.getvalue()
 
 
 def _light(tag: str) -> str:
-    """A tag in the page's colours, without font lists and the fourth decimal of a pixel: a third of what it was."""
-    tag = re.sub(r"font-family: [^;\"]*;? ?|(?<= )transform=\"rotate\(-0 [^\"]*\"", "", tag)
-    tag = re.sub(r"(\d\.\d)\d+", r"\1", tag) if tag.startswith(("<path", "<use")) else tag
+    """A tag in the page's colours, without font lists and the sixth decimal of a pixel: a third of what it was."""
+    tag = re.sub(r"font-family: [^;\"]*;? ?|transform=\"rotate\(-0 [^\"]*\"", "", tag)
+    tag = re.sub(r' (?:d|x|y|transform)="[^"]*"', lambda m: re.sub(r"(\d\.\d)\d+", r"\1", m[0]), tag)
     for colour, variable in THEME.items():
         tag = tag.replace(colour, f"var({variable})")
-    return re.sub(r"\s+", " ", tag.replace("xlink:href", "href")).replace(' "', '"')
+    tag = re.sub(r"\s+", " ", tag.replace("xlink:href", "href")).replace(' "', '"')
+    return tag if " C " in tag else tag.replace(" L ", " ")  # after a move, more points are a line
 
 
 def _hoist(match: re.Match[str]) -> str:

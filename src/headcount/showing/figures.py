@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
@@ -35,16 +35,20 @@ class Group:
     text: str
     shape: str  # a CSS class: wide, small, quad
     panels: tuple[Panel, ...]
+    points: tuple[str, ...] = ()
 
 
-def figures(named: Sequence[Method], records: Sequence[Record], colours: Mapping[str, str], slug: str) -> list[Group]:
-    """Every group of figures that these records can fill."""
+def figures(
+    named: Sequence[Method], records: Sequence[Record], colours: Mapping[str, str], slug: str, points: int = 100
+) -> list[Group]:
+    """Every group of figures that these records can fill; ``points`` is the most that a learning curve may have."""
+    asked = _asked(named)
     made = (
         _comparison(named, colours, slug),
-        _curves(named, colours, slug),
+        _curves(named, colours, slug, points),
         _sweeps(named, records, slug),
-        _removal(named, slug),
-        _scatters(named, slug),
+        _removal(asked, slug),
+        _scatters(asked, slug),
         _confusion(best_of(named), slug),
     )
     return [group for group in made if group.panels]
@@ -71,18 +75,13 @@ def _comparison(named: Sequence[Method], colours: Mapping[str, str], slug: str) 
     return Group("The methods side by side", "", "wide", tuple(panels))
 
 
-def _curves(named: Sequence[Method], colours: Mapping[str, str], slug: str) -> Group:
+def _curves(named: Sequence[Method], colours: Mapping[str, str], slug: str, points: int) -> Group:
     panels = []
     for i, method in enumerate(named):
         fits = [r.body["fit"] for r in method.row.records if (r.body["fit"].get("curve") or {}).get("epoch")]
         if not fits:
             continue
-        curves = [
-            plots.Curve(
-                *(_floats(f["curve"][k]) for k in ("epoch", "train", "valid")), f["best_epoch"], f["valid_loss"]
-            )
-            for f in fits
-        ]
+        curves = [_curve(f, points) for f in fits]
         label = f"Training and validation loss of {method.name} over the epochs"
         drawn = plots.learning_curves(curves, colours[method.name])
         panels.append(Panel(method.name, _inline(drawn, f"{slug}-curve{i}", label)))
@@ -90,9 +89,16 @@ def _curves(named: Sequence[Method], colours: Mapping[str, str], slug: str) -> G
     return Group("How they learned", text, "small", tuple(panels))
 
 
+def _curve(fit: dict[str, Any], points: int) -> plots.Curve:
+    epoch, train, valid = (_floats(fit["curve"][k]) for k in ("epoch", "train", "valid"))
+    seen = np.unique(np.linspace(0, len(epoch) - 1, points).round().astype(int))
+    return plots.Curve(epoch[seen], train[seen], valid[seen], fit["best_epoch"], fit["valid_loss"])
+
+
 def _sweeps(named: Sequence[Method], records: Sequence[Record], slug: str) -> Group:
     panels = []
-    for i, method in enumerate(m for m in named if m.removes):
+    removing = [m for m in named if m.removes]
+    for i, method in enumerate(removing):
         sweep = _sweep_of(method, records)
         removal = sorted({r for fold in sweep for r in fold})
         chosen = [r.recipe.removal for r in method.row.records]
@@ -105,7 +111,12 @@ def _sweeps(named: Sequence[Method], records: Sequence[Record], slug: str) -> Gr
             base = mean_and_deviation(read(r) for r in plain)[0]
             drawn = plots.sweep(removal, _table(folds), chosen, title, base)
             label = f"{title} of {method.name} against the share r removed"
-            panels.append(Panel(f"{words}: {method.name}.", _inline(drawn, f"{slug}-sweep{i}{title[0]}", label)))
+            panels.append(
+                Panel(
+                    f"{words}: {method.name}." if len(removing) > 1 else f"{words}.",
+                    _inline(drawn, f"{slug}-sweep{i}{title[0]}", label),
+                )
+            )
     text = (
         "A thin line a fold, a strong one for their mean. Rings mark the r each fold chose without seeing a test label."
     )
@@ -123,10 +134,16 @@ def _sweep_of(method: Method, records: Sequence[Record]) -> list[dict[float, Rec
     return folds
 
 
-def _removal(named: Sequence[Method], slug: str) -> Group:
-    sweeps = next(
-        (found for m in named if (found := [r.body["sweep"] for r in m.row.records if r.body.get("sweep")])), []
-    )
+def _asked(named: Sequence[Method]) -> list[Record]:
+    """The runs that MPEM asked whom to remove; where it did not run, those of the best Counting Network."""
+    needed = {n for m in named if m.removes for r in m.row.records for n in r.recipe.needs}
+    plain = [m for m in named if m.row.records[0].body.get("sweep")]
+    plain.sort(key=lambda m: (m.row.records[0].recipe not in needed, m.row.records[0].recipe.head != "count"))
+    return [r for r in plain[0].row.records if r.body.get("sweep")] if plain else []
+
+
+def _removal(asked: Sequence[Record], slug: str) -> Group:
+    sweeps = [r.body["sweep"] for r in asked]
     sweeps = [s for s in sweeps if s["removal"] == sweeps[0]["removal"]]
     panels = []
     if sweeps:
@@ -148,13 +165,14 @@ def _removal(named: Sequence[Method], slug: str) -> Group:
                 _inline(plots.agreement(removal, agree, control), f"{slug}-agreement", label),
             )
         )
-    text = "Measured on the training bags with the hidden instance labels, which no method sees."
+    who = asked[0].recipe.label if asked else ""
+    text = f"Asked of the {who}, measured on its training bags with the instance labels that it never saw."
     return Group("Whom MPEM removes", text, "wide", tuple(panels))
 
 
-def _scatters(named: Sequence[Method], slug: str) -> Group:
+def _scatters(asked: Sequence[Record], slug: str) -> Group:
     panels, prefix = [], "train_share_after_"
-    for record in (r for m in named for r in m.row.records if r.body.get("sweep")):
+    for record in asked:
         arrays = record.arrays()
         for name in sorted((k for k in arrays if k.startswith(prefix)), key=lambda k: float(k.removeprefix(prefix))):
             removal = float(name.removeprefix(prefix))
@@ -172,11 +190,23 @@ def _confusion(method: Method, slug: str) -> Group:
     counts = [np.asarray(c) for c in given if c]
     if not counts:
         return Group("", "", "", ())
-    classes = method.row.records[0].body["data"]["classes"]
-    drawn = plots.confusion_matrix(np.sum(counts, axis=0), classes)
+    classes, total = method.row.records[0].body["data"]["classes"], np.sum(counts, axis=0)
+    drawn = plots.confusion_matrix(total, classes)
     label = f"Confusion matrix of {method.name}: true classes in rows, said classes in columns"
     text = f"{method.name}, all folds together. Rows are what the instances are, columns what was said of them."
-    return Group("What is taken for what", text, "table", (Panel("", _inline(drawn, f"{slug}-confusion", label)),))
+    panel = Panel("", _inline(drawn, f"{slug}-confusion", label))
+    return Group("What is taken for what", text, "table", (panel,), tuple(_mistakes(total, classes)))
+
+
+def _mistakes(counts: np.ndarray, classes: Sequence[str], most: int = 5) -> Iterator[str]:
+    """The commonest mistakes in words, as a share of the class they happen to."""
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    np.fill_diagonal(share, 0)
+    for spot in np.argsort(-share, axis=None, kind="stable")[:most]:
+        true, said = divmod(int(spot), len(classes))
+        if share[true, said] > 0:
+            part = f"{100 * share[true, said]:.1f} % of {classes[true]}"
+            yield f"{part} is taken for {classes[said]} ({counts[true, said]:,} of {counts[true].sum():,})"
 
 
 def _inline(figure: Figure, name: str, label: str) -> Markup:

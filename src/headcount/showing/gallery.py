@@ -70,7 +70,8 @@ class Gallery:
     fold: int
     key: str
     kind: str
-    side: int  # of a picture, in pixels
+    tile: int  # the width of a picture on the page: a whole multiple of its pixels, if it is small
+    crisp: bool  # small pictures show their pixels
     bags: tuple[BagView, ...]
     excuse: str = ""
 
@@ -84,7 +85,7 @@ def local_source(name: str) -> Source:
 
 def gallery(record: Record, method: str, load_source: LoadSource = local_source, budget: int = 1 << 20) -> Gallery:
     """Three test bags of a record in at most ``budget`` bytes of pictures; it explains itself rather than fail."""
-    nothing = Gallery(method, record.recipe.fold, record.key, "", 0, ())
+    nothing = Gallery(method, record.recipe.fold, record.key, "", 0, False, ())
     arrays = record.arrays()
     if any(name not in arrays for name in _NEEDED):
         return replace(nothing, excuse="the run's arrays were not kept beside its record")
@@ -99,8 +100,9 @@ def gallery(record: Record, method: str, load_source: LoadSource = local_source,
     for colours in (0, 128, 32):  # fewer colours a picture before fewer bags
         bags = tuple(_bag_view(rank, i, arrays, source, colours) for rank, i in _picked(arrays))
         if sum(len(t.picture) for b in bags for v in b.votes for t in v.tiles) <= budget:
-            side = max(source.data.shape[1:3]) if source.kind == "images" else 0
-            return Gallery(method, record.recipe.fold, record.key, source.kind, side, bags)
+            side = max(source.data.shape[1:3]) if source.kind == "images" else _SIDE
+            tile = side * max(1, round(56 / side)) if side < 48 else 64
+            return replace(nothing, kind=source.kind, tile=tile, crisp=side < 48, bags=bags)
     return replace(nothing, excuse="its pictures would make the page too heavy; report on fewer records at a time")
 
 

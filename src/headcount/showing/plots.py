@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from headcount.judging.select import mean_and_deviation
 from headcount.showing import shapes
-from headcount.showing.canvas import MUTED, PALETTE, PAPER, legend, method_colours, panel, save, svg
-from headcount.showing.shapes import Numbers
+from headcount.showing.canvas import INK, MUTED, PALETTE, PAPER, legend, method_colours, panel, save, svg
+from headcount.showing.shapes import Numbers, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,9 +46,10 @@ def learning_curves(curves: Sequence[Curve], colour: str = PALETTE[0]) -> Figure
             ax.plot(curve.epoch, curve.valid, color=colour, lw=thin, label="validation" if named else None)
         best = [c.best_epoch for c in curves], [c.best_loss for c in curves]
         ax.plot(*best, "o", ms=5.5, mfc=PAPER, mec=colour, mew=1.6, clip_on=False, label="kept", zorder=4)
-        shapes.from_zero(ax, [v for c in curves for v in (*c.train, *c.valid)])
+        shapes.loss_limits(ax, [v for c in curves for v in (*c.train, *c.valid)])
         ax.set(title="loss", xlim=(0, max((max(c.epoch, default=1) for c in curves), default=1)))
-        shapes.whole_ticks(ax)
+        ax.xaxis.get_major_locator().set_params(nbins=5, integer=True)
+        shapes.few_ticks(ax)
         ax.set_xlabel("epoch", loc="right")
         legend(ax)
     return figure
@@ -98,75 +99,75 @@ def share_scatter(before: Numbers, after: Numbers, colour: str = PALETTE[1]) -> 
     return figure
 
 
-def purity(removal: Numbers, folds: Sequence[Numbers]) -> Figure:
+def purity(removal: Numbers, folds: Table) -> Figure:
     """The share of removed instances that really are not of their bag's class, against r."""
-    with shapes.lines_against_removal("purity", removal, {"MPEM": folds}, {"MPEM": PALETTE[1]}) as (figure, ax):
-        ax.set_ylim(top=1.02)
+    with shapes.lines_against_removal("purity", removal, {"MPEM": folds}, {"MPEM": PALETTE[1]}) as (figure, _):
+        pass
     return figure
 
 
-def agreement(removal: Numbers, folds: Sequence[Numbers], control: Sequence[Numbers]) -> Figure:
+def agreement(removal: Numbers, folds: Table, control: Table) -> Figure:
     """How often the label is still the majority of what is left, against r, beside removal at random."""
     lines, colours = {"MPEM": folds, "at random": control}, {"MPEM": PALETTE[1], "at random": PALETTE[7]}
-    with shapes.lines_against_removal("agreement", removal, lines, colours) as (figure, ax):
-        ax.set_ylim(top=1.02)
+    with shapes.lines_against_removal("agreement", removal, lines, colours) as (figure, _):
+        pass
     return figure
 
 
-def sweep(
-    removal: Numbers, folds: Sequence[Numbers], chosen: Numbers, title: str, plain: float | None = None
-) -> Figure:
+def sweep(removal: Numbers, folds: Table, chosen: Numbers, title: str, plain: float | None = None) -> Figure:
     """A score of MPEM against r, a line a fold; rings mark each fold's chosen r, the dashes what no removal scored."""
     at = {round(float(r), 6): i for i, r in enumerate(removal)}
     marked = [(r, fold[at[round(float(r), 6)]]) for r, fold in zip(chosen, folds, strict=True)]
-    with shapes.lines_against_removal(title, removal, {"MPEM": folds}, {"MPEM": PALETTE[1]}) as (figure, ax):
-        ring = {"ms": 6, "mfc": PAPER, "mec": PALETTE[1], "mew": 1.7, "zorder": 4}
+    with shapes.lines_against_removal(title, removal, {"": folds}, {"": PALETTE[1]}) as (figure, ax):
+        ring: Any = {"ms": 6, "mfc": PAPER, "mec": PALETTE[1], "mew": 1.7, "zorder": 4}
         ax.plot(*zip(*marked, strict=True), "o", label="chosen r", **ring)
         if plain is not None and math.isfinite(plain):
             ax.axhline(plain, color=PALETTE[0], lw=1.4, dashes=(4, 3), label="no removal")
     return figure
 
 
-def confusion_matrix(counts: Numbers | Sequence[Sequence[int]], classes: Sequence[str]) -> Figure:
+def confusion_matrix(counts: Table, classes: Sequence[str]) -> Figure:
     """Counts, a row per true class, shaded by the row's share; beside them the share of each class said right."""
     table = np.asarray(counts, dtype=float)
     share = table / np.maximum(table.sum(1, keepdims=True), 1)
     size, few = len(table), len(table) <= 12  # with more classes than that, colour must do
     short = [shapes.short(name, 16) for name in classes]
     side = 6.6 * max(map(len, short), default=1) + 14
-    top, grid = 0.7 * side + 24, size * (34 if few else max(8, 420 / size))
+    top, grid = max(26, 0.7 * side + 14), size * (40 if few else max(8, 420 / size))
     with panel(side + grid + 56, top + grid + 6, (side, top, 56, 6)) as (figure, ax):
         for row, column in zip(*np.nonzero(table), strict=True):
             shapes.cell(ax, row, column, share[row, column], table[row, column] if few else None)
         for k in range(size if few else 0):
             hits = f"{100 * share[k, k]:.0f} %" if table[k].any() else "–"
             ax.text(size - 0.3, k, hits, va="center", color=MUTED, size=10.5)
+        ax.annotate("right", (size - 0.3, -0.5), (0, 5), "data", "offset points", color=MUTED, size=10.5)
         shapes.grid(ax, size, short)
     return figure
 
 
-def protocol_figure(share: Numbers, labels: Numbers, tied: float, classes: Sequence[str], edges: Numbers) -> Figure:
-    """What the bags are like: the majority's share (n,) over the protocol's bins, and the number of bags (C,) with each label.
+def protocol_figure(
+    share: Numbers, labels: Numbers, tied: Numbers | float, classes: Sequence[str], edges: Numbers
+) -> Figure:
+    """What n bags are like: their majority's share over the protocol's bins, and how many have each label.
 
-    ``tied`` is the share of bags in which two classes lead. Bags that rounding pushed out of the range are said, not hidden.
+    ``share``, ``labels`` and ``tied`` (two classes lead) are (n,), one for each bag; ``tied`` may also be their mean.
+    Bags that rounding pushed out of the protocol's range are said, not hidden.
     """
-    share, edges, labels = np.asarray(share), np.asarray(edges), np.asarray(labels)
-    outside = int(((share < edges[0]) | (share > edges[-1])).sum())
-    height = max(240, 80 + 20 * len(classes))
-    with panel(720, height, (48, 52, 40, 42), columns=2) as (figure, (left, right)):
+    share, edges = np.asarray(share, dtype=float), np.asarray(edges, dtype=float)
+    with panel(780, max(250, 90 + 20 * len(classes)), (44, 34, 24, 42), columns=2) as (figure, (left, right)):
         figure.subplots_adjust(wspace=0.5)
-        width = np.diff(edges)
-        left.bar(edges[:-1], np.histogram(share, edges)[0], width * 0.92, align="edge", color=PALETTE[0])
-        left.set(title=f"{len(share):,} bags by their majority's share", xlim=(edges[0], edges[-1]))
+        left.bar(edges[:-1], np.histogram(share, edges)[0], np.diff(edges) * 0.92, align="edge", color=PALETTE[0])
+        left.set(title=f"{len(share):,} bags by the share of their majority", xlim=(edges[0], edges[-1]))
         left.set_xticks(edges[::2], [f"{e:.2f}" for e in edges[::2]])
+        outside = int(((share < edges[0]) | (share > edges[-1])).sum())
         left.set_xlabel(f"share of the majority{f'; {outside} outside the range' if outside else ''}", loc="right")
-        spots = np.arange(len(classes))
-        right.barh(spots, labels, 0.7, color=PALETTE[0])
-        right.axvline(labels.sum() / max(len(labels), 1), color=MUTED, lw=1, dashes=(4, 3))
+        spots, counts = np.arange(len(classes)), np.bincount(np.asarray(labels, dtype=int), minlength=len(classes))
+        right.barh(spots, counts, 0.7, color=PALETTE[0])
+        right.axvline(counts.mean(), color=INK, lw=1, dashes=(4, 3))
         right.set_yticks(spots, [shapes.short(name, 18) for name in classes])
         right.invert_yaxis()
-        right.set_title(f"bags by their label; {100 * tied:.1f} % tied")
-        right.set_xlabel("bags; dashes: all labels alike", loc="right")
+        right.set_title(f"bags by their label; {100 * float(np.mean(tied)):.1f} % tied")
+        right.set_xlabel("bags (dashes: were all labels alike)", loc="right")
         right.grid(visible=False)
     return figure
 

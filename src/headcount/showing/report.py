@@ -45,7 +45,7 @@ class Section:
 
     @property
     def share_right(self) -> str:
-        return f"{100 * self.best.accuracy:.1f} %"
+        return f"{100 * round(self.best.accuracy, 3):.1f} %"  # rounded as in the table
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,7 @@ def render(records: Sequence[Record], title: str, load_source: LoadSource = loca
         overview=_overview(sections) if len(sections) > 1 else [],
         made=_provenance(records),
         count=len(records),
+        seeds=len({r.body["recipe"]["seed"] for r in records}) > 1,
     )
 
 
@@ -109,11 +110,23 @@ def _sections(records: Sequence[Record]) -> list[Section]:
         groups.setdefault((row.source, row.scenario), []).append(row)
     ordered = {place: methods(members) for place, members in sorted(groups.items())}
     colours = method_colours(sorted({m.name for named in ordered.values() for m in named}))
-    return [_section(f"s{i}", *place, named, records, colours) for i, (place, named) in enumerate(ordered.items(), 1)]
+    points = (
+        100 if sum(map(len, ordered.values())) <= 60 else 40
+    )  # a panel is 300 pixels wide, and a page has its limits
+    return [
+        _section(f"s{i}", *place, named, records, colours, points)
+        for i, (place, named) in enumerate(ordered.items(), 1)
+    ]
 
 
 def _section(
-    slug: str, source: str, scenario: str, named: list[Method], records: Sequence[Record], colours: dict[str, str]
+    slug: str,
+    source: str,
+    scenario: str,
+    named: list[Method],
+    records: Sequence[Record],
+    colours: dict[str, str],
+    points: int,
 ) -> Section:
     own = [r for r in records if (r.body["recipe"]["source"], r.body["recipe"]["scenario"]) == (source, scenario)]
     return Section(
@@ -124,7 +137,7 @@ def _section(
         facts=facts(own),
         notes=sorted({note for r in own if (note := r.body["data"].get("note"))}),
         lines=lines(named),
-        groups=figures(named, own, colours, slug),
+        groups=figures(named, own, colours, slug, points),
         methods=named,
         records=own,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,26 +16,30 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Numbers = Sequence[float] | np.ndarray
+Table = Sequence[Numbers] | np.ndarray
 _ROW = 38  # pixels for a method: its name, and its dots or its box under it
 
 
 @contextmanager
-def method_rows(labels: Sequence[str], width: float = 430) -> Iterator[tuple[Figure, Axes]]:
+def method_rows(labels: Sequence[str], width: float = 390) -> Iterator[tuple[Figure, Axes]]:
     """A panel with one row a method, its name above its dots rather than beside them: a phone is narrow."""
     with panel(width, 54 + _ROW * len(labels), (10, 18, 52, 36)) as (figure, ax):
         ax.set(ylim=(len(labels) - 0.5, -0.72), yticks=[])
         ax.grid(visible=True, axis="x")
+        behind = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}  # no rule may strike a name through
         for y, label in enumerate(labels):
-            ax.annotate(label, (0, y - 0.26), (0, 0), ("axes fraction", "data"), "offset points", va="bottom")
+            ax.annotate(
+                label, (0, y - 0.26), (0, 0), ("axes fraction", "data"), "offset points", va="bottom", bbox=behind
+            )
         yield figure, ax
 
 
 @contextmanager
 def lines_against_removal(
-    title: str, removal: Numbers, lines: Mapping[str, Sequence[Numbers]], colours: Mapping[str, str]
+    title: str, removal: Numbers, lines: Mapping[str, Table], colours: Mapping[str, str]
 ) -> Iterator[tuple[Figure, Axes]]:
     """A panel over r from 0 to 1: for each name a thin line a fold and a strong one for their mean."""
-    with panel(340, 220) as (figure, ax):
+    with panel(390, 220) as (figure, ax):
         for name, folds in lines.items():
             table = np.asarray(folds, dtype=float)  # (folds, removals), NaN where nobody ran
             if len(table) > 1:
@@ -45,7 +49,9 @@ def lines_against_removal(
         ax.set(title=title, xlim=(0, 1.03), xticks=np.arange(0, 1.01, 0.2))
         ax.set_xlabel("r, share of the predicted minority removed", loc="right")
         yield figure, ax
-        legend(ax)
+        few_ticks(ax)
+        if len(lines) > 1 or len(ax.get_legend_handles_labels()[1]) > 1:
+            legend(ax)
 
 
 def box(ax: Axes, y: float, values: np.ndarray, colour: str) -> None:
@@ -61,22 +67,24 @@ def box(ax: Axes, y: float, values: np.ndarray, colour: str) -> None:
 
 
 def cell(ax: Axes, row: int, column: int, share: float, count: float | None) -> None:
-    """One cell of a confusion matrix: blue where right, orange where wrong, as strong as its share of the row."""
+    """One cell of a confusion matrix: blue where right, orange where wrong, stronger with its share of the row."""
     colour = PALETTE[0] if row == column else PALETTE[1]
     ax.fill(
         column + np.array([-0.5, 0.5, 0.5, -0.5]), row + np.array([-0.5, -0.5, 0.5, 0.5]),
-        color=colour, alpha=max(0.04, float(share)), lw=0,
+        color=colour, alpha=float(share) ** 0.5,  # by the root: a few mistakes should be seen
+        lw=0,
     )  # fmt: skip
     if count is not None:
-        ink = PAPER if share > 0.55 else INK
-        ax.text(column, row, f"{count:.0f}", ha="center", va="center", color=ink, size=9.5 if count < 10_000 else 8)
+        ink = PAPER if share > 0.4 else INK
+        ax.text(column, row, f"{count:.0f}", ha="center", va="center", color=ink, size=10.5 if count < 10_000 else 8.5)
 
 
 def grid(ax: Axes, size: int, names: Sequence[str]) -> None:
     """The rules and names of a square table, the first row at the top."""
     ticks = range(0, size, 1 if size <= 40 else 10)
+    turned: Any = {"rotation": 40, "ha": "left", "rotation_mode": "anchor"} if max(map(len, names)) > 3 else {}
     ax.set(xlim=(-0.5, size - 0.5), ylim=(size - 0.5, -0.5))
-    ax.set_xticks(ticks, [names[k] for k in ticks], rotation=40, ha="left", rotation_mode="anchor")
+    ax.set_xticks(ticks, [names[k] for k in ticks], **turned)
     ax.set_yticks(ticks, [names[k] for k in ticks])
     ax.tick_params(length=0, bottom=False, labeltop=True, labelbottom=False, pad=5)
     ax.grid(visible=False)
@@ -110,17 +118,17 @@ def room(ax: Axes, values: Numbers) -> tuple[float, float]:
     return low - air, high + air
 
 
-def from_zero(ax: Axes, values: Numbers) -> None:
-    """Losses start at zero; a first epoch that is off the chart must not flatten all the others."""
+def loss_limits(ax: Axes, values: Numbers) -> None:
+    """From zero, unless the loss never comes near it; and a wild first epoch must not flatten all the others."""
     seen = clean(values)
     if len(seen):
-        high = min(float(seen.max()), 3 * float(np.percentile(seen, 95)))
-        ax.set_ylim(0, 1.06 * high or 1)
+        low, high = float(seen.min()), min(float(seen.max()), 3 * float(np.percentile(seen, 95)))
+        floor = low - 0.1 * (high - low) if low > 0.4 * high else 0.0
+        ax.set_ylim(floor, high + 0.06 * (high - floor) + 1e-9)
 
 
-def whole_ticks(ax: Axes) -> None:
-    """Few ticks, and no half epochs."""
+def few_ticks(ax: Axes) -> None:
+    """No more numbers up the side than are read."""
     from matplotlib.ticker import MaxNLocator
 
-    ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    ax.yaxis.set_major_locator(MaxNLocator(4))
+    ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))

@@ -119,16 +119,25 @@ def facts(records: Sequence[Record]) -> list[tuple[str, str]]:
     data = [r.body["data"] for r in records]
     classes = data[0]["classes"]
     bags = (f"{d['train_bags']:,} training, {d['valid_bags']:,} validation, {d['test_bags']:,} test" for d in data)
-    shapes = (" × ".join(map(str, d.get("shape", ()))) or "unknown" for d in data)
     return [
         ("Source", _all(d["source"] for d in data)),
         ("Scenario", _all(r.recipe.scenario for r in records)),
         ("Bags in a fold", _all(bags)),
         ("Instances in a bag", _all(d["bag_size"] for d in data)),
-        ("An instance is", _all(shapes)),
+        ("An instance is", _all(_shape(d.get("shape") or ()) for d in data)),
         (f"{len(classes)} classes", ", ".join(classes[:30]) + ("…" if len(classes) > 30 else "")),
         ("Checksum", _all(str(d["checksum"])[:12] for d in data)),
     ]
+
+
+def _shape(shape: Sequence[int]) -> str:
+    """
+    >>> _shape([8, 8, 1]), _shape([30])
+    ('8 × 8 pixels, grey', '30 numbers')
+    """
+    if len(shape) == 3:
+        return f"{shape[0]} × {shape[1]} pixels, {'grey' if shape[2] == 1 else 'colour'}"
+    return " × ".join(map(str, shape)) + " numbers" if shape else "unknown"
 
 
 def _all(values: Iterable[Any]) -> str:

@@ -120,6 +120,9 @@ def compiled(function: Callable[..., Any], compile: str, device: torch.device) -
     choose("compile", compile, COMPILE)
     if compile == "off" or (compile == "auto" and device.type != "cuda"):
         return function
+    torch._dynamo.config.recompile_limit = (
+        64  # one for each length of batch, training and validation, and kind of model
+    )
     ready = torch.compile(function, dynamic=False)
     failed = False
 
@@ -164,23 +167,31 @@ class TinyMapConv(nn.Conv2d):
         return F.linear(flat, taps).unflatten(1, (out, out, self.out_channels)).permute(0, 3, 1, 2)
 
 
-def arrange(model: nn.Module) -> None:
-    """Lay a model out for speed: convolutions channels-last, as the images already are, and short ways on tiny maps."""
-    if any(isinstance(m, nn.Conv2d) for m in model.modules()):
-        for p in model.parameters():
-            if p.ndim == 4:
-                p.data = p.data.contiguous(memory_format=torch.channels_last)
-        tiny_maps(model)
+class StemConv(nn.Conv2d):
+    """The 7x7 stride-2 convolution on three channels, as a 4x4 stride-1 one on twelve: each 2x2 block of pixels becomes a
+    place with four times the channels, padded to sixteen, a number the matrix units like. The same function, same weights;
+    cuDNN takes a seventh of the time for it.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        n, channels, height, width = input.shape
+        if height % 2 or width % 2 or channels > 4:
+            return super().forward(input)
+        fill = 16 - 4 * channels
+        blocks = input.permute(0, 2, 3, 1).reshape(n, height // 2, 2, width // 2, 2, channels).permute(0, 1, 3, 2, 4, 5)
+        x = F.pad(blocks.flatten(3), (0, fill, 2, 1, 2, 1)).permute(0, 3, 1, 2)
+        # eight taps a side, the first of them zero, in four blocks of two
+        w = F.pad(self.weight, (1, 0, 1, 0)).unflatten(3, (4, 2)).unflatten(2, (4, 2)).permute(0, 2, 4, 3, 5, 1)
+        return F.conv2d(x, F.pad(w.flatten(3), (0, fill)).permute(0, 3, 1, 2))
 
 
-def tiny_maps(model: nn.Module) -> None:
-    """Let the model's 3x3 convolutions take the short way on tiny maps. Weights, names and results stay."""
+def arrange(model: nn.Module, device: torch.device) -> None:
+    """Lay a model out for speed: convolutions channels-last, as the images already are, and the short ways above.
+    Weights, names and results stay."""
     for m in model.modules():
-        if (
-            type(m) is nn.Conv2d
-            and m.kernel_size == (3, 3)
-            and m.padding == (1, 1)
-            and m.groups == 1
-            and m.bias is None
-        ):
-            m.__class__ = TinyMapConv
+        if type(m) is nn.Conv2d and m.bias is None and m.groups == 1:
+            m.weight.data = m.weight.data.contiguous(memory_format=torch.channels_last)
+            if m.kernel_size == (3, 3) and m.padding == (1, 1):
+                m.__class__ = TinyMapConv
+            if device.type == "cuda" and m.kernel_size == (7, 7) and m.padding == (3, 3) and m.stride == (2, 2):
+                m.__class__ = StemConv

@@ -109,7 +109,7 @@ class Training:
         device = model.device
         speed.set_convolutions(recipe.precision, device)
         self.model, self.recipe, self.device = copy.deepcopy(model), recipe, device
-        speed.arrange(self.model)
+        speed.arrange(self.model, device)
         self.head = self.model.head
         self.teacher = copy.deepcopy(self.model).requires_grad_(False) if self.head.teacher is not None else None
         self.answering = self.teacher or self.model
@@ -153,8 +153,8 @@ class Training:
     def valid_step(self, which: Tensor) -> Tensor:
         x, batch = self.valid.deal(which)
         with speed.precise(self.recipe.precision, self.device):
-            output = self.answering.head(self.answering.features(x), batch.segments)
-            return self.answering.head.loss(output, batch, None)
+            h = self.encode(self.answering.prepare, self.answering.backbone, x, "none", 1)
+            return self.answering.head.loss(self.answering.head(h, batch.segments), batch, None)
 
     @torch.no_grad()
     def valid_loss(self) -> Tensor:

@@ -1,0 +1,59 @@
+"""Remake the paper's ablation (table 4): one record after the other in one process, the oldest missing first.
+
+    python benchmarks/records.py --out results/paper --source cifar10 --scenario various --minutes 9
+
+Counting Network, without Count, Output+Mean (official and nll), then MPEM for every removal, five folds each, 1,500 epochs
+of the paper's recipe with the fast path's precision. Stops starting runs when the minutes are over; goes on next time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from headcount.judging import run as runs
+from headcount.judging.scores import REMOVALS
+from headcount.training.recipe import Recipe
+
+
+def wanted(source: str, scenario: str, precision: str, epochs: int) -> list[Recipe]:
+    base = Recipe(source=source, scenario=scenario, precision=precision, epochs=epochs)
+    methods = [
+        base,
+        base.but(options={"t1": 1.0}),
+        base.but(head="output_mean", options={"form": "nll"}),
+        base.but(head="output_mean"),
+    ]
+    recipes = [method.but(fold=fold) for method in methods for fold in range(5)]
+    return recipes + [base.but(fold=fold, removal=r) for fold in range(5) for r in REMOVALS]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--source", default="cifar10")
+    parser.add_argument("--scenario", default="various")
+    parser.add_argument("--precision", default="bf16")
+    parser.add_argument("--epochs", type=int, default=1500)
+    parser.add_argument("--minutes", type=float, default=9.0)
+    args = parser.parse_args()
+    started, longest = time.monotonic(), 0.0
+    for scenario in args.scenario.split(","):
+        for recipe in wanted(args.source, scenario, args.precision, args.epochs):
+            if (args.out / f"{recipe.key}.json").exists():
+                continue
+            if time.monotonic() - started + longest > 60 * args.minutes:
+                print("time is up", flush=True)
+                return
+            begun = time.monotonic()
+            record = runs.run(recipe, args.out)
+            seconds = time.monotonic() - begun
+            longest = max(longest, min(seconds, 1.2 * longest or seconds))
+            got = record.scores
+            text = f"instance {got['instance_accuracy']:.4f}  bag {got['bag_accuracy']:.2f}"
+            print(f"{seconds:6.1f} s  {text}  best epoch {record.body['fit']['best_epoch']:4}  {recipe}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""Shared by all tests: one thread per process (they run side by side) and no data cache but the test's own."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory, monkeypatch):
+    """Tests never read a developer's data: the cache is an empty folder."""
+    monkeypatch.setenv("HEADCOUNT_DATA", str(tmp_path_factory.getbasetemp() / "no-data"))

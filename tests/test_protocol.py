@@ -1,0 +1,244 @@
+"""The generator against the specification: folds, bins, rounding, ties, label prior, and the losses of known classifiers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from headcount.bags import Segments
+from headcount.data import shares
+from headcount.data.protocol import SPLITS, Protocol, draw_counts, folds, label_of, majority_bags, pools, round_shares
+from headcount.data.sources import Source, load
+from headcount.errors import HeadcountError
+from headcount.models.heads import Batch, build_head
+
+# C, scenario: ties at the top, realised majority share min / mean / max (specification 1.5, 60,000 simulated bags)
+EXPECTED = [
+    (10, "various", 0.059, 0.125, 0.532, 0.984),
+    (10, "small", 0.212, 0.109, 0.250, 0.422),
+    (10, "large", 0.0, 0.562, 0.797, 1.0),
+    (9, "various", 0.056, 0.125, 0.540, 1.0),
+    (9, "small", 0.191, 0.125, 0.256, 0.422),
+    (9, "large", 0.0, 0.562, 0.797, 1.0),
+    (4, "various", 0.034, 0.250, 0.621, 1.0),
+    (4, "small", 0.185, 0.250, 0.326, 0.406),
+    (4, "large", 0.0, 0.594, 0.798, 1.0),
+]
+
+
+def many(classes, scenario, bags=8000, seed=0, **options):
+    rng = np.random.default_rng(seed)
+    rows = [draw_counts(Protocol(scenario, **options), classes, 400, rng) for _ in range(bags // 400)]
+    return np.concatenate([c for c, _ in rows]), np.concatenate([y for _, y in rows])
+
+
+@pytest.mark.parametrize(("classes", "scenario", "ties", "low", "mean", "high"), EXPECTED)
+def test_statistics(classes, scenario, ties, low, mean, high):
+    counts, labels = many(classes, scenario)
+    top = counts.max(1)
+    assert (counts.sum(1) == 64).all()
+    assert (counts >= 0).all()
+    assert (counts[np.arange(len(counts)), labels] == top).all()
+    tied = (counts == top[:, None]).sum(1) > 1
+    assert tied.mean() == pytest.approx(ties, abs=0.015)
+    assert (counts[tied].argmax(1) == labels[tied]).all(), "a tie goes to the lowest class"
+    share = top / 64
+    assert share.mean() == pytest.approx(mean, abs=0.006)
+    assert share.min() >= low - 0.017  # the extremes of a sample are one instance or so apart
+    assert share.max() <= high + 0.017
+
+
+def test_label_prior_is_skewed_by_ties():
+    """Small: P(label = 0) = 0.135 ... P(label = 9) = 0.079; with four classes 0.306, 0.261, 0.231, 0.202."""
+    prior = np.bincount(many(10, "small", 16000)[1], minlength=10) / 16000
+    assert prior[0] == pytest.approx(0.135, abs=0.012)
+    assert prior[9] == pytest.approx(0.079, abs=0.012)
+    prior = np.bincount(many(4, "small", 16000)[1], minlength=4) / 16000
+    np.testing.assert_allclose(prior, (0.306, 0.261, 0.231, 0.202), atol=0.015)
+
+
+@pytest.mark.parametrize("scenario", ["various", "small", "large"])
+def test_forty_bags_in_each_bin_before_rounding(scenario):
+    p = shares.conditional(scenario, 10, 400, np.random.default_rng(1))
+    np.testing.assert_allclose(p.sum(1), 1)
+    assert np.histogram(p.max(1), shares.edges(scenario, 10))[0].tolist() == [40] * 10
+
+
+def test_mix_of_laws():
+    """The staged procedure, without its blocks of ten million: mean number of samples from each law, per bin."""
+    rng = np.random.default_rng(0)
+    drawn = [shares.mix("various", 10, np.full(10, 40), rng) for _ in range(200)]
+    mean = [{law: np.mean([d[b].get(law, 0) for d in drawn]) for law in "UAB"} for b in range(10)]
+    assert all(mean[b]["U"] == 40 for b in range(5))
+    assert mean[5]["U"] == pytest.approx(4.4, abs=0.6)
+    assert mean[6]["A"] == pytest.approx(39.9, abs=0.2)
+    assert mean[8]["A"] == pytest.approx(0.7, abs=0.3)
+    assert mean[9]["B"] == pytest.approx(40, abs=0.1)
+
+
+@pytest.mark.parametrize(("law", "scenario"), [("U", "various"), ("A", "large"), ("B", "large"), ("G", "large")])
+def test_conditional_draws_have_the_law(law, scenario):
+    """Against plain draws that happen to fall into the bin: same mean share and same spread of the minors."""
+    rng = np.random.default_rng(2)
+    e = shares.edges(scenario, 4)
+    plain = shares._block(law, 4, 400_000, np.random.RandomState(0))
+    b = int(np.argmax([np.count_nonzero((e[i] < plain.max(1)) & (plain.max(1) < e[i + 1])) for i in range(10)]))
+    want = plain[(e[b] < plain.max(1)) & (plain.max(1) < e[b + 1])]
+    got = shares.draw(law, 4, e[b], e[b + 1], 4000, rng)
+    assert len(want) > 4000
+    assert shares.chance(law, 4, e[b], e[b + 1]) == pytest.approx(len(want) / 400_000, rel=0.1)
+    for figure in (lambda p: p.max(1), lambda p: p.min(1), lambda p: np.sort(p, 1)[:, 1]):
+        assert figure(got).mean() == pytest.approx(figure(want).mean(), rel=0.02)
+        assert figure(got).std() == pytest.approx(figure(want).std(), rel=0.08)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7, 100])
+def test_any_number_of_classes(classes):
+    for scenario in ("various", "large") if classes == 2 else ("various", "small", "large"):
+        p = shares.conditional(scenario, classes, 40, np.random.default_rng(0))
+        assert p.shape == (40, classes)
+        assert np.histogram(p.max(1), shares.edges(scenario, classes))[0].tolist() == [4] * 10
+
+
+def test_official_sampler_has_the_same_statistics(monkeypatch):
+    """The block procedure on smaller blocks: same bins, same ties."""
+    monkeypatch.setattr(shares, "BLOCK", 200_000)
+    rng = np.random.RandomState(42)
+    rows = [shares.official("small", 4, 400, rng, block=200_000) for _ in range(5)]
+    p = np.concatenate(rows)
+    assert np.histogram(p.max(1), shares.edges("small", 4))[0].tolist() == [200] * 10
+    counts = round_shares(p, 64)
+    for row in counts:
+        rng.shuffle(row)
+    tied = (counts == counts.max(1, keepdims=True)).sum(1) > 1
+    assert tied.mean() == pytest.approx(0.185, abs=0.03)
+
+
+def test_official_needs_a_multiple_of_ten():
+    with pytest.raises(HeadcountError, match="divide by 10"):
+        shares.official("small", 4, 25, np.random.RandomState(0), block=1000)
+
+
+# -- rules ------------------------------------------------------------------------------------------------------------------
+
+
+def test_tie_rules():
+    counts, _ = many(10, "small", 2000, tie="reject")
+    assert ((counts == counts.max(1, keepdims=True)).sum(1) == 1).all()
+    tied = np.array([[3, 5, 5, 1]] * 400)
+    drawn = label_of(tied, "random", np.random.default_rng(0))
+    assert set(drawn) == {1, 2}
+    assert 0.4 < (drawn == 1).mean() < 0.6
+    assert set(label_of(tied, "lowest", np.random.default_rng(0))) == {1}
+
+
+def test_largest_remainder_sums_and_stays_close():
+    p = shares.conditional("various", 10, 400, np.random.default_rng(3))
+    counts = round_shares(p, 64, "largest_remainder")
+    assert (counts.sum(1) == 64).all()
+    assert np.abs(counts - 64 * p).max() < 1
+
+
+def test_clipping_gives_later_classes_nothing():
+    assert round_shares(np.array([[0.5, 0.51, 0.1, 0.0]]), 10).tolist() == [[5, 5, 0, 0]]
+
+
+# -- folds and bags ---------------------------------------------------------------------------------------------------------
+
+
+def test_folds_are_the_released_permutation():
+    order = np.arange(103)
+    np.random.seed(42)  # noqa: NPY002  the released code's legacy generator
+    np.random.shuffle(order)  # noqa: NPY002
+    made = folds(103)
+    assert np.concatenate(made).tolist() == order[:100].tolist()
+    assert [len(f) for f in made] == [20] * 5
+
+
+@pytest.mark.parametrize("fold", range(5))
+def test_no_instance_is_in_two_splits(fold):
+    made = pools(1797, fold)
+    seen = np.concatenate([made[s] for s in SPLITS])
+    assert len(seen) == len(set(seen.tolist())) == 5 * (1797 // 5)
+    assert len(made["train"]) == 3 * len(made["test"])
+
+
+def small(**options):
+    return Protocol(**{"bag_size": 24, "train_bags": 40, "valid_bags": 20, "test_bags": 20, **options})
+
+
+def test_bags_hold_what_they_say():
+    source = load("digits")
+    made = majority_bags(source, 2, small())
+    for split, bags in made.items():
+        truth, bag = bags.truth.numpy(), bags.bag.numpy()
+        assert (truth == source.truth[bags.index.numpy()]).all()
+        assert set(bags.index.tolist()) <= set(pools(len(source), 2)[split].tolist())
+        for b in range(len(bags)):
+            mine = bags.index.numpy()[bag == b]
+            assert len(mine) == len(set(mine.tolist())) == 24, "no instance twice in a bag"
+            assert np.bincount(truth[bag == b], minlength=10).argmax() == bags.label[b]
+
+
+def test_seeded():
+    source = load("digits")
+    one, two = (majority_bags(source, 0, small())["train"] for _ in range(2))
+    assert torch.equal(one.index, two.index)
+    assert not torch.equal(one.index, majority_bags(source, 0, small(seed=43))["train"].index)
+    assert not torch.equal(one.label, majority_bags(source, 1, small())["train"].label)
+
+
+def test_pinned_bags():
+    """Records name bags by recipe: if this changes, every record is worth nothing."""
+    bags = majority_bags(load("digits"), 0, small())["train"]
+    assert bags.label[:12].tolist() == PINNED_LABELS
+    assert bags.index[:8].tolist() == PINNED_ADDRESSES
+
+
+PINNED_LABELS: list[int] = []
+PINNED_ADDRESSES: list[int] = []
+
+
+def test_without_overlap_no_instance_is_shared():
+    source = load("digits")
+    made = majority_bags(source, 0, small(overlap=False, train_bags=40))
+    assert len(set(made["train"].index.tolist())) == len(made["train"].index)
+    assert len(made["train"]) == len(made["train"].label) < 40  # the pool runs out, and the labels are cut with it
+
+
+def test_a_pool_too_small_says_so():
+    source = Source("few", np.zeros((50, 2), np.float32), np.arange(50) % 5, tuple("abcde"), "0")
+    with pytest.raises(HeadcountError, match=r"class '.' has \d+ instances in the train part of few, a bag wants \d+"):
+        majority_bags(source, 0, Protocol(bag_size=64))
+
+
+# -- what known classifiers lose on generated bags ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("classes", "scenario", "perfect", "tolerance"),
+    [
+        (10, "various", 0.454, 0.03),
+        (10, "small", 1.193, 0.03),
+        (10, "large", 0.0085, 0.002),
+        (9, "various", 0.422, 0.03),
+        (9, "small", 1.143, 0.03),
+        (9, "large", 0.0080, 0.002),
+        (4, "various", 0.233, 0.02),
+        (4, "small", 0.876, 0.03),
+        (4, "large", 0.0061, 0.002),
+    ],
+)
+def test_loss_of_a_perfect_classifier(classes, scenario, perfect, tolerance):
+    counts, labels = many(classes, scenario, 4000)
+    head = build_head("count", classes, classes, {"reduction": "paper"})
+    votes = torch.from_numpy(counts).float()
+    batch = Batch(Segments.from_sizes([1]), torch.eye(classes)[labels], torch.zeros(1), torch.zeros(1))
+    log_p = head.top(votes, torch.full((len(votes),), 64.0))
+    loss = float(head.loss(type("O", (), {"bag": log_p})(), batch))
+    assert loss == pytest.approx(perfect, abs=tolerance)
+    majority = torch.nn.functional.one_hot(torch.from_numpy(labels), classes).float() * 64
+    log_p = head.top(majority, torch.full((len(votes),), 64.0))
+    degenerate = float(head.loss(type("O", (), {"bag": log_p})(), batch))
+    assert degenerate == pytest.approx({10: 4.1e-4, 9: 3.6e-4, 4: 1.4e-4}[classes], rel=0.05)

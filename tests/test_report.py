@@ -1,0 +1,275 @@
+"""The report: right numbers, inert words, one file, and a reason instead of a failure."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headcount.data.sources import Source
+from headcount.errors import HeadcountError
+from headcount.judging.records import Record
+from headcount.judging.select import rows
+from headcount.showing import gallery, plots, report, tables
+from headcount.training.recipe import Recipe
+from showing_factory import REMOVALS, features, make_record, make_study, pictures
+
+HOSTILE = ("<img src=x onerror=alert(1)>", '"><script>alert(2)</script>', "$5 & up", "日本 🎈", "{{ 7 * 7 }}")
+SMALL = Recipe(source="noise", bag_size=12, train_bags=20, valid_bags=5, test_bags=6, epochs=30, backbone="mlp")
+
+
+class Page(HTMLParser):
+    """What a browser would see: tags with their attributes, and the text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {k: v or "" for k, v in attrs}))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def all(self, name: str) -> list[str]:
+        return [attrs[name] for _, attrs in self.tags if name in attrs]
+
+
+@pytest.fixture(scope="module")
+def source() -> Source:
+    return pictures(HOSTILE)
+
+
+@pytest.fixture(scope="module")
+def study(source: Source, tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
+    return make_study(tmp_path_factory.mktemp("study"), source)
+
+
+@pytest.fixture(scope="module")
+def html(study: list[Record], source: Source, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("page") / "deep" / "report.html"
+    written = report.write_report(study, path, title="A <b>bold</b> title", load_source=lambda name: source)
+    assert written == path
+    assert [p.name for p in path.parent.iterdir()] == ["report.html"]
+    return path.read_text("utf-8")
+
+
+def test_words_are_inert(html: str) -> None:
+    page = Page(html)
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert not [k for _, attrs in page.tags for k in attrs if k.startswith("on")]
+    assert all(name in page.text for name in HOSTILE)
+    assert "A <b>bold</b> title" in page.text
+
+
+def test_nothing_is_fetched(html: str) -> None:
+    page = Page(html)
+    addresses = page.all("src") + page.all("href") + re.findall(r"url\(([^)]*)\)|@import (\S+)", html)
+    assert all(str(a).startswith(("data:", "#", "('#")) for a in addresses)
+    assert "default-src 'none'" in html
+    assert len(html.encode()) < 3_000_000
+
+
+def test_every_link_has_its_target_and_every_id_is_one(html: str, study: list[Record]) -> None:
+    page = Page(html)
+    ids = page.all("id")
+    assert len(ids) == len(set(ids))
+    inside = [a[1:] for a in page.all("href") if a.startswith("#")] + re.findall(r"url\(#([^)]*)\)", html)
+    assert set(inside) <= set(ids)
+    assert {f"run-{r.key}" for r in study} <= set(ids)
+
+
+def test_table_says_what_the_rows_say(html: str, study: list[Record]) -> None:
+    for row in rows(study):
+        mean, deviation, _ = row.score("instance_accuracy")
+        assert re.search(rf">{mean:.3f} <span class=\"deviation\">± {deviation:.3f}<", html)
+    best = max(rows(study), key=lambda row: row.score("instance_accuracy")[0])
+    assert re.findall(r'class="number best">([\d.]+)', html) == [f"{best.score('instance_accuracy')[0]:.3f}"]
+    chosen = next(row for row in rows(study) if "MPEM" in row.label)
+    said = ", ".join(f"{r.recipe.removal:g}" for r in chosen.records)
+    assert f"r chosen by validation loss: {said}" in html
+
+
+def test_pictures_and_figures_speak(html: str) -> None:
+    page = Page(html)
+    assert all(attrs.get("alt") for tag, attrs in page.tags if tag == "img")
+    figures = [attrs for tag, attrs in page.tags if tag == "svg" and attrs.get("role") == "img"]
+    assert len(figures) >= 13
+    assert all(attrs["aria-label"] for attrs in figures)
+    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1
+    assert all(b - a <= 1 for a, b in pairwise(levels))
+
+
+def test_provenance_is_said_and_the_host_is_not(html: str) -> None:
+    assert "0123abc" in html
+    assert "torch 2.6.0" in html
+    assert "secret-host" not in html
+    assert "made up for a test" in html
+
+
+def test_same_records_same_bytes(study: list[Record], source: Source) -> None:
+    few = study[:3]
+    assert report.render(few, "t", lambda _: source) == report.render(few, "t", lambda _: source)
+
+
+def test_no_records() -> None:
+    with pytest.raises(HeadcountError, match="no records"):
+        report.write_report([], Path("nowhere.html"))
+
+
+def _missing(name: str) -> Source:
+    raise HeadcountError(f"{name} is not prepared here")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "load", "excuse"),
+    [
+        (False, lambda s: lambda _: s, "arrays were not kept"),
+        (True, lambda s: _missing, "noise is not prepared here"),
+        (True, lambda s: lambda _: replace(s, checksum="other"), "checksums differ"),
+    ],
+)
+def test_gallery_says_why_it_is_empty(tmp_path: Path, source: Source, arrays: bool, load, excuse: str) -> None:
+    record = make_record(tmp_path, source, SMALL, arrays)
+    assert excuse in report.render([record], "t", load(source))
+
+
+def test_gallery_never_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gallery.sources, "ready", lambda name: False)
+    with pytest.raises(HeadcountError, match="not prepared"):
+        gallery.local_source("cifar10")
+
+
+def test_gallery_counts_votes(tmp_path: Path, source: Source) -> None:
+    record = make_record(tmp_path, source, SMALL)
+    arrays = record.arrays()
+    shown = gallery.gallery(record, "m", lambda _: source)
+    right = [bag.hits / bag.known for bag in shown.bags]
+    assert right == sorted(right, reverse=True)
+    for bag in shown.bags:
+        here = slice(*arrays["test_offsets"][bag.number : bag.number + 2])
+        truth, said = arrays["test_truth"][here], arrays["test_said"][here]
+        label = arrays["test_label"][bag.number]
+        assert bag.hits == (truth == said).sum()
+        assert bag.true_share == pytest.approx((truth == label).mean())
+        assert bag.said_share == pytest.approx((said == label).mean())
+        assert sum(v.count for v in bag.votes) == sum(len(v.tiles) for v in bag.votes) == bag.size == 12
+        assert sum(t.wrong for v in bag.votes for t in v.tiles) == bag.size - bag.hits
+
+
+def test_gallery_of_features_is_chips(tmp_path: Path) -> None:
+    table = features(HOSTILE[:3])
+    page = report.render([make_record(tmp_path, table, SMALL.but(source="digits"))], "t", lambda _: table)
+    assert page.count('class="tile') == page.count(" chip") == 36
+    assert "<img" not in page
+
+
+def test_heavy_pictures_lose_colours_then_leave(tmp_path: Path) -> None:
+    heavy = pictures(("a", "b"), count=300)
+    noise = np.random.default_rng(0).integers(0, 256, (300, 80, 80, 3), dtype=np.uint8)
+    heavy = replace(heavy, data=noise)
+    record = make_record(tmp_path, heavy, SMALL)
+    full = _weight(gallery.gallery(record, "m", lambda _: heavy, 1 << 24))
+    assert 0 < _weight(gallery.gallery(record, "m", lambda _: heavy, full // 2)) <= full // 2
+    assert "too heavy" in gallery.gallery(record, "m", lambda _: heavy, 1000).excuse
+
+
+def _weight(shown: gallery.Gallery) -> int:
+    return sum(len(t.picture) for bag in shown.bags for v in bag.votes for t in v.tiles)
+
+
+def test_bare_records_still_make_a_page(tmp_path: Path, source: Source) -> None:
+    """An old record, or a foreign one: no curve, no confusion, no sweep, no provenance."""
+    whole = make_record(tmp_path, source, SMALL)
+    body = {k: v for k, v in whole.body.items() if k not in ("confusion", "sweep", "share_difference", "provenance")}
+    body["fit"] = {k: v for k, v in body["fit"].items() if k != "curve"}
+    body["scores"] = {"instance_accuracy": 0.5}
+    page = report.render([Record(body, tmp_path / "gone.json")], "t", lambda _: source)
+    assert 'class="number best">0.500</td>' in page
+    assert page.count(">–<") >= 4
+
+
+def test_an_oracle_is_never_the_best(study: list[Record], source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "ORACLES", ("count",))
+    named = tables.methods(rows(study))
+    assert tables.best_of(named).name == "Output+Mean"
+    assert [m.oracle for m in named] == [False, True, True]
+
+
+def test_twins_are_told_apart(tmp_path: Path, source: Source) -> None:
+    made = [
+        make_record(tmp_path, source, SMALL.but(epochs=e, scenario=s)) for e in (30, 60) for s in ("large", "small")
+    ]
+    names = {m.name for m in tables.methods(rows(made)[::2])}
+    assert names == {"Counting Network, epochs 30", "Counting Network, epochs 60"}
+    page = report.render(made, "t", lambda _: source)
+    assert 'id="overview"' in page
+    assert page.count('class="number best"') == 4
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_protocol_figure_is_saved_whole(tmp_path: Path, suffix: str) -> None:
+    share, edges = np.linspace(0.05, 0.99, 40), np.linspace(0.1, 1, 11)
+    figure = plots.protocol_figure(share, np.arange(40) % 5, np.arange(40) < 4, HOSTILE, edges)
+    assert "10.0 % tied" in figure.axes[1].get_title("left")
+    assert "outside" in figure.axes[0].get_xlabel()
+    path = plots.save(figure, tmp_path / f"bags.{suffix}")
+    again = plots.save(figure, tmp_path / "again" / f"bags.{suffix}")
+    assert path.read_bytes() == again.read_bytes()
+    assert path.read_bytes()[:4] in (b"\x89PNG", b"<?xm", b"%PDF")
+
+
+def test_other_suffixes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(HeadcountError, match="a figure is saved as"):
+        plots.save(plots.share_scatter([0.5], [0.6]), tmp_path / "bags.gif")
+
+
+def test_svg_follows_the_page() -> None:
+    counts = np.array([[9, 1], [0, 10]])
+    text = plots.svg(plots.confusion_matrix(counts, ["a<b>", "#0072b2"]), "one", 'said "so"')
+    assert "a&lt;b&gt;" in text
+    assert ">#0072b2<" in text  # a word keeps its letters, a colour becomes a variable
+    assert "var(--c0)" in text
+    assert 'aria-label="said &quot;so&quot;"' in text
+    assert not re.search(r"font-family|<style|<metadata|xlink", text)
+
+
+@pytest.mark.parametrize("size", [1, 30, 60])
+def test_confusion_of_any_size(size: int) -> None:
+    figure = plots.confusion_matrix(np.eye(size, dtype=int), [str(k) for k in range(size)])
+    assert plots.svg(figure, "x", "y").startswith("<svg")
+
+
+def test_sweep_marks_what_was_chosen() -> None:
+    folds = [[0.5, np.nan, 0.3], [0.4, 0.2, 0.6]]
+    figure = plots.sweep([0.1, 0.5, 1.0], folds, [1.0, 0.5], "validation loss", 0.45)
+    rings = next(line for line in figure.axes[0].lines if line.get_label() == "chosen r")
+    assert rings.get_xydata().tolist() == [[1.0, 0.3], [0.5, 0.2]]
+
+
+def test_methods_keep_their_colours() -> None:
+    some, more = plots.method_colours(["Max"]), plots.method_colours(["Counting Network", "Max"])
+    assert some["Max"] == more["Max"] != more["Counting Network"]
+    assert len(set(plots.method_colours([f"m{i}" for i in range(6)]).values())) == 8
+
+
+def test_drawing_is_paid_for_late_and_without_pyplot() -> None:
+    code = (
+        "import sys; from headcount.showing import plots, report; assert 'matplotlib' not in sys.modules;"
+        "plots.svg(plots.share_scatter([.1], [.2]), 'a', 'b'); assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_sweep_covers_the_paper(study: list[Record]) -> None:
+    assert len({r.recipe.removal for r in study}) == len(REMOVALS) + 1
