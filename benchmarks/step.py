@@ -106,16 +106,13 @@ def main() -> None:
     args = parser.parse_args()
     device = speed.device_for("auto")
     plain = {"fast": lambda f, d: f}
-    nothing = {"tiny_maps": lambda m: None}
-    nchw = {"arrange": speed.tiny_maps}
+    usual = {"arrange": lambda model, device: None}
     variants = {
         "plain tf32": ("tf32", "off", plain),
         "plain bf16": ("bf16", "off", plain),
         "captured bf16": ("bf16", "off", {}),
-        "captured bf16, no tiny maps": ("bf16", "off", nothing),
         "compiled, captured bf16": ("bf16", "on", {}),
-        "compiled, captured bf16, NCHW weights": ("bf16", "on", nchw),
-        "compiled, captured bf16, NCHW, no tiny maps": ("bf16", "on", {"arrange": lambda m: None}),
+        "compiled, captured bf16, usual convolutions": ("bf16", "on", usual),
         "compiled, captured tf32": ("tf32", "on", {}),
     }
     chosen = args.variants.split(";") if args.variants else list(variants)
@@ -125,7 +122,7 @@ def main() -> None:
         try:
             row, state = measure(name, args.epochs, precision, compile, device, **changes)
             rows.append(row)
-            if args.profile and name.startswith("compiled, captured bf16"):
+            if args.profile and name == "compiled, captured bf16":
                 print(profile(state), flush=True)
         except Exception as e:
             print(name, "FAILED", type(e).__name__, str(e)[:600], flush=True)

@@ -18,8 +18,9 @@ from headcount.errors import HeadcountError
 from headcount.judging.records import Record
 from headcount.judging.select import rows
 from headcount.showing import gallery, plots, report, tables
+from headcount.showing.figures import figures
 from headcount.training.recipe import Recipe
-from showing_factory import REMOVALS, features, make_record, make_study, pictures
+from showing_factory import features, make_record, make_study, pictures
 
 HOSTILE = ("<img src=x onerror=alert(1)>", '"><script>alert(2)</script>', "$5 & up", "日本 🎈", "{{ 7 * 7 }}")
 SMALL = Recipe(source="noise", bag_size=12, train_bags=20, valid_bags=5, test_bags=6, epochs=30, backbone="mlp")
@@ -271,5 +272,10 @@ def test_drawing_is_paid_for_late_and_without_pyplot() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_sweep_covers_the_paper(study: list[Record]) -> None:
-    assert len({r.recipe.removal for r in study}) == len(REMOVALS) + 1
+def test_a_page_of_many_sections_is_lean(study: list[Record]) -> None:
+    named = tables.methods(rows(study))
+    colours = plots.method_colours([m.name for m in named])
+    full, lean = (figures(named, study, colours, "s", lean=x) for x in (False, True))
+    assert [g.title for g in full] == [g.title for g in lean]
+    assert sum(len(p.svg) for g in lean for p in g.panels) < sum(len(p.svg) for g in full for p in g.panels)
+    assert "mean of the folds" in lean[1].text

@@ -119,7 +119,7 @@ def svg(figure: Figure, name: str, label: str) -> str:
     body = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index("<svg") :], flags=re.S)
     body = _TAG.sub(lambda tag: _light(tag[0]), body)
     body = re.sub(r'(<g[^>]*)>((?:\s*<use [^>]*style="([^"]*)"/>)+)\s*</g>', _hoist, body)
-    body = re.sub(r">\s+<", "><", _own_ids(body, name)).replace("<defs></defs>", "").replace("<g/>", "")
+    body = _unwrapped(re.sub(r">\s+<", "><", _own_ids(body, name)))
     width, height = figure.get_size_inches() * _DPI
     box = f'viewBox="0 0 {width:g} {height:g}" style="--width:{width:g}px"'
     head = f'<svg class="plot" role="img" aria-label="{html.escape(label)}" {box}>'
@@ -143,7 +143,9 @@ def _light(tag: str) -> str:
     tag = re.sub(r' (?:d|x|y|transform)="[^"]*"', lambda m: re.sub(r"(\d\.\d)\d+", r"\1", m[0]), tag)
     for colour, variable in THEME.items():
         tag = tag.replace(colour, f"var({variable})")
-    tag = re.sub(r"\s+", " ", tag.replace("xlink:href", "href")).replace(' "', '"')
+    tag = re.sub(r"\s+", " ", tag.replace("xlink:href", "href")).replace(' "', '"').replace(" >", ">")
+    if tag.startswith("<text"):  # the commonest look is in the page's style sheet
+        tag = tag.replace("font-size: 10.5px; ", "").replace("; fill: var(--muted)", "")
     return tag if " C " in tag else tag.replace(" L ", " ")  # after a move, more points are a line
 
 
@@ -165,3 +167,17 @@ def _own_ids(body: str, name: str) -> str:
         return re.sub(r'(href="#|url\(#)([\w.-]+)', lambda m: m[1] + names[m[2]], own)
 
     return _TAG.sub(renamed, body)
+
+
+def _unwrapped(body: str) -> str:
+    """Without the groups that say nothing: matplotlib wraps every stroke in three."""
+    body = body.replace("<defs></defs>", "").replace("<g/>", "")
+    open_groups: list[bool] = []  # does the group say something?
+
+    def keep(tag: re.Match[str]) -> str:
+        if tag[0].startswith("<g"):
+            open_groups.append(tag[0] != "<g>")
+            return tag[0] if open_groups[-1] else ""
+        return tag[0] if tag[0] != "</g>" or open_groups.pop() else ""
+
+    return _TAG.sub(keep, body)

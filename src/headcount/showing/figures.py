@@ -39,16 +39,16 @@ class Group:
 
 
 def figures(
-    named: Sequence[Method], records: Sequence[Record], colours: Mapping[str, str], slug: str, points: int = 100
+    named: Sequence[Method], records: Sequence[Record], colours: Mapping[str, str], slug: str, lean: bool = False
 ) -> list[Group]:
-    """Every group of figures that these records can fill; ``points`` is the most that a learning curve may have."""
+    """Every group of figures that these records can fill; ``lean`` for a page of many sections: means and samples."""
     asked = _asked(named)
     made = (
         _comparison(named, colours, slug),
-        _curves(named, colours, slug, points),
+        _curves(named, colours, slug, lean),
         _sweeps(named, records, slug),
         _removal(asked, slug),
-        _scatters(asked, slug),
+        _scatters(asked, slug, 120 if lean else 2000),
         _confusion(best_of(named), slug),
     )
     return [group for group in made if group.panels]
@@ -75,24 +75,40 @@ def _comparison(named: Sequence[Method], colours: Mapping[str, str], slug: str) 
     return Group("The methods side by side", "", "wide", tuple(panels))
 
 
-def _curves(named: Sequence[Method], colours: Mapping[str, str], slug: str, points: int) -> Group:
+def _curves(named: Sequence[Method], colours: Mapping[str, str], slug: str, lean: bool) -> Group:
     panels = []
     for i, method in enumerate(named):
         fits = [r.body["fit"] for r in method.row.records if (r.body["fit"].get("curve") or {}).get("epoch")]
         if not fits:
             continue
-        curves = [_curve(f, points) for f in fits]
+        curves = [_curve(f) for f in fits]
+        curves = _mean_curve(curves) if lean else curves
         label = f"Training and validation loss of {method.name} over the epochs"
         drawn = plots.learning_curves(curves, colours[method.name])
         panels.append(Panel(method.name, _inline(drawn, f"{slug}-curve{i}", label)))
-    text = "One line a fold. The ring is the epoch with the smallest validation loss, which is the one that was kept."
+    text = "The mean of the folds; a" if lean else "One line a fold; the"
+    text += " ring is the epoch with the smallest validation loss, which is the one that was kept."
     return Group("How they learned", text, "small", tuple(panels))
 
 
-def _curve(fit: dict[str, Any], points: int) -> plots.Curve:
+def _curve(fit: dict[str, Any]) -> plots.Curve:
     epoch, train, valid = (_floats(fit["curve"][k]) for k in ("epoch", "train", "valid"))
-    seen = np.unique(np.linspace(0, len(epoch) - 1, points).round().astype(int))
-    return plots.Curve(epoch[seen], train[seen], valid[seen], fit["best_epoch"], fit["valid_loss"])
+    return plots.Curve(epoch, train, valid, fit["best_epoch"], fit["valid_loss"])
+
+
+def _mean_curve(curves: Sequence[plots.Curve]) -> list[plots.Curve]:
+    """The folds' mean, each fold still with its ring; where a fold has stopped, the mean of those that go on."""
+    grid = np.asarray(max((c.epoch for c in curves), key=lambda epoch: epoch[-1]))
+    grid = grid[np.unique(np.linspace(0, len(grid) - 1, 60).round().astype(int))]
+    train, valid = (
+        [
+            mean_and_deviation(column)[0]
+            for column in np.stack([np.interp(grid, x, y, right=math.nan) for x, y in pairs]).T
+        ]
+        for pairs in ([(c.epoch, c.train) for c in curves], [(c.epoch, c.valid) for c in curves])
+    )
+    rings = [c._replace(epoch=(), train=(), valid=()) for c in curves]
+    return [rings[0]._replace(epoch=grid, train=train, valid=valid), *rings[1:]]
 
 
 def _sweeps(named: Sequence[Method], records: Sequence[Record], slug: str) -> Group:
@@ -102,7 +118,8 @@ def _sweeps(named: Sequence[Method], records: Sequence[Record], slug: str) -> Gr
         sweep = _sweep_of(method, records)
         removal = sorted({r for fold in sweep for r in fold})
         chosen = [r.recipe.removal for r in method.row.records]
-        plain = [r for r in records if r.recipe in {c.recipe.needs[0] for c in method.row.records}]
+        needed = {c.recipe.needs[0] for c in method.row.records}
+        plain = [r for r in records if r.recipe in needed]
         for read, title, words in (
             (lambda r: r.body["fit"]["valid_loss"], "validation loss", "Validation loss, which chooses r"),
             (lambda r: r.scores["instance_accuracy"], "instance accuracy", "Instance accuracy on the test bags"),
@@ -170,14 +187,15 @@ def _removal(asked: Sequence[Record], slug: str) -> Group:
     return Group("Whom MPEM removes", text, "wide", tuple(panels))
 
 
-def _scatters(asked: Sequence[Record], slug: str) -> Group:
+def _scatters(asked: Sequence[Record], slug: str, most: int) -> Group:
     panels, prefix = [], "train_share_after_"
     for record in asked:
         arrays = record.arrays()
         for name in sorted((k for k in arrays if k.startswith(prefix)), key=lambda k: float(k.removeprefix(prefix))):
             removal = float(name.removeprefix(prefix))
             label = f"Share of the majority in each training bag before and after removing {removal:g} of the minority"
-            drawn = plots.share_scatter(arrays["train_share_before"], arrays[name])
+            seen = np.unique(np.stack([arrays["train_share_before"], arrays[name]], 1).round(3), axis=0)
+            drawn = plots.share_scatter(*seen[:: math.ceil(len(seen) / most)].T)
             panels.append(Panel(f"r = {removal:g}", _inline(drawn, f"{slug}-scatter{len(panels)}", label)))
         if panels:
             break  # one fold shows it, as in the paper
@@ -193,7 +211,10 @@ def _confusion(method: Method, slug: str) -> Group:
     classes, total = method.row.records[0].body["data"]["classes"], np.sum(counts, axis=0)
     drawn = plots.confusion_matrix(total, classes)
     label = f"Confusion matrix of {method.name}: true classes in rows, said classes in columns"
-    text = f"{method.name}, all folds together. Rows are what the instances are, columns what was said of them."
+    text = (
+        f"{method.name}, all folds together. Rows are what the instances are, columns what was said of them;"
+        " at the right, the share of each class that is said right."
+    )
     panel = Panel("", _inline(drawn, f"{slug}-confusion", label))
     return Group("What is taken for what", text, "table", (panel,), tuple(_mistakes(total, classes)))
 

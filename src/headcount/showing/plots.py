@@ -102,16 +102,14 @@ def share_scatter(before: Numbers, after: Numbers, colour: str = PALETTE[1]) -> 
 def purity(removal: Numbers, folds: Table) -> Figure:
     """The share of removed instances that really are not of their bag's class, against r."""
     with shapes.lines_against_removal("purity", removal, {"MPEM": folds}, {"MPEM": PALETTE[1]}) as (figure, _):
-        pass
-    return figure
+        return figure
 
 
 def agreement(removal: Numbers, folds: Table, control: Table) -> Figure:
     """How often the label is still the majority of what is left, against r, beside removal at random."""
     lines, colours = {"MPEM": folds, "at random": control}, {"MPEM": PALETTE[1], "at random": PALETTE[7]}
     with shapes.lines_against_removal("agreement", removal, lines, colours) as (figure, _):
-        pass
-    return figure
+        return figure
 
 
 def sweep(removal: Numbers, folds: Table, chosen: Numbers, title: str, plain: float | None = None) -> Figure:
@@ -140,7 +138,6 @@ def confusion_matrix(counts: Table, classes: Sequence[str]) -> Figure:
         for k in range(size if few else 0):
             hits = f"{100 * share[k, k]:.0f} %" if table[k].any() else "–"
             ax.text(size - 0.3, k, hits, va="center", color=MUTED, size=10.5)
-        ax.annotate("right", (size - 0.3, -0.5), (0, 5), "data", "offset points", color=MUTED, size=10.5)
         shapes.grid(ax, size, short)
     return figure
 

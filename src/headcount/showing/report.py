@@ -86,7 +86,7 @@ def render(records: Sequence[Record], title: str, load_source: LoadSource = loca
     """The page as a string. The figures are drawn first; the pictures of bags share what room they leave."""
     sections = _sections(records)
     drawn = sum(len(p.svg) for s in sections for g in s.groups for p in g.panels)
-    room = max(0, _WEIGHT - drawn - 700 * len(records)) // len(sections)
+    room = max(0, _WEIGHT - drawn - 450 * len(records) - 100_000) // len(sections)
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -110,12 +110,9 @@ def _sections(records: Sequence[Record]) -> list[Section]:
         groups.setdefault((row.source, row.scenario), []).append(row)
     ordered = {place: methods(members) for place, members in sorted(groups.items())}
     colours = method_colours(sorted({m.name for named in ordered.values() for m in named}))
-    points = (
-        100 if sum(map(len, ordered.values())) <= 60 else 40
-    )  # a panel is 300 pixels wide, and a page has its limits
+    lean = sum(map(len, ordered.values())) > 60  # so many panels of curves weigh, and a reader wants the gist
     return [
-        _section(f"s{i}", *place, named, records, colours, points)
-        for i, (place, named) in enumerate(ordered.items(), 1)
+        _section(f"s{i}", *place, named, records, colours, lean) for i, (place, named) in enumerate(ordered.items(), 1)
     ]
 
 
@@ -126,7 +123,7 @@ def _section(
     named: list[Method],
     records: Sequence[Record],
     colours: dict[str, str],
-    points: int,
+    lean: bool,
 ) -> Section:
     own = [r for r in records if (r.body["recipe"]["source"], r.body["recipe"]["scenario"]) == (source, scenario)]
     return Section(
@@ -137,7 +134,7 @@ def _section(
         facts=facts(own),
         notes=sorted({note for r in own if (note := r.body["data"].get("note"))}),
         lines=lines(named),
-        groups=figures(named, own, colours, slug, points),
+        groups=figures(named, own, colours, slug, lean),
         methods=named,
         records=own,
     )

@@ -86,7 +86,7 @@ def fit(
             if work and len(progress.curve) == progress.epoch:
                 state.save(work, progress)
             raise
-    model.load_state_dict(state.best)
+    model.load_state_dict({k: state.best[k] for k in model.state_dict()})  # all but what was only memory
     return Fit(model.eval(), progress)
 
 
@@ -109,8 +109,10 @@ class Training:
         device = model.device
         speed.set_convolutions(recipe.precision, device)
         self.model, self.recipe, self.device = copy.deepcopy(model), recipe, device
-        speed.arrange(self.model, device)
         self.head = self.model.head
+        self.head.enrol(len(train), len(train.index))
+        self.model.to(device)  # what enrolling added
+        speed.arrange(self.model, device)
         self.teacher = copy.deepcopy(self.model).requires_grad_(False) if self.head.teacher is not None else None
         self.answering = self.teacher or self.model
         self.encode = _encoder(compile, device.type)

@@ -6,8 +6,8 @@
     bag       (B, C)  log-probabilities: the argmax is the class said of a bag
 
 A head sees no images, no recipes, no devices. What it needs of the training loop it declares as data: how many ``views`` of
-each bag, a ``teacher`` (the decay of a moving average), and its ``passes``. Memory per bag or per instance is a buffer, so
-it is checkpointed like the weights.
+each bag, a ``teacher`` (the decay of a moving average), and its ``passes``. Memory per bag or per instance is a buffer
+(made in ``enrol``), so it is checkpointed like the weights.
 """
 
 from __future__ import annotations
@@ -76,6 +76,10 @@ class Head(nn.Module):
         """What tables call this head under these options."""
         extra = ", ".join(f"{k}={v}" for k, v in sorted(options.items()))
         return f"{cls.title} ({extra})" if extra else cls.title
+
+    def enrol(self, bags: int, instances: int) -> None:
+        """Told once, before training, how many training bags and instances there are: the place to register memory
+        (buffers) per bag or per instance. It is checkpointed, and not part of the finished model."""
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
         raise NotImplementedError

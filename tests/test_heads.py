@@ -1,0 +1,619 @@
+"""The contract every head keeps, held over the table of heads: a new head is examined before its author writes a test.
+
+Give a new head's options a line in VARIANTS. A head that breaks a law on purpose gets a line in EXCUSED, with its reason.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headcount.bags import Bags, Pool, Segments
+from headcount.errors import HeadcountError
+from headcount.models.heads import HEADS, Batch, Output, build_head, find_head, head_options
+from headcount.models.model import Design, Model, load, save, say
+from oracles import Ragged, examine, ragged
+
+VARIANTS = {
+    "count": (
+        {"t1": 1.0},
+        {"t1": 1.0, "t2": 1.0},
+        {"mode": "count"},
+        {"reduction": "paper"},
+        {"mode": "count", "reduction": "paper", "t2": 0.5},
+    ),
+    "output_mean": ({"form": "nll"}, {"form": "tempered"}, {"form": "logit"}),
+}
+WRONG_VALUES = {
+    "count": ({"t1": 0.0}, {"t2": -1.0}, {"t1": math.nan}, {"t1": "warm"}, {"mode": "cuont"}, {"reduction": "mean"}),
+    "output_mean": ({"form": "nlll"}, {"form": None}),
+}
+EXCUSED: dict[str, dict[str, str]] = {}  # law -> head -> why it need not keep it
+
+D, C, CASES = 5, 4, 15
+
+
+def over_heads(law):
+    """Parametrise a law over every head, under its defaults and its variants."""
+    excused = EXCUSED.get(law.__name__, {})
+    params = [
+        pytest.param(
+            name,
+            options,
+            id="-".join([name, *(f"{k}={v}" for k, v in options.items())]),
+            marks=[pytest.mark.skip(reason=excused[name])] if name in excused else [],
+        )
+        for name in HEADS
+        for options in ({}, *VARIANTS.get(name, ()))
+    ]
+    return pytest.mark.parametrize(("name", "options"), params)(law)
+
+
+def made(name, options, counted=None, seed=0):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build_head(name, D, C, options, counted).eval()
+
+
+def features(bags, scale=1.0):
+    return torch.tensor(bags.rng(1).normal(size=(bags.n, D)) * scale, dtype=torch.float32)
+
+
+def segments_of(bags, removed=False, weight=False, even=True):
+    s = Segments.from_sizes(bags.sizes)
+    s = Segments(s.index, s.bags, s.size if even else None)
+    s = s.weighted(torch.tensor(bags.weight, dtype=torch.float32)) if weight else s
+    return s.without(torch.tensor(bags.removed)) if removed else s
+
+
+def labels(bags, classes=C):
+    return torch.eye(C)[torch.from_numpy(bags.rng(6).integers(0, classes, len(bags.sizes)))]
+
+
+def loss_of(head, h, s, target, output=None):
+    batch = Batch(s, target, torch.arange(s.bags), torch.arange(len(h)), epoch=torch.zeros((), dtype=torch.int64))
+    return head.loss(head(h, s) if output is None else output, batch)
+
+
+def near(a: Tensor, b: Tensor, tolerance=1e-5):
+    np.testing.assert_allclose(a.detach().numpy(), b.detach().numpy(), rtol=tolerance, atol=tolerance)
+
+
+def alike(a: Output, b: Output, instances=slice(None), bags=slice(None)):
+    """b says of these instances and bags of a what a says."""
+    near(a.instance[instances], b.instance)
+    near(a.bag[bags].exp(), b.bag.exp())
+    near(a.bag[bags].clamp_min(-60), b.bag.clamp_min(-60), 2e-4)
+
+
+# -- what is said ------------------------------------------------------------------------------------------------------
+
+
+@over_heads
+def test_introduces_itself(name, options):
+    head = made(name, options)
+    assert head.title
+    assert head.cites
+    assert head.named(options).startswith(head.title)
+    assert head.views >= 1
+    assert head.passes
+    assert head_options(name).keys() >= options.keys()
+
+
+@over_heads
+def test_bag_probabilities_add_to_one(name, options):
+    def law(bags, weight):
+        output = made(name, options)(features(bags, 3.0), segments_of(bags, removed=True, weight=weight))
+        assert output.instance.shape == (bags.n, C)
+        assert output.bag.shape == (len(bags.sizes), C)
+        assert output.instance.dtype is output.bag.dtype is torch.float32
+        assert not output.bag.isnan().any()
+        near(output.bag.logsumexp(1), torch.zeros(len(bags.sizes)))
+        assert all(isinstance(part, Tensor) for part in output.parts.values())
+
+    examine(law, CASES, bags=ragged(), weight=st.booleans())
+
+
+@over_heads
+def test_order_of_instances_is_irrelevant(name, options):
+    def law(bags):
+        head, h, s = made(name, options), features(bags), segments_of(bags, removed=True)
+        ends = np.cumsum([0, *bags.sizes])
+        rng = bags.rng(2)
+        order = torch.from_numpy(np.concatenate([a + rng.permutation(b - a) for a, b in pairwise(ends)]))
+        alike(head(h, s), head(h[order], Segments(s.index[order], s.bags, s.size)), instances=order)
+
+    examine(law, CASES, bags=ragged())
+
+
+@over_heads
+def test_order_of_bags_is_irrelevant(name, options):
+    def law(bags):
+        head, h = made(name, options), features(bags)
+        order = bags.rng(2).permutation(len(bags.sizes))
+        blocks = torch.arange(bags.n).split(bags.sizes)
+        rows = torch.cat([blocks[b] for b in order])
+        other = Segments.from_sizes([bags.sizes[b] for b in order])
+        alike(head(h, Segments.from_sizes(bags.sizes)), head(h[rows], other), instances=rows, bags=order)
+
+    examine(law, CASES, bags=ragged())
+
+
+@over_heads
+def test_bags_do_not_hear_each_other(name, options):
+    def law(bags, which):
+        which %= len(bags.sizes)
+        head, h, s = made(name, options), features(bags), segments_of(bags, removed=True)
+        mine = torch.tensor(bags.index) == which
+        changed = torch.where(mine[:, None], h * 50 + 7, h)
+        others = torch.arange(len(bags.sizes)) != which
+        a, b = head(h, s), head(changed, s)
+        near(a.bag[others].exp(), b.bag[others].exp())
+        near(a.instance[~mine], b.instance[~mine])
+
+    examine(law, CASES, bags=ragged(), which=st.integers(0, 9))
+
+
+@over_heads
+def test_removal_is_forgetting(name, options):
+    """As if the removed had never been in the bag, whatever their features, and no gradient reaches them."""
+
+    def law(bags):
+        head, h, gone = made(name, options), features(bags), torch.tensor(bags.removed)
+        s, sits = segments_of(bags, removed=True), np.bincount(bags.index, ~np.array(bags.removed)).astype(int)
+        forgotten = head(h[~gone], Segments.from_sizes(sits))
+        alike(head(h, s), forgotten, instances=~gone)
+        loud = torch.where(gone[:, None], 1e3 * h, h).requires_grad_()
+        output = head(loud, s)
+        alike(output, forgotten, instances=~gone)
+        loss_of(head, loud, s, labels(bags), output).backward()
+        assert loud.grad.isfinite().all()
+        assert not loud.grad[gone].any()
+
+    examine(law, CASES, bags=ragged())
+
+
+@over_heads
+def test_weight_two_is_a_twin(name, options):
+    def law(bags):
+        head, h = made(name, options), features(bags)
+        rows = torch.arange(bags.n).repeat_interleave(torch.tensor(bags.weight))
+        sizes = np.bincount(bags.index, bags.weight).astype(int)
+        first = torch.tensor([rows.tolist().index(j) for j in range(bags.n)])
+        twins, weighed = head(h[rows], Segments.from_sizes(sizes)), head(h, segments_of(bags, weight=True))
+        alike(twins, weighed, instances=first)
+
+    examine(law, CASES, bags=ragged())
+
+
+@over_heads
+def test_weight_zero_is_removal(name, options):
+    def law(bags):
+        head, h, gone = made(name, options), features(bags), torch.tensor(bags.removed)
+        weightless = segments_of(bags).weighted((~gone).float())
+        a, b = head(h, weightless), head(h, segments_of(bags, removed=True))
+        near(a.bag.exp(), b.bag.exp())
+        near(a.instance[~gone], b.instance[~gone])
+
+    examine(law, CASES, bags=ragged())
+
+
+@over_heads
+def test_even_path_equals_ragged_path(name, options):
+    def law(bags, weight):
+        head, h = made(name, options), features(bags)
+        even, loose = (segments_of(bags, removed=True, weight=weight, even=k) for k in (True, False))
+        assert (even.size, loose.size) == (bags.sizes[0], None)
+        alike(head(h, even), head(h, loose))
+
+    examine(law, CASES, bags=ragged(even=True), weight=st.booleans())
+
+
+@over_heads
+def test_bag_of_one(name, options):
+    """A bag of one is a bag, and the same bag in whatever company."""
+    head, h = made(name, options), torch.randn(6, D, generator=torch.Generator().manual_seed(1))
+    together = head(h, Segments.from_sizes([1] * 6))
+    company = head(h, Segments.from_sizes([1, 5]))
+    near(together.bag.logsumexp(1), torch.zeros(6))
+    near(together.bag[:1].exp(), company.bag[:1].exp())
+    alike(together, head(h[3:4], Segments.from_sizes([1])), instances=[3], bags=[3])
+
+
+@over_heads
+def test_an_emptied_bag_harms_nobody(name, options):
+    def law(bags, which):
+        which %= len(bags.sizes)
+        mine = torch.tensor(bags.index) == which
+        h, s = features(bags).requires_grad_(), segments_of(bags)
+        head, target = made(name, options), labels(bags)
+        target[which] = 0
+        output = head(h, s.without(mine))
+        assert not output.bag.isnan().any()
+        others = torch.arange(len(bags.sizes)) != which
+        near(output.bag[others].exp(), head(h, s).bag[others].exp())
+        loss_of(head, h, s.without(mine), target, output).backward()
+        assert h.grad.isfinite().all()
+
+    examine(law, CASES, bags=ragged(), which=st.integers(0, 9))
+
+
+@over_heads
+def test_asking_twice_gives_the_same_answer(name, options):
+    bags = Ragged([3, 1, 4], [False] * 8, [1] * 8, 1)
+    head, h, s = made(name, options), features(bags), segments_of(bags)
+    before = h.clone()
+    a, b = head(h, s), head(h, s)
+    assert torch.equal(a.bag, b.bag)
+    assert torch.equal(a.instance, b.instance)
+    assert torch.equal(h, before)
+
+
+# -- precision and extremes --------------------------------------------------------------------------------------------
+
+
+@over_heads
+@pytest.mark.parametrize("scale", [1e3, 1e4, 1e-6])
+def test_gradients_stay_finite(name, options, scale):
+    def law(bags):
+        head, h, s = made(name, options), features(bags, scale).requires_grad_(), segments_of(bags, removed=True)
+        output = head(h, s)
+        near(output.bag.exp().sum(1), torch.ones(len(bags.sizes)))
+        loss = loss_of(head, h, s, labels(bags), output)
+        assert loss.isfinite()
+        loss.backward()
+        for p in (h, *head.parameters()):
+            assert p.grad is None or p.grad.isfinite().all()
+
+    examine(law, CASES, bags=ragged())
+
+
+@over_heads
+def test_votes_are_counted_in_float32(name, options):
+    """Under autocast, 4096 copies are 4096 votes: counted in bfloat16 they would stop at 256."""
+    head, h = made(name, options), torch.randn(2, D, generator=torch.Generator().manual_seed(3))
+    copies = h.repeat_interleave(torch.tensor([4096, 4095]), 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        many = head(copies.bfloat16(), Segments.from_sizes([8191]))
+        two = head(h.bfloat16(), Segments.from_sizes([2]).weighted(torch.tensor([4096.0, 4095.0])))
+        loss = loss_of(head, copies.bfloat16(), Segments.from_sizes([8191]), torch.eye(C)[:1], many)
+    assert many.instance.dtype is many.bag.dtype is loss.dtype is torch.float32
+    near(many.bag.exp(), two.bag.exp(), 1e-4)
+    near(many.instance[[0, -1]], two.instance)
+
+
+@over_heads
+def test_half_precision_in_float32_out(name, options):
+    """Everything in bfloat16 up to the instance's logits; from there on nothing is."""
+    bags = Ragged([40, 24], [False] * 64, [1] * 64, 1)
+    h, s = features(bags).bfloat16(), segments_of(bags)
+    half = made(name, options).bfloat16()
+    got, want = half(h, s), made(name, options).bfloat16().float()(h.float(), s)
+    assert got.instance.dtype is got.bag.dtype is torch.float32
+    near(got.bag.logsumexp(1), torch.zeros(2))
+    near(got.instance, want.instance, 2e-2)
+
+
+# -- the loss ----------------------------------------------------------------------------------------------------------
+
+
+@over_heads
+def test_soft_label_is_a_mixture(name, options):
+    """The loss of a soft label is the labels' losses, weighed by it."""
+
+    def law(bags):
+        head, h, s = made(name, options), features(bags), segments_of(bags)
+        mix = torch.from_numpy(bags.rng(4).dirichlet(np.ones(C), len(bags.sizes))).float()
+        each = torch.stack([
+            torch.stack([loss_of(head, h[mine], Segments.from_sizes([int(mine.sum())]), torch.eye(C)[k : k + 1])
+                         for k in range(C)])
+            for mine in (torch.tensor(bags.index) == b for b in range(len(bags.sizes)))
+        ])  # fmt: skip
+        near(loss_of(head, h, s, mix), (each * mix).sum(1).mean(), 1e-4)
+
+    examine(law, CASES, bags=ragged(most=4))
+
+
+@over_heads
+def test_unlabelled_bags_say_nothing(name, options):
+    def law(bags, part):
+        head, h, s = made(name, options), features(bags).requires_grad_(), segments_of(bags)
+        dumb = torch.from_numpy(bags.rng(5).random(len(bags.sizes)) < part)
+        target = labels(bags).masked_fill(dumb[:, None], 0)
+        mute = dumb[torch.tensor(bags.index)]
+        loss = loss_of(head, h, s, target)
+        if dumb.all():
+            assert float(loss.detach()) == 0
+        else:
+            kept = torch.tensor(bags.sizes)[~dumb]
+            near(loss, loss_of(head, h[~mute], Segments.from_sizes(kept), target[~dumb]))
+        loss.backward()
+        assert h.grad.isfinite().all()
+        assert not h.grad[mute].any()
+
+    examine(law, CASES, bags=ragged(), part=st.sampled_from([0.3, 1.0]))
+
+
+@over_heads
+def test_learns(name, options):
+    """A few small steps down the slope lower the loss."""
+    bags = Ragged([5, 3, 6, 2], [False] * 16, [1] * 16, 3)
+    head, h, s, target = made(name, options), features(bags), segments_of(bags), torch.eye(C)
+    optimizer = torch.optim.SGD(head.parameters(), 1e-2)
+    losses = []
+    for _ in range(20):
+        loss = loss_of(head, h, s, target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+
+
+@over_heads
+def test_classes_that_do_not_count_cannot_win(name, options):
+    def law(bags):
+        counted = torch.tensor([True, False, True, True])
+        h, s = features(bags).requires_grad_(), segments_of(bags, removed=True)
+        head, free = made(name, options, counted), made(name, options)
+        if hasattr(head, "classifier"):  # everybody votes for the class that cannot win
+            with torch.no_grad():
+                head.classifier.bias[1] += 5
+        output = head(h, s)
+        assert (output.bag[:, 1] == -math.inf).all()
+        assert (output.bag.argmax(1) != 1).all()
+        near(output.bag.exp().sum(1), torch.ones(len(bags.sizes)))
+        target = torch.where(counted, torch.from_numpy(bags.rng(4).random((len(bags.sizes), C))), 0.0).float()
+        target[0] = 0
+        loss = loss_of(head, h, s, target, output)
+        assert loss.isfinite()
+        loss.backward()
+        assert h.grad.isfinite().all()
+        everybody = made(name, options, torch.ones(C, dtype=torch.bool))
+        alike(everybody(h, s), free(h, s))
+
+    examine(law, CASES, bags=ragged())
+
+
+@pytest.mark.xfail(strict=True, reason="a label that does not count is let in; its loss is infinite, or has no slope")
+def test_a_label_that_cannot_win_is_refused():
+    counted = [True, False, True, True]
+    complaint(lambda: Bags.of(Pool(np.eye(2)), sizes=[1, 1], labels=[0, 1], classes=C, counted=counted), "counted")
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+def complaint(call, *words):
+    with pytest.raises(HeadcountError) as said:
+        call()
+    text = str(said.value)
+    assert "\n" not in text
+    for word in words:
+        assert word in text, f"{word!r} is not in: {text}"
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_unknown_option_is_refused(name):
+    complaint(lambda: build_head(name, D, C, {"colour": 1}), name, "'colour'", *head_options(name))
+
+
+@pytest.mark.parametrize(("name", "options"), [(n, o) for n, all_ in WRONG_VALUES.items() for o in all_])
+def test_wrong_value_is_refused(name, options):
+    complaint(lambda: build_head(name, D, C, options), *options)
+
+
+@pytest.mark.parametrize("name", ["cuont", "", "no/such.py:Head", "tests:"])
+def test_unknown_head_is_refused(name):
+    complaint(lambda: find_head(name), name)
+    complaint(lambda: find_head("cuont"), "count", "output_mean", "did you mean")
+
+
+def test_ties_go_to_the_lowest_class():
+    """Two votes for each of two classes: the count is a tie, and the lower class has it."""
+    for a, b in [(0, 1), (1, 3), (2, 3)]:
+        head = build_head("count", C, C, {})
+        with torch.no_grad():
+            head.classifier.weight.copy_(torch.eye(C))
+            head.classifier.bias.zero_()
+        h = 100 * torch.eye(C)[[b, a, a, b]]
+        assert head(h, Segments.from_sizes([4])).bag.argmax(1).tolist() == [a]
+        votes = (torch.eye(C)[a] + torch.eye(C)[b])[None]
+        tied = Bags.of(Pool(np.eye(4, dtype=np.float32)), sizes=[4], labels=votes.numpy(), classes=C)
+        assert tied.label.tolist() == [a]
+
+
+# -- models on disk ----------------------------------------------------------------------------------------------------
+
+
+def model_and_bags(name="count", options=None, counted=None, backbone="mlp"):
+    rng = np.random.default_rng(0)
+    design = Design(
+        (3,),
+        tuple("abcd"),
+        backbone,
+        (("hidden", 6), ("dropout", 0.5)) if backbone == "mlp" else (),
+        name,
+        tuple((options or {}).items()),
+        counted,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Model(design)
+    pool = Pool(rng.normal(size=(30, 3)).astype(np.float32))
+    sizes = [4, 1, 7, 2, 6]
+    bags = Bags.of(
+        pool,
+        index=rng.integers(0, 30, 20),
+        sizes=sizes,
+        labels=[0, 1, 3, -1, 2],
+        classes=list("abcd"),
+        weight=rng.integers(1, 4, 20),
+        counted=None if counted is None else list(counted),
+    )
+    gone = np.zeros(20, dtype=bool)
+    gone[[0, 6, 7, 15]] = True
+    return model, bags.without(gone)
+
+
+@over_heads
+def test_state_dict_round_trip(name, options):
+    first, second = made(name, options, seed=1), made(name, options, seed=2)
+    h, s = torch.ones(3, D), Segments.from_sizes([1, 2])
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first(h, s).bag, second(h, s).bag)
+    assert torch.equal(first(h, s).instance, second(h, s).instance)
+
+
+@over_heads
+@pytest.mark.parametrize("counted", [None, (True, True, False, True)])
+def test_saved_and_loaded_says_the_same(name, options, counted, tmp_path):
+    model, bags = model_and_bags(name, options, counted)
+    save(model, tmp_path / "m", extra={"note": "of no consequence"})
+    again = load(tmp_path / "m")
+    assert again.design == model.design
+    assert not again.training
+    a, b = say(model, bags), say(again, bags)
+    assert torch.equal(a.instance, b.instance)
+    assert torch.equal(a.bag, b.bag)
+
+
+@over_heads
+def test_asked_in_parts_says_the_same(name, options):
+    model, bags = model_and_bags(name, options)
+    model.train()
+    whole, parts = say(model, bags, keep=("features",)), say(model, bags, keep=("features",), batch_instances=1)
+    assert model.training
+    alike(whole, parts)
+    near(whole.parts["features"], parts.parts["features"])
+    assert len(whole.instance) == 20
+    assert not whole.bag.requires_grad
+
+
+@over_heads
+def test_asking_respects_removal(name, options):
+    model, bags = model_and_bags(name, options)
+    alike(say(model, bags), say(model, bags.dropped()), instances=~bags.removed)
+
+
+def spoil_json(**changes):
+    def spoil(folder):
+        body = json.loads((folder / "model.json").read_text())
+        (folder / "model.json").write_text(json.dumps({**body, **changes}))
+
+    return spoil
+
+
+def spoil_bytes(change, file="model.safetensors"):
+    return lambda folder: (folder / file).write_bytes(change((folder / file).read_bytes()))
+
+
+REFUSED = {
+    "no folder": (lambda f: [p.unlink() for p in f.iterdir()], "model.json is missing"),
+    "no description": (lambda f: (f / "model.json").unlink(), "model.json is missing"),
+    "truncated": (spoil_bytes(lambda b: b[:-5]), "no readable model"),
+    "truncated in the header": (spoil_bytes(lambda b: b[:40]), "no readable model"),
+    "empty weights": (spoil_bytes(lambda b: b""), "no readable model"),
+    "a pickle": (spoil_bytes(lambda b: pickle.dumps({"weight": [1.0]})), "no readable model"),
+    "another format": (spoil_json(format=2), "format 2"),
+    "no format": (lambda f: (f / "model.json").write_text("{}"), "format"),
+    "not a table": (lambda f: (f / "model.json").write_text("[1]"), "no readable model"),
+    "not JSON": (spoil_bytes(lambda b: b[:-9], "model.json"), "no readable model"),
+    "not text": (spoil_bytes(lambda b: b"\xff\xfe\x00", "model.json"), "no readable model"),
+    "another shape": (spoil_json(shape=[9]), "no readable model"),
+    "more classes": (spoil_json(classes=list("abcde")), "no readable model"),
+    "another width": (spoil_json(backbone_options=[["hidden", 7], ["dropout", 0.5]]), "no readable model"),
+    "another backbone": (spoil_json(backbone="linear", backbone_options=[]), "no readable model"),
+    "unknown backbone": (spoil_json(backbone="resnet81"), "resnet18"),
+    "unknown head": (spoil_json(head="cuont"), "count"),
+    "unknown option": (spoil_json(options=[["t3", 1]]), "t1"),
+    "wrong option": (spoil_json(options=[["t1", -1]]), "t1"),
+    "a head of one's own": (spoil_json(head="evil.py:Head"), "runs no code"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_load_refuses(what, tmp_path):
+    model, _ = model_and_bags()
+    save(model, tmp_path)
+    spoil, words = REFUSED[what]
+    spoil(tmp_path)
+    complaint(lambda: load(tmp_path), words)
+
+
+def test_a_pickle_is_not_run(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "sprung"), "w"))
+
+    save(model_and_bags()[0], tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(pickle.dumps(Trap()))
+    complaint(lambda: load(tmp_path), "no readable model")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_head_of_ones_own_is_not_saved(tmp_path):
+    (tmp_path / "own.py").write_text("from headcount.models.heads.count import Count\nclass Own(Count):\n    pass\n")
+    model, bags = model_and_bags(f"{tmp_path / 'own.py'}:Own")
+    plain, _ = model_and_bags()
+    assert torch.equal(say(model, bags).bag, say(plain, bags).bag)
+    complaint(lambda: save(model, tmp_path / "m"), "own.py:Own", "runs no code")
+
+
+MIXED = pytest.param(
+    "write_whole", marks=pytest.mark.xfail(strict=True, reason="the old description is left beside the new weights")
+)
+
+
+@pytest.mark.parametrize("step", ["save_file", MIXED])
+def test_a_save_that_fails_leaves_the_old_model(step, tmp_path, monkeypatch):
+    old, bags = model_and_bags()
+    save(old, tmp_path)
+
+    def fail(*given):
+        if step == "save_file":
+            given[1].write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(f"headcount.models.model.{step}", fail)
+    new, _ = model_and_bags(options={"t1": 1.0})
+    with torch.no_grad():
+        new.head.classifier.weight += 1
+    with pytest.raises(OSError, match="no space"):
+        save(new, tmp_path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.json", "model.safetensors"]
+    try:
+        again = load(tmp_path)
+    except HeadcountError:
+        return  # no model is better than half of two
+    assert torch.equal(say(again, bags).bag, say(old, bags).bag)
+
+
+STILL_WRONG = {
+    "missing weights are not named": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
+    "no shape ends in an IndexError": (spoil_json(shape=[]), "shape"),
+    "a folder for a file ends in an IsADirectoryError": (
+        lambda f: [(f / "model.json").unlink(), (f / "model.json").mkdir()],
+        "model.json",
+    ),
+    "what does not fit is not said": (spoil_json(shape=[9]), "backbone.layers.1.weight"),
+    "counted of another length is let in": (spoil_json(counted=[True]), "counted"),
+    "nobody counted is let in": (spoil_json(counted=[False] * 4), "counted"),
+}
+
+
+@pytest.mark.xfail(strict=True, reason="load lets it through, or the complaint does not help")
+@pytest.mark.parametrize("what", STILL_WRONG)
+def test_load_helps(what, tmp_path):
+    save(model_and_bags()[0], tmp_path)
+    spoil, words = STILL_WRONG[what]
+    spoil(tmp_path)
+    complaint(lambda: load(tmp_path), words)
