@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -37,24 +38,49 @@ WRONG_VALUES = {
     "output_mean": ({"form": "nlll"}, {"form": None}),
 }
 EXCUSED: dict[str, dict[str, str]] = {}  # law -> head -> why it need not keep it
+DECLARED = {  # what a head may say of itself -> the laws that it then need not keep
+    "order_matters": (
+        "test_order_of_instances_is_irrelevant",
+        "test_weight_two_is_a_twin",  # twins stand somewhere, and move the others along
+        "test_votes_are_counted_in_float32",
+    ),
+    "batch_matters": (
+        "test_bags_do_not_hear_each_other",
+        "test_bag_of_one",
+        "test_an_emptied_bag_harms_nobody",
+        "test_soft_label_is_a_mixture",
+        "test_unlabelled_bags_say_nothing",
+        "test_asked_in_parts_says_the_same",
+    ),
+}
 
 D, C, CASES = 5, 4, 15
 
 
 def over_heads(law):
     """Parametrise a law over every head, under its defaults and its variants."""
-    excused = EXCUSED.get(law.__name__, {})
     params = [
         pytest.param(
             name,
             options,
             id="-".join([name, *(f"{k}={v}" for k, v in options.items())]),
-            marks=[pytest.mark.skip(reason=excused[name])] if name in excused else [],
+            marks=[pytest.mark.skip(reason=why)] if (why := excuse(law.__name__, name, options)) else [],
         )
         for name in HEADS
         for options in ({}, *VARIANTS.get(name, ()))
     ]
     return pytest.mark.parametrize(("name", "options"), params)(law)
+
+
+def excuse(law, name, options):
+    said = [what for what in declared(name, tuple(options.items())) if law in DECLARED[what]]
+    return EXCUSED.get(law, {}).get(name) or (f"{name} declares {said[0]}" if said else None)
+
+
+@cache
+def declared(name, options):
+    head = build_head(name, D, C, dict(options))
+    return [what for what in DECLARED if getattr(head, what)]
 
 
 def made(name, options, counted=None, seed=0):

@@ -57,7 +57,7 @@ def demo(
     processes: Annotated[int | None, typer.Option(min=1, help="Runs side by side; default one per core.")] = None,
 ) -> None:
     """Train the Counting Network with MPEM, and its ablations, on real digits from majority labels alone."""
-    from headcount.showing import demo as show
+    from headcount import demo as show
 
     show.run_demo(out, folds, processes)
 
@@ -125,7 +125,7 @@ def bags(
     source: Source = "digits",
     scenario: Scenario = "various",
     fold: Annotated[int, typer.Option(help="0 to 4.")] = 0,
-    bag_size: Annotated[int, typer.Option(help="Instances in a bag.")] = 64,
+    bag_size: Annotated[int, typer.Option(help="Instances in a bag; the paper's is 64.")] = 24,
     train_bags: Annotated[int, typer.Option(help="Training bags.")] = 400,
     valid_bags: Annotated[int, typer.Option(help="Validation bags.")] = 100,
     test_bags: Annotated[int, typer.Option(help="Test bags.")] = 100,
@@ -135,7 +135,7 @@ def bags(
     tie: Annotated[str, typer.Option(help="lowest, random or reject.")] = "lowest",
     rounding: Annotated[str, typer.Option(help="official or largest_remainder.")] = "official",
     overlap: Annotated[bool, typer.Option(help="Bags may share instances.")] = True,
-    seed: Annotated[int, typer.Option(help="Seed of the folds and the bags.")] = 42,
+    seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="Seed of the folds and the bags.")] = 42,
     picture: Annotated[
         Path | None, typer.Option(help="Write the share histogram and label prior (.png, .svg, .pdf).")
     ] = None,
@@ -195,21 +195,26 @@ def main() -> None:
     """What was wrong, in one line, exit code 2; never a traceback for a user's mistake."""
     try:
         code = app(standalone_mode=False)
+        sys.stdout.flush()  # a full disk is noticed here, not when the interpreter is half gone
+        if code == 130:  # what typer makes of a KeyboardInterrupt
+            raise KeyboardInterrupt
     except _UsageError as e:
-        code = _complain(e.format_message())
+        code = _show_help(e) if type(e).__name__ == "NoArgsIsHelpError" else _complain(e.format_message())
     except HeadcountError as e:
         code = _complain(str(e))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ImportError) as e:
+        if isinstance(e, ImportError) and not isinstance(e.__context__, KeyboardInterrupt):
+            raise  # else it was Ctrl-C while a library was loading
         code = _complain("interrupted; the same command goes on where it stopped", 130)
     except (typer.Abort, EOFError):
         code = _complain("aborted", 130)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 141
     except OSError as e:
         if e.errno not in _USERS_DISK:
             raise
         code = _complain(f"{e.strerror}: {e.filename or 'while writing'}; {_USERS_DISK[e.errno]}")
+    _let_go_of_stdout()
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -223,12 +228,26 @@ _USERS_DISK = {
     errno.EEXIST: "a file stands where a folder is wanted; choose another path",
     errno.EISDIR: "a folder stands where a file is wanted; choose another path",
     errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOENT: "check the path",
 }
 
 
 def _complain(message: str, code: int = 2) -> int:
     print(f"headcount: {' '.join(message.split())}", file=sys.stderr)
     return code
+
+
+def _show_help(asked: Any) -> int:
+    print(asked.format_message())
+    return 0
+
+
+def _let_go_of_stdout() -> None:
+    """Drop what cannot be written any more (a broken pipe, a full disk), or the interpreter complains once again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,9 @@ from headcount.judging.launch import here, processes
 from headcount.models.heads import HEADS, head_options
 from headcount.showing.progress import epochs_bar, runs_bar
 from headcount.training.recipe import Recipe
+from headcount.training.speed import device_for
 
-console = Console(highlight=False)
+console = Console(highlight=False, markup=False)  # a name or a path may hold a [bracket]
 
 
 # -- words into recipes -------------------------------------------------------------------------------------------------
@@ -54,6 +57,8 @@ def recipes_of(
         axes["bag_size"] = [bag_size]
     for text in set_ or []:
         name, values = _split("--set", text)
+        if name.endswith("options"):
+            raise HeadcountError(f"--set cannot give {name}; give the head's options as --option NAME=VALUE")
         axes[name] = [_value(v) for v in values.split(",")]
     return studies.grid(Recipe(), **axes)
 
@@ -83,6 +88,8 @@ def _value(text: str) -> Any:
         value = json.loads(text)
     except json.JSONDecodeError:
         return text
+    if isinstance(value, float) and not math.isfinite(value):
+        raise HeadcountError(f"{text} is not a number that can be computed with; give a finite one")
     return value if isinstance(value, (bool, int, float)) else text
 
 
@@ -90,13 +97,14 @@ def _value(text: str) -> Any:
 
 
 def run_one(recipe: Recipe, out: Path, device: str) -> None:
-    console.print(f"{recipe}\nkey {recipe.key}")
+    device_for(device)  # a typo is told before anything else is said
+    console.print(f"{recipe}\nkey {recipe.key}", soft_wrap=True)
     with epochs_bar(recipe) as watch:
         done = studies.run([recipe], out, device=device, run_watch=watch)
     _complain_of(done.failed)
     for name, value in done.records[0].scores.items():
         console.print(f"{name:20} {'undefined' if value is None else format(value, '.4f')}")
-    console.print(f"record {done.records[0].path}")
+    console.print(f"record {done.records[0].path}", soft_wrap=True)
 
 
 def run_study(recipes: list[Recipe], out: Path, device: str, side_by_side: int, dry_run: bool) -> None:
@@ -105,23 +113,30 @@ def run_study(recipes: list[Recipe], out: Path, device: str, side_by_side: int, 
             there = "done   " if (out / f"{recipe.key}.json").exists() else "to run "
             console.print(f"{there} {recipe.key} {recipe}", soft_wrap=True)
         return
+    device_for(device)
     with runs_bar() as watch:
         launch = here if side_by_side == 1 else processes(side_by_side)
         done = studies.run(recipes, out, launch=launch, device=device, watch=watch)
-    print_rows(select.rows(done.records))
-    console.print(f"{len(done.records)} records in {out}; `headcount report {out}` makes the page")
+    if done.records:
+        print_rows(select.rows(done.records))
+        console.print(f"{len(done.records)} records in {out}; `headcount report {out}` makes the page", soft_wrap=True)
     _complain_of(done.failed)
 
 
 def print_rows(rows: Iterable[select.Row]) -> None:
-    """The table people came for."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("source", "scenario", "method", "runs", "instance accuracy", "bag accuracy", "consistency"):
-        table.add_column(name, justify="left" if name in ("source", "scenario", "method") else "right")
-    for row in rows:
-        cells = [_shown(*row.score(m)) for m in ("instance_accuracy", "bag_accuracy", "consistency_rate")]
-        table.add_row(row.source, row.scenario, row.label, str(len(row.records)), *cells)
-    console.print(table)
+    """The table people came for, one for each source and scenario."""
+    for (source, scenario), group in groupby(sorted(rows, key=_where), key=_where):
+        table = Table(box=None, pad_edge=False)
+        for name in (f"{source}, {scenario}", "runs", "instance accuracy", "bag accuracy", "consistency"):
+            table.add_column(name, justify="right" if table.columns else "left", no_wrap=True)
+        for row in group:
+            cells = [_shown(*row.score(m)) for m in ("instance_accuracy", "bag_accuracy", "consistency_rate")]
+            table.add_row(row.label, str(len(row.records)), *cells)
+        console.print(table)
+
+
+def _where(row: select.Row) -> tuple[str, str]:
+    return row.source, row.scenario
 
 
 def _shown(mean: float, deviation: float, count: int) -> str:
@@ -144,13 +159,15 @@ def report(folder: Path, out: Path | None, title: str | None) -> None:
     if not found:
         raise HeadcountError(f"no records in {folder}; give the --out of a study")
     path = write_report(found, out or folder / "report.html", title=title or f"headcount: {folder.resolve().name}")
-    console.print(f"{len(found)} records -> {path}")
+    console.print(f"{len(found)} records -> {path}", soft_wrap=True)
 
 
 # -- looking ------------------------------------------------------------------------------------------------------------
 
 
 def show_bags(source: str, fold: int, protocol: Protocol, picture: Path | None, export: Path | None) -> None:
+    if export and export.suffix != ".npz":
+        raise HeadcountError(f"bags are exported as .npz, got {export}")
     loaded = sources.load(source)
     made = majority_bags(loaded, fold, protocol)
     table = Table(box=None, pad_edge=False)
@@ -175,8 +192,6 @@ def show_bags(source: str, fold: int, protocol: Protocol, picture: Path | None, 
     )
     console.print(table)
     if export:
-        if export.suffix != ".npz":
-            raise HeadcountError(f"bags are exported as .npz, got {export}")
         arrays = {
             f"{s}_{k}": getattr(b, k).numpy() for s, b in made.items() for k in ("index", "offsets", "label", "truth")
         }
@@ -199,16 +214,14 @@ def list_heads(as_json: bool) -> None:
         print(json.dumps(rows, indent=1))
         return
     for row in rows:
-        console.print(f"[bold]{row['name']}[/]  {row['title']}")
-        console.print(f"    {row['about']}", markup=False)
-        console.print(
-            f"    options: {', '.join(f'{k}={v}' for k, v in row['options'].items()) or 'none'}", markup=False
-        )
-        console.print(f"    {row['cites']}", markup=False)
+        console.print(f"{row['name']}  {row['title']}", style="bold")
+        console.print(f"    {row['about']}")
+        console.print(f"    options: {', '.join(f'{k}={v}' for k, v in row['options'].items()) or 'none'}")
+        console.print(f"    {row['cites']}")
 
 
 def list_data() -> None:
-    console.print(f"cache: {cache.home()}")
+    console.print(f"cache: {cache.home()}", soft_wrap=True)
     for name, entry in sources.SOURCES.items():
         there = "ready" if sources.ready(name) else "not here"
         console.print(

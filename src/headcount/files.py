@@ -1,12 +1,15 @@
-"""Writing files whole: beside, then renamed into place."""
+"""Writing files whole: beside, then renamed into place; and one process at a time where two would write the same."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+
+from headcount.errors import HeadcountError
 
 
 @contextmanager
@@ -15,12 +18,18 @@ def beside(path: Path) -> Iterator[Path]:
 
     The name is always the same, so what a killed process left is overwritten by the next try and not left lying about.
     """
+    if path.exists() and not path.is_file():  # renaming would put a file in the place of a device
+        raise HeadcountError(f"{path} is a folder or a device, not a file to write over; choose another path")
     part = path.with_name(path.name + ".part")
     try:
         yield part
         os.replace(part, path)
-    except BaseException:
+    except BaseException as e:
         part.unlink(missing_ok=True)
+        if isinstance(e, OSError) and not e.filename:
+            e.filename = str(path)
+        elif said := re.search(r"\(os error (\d+)\)", str(e)):  # safetensors has words of its own for a full disk
+            raise OSError(int(said[1]), os.strerror(int(said[1])), str(path)) from e
         raise
 
 
@@ -31,3 +40,25 @@ def write_whole(path: Path, fill: Callable[[IO[bytes]], Any]) -> None:
         fill(f)
         f.flush()
         os.fsync(f.fileno())
+
+
+@contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """One process at a time. The lock goes with its process, however that ends; its file goes when the work is done."""
+    import fcntl
+
+    with ExitStack() as held:
+        while True:
+            if not lock.parent.is_dir():
+                lock.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # whoever was here before us took the file away: ask again
+                f = held.enter_context(open(lock, "w"))
+                fcntl.flock(f, fcntl.LOCK_EX)
+                if os.path.samestat(os.fstat(f.fileno()), lock.stat()):
+                    break
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+            with suppress(OSError):  # others are still at work there
+                lock.parent.rmdir()

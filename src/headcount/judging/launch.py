@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+from headcount.errors import HeadcountError
 from headcount.training.speed import threads
 
 Submit = Callable[..., Future]
@@ -36,42 +40,61 @@ def processes(count: int) -> Launcher:
     @contextmanager
     def launch() -> Iterator[Submit]:
         each = threads(count)
-        context = multiprocessing.get_context("spawn")
-        before = {name: os.environ.get(name) for name in _THREADS}
-        os.environ.update(dict.fromkeys(_THREADS, str(each)))  # read once, when a worker imports torch
-        pool: Executor = ProcessPoolExecutor(
-            count, mp_context=context, initializer=_begin, initargs=(each, os.getpid())
-        )
-        try:
-            yield pool.submit
-            pool.shutdown()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for child in multiprocessing.active_children():
-                child.terminate()
-            raise
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+        with _each_with(each):
+            context = multiprocessing.get_context("spawn")
+            pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(each, os.getpid()))
+            try:
+                yield partial(_submit, pool)
+                pool.shutdown()
+            except BaseException as e:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for child in multiprocessing.active_children():
+                    child.terminate()
+                if isinstance(e, BrokenProcessPool):
+                    raise HeadcountError(_LOST) from e
+                raise
 
     return launch
 
 
+def _submit(pool: Executor, task: Callable[..., Any], *args: Any, **kwargs: Any) -> Future:
+    """Workers are born here, and born deaf to Ctrl-C: it is the parent's to handle, who hears of it after this."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return pool.submit(task, *args, **kwargs)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _each_with(cores: int) -> Iterator[None]:
+    """What a worker reads once, when it imports torch."""
+    before = {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(dict.fromkeys(_THREADS, str(cores)))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+_LOST = (
+    "a run's process was killed, perhaps for want of memory; the same command goes on where it stopped, "
+    "with fewer processes if it happens again"
+)
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def _begin(cores: int, parent: int) -> None:
-    import signal
     import threading
     import time
 
     import torch
 
     torch.set_num_threads(cores)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
 
     def leave_with_parent() -> None:
         # a killed parent cannot say goodbye: without this its workers would train on, unseen

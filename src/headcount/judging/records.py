@@ -53,17 +53,39 @@ class Record:
     @classmethod
     def read(cls, path: Path) -> Record:
         try:
-            body = json.loads(path.read_text())
-            return cls({**body, "key": body["key"], "recipe": body["recipe"], "scores": body["scores"]}, path)
-        except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as e:
-            raise HeadcountError(f"{path} is not a record ({e}); move it away and run the study again") from None
+            body = json.loads(path.read_bytes())
+        except ValueError as e:
+            raise _not_a_record(path, str(e)) from None
+        if lacking := _lacking(body):
+            raise _not_a_record(path, f"it lacks {lacking}")
+        return cls(body, path)
+
+
+_PARTS = {"key": str, "recipe": dict, "data": dict, "fit": dict, "scores": dict, "provenance": dict}
+_FIELDS = ("source", "scenario", "fold", "head", "removal", "seed")
+
+
+def _lacking(body: Any) -> str:
+    """What every record has and this has not."""
+    if not isinstance(body, dict):
+        return "everything"
+    parts = [name for name, kind in _PARTS.items() if not isinstance(body.get(name), kind)]
+    return ", ".join(parts or [f"recipe.{name}" for name in _FIELDS if name not in body["recipe"]])
+
+
+def _not_a_record(path: Path, why: str) -> HeadcountError:
+    return HeadcountError(f"{path} is not a record ({why}); move it away and run the study again")
 
 
 def write(folder: Path, body: dict[str, Any], arrays: dict[str, np.ndarray]) -> Record:
     """Put a record in place: arrays first, then the JSON that vouches for them."""
     path = folder / f"{body['key']}.json"
     write_whole(path.with_suffix(".npz"), lambda f: np.savez_compressed(f, allow_pickle=False, **arrays))
-    write_whole(path, lambda f: f.write(_one_field_a_line(body).encode()))
+    try:
+        write_whole(path, lambda f: f.write(_one_field_a_line(body).encode()))
+    except Exception:
+        path.with_suffix(".npz").unlink()
+        raise
     return Record(body, path)
 
 

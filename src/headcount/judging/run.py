@@ -6,7 +6,6 @@ best epoch about the test bags; score. Truth is looked at only after training, f
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import shutil
@@ -17,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from headcount.data import sources
 from headcount.data.prepare import Prepare
 from headcount.data.protocol import Protocol, majority_bags
 from headcount.errors import HeadcountError
+from headcount.files import alone
 from headcount.judging import records, scores
 from headcount.judging.records import Record
 from headcount.models.model import Design, Model, say
@@ -53,13 +54,14 @@ def run(
     out = Path(out)
     path = out / f"{recipe.key}.json"
     work = out / "running" / recipe.key
-    with _alone(work):
+    with alone(work.with_suffix(".lock")):
         if not path.exists():
             started, clock = datetime.now(UTC), time.monotonic()
             where = speed.device_for(device)
-            body, arrays = _train_and_score(recipe, out, work, where, watch, checkpoint_seconds)
-            body["provenance"] = _provenance(where, started, time.monotonic() - clock)
-            records.write(out, body, arrays)
+            with _swept(work):
+                body, arrays = _train_and_score(recipe, out, work, where, watch, checkpoint_seconds)
+                body["provenance"] = _provenance(where, started, time.monotonic() - clock)
+                records.write(out, body, arrays)
         shutil.rmtree(work, ignore_errors=True)
     return Record.read(path)
 
@@ -77,6 +79,8 @@ def _train_and_score(
     fitted = fit(
         model, train, bags["valid"].blind(), recipe, work=work, watch=watch, checkpoint_seconds=checkpoint_seconds
     )
+    if not fitted.progress.best_epoch:
+        raise HeadcountError(f"{recipe}: the validation loss was never a number; try a smaller lr than {recipe.lr:g}")
     body = _heading(recipe, bags, fitted)
     found, arrays = scores.on_test(say(fitted.model, bags["test"]), bags["test"])
     body |= found
@@ -212,13 +216,13 @@ def _heading(recipe: Recipe, bags: dict[str, Bags], fitted: Fit) -> dict[str, An
     }
 
 
-def _thinned(curve: list[tuple[float, float]], points: int = 60) -> dict[str, list[float]]:
-    """At most so many points of the curve, the last among them; a record stays small."""
+def _thinned(curve: list[tuple[float, float]], points: int = 60) -> dict[str, list[Any]]:
+    """At most so many points of the curve, the last among them; a record stays small, and JSON has no NaN."""
     keep = sorted({round(i) for i in np.linspace(0, len(curve) - 1, min(points, len(curve)))})
     return {
         "epoch": [i + 1 for i in keep],
-        "train": [round(curve[i][0], 5) for i in keep],
-        "valid": [round(curve[i][1], 5) for i in keep],
+        "train": [round(curve[i][0], 5) if isfinite(curve[i][0]) else None for i in keep],
+        "valid": [round(curve[i][1], 5) if isfinite(curve[i][1]) else None for i in keep],
     }
 
 
@@ -250,11 +254,11 @@ def _commit() -> str | None:
 
 
 @contextmanager
-def _alone(work: Path) -> Iterator[None]:
-    """One process at a time on a run; the lock goes with its process, however that ends."""
-    work.parent.mkdir(parents=True, exist_ok=True)
-    lock = work.with_suffix(".lock")
-    with open(lock, "w") as f:
-        fcntl.flock(f, fcntl.LOCK_EX)
+def _swept(work: Path) -> Iterator[None]:
+    """A run that failed before its first checkpoint has nothing to go on from, so it leaves nothing."""
+    try:
         yield
-        lock.unlink(missing_ok=True)
+    except Exception:
+        if not (work / "checkpoint.safetensors").exists():
+            shutil.rmtree(work, ignore_errors=True)
+        raise

@@ -6,7 +6,8 @@ import itertools
 import shutil
 import traceback
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,8 @@ def _settle(future: Future, recipe: Recipe, tally: Tally, finished: set[Recipe],
         finished.add(recipe)
         tally.done += 1
         return
+    if isinstance(error, BrokenExecutor):
+        raise error  # not this run's fault, and no other can run
     tally.failed[recipe] = error
     for needy in [r for r in waiting if recipe in r.needs]:
         waiting.remove(needy)
@@ -117,7 +120,7 @@ def _tidy(out: Path, keys: set[str]) -> None:
             shutil.rmtree(running / key, ignore_errors=True)
             for left in (running / f"{key}.lock", out / f"{key}.json.part", out / f"{key}.npz.part"):
                 left.unlink(missing_ok=True)
-    if running.is_dir() and not any(running.iterdir()):
+    with suppress(OSError):  # it is not there, or others are still at work in it
         running.rmdir()
 
 

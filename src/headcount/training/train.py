@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,7 +28,8 @@ from headcount.training.recipe import Recipe
 from headcount.training.seeds import seed_for
 from headcount.training.views import several
 
-CHECKPOINT_SECONDS = 30.0
+# how much work a kill may cost; a setting of the machine, not of the recipe
+CHECKPOINT_SECONDS = float(os.environ.get("HEADCOUNT_CHECKPOINT_SECONDS", "30"))
 
 
 @dataclass
@@ -113,7 +115,7 @@ class Training:
         self.head.enrol(len(train), len(train.index))
         self.model.to(device)  # what enrolling added
         speed.arrange(self.model, device)
-        self.teacher = copy.deepcopy(self.model).requires_grad_(False) if self.head.teacher is not None else None
+        self.teacher = copy.deepcopy(self.model).requires_grad_(False).eval() if self.head.teacher is not None else None
         self.answering = self.teacher or self.model
         self.encode = _encoder(compile, device.type)
         prefixes = dict.fromkeys(p for one in self.head.passes for p in one.trains)
@@ -176,9 +178,8 @@ class Training:
         progress.curve.append((train, valid))
         if valid < progress.best:
             progress.best, progress.best_epoch = valid, progress.epoch
-            state = self.answering.state_dict()
-            for kept, now in zip(self.best.values(), state.values(), strict=True):
-                kept.copy_(now)
+            for name, now in self.answering.state_dict().items():
+                self.best[name].copy_(now)
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 

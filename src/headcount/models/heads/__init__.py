@@ -12,13 +12,34 @@ from typing import Any
 from torch import Tensor
 
 from headcount.errors import HeadcountError, choose
+from headcount.models.heads.additive import Additive
+from headcount.models.heads.additive_trans import AdditiveTrans
+from headcount.models.heads.attention import Attention
 from headcount.models.heads.base import Batch, Head, Output, Pass, Tally, nll
 from headcount.models.heads.count import Count
+from headcount.models.heads.feature import FeatureLSE, FeatureMax, FeatureMean, FeaturePNorm
+from headcount.models.heads.mctformer import MCTformer
+from headcount.models.heads.millet import Millet
+from headcount.models.heads.noisy import NoisyLabel
 from headcount.models.heads.output import OutputMean
+from headcount.models.heads.supervised import Supervised
+from headcount.models.heads.weno import Weno
 
 HEADS: dict[str, type[Head]] = {
     "count": Count,
     "output_mean": OutputMean,
+    "feature_mean": FeatureMean,
+    "feature_max": FeatureMax,
+    "feature_pnorm": FeaturePNorm,
+    "feature_lse": FeatureLSE,
+    "attention": Attention,
+    "additive": Additive,
+    "additive_trans": AdditiveTrans,
+    "millet": Millet,
+    "mctformer": MCTformer,
+    "weno": Weno,
+    "noisy_label": NoisyLabel,
+    "supervised": Supervised,
 }
 
 

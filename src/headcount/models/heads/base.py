@@ -65,6 +65,8 @@ class Head(nn.Module):
     passes: ClassVar[tuple[Pass, ...]] = (Pass(),)
     counted: Tensor | None
     whole_bag: ClassVar[bool] = False  # true if what is said of an instance depends on the others in its bag
+    order_matters: bool = False  # true if the order of the instances in a bag changes what is said
+    batch_matters: bool = False  # true if the other bags of a batch change what is said of a bag, even in eval mode
 
     def __init__(self, dim: int, classes: int, counted: Tensor | None = None) -> None:
         super().__init__()

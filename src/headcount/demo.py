@@ -31,7 +31,8 @@ def recipes(folds: int) -> list[Recipe]:
         valid_bags=50,
         test_bags=50,
         backbone="mlp",
-        epochs=100,
+        backbone_options=(("hidden", 128),),
+        epochs=80,
         batch_bags=32,
         lr=1e-3,
     )

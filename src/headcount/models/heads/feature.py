@@ -1,0 +1,107 @@
+"""Feature+Mean, +Max, +P-norm, +LSE: the features of a bag are pooled, and one linear classifier reads the pool.
+
+The same classifier then reads single instances, which is the weakness of the idea: it never met one in training. Mean and
+max are in Ilse et al., Deep multiple instance learning for digital histopathology, 2020; log-sum-exp in Pinheiro and
+Collobert, From image-level to pixel-level labeling with convolutional networks, CVPR 2015.
+
+P-norm and LSE were released without dividing by the number of instances (and LSE without dividing by r), so that a bag's
+pool lives on another scale than its instances. That is the default; ``norm=True`` is the repaired form, in which a bag of
+one is pooled to its instance.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headcount.bags import Segments
+from headcount.errors import HeadcountError
+from headcount.models.heads.base import Head, Output, Tally
+
+
+def read(classifier: nn.Linear, pool: Tensor) -> Tensor:
+    """(B, D) -> (B, C) in float32 whatever the precision: a bag's few numbers cost nothing, and nobody averages them again."""
+    with torch.autocast(pool.device.type, enabled=False):
+        return F.linear(pool.float(), classifier.weight.float(), classifier.bias.float())
+
+
+def present(segments: Segments) -> Segments:
+    """Who stands in the bag at all: an instance of weight zero does not."""
+    return segments if segments.weight is None else segments.without(segments.weight == 0)
+
+
+class FeatureMean(Tally):
+    """The classifier reads the mean of the features."""
+
+    title = "Feature+Mean"
+    cites = "Ilse, Tomczak and Welling, Deep multiple instance learning for digital histopathology, 2020"
+
+    def local(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        return self.classifier(h).float(), h
+
+    def top(self, sums: Tensor, total: Tensor) -> Tensor:
+        return self.elect(read(self.classifier, sums / total[:, None]))
+
+
+class FeaturePNorm(Tally):
+    """The classifier reads (sum of ReLU(h)^p)^(1/p), or with ``norm`` (mean of ReLU(h)^p)^(1/p)."""
+
+    title = "Feature+P-norm"
+    cites = "Ilse, Tomczak and Welling, Deep multiple instance learning for digital histopathology, 2020"
+
+    def __init__(
+        self, dim: int, classes: int, counted: Tensor | None = None, *, p: float = 4, norm: bool = False
+    ) -> None:
+        super().__init__(dim, classes, counted)
+        if not 1 <= p < torch.inf:
+            raise HeadcountError(f"the exponent p must be 1 or more, got {p}")
+        self.p, self.norm = p, norm
+
+    def local(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        # powers are added in float64: 1e-5 or 1e5 to the eighth lie beyond what float32 can hold
+        return self.classifier(h).float(), h.double().relu() ** self.p
+
+    def top(self, sums: Tensor, total: Tensor) -> Tensor:
+        mass = sums / total[:, None] if self.norm else sums
+        some = mass > 0  # the root of nothing is nothing, but has no slope
+        pool = torch.where(some, mass, 1.0) ** (1 / self.p)
+        return self.elect(read(self.classifier, torch.where(some, pool, 0.0)))
+
+
+class FeatureMax(Head):
+    """The classifier reads the largest value of each feature."""
+
+    title = "Feature+Max"
+    cites = "Ilse, Tomczak and Welling, Deep multiple instance learning for digital histopathology, 2020"
+
+    def __init__(self, dim: int, classes: int, counted: Tensor | None = None) -> None:
+        super().__init__(dim, classes, counted)
+        self.classifier = nn.Linear(dim, classes)
+
+    def pool(self, h: Tensor, segments: Segments) -> Tensor:
+        return segments.max(h)
+
+    def forward(self, h: Tensor, segments: Segments) -> Output:
+        pool = self.pool(h, present(segments))  # (B, D)
+        pool = torch.where(pool.isfinite(), pool, 0.0)  # of an emptied bag
+        return Output(self.classifier(h).float(), self.elect(read(self.classifier, pool)), {})
+
+
+class FeatureLSE(FeatureMax):
+    """The classifier reads log sum exp(r h), or with ``norm`` (1/r) log mean exp(r h)."""
+
+    title = "Feature+LSE"
+    cites = "Pinheiro and Collobert, From image-level to pixel-level labeling with convolutional networks, CVPR 2015"
+
+    def __init__(
+        self, dim: int, classes: int, counted: Tensor | None = None, *, r: float = 4, norm: bool = False
+    ) -> None:
+        super().__init__(dim, classes, counted)
+        if not 0 < r < torch.inf:
+            raise HeadcountError(f"the sharpness r must be above 0, got {r}")
+        self.r, self.norm = r, norm
+
+    def pool(self, h: Tensor, segments: Segments) -> Tensor:
+        pool = segments.logsumexp(self.r * h.float())
+        return (pool - segments.total().log()[:, None]) / self.r if self.norm else pool

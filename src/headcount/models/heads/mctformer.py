@@ -1,0 +1,166 @@
+"""MCTformer+: one token per class listens to the instances of a bag, and where it listened says what they are.
+
+Xu et al., MCTformer+: Multi-class token transformer for weakly supervised semantic segmentation, TPAMI 2024. Theirs are the
+patches of an image; a bag has no grid, so the instances get no positions and the 3x3 convolution over patches is a linear
+layer. The authors of the majority-label paper released no code for it: the adaptation is ours.
+
+    K  tokens: C class tokens, then the L instances of a bag      W  width      u  (B, L) how often an instance stands there
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headcount.bags import Segments
+from headcount.errors import HeadcountError, choose
+from headcount.models.heads.base import Batch, Head, Output, nll
+
+
+class Block(nn.Module):
+    """The usual pre-norm block. Returns the tokens, and the queries and keys for the maps."""
+
+    def __init__(self, width: int, heads: int, drop_path: float) -> None:
+        super().__init__()
+        self.heads, self.drop_path = heads, drop_path
+        self.norm1, self.norm2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        for m in self.modules():
+            if isinstance(m, nn.Linear):
+                nn.init.trunc_normal_(m.weight, std=0.02)
+                nn.init.zeros_(m.bias)
+
+    def forward(self, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.qkv(self.norm1(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, H, K, W/H)
+        x = x + self.path(self.out(attend(q, k, v, bias).transpose(1, 2).flatten(2)))
+        return x + self.path(self.mlp(self.norm2(x))), q.detach(), k.detach()
+
+    def path(self, x: Tensor) -> Tensor:
+        """Now and then a bag takes the short way round."""
+        return x * F.dropout(x.new_ones(len(x), 1, 1), self.drop_path, self.training)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, bias[:, None, None].to(q.dtype).expand(-1, -1, q.shape[2], -1))
+
+
+class MCTformer(Head):
+    """A bag's logits: the mean of the class tokens' means and of the instances' logits, pooled by rank.
+
+    ``loss``      "multilabel": each class yes or no, as in the original; "softmax": one class wins. Both add the contrast of
+                  the class tokens. ``validation="bag"`` selects by the likelihood of the bag output instead.
+    ``instance``  "fused": class-to-instance attention times the instance's logits, spread by instance-to-instance attention;
+                  "patch": the logits; "attention": the attention alone.
+    ``decay``     of the pooling by rank. 0.996 is the original's, for 784 patches; 0.951 does the same to 64 instances.
+    """
+
+    title = "MCTformer+"
+    cites = (
+        "Xu et al., MCTformer+: Multi-class token transformer for weakly supervised semantic segmentation, TPAMI 2024"
+    )
+    whole_bag = True
+
+    def __init__(
+        self,
+        dim: int,
+        classes: int,
+        counted: Tensor | None = None,
+        *,
+        layers: int = 12,
+        width: int = 384,
+        heads: int = 6,
+        drop_path: float = 0.1,
+        decay: float = 0.996,
+        loss: str = "multilabel",
+        instance: str = "fused",
+        validation: str = "full",
+    ) -> None:
+        super().__init__(dim, classes, counted)
+        self.kind = choose("loss", loss, ("multilabel", "softmax"))
+        self.mode = choose("instance", instance, ("fused", "patch", "attention"))
+        self.validation = choose("validation", validation, ("full", "bag"))
+        if not 0 < decay <= 1:
+            raise HeadcountError(f"the decay lies above 0 and not above 1, got {decay}")
+        if layers < 1 or width % heads:
+            raise HeadcountError(f"width {width} is a multiple of heads {heads}, and layers {layers} 1 or more")
+        self.decay = decay
+        self.embed, self.patch = nn.Linear(dim, width), nn.Linear(width, classes)
+        self.token = nn.Parameter(nn.init.trunc_normal_(torch.empty(classes, width), std=0.02))
+        self.seat = nn.Parameter(nn.init.trunc_normal_(torch.empty(classes, width), std=0.02))  # a token's own position
+        self.blocks = nn.ModuleList(Block(width, heads, drop_path * i / max(1, layers - 1)) for i in range(layers))
+
+    def forward(self, h: Tensor, segments: Segments) -> Output:
+        sheet, taken = segments.dense(self.embed(h))  # (B, L, W)
+        weight = taken.new_ones(len(h)) if segments.weight is None else segments.weight
+        u = segments.dense(weight.float())[0]  # nobody in a gap
+        bias = F.pad(u.log(), (self.classes, 0))  # (B, K): u copies of a key are one key with log u more
+        x = torch.cat([(self.token + self.seat).expand(len(sheet), -1, -1).to(sheet.dtype), sheet], 1)
+        queries, keys, contrast = [], [], []
+        for block in self.blocks:
+            x, q, k = block(x, bias)
+            queries.append(q)
+            keys.append(k)
+            token = F.normalize(x[:, : self.classes].float(), dim=2)
+            contrast.append((token @ token.mT).log_softmax(2).diagonal(dim1=1, dim2=2))
+        said = self.patch(x[:, self.classes :]).float()  # (B, L, C)
+        token, pooled = x[:, : self.classes].float().mean(2), rank_pool(said, u, self.decay)
+        instance = said if self.mode == "patch" else self.maps(queries, keys, bias, said.detach())
+        parts = {"token": token, "pooled": pooled, "contrast": torch.stack(contrast).mean(0)}
+        return Output(segments.flat(instance), self.elect((token + pooled) / 2), parts)
+
+    @torch.no_grad()
+    def maps(self, queries: list[Tensor], keys: list[Tensor], bias: Tensor, said: Tensor) -> Tensor:
+        """(B, L, C), as logits. The original's maps are no probabilities but are not below zero: their logarithm keeps the
+        argmax, and its softmax is a class's share of an instance's map. Where nothing was felt for any class the plain
+        logits speak. No gradient: no loss reads a map."""
+        c, tiny = self.classes, torch.finfo(torch.float32).tiny
+        heard = torch.zeros_like(said)
+        for q, k in list(zip(queries, keys, strict=True))[-12:]:
+            score = q[:, :, :c].float() @ k.float().mT * q.shape[3] ** -0.5
+            share = (score - (score + bias[:, None, None]).logsumexp(3, keepdim=True)).exp()[..., c:]  # of one copy
+            heard += share.mean(1).mT / min(12, len(keys))
+        if self.mode == "attention":
+            return heard.clamp_min(tiny).log()
+        felt = (heard * said.relu()).sqrt()
+        room = max(0, queries[0].shape[3] - c)  # as wide as the keys: what the fast kernels ask for
+        value = F.pad(felt, (0, room, c, 0))[:, None].expand(-1, queries[0].shape[1], -1, -1)  # class tokens carry none
+        refined = torch.zeros_like(said)
+        for q, k in zip(queries, keys, strict=True):
+            refined += attend(q[:, :, c:], k, value.to(q.dtype), bias).float().mean(1)[..., :c]
+        nothing = (refined <= 0).all(2, keepdim=True)
+        return torch.where(nothing, said, refined.clamp_min(tiny).log())
+
+    def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
+        target = batch.target
+        if not self.training and self.validation == "bag":
+            return nll(output.bag, target)
+        both = nll(output.parts["contrast"], target)
+        for logits in (output.parts["token"], output.parts["pooled"]):
+            both = both + (
+                nll(self.elect(logits), target) if self.kind == "softmax" else self.yes_or_no(logits, target)
+            )
+        return both
+
+    def yes_or_no(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Sigmoid cross-entropy, the mean over classes that count and over bags that have a label."""
+        each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+        each = each.mean(1) if self.counted is None else (each * self.counted).sum(1) / self.counted.sum()
+        labelled = target.sum(1) > 0
+        return torch.where(labelled, each, 0.0).sum() / labelled.sum().clamp_min(1)
+
+
+def rank_pool(said: Tensor, u: Tensor, decay: float) -> Tensor:
+    """(B, L, C), (B, L) -> (B, C): the mean of the values, the k-th largest weighing decay^k. u copies take u ranks.
+
+    >>> rank_pool(torch.tensor([[[3.0], [1.0], [2.0]]]), torch.ones(1, 3), 0.996)
+    tensor([[2.0027]])
+    """
+    order = said.masked_fill((u == 0)[..., None], -torch.inf).argsort(1, descending=True)
+    said, u = said.gather(1, order), u[..., None].expand_as(said).gather(1, order)
+    before, slope = u.cumsum(1) - u, math.log(decay)
+    weight = -(before * slope).exp() * torch.expm1(u * slope) if decay < 1 else u  # d^before + ... + d^(before+u-1)
+    return (weight * said).sum(1) / weight.sum(1).clamp_min(1e-12)

@@ -1,0 +1,66 @@
+"""MILLET, conjunctive pooling: attention and class scores are read off each instance alone, and their products averaged.
+
+Early et al., Inherently interpretable time series classification via multiple instance learning, ICLR 2024.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from headcount.bags import Segments
+from headcount.models.heads.base import Output, Tally
+
+
+class Millet(Tally):
+    """a = sigmoid(w tanh(V h)), z = W h; a bag's logits are the mean of a z, not divided by the attention spent.
+
+    ``confidence`` is the reading of the paper on majority labels: the mean of softmax(z), weighted by a, is the bag's
+    probability. ``positions`` adds the sinusoids of the original, meant for time series; bags have no order, so it is off.
+    """
+
+    title = "MILLET"
+    cites = (
+        "Early et al., Inherently interpretable time series classification via multiple instance learning, ICLR 2024"
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        classes: int,
+        counted: Tensor | None = None,
+        *,
+        dropout: float = 0.1,
+        confidence: bool = False,
+        positions: bool = False,
+        width: int = 8,
+    ) -> None:
+        super().__init__(dim, classes, counted)
+        self.dropout = nn.Dropout(dropout)
+        self.score = nn.Sequential(nn.Linear(dim, width), nn.Tanh(), nn.Linear(width, 1), nn.Sigmoid())
+        self.confidence = confidence
+        self.order_matters = positions
+
+    def local(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.dropout(h)
+        a, z = self.score(h).float(), self.classifier(h).float()
+        return z, a * torch.cat([z.softmax(1), torch.ones_like(a)], 1) if self.confidence else a * z
+
+    def top(self, sums: Tensor, total: Tensor) -> Tensor:
+        if self.confidence:
+            return self.elect((sums[:, :-1] / sums[:, -1:].clamp_min(1e-12)).clamp_min(1e-30).log())
+        return self.elect(sums / total[:, None])
+
+    def forward(self, h: Tensor, segments: Segments) -> Output:
+        return super().forward(h + sinusoids(segments, self.dim).to(h.dtype) if self.order_matters else h, segments)
+
+
+def sinusoids(segments: Segments, dim: int) -> Tensor:
+    """(N, D): sine and cosine in turn of each instance's position in its bag, the removed not counted."""
+    _, taken = segments.dense(segments.index)
+    position = segments.flat((taken.cumsum(1) - 1).float())  # (N,)
+    slow = torch.arange(0, dim, 2, device=position.device) * (-math.log(10000.0) / dim)
+    angle = position[:, None] * slow.exp()
+    return torch.stack([angle.sin(), angle.cos()], 2).flatten(1)[:, :dim]

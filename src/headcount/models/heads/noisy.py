@@ -1,0 +1,48 @@
+"""Noisy label: every instance is told its bag's label, as if it were its own, only noisy.
+
+The plainest thing to try before any bag method: the label is right for the majority. Generalised cross-entropy forgives
+the wrong ones (Zhang and Sabuncu, Generalized cross entropy loss for training deep neural networks with noisy labels,
+NeurIPS 2018): (1 - p^q) / q lies between cross-entropy (q near 0) and mean absolute error (q = 1).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headcount.errors import HeadcountError, choose
+from headcount.models.heads.base import Batch, Output, Tally, nll
+
+
+class MeanProbability(Tally):
+    """Instances are classified; a bag's probability is the mean of theirs."""
+
+    def local(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.classifier(h).float()
+        return z, z.softmax(1)
+
+    def top(self, sums: Tensor, total: Tensor) -> Tensor:
+        return self.elect((sums / total[:, None]).clamp_min(1e-30).log())
+
+
+class NoisyLabel(MeanProbability):
+    """``loss``: "ce" (cross-entropy) or "gce" (generalised, with exponent ``q``), averaged over each bag, then over bags."""
+
+    title = "Noisy label"
+    cites = (
+        "Zhang and Sabuncu, Generalized cross entropy loss for training deep networks with noisy labels, NeurIPS 2018"
+    )
+
+    def __init__(
+        self, dim: int, classes: int, counted: Tensor | None = None, *, loss: str = "ce", q: float = 0.7
+    ) -> None:
+        super().__init__(dim, classes, counted)
+        self.kind = choose("loss", loss, ("ce", "gce"))
+        if not 0 < q <= 1:
+            raise HeadcountError(f"the exponent q lies above 0 and not above 1, got {q}")
+        self.q = q
+
+    def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
+        log_p = output.instance.log_softmax(1)
+        each = log_p if self.kind == "ce" else torch.expm1(self.q * log_p) / self.q  # minus the loss of each class
+        return nll(batch.segments.mean(each), batch.target)

@@ -1,0 +1,148 @@
+"""Bags: taking, removing, blinding; and everything that is refused at the door, in one line that names the culprit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from headcount.bags import Bags, Pool
+from headcount.errors import HeadcountError
+
+
+def pool(count=10, dim=3):
+    return Pool(np.arange(count * dim, dtype=np.float32).reshape(count, dim))
+
+
+def bags(**changes):
+    given = {
+        "sizes": [2, 3, 5],
+        "labels": [0, 1, -1],
+        "classes": ["cat", "dog"],
+        "names": ["a", "b", "c"],
+        "group": ["x", "x", "y"],
+        "weight": np.ones(10),
+        "known": [-1] * 9 + [1],
+        "truth": [0, 1] * 5,
+    }
+    return Bags.of(pool(), **{**given, **changes})
+
+
+def test_what_a_bag_carries():
+    b = bags()
+    assert len(b) == 3
+    assert b.sizes.tolist() == [2, 3, 5]
+    assert b.label.tolist() == [0, 1, -1]
+    assert b.target.tolist() == [[1, 0], [0, 1], [0, 0]]
+    assert b.bag.tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 2, 2]
+    assert "3 bags, 10 instances" in repr(b)
+
+
+def test_votes_become_shares():
+    b = bags(labels=[[3, 1], [2, 2], [0, 0]])
+    assert b.target.tolist() == [[0.75, 0.25], [0.5, 0.5], [0, 0]]
+    assert b.label.tolist() == [0, 0, -1]
+
+
+def test_take_carries_everything_along():
+    b = bags().take([2, 0])
+    assert b.index.tolist() == [5, 6, 7, 8, 9, 0, 1]
+    assert b.names == ("c", "a")
+    assert b.group == ("y", "x")
+    assert b.truth.tolist() == [1, 0, 1, 0, 1, 0, 1]
+    assert b.known.tolist() == [-1, -1, -1, -1, 1, -1, -1]
+    assert b.label.tolist() == [-1, 0]
+    assert b.pool is not None
+
+
+def test_take_shares_the_pool():
+    b = bags()
+    assert b.take([1]).pool is b.pool
+
+
+def test_without_counts_less_and_dropped_forgets():
+    gone = torch.zeros(10, dtype=torch.bool)
+    gone[[0, 5]] = True
+    b = bags().without(gone)
+    assert b.segments().total().tolist() == [1, 3, 4]
+    assert b.without(torch.arange(10) == 6).segments().total().tolist() == [1, 3, 3], "what was removed stays removed"
+    small = b.dropped()
+    assert small.sizes.tolist() == [1, 3, 4]
+    assert small.index.tolist() == [1, 2, 3, 4, 6, 7, 8, 9]
+    assert small.removed is None
+
+
+def test_blind_takes_truth_away_and_nothing_else():
+    b = bags().blind()
+    assert b.truth is None
+    assert b.known is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"sizes": [2, 0, 8]}, r"bag 1 \(b\) is empty"),
+        ({"sizes": [2, 3, 4]}, "the bags hold 9 instances, 10 addresses were given"),
+        ({"sizes": None, "offsets": [0, 5, 4, 10]}, r"offsets must increase: bag 1 \(b\) runs from 5 to 4"),
+        ({"sizes": None, "offsets": [1, 5, 7, 10]}, "offsets start at 0"),
+        ({"sizes": None}, "either sizes or offsets"),
+        ({"labels": [0, 2, 1]}, r"label 2 of bag 1 \(b\) is out of range; classes are 0 to 1"),
+        ({"labels": [0, -2, 1]}, "label -2 of bag 1"),
+        ({"labels": [0, 1]}, "2 labels for 3 bags"),
+        ({"labels": [0.5, 1.0, 0.0]}, "labels are whole numbers"),
+        ({"labels": [[1, 2, 3]] * 3}, "one column per class: 2 classes, 3 columns"),
+        ({"labels": [[1, 2], [1, np.nan], [0, 1]]}, r"votes of bag 1 \(b\) are \[1.0, nan\]"),
+        ({"labels": [[1, 2], [1, -1], [0, 1]]}, "votes of bag 1"),
+        ({"classes": ["cat"]}, "at least two classes"),
+        ({"truth": [0] * 9}, r"truth has shape \(9,\) for 10 instances"),
+        ({"truth": [0] * 9 + [7]}, "truth 7 of instance 9 is out of range"),
+        ({"known": [0] * 9 + [-3]}, "known -3 of instance 9"),
+        ({"index": [0] * 9 + [10]}, "address 10 at row 9 points outside the pool of 10"),
+        ({"index": [0] * 9 + [-1]}, "address -1 at row 9"),
+        ({"index": np.array([0] * 9 + [2**63 + 5], dtype=np.uint64)}, "address 9223372036854775813 at row 9"),
+        ({"index": np.zeros(10)}, "addresses must be a flat list of whole numbers"),
+        ({"weight": [1] * 9 + [-1]}, "instance 9 has weight -1.0"),
+        ({"weight": [1] * 9 + [np.inf]}, "instance 9 has weight inf"),
+        ({"weight": [0, 0] + [1] * 8}, r"bag 0 \(a\) has no instance left to count"),
+        ({"removed": [True, True] + [False] * 8}, r"bag 0 \(a\) has no instance left to count"),
+        ({"names": ["a", "b"]}, "names has 2 entries for 3 bags"),
+        ({"counted": [True, False]}, "at least two true"),
+    ],
+)
+def test_refused_at_the_door(changes, says):
+    with pytest.raises(HeadcountError, match=says) as e:
+        bags(**changes)
+    assert "\n" not in str(e.value)
+
+
+def test_removing_everybody_is_refused():
+    with pytest.raises(HeadcountError, match=r"bag 0 \(a\) has no instance left"):
+        bags().without(torch.arange(10) < 2)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (np.array([[1.0, 2.0], [np.nan, 0.0]]), "row 1 of the features has nan in column 0"),
+        (np.array([[1.0, np.inf]]), "row 0 of the features has inf in column 1"),
+        (np.zeros((2, 3, 4)), "a pool holds images as uint8"),
+        (np.array([["a", "b"]]), "a pool holds numbers"),
+    ],
+)
+def test_pools_refused(data, says):
+    with pytest.raises(HeadcountError, match=says):
+        Pool(data)
+
+
+def test_pool_mapped_from_disk(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(12, dtype=np.float32).reshape(4, 3))
+    assert Pool.mapped(tmp_path / "x.npy").take(torch.tensor([2])).tolist() == [[6, 7, 8]]
+    with pytest.raises(HeadcountError, match=r"cannot map .*y\.npy"):
+        Pool.mapped(tmp_path / "y.npy")
+    (tmp_path / "z.npy").write_bytes(b"not an array")
+    with pytest.raises(HeadcountError, match=r"cannot map .*z\.npy"):
+        Pool.mapped(tmp_path / "z.npy")
+
+
+def test_gray_pictures_get_a_channel():
+    assert Pool(np.zeros((2, 8, 8), np.uint8)).shape == (8, 8, 1)

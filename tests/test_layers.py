@@ -1,0 +1,66 @@
+"""One direction of dependency: a module may import from its own floor and the floors below, never from above."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import headcount
+
+ROOT = Path(headcount.__file__).parent
+# from the ground up; what is not in a folder stands on a floor of its own
+FLOORS = [
+    "errors",
+    "files",
+    "__init__",
+    "bags",
+    "data",
+    "models",
+    "training",
+    "judging",
+    "showing",
+    "commands",
+    "demo",
+    "cli",
+]
+MODULES = sorted(p.relative_to(ROOT) for p in ROOT.rglob("*.py"))
+
+
+def floor(module: str) -> int:
+    """Of a dotted name below headcount."""
+    first = module.split(".")[0] or "__init__"
+    return FLOORS.index(first if first in FLOORS else "__init__")
+
+
+def imported(path: Path) -> set[str]:
+    """What a file imports from headcount, as dotted names below it; late imports inside functions count too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "headcount":
+            below = node.module.removeprefix("headcount").strip(".")
+            found |= {below} if below else {alias.name for alias in node.names}
+        if isinstance(node, ast.Import):
+            found |= {a.name.removeprefix("headcount.") for a in node.names if a.name.startswith("headcount.")}
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_imports_point_down(module):
+    own = module.parts[0].removesuffix(".py")
+    for name in imported(ROOT / module):
+        assert floor(name) <= floor(own), f"{module} (floor {own}) imports headcount.{name}, which stands above it"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=str)
+def test_every_file_opens_with_its_claim(module):
+    assert ast.get_docstring(ast.parse((ROOT / module).read_text())), f"{module} does not say what it is for"
+
+
+def test_help_needs_no_torch():
+    """So that --help answers in a fraction of a second."""
+    code = "import sys, headcount.cli; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

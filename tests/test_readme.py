@@ -1,0 +1,73 @@
+"""README and docs tell the truth: every command that needs no installation and no GPU runs, and every snippet too."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(kind, text=README):
+    return re.findall(rf"^```{kind}\n(.*?)^```", text, re.M | re.S)
+
+
+def test_the_two_commands_come_first():
+    first = blocks("")[0]
+    assert [line.split("#")[0].strip() for line in first.splitlines()] == ["make demo", "make test"]
+
+
+def test_readme_runs(tmp_path):
+    """The bash and Python blocks, in their order, in one folder: as a reader would type them."""
+    found = re.findall(r"^```(bash|python)\n(.*?)^```", README, re.M | re.S)
+    assert len(found) >= 5
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
+    for kind, block in found:
+        if kind == "python":
+            name = re.match(r"# (\w+\.py)\n", block)
+            (tmp_path / (name[1] if name else "snippet.py")).write_text(block)
+            lines = [] if name else [[sys.executable, "snippet.py"]]
+        else:
+            words = [shlex.split(line, comments=True) for line in block.splitlines() if line.strip()]
+            assert all(w[0] == "headcount" for w in words)
+            lines = [[sys.executable, "-m", "headcount.cli", *w[1:]] for w in words]
+        for line in lines:
+            done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True)
+            assert done.returncode == 0, f"{' '.join(line)}\n{done.stderr}"
+    assert (tmp_path / "bags.png").stat().st_size > 1000
+    assert (tmp_path / "study" / "report.html").exists()
+
+
+def test_commands_outside_the_blocks_that_run_are_installation_tests_or_gpu():
+    for block in blocks(""):
+        for line in block.splitlines():
+            assert line.startswith(("make demo", "make test", "python3 -m venv", ".venv/bin/")) or "# GPU" in line, line
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p.relative_to(ROOT) for p in [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")]],
+    ids=str,
+)
+def test_links_lead_somewhere(path):
+    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / path).read_text()):
+        if not target.startswith("http"):
+            assert (ROOT / path).parent.joinpath(target).exists(), f"{path} links to {target}"
+
+
+def test_results_in_the_readme_are_those_of_the_records():
+    from headcount.judging import records, select
+
+    for row in select.rows(records.load(ROOT / "results" / "paper")):
+        if len(row.records) == 5 and not row.records[0].recipe.removal:
+            mean, deviation, _ = row.score("instance_accuracy")
+            label = row.label if row.label != "Output+Mean" else "Output+Mean (as released)"
+            assert f"| {label} | {mean:.3f} ± {deviation:.3f} |" in README
+            assert len(row.records[0].path.read_bytes()) < 8192

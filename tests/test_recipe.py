@@ -1,0 +1,118 @@
+"""Recipe: a frozen value whose key names a run for ever."""
+
+from __future__ import annotations
+
+import pytest
+
+from headcount.errors import HeadcountError
+from headcount.training import recipe as module
+from headcount.training.recipe import Recipe
+
+DIGITS = Recipe(source="digits")
+
+
+def test_pinned_keys():
+    """Defaults do not change once records exist; if this fails, every record has lost its name."""
+    assert DIGITS.key == "9de59d92e8a95cfe"
+    assert DIGITS.but(removal=0.5).key == "3e1f22ebccf8f8a3"
+    assert DIGITS.but(fold=1).key == "f3731b23c7604b0b"
+    assert DIGITS.but(fold=1, removal=0.5).key == "d3ee455108e7de69"
+
+
+def test_pinned_keys_of_the_committed_records(monkeypatch):
+    checksum = "679a0a54bc26fa5422e7f7f6ea2ae1a0b1bb4a0ee2a8ef4bb5f8b5ae77d4a9ee"
+    monkeypatch.setattr(module.sources, "checksum", lambda source: checksum)
+    assert Recipe().key == Recipe(source="cifar10").key != Recipe(fold=1).key
+
+
+def test_a_field_that_keeps_its_default_is_not_in_the_key():
+    assert DIGITS.but(lr=3e-4).key == DIGITS.key
+    assert DIGITS.but(options={}).key == DIGITS.key
+    assert Recipe.of({"source": "digits"}).key == DIGITS.key, "a record written before a field existed keeps its name"
+
+
+def test_everything_that_decides_a_number_is_in_the_key():
+    changes = {
+        "scenario": "small",
+        "fold": 1,
+        "bag_size": 32,
+        "train_bags": 10,
+        "valid_bags": 10,
+        "test_bags": 10,
+        "data_seed": 1,
+        "sampler": "official",
+        "tie": "random",
+        "rounding": "largest_remainder",
+        "overlap": False,
+        "backbone": "mlp",
+        "head": "output_mean",
+        "options": {"t1": 1.0},
+        "epochs": 3,
+        "batch_bags": 2,
+        "optimizer": "sgd",
+        "lr": 1.0,
+        "weight_decay": 1.0,
+        "schedule": "cosine",
+        "warmup": 0.5,
+        "views": "crop",
+        "selection": "mean",
+        "patience": 4,
+        "seed": 9,
+        "precision": "bf16",
+        "removal": 0.5,
+        "distance": "mahalanobis",
+        "prototype_bags": "all",
+        "drop_before_forward": True,
+        "backbone_options": {"stem": "small"},
+    }
+    keys = {DIGITS.but(**{name: value}).key for name, value in changes.items()}
+    assert len(keys | {DIGITS.key}) == len(changes) + 1
+    assert set(changes) | {"source"} == set(DIGITS.values)
+
+
+def test_round_trip():
+    recipe = DIGITS.but(options={"t1": 1.0, "t2": 0.5}, fold=2)
+    assert Recipe.of(recipe.values) == recipe
+    assert Recipe.of(recipe.values).key == recipe.key
+    assert hash(recipe) == hash(Recipe.of(recipe.values))
+
+
+def test_a_head_from_a_file_is_what_the_file_says(tmp_path):
+    file = tmp_path / "mine.py"
+    source = "from headcount.models.heads.count import Count\n\n\nclass Mine(Count):\n    title = 'Mine'\n"
+    file.write_text(source)
+    recipe = DIGITS.but(head=f"{file}:Mine")
+    first = recipe.key
+    file.write_text(source + "# another thought\n")
+    assert recipe.key != first
+
+
+def test_needs_and_labels():
+    assert DIGITS.needs == ()
+    assert DIGITS.but(removal=0.3, distance="mahalanobis").needs == (DIGITS,)
+    assert DIGITS.label == "Counting Network"
+    assert DIGITS.but(options={"t1": 1.0}).label == "Counting Network w/o Count"
+    assert DIGITS.but(removal=0.3).label == "Counting Network + MPEM"
+    assert DIGITS.but(head="output_mean", options={"form": "nll"}).label == "Output+Mean (nll)"
+    assert str(DIGITS.but(epochs=600)) == "Counting Network, digits various fold 0 (epochs=600)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"head": "cuont"}, r"no head 'cuont'; there are .* \(did you mean 'count'\?\)"),
+        ({"scenario": "huge"}, "no scenario 'huge'; there are various, small, large"),
+        ({"removal": 1.5}, "removal is a number from 0.0 to 1.0, got 1.5"),
+        ({"fold": 9}, "fold is a whole number from 0 to 4, got 9"),
+        ({"fold": 1.5}, "fold is a whole number"),
+        ({"fold": True}, "fold is a whole number"),
+        ({"bag_size": 0}, "bag_size is a whole number from 1"),
+        ({"epochs": "many"}, "epochs is a whole number"),
+        ({"lr": float("nan")}, "lr is a number"),
+        ({"options": {"t3": 1}}, "no option of head count 't3'; there are t1, t2, mode, reduction"),
+        ({"lrr": 1}, r"no recipe field 'lrr'.*did you mean 'lr'"),
+    ],
+)
+def test_typos_raise(changes, says):
+    with pytest.raises(HeadcountError, match=says):
+        DIGITS.but(**changes)

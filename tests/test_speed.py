@@ -1,0 +1,153 @@
+"""What only makes it fast changes nothing: rewrites are exact, compilation falls back, devices are checked."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from headcount.errors import HeadcountError
+from headcount.models.backbones import MLP, ResNet18, build_backbone
+from headcount.training import speed
+
+
+def outcome(model, x):
+    """Output, gradients and running statistics of one training step, in float64."""
+    model = copy.deepcopy(model).double().train()
+    model.zero_grad()
+    y = model(x)
+    y.square().sum().backward()
+    return [y.detach(), *(p.grad for p in model.parameters()), *model.buffers()]
+
+
+@pytest.mark.parametrize("side", [32, 28, 16])
+@pytest.mark.parametrize("stem", ["paper", "small", "pool"])
+def test_rewrites_are_exact(side, stem):
+    torch.manual_seed(side)
+    model = ResNet18(3, stem=stem, width=4)
+    x = torch.randn(6, 3, side, side, dtype=torch.float64)
+    want = outcome(model, x)
+    fast = copy.deepcopy(model)
+    speed.arrange(fast, torch.device("cuda"))  # the layout for a card runs on the CPU too
+    assert isinstance(fast.conv1, speed.StemConv) == (stem == "paper")
+    assert sum(isinstance(m, speed.TinyMapConv) for m in fast.modules()) >= 16
+    for a, b in zip(want, outcome(fast, x), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    assert list(fast.state_dict()) == list(model.state_dict())
+
+
+@pytest.mark.parametrize(("side", "stride"), [(1, 1), (2, 1), (2, 2), (3, 1), (4, 2)])
+def test_tiny_map_convolution(side, stride):
+    conv = nn.Conv2d(5, 7, 3, stride, 1, bias=False)
+    x = torch.randn(4, 5, side, side)
+    want = conv(x)
+    conv.__class__ = speed.TinyMapConv
+    torch.testing.assert_close(conv(x), want, rtol=1e-5, atol=1e-5)
+
+
+def test_compilation_that_fails_is_said_once_and_lived_with(monkeypatch):
+    def broken(function, **_):
+        def call(*args):
+            raise RuntimeError("no compiler here\nand more")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", broken)
+    double = speed.compiled(lambda x: 2 * x, "on", torch.device("cpu"))
+    with pytest.warns(UserWarning, match="not compiled .RuntimeError: no compiler here.; running as it is"):
+        assert double(3) == 6
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert double(4) == 8
+
+
+def test_nothing_is_compiled_on_the_cpu_unless_asked():
+    def function(x):
+        return x
+
+    assert speed.compiled(function, "auto", torch.device("cpu")) is function
+    assert speed.compiled(function, "off", torch.device("cuda")) is function
+    assert speed.fast(function, torch.device("cpu")) is function
+    with pytest.raises(HeadcountError, match="no compile 'maybe'"):
+        speed.compiled(function, "maybe", torch.device("cpu"))
+
+
+def test_devices():
+    assert speed.device_for("cpu") == torch.device("cpu")
+    with pytest.raises(HeadcountError, match="no device 'nonsense'; give auto, cpu, cuda"):
+        speed.device_for("nonsense")
+    if not torch.cuda.is_available():
+        with pytest.raises(HeadcountError, match="torch sees no GPU here"):
+            speed.device_for("cuda")
+
+
+def test_threads_share_the_cores():
+    assert speed.threads(10_000) == 1
+    assert speed.threads(1) == speed.cores() >= 1
+
+
+# -- the backbone is the usual one ------------------------------------------------------------------------------------------
+
+
+def test_resnet18_has_the_usual_structure():
+    """Names, shapes and parameter count of torchvision's (equality of weights and outputs was checked where it imports)."""
+    state = ResNet18(3).state_dict()
+    assert sum(p.numel() for p in ResNet18(3).parameters()) == 11_176_512
+    assert len(state) == 120
+    assert state["conv1.weight"].shape == (64, 3, 7, 7)
+    assert state["layer1.0.conv1.weight"].shape == (64, 64, 3, 3)
+    assert state["layer2.0.downsample.0.weight"].shape == (128, 64, 1, 1)
+    assert state["layer4.1.bn2.running_var"].shape == (512,)
+    assert "layer1.0.downsample.0.weight" not in state
+    usual = ["conv1", "bn1", "layer1.0.conv1", "layer1.0.bn1", "layer1.0.conv2", "layer1.0.bn2"]
+    assert list(dict.fromkeys(k.rsplit(".", 1)[0] for k in state))[:6] == usual
+
+
+def test_resnet18_initialisation():
+    """Kaiming-normal, fan out: the deviation of each convolution is sqrt(2 / (outputs * taps))."""
+    torch.manual_seed(0)
+    for name, m in ResNet18(3).named_modules():
+        if isinstance(m, nn.Conv2d):
+            want = (2 / (m.out_channels * m.kernel_size[0] ** 2)) ** 0.5
+            assert float(m.weight.std()) == pytest.approx(want, rel=0.06), name
+        if isinstance(m, nn.BatchNorm2d):
+            assert (m.weight == 1).all()
+            assert (m.bias == 0).all()
+
+
+@pytest.mark.parametrize(("side", "maps"), [(32, [16, 8, 8, 4, 2, 1]), (28, [14, 7, 7, 4, 2, 1])])
+def test_resnet18_map_sides(side, maps):
+    model, seen = ResNet18(3, width=4).eval(), []
+    for part in (model.conv1, model.maxpool, model.layer1, model.layer2, model.layer3, model.layer4):
+        part.register_forward_hook(lambda _m, _i, out: seen.append(out.shape[2]))
+    h = model(torch.zeros(1, 3, side, side))
+    assert seen == maps
+    assert h.shape == (1, 32)
+    assert (h >= 0).all()
+
+
+def test_torchvision_agrees_where_it_imports():
+    try:
+        from torchvision.models import resnet18
+    except (ImportError, RuntimeError):
+        pytest.skip("torchvision does not import here")
+    torch.manual_seed(0)
+    theirs = resnet18(weights=None)
+    theirs.fc = nn.Identity()
+    torch.manual_seed(0)
+    ours, x = ResNet18(3), torch.randn(4, 3, 32, 32)
+    assert all(torch.equal(a, b) for a, b in zip(theirs.state_dict().values(), ours.state_dict().values(), strict=True))
+    torch.testing.assert_close(theirs(x), ours(x))
+
+
+def test_backbones_for_features():
+    assert build_backbone("mlp", (7,), {"hidden": 5, "layers": 1}).dim == 5
+    assert build_backbone("linear", (8, 8, 1), {}).dim == 64
+    assert isinstance(build_backbone("mlp", (8, 8, 3), {}), MLP)
+    with pytest.raises(HeadcountError, match="resnet18 reads images, the instances are features of 7"):
+        build_backbone("resnet18", (7,), {})
+    with pytest.raises(HeadcountError, match=r"backbone mlp cannot be built with .*hiden"):
+        build_backbone("mlp", (7,), {"hiden": 5})

@@ -1,0 +1,256 @@
+"""fit(): it learns, it never sees truth, it stops when told, and it goes on bit for bit after any interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from headcount.bags import Bags, Pool
+from headcount.data.sources import load
+from headcount.errors import HeadcountError
+from headcount.judging import run as runs
+from headcount.judging.records import Record
+from headcount.models.model import Design, Model, say
+from headcount.training import train as training
+from headcount.training.batches import Feed
+from headcount.training.recipe import Recipe
+from headcount.training.train import fit, schedule
+
+HERE = Path(__file__).parent
+TOY = f"{HERE / 'toy_head.py'}:Toy"
+TINY = Recipe(
+    source="digits", bag_size=8, train_bags=30, valid_bags=10, test_bags=10, backbone="mlp", epochs=6, batch_bags=8
+)
+
+
+def made(recipe):
+    bags = runs.bags_for(recipe)
+    return runs.model_for(recipe, bags["train"].blind()), bags["train"].blind(), bags["valid"].blind()
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
+
+
+def test_it_learns_instances_from_majorities():
+    recipe = TINY.but(bag_size=24, train_bags=120, valid_bags=30, test_bags=30, epochs=40, lr=1e-3, batch_bags=16)
+    model, train, valid = made(recipe)
+    fitted = fit(model, train, valid, recipe)
+    test = runs.bags_for(recipe)["test"]
+    right = (say(fitted.model, test).instance.argmax(1) == test.truth).float().mean()
+    assert right > 0.75  # chance is 0.1
+    assert 1 <= fitted.progress.best_epoch <= 40
+    assert fitted.progress.best == min(valid for _, valid in fitted.progress.curve)
+
+
+@pytest.mark.parametrize("part", ["train", "valid"])
+def test_truth_is_refused(part):
+    bags = runs.bags_for(TINY)
+    given = {name: b if name == part else b.blind() for name, b in bags.items()}
+    model = runs.model_for(TINY, bags["train"].blind())
+    with pytest.raises(HeadcountError, match=r"carry truth.*blind"):
+        fit(model, given["train"], given["valid"], TINY)
+
+
+def test_truth_changes_nothing_that_is_learned():
+    """Permuting the instances' true classes inside the pool's truth leaves training as it was, bit for bit."""
+    model, train, valid = made(TINY)
+    a = fit(model, train, valid, TINY).model
+    bags = runs.bags_for(TINY)
+    lying = Bags(**{**vars(bags["train"]), "truth": bags["train"].truth.flip(0)})
+    b = fit(runs.model_for(TINY, lying.blind()), lying.blind(), valid, TINY).model
+    assert same(a, b)
+
+
+def test_the_same_seed_twice_and_another():
+    fits = [fit(*made(r), r).model for r in (TINY, TINY, TINY.but(seed=1))]
+    assert same(fits[0], fits[1])
+    assert not same(fits[0], fits[2])
+
+
+def test_every_fold_and_removal_starts_from_the_same_weights():
+    models = [
+        runs.model_for(r, runs.bags_for(r)["train"].blind()) for r in (TINY, TINY.but(fold=3), TINY.but(removal=0.5))
+    ]
+    for other in models[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), other.parameters(), strict=True))
+
+
+def test_validation_loss_is_the_official_one():
+    """Batches of 64 and 36 weigh the same, so a bag of the last batch counts 1.78 times; ``mean`` repairs that."""
+    recipe = TINY.but(valid_bags=10, batch_bags=8)
+    model, train, valid = made(recipe)
+    state = training.Training(model, train, valid, recipe)
+    official = float(state.valid_loss())
+    each = []
+    for which in (range(8), range(8, 10)):
+        part = valid.take(list(which))
+        with torch.no_grad():
+            output = model.eval()(part.pool.take(part.index), part.segments())
+        p = (output.bag.exp() + 1e-8).log()
+        each.append(-(part.target * p).sum(1) / 10)
+    assert official == pytest.approx(float((each[0].mean() + each[1].mean()) / 2), rel=1e-5)
+    plain = training.Training(model, train, valid, recipe.but(selection="mean"))
+    assert float(plain.valid_loss()) == pytest.approx(float(torch.cat(each).mean()), rel=1e-5)
+
+
+def test_patience():
+    recipe = TINY.but(epochs=200, patience=3, lr=0.05)
+    progress = fit(*made(recipe), recipe).progress
+    assert progress.epoch == progress.best_epoch + 3 < 200
+
+
+def test_last_short_batch_is_kept():
+    feed = Feed(made(TINY)[1], 8)
+    sizes = [len(w) for w in feed.shuffled("bags", 0, 0)]
+    assert sizes == [8, 8, 8, 6]
+    assert sorted(torch.cat(feed.shuffled("bags", 0, 0)).tolist()) == list(range(30))
+    assert sorted(torch.cat(feed.shuffled("instances", 0, 5)).tolist()) == list(range(240))
+
+
+def test_removed_instances_are_still_seen_by_batch_norm_and_dropped_ones_are_not():
+    _, train, _ = made(TINY)
+    gone = torch.arange(240) % 8 == 3
+    x, batch = Feed(train.without(gone), 8).deal(torch.arange(8))
+    assert len(x) == 64
+    assert batch.segments.total().tolist() == [7] * 8
+    assert len(Feed(train.without(gone).dropped(), 8).deal(torch.arange(8))[0]) == 56
+
+
+def test_ragged_bags_train():
+    rng = np.random.default_rng(0)
+    pool = Pool(rng.normal(size=(60, 4)).astype(np.float32))
+    bags = Bags.of(pool, sizes=[5, 9, 2, 14, 1, 29], labels=[0, 1, 2, 0, -1, 1], classes=3)
+    model = Model(Design((4,), ("a", "b", "c"), "linear"))
+    progress = fit(model, bags, bags.take([0, 1, 4]), TINY.but(epochs=30, lr=0.05, batch_bags=4)).progress
+    assert progress.curve[-1][0] < progress.curve[0][0]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_optimizers_and_schedules(optimizer, schedule):
+    recipe = TINY.but(optimizer=optimizer, schedule=schedule, warmup=0.2, weight_decay=0.01, epochs=8)
+    recipe = recipe.but(lr=0.01 if optimizer == "sgd" else 0.001)
+    curve = fit(*made(recipe), recipe).progress.curve
+    assert curve[-1][0] < curve[0][0]
+
+
+def test_schedule_shape():
+    assert schedule("constant", 0.0, 0.7) == 1
+    assert schedule("cosine", 0.0, 0.5) == pytest.approx(0.5)
+    assert schedule("cosine", 0.2, 0.2) == 1
+
+
+@pytest.mark.parametrize("views", ["crop", "flip_crop"])
+def test_views_of_images(views):
+    recipe = TINY.but(views=views, epochs=2)
+    assert np.isfinite(fit(*made(recipe), recipe).progress.curve).all()
+
+
+def test_bf16_trains_on_the_cpu():
+    recipe = TINY.but(precision="bf16", epochs=2)
+    assert np.isfinite(fit(*made(recipe), recipe).progress.curve).all()
+
+
+# -- interrupted ------------------------------------------------------------------------------------------------------------
+
+
+class Unplugged(Exception):
+    pass
+
+
+def interrupted(recipe, work, at):
+    """Train until the power goes after so many epochs; checkpoints are written every epoch."""
+
+    def watch(progress):
+        if progress.epoch == at:
+            raise Unplugged
+
+    with pytest.raises(Unplugged):
+        fit(*made(recipe), recipe, work=work, watch=watch, checkpoint_seconds=0)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        TINY,
+        TINY.but(head=TOY, views="crop", epochs=5),
+        TINY.but(optimizer="sgd", schedule="cosine", backbone_options={"dropout": 0.3}),
+        TINY.but(optimizer="adamw", patience=3, lr=0.05, epochs=30),
+    ],
+    ids=["count", "toy", "sgd", "adamw"],
+)
+def test_resumes_bit_for_bit(recipe, tmp_path):
+    whole = fit(*made(recipe), recipe, work=tmp_path / "whole")
+    for at in (1, 3):
+        interrupted(recipe, tmp_path / "torn", at)
+    again = fit(*made(recipe), recipe, work=tmp_path / "torn")
+    assert same(whole.model, again.model)
+    assert whole.progress.curve == again.progress.curve
+    assert whole.progress.best_epoch == again.progress.best_epoch
+    lines = [json.loads(line) for line in (tmp_path / "torn" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == list(range(1, whole.progress.epoch + 1))
+
+
+def test_a_checkpoint_of_another_recipe_or_a_broken_one_is_not_taken_up(tmp_path):
+    interrupted(TINY, tmp_path, 3)
+    other = TINY.but(lr=1e-3)
+    assert fit(*made(other), other, work=tmp_path).progress.curve == fit(*made(other), other).progress.curve
+    interrupted(TINY, tmp_path, 5)
+    file = tmp_path / "checkpoint.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    assert fit(*made(TINY), TINY, work=tmp_path).progress.curve == fit(*made(TINY), TINY).progress.curve
+
+
+def test_toy_uses_all_the_loop_offers():
+    recipe = TINY.but(head=TOY, views="crop", epochs=3)
+    model, train, valid = made(recipe)
+    state = training.Training(model, train, valid, recipe)
+    before = {k: v.clone() for k, v in state.model.state_dict().items()}
+    state.train_epoch(0)
+    head = state.head
+    assert head.seen.tolist() == [2.0] * 30, "each bag twice, once per view"
+    assert (head.trust > 0).all()
+    for name, value in state.model.state_dict().items():
+        if name.startswith(("backbone", "head.voice", "head.echo")):
+            assert not torch.equal(before[name], value), name
+    teacher = dict(state.teacher.named_parameters())
+    for name, p in state.model.named_parameters():
+        assert not torch.equal(teacher[name], p), "the teacher lags behind"
+    assert set(state.optimizers) == {"backbone", "head.voice", "head.echo"}
+
+
+def test_toy_killed_for_real_resumes(tmp_path):
+    """SIGKILL in the middle of training, twice, through the command line: the record is that of an undisturbed run."""
+    recipe = TINY.but(head=TOY, views="crop", epochs=60)
+    options = {k: v for k, v in recipe.changes.items() if k not in ("source", "bag_size", "epochs", "head")}
+    command = [sys.executable, "-m", "headcount.cli", "run", "--source", "digits", "--bag-size", "8", "--epochs", "60"]
+    command += ["--head", TOY, "--device", "cpu", *(w for k, v in options.items() for w in ("--set", f"{k}={v}"))]
+    env = {**os.environ, "HEADCOUNT_CHECKPOINT_SECONDS": "0.05"}
+    work = tmp_path / "torn" / "running" / recipe.key
+    for least in (5, 30):
+        child = subprocess.Popen([*command, "--out", str(tmp_path / "torn")], env=env, stdout=subprocess.DEVNULL)
+        log, deadline = work / "metrics.jsonl", time.monotonic() + 60
+        while time.monotonic() < deadline and not (log.exists() and log.read_text().count("\n") >= least):
+            time.sleep(0.01)
+        child.send_signal(signal.SIGKILL)
+        assert child.wait() == -signal.SIGKILL, "it ended before it could be killed"
+        assert (work / "checkpoint.safetensors").exists()
+    subprocess.run([*command, "--out", str(tmp_path / "torn")], env=env, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*command, "--out", str(tmp_path / "whole")], check=True, stdout=subprocess.DEVNULL)
+    torn, whole = (Record.read(tmp_path / w / f"{recipe.key}.json") for w in ("torn", "whole"))
+    assert torn.result() == whole.result()
+    assert not (tmp_path / "torn" / "running").exists()
+
+
+def test_digits_is_what_it_was():
+    assert load("digits").checksum.startswith("0b7e9c32")
