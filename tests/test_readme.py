@@ -15,8 +15,14 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
+def fenced(text=README):
+    """(kind, content) of every fenced block."""
+    parts = re.split(r"^```(\w*)\n", text, flags=re.M)  # text, opening, content, closing, text, ...
+    return [(parts[i], parts[i + 1]) for i in range(1, len(parts) - 1, 4)]
+
+
 def blocks(kind, text=README):
-    return re.findall(rf"^```{kind}\n(.*?)^```", text, re.M | re.S)
+    return [content for name, content in fenced(text) if name == kind]
 
 
 def test_the_two_commands_come_first():
@@ -26,7 +32,7 @@ def test_the_two_commands_come_first():
 
 def test_readme_runs(tmp_path):
     """The bash and Python blocks, in their order, in one folder: as a reader would type them."""
-    found = re.findall(r"^```(bash|python)\n(.*?)^```", README, re.M | re.S)
+    found = [block for block in fenced() if block[0] in ("bash", "python")]
     assert len(found) >= 5
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
     for kind, block in found:

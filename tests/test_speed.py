@@ -112,7 +112,7 @@ def test_resnet18_initialisation():
     for name, m in ResNet18(3).named_modules():
         if isinstance(m, nn.Conv2d):
             want = (2 / (m.out_channels * m.kernel_size[0] ** 2)) ** 0.5
-            assert float(m.weight.std()) == pytest.approx(want, rel=0.06), name
+            assert m.weight.std().item() == pytest.approx(want, rel=0.06), name
         if isinstance(m, nn.BatchNorm2d):
             assert (m.weight == 1).all()
             assert (m.bias == 0).all()

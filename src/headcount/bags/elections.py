@@ -20,6 +20,7 @@ Letters: B bags, S places of a bag, C classes, J = S + 1 possible counts, U ways
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -47,37 +48,36 @@ def ballots(z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def exact(log_p: Tensor, n: Tensor, counted: Tensor | None = None) -> Tensor:
-    """(B, C) log-probabilities of winning, outcome by outcome: S passes over a table of (S+1)^(C-1) counts."""
+    """(B, C) log-probabilities of winning: one pass over all outcomes for every voter."""
     bags, places, classes = log_p.shape
-    column = (bags,) + (1,) * (classes - 1)
-    state = F.pad(log_p.new_zeros(column), (0, places) * (classes - 1), value=NEVER)
-    last = log_p[
-        ..., -1
-    ]  # the last class needs no axis: it gets the votes that the others do not, and an empty place none
-    stay = torch.where(last > NEVER / 2, last, torch.zeros_like(last))
+    outcomes, before = _outcomes(places, classes, log_p.device)
+    state = torch.full((bags, len(outcomes)), NEVER, dtype=log_p.dtype, device=log_p.device)
+    state[:, 0] = 0
     for i in range(places):
-        ways = [state + stay[:, i].view(column)]
-        for k in range(classes - 1):
-            moved = state.narrow(k + 1, 0, places)
-            edge = torch.full_like(state.narrow(k + 1, 0, 1), NEVER)
-            ways.append(torch.cat([edge, moved], k + 1) + log_p[:, i, k].view(column))
-        state = torch.stack(ways).logsumexp(0)
-    share = _shares(places, classes, n, counted)  # (B, C, outcomes)
-    return (state.view(bags, 1, -1) + share).logsumexp(2)
+        vote = log_p[:, i]
+        ways = F.pad(state, (0, 1), value=NEVER).index_select(1, before).unflatten(1, (-1, classes)) + vote[:, None]
+        state = torch.where(vote[:, :1] > NEVER / 2, ways.logsumexp(2), state)
+    return (state[:, :, None] + _log_shares(outcomes, counted)).logsumexp(1)
 
 
-def _shares(places: int, classes: int, n: Tensor, counted: Tensor | None) -> Tensor:
-    """(B, C, outcomes) the logarithm of what each class gets of the win, for every outcome of the first C-1 classes."""
-    axis = torch.arange(places + 1, device=n.device)
-    first = torch.stack(torch.meshgrid(*[axis] * (classes - 1), indexing="ij")).flatten(1)  # (C-1, outcomes)
-    first = first.expand(len(n), *first.shape)
-    votes = torch.cat([first, n[:, None, None].to(first.dtype) - first.sum(1, keepdim=True)], 1)
-    if counted is not None:
-        votes = votes.masked_fill(~counted[:, None], -places - 1)
-    top = votes == votes.amax(1, keepdim=True)
-    if counted is not None:
-        top = top & counted[:, None]
-    return torch.where(top, -top.sum(1, keepdim=True).double().log(), NEVER)
+def _outcomes(places: int, classes: int, device):
+    stars = itertools.combinations(range(places + classes), classes)
+    votes = torch.tensor([[b - a - 1 for a, b in itertools.pairwise((-1, *bars))] for bars in stars])
+    number = {tuple(v): i for i, v in enumerate(votes.tolist())}
+    before = []
+    for v in votes.tolist():
+        for k in range(classes):
+            v[k] -= 1
+            before.append(number.get(tuple(v), len(votes)))
+            v[k] += 1
+    return votes.to(device), torch.tensor(before, device=device)
+
+
+def _log_shares(votes: Tensor, counted: Tensor | None) -> Tensor:
+    """(..., C) votes -> the logarithm of what each class gets of the win: all of it, an equal share of a tie, or nothing."""
+    able = votes if counted is None else votes.masked_fill(~counted, -1)
+    top = able == able.amax(-1, keepdim=True)
+    return torch.where(top, -top.sum(-1, keepdim=True).double().log(), NEVER)
 
 
 # -- counts -----------------------------------------------------------------------------------------------------------------
@@ -129,7 +129,8 @@ def race(law: Tensor, n: Tensor | None = None, counted: Tensor | None = None) ->
     each cut off at m, must together make n - m, and their sum is taken as normal, with its own mean and variance.
     """
     votes = torch.arange(law.shape[2], dtype=law.dtype, device=law.device)
-    u, weight = torch.tensor(TIE, dtype=law.dtype, device=law.device).log().T[:, :, None, None, None]  # (U, 1, 1, 1)
+    t = torch.arange(-1, 2, dtype=law.dtype, device=law.device)[:, None, None, None]  # (U, 1, 1, 1)
+    u, weight = (0.5 + math.sqrt(0.15) * t).log(), ((8 - 3 * t.square()) / 18).log()
     mass = _free(_below(law, u), law, counted)  # (U, B, C, J) log P(k stays below m)
     score = weight + law + mass.sum(2, keepdim=True) - mass
     if n is not None:
@@ -156,3 +157,65 @@ def _free(below: Tensor, law: Tensor, counted: Tensor | None) -> Tensor:
 
 def _log_normal(x: Tensor, variance: Tensor) -> Tensor:
     return -0.5 * (x.square() / variance + variance.log())
+
+
+# -- from means and variances alone -----------------------------------------------------------------------------------------
+
+
+def normal(mean: Tensor, variance: Tensor, counted: Tensor | None = None, conditioned: bool = True) -> Tensor:
+    """(B, C) log P(N_c is the largest) up to a constant, from the means and variances (B, C) of the counts.
+
+    The race above with normal counts. A tie broken by lot is a count blurred by a uniform of width one: 1/12 more variance.
+    """
+    wide = variance / (1 - surplus(variance)) + 1 / 12
+    centre, scale = _peak(mean, wide, counted)  # where class c would win, if it does
+    x = centre + scale * torch.linspace(-7, 7, 57, dtype=mean.dtype, device=mean.device)[:, None, None]  # (K, B, C)
+    a = (x[..., None] - mean[:, None]) / wide.sqrt()[:, None]  # (K, B, C, C): the last axis are the rivals
+    rival = _rivals(mean.shape[1], counted, mean.device)
+    below = torch.where(rival, torch.special.log_ndtr(a), 0.0)
+    score = scale.log() + _log_normal(x - mean, wide) + below.sum(3)
+    if conditioned:
+        hazard = torch.where(rival, _hazard(a), 0.0)
+        rest = 1 - torch.eye(mean.shape[1], dtype=mean.dtype, device=mean.device)
+        means = (mean[:, None] - wide.sqrt()[:, None] * hazard) * rest
+        spread = wide[:, None] * (1 - hazard * (a + hazard)).clamp_min(0) * rest
+        score = score + _log_normal(mean.sum(1)[:, None] - x - means.sum(3), spread.sum(3))
+    return score.logsumexp(0)
+
+
+@torch.no_grad()
+def _peak(mean: Tensor, wide: Tensor, counted: Tensor | None, rounds: int = 8) -> tuple[Tensor, Tensor]:
+    """(B, C) the count with which c most likely wins, and how sharp that is: Newton's method on a concave function whose
+    slope is convex, begun on the left of the root, from where it never overshoots."""
+    x, s = mean, wide.sqrt()[:, None]
+    rival = _rivals(mean.shape[1], counted, mean.device)
+    curve = 1 / wide
+    for _ in range(rounds):
+        a = (x[..., None] - mean[:, None]) / s
+        hazard = torch.where(rival, _hazard(a), 0.0)
+        slope = (mean - x) / wide + (hazard / s).sum(2)
+        curve = 1 / wide + (hazard * (a + hazard) / s.square()).sum(2).clamp_min(0)
+        x = x + slope / curve
+    return x, curve.rsqrt()
+
+
+def _rivals(classes: int, counted: Tensor | None, device: torch.device) -> Tensor:
+    rival = ~torch.eye(classes, dtype=torch.bool, device=device)
+    return rival if counted is None else rival & counted
+
+
+def _hazard(a: Tensor) -> Tensor:
+    """phi(a) / Phi(a)."""
+    return (-0.5 * a.square() - 0.5 * math.log(2 * math.pi) - torch.special.log_ndtr(a)).exp()
+
+
+def table(law: Tensor, n: Tensor, counted: Tensor | None = None) -> Tensor:
+    bags, classes, counts = law.shape
+    axis = torch.arange(counts, device=law.device)
+    first = torch.stack(torch.meshgrid(*[axis] * (classes - 1), indexing="ij"), -1).flatten(0, -2)  # (O, C-1)
+    last = n[:, None].long() - first.sum(1)
+    w = law[:, -1].gather(1, last.clamp(0, counts - 1)).masked_fill((last < 0) | (last >= counts), NEVER)
+    for k in range(classes - 1):
+        w = w + law[:, k, first[:, k]]
+    votes = torch.cat([first.expand(bags, -1, -1), last[..., None]], 2)
+    return (w[..., None] + _log_shares(votes, counted)).logsumexp(1)

@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -120,9 +120,8 @@ def compiled(function: Callable[..., Any], compile: str, device: torch.device) -
     choose("compile", compile, COMPILE)
     if compile == "off" or (compile == "auto" and device.type != "cuda"):
         return function
-    torch._dynamo.config.recompile_limit = (
-        64  # one for each length of batch, training and validation, and kind of model
-    )
+    settings = cast(Any, torch._dynamo.config)
+    settings.recompile_limit = 64  # one for each length of batch, training and validation, and kind of model
     ready = torch.compile(function, dynamic=False)
     failed = False
 

@@ -114,25 +114,25 @@ class MCTformer(Head):
 
     @torch.no_grad()
     def maps(self, queries: list[Tensor], keys: list[Tensor], bias: Tensor, said: Tensor) -> Tensor:
-        """(B, L, C), as logits. The original's maps are no probabilities but are not below zero: their logarithm keeps the
-        argmax, and its softmax is a class's share of an instance's map. Where nothing was felt for any class the plain
-        logits speak. No gradient: no loss reads a map."""
-        c, tiny = self.classes, torch.finfo(torch.float32).tiny
-        heard = torch.zeros_like(said)
+        """(B, L, C), as logits. The original's map is P sqrt(M F): M how much the class tokens listened, F the plain logits
+        above zero, P how the instances listened to each other. A bag's map may be scaled without changing who is largest,
+        so M is taken times the bag's size and P as a mean over blocks: the map is then of the size of sqrt(F), whatever the
+        bag, and its softmax neither flat nor certain. Where nothing was felt for any class the plain logits speak. The
+        logarithm of M alone makes the softmax a class's share of the listening. No gradient: no loss reads a map."""
+        c, heard, refined = self.classes, torch.zeros_like(said), torch.zeros_like(said)
         for q, k in list(zip(queries, keys, strict=True))[-12:]:
             score = q[:, :, :c].float() @ k.float().mT * q.shape[3] ** -0.5
             share = (score - (score + bias[:, None, None]).logsumexp(3, keepdim=True)).exp()[..., c:]  # of one copy
             heard += share.mean(1).mT / min(12, len(keys))
         if self.mode == "attention":
-            return heard.clamp_min(tiny).log()
-        felt = (heard * said.relu()).sqrt()
+            return heard.clamp_min(torch.finfo(torch.float32).tiny).log()
+        size = bias[:, c:].exp().sum(1)[:, None, None]
+        felt = (size * heard * said.relu()).sqrt()
         room = max(0, queries[0].shape[3] - c)  # as wide as the keys: what the fast kernels ask for
         value = F.pad(felt, (0, room, c, 0))[:, None].expand(-1, queries[0].shape[1], -1, -1)  # class tokens carry none
-        refined = torch.zeros_like(said)
         for q, k in zip(queries, keys, strict=True):
-            refined += attend(q[:, :, c:], k, value.to(q.dtype), bias).float().mean(1)[..., :c]
-        nothing = (refined <= 0).all(2, keepdim=True)
-        return torch.where(nothing, said, refined.clamp_min(tiny).log())
+            refined += attend(q[:, :, c:], k, value.to(q.dtype), bias).float().mean(1)[..., :c] / len(keys)
+        return torch.where((refined > 0).any(2, keepdim=True), refined, said)
 
     def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
         target = batch.target
