@@ -109,6 +109,33 @@ def study(
 
 
 @app.command()
+def paper(
+    item: Annotated[
+        str | None, typer.Argument(help="table2 to table6, figure3, figure6 to figure9; all if none.")
+    ] = None,
+    scale: Annotated[str, typer.Option(help="full, or smoke: a small version of everything.")] = "full",
+    out: Annotated[Path | None, typer.Option(help="Folder of the records; default paper-SCALE.")] = None,
+    missing: Annotated[
+        bool, typer.Option("--missing", help="List what is still to run, and what it would cost.")
+    ] = False,
+    run: Annotated[bool, typer.Option("--run", help="Run what is missing.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="The table as CSV.")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="The table as LaTeX.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Write all tables and figures as one HTML page.")] = None,
+    device: Device = "auto",
+    processes: Annotated[int, typer.Option(min=1, help="Runs side by side on this machine.")] = 1,
+) -> None:
+    """The paper's tables and figures: printed beside ours; list or run what is missing."""
+    from headcount import papers
+
+    style = "csv" if csv else "latex" if latex else None
+    folder = out or Path(f"paper-{scale}")
+    papers.paper(
+        item, scale, folder, missing=missing, run=run, style=style, page=page, device=device, processes=processes
+    )
+
+
+@app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="The --out of a study.")],
     out: Annotated[Path | None, typer.Option(help="The page to write; default FOLDER/report.html.")] = None,

@@ -107,7 +107,9 @@ def run_one(recipe: Recipe, out: Path, device: str) -> None:
     console.print(f"record {done.records[0].path}", soft_wrap=True)
 
 
-def run_study(recipes: list[Recipe], out: Path, device: str, side_by_side: int, dry_run: bool) -> None:
+def run_study(
+    recipes: list[Recipe], out: Path, device: str, side_by_side: int, dry_run: bool, table: bool = True
+) -> None:
     if dry_run:
         for recipe in studies.with_needs(recipes):
             there = "done   " if (out / f"{recipe.key}.json").exists() else "to run "

@@ -72,7 +72,7 @@ class AdditiveTrans(Head):
         home = torch.where(taken, row, len(h)).flatten()
         t = self.enter(h)
         for layer in self.layers:
-            told = layer(t, row, times).flatten(0, 1)  # (B * L, width)
+            told = layer(t, row, times, here.weight is None).flatten(0, 1)  # (B * L, width)
             t = t + told.new_zeros(len(h) + 1, told.shape[1]).index_copy(0, home, told)[:-1]
         instance = self.voice(t).float()
         return Output(instance, self.elect(here.sum(instance)), {})
@@ -89,18 +89,18 @@ class Exact(nn.Module):
         self.along = nn.Conv2d(heads, heads, (TAPS, 1), padding=(TAPS // 2, 0), groups=heads, bias=False)
         self.out = nn.Sequential(nn.Linear(width, width), nn.Dropout(dropout))
 
-    def forward(self, t: Tensor, row: Tensor, times: Tensor) -> Tensor:
-        """(N, width), the sheet's instances (B, L) and how often each stands there -> (B, L, width)."""
+    def forward(self, t: Tensor, row: Tensor, times: Tensor, plain: bool) -> Tensor:
+        """(N, width), the sheet's instances (B, L), how often each stands there (``plain``: once) -> (B, L, width)."""
         x = self.qkv(self.norm(t)).index_select(0, row.flatten()).unflatten(0, row.shape)
         x = x.unflatten(2, (3, self.heads, -1))  # (B, L, 3, H, W)
         q, k, v = (x * (times > 0)[..., None, None, None]).permute(2, 0, 3, 1, 4)  # (B, H, L, W) each
-        mixed = self.attend(q, k, v, times) + self.along(v)
+        mixed = self.attend(q, k, v, times, plain) + self.along(v)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, times: Tensor) -> Tensor:
-        q, k, v = (F.pad(a, (0, 0, 0, 1)) for a in (q, k, v))  # the zero row, last
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, times: Tensor, plain: bool) -> Tensor:
+        k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
         bias = self.with_zeros(times).log().to(q.dtype)[:, None, None]
-        return F.scaled_dot_product_attention(q, k, v, bias.expand(-1, -1, q.shape[2], -1))[:, :, :-1]
+        return F.scaled_dot_product_attention(q, k, v, bias.expand(-1, -1, q.shape[2], -1))
 
     def with_zeros(self, times: Tensor) -> Tensor:
         """(B, L+1): how often each row stands in the bag, the zero row last."""
@@ -111,44 +111,41 @@ class Exact(nn.Module):
 class Nystrom(Exact):
     """As released. Always in float32: an inverse is no place for half precision."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, times: Tensor) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, times: Tensor, plain: bool) -> Tensor:
         with torch.autocast(q.device.type, enabled=False):
-            kept, few = q.dtype, q.shape[2] <= self.landmarks
-            q, k, v = q.float() * q.shape[3] ** -0.5, k.float(), v.float()
-            return (self.few(q, k, v, times) if few else self.many(q, k, v, times)).to(kept)
+            way = self.few if plain and q.shape[2] <= self.landmarks else self.many
+            return way(q.float() * q.shape[3] ** -0.5, k.float(), v.float(), self.with_zeros(times)).to(q.dtype)
 
-    def few(self, q: Tensor, k: Tensor, v: Tensor, times: Tensor) -> Tensor:
-        """Every row is its own landmark. A row that stands u times is one row with u in its products, root u on each side."""
-        q, k, v = (F.pad(a, (0, 0, 0, 1)) for a in (q, k, v))  # the zero row, last
-        u = self.with_zeros(times)[:, None]  # (B, 1, L+1)
+    def few(self, q: Tensor, k: Tensor, v: Tensor, u: Tensor) -> Tensor:
+        """Every row is its own landmark. A row that stands u times is one row, with root u on either side of a product."""
+        q, k, v = (F.pad(x, (0, 0, 0, 1)) for x in (q, k, v))
+        u, root = u[:, None, :, None], u.sqrt()[:, None, :, None]  # (B, 1, L+1, 1)
         score = q @ k.mT
-        a = (score - (score + u[:, :, None].log()).logsumexp(3, keepdim=True)).exp()  # one copy's attention to one copy
-        left = a * u.sqrt()[:, :, None]
-        whole = left * u.sqrt()[..., None]  # A, in the basis of what is alike
-        columns = (a * u[..., None]).sum(2).masked_fill(u == 0, 0)  # sums of A's columns; its rows add to one
-        z = self.inverse(whole, whole.mT / columns.max())
-        return (left @ (z @ (whole @ (v * u.sqrt()[..., None]))))[:, :, :-1]
+        a = (score - (score + u.mT.log()).logsumexp(3, keepdim=True)).exp()  # one copy's attention to one copy
+        whole = root * a * root.mT  # A, in the basis of what is alike
+        z = self.inverse(whole, (u * a * (u.mT > 0)).sum(2))
+        return ((a * root.mT) @ (z @ (whole @ (root * v))))[:, :, :-1]
 
-    def many(self, q: Tensor, k: Tensor, v: Tensor, times: Tensor) -> Tensor:
-        """A bag larger than the landmarks: each landmark is the mean of l rows on end. A weight only counts in the vote."""
-        m, length = self.landmarks, q.shape[2]
-        sheet = -(-length // m) * m
-        q, k, v = (F.pad(a, (0, 0, sheet - length, 0)) for a in (q, k, v))  # zero rows in front
-        own = ((times > 0).sum(1, keepdim=True) / m).ceil().clamp_min(1)  # (B, 1) l of each bag
-        place = torch.arange(sheet, device=q.device) - (
-            sheet - own * m
-        )  # in the bag as filled up; below zero: not there
-        group = (place / own).floor()[:, None]  # (B, 1, sheet)
-        member = (group == torch.arange(m, device=q.device)[:, None]) / own[..., None]  # (B, m, sheet)
-        q_mark, k_mark = member[:, None] @ q, member[:, None] @ k
+    def many(self, q: Tensor, k: Tensor, v: Tensor, u: Tensor) -> Tensor:
+        """Each landmark is the mean of l rows on end, l the least that will do for the bag; zero rows stand in front."""
+        m = self.landmarks
+        group = (u.sum(1) / m)[:, None, None]  # (B, 1, 1) l
+        end = (u[:, -1:] + u[:, :-1].cumsum(1))[
+            :, None
+        ]  # (B, 1, L): a row that stands u times takes the u places before
+        first = torch.arange(m, device=q.device)[:, None] * group  # (B, m, 1)
+        shared = torch.minimum(end, first + group) - torch.maximum(end - u[:, None, :-1], first)
+        member = (shared.clamp_min(0) / group)[:, None]  # (B, 1, m, L)
+        q_mark, k_mark = member @ q, member @ k
         whole = (q_mark @ k_mark.mT).softmax(3)
-        z = self.inverse(whole, whole.mT / whole.sum(2).max())
-        reach = (q_mark @ k.mT).masked_fill((place < 0)[:, None, None], -torch.inf).softmax(3)
-        return ((q @ k_mark.mT).softmax(3) @ z @ (reach @ v))[:, :, sheet - length :]
+        z = self.inverse(whole, whole.sum(2))
+        reach = (q_mark @ F.pad(k, (0, 0, 0, 1)).mT + u.log()[:, None, None]).softmax(3)[..., :-1]
+        return (q @ k_mark.mT).softmax(3) @ (z @ (reach @ v))
 
-    def inverse(self, a: Tensor, z: Tensor) -> Tensor:
-        """A's pseudo-inverse, nearly: z <- z (13 - az (15 - az (7 - az))) / 4."""
-        one = torch.eye(a.shape[3], device=a.device)
+    def inverse(self, a: Tensor, columns: Tensor) -> Tensor:
+        """A's pseudo-inverse, nearly: z <- z (13 - az (15 - az (7 - az))) / 4. It begins at A' over the largest sum of a column
+        and the largest sum of a row, here one, *of the whole batch*."""
+        one, z = torch.eye(a.shape[3], device=a.device), a.mT / columns.max()
         for _ in range(self.iterations):
             az = a @ z
             z = 0.25 * z @ (13 * one - az @ (15 * one - az @ (7 * one - az)))

@@ -1,0 +1,44 @@
+"""How far the paper has been remade: records found, runs missing, what they would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from headcount.errors import choose
+from headcount.judging import records as files
+from headcount.judging.paper.cells import FIGURES, TABLES, cells, figure_recipes
+from headcount.judging.paper.scales import Scale
+from headcount.judging.records import Record
+from headcount.judging.study import with_needs
+from headcount.training.recipe import Recipe
+
+SECONDS = {"full": 55.0, "smoke": 0.5}  # a run, where none has been timed yet: one H200; one core
+
+
+def items() -> list[str]:
+    """Everything that can be asked for."""
+    return [*TABLES, *FIGURES]
+
+
+def found(folder: Path) -> dict[Recipe, Record]:
+    """The records of a folder by their recipe; none if there is no such folder yet."""
+    return {r.recipe: r for r in files.load(folder)} if folder.is_dir() else {}
+
+
+def recipes(item: str, scale: Scale) -> list[Recipe]:
+    """All runs a table or figure is made of, with what they need, in the order to run them."""
+    if choose("table or figure", item, items()) in TABLES:
+        return with_needs(r for cell in cells(item, scale) for r in cell.recipes)
+    return with_needs(figure_recipes(item, scale))
+
+
+def missing(wanted: Iterable[str], scale: Scale, records: Mapping[Recipe, Record]) -> list[Recipe]:
+    """What is still to run, each once."""
+    return [r for r in dict.fromkeys(r for item in wanted for r in recipes(item, scale)) if r not in records]
+
+
+def seconds_each(scale: Scale, records: Mapping[Recipe, Record]) -> float:
+    """What a run costs: the mean of those that were timed."""
+    timed = [r.body["provenance"]["seconds"] for r in records.values() if "provenance" in r.body]
+    return sum(timed) / len(timed) if timed else SECONDS[scale.name]

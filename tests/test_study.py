@@ -1,0 +1,394 @@
+"""Studies: needs first and once, whole records, nothing run twice, the same numbers however they are launched."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headcount.errors import HeadcountError
+from headcount.files import alone
+from headcount.judging import records, study
+from headcount.judging.launch import Submit, here, processes
+from headcount.judging.records import Record
+from headcount.judging.run import run as run_one
+from headcount.showing.report import write_report
+from headcount.training.recipe import Recipe
+
+BASE = Recipe(
+    source="digits",
+    bag_size=8,
+    train_bags=20,
+    valid_bags=10,
+    test_bags=10,
+    backbone="mlp",
+    epochs=4,
+    batch_bags=8,
+)
+RECIPES = [
+    BASE.but(removal=0.5),  # its Counting Network is not asked for, and needed
+    BASE.but(removal=1.0),
+    BASE.but(head="output_mean"),
+    BASE.but(fold=1),
+    BASE.but(fold=1, removal=0.5),
+]
+OWN_HEADS = """
+import os, signal
+from headcount.models.heads.count import Count
+
+class Stumbles(Count):
+    title = "Stumbles"
+
+    def forward(self, h, segments):
+        raise ArithmeticError("on purpose")
+
+class Dies(Count):
+    title = "Dies"
+
+    def forward(self, h, segments):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+class Drifts(Count):
+    title = "Drifts"
+
+    def loss(self, output, batch, teacher=None):
+        gone = float("nan") if int(batch.epoch) >= 2 else 1.0
+        return super().loss(output, batch, teacher) * gone
+"""
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("heads") / "own.py"
+    path.write_text(OWN_HEADS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory) -> tuple[Path, study.Study]:
+    """One study, run here."""
+    out = tmp_path_factory.mktemp("here")
+    return out, study.run(RECIPES, out, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Submit]:
+    """Two workers for the whole file: to be born takes them longer than to train."""
+    with processes(2)() as submit:
+        yield submit
+
+
+def borrowed(submit: Submit):
+    """A launcher over workers that live on."""
+
+    @contextmanager
+    def launch() -> Iterator[Submit]:
+        yield submit
+
+    return launch
+
+
+def listening(heard: list[Recipe]):
+    """The launcher ``here``, noting what is submitted."""
+
+    @contextmanager
+    def launch() -> Iterator[Submit]:
+        with here() as submit:
+
+            def note(task, recipe, *args, **kwargs):
+                heard.append(recipe)
+                return submit(task, recipe, *args, **kwargs)
+
+            yield note
+
+    return launch
+
+
+def times(folder: Path) -> dict[str, int]:
+    return {p.name: p.stat().st_mtime_ns for p in folder.iterdir()}
+
+
+def same(a: Record, b: Record) -> None:
+    """Equal in all but clock, host and versions; the arrays bit for bit."""
+    assert a.result() == b.result()
+    mine, theirs = a.arrays(), b.arrays()
+    assert mine.keys() == theirs.keys()
+    for name in mine:
+        assert mine[name].dtype == theirs[name].dtype
+        assert mine[name].tobytes() == theirs[name].tobytes(), name
+
+
+def until(true, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+# -- what is run ----------------------------------------------------------------------------------------------------------
+
+
+def test_needs_come_first_and_once(tmp_path):
+    heard: list[Recipe] = []
+    asked = [BASE.but(removal=0.5), BASE.but(removal=1.0), BASE, BASE.but(removal=0.5)]
+    ended = study.run(asked, tmp_path, launch=listening(heard), device="cpu")
+    assert heard == [BASE, BASE.but(removal=0.5), BASE.but(removal=1.0)]
+    assert [r.recipe for r in ended.records] == [BASE.but(removal=0.5), BASE.but(removal=1.0), BASE]
+    assert not ended.failed
+    assert len(records.load(tmp_path)) == 3
+
+
+def test_what_was_only_needed_is_a_record_too(done):
+    out, ended = done
+    assert [r.recipe for r in ended.records] == RECIPES
+    assert {r.recipe for r in records.load(out)} == {*RECIPES, BASE}
+    assert {p.suffix for p in out.iterdir()} == {".json", ".npz"}
+
+
+def test_a_second_call_runs_nothing(done):
+    out, ended = done
+    before, heard, tallies = times(out), [], []
+    again = study.run(RECIPES, out, launch=listening(heard), device="cpu", watch=tallies.append)
+    assert heard == []
+    assert times(out) == before
+    assert [r.body for r in again.records] == [r.body for r in ended.records]
+
+
+def test_more_recipes_run_only_what_is_new(done, tmp_path):
+    out, _ = done
+    for path in out.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    before, heard = times(tmp_path), []
+    study.run([*RECIPES, BASE.but(seed=1)], tmp_path, launch=listening(heard), device="cpu")
+    assert heard == [BASE.but(seed=1)]
+    assert times(tmp_path).items() >= before.items()
+
+
+def test_the_tally_counts(tmp_path):
+    seen = []
+    watch = lambda t: seen.append((t.total, t.done, t.found, len(t.failed)))  # noqa: E731
+    study.run([BASE], tmp_path, device="cpu", watch=watch)
+    assert seen[-1] == (1, 1, 0, 0)
+    study.run([BASE, BASE.but(seed=1)], tmp_path, device="cpu", watch=watch)
+    assert seen[-1] == (2, 2, 1, 0)
+
+
+def test_grid():
+    made = study.grid(BASE, fold=(0, 1), removal=(0, 0.5))
+    assert [(r.fold, r.removal) for r in made] == [(0, 0.0), (0, 0.5), (1, 0.0), (1, 0.5)]
+    with pytest.raises(HeadcountError, match="no recipe field 'flod'.*did you mean 'fold'"):
+        study.grid(BASE, flod=(0, 1))
+
+
+# -- what is kept -----------------------------------------------------------------------------------------------------------
+
+
+def test_records_are_small_and_strict(done):
+    """Under 8 KB, no NaN, and every record has its arrays."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"JSON has no {word}")
+
+    for record in records.load(done[0]):
+        assert record.path.stat().st_size < 8192
+        assert record.path.stem == record.key == record.recipe.key
+        body = json.loads(record.path.read_text(), parse_constant=refuse)
+        assert body == record.body
+        assert all(v is None or 0 <= v <= 1 for k, v in record.scores.items() if k != "share_difference")
+        assert body["fit"]["best_epoch"] >= 1
+        assert len(body["fit"]["curve"]["epoch"]) == BASE.epochs
+        assert ("sweep" in body, "mpem" in body) == (not record.recipe.removal, bool(record.recipe.removal))
+
+
+def test_a_long_training_is_still_a_small_record(tmp_path):
+    (record,) = study.run([BASE.but(epochs=90)], tmp_path, device="cpu").records
+    curve = record.body["fit"]["curve"]
+    assert record.path.stat().st_size < 8192
+    assert len(curve["epoch"]) == len(curve["train"]) == len(curve["valid"]) == 60
+    assert (curve["epoch"][0], curve["epoch"][-1]) == (1, 90)
+
+
+def test_arrays_are_there(done):
+    for record in records.load(done[0]):
+        kept = record.arrays()
+        test, train = BASE.test_bags * BASE.bag_size, BASE.train_bags * BASE.bag_size
+        assert kept["test_index"].shape == kept["test_said"].shape == kept["test_truth"].shape == (test,)
+        assert kept["test_offsets"].tolist() == list(range(0, test + 1, BASE.bag_size))
+        right = np.mean(kept["test_said"] == kept["test_truth"])
+        assert record.scores["instance_accuracy"] == pytest.approx(right)
+        if not record.recipe.removal:
+            assert kept["train_said"].shape == kept["train_euclidean_correct"].shape == (train,)
+
+
+def test_a_record_leads_back_to_its_run(done, tmp_path):
+    """The JSON alone is enough to make it again."""
+    record = next(r for r in done[1].records if not r.recipe.removal)
+    same(record, run_one(Recipe.of(json.loads(record.path.read_text())["recipe"]), tmp_path, device="cpu"))
+
+
+def test_mpem_without_its_counting_network(tmp_path):
+    with pytest.raises(HeadcountError, match=f"needs the run {BASE.key} .* run it first"):
+        run_one(BASE.but(removal=0.5), tmp_path, device="cpu")
+    assert not list(tmp_path.iterdir())
+    run_one(BASE, tmp_path, device="cpu")
+    (tmp_path / f"{BASE.key}.npz").unlink()
+    with pytest.raises(HeadcountError, match="npz is missing, and MPEM needs its votes; delete"):
+        run_one(BASE.but(removal=0.5), tmp_path, device="cpu")
+
+
+def test_what_killed_runs_left_is_swept(done):
+    out, _ = done
+    key, running = BASE.key, out / "running"
+    (running / key).mkdir(parents=True)
+    for left in (running / key / "metrics.jsonl", running / f"{key}.lock", out / f"{key}.json.part"):
+        left.write_text("x")
+    study.run([BASE], out, device="cpu")
+    assert {p.suffix for p in out.iterdir()} == {".json", ".npz"}
+
+
+# -- side by side -----------------------------------------------------------------------------------------------------------
+
+
+def test_here_and_in_processes_are_equal(done, pool, own, tmp_path):
+    """The same records; and one run that fails in its process stops nothing but the run that needs it."""
+    fails = BASE.but(head=f"{own}:Stumbles")
+    ended = study.run(
+        [fails.but(removal=0.5), *RECIPES, fails], tmp_path, launch=borrowed(pool), device="cpu", checkpoint_seconds=0
+    )
+    assert len(ended.records) == len(RECIPES)
+    for one, other in zip(done[1].records, ended.records, strict=True):
+        same(one, other)
+    assert {r: type(e) for r, e in ended.failed.items()} == {
+        fails: ArithmeticError,
+        fails.but(removal=0.5): RuntimeError,
+    }
+    assert str(ended.failed[fails.but(removal=0.5)]).startswith("not run, because Stumbles")
+    assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".npz"}
+
+
+def test_a_failure_stops_only_what_needs_it(own, tmp_path):
+    fails = BASE.but(head=f"{own}:Stumbles")
+    ended = study.run([fails, fails.but(removal=0.5), BASE, BASE.but(removal=0.5)], tmp_path, device="cpu")
+    assert [r.recipe for r in ended.records] == [BASE, BASE.but(removal=0.5)]
+    assert [study.explain(e) for e in ended.failed.values()] == [
+        "ArithmeticError: on purpose",
+        f"RuntimeError: not run, because {fails} failed",
+    ]
+    assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".npz"}
+
+
+def test_a_process_that_is_killed(own, tmp_path):
+    """Say, for want of memory: one line instead of a traceback out of the pool."""
+    with pytest.raises(HeadcountError, match="a run's process was killed.*goes on where it stopped"):
+        study.run([BASE.but(head=f"{own}:Dies"), BASE], tmp_path, launch=processes(1), device="cpu")
+    study.run([BASE], tmp_path, device="cpu")
+
+
+def meet_and_run(folder: Path, me: int, recipe: Recipe, out: Path) -> tuple[dict, int]:
+    """Begin when both are here. Returns the record and how many epochs this process trained for it."""
+    (folder / str(me)).touch()
+    until(lambda: len(list(folder.iterdir())) == 2)
+    epochs = []
+    record = run_one(recipe, out, device="cpu", watch=lambda p: epochs.append(p.epoch))
+    return record.body, len(epochs)
+
+
+def test_two_processes_at_the_same_run(pool, tmp_path):
+    """One trains, the other waits, both get the record."""
+    recipe, out, meeting = BASE.but(epochs=60), tmp_path / "out", tmp_path / "meeting"
+    meeting.mkdir()
+    both = [pool(meet_and_run, meeting, me, recipe, out) for me in range(2)]
+    (one, trained), (other, waited) = sorted((f.result(120) for f in both), key=lambda pair: -pair[1])
+    assert (trained, waited) == (60, 0)
+    assert one == other == json.loads((out / f"{recipe.key}.json").read_text())
+    assert {p.suffix for p in out.iterdir()} == {".json", ".npz"}
+
+
+def test_alone_means_alone(tmp_path):
+    """Even though everyone takes the lock's file, and its folder, away on leaving."""
+    inside, most, rounds = [0], [0], [0]
+
+    def visit() -> None:
+        for _ in range(40):
+            with alone(tmp_path / "running" / "x.lock"):
+                inside[0] += 1
+                most[0] = max(most[0], inside[0])
+                time.sleep(0.0005)
+                rounds[0] += 1
+                inside[0] -= 1
+
+    visitors = [threading.Thread(target=visit) for _ in range(6)]
+    for visitor in visitors:
+        visitor.start()
+    for visitor in visitors:
+        visitor.join()
+    assert (most[0], rounds[0]) == (1, 240)
+    assert not list(tmp_path.iterdir())
+
+
+# -- broken off ---------------------------------------------------------------------------------------------------------------
+
+
+def test_interrupted_goes_on_where_it_stopped(tmp_path):
+    """Ctrl-C keeps the epochs that are done, and the record is the one an undisturbed run makes."""
+    recipe, seen = BASE.but(epochs=12), []
+
+    def stop(progress) -> None:
+        if progress.epoch == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        study.run([recipe], tmp_path / "torn", device="cpu", run_watch=stop)
+    assert not records.load(tmp_path / "torn")
+    (torn,) = study.run([recipe], tmp_path / "torn", device="cpu", run_watch=lambda p: seen.append(p.epoch)).records
+    assert seen == list(range(8, 13))
+    (whole,) = study.run([recipe], tmp_path / "whole", device="cpu").records
+    same(torn, whole)
+    assert {p.suffix for p in (tmp_path / "torn").iterdir()} == {".json", ".npz"}
+
+
+def test_a_training_that_drifts_off(own, tmp_path):
+    """The best epoch is kept, the curve says null from then on, and the report can be had."""
+    (record,) = study.run([BASE.but(head=f"{own}:Drifts")], tmp_path, device="cpu").records
+    assert record.body["fit"]["best_epoch"] in (1, 2)
+    assert record.body["fit"]["curve"]["valid"][2:] == [None, None]
+    assert "NaN" not in record.path.read_text()
+    write_report([record], tmp_path / "report.html")
+
+
+def children_of(pid: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(stat.parent.name))
+        except (OSError, IndexError):
+            continue
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc to look for processes in")
+def test_a_killed_parent_leaves_no_workers(tmp_path):
+    words = "--source digits --bag-size 8 --epochs 1000000 --fold 0,1 --device cpu --processes 2 --set backbone=mlp"
+    small = "--set train_bags=20 --set valid_bags=10 --set test_bags=10"
+    command = [sys.executable, "-m", "headcount.cli", "study", "--out", str(tmp_path), *words.split(), *small.split()]
+    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: len(list(tmp_path.glob("running/*/metrics.jsonl"))) == 2 or parent.poll() is not None)
+        workers = children_of(parent.pid)
+        assert len(workers) >= 2
+    finally:
+        os.kill(parent.pid, signal.SIGKILL)
+        parent.wait()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 10)
+    assert not records.load(tmp_path)
