@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
@@ -25,7 +26,9 @@ from headcount.showing.progress import epochs_bar, runs_bar
 from headcount.training.recipe import Recipe
 from headcount.training.speed import device_for
 
-console = Console(highlight=False, markup=False)  # a name or a path may hold a [bracket]
+# no markup: a name or a path may hold a [bracket]; and in a file or a pipe nothing needs to be squeezed
+_wide: dict[str, int] = {} if sys.stdout.isatty() else {"width": 120, "height": 50}
+console = Console(highlight=False, markup=False, width=_wide.get("width"), height=_wide.get("height"))
 
 
 # -- words into recipes -------------------------------------------------------------------------------------------------
