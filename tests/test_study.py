@@ -186,7 +186,7 @@ def test_the_tally_counts(tmp_path):
 def test_grid():
     made = study.grid(BASE, fold=(0, 1), removal=(0, 0.5))
     assert [(r.fold, r.removal) for r in made] == [(0, 0.0), (0, 0.5), (1, 0.0), (1, 0.5)]
-    with pytest.raises(HeadcountError, match="no recipe field 'flod'.*did you mean 'fold'"):
+    with pytest.raises(HeadcountError, match=r"no recipe field 'flod'.*did you mean 'fold'"):
         study.grid(BASE, flod=(0, 1))
 
 
@@ -289,7 +289,7 @@ def test_a_failure_stops_only_what_needs_it(own, tmp_path):
 
 def test_a_process_that_is_killed(own, tmp_path):
     """Say, for want of memory: one line instead of a traceback out of the pool."""
-    with pytest.raises(HeadcountError, match="a run's process was killed.*goes on where it stopped"):
+    with pytest.raises(HeadcountError, match=r"a run's process was killed.*goes on where it stopped"):
         study.run([BASE.but(head=f"{own}:Dies"), BASE], tmp_path, launch=processes(1), device="cpu")
     study.run([BASE], tmp_path, device="cpu")
 

@@ -1,27 +1,29 @@
 """Who wins when every instance casts one vote by lot: the likelihood of a majority label, with no temperature in it.
 
-Instance i votes for class k with probability p[i, k], on its own; N_k counts the votes, and the counts together are
-Poisson-multinomial. Wanted is P(N_c is the largest), ties shared equally. That is a sum over (n+1)^(C-1) outcomes, so:
+Instance i votes for class k with probability p[i, k], by itself. N_k counts the votes for k; the counts together are
+Poisson-multinomial. Wanted is P(N_c is the largest), ties shared. That is a sum over all outcomes of the vote, so:
 
     exact        that sum: for small bags, and to judge the others by
-    independent  each N_k exactly (Poisson-binomial; Hong 2013), the classes taken as independent
-    conditioned  the same with the counts' own dependence: no vote goes to two classes, and all add up to n
-    normal       conditioned, from the counts' means and variances alone: for large bags
+    independent  each count exactly (Poisson-binomial, Hong 2013), the classes taken as independent
+    conditioned  each count exactly, and together they add up to the votes cast
+    normal       from the counts' means and variances alone: for large bags
 
-Everything is done with logarithms in float64: a class that 64 confident votes speak against has log P of -200 or -20,000,
-and its slope still says which votes would help. Nothing looks at a tensor's values, so all of it can be captured.
+All of it is done with logarithms in float64. A class that 64 confident votes speak against has log P = -200, or -20,000, and
+its slope still says which votes would help. Nothing here looks at a tensor's values, so it can be captured.
 
-Letters: B bags, S places of a bag, C classes, J = S + 1 possible counts, U ways to share a tie.
+    log_p, log_q  (B, S, C)  log p and log(1 - p) at the S places of a bag; an empty place has NEVER and 0
+    n             (B,)       votes cast
+    law           (B, C, J)  log P(N_k = j), j = 0 .. S
+    counted       (C,)       classes that can win; the others take votes, and are nobody's rivals
 
-    log_p, log_q  (B, S, C)  log p and log(1 - p); an empty place has NEVER and 0
-    n             (B,)       votes cast in each bag
-    counted       (C,)       classes that can win: the others take votes and are nobody's rivals
+Measured errors and costs: docs/election.md.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -29,13 +31,9 @@ from torch.nn import functional as F
 
 NEVER = -1e30  # the logarithm of nothing; finite, so that 0 times it is 0
 
-# A tie of r is shared 1/r each, and 1/r is the integral of u^(r-1) over (0, 1): whoever has a rival's count wins with
-# probability u, and u is averaged. Three Gauss-Legendre points are exact up to ties of six (0.1425 for 1/7, 0.0989 for 1/10).
-TIE = ((0.5 - math.sqrt(0.15), 5 / 18), (0.5, 8 / 18), (0.5 + math.sqrt(0.15), 5 / 18))
-
 
 def ballots(z: Tensor) -> tuple[Tensor, Tensor]:
-    """(N, C) logits -> log p and log(1 - p), neither ever infinite: 1 - p of the likeliest class is the sum of the others."""
+    """(N, C) logits -> log p and log(1 - p), never infinite: 1 - p of the likeliest class is the sum of the others."""
     z = z.double()
     whole = z.logsumexp(1, keepdim=True)
     top = torch.zeros_like(z, dtype=torch.bool).scatter(1, z.argmax(1, keepdim=True), True)
@@ -47,70 +45,77 @@ def ballots(z: Tensor) -> tuple[Tensor, Tensor]:
 # -- exact ------------------------------------------------------------------------------------------------------------------
 
 
-def exact(log_p: Tensor, n: Tensor, counted: Tensor | None = None) -> Tensor:
-    """(B, C) log-probabilities of winning: one pass over all outcomes for every voter."""
+def exact(log_p: Tensor, counted: Tensor | None = None) -> Tensor:
+    """(B, C) log P(N_c is the largest): one pass over all outcomes for every voter.
+
+    >>> exact(torch.tensor([[[0.5, 0.5], [0.8, 0.2]]]).log()).exp()  # 0.4 win, 0.1 lose, the rest tie
+    tensor([[0.6500, 0.3500]])
+    """
     bags, places, classes = log_p.shape
     outcomes, before = _outcomes(places, classes, log_p.device)
     state = torch.full((bags, len(outcomes)), NEVER, dtype=log_p.dtype, device=log_p.device)
-    state[:, 0] = 0
+    state[:, 0] = 0  # nobody has voted
     for i in range(places):
         vote = log_p[:, i]
         ways = F.pad(state, (0, 1), value=NEVER).index_select(1, before).unflatten(1, (-1, classes)) + vote[:, None]
         state = torch.where(vote[:, :1] > NEVER / 2, ways.logsumexp(2), state)
-    return (state[:, :, None] + _log_shares(outcomes, counted)).logsumexp(1)
+    return (state[:, :, None] + _log_shares(outcomes, counted).to(state.dtype)).logsumexp(1)
 
 
-def _outcomes(places: int, classes: int, device):
-    stars = itertools.combinations(range(places + classes), classes)
-    votes = torch.tensor([[b - a - 1 for a, b in itertools.pairwise((-1, *bars))] for bars in stars])
-    number = {tuple(v): i for i, v in enumerate(votes.tolist())}
-    before = []
-    for v in votes.tolist():
-        for k in range(classes):
-            v[k] -= 1
-            before.append(number.get(tuple(v), len(votes)))
-            v[k] += 1
-    return votes.to(device), torch.tensor(before, device=device)
+def outcomes_of(places: int, classes: int) -> int:
+    """How many outcomes a vote of at most this many has."""
+    return math.comb(places + classes, classes)
+
+
+@lru_cache(maxsize=32)
+@torch.inference_mode(False)
+def _outcomes(places: int, classes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(outcomes, C) votes of each, first the one without votes; and (outcomes * C,) which it was before a vote for k."""
+    bars = itertools.combinations(range(places + classes), classes)
+    votes = [tuple(b - a - 1 for a, b in itertools.pairwise((-1, *bar))) for bar in bars]
+    number = {v: i for i, v in enumerate(votes)}
+    before = [number.get((*v[:k], v[k] - 1, *v[k + 1 :]), len(votes)) for v in votes for k in range(classes)]
+    return torch.tensor(votes, device=device), torch.tensor(before, device=device)
 
 
 def _log_shares(votes: Tensor, counted: Tensor | None) -> Tensor:
-    """(..., C) votes -> the logarithm of what each class gets of the win: all of it, an equal share of a tie, or nothing."""
-    able = votes if counted is None else votes.masked_fill(~counted, -1)
-    top = able == able.amax(-1, keepdim=True)
+    """(..., C) votes -> log of what each class has of the win: all of it, an equal share of a tie, or nothing."""
+    votes = votes if counted is None else votes.masked_fill(~counted, -1)
+    top = votes == votes.amax(-1, keepdim=True)
     return torch.where(top, -top.sum(-1, keepdim=True).double().log(), NEVER)
 
 
-# -- counts -----------------------------------------------------------------------------------------------------------------
+# -- the counts, class by class ---------------------------------------------------------------------------------------------
 
 
 def count_laws(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """(B, C, J) log P(N_k = j): the product of the polynomials q + p x of all voters, two by two.
+    """(B, C, J) log P(N_k = j): the product of the voters' polynomials q + p x, two by two.
 
-    Only positive numbers are added, so the tails keep all their digits, as they would not in a Fourier transform.
+    Only positive numbers are added, so that the tails keep their digits; a Fourier transform would lose them.
     """
-    places = log_p.shape[1]
     law = torch.stack([log_q, log_p], -1).transpose(1, 2)  # (B, C, S, 2)
     while law.shape[2] > 1:
         if law.shape[2] % 2:
-            law = torch.cat([law, F.pad(torch.zeros_like(law[:, :, :1, :1]), (0, law.shape[3] - 1), value=NEVER)], 2)
+            one = F.pad(torch.zeros_like(law[:, :, :1, :1]), (0, law.shape[3] - 1), value=NEVER)
+            law = torch.cat([law, one], 2)
         law = _convolve(law[:, :, 0::2], law[:, :, 1::2])
-    return law[:, :, 0, : places + 1]
+    return law[:, :, 0, : log_p.shape[1] + 1]
 
 
 def _convolve(a: Tensor, b: Tensor) -> Tensor:
-    """(..., m), (..., m) logarithms -> (..., 2m-1): each row of the table a + b one step further right, then summed down."""
+    """(..., m) twice -> (..., 2m-1): the table a + b, each row shifted one further to the right, summed down."""
     m = a.shape[-1]
     table = F.pad(a[..., :, None] + b[..., None, :], (0, m), value=NEVER).flatten(-2)
     return table[..., : m * (2 * m - 1)].unflatten(-1, (m, 2 * m - 1)).logsumexp(-2)
 
 
 def surplus(variance: Tensor, rounds: int = 4) -> Tensor:
-    """(B, C) b, adding up to one, with variance_k proportional to b_k (1 - b_k): the share of each class in the spread.
+    """(B, C) shares b, adding up to one, with b_k (1 - b_k) proportional to the variance of count k.
 
-    Independent counts with variances D, once their total is known, have variances D_k (1 - D_k / sum D). So for the counts to
-    come out as they should, each must first be spread wider by 1 / (1 - b_k), b = D / sum D.
+    Independent counts of variances D have variances D_k (1 - D_k / sum D) once their total is known. So that the counts come
+    out as wide as they are, each must first be 1 / (1 - b_k) times as wide, b = D / sum D.
     """
-    v = variance + 1e-12  # where nothing is uncertain all are alike
+    v = variance + 1e-12  # where nothing is uncertain, all are alike
     b = v / v.sum(1, keepdim=True)
     for _ in range(rounds):
         b = v / (1 - b).clamp_min(1e-3)
@@ -121,38 +126,74 @@ def surplus(variance: Tensor, rounds: int = 4) -> Tensor:
 # -- the race ---------------------------------------------------------------------------------------------------------------
 
 
-def race(law: Tensor, n: Tensor | None = None, counted: Tensor | None = None) -> Tensor:
-    """(B, C) log P(N_c is the largest) up to a constant, for independent counts with log-laws (B, C, J); given that they
-    add up to n, if n is given.
+def independent(log_p: Tensor, log_q: Tensor, counted: Tensor | None = None) -> Tensor:
+    """(B, C) log P(N_c is the largest), less a constant of the bag, as if the counts knew nothing of each other."""
+    return _race(count_laws(log_p, log_q), None, counted)
 
-    Class c wins with m votes if each rival stays below m. That all then add up to n is one more event: the other counts,
-    each cut off at m, must together make n - m, and their sum is taken as normal, with its own mean and variance.
+
+def conditioned(log_p: Tensor, log_q: Tensor, n: Tensor, counted: Tensor | None = None) -> Tensor:
+    """(B, C) log P(N_c is the largest), less a constant of the bag, under the law
+
+        P(n_1 .. n_C)  ~  prod_k P(N_k = n_k)^(1 - b_k)   where the n_k add up to n
+
+    with b from :func:`surplus`. For two classes that is exact. What it does not know is which two classes a voter wavers
+    between: all share the give and take, in proportion to their doubt.
+    """
+    law = count_laws(log_p, log_q)
+    law = (1 - surplus((log_p + log_q).exp().sum(1)))[..., None] * law
+    return _table(law, n, counted) if law.shape[1] <= 3 else _race(law, n, counted)
+
+
+def _race(law: Tensor, n: Tensor | None, counted: Tensor | None) -> Tensor:
+    """(B, C). Class c wins with m votes if every rival stays below m, or meets it and loses the draw.
+
+    A tie of r is shared 1/r each, which is the mean of u^(r-1) over u in (0, 1): three Gauss points (U) are exact up to ties
+    of six. Given n, the other counts, each cut off at m, must add up to n - m; their sum is taken as normal.
     """
     votes = torch.arange(law.shape[2], dtype=law.dtype, device=law.device)
     t = torch.arange(-1, 2, dtype=law.dtype, device=law.device)[:, None, None, None]  # (U, 1, 1, 1)
     u, weight = (0.5 + math.sqrt(0.15) * t).log(), ((8 - 3 * t.square()) / 18).log()
-    mass = _free(_below(law, u), law, counted)  # (U, B, C, J) log P(k stays below m)
+    upto = law.logcumsumexp(2)
+    met = law + u
+    below = torch.logaddexp(_one_less(upto, NEVER), met)  # (U, B, C, J) log P(k stays below m)
+    mass = _if_rival(counted, below, upto)
     score = weight + law + mass.sum(2, keepdim=True) - mass
     if n is not None:
-        height = (votes + 1).log()  # one more than the count, which has a logarithm
-        mean = (_free(_below(law + height, u), law + height, counted) - mass).exp()
-        square = (_free(_below(law + 2 * height, u), law + 2 * height, counted) - mass).exp()
-        spread = (square - mean.square()).clamp_min(0)
+        height = (votes + 1).log()  # one more than the count: that has a logarithm
+        mean = ((law + height).logcumsumexp(2) - upto).exp()
+        spread = (((law + 2 * height).logcumsumexp(2) - upto).exp() - mean.square()).clamp_min(0)
         mean = mean - 1
+        at, gap = (met - below).exp(), votes - _one_less(mean, 0.0)  # those who stand at m itself, and how far that is
+        spread = _if_rival(counted, (1 - at) * (_one_less(spread, 0.0) + at * gap.square()), spread)
+        mean = _if_rival(counted, votes - (1 - at) * gap, mean)
         missing = n[:, None, None] - votes - (mean.sum(2, keepdim=True) - mean)
-        score = score + _log_normal(missing, spread.sum(2, keepdim=True) - spread + 1 / 12)  # counts are whole: 1/12
+        score = score + _log_normal(missing, spread.sum(2, keepdim=True) - spread + 1 / 12)  # 1/12: counts are whole
     return score.logsumexp((0, 3))
 
 
-def _below(law: Tensor, u: Tensor) -> Tensor:
-    """(U, B, C, J) log of the sum of all j < m, and u of j = m."""
-    before = F.pad(law.logcumsumexp(2)[..., :-1], (1, 0), value=NEVER)
-    return torch.logaddexp(before, law + u)
+def _one_less(upto: Tensor, first: float) -> Tensor:
+    """What holds up to m, said of all below m."""
+    return F.pad(upto[..., :-1], (1, 0), value=first)
 
 
-def _free(below: Tensor, law: Tensor, counted: Tensor | None) -> Tensor:
+def _if_rival(counted: Tensor | None, below: Tensor, upto: Tensor) -> Tensor:
     """A class that cannot win need not stay below anything."""
-    return below if counted is None else torch.where(counted[:, None], below, law.logsumexp(2, keepdim=True))
+    return below if counted is None else torch.where(counted[:, None], below, upto[..., -1:])
+
+
+def _table(law: Tensor, n: Tensor, counted: Tensor | None) -> Tensor:
+    """(B, C): for two or three classes all counts that add up to n can be written down."""
+    classes, counts = law.shape[1:]
+    votes = torch.arange((classes - 1) * (counts - 1) + 1, device=law.device)
+    last = n[:, None].long() - votes  # what is left to the last class, when the others have so many
+    left = law[:, -1].gather(1, last.clamp(0, counts - 1)).masked_fill(last < 0, NEVER)
+    if classes == 2:
+        chance, outcome = law[:, 0] + left, [votes.expand_as(last), last]
+    else:
+        chance = law[:, 0, :, None] + law[:, 1, None] + left.unfold(1, counts, 1)  # (B, J, J)
+        first = votes[:counts, None].expand(chance.shape)
+        outcome = [first, first.transpose(1, 2), last.unfold(1, counts, 1)]
+    return (chance[..., None] + _log_shares(torch.stack(outcome, -1), counted)).flatten(1, -2).logsumexp(1)
 
 
 def _log_normal(x: Tensor, variance: Tensor) -> Tensor:
@@ -162,60 +203,31 @@ def _log_normal(x: Tensor, variance: Tensor) -> Tensor:
 # -- from means and variances alone -----------------------------------------------------------------------------------------
 
 
-def normal(mean: Tensor, variance: Tensor, counted: Tensor | None = None, conditioned: bool = True) -> Tensor:
-    """(B, C) log P(N_c is the largest) up to a constant, from the means and variances (B, C) of the counts.
+def normal(mean: Tensor, variance: Tensor, counted: Tensor | None = None) -> Tensor:
+    """(B, C) log P(N_c is the largest), less a constant of the bag, from the means and variances (B, C) of the counts.
 
-    The race above with normal counts. A tie broken by lot is a count blurred by a uniform of width one: 1/12 more variance.
+    Differences of counts come out right if normal counts, as wide as :func:`surplus` says, race independently. A tie broken
+    by lot is a count blurred by a uniform of width one: 1/12 more variance.
     """
     wide = variance / (1 - surplus(variance)) + 1 / 12
-    centre, scale = _peak(mean, wide, counted)  # where class c would win, if it does
-    x = centre + scale * torch.linspace(-7, 7, 57, dtype=mean.dtype, device=mean.device)[:, None, None]  # (K, B, C)
-    a = (x[..., None] - mean[:, None]) / wide.sqrt()[:, None]  # (K, B, C, C): the last axis are the rivals
-    rival = _rivals(mean.shape[1], counted, mean.device)
-    below = torch.where(rival, torch.special.log_ndtr(a), 0.0)
-    score = scale.log() + _log_normal(x - mean, wide) + below.sum(3)
-    if conditioned:
-        hazard = torch.where(rival, _hazard(a), 0.0)
-        rest = 1 - torch.eye(mean.shape[1], dtype=mean.dtype, device=mean.device)
-        means = (mean[:, None] - wide.sqrt()[:, None] * hazard) * rest
-        spread = wide[:, None] * (1 - hazard * (a + hazard)).clamp_min(0) * rest
-        score = score + _log_normal(mean.sum(1)[:, None] - x - means.sum(3), spread.sum(3))
+    rival = ~torch.eye(mean.shape[1], dtype=torch.bool, device=mean.device)
+    rival = rival if counted is None else rival & counted
+    centre, width = _peak(mean, wide, rival)
+    x = centre + width * torch.linspace(-7, 7, 57, dtype=mean.dtype, device=mean.device)[:, None, None]  # (K, B, C)
+    below = torch.special.log_ndtr((x[..., None] - mean[:, None]) / wide.sqrt()[:, None])  # (K, B, C, rivals)
+    score = width.log() + _log_normal(x - mean, wide) + torch.where(rival, below, 0.0).sum(3)
     return score.logsumexp(0)
 
 
 @torch.no_grad()
-def _peak(mean: Tensor, wide: Tensor, counted: Tensor | None, rounds: int = 8) -> tuple[Tensor, Tensor]:
-    """(B, C) the count with which c most likely wins, and how sharp that is: Newton's method on a concave function whose
-    slope is convex, begun on the left of the root, from where it never overshoots."""
-    x, s = mean, wide.sqrt()[:, None]
-    rival = _rivals(mean.shape[1], counted, mean.device)
-    curve = 1 / wide
+def _peak(mean: Tensor, wide: Tensor, rival: Tensor, rounds: int = 8) -> tuple[Tensor, Tensor]:
+    """(B, C) the count with which c wins, if it does, and how sharp that is: Newton's method on a concave function whose
+    slope is convex, begun on the left of the peak, from where it never oversteps."""
+    x, curve, s = mean, 1 / wide, wide.sqrt()[:, None]
     for _ in range(rounds):
         a = (x[..., None] - mean[:, None]) / s
-        hazard = torch.where(rival, _hazard(a), 0.0)
-        slope = (mean - x) / wide + (hazard / s).sum(2)
-        curve = 1 / wide + (hazard * (a + hazard) / s.square()).sum(2).clamp_min(0)
-        x = x + slope / curve
+        hazard = (-0.5 * a.square() - 0.5 * math.log(2 * math.pi) - torch.special.log_ndtr(a)).exp()
+        hazard = torch.where(rival, hazard, 0.0)
+        curve = 1 / wide + (hazard * (a + hazard) / s.square()).clamp_min(0).sum(2)
+        x = x + ((mean - x) / wide + (hazard / s).sum(2)) / curve
     return x, curve.rsqrt()
-
-
-def _rivals(classes: int, counted: Tensor | None, device: torch.device) -> Tensor:
-    rival = ~torch.eye(classes, dtype=torch.bool, device=device)
-    return rival if counted is None else rival & counted
-
-
-def _hazard(a: Tensor) -> Tensor:
-    """phi(a) / Phi(a)."""
-    return (-0.5 * a.square() - 0.5 * math.log(2 * math.pi) - torch.special.log_ndtr(a)).exp()
-
-
-def table(law: Tensor, n: Tensor, counted: Tensor | None = None) -> Tensor:
-    bags, classes, counts = law.shape
-    axis = torch.arange(counts, device=law.device)
-    first = torch.stack(torch.meshgrid(*[axis] * (classes - 1), indexing="ij"), -1).flatten(0, -2)  # (O, C-1)
-    last = n[:, None].long() - first.sum(1)
-    w = law[:, -1].gather(1, last.clamp(0, counts - 1)).masked_fill((last < 0) | (last >= counts), NEVER)
-    for k in range(classes - 1):
-        w = w + law[:, k, first[:, k]]
-    votes = torch.cat([first.expand(bags, -1, -1), last[..., None]], 2)
-    return (w[..., None] + _log_shares(votes, counted)).logsumexp(1)

@@ -47,9 +47,10 @@ def processes(count: int) -> Launcher:
                 yield partial(_submit, pool)
                 pool.shutdown()
             except BaseException as e:
+                workers = list((pool._processes or {}).values())  # these only: a caller may have children of his own
                 pool.shutdown(wait=False, cancel_futures=True)
-                for child in multiprocessing.active_children():
-                    child.terminate()
+                for worker in workers:
+                    worker.terminate()
                 if isinstance(e, BrokenProcessPool):
                     raise HeadcountError(_LOST) from e
                 raise
