@@ -5,6 +5,7 @@ Give a new head's options a line in VARIANTS. A head that breaks a law on purpos
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import pickle
@@ -32,7 +33,25 @@ VARIANTS = {
         {"mode": "count", "reduction": "paper", "t2": 0.5},
     ),
     "output_mean": ({"form": "nll"}, {"form": "tempered"}, {"form": "logit"}),
+    "feature_pnorm": ({"norm": True}, {"p": 8}),
+    "feature_lse": ({"norm": True},),
+    "attention": ({"gated": True},),
+    "additive_trans": ({"attn": "exact"}, {"landmarks": 4}),
+    "millet": ({"confidence": True}, {"positions": True}),
+    "mctformer": (
+        {"loss": "softmax", "instance": "patch"},
+        {"instance": "attention", "decay": 1.0},
+        {"validation": "bag"},
+    ),
+    "weno": ({"loss": "soft", "mining": "threshold"}, {"loss": "classwise", "mining": "lowest", "hardest": 2}),
+    "noisy_label": ({"loss": "gce"},),
 }
+SMALL = {
+    "width": 12,
+    "student_width": 12,
+    "layers": 2,
+    "heads": 2,
+}  # any head with such an option is examined this small
 WRONG_VALUES = {
     "count": ({"t1": 0.0}, {"t2": -1.0}, {"t1": math.nan}, {"t1": "warm"}, {"mode": "cuont"}, {"reduction": "mean"}),
     "output_mean": ({"form": "nlll"}, {"form": None}),
@@ -79,14 +98,17 @@ def excuse(law, name, options):
 
 @cache
 def declared(name, options):
-    head = build_head(name, D, C, dict(options))
-    return [what for what in DECLARED if getattr(head, what)]
+    return [what for what in DECLARED if getattr(made(name, dict(options)), what)]
+
+
+def small(name, options):
+    return {**{k: v for k, v in SMALL.items() if k in head_options(name)}, **options}
 
 
 def made(name, options, counted=None, seed=0):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build_head(name, D, C, options, counted).eval()
+        return build_head(name, D, C, small(name, options), counted).eval()
 
 
 def features(bags, scale=1.0):
@@ -304,16 +326,16 @@ def test_gradients_stay_finite(name, options, scale):
 
 @over_heads
 def test_votes_are_counted_in_float32(name, options):
-    """Under autocast, 4096 copies are 4096 votes: counted in bfloat16 they would stop at 256."""
+    """Under autocast, 1500 copies against 500 are three to one: counted in bfloat16 both would stop at 256."""
     head, h = made(name, options), torch.randn(2, D, generator=torch.Generator().manual_seed(3))
-    copies = h.repeat_interleave(torch.tensor([4096, 4095]), 0)
+    copies, s = h.repeat_interleave(torch.tensor([1500, 500]), 0).bfloat16(), Segments.from_sizes([2000])
     with torch.autocast("cpu", torch.bfloat16):
-        many = head(copies.bfloat16(), Segments.from_sizes([8191]))
-        two = head(h.bfloat16(), Segments.from_sizes([2]).weighted(torch.tensor([4096.0, 4095.0])))
-        loss = loss_of(head, copies.bfloat16(), Segments.from_sizes([8191]), torch.eye(C)[:1], many)
+        many = head(copies, s)
+        two = head(h.bfloat16(), Segments.from_sizes([2]).weighted(torch.tensor([1500.0, 500.0])))
+        loss = loss_of(head, copies, s, torch.eye(C)[:1], many)
     assert many.instance.dtype is many.bag.dtype is loss.dtype is torch.float32
-    near(many.bag.exp(), two.bag.exp(), 1e-4)
-    near(many.instance[[0, -1]], two.instance)
+    near(many.bag.exp(), two.bag.exp(), 2e-3)
+    near(many.instance[[0, -1]], two.instance, 2e-3)
 
 
 @over_heads
@@ -468,7 +490,7 @@ def model_and_bags(name="count", options=None, counted=None, backbone="mlp"):
         backbone,
         (("hidden", 6), ("dropout", 0.5)) if backbone == "mlp" else (),
         name,
-        tuple((options or {}).items()),
+        tuple(small(name, options or {}).items()),
         counted,
     )
     with torch.random.fork_rng(devices=[]):
@@ -607,7 +629,7 @@ def test_a_save_that_fails_leaves_the_old_model(step, tmp_path, monkeypatch):
     def fail(*given):
         if step == "save_file":
             given[1].write_bytes(b"half")
-        raise OSError("no space left")
+        raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(f"headcount.models.model.{step}", fail)
     new, _ = model_and_bags(options={"t1": 1.0})

@@ -17,6 +17,7 @@ from headcount.data.sources import Source
 from headcount.errors import HeadcountError
 from headcount.judging.records import Record
 from headcount.judging.select import rows
+from headcount.models.heads import HEADS
 from headcount.showing import gallery, plots, report, tables
 from headcount.showing.figures import figures
 from headcount.training.recipe import Recipe
@@ -201,7 +202,7 @@ def test_bare_records_still_make_a_page(tmp_path: Path, source: Source) -> None:
 
 
 def test_an_oracle_is_never_the_best(study: list[Record], source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "ORACLES", ("count",))
+    monkeypatch.setattr(HEADS["count"], "told", True)
     named = tables.methods(rows(study))
     assert tables.best_of(named).name == "Output+Mean"
     assert [m.oracle for m in named] == [False, True, True]

@@ -135,6 +135,19 @@ def until(true, seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
+def living(relation: str, pid: int) -> list[int]:
+    """Processes whose parent ("ppid") or whose group ("pgrp") this is; those that only wait to be buried do not count."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, ppid, pgrp = stat.read_text().rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):  # gone while we looked
+            continue
+        if state not in "ZX" and int({"ppid": ppid, "pgrp": pgrp}[relation]) == pid:
+            found.append(int(stat.parent.name))
+    return found
+
+
 # -- what is run ----------------------------------------------------------------------------------------------------------
 
 
@@ -366,29 +379,17 @@ def test_a_training_that_drifts_off(own, tmp_path):
     write_report([record], tmp_path / "report.html")
 
 
-def children_of(pid: int) -> list[int]:
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
-                found.append(int(stat.parent.name))
-        except (OSError, IndexError):
-            continue
-    return found
-
-
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc to look for processes in")
 def test_a_killed_parent_leaves_no_workers(tmp_path):
     words = "--source digits --bag-size 8 --epochs 1000000 --fold 0,1 --device cpu --processes 2 --set backbone=mlp"
     small = "--set train_bags=20 --set valid_bags=10 --set test_bags=10"
     command = [sys.executable, "-m", "headcount.cli", "study", "--out", str(tmp_path), *words.split(), *small.split()]
-    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         until(lambda: len(list(tmp_path.glob("running/*/metrics.jsonl"))) == 2 or parent.poll() is not None)
-        workers = children_of(parent.pid)
-        assert len(workers) >= 2
+        assert len(living("ppid", parent.pid)) >= 2
     finally:
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait()
-    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 10)
+    until(lambda: not living("pgrp", parent.pid), 10)
     assert not records.load(tmp_path)

@@ -184,6 +184,19 @@ def heads(json_: Annotated[bool, typer.Option("--json", help="As JSON.")] = Fals
     commands.list_heads(json_)
 
 
+@app.command()
+def probe(
+    head: Annotated[str | None, typer.Argument(help="A method, or path/to/file.py:Class; all methods if none.")] = None,
+    option: Option_ = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings to average.")] = 3,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each.")] = 60,
+) -> None:
+    """Does a method really learn from majorities? Instance accuracy (and bag accuracy) on four small traps."""
+    from headcount import commands
+
+    commands.probe(head, option, seeds, epochs)
+
+
 @data_app.command("list")
 def data_list() -> None:
     """The data sets and whether they are in the cache."""

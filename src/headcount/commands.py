@@ -232,3 +232,17 @@ def list_data() -> None:
         console.print(
             f"{name:8} {entry.count:6} x {'x'.join(map(str, entry.shape))}, {len(entry.classes)} classes: {there}"
         )
+
+
+def probe(head: str | None, option: list[str] | None, seeds: int, epochs: int) -> None:
+    """Score one head, or all of them, on the probes; the table is Markdown, so that docs can hold it."""
+    from headcount.judging.probe import PROBES, recipe_for
+    from headcount.judging.probe import probe as score
+
+    options = dict(_pair("--option", text) for text in option or [])
+    recipes = [recipe_for(name, options, epochs) for name in ([head] if head else HEADS)]
+    print("| method | " + " | ".join(PROBES) + " |\n" + "|---" * (len(PROBES) + 1) + "|", flush=True)
+    for recipe in recipes:
+        found = [score(recipe, name, seeds) for name in PROBES]
+        cells = [f"{s.instance_accuracy:.3f} ± {s.deviation:.3f} ({s.bag_accuracy:.2f})" for s in found]
+        print(f"| {recipe.label} | {' | '.join(cells)} |", flush=True)

@@ -2,18 +2,25 @@
 
 ``<key>.json`` (under 8 KB: recipe, scores, thinned curves, provenance) and, beside it, ``<key>.npz`` (arrays: what was said of
 each test instance; for a Counting Network each training instance's vote and distance). The arrays are put in place first
-and the JSON last, each written beside and renamed, so a JSON that exists is a run that finished.
+and the JSON last, each written beside and renamed, so a JSON that exists is a run that finished. A run that failed leaves
+``<key>.failed.json`` (recipe, error, traceback) until it succeeds.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import platform
+import traceback
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from headcount import __version__
 from headcount.errors import HeadcountError
 from headcount.files import write_whole
 from headcount.training.recipe import Recipe
@@ -89,6 +96,37 @@ def write(folder: Path, body: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
     return Record(body, path)
 
 
+def failed(folder: Path, key: str) -> Path:
+    """Where a failed run's traceback is."""
+    return folder / f"{key}.failed.json"
+
+
+def write_failure(folder: Path, recipe: Recipe, key: str, error: BaseException) -> None:
+    """Keep what is known of a run that failed. Nothing rests on it: a disk that cannot take it is told of by the run."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return  # the last kilobytes are not for this
+    body = {
+        "key": key,
+        "format": 1,
+        "recipe": recipe.values,
+        "text": str(recipe),
+        "error": explain(error),
+        "traceback": "".join(traceback.format_exception(error)),
+        "provenance": {
+            "versions": {"headcount": __version__, "python": platform.python_version()},
+            "host": platform.node(),
+            "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+        },
+    }
+    with suppress(OSError):
+        write_whole(failed(folder, key), lambda f: f.write(_one_field_a_line(body).encode()))
+
+
+def explain(error: BaseException) -> str:
+    """The last line of a failure."""
+    return traceback.format_exception_only(error)[-1].strip()
+
+
 def _one_field_a_line(body: dict[str, Any]) -> str:
     lines = (f"{json.dumps(k)}: {json.dumps(v, allow_nan=False, separators=(',', ':'))}" for k, v in body.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
@@ -99,4 +137,4 @@ def load(folder: Path | str) -> list[Record]:
     folder = Path(folder)
     if not folder.is_dir():
         raise HeadcountError(f"no folder {folder}; give the --out of a study")
-    return [Record.read(p) for p in sorted(folder.glob("*.json"))]
+    return [Record.read(p) for p in sorted(folder.glob("*.json")) if not p.name.endswith(".failed.json")]

@@ -33,6 +33,7 @@ from headcount.errors import HeadcountError
 from headcount.files import alone
 from headcount.judging import records, scores
 from headcount.judging.records import Record
+from headcount.models.heads import find_head
 from headcount.models.model import Design, Model, say
 from headcount.training import mpem, speed
 from headcount.training.recipe import Recipe
@@ -71,14 +72,12 @@ def _train_and_score(
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     bags = bags_for(recipe, device)
     removed = removed_for(recipe, out, bags["train"]) if recipe.removal else None
-    train = bags["train"].blind()
+    train, valid = (learned_from(bags[split], recipe) for split in ("train", "valid"))
     if removed is not None:
         train = train.without(removed)
         train = train.dropped() if recipe.drop_before_forward else train
     model = model_for(recipe, bags["train"].blind()).to(device)
-    fitted = fit(
-        model, train, bags["valid"].blind(), recipe, work=work, watch=watch, checkpoint_seconds=checkpoint_seconds
-    )
+    fitted = fit(model, train, valid, recipe, work=work, watch=watch, checkpoint_seconds=checkpoint_seconds)
     if not fitted.progress.best_epoch:
         raise HeadcountError(f"{recipe}: the validation loss was never a number; try a smaller lr than {recipe.lr:g}")
     body = _heading(recipe, bags, fitted)
@@ -114,6 +113,11 @@ def bags_for(recipe: Recipe, device: torch.device | str = "cpu") -> dict[str, Ba
     pool = _pool_on(recipe.source, torch.device(device))
     made = _bags(recipe.source, recipe.fold, protocol)
     return {split: replace(bags, pool=pool).to(device) for split, bags in made.items()}
+
+
+def learned_from(bags: Bags, recipe: Recipe) -> Bags:
+    """What training may see: no truth. The supervised twin alone is told the instances' classes, as labels given."""
+    return replace(bags, known=bags.truth, truth=None) if find_head(recipe.head).told else bags.blind()
 
 
 def protocol_of(recipe: Recipe) -> Protocol:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from contextlib import suppress
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headcount.judging.launch import Launcher, here
-from headcount.judging.records import Record
+from headcount.judging.records import Record, explain, failed, write_failure
 from headcount.judging.run import Watch
 from headcount.judging.run import run as run_one
 from headcount.training.recipe import Recipe
@@ -67,7 +66,8 @@ def run(
     run_watch: Watch | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Study:
-    """Run what is missing. One run that fails stops nothing but the runs that need it.
+    """Run what is missing. One run that fails stops nothing but the runs that need it; its traceback is kept beside the
+    records, and it is tried again by the next call.
 
     ``run_watch`` hears every epoch; it must be picklable where runs are launched in other processes.
     """
@@ -91,7 +91,10 @@ def run(
                 if any(f.done() for f in running):
                     break  # running here, one after the other: settle each before the next
             for future in wait(running, return_when=FIRST_COMPLETED).done:
-                _settle(future, running.pop(future), tally, finished, waiting)
+                recipe = running.pop(future)
+                _settle(future, recipe, tally, finished, waiting)
+                if recipe in tally.failed:
+                    write_failure(out, recipe, keys[recipe], tally.failed[recipe])
                 if watch:
                     watch(tally)
     _tidy(out, set(keys.values()))
@@ -113,17 +116,12 @@ def _settle(future: Future, recipe: Recipe, tally: Tally, finished: set[Recipe],
 
 
 def _tidy(out: Path, keys: set[str]) -> None:
-    """Remove what killed runs left of records that are whole by now."""
+    """Remove what killed and failed runs left of records that are whole by now."""
     running = out / "running"
     for key in keys:
         if (out / f"{key}.json").exists():
             shutil.rmtree(running / key, ignore_errors=True)
-            for left in (running / f"{key}.lock", out / f"{key}.json.part", out / f"{key}.npz.part"):
+            for left in (running / f"{key}.lock", out / f"{key}.json.part", out / f"{key}.npz.part", failed(out, key)):
                 left.unlink(missing_ok=True)
     with suppress(OSError):  # it is not there, or others are still at work in it
         running.rmdir()
-
-
-def explain(error: BaseException) -> str:
-    """The last line of a failure; its traceback is for the log."""
-    return traceback.format_exception_only(error)[-1].strip()

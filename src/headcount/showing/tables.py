@@ -9,6 +9,7 @@ from typing import Any
 
 from headcount.judging.records import Record
 from headcount.judging.select import Row
+from headcount.models.heads import find_head
 
 METRICS = {
     "instance_accuracy": "Instance accuracy",
@@ -17,7 +18,6 @@ METRICS = {
     "miou": "mIoU",
     "share_difference": "Share difference",
 }
-ORACLES = ("supervised",)  # heads that are told every instance's label: an upper bound, never "the best"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Method:
 
     @property
     def oracle(self) -> bool:
-        return self.row.records[0].recipe.head in ORACLES
+        """Told every instance's label: an upper bound, never "the best"."""
+        return find_head(self.row.records[0].recipe.head).told
 
     @property
     def removes(self) -> bool:

@@ -109,12 +109,13 @@ class Exact(nn.Module):
 
 
 class Nystrom(Exact):
-    """As released. Always in float32: an inverse is no place for half precision."""
+    """As released. In float32 at least: an inverse is no place for half precision."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, times: Tensor, plain: bool) -> Tensor:
         with torch.autocast(q.device.type, enabled=False):
             way = self.few if plain and q.shape[2] <= self.landmarks else self.many
-            return way(q.float() * q.shape[3] ** -0.5, k.float(), v.float(), self.with_zeros(times)).to(q.dtype)
+            wide = torch.promote_types(q.dtype, torch.float32)
+            return way(*(x.to(wide) for x in (q * q.shape[3] ** -0.5, k, v, self.with_zeros(times)))).to(q.dtype)
 
     def few(self, q: Tensor, k: Tensor, v: Tensor, u: Tensor) -> Tensor:
         """Every row is its own landmark. A row that stands u times is one row, with root u on either side of a product."""
@@ -145,7 +146,7 @@ class Nystrom(Exact):
     def inverse(self, a: Tensor, columns: Tensor) -> Tensor:
         """A's pseudo-inverse, nearly: z <- z (13 - az (15 - az (7 - az))) / 4. It begins at A' over the largest sum of a column
         and the largest sum of a row, here one, *of the whole batch*."""
-        one, z = torch.eye(a.shape[3], device=a.device), a.mT / columns.max()
+        one, z = torch.eye(a.shape[3], dtype=a.dtype, device=a.device), a.mT / columns.max()
         for _ in range(self.iterations):
             az = a @ z
             z = 0.25 * z @ (13 * one - az @ (15 * one - az @ (7 * one - az)))

@@ -64,6 +64,7 @@ class Head(nn.Module):
     teacher: ClassVar[float | None] = None  # decay of the moving average that plays teacher, and then also answers
     passes: ClassVar[tuple[Pass, ...]] = (Pass(),)
     counted: Tensor | None
+    told: ClassVar[bool] = False  # true for the one head that is told the instances' classes: a bound, not a method
     whole_bag: ClassVar[bool] = False  # true if what is said of an instance depends on the others in its bag
     order_matters: bool = False  # true if the order of the instances in a bag changes what is said
     batch_matters: bool = False  # true if the other bags of a batch change what is said of a bag, even in eval mode

@@ -17,6 +17,7 @@ class Supervised(MeanProbability):
 
     title = "Supervised twin (instance labels given)"
     cites = "cross-entropy on the instances' own labels: the bound, not a method for bags"
+    told = True
 
     def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
         if batch.known is None:

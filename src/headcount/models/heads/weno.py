@@ -120,7 +120,7 @@ class Weno(Head):
 
     @torch.no_grad()
     def note_range(self, score: Tensor, batch: Batch) -> None:
-        gone = batch.segments.removed[:, None]
+        gone = present(batch.segments).removed[:, None]
         low, high = score.masked_fill(gone, torch.inf).amin(0), score.masked_fill(gone, -torch.inf).amax(0)
         epoch = batch.epoch if batch.epoch is not None else self.ranged
         goes_on = epoch == self.ranged
@@ -142,8 +142,7 @@ class Weno(Head):
         else:
             p = z.sigmoid() if self.kind == "classwise" else z.softmax(1)
             yes, no = -(1 - w) * (p + EPS).log(), -w * (1 - p + EPS).log()
-            each = y * (q * yes + (1 - q) * no)
-            each = each.sum(1)
+            each = (y * (q * yes + (1 - q) * no)).sum(1)
             if self.kind == "classwise":  # for the other classes the bag is a negative one: q = 0
                 able = torch.ones_like(y) if self.counted is None else self.counted.to(y.dtype).expand_as(y)
                 each = (each + (able * (1 - y) * no).sum(1)) / able.sum(1)
