@@ -57,7 +57,7 @@ def present(bags: int, rng: np.random.Generator, split: str) -> tuple[np.ndarray
 
 
 def loud(bags: int, rng: np.random.Generator, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Nine of c and six others; one of the others shouts: in training in a direction that goes with the label, else at random."""
+    """Nine of c and six others, one of whom shouts: in training in a direction that goes with the label, else anywhere."""
     labels = rng.integers(0, CLASSES, bags)
     truth = np.array([[c] * 9 + list((c + rng.integers(1, CLASSES, 6)) % CLASSES) for c in labels])
     x = np.concatenate([features(truth.ravel(), rng), rng.normal(0, 0.1, (bags * SIZE, CLASSES))], 1)

@@ -96,21 +96,21 @@ def write(folder: Path, body: dict[str, Any], arrays: dict[str, np.ndarray]) -> 
     return Record(body, path)
 
 
-def failed(folder: Path, key: str) -> Path:
-    """Where a failed run's traceback is."""
+def failure(folder: Path, key: str) -> Path:
+    """Where the traceback of a failed run is kept."""
     return folder / f"{key}.failed.json"
 
 
-def write_failure(folder: Path, recipe: Recipe, key: str, error: BaseException) -> None:
-    """Keep what is known of a run that failed. Nothing rests on it: a disk that cannot take it is told of by the run."""
+def write_failure(path: Path, recipe: Recipe, error: BaseException) -> None:
+    """Keep why a run failed. Nothing rests on this file, so a disk that cannot take it stops nothing."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return  # the last kilobytes are not for this
+        return  # a full disk's last kilobytes are not for this
     body = {
-        "key": key,
+        "key": path.name.partition(".")[0],
         "format": 1,
         "recipe": recipe.values,
         "text": str(recipe),
-        "error": explain(error),
+        "error": traceback.format_exception_only(error)[-1].strip(),
         "traceback": "".join(traceback.format_exception(error)),
         "provenance": {
             "versions": {"headcount": __version__, "python": platform.python_version()},
@@ -119,12 +119,7 @@ def write_failure(folder: Path, recipe: Recipe, key: str, error: BaseException) 
         },
     }
     with suppress(OSError):
-        write_whole(failed(folder, key), lambda f: f.write(_one_field_a_line(body).encode()))
-
-
-def explain(error: BaseException) -> str:
-    """The last line of a failure."""
-    return traceback.format_exception_only(error)[-1].strip()
+        write_whole(path, lambda f: f.write(_one_field_a_line(body).encode()))
 
 
 def _one_field_a_line(body: dict[str, Any]) -> str:

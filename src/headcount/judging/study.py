@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from contextlib import suppress
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from headcount.judging.launch import Launcher, here
-from headcount.judging.records import Record, explain, failed, write_failure
+from headcount.judging.records import Record, failure, write_failure
 from headcount.judging.run import Watch
 from headcount.judging.run import run as run_one
 from headcount.training.recipe import Recipe
@@ -66,8 +67,7 @@ def run(
     run_watch: Watch | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Study:
-    """Run what is missing. One run that fails stops nothing but the runs that need it; its traceback is kept beside the
-    records, and it is tried again by the next call.
+    """Run what is missing. One run that fails stops only those that need it, leaves ``<key>.failed.json``, and is next time's.
 
     ``run_watch`` hears every epoch; it must be picklable where runs are launched in other processes.
     """
@@ -92,16 +92,16 @@ def run(
                     break  # running here, one after the other: settle each before the next
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 recipe = running.pop(future)
-                _settle(future, recipe, tally, finished, waiting)
-                if recipe in tally.failed:
-                    write_failure(out, recipe, keys[recipe], tally.failed[recipe])
+                _settle(future, recipe, failure(out, keys[recipe]), tally, finished, waiting)
                 if watch:
                     watch(tally)
     _tidy(out, set(keys.values()))
     return Study([Record.read(out / f"{keys[r]}.json") for r in recipes if r in finished], tally.failed)
 
 
-def _settle(future: Future, recipe: Recipe, tally: Tally, finished: set[Recipe], waiting: list[Recipe]) -> None:
+def _settle(
+    future: Future, recipe: Recipe, why: Path, tally: Tally, finished: set[Recipe], waiting: list[Recipe]
+) -> None:
     error = future.exception()
     if error is None:
         finished.add(recipe)
@@ -110,6 +110,7 @@ def _settle(future: Future, recipe: Recipe, tally: Tally, finished: set[Recipe],
     if isinstance(error, BrokenExecutor):
         raise error  # not this run's fault, and no other can run
     tally.failed[recipe] = error
+    write_failure(why, recipe, error)
     for needy in [r for r in waiting if recipe in r.needs]:
         waiting.remove(needy)
         tally.failed[needy] = RuntimeError(f"not run, because {recipe} failed")
@@ -121,7 +122,12 @@ def _tidy(out: Path, keys: set[str]) -> None:
     for key in keys:
         if (out / f"{key}.json").exists():
             shutil.rmtree(running / key, ignore_errors=True)
-            for left in (running / f"{key}.lock", out / f"{key}.json.part", out / f"{key}.npz.part", failed(out, key)):
+            for left in (running / f"{key}.lock", out / f"{key}.json.part", out / f"{key}.npz.part", failure(out, key)):
                 left.unlink(missing_ok=True)
     with suppress(OSError):  # it is not there, or others are still at work in it
         running.rmdir()
+
+
+def explain(error: BaseException) -> str:
+    """The last line of a failure; the rest is in its ``.failed.json``."""
+    return traceback.format_exception_only(error)[-1].strip()
