@@ -23,7 +23,7 @@ REDUCTIONS = {
 }
 WEIGHED = ("sum", "mean", "logsumexp", "softmax")
 MAX_NAN = ("max", math.nan)  # see test_removed_nan_leaves_no_trace_in_the_gradient_of_max
-CASES = 100
+CASES = 60
 
 
 def tensor(values):

@@ -99,13 +99,19 @@ def study(
     set_: Set = None,
     device: Device = "auto",
     processes: Annotated[int, typer.Option(min=1, help="Runs side by side on this machine.")] = 1,
+    launch: Annotated[
+        str, typer.Option(help="processes (this machine) or ray (a cluster; see docs/cluster.md).")
+    ] = "processes",
+    address: Annotated[str | None, typer.Option(help="The Ray cluster: auto, local or host:port.")] = None,
+    gpus_each: Annotated[float, typer.Option(help="Ray: GPUs for each run, such as 1 or 0.5; 0 trains on CPUs.")] = 0,
     dry_run: Annotated[bool, typer.Option(help="Only list what would run.")] = False,
 ) -> None:
     """Run every combination; commas separate values (--head count,output_mean --fold 0,1,2). Goes on where it stopped."""
     from headcount import commands
 
     recipes = commands.recipes_of(source, scenario, fold, head, option, removal, epochs, bag_size, set_)
-    commands.run_study(recipes, out, device, processes, dry_run)
+    how = None if dry_run else commands.launcher(launch, processes, address, gpus_each, device)
+    commands.run_study(recipes, out, device, processes, dry_run, launch=how)
 
 
 @app.command()

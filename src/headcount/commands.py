@@ -16,11 +16,12 @@ from rich.table import Table
 
 from headcount.data import cache, shares, sources
 from headcount.data.protocol import Protocol, majority_bags
-from headcount.errors import HeadcountError
+from headcount.errors import HeadcountError, choose
 from headcount.files import write_whole
 from headcount.judging import metrics, records, select
 from headcount.judging import study as studies
-from headcount.judging.launch import here, processes
+from headcount.judging.launch import Launcher, here, processes
+from headcount.judging.rays import ray_cluster
 from headcount.models.heads import HEADS, head_options
 from headcount.showing.progress import epochs_bar, runs_bar
 from headcount.training.recipe import Recipe
@@ -110,22 +111,62 @@ def run_one(recipe: Recipe, out: Path, device: str) -> None:
     console.print(f"record {done.records[0].path}", soft_wrap=True)
 
 
+def launcher(how: str, side_by_side: int, address: str | None, gpus_each: float, device: str) -> Launcher:
+    """What the options of a study ask for; what does not go together is told before anything runs."""
+    if choose("launcher", how, ("processes", "ray")) == "processes":
+        if address is not None or gpus_each:
+            raise HeadcountError(
+                "--address and --gpus-each are for --launch ray; for runs on this machine give --processes"
+            )
+        device_for(device)
+        return here if side_by_side == 1 else processes(side_by_side)
+    if side_by_side != 1:
+        raise HeadcountError(
+            "--processes is for --launch processes; on Ray, CPUs and --gpus-each decide how many run at once"
+        )
+    if device not in ("auto", "cpu", "cuda"):
+        raise HeadcountError(f"on Ray a run takes the GPU it is given; --device is auto, cpu or cuda, got {device!r}")
+    if device != "auto" and (device == "cuda") != bool(gpus_each):
+        raise HeadcountError(
+            f"--device {device} and --gpus-each {gpus_each:g} contradict each other; give only --gpus-each"
+        )
+    return ray_cluster(address, gpus_each)
+
+
 def run_study(
-    recipes: list[Recipe], out: Path, device: str, side_by_side: int, dry_run: bool, table: bool = True
+    recipes: list[Recipe],
+    out: Path,
+    device: str,
+    side_by_side: int,
+    dry_run: bool,
+    table: bool = True,
+    launch: Launcher | None = None,
 ) -> None:
     if dry_run:
         for recipe in studies.with_needs(recipes):
             there = "done   " if (out / f"{recipe.key}.json").exists() else "to run "
             console.print(f"{there} {recipe.key} {recipe}", soft_wrap=True)
         return
-    device_for(device)
+    launch = launch or launcher("processes", side_by_side, None, 0, device)
     with runs_bar() as watch:
-        launch = here if side_by_side == 1 else processes(side_by_side)
         done = studies.run(recipes, out, launch=launch, device=device, watch=watch)
     if done.records:
         print_rows(select.rows(done.records))
         console.print(f"{len(done.records)} records in {out}; `headcount report {out}` makes the page", soft_wrap=True)
-    _complain_of(done.failed)
+    if done.failed:
+        _count_failed(done.failed, out)
+
+
+def _count_failed(failed: dict[Recipe, BaseException], out: Path) -> None:
+    """Each in a line, how many, and where their tracebacks are. What a person can mend has the last word."""
+    for recipe, error in failed.items():
+        console.print(f"failed: {recipe}: {studies.explain(error)}", soft_wrap=True)
+    said = f"{len(failed)} runs failed; see {out}/*.failed.json; the same command tries them again"
+    for error in failed.values():
+        if isinstance(error, (HeadcountError, OSError)):
+            console.print(said, soft_wrap=True)
+            raise error
+    raise HeadcountError(said)
 
 
 def print_rows(rows: Iterable[select.Row]) -> None:

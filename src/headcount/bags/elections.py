@@ -206,10 +206,12 @@ def _log_normal(x: Tensor, variance: Tensor) -> Tensor:
 def normal(mean: Tensor, variance: Tensor, counted: Tensor | None = None) -> Tensor:
     """(B, C) log P(N_c is the largest), less a constant of the bag, from the means and variances (B, C) of the counts.
 
-    Differences of counts come out right if normal counts, as wide as :func:`surplus` says, race independently. A tie broken
-    by lot is a count blurred by a uniform of width one: 1/12 more variance.
+    Differences of counts come out as wide as they are if normal counts, widened by :func:`surplus`, race independently; a tie
+    broken by lot is a count blurred by a uniform of width one, 1/12 more variance. Counts are skew, but a race has the same
+    winner on any scale: to the power 2/3 a Poisson count has no skew left.
     """
-    wide = variance / (1 - surplus(variance)) + 1 / 12
+    wide, mean = variance / (1 - surplus(variance)) + 1 / 12, mean + 0.5
+    wide, mean = (2 / 3) ** 2 * mean ** (-2 / 3) * wide, mean ** (2 / 3)
     rival = ~torch.eye(mean.shape[1], dtype=torch.bool, device=mean.device)
     rival = rival if counted is None else rival & counted
     centre, width = _peak(mean, wide, rival)

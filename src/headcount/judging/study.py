@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headcount.errors import HeadcountError
 from headcount.judging.launch import Launcher, here
 from headcount.judging.records import Record, failure, write_failure
 from headcount.judging.run import Watch
@@ -95,7 +96,7 @@ def run(
                 _settle(future, recipe, failure(out, keys[recipe]), tally, finished, waiting)
                 if watch:
                     watch(tally)
-    _tidy(out, set(keys.values()))
+    _end(out, keys, tally)
     return Study([Record.read(out / f"{keys[r]}.json") for r in recipes if r in finished], tally.failed)
 
 
@@ -114,6 +115,13 @@ def _settle(
     for needy in [r for r in waiting if recipe in r.needs]:
         waiting.remove(needy)
         tally.failed[needy] = RuntimeError(f"not run, because {recipe} failed")
+
+
+def _end(out: Path, keys: dict[Recipe, str], tally: Tally) -> None:
+    _tidy(out, set(keys.values()))
+    if not tally.done:  # nothing but a person's mistakes: each is told in a line, and leaves nothing lying about
+        for recipe in [r for r, error in tally.failed.items() if isinstance(error, HeadcountError)]:
+            failure(out, keys[recipe]).unlink(missing_ok=True)
 
 
 def _tidy(out: Path, keys: set[str]) -> None:

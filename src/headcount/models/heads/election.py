@@ -19,13 +19,13 @@ from headcount.models.heads.base import Head, Output
 FORMS = ("auto", "exact", "independent", "conditioned", "normal")
 SMALL = 1024  # outcomes up to which ``auto`` writes all of them down: 16 votes for 3 classes, 10 for 4, 4 for 10
 FEASIBLE = 1 << 17  # outcomes up to which ``exact`` does
-LARGEST = 256  # votes above which a bag is always counted by its means and variances (unless exactly)
+LARGEST = 128  # votes above which a bag is always counted by its means and variances (unless exactly)
 
 
 class Election(Head):
     """P(bag) = the probability that each class gets the most votes, if instance i votes by softmax(z_i). No temperature.
 
-    ``form="auto"``: exact for the smallest bags, conditioned up to 256 votes, normal above. The places of a bag decide,
+    ``form="auto"``: exact for the smallest bags, conditioned up to 128 votes, normal above. The places of a bag decide,
     so bags of one size are all treated alike, and nothing is asked of the device.
 
     A weight of 2 is two voters of the same mind, each voting by its own lot. Bags with fractional weights are
