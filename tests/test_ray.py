@@ -1,6 +1,6 @@
 """Studies on a Ray cluster of two nodes: a node and a process are killed midway, and the records are those of a quiet machine.
 
-Fifty runs each, twenty of them MPEM's, whose Counting Network's record must reach whatever node they land on.
+Forty runs each, twenty of them MPEM's, whose Counting Network's record must reach whatever node they land on.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # the cluster's own processes and sockets
 ]
-EPOCHS = 20
+EPOCHS = 16
 BASE = Recipe(
     source="digits",
     bag_size=32,
@@ -48,7 +49,7 @@ BASE = Recipe(
 )
 RECIPES = [
     *study.grid(BASE, fold=range(5), seed=(0, 1), removal=(0, 0.5, 1.0)),
-    *study.grid(BASE, fold=range(5), seed=(0, 1), head=("output_mean", "feature_mean")),
+    *study.grid(BASE, fold=range(5), seed=(0, 1), head=["output_mean"]),
 ]
 STUMBLES = """
 from headcount.models.heads.count import Count
@@ -77,13 +78,13 @@ def loopback() -> Iterator[None]:
 def quiet(tmp_path_factory) -> dict[str, Record]:
     """The same study on this machine, undisturbed."""
     done = study.run(RECIPES, tmp_path_factory.mktemp("quiet"), launch=processes(2), device="cpu")
-    assert len(done.records) == len(RECIPES) == 50
+    assert len(done.records) == len(RECIPES) == 40
     return {record.key: record for record in done.records}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator:
-    """Two nodes with a CPU each; the driver is on the first."""
+    """Two nodes with a CPU each; the driver is on the first. The test that kills the second comes last."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -146,7 +147,7 @@ def until(true: Callable, seconds: float = 100.0):
 
 def midway(node, notes: Notes) -> int:
     """Waits until a process of this node is in the middle of a run."""
-    return until(lambda: next((p for p in busy(node) if 2 <= notes.epoch(p) < EPOCHS - 8), None))
+    return until(lambda: next((p for p in busy(node) if 2 <= notes.epoch(p) < EPOCHS - 6), None))
 
 
 def at_a_third(out: Path, deed: Callable[[], int]) -> tuple[threading.Thread, list[int]]:
@@ -174,27 +175,12 @@ def scratch() -> set[Path]:
     return set(Path(tempfile.gettempdir()).glob("headcount-*"))
 
 
-def test_a_node_that_dies(cluster, quiet, tmp_path):
-    out, notes, before = tmp_path / "out", Notes(tmp_path / "notes"), scratch()
-    (doomed,) = cluster.worker_nodes
-
-    def kill() -> int:
-        pid = midway(doomed, notes)
-        cluster.remove_node(doomed, allow_graceful=False)
-        return pid
-
-    killer, struck = at_a_third(out, kill)
-    done = study.run(RECIPES, out, launch=ray_cluster(cluster.address), run_watch=notes.watch())
-    killer.join()
-    assert len(struck) == 1
-    assert not Path(f"/proc/{struck[0]}").exists()
-    assert notes.begun() > len(RECIPES)
-    assert not done.failed
-    assert len(records.load(out)) == len(RECIPES)
-    for record in done.records:
-        same(record, quiet[record.key])
-    assert {p.suffix for p in out.iterdir()} == {".json", ".npz"}
-    assert scratch() == before
+def test_what_fits_no_node_is_told(cluster, tmp_path):
+    with pytest.raises(
+        HeadcountError, match="a run wants 1 CPUs and 1 GPUs of one node; the nodes have 1 CPUs and 0 GPUs"
+    ):
+        study.run([BASE], tmp_path, launch=ray_cluster(cluster.address, gpus_each=1))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_process_that_is_killed_and_a_run_that_fails(cluster, quiet, tmp_path):
@@ -232,12 +218,30 @@ def test_a_process_that_is_killed_and_a_run_that_fails(cluster, quiet, tmp_path)
     assert scratch() == before
 
 
-def test_what_fits_no_node_is_told(cluster, tmp_path):
-    with pytest.raises(
-        HeadcountError, match="a run wants 1 CPUs and 1 GPUs of one node; the nodes have 1 CPUs and 0 GPUs"
-    ):
-        study.run([BASE], tmp_path, launch=ray_cluster(cluster.address, gpus_each=1))
-    assert not list(tmp_path.iterdir())
+def test_a_node_that_dies(cluster, quiet, tmp_path):
+    out, notes, before = tmp_path / "out", Notes(tmp_path / "notes"), scratch()
+    (doomed,) = cluster.worker_nodes
+
+    def kill() -> int:
+        pid = midway(doomed, notes)
+        os.kill(pid, signal.SIGSTOP)  # a node that dies takes its runs with it; these would end a little later
+        cluster.remove_node(doomed, allow_graceful=False)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        return pid
+
+    killer, struck = at_a_third(out, kill)
+    done = study.run(RECIPES, out, launch=ray_cluster(cluster.address), run_watch=notes.watch())
+    killer.join()
+    assert len(struck) == 1
+    assert 2 <= notes.epoch(struck[0]) < EPOCHS
+    assert notes.begun() > len(RECIPES)
+    assert not done.failed
+    assert len(records.load(out)) == len(RECIPES)
+    for record in done.records:
+        same(record, quiet[record.key])
+    assert {p.suffix for p in out.iterdir()} == {".json", ".npz"}
+    assert scratch() == before
 
 
 def test_ctrl_c(tmp_path):

@@ -128,7 +128,6 @@ def test_removed_is_weight_zero_is_absent(op):
     examine(law, CASES, bags=ragged())
 
 
-@pytest.mark.xfail(strict=True, reason="the largest of a bag is sought among instances of weight 0 too")
 @pytest.mark.parametrize(("op", "want"), [("max", [0.0]), ("logsumexp", [0.0]), ("softmax", [1.0])])
 def test_nobody_hears_a_loud_instance_of_weight_zero(op, want):
     s = Segments.from_sizes([2]).weighted(torch.tensor([1.0, 0.0]))
@@ -438,14 +437,12 @@ def test_complaints_are_one_line(wrong):
     assert "\n" not in str(said.value)
 
 
-@pytest.mark.xfail(strict=True, reason="half instances are rounded down, offsets are shifted to 0, both in silence")
 @pytest.mark.parametrize("wrong", [lambda: Segments.from_sizes([1.5, 2.5]), lambda: Segments.from_offsets([2, 4])])
 def test_nothing_is_rounded_or_shifted(wrong):
     with pytest.raises(HeadcountError):
         wrong()
 
 
-@pytest.mark.xfail(strict=True, reason="scatter_reduce's backward leaves NaN at a NaN in the trash bag")
 def test_removed_nan_leaves_no_trace_in_the_gradient_of_max():
     s = Segments(torch.tensor([0, 0]), 1).without(torch.tensor([False, True]))
     same(gradient(s, "max", [[1.0], [math.nan]], [[1.0]]), [[1.0], [0.0]])

@@ -298,6 +298,8 @@ def test_a_failure_stops_only_what_needs_it(own, tmp_path):
         f"RuntimeError: not run, because {fails} failed",
     ]
     assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".npz"}
+    assert [p.name for p in tmp_path.glob("*.failed.json")] == [f"{fails.key}.failed.json"]
+    assert len(records.load(tmp_path)) == 2
 
 
 def test_a_process_that_is_killed(own, tmp_path):

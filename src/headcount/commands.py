@@ -161,10 +161,13 @@ def _count_failed(failed: dict[Recipe, BaseException], out: Path) -> None:
     """Each in a line, how many, and where their tracebacks are. What a person can mend has the last word."""
     for recipe, error in failed.items():
         console.print(f"failed: {recipe}: {studies.explain(error)}", soft_wrap=True)
-    said = f"{len(failed)} runs failed; see {out}/*.failed.json; the same command tries them again"
+    said = (
+        f"{len(failed)} run{'s' * (len(failed) > 1)} failed; see {out}/*.failed.json; the same command tries them again"
+    )
     for error in failed.values():
         if isinstance(error, (HeadcountError, OSError)):
-            console.print(said, soft_wrap=True)
+            if any(out.glob("*.failed.json")):
+                console.print(said, soft_wrap=True)
             raise error
     raise HeadcountError(said)
 

@@ -64,6 +64,8 @@ class Bags:
         ``labels``: (B,) class numbers with -1 for an unlabelled bag, or (B, C) votes or shares.
         """
         names = tuple(str(i) for i in range(classes)) if isinstance(classes, int) else tuple(map(str, classes))
+        if len(set(names)) < len(names):
+            raise HeadcountError(f"two classes have one name: {', '.join(names)}; give each its own")
         addresses = _addresses(range(len(pool)) if index is None else index, len(pool))
         ends = _offsets(sizes, offsets, len(addresses), extras.get("names"))
         target = _target(labels, len(ends) - 1, len(names), extras.get("names"))
@@ -74,7 +76,7 @@ class Bags:
             if extras.get(key) is not None:
                 extras[key] = _per_instance(key, extras[key], len(addresses)).to(dtype)
         if extras.get("counted") is not None:
-            extras["counted"] = _counted(extras["counted"], names)
+            extras["counted"] = _counted(extras["counted"], names, target, extras.get("names"))
         for key in ("group", "names"):
             if extras.get(key) is not None:
                 extras[key] = tuple(map(str, extras[key]))
@@ -125,7 +127,8 @@ class Bags:
 
     def take(self, which: Any) -> Bags:
         """These bags, in this order, over the same pool."""
-        which = torch.as_tensor(which, dtype=torch.int64, device=self.offsets.device)
+        which = torch.as_tensor(which, device=self.offsets.device)
+        which = which.nonzero().flatten() if which.dtype == torch.bool else which.long()  # a mask, or numbers
         if len(which) and (int(which.min()) < 0 or int(which.max()) >= len(self)):
             raise HeadcountError(f"bags are numbered 0 to {len(self) - 1}, asked for {which.tolist()[:8]}")
         rows = self._rows(which)
@@ -181,7 +184,7 @@ def _ends(sizes: Tensor) -> Tensor:
 
 
 def _called(bag: int, names: Any) -> str:
-    return f"bag {bag}" if names is None else f"bag {bag} ({names[bag]})"
+    return f"bag {bag} ({names[bag]})" if names is not None and bag < len(names) else f"bag {bag}"
 
 
 def _integers(what: str, given: Any) -> np.ndarray:
@@ -224,19 +227,25 @@ def _offsets(sizes: Any, offsets: Any, instances: int, names: Any) -> Tensor:
 def _target(given: Any, bags: int, classes: int, names: Any) -> Tensor:
     if classes < 2:
         raise HeadcountError(f"a majority needs at least two classes, got {classes}")
-    y = given.cpu() if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
+    try:
+        y = given.cpu() if isinstance(given, Tensor) else torch.as_tensor(np.atleast_1d(np.asarray(given)))
+    except (TypeError, ValueError):
+        raise HeadcountError(
+            "labels are class numbers, one per bag, or votes (bags, classes), all of one length"
+        ) from None
     if len(y) != bags:
         raise HeadcountError(f"{len(y)} labels for {bags} bags; give one per bag (-1 for an unlabelled bag)")
     if y.ndim == 2:
         if y.shape[1] != classes:
             raise HeadcountError(f"votes need one column per class: {classes} classes, {y.shape[1]} columns")
-        y = y.float()
+        y = y.double()
         bad = (~torch.isfinite(y) | (y < 0)).any(1).nonzero().flatten()
         if len(bad):
             raise HeadcountError(
                 f"votes of {_called(int(bad[0]), names)} are {y[bad[0]].tolist()}; they must be finite, >= 0"
             )
-        return y / y.sum(1, keepdim=True).clamp_min(1e-12)
+        total = y.sum(1, keepdim=True)
+        return torch.where(total > 0, y / total, 0.0).float()
     if y.ndim != 1 or y.is_floating_point():
         raise HeadcountError(
             f"labels are whole numbers, one per bag, or votes (bags, classes); got shape {tuple(y.shape)}"
@@ -261,7 +270,10 @@ def _per_instance(what: str, given: Any, instances: int) -> Tensor:
 
 
 def _instance_labels(what: str, given: Any, instances: int, classes: int) -> Tensor:
-    v = _per_instance(what, given, instances).long()
+    v = _per_instance(what, given, instances)
+    if v.is_floating_point() or v.is_complex():
+        raise HeadcountError(f"{what} holds class numbers, got {v.dtype}; give whole numbers, -1 where unknown")
+    v = v.long()
     bad = ((v < -1) | (v >= classes)).nonzero().flatten()
     if len(bad):
         raise HeadcountError(
@@ -270,10 +282,14 @@ def _instance_labels(what: str, given: Any, instances: int, classes: int) -> Ten
     return v
 
 
-def _counted(given: Any, classes: tuple[str, ...]) -> Tensor:
+def _counted(given: Any, classes: tuple[str, ...], target: Tensor, names: Any) -> Tensor:
     v = torch.as_tensor(np.asarray(given))
     if v.dtype != torch.bool or v.shape != (len(classes),) or int(v.sum()) < 2:
         raise HeadcountError(f"counted is one true or false per class ({len(classes)}), at least two true")
+    odd = (target[:, ~v] > 0).any(1).nonzero().flatten()
+    if len(odd):
+        won = classes[int(target[odd[0]].masked_fill(v, 0).argmax())]
+        raise HeadcountError(f"{_called(int(odd[0]), names)} is labelled {won!r}, a class that is not counted")
     return v
 
 

@@ -141,7 +141,7 @@ def conditioned(log_p: Tensor, log_q: Tensor, n: Tensor, counted: Tensor | None 
     """
     law = count_laws(log_p, log_q)
     law = (1 - surplus((log_p + log_q).exp().sum(1)))[..., None] * law
-    return _table(law, n, counted) if law.shape[1] <= 3 else _race(law, n, counted)
+    return _table(law, n, counted) if law.shape[1] in (2, 3) else _race(law, n, counted)
 
 
 def _race(law: Tensor, n: Tensor | None, counted: Tensor | None) -> Tensor:
@@ -229,6 +229,7 @@ def _peak(mean: Tensor, wide: Tensor, rival: Tensor, rounds: int = 8) -> tuple[T
     for _ in range(rounds):
         a = (x[..., None] - mean[:, None]) / s
         hazard = (-0.5 * a.square() - 0.5 * math.log(2 * math.pi) - torch.special.log_ndtr(a)).exp()
+        hazard = torch.where(a < -1000, -a - 1 / a, hazard)  # far out the digits are gone, and the series is exact
         hazard = torch.where(rival, hazard, 0.0)
         curve = 1 / wide + (hazard * (a + hazard) / s.square()).clamp_min(0).sum(2)
         x = x + ((mean - x) / wide + (hazard / s).sum(2)) / curve

@@ -6,6 +6,7 @@ mapped from an .npy file larger than memory; bags hold addresses into it and nev
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,9 @@ class Pool:
 
 def _checked(data: Any) -> Tensor:
     """Images as uint8 (M, H, W, channels), features as float (M, D), every number finite."""
-    try:
-        x = data if isinstance(data, Tensor) else torch.from_numpy(np.asanyarray(data))
-    except TypeError:
-        raise HeadcountError(f"a pool holds numbers, got an array of {np.asarray(data).dtype}") from None
+    x = data if isinstance(data, Tensor) else _tensor(np.asanyarray(data))
+    if x.is_complex():
+        raise HeadcountError("a pool holds plain numbers, got complex ones; give real and imaginary parts as columns")
     if x.dtype == torch.uint8 and x.ndim == 3:
         x = x.unsqueeze(-1)  # gray pictures: one channel
     if x.dtype == torch.uint8 and x.ndim == 4:
@@ -95,3 +95,17 @@ def _checked(data: Any) -> Tensor:
                 f"row {row} of the features has {float(x[row, col])} in column {col}; drop the row or fill the value in"
             )
     return x
+
+
+def _tensor(array: np.ndarray) -> Tensor:
+    """Over the same memory where numpy and torch agree on it: an array that cannot be written to is only ever read."""
+    if array.dtype.kind not in "biufc":
+        raise HeadcountError(f"a pool holds numbers, got an array of {array.dtype}")
+    if any(stride < 0 for stride in array.strides):
+        array = np.ascontiguousarray(array)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        try:
+            return torch.from_numpy(array)
+        except TypeError:
+            raise HeadcountError(f"a pool holds numbers torch knows, got {array.dtype}") from None

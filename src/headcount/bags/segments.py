@@ -41,9 +41,10 @@ class Segments:
     @classmethod
     def from_sizes(cls, sizes: Sequence[int] | Tensor, device: torch.device | str | None = None) -> Segments:
         """Bags that follow each other, of these sizes."""
-        sizes = torch.as_tensor(sizes, dtype=torch.int64, device=device)
-        if sizes.ndim != 1 or bool((sizes < 0).any()):
+        sizes = torch.as_tensor(sizes, device=device)
+        if sizes.ndim != 1 or (len(sizes) and sizes.is_floating_point()) or bool((sizes < 0).any()):
             raise HeadcountError(f"bag sizes must be a list of counts, got {sizes.tolist()}")
+        sizes = sizes.long()
         index = torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
         even = len(sizes) > 0 and bool((sizes == sizes[0]).all()) and int(sizes[0]) > 0
         return cls(index, len(sizes), int(sizes[0]) if even else None)
@@ -51,7 +52,10 @@ class Segments:
     @classmethod
     def from_offsets(cls, offsets: Sequence[int] | Tensor) -> Segments:
         """Bag b holds instances ``offsets[b] .. offsets[b+1]-1``."""
-        return cls.from_sizes(torch.as_tensor(offsets).diff())
+        offsets = torch.as_tensor(offsets)
+        if offsets.ndim != 1 or len(offsets) == 0 or int(offsets[0]) != 0:
+            raise HeadcountError(f"offsets are a list that starts at 0, got {offsets.tolist()}")
+        return cls.from_sizes(offsets.diff())
 
     @classmethod
     def from_padded(cls, mask: Tensor) -> Segments:
@@ -70,8 +74,13 @@ class Segments:
         return Segments(torch.where(removed, self.bags, self.index), self.bags, self.size, self.weight)
 
     def weighted(self, weight: Tensor | None) -> Segments:
-        """The same places, each instance counting ``weight`` times."""
-        return Segments(self.index, self.bags, self.size, weight)
+        """The same places, each instance counting ``weight`` times. Zero times is not at all: the trash bag."""
+        index = self.index if weight is None else torch.where(weight == 0, self.bags, self.index)
+        return Segments(index, self.bags, self.size, weight)
+
+    def to(self, device: torch.device | str) -> Segments:
+        weight = None if self.weight is None else self.weight.to(device)
+        return Segments(self.index.to(device), self.bags, self.size, weight)
 
     def repeat(self, times: int) -> Segments:
         """``times`` copies of every bag, one whole set after the other: how several views of a batch are laid out."""
@@ -88,7 +97,7 @@ class Segments:
         """(N, ...) -> (B, ...). Counted in float32 at least: 64 votes of 0.1 added in bfloat16 give 6.16."""
         x = _wide(x)
         if self.weight is not None:
-            x = x * _as_column(self.weight.to(x.dtype), x)
+            x = x.masked_fill(_as_column(self.removed, x), 0) * _as_column(self.weight.to(x.dtype), x)
         if self.size is not None:
             return self._rows(x.masked_fill(_as_column(self.removed, x), 0)).sum(1)
         out = x.new_zeros((self.bags + 1, *x.shape[1:]))
@@ -105,9 +114,9 @@ class Segments:
 
     def max(self, x: Tensor) -> Tensor:
         """(N, ...) -> (B, ...); an emptied bag gives -inf. Equal maxima share the gradient."""
-        x = _wide(x)
+        x = _wide(x).masked_fill(_as_column(self.removed, x), -torch.inf)
         if self.size is not None:
-            return self._rows(x.masked_fill(_as_column(self.removed, x), -torch.inf)).amax(1)
+            return self._rows(x).amax(1)
         out = x.new_full((self.bags + 1, *x.shape[1:]), -torch.inf)
         return out.scatter_reduce(0, _as_column(self.index, x).expand_as(x), x, "amax")[: self.bags]
 

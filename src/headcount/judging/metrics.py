@@ -33,9 +33,9 @@ def bag_accuracy(label: Array, said: Array) -> float:
 
 
 def votes(said: Array, bag: Array, bags: int, classes: int, kept: Array | None = None) -> Array:
-    """(B, C) how many instances of each bag were said to be of each class."""
-    if kept is not None:
-        said, bag = said[kept], bag[kept]
+    """(B, C) how many instances of each bag were said to be of each class; the unknown (-1) do not vote."""
+    kept = said >= 0 if kept is None else kept & (said >= 0)
+    said, bag = said[kept], bag[kept]
     return np.bincount(bag * classes + said, minlength=bags * classes).reshape(bags, classes)
 
 
@@ -47,10 +47,11 @@ def consistency_rate(label: Array, bag_said: Array, instance_said: Array, bag: A
 
 
 def share(true_or_said: Array, label: Array, bag: Array, kept: Array | None = None) -> Array:
-    """(B,) the share of each bag's instances that are (or are said to be) of the bag's label."""
-    kept = np.ones(len(bag), dtype=bool) if kept is None else kept
-    hits = np.bincount(bag[kept], weights=(true_or_said == label[bag])[kept], minlength=len(label))
-    return hits / np.maximum(np.bincount(bag[kept], minlength=len(label)), 1)
+    """(B,) the share of each bag's instances that are (or are said to be) of the bag's label; NaN if none is known."""
+    known = true_or_said >= 0 if kept is None else kept & (true_or_said >= 0)
+    hits = np.bincount(bag[known], weights=(true_or_said == label[bag])[known], minlength=len(label))
+    heads = np.bincount(bag[known], minlength=len(label))
+    return np.where(heads > 0, hits / np.maximum(heads, 1), np.nan)
 
 
 def share_difference(true: Array, said: Array, label: Array, bag: Array) -> Array:
@@ -60,12 +61,15 @@ def share_difference(true: Array, said: Array, label: Array, bag: Array) -> Arra
 
 def purity(true: Array, label: Array, bag: Array, removed: Array) -> float:
     """The share of removed instances that really are not of their bag's class."""
+    removed = removed & (true >= 0)
     return _mean(true[removed] != label[bag[removed]])
 
 
 def agreement_rate(true: Array, label: Array, bag: Array, removed: Array, classes: int) -> float:
-    """How often the true majority of what is left is still the bag's label."""
-    return _mean(votes(true, bag, len(label), classes, kept=~removed).argmax(1) == label)
+    """How often the true majority of what is left is still the bag's label; bags without label or truth are left out."""
+    left = votes(true, bag, len(label), classes, kept=~removed)
+    asked = (label >= 0) & (left.sum(1) > 0)
+    return _mean(left.argmax(1)[asked] == label[asked])
 
 
 def random_removal(bag: Array, removed: Array, rng: np.random.Generator) -> Array:

@@ -11,6 +11,7 @@ import os
 import pickle
 import platform
 import shutil
+import socket
 import tempfile
 import traceback
 import uuid
@@ -30,6 +31,7 @@ from headcount.judging.records import Record
 from headcount.training.recipe import Recipe
 
 Files = dict[str, bytes]  # by name
+KNOCK_SECONDS = 10.0
 GOODBYE_SECONDS = 10.0  # for runs to leave their nodes tidy after Ctrl-C
 
 
@@ -132,9 +134,14 @@ def files_of(folder: Path, key: str) -> Files:
 
 
 def put(folder: Path, files: Files) -> None:
-    """A record in place, whole, and the JSON that vouches for it last."""
-    for name, content in sorted(files.items(), key=lambda file: file[0].endswith(".json")):
-        write_whole(folder / name, lambda f, content=content: f.write(content))
+    """A record in place: whole or absent, and the JSON that vouches for it last."""
+    try:
+        for name, content in sorted(files.items(), key=lambda file: file[0].endswith(".json")):
+            write_whole(folder / name, lambda f, content=content: f.write(content))
+    except Exception:
+        for name in files:
+            (folder / name).unlink(missing_ok=True)
+        raise
 
 
 class _There(Exception):
@@ -171,9 +178,13 @@ class _Driver:
         errand = Errand(task, recipe, key, options, self.study, os.getcwd(), self.threads)
         going = self.send.remote(errand, *(self._sent(out, needed.key) for needed in recipe.needs))
         self.away[future] = going
-        # Ray's own thread must not wait for a disk
-        going.future().add_done_callback(lambda back: self.scribe.submit(self._keep, future, back, out, key))
+        going.future().add_done_callback(lambda back: self._arrived(future, back, out, key))
         return future
+
+    def _arrived(self, *what: Any) -> None:
+        """Ray's own thread must not wait for a disk."""
+        with suppress(RuntimeError):  # called back, and nobody waits for it any more
+            self.scribe.submit(self._keep, *what)
 
     def _sent(self, out: Path, key: str) -> Any:
         if key not in self.sent:
@@ -184,7 +195,8 @@ class _Driver:
         try:
             files = opened(back.result())
             with alone(out / "running" / f"{key}.arrives.lock"):  # another driver may bring the same
-                put(out, files)
+                if not (out / f"{key}.json").exists():
+                    put(out, files)
             future.set_result(Record.read(out / f"{key}.json"))
         except Exception as e:
             future.set_exception(e)
@@ -230,15 +242,28 @@ def _connected(ray: Any, address: str | None) -> Iterator[None]:
     if ray.is_initialized():  # somebody's session: used, and left as it was
         yield
         return
+    _knock(address or os.environ.get("RAY_ADDRESS"))
     try:
         ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as e:
-        why = str(e).partition("\n")[0]
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as e:
+        why = str(e).partition("\n")[0].partition(". ")[0]
         raise HeadcountError(f"no Ray cluster at {address!r} ({why}); `ray start --head` starts one") from e
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _knock(address: str | None) -> None:
+    """Ray would stand before a closed door for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), KNOCK_SECONDS).close()
+        except (OSError, OverflowError) as e:
+            raise HeadcountError(
+                f"nobody answers at {address} ({e}); is the cluster's head up? (`ray start --head`)"
+            ) from None
 
 
 def _find_room(ray: Any, cpus: float, gpus: float) -> None:

@@ -32,7 +32,7 @@ def on_test(said: Output, test: Bags) -> tuple[dict[str, Any], dict[str, np.ndar
             "consistency_rate": _or_none(metrics.consistency_rate(label, bag_said, instance, bag, classes)),
             "miou": metrics.miou(counts),
             "miou_usual": metrics.miou(counts, balanced=False),
-            "share_difference": float(off.mean()),
+            "share_difference": float(np.nanmean(off)),
         },
         "confusion": counts.tolist(),
         "share_difference": [round(float(v), 4) for v in off],
@@ -60,8 +60,8 @@ def of_removal(removed: Tensor, train: Bags) -> dict[str, Any]:
         "purity": _or_none(metrics.purity(true, label, bag, gone)),
         "agreement": metrics.agreement_rate(true, label, bag, gone, classes),
         "agreement_random": round(float(np.mean(agree)), 6),
-        "share_before": round(float(metrics.share(true, label, bag).mean()), 6),
-        "share_after": round(float(metrics.share(true, label, bag, ~gone).mean()), 6),
+        "share_before": round(float(np.nanmean(metrics.share(true, label, bag))), 6),
+        "share_after": round(float(np.nanmean(metrics.share(true, label, bag, ~gone))), 6),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from headcount.bags import Bags, Segments
 from headcount.data.prepare import Prepare
-from headcount.errors import HeadcountError
+from headcount.errors import HeadcountError, choose
 from headcount.files import beside, write_whole
 from headcount.models.backbones import build_backbone
 from headcount.models.heads import Output, build_head
@@ -34,6 +35,14 @@ class Design:
     head: str = "count"
     options: tuple[tuple[str, Any], ...] = ()
     counted: tuple[bool, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("options", "backbone_options"):
+            object.__setattr__(self, name, tuple(sorted(dict(getattr(self, name)).items())))
+        if self.counted is not None and (len(self.counted) != len(self.classes) or sum(self.counted) < 2):
+            raise HeadcountError(f"counted needs one true or false for each of {len(self.classes)} classes, two true")
+        if not 1 <= len(self.shape) <= 3 or min(self.shape) < 1:
+            raise HeadcountError(f"an instance has a shape such as (32, 32, 3) or (512,), got {self.shape}")
 
 
 class Model(nn.Module):
@@ -66,15 +75,18 @@ def say(model: Model, bags: Bags, *, keep: tuple[str, ...] = (), batch_instances
 
     ``keep``: names of parts to return, ``"features"`` among them.
     """
+    if not len(bags):
+        raise HeadcountError("no bags to ask about; give at least one")
     was_training = model.training
     model.eval()
     said: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
     try:
         for part in by_instances(bags, batch_instances):
             h = model.features(part.pool.take(part.index).to(model.device))
-            segments = part.to(model.device).segments() if model.device != part.index.device else part.segments()
-            output = model.head(h, segments)
+            output = model.head(h, part.segments().to(model.device))
             parts = {"features": h, **output.parts}
+            for name in keep:
+                choose("part of what a model says", name, parts)
             said.append((output.instance.cpu(), output.bag.cpu(), {k: parts[k].float().cpu() for k in keep}))
     finally:
         model.train(was_training)
@@ -105,7 +117,8 @@ def save(model: Model, folder: Path | str, extra: Mapping[str, Any] | None = Non
         )
     with beside(folder / "model.safetensors") as part:
         save_file({k: v.contiguous().cpu() for k, v in model.state_dict().items()}, part)
-    design = {**vars(model.design), "format": FORMAT, **(extra or {})}
+        weights = _sha256(part)
+    design = {**(extra or {}), **vars(model.design), "format": FORMAT, "weights": weights}
     write_whole(folder / "model.json", lambda f: f.write(json.dumps(design, indent=1).encode()))
 
 
@@ -129,14 +142,23 @@ def load(folder: Path | str) -> Model:
             raise HeadcountError(
                 f"{folder / 'model.json'} names a head from a file ({design.head}); loading runs no code"
             )
+        weights = _sha256(folder / "model.safetensors")
         model = Model(design)
         model.load_state_dict(load_file(folder / "model.safetensors"))
+        if weights != body["weights"]:
+            raise HeadcountError(f"{folder}: model.json and model.safetensors are of two models; save it again")
     except FileNotFoundError as e:
         raise HeadcountError(f"no model in {folder}: {Path(e.filename or '').name} is missing") from None
+    except OSError as e:
+        raise HeadcountError(f"no model in {folder}: {Path(e.filename or folder).name}: {e.strerror}") from None
     except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as e:
         if isinstance(e, HeadcountError):
             raise
-        raise HeadcountError(
-            f"{folder} holds no readable model: {type(e).__name__}: {str(e).splitlines()[0]}"
-        ) from None
+        why = " ".join(str(e).split())[:600]
+        raise HeadcountError(f"{folder} holds no readable model: {type(e).__name__}: {why}") from None
     return model.eval()
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()

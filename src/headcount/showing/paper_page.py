@@ -223,7 +223,7 @@ def _averages(name: str, entries: Mapping[Place, Entry], notes: Sequence[Note]) 
 
 
 def _with_best(lines: list[list[Entry]]) -> list[list[Entry]]:
-    """The best of each column in bold: of the printed, and of ours once the column is whole. What is equal in print is equal."""
+    """The best of each column in bold: of the printed, and of ours once the column is whole; equal in print is equal."""
     columns = []
     for column in zip(*lines, strict=True):
         printed = max(e.recomputed or e.printed for e in column)

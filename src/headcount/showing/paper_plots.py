@@ -19,6 +19,7 @@ from markupsafe import Markup
 from headcount.judging.paper.cells import FIGURES, Printed, cells, figure_recipes
 from headcount.judging.paper.scales import DATASETS, SCENARIOS, Scale
 from headcount.judging.records import Record
+from headcount.judging.scores import REMOVALS
 from headcount.judging.select import mean_and_deviation
 from headcount.showing import plots, shapes
 from headcount.showing.canvas import MUTED, PALETTE, PAPER, legend, panel
@@ -171,8 +172,8 @@ def _boxes(scale: Scale, records: Records) -> list[Group]:
     for scenario in SCENARIOS:
         for method, colour in (("Output+Mean", PALETTE[2]), ("Counting Network", PALETTE[0])):
             wanted = [r for d in DATASETS for r in scale.recipes(method, d, scenario)]
-            found = [records[r].body["share_difference"] for r in wanted if r in records]
-            if found:
+            found = [records[r].body.get("share_difference") or () for r in wanted if r in records]
+            if any(found):
                 part = "" if len(found) == len(wanted) else f" ({len(found)} of {len(wanted)} runs)"
                 name = f"{scenario}, {method}{part}"
                 gaps[name], colours[name] = [v for bags in found for v in bags], colour
@@ -225,23 +226,24 @@ def _curves(scale: Scale, records: Records, what: str, plot: Callable[[Numbers, 
     swept: dict[str, list[dict[str, list[float]]]] = {}
     for dataset in DATASETS:
         found = [records[r] for r in scale.recipes("Counting Network", dataset, SCENARIOS[0]) if r in records]
-        swept[dataset] = [r.body["sweep"] for r in found if r.body.get("sweep")]
+        swept[dataset] = [s for r in found if (s := r.body.get("sweep")) and tuple(s["removal"]) == REMOVALS]
     if not any(swept.values()):
         return []
-    removal = next(s["removal"] for sweeps in swept.values() for s in sweeps)
     each = {
         d: {k: np.array([s[k] for s in sweeps], float) for k in _READ[what]} for d, sweeps in swept.items() if sweeps
     }
     means = {k: np.array([_mean(sweep[k]) for sweep in each.values()]) for k in _READ[what]}
     mean_of = "Mean of the data sets" if len(each) == len(DATASETS) else f"Mean of what is there: {', '.join(each)}"
     seen = shapes.clean(np.concatenate([sweep[k].ravel() for sweep in each.values() for k in sweep]))
+    if not len(seen):
+        return []
     air = max(0.06 * float(np.ptp(seen)), 0.01)
     panels = []
     for name, sweep in {mean_of: means, **{d: each.get(d) for d in DATASETS}}.items():
         if sweep is None:
             panels.append(Panel(name, Markup("")))
             continue
-        figure = plot(removal, sweep)
+        figure = plot(REMOVALS, sweep)
         figure.axes[0].set_ylim(seen.min() - air, seen.max() + air)  # one scale: the panels are compared
         label = f"{what.capitalize()} against the share r removed: {name}"
         panels.append(_panel(name, figure, f"{what}-{len(panels)}", label))

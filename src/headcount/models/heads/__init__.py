@@ -17,6 +17,7 @@ from headcount.models.heads.additive_trans import AdditiveTrans
 from headcount.models.heads.attention import Attention
 from headcount.models.heads.base import Batch, Head, Output, Pass, Tally, nll
 from headcount.models.heads.count import Count
+from headcount.models.heads.election import Election
 from headcount.models.heads.feature import FeatureLSE, FeatureMax, FeatureMean, FeaturePNorm
 from headcount.models.heads.mctformer import MCTformer
 from headcount.models.heads.millet import Millet
@@ -38,6 +39,7 @@ HEADS: dict[str, type[Head]] = {
     "millet": Millet,
     "mctformer": MCTformer,
     "weno": Weno,
+    "election": Election,
     "noisy_label": NoisyLabel,
     "supervised": Supervised,
 }

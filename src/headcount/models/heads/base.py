@@ -117,7 +117,8 @@ class Tally(Head):
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
         instance, summands = self.local(h)
-        sums, total = segments.sum(summands), segments.total().clamp_min(1e-12)
+        sums, total = segments.sum(summands), segments.total()
+        total = torch.where(total > 0, total, torch.ones_like(total))
         return Output(instance, self.top(sums, total), {"sums": sums, "total": total})
 
 

@@ -28,8 +28,8 @@ class Election(Head):
     ``form="auto"``: exact for the smallest bags, conditioned up to 128 votes, normal above. The places of a bag decide,
     so bags of one size are all treated alike, and nothing is asked of the device.
 
-    A weight of 2 is two voters of the same mind, each voting by its own lot. Bags with fractional weights are
-    counted by the normal form. If all bags have one size, so are those with more votes than 64 and twice their places.
+    A weight of 2 is two voters of the same mind, each with a lot of its own. A bag with fractional weights gets the normal
+    form; so does, where all bags have one size, a bag of more than 64 votes and more than two for each place.
     """
 
     title = "Election"
@@ -70,7 +70,7 @@ def form_of(form: str, places: int, classes: int) -> str:
     ('exact', 'conditioned', 'normal')
     """
     outcomes = elections.outcomes_of(places, classes)
-    if form == "exact" and classes > 2 and outcomes > FEASIBLE:
+    if form == "exact" and outcomes > FEASIBLE:
         raise HeadcountError(
             f"form exact would write down {outcomes} outcomes for {places} votes and {classes} classes; "
             "use form auto or conditioned"
@@ -114,11 +114,8 @@ def _sheet(log_p: Tensor, log_q: Tensor, segments: Segments, places: int) -> tup
 
 def _whole(segments: Segments) -> Tensor:
     """(B,) true where every weight of the bag is a whole number."""
-    weight = segments.weight
-    broken = (
-        torch.zeros_like(segments.index, dtype=torch.float) if weight is None else (weight != weight.round()).float()
-    )
-    return segments.weighted(None).sum(broken) == 0
+    weight = torch.ones_like(segments.index) if segments.weight is None else segments.weight
+    return segments.weighted(None).sum(weight != weight.round()) == 0
 
 
 def _weighted(log_p: Tensor, log_q: Tensor, segments: Segments, form: str, counted: Tensor | None) -> Tensor:
