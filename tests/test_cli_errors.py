@@ -60,6 +60,8 @@ WORDS = [
     (f"{RUN} --head output_mean --option t1=1", "no option of head output_mean 't1'; there are form"),
     (f"{RUN} --fold 0,1", "these options make 2", "use `headcount study`"),
     (f"{RUN} --head count,output_mean --removal 0,0.5", "these options make 4", "use `headcount study`"),
+    ("paper tabel2", "no table or figure 'tabel2'", "did you mean 'table2'?"),
+    ("probe cuont", "no head 'cuont'; there are count", "did you mean 'count'?"),
     ("data fetch cifra10", "no data set 'cifra10'", "did you mean 'cifar10'?"),
     ("data import cifar100 good.npz", "no source to import 'cifar100'", "did you mean 'cifar10'?"),
     ("data import digits good.npz", "no source to import 'digits'; there are cifar10"),

@@ -273,6 +273,7 @@ def test_every_value_leads_to_its_runs(html, whole):
     assert set(inside) <= set(ids)
     assert html.count('class="line ours"><a href="#runs-') == sum(CELLS.values())
     assert {r.key for r in whole.values()} == set(re.findall(r"<code>([0-9a-f]{16})</code>", html))
+    assert html.count("<td>● <b>") == len(SCENARIOS) * len(DATASETS) * len(TINY.folds)  # what "Ours" chose
     line = html[html.index('id="runs-large-weno-path"') :]
     recipes = TINY.recipes("WENO", "PATH", "Large")
     assert re.findall(r"<code>(\w+)", line)[:2] == [whole[r].key for r in recipes]
@@ -298,17 +299,25 @@ def test_marks_need_more_than_two_deviations():
     assert paper_page._apart(0.998, perfect) == "▼"
 
 
+def cells_of(html: str, table: str, scenario: str, method: str) -> list[str]:
+    """The insides of a row's cells, the average last."""
+    rest = html[html.index(f'id="{table}-{scenario.lower()}"') :]
+    rest = rest[rest.index(f'<th scope="row">{method}</th>') :]
+    return re.findall(r'<td class="cell">(.*?)</td>', rest, re.S)[:5]
+
+
 def test_averages_and_footnotes(html, whole):
     page = Page(html)
     assert html.count("<s>0.422</s>") == 2
     assert html.count("<s>0.164</s>") == 1
     assert page.text.count("Printed as 0.422, but its four cells average 0.528") == 2
     row = [one("table2", "Large", "Ours", d, TINY).value(whole)[0] for d in DATASETS]
-    line = html[html.index('id="table2-large"') :]
-    line = line[line.index('<th scope="row">Ours</th>') :]
-    average = re.findall(r'<td class="cell">(.*?)</td>', line, re.S)[4]
+    average = cells_of(html, "table2", "Large", "Ours")[4]
     assert f"{sum(row) / 4:.3f}" in average
     assert "0.748" in average
+    wrong = cells_of(html, "table4", "Various", "Output+<wbr>Mean")[4]
+    row = [one("table4", "Various", "Output+Mean", d, TINY).value(whole)[0] for d in DATASETS]
+    assert paper_page._signed(sum(row) / 4 - 0.52775) in wrong  # from what the cells give, not from the misprint
     notes = {t: len(re.findall(f'<li id="{t}-note', html)) for t in TABLES}
     assert notes == {"table2": 1, "table3": 4, "table4": 2, "table5": 0, "table6": 1}
     assert "multiple of 0.002" in page.text
@@ -352,8 +361,14 @@ def test_an_empty_page_is_the_printed_paper():
 
 def test_a_page_in_between_says_what_is_there(whole):
     few = [r for r in whole if (r.source, r.scenario, r.fold) == ("cifar10", "various", 0)]
-    page = Page(paper_page.render(TINY, {r: whole[r] for r in few}))
-    assert "(1/2)" in page.text
+    few += [r for r in whole if r.head == "millet" and r.scenario == "various" and r.fold == 0]
+    html = paper_page.render(TINY, {r: whole[r] for r in few})
+    page = Page(html)
+    made = cells_of(html, "table2", "Various", "MILLET")
+    assert all("(1/2)" in cell for cell in made[:4])
+    assert made[4].startswith('<span class="line">–</span>')  # an average of parts is none
+    assert "0 of 144" in page.text
+    assert not re.search(r'class="line ours"><a[^>]*><b>', html)
     assert "Mean of what is there: CIFAR10" in page.text
     assert "Counting Network on CIFAR10 (Various (fold 1)); SVHN, PATH, OCT (Various)" in page.text
     assert "were not kept" not in page.text

@@ -150,8 +150,9 @@ def run_study(
     launch = launch or launcher("processes", side_by_side, None, 0, device)
     with runs_bar() as watch:
         done = studies.run(recipes, out, launch=launch, device=device, watch=watch)
-    if done.records:
+    if done.records and table:
         print_rows(select.rows(done.records))
+    if done.records:
         console.print(f"{len(done.records)} records in {out}; `headcount report {out}` makes the page", soft_wrap=True)
     if done.failed:
         _count_failed(done.failed, out)
