@@ -27,7 +27,7 @@ from headcount.judging.records import Record
 from headcount.judging.scores import REMOVALS, SCATTERED
 from headcount.judging.select import Paired, paired
 from headcount.models.heads import find_head
-from headcount.showing import paper_page, paper_plots
+from headcount.showing import paper_page, paper_plots, paper_runs, paper_tables
 from headcount.training.recipe import Recipe
 from test_report import HOSTILE, Page
 
@@ -292,11 +292,11 @@ def test_a_cell_says_what_it_is_made_of(html, whole):
 
 def test_marks_need_more_than_two_deviations():
     printed = one("table2", "Various", "MILLET", "SVHN").printed  # 0.560 ± 0.020
-    assert paper_page._apart(0.60, printed) == paper_page._apart(0.52, printed) == ""
-    assert (paper_page._apart(0.602, printed), paper_page._apart(0.518, printed)) == ("▲", "▼")
+    assert paper_tables.apart(0.60, printed) == paper_tables.apart(0.52, printed) == ""
+    assert (paper_tables.apart(0.602, printed), paper_tables.apart(0.518, printed)) == ("▲", "▼")
     perfect = one("table3", "Large", "Output+Mean", "SVHN").printed  # 1.000 ± 0.000
-    assert paper_page._apart(0.999, perfect) == ""  # rounding
-    assert paper_page._apart(0.998, perfect) == "▼"
+    assert paper_tables.apart(0.999, perfect) == ""  # rounding
+    assert paper_tables.apart(0.998, perfect) == "▼"
 
 
 def cells_of(html: str, table: str, scenario: str, method: str) -> list[str]:
@@ -317,7 +317,7 @@ def test_averages_and_footnotes(html, whole):
     assert "0.748" in average
     wrong = cells_of(html, "table4", "Various", "Output+<wbr>Mean")[4]
     row = [one("table4", "Various", "Output+Mean", d, TINY).value(whole)[0] for d in DATASETS]
-    assert paper_page._signed(sum(row) / 4 - 0.52775) in wrong  # from what the cells give, not from the misprint
+    assert paper_tables.signed(sum(row) / 4 - 0.52775) in wrong  # from what the cells give, not from the misprint
     notes = {t: len(re.findall(f'<li id="{t}-note', html)) for t in TABLES}
     assert notes == {"table2": 1, "table3": 4, "table4": 2, "table5": 0, "table6": 1}
     assert "multiple of 0.002" in page.text
@@ -331,20 +331,20 @@ def test_pairs_on_the_page(html, whole):
     part = html[html.index('id="pairs"') :]
     row = next(r for r in re.findall(r"<tr>.*?</tr>", part, re.S) if "Small" in r and "PATH" in r)
     values = re.findall(r'<td class="number">([^<]*)</td>', row)
-    assert values[-3:] == [paper_page._signed(made.difference), f"{made.p:.3f}", "2"]
+    assert values[-3:] == [paper_tables.signed(made.difference), f"{made.p:.3f}", "2"]
 
 
 def test_pairs_want_the_same_folds(whole):
     given = cells("table2", TINY) + cells("table4", TINY)
     dashes = ("–", "–", "–")
-    nothing = paper_page._comparisons(given, {})
+    nothing = paper_runs.comparisons(given, {})
     assert len(nothing) == 12
     assert {(p.ours, p.other, p.against_other, p.against_count) for p in nothing} == {("–", "", dashes, dashes)}
     less = {r: v for r, v in whole.items() if r.head != "count" or r.removal or r.options or r.fold == 0}
-    assert {p.against_count for p in paper_page._comparisons(given, less)} == {dashes}
-    assert {p.among for p in paper_page._comparisons(given, less)} == {11}
+    assert {p.against_count for p in paper_runs.comparisons(given, less)} == {dashes}
+    assert {p.among for p in paper_runs.comparisons(given, less)} == {11}
     fewer = {r: v for r, v in whole.items() if r.head != "weno" or r.fold == 0}
-    assert {p.among for p in paper_page._comparisons(given, fewer)} == {10}
+    assert {p.among for p in paper_runs.comparisons(given, fewer)} == {10}
 
 
 def test_an_empty_page_is_the_printed_paper():

@@ -48,7 +48,7 @@ def figures(
         _curves(named, colours, slug, lean),
         _sweeps(named, records, slug),
         _removal(asked, slug),
-        _scatters(asked, slug, 120 if lean else 2000),
+        scatters(asked, slug, 120 if lean else 2000),
         _confusion(best_of(named), slug),
     )
     return [group for group in made if group.panels]
@@ -187,7 +187,7 @@ def _removal(asked: Sequence[Record], slug: str) -> Group:
     return Group("Whom MPEM removes", text, "wide", tuple(panels))
 
 
-def _scatters(asked: Sequence[Record], slug: str, most: int) -> Group:
+def scatters(asked: Sequence[Record], slug: str, most: int) -> Group:
     panels, prefix = [], "train_share_after_"
     for record in asked:
         arrays = record.arrays()

@@ -23,7 +23,7 @@ from headcount.judging.scores import REMOVALS
 from headcount.judging.select import mean_and_deviation
 from headcount.showing import plots, shapes
 from headcount.showing.canvas import MUTED, PALETTE, PAPER, legend, panel
-from headcount.showing.figures import Group, Panel, _scatters
+from headcount.showing.figures import Group, Panel, scatters
 from headcount.showing.shapes import Numbers
 from headcount.training.recipe import Recipe
 
@@ -199,7 +199,7 @@ def _shares(scale: Scale, records: Records) -> list[Group]:
     groups = []
     for recipe in figure_recipes("figure7", scale):
         if recipe in records:
-            drawn = _scatters([records[recipe]], f"figure7-{recipe.scenario}", _POINTS)
+            drawn = scatters([records[recipe]], f"figure7-{recipe.scenario}", _POINTS)
             excuse = "" if drawn.panels else f"The arrays of run {records[recipe].key} were not kept beside its record."
             groups.append(replace(drawn, title=recipe.scenario.title(), text=excuse))
     return groups

@@ -98,7 +98,7 @@ def render(records: Sequence[Record], title: str, load_source: LoadSource = loca
         metrics=list(METRICS.values()),
         sections=[(s, _gallery(s, load_source, room), _runs(s)) for s in sections],
         overview=_overview(sections) if len(sections) > 1 else [],
-        made=_provenance(records),
+        made=provenance(records),
         count=len(records),
         seeds=len({r.body["recipe"]["seed"] for r in records}) > 1,
     )
@@ -194,7 +194,7 @@ def _run(record: Record, name: str, chosen: bool) -> Run:
     )
 
 
-def _provenance(records: Sequence[Record]) -> dict[str, Any]:
+def provenance(records: Sequence[Record]) -> dict[str, Any]:
     """Who made these numbers: commits, versions, devices, days and hours, each said once."""
     made = [r.body.get("provenance", {}) for r in records]
     versions = sorted({f"{k} {v}" for m in made for k, v in (m.get("versions") or {}).items()})
