@@ -149,9 +149,13 @@ def grown(out: Path) -> Iterator[list[Path]]:
         before = now
 
 
-def unfinished(log: Path) -> bool:
-    """Whether a training stopped short of its last epoch."""
-    return log.exists() and len(log.read_text().splitlines()) < EPOCHS
+def epochs_in(log: Path) -> int:
+    return len(log.read_text().splitlines())
+
+
+def halfway(log: Path) -> bool:
+    """Whether a training has so much before it that it will not be over before the blow falls."""
+    return log.exists() and epochs_in(log) < EPOCHS // 2
 
 
 def strike(target: Target, out: Path, kind: str, rng: random.Random) -> bool:
@@ -163,11 +167,11 @@ def strike(target: Target, out: Path, kind: str, rng: random.Random) -> bool:
         return True
     if kind == "training":
         seen, logs = [], grown(out)
-        if not waiting(study, lambda: seen.extend(next(logs)) or bool(seen)):
+        if not waiting(study, lambda: seen.extend(filter(halfway, next(logs))) or bool(seen)):
             return False
         time.sleep(rng.uniform(0.0, 0.3))
         hit(study, signal.SIGKILL)
-        return any(unfinished(log) for log in seen)
+        return any(log.exists() and epochs_in(log) < EPOCHS for log in seen)
     if not waiting(study, (target.marks / "inside").exists):
         return False
     time.sleep(rng.uniform(0.0, 0.1))

@@ -109,7 +109,8 @@ def shrink(tmp_path, monkeypatch):
 
 
 def test_the_table_has_the_papers_counts():
-    said = {name: (e.count, len(e.classes), e.shape) for name, e in sources.SOURCES.items()}
+    real = {name: e for name, e in sources.SOURCES.items() if not name.startswith("standin")}
+    said = {name: (e.count, len(e.classes), e.shape) for name, e in real.items()}
     assert said == {
         "digits": (1797, 10, (8, 8, 1)),
         "cifar10": (60_000, 10, (32, 32, 3)),
