@@ -37,7 +37,7 @@ def edges(scenario: str, classes: int) -> np.ndarray:
     low, high = {"various": (1 / classes, 1.0), "small": (1 / classes, 0.4), "large": (0.6, 1.0)}[scenario]
     if low >= high:
         raise HeadcountError(
-            f"scenario {scenario} needs at least 3 classes: a majority of {classes} has half of the votes"
+            f"scenario {scenario} needs at least {3 if scenario == 'small' else 2} classes, got {classes}"
         )
     return low + (high - low) * np.arange(BINS + 1) / BINS
 

@@ -87,6 +87,9 @@ class Recipe:
                 raise HeadcountError(f"{name} is {kind} from {low} to {high}, got {value!r}")
             if not whole:
                 object.__setattr__(self, name, float(value))
+        for name in ("overlap", "drop_before_forward"):
+            if not isinstance(getattr(self, name), bool):
+                raise HeadcountError(f"{name} is true or false, got {getattr(self, name)!r}")
         check_options(self.head, dict(self.options))
 
     @classmethod
@@ -146,7 +149,10 @@ class Recipe:
 
 
 def _options(given: Any) -> Options:
-    pairs = given.items() if isinstance(given, Mapping) else given
+    try:
+        pairs = dict(given).items()
+    except (TypeError, ValueError):
+        raise HeadcountError(f"options are names with values, got {given!r}") from None
     return tuple(sorted((str(k), tuple(v) if isinstance(v, list) else v) for k, v in pairs))
 
 

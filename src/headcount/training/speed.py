@@ -28,6 +28,8 @@ def device_for(name: str = "auto") -> torch.device:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
     except RuntimeError:
         raise HeadcountError(f"no device {name!r}; give auto, cpu, cuda or cuda:1") from None
+    if device.type not in ("cpu", "cuda"):
+        raise HeadcountError(f"device {name} is not one headcount runs on; give auto, cpu, cuda or cuda:1")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise HeadcountError(f"device {name} was asked for, but torch sees no GPU here; give --device cpu")
     if device.type == "cuda":

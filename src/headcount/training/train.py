@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from headcount.bags import Bags
+from headcount.errors import HeadcountError
 from headcount.models.heads import Batch, Output, Pass
 from headcount.models.model import Model
 from headcount.training import checkpoint, speed
@@ -28,8 +29,17 @@ from headcount.training.recipe import Recipe
 from headcount.training.seeds import seed_for
 from headcount.training.views import several
 
-# how much work a kill may cost; a setting of the machine, not of the recipe
-CHECKPOINT_SECONDS = float(os.environ.get("HEADCOUNT_CHECKPOINT_SECONDS", "30"))
+
+def _checkpoint_seconds() -> float:
+    """How much work a kill may cost: a setting of the machine, not of the recipe."""
+    given = os.environ.get("HEADCOUNT_CHECKPOINT_SECONDS", "30")
+    try:
+        return float(given)
+    except ValueError:
+        raise HeadcountError(f"HEADCOUNT_CHECKPOINT_SECONDS is a number of seconds, got {given!r}") from None
+
+
+CHECKPOINT_SECONDS = _checkpoint_seconds()
 
 
 @dataclass

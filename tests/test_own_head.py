@@ -1,0 +1,98 @@
+"""A method of one's own: one file of under thirty lines in a study and a report; and a head inside somebody else's loop."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+
+from headcount import cli
+from headcount.bags import Segments
+from headcount.models.heads import HEADS, Batch, build_head
+
+OWN = '''"""Median: a class is as strong as its median vote."""
+from headcount.models.heads import Head, Output
+from torch import nn
+
+
+class Median(Head):
+    """The bag's class has the largest median probability."""
+
+    title = "Median vote"
+    cites = "nobody yet"
+
+    def __init__(self, dim, classes, counted=None, *, sharpness=5.0):
+        super().__init__(dim, classes, counted)
+        self.classifier, self.sharpness = nn.Linear(dim, classes), sharpness
+
+    def forward(self, h, segments):
+        z = self.classifier(h).float()
+        votes, _ = segments.dense(z.softmax(1))
+        return Output(z, self.elect(self.sharpness * votes.median(1).values), {})
+'''
+SMALL = ["--source", "digits", "--bag-size", "8", "--epochs", "4", "--device", "cpu"]
+SMALL += [w for s in ("backbone=mlp", "train_bags=20", "valid_bags=10", "test_bags=10") for w in ("--set", s)]
+
+
+def headcount(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["headcount", *map(str, words)])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 0
+
+
+def test_a_head_of_ones_own_in_a_study_and_a_report(tmp_path, monkeypatch):
+    assert len(OWN.splitlines()) < 30
+    file, out = tmp_path / "median.py", tmp_path / "study"
+    file.write_text(OWN)
+    heads = f"count,{file}:Median"
+    headcount(monkeypatch, "study", "--out", out, *SMALL, "--fold", "0,1", "--head", heads, "--removal", "0,0.5")
+    bodies = [json.loads(p.read_text()) for p in out.glob("*.json")]
+    assert sorted({b["label"] for b in bodies}) == [
+        "Counting Network",
+        "Counting Network + MPEM",
+        "Median vote",
+        "Median vote + MPEM",
+    ]
+    assert len(bodies) == 8
+    headcount(monkeypatch, "report", out)
+    page = (out / "report.html").read_text()
+    assert "Median vote" in page
+    assert "Median vote + MPEM" in page
+
+
+def test_heads_as_json(monkeypatch, capsys):
+    headcount(monkeypatch, "heads", "--json")
+    listed = json.loads(capsys.readouterr().out)
+    assert [h["name"] for h in listed] == list(HEADS)
+    assert all(h["title"] and h["cites"] and isinstance(h["options"], dict) for h in listed)
+
+
+@pytest.mark.parametrize("name", ["count", "attention", "election", "feature_lse"])
+def test_inside_somebody_elses_loop(name):
+    """Their encoder, their optimizer, their padded batches with a mask; and the same batch flat, with offsets."""
+    torch.manual_seed(0)
+    head = build_head(name, dim=8, classes=3, options={})
+    encoder = torch.nn.Linear(5, 8)
+    optimizer = torch.optim.Adam([*encoder.parameters(), *head.parameters()], 0.02)
+    sizes, labels = torch.tensor([4, 7, 2, 6]), torch.tensor([0, 1, 2, 1])
+    mask = torch.arange(7) < sizes[:, None]
+    x = torch.randn(4, 7, 5) + 2 * torch.nn.functional.one_hot(labels, 5)[:, None]
+    x = torch.where(mask[..., None], x, torch.full_like(x, 1e3))  # what stands in the padding must not matter
+    losses = []
+    for _ in range(60):
+        said = head(encoder(x).flatten(0, 1), Segments.from_padded(mask))
+        loss = torch.nn.functional.nll_loss(said.bag, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+    offsets = [0, *sizes.cumsum(0).tolist()]
+    padded = head(encoder(x).flatten(0, 1), Segments.from_padded(mask))
+    flat = head(encoder(x[mask]), Segments.from_offsets(offsets))
+    torch.testing.assert_close(padded.bag, flat.bag, rtol=1e-4, atol=1e-5)
+    batch = Batch(Segments.from_offsets(offsets), torch.eye(3)[labels], torch.arange(4), torch.arange(len(x[mask])))
+    assert torch.isfinite(head.loss(flat, batch))
