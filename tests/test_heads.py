@@ -23,7 +23,7 @@ from torch import Tensor
 from headcount.bags import Bags, Pool, Segments
 from headcount.errors import HeadcountError
 from headcount.models.heads import HEADS, Batch, Output, build_head, find_head, head_options
-from headcount.models.model import Design, Model, load, save, say
+from headcount.models.model import Design, Model, load, save, say, say_alone
 from oracles import Ragged, examine, ragged
 
 VARIANTS = {
@@ -590,6 +590,19 @@ def test_saved_and_loaded_says_the_same(name, options, counted, tmp_path):
     a, b = say(model, bags), say(again, bags)
     assert torch.equal(a.instance, b.instance)
     assert torch.equal(a.bag, b.bag)
+
+
+@over_heads
+def test_a_loose_instance_is_answered_or_refused(name, options):
+    """Alone is as in a bag, if the head hears each instance alone; a head that does not, says so."""
+    model, bags = model_and_bags(name, options)
+    x = bags.pool.take(bags.index)
+    if model.head.whole_bag or model.head.order_matters:
+        complaint(lambda: say_alone(model, x), name, "whole bags")
+    else:
+        said = say_alone(model, x, batch_instances=7)
+        kept = ~bags.removed
+        near(said[kept], say(model, bags).instance[kept])
 
 
 @over_heads

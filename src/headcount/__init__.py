@@ -25,6 +25,7 @@ _DOOR = {
     "Head": ("models.heads", "Head"),
     "Model": ("models.model", "Model"),
     "say": ("models.model", "say"),
+    "say_alone": ("models.model", "say_alone"),
     "Recipe": ("training.recipe", "Recipe"),
     "fit": ("training.train", "fit"),
     "prototypes": ("training.mpem", "prototypes"),

@@ -256,6 +256,8 @@ def list_heads(as_json: bool) -> None:
             "title": head.title,
             "cites": head.cites,
             "options": head_options(name),
+            "whole_bag": head.whole_bag,
+            "told": head.told,
             "about": (head.__doc__ or "").strip().splitlines()[0],
         }
         for name, head in HEADS.items()

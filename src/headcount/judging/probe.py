@@ -16,15 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from headcount.bags import Bags, Pool
-from headcount.data.prepare import Prepare
 from headcount.judging import metrics
-from headcount.judging.run import learned_from
-from headcount.models.model import Design, Model, say
+from headcount.judging.run import fresh_model, learned_from
+from headcount.models.model import say
 from headcount.training.recipe import Recipe
-from headcount.training.seeds import seed_for
 from headcount.training.train import fit
 
 CLASSES = 4
@@ -114,18 +111,7 @@ def probe(recipe: Recipe, name: str, seeds: int = 3) -> Score:
 
 def _once(recipe: Recipe, bags: dict[str, Bags], name: str) -> tuple[float, float]:
     train, valid = (learned_from(bags[split], recipe) for split in ("train", "valid"))
-    design = Design(
-        shape=train.pool.shape,
-        classes=train.classes,
-        backbone=recipe.backbone,
-        backbone_options=recipe.backbone_options,
-        head=recipe.head,
-        options=recipe.options,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_for(recipe.seed, "initialisation"))
-        model = Model(design, Prepare.learn(train))
-    said = say(fit(model, train, valid, recipe).model, bags["test"])
+    said = say(fit(fresh_model(recipe, train), train, valid, recipe).model, bags["test"])
     assert bags["test"].truth is not None
     truth, answer = bags["test"].truth.numpy(), said.instance.argmax(1).numpy()
     judged = truth < CLASSES - 1 if name == "never" else truth >= 0

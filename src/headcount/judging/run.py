@@ -138,6 +138,11 @@ def protocol_of(recipe: Recipe) -> Protocol:
 def model_for(recipe: Recipe, train: Bags) -> Model:
     """Fresh weights: the same for every fold and every removal of one seed."""
     source = sources.load(recipe.source)
+    return fresh_model(recipe, train, source.mean, source.std)
+
+
+def fresh_model(recipe: Recipe, train: Bags, mean: Any = None, std: Any = None) -> Model:
+    """The recipe's network for instances like these; what is not given of the normalisation is learned from them."""
     design = Design(
         shape=train.pool.shape,
         classes=train.classes,
@@ -149,7 +154,7 @@ def model_for(recipe: Recipe, train: Bags) -> Model:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(recipe.seed, "initialisation"))
-        return Model(design, Prepare.learn(train, source.mean, source.std).cpu())
+        return Model(design, Prepare.learn(train, mean, std).cpu())
 
 
 # -- MPEM -------------------------------------------------------------------------------------------------------------

@@ -94,6 +94,23 @@ def say(model: Model, bags: Bags, *, keep: tuple[str, ...] = (), batch_instances
     return Output(torch.cat(instance), torch.cat(bag), {k: torch.cat([p[k] for p in parts]) for k in keep})
 
 
+@torch.no_grad()
+def say_alone(model: Model, x: Tensor, *, batch_instances: int = 8192) -> Tensor:
+    """(n, ...) loose instances, seen without any bag -> (n, C) logits, on the CPU. Some heads cannot be asked that."""
+    if model.head.whole_bag or model.head.order_matters:
+        raise HeadcountError(
+            f"head {model.design.head} judges an instance by its bag, or by its place in it; give whole bags to say()"
+        )
+    was_training = model.training
+    model.eval()
+    try:
+        parts = [part.to(model.device) for part in x.split(batch_instances)]
+        said = [model(part, Segments.from_sizes([1] * len(part), model.device)).instance.cpu() for part in parts]
+    finally:
+        model.train(was_training)
+    return torch.cat(said)
+
+
 def by_instances(bags: Bags, budget: int) -> list[Bags]:
     """Consecutive bags in parts of at most ``budget`` instances (a larger bag is a part of its own)."""
     ends, parts, start = bags.offsets.tolist(), [], 0
