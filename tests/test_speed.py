@@ -93,7 +93,7 @@ def test_threads_share_the_cores():
 
 
 def test_resnet18_has_the_usual_structure():
-    """Names, shapes and parameter count of torchvision's (equality of weights and outputs was checked where it imports)."""
+    """Names, shapes and parameter count of the usual one; beside torchvision itself see below, where it imports."""
     state = ResNet18(3).state_dict()
     assert sum(p.numel() for p in ResNet18(3).parameters()) == 11_176_512
     assert len(state) == 120
