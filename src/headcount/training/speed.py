@@ -171,7 +171,7 @@ class TinyMapConv(nn.Conv2d):
 class StemConv(nn.Conv2d):
     """The 7x7 stride-2 convolution on three channels, as a 4x4 stride-1 one on twelve: each 2x2 block of pixels becomes a
     place with four times the channels, padded to sixteen, a number the matrix units like. The same function, same weights;
-    cuDNN takes a seventh of the time for it.
+    cuDNN takes a quarter of the time for it (docs/speed.md).
     """
 
     def forward(self, input: Tensor) -> Tensor:

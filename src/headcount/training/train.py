@@ -7,7 +7,6 @@ bit on the CPU: every draw comes from (seed, purpose, epoch), and a checkpoint i
 from __future__ import annotations
 
 import copy
-import json
 import math
 import os
 import time
@@ -23,7 +22,7 @@ from headcount.bags import Bags
 from headcount.errors import HeadcountError
 from headcount.models.heads import Batch, Output, Pass
 from headcount.models.model import Model
-from headcount.training import checkpoint, speed
+from headcount.training import checkpoint, log, speed
 from headcount.training.batches import Feed
 from headcount.training.recipe import Recipe
 from headcount.training.seeds import seed_for
@@ -88,7 +87,7 @@ def fit(
                 state.note(progress, float(losses[0]), float(losses[1]))
                 progress.seconds = time.monotonic() - started
                 if work:
-                    _log(work, progress)
+                    log.append(work, progress.epoch, progress.curve[-1])
                     if time.monotonic() - saved > checkpoint_seconds:
                         state.save(work, progress)
                         saved = time.monotonic()
@@ -208,7 +207,7 @@ class Training:
         """Take up the checkpoint of this recipe if there is one; otherwise begin."""
         found = checkpoint.load(work / "checkpoint.safetensors")
         if found is None or found[1].pop("key") != self.recipe.key:
-            _rewrite_log(work, [])
+            log.rewrite(work, [])
             return Progress()
         tensors, facts = found
         self.model.load_state_dict(_under("model.", tensors))
@@ -223,7 +222,7 @@ class Training:
             optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
         progress = Progress(**facts)
         progress.curve = [(train, valid) for train, valid in facts["curve"]]
-        _rewrite_log(work, progress.curve)
+        log.rewrite(work, progress.curve)
         return progress
 
     # -- inner --------------------------------------------------------------------------------------------------------
@@ -285,19 +284,3 @@ def _patience_over(progress: Progress, patience: int) -> bool:
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-
-def _log(work: Path, progress: Progress) -> None:
-    work.mkdir(parents=True, exist_ok=True)
-    with open(work / "metrics.jsonl", "a") as f:
-        f.write(_line(progress.epoch, *progress.curve[-1]))
-
-
-def _rewrite_log(work: Path, curve: list[tuple[float, float]]) -> None:
-    """What was logged after the last checkpoint will be trained, and logged, again."""
-    work.mkdir(parents=True, exist_ok=True)
-    (work / "metrics.jsonl").write_text("".join(_line(e, *pair) for e, pair in enumerate(curve, 1)))
-
-
-def _line(epoch: int, train: float, valid: float) -> str:
-    return json.dumps({"epoch": epoch, "train_loss": train, "valid_loss": valid}) + "\n"
