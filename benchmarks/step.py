@@ -91,6 +91,10 @@ def measure(name: str, epochs: int, precision: str, compile: str, device: torch.
     return row, state
 
 
+def _searched(precision: str, device: torch.device) -> None:
+    torch.backends.cudnn.benchmark = True
+
+
 def profile(state: train.Training) -> str:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as prof:
         float(state.train_epoch(0))
@@ -106,13 +110,17 @@ def main() -> None:
     args = parser.parse_args()
     device = speed.device_for("auto")
     plain = {"fast": lambda f, d: f}
-    usual = {"arrange": lambda model, device: None}
+    arranged = speed.arrange
+    usual = {"arrange": lambda model, device, precision: None}
+    layers = {"arrange": lambda model, device, precision: arranged(model, device, "tf32")}  # no kernel of our own
     variants = {
         "plain tf32": ("tf32", "off", plain),
         "plain bf16": ("bf16", "off", plain),
         "captured bf16": ("bf16", "off", {}),
         "compiled, captured bf16": ("bf16", "on", {}),
         "compiled, captured bf16, usual convolutions": ("bf16", "on", usual),
+        "compiled, captured bf16, the stem's layers": ("bf16", "on", layers),
+        "compiled, captured bf16, cuDNN's search": ("bf16", "on", {"set_convolutions": _searched}),
         "compiled, captured tf32": ("tf32", "on", {}),
     }
     chosen = args.variants.split(";") if args.variants else list(variants)
@@ -123,9 +131,12 @@ def main() -> None:
             row, state = measure(name, args.epochs, precision, compile, device, **changes)
             rows.append(row)
             if args.profile and name == "compiled, captured bf16":
-                print(profile(state), flush=True)
+                table = profile(state)
+                print(table, flush=True)
         except Exception as e:
             print(name, "FAILED", type(e).__name__, str(e)[:600], flush=True)
+        finally:
+            torch.backends.cudnn.benchmark = False
         state = None
     result = {
         "device": speed.describe(device),

@@ -7,6 +7,10 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels are tested without a card, slowly
 
 
 @pytest.fixture(autouse=True)

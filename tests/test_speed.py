@@ -31,7 +31,7 @@ def test_rewrites_are_exact(side, stem):
     x = torch.randn(6, 3, side, side, dtype=torch.float64)
     want = outcome(model, x)
     fast = copy.deepcopy(model)
-    speed.arrange(fast, torch.device("cuda"))  # the layout for a card runs on the CPU too
+    speed.arrange(fast, torch.device("cuda"), "tf32")  # the layout for a card runs on the CPU too
     assert isinstance(fast.conv1, speed.StemConv) == (stem == "paper")
     assert sum(isinstance(m, speed.TinyMapConv) for m in fast.modules()) >= 16
     for a, b in zip(want, outcome(fast, x), strict=True):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headcount.errors import HeadcountError, choose
+from headcount.training import kernels
 
 COMPILE = ("auto", "on", "off")
 
@@ -175,21 +176,19 @@ class StemConv(nn.Conv2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        n, channels, height, width = input.shape
+        _, channels, height, width = input.shape
         if height % 2 or width % 2 or channels > 4:
             return super().forward(input)
-        fill = 16 - 4 * channels
-        blocks = input.permute(0, 2, 3, 1).reshape(n, height // 2, 2, width // 2, 2, channels).permute(0, 1, 3, 2, 4, 5)
-        x = F.pad(blocks.flatten(3), (0, fill, 2, 1, 2, 1)).permute(0, 3, 1, 2)
-        # eight taps a side, the first of them zero, in four blocks of two
-        w = F.pad(self.weight, (1, 0, 1, 0)).unflatten(3, (4, 2)).unflatten(2, (4, 2)).permute(0, 2, 4, 3, 5, 1)
-        return F.conv2d(x, F.pad(w.flatten(3), (0, fill)).permute(0, 3, 1, 2))
+        x, w = kernels.in_blocks(input), kernels.weight_in_blocks(self.weight)
+        return F.conv2d(x.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2))
 
 
-def arrange(model: nn.Module, device: torch.device) -> None:
+def arrange(model: nn.Module, device: torch.device, precision: str) -> None:
     """Lay a model out for speed: convolutions channels-last, as the images already are, and the short ways above.
     Weights, names and results stay."""
     for m in model.modules():
+        if device.type == "cuda" and precision == "bf16" and kernels.usable(m):
+            m.__class__ = kernels.FusedStem
         if type(m) is nn.Conv2d and m.bias is None and m.groups == 1:
             m.weight.data = m.weight.data.contiguous(memory_format=torch.channels_last)
             if m.kernel_size == (3, 3) and m.padding == (1, 1):

@@ -123,7 +123,7 @@ class Training:
         self.head = self.model.head
         self.head.enrol(len(train), len(train.index))
         self.model.to(device)  # what enrolling added
-        speed.arrange(self.model, device)
+        speed.arrange(self.model, device, recipe.precision)
         self.teacher = copy.deepcopy(self.model).requires_grad_(False).eval() if self.head.teacher is not None else None
         self.answering = self.teacher or self.model
         self.encode = _encoder(compile, device.type)

@@ -1,0 +1,103 @@
+"""The fused stem against the layers it stands for: on the CPU by Triton's interpreter, on a card as it runs there."""
+
+import copy
+
+import pytest
+import torch
+
+triton = pytest.importorskip(
+    "triton", reason="Triton comes with torch on a machine with a card, and with the extra dev"
+)
+
+from headcount.models.backbones import ResNet18
+from headcount.training import kernels, speed
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _exact(monkeypatch):
+    """On a card the layers and the kernels would both round to TF32, each in its own way."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+def pair(channels: int, seed: int, **options) -> tuple[ResNet18, ResNet18]:
+    """The layers, and the fused stem with the same weights; batch-norm's weights of either sign, some of them zero."""
+    torch.manual_seed(seed)
+    layers = ResNet18(channels, **options).to(DEVICE)
+    with torch.no_grad():
+        layers.bn1.weight.uniform_(-1, 1.5)
+        layers.bn1.weight[:2] = 0
+        layers.bn1.bias.uniform_(-0.5, 0.5)
+    fused = copy.deepcopy(layers)
+    fused.__class__ = kernels.FusedStem
+    return layers, fused
+
+
+def outcome(network: ResNet18, x: torch.Tensor, grad: torch.Tensor) -> dict[str, torch.Tensor]:
+    network.train().zero_grad()
+    said = network.stem(x)
+    said.backward(grad.to(said.dtype))
+    learned = {name: network.get_parameter(name).grad for name in ("conv1.weight", "bn1.weight", "bn1.bias")}
+    return {"pooled": said.detach(), **learned, **dict(network.bn1.named_buffers())}
+
+
+def pixels(n: int, channels: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(n, side, side, channels, device=DEVICE).permute(0, 3, 1, 2)
+    small = (side // 2 + 1) // 2
+    return x + 0.3, torch.randn(n, 64, small, small, device=DEVICE)
+
+
+@pytest.mark.parametrize(("n", "channels", "side"), [(3, 3, 32), (2, 1, 28), (5, 3, 12), (1, 4, 18), (9, 3, 6)])
+def test_the_fused_stem_is_the_layers(n, channels, side):
+    layers, fused = pair(channels, seed=n)
+    x, grad = pixels(n, channels, side)
+    want, got = outcome(layers, x, grad), outcome(fused, x, grad)
+    for name, value in want.items():
+        scale = float(value.double().abs().max()) or 1.0
+        loose = 2e-2 if DEVICE.type == "cuda" and name == "conv1.weight" else 2e-5  # its products are TF32 on a card
+        torch.testing.assert_close(got[name], value, rtol=loose, atol=loose * scale, msg=lambda m, k=name: f"{k}: {m}")
+
+
+def test_bf16_rounds_no_worse_than_the_layers():
+    """Against the layers in float32: the fused stem in bf16 may be no further off than the layers in bf16."""
+    layers, fused = pair(3, seed=1)
+    x, grad = pixels(16, 3, 32)
+    exact = outcome(copy.deepcopy(layers), x, grad)
+    with torch.autocast(DEVICE.type, torch.bfloat16, cache_enabled=False):
+        usual, ours = outcome(layers, x, grad), outcome(fused, x, grad)
+
+    def off(found, name):
+        return float((found[name].float() - exact[name]).norm() / exact[name].norm())
+
+    for name in ("pooled", "conv1.weight", "bn1.weight", "bn1.bias", "running_mean", "running_var"):
+        assert off(ours, name) <= 1.1 * off(usual, name) + 1e-3, (name, off(ours, name), off(usual, name))
+
+
+def test_in_eval_mode_the_layers_answer():
+    layers, fused = pair(3, seed=2)
+    x, _ = pixels(2, 3, 32)
+    assert torch.equal(layers.eval().stem(x), fused.eval().stem(x))
+
+
+def test_it_traces():
+    _, fused = pair(3, seed=3)
+    x, grad = pixels(4, 3, 32)
+    want = outcome(copy.deepcopy(fused), x, grad)
+    fused.stem = torch.compile(fused.stem, backend="aot_eager", fullgraph=True)
+    for name, value in outcome(fused, x, grad).items():
+        torch.testing.assert_close(value, want[name], rtol=1e-4, atol=1e-4 * float(value.double().abs().max() or 1))
+
+
+def test_only_the_stem_that_is_written_here_is_replaced():
+    assert kernels.usable(ResNet18(3))
+    assert not kernels.usable(ResNet18(3, stem="small"))
+    assert not kernels.usable(ResNet18(3, stem="pool"))
+    assert not kernels.usable(ResNet18(3, width=16))
+    assert not kernels.usable(ResNet18(5))
+    for precision, device, fused in (("bf16", "cuda", True), ("tf32", "cuda", False), ("bf16", "cpu", False)):
+        network = ResNet18(3)
+        names = list(network.state_dict())
+        speed.arrange(network, torch.device(device), precision)
+        assert isinstance(network, kernels.FusedStem) == fused
+        assert list(network.state_dict()) == names
