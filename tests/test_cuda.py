@@ -48,6 +48,7 @@ def test_a_captured_head_learns_as_the_plain_one(head, monkeypatch):
     np.testing.assert_allclose(captured, plain, rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.filterwarnings("default::DeprecationWarning")  # of torch's own, on importing its compiler
 def test_a_compiled_network_repeats_itself():
     """The whole fast path twice; printed, so that the bound in docs/speed.md can be seen again."""
     (one, a), (two, b) = (curve("count", (32, 32, 3), "resnet18", 6, "on", "bf16") for _ in range(2))

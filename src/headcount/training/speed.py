@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headcount.errors import HeadcountError, choose
-from headcount.training import kernels
+from headcount.training import stem
 
 COMPILE = ("auto", "on", "off")
 
@@ -179,7 +179,7 @@ class StemConv(nn.Conv2d):
         _, channels, height, width = input.shape
         if height % 2 or width % 2 or channels > 4:
             return super().forward(input)
-        x, w = kernels.in_blocks(input), kernels.weight_in_blocks(self.weight)
+        x, w = stem.in_blocks(input), stem.weight_in_blocks(self.weight)
         return F.conv2d(x.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2))
 
 
@@ -187,8 +187,8 @@ def arrange(model: nn.Module, device: torch.device, precision: str) -> None:
     """Lay a model out for speed: convolutions channels-last, as the images already are, and the short ways above.
     Weights, names and results stay."""
     for m in model.modules():
-        if device.type == "cuda" and precision == "bf16" and kernels.usable(m):
-            m.__class__ = kernels.FusedStem
+        if device.type == "cuda" and precision == "bf16" and stem.usable(m):
+            m.__class__ = stem.FusedStem
         if type(m) is nn.Conv2d and m.bias is None and m.groups == 1:
             m.weight.data = m.weight.data.contiguous(memory_format=torch.channels_last)
             if m.kernel_size == (3, 3) and m.padding == (1, 1):
