@@ -28,6 +28,7 @@ KINDS = ("images", "features", "table", "text")
 COMMONEST = 64
 _FAR = 1e6  # deviations from the mean: a wild value stays finite in float32 and in the squares taken of it
 _MOST = 1 << 20
+_LARGEST = 1 << 26  # numbers in one instance
 
 
 @dataclass(frozen=True)
@@ -121,8 +122,10 @@ class Learned:
         if said["kind"] not in KINDS:
             raise _wrong(f"kind {said['kind']!r} is none of {', '.join(KINDS)}")
         shape = said["shape"]
-        if not (isinstance(shape, list) and 1 <= len(shape) <= 3 and all(_count(n) for n in shape)):
+        if not (isinstance(shape, list) and len(shape) in (1, 3) and all(_count(n) for n in shape)):
             raise _wrong(f"shape {shape!r}")
+        if (said["kind"] == "images") != (len(shape) == 3) or math.prod(shape) > _LARGEST:
+            raise _wrong(f"{said['kind']} of shape {shape}")
         if not isinstance(said["fields"], list) or len(said["fields"]) > _MOST:
             raise _wrong("fields must be a list")
         fields = tuple(_field_of(d, i, arrays) for i, d in enumerate(said["fields"]))
@@ -223,11 +226,14 @@ def numbers(column: pa.ChunkedArray) -> np.ndarray:
     return column.to_numpy() if column.null_count == 0 else column.fill_null(math.nan).to_numpy()
 
 
-def texts(column: pa.ChunkedArray) -> tuple[np.ndarray, list[str]]:
+def texts(column: pa.ChunkedArray, called: str = "a column") -> tuple[np.ndarray, list[str]]:
     """(n,) codes, -1 where missing, and the values as text, in order of first appearance."""
-    if not pa.types.is_dictionary(column.type):
-        column = column.dictionary_encode()
-    column = column.unify_dictionaries()
+    try:
+        if not pa.types.is_dictionary(column.type):
+            column = column.dictionary_encode()
+        column = column.unify_dictionaries()
+    except pa.ArrowException:
+        raise HeadcountError(f"{called} holds {column.type}; give texts or numbers") from None
     if column.num_chunks == 0:
         return np.zeros(0, np.int64), []
     codes = np.concatenate([c.indices.cast(pa.int64()).fill_null(-1).to_numpy() for c in column.chunks])
@@ -293,7 +299,7 @@ def _field_of(d: Any, i: int, arrays: Mapping[str, Any]) -> Field:
         "vector": {"length"},
         "text": {"vocabulary"},
     }
-    if kind not in needs:
+    if not isinstance(kind, str) or kind not in needs:
         raise _wrong(f"column {i} has kind {kind!r}")
     _keys(d, {"name", "kind"} | needs[kind], f"column {i}")
     if not isinstance(d["name"], str) or not isinstance(d.get("missing", False), bool):

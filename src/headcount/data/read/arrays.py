@@ -21,7 +21,7 @@ import torch
 from headcount.data.columns import Columns
 from headcount.data.learned import plain, texts
 from headcount.data.read.found import Asked, Found, Said, short, some
-from headcount.data.read.rows import _heavy
+from headcount.data.read.rows import heavy
 from headcount.data.read.targets import beside
 from headcount.errors import HeadcountError
 
@@ -36,7 +36,7 @@ def read_file(path: Path, asked: Asked) -> Found:
     try:
         if path.suffix.lower() == ".npy":
             return read_array(np.load(path, mmap_mode="r", allow_pickle=False), asked, str(path))
-        with np.load(path, allow_pickle=False) as z:
+        with open(path, "rb") as f, np.load(f, allow_pickle=False) as z:
             held = {name: z[name] for name in z.files if name in KEYS}
             other = [name for name in z.files if name not in KEYS]
     except HeadcountError:
@@ -97,10 +97,13 @@ def read_keys(given: Mapping[str, Any], asked: Asked, where: str = "the dict") -
             f"{there[0]} of {where} is {x.dtype} of shape {x.shape}; give (N, D) or (N, H, W, channels)"
         )
     for k in _PER_ROW:
-        if k in held and (len(held[k]) != len(x) if held[k].ndim else True):
+        if k in held and (held[k].ndim != 1 + (k == "coords") or len(held[k]) != len(x)):
             raise HeadcountError(
                 f"{k} of {where} has shape {held[k].shape} for {len(x)} instances; give one per instance"
             )
+    for k in ("labels", "names", "group", "classes"):
+        if k in held and held[k].ndim != 1 and not (k == "labels" and held[k].ndim == 2):
+            raise HeadcountError(f"{k} of {where} has shape {held[k].shape}; give a list")
     bag, names = _grouped(held, len(x), where, asked)
     for k in _PER_BAG:
         if k in held and (held[k].ndim == 0 or len(held[k]) != len(names)):
@@ -120,6 +123,8 @@ def _grouped(held: Mapping[str, np.ndarray], n: int, where: str, asked: Asked) -
             raise HeadcountError(f"bag of {where} has shape {a.shape}; give one name or number per instance")
         bag, names = texts(pa.chunked_array([pa.array(a)]))
         asked.bad.rows(bag < 0, lambda r: f"{where} row {r + 1} is in no bag")
+        if not names:
+            raise HeadcountError(f"{where}: no instance is in a bag")
         return bag, names
     if a.ndim != 1 or a.dtype.kind not in "iu" or len(a) == 0:
         raise HeadcountError(f"{ways[0]} of {where} must be whole numbers, got {a.dtype} of shape {a.shape}")
@@ -142,11 +147,6 @@ def _found(
         raise HeadcountError(
             f"{where} holds {x.dtype} of shape {x.shape}; pictures are uint8 (N, H, W, 1 or 3), features (N, D)"
         )
-    model = asked.learned
-    if model is not None and (model.kind != ("images" if pictures else "features") or model.shape != x.shape[1:]):
-        raise HeadcountError(
-            f"{where} holds instances of shape {x.shape[1:]}, the model takes {model.kind} of {model.shape}"
-        )
     wrong = np.zeros(len(x), bool) if pictures else _not_finite(x, bag, names, where, asked)
     kind = "images" if pictures else "features"
     shape = "x".join(map(str, x.shape[1:]))
@@ -167,7 +167,7 @@ def _found(
         found.weight = (
             held["weight"].astype(np.float64) if held["weight"].dtype.kind in "iufb" else np.full(len(x), np.nan)
         )
-        wrong = wrong | _heavy(found.weight, "weight", where, asked)
+        wrong = wrong | heavy(found.weight, "weight", where, asked)
         found.weight = np.where(wrong, 1, found.weight)
     for what in ("truth", "known"):
         if what in held:
@@ -176,7 +176,7 @@ def _found(
         found.coords = _coords(held["coords"], len(x), where)
     if "group" in held:
         found.group = tuple(plain(v) or f"only {names[b]}" for b, v in enumerate(held["group"].tolist()))
-    found.bag = np.where(wrong, -1, bag)
+    found.bag, found.checked = np.where(wrong, -1, bag), not wrong.any()
     return found
 
 
@@ -214,7 +214,9 @@ def _coords(a: np.ndarray, n: int, where: str) -> np.ndarray:
 def _not_finite(x: np.ndarray, bag: np.ndarray, names: list[str], where: str, asked: Asked) -> np.ndarray:
     if x.dtype.kind != "f":
         return np.zeros(len(x), bool)
-    wrong = np.concatenate([~np.isfinite(x[i : i + 65536]).all(1) for i in range(0, len(x), 65536)])
+    most = np.finfo(np.float32).max  # beyond it, a double becomes infinite in the pool
+    with np.errstate(invalid="ignore"):
+        wrong = np.concatenate([~(np.abs(x[i : i + 65536]) <= most).all(1) for i in range(0, len(x), 65536)])
     return asked.bad.rows(
         wrong, lambda r: f"{where} row {r + 1} (bag {names[bag[r]]!r}) has a number that is not finite"
     )
@@ -232,7 +234,7 @@ def _numpy(given: Any, what: str, words: bool = False) -> np.ndarray:
         a = np.array([plain(v) or "" for v in a.ravel().tolist()]).reshape(a.shape) if a.size else a.astype(str)
     if a.dtype.kind not in ("biuf" + "US" * words) or (a.dtype.itemsize > 8 and a.dtype.kind == "f"):
         raise HeadcountError(f"{what} holds {a.dtype}; give numbers")
-    return a
+    return a.astype(a.dtype.newbyteorder("="), copy=False)
 
 
 def _digest(x: np.ndarray) -> str:

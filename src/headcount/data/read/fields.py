@@ -55,7 +55,8 @@ def plan(
             aside[name] = why
             continue
         surely = bool(fixed) or name in roles.categories
-        columns[name] = _usable(table.column(name), name, kind, surely, where, asked, bad)
+        columns[name] = made = _usable(table.column(name), name, kind, surely, where, asked, bad)
+        kind = "number" if kind == "category" and not pa.types.is_dictionary(made.type) else kind
         chosen.append(Field(name, kind))
     if not chosen:
         said = (
@@ -81,7 +82,7 @@ def _kind(column: pa.ChunkedArray, category: bool) -> tuple[str, str]:
         return _category(column, category)
     if pa.types.is_integer(value):
         x = numbers(column)
-        if len(x) > 2 and np.array_equal(x, np.arange(len(x)) + x[0]):
+        if len(x) > _FEW and np.array_equal(x, np.arange(len(x)) + x[0]):
             return "", "it numbers the rows"
     if pa.types.is_boolean(value) or pa.types.is_primitive(value) or pa.types.is_decimal(value):
         return "number", ""
@@ -136,9 +137,9 @@ def _usable(
         return column
     value = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     wordy = pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value)
-    if kind == "text":
-        return column.cast(pa.large_string() if pa.types.is_large_string(value) else pa.string())
     try:
+        if kind == "text":
+            return column.cast(pa.large_string() if pa.types.is_large_string(value) else pa.string())
         if kind == "number" and not wordy:
             x = numbers(column)
             wrong = np.isinf(x)

@@ -73,8 +73,9 @@ def flat(
     folder = home() / "flat" if cache is None else Path(cache).expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with alone(folder / f"{name()}.lock"):
-            return _cached(folder / f"{name()}.npy", ends, (total, *shape), np.dtype(dtype), fill)
+        path = folder / f"{name()}.npy"
+        with alone(path.with_suffix(".lock")):
+            return _cached(path, ends, (total, *shape), np.dtype(dtype), fill)
     except OSError as e:
         raise HeadcountError(f"cannot write the cache in {folder}: {e}; it needs {need / 1e9:.1f} GB") from None
 

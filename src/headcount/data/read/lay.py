@@ -70,6 +70,10 @@ def lay(found: Found, asked: Asked) -> Reading:
     """The common end of every reader."""
     asked = replace(asked, classes=asked.classes or found.classes)
     notes: list[str] = []
+    model = asked.learned
+    if model is not None and (found.kind != model.kind or (not model.fields and model.shape != found.columns.shape)):
+        shape = f"{found.kind} of shape {found.columns.shape}"
+        raise HeadcountError(f"{found.where} holds {shape}, the model takes {model.kind} of {model.shape}")
     if len(set(found.names)) < len(found.names):
         twice = next(n for k, n in enumerate(found.names) if n in found.names[:k])
         raise HeadcountError(f"{found.where} has two bags called {twice!r}; give each its own name")
@@ -81,7 +85,7 @@ def lay(found: Found, asked: Asked) -> Reading:
         )
     content, address = _kept(found)
     bag = found.bag
-    here = np.flatnonzero((bag >= 0) & ~tied[bag])
+    here = np.flatnonzero((bag >= 0) & ~np.append(tied, True)[bag])
     if not len(here):
         raise HeadcountError(
             f"{found.where} leaves no instance to read" + (f": {asked.bad.said[0]}" if asked.bad.said else "")

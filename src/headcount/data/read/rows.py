@@ -15,7 +15,7 @@ from headcount.data.learned import plain, texts
 from headcount.data.read.fields import plan
 from headcount.data.read.found import Asked, Found, Said, firsts, some
 from headcount.data.read.images import read_images
-from headcount.data.read.tables import header, open_table, suffix
+from headcount.data.read.tables import open_table
 from headcount.data.read.targets import as_numbers, beside, by_rows, groups
 from headcount.errors import HeadcountError
 
@@ -30,14 +30,18 @@ def read_table(data: Any, asked: Asked) -> Found:
         raise HeadcountError(
             f"{where}: which column is the bag? It has {some(table.column_names, 12)}; name it with bag="
         )
-    bag, names = texts(table.column(roles.bag))
+    bag, names = texts(table.column(roles.bag), f"column {roles.bag!r} of {where}")
+    if not names:
+        raise HeadcountError(f"{where}: column {roles.bag!r} is empty, no row is in a bag")
     missing = asked.bad.rows(bag < 0, lambda r: f"{where} row {r + 1} is in no bag (column {roles.bag!r} is empty)")
     wrong = missing | _twice(table, roles, bag, where, asked)
     if roles.weight:
         weight = as_numbers(table.column(roles.weight), roles.weight, where)
-        wrong |= _heavy(weight, roles.weight, where, asked)
+        wrong |= heavy(weight, roles.weight, where, asked)
     group, roles, notes = _group(table, roles, bag, names, where, asked)
     said = _said(table, roles, bag, names, where, asked)
+    if asked.named.group and group is None and said.group is None:
+        raise HeadcountError(f"neither {where} nor the label file has a column {asked.named.group!r} (group)")
     found = Found(
         kind="table", how="", where=where, columns=Columns("table"), content=None, bag=bag, names=names, said=said,
         ids=table, digest=digest, group=group, notes=notes,
@@ -46,11 +50,13 @@ def read_table(data: Any, asked: Asked) -> Found:
         found.weight = np.where(wrong, 1, weight)
     for what in ("truth", "known"):
         if (name := getattr(roles, what)) is not None:
-            setattr(found, what, texts(table.column(name)))
+            setattr(found, what, texts(table.column(name), f"column {name!r} of {where}"))
     if roles.x and roles.y:
         found.coords = np.stack([as_numbers(table.column(n), n, where) for n in (roles.x, roles.y)], 1)
         lost = np.asarray(~np.isfinite(found.coords).all(1))
-        wrong |= asked.bad.rows(lost, lambda r: f"{where} row {r + 1} has no finite coordinates ({roles.x}, {roles.y})")
+        wrong |= asked.bad.rows(
+            lost, lambda r: f"{where} row {r + 1} has no finite coordinates in {roles.x!r}, {roles.y!r}"
+        )
         if asked.tile:
             found.tiles = np.full(table.num_rows, float(asked.tile))
     wrong |= _instances(table, roles, found, data, asked)
@@ -69,16 +75,14 @@ def _before(asked: Asked) -> Named:
 
 
 def _roles(table: pa.Table, where: str, asked: Asked) -> Named:
-    named, names = _before(asked), table.column_names
-    elsewhere: Sequence[str] = ()
-    if isinstance(asked.labels, (str, Path)) and Path(asked.labels).is_file() and suffix(Path(asked.labels)) != ".npy":
-        elsewhere = header(Path(asked.labels))[0] if suffix(Path(asked.labels)) not in (".parquet", ".pq") else names
-    if asked.learned is not None and not asked.need_labels:  # a model's label column may well be missing in new data
-        named = Named(
-            **{k: v for k, v in named.to_json().items() if k in ("features", "categories") or _there(v, names)}
-        )
-    model = {f.name for f in asked.learned.fields} if asked.learned else set()
-    return named.found([n for n in names if n not in model or n == named.text], where, [*elsewhere, *model])
+    names, own = table.column_names, asked.named
+    elsewhere = [n for n in (own.label, own.group, *own.votes) if n and asked.labels is not None]  # in the label file
+    if asked.learned is None:
+        return own.found(names, where, elsewhere)
+    model = {f.name for f in asked.learned.fields}
+    said = _before(asked).to_json()  # what only the model says need not be there: new data may well have no labels
+    named = Named(**{k: v for k, v in said.items() if k == "categories" or getattr(own, k) or _there(v, names)})
+    return named.found([n for n in names if n not in model or n == named.text], where, {*elsewhere, *model})
 
 
 def _there(value: Any, names: Sequence[str]) -> bool:
@@ -89,7 +93,7 @@ def _twice(table: pa.Table, roles: Named, bag: np.ndarray, where: str, asked: As
     """(n,) rows whose id stands in their bag already."""
     if roles.id is None or roles.id not in table.column_names:
         return np.zeros(table.num_rows, bool)
-    code, values = texts(table.column(roles.id))
+    code, values = texts(table.column(roles.id), f"column {roles.id!r} of {where}")
     both = np.where((code >= 0) & (bag >= 0), bag.astype(np.int64) * len(values) + code, -1 - np.arange(len(code)))
     order = np.argsort(both, kind="stable")
     again = np.zeros(len(code), bool)
@@ -99,11 +103,12 @@ def _twice(table: pa.Table, roles: Named, bag: np.ndarray, where: str, asked: As
     )
 
 
-def _heavy(weight: np.ndarray, name: str, where: str, asked: Asked) -> np.ndarray:
+def heavy(weight: np.ndarray, name: str, where: str, asked: Asked) -> np.ndarray:
     with np.errstate(invalid="ignore"):
         wrong = ~((weight >= 0) & (weight <= HEAVIEST))
     return asked.bad.rows(
-        wrong, lambda r: f"{where} row {r + 1}: weight {weight[r]} in column {name!r}; a weight is 0 to {HEAVIEST:g}"
+        wrong,
+        lambda r: f"{where} row {r + 1}: {weight[r]} in column {name!r} is no weight; weights are 0 to {HEAVIEST:g}",
     )
 
 
@@ -114,7 +119,7 @@ def _group(
     if roles.group is None or roles.group not in table.column_names:
         return None, roles, []
     if asked.named.group is None:
-        code, _ = texts(table.column(roles.group))
+        code, _ = texts(table.column(roles.group), f"column {roles.group!r} of {where}")
         if firsts(bag, code, len(names))[1].any():
             said = f"column {roles.group!r} differs inside bags: taken as a feature, not as the group"
             return None, replace(roles, group=None), [said]
@@ -134,9 +139,11 @@ def _said(table: pa.Table, roles: Named, bag: np.ndarray, names: Sequence[str], 
 
 def _instances(table: pa.Table, roles: Named, found: Found, data: Any, asked: Asked) -> np.ndarray:
     """Fill in what the instances are; gives (n,) rows that are bad."""
-    n, shown = table.num_rows, found.where
+    n, shown, model = table.num_rows, found.where, asked.learned
+    if model is not None and not model.fields and not (model.kind == "images" and roles.path):
+        raise HeadcountError(f"the model takes {model.kind}, and {shown} is a table without pictures")
     spoken = [*(name for _, name in roles.single()), *roles.votes]
-    if roles.path and (asked.learned is None or asked.learned.kind == "images"):
+    if roles.path and (model is None or not model.fields):
         folder = Path(data).parent if isinstance(data, (str, Path)) else Path()
         paths = [plain(v) for v in table.column(roles.path).to_pylist()]
         files = [folder / (p or "") for p in paths]

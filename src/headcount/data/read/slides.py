@@ -29,7 +29,7 @@ from headcount.data.read.flat import Part
 from headcount.data.read.folders import label_file
 from headcount.data.read.found import Asked, Found, Said, firsts, some
 from headcount.data.read.tables import is_frame, suffix
-from headcount.data.read.targets import _joined, _usual, beside, label_table
+from headcount.data.read.targets import beside, joined, label_table, usual
 from headcount.errors import HeadcountError
 
 _HDF5 = (".h5", ".hdf5")
@@ -127,11 +127,11 @@ def _bags(folder: Path, stems: list[str], asked: Asked) -> tuple[np.ndarray, lis
     if not (is_frame(given) or (isinstance(given, (str, Path)) and suffix(Path(given)) != ".npy")):
         return slide_by_slide, stems, beside(asked, stems, None, given)
     table, where, digest, roles, key = label_table(given, asked, "slide_id")
-    column = _usual("bag", [c for c in table.column_names if c != key], where) if asked.named.bag else key
+    column = usual("bag", [c for c in table.column_names if c != key], where) if asked.named.bag else key
     column = column or key
     table = table.set_column(table.column_names.index(column), column, _stems(table.column(column)))
     if column == key:
-        return slide_by_slide, stems, _joined(table, where, digest, roles, key, asked, stems)
+        return slide_by_slide, stems, joined(table, where, digest, roles, key, asked, stems)
     code, listed = texts(table.column(column))
     case, cases = texts(table.column(key))
     first, wrong = firsts(code, case, len(listed))
@@ -144,7 +144,7 @@ def _bags(folder: Path, stems: list[str], asked: Asked) -> tuple[np.ndarray, lis
     names = list(dict.fromkeys(of[stem] for stem in stems if stem in of))
     place = {name: b for b, name in enumerate(names)}
     bag = np.array([place[of[stem]] if stem in of else -1 for stem in stems])
-    return bag, names, _joined(table, where, digest, replace(roles, bag=key), key, asked, names)
+    return bag, names, joined(table, where, digest, replace(roles, bag=key), key, asked, names)
 
 
 def _stems(column: pa.ChunkedArray) -> pa.Array:

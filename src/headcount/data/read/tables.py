@@ -45,7 +45,7 @@ def is_frame(data: Any) -> bool:
 def open_table(data: Any, named: Named, bad: Bad, verbatim: bool = False) -> tuple[pa.Table, str, str]:
     """The table, how complaints call it, and the sha256 of its content. ``verbatim``: every CSV column stays text."""
     if not isinstance(data, (str, Path)):
-        table = _from_memory(data)
+        table = _without_views(_from_memory(data))
         _usable(table, "the table")
         return table, "the table", _hashed(table)
     path = Path(data)
@@ -57,7 +57,7 @@ def open_table(data: Any, named: Named, bad: Bad, verbatim: bool = False) -> tup
             raise
         raise HeadcountError(f"cannot read {path} as a table: {e or type(e).__name__}") from None
     _usable(table, str(path))
-    return table, str(path), _file_hash(path)
+    return _without_views(table), str(path), _file_hash(path)
 
 
 def _from_memory(data: Any) -> pa.Table:
@@ -75,6 +75,15 @@ def _from_memory(data: Any) -> pa.Table:
         raise HeadcountError(f"cannot take the DataFrame: {e}; give each column one type") from None
 
 
+def _without_views(table: pa.Table) -> pa.Table:
+    """Strings as Arrow first had them: not every function knows the newer layout yet."""
+    for i, f in enumerate(table.schema):
+        if pa.types.is_string_view(f.type) or pa.types.is_binary_view(f.type):
+            plain = pa.large_string() if pa.types.is_string_view(f.type) else pa.large_binary()
+            table = table.set_column(i, f.name, table.column(i).cast(plain))
+    return table
+
+
 def _usable(table: pa.Table, where: str) -> None:
     if table.num_columns == 0 or table.num_rows == 0:
         what = "no columns" if table.num_columns == 0 else "a header and no rows"
@@ -86,12 +95,15 @@ def _usable(table: pa.Table, where: str) -> None:
 
 def header(path: Path) -> tuple[list[str], str]:
     """The names in the first line that is not blank, and the sign between them."""
-    with pa.input_stream(str(path)) as f:
-        head = f.read(1 << 20)
+    try:
+        with pa.input_stream(str(path)) as f:
+            head = f.read(1 << 20)
+    except (pa.ArrowException, OSError) as e:
+        raise HeadcountError(f"cannot read {path}: {e}") from None
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise HeadcountError(f"{path} is UTF-16; save it as UTF-8")
     try:
-        text = codecs.getincrementaldecoder("utf-8-sig")().decode(head)
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(head, final=len(head) < 1 << 20)
     except UnicodeDecodeError as e:
         line = head[: e.start].count(b"\n") + 1
         raise HeadcountError(f"{path} is not UTF-8 (line {line}, byte {e.start}); save it as UTF-8") from None
@@ -99,7 +111,10 @@ def header(path: Path) -> tuple[list[str], str]:
     found = []
     for sign in usual:
         lines = csv.reader(io.StringIO(text, newline=""), delimiter=sign)
-        found.append((next((line for line in lines if line), []), sign))
+        try:
+            found.append((next((line for line in lines if line), []), sign))
+        except csv.Error as e:
+            raise HeadcountError(f"cannot make out the header of {path}: {e}") from None
     names, sign = max(found, key=lambda f: len(f[0]))  # the first of the usual ones on a draw
     if not names:
         raise HeadcountError(f"{path} is empty; its first line must name the columns")
@@ -122,10 +137,11 @@ def _read_csv(path: Path, named: Named, bad: Bad, verbatim: bool) -> pa.Table:
             convert_options=pacsv.ConvertOptions(column_types=types, null_values=MISSING),
         )
 
-    def torn(row: Any) -> str:
+    torn: list[str] = []
+
+    def write_down(row: Any) -> str:  # complaints wait: an exception cannot leave the parser
         cells = f"{row.actual_columns} cells for {row.expected_columns} columns"
-        where = f" {row.number - 1}" if row.number else ""  # the parser counts the header too
-        bad.say(f"{path} row{where} has {cells}: {short(row.text)}")
+        torn.append(f"{path} row {row.number - 1} has {cells}: {short(row.text)}")  # the parser counts the header too
         return "skip"
 
     try:
@@ -133,10 +149,9 @@ def _read_csv(path: Path, named: Named, bad: Bad, verbatim: bool) -> pa.Table:
     except pa.ArrowInvalid as e:
         if "columns, got" not in str(e):
             raise
-        try:
-            table = rows(threads=False, handler=torn)  # again, one row after the other, so that rows have numbers
-        except pa.ArrowInvalid as again:
-            raise HeadcountError(f"{path}: {again}") from None
+        table = rows(threads=False, handler=write_down)  # again, one row after the other, so that rows have numbers
+        for message in torn:
+            bad.say(message)
     if table.column_names != names:
         raise HeadcountError(f"cannot make out the header of {path}: {short(names)} or {short(table.column_names)}?")
     for name, column in zip(names, table.columns, strict=True):

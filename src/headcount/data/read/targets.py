@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +26,24 @@ def by_rows(table: pa.Table, roles: Named, bag: np.ndarray, names: Sequence[str]
     """Labels or votes that stand in every row of a bag; None if the table says nothing."""
     if roles.votes and set(roles.votes) <= set(table.column_names):
         votes = votes_of(table, roles.votes, where, bad)
-        there = bag >= 0
+        there = (bag >= 0) & (votes.sum(1) > 0)  # a blank row says nothing
         first = np.full(len(names), -1)
         first[bag[there][::-1]] = np.flatnonzero(there)[::-1]
         wrong = there & (votes != votes[first[bag]]).any(1)
-        _two(wrong, bag, names, where, "votes", bad)
-        per_bag = np.where((first >= 0)[:, None], votes[first], 0.0)
+        unclear = _two(
+            wrong, bag, names, lambda r: f"{where} row {r + 1}: bag {names[bag[r]]!r} has two sets of votes", bad
+        )
+        per_bag = np.where(((first >= 0) & ~unclear)[:, None], votes[first], 0.0)
         return Said(roles.votes, votes=per_bag, source=f"votes in columns {', '.join(roles.votes)}")
     if roles.label is None or roles.label not in table.column_names:
         return None
-    code, values = texts(table.column(roles.label))
+    code, values = texts(table.column(roles.label), f"column {roles.label!r} of {where}")
     first, wrong = firsts(bag, code, len(names))
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
-        both = f"{values[first[bag[row]]]!r} and {values[code[row]]!r}"
-        raise HeadcountError(f"{where} row {row + 1}: bag {names[bag[row]]!r} has two labels, {both}; a bag has one")
-    return Said(tuple(values), code=first, source=f"column {roles.label!r}")
+    both = lambda r: f"{values[first[bag[r]]]!r} and {values[code[r]]!r}"  # noqa: E731
+    unclear = _two(
+        wrong, bag, names, lambda r: f"{where} row {r + 1}: bag {names[bag[r]]!r} has two labels, {both(r)}", bad
+    )
+    return Said(tuple(values), code=np.where(unclear, -1, first), source=f"column {roles.label!r}")
 
 
 def votes_of(table: pa.Table, columns: Sequence[str], where: str, bad: Bad) -> np.ndarray:
@@ -85,10 +87,17 @@ def _float(text: str) -> float:
         return np.nan
 
 
-def _two(wrong: np.ndarray, bag: np.ndarray, names: Sequence[str], where: str, what: str, bad: Bad) -> None:
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
-        raise HeadcountError(f"{where} row {row + 1}: bag {names[bag[row]]!r} has two {what}; a bag has one")
+def _two(
+    wrong: np.ndarray, bag: np.ndarray, names: Sequence[str], message: Callable[[int], str], bad: Bad
+) -> np.ndarray:
+    """(B,) bags of which two things are said. One complaint a bag; who skips it has the bag without a label."""
+    rows = np.flatnonzero(wrong)
+    unclear, first = np.unique(bag[rows], return_index=True)
+    for row in rows[np.sort(first)].tolist():
+        bad.say(f"{message(row)}; a bag has one")
+    out = np.zeros(len(names), bool)
+    out[unclear] = True
+    return out
 
 
 # -- a second file, a dict, an array ----------------------------------------------------------------------------------------
@@ -101,11 +110,11 @@ def beside(asked: Asked, names: Sequence[str], bag_column: str | None, labels: A
         given = _loaded(Path(given))
     if isinstance(given, (str, Path)) or is_frame(given):
         table, where, digest, roles, key = label_table(given, asked, bag_column)
-        return _joined(table, where, digest, roles, key, asked, names)
+        return joined(table, where, digest, roles, key, asked, names)
     if isinstance(given, Mapping):
         table = pa.table({"bag": list(map(plain, given)), "label": list(map(plain, given.values()))})
         roles = Named(bag="bag", label="label")
-        return _joined(table, "labels", _digest(table.to_pydict()), roles, "bag", asked, names)
+        return joined(table, "labels", _digest(table.to_pydict()), roles, "bag", asked, names)
     return _in_order(given, asked, names)
 
 
@@ -118,12 +127,15 @@ def label_table(given: Any, asked: Asked, bag_column: str | None) -> tuple[pa.Ta
             raise HeadcountError(f"{given}: labels come as {', '.join(SUFFIXES)} or .npy")
     table, where, digest = open_table(given, Named(), asked.bad, verbatim=True)
     columns = table.column_names
+    for role, name in [("label", asked.named.label), *(("votes", v) for v in asked.named.votes)]:
+        if name is not None and name not in columns:
+            raise HeadcountError(f"{where} has no column {name!r} ({role}); it has {some(columns, 12)}")
     own = {f: getattr(asked.named, f) for f in ("bag", "label", "group") if getattr(asked.named, f) in columns}
-    votes = asked.named.votes if set(asked.named.votes) <= set(columns) else ()
+    votes = asked.named.votes
     rest = [c for c in columns if c not in own.values() and c not in votes]
-    label = own.get("label") or _usual("label", rest, where)
-    group = own.get("group") or _usual("group", [c for c in rest if c != own.get("bag")], where)
-    key = own.get("bag") or (bag_column if bag_column in columns else None) or _usual("bag", rest, where)
+    label = own.get("label") or usual("label", rest, where)
+    group = own.get("group") or usual("group", [c for c in rest if c != own.get("bag")], where)
+    key = own.get("bag") or (bag_column if bag_column in columns else None) or usual("bag", rest, where)
     if key is None:  # a table of two columns needs no names for them
         others = [c for c in rest if c not in (label, group)]
         if len(others) != 1:
@@ -134,14 +146,14 @@ def label_table(given: Any, asked: Asked, bag_column: str | None) -> tuple[pa.Ta
     return table, where, digest, Named(bag=key, label=label, votes=votes, group=group if group != key else None), key
 
 
-def _usual(role: str, columns: Sequence[str], where: str) -> str | None:
+def usual(role: str, columns: Sequence[str], where: str) -> str | None:
     there = [c for c in columns if c.strip().lower().replace(" ", "_").replace("-", "_") in USUAL[role]]
     if len(there) > 1:
         raise HeadcountError(f"{where}: the {role} may be column {' or '.join(map(repr, there))}; name it with {role}=")
     return there[0] if there else None
 
 
-def _joined(
+def joined(
     table: pa.Table, where: str, digest: str, roles: Named, key: str, asked: Asked, names: Sequence[str]
 ) -> Said:
     code, found = texts(table.column(key))
@@ -160,7 +172,7 @@ def _joined(
 
 def groups(column: pa.ChunkedArray, bag: np.ndarray, names: Sequence[str], where: str, called: str) -> tuple[str, ...]:
     """(B,) the group of each bag; a bag that says none is its own group."""
-    code, values = texts(column)
+    code, values = texts(column, f"column {called!r} of {where}")
     first, wrong = firsts(bag, code, len(names))
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
