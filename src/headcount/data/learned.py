@@ -1,0 +1,343 @@
+"""What was learned of the columns: how a number is filled and scaled, which categories there are, which words count.
+
+It is plain JSON and arrays, so that a model file carries it without pickle, and it is examined whole when it comes back.
+
+    number    1 column  (x - centre) / scale, a missing one filled with the median; +1 column "was missing" if training had any
+    category  1 column for each of the commonest 64 values; a value never seen is zeros; +1 column "was missing" likewise
+    text      TF-IDF of words and pairs of words, then a truncated SVD: up to 100 columns
+    vector    a list of numbers in one cell, as it is
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headcount.data.words import Words
+from headcount.errors import HeadcountError
+
+FORMAT = 1
+KINDS = ("images", "features", "table", "text")
+COMMONEST = 64
+_FAR = 1e6  # deviations from the mean: a wild value stays finite in float32 and in the squares taken of it
+_MOST = 1 << 20
+_LARGEST = 1 << 26  # numbers in one instance
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column and how it is taken; after learning, with what was learned of it."""
+
+    name: str
+    kind: str  # number, category, text or vector
+    fill: float = 0.0
+    centre: float = 0.0
+    scale: float = 1.0
+    missing: bool = False  # training rows had missing values: a column of its own says so
+    categories: tuple[str, ...] = ()
+    length: int = 0  # of a vector
+    words: Words | None = None
+
+    @property
+    def width(self) -> int:
+        """Columns of features this becomes."""
+        own = {"number": 1, "category": len(self.categories), "vector": self.length}
+        return (self.words.width if self.words else 0 if self.kind == "text" else own[self.kind]) + self.missing
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """The features' names, for people who ask a forest what it looked at."""
+        tail = (f"{self.name} is missing",) if self.missing else ()
+        if self.kind == "number":
+            return (self.name, *tail)
+        if self.kind == "category":
+            return (*(f"{self.name}={c}" for c in self.categories), *tail)
+        return tuple(f"{self.name}[{i}]" for i in range(self.width))
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The preparation of one model. ``apply`` gives the features of any table that has the columns."""
+
+    kind: str
+    fields: tuple[Field, ...] = ()
+    shape: tuple[int, ...] = ()  # of one instance
+    named: dict[str, Any] = field(default_factory=dict)  # the roles of the columns, as Named takes them
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        return tuple(name for f in self.fields for name in f.said)
+
+    def apply(self, raw: Any) -> np.ndarray:
+        """(n, D) float32 of a pyarrow table; what is numbers already comes back as it is."""
+        if not self.fields:
+            return raw
+        out = np.zeros((raw.num_rows, self.shape[0]), dtype=np.float32)
+        start = 0
+        for f in self.fields:
+            if f.name not in raw.column_names:
+                raise HeadcountError(f"the model needs a column {f.name!r} that the data lack")
+            _APPLY[f.kind](f, raw.column(f.name), out[:, start : start + f.width])
+            start += f.width
+        return out
+
+    # -- into a model file and back -----------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the arrays, as JSON takes it."""
+        said = []
+        for f in self.fields:
+            d: dict[str, Any] = {"name": f.name, "kind": f.kind}
+            if f.kind == "number":
+                d |= {"fill": f.fill, "centre": f.centre, "scale": f.scale, "missing": f.missing}
+            if f.kind == "category":
+                d |= {"categories": list(f.categories), "missing": f.missing}
+            if f.kind == "vector":
+                d |= {"length": f.length}
+            if f.words is not None:
+                d |= {"vocabulary": list(f.words.vocabulary)}
+            said.append(d)
+        return {"format": FORMAT, "kind": self.kind, "shape": list(self.shape), "named": self.named, "fields": said}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays, by the names under which safetensors keeps them."""
+        return {k: v for i, f in enumerate(self.fields) if f.words for k, v in f.words.arrays(f"text.{i}").items()}
+
+    @classmethod
+    def from_parts(cls, said: Any, arrays: Mapping[str, Any] | None = None) -> Learned:
+        """Back from a file that may be anybody's: every name, number and shape is looked at, nothing is run."""
+        from headcount.data.columns import Named
+
+        arrays = dict(arrays or {})
+        _keys(said, {"format", "kind", "shape", "named", "fields"}, "the preparation")
+        if said["format"] != FORMAT:
+            raise _wrong(f"it has format {said['format']!r}, this version reads {FORMAT}")
+        if said["kind"] not in KINDS:
+            raise _wrong(f"kind {said['kind']!r} is none of {', '.join(KINDS)}")
+        shape = said["shape"]
+        if not (isinstance(shape, list) and len(shape) in (1, 3) and all(_count(n) for n in shape)):
+            raise _wrong(f"shape {shape!r}")
+        if (said["kind"] == "images") != (len(shape) == 3) or math.prod(shape) > _LARGEST:
+            raise _wrong(f"{said['kind']} of shape {shape}")
+        if not isinstance(said["fields"], list) or len(said["fields"]) > _MOST:
+            raise _wrong("fields must be a list")
+        fields = tuple(_field_of(d, i, arrays) for i, d in enumerate(said["fields"]))
+        names = {n for i, f in enumerate(fields) if f.words for n in f.words.arrays(f"text.{i}")}
+        if set(arrays) != names:
+            raise _wrong(f"arrays {sorted(set(arrays) ^ names)[:4]} do not belong to its columns")
+        if bool(fields) != (said["kind"] in ("table", "text")) or (fields and sum(f.width for f in fields) != shape[0]):
+            raise _wrong(f"its columns do not make {shape} features")
+        if len({f.name for f in fields}) < len(fields):
+            raise _wrong("two of its columns have one name")
+        if not isinstance(said["named"], dict) or set(said["named"]) - set(Named.__dataclass_fields__):
+            raise _wrong("named must say roles of columns")
+        return cls(said["kind"], fields, tuple(shape), Named(**said["named"]).to_json())
+
+
+# -- learning -----------------------------------------------------------------------------------------------------------
+
+
+def learn_field(f: Field, column: pa.ChunkedArray, rows: np.ndarray | None) -> Field:
+    """One column, over these rows only."""
+    if f.kind == "number":
+        x = numbers(column)
+        x = x if rows is None else x[rows]
+        there = x[~np.isnan(x)]
+        if len(there) == 0:
+            return Field(f.name, "number", missing=False)
+        big = float(np.abs(there).max()) or 1.0  # so that squares of very large numbers stay finite
+        y = there / big
+        centre, scale, fill = float(y.mean()) * big, float(y.std()) * big, float(np.median(y)) * big
+        scale = scale if math.isfinite(scale) and scale > 1e-12 * abs(centre) and scale > 1e-300 else 1.0
+        return Field(f.name, "number", fill, centre, scale, missing=len(there) < len(x))
+    if f.kind == "category":
+        codes, values = texts(column)
+        codes = codes if rows is None else codes[rows]
+        count = np.bincount(codes[codes >= 0], minlength=len(values))
+        best = sorted(range(len(values)), key=lambda k: (-count[k], values[k]))[:COMMONEST]
+        kept = tuple(sorted(values[k] for k in best if count[k]))
+        return Field(f.name, "category", categories=kept, missing=bool((codes < 0).any()))
+    if f.kind == "vector":
+        return Field(f.name, "vector", length=vectors(column, f.name).shape[1])
+    return Field(f.name, "text", words=Words.learn(column, rows, f.name))
+
+
+# -- applying -----------------------------------------------------------------------------------------------------------
+
+
+def _number(f: Field, column: pa.ChunkedArray, out: np.ndarray) -> None:
+    x = numbers(column)
+    gone = np.isnan(x)
+    if f.missing:
+        out[:, 1] = gone
+    with np.errstate(over="ignore", invalid="ignore"):
+        x = np.where(gone, f.fill, x) / f.scale - f.centre / f.scale
+    out[:, 0] = np.clip(np.nan_to_num(x, nan=0.0), -_FAR, _FAR)
+
+
+def _category(f: Field, column: pa.ChunkedArray, out: np.ndarray) -> None:
+    codes, values = texts(column)
+    place = {c: k for k, c in enumerate(f.categories)}
+    to = np.array([place.get(v, -1) for v in values] + [-1])[codes]  # code -1 (missing) reads the last entry
+    rows = np.flatnonzero(to >= 0)
+    out[rows, to[rows]] = 1
+    if f.missing:
+        out[:, -1] = codes < 0
+
+
+def _text(f: Field, column: pa.ChunkedArray, out: np.ndarray) -> None:
+    assert f.words is not None
+    f.words.apply(column, out)
+
+
+def _vector(f: Field, column: pa.ChunkedArray, out: np.ndarray) -> None:
+    x = vectors(column, f.name)
+    if x.shape[1] != f.length:
+        raise HeadcountError(f"column {f.name!r} holds lists of {x.shape[1]} numbers, the model takes {f.length}")
+    out[:] = x
+
+
+_APPLY: dict[str, Callable[[Field, pa.ChunkedArray, np.ndarray], None]] = {
+    "number": _number, "category": _category, "text": _text, "vector": _vector,
+}  # fmt: skip
+
+
+# -- columns as arrays ----------------------------------------------------------------------------------------------------
+
+
+def numbers(column: pa.ChunkedArray) -> np.ndarray:
+    """(n,) float64, NaN where missing; days and times count in their own units."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if pa.types.is_temporal(kind):
+        wide = pa.types.is_date32(kind) or pa.types.is_time32(kind)
+        column = column.cast(pa.int32() if wide else pa.int64())
+    if column.type != pa.float64():
+        column = column.cast(pa.int8()) if pa.types.is_boolean(column.type) else column
+        column = pc.cast(column, pa.float64(), safe=False)
+    return column.to_numpy() if column.null_count == 0 else column.fill_null(math.nan).to_numpy()
+
+
+def texts(column: pa.ChunkedArray, called: str = "a column") -> tuple[np.ndarray, list[str]]:
+    """(n,) codes, -1 where missing, and the values as text, in order of first appearance."""
+    try:
+        if not pa.types.is_dictionary(column.type):
+            column = column.dictionary_encode()
+        column = column.unify_dictionaries()
+    except pa.ArrowException:
+        raise HeadcountError(f"{called} holds {column.type}; give texts or numbers") from None
+    if column.num_chunks == 0:
+        return np.zeros(0, np.int64), []
+    codes = np.concatenate([c.indices.cast(pa.int64()).fill_null(-1).to_numpy() for c in column.chunks])
+    values = [plain(v) for v in column.chunk(0).dictionary.to_pylist()]
+    first = np.full(len(values) + 1, len(codes))
+    first[codes[::-1]] = np.arange(len(codes))[::-1]  # the last to write is the first row
+    number: dict[str, int] = {}
+    to = np.full(len(values) + 1, -1)
+    for k in np.argsort(first[:-1], kind="stable").tolist():
+        value = values[k]
+        if value is not None and first[k] < len(codes):
+            to[k] = number.setdefault(value, len(number))
+    return to[codes], list(number)
+
+
+def plain(value: Any) -> str | None:
+    """A name as a person would write it: 3.0 is 3, blanks around it do not count, nothing and NaN are None.
+
+    >>> plain(3.0), plain(" cat "), plain(float("nan")), plain("")
+    ('3', 'cat', None, None)
+    """
+    if isinstance(value, (float, np.floating)):
+        if math.isnan(value):
+            return None
+        value = int(value) if abs(value) < 1e15 and value == int(value) else float(value)
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "backslashreplace")
+    text = "" if value is None else str(value).strip()
+    return text.encode("utf-8", "backslashreplace").decode() or None
+
+
+def vectors(column: pa.ChunkedArray, name: str) -> np.ndarray:
+    """(n, length) float64 of a column of lists."""
+    if column.null_count:
+        row = int(np.flatnonzero(column.is_null().to_numpy())[0]) + 1
+        raise HeadcountError(f"column {name!r} has no list in row {row}; fill it in or leave the row out")
+    lengths = pc.call_function("list_value_length", [column]).to_numpy()
+    odd = np.flatnonzero(lengths != lengths[:1])
+    if len(odd) or not len(lengths) or lengths[0] == 0:
+        row = int(odd[0]) if len(odd) else 0
+        got = int(lengths[row]) if len(lengths) else 0
+        raise HeadcountError(
+            f"column {name!r} holds a list of {got} numbers in row {row + 1}; all must be of one length"
+        )
+    flat = pc.call_function("list_flatten", [column]).cast(pa.float64()).to_numpy()
+    bad = np.flatnonzero(~np.isfinite(flat))
+    if len(bad):
+        row = int(bad[0]) // int(lengths[0]) + 1
+        raise HeadcountError(
+            f"column {name!r} has {flat[bad[0]]} in its list in row {row}; every number must be finite"
+        )
+    return flat.reshape(-1, int(lengths[0]))
+
+
+# -- checks of a file that came back --------------------------------------------------------------------------------------
+
+
+def _field_of(d: Any, i: int, arrays: Mapping[str, Any]) -> Field:
+    kind = d.get("kind") if isinstance(d, dict) else None
+    needs = {
+        "number": {"fill", "centre", "scale", "missing"},
+        "category": {"categories", "missing"},
+        "vector": {"length"},
+        "text": {"vocabulary"},
+    }
+    if not isinstance(kind, str) or kind not in needs:
+        raise _wrong(f"column {i} has kind {kind!r}")
+    _keys(d, {"name", "kind"} | needs[kind], f"column {i}")
+    if not isinstance(d["name"], str) or not isinstance(d.get("missing", False), bool):
+        raise _wrong(f"column {i} is not named, or not said to miss values")
+    if kind == "number":
+        numbers_ = [d["fill"], d["centre"], d["scale"]]
+        if not all(isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) for v in numbers_):
+            raise _wrong(f"column {d['name']!r} needs finite numbers, got {numbers_}")
+        if d["scale"] <= 0:
+            raise _wrong(f"column {d['name']!r} is divided by {d['scale']}")
+    if kind == "category":
+        _names(d["categories"], f"the categories of {d['name']!r}", COMMONEST)
+        d = d | {"categories": tuple(d["categories"])}
+    if kind == "vector" and not _count(d["length"]):
+        raise _wrong(f"column {d['name']!r} has length {d['length']!r}")
+    if kind == "text":
+        _names(d["vocabulary"], f"the words of {d['name']!r}", _MOST)
+        words = Words.checked(tuple(d["vocabulary"]), arrays, f"text.{i}", functools.partial(_wrong))
+        return Field(d["name"], "text", words=words)
+    return Field(**d)
+
+
+def _keys(said: Any, wanted: set[str], what: str) -> None:
+    if not isinstance(said, dict) or set(said) != wanted:
+        got = sorted(map(str, said))[:8] if isinstance(said, dict) else type(said).__name__
+        raise _wrong(f"{what} has {got} and not {sorted(wanted)}")
+
+
+def _names(given: Any, what: str, most: int) -> None:
+    if not isinstance(given, list) or len(given) > most or not all(isinstance(v, str) for v in given):
+        raise _wrong(f"{what} must be a list of at most {most} texts")
+    if len(set(given)) < len(given):
+        raise _wrong(f"{what} hold one twice")
+
+
+def _count(n: Any) -> bool:
+    return isinstance(n, int) and not isinstance(n, bool) and 0 < n <= _MOST
+
+
+def _wrong(why: str) -> HeadcountError:
+    return HeadcountError(f"the model's preparation is damaged or not ours: {why}; fit the model again")

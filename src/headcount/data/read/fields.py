@@ -1,0 +1,204 @@
+"""Which columns of a table become features, and as what; the others are left aside, and it is said why.
+
+Left aside: empty columns, row numbers, a different text in nearly every row (an id, or a text nobody named), a copy of the
+label or of the bag. Refused: a word among numbers, infinite numbers, numbers written with a decimal comma.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from headcount.data.columns import Columns, Named
+from headcount.data.learned import Field, numbers, texts
+from headcount.data.read.found import Asked, short, some
+from headcount.errors import HeadcountError
+
+_FEW = 10  # different numbers may still be names
+_PEEK = 20_000  # rows that show that two columns differ; only if they do not, all are compared
+
+
+def plan(
+    table: pa.Table,
+    roles: Named,
+    spoken: Sequence[str],
+    label: np.ndarray | None,
+    bag: np.ndarray,
+    where: str,
+    asked: Asked,
+) -> tuple[pa.Table, Columns, list[str], np.ndarray]:
+    """The feature columns as they will be learned from, how, what to say of it, and (n,) rows that are bad.
+
+    ``spoken``: columns that have a role. ``label`` (n,): each row's label, to find columns that repeat it.
+    """
+    model = asked.learned
+    if model is not None:
+        lost = [f.name for f in model.fields if f.name not in table.column_names]
+        if lost:
+            raise HeadcountError(f"{where} lacks {some(lost, 8)}, which the model was fitted on")
+        wanted = [(f.name, f.kind) for f in model.fields]
+    elif roles.features or roles.text:
+        named = [(roles.text, "text")] if roles.text else []
+        wanted = [*named, *((n, None) for n in roles.features)]
+    else:
+        wanted = [(n, None) for n in table.column_names if n not in spoken]
+    chosen, aside, bad = [], dict[str, str](), np.zeros(table.num_rows, bool)
+    columns: dict[str, pa.ChunkedArray] = {}
+    for name, fixed in wanted:
+        kind, why = (fixed, "") if fixed else _kind(table.column(name), name in roles.categories)
+        why = why or ("" if fixed else _copy(table.column(name), kind, label, bag))
+        if why and name in roles.features:
+            raise HeadcountError(f"column {name!r} of {where} cannot be a feature: {why}")
+        if why:
+            aside[name] = why
+            continue
+        surely = bool(fixed) or name in roles.categories
+        columns[name] = made = _usable(table.column(name), name, kind, surely, where, asked, bad)
+        kind = "number" if kind == "category" and not pa.types.is_dictionary(made.type) else kind
+        chosen.append(Field(name, kind))
+    if not chosen:
+        said = (
+            "; ".join(f"{n!r}: {w}" for n, w in list(aside.items())[:5])
+            or f"columns are {some(table.column_names, 12)}"
+        )
+        raise HeadcountError(f"{where} has no column to learn from ({said}); name some with features=, text= or path=")
+    kind = "text" if any(f.kind == "text" for f in chosen) else "table"
+    return pa.table(columns), Columns(kind, tuple(chosen), named=roles), _said(chosen, aside), bad
+
+
+def _kind(column: pa.ChunkedArray, category: bool) -> tuple[str, str]:
+    """What a column is taken as, or why it is not."""
+    kind = column.type
+    value = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if column.null_count == len(column):
+        return "", "it is empty"
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = kind.value_type
+        good = pa.types.is_floating(inner) or pa.types.is_integer(inner)
+        return ("vector", "") if good else ("", f"it holds lists of {inner}")
+    if pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value) or category:
+        return _category(column, category)
+    if pa.types.is_integer(value):
+        x = numbers(column)
+        if len(x) > _FEW and np.array_equal(x, np.arange(len(x)) + x[0]):
+            return "", "it numbers the rows"
+    if pa.types.is_boolean(value) or pa.types.is_primitive(value) or pa.types.is_decimal(value):
+        return "number", ""
+    return "", f"it holds {value}"
+
+
+def _category(column: pa.ChunkedArray, category: bool) -> tuple[str, str]:
+    if not category and not pa.types.is_dictionary(column.type):
+        peek = column.slice(0, _PEEK)
+        values = [v for v in peek.unique().to_pylist() if v]
+        if len(values) > 50 and len(values) > len(peek) / 2 and sum(map(_is_number, values)) * 2 < len(values):
+            return "", "it says something else in nearly every row (if it is the text, name it with text=)"
+    return "category", ""
+
+
+def _copy(column: pa.ChunkedArray, kind: str, label: np.ndarray | None, bag: np.ndarray) -> str:
+    """Whether a column is the label or the bag under another name."""
+    if kind not in ("number", "category"):
+        return ""
+    for what, codes in (("label", label), ("bag", bag)):
+        if (
+            codes is not None
+            and not (what == "bag" and pa.types.is_floating(column.type))
+            and _same(column, codes, kind)
+        ):
+            return f"it says the same as the {what} in every row"
+    return ""
+
+
+def _same(column: pa.ChunkedArray, codes: np.ndarray, kind: str) -> bool:
+    """One value for each code and one code for each value, over the rows that have a code."""
+    for stop in (_PEEK, len(column)):
+        rows = np.flatnonzero(codes[:stop] >= 0)
+        part = column.slice(0, stop)
+        values = texts(part)[0] if kind == "category" else np.unique(numbers(part), return_inverse=True)[1]
+        values = values[rows]
+        if len(rows) == 0 or (values < 0).any():
+            return False
+        pairs = len(np.unique(values.astype(np.int64) * (int(codes.max()) + 2) + codes[rows]))
+        if not pairs == len(np.unique(values)) == len(np.unique(codes[rows])) or pairs < 2 or pairs == len(rows):
+            return False
+        if stop >= len(column):
+            return True
+    return True
+
+
+def _usable(
+    column: pa.ChunkedArray, name: str, kind: str, fixed: bool, where: str, asked: Asked, bad: np.ndarray
+) -> pa.ChunkedArray:
+    """The column as its kind wants it; rows that cannot be are marked in ``bad``."""
+    if kind == "vector":
+        return column
+    value = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    wordy = pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value)
+    try:
+        if kind == "text":
+            return column.cast(pa.large_string() if pa.types.is_large_string(value) else pa.string())
+        if kind == "number" and not wordy:
+            x = numbers(column)
+            wrong = np.isinf(x)
+            bad |= asked.bad.rows(
+                wrong, lambda r: f"{where} row {r + 1}: {x[r]} in column {name!r}; every number must be finite"
+            )
+            return pa.chunked_array([pa.array(np.where(wrong, np.nan, x), from_pandas=True)]) if wrong.any() else column
+        code, values = texts(column)
+    except (pa.ArrowException, TypeError, ValueError) as e:
+        raise HeadcountError(f"column {name!r} of {where} cannot be used: {e}") from None
+    looks = np.array([*map(_is_number, values), False])
+    if kind == "category" and not fixed:
+        _no_decimal_commas(values, name, where)
+        slips = _FEW < looks.sum() < len(values) < 2 * looks.sum()  # many numbers and a few words: not a category
+        kind = "number" if slips else kind
+    if kind == "category":
+        dictionary = pa.DictionaryArray.from_arrays(pa.array(code, mask=code < 0), pa.array(values, pa.string()))
+        return pa.chunked_array([dictionary])
+    return _mostly_numbers(code, values, looks, name, where, asked, bad)
+
+
+def _mostly_numbers(
+    code: np.ndarray, values: Sequence[str], looks: np.ndarray, name: str, where: str, asked: Asked, bad: np.ndarray
+) -> pa.ChunkedArray:
+    """Words where numbers should be: a slip of the pen, not a category."""
+    wrong = ~looks[code] & (code >= 0)
+    hint: Callable[[int], str] = lambda r: (  # noqa: E731
+        f"{where} row {r + 1}: {short(values[code[r]])} among the numbers of column {name!r}; mend it, leave it empty, "
+        f"or name the column in categories="
+    )
+    bad |= asked.bad.rows(wrong, hint)
+    held = np.array([float(v) if n else np.nan for v, n in zip(values, looks[:-1], strict=True)] + [np.nan])
+    return pa.chunked_array([pa.array(held[code], from_pandas=True)])
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return bool(np.isfinite(float(text))) and "_" not in text
+    except ValueError:
+        return False
+
+
+def _no_decimal_commas(values: Sequence[str], name: str, where: str) -> None:
+    comma = [v for v in values if v.count(",") == 1 and _is_number(v.replace(",", "."))]
+    if len(comma) * 2 > len(values):
+        raise HeadcountError(
+            f"column {name!r} of {where} has numbers with a decimal comma ({comma[0]!r}); write a point"
+        )
+
+
+def _said(chosen: Sequence[Field], aside: dict[str, str]) -> list[str]:
+    said = []
+    for kind, many in (
+        ("number", "numbers"),
+        ("category", "categories"),
+        ("text", "text"),
+        ("vector", "lists of numbers"),
+    ):
+        names = [f.name for f in chosen if f.kind == kind]
+        if names:
+            said.append(f"features, {many}: {some(names, 12)}")
+    return said + [f"not used: column {name!r}, {why}" for name, why in aside.items()]

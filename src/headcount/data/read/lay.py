@@ -1,0 +1,192 @@
+"""From n input rows to bags: grouped without a loop, bags in order of first appearance, rows in their order inside."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from headcount.bags import Bags, Pool
+from headcount.data.columns import Columns
+from headcount.data.learned import Learned
+from headcount.data.read.found import Asked, Found, some
+from headcount.data.read.targets import targets
+from headcount.errors import HeadcountError
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What was read: N instances of ``inputs`` input rows, in B bags."""
+
+    kind: str  # images, features, table or text
+    columns: Columns  # how raw instances become numbers
+    content: Any  # raw instances: an array (M, ...) or a pyarrow table of M rows
+    laid: Bags  # the bags, over the content; for a table over a blank pool until the preparation is learned
+    rows: np.ndarray  # (N,) input row of each instance, in the order of the bags
+    inputs: int  # input rows, those left out included
+    ids: pa.Table  # (inputs) the user's own columns, in input order: predictions join back here
+    coords: np.ndarray | None  # (N, 2)
+    tiles: np.ndarray | None  # (N,) side of the tile that stands at the coordinates, NaN where unknown
+    described: list[str]  # what was understood, line by line
+    skipped: list[str]  # with skip_bad: each file or row left out, and why
+    fingerprint: str  # sha256 of what was read
+
+    def learn(self, bags: Any = None) -> Learned:
+        """The preparation, learned on the instances of these bags only (a list of numbers or a mask; None: all)."""
+        if not self.columns.fields:
+            return self.columns.learn(None)
+        return self.columns.learn(self.content, (self.laid if bags is None else self.laid.take(bags)).index.numpy())
+
+    def bags(self, learned: Learned | None = None) -> Bags:
+        """The bags over their features. A table's or a text's preparation has to be learned first, on training bags."""
+        if not self.columns.fields:
+            return self.laid
+        if learned is None:
+            raise HeadcountError(
+                "a table becomes features by what was learned: bags(learned=reading.learn(training_bags))"
+            )
+        return replace(self.laid, pool=Pool(learned.apply(self.content)))
+
+    def spread(self, values: Any, blank: Any) -> np.ndarray:
+        """(N, ...) per instance -> (inputs, ...) per input row, ``blank`` for rows that were left out."""
+        values = np.asarray(values)
+        out = np.full((self.inputs, *values.shape[1:]), blank, dtype=values.dtype)
+        out[self.rows] = values
+        return out
+
+    def __repr__(self) -> str:
+        return (
+            f"Reading({self.kind}: {len(self.laid)} bags, {len(self.rows)} instances, {len(self.laid.classes)} classes)"
+        )
+
+
+def lay(found: Found, asked: Asked) -> Reading:
+    """The common end of every reader."""
+    asked = replace(asked, classes=asked.classes or found.classes)
+    notes: list[str] = []
+    model = asked.learned
+    if model is not None and (found.kind != model.kind or (not model.fields and model.shape != found.columns.shape)):
+        shape = f"{found.kind} of shape {found.columns.shape}"
+        raise HeadcountError(f"{found.where} holds {shape}, the model takes {model.kind} of {model.shape}")
+    if len(set(found.names)) < len(found.names):
+        twice = next(n for k, n in enumerate(found.names) if n in found.names[:k])
+        raise HeadcountError(f"{found.where} has two bags called {twice!r}; give each its own name")
+    known = [v for k, v in enumerate(found.known[1]) if (found.known[0] == k).any()] if found.known else []
+    target, classes, tied = targets(found.said, asked, known, found.where)
+    if tied.any():
+        notes.append(
+            f"{int(tied.sum())} bags left out for a tie: {some([found.names[b] for b in np.flatnonzero(tied)])}"
+        )
+    content, address = _kept(found)
+    bag = found.bag
+    here = np.flatnonzero((bag >= 0) & ~np.append(tied, True)[bag])
+    if not len(here):
+        raise HeadcountError(
+            f"{found.where} leaves no instance to read" + (f": {asked.bad.said[0]}" if asked.bad.said else "")
+        )
+    rows = here[np.argsort(bag[here], kind="stable")]
+    held, sizes = np.unique(bag[rows], return_counts=True)  # bags that lost all their rows are gone
+    if len(held) + int(tied.sum()) < len(found.names):
+        gone = sorted({*range(len(found.names))} - {*held.tolist()} - {*np.flatnonzero(tied).tolist()})
+        notes.append(
+            f"{len(gone)} bags left out, nothing in them could be read: {some([found.names[b] for b in gone])}"
+        )
+    target = target[held]
+    if asked.need_labels and not target.any():
+        raise HeadcountError(f"{found.where}: no bag has a label ({found.said.source}); at least one is needed")
+    extras = _extras(found, asked, rows, classes)
+    group = found.group or found.said.group
+    pool = _pool(content, found)
+    try:
+        laid = Bags.of(
+            pool, index=address[rows], sizes=sizes, labels=target, classes=classes,
+            names=[found.names[b] for b in held], group=None if group is None else [group[b] for b in held], **extras,
+        )  # fmt: skip
+    except HeadcountError as e:
+        raise HeadcountError(f"{found.where}: {e}") from None
+    return Reading(
+        kind=found.kind, columns=found.columns, content=content, laid=laid, rows=rows, inputs=len(found.bag), ids=found.ids,
+        coords=None if found.coords is None else found.coords[rows],
+        tiles=None if found.tiles is None else found.tiles[rows],
+        described=[found.how, *_described(laid, found, asked), *found.notes, *notes],
+        skipped=asked.bad.said, fingerprint=_fingerprint(found, laid),
+    )  # fmt: skip
+
+
+def _kept(found: Found) -> tuple[Any, np.ndarray]:
+    """The content without the rows that were left out (they may hold anything), and (n,) where each row lies in it."""
+    good = found.bag >= 0
+    if found.checked or good.all():  # a mapped cache stays as it is: what it left out is zeros
+        return found.content, np.arange(len(good)) if found.address is None else found.address
+    content = found.content
+    return content.filter(pa.array(good)) if isinstance(content, pa.Table) else content[good], np.cumsum(good) - 1
+
+
+def _pool(content: Any, found: Found) -> Pool:
+    if isinstance(content, pa.Table):  # stands in until there are features
+        return Pool(np.broadcast_to(np.zeros((1, 1), np.float32), (content.num_rows, 1)))
+    return Pool(content, trusted=found.checked)
+
+
+def _extras(found: Found, asked: Asked, rows: np.ndarray, classes: Sequence[str]) -> dict[str, Any]:
+    extras: dict[str, Any] = {}
+    if found.weight is not None:
+        extras["weight"] = found.weight[rows].astype(np.float32)
+    if asked.uncounted:
+        extras["counted"] = [c not in asked.uncounted for c in classes]
+    for what in ("truth", "known"):
+        if (given := getattr(found, what)) is not None:
+            code, values = given
+            to = np.array([classes.index(v) if v in classes else -2 for v in values] + [-1])[code]
+            lost = np.flatnonzero((to == -2) & (found.bag >= 0))
+            if len(lost) and asked.need_labels:
+                word = values[code[lost[0]]]
+                there = f"{', '.join(classes)}; add it with classes= or uncounted="
+                raise HeadcountError(f"{found.where} row {lost[0] + 1}: {what} {word!r} is none of the classes {there}")
+            extras[what] = np.maximum(to, -1)[rows]
+    return extras
+
+
+def _described(laid: Bags, found: Found, asked: Asked) -> list[str]:
+    sizes = laid.sizes.numpy()
+    said = [
+        f"{len(laid):,} bags of {sizes.min():,} to {sizes.max():,} instances (median {np.median(sizes):,.0f}), "
+        f"{len(laid.index):,} instances in all"
+    ]
+    label = laid.label.numpy()
+    count = np.bincount(label[label >= 0], minlength=len(laid.classes))
+    shown = ", ".join(f"{c} ({n:,} bags)" for c, n in list(zip(laid.classes, count.tolist(), strict=True))[:20])
+    more = f" and {len(laid.classes) - 20} more" if len(laid.classes) > 20 else ""
+    said.append(f"{len(laid.classes)} classes from {found.said.source}: {shown}{more}")
+    soft = int(((laid.target > 0).sum(1) > 1).sum())
+    if soft:
+        said.append(f"{soft:,} bags have a soft label")
+    none = np.flatnonzero(label < 0)
+    if len(none):
+        names = laid.names or ()
+        said.append(
+            f"{len(none):,} bags have no label: {some([names[b] for b in none[:4]]) if len(none) < 5 else names[none[0]]!r}"
+        )
+    if asked.uncounted:
+        said.append(f"never counted: {', '.join(asked.uncounted)}")
+    if laid.group is not None:
+        said.append(f"{len(set(laid.group)):,} groups")
+    for what, there in (("truth, for scoring only", laid.truth), ("known class, as supervision", laid.known)):
+        if there is not None:
+            said.append(f"{int((there >= 0).sum()):,} instances have a {what}")
+    return said
+
+
+def _fingerprint(found: Found, laid: Bags) -> str:
+    digest = hashlib.sha256(found.digest.encode())
+    said = [found.kind, found.said.digest, laid.classes, laid.names, laid.group]
+    digest.update(json.dumps(said).encode("utf-8", "backslashreplace"))
+    for part in (laid.index, laid.offsets, laid.target, laid.weight, laid.known, laid.truth, laid.counted):
+        digest.update(b"-" if part is None else part.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,340 @@
+"""Feature folders of whole-slide pipelines: one file per slide, and a table that labels slides or patients.
+
+    TRIDENT   <slide>.h5 with features (n, D) and coords (n, 2); the tile's side is coords.attrs["patch_size_level0"]
+    CLAM      h5_files/<slide>.h5 likewise (attributes, where kept: patch_size, downsample), pt_files/<slide>.pt a tensor
+    others    <slide>.npy (n, D)
+
+The label table has columns slide_id and label, and case_id if there are patients: the bag is the slide and the patient its
+group, or with ``bag="case_id"`` the patient is the bag. What does not fit into memory becomes one flat float16 cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from headcount.data.cache import home
+from headcount.data.columns import Columns
+from headcount.data.learned import plain, texts
+from headcount.data.read import flat
+from headcount.data.read.flat import Part
+from headcount.data.read.folders import label_file
+from headcount.data.read.found import Asked, Found, Said, firsts, some
+from headcount.data.read.tables import is_frame, suffix
+from headcount.data.read.targets import beside, joined, label_table, usual
+from headcount.errors import HeadcountError
+
+_HDF5 = (".h5", ".hdf5")
+_ENDINGS = (*_HDF5, ".pt", ".npy")
+_SLIDES = (".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".bif", ".czi", ".dcm", *_ENDINGS)
+_HALF = 65504.0  # the largest float16
+
+
+@dataclass(frozen=True)
+class Slide:
+    """One file, looked at but not read."""
+
+    file: Path
+    rows: int
+    width: int
+    dtype: np.dtype
+    coords: np.ndarray | None  # (rows, 2)
+    tile: float  # NaN: not said
+
+
+def is_slides(folder: Path) -> bool:
+    """Whether a folder holds feature files."""
+    return bool(slide_files(folder))
+
+
+def slide_files(folder: Path) -> dict[str, Path]:
+    """Slide -> file, by name; an HDF5 file, which has coordinates, before a tensor of the same slide."""
+    try:
+        subs = sorted(s for s in folder.glob("features_*") if s.is_dir())
+        found: dict[str, Path] = {}
+        for place in (folder / "pt_files", folder / "h5_files", *(subs if len(subs) == 1 else ()), folder):
+            if place.is_dir():
+                there = [
+                    f for f in sorted(place.iterdir()) if f.suffix.lower() in _ENDINGS and not f.name.startswith(".")
+                ]
+                for file in sorted(there, key=lambda f: f.suffix.lower() in _HDF5):
+                    found[plain(file.stem) or file.stem] = file
+    except OSError as e:
+        raise HeadcountError(f"cannot look into {folder}: {e.strerror or e}") from None
+    return dict(sorted(found.items()))
+
+
+def read_slides(folder: Path, asked: Asked) -> Found:
+    files = slide_files(folder)
+    slides = {name: s for name, file in files.items() if (s := _glance(file, asked)) is not None}
+    if not slides:
+        raise HeadcountError(f"none of the {len(files)} feature files in {folder} can be read: {asked.bad.said[0]}")
+    width = asked.learned.shape[0] if asked.learned else next(iter(slides.values())).width
+    for name, s in list(slides.items()):
+        if s.width != width:
+            asked.bad.say(
+                f"{s.file} has features of {s.width} numbers, {'the model' if asked.learned else 'others'} {width}"
+            )
+            del slides[name]
+    of_slide, names, said = _bags(folder, list(slides), asked)
+    kept = [s for s, b in zip(slides.values(), of_slide, strict=True) if b >= 0]
+    stems = [n for n, b in zip(slides, of_slide, strict=True) if b >= 0]
+    if not kept:
+        raise HeadcountError(f"{folder}: no slide is left to read; {asked.bad.said[0]}")
+    sizes = [s.rows for s in kept]
+    array, parts = _features(kept, width, asked)
+    bag = np.repeat(of_slide[of_slide >= 0], sizes)
+    ends = np.concatenate([[0], np.cumsum(sizes)])
+    for k, part in enumerate(parts):
+        for row, why in part.bad.items():
+            asked.bad.say(f"{kept[k].file} row {row + 1}: {why}")
+            bag[ends[k] + row] = -1
+    coords, tiles = _places(kept, asked)
+    return Found(
+        kind="features", how=f"read {folder}: {len(kept):,} slides, {int(ends[-1]):,} tiles of {width} features",
+        where=str(folder), columns=Columns("features", shape=(width,), named=asked.named), content=array, bag=bag, names=names,
+        said=said, ids=_ids(stems, sizes, coords, names if names != stems else None, of_slide[of_slide >= 0]),
+        digest=hashlib.sha256("".join(p.digest for p in parts).encode()).hexdigest(), coords=coords, tiles=tiles,
+        notes=_notes(kept, coords, tiles, asked, str(array.dtype)), checked=True,
+    )  # fmt: skip
+
+
+# -- who is in which bag ------------------------------------------------------------------------------------------------------
+
+
+def _bags(folder: Path, stems: list[str], asked: Asked) -> tuple[np.ndarray, list[str], Said]:
+    """(slides,) bag of each slide (-1: left out), the bags' names, and what is said of them."""
+    given = asked.labels if asked.labels is not None else label_file(folder) or label_file(folder.parent)
+    slide_by_slide = np.arange(len(stems))
+    if given is None:
+        if asked.need_labels:
+            raise HeadcountError(
+                f"{folder} has no labels.csv; add one with columns slide_id and label, or name a label file"
+            )
+        if asked.named.bag is not None and asked.named.bag != "slide_id":
+            raise HeadcountError(
+                f"bag={asked.named.bag!r} is a column of a label table, and there is none; give labels="
+            )
+        return slide_by_slide, stems, Said(code=np.full(len(stems), -1))
+    if not (is_frame(given) or (isinstance(given, (str, Path)) and suffix(Path(given)) != ".npy")):
+        return slide_by_slide, stems, beside(asked, stems, None, given)
+    table, where, digest, roles, key = label_table(given, asked, "slide_id")
+    column = usual("bag", [c for c in table.column_names if c != key], where) if asked.named.bag else key
+    column = column or key
+    table = table.set_column(table.column_names.index(column), column, _stems(table.column(column)))
+    if column == key:
+        return slide_by_slide, stems, joined(table, where, digest, roles, key, asked, stems)
+    code, listed = texts(table.column(column))
+    case, cases = texts(table.column(key))
+    first, wrong = firsts(code, case, len(listed))
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise HeadcountError(f"{where} row {row + 1}: slide {listed[code[row]]!r} belongs to two bags ({key})")
+    of = {slide: cases[first[k]] for k, slide in enumerate(listed) if first[k] >= 0}
+    lost = np.array([stem not in of for stem in stems])
+    asked.bad.rows(lost, lambda i: f"slide {stems[i]!r} is not in {where}, so that its {key} is unknown")
+    names = list(dict.fromkeys(of[stem] for stem in stems if stem in of))
+    place = {name: b for b, name in enumerate(names)}
+    bag = np.array([place[of[stem]] if stem in of else -1 for stem in stems])
+    return bag, names, joined(table, where, digest, replace(roles, bag=key), key, asked, names)
+
+
+def _stems(column: pa.ChunkedArray) -> pa.Array:
+    """Slide ids without the ending of the slide's or the feature file."""
+    code, values = texts(column)
+    bare = [v[: -len(e)] if (e := Path(v).suffix) and e.lower() in _SLIDES else v for v in values]
+    return pa.DictionaryArray.from_arrays(pa.array(code, mask=code < 0), pa.array(bare, pa.string()))
+
+
+# -- files --------------------------------------------------------------------------------------------------------------------
+
+
+def _glance(file: Path, asked: Asked) -> Slide | None:
+    """Sizes, coordinates and tile; None if the file is bad and bad ones are skipped."""
+    try:
+        if file.suffix.lower() in _HDF5:
+            with _hdf5(file) as f:
+                x, coords = _dataset(f, "features"), f.get("coords")
+                shape, dtype = x.shape, x.dtype
+                attrs = {} if coords is None else dict(coords.attrs)
+                coords = None if coords is None else np.asarray(_dataset(f, "coords")[()])
+        else:
+            x, coords, attrs = _tensor(file)
+            shape, dtype = x.shape, x.dtype
+        shape = shape[1:] if len(shape) == 3 and shape[0] == 1 else shape
+        if len(shape) != 2 or dtype.kind not in "fiu" or dtype.itemsize > 8:
+            raise HeadcountError(f"features are {dtype} of shape {tuple(shape)}; they must be numbers (tiles, D)")
+        if 0 in shape:
+            raise HeadcountError("it has no tiles")
+        return Slide(file, int(shape[0]), int(shape[1]), dtype, _checked_coords(coords, int(shape[0])), _tile(attrs))
+    except HeadcountError as e:
+        if "headcount[" in str(e):
+            raise
+        asked.bad.say(f"{file}: {e}")
+    except Exception as e:  # HDF5 and torch raise whatever a damaged file makes them stumble over
+        asked.bad.say(f"{file} cannot be read: {str(e) or type(e).__name__}")
+    return None
+
+
+def _hdf5(file: Path) -> Any:
+    try:
+        import h5py
+    except ImportError:
+        raise HeadcountError("slides in HDF5 need h5py: pip install 'headcount[slides]'") from None
+    return h5py.File(file, "r")
+
+
+def _dataset(f: Any, name: str) -> Any:
+    """A dataset of this very file that is as large as it says."""
+    import h5py
+
+    if name not in f:
+        raise HeadcountError(f"it has no dataset {name!r}; it has {some(sorted(f), 6) or 'none'}")
+    if (
+        not isinstance(f.get(name, getlink=True), h5py.HardLink)
+        or not isinstance(f[name], h5py.Dataset)
+        or f[name].is_virtual
+    ):
+        raise HeadcountError(f"{name!r} must be a dataset in the file itself, not a group or a link to another")
+    d = f[name]
+    if d.dtype.kind not in "fiub":
+        raise HeadcountError(f"{name!r} holds {d.dtype}, not numbers")
+    stored, said = d.id.get_storage_size(), d.size * d.dtype.itemsize
+    if said > 1000 * stored and said > 1 << 16:  # a shape without the numbers
+        raise HeadcountError(f"{name!r} claims {said:,} bytes of numbers and holds {stored:,}")
+    return d
+
+
+def _tensor(file: Path) -> tuple[np.ndarray, np.ndarray | None, dict[str, Any]]:
+    """A .pt tensor, or a dict with features and coords, read without running anything in it; or an .npy."""
+    if file.suffix.lower() == ".npy":
+        return np.load(file, mmap_mode="r", allow_pickle=False), None, {}
+    try:
+        held = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as e:
+        why = " ".join(str(e).split())[:120]
+        raise HeadcountError(
+            f"it is not a plain tensor file, or holds more than tensors, which is not run ({why})"
+        ) from None
+    coords = None
+    if isinstance(held, dict):
+        coords = held.get("coords")
+        held = held.get("features", held.get("feats"))
+    if not isinstance(held, torch.Tensor) or held.is_sparse or held.is_quantized or held.is_complex():
+        raise HeadcountError("it holds no tensor of features")
+    held = held.detach()
+    coords = coords.detach().cpu().numpy() if isinstance(coords, torch.Tensor) else None
+    return (held.float() if held.dtype == torch.bfloat16 else held).numpy(), coords, {}
+
+
+def _checked_coords(coords: np.ndarray | None, rows: int) -> np.ndarray | None:
+    if coords is None:
+        return None
+    coords = coords[0] if coords.ndim == 3 and len(coords) == 1 else coords
+    if coords.shape != (rows, 2) or coords.dtype.kind not in "fiu":
+        raise HeadcountError(
+            f"coords are {coords.dtype} of shape {coords.shape} for {rows} tiles; they must be (tiles, 2)"
+        )
+    if not np.isfinite(coords).all():
+        row = int(np.flatnonzero(~np.isfinite(coords).all(1))[0])
+        raise HeadcountError(f"row {row + 1} of coords is not finite")
+    return coords.astype(np.float64)
+
+
+def _tile(attrs: dict[str, Any]) -> float:
+    """The tile's side in pixels of the full slide, NaN if the attributes do not say it."""
+
+    def number(name: str) -> float:
+        try:
+            return float(np.asarray(attrs[name]).ravel()[0])
+        except (KeyError, ValueError, TypeError, IndexError):
+            return math.nan
+
+    side = number("patch_size_level0")
+    if math.isnan(side):
+        side = number("patch_size") * number("downsample")
+    return side if math.isfinite(side) and side > 0 else math.nan
+
+
+# -- the numbers --------------------------------------------------------------------------------------------------------------
+
+
+def _features(slides: Sequence[Slide], width: int, asked: Asked) -> tuple[np.ndarray, list[Part]]:
+    """(tiles, D): as float32 (float16 if all files are) in memory, or as float16 in a cache."""
+    half = all(s.dtype == np.float16 for s in slides)
+    need = sum(s.rows for s in slides) * width * (2 if half else 4)
+    cache = asked.cache or (home() / "flat" if need > flat.room() else None)
+    dtype = np.dtype(np.float16 if half or cache else np.float32)
+
+    def fill(k: int) -> Part:
+        x = _read(slides[k])
+        digest = hashlib.sha256(f"{slides[k].file.stem}{x.dtype}{x.shape}".encode() + np.ascontiguousarray(x).tobytes())
+        most = _HALF if dtype == np.float16 else float(np.finfo(np.float32).max)
+        with np.errstate(invalid="ignore"):
+            wrong = np.flatnonzero(~(np.abs(x) <= most).all(1))
+        bad = {int(r): f"a feature is not finite, or beyond {most:g} ({dtype})" for r in wrong}
+        if bad and not asked.bad.skip:
+            asked.bad.say(f"{slides[k].file} row {int(wrong[0]) + 1}: {bad[int(wrong[0])]}")
+        x = x.astype(np.float32) if x.dtype.kind != "f" else x.copy() if len(wrong) else x
+        x[wrong] = 0
+        return Part(x.astype(dtype, copy=False), digest.hexdigest(), bad)
+
+    files = [s.file for s in slides]
+    return flat.flat([s.rows for s in slides], (width,), dtype, fill, cache, lambda: flat.key(files, ["slides", width]))
+
+
+def _read(s: Slide) -> np.ndarray:
+    """(tiles, D) of a slide that was looked at before."""
+    try:
+        if s.file.suffix.lower() in _HDF5:
+            with _hdf5(s.file) as f:
+                x = f["features"][()]
+        else:
+            x = np.asarray(_tensor(s.file)[0])
+        x = x.reshape(x.shape[-2:])
+    except Exception as e:
+        raise HeadcountError(f"{s.file} cannot be read: {str(e) or type(e).__name__}") from None
+    if x.shape != (s.rows, s.width):
+        raise HeadcountError(f"{s.file} changed while it was read")
+    return x
+
+
+def _places(slides: Sequence[Slide], asked: Asked) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """(tiles, 2) coordinates and (tiles,) sides, NaN where a slide has none; None where none has."""
+    if all(s.coords is None for s in slides):
+        return None, None
+    coords = np.concatenate([np.full((s.rows, 2), np.nan) if s.coords is None else s.coords for s in slides])
+    sides = [asked.tile or s.tile for s in slides]
+    tiles = None if all(map(math.isnan, sides)) else np.repeat(np.array(sides, float), [s.rows for s in slides])
+    return coords, tiles
+
+
+def _ids(stems: list[str], sizes: list[int], coords: Any, names: list[str] | None, of_slide: np.ndarray) -> pa.Table:
+    words = lambda codes, values: pa.DictionaryArray.from_arrays(np.repeat(codes, sizes), pa.array(values, pa.string()))  # noqa: E731
+    ids: dict[str, Any] = {} if names is None else {"bag": words(of_slide, names)}
+    ids |= {"slide": words(np.arange(len(stems)), stems), "tile": np.concatenate([np.arange(n) for n in sizes])}
+    if coords is not None:
+        ids |= {"x": coords[:, 0], "y": coords[:, 1]}
+    return pa.table(ids)
+
+
+def _notes(slides: Sequence[Slide], coords: Any, tiles: Any, asked: Asked, dtype: str) -> list[str]:
+    notes = [f"features kept as {dtype}"]
+    without = [s.file.name for s in slides if s.coords is None]
+    if without:
+        notes.append("no coordinates" if coords is None else f"no coordinates in {some(without)}")
+    sides = sorted({asked.tile or s.tile for s in slides if asked.tile or not math.isnan(s.tile)})
+    unsaid = [s.file.name for s in slides if not asked.tile and math.isnan(s.tile) and s.coords is not None]
+    if sides and coords is not None:
+        notes.append(f"tiles of {', '.join(f'{side:g}' for side in sides[:6])} pixels of the full slide")
+    if unsaid:
+        notes.append(f"tile size not said in {some(unsaid)}; give it with tile=")
+    return notes

@@ -1,0 +1,430 @@
+"""Reading people's own data: every kind of input, what becomes of it, and that nothing leaks or gets lost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import read_factory as make
+from headcount.data.read import Learned, Named, read
+from headcount.errors import HeadcountError
+
+
+def same(a, b) -> bool:
+    """Two readings hold the same bags."""
+    x, y = a.laid, b.laid
+    return (
+        x.names == y.names
+        and x.classes == y.classes
+        and torch.equal(x.target, y.target)
+        and torch.equal(x.sizes, y.sizes)
+    )
+
+
+# -- tables -----------------------------------------------------------------------------------------------------------------
+
+
+def test_table_from_every_side(tmp_path):
+    """CSV, TSV, semicolons, CRLF, BOM, gzip, Parquet, a DataFrame: one and the same reading."""
+    import gzip
+
+    table = make.rows()
+    a = make.write_csv(tmp_path / "a.csv", table)
+    (tmp_path / "z.csv.gz").write_bytes(gzip.compress(a.read_bytes()))
+    pq.write_table(pa.table(table), tmp_path / "p.parquet")
+    ways = [
+        a,
+        make.write_csv(tmp_path / "t.tsv", table, delimiter="\t"),
+        make.write_csv(tmp_path / "s.csv", table, delimiter=";", newline="\r\n", encoding="utf-8-sig"),
+        tmp_path / "z.csv.gz",
+        tmp_path / "p.parquet",
+        table,
+        pa.table(table),
+    ]
+    first = read(a)
+    features = first.bags(first.learn()).pool.data
+    for way in ways:
+        again = read(way)
+        assert same(first, again), way
+        torch.testing.assert_close(again.bags(again.learn()).pool.data, features)
+        assert again.ids.column("id").to_pylist()[:2] == ["000", "001"]
+
+
+def test_table_learns_and_applies():
+    reading = read(make.rows())
+    assert reading.kind == "table"
+    learned = reading.learn()
+    assert learned.feature_names == (
+        "age", "age is missing", "height", "colour=blue", "colour=green", "colour=red",
+    )  # fmt: skip
+    x = reading.bags(learned).pool.data.numpy()
+    table = make.rows()
+    age = np.array([np.nan if v is None else v for v in table["age"]])
+    want = (np.where(np.isnan(age), np.nanmedian(age), age) - np.nanmean(age)) / np.nanstd(age)
+    np.testing.assert_allclose(x[:, 0], want, rtol=1e-5)
+    assert x[:, 1].tolist() == np.isnan(age).tolist()
+    assert (x[:, 5] == [c == "red" for c in table["colour"]]).all()
+
+
+def test_only_the_given_bags_teach():
+    """Whatever stands in the other bags, the preparation does not know it."""
+    table = make.rows()
+    reading = read(table)
+    learned = reading.learn([0, 1, 2])
+    other = {k: list(v) for k, v in table.items()}
+    for i in range(15, 30):
+        other["age"][i], other["height"][i], other["colour"][i] = 1e9, None, "mauve"
+    changed = read(other)
+    assert json.dumps(changed.learn([0, 1, 2]).to_json()) == json.dumps(learned.to_json())
+    assert changed.learn().to_json() != learned.to_json()
+    features = changed.bags(learned).pool.data
+    assert torch.equal(features[:15], reading.bags(learned).pool.data[:15])
+    assert bool(torch.isfinite(features).all())
+    assert float(features[20, 3:].sum()) == 0, "a colour never seen is no colour"
+
+
+def test_only_the_given_bags_teach_words():
+    table = make.texts()
+    learned = read(table).learn([0, 1, 2, 3])
+    other = {**table, "text": [t if i < 32 else "quite unheard of" for i, t in enumerate(table["text"])]}
+    again = read(other).learn([0, 1, 2, 3])
+    assert again.to_json() == learned.to_json()
+    assert all(np.array_equal(again.arrays()[k], v) for k, v in learned.arrays().items())
+
+
+@pytest.mark.parametrize(
+    "table", [make.rows(), make.texts(), make.texts(bags=40, size=30)], ids=["table", "text", "svd"]
+)
+def test_learned_comes_back(table):
+    if len(table["label"]) > 1000:  # enough words for a truncated SVD
+        g = np.random.default_rng(0)
+        table["text"] = [t + " " + " ".join(map(str, g.integers(100, 400, 5))) for t in table["text"]]
+    reading = read(table)
+    learned = reading.learn([0, 1, 2, 3])
+    again = Learned.from_parts(json.loads(json.dumps(learned.to_json())), learned.arrays())
+    assert torch.equal(reading.bags(again).pool.data, reading.bags(learned).pool.data)
+    assert again.shape[0] == reading.bags(again).pool.shape[0] == len(again.feature_names)
+    assert all(v.flags.c_contiguous for v in learned.arrays().values()), "as safetensors wants them"
+
+
+def test_shuffled_rows_are_the_same_instances():
+    """Rows in any order: bag by bag the same features, and predictions find their way home."""
+    table = make.rows()
+    order = np.random.default_rng(3).permutation(len(table["bag"]))
+    mixed = {k: [v[i] for i in order] for k, v in table.items()}
+    a, b = read(table), read(mixed)
+    learned = a.learn()
+    assert {n: int(t) for n, t in zip(a.laid.names, a.laid.label, strict=True)} == {
+        n: int(t) for n, t in zip(b.laid.names, b.laid.label, strict=True)
+    }
+    for reading, given in ((a, table), (b, mixed)):
+        bags = reading.bags(learned)
+        answer = bags.pool.take(bags.index)[:, 2].numpy()  # an answer that depends on the instance alone
+        home = reading.spread(answer, np.nan)
+        ids = reading.ids.column("id").to_pylist()
+        assert ids == given["id"]
+        assert dict(zip(ids, home.tolist(), strict=True)) == dict(
+            zip(table["id"], a.bags(learned).pool.data[:, 2].tolist(), strict=True)
+        )
+
+
+def test_prediction_reads_as_the_model_did(tmp_path):
+    """New data: no label, columns in another order, extra columns, a category in digits, a number that looks like none."""
+    learned = read(make.rows(colour=["1", "2", "x"] * 10)).learn()
+    new = make.rows(seed=9, colour=["1", "2", "2"] * 10)
+    del new["label"]
+    new = {"height": new.pop("height"), "extra": list(range(30)), **new}
+    for way in (make.write_csv(tmp_path / "new.csv", new), new):
+        got = read(way, learned=learned, classes=["no", "yes"], need_labels=False)
+        x = got.bags(learned).pool.data
+        assert x.shape[1] == learned.shape[0]
+        assert x[:, 3:].sum(1).tolist() == [1.0] * 30
+        assert not got.laid.target.any()
+        assert got.ids.column_names == ["extra", "bag", "id"]
+    with pytest.raises(HeadcountError, match="lacks 'age'"):
+        read({k: v for k, v in new.items() if k != "age"}, learned=learned, classes=["no", "yes"], need_labels=False)
+
+
+def test_roles_are_no_features():
+    table = make.rows(
+        truth=["yes", "no"] * 15, x=list(range(30)), y=list(range(30)), weight=[1.5] * 30, site=["s"] * 30
+    )
+    table["known"] = ["yes", *[""] * 29]
+    reading = read(table)
+    assert {f.name for f in reading.columns.fields} == {"age", "height", "colour"}
+    laid = reading.laid
+    assert laid.truth is not None
+    assert laid.truth.tolist() == [1, 0] * 15
+    assert laid.known is not None
+    assert laid.known.tolist() == [1] + [-1] * 29
+    assert laid.weight is not None
+    assert laid.weight.tolist() == [1.5] * 30
+    assert laid.group == ("s",) * 6
+    assert reading.coords is not None
+    assert reading.coords[7].tolist() == [7, 7]
+    assert reading.ids.column_names == ["bag", "id", "x", "y", "site"]
+
+
+def test_copies_of_the_label_are_no_features():
+    table = make.rows()
+    leaks = {
+        "copy": [f"is {v}" for v in table["label"]],
+        "number": [float(v == "yes") for v in table["label"]],
+        "bag number": [int(b[1:]) + 7 for b in table["bag"]],
+        "bag name": [b.upper() for b in table["bag"]],
+        "row": list(range(1, 31)),
+        "note": [f"note {i} of many" for i in range(30)],
+    }
+    reading = read({**table, **leaks})
+    assert {f.name for f in reading.columns.fields} == {
+        "age",
+        "height",
+        "colour",
+        "note",
+    }  # 30 rows: notes might be categories
+    assert sum("says the same as the label" in line for line in reading.described) == 2
+    assert sum("says the same as the bag" in line for line in reading.described) == 2
+    with pytest.raises(HeadcountError, match="'copy' of the table cannot be a feature: it says the same as the label"):
+        read({**table, **leaks}, Named(features=("age", "copy")))
+
+
+def test_labels_from_elsewhere(tmp_path):
+    table = make.rows()
+    want = read(table)
+    del table["label"]
+    per_bag = {f"b{b}": ("no", "yes")[b % 2] for b in range(6)}
+    file = make.write_csv(tmp_path / "l.csv", {"bag": list(per_bag), "label": list(per_bag.values())})
+    odd = make.write_csv(tmp_path / "o.csv", {"which": list(per_bag), "said": list(per_bag.values())})
+    for labels in (
+        file,
+        per_bag,
+        list(per_bag.values()),
+        np.array(list(per_bag.values())),
+        pa.table({"bag": list(per_bag), "label": list(per_bag.values())}),
+    ):
+        assert same(read(table, labels=labels), want)
+    assert same(read(table, Named(label="said"), labels=odd), want)
+
+
+def test_soft_labels_ties_and_the_uncounted():
+    votes = {"a": [3, 3, 1, 1, 0, 0], "b": [1, 1, 1, 1, 0, 0], "c": [0, 0, 0, 0, 0, 0]}
+    table = {"bag": list("xxyyzz"), "f": [1.0, 2, 3, 4, 5, 7], **votes}
+    named = Named(votes=("a", "b", "c"))
+    laid = read(table, named).laid
+    assert laid.classes == ("a", "b", "c")
+    assert laid.target.tolist() == [[0.75, 0.25, 0], [0.5, 0.5, 0], [0, 0, 0]]
+    assert read(table, named, ties="lowest").laid.target.tolist() == [[0.75, 0.25, 0], [1, 0, 0], [0, 0, 0]]
+    dropped = read(table, named, ties="drop")
+    assert dropped.laid.names == ("x", "z")
+    assert dropped.rows.tolist() == [0, 1, 4, 5]
+    assert any("tie" in line and "'y'" in line for line in dropped.described)
+    words = {"bag": list("xxyyzz"), "f": table["f"], "label": ["a", "a", "b", "b", "a|b", "a|b"]}
+    laid = read(words, uncounted=["sky"]).laid
+    assert laid.classes == ("a", "b", "sky")
+    assert laid.target[2].tolist() == [0.5, 0.5, 0]
+    assert laid.counted is not None
+    assert laid.counted.tolist() == [True, True, False]
+    words["label"] = ["a", "a", "b", "b", "q|b", "q|b"]  # q is no label by itself: the bar belongs to the name
+    assert read(words).laid.classes == ("a", "b", "q|b")
+
+
+def test_order_of_bags_and_rows():
+    reading = read({"bag": list("babcab"), "label": list("yxyzxy"), "f": [0.0, 1, 2, 3, 4, 6]})
+    assert reading.laid.names == ("b", "a", "c")
+    assert reading.rows.tolist() == [0, 2, 5, 1, 4, 3]
+    assert reading.laid.classes == ("x", "y", "z")
+
+
+def test_names_keep_their_looks(tmp_path):
+    table = {"bag": ["007", "007", "ж\n1", "ж\n1"], "label": ["10", "10", "9", "9"], "größe": [1.5, 2, 3, 4]}
+    reading = read(make.write_csv(tmp_path / "ö ü.csv", table))
+    assert reading.laid.names == ("007", "ж\n1")
+    assert reading.laid.classes == ("9", "10"), "numbers in the order of numbers"
+    assert reading.laid.label.tolist() == [1, 0]
+
+
+def test_vectors_dates_and_flags(tmp_path):
+    import datetime as dt
+
+    table = pa.table({
+        "bag": list("aabb"), "label": list("xxyy"), "embedding": [[1.0, 2], [3, 4], [5, 6], [7, 8]],
+        "when": [dt.date(2020, 1, d) for d in (1, 2, 3, 5)], "flag": [True, False, None, True],
+    })  # fmt: skip
+    pq.write_table(table, tmp_path / "t.parquet")
+    reading = read(tmp_path / "t.parquet")
+    learned = reading.learn()
+    x = reading.bags(learned).pool.data
+    assert x[:, :2].tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
+    assert learned.feature_names == ("embedding[0]", "embedding[1]", "when", "flag", "flag is missing")
+    assert x[1, 2] > x[0, 2]
+    assert x[2, 4] == 1
+
+
+def test_a_million_rows_without_a_loop():
+    """Grouped, learned and applied in a few seconds; ten million: benchmarks/read.py."""
+    import time
+
+    n = 1_000_000
+    g = np.random.default_rng(0)
+    bag = g.integers(0, 20_000, n)
+    table = pa.table(
+        {"bag": bag, "label": np.array(["no", "yes"])[bag % 2], "a": g.normal(size=n), "b": g.normal(size=n)}
+    )
+    start = time.process_time()
+    reading = read(table)
+    bags = reading.bags(reading.learn(np.arange(10_000)))
+    took = time.process_time() - start
+    assert len(bags) == 20_000
+    assert (np.diff(bag[reading.rows]) != 0).sum() == 19_999
+    assert took < 10, f"{took:.1f} s"
+
+
+# -- folders ----------------------------------------------------------------------------------------------------------------
+
+
+def test_folder_of_bags(tmp_path):
+    reading = read(make.folder(tmp_path))
+    bags = reading.bags()
+    assert (reading.kind, bags.pool.shape, len(bags), bags.names) == (
+        "images",
+        (6, 5, 3),
+        4,
+        ("bag0", "bag1", "bag2", "bag3"),
+    )
+    assert bags.label.tolist() == [0, 1, 0, 1]
+    assert reading.ids.column("file").to_pylist()[4] == "bag1/1.png"
+    from PIL import Image
+
+    assert np.array_equal(bags.pool.data[4].numpy(), np.asarray(Image.open(tmp_path / "bag1" / "1.png")))
+    assert read(make.folder(tmp_path / "grey", mode="L")).bags().pool.shape == (6, 5, 1)
+
+
+def test_folder_by_label(tmp_path):
+    reading = read(make.by_label(tmp_path))
+    assert reading.laid.names == ("cat/0", "cat/1", "dog/0", "dog/1")
+    assert reading.laid.classes == ("cat", "dog")
+    assert same(reading, read(tmp_path / "bags"))
+
+
+def test_sizes_are_made_one_or_refused(tmp_path):
+    make.folder(tmp_path)
+    make.picture(tmp_path / "bag1" / "big.png", size=(12, 12))
+    with pytest.raises(HeadcountError, match=r"several sizes: .*0\.png is 5x6, .*big\.png is 12x12; give a side"):
+        read(tmp_path)
+    assert read(tmp_path, side=8).bags().pool.shape == (8, 8, 3)
+
+
+def test_new_pictures_are_made_like_the_models(tmp_path):
+    learned = read(make.folder(tmp_path / "a", mode="L"), side=7).learn()
+    make.picture(tmp_path / "b" / "only" / "1.png", size=(9, 9))
+    reading = read(
+        tmp_path / "b", learned=Learned.from_parts(learned.to_json()), classes=["cat", "dog"], need_labels=False
+    )
+    assert reading.bags().pool.shape == (7, 7, 1)
+
+
+def test_pictures_named_in_a_table(tmp_path):
+    make.folder(tmp_path)
+    paths = [f"bag{b}/{i}.png" for b in range(4) for i in range(3)]
+    order = np.random.default_rng(0).permutation(12)
+    table = {"bag": [paths[i][:4] for i in order], "path": [paths[i] for i in order]}
+    table["label"] = ["cat" if p in ("bag0", "bag2") else "dog" for p in table["bag"]]
+    a, b = read(tmp_path), read(make.write_csv(tmp_path / "rows.csv", table))
+    for name in a.laid.names:
+        x, y = (
+            set(map(bytes, r.bags().pool.take(r.laid.take([r.laid.names.index(name)]).index).numpy())) for r in (a, b)
+        )
+        assert x == y
+    assert b.ids.column("path").to_pylist() == table["path"]
+
+
+def test_links_that_go_round(tmp_path):
+    make.folder(tmp_path / "data")
+    (tmp_path / "data" / "again").symlink_to(tmp_path / "data")
+    (tmp_path / "data" / "bag0" / "up").symlink_to(tmp_path)
+    (tmp_path / "data" / "bag9").symlink_to(tmp_path / "data" / "bag9")
+    reading = read(tmp_path / "data")
+    assert len(reading.laid) == 4
+    assert any("link back" in line for line in reading.described)
+
+
+# -- arrays -----------------------------------------------------------------------------------------------------------------
+
+
+def test_arrays_from_every_side(tmp_path):
+    g = np.random.default_rng(0)
+    held = [g.normal(size=(n, 3)).astype(np.float32) for n in (4, 2, 3)]
+    flat, y, sizes = np.concatenate(held), np.array(["u", "v", "u"]), np.array([4, 2, 3])
+    np.savez(tmp_path / "a.npz", features=flat, sizes=sizes, labels=y)
+    np.savez(
+        tmp_path / "b.npz",
+        X=flat,
+        offsets=np.array([0, 4, 6, 9]),
+        labels=np.array([0, 1, 0]),
+        classes=np.array(["u", "v"]),
+    )
+    ways = [
+        read(held, labels=y),
+        read([torch.from_numpy(a) for a in held], labels=list(y)),
+        read({"0": held[0], "1": held[1], "2": held[2]}, labels={"0": "u", "1": "v", "2": "u"}),
+        read(tmp_path / "a.npz"),
+        read(tmp_path / "b.npz"),
+        read({"features": flat, "bag": np.repeat([0, 1, 2], sizes), "labels": y}),
+    ]
+    for reading in ways:
+        assert same(reading, ways[0])
+        assert np.array_equal(reading.bags().pool.data.numpy(), flat)
+        assert reading.ids.column("instance").to_pylist() == [0, 1, 2, 3, 0, 1, 0, 1, 2]
+
+
+def test_arrays_of_one_size(tmp_path):
+    x = np.random.default_rng(0).integers(0, 255, (4, 3, 5, 5, 1), dtype=np.uint8)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", np.array([0, 1, 1, 0]))
+    for reading in (read(tmp_path / "x.npy", labels=tmp_path / "y.npy"), read(x, labels=[0, 1, 1, 0])):
+        assert reading.bags().pool.shape == (5, 5, 1)
+        assert reading.laid.label.tolist() == [0, 1, 1, 0]
+    half = torch.randn(4, 3, 2).to(torch.bfloat16)
+    assert read(half, labels=[0, 1, 1, 0]).bags().pool.shape == (2,)
+
+
+def test_what_is_known_of_arrays():
+    x = np.random.default_rng(0).normal(size=(6, 2))
+    given = {
+        "features": x, "bag": list("aabbcc"), "labels": np.array([0, 1, -1]), "classes": ["n", "y"],
+        "truth": np.array([0, 1, 1, 1, 0, -1]),
+        "known": np.array([-1, 0, -1, -1, -1, -1]), "weight": np.arange(1.0, 7),
+        "group": ["g", "g", "h"], "coords": np.arange(12).reshape(6, 2),
+    }  # fmt: skip
+    laid = read(given).laid
+    assert laid.label.tolist() == [0, 1, -1]
+    assert laid.truth is not None
+    assert laid.truth.tolist() == [0, 1, 1, 1, 0, -1]
+    assert laid.known is not None
+    assert laid.known.tolist() == [-1, 0, -1, -1, -1, -1]
+    assert laid.group == ("g", "g", "h")
+    assert read(x.reshape(3, 2, 2), labels=[-1, 1, -1]).laid.classes == ("-1", "1"), (
+        "without class names, -1 is a class"
+    )
+
+
+def test_fingerprint_is_of_the_content(tmp_path):
+    import os
+
+    table = make.rows()
+    a, b = make.write_csv(tmp_path / "a.csv", table), make.write_csv(tmp_path / "b.csv", table)
+    os.utime(b, (0, 0))
+    assert read(a).fingerprint == read(b).fingerprint
+    assert len(bytes.fromhex(read(a).fingerprint)) == hashlib.sha256().digest_size
+    table["age"][7] += 0.01
+    assert read(make.write_csv(b, table)).fingerprint != read(a).fingerprint
+    make.folder(tmp_path / "f")
+    before = read(tmp_path / "f").fingerprint
+    make.picture(tmp_path / "f" / "bag0" / "0.png", seed=99)
+    assert read(tmp_path / "f").fingerprint != before
