@@ -10,7 +10,7 @@ import json
 import math
 import pickle
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -48,6 +48,11 @@ VARIANTS = {
     ),
     "weno": ({"loss": "soft", "mining": "threshold"}, {"loss": "classwise", "mining": "lowest", "hardest": 2}),
     "noisy_label": ({"loss": "gce"},),
+    "tilt": (
+        {"over": "instances", "bag": 1.0, "form": "one"},
+        {"teach": 0, "form": "class", "instance": 0, "bag": 0.5},
+        {"share": 0.4, "bag": 0, "adapt": False, "fade": 0.1, "start": 0.0},
+    ),
 }
 # any head with such an option is examined this small
 SMALL = {"width": 12, "student_width": 12, "layers": 2, "heads": 2, "landmarks": 16}
@@ -55,6 +60,7 @@ WRONG_VALUES = {
     "count": ({"t1": 0.0}, {"t2": -1.0}, {"t1": math.nan}, {"t1": "warm"}, {"mode": "cuont"}, {"reduction": "mean"}),
     "output_mean": ({"form": "nlll"}, {"form": None}),
     "election": ({"form": "nlll"}, {"form": None}),
+    "tilt": ({"form": "half"}, {"over": "pixels"}, {"bag": "much"}, {"bag": -1}, {"threshold": 2}, {"share": "a lot"}),
 }
 EXCUSED: dict[str, dict[str, str]] = {}  # law -> head -> why it need not keep it
 DECLARED = {  # what a head may say of itself -> the laws that it then need not keep
@@ -403,16 +409,17 @@ def test_learns(name, options):
     assert losses[-1] < losses[0]
 
 
-def training(head, bags, target, over):
-    """A batch of a pass, as the loop deals it: whole bags, or loose instances; with all its views, and a teacher if asked."""
-    rows, s = torch.tensor(bags.index), segments_of(bags, removed=True)
-    known = torch.from_numpy(bags.rng(8).integers(0, C, bags.n))
+def training(head, bags, target, sweep, done=0.0):
+    """A batch of a pass, as the loop deals it: whole bags, or loose instances; with all its views, and a teacher if asked.
+    Without labels of bags there are none of instances either."""
+    rows, s, over = torch.tensor(bags.index), segments_of(bags, removed=True), sweep.over
+    known = torch.from_numpy(bags.rng(8).integers(0, C, bags.n)) if target.any() else torch.full((bags.n,), -1)
     if over == "instances":
         loose = torch.where(torch.tensor(bags.removed), bags.n, torch.arange(bags.n))
         s, target, bag = Segments(loose, bags.n, 1), target[rows], rows
     else:
         bag = torch.arange(len(bags.sizes))
-    v = head.views
+    v = head.views if sweep.taught else 1
     batch = Batch(
         segments=s.repeat(v),
         target=target.repeat(v, 1),
@@ -420,11 +427,12 @@ def training(head, bags, target, over):
         place=torch.arange(bags.n).repeat(v),
         known=known.repeat(v),
         epoch=torch.zeros((), dtype=torch.int64),
+        done=torch.tensor(done),
         over=over,
         views=v,
     )
     h = features(bags).repeat(v, 1).requires_grad_()
-    teacher = None if head.teacher is None else head.eval()(h.detach(), batch.segments)
+    teacher = None if head.teacher is None or not sweep.taught else head.eval()(h.detach(), batch.segments)
     return h, batch, teacher
 
 
@@ -436,8 +444,8 @@ def test_a_step_of_training(name, options):
         assume(bags.n > 1)  # batch-norm cannot learn from one instance
         head = made(name, options)
         head.enrol(len(bags.sizes), bags.n)
-        for sweep in head.passes:
-            h, batch, teacher = training(head, bags, labels(bags), sweep.over)
+        for sweep, done in product(head.passes, (0.0, 0.9)):
+            h, batch, teacher = training(head, bags, labels(bags), sweep, done)
             head.train().zero_grad()
             loss = head.loss(head(h, batch.segments), batch, teacher)
             assert loss.isfinite()
@@ -458,7 +466,7 @@ def test_a_batch_without_labels_teaches_nothing(name, options):
         pytest.skip("it is told the instances' own labels")
     head.enrol(3, 8)
     for sweep in head.passes:
-        h, batch, teacher = training(head, bags, torch.zeros(3, C), sweep.over)
+        h, batch, teacher = training(head, bags, torch.zeros(3, C), sweep)
         loss = head.train().loss(head(h, batch.segments), batch, teacher)
         assert float(loss.detach()) == 0
         loss.backward()

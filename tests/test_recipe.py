@@ -64,6 +64,9 @@ def test_everything_that_decides_a_number_is_in_the_key():
         "prototype_bags": "all",
         "drop_before_forward": True,
         "backbone_options": {"stem": "small"},
+        "batch_instances": 512,
+        "decay": "weights",
+        "mirror": True,
     }
     keys = {DIGITS.but(**{name: value}).key for name, value in changes.items()}
     assert len(keys | {DIGITS.key}) == len(changes) + 1

@@ -151,6 +151,7 @@ def fresh_model(recipe: Recipe, train: Bags, mean: Any = None, std: Any = None) 
         head=recipe.head,
         options=recipe.options,
         counted=None if train.counted is None else tuple(train.counted.tolist()),
+        mirror=recipe.mirror,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(recipe.seed, "initialisation"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ class Design:
     head: str = "count"
     options: tuple[tuple[str, Any], ...] = ()
     counted: tuple[bool, ...] | None = None
+    mirror: bool = False  # answers are the mean over an image and its mirror image
 
     def __post_init__(self) -> None:
         for name in ("options", "backbone_options"):
@@ -43,6 +45,10 @@ class Design:
             raise HeadcountError(f"counted needs one true or false for each of {len(self.classes)} classes, two true")
         if not 1 <= len(self.shape) <= 3 or min(self.shape) < 1:
             raise HeadcountError(f"an instance has a shape such as (32, 32, 3) or (512,), got {self.shape}")
+        if self.mirror and len(self.shape) != 3:
+            raise HeadcountError(
+                f"only images have a mirror image, and the instances have shape {self.shape}; leave mirror out"
+            )
 
 
 class Model(nn.Module):
@@ -82,8 +88,9 @@ def say(model: Model, bags: Bags, *, keep: tuple[str, ...] = (), batch_instances
     said: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
     try:
         for part in by_instances(bags, batch_instances):
-            h = model.features(part.pool.take(part.index).to(model.device))
-            output = model.head(h, part.segments().to(model.device))
+            x, segments = part.pool.take(part.index).to(model.device), part.segments().to(model.device)
+            h = model.features(x)
+            output = answer(model, x, h, segments)
             parts = {"features": h, **output.parts}
             for name in keep:
                 choose("part of what a model says", name, parts)
@@ -105,10 +112,22 @@ def say_alone(model: Model, x: Tensor, *, batch_instances: int = 8192) -> Tensor
     model.eval()
     try:
         parts = [part.to(model.device) for part in x.split(batch_instances)]
-        said = [model(part, Segments.from_sizes([1] * len(part), model.device)).instance.cpu() for part in parts]
+        ones = [Segments.from_sizes([1] * len(part), model.device) for part in parts]
+        said = [answer(model, x, model.features(x), s).instance.cpu() for x, s in zip(parts, ones, strict=True)]
     finally:
         model.train(was_training)
     return torch.cat(said)
+
+
+def answer(model: Model, x: Tensor, h: Tensor, segments: Segments) -> Output:
+    """What the head says of the features h of x; a model that mirrors says the mean of that and what it says of the mirror
+    image, as probabilities."""
+    output = model.head(h, segments)
+    if not model.design.mirror:
+        return output
+    other = model.head(model.features(x.flip(2)), segments)
+    instance = torch.logaddexp(output.instance.log_softmax(1), other.instance.log_softmax(1))
+    return Output(instance, torch.logaddexp(output.bag, other.bag) - math.log(2), output.parts)
 
 
 def by_instances(bags: Bags, budget: int) -> list[Bags]:
@@ -154,6 +173,7 @@ def load(folder: Path | str) -> Model:
             head=body["head"],
             options=tuple((k, v) for k, v in body["options"]),
             counted=None if body["counted"] is None else tuple(map(bool, body["counted"])),
+            mirror=bool(body.get("mirror", False)),
         )
         if ":" in design.head:
             raise HeadcountError(

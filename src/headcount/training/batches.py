@@ -15,17 +15,19 @@ from headcount.training.seeds import generator
 
 
 class Feed:
-    """Bags dealt out in steps of ``batch_bags``; a loose-instance pass deals as many instances as that many bags hold."""
+    """Bags dealt out in steps of ``batch_bags``; a loose-instance pass deals as many instances as that many
+    bags hold, or ``batch_instances``."""
 
-    def __init__(self, bags: Bags, batch_bags: int) -> None:
+    def __init__(self, bags: Bags, batch_bags: int, batch_instances: int = 0) -> None:
         if bags.truth is not None:
             raise HeadcountError("these bags carry truth, and training must not see it; pass bags.blind()")
         self.bags = bags
         self.batch_bags = batch_bags
         sizes = bags.sizes
         self.size = int(sizes[0]) if bool((sizes == sizes[0]).all()) else None
-        self.batch_instances = max(1, round(batch_bags * float(sizes.float().mean())))
+        self.batch_instances = batch_instances or max(1, round(batch_bags * float(sizes.float().mean())))
         self.epoch = torch.zeros((), dtype=torch.int64, device=bags.index.device)
+        self.done = torch.zeros((), device=bags.index.device)
         self.bag_of = bags.bag
 
     def steps(self, over: str) -> int:
@@ -60,6 +62,7 @@ class Feed:
             place=place.repeat(views),
             known=None if bags.known is None else bags.known[place].repeat(views),
             epoch=self.epoch,
+            done=self.done,
             over=over,
             views=views,
         )

@@ -69,6 +69,10 @@ class Recipe:
     distance: str = "euclidean"
     prototype_bags: str = "correct"
     drop_before_forward: bool = False
+    # added since; the defaults are what was done before
+    batch_instances: int = 0  # of a pass over loose instances; 0: as many as batch_bags bags hold
+    decay: str = "all"  # what weight_decay pulls at: all, or weights (no biases, no batch-norm)
+    mirror: bool = False  # answer with the mean over an image and its mirror image
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", _options(self.options))
@@ -87,7 +91,7 @@ class Recipe:
                 raise HeadcountError(f"{name} is {kind} from {low} to {high}, got {value!r}")
             if not whole:
                 object.__setattr__(self, name, float(value))
-        for name in ("overlap", "drop_before_forward"):
+        for name in ("overlap", "drop_before_forward", "mirror"):
             if not isinstance(getattr(self, name), bool):
                 raise HeadcountError(f"{name} is true or false, got {getattr(self, name)!r}")
         check_options(self.head, dict(self.options))
@@ -169,6 +173,7 @@ _CHOICES = {
     "optimizer": ("adam", "adamw", "sgd"),
     "schedule": ("constant", "cosine"),
     "views": tuple(VIEWS),
+    "decay": ("all", "weights"),
     "selection": ("official", "mean"),
     "precision": ("tf32", "fp32", "bf16"),
     "distance": ("euclidean", "mahalanobis"),
@@ -183,6 +188,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "data_seed": (0, (1 << 32) - 1),
     "epochs": (1, 1 << 24),
     "batch_bags": (1, 1 << 24),
+    "batch_instances": (0, 1 << 24),
     "lr": (0.0, 1e6),
     "weight_decay": (0.0, 1e6),
     "warmup": (0.0, 1.0),

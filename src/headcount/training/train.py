@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -101,9 +102,9 @@ def fit(
     return Fit(model.eval(), progress)
 
 
-def encode(prepare: nn.Module, backbone: nn.Module, x: Tensor, kind: str, views: int) -> Tensor:
+def encode(prepare: nn.Module, backbone: nn.Module, x: Tensor, kind: str, views: int, weak: bool = False) -> Tensor:
     """Stored instances -> features of every view. The heavy part, and the only part that is ever compiled."""
-    return backbone(several(prepare(x), kind, views))
+    return backbone(several(prepare(x), kind, views, weak))
 
 
 @lru_cache
@@ -116,7 +117,8 @@ class Training:
     """What changes while a model learns: weights, teacher, optimizers, the best so far."""
 
     def __init__(self, model: Model, train: Bags, valid: Bags, recipe: Recipe, compile: str = "auto") -> None:
-        self.train, self.valid = Feed(train, recipe.batch_bags), Feed(valid, recipe.batch_bags)
+        self.train = Feed(train, recipe.batch_bags, recipe.batch_instances)
+        self.valid = Feed(valid, recipe.batch_bags)
         device = model.device
         speed.set_convolutions(recipe.precision, device)
         self.model, self.recipe, self.device = copy.deepcopy(model), recipe, device
@@ -143,23 +145,24 @@ class Training:
         for one in self.head.passes:
             for which in self.train.shuffled(one.over, self.recipe.seed, epoch):
                 self._set_rate(done / self.total)
+                self.train.done.fill_(done / self.total)
                 losses.append(self.steps[one](which))
                 done += 1
         return torch.stack(losses).mean()
 
     def step(self, one: Pass, which: Tensor) -> Tensor:
         """One batch: forward, loss, backward, step. Returns the loss, still on the device."""
-        views, kind = self.head.views, self.recipe.views
+        views, kind = self.head.views if one.taught else 1, self.recipe.views
         x, batch = self.train.deal(which, one.over, views)
         with speed.precise(self.recipe.precision, self.device):
             output = self.head(self.encode(self.model.prepare, self.model.backbone, x, kind, views), batch.segments)
-            loss = self.head.loss(output, batch, self._taught(x, batch))
+            loss = self.head.loss(output, batch, self._taught(x, batch) if one.taught else None)
         self.model.zero_grad(set_to_none=True)
         loss.backward()
         for prefix in one.trains:
             self.optimizers[prefix].step()
         if self.teacher is not None and self.head.teacher is not None:
-            _average(self.teacher, self.model, self.head.teacher)
+            _average(self.teacher, self.model, _pace(self.head.teacher, self.train.done * self.total))
         return loss.detach()
 
     @torch.no_grad()
@@ -175,6 +178,9 @@ class Training:
         self.answering.eval()
         parts = self.valid.in_order()
         each = torch.stack([self.judge(which) for which in parts]).double()
+        if self.teacher is not None:  # what its head has noted, the pupil's head knows too
+            for own, noted in zip(self.head.buffers(), self.teacher.head.buffers(), strict=True):
+                own.copy_(noted)
         labelled = (self.valid.bags.target.sum(1) > 0).double()
         weight = torch.stack([labelled[which].sum() for which in parts])
         if self.recipe.selection == "official":
@@ -232,19 +238,24 @@ class Training:
         """What the teacher says of views of its own."""
         if self.teacher is None:
             return None
-        h = self.encode(self.teacher.prepare, self.teacher.backbone, x, self.recipe.views, self.head.views)
+        weak = self.head.weak_teacher
+        h = self.encode(self.teacher.prepare, self.teacher.backbone, x, self.recipe.views, batch.views, weak)
         return self.teacher.head(h, batch.segments)
 
     def _optimizer(self, prefix: str) -> torch.optim.Optimizer:
         r = self.recipe
         chosen = [p for name, p in self.model.named_parameters() if name.startswith(prefix)]
+        groups: list[Any] = chosen
+        if r.decay == "weights":  # not biases, nor what batch-norm scales and shifts by
+            parts = [p for p in chosen if p.ndim > 1], [p for p in chosen if p.ndim <= 1]
+            groups = [{"params": part, **extra} for part, extra in zip(parts, ({}, {"weight_decay": 0.0}), strict=True)]
         on_gpu = self.device.type == "cuda"
         # a tensor for the rate: it can change under a captured graph
         rate = torch.tensor(r.lr, device=self.device) if on_gpu else r.lr
         if r.optimizer == "sgd":
-            return torch.optim.SGD(chosen, rate, 0.9, weight_decay=r.weight_decay, nesterov=True, fused=True)
+            return torch.optim.SGD(groups, rate, 0.9, weight_decay=r.weight_decay, nesterov=True, fused=True)
         kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[r.optimizer]
-        return kind(chosen, rate, (0.9, 0.999), 1e-8, r.weight_decay, capturable=on_gpu, fused=True)
+        return kind(groups, rate, (0.9, 0.999), 1e-8, r.weight_decay, capturable=on_gpu, fused=True)
 
     def _set_rate(self, done: float) -> None:
         if self.recipe.schedule == "constant" and not self.recipe.warmup:
@@ -272,10 +283,20 @@ def schedule(kind: str, warmup: float, done: float) -> float:
 
 
 @torch.no_grad()
-def _average(teacher: nn.Module, model: nn.Module, decay: float) -> None:
-    torch._foreach_lerp_(list(teacher.parameters()), list(model.parameters()), 1 - decay)
-    for kept, now in zip(teacher.buffers(), model.buffers(), strict=True):
-        kept.copy_(now)
+def _average(teacher: nn.Module, model: nn.Module, pace: Tensor) -> None:
+    kept: list[Tensor] = list(teacher.parameters())
+    now: list[Tensor] = list(model.parameters())
+    way = torch._foreach_sub(now, kept)
+    torch._foreach_mul_(way, pace)
+    torch._foreach_add_(kept, way)
+    for old, new in zip(teacher.buffers(), model.buffers(), strict=True):
+        old.copy_(new)
+
+
+def _pace(decay: float, steps: Tensor) -> Tensor:
+    """How far the teacher moves towards its pupil after so many steps: further at first, so that what it knew before the
+    training began is soon forgotten, however short the training."""
+    return (9 / (10 + steps)).clamp_min(1 - decay)
 
 
 def _patience_over(progress: Progress, patience: int) -> bool:

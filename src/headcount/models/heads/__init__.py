@@ -24,6 +24,7 @@ from headcount.models.heads.millet import Millet
 from headcount.models.heads.noisy import NoisyLabel
 from headcount.models.heads.output import OutputMean
 from headcount.models.heads.supervised import Supervised
+from headcount.models.heads.tilt import TiltHead
 from headcount.models.heads.weno import Weno
 
 HEADS: dict[str, type[Head]] = {
@@ -40,6 +41,7 @@ HEADS: dict[str, type[Head]] = {
     "mctformer": MCTformer,
     "weno": Weno,
     "election": Election,
+    "tilt": TiltHead,
     "noisy_label": NoisyLabel,
     "supervised": Supervised,
 }

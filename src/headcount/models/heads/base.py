@@ -40,6 +40,7 @@ class Batch:
     place: Tensor  # (N,) where each instance stands in the training bags' order
     known: Tensor | None = None  # (N,) instance labels given as supervision, -1 where unknown
     epoch: Tensor | None = None  # () the epoch, on the device
+    done: Tensor | None = None  # () the share of the training that lies behind, on the device
     over: str = "bags"  # the pass: "bags", or "instances" (each instance a bag of one with its bag's target)
     views: int = 1
 
@@ -53,6 +54,7 @@ class Pass:
 
     over: str = "bags"
     trains: tuple[str, ...] = ("",)
+    taught: bool = True  # false: one view of each bag, and the teacher is not asked
 
 
 class Head(nn.Module):
@@ -60,9 +62,13 @@ class Head(nn.Module):
 
     title: ClassVar[str] = ""  # what tables call it
     cites: ClassVar[str] = ""
-    views: ClassVar[int] = 1
-    teacher: ClassVar[float | None] = None  # decay of the moving average that plays teacher, and then also answers
-    passes: ClassVar[tuple[Pass, ...]] = (Pass(),)
+    # these three may also follow from the options: then the instance has its own
+    views: int = 1
+    teacher: float | None = None  # decay of the moving average that plays teacher, and then also answers
+    passes: tuple[Pass, ...] = (Pass(),)
+    weak_teacher: ClassVar[bool] = (
+        False  # true if the teacher sees the weakest kind of view only, as often as the pupil sees any
+    )
     counted: Tensor | None
     told: ClassVar[bool] = False  # true for the one head that is told the instances' classes: a bound, not a method
     whole_bag: ClassVar[bool] = False  # true if what is said of an instance depends on the others in its bag

@@ -1,0 +1,205 @@
+"""Tilt: every instance carries its bag's label as a noisy label, and how noisy is estimated from the bags.
+
+Three terms. *Instance*: -log P(bag label | x) under the tilt matrix (bags/tilt.py). *Bag*: the likelihood of the election's
+outcome (bags/elections.py), which carries close elections, where the tilt is slight. *Teaching*: a teacher's posterior, given
+the bag's label, is the target of a strongly changed view (Sohn et al., FixMatch, NeurIPS 2020; thresholds per class: Wang et
+al., FreeMatch, ICLR 2023).
+
+The tilt is noted on validation bags, which the network has not learned by heart: one step of EM each time they are judged.
+It begins low, and is told neither truth nor anything else.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from headcount.bags import Segments, tilt
+from headcount.errors import HeadcountError, choose
+from headcount.models.heads.base import Batch, Head, Output, Pass, nll
+from headcount.models.heads.election import scores
+
+SLOW = 0.99  # of the running means of what the teacher says
+JUDGED = 0.3  # the bag term's weight in validation
+
+
+class TiltHead(Head):
+    """``form`` of the tilt: "one", "class" or "full" (the fewer bags, the nearer to the simpler). ``share``: a majority share
+    that is given instead of estimated. ``over``: "bags" (one pass for all terms) or "instances" (loose instances, and a pass
+    over bags for the bag term).
+
+    ``instance``, ``bag``, ``teach``: the terms' weights; bag "auto" follows from the estimated shares. Teaching begins when
+    the share ``start`` of the training is done; from then on the instance term fades to the share ``fade`` of its weight.
+    ``threshold``: how sure the teacher must be, with ``adapt`` less so of classes it is seldom sure of. ``align``: how much
+    of the pseudo-labels' lopsidedness is divided out. ``decay``: of the teacher's moving average.
+    """
+
+    title = "Tilt"
+    cites = "forward correction: Patrini et al., CVPR 2017; sets with tilted priors: Lu et al., ICLR 2021"
+    weak_teacher = True
+    mix: Tensor
+    seen: Tensor
+    heap: Tensor
+    bags: Tensor
+    said: Tensor
+    sure: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        classes: int,
+        counted: Tensor | None = None,
+        *,
+        form: str = "full",
+        share: float | None = None,
+        over: str = "bags",
+        instance: float = 1.0,
+        bag: float | str = "auto",
+        teach: float = 1.0,
+        start: float = 0.3,
+        fade: float = 1.0,
+        threshold: float = 0.9,
+        adapt: bool = True,
+        align: float = 0.5,
+        decay: float = 0.99,
+        election: str = "auto",
+    ) -> None:
+        super().__init__(dim, classes, counted)
+        self.form = choose("form of the tilt", form, tilt.FORMS)
+        self.over = choose("over", over, ("bags", "instances"))
+        for name, value, high in (
+            *(("instance", instance, 1e6), ("teach", teach, 1e6), ("bag", 0.0 if bag == "auto" else bag, 1e6)),
+            *(("start", start, 1), ("fade", fade, 1), ("threshold", threshold, 1), ("align", align, 1)),
+            *(("decay", decay, 1), ("share", 0.5 if share is None else share, 1)),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high:
+                raise HeadcountError(f"{name} is a number from 0 to {high:g}, got {value!r}")
+        self.share, self.instance, self.bag, self.teach, self.start = share, instance, bag, teach, start
+        self.fade, self.threshold, self.adapt, self.align, self.election = fade, threshold, adapt, align, election
+        self.classifier = nn.Linear(dim, classes)
+        self.views, self.teacher = 2 if teach else 1, decay
+        bags = (Pass("bags", taught=False),) if bag else ()
+        self.passes = (
+            (Pass("bags", taught=bool(teach)),) if over == "bags" else (Pass("instances", taught=bool(teach)), *bags)
+        )
+        self.least = 0.0
+        self.register_buffer("mix", torch.empty(classes, classes, dtype=torch.float64))
+        self.register_buffer("seen", torch.ones(classes, dtype=torch.float64))  # labels of training instances
+        self.register_buffer("heap", torch.zeros(classes, classes, dtype=torch.float64))  # of validation instances
+        self.register_buffer("bags", torch.zeros(classes, dtype=torch.float64))  # labels of validation bags
+        self.register_buffer("said", torch.full((classes,), 1 / classes))  # mean of what the teacher says
+        self.register_buffer("sure", torch.ones(classes))  # how sure it is of each class when it says it
+        self.enrol(1, 32)
+
+    def enrol(self, bags: int, instances: int) -> None:
+        size = instances / bags
+        self.least = 0.0 if self.counted is not None else tilt.least_share(max(1, round(size)), self.classes)
+        guess = tilt.first_guess(size, self.classes) if self.share is None else self.share
+        self.mix.copy_(tilt.mix_of(torch.tensor(guess, dtype=torch.float64), self.classes))
+
+    @property
+    def tilt(self) -> tilt.Tilt:
+        """What was estimated: shares, matrix, condition."""
+        return tilt.Tilt(self.now().float(), tilt.labels_of(self.seen, self.counted).float())
+
+    def now(self) -> Tensor:
+        """(C, C) the mix, with what has been noted since it last settled."""
+        if self.share is not None:
+            return self.mix
+        found = tilt.settled(self.heap, self.bags, self.form, self.least, self.counted)
+        return torch.where(self.heap.sum() > 0, found, self.mix)
+
+    def forward(self, h: Tensor, segments: Segments) -> Output:
+        z = self.classifier(h).float()
+        return Output(z, self.elect(segments.mean(z.softmax(1)).clamp_min(1e-30).log()), {})
+
+    def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
+        z, s, target, known = _first(output.instance, batch)
+        rows = s.spread(target)  # (n, C)
+        weight = _counts(s)
+        self.note(z.detach(), rows * weight[:, None], target)
+        labels = tilt.labels_of(self.seen, self.counted)
+        done = torch.zeros((), device=z.device) if batch.done is None or not self.training else batch.done
+        whole = batch.over == "instances" or self.over == "bags" or not self.training
+        loss = z.new_zeros(())
+        if whole and self.instance:
+            late = ((done - self.start) / max(1e-6, 1 - self.start)).clamp(0, 1)
+            fading = 1 - (1 - self.fade) * late if self.teach and self.training else 1.0
+            each = tilt.forward_loss(z.log_softmax(1), rows, self.mix, labels, weight)
+            loss = loss + self.instance * fading * each
+        if batch.over == "bags" and self.bag:
+            heard = self.elect(scores(z, s, self.election, self.counted)).float()
+            weighed = self.bag_weight() if self.training else JUDGED  # so that epochs are judged by one measure
+            loss = loss + weighed * nll(heard, target)
+        if whole and known is not None:
+            loss = loss + _told(z, known, weight)
+        if teacher is not None and self.training and self.teach and whole:
+            strong = output.instance[-len(z) :]
+            loss = loss + self.teach * (done >= self.start) * self.teaching(strong, teacher, rows, weight, labels)
+        return loss
+
+    def bag_weight(self) -> Tensor | float:
+        """Close elections high, landslides low: a tenth of the squared odds that a label says nothing of an instance."""
+        if isinstance(self.bag, int | float):
+            return self.bag
+        pull = tilt.pull(self.mix).clamp_min(1e-3)
+        return (0.1 * ((1 - pull) / pull).square()).clamp_max(1.0).float()
+
+    @torch.no_grad()
+    def note(self, z: Tensor, rows: Tensor, target: Tensor) -> None:
+        """Validation bags add to the heap; the first training batch after them lets the mix settle and begins a new heap."""
+        if not self.training:
+            labels = tilt.labels_of(self.seen, self.counted)
+            self.heap.add_(tilt.heaped(z.double().softmax(1), rows.double(), self.mix, labels))
+            self.bags.add_(target.double().sum(0))
+        else:
+            self.mix.copy_(self.now())
+            self.heap.zero_()
+            self.bags.zero_()
+            self.seen.add_(rows.double().sum(0))
+
+    def teaching(self, z: Tensor, teacher: Output, rows: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy of strongly changed views with what the teacher makes of weak ones and of the bag's label."""
+        with torch.no_grad():
+            p = teacher.instance.softmax(1).unflatten(0, (-1, len(z))).mean(0)  # (n, C), the mean over weak views
+            lopsided = self.said / tilt.prior_of(self.mix, labels).float()
+            log_p = p.clamp_min(1e-30).log() - self.align * lopsided.clamp_min(1e-6).log()
+            q = tilt.posterior(log_p.log_softmax(1), rows, self.mix, labels)
+            top, choice = q.max(1)
+            self._remember(p, top, choice, weight)
+            bar = self.threshold * (self.sure / self.sure.max() if self.adapt else torch.ones_like(self.sure))
+            trusted = weight * (top >= bar[choice])
+        each = -z.log_softmax(1).gather(1, choice[:, None])[:, 0]
+        return (trusted * each).sum() / weight.sum().clamp_min(1e-12)
+
+    def _remember(self, p: Tensor, top: Tensor, choice: Tensor, weight: Tensor) -> None:
+        whole = weight.sum()
+        mean = (weight[:, None] * p).sum(0) / whole.clamp_min(1e-12)
+        self.said.lerp_(torch.where(whole > 0, mean, self.said), 1 - SLOW)
+        votes = torch.zeros_like(self.sure).index_add(0, choice, weight)
+        sure = torch.zeros_like(self.sure).index_add(0, choice, weight * top) / votes.clamp_min(1e-12)
+        self.sure.lerp_(torch.where(votes > 0, sure, self.sure), 1 - SLOW)
+
+
+def _first(z: Tensor, batch: Batch) -> tuple[Tensor, Segments, Tensor, Tensor | None]:
+    """The first view alone: logits, segments, targets, known labels."""
+    s, v = batch.segments, batch.views
+    if v == 1:
+        return z, s, batch.target, batch.known
+    n, b = len(z) // v, s.bags // v
+    index = s.index[:n]  # the trash of all views is behind the first view's bags
+    first = Segments(torch.where(index < b, index, b), b, s.size, None if s.weight is None else s.weight[:n])
+    return z[:n], first, batch.target[:b], None if batch.known is None else batch.known[:n]
+
+
+def _counts(s: Segments) -> Tensor:
+    """(n,) how often each instance counts."""
+    here = (~s.removed).float()
+    return here if s.weight is None else here * s.weight
+
+
+def _told(z: Tensor, known: Tensor, weight: Tensor) -> Tensor:
+    """Cross-entropy on the instances whose own class is given."""
+    told = weight * (known >= 0)
+    each = -z.log_softmax(1).gather(1, known.clamp_min(0)[:, None])[:, 0]
+    return (told * each).sum() / told.sum().clamp_min(1e-12)
