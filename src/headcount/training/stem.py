@@ -60,28 +60,34 @@ def weight_in_blocks(weight: Tensor) -> Tensor:
     return F.pad(w, (0, DEPTH - w.shape[3]))
 
 
+# What is kept for the way back is flat: the compiler lays every tensor of four dimensions that it keeps out anew, channels
+# last, and would so turn y around twice a step.
+
+
 @torch.library.custom_op("headcount::stem", mutates_args=())
-def stem(x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> list[Tensor]:
-    """(n, Y + 3, X + 3, 16) blocks -> pooled (n, K, P, Q), and for the way back y, top, winner and the line: four rows of K,
-    mean, variance, scale and shift."""
-    n, Y, X, K = x.shape[0], x.shape[1] - 3, x.shape[2] - 3, len(weight)
-    P, Q = (Y + 1) // 2, (X + 1) // 2
-    y = F.conv2d(x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2)).permute(0, 2, 3, 1).contiguous()
-    line = _statistics(y, gamma, beta, eps)
-    pooled, top = y.new_empty(n, P, Q, K), y.new_empty(n, P, Q, K)
-    winner = torch.empty(n, P, Q, K, dtype=torch.uint8, device=y.device)
-    places = n * P * Q
-    kernels.pool[(_up(places, _TILE),)](y, line, pooled, top, winner, places, Y, X, P, Q, K, _TILE, num_warps=8)
-    return [pooled.permute(0, 3, 1, 2), y, top, winner, line]
+def stem(x: Tensor, height: int, width: int, weight: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> list[Tensor]:
+    """(n, (Y + 3) (X + 3) 16) blocks of images of this size -> pooled (n, K, P, Q), and for the way back y (n Y X, K), top and
+    winner (n P Q, K) and the line: four rows of K, mean, variance, scale and shift."""
+    (n, Y, X, K), (P, Q) = (len(x), height // 2, width // 2, len(weight)), _pooled(height, width)
+    blocks = x.view(n, Y + 3, X + 3, DEPTH).permute(0, 3, 1, 2)
+    y = F.conv2d(blocks, weight.view(K, ROWS, ROWS, DEPTH).permute(0, 3, 1, 2)).permute(0, 2, 3, 1).contiguous()
+    line = _statistics(y.view(-1, K), gamma, beta, eps)
+    pooled, top = y.new_empty(n, P, Q, K), y.new_empty(n * P * Q, K)
+    winner = torch.empty(n * P * Q, K, dtype=torch.uint8, device=y.device)
+    kernels.pool[(_up(len(top), _TILE),)](y, line, pooled, top, winner, len(top), Y, X, P, Q, K, _TILE, num_warps=8)
+    return [pooled.permute(0, 3, 1, 2), y.view(-1, K), top, winner, line]
+
+
+def _pooled(height: int, width: int) -> tuple[int, int]:
+    return (height // 2 + 1) // 2, (width // 2 + 1) // 2
 
 
 def _statistics(y: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:
-    K = y.shape[-1]
-    M = y.numel() // K
+    M, K = y.shape
     parts, step = _parts(M, 2 * _TILE)
     mean, spread = y.new_empty(2, parts, K, dtype=torch.float32)
     count, line = y.new_empty(parts, dtype=torch.float32), y.new_empty(4, K, dtype=torch.float32)
-    kernels.moments[(parts,)](y, mean, spread, count, M, step, K, 2 * _TILE, num_warps=8)
+    kernels.moments[(parts,)](y, mean, spread, count, M, step, K, 2 * _TILE, num_warps=4)
     kernels.merge[(1,)](mean, spread, count, gamma, beta, eps, line, parts, M, K, _PARTS, num_warps=16)
     return line
 
@@ -98,20 +104,20 @@ def _parts(places: int, tile: int) -> tuple[int, int]:
 
 
 @stem.register_fake
-def _(x: Tensor, weight: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> list[Tensor]:
-    n, Y, X, K = x.shape[0], x.shape[1] - 3, x.shape[2] - 3, len(weight)
-    small = (n, (Y + 1) // 2, (X + 1) // 2, K)
-    winner, line = x.new_empty(small, dtype=torch.uint8), x.new_empty(4, K, dtype=torch.float32)
-    return [x.new_empty(small).permute(0, 3, 1, 2), x.new_empty(n, Y, X, K), x.new_empty(small), winner, line]
+def _(x: Tensor, height: int, width: int, weight: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> list[Tensor]:
+    n, K, (P, Q) = len(x), len(weight), _pooled(height, width)
+    y, top = x.new_empty(n * (height // 2) * (width // 2), K), x.new_empty(n * P * Q, K)
+    line = x.new_empty(4, K, dtype=torch.float32)
+    return [x.new_empty(n, P, Q, K).permute(0, 3, 1, 2), y, top, torch.empty_like(top, dtype=torch.uint8), line]
 
 
 @torch.library.custom_op("headcount::stem_backward", mutates_args=())
 def stem_backward(
-    grad: Tensor, x: Tensor, y: Tensor, top: Tensor, winner: Tensor, line: Tensor, eps: float
+    grad: Tensor, x: Tensor, height: int, width: int, y: Tensor, top: Tensor, winner: Tensor, line: Tensor, eps: float
 ) -> list[Tensor]:
-    """The gradients of weight (K, 4, 4, 16), gamma and beta. Images have none."""
-    (n, Y, X, K), (P, Q) = y.shape, top.shape[1:3]
-    grad, places = grad.permute(0, 2, 3, 1).contiguous(), n * P * Q
+    """The gradients of weight (K, 4 4 16), gamma and beta. Images have none."""
+    (M, K), places, Y, X, (P, Q) = y.shape, len(top), height // 2, width // 2, _pooled(height, width)
+    grad = grad.permute(0, 2, 3, 1).contiguous()
     x = x if x.is_cuda else x.float()  # Triton's interpreter multiplies no bf16
     parts, step = _parts(places, _TILE)
     sums = grad.new_empty(2, parts, K, dtype=torch.float32)
@@ -119,16 +125,15 @@ def stem_backward(
     total, along = sums.sum(1)
     dy = torch.empty_like(y, dtype=x.dtype)
     kernels.dealt[(_up(places, _TILE),)](
-        y, grad, winner, line, total, along, eps, dy, places, n * Y * X, Y, X, P, Q, K, _TILE, num_warps=8
+        y, grad, winner, line, total, along, eps, dy, places, M, Y, X, P, Q, K, _TILE, num_warps=8
     )
-    tiles = _up(n * Y * X, _TILE)
+    tiles = _up(M, _TILE)
     parts = min(tiles, _programs(y.device))
-    steps = _up(tiles, parts)
     out = x.new_empty(parts, K, ROWS * ROWS * DEPTH, dtype=torch.float32)
     kernels.weights[(parts,)](
-        x, dy, out, n * Y * X, steps, X + 3, Y, X, K, ROWS * DEPTH, _TILE, num_warps=4, num_stages=3
+        x, dy, out, M, _up(tiles, parts), X + 3, Y, X, K, ROWS * DEPTH, _TILE, num_warps=4, num_stages=3
     )
-    return [out.sum(0).view(K, ROWS, ROWS, DEPTH), along.clone(), total.clone()]  # results may not share memory
+    return [out.sum(0), along.clone(), total.clone()]  # results may not share memory
 
 
 def _programs(device: torch.device) -> int:
@@ -137,22 +142,22 @@ def _programs(device: torch.device) -> int:
 
 
 @stem_backward.register_fake
-def _(grad: Tensor, x: Tensor, y: Tensor, top: Tensor, winner: Tensor, line: Tensor, eps: float) -> list[Tensor]:
+def _(
+    grad: Tensor, x: Tensor, height: int, width: int, y: Tensor, top: Tensor, winner: Tensor, line: Tensor, eps: float
+) -> list[Tensor]:
     like = line.new_empty(line.shape[1])
-    return [line.new_empty(len(like), ROWS, ROWS, DEPTH), like, like.clone()]
+    return [line.new_empty(len(like), ROWS * ROWS * DEPTH), like, like.clone()]
 
 
 def _remember(ctx: Any, inputs: Any, output: Any) -> None:
-    x, _, _, _, eps = inputs
-    _, y, top, winner, line = output
-    ctx.save_for_backward(x, y, top, winner, line)
-    ctx.eps = eps
+    x, ctx.height, ctx.width, _, _, _, ctx.eps = inputs
+    ctx.save_for_backward(x, *output[1:])
 
 
 def _back(ctx: Any, grads: Any) -> tuple[Tensor | None, ...]:
-    x = ctx.saved_tensors[0]
-    weight, gamma, beta = stem_backward(grads[0], *ctx.saved_tensors, ctx.eps)
-    return None, weight.to(x.dtype), gamma, beta, None
+    x, *rest = ctx.saved_tensors
+    weight, gamma, beta = stem_backward(grads[0], x, ctx.height, ctx.width, *rest, ctx.eps)
+    return None, None, None, weight.to(x.dtype), gamma, beta, None
 
 
 stem.register_autograd(_back, setup_context=_remember)
@@ -168,9 +173,8 @@ class FusedStem(ResNet18):
             return super().stem(x)
         kind = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
         norm: Any = self.bn1
-        pooled, *_, line = stem(
-            in_blocks(x).to(kind), weight_in_blocks(self.conv1.weight).to(kind), norm.weight, norm.bias, norm.eps
-        )
+        blocks, weight = in_blocks(x).to(kind).flatten(1), weight_in_blocks(self.conv1.weight).to(kind).flatten(1)
+        pooled, *_, line = stem(blocks, height, width, weight, norm.weight, norm.bias, norm.eps)
         with torch.no_grad():
             norm.running_mean.lerp_(line[0], norm.momentum)
             norm.running_var.lerp_(line[1] * (count / (count - 1)), norm.momentum)
