@@ -1,0 +1,211 @@
+"""Ours beside a plain loop and beside the released code's way, in one run on one machine, and how ours grows.
+
+    python benchmarks/compare.py --out benchmarks/results/h200.json     # a card: the paper's sizes, about 4 minutes
+    python benchmarks/compare.py --small                                # a laptop: the same with few small images
+
+Random pixels of CIFAR-10's size; 400 training and 100 validation bags of 64, ResNet18 with the paper's stem, Counting Network,
+Adam, 64 bags a step; an epoch is training and validation. ``seconds_per_run`` is a process of its own from its start to its
+record (1,500 epochs), ``first_step_seconds`` one from its start to its first step, compile caches warm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from plain import Pictures, PlainLoop, Tensors
+from torch import nn
+
+from headcount.bags import Bags, Pool
+from headcount.files import write_whole
+from headcount.judging import run as runs
+from headcount.models.model import Design, Model
+from headcount.training import speed
+from headcount.training.recipe import Recipe
+from headcount.training.train import Training
+
+PAPER = {"bags": 400, "size": 64, "images": 60_000, "side": 32, "classes": 10}
+SMALL = {"bags": 24, "size": 8, "images": 2_000, "side": 16, "classes": 10}
+# Every step holds STEP images whatever grows, so nothing is compiled anew, and an epoch is a whole number of steps.
+STEP = {"paper": 4096, "small": 128}
+GROWTH = {
+    "size": (16, 32, 64, 128, 256),
+    "bags": (256, 512, 1024, 2048),
+    "images": (6_000, 60_000, 600_000),
+    "classes": (2, 10, 100),
+}
+GROWTH_SMALL = {"size": (8, 16, 32), "bags": (32, 64, 128), "images": (2_000, 20_000), "classes": (2, 10, 100)}
+
+
+def made(bags: int, size: int, images: int, side: int, classes: int, share: int = 4) -> tuple[Bags, Bags]:
+    """Training bags, and a quarter (one in ``share``) as many for validation."""
+    rng = np.random.default_rng(0)
+    pool = Pool(rng.integers(0, 256, (images, side, side, 3), dtype=np.uint8))
+
+    def some(count: int) -> Bags:
+        index = rng.integers(0, images, count * size)
+        return Bags.of(pool, index=index, sizes=[size] * count, labels=rng.integers(0, classes, count), classes=classes)
+
+    return some(bags), some(bags // share)
+
+
+def network(train: Bags, width: int) -> Model:
+    torch.manual_seed(0)
+    options = () if width == 64 else (("width", width),)
+    return Model(Design(train.pool.shape, train.classes, backbone_options=options))
+
+
+def ours(
+    train: Bags, valid: Bags, device: torch.device, width: int, precision: str, batch: int = 64
+) -> Callable[[], float]:
+    recipe = Recipe(source="digits", precision=precision, batch_bags=batch)
+    state = Training(network(train, width).to(device), train.to(device), valid.to(device), recipe)
+    epoch = iter(range(1 << 30))
+
+    def one() -> float:
+        losses = state.train_epoch(next(epoch)), state.valid_loss()
+        return float(losses[0]) + float(losses[1])
+
+    return one
+
+
+def plain(train: Bags, valid: Bags, device: torch.device, width: int, kind: type[Tensors], workers: int):
+    model = network(train, width)
+    layers = nn.Sequential(model.backbone, model.head.classifier).to(device)
+    mean, std = model.prepare.mean, model.prepare.std
+    return PlainLoop(layers, kind(train, mean, std), kind(valid, mean, std), 64, 3e-4, workers).epoch
+
+
+def timed(epoch: Callable[[], float], warm: int, epochs: int) -> float:
+    """Seconds of an epoch: the median of three rounds. Every epoch ends with a number on the host."""
+    for _ in range(warm):
+        epoch()
+    rounds = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        for _ in range(epochs):
+            epoch()
+        rounds.append((time.perf_counter() - begun) / epochs)
+    return sorted(rounds)[1]
+
+
+def whole_runs(file: Path, epochs: int, precision: str, more: dict[str, int]) -> dict[str, float]:
+    """Process start to first step, process start to record, and a further run in a process that has started."""
+    recipe = Recipe(source=str(file), precision=precision, epochs=epochs, **more)
+    set_ = [f"--set={name}={value}" for name, value in {**more, "precision": precision}.items()]
+    seconds = {}
+    with tempfile.TemporaryDirectory() as out:
+        for name, length in (("first_step_seconds", 1), ("seconds_per_run", epochs)):
+            command = [
+                "-m",
+                "headcount.cli",
+                "run",
+                "--source",
+                str(file),
+                "--epochs",
+                str(length),
+                "--out",
+                out,
+                *set_,
+            ]
+            begun = time.perf_counter()
+            subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
+            seconds[name] = time.perf_counter() - begun
+        runs.run(recipe.but(epochs=2), out)
+        begun = time.perf_counter()
+        runs.run(recipe.but(fold=1), out)
+        seconds["seconds_per_further_run"] = time.perf_counter() - begun
+    return seconds | {"runs_per_hour": 3600 / seconds["seconds_per_further_run"]}
+
+
+def growth(device: torch.device, small: bool, width: int, precision: str) -> list[dict]:
+    rows = []
+    base = {**SMALL, "bags": 64, "size": 16} if small else {**PAPER, "bags": 512}
+    for name, values in (GROWTH_SMALL if small else GROWTH).items():
+        for value in values:
+            sizes = {**base, name: value}
+            _forget()
+            batch = STEP["small" if small else "paper"] // sizes["size"]
+            seconds = timed(ours(*made(**sizes, share=2), device, width, precision, batch), 5, 2 if small else 10)
+            seen = sizes["bags"] * 3 // 2 * sizes["size"]
+            rows.append(
+                {"varied": name, "value": value, "seconds_per_epoch": seconds, "images_per_second": seen / seconds}
+            )
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def _pixels(folder: str, images: int, side: int, classes: int, **_: int) -> Path:
+    """A source of random pixels, as a file."""
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (images, side, side, 3), dtype=np.uint8)
+    np.savez(Path(folder) / "pixels.npz", images=pixels, labels=rng.integers(0, classes, images))
+    return Path(folder) / "pixels.npz"
+
+
+def _forget() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--small", action="store_true", help="few small images: minutes on a laptop")
+    parser.add_argument("--run-epochs", type=int, default=1500)
+    parser.add_argument("--no-growth", action="store_true")
+    args = parser.parse_args()
+    device = speed.device_for("auto")
+    card = device.type == "cuda"
+    precision, workers = ("bf16" if card else "tf32"), min(8, speed.cores())
+    base, width = (SMALL, 8) if args.small else (PAPER, 64)
+    bags = made(**base)
+    ways = {
+        "ours": (ours(*bags, device, width, precision), 5, 30 if card else 3),
+        "plain loop": (plain(*bags, device, width, Tensors, workers), 1, 2),
+        "the released way": (plain(*bags, device, width, Pictures, workers), 1, 1),
+    }
+    seconds = {}
+    for name, (epoch, warm, epochs) in ways.items():
+        seconds[name] = timed(epoch, warm, epochs)
+        print(
+            f"{name:20} {seconds[name]:9.4f} s per epoch  {seconds[name] / seconds['ours']:7.1f} times ours", flush=True
+        )
+        if name == "ours":
+            peak = torch.cuda.max_memory_allocated() / 2**30 if card else None
+    few = {"train_bags": 24, "valid_bags": 8, "test_bags": 8, "bag_size": 8} if args.small else {}
+    with tempfile.TemporaryDirectory() as folder:
+        whole = whole_runs(_pixels(folder, **base), args.run_epochs, precision, few)
+    result = {
+        "device": speed.describe(device),
+        "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        "workers": workers,
+        "sizes": base,
+        "precision": precision,
+        "seconds_per_epoch": seconds["ours"],
+        "ways": {name: {"seconds_per_epoch": s, "times_ours": s / seconds["ours"]} for name, s in seconds.items()},
+        "run_epochs": args.run_epochs,
+        **whole,
+        "peak_gib": peak,
+    }
+    print(json.dumps(result, indent=1), flush=True)
+    if not args.no_growth:
+        result["growth"] = growth(device, args.small, width, precision)
+    if args.out:
+        write_whole(args.out, lambda f: f.write(json.dumps(result, indent=1).encode()))
+
+
+if __name__ == "__main__":
+    main()
