@@ -14,6 +14,7 @@ Letters: n images, Y X the map after the convolution, P Q after the pool, K outp
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -22,10 +23,11 @@ from torch.nn import functional as F
 
 from headcount.models.backbones import ResNet18
 
+kernels: Any
 try:
-    from headcount.training import kernels
+    kernels = import_module("headcount.training.kernels")  # a language of its own: type checkers stay outside
 except ImportError:  # no Triton on this machine: `usable` says so
-    kernels: Any = None
+    kernels = None
 
 DEPTH = 16  # channels of a block of 2x2 pixels, filled up
 ROWS = 4  # a 7x7 stride-2 convolution is 4x4 on blocks
