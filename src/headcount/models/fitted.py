@@ -1,0 +1,210 @@
+"""Fitted: what ``headcount fit`` leaves in a folder, and the only thing the other commands need to know of a model.
+
+    model.safetensors  the arrays: a network's weights, a forest's nodes or a linear model's coefficients (``body.``), and
+                       what the preparation learned (``learned.``)
+    model.json         everything else, written last: a folder without it is no model
+    report.html, MODEL_CARD.md   for people; nothing reads them
+
+    >>> from headcount.models.fitted import Fitted
+    >>> fitted = Fitted.load("model")                                                   # doctest: +SKIP
+    >>> reading = fitted.read("new.csv")                                                # doctest: +SKIP
+    >>> answer = fitted.say(reading.bags(fitted.learned))                               # doctest: +SKIP
+    >>> answer.instance.shape, answer.bag.exp().sum(1)                                  # doctest: +SKIP
+
+Loading runs no code and builds nothing larger than the file it reads; whatever is unexpected in it is refused in one line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headcount.bags import Bags, Segments, tilt
+from headcount.data.columns import Named
+from headcount.data.learned import Learned
+from headcount.data.read import Reading, read
+from headcount.errors import HeadcountError
+from headcount.models import folder
+from headcount.models.forest import Forest, Linear
+from headcount.models.model import Model, say, say_alone
+
+# heads whose bag is nothing but the mean of its instances' probabilities: a bag of any size can be asked in parts
+SHARED = ("tilt", "noisy_label", "supervised")
+
+
+class Answer(NamedTuple):
+    """What a fitted model says of bags, on the CPU."""
+
+    instance: Tensor  # (N, C) probabilities
+    bag: Tensor  # (B, C) log-probabilities of the bag's label
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A model, how data are prepared for it, and what is known of how good it is.
+
+    ``temperature``: bag log-probabilities are divided by it and normalised again; chosen on cross-validated bags.
+    ``tilt``: P(class | bag's label) and the label frequencies, as estimated from held-out bags; ``tilt.share`` is the
+    expected majority share of each class. ``facts``: plain JSON (method, recipe, data, scores, candidates, versions, ...).
+    """
+
+    body: Model | Forest | Linear
+    classes: tuple[str, ...]
+    learned: Learned
+    tilt: tilt.Tilt
+    counted: tuple[bool, ...] | None = None
+    temperature: float = 1.0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """network, forest or linear."""
+        return "network" if isinstance(self.body, Model) else type(self.body).__name__.lower()
+
+    def read(self, data: Any, named: Named | None = None, *, need_labels: bool = False, **how: Any) -> Reading:
+        """Read data as this model's were: its columns, its classes; ``how`` as :func:`headcount.data.read.read` takes it."""
+        never = [] if self.counted is None else [c for c, on in zip(self.classes, self.counted, strict=True) if not on]
+        how = {"classes": self.classes, "uncounted": never, **how}
+        return read(data, named, need_labels=need_labels, learned=self.learned, **how)
+
+    def say(self, bags: Bags, *, batch_instances: int = 8192) -> Answer:
+        """Ask about bags, a part of the instances at a time. Removed instances are answered, and not counted."""
+        if not len(bags):
+            raise HeadcountError("no bags to ask about; give at least one")
+        if bags.pool.shape != self.learned.shape:
+            raise HeadcountError(
+                f"the model takes instances of shape {self.learned.shape}, got {bags.pool.shape}; "
+                "prepare them with bags(learned=fitted.learned)"
+            )
+        if isinstance(self.body, Model) and self.body.design.head not in SHARED:
+            said = say(self.body, bags, batch_instances=batch_instances)
+            return Answer(said.instance.softmax(1), self.tempered(said.bag))
+        p = self.alone(bags, batch_instances=batch_instances)
+        counted = None if self.counted is None else torch.tensor(self.counted)
+        return Answer(p, self.tempered(log_shares(p, bags.segments().to("cpu"), counted)))
+
+    def alone(self, bags: Bags, *, batch_instances: int = 8192) -> Tensor:
+        """(N, C) probabilities of instances, each looked at by itself."""
+        return torch.cat([self._part(bags.pool.take(part)) for part in bags.index.split(batch_instances)])
+
+    def _part(self, x: Tensor) -> Tensor:
+        if isinstance(self.body, Model):
+            return say_alone(self.body, x).softmax(1)
+        return torch.from_numpy(self.body.probabilities(x.cpu().float().numpy())).float()
+
+    def tempered(self, log_p: Tensor) -> Tensor:
+        return (log_p / self.temperature).log_softmax(1)
+
+    def to(self, device: torch.device | str) -> Fitted:
+        """The same, on a device; only a network has a place to be."""
+        return replace(self, body=self.body.to(device)) if isinstance(self.body, Model) else self
+
+    def but(self, **changes: Any) -> Fitted:
+        return replace(self, **changes)
+
+    # -- on disk ------------------------------------------------------------------------------------------------------
+
+    def save(self, path: Path | str, papers: Mapping[str, str] | None = None, overwrite: bool = False) -> Path:
+        """Write the folder, ``papers`` (file name -> text: the report, the card) with it. Only a model is ever replaced, and
+        only with ``overwrite``."""
+        return folder.put(Path(path), self.arrays(), self.to_json(), papers or {}, overwrite)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        if isinstance(self.body, Model):
+            body = {k: v.detach().contiguous().cpu().numpy() for k, v in self.body.state_dict().items()}
+        else:
+            body = self.body.arrays()
+        learned = self.learned.arrays()
+        return {**{f"body.{k}": v for k, v in body.items()}, **{f"learned.{k}": v for k, v in learned.items()}}
+
+    def to_json(self) -> dict[str, Any]:
+        if isinstance(self.body, Model) and ":" in self.body.design.head:
+            raise HeadcountError(
+                f"a model with a head from a file ({self.body.design.head}) cannot be saved: loading runs no code"
+            )
+        design = vars(self.body.design) if isinstance(self.body, Model) else None
+        if design is not None:
+            design = {k: design[k] for k in ("backbone", "backbone_options", "head", "options", "mirror")}
+            design = {k: dict(v) if k.endswith("options") else v for k, v in design.items()}
+        return {
+            "format": folder.FORMAT,
+            "kind": self.kind,
+            "classes": list(self.classes),
+            "counted": None if self.counted is None else list(self.counted),
+            "temperature": self.temperature,
+            "tilt": {"mix": self.tilt.mix.tolist(), "labels": self.tilt.labels.tolist()},
+            "preparation": self.learned.to_json(),
+            "design": design,
+            "facts": self.facts,
+        }
+
+    @classmethod
+    def load(cls, path: Path | str) -> Fitted:
+        """A folder that ``save`` wrote, or somebody else: nothing in it is trusted."""
+        return folder.refusing(Path(path), lambda: _loaded(Path(path)))
+
+
+def log_shares(p: Tensor, segments: Segments, counted: Tensor | None = None) -> Tensor:
+    """(B, C) log of each bag's mean probabilities, among the classes that count: the share, taken as the chance to win."""
+    shares = segments.mean(p).clamp_min(1e-30).log()
+    return (shares if counted is None else shares.masked_fill(~counted, -torch.inf)).log_softmax(1)
+
+
+def _loaded(path: Path) -> Fitted:
+    said, arrays = folder.get(path)
+    folder.keys(said, {"format", "kind", "classes", "counted", "temperature", "tilt", "preparation", "design", "facts"})
+    classes = folder.names(said["classes"], "classes")
+    counted = None if said["counted"] is None else _counted(said["counted"], len(classes))
+    learned = Learned.from_parts(said["preparation"], folder.under("learned.", arrays))
+    body_arrays = folder.under("body.", arrays)
+    if len(body_arrays) + len(folder.under("learned.", arrays)) != len(arrays):
+        odd = next(k for k in arrays if not k.startswith(("body.", "learned.")))
+        raise HeadcountError(f"model.safetensors holds {odd!r}, which belongs to nothing")
+    kinds = {"forest": Forest, "linear": Linear}
+    body: Model | Forest | Linear
+    if said["kind"] in kinds:
+        if said["design"] is not None or len(learned.shape) != 1:
+            raise HeadcountError(f"a {said['kind']} takes features and has no design")
+        body = kinds[said["kind"]].from_arrays(body_arrays, learned.shape[0], len(classes))
+    elif said["kind"] == "network":
+        body = folder.network(said["design"], learned.shape, classes, counted, body_arrays)
+    else:
+        raise HeadcountError(f"kind {str(said['kind'])[:40]!r} is none of network, forest, linear")
+    if not isinstance(said["facts"], dict):
+        raise HeadcountError("facts must be an object")
+    temperature = folder.number(said["temperature"], "temperature", 1e-6, 1e6)
+    return Fitted(body, classes, learned, _tilt(said["tilt"], len(classes)), counted, temperature, said["facts"])
+
+
+def _counted(given: Any, classes: int) -> tuple[bool, ...]:
+    if not isinstance(given, list) or len(given) != classes or not all(isinstance(v, bool) for v in given):
+        raise HeadcountError(f"counted is one true or false for each of {classes} classes")
+    if sum(given) < 2:
+        raise HeadcountError("at least two classes must count")
+    return tuple(given)
+
+
+def _tilt(said: Any, classes: int) -> tilt.Tilt:
+    folder.keys(said, {"mix", "labels"}, "the tilt")
+    mix, labels = _rows(said["mix"], (classes, classes)), _rows([said["labels"]], (1, classes))[0]
+    return tilt.Tilt(mix, labels)
+
+
+def _rows(given: Any, shape: tuple[int, int]) -> Tensor:
+    """Rows of probabilities."""
+    if not isinstance(given, list) or len(given) != shape[0]:
+        raise HeadcountError(f"the tilt needs rows of {shape[1]} numbers")
+    for row in given:
+        good: Sequence[Any] = row if isinstance(row, list) and len(row) == shape[1] else ()
+        if not good or not all(isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v <= 1 for v in good):
+            raise HeadcountError(f"the tilt needs rows of {shape[1]} numbers from 0 to 1")
+        if not math.isclose(sum(good), 1, abs_tol=1e-3):
+            raise HeadcountError("a row of the tilt does not add up to one")
+    return torch.tensor(given, dtype=torch.float32)

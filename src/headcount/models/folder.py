@@ -1,0 +1,203 @@
+"""A model's folder on disk: written beside and renamed into place, read as if a stranger had written it.
+
+No pickle, no names of files or modules inside, no number believed before it is looked at: the header is bounded before it is
+parsed, and a network is first built without memory (torch's meta device) and compared with the arrays the file really holds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from headcount.errors import HeadcountError
+from headcount.files import write_whole
+from headcount.models.heads import find_head
+from headcount.models.model import Design, Model
+
+FORMAT = 2  # 1 is a bare network, models/model.py
+MOST_JSON = 1 << 27
+MOST_HEADER = 1 << 20
+MOST_CLASSES = 1 << 16
+_MOST_OPTION = 1 << 14
+_MOST_LAYERS = 64
+WEIGHTS, SAID = "model.safetensors", "model.json"
+
+
+# -- writing --------------------------------------------------------------------------------------------------------------
+
+
+def put(
+    path: Path, arrays: Mapping[str, np.ndarray], said: Mapping[str, Any], papers: Mapping[str, str], over: bool = False
+) -> Path:
+    """A whole folder or none. ``over``: replace a model that is there; anything else that is there is always refused."""
+    free(path, over)
+    part = path.with_name(path.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        for name, text in papers.items():
+            if Path(name).name != name or name in (WEIGHTS, SAID):
+                raise HeadcountError(f"{name!r} is no name for a file beside a model")
+            write_whole(part / name, lambda f, text=text: f.write(text.encode()))
+        save_file({k: np.asarray(v, order="C") for k, v in arrays.items()}, part / WEIGHTS)
+        text = json.dumps(said, indent=1, allow_nan=False, ensure_ascii=False)
+        write_whole(part / SAID, lambda f: f.write(text.encode("utf-8", "backslashreplace")))
+        _into_place(part, path)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    return path
+
+
+def free(path: Path, over: bool = False) -> None:
+    """Refuse a place where something stands; with ``over`` a model (and an empty folder) may be replaced."""
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not path.is_dir():
+        raise HeadcountError(f"{path} is a file; choose another place for the model")
+    if not (path / SAID).is_file():
+        raise HeadcountError(f"{path} is not empty and holds no model; choose another place")
+    if not over:
+        raise HeadcountError(f"{path} holds a model already; choose another place, or give --overwrite")
+
+
+def _into_place(part: Path, path: Path) -> None:
+    """A folder cannot be renamed over a full one: the old one steps aside first, and comes back if the rename fails."""
+    old = path.with_name(path.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        os.replace(path, old)
+    try:
+        os.replace(part, path)
+    except BaseException:
+        if old.exists():
+            os.replace(old, path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+# -- reading --------------------------------------------------------------------------------------------------------------
+
+
+def refusing(path: Path, load: Callable[[], Any]) -> Any:
+    """Whatever goes wrong is one line that names the folder."""
+    try:
+        return load()
+    except HeadcountError as e:
+        raise HeadcountError(f"{path} holds no usable model: {e}") from None
+    except OSError as e:
+        raise HeadcountError(f"no model in {path}: {Path(e.filename or path).name}: {e.strerror}") from None
+    except (KeyError, TypeError, ValueError, RuntimeError, RecursionError, MemoryError, SafetensorError) as e:
+        why = " ".join(str(e).split())[:300]
+        raise HeadcountError(f"{path} holds no readable model: {type(e).__name__}: {why}") from None
+
+
+def get(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What the two files say, nothing of it understood yet but that it is JSON and finite arrays."""
+    for name in (SAID, WEIGHTS):
+        if not (path / name).exists():
+            raise HeadcountError(f"{name} is missing")
+        if not (path / name).is_file():  # a pipe would be waited for, a device read without end
+            raise HeadcountError(f"{name} is not a file")
+    if (path / SAID).stat().st_size > MOST_JSON:
+        raise HeadcountError(f"{SAID} is larger than {MOST_JSON >> 20} MB")
+    said = json.loads((path / SAID).read_bytes().decode("utf-8"), parse_constant=_no_constant)
+    if not isinstance(said, dict) or said.get("format") != FORMAT:
+        got = said.get("format") if isinstance(said, dict) else type(said).__name__
+        raise HeadcountError(f"{SAID} has format {str(got)[:40]}, this version reads {FORMAT}")
+    return said, _arrays(path / WEIGHTS)
+
+
+def _no_constant(word: str) -> Any:
+    raise HeadcountError(f"{SAID} holds {word}; every number must be finite")
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    size = path.stat().st_size
+    with open(path, "rb") as f:
+        header = int.from_bytes(f.read(8), "little")
+        if size < 10 or header > min(MOST_HEADER, size - 8) or f.read(1) != b"{":
+            raise HeadcountError(f"{path.name} does not begin like a safetensors file")
+    arrays = load_file(path)
+    for name, a in arrays.items():
+        if a.dtype.kind not in "biuf" or (a.dtype.kind == "f" and not np.isfinite(a).all()):
+            raise HeadcountError(f"{name[:80]!r} holds numbers that are not finite, or no numbers")
+    return arrays
+
+
+def network(
+    said: Any,
+    shape: tuple[int, ...],
+    classes: tuple[str, ...],
+    counted: tuple[bool, ...] | None,
+    arrays: Mapping[str, np.ndarray],
+) -> Model:
+    """The network of a design, with these weights; built for real only when the file holds just what it needs."""
+    keys(said, {"backbone", "backbone_options", "head", "options", "mirror"}, "the design")
+    if not isinstance(said["head"], str) or ":" in said["head"]:
+        raise HeadcountError("the design names a head from a file; loading runs no code")
+    find_head(said["head"])
+    if not isinstance(said["backbone"], str) or not isinstance(said["mirror"], bool):
+        raise HeadcountError("the design names no backbone, or mirrors neither truly nor falsely")
+    design = Design(
+        shape, classes, said["backbone"], _options(said["backbone_options"]), said["head"], _options(said["options"]),
+        counted, said["mirror"],
+    )  # fmt: skip
+    with torch.device("meta"):
+        wanted = {k: (tuple(v.shape), v.dtype) for k, v in Model(design).state_dict().items()}
+    given = {k: (v.shape, torch.from_numpy(v).dtype) for k, v in arrays.items()}
+    for name in sorted(wanted.keys() | given.keys()):
+        if wanted.get(name) != given.get(name):
+            raise HeadcountError(f"weights {name[:80]!r} are {given.get(name)}, the design needs {wanted.get(name)}")
+    model = Model(design)
+    model.load_state_dict({k: torch.from_numpy(v) for k, v in arrays.items()})
+    return model.eval()
+
+
+def _options(given: Any) -> tuple[tuple[str, Any], ...]:
+    """Names with plain values of a sensible size: a design from a file must not ask for a network as large as the machine."""
+    if not isinstance(given, dict) or len(given) > 64:
+        raise HeadcountError("options are names with values")
+    for name, value in given.items():
+        values = value if isinstance(value, list) and len(value) <= 16 else [value]
+        for v in values:
+            plain = v is None or isinstance(v, (bool, int, float)) or (isinstance(v, str) and len(v) <= 64)
+            most = _MOST_LAYERS if name in ("layers", "iterations", "heads") else _MOST_OPTION
+            if not plain or (isinstance(v, (int, float)) and not isinstance(v, bool) and not abs(v) <= most):
+                raise HeadcountError(f"option {name[:40]!r} is {str(value)[:40]!r}")
+    return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in given.items())
+
+
+def under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+
+
+def keys(said: Any, wanted: set[str], what: str = SAID) -> None:
+    if not isinstance(said, dict) or set(said) != wanted:
+        odd = sorted(map(str, set(said) ^ wanted))[:4] if isinstance(said, dict) else [type(said).__name__]
+        raise HeadcountError(f"{what} lacks or adds {', '.join(o[:40] for o in odd)}")
+
+
+def names(given: Any, what: str) -> tuple[str, ...]:
+    good = isinstance(given, list) and 2 <= len(given) <= MOST_CLASSES and all(isinstance(v, str) for v in given)
+    if not good or len(set(given)) < len(given):
+        raise HeadcountError(f"{what} must be two or more different names")
+    return tuple(given)
+
+
+def number(given: Any, what: str, low: float, high: float) -> float:
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
+        raise HeadcountError(f"{what} must be a number, got {str(given)[:40]}")
+    if not low <= given <= high:
+        raise HeadcountError(f"{what} is {given}, not from {low:g} to {high:g}")
+    return float(given)
