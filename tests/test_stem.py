@@ -86,15 +86,34 @@ def test_it_traces():
         torch.testing.assert_close(value, want[name], rtol=1e-4, atol=1e-4 * float(value.double().abs().max() or 1))
 
 
-def test_only_the_stem_that_is_written_here_is_replaced():
+def test_only_the_stem_that_is_written_here_is_replaced(monkeypatch):
     assert stem.usable(ResNet18(3))
     assert not stem.usable(ResNet18(3, stem="small"))
     assert not stem.usable(ResNet18(3, stem="pool"))
     assert not stem.usable(ResNet18(3, width=16))
     assert not stem.usable(ResNet18(5))
+    monkeypatch.setattr(speed, "_stem_runs", lambda device: True)
     for precision, device, fused in (("bf16", "cuda", True), ("tf32", "cuda", False), ("bf16", "cpu", False)):
         network = ResNet18(3)
         names = list(network.state_dict())
         speed.arrange(network, torch.device(device), precision)
         assert isinstance(network, stem.FusedStem) == fused
         assert list(network.state_dict()) == names
+
+
+def test_a_card_that_cannot_run_the_kernels_gets_the_layers(monkeypatch):
+    def too_small(device):
+        raise RuntimeError("out of resource: shared memory\nand more")
+
+    monkeypatch.setattr(stem, "try_out", too_small)
+    speed._stem_runs.cache_clear()
+    network = ResNet18(3)
+    with pytest.warns(UserWarning, match=r"layer by layer, .*\(RuntimeError: out of resource: shared memory\)$"):
+        speed.arrange(network, torch.device("cuda"), "bf16")
+    assert type(network) is ResNet18
+    speed.arrange(ResNet18(3), torch.device("cuda"), "bf16")  # said once
+    speed._stem_runs.cache_clear()
+
+
+def test_trying_out():
+    stem.try_out(DEVICE)

@@ -11,6 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -183,11 +184,23 @@ class StemConv(nn.Conv2d):
         return F.conv2d(x.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2))
 
 
+@lru_cache
+def _stem_runs(device: torch.device) -> bool:
+    """Tried once, on a few images: a card that cannot run the kernels (too little shared memory, an old Triton) is told so."""
+    try:
+        stem.try_out(device)
+    except Exception as e:
+        why = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
+        warnings.warn(f"the stem runs layer by layer, its kernels do not run here ({why})", stacklevel=2)
+        return False
+    return True
+
+
 def arrange(model: nn.Module, device: torch.device, precision: str) -> None:
     """Lay a model out for speed: convolutions channels-last, as the images already are, and the short ways above.
     Weights, names and results stay."""
     for m in model.modules():
-        if device.type == "cuda" and precision == "bf16" and stem.usable(m):
+        if device.type == "cuda" and precision == "bf16" and stem.usable(m) and _stem_runs(device):
             m.__class__ = stem.FusedStem
         if type(m) is nn.Conv2d and m.bias is None and m.groups == 1:
             m.weight.data = m.weight.data.contiguous(memory_format=torch.channels_last)
