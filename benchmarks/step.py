@@ -111,6 +111,7 @@ def main() -> None:
     device = speed.device_for("auto")
     plain = {"fast": lambda f, d: f}
     arranged = speed.arrange
+    cudnn = {"PointConv": torch.nn.Conv2d}
     usual = {"arrange": lambda model, device, precision: None}
     layers = {"arrange": lambda model, device, precision: arranged(model, device, "tf32")}  # no kernel of our own
     variants = {
@@ -120,6 +121,7 @@ def main() -> None:
         "compiled, captured bf16": ("bf16", "on", {}),
         "compiled, captured bf16, usual convolutions": ("bf16", "on", usual),
         "compiled, captured bf16, the stem's layers": ("bf16", "on", layers),
+        "compiled, captured bf16, 1x1 by cuDNN": ("bf16", "on", cudnn),
         "compiled, captured bf16, cuDNN's search": ("bf16", "on", {"set_convolutions": _searched}),
         "compiled, captured tf32": ("tf32", "on", {}),
     }

@@ -34,6 +34,7 @@ def test_rewrites_are_exact(side, stem):
     speed.arrange(fast, torch.device("cuda"), "tf32")  # the layout for a card runs on the CPU too
     assert isinstance(fast.conv1, speed.StemConv) == (stem == "paper")
     assert sum(isinstance(m, speed.TinyMapConv) for m in fast.modules()) >= 16
+    assert sum(isinstance(m, speed.PointConv) for m in fast.modules()) == 3
     for a, b in zip(want, outcome(fast, x), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     assert list(fast.state_dict()) == list(model.state_dict())

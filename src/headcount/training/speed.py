@@ -170,6 +170,14 @@ class TinyMapConv(nn.Conv2d):
         return F.linear(flat, taps).unflatten(1, (out, out, self.out_channels)).permute(0, 3, 1, 2)
 
 
+class PointConv(nn.Conv2d):
+    """A 1x1 convolution as the matrix product it is, on the places its stride visits."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        places = input[:, :, :: self.stride[0], :: self.stride[1]].permute(0, 2, 3, 1)
+        return F.linear(places, self.weight[:, :, 0, 0]).permute(0, 3, 1, 2)
+
+
 class StemConv(nn.Conv2d):
     """The 7x7 stride-2 convolution on three channels, as a 4x4 stride-1 one on twelve: each 2x2 block of pixels becomes a
     place with four times the channels, padded to sixteen, a number the matrix units like. The same function, same weights;
@@ -206,5 +214,7 @@ def arrange(model: nn.Module, device: torch.device, precision: str) -> None:
             m.weight.data = m.weight.data.contiguous(memory_format=torch.channels_last)
             if m.kernel_size == (3, 3) and m.padding == (1, 1):
                 m.__class__ = TinyMapConv
+            if device.type == "cuda" and m.kernel_size == (1, 1) and m.padding == (0, 0):
+                m.__class__ = PointConv
             if device.type == "cuda" and m.kernel_size == (7, 7) and m.padding == (3, 3) and m.stride == (2, 2):
                 m.__class__ = StemConv
