@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test soak check bench format clean
+.PHONY: demo test soak check bench docs format clean
 
 demo: .venv/ready          ## the main job: majority labels -> instance classifier -> report
 	$(BIN)/headcount demo --out demo
@@ -23,6 +23,9 @@ check: .venv/ready         ## format, lint, types, import layers
 bench: .venv/ready         ## what an epoch costs here
 	$(BIN)/python benchmarks/cpu.py
 
+docs: .venv/ready          ## the documentation's site, in docs/_build
+	$(BIN)/python -m sphinx -W -q -b html docs docs/_build
+
 format: .venv/ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -33,4 +36,4 @@ format: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv demo build dist
+	rm -rf .venv demo build dist docs/_build

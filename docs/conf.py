@@ -1,0 +1,19 @@
+"""The documentation's site: `make docs` builds it offline into docs/_build."""
+
+project = "headcount"
+author = "The headcount authors"
+copyright = "the headcount authors, Apache-2.0"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = "headcount"
+html_copy_source = False
+html_show_sourcelink = False
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_heading_anchors = 3
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+copybutton_prompt_text = ">>> "
+suppress_warnings = ["myst.xref_missing"]  # links to files of the repository outside docs/

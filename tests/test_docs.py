@@ -1,0 +1,56 @@
+"""The documentation builds without a warning, and what it shows runs: the bash and Python blocks of each page, in their
+order, in one folder. A block that begins with `# needs a cluster` (a GPU, the network, an installation) is only parsed."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(ROOT.glob("docs/**/*.md"))
+NEEDS = re.compile(r"(#!.*\n)?# needs (a cluster|a GPU|the network|an installation)")
+
+
+def fenced(text: str) -> list[tuple[str, str]]:
+    """(kind, content) of every fenced block."""
+    return re.findall(r"^```(\w+)\n(.*?)^```$", text, flags=re.M | re.S)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT / "docs")))
+def test_a_page_runs(page, tmp_path):
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for kind, block in fenced(page.read_text()):
+        if kind == "python":
+            ast.parse(block)
+        if kind == "bash":
+            done = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True)
+            assert done.returncode == 0, f"{page.name}: {block}\n{done.stderr}"
+        if kind not in ("python", "bash") or NEEDS.match(block):
+            continue
+        if kind == "python":
+            name = re.match(r"# (\w+\.py)\n", block)
+            (tmp_path / (name[1] if name else "snippet.py")).write_text(block)
+            lines = [] if name else [[sys.executable, "snippet.py"]]
+        else:
+            lines = [shlex.split(line, comments=True) for line in block.replace("\\\n", "").splitlines()]
+            lines = [[sys.executable, *(["-m", "headcount.cli"] if w[0] == "headcount" else []), *w[1:]] for w in lines if w]
+        for line in lines:
+            done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
+            assert done.returncode == 0, f"{page.name}: {' '.join(line)}\n{done.stdout}\n{done.stderr}"
+
+
+def test_the_site_builds(tmp_path):
+    pytest.importorskip("sphinx", reason="the extra docs")
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", "-d", str(tmp_path / "trees")]
+    done = subprocess.run([*command, str(ROOT / "docs"), str(tmp_path / "site")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "site" / "api.html").read_text().count("sig-object") > 40
+    for page in tmp_path.glob("site/**/*.html"):
+        assert not re.search(r'(src|href)="https?://[^"]*\.(js|css|woff2?)"', page.read_text()), f"{page} is not offline"
