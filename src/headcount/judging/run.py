@@ -48,6 +48,7 @@ def run(
     out: Path | str,
     *,
     device: str = "auto",
+    compile: str = "auto",
     watch: Watch | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Record:
@@ -60,7 +61,8 @@ def run(
             started, clock = datetime.now(UTC), time.monotonic()
             where = speed.device_for(device)
             with _swept(work):
-                body, arrays = _train_and_score(recipe, out, work, where, watch, checkpoint_seconds)
+                how = {"watch": watch, "checkpoint_seconds": checkpoint_seconds, "compile": compile}
+                body, arrays = _train_and_score(recipe, out, work, where, how)
                 body["provenance"] = _provenance(where, started, time.monotonic() - clock)
                 records.write(out, body, arrays)
         shutil.rmtree(work, ignore_errors=True)
@@ -68,7 +70,7 @@ def run(
 
 
 def _train_and_score(
-    recipe: Recipe, out: Path, work: Path, device: torch.device, watch: Watch | None, checkpoint_seconds: float
+    recipe: Recipe, out: Path, work: Path, device: torch.device, how: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     bags = bags_for(recipe, device)
     removed = removed_for(recipe, out, bags["train"]) if recipe.removal else None
@@ -77,7 +79,7 @@ def _train_and_score(
         train = train.without(removed)
         train = train.dropped() if recipe.drop_before_forward else train
     model = model_for(recipe, bags["train"].blind()).to(device)
-    fitted = fit(model, train, valid, recipe, work=work, watch=watch, checkpoint_seconds=checkpoint_seconds)
+    fitted = fit(model, train, valid, recipe, work=work, **how)
     if not fitted.progress.best_epoch:
         raise HeadcountError(f"{recipe}: the validation loss was never a number; try a smaller lr than {recipe.lr:g}")
     body = _heading(recipe, bags, fitted)

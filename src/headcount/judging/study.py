@@ -64,6 +64,7 @@ def run(
     *,
     launch: Launcher = here,
     device: str = "auto",
+    compile: str = "auto",
     watch: Callable[[Tally], None] | None = None,
     run_watch: Watch | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
@@ -72,7 +73,7 @@ def run(
 
     ``run_watch`` hears every epoch; it must be picklable where runs are launched in other processes.
     """
-    options = {"device": device, "watch": run_watch, "checkpoint_seconds": checkpoint_seconds}
+    options = {"device": device, "compile": compile, "watch": run_watch, "checkpoint_seconds": checkpoint_seconds}
     out = Path(out)
     recipes = list(dict.fromkeys(recipes))
     todo = with_needs(recipes)

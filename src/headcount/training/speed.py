@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headcount.errors import HeadcountError, choose
+from headcount.errors import HeadcountError, HeadcountWarning, choose
 
 COMPILE = ("auto", "on", "off")
 
@@ -117,7 +117,7 @@ def fast(function: Step, device: torch.device) -> Step:
 def compiled(function: Callable[..., Any], compile: str, device: torch.device) -> Callable[..., Any]:
     """The same function, compiled: on a GPU by default, on the CPU only when asked (it gains nothing there).
 
-    If compilation fails, the function runs as it is, and a warning says so once.
+    If compilation fails, the function runs as it is, and a warning says so once in this process.
     """
     choose("compile", compile, COMPILE)
     if compile == "off" or (compile == "auto" and device.type != "cuda"):
@@ -135,8 +135,11 @@ def compiled(function: Callable[..., Any], compile: str, device: torch.device) -
             return ready(*args)
         except Exception as e:
             failed = True
+            why = (str(e).splitlines() or [""])[0]
             warnings.warn(
-                f"not compiled ({type(e).__name__}: {str(e).splitlines()[0]}); running as it is", stacklevel=2
+                f"not compiled ({type(e).__name__}: {why}); running as it is, which is only slower",
+                HeadcountWarning,
+                stacklevel=2,
             )
             return function(*args)
 
