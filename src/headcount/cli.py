@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -253,7 +253,7 @@ _UsageError: Any = typer.BadParameter.__mro__[1]  # wherever this version of typ
 
 def main() -> None:
     """What was wrong, in one line, exit code 2; never a traceback for a user's mistake."""
-    warnings.formatwarning = _formatted
+    cast(Any, warnings).formatwarning = _formatted  # one line for ours
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()  # a full disk is noticed here, not when the interpreter is half gone

@@ -24,12 +24,14 @@ from headcount.judging.launch import Launcher, here, processes
 from headcount.judging.rays import ray_cluster
 from headcount.models.heads import HEADS, head_options
 from headcount.showing.progress import epochs_bar, runs_bar
+from headcount.training.parallel import rank
 from headcount.training.recipe import Recipe
 from headcount.training.speed import COMPILE, device_for
 
 # no markup: a name or a path may hold a [bracket]; and in a file or a pipe nothing needs to be squeezed
 _wide: dict[str, int] = {} if sys.stdout.isatty() else {"width": 120, "height": 50}
-console = Console(highlight=False, markup=False, width=_wide.get("width"), height=_wide.get("height"))
+# of several processes at one training only the first speaks
+console = Console(highlight=False, markup=False, width=_wide.get("width"), height=_wide.get("height"), quiet=rank() > 0)
 
 
 # -- words into recipes -------------------------------------------------------------------------------------------------

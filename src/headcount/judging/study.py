@@ -17,6 +17,7 @@ from headcount.judging.launch import Launcher, here
 from headcount.judging.records import Record, failure, write_failure
 from headcount.judging.run import Watch
 from headcount.judging.run import run as run_one
+from headcount.training import parallel
 from headcount.training.recipe import Recipe
 from headcount.training.train import CHECKPOINT_SECONDS
 
@@ -111,6 +112,8 @@ def _settle(
         return
     if isinstance(error, BrokenExecutor):
         raise error  # not this run's fault, and no other can run
+    if parallel.size() > 1:
+        raise error  # of several processes at this training each must do the same next
     tally.failed[recipe] = error
     write_failure(why, recipe, error)
     for needy in [r for r in waiting if recipe in r.needs]:

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headcount.errors import HeadcountError, HeadcountWarning, choose
+from headcount.training.parallel import local_rank
 
 COMPILE = ("auto", "on", "off")
 
 
 def device_for(name: str = "auto") -> torch.device:
-    """``auto`` is the first GPU if there is one, else the CPU."""
+    """``auto`` is the first GPU if there is one (of several processes at one training each has its own), else the CPU."""
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
     except RuntimeError:
@@ -33,7 +34,7 @@ def device_for(name: str = "auto") -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise HeadcountError(f"device {name} was asked for, but torch sees no GPU here; give --device cpu")
     if device.type == "cuda":
-        device = torch.device("cuda", device.index or 0)
+        device = torch.device("cuda", local_rank() if device.index is None else device.index)
         if device.index >= torch.cuda.device_count():
             raise HeadcountError(
                 f"device {name} was asked for, there are {torch.cuda.device_count()} GPUs, from cuda:0"

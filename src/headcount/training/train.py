@@ -22,7 +22,7 @@ from headcount.bags import Bags
 from headcount.errors import HeadcountError
 from headcount.models.heads import Batch, Output, Pass
 from headcount.models.model import Model
-from headcount.training import checkpoint, log, speed
+from headcount.training import checkpoint, log, parallel, speed
 from headcount.training.batches import Feed
 from headcount.training.recipe import Recipe
 from headcount.training.seeds import seed_for
@@ -76,25 +76,28 @@ def fit(
     ``work`` is a folder for the checkpoint and ``metrics.jsonl``; ``watch`` is told after each epoch.
     """
     state = Training(model, train, valid, recipe, compile)
+    first = state.team.first  # of several processes only one writes and shows
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         progress = state.resume(work) if work else Progress()
+        state.team.agree("where it stands", progress.epoch)
         started = time.monotonic() - progress.seconds
         saved = time.monotonic()
         try:
             while progress.epoch < recipe.epochs and not _patience_over(progress, recipe.patience):
-                torch.manual_seed(seed_for(recipe.seed, "noise", progress.epoch))  # views and dropout
+                # views and dropout; the first process (or the only one) draws as ever, the others differently
+                torch.manual_seed(seed_for(recipe.seed, "noise", progress.epoch, *state.team.apart))
                 losses = state.train_epoch(progress.epoch), state.valid_loss()
                 state.note(progress, float(losses[0]), float(losses[1]))
                 progress.seconds = time.monotonic() - started
-                if work:
+                if work and first:
                     log.append(work, progress.epoch, progress.curve[-1])
                     if time.monotonic() - saved > checkpoint_seconds:
                         state.save(work, progress)
                         saved = time.monotonic()
-                if watch:
+                if watch and first:
                     watch(progress)
         except KeyboardInterrupt:
-            if work and len(progress.curve) == progress.epoch:
+            if work and first and not state.midway:  # in the middle of an epoch there is nothing to go on from
                 state.save(work, progress)
             raise
     model.load_state_dict({k: state.best[k] for k in model.state_dict()})  # all but what was only memory
@@ -121,7 +124,9 @@ class Training:
         speed.set_convolutions(recipe.precision, device)
         self.model, self.recipe, self.device = copy.deepcopy(model), recipe, device
         self.head = self.model.head
+        own = {name for name, _ in self.model.named_buffers()}
         self.head.enrol(len(train), len(train.index))
+        enrolled = {name for name, _ in self.model.named_buffers()} - own
         self.model.to(device)  # what enrolling added
         speed.arrange(self.model, device)
         self.teacher = copy.deepcopy(self.model).requires_grad_(False).eval() if self.head.teacher is not None else None
@@ -129,8 +134,13 @@ class Training:
         self.encode = _encoder(compile, device.type)
         prefixes = dict.fromkeys(p for one in self.head.passes for p in one.trains)
         self.optimizers = {prefix: self._optimizer(prefix) for prefix in prefixes}
-        self.steps = {one: speed.fast(partial(self.step, one), device) for one in self.head.passes}
-        self.judge = speed.fast(self.valid_step, device)
+        self.team, self.midway = parallel.team(device), False
+        fast = partial(speed.fast, device=device)
+        self.steps = {one: fast(partial(self.step, one)) for one in self.head.passes}
+        if self.team.size > 1:
+            self.steps = {one: parallel.Step(self, one, fast) for one in self.head.passes}
+            self.memory = parallel.Memory(self, enrolled)
+        self.judge = fast(self.valid_step)
         self.total = recipe.epochs * sum(self.train.steps(one.over) for one in self.head.passes)
         self.best = {k: v.clone() for k, v in self.answering.state_dict().items()}
 
@@ -139,16 +149,26 @@ class Training:
         self.train.epoch.fill_(epoch)
         self.valid.epoch.fill_(epoch)
         self.model.train()
+        self.midway = True
         losses, done = [], epoch * self.total // self.recipe.epochs
         for one in self.head.passes:
-            for which in self.train.shuffled(one.over, self.recipe.seed, epoch):
+            order = self.train.shuffled(one.over, self.recipe.seed, epoch)
+            for which in order:
                 self._set_rate(done / self.total)
                 losses.append(self.steps[one](which))
                 done += 1
+            if self.team.size > 1:
+                self.memory.merge()
         return torch.stack(losses).mean()
 
     def step(self, one: Pass, which: Tensor) -> Tensor:
         """One batch: forward, loss, backward, step. Returns the loss, still on the device."""
+        loss, _ = self.backward(one, which)
+        self.update(one)
+        return loss
+
+    def backward(self, one: Pass, which: Tensor) -> tuple[Tensor, Tensor]:
+        """Forward, loss, backward. The loss, and how much it is a mean over."""
         views, kind = self.head.views, self.recipe.views
         x, batch = self.train.deal(which, one.over, views)
         with speed.precise(self.recipe.precision, self.device):
@@ -156,11 +176,13 @@ class Training:
             loss = self.head.loss(output, batch, self._taught(x, batch))
         self.model.zero_grad(set_to_none=True)
         loss.backward()
+        return loss.detach(), self.head.mass(batch)
+
+    def update(self, one: Pass) -> None:
         for prefix in one.trains:
             self.optimizers[prefix].step()
         if self.teacher is not None and self.head.teacher is not None:
             _average(self.teacher, self.model, self.head.teacher)
-        return loss.detach()
 
     @torch.no_grad()
     def valid_step(self, which: Tensor) -> Tensor:
@@ -173,8 +195,13 @@ class Training:
     def valid_loss(self) -> Tensor:
         """Officially the plain mean of the batches' losses, so that a short last batch weighs more; ``mean`` repairs it."""
         self.answering.eval()
-        parts = self.valid.in_order()
-        each = torch.stack([self.judge(which) for which in parts]).double()
+        parts, each = self.valid.in_order(), []
+        for i, which in enumerate(parts):  # each process its own, and nothing for the others': their sum is all of them
+            mine = i % self.team.size == self.team.rank
+            each.append(
+                self.judge(which).double() if mine else torch.zeros((), dtype=torch.float64, device=self.device)
+            )
+        each = self.team.add(torch.stack(each))
         labelled = (self.valid.bags.target.sum(1) > 0).double()
         weight = torch.stack([labelled[which].sum() for which in parts])
         if self.recipe.selection == "official":
@@ -184,6 +211,7 @@ class Training:
     def note(self, progress: Progress, train: float, valid: float) -> None:
         """An epoch is over: is it the best so far?"""
         progress.epoch += 1
+        self.midway = False
         progress.curve.append((train, valid))
         if valid < progress.best:
             progress.best, progress.best_epoch = valid, progress.epoch
@@ -207,7 +235,7 @@ class Training:
         """Take up the checkpoint of this recipe if there is one; otherwise begin."""
         found = checkpoint.load(work / "checkpoint.safetensors")
         if found is None or found[1].pop("key") != self.recipe.key:
-            log.rewrite(work, [])
+            self._log_again(work, [])
             return Progress()
         tensors, facts = found
         self.model.load_state_dict(_under("model.", tensors))
@@ -222,8 +250,12 @@ class Training:
             optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
         progress = Progress(**facts)
         progress.curve = [(train, valid) for train, valid in facts["curve"]]
-        log.rewrite(work, progress.curve)
+        self._log_again(work, progress.curve)
         return progress
+
+    def _log_again(self, work: Path, curve: list[log.Losses]) -> None:
+        if self.team.first:
+            log.rewrite(work, curve)
 
     # -- inner --------------------------------------------------------------------------------------------------------
 

@@ -64,6 +64,7 @@ class Head(nn.Module):
     teacher: ClassVar[float | None] = None  # decay of the moving average that plays teacher, and then also answers
     passes: ClassVar[tuple[Pass, ...]] = (Pass(),)
     counted: Tensor | None
+    extremes: ClassVar[Mapping[str, str]] = {}  # buffers that keep the least or greatest of a pass: name -> min or max
     told: ClassVar[bool] = False  # true for the one head that is told the instances' classes: a bound, not a method
     whole_bag: ClassVar[bool] = False  # true if what is said of an instance depends on the others in its bag
     order_matters: bool = False  # true if the order of the instances in a bag changes what is said
@@ -90,6 +91,11 @@ class Head(nn.Module):
     def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
         """The negative log-likelihood of the bags' labels. In validation there is no teacher."""
         return nll(output.bag, batch.target)
+
+    def mass(self, batch: Batch) -> Tensor:
+        """() how much the loss is a mean over: here the bags that have a label. By it, the losses of parts of a batch
+        average to the loss of the batch, so that a batch can be shared out or taken bit by bit, exactly."""
+        return (batch.target.sum(1) > 0).sum()
 
     def elect(self, scores: Tensor) -> Tensor:
         """(B, C) scores -> log-probabilities of winning; classes that do not count cannot win."""

@@ -11,6 +11,8 @@ to its bag's class. As released, the teacher still drops out while it is asked.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -63,6 +65,7 @@ class Weno(Head):
         Pass("bags", trains=("backbone", "head.teaching")),
         Pass("instances", trains=("backbone", "head.student")),
     )
+    extremes: ClassVar[dict[str, str]] = {"low": "min", "high": "max", "ranged": "max"}
     low: Tensor
     high: Tensor
     ranged: Tensor
@@ -146,8 +149,14 @@ class Weno(Head):
             if self.kind == "classwise":  # for the other classes the bag is a negative one: q = 0
                 able = torch.ones_like(y) if self.counted is None else self.counted.to(y.dtype).expand_as(y)
                 each = (each + (able * (1 - y) * no).sum(1)) / able.sum(1)
-        stands = batch.segments.total() * (y.sum(1) > 0)
+        stands = self.stands(batch)
         return (stands * each).sum() / stands.sum().clamp_min(1e-12)
+
+    def stands(self, batch: Batch) -> Tensor:
+        return batch.segments.total() * (batch.target.sum(1) > 0)
+
+    def mass(self, batch: Batch) -> Tensor:
+        return self.stands(batch).sum() if batch.over == "instances" else super().mass(batch)
 
     def mined(self, output: Output, batch: Batch) -> Tensor:
         """(B, C): the teacher's judgement from the hard instances alone, once the time has come."""
