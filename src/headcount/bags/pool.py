@@ -6,7 +6,9 @@ mapped from an .npy file larger than memory; bags hold addresses into it and nev
 
 from __future__ import annotations
 
+import mmap
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +31,26 @@ class Pool:
     torch.Size([2, 8, 8, 3])
     """
 
+    data: Tensor
+    _file: mmap.mmap | None = None
+    far: bool = False  # true where instances come from a disk each time they are taken: it pays to read ahead
+
     def __init__(self, data: Any) -> None:
         self.data = _checked(data)
 
     @classmethod
     def mapped(cls, path: str | Path) -> Pool:
-        """Map an .npy file without reading it."""
+        """Map an .npy file: it may be larger than memory. It is looked through once, and what was read is let go again.
+
+        Numbers other than float16, bfloat16 and float32 are converted, and then lie in memory after all.
+        """
         try:
-            return cls(np.load(path, mmap_mode="c", allow_pickle=False))
+            array = np.load(path, mmap_mode="c", allow_pickle=False)
+            pool = object.__new__(cls)
+            pool._file = getattr(array, "_mmap", None)
+            pool.data = _checked(array, pool._let_go)
+            pool.far = pool.data.data_ptr() == _tensor(array).data_ptr()
+            return pool
         except (OSError, ValueError) as e:
             raise HeadcountError(f"cannot map {path}: {e}; give an .npy file written by numpy.save") from None
 
@@ -55,15 +69,23 @@ class Pool:
 
     def take(self, addresses: Tensor) -> Tensor:
         """(n,) addresses -> (n, ...) instances, on the pool's device."""
-        return self.data.index_select(0, addresses.to(self.data.device))
+        taken = self.data.index_select(0, addresses.to(self.data.device))
+        if self.far:
+            self._let_go()
+        return taken
 
     def to(self, device: torch.device | str) -> Pool:
         """The same pool on a device; itself if it is there already."""
         if torch.device(device) == self.device:
             return self
-        moved = object.__new__(Pool)  # already checked
+        moved: Pool = object.__new__(Pool)  # already checked
         moved.data = self.data.to(device)
         return moved
+
+    def _let_go(self) -> None:
+        """Give mapped pages back: they stay in the system's cache while there is room, and are not this process's memory."""
+        if self._file is not None and hasattr(self._file, "madvise"):
+            self._file.madvise(mmap.MADV_DONTNEED)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -72,7 +94,7 @@ class Pool:
         return f"Pool({len(self)} {self.kind} of {'x'.join(map(str, self.shape))} on {self.device})"
 
 
-def _checked(data: Any) -> Tensor:
+def _checked(data: Any, let_go: Callable[[], None] = lambda: None) -> Tensor:
     """Images as uint8 (M, H, W, channels), features as float (M, D), every number finite."""
     x = data if isinstance(data, Tensor) else _tensor(np.asanyarray(data))
     if x.is_complex():
@@ -88,6 +110,7 @@ def _checked(data: Any) -> Tensor:
         x = x.float()
     for start in range(0, len(x), _CHUNK):
         bad = ~torch.isfinite(x[start : start + _CHUNK]).all(1)
+        let_go()
         if bad.any():
             row = start + int(bad.nonzero()[0])
             col = int((~torch.isfinite(x[row])).nonzero()[0])

@@ -1,14 +1,19 @@
 """Batches that never leave the device: the pool lies there once, an epoch is a permutation, a batch is a gather.
+A pool that lies elsewhere (mapped from a disk, too large for the card) is read ahead of the step instead.
 
 Letters: b bags in the batch, S the size of a bag when all have one, N instances in the batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
 from headcount.bags import Bags, Segments
+from headcount.bags.ahead import reading
 from headcount.errors import HeadcountError
 from headcount.models.heads import Batch
 from headcount.training.seeds import generator
@@ -17,7 +22,7 @@ from headcount.training.seeds import generator
 class Feed:
     """Bags dealt out in steps of ``batch_bags``; a loose-instance pass deals as many instances as that many bags hold."""
 
-    def __init__(self, bags: Bags, batch_bags: int) -> None:
+    def __init__(self, bags: Bags, batch_bags: int, device: torch.device | None = None) -> None:
         if bags.truth is not None:
             raise HeadcountError("these bags carry truth, and training must not see it; pass bags.blind()")
         self.bags = bags
@@ -25,7 +30,10 @@ class Feed:
         sizes = bags.sizes
         self.size = int(sizes[0]) if bool((sizes == sizes[0]).all()) else None
         self.batch_instances = max(1, round(batch_bags * float(sizes.float().mean())))
-        self.epoch = torch.zeros((), dtype=torch.int64, device=bags.index.device)
+        self.device = device or bags.index.device
+        self.near = not bags.pool.far and bags.pool.device == self.device
+        self.take = self._at_once
+        self.epoch = torch.zeros((), dtype=torch.int64, device=self.device)
         self.bag_of = bags.bag
 
     def steps(self, over: str) -> int:
@@ -46,8 +54,29 @@ class Feed:
     def in_order(self) -> tuple[Tensor, ...]:
         return torch.arange(len(self.bags), device=self.bags.index.device).split(self.batch_bags)
 
+    @contextmanager
+    def reading(self, places: Iterable[Tensor]) -> Iterator[None]:
+        """While this holds, exactly these places are dealt, in this order; where it pays they are read ahead."""
+        with reading(self.bags.pool, self.device, (self.bags.index[place] for place in places)) as self.take:
+            try:
+                yield
+            finally:
+                self.take = self._at_once
+
+    def read(self, place: Tensor) -> Tensor:
+        """(n, ...) the stored instances at these places, on the device."""
+        return self.take(self.bags.index[place])
+
+    def _at_once(self, addresses: Tensor) -> Tensor:
+        return self.bags.pool.take(addresses).to(self.device)
+
     def deal(self, which: Tensor, over: str = "bags", views: int = 1) -> tuple[Tensor, Batch]:
         """(n, ...) stored instances of these bags (or these loose instances), and what the loss may know of them."""
+        batch, place = self.batch(which, over, views)
+        return self.read(place), batch
+
+    def batch(self, which: Tensor, over: str = "bags", views: int = 1) -> tuple[Batch, Tensor]:
+        """What the loss may know of them, and the places to read."""
         bags = self.bags
         place, segments = self._loose(which) if over == "instances" else self._whole(which)
         bag = self.bag_of[which] if over == "instances" else which
@@ -63,7 +92,7 @@ class Feed:
             over=over,
             views=views,
         )
-        return bags.pool.take(bags.index[place]), batch
+        return (batch if self.device == bags.index.device else batch.to(self.device)), place
 
     def _whole(self, which: Tensor) -> tuple[Tensor, Segments]:
         b = len(which)

@@ -69,6 +69,8 @@ class Recipe:
     distance: str = "euclidean"
     prototype_bags: str = "correct"
     drop_before_forward: bool = False
+    # instances that are in work at once; a larger batch, or bag, is taken piece by piece. 0: all of a batch
+    chunk_instances: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", _options(self.options))
@@ -189,4 +191,5 @@ _RANGES: dict[str, tuple[float, float]] = {
     "patience": (0, 1 << 24),
     "seed": (0, (1 << 63) - 1),
     "removal": (0.0, 1.0),
+    "chunk_instances": (0, 1 << 40),
 }

@@ -10,7 +10,7 @@ import copy
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from headcount.bags import Bags
 from headcount.errors import HeadcountError
 from headcount.models.heads import Batch, Output, Pass
 from headcount.models.model import Model
-from headcount.training import checkpoint, log, parallel, speed
+from headcount.training import checkpoint, log, parallel, speed, stream
 from headcount.training.batches import Feed
 from headcount.training.recipe import Recipe
 from headcount.training.seeds import seed_for
@@ -119,8 +119,8 @@ class Training:
     """What changes while a model learns: weights, teacher, optimizers, the best so far."""
 
     def __init__(self, model: Model, train: Bags, valid: Bags, recipe: Recipe, compile: str = "auto") -> None:
-        self.train, self.valid = Feed(train, recipe.batch_bags), Feed(valid, recipe.batch_bags)
         device = model.device
+        self.train, self.valid = (Feed(bags, recipe.batch_bags, device) for bags in (train, valid))
         speed.set_convolutions(recipe.precision, device)
         self.model, self.recipe, self.device = copy.deepcopy(model), recipe, device
         self.head = self.model.head
@@ -135,7 +135,10 @@ class Training:
         prefixes = dict.fromkeys(p for one in self.head.passes for p in one.trains)
         self.optimizers = {prefix: self._optimizer(prefix) for prefix in prefixes}
         self.team, self.midway = parallel.team(device), False
-        fast = partial(speed.fast, device=device)
+        self.stream = stream.Stream(self) if recipe.chunk_instances else None
+        still = all(feed.near and feed.size is not None for feed in (self.train, self.valid))
+        # only steps that do the same every time can be captured
+        fast = partial(speed.fast, device=device) if still and self.stream is None else lambda step: step
         self.steps = {one: fast(partial(self.step, one)) for one in self.head.passes}
         if self.team.size > 1:
             self.steps = {one: parallel.Step(self, one, fast) for one in self.head.passes}
@@ -153,10 +156,11 @@ class Training:
         losses, done = [], epoch * self.total // self.recipe.epochs
         for one in self.head.passes:
             order = self.train.shuffled(one.over, self.recipe.seed, epoch)
-            for which in order:
-                self._set_rate(done / self.total)
-                losses.append(self.steps[one](which))
-                done += 1
+            with self.train.reading(self._reads(one, order)):
+                for which in order:
+                    self._set_rate(done / self.total)
+                    losses.append(self.steps[one](which))
+                    done += 1
             if self.team.size > 1:
                 self.memory.merge()
         return torch.stack(losses).mean()
@@ -169,14 +173,22 @@ class Training:
 
     def backward(self, one: Pass, which: Tensor) -> tuple[Tensor, Tensor]:
         """Forward, loss, backward. The loss, and how much it is a mean over."""
-        views, kind = self.head.views, self.recipe.views
+        views = self.head.views
+        if self.stream is not None and self.stream.needed(self.train, which, one.over, views):
+            return self.stream.backward(one, which)
         x, batch = self.train.deal(which, one.over, views)
-        with speed.precise(self.recipe.precision, self.device):
-            output = self.head(self.encode(self.model.prepare, self.model.backbone, x, kind, views), batch.segments)
-            loss = self.head.loss(output, batch, self._taught(x, batch))
+        loss = self.loss(x, batch)
         self.model.zero_grad(set_to_none=True)
         loss.backward()
         return loss.detach(), self.head.mass(batch)
+
+    def loss(self, x: Tensor, batch: Batch) -> Tensor:
+        with speed.precise(self.recipe.precision, self.device):
+            output = self.head(self.features(self.model, x, self.recipe.views, self.head.views), batch.segments)
+            return self.head.loss(output, batch, self._taught(x, batch))
+
+    def features(self, model: Model, x: Tensor, kind: str = "none", views: int = 1) -> Tensor:
+        return self.encode(model.prepare, model.backbone, x, kind, views)
 
     def update(self, one: Pass) -> None:
         for prefix in one.trains:
@@ -186,24 +198,30 @@ class Training:
 
     @torch.no_grad()
     def valid_step(self, which: Tensor) -> Tensor:
-        x, batch = self.valid.deal(which)
+        if self.stream is not None and self.stream.needed(self.valid, which):
+            return self.stream.judge(which)
+        return self.judged(*self.valid.deal(which))
+
+    @torch.no_grad()
+    def judged(self, x: Tensor, batch: Batch) -> Tensor:
         with speed.precise(self.recipe.precision, self.device):
-            h = self.encode(self.answering.prepare, self.answering.backbone, x, "none", 1)
-            return self.answering.head.loss(self.answering.head(h, batch.segments), batch, None)
+            output = self.answering.head(self.features(self.answering, x), batch.segments)
+            return self.answering.head.loss(output, batch, None)
 
     @torch.no_grad()
     def valid_loss(self) -> Tensor:
         """Officially the plain mean of the batches' losses, so that a short last batch weighs more; ``mean`` repairs it."""
         self.answering.eval()
-        parts, each = self.valid.in_order(), []
-        for i, which in enumerate(parts):  # each process its own, and nothing for the others': their sum is all of them
-            mine = i % self.team.size == self.team.rank
-            each.append(
-                self.judge(which).double() if mine else torch.zeros((), dtype=torch.float64, device=self.device)
-            )
-        each = self.team.add(torch.stack(each))
+        parts = self.valid.in_order()
+        mine = parts[self.team.rank :: self.team.size]  # the others' are theirs, and zero here: the sum is all of them
+        each = torch.zeros(len(parts), dtype=torch.float64, device=self.device)
+        with self.valid.reading(stream.reads(self.valid, mine, budget=self.recipe.chunk_instances)):
+            losses = [self.judge(which) for which in mine]
+        if mine:
+            each[self.team.rank :: self.team.size] = torch.stack(losses).double()
+        each = self.team.add(each)
         labelled = (self.valid.bags.target.sum(1) > 0).double()
-        weight = torch.stack([labelled[which].sum() for which in parts])
+        weight = torch.stack([labelled[which].sum() for which in parts]).to(self.device)
         if self.recipe.selection == "official":
             weight = (weight > 0).double()
         return (each * weight).sum() / weight.sum().clamp_min(1e-12)
@@ -264,8 +282,12 @@ class Training:
         """What the teacher says of views of its own."""
         if self.teacher is None:
             return None
-        h = self.encode(self.teacher.prepare, self.teacher.backbone, x, self.recipe.views, self.head.views)
+        h = self.features(self.teacher, x, self.recipe.views, self.head.views)
         return self.teacher.head(h, batch.segments)
+
+    def _reads(self, one: Pass, order: Iterable[Tensor]) -> Iterator[Tensor]:
+        shares, times = map(self.team.share, order), self.stream.times if self.stream else 1
+        return stream.reads(self.train, shares, one.over, self.head.views, self.recipe.chunk_instances, times)
 
     def _optimizer(self, prefix: str) -> torch.optim.Optimizer:
         r = self.recipe
