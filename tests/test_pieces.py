@@ -11,7 +11,9 @@ from hypothesis import assume
 from torch import nn
 
 from headcount.bags import Bags, Pool
+from headcount.bags import pool as pools
 from headcount.bags.ahead import Ahead
+from headcount.bags.pictures import Pictures
 from headcount.errors import HeadcountError
 from headcount.models.heads import HEADS, Tally, nll
 from headcount.models.model import Design, Model, say
@@ -21,6 +23,12 @@ from headcount.training.recipe import Recipe
 from headcount.training.train import Training, fit
 from oracles import examine, ragged
 from test_heads import CASES, C, D, features, made, near, over_heads, small
+
+
+@pytest.fixture(autouse=True)
+def _every_file_is_large(monkeypatch):
+    monkeypatch.setattr(pools, "NEAR", 0)
+
 
 NEVER_CUT = {"additive", "additive_trans", "mctformer"}  # what they say of an instance depends on the others
 SIZES = [180, 3, 40, 150, 7, 1, 260, 30]  # with chunks of 64, three bags are cut; election wants 128 votes for that
@@ -311,6 +319,30 @@ def test_training_from_a_file_is_training_from_memory(tmp_path):
     assert fits[0].progress.curve == fits[1].progress.curve
     for a, b in zip(fits[0].model.parameters(), fits[1].model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_training_from_picture_files_is_training_from_memory(tmp_path):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (24, 6, 5, 3), dtype=np.uint8)
+    for i, p in enumerate(pixels):
+        Image.fromarray(p).save(tmp_path / f"{i}.png")
+    files = Pictures([tmp_path / f"{i}.png" for i in range(24)], 6, 5, workers=2)
+    assert (files.kind, len(files), files.shape, files.to("cpu")) == ("images", 24, (6, 5, 3), files)
+    curves = []
+    for pool in (Pool(pixels), files):
+        bags = Bags.of(pool, sizes=[5, 9, 2, 8], labels=[0, 1, 1, 0], classes=2)
+        torch.manual_seed(0)
+        recipe = Recipe(backbone="mlp", epochs=3, batch_bags=2)
+        fitted = fit(Model(Design((6, 5, 3), bags.classes, "mlp")), bags, bags, recipe)
+        curves.append((fitted.progress.curve, say(fitted.model, bags).bag.tolist()))
+    assert curves[0] == curves[1]
+    (tmp_path / "3.png").write_bytes(b"no picture")
+    with pytest.raises(HeadcountError, match=r"3.png: not a picture, or damaged"):
+        say(fitted.model, bags)
+    half = Pictures([tmp_path / "0.png"], 3, 4)
+    assert half.take(torch.tensor([0])).shape == (1, 3, 4, 3)
 
 
 class Slow(Pool):

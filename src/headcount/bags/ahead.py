@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -16,27 +16,48 @@ from torch import Tensor
 
 from headcount.bags.pool import Pool
 
-Take = Callable[[Tensor], Tensor]  # addresses -> instances, on the device
-
 
 @contextmanager
-def reading(pool: Pool, device: torch.device, plan: Iterable[Tensor], depth: int = 2) -> Iterator[Take]:
-    """A way to take these addresses, in this order, from the pool to the device; from a near pool it is the plain way."""
-    if not pool.far and pool.device == device:
-        yield pool.take
-        return
-    ahead = Ahead(pool, device, plan, depth)
+def reading(pool: Pool, device: torch.device, plan: Iterable[Tensor]) -> Iterator[AtOnce]:
+    """A way to take these addresses, in this order, from the pool to the device: ahead, unless the pool is at hand."""
+    reader = AtOnce(pool, device) if not pool.far and pool.device == device else Ahead(pool, device, plan)
     try:
-        yield ahead.take
+        yield reader
     finally:
-        ahead.close()
+        reader.close()
 
 
-class Ahead:
-    """``waited`` adds up the seconds for which a taker stood there with nothing ready."""
+class AtOnce:
+    """Reads when asked."""
+
+    waited = 0.0  # seconds for which a taker stood there with nothing ready
+
+    def __init__(self, pool: Pool, device: torch.device) -> None:
+        self.pool, self.device = pool, device
+
+    def take(self, addresses: Tensor) -> Tensor:
+        """(n,) addresses -> (n, ...) instances, on the device; only to be looked at, for they may be the pool itself."""
+        if not self.pool.far and self.pool.device.type == "cpu" and _in_a_row(addresses):
+            return self.pool.data[int(addresses[0]) : int(addresses[-1]) + 1].to(self.device)
+        return self.pool.take(addresses).to(self.device)
+
+    def close(self) -> None:
+        pass
+
+
+def _in_a_row(addresses: Tensor) -> bool:
+    """A bag of features mostly lies in one piece: then there is nothing to gather."""
+    n = len(addresses)
+    if not n or int(addresses[-1]) - int(addresses[0]) != n - 1:
+        return False
+    return torch.equal(addresses, torch.arange(int(addresses[0]), int(addresses[0]) + n, device=addresses.device))
+
+
+class Ahead(AtOnce):
+    """Reads before it is asked."""
 
     def __init__(self, pool: Pool, device: torch.device, plan: Iterable[Tensor], depth: int = 2) -> None:
-        self.pool, self.device, self.waited = pool, device, 0.0
+        super().__init__(pool, device)
         self.ready: queue.Queue[tuple[Tensor | None, Tensor | BaseException]] = queue.Queue(depth)
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._fetch, args=(iter(plan),), name="headcount-ahead", daemon=True)

@@ -10,7 +10,7 @@ import mmap
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from headcount.errors import HeadcountError
 
 _CHUNK = 1 << 16
+NEAR = 1 << 28  # bytes; a mapped file up to this size is simply memory
 
 
 class Pool:
@@ -36,21 +37,20 @@ class Pool:
     far: bool = False  # true where instances come from a disk each time they are taken: it pays to read ahead
 
     def __init__(self, data: Any) -> None:
-        self.data = _checked(data)
+        if isinstance(data, np.memmap) and data.nbytes > NEAR:
+            self._file = cast(Any, data)._mmap
+        self.data = _checked(data, self._let_go)
+        # what had to be converted lies in memory after all
+        self.far = self._file is not None and self.data.data_ptr() == data.ctypes.data
 
     @classmethod
     def mapped(cls, path: str | Path) -> Pool:
         """Map an .npy file: it may be larger than memory. It is looked through once, and what was read is let go again.
 
-        Numbers other than float16, bfloat16 and float32 are converted, and then lie in memory after all.
+        Numbers other than float16 and float32 are converted, and so are read into memory.
         """
         try:
-            array = np.load(path, mmap_mode="c", allow_pickle=False)
-            pool = object.__new__(cls)
-            pool._file = getattr(array, "_mmap", None)
-            pool.data = _checked(array, pool._let_go)
-            pool.far = pool.data.data_ptr() == _tensor(array).data_ptr()
-            return pool
+            return cls(np.load(path, mmap_mode="c", allow_pickle=False))
         except (OSError, ValueError) as e:
             raise HeadcountError(f"cannot map {path}: {e}; give an .npy file written by numpy.save") from None
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from headcount.bags import Bags, Segments
-from headcount.bags.ahead import Take, reading
+from headcount.bags.ahead import AtOnce, reading
 from headcount.data.prepare import Prepare
 from headcount.errors import HeadcountError, choose
 from headcount.files import beside, write_whole
@@ -84,18 +84,18 @@ def say(model: Model, bags: Bags, *, keep: tuple[str, ...] = (), batch_instances
     parts = by_instances(bags, batch_instances)
     plan = (addresses for part in parts for addresses in part.index.split(batch_instances))
     try:
-        with reading(bags.pool, model.device, plan) as take:
+        with reading(bags.pool, model.device, plan) as reader:
             for part in parts:
                 say_part = _say if len(part.index) <= batch_instances else _say_large
-                said.append(say_part(model, part, take, keep, batch_instances))
+                said.append(say_part(model, part, reader, keep, batch_instances))
     finally:
         model.train(was_training)
     instance, bag, kept = zip(*said, strict=True)
     return Output(torch.cat(instance), torch.cat(bag), {k: torch.cat([one[k] for one in kept]) for k in keep})
 
 
-def _say(model: Model, bags: Bags, take: Take, keep: tuple[str, ...], budget: int) -> Output:
-    h = torch.cat([model.features(take(addresses)) for addresses in bags.index.split(budget)])
+def _say(model: Model, bags: Bags, reader: AtOnce, keep: tuple[str, ...], budget: int) -> Output:
+    h = torch.cat([model.features(reader.take(addresses)) for addresses in bags.index.split(budget)])
     output = model.head(h, bags.segments().to(model.device))
     parts = {"features": h, **output.parts}
     for name in keep:
@@ -103,15 +103,15 @@ def _say(model: Model, bags: Bags, take: Take, keep: tuple[str, ...], budget: in
     return Output(output.instance.cpu(), output.bag.cpu(), {k: parts[k].float().cpu() for k in keep})
 
 
-def _say_large(model: Model, bag: Bags, take: Take, keep: tuple[str, ...], budget: int) -> Output:
+def _say_large(model: Model, bag: Bags, reader: AtOnce, keep: tuple[str, ...], budget: int) -> Output:
     """One bag in chunks. Where the head must have the whole bag, or a part of what it says is to be kept, only the backbone
     goes in chunks, and the features of the bag lie in memory."""
     segments = bag.segments()
     if model.head.undivided(segments) or set(keep) - {"features"}:
-        return _say(model, bag, take, keep, budget)
+        return _say(model, bag, reader, keep, budget)
     said, noted, features = [], [], []
     for rows in torch.arange(len(bag.index)).split(budget):
-        h = model.features(take(bag.index[rows]))
+        h = model.features(reader.take(bag.index[rows]))
         weight = None if segments.weight is None else segments.weight[rows]
         instance, note = model.head.hear(h, Segments(segments.index[rows], 1, len(rows), weight).to(model.device))
         said.append(instance.cpu())

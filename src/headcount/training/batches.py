@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headcount.bags import Bags, Segments
-from headcount.bags.ahead import reading
+from headcount.bags.ahead import AtOnce, reading
 from headcount.errors import HeadcountError
 from headcount.models.heads import Batch
 from headcount.training.seeds import generator
@@ -32,7 +32,8 @@ class Feed:
         self.batch_instances = max(1, round(batch_bags * float(sizes.float().mean())))
         self.device = device or bags.index.device
         self.near = not bags.pool.far and bags.pool.device == self.device
-        self.take = self._at_once
+        self.reader = AtOnce(bags.pool, self.device)
+        self.waited = 0.0  # seconds that steps waited for reading
         self.epoch = torch.zeros((), dtype=torch.int64, device=self.device)
         self.bag_of = bags.bag
 
@@ -57,18 +58,17 @@ class Feed:
     @contextmanager
     def reading(self, places: Iterable[Tensor]) -> Iterator[None]:
         """While this holds, exactly these places are dealt, in this order; where it pays they are read ahead."""
-        with reading(self.bags.pool, self.device, (self.bags.index[place] for place in places)) as self.take:
+        usual = self.reader
+        with reading(self.bags.pool, self.device, (self.bags.index[place] for place in places)) as self.reader:
             try:
                 yield
             finally:
-                self.take = self._at_once
+                self.waited += self.reader.waited
+                self.reader = usual
 
     def read(self, place: Tensor) -> Tensor:
         """(n, ...) the stored instances at these places, on the device."""
-        return self.take(self.bags.index[place])
-
-    def _at_once(self, addresses: Tensor) -> Tensor:
-        return self.bags.pool.take(addresses).to(self.device)
+        return self.reader.take(self.bags.index[place])
 
     def deal(self, which: Tensor, over: str = "bags", views: int = 1) -> tuple[Tensor, Batch]:
         """(n, ...) stored instances of these bags (or these loose instances), and what the loss may know of them."""
@@ -105,7 +105,7 @@ class Feed:
             row = torch.arange(b, device=which.device).repeat_interleave(sizes)
         if self.bags.removed is not None:
             row = torch.where(self.bags.removed[place], b, row)
-        return place, Segments(row, b, self.size)
+        return place, Segments(row, b, len(place) if b == 1 else self.size)  # one bag has one size
 
     def _loose(self, which: Tensor) -> tuple[Tensor, Segments]:
         """Each instance a bag of one; the removed keep their place in the batch and count for nothing."""

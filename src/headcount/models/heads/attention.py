@@ -48,5 +48,5 @@ class Attention(Head):
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
         share = segments.softmax(self.scores(h))
-        bag, _ = self.decide({"pool": segments.sum(share * h)[:, None]})
+        bag, _ = self.decide({"pool": segments.dot(share[:, 0], h)[:, None]})
         return Output(self.classifier(h).float(), bag, {"attention": share})

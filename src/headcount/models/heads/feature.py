@@ -36,7 +36,7 @@ def present(segments: Segments) -> Segments:
 def attended(score: Tensor, x: Tensor, segments: Segments) -> Noted:
     """(N, A) scores, (N, K) -> A pools (B, A, K), each the mean of x weighted by softmax(score), and the softmax's sum."""
     share = segments.softmax(score)
-    pools = [segments.sum(share[:, i : i + 1] * x) for i in range(share.shape[1])]
+    pools = [segments.dot(one, x) for one in share.unbind(1)]
     return {"pool": torch.stack(pools, 1), "lse": segments.logsumexp(score)}
 
 
