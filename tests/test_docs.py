@@ -40,7 +40,9 @@ def test_a_page_runs(page, tmp_path):
             lines = [] if name else [[sys.executable, "snippet.py"]]
         else:
             lines = [shlex.split(line, comments=True) for line in block.replace("\\\n", "").splitlines()]
-            lines = [[sys.executable, *(["-m", "headcount.cli"] if w[0] == "headcount" else []), *w[1:]] for w in lines if w]
+            lines = [
+                [sys.executable, *(["-m", "headcount.cli"] if w[0] == "headcount" else []), *w[1:]] for w in lines if w
+            ]
         for line in lines:
             done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
             assert done.returncode == 0, f"{page.name}: {' '.join(line)}\n{done.stdout}\n{done.stderr}"
@@ -53,4 +55,6 @@ def test_the_site_builds(tmp_path):
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "site" / "api.html").read_text().count("sig-object") > 40
     for page in tmp_path.glob("site/**/*.html"):
-        assert not re.search(r'(src|href)="https?://[^"]*\.(js|css|woff2?)"', page.read_text()), f"{page} is not offline"
+        assert not re.search(r'(src|href)="https?://[^"]*\.(js|css|woff2?)"', page.read_text()), (
+            f"{page} is not offline"
+        )

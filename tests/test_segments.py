@@ -446,3 +446,25 @@ def test_nothing_is_rounded_or_shifted(wrong):
 def test_removed_nan_leaves_no_trace_in_the_gradient_of_max():
     s = Segments(torch.tensor([0, 0]), 1).without(torch.tensor([False, True]))
     same(gradient(s, "max", [[1.0], [math.nan]], [[1.0]]), [[1.0], [0.0]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_dot_is_the_sum_of_products(dtype):
+    """With weights and removal, over even and ragged bags; value and slope; counted in float32 at least."""
+
+    def law(bags):
+        rng = bags.rng(9)
+        share, x = (torch.tensor(rng.normal(size=s)).to(dtype) for s in ((bags.n,), (bags.n, 3)))
+        s = Segments.from_sizes(bags.sizes).weighted(torch.tensor(bags.weight, dtype=torch.float32))
+        s = s.without(torch.tensor(bags.removed))
+        wide = share.float() if dtype == torch.bfloat16 else share
+        leaves = [(a.clone().requires_grad_(), x.clone().requires_grad_()) for a in (share, wide)]
+        value, want = s.dot(*leaves[0]), s.sum(leaves[1][0][:, None] * leaves[1][1])
+        torch.testing.assert_close(value, want, rtol=1e-4, atol=1e-4)
+        if dtype != torch.bfloat16:  # whose slopes are rounded
+            for v in (value, want):
+                v.square().sum().backward()
+            for a, b in zip(*leaves, strict=True):
+                torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
+
+    examine(law, 20, bags=ragged())

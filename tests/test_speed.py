@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from headcount.errors import HeadcountError
+from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.models.backbones import MLP, ResNet18, build_backbone
 from headcount.training import speed
 
@@ -58,7 +58,9 @@ def test_compilation_that_fails_is_said_once_and_lived_with(monkeypatch):
 
     monkeypatch.setattr(torch, "compile", broken)
     double = speed.compiled(lambda x: 2 * x, "on", torch.device("cpu"))
-    with pytest.warns(UserWarning, match="not compiled .RuntimeError: no compiler here.; running as it is"):
+    with pytest.warns(
+        HeadcountWarning, match="not compiled .RuntimeError: no compiler here.; running as it is, which is only slower"
+    ):
         assert double(3) == 6
     with warnings.catch_warnings():
         warnings.simplefilter("error")

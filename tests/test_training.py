@@ -201,6 +201,26 @@ def test_resumes_bit_for_bit(recipe, tmp_path):
     assert [line["epoch"] for line in lines] == list(range(1, whole.progress.epoch + 1))
 
 
+@pytest.mark.parametrize("step", [4, 6, 11])
+def test_interrupted_in_the_middle_of_an_epoch(tmp_path, monkeypatch, step):
+    """Four steps an epoch: what the torn epoch had learned is not taken for a finished one's."""
+    whole = fit(*made(TINY), TINY)
+    steps, real = iter(range(1, 100)), training.Training.step
+
+    def torn(self, *given):
+        if next(steps) == step:
+            raise KeyboardInterrupt
+        return real(self, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training.Training, "step", torn)
+        with pytest.raises(KeyboardInterrupt):
+            fit(*made(TINY), TINY, work=tmp_path)
+    again = fit(*made(TINY), TINY, work=tmp_path)
+    assert same(whole.model, again.model)
+    assert whole.progress.curve == again.progress.curve
+
+
 def test_a_checkpoint_of_another_recipe_or_a_broken_one_is_not_taken_up(tmp_path):
     interrupted(TINY, tmp_path, 3)
     other = TINY.but(lr=1e-3)

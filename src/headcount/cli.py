@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
 from headcount import __version__
-from headcount.errors import HeadcountError
+from headcount.errors import HeadcountError, HeadcountWarning
 
 app = typer.Typer(
     name="headcount",
@@ -41,6 +42,12 @@ Set = Annotated[list[str] | None, typer.Option("--set", help="Any other recipe f
 Epochs = Annotated[int | None, typer.Option(help="Epochs of training.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 BagSize = Annotated[int | None, typer.Option(help="Instances in a bag.")]
+Precision = Annotated[
+    str | None, typer.Option(help="tf32 (float32, TF32 convolutions), fp32 or bf16. Part of the recipe; a comma list.")
+]
+Compile = Annotated[
+    str, typer.Option(help="Compile the network: auto (on a GPU), on or off. Only speed; not part of the recipe.")
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -73,16 +80,18 @@ def run(
     removal: Removal = "0",
     epochs: Epochs = None,
     bag_size: BagSize = None,
+    precision: Precision = None,
     set_: Set = None,
     device: Device = "auto",
+    compile: Compile = "auto",
 ) -> None:
     """Run one recipe (and what it needs) and print its record. Defaults are the paper's."""
     from headcount import commands
 
-    recipes = commands.recipes_of(source, scenario, fold, head, option, removal, epochs, bag_size, set_)
+    recipes = commands.recipes_of(source, scenario, fold, head, option, removal, epochs, bag_size, precision, set_)
     if len(recipes) != 1:
         raise HeadcountError(f"run takes one recipe, these options make {len(recipes)}; use `headcount study`")
-    commands.run_one(recipes[0], out, device)
+    commands.run_one(recipes[0], out, device, compile)
 
 
 @app.command()
@@ -96,8 +105,10 @@ def study(
     removal: Removal = "0",
     epochs: Epochs = None,
     bag_size: BagSize = None,
+    precision: Precision = None,
     set_: Set = None,
     device: Device = "auto",
+    compile: Compile = "auto",
     processes: Annotated[int, typer.Option(min=1, help="Runs side by side on this machine.")] = 1,
     launch: Annotated[
         str, typer.Option(help="processes (this machine) or ray (a cluster; see docs/cluster.md).")
@@ -109,9 +120,9 @@ def study(
     """Run every combination; commas separate values (--head count,output_mean --fold 0,1,2). Goes on where it stopped."""
     from headcount import commands
 
-    recipes = commands.recipes_of(source, scenario, fold, head, option, removal, epochs, bag_size, set_)
+    recipes = commands.recipes_of(source, scenario, fold, head, option, removal, epochs, bag_size, precision, set_)
     how = None if dry_run else commands.launcher(launch, processes, address, gpus_each, device)
-    commands.run_study(recipes, out, device, processes, dry_run, launch=how)
+    commands.run_study(recipes, out, device, processes, dry_run, compile=compile, launch=how)
 
 
 @app.command()
@@ -128,7 +139,11 @@ def paper(
     csv: Annotated[bool, typer.Option("--csv", help="The table as CSV.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="The table as LaTeX.")] = False,
     page: Annotated[Path | None, typer.Option(help="Write all tables and figures as one HTML page.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Of the runs that are shown, listed or run; full has bf16, smoke tf32.")
+    ] = None,
     device: Device = "auto",
+    compile: Compile = "auto",
     processes: Annotated[int, typer.Option(min=1, help="Runs side by side on this machine.")] = 1,
 ) -> None:
     """The paper's tables and figures: printed beside ours; list or run what is missing."""
@@ -136,9 +151,8 @@ def paper(
 
     style = "csv" if csv else "latex" if latex else None
     folder = out or Path(f"paper-{scale}")
-    papers.paper(
-        item, scale, folder, missing=missing, run=run, style=style, page=page, device=device, processes=processes
-    )
+    how = papers.How(device, processes, compile)
+    papers.paper(item, scale, folder, missing=missing, run=run, style=style, page=page, precision=precision, how=how)
 
 
 @app.command()
@@ -239,6 +253,7 @@ _UsageError: Any = typer.BadParameter.__mro__[1]  # wherever this version of typ
 
 def main() -> None:
     """What was wrong, in one line, exit code 2; never a traceback for a user's mistake."""
+    cast(Any, warnings).formatwarning = _formatted  # one line for ours
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()  # a full disk is noticed here, not when the interpreter is half gone
@@ -276,6 +291,15 @@ _USERS_DISK = {
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ENOENT: "check the path",
 }
+
+
+_usual = warnings.formatwarning
+
+
+def _formatted(message: Any, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    if issubclass(category, HeadcountWarning):
+        return f"headcount: {' '.join(str(message).split())}\n"
+    return _usual(message, category, filename, lineno, line)
 
 
 def _complain(message: str, code: int = 2) -> int:

@@ -24,12 +24,14 @@ from headcount.judging.launch import Launcher, here, processes
 from headcount.judging.rays import ray_cluster
 from headcount.models.heads import HEADS, head_options
 from headcount.showing.progress import epochs_bar, runs_bar
+from headcount.training.parallel import rank
 from headcount.training.recipe import Recipe
-from headcount.training.speed import device_for
+from headcount.training.speed import COMPILE, device_for
 
 # no markup: a name or a path may hold a [bracket]; and in a file or a pipe nothing needs to be squeezed
 _wide: dict[str, int] = {} if sys.stdout.isatty() else {"width": 120, "height": 50}
-console = Console(highlight=False, markup=False, width=_wide.get("width"), height=_wide.get("height"))
+# of several processes at one training only the first speaks
+console = Console(highlight=False, markup=False, width=_wide.get("width"), height=_wide.get("height"), quiet=rank() > 0)
 
 
 # -- words into recipes -------------------------------------------------------------------------------------------------
@@ -44,6 +46,7 @@ def recipes_of(
     removal: str,
     epochs: int | None,
     bag_size: int | None,
+    precision: str | None,
     set_: list[str] | None,
 ) -> list[Recipe]:
     """The grid that these words span; a comma separates values."""
@@ -59,6 +62,8 @@ def recipes_of(
         axes["epochs"] = [epochs]
     if bag_size is not None:
         axes["bag_size"] = [bag_size]
+    if precision is not None:
+        axes["precision"] = precision.split(",")
     for text in set_ or []:
         name, values = _split("--set", text)
         if name.endswith("options"):
@@ -100,11 +105,12 @@ def _value(text: str) -> Any:
 # -- running --------------------------------------------------------------------------------------------------------------
 
 
-def run_one(recipe: Recipe, out: Path, device: str) -> None:
+def run_one(recipe: Recipe, out: Path, device: str, compile: str = "auto") -> None:
     device_for(device)  # a typo is told before anything else is said
+    choose("compile", compile, COMPILE)
     console.print(f"{recipe}\nkey {recipe.key}", soft_wrap=True)
     with epochs_bar(recipe) as watch:
-        done = studies.run([recipe], out, device=device, run_watch=watch)
+        done = studies.run([recipe], out, device=device, compile=compile, run_watch=watch)
     _complain_of(done.failed)
     for name, value in done.records[0].scores.items():
         console.print(f"{name:20} {'undefined' if value is None else format(value, '.4f')}")
@@ -140,8 +146,10 @@ def run_study(
     side_by_side: int,
     dry_run: bool,
     table: bool = True,
+    compile: str = "auto",
     launch: Launcher | None = None,
 ) -> None:
+    choose("compile", compile, COMPILE)
     if dry_run:
         for recipe in studies.with_needs(recipes):
             there = "done   " if (out / f"{recipe.key}.json").exists() else "to run "
@@ -149,7 +157,7 @@ def run_study(
         return
     launch = launch or launcher("processes", side_by_side, None, 0, device)
     with runs_bar() as watch:
-        done = studies.run(recipes, out, launch=launch, device=device, watch=watch)
+        done = studies.run(recipes, out, launch=launch, device=device, compile=compile, watch=watch)
     if done.records and table:
         print_rows(select.rows(done.records))
     if done.records:

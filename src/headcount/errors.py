@@ -13,6 +13,10 @@ class HeadcountError(ValueError):
         super().__init__(" ".join(str(message).split()))
 
 
+class HeadcountWarning(UserWarning):
+    """Something the user should know and need not mend: the work goes on. The command line prints it as one line."""
+
+
 def choose(kind: str, given: object, choices: Iterable[str]) -> str:
     """Return ``given`` if it is one of ``choices``; otherwise say what there is.
 

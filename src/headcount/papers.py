@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.table import Table
 
@@ -20,6 +22,17 @@ from headcount.training.recipe import Recipe
 Records = dict[Recipe, Record]
 
 
+class How(NamedTuple):
+    """How missing runs are run: what decides no number."""
+
+    device: str = "auto"
+    processes: int = 1
+    compile: str = "auto"
+
+
+AS_USUAL = How()
+
+
 def paper(
     item: str | None,
     scale_name: str,
@@ -29,14 +42,16 @@ def paper(
     run: bool,
     style: str | None,
     page: Path | None,
-    device: str,
-    processes: int,
+    precision: str | None = None,
+    how: How = AS_USUAL,
 ) -> None:
     """One table or figure, or all of the paper."""
     scale = SCALES[choose("scale", scale_name, SCALES)]
+    if precision is not None:
+        scale = replace(scale, base=scale.base.but(precision=precision))
     wanted = [item] if item else so_far.items()
     if run:
-        _run([r for name in wanted for r in so_far.recipes(name, scale)], scale, out, device, processes)
+        _run([r for name in wanted for r in so_far.recipes(name, scale)], scale, out, how)
     records = so_far.found(out)
     if page:
         from headcount.showing.paper_page import write_paper
@@ -54,7 +69,7 @@ def paper(
         _list_items(wanted, scale, records)
 
 
-def _run(recipes: list[Recipe], scale: Scale, out: Path, device: str, processes: int) -> None:
+def _run(recipes: list[Recipe], scale: Scale, out: Path, how: How) -> None:
     recipes = list(dict.fromkeys(recipes))
     gone = sorted({r.source for r in recipes if not sources.ready(r.source)})
     for name in gone:
@@ -64,7 +79,7 @@ def _run(recipes: list[Recipe], scale: Scale, out: Path, device: str, processes:
         raise HeadcountError(
             f"none of {', '.join(gone)} is in the cache; fetch or import one (`headcount data --help`)"
         )
-    run_study(here, out, device, processes, dry_run=False, table=False)
+    run_study(here, out, how.device, how.processes, dry_run=False, table=False, compile=how.compile)
 
 
 def _list_items(wanted: Iterable[str], scale: Scale, records: Records) -> None:

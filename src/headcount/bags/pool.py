@@ -6,9 +6,11 @@ mapped from an .npy file larger than memory; bags hold addresses into it and nev
 
 from __future__ import annotations
 
+import mmap
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor
 from headcount.errors import HeadcountError
 
 _CHUNK = 1 << 16
+NEAR = 1 << 28  # bytes; a mapped file up to this size is simply memory
 
 
 class Pool:
@@ -29,13 +32,24 @@ class Pool:
     torch.Size([2, 8, 8, 3])
     """
 
+    data: Tensor
+    _file: mmap.mmap | None = None
+    far: bool = False  # true where instances come from a disk each time they are taken: it pays to read ahead
+
     def __init__(self, data: Any, trusted: bool = False) -> None:
         """``trusted``: the numbers were seen to be finite when they were written; a pool on disk is not read again."""
-        self.data = _checked(data, trusted)
+        if isinstance(data, np.memmap) and data.nbytes > NEAR:
+            self._file = cast(Any, data)._mmap
+        self.data = _checked(data, trusted, self._let_go)
+        # what had to be converted lies in memory after all
+        self.far = self._file is not None and self.data.data_ptr() == data.ctypes.data
 
     @classmethod
     def mapped(cls, path: str | Path) -> Pool:
-        """Map an .npy file without reading it."""
+        """Map an .npy file: it may be larger than memory. It is looked through once, and what was read is let go again.
+
+        Numbers other than float16 and float32 are converted, and so are read into memory.
+        """
         try:
             return cls(np.load(path, mmap_mode="c", allow_pickle=False))
         except (OSError, ValueError) as e:
@@ -56,15 +70,23 @@ class Pool:
 
     def take(self, addresses: Tensor) -> Tensor:
         """(n,) addresses -> (n, ...) instances, on the pool's device."""
-        return self.data.index_select(0, addresses.to(self.data.device))
+        taken = self.data.index_select(0, addresses.to(self.data.device))
+        if self.far:
+            self._let_go()
+        return taken
 
     def to(self, device: torch.device | str) -> Pool:
         """The same pool on a device; itself if it is there already."""
         if torch.device(device) == self.device:
             return self
-        moved = object.__new__(Pool)  # already checked
+        moved: Pool = object.__new__(Pool)  # already checked
         moved.data = self.data.to(device)
         return moved
+
+    def _let_go(self) -> None:
+        """Give mapped pages back: they stay in the system's cache while there is room, and are not this process's memory."""
+        if self._file is not None and hasattr(self._file, "madvise"):
+            self._file.madvise(mmap.MADV_DONTNEED)
 
     def __len__(self) -> int:
         return len(self.data)
@@ -73,7 +95,7 @@ class Pool:
         return f"Pool({len(self)} {self.kind} of {'x'.join(map(str, self.shape))} on {self.device})"
 
 
-def _checked(data: Any, trusted: bool) -> Tensor:
+def _checked(data: Any, trusted: bool, let_go: Callable[[], None] = lambda: None) -> Tensor:
     """Images as uint8 (M, H, W, channels), features as float (M, D), every number finite."""
     x = data if isinstance(data, Tensor) else _tensor(np.asanyarray(data))
     if x.is_complex():
@@ -89,6 +111,7 @@ def _checked(data: Any, trusted: bool) -> Tensor:
         x = x.float()
     for start in range(0, 0 if trusted else len(x), _CHUNK):
         bad = ~torch.isfinite(x[start : start + _CHUNK]).all(1)
+        let_go()
         if bad.any():
             row = start + int(bad.nonzero()[0])
             col = int((~torch.isfinite(x[row])).nonzero()[0])

@@ -103,6 +103,16 @@ class Segments:
         out = x.new_zeros((self.bags + 1, *x.shape[1:]))
         return out.index_add(0, self.index, x)[: self.bags]
 
+    def dot(self, share: Tensor, x: Tensor) -> Tensor:
+        """(N,), (N, D) -> (B, D): the sum of share * x. Where bags have one size it is a product of matrices, with no
+        (N, D) of products to write down and read again."""
+        if self.size is None:
+            return self.sum(share[:, None] * x)
+        share = _wide(share).masked_fill(self.removed, 0)
+        share = share if self.weight is None else share * self.weight.to(share.dtype)
+        with torch.autocast(x.device.type, enabled=False):  # counted in float32, as all sums
+            return torch.bmm(self._rows(share)[:, None], self._rows(_wide(x)).to(share.dtype))[:, 0]
+
     def total(self) -> Tensor:
         """(B,) how many instances each bag has, the removed left out, weights counted."""
         return self.sum(torch.ones(self.index.shape, device=self.index.device))

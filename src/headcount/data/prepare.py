@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from headcount.bags import Bags
 from headcount.errors import HeadcountError
 
+_PART = 1 << 12
 _SAMPLE = 50_000  # instances are enough for a mean and a deviation
 
 
@@ -40,14 +43,23 @@ class Prepare(nn.Module):
         if mean is not None and std is not None:
             return cls(train.pool.shape, mean, std)
         seen = train.index.unique()
-        x = train.pool.take(seen[:: max(1, len(seen) // _SAMPLE)]).float()
-        x = (x / 255 if train.pool.kind == "images" else x).flatten(0, -2).double()
-        std = x.std(0, correction=0)
-        return cls(train.pool.shape, x.mean(0).float(), torch.where(std > 1e-6, std, torch.ones_like(std)).float())
+        seen = seen[:: max(1, len(seen) // _SAMPLE)]
+
+        def average(of: Callable[[Tensor], Tensor]) -> Tensor:
+            """In parts: large images, or many features, need not lie there all at once."""
+            sums = torch.zeros(train.pool.shape[-1], dtype=torch.float64, device=train.pool.device)
+            for part in seen.split(_PART):
+                x = train.pool.take(part).float()
+                sums += of((x / 255 if train.pool.kind == "images" else x).flatten(0, -2).double()).sum(0)
+            return sums / (len(seen) * math.prod(train.pool.shape[:-1]))
+
+        mean = average(lambda x: x)
+        std = average(lambda x: (x - mean).square()).sqrt()
+        return cls(train.pool.shape, mean.float(), torch.where(std > 1e-6, std, torch.ones_like(std)).float())
 
     def forward(self, x: Tensor) -> Tensor:
         if tuple(x.shape[1:]) != self.shape:
             raise HeadcountError(f"the model takes instances of shape {self.shape}, got {tuple(x.shape[1:])}")
         if not self.images:
-            return (x.float() - self.mean) / self.std
+            return (x.float() - self.mean).div_(self.std)  # in place: for features this is a good part of the time
         return ((x.float() / 255 - self.mean) / self.std).permute(0, 3, 1, 2)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from headcount.errors import HeadcountError
+from headcount.training.parallel import alone_only
 from headcount.training.speed import threads
 
 Submit = Callable[..., Future]
@@ -36,6 +37,7 @@ def here() -> Iterator[Submit]:
 
 def processes(count: int) -> Launcher:
     """Runs side by side on this machine, each with its share of the cores."""
+    alone_only("a study with --processes")
 
     @contextmanager
     def launch() -> Iterator[Submit]:

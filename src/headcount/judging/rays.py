@@ -28,6 +28,7 @@ from headcount.errors import HeadcountError
 from headcount.files import alone, write_whole
 from headcount.judging.launch import Launcher, Submit
 from headcount.judging.records import Record
+from headcount.training.parallel import alone_only
 from headcount.training.recipe import Recipe
 
 Files = dict[str, bytes]  # by name
@@ -44,6 +45,7 @@ def ray_cluster(address: str | None, gpus_each: float = 0, cpus_each: float = 1,
 
     What is submitted must be a run, ``task(recipe, folder, **options)`` that leaves its record in the folder.
     """
+    alone_only("a study on Ray")
     _check(address, gpus_each, cpus_each, retries)
     ray = _ray()
 

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -35,7 +35,7 @@ from headcount.judging import records, scores
 from headcount.judging.records import Record
 from headcount.models.heads import find_head
 from headcount.models.model import Design, Model, say
-from headcount.training import mpem, speed
+from headcount.training import mpem, parallel, speed
 from headcount.training.recipe import Recipe
 from headcount.training.seeds import seed_for
 from headcount.training.train import CHECKPOINT_SECONDS, Fit, Progress, fit
@@ -48,6 +48,7 @@ def run(
     out: Path | str,
     *,
     device: str = "auto",
+    compile: str = "auto",
     watch: Watch | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Record:
@@ -55,21 +56,28 @@ def run(
     out = Path(out)
     path = out / f"{recipe.key}.json"
     work = out / "running" / recipe.key
-    with alone(work.with_suffix(".lock")):
-        if not path.exists():
+    where = speed.device_for(device)
+    team = parallel.team(where)
+    with alone(work.with_suffix(".lock")) if team.first else nullcontext():
+        team.agree("which run this is", int(recipe.key, 16) >> 2)
+        if not team.told(path.exists()):
             started, clock = datetime.now(UTC), time.monotonic()
-            where = speed.device_for(device)
-            with _swept(work):
-                body, arrays = _train_and_score(recipe, out, work, where, watch, checkpoint_seconds)
-                body["provenance"] = _provenance(where, started, time.monotonic() - clock)
-                records.write(out, body, arrays)
-        shutil.rmtree(work, ignore_errors=True)
+            how = {"watch": watch, "checkpoint_seconds": checkpoint_seconds, "compile": compile}
+            with _swept(work) if team.first else nullcontext():
+                bags, removed, fitted = _train(recipe, out, work, where, how)
+                if team.first:
+                    body, arrays = _score(recipe, bags, removed, fitted)
+                    body["provenance"] = _provenance(where, started, time.monotonic() - clock)
+                    records.write(out, body, arrays)
+        if team.first:
+            shutil.rmtree(work, ignore_errors=True)
+        team.wait()  # for the record
     return Record.read(path)
 
 
-def _train_and_score(
-    recipe: Recipe, out: Path, work: Path, device: torch.device, watch: Watch | None, checkpoint_seconds: float
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _train(
+    recipe: Recipe, out: Path, work: Path, device: torch.device, how: dict[str, Any]
+) -> tuple[dict[str, Bags], Tensor | None, Fit]:
     bags = bags_for(recipe, device)
     removed = removed_for(recipe, out, bags["train"]) if recipe.removal else None
     train, valid = (learned_from(bags[split], recipe) for split in ("train", "valid"))
@@ -77,9 +85,15 @@ def _train_and_score(
         train = train.without(removed)
         train = train.dropped() if recipe.drop_before_forward else train
     model = model_for(recipe, bags["train"].blind()).to(device)
-    fitted = fit(model, train, valid, recipe, work=work, watch=watch, checkpoint_seconds=checkpoint_seconds)
+    fitted = fit(model, train, valid, recipe, work=work, **how)
     if not fitted.progress.best_epoch:
         raise HeadcountError(f"{recipe}: the validation loss was never a number; try a smaller lr than {recipe.lr:g}")
+    return bags, removed, fitted
+
+
+def _score(
+    recipe: Recipe, bags: dict[str, Bags], removed: Tensor | None, fitted: Fit
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     body = _heading(recipe, bags, fitted)
     found, arrays = scores.on_test(say(fitted.model, bags["test"]), bags["test"])
     body |= found
@@ -241,6 +255,7 @@ def _provenance(device: torch.device, started: datetime, seconds: float) -> dict
         "commit": _commit(),
         "versions": {"headcount": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "device": speed.describe(device),
+        **({"processes": parallel.size()} if parallel.size() > 1 else {}),
         "host": platform.node(),
         "started": started.isoformat(timespec="seconds"),
         "seconds": round(seconds, 3),

@@ -17,6 +17,7 @@ from headcount.judging.launch import Launcher, here
 from headcount.judging.records import Record, failure, write_failure
 from headcount.judging.run import Watch
 from headcount.judging.run import run as run_one
+from headcount.training import parallel
 from headcount.training.recipe import Recipe
 from headcount.training.train import CHECKPOINT_SECONDS
 
@@ -64,6 +65,7 @@ def run(
     *,
     launch: Launcher = here,
     device: str = "auto",
+    compile: str = "auto",
     watch: Callable[[Tally], None] | None = None,
     run_watch: Watch | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
@@ -72,7 +74,7 @@ def run(
 
     ``run_watch`` hears every epoch; it must be picklable where runs are launched in other processes.
     """
-    options = {"device": device, "watch": run_watch, "checkpoint_seconds": checkpoint_seconds}
+    options = {"device": device, "compile": compile, "watch": run_watch, "checkpoint_seconds": checkpoint_seconds}
     out = Path(out)
     recipes = list(dict.fromkeys(recipes))
     todo = with_needs(recipes)
@@ -110,6 +112,8 @@ def _settle(
         return
     if isinstance(error, BrokenExecutor):
         raise error  # not this run's fault, and no other can run
+    if parallel.size() > 1:
+        raise error  # of several processes at this training each must do the same next
     tally.failed[recipe] = error
     write_failure(why, recipe, error)
     for needy in [r for r in waiting if recipe in r.needs]:

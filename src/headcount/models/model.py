@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from headcount.bags import Bags, Segments
+from headcount.bags.ahead import AtOnce, reading
 from headcount.data.prepare import Prepare
 from headcount.errors import HeadcountError, choose
 from headcount.files import beside, write_whole
@@ -85,20 +86,47 @@ def say(model: Model, bags: Bags, *, keep: tuple[str, ...] = (), batch_instances
         raise HeadcountError("no bags to ask about; give at least one")
     was_training = model.training
     model.eval()
-    said: list[tuple[Tensor, Tensor, dict[str, Tensor]]] = []
+    said: list[Output] = []
+    parts = by_instances(bags, batch_instances)
+    plan = (addresses for part in parts for addresses in part.index.split(batch_instances))
     try:
-        for part in by_instances(bags, batch_instances):
-            x, segments = part.pool.take(part.index).to(model.device), part.segments().to(model.device)
-            h = model.features(x)
-            output = answer(model, x, h, segments)
-            parts = {"features": h, **output.parts}
-            for name in keep:
-                choose("part of what a model says", name, parts)
-            said.append((output.instance.cpu(), output.bag.cpu(), {k: parts[k].float().cpu() for k in keep}))
+        with reading(bags.pool, model.device, plan) as reader:
+            for part in parts:
+                say_part = _say if len(part.index) <= batch_instances else _say_large
+                said.append(say_part(model, part, reader, keep, batch_instances))
     finally:
         model.train(was_training)
-    instance, bag, parts = zip(*said, strict=True)
-    return Output(torch.cat(instance), torch.cat(bag), {k: torch.cat([p[k] for p in parts]) for k in keep})
+    instance, bag, kept = zip(*said, strict=True)
+    return Output(torch.cat(instance), torch.cat(bag), {k: torch.cat([one[k] for one in kept]) for k in keep})
+
+
+def _say(model: Model, bags: Bags, reader: AtOnce, keep: tuple[str, ...], budget: int) -> Output:
+    seen = [faces(model, reader.take(addresses)) for addresses in bags.index.split(budget)]
+    sides = [torch.cat(side) for side in zip(*seen, strict=True)]
+    output = answer(model, sides, bags.segments().to(model.device))
+    parts = {"features": sides[0], **output.parts}
+    for name in keep:
+        choose("part of what a model says", name, parts)
+    return Output(output.instance.cpu(), output.bag.cpu(), {k: parts[k].float().cpu() for k in keep})
+
+
+def _say_large(model: Model, bag: Bags, reader: AtOnce, keep: tuple[str, ...], budget: int) -> Output:
+    """One bag in chunks. Where the head must have the whole bag, or a part of what it says is to be kept, only the backbone
+    goes in chunks, and the features of the bag lie in memory."""
+    segments = bag.segments()
+    if model.head.undivided(segments) or set(keep) - {"features"}:
+        return _say(model, bag, reader, keep, budget)
+    said, noted, features = [], [], []
+    for rows in torch.arange(len(bag.index)).split(budget):
+        sides = faces(model, reader.take(bag.index[rows]))
+        weight = None if segments.weight is None else segments.weight[rows]
+        piece = Segments(segments.index[rows], 1, len(rows), weight).to(model.device)
+        heard = [model.head.hear(h, piece) for h in sides]
+        said.append(_mean([instance for instance, _ in heard]).cpu())
+        noted.append([note for _, note in heard])
+        features += [sides[0].float().cpu()] if keep else []
+    decided = _mean([model.head.decide(model.head.join(side))[0] for side in zip(*noted, strict=True)])
+    return Output(torch.cat(said), decided.cpu(), {"features": torch.cat(features)} if keep else {})
 
 
 @torch.no_grad()
@@ -113,21 +141,27 @@ def say_alone(model: Model, x: Tensor, *, batch_instances: int = 8192) -> Tensor
     try:
         parts = [part.to(model.device) for part in x.split(batch_instances)]
         ones = [Segments.from_sizes([1] * len(part), model.device) for part in parts]
-        said = [answer(model, x, model.features(x), s).instance.cpu() for x, s in zip(parts, ones, strict=True)]
+        said = [answer(model, faces(model, x), s).instance.cpu() for x, s in zip(parts, ones, strict=True)]
     finally:
         model.train(was_training)
     return torch.cat(said)
 
 
-def answer(model: Model, x: Tensor, h: Tensor, segments: Segments) -> Output:
-    """What the head says of the features h of x; a model that mirrors says the mean of that and what it says of the mirror
-    image, as probabilities."""
-    output = model.head(h, segments)
-    if not model.design.mirror:
-        return output
-    other = model.head(model.features(x.flip(2)), segments)
-    instance = torch.logaddexp(output.instance.log_softmax(1), other.instance.log_softmax(1))
-    return Output(instance, torch.logaddexp(output.bag, other.bag) - math.log(2), output.parts)
+def faces(model: Model, x: Tensor) -> list[Tensor]:
+    """The features of x; where a model mirrors, those of the mirror images as well."""
+    return [model.features(x), model.features(x.flip(2))] if model.design.mirror else [model.features(x)]
+
+
+def answer(model: Model, sides: Sequence[Tensor], segments: Segments) -> Output:
+    """What the head says of these features: of several faces of the same instances, the mean as probabilities."""
+    said = [model.head(h, segments) for h in sides]
+    return Output(_mean([one.instance for one in said]), _mean([one.bag for one in said]), said[0].parts)
+
+
+def _mean(logits: Sequence[Tensor]) -> Tensor:
+    if len(logits) == 1:
+        return logits[0]
+    return torch.stack([z.log_softmax(1) for z in logits]).logsumexp(0) - math.log(len(logits))
 
 
 def by_instances(bags: Bags, budget: int) -> list[Bags]:

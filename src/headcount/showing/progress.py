@@ -10,14 +10,20 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headcount.judging.study import Tally
-from headcount.training import train
+from headcount.training import parallel, train
 from headcount.training.recipe import Recipe
 
 
 def _bar() -> Progress:
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"))
-    return Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal, transient=True)
+    return Progress(
+        *columns,
+        TimeRemainingColumn(),
+        console=console,
+        disable=not (console.is_terminal and parallel.rank() == 0),
+        transient=True,
+    )
 
 
 @contextmanager

@@ -1,14 +1,19 @@
 """Batches that never leave the device: the pool lies there once, an epoch is a permutation, a batch is a gather.
+A pool that lies elsewhere (mapped from a disk, too large for the card) is read ahead of the step instead.
 
 Letters: b bags in the batch, S the size of a bag when all have one, N instances in the batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
 from headcount.bags import Bags, Segments
+from headcount.bags.ahead import AtOnce, reading
 from headcount.errors import HeadcountError
 from headcount.models.heads import Batch
 from headcount.training.seeds import generator
@@ -18,7 +23,9 @@ class Feed:
     """Bags dealt out in steps of ``batch_bags``; a loose-instance pass deals as many instances as that many
     bags hold, or ``batch_instances``."""
 
-    def __init__(self, bags: Bags, batch_bags: int, batch_instances: int = 0) -> None:
+    def __init__(
+        self, bags: Bags, batch_bags: int, device: torch.device | None = None, batch_instances: int = 0
+    ) -> None:
         if bags.truth is not None:
             raise HeadcountError("these bags carry truth, and training must not see it; pass bags.blind()")
         self.bags = bags
@@ -26,8 +33,12 @@ class Feed:
         sizes = bags.sizes
         self.size = int(sizes[0]) if bool((sizes == sizes[0]).all()) else None
         self.batch_instances = batch_instances or max(1, round(batch_bags * float(sizes.float().mean())))
-        self.epoch = torch.zeros((), dtype=torch.int64, device=bags.index.device)
-        self.done = torch.zeros((), device=bags.index.device)
+        self.device = device or bags.index.device
+        self.near = not bags.pool.far and bags.pool.device == self.device
+        self.reader = AtOnce(bags.pool, self.device)
+        self.waited = 0.0  # seconds that steps waited for reading
+        self.epoch = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.done = torch.zeros((), device=self.device)
         self.bag_of = bags.bag
 
     def steps(self, over: str) -> int:
@@ -48,8 +59,28 @@ class Feed:
     def in_order(self) -> tuple[Tensor, ...]:
         return torch.arange(len(self.bags), device=self.bags.index.device).split(self.batch_bags)
 
+    @contextmanager
+    def reading(self, places: Iterable[Tensor]) -> Iterator[None]:
+        """While this holds, exactly these places are dealt, in this order; where it pays they are read ahead."""
+        usual = self.reader
+        with reading(self.bags.pool, self.device, (self.bags.index[place] for place in places)) as self.reader:
+            try:
+                yield
+            finally:
+                self.waited += self.reader.waited
+                self.reader = usual
+
+    def read(self, place: Tensor) -> Tensor:
+        """(n, ...) the stored instances at these places, on the device."""
+        return self.reader.take(self.bags.index[place])
+
     def deal(self, which: Tensor, over: str = "bags", views: int = 1) -> tuple[Tensor, Batch]:
         """(n, ...) stored instances of these bags (or these loose instances), and what the loss may know of them."""
+        batch, place = self.batch(which, over, views)
+        return self.read(place), batch
+
+    def batch(self, which: Tensor, over: str = "bags", views: int = 1) -> tuple[Batch, Tensor]:
+        """What the loss may know of them, and the places to read."""
         bags = self.bags
         place, segments = self._loose(which) if over == "instances" else self._whole(which)
         bag = self.bag_of[which] if over == "instances" else which
@@ -66,7 +97,7 @@ class Feed:
             over=over,
             views=views,
         )
-        return bags.pool.take(bags.index[place]), batch
+        return (batch if self.device == bags.index.device else batch.to(self.device)), place
 
     def _whole(self, which: Tensor) -> tuple[Tensor, Segments]:
         b = len(which)
@@ -79,7 +110,7 @@ class Feed:
             row = torch.arange(b, device=which.device).repeat_interleave(sizes)
         if self.bags.removed is not None:
             row = torch.where(self.bags.removed[place], b, row)
-        return place, Segments(row, b, self.size)
+        return place, Segments(row, b, len(place) if b == 1 else self.size)  # one bag has one size
 
     def _loose(self, which: Tensor) -> tuple[Tensor, Segments]:
         """Each instance a bag of one; the removed keep their place in the batch and count for nothing."""

@@ -73,6 +73,7 @@ class Recipe:
     batch_instances: int = 0  # of a pass over loose instances; 0: as many as batch_bags bags hold
     decay: str = "all"  # what weight_decay pulls at: all, or weights (no biases, no batch-norm)
     mirror: bool = False  # answer with the mean over an image and its mirror image
+    chunk_instances: int = 0  # in work at once; a larger batch, or bag, is taken piece by piece. 0: all of a batch
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", _options(self.options))
@@ -195,4 +196,5 @@ _RANGES: dict[str, tuple[float, float]] = {
     "patience": (0, 1 << 24),
     "seed": (0, (1 << 63) - 1),
     "removal": (0.0, 1.0),
+    "chunk_instances": (0, 1 << 40),
 }

@@ -18,14 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headcount.errors import HeadcountError, choose
+from headcount.errors import HeadcountError, HeadcountWarning, choose
 from headcount.training import stem
+from headcount.training.parallel import local_rank
 
 COMPILE = ("auto", "on", "off")
 
 
 def device_for(name: str = "auto") -> torch.device:
-    """``auto`` is the first GPU if there is one, else the CPU."""
+    """``auto`` is the first GPU if there is one (of several processes at one training each has its own), else the CPU."""
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
     except RuntimeError:
@@ -35,7 +36,7 @@ def device_for(name: str = "auto") -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise HeadcountError(f"device {name} was asked for, but torch sees no GPU here; give --device cpu")
     if device.type == "cuda":
-        device = torch.device("cuda", device.index or 0)
+        device = torch.device("cuda", local_rank() if device.index is None else device.index)
         if device.index >= torch.cuda.device_count():
             raise HeadcountError(
                 f"device {name} was asked for, there are {torch.cuda.device_count()} GPUs, from cuda:0"
@@ -119,7 +120,7 @@ def fast(function: Step, device: torch.device) -> Step:
 def compiled(function: Callable[..., Any], compile: str, device: torch.device) -> Callable[..., Any]:
     """The same function, compiled: on a GPU by default, on the CPU only when asked (it gains nothing there).
 
-    If compilation fails, the function runs as it is, and a warning says so once.
+    If compilation fails, the function runs as it is, and a warning says so once in this process.
     """
     choose("compile", compile, COMPILE)
     if compile == "off" or (compile == "auto" and device.type != "cuda"):
@@ -137,8 +138,11 @@ def compiled(function: Callable[..., Any], compile: str, device: torch.device) -
             return ready(*args)
         except Exception as e:
             failed = True
+            why = (str(e).splitlines() or [""])[0]
             warnings.warn(
-                f"not compiled ({type(e).__name__}: {str(e).splitlines()[0]}); running as it is", stacklevel=2
+                f"not compiled ({type(e).__name__}: {why}); running as it is, which is only slower",
+                HeadcountWarning,
+                stacklevel=2,
             )
             return function(*args)
 
@@ -199,7 +203,9 @@ def _stem_runs(device: torch.device) -> bool:
         stem.try_out(device)
     except Exception as e:
         why = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
-        warnings.warn(f"the stem runs layer by layer, its kernels do not run here ({why})", stacklevel=2)
+        warnings.warn(
+            f"the stem runs layer by layer, its kernels do not run here ({why})", HeadcountWarning, stacklevel=2
+        )
         return False
     return True
 

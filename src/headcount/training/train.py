@@ -10,7 +10,7 @@ import copy
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from headcount.bags import Bags
 from headcount.errors import HeadcountError
 from headcount.models.heads import Batch, Output, Pass
 from headcount.models.model import Model
-from headcount.training import checkpoint, log, speed
+from headcount.training import checkpoint, log, parallel, speed, stream
 from headcount.training.batches import Feed
 from headcount.training.recipe import Recipe
 from headcount.training.seeds import seed_for
@@ -77,25 +77,28 @@ def fit(
     ``work`` is a folder for the checkpoint and ``metrics.jsonl``; ``watch`` is told after each epoch.
     """
     state = Training(model, train, valid, recipe, compile)
+    first = state.team.first  # of several processes only one writes and shows
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         progress = state.resume(work) if work else Progress()
+        state.team.agree("where it stands", progress.epoch)
         started = time.monotonic() - progress.seconds
         saved = time.monotonic()
         try:
             while progress.epoch < recipe.epochs and not _patience_over(progress, recipe.patience):
-                torch.manual_seed(seed_for(recipe.seed, "noise", progress.epoch))  # views and dropout
+                # views and dropout; the first process (or the only one) draws as ever, the others differently
+                torch.manual_seed(seed_for(recipe.seed, "noise", progress.epoch, *state.team.apart))
                 losses = state.train_epoch(progress.epoch), state.valid_loss()
                 state.note(progress, float(losses[0]), float(losses[1]))
                 progress.seconds = time.monotonic() - started
-                if work:
+                if work and first:
                     log.append(work, progress.epoch, progress.curve[-1])
                     if time.monotonic() - saved > checkpoint_seconds:
                         state.save(work, progress)
                         saved = time.monotonic()
-                if watch:
+                if watch and first:
                     watch(progress)
         except KeyboardInterrupt:
-            if work and len(progress.curve) == progress.epoch:
+            if work and first and not state.midway:  # in the middle of an epoch there is nothing to go on from
                 state.save(work, progress)
             raise
     model.load_state_dict({k: state.best[k] for k in model.state_dict()})  # all but what was only memory
@@ -117,13 +120,15 @@ class Training:
     """What changes while a model learns: weights, teacher, optimizers, the best so far."""
 
     def __init__(self, model: Model, train: Bags, valid: Bags, recipe: Recipe, compile: str = "auto") -> None:
-        self.train = Feed(train, recipe.batch_bags, recipe.batch_instances)
-        self.valid = Feed(valid, recipe.batch_bags)
         device = model.device
+        self.train = Feed(train, recipe.batch_bags, device, recipe.batch_instances)
+        self.valid = Feed(valid, recipe.batch_bags, device)
         speed.set_convolutions(recipe.precision, device)
         self.model, self.recipe, self.device = copy.deepcopy(model), recipe, device
         self.head = self.model.head
+        own = {name for name, _ in self.model.named_buffers()}
         self.head.enrol(len(train), len(train.index))
+        enrolled = {name for name, _ in self.model.named_buffers()} - own
         self.model.to(device)  # what enrolling added
         speed.arrange(self.model, device, recipe.precision)
         self.teacher = copy.deepcopy(self.model).requires_grad_(False).eval() if self.head.teacher is not None else None
@@ -131,8 +136,16 @@ class Training:
         self.encode = _encoder(compile, device.type)
         prefixes = dict.fromkeys(p for one in self.head.passes for p in one.trains)
         self.optimizers = {prefix: self._optimizer(prefix) for prefix in prefixes}
-        self.steps = {one: speed.fast(partial(self.step, one), device) for one in self.head.passes}
-        self.judge = speed.fast(self.valid_step, device)
+        self.team, self.midway = parallel.team(device), False
+        self.stream = stream.Stream(self) if recipe.chunk_instances else None
+        still = all(feed.near and feed.size is not None for feed in (self.train, self.valid))
+        # only steps that do the same every time can be captured
+        fast = partial(speed.fast, device=device) if still and self.stream is None else lambda step: step
+        self.steps = {one: fast(partial(self.step, one)) for one in self.head.passes}
+        if self.team.size > 1:
+            self.steps = {one: parallel.Step(self, one, fast) for one in self.head.passes}
+            self.memory = parallel.Memory(self, enrolled)
+        self.judge = fast(self.valid_step)
         self.total = recipe.epochs * sum(self.train.steps(one.over) for one in self.head.passes)
         self.best = {k: v.clone() for k, v in self.answering.state_dict().items()}
 
@@ -141,48 +154,83 @@ class Training:
         self.train.epoch.fill_(epoch)
         self.valid.epoch.fill_(epoch)
         self.model.train()
+        self.midway = True
         losses, done = [], epoch * self.total // self.recipe.epochs
         for one in self.head.passes:
-            for which in self.train.shuffled(one.over, self.recipe.seed, epoch):
-                self._set_rate(done / self.total)
-                self.train.done.fill_(done / self.total)
-                losses.append(self.steps[one](which))
-                done += 1
+            order = self.train.shuffled(one.over, self.recipe.seed, epoch)
+            with self.train.reading(self._reads(one, order)):
+                for which in order:
+                    self._set_rate(done / self.total)
+                    self.train.done.fill_(done / self.total)
+                    losses.append(self.steps[one](which))
+                    done += 1
+            if self.team.size > 1:
+                self.memory.merge()
         return torch.stack(losses).mean()
 
     def step(self, one: Pass, which: Tensor) -> Tensor:
         """One batch: forward, loss, backward, step. Returns the loss, still on the device."""
-        views, kind = self.head.views if one.taught else 1, self.recipe.views
+        loss, _ = self.backward(one, which)
+        self.update(one)
+        return loss
+
+    def backward(self, one: Pass, which: Tensor) -> tuple[Tensor, Tensor]:
+        """Forward, loss, backward. The loss, and how much it is a mean over."""
+        views = self.views(one)
+        if self.stream is not None and self.stream.needed(self.train, which, one.over, views):
+            return self.stream.backward(one, which)
         x, batch = self.train.deal(which, one.over, views)
-        with speed.precise(self.recipe.precision, self.device):
-            output = self.head(self.encode(self.model.prepare, self.model.backbone, x, kind, views), batch.segments)
-            loss = self.head.loss(output, batch, self._taught(x, batch) if one.taught else None)
+        loss = self.loss(x, batch, one.taught)
         self.model.zero_grad(set_to_none=True)
         loss.backward()
+        return loss.detach(), self.head.mass(batch)
+
+    def loss(self, x: Tensor, batch: Batch, taught: bool = True) -> Tensor:
+        with speed.precise(self.recipe.precision, self.device):
+            output = self.head(self.features(self.model, x, self.recipe.views, batch.views), batch.segments)
+            return self.head.loss(output, batch, self._taught(x, batch) if taught else None)
+
+    def features(self, model: Model, x: Tensor, kind: str = "none", views: int = 1, weak: bool = False) -> Tensor:
+        return self.encode(model.prepare, model.backbone, x, kind, views, weak)
+
+    def views(self, one: Pass) -> int:
+        return self.head.views if one.taught else 1
+
+    def update(self, one: Pass) -> None:
         for prefix in one.trains:
             self.optimizers[prefix].step()
         if self.teacher is not None and self.head.teacher is not None:
             _average(self.teacher, self.model, _pace(self.head.teacher, self.train.done * self.total))
-        return loss.detach()
 
     @torch.no_grad()
     def valid_step(self, which: Tensor) -> Tensor:
-        x, batch = self.valid.deal(which)
+        if self.stream is not None and self.stream.needed(self.valid, which):
+            return self.stream.judge(which)
+        return self.judged(*self.valid.deal(which))
+
+    @torch.no_grad()
+    def judged(self, x: Tensor, batch: Batch) -> Tensor:
         with speed.precise(self.recipe.precision, self.device):
-            h = self.encode(self.answering.prepare, self.answering.backbone, x, "none", 1)
-            return self.answering.head.loss(self.answering.head(h, batch.segments), batch, None)
+            output = self.answering.head(self.features(self.answering, x), batch.segments)
+            return self.answering.head.loss(output, batch, None)
 
     @torch.no_grad()
     def valid_loss(self) -> Tensor:
         """Officially the plain mean of the batches' losses, so that a short last batch weighs more; ``mean`` repairs it."""
         self.answering.eval()
         parts = self.valid.in_order()
-        each = torch.stack([self.judge(which) for which in parts]).double()
+        mine = parts[self.team.rank :: self.team.size]  # the others' are theirs, and zero here: the sum is all of them
+        each = torch.zeros(len(parts), dtype=torch.float64, device=self.device)
+        with self.valid.reading(stream.reads(self.valid, mine, budget=self.recipe.chunk_instances)):
+            losses = [self.judge(which) for which in mine]
+        if mine:
+            each[self.team.rank :: self.team.size] = torch.stack(losses).double()
+        each = self.team.add(each)
         if self.teacher is not None:  # what its head has noted, the pupil's head knows too
             for own, noted in zip(self.head.buffers(), self.teacher.head.buffers(), strict=True):
                 own.copy_(noted)
         labelled = (self.valid.bags.target.sum(1) > 0).double()
-        weight = torch.stack([labelled[which].sum() for which in parts])
+        weight = torch.stack([labelled[which].sum() for which in parts]).to(self.device)
         if self.recipe.selection == "official":
             weight = (weight > 0).double()
         return (each * weight).sum() / weight.sum().clamp_min(1e-12)
@@ -190,6 +238,7 @@ class Training:
     def note(self, progress: Progress, train: float, valid: float) -> None:
         """An epoch is over: is it the best so far?"""
         progress.epoch += 1
+        self.midway = False
         progress.curve.append((train, valid))
         if valid < progress.best:
             progress.best, progress.best_epoch = valid, progress.epoch
@@ -213,7 +262,7 @@ class Training:
         """Take up the checkpoint of this recipe if there is one; otherwise begin."""
         found = checkpoint.load(work / "checkpoint.safetensors")
         if found is None or found[1].pop("key") != self.recipe.key:
-            log.rewrite(work, [])
+            self._log_again(work, [])
             return Progress()
         tensors, facts = found
         self.model.load_state_dict(_under("model.", tensors))
@@ -228,8 +277,12 @@ class Training:
             optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
         progress = Progress(**facts)
         progress.curve = [(train, valid) for train, valid in facts["curve"]]
-        log.rewrite(work, progress.curve)
+        self._log_again(work, progress.curve)
         return progress
+
+    def _log_again(self, work: Path, curve: list[log.Losses]) -> None:
+        if self.team.first:
+            log.rewrite(work, curve)
 
     # -- inner --------------------------------------------------------------------------------------------------------
 
@@ -238,9 +291,12 @@ class Training:
         """What the teacher says of views of its own."""
         if self.teacher is None:
             return None
-        weak = self.head.weak_teacher
-        h = self.encode(self.teacher.prepare, self.teacher.backbone, x, self.recipe.views, batch.views, weak)
+        h = self.features(self.teacher, x, self.recipe.views, batch.views, self.head.weak_teacher)
         return self.teacher.head(h, batch.segments)
+
+    def _reads(self, one: Pass, order: Iterable[Tensor]) -> Iterator[Tensor]:
+        shares, times = map(self.team.share, order), self.stream.times if self.stream else 1
+        return stream.reads(self.train, shares, one.over, self.views(one), self.recipe.chunk_instances, times)
 
     def _optimizer(self, prefix: str) -> torch.optim.Optimizer:
         r = self.recipe

@@ -15,7 +15,7 @@ from headcount.errors import HeadcountError, choose
 from headcount.models.heads.additive import Additive
 from headcount.models.heads.additive_trans import AdditiveTrans
 from headcount.models.heads.attention import Attention
-from headcount.models.heads.base import Batch, Head, Output, Pass, Tally, nll
+from headcount.models.heads.base import Batch, Head, Noted, Output, Pass, Tally, nll
 from headcount.models.heads.count import Count
 from headcount.models.heads.election import Election
 from headcount.models.heads.feature import FeatureLSE, FeatureMax, FeatureMean, FeaturePNorm
@@ -102,6 +102,7 @@ __all__ = [
     "HEADS",
     "Batch",
     "Head",
+    "Noted",
     "Output",
     "Pass",
     "Tally",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor, nn
 
 from headcount.bags import Segments
-from headcount.models.heads.base import Head, Output
-from headcount.models.heads.feature import read
+from headcount.models.heads.base import Head, Noted, Output
+from headcount.models.heads.feature import attended, join_attended, read
 
 
 class Attention(Head):
@@ -28,10 +30,23 @@ class Attention(Head):
         self.score = nn.Linear(width, 1)
         self.classifier = nn.Linear(dim, classes)
 
-    def forward(self, h: Tensor, segments: Segments) -> Output:
+    def scores(self, h: Tensor) -> Tensor:
+        """(N, 1)"""
         seen = torch.tanh(self.look(h))
         if self.gate is not None:
             seen = seen * torch.sigmoid(self.gate(h))
-        share = segments.softmax(self.score(seen).float())  # (N, 1)
-        bag = read(self.classifier, segments.sum(share * h))
-        return Output(self.classifier(h).float(), self.elect(bag), {"attention": share})
+        return self.score(seen).float()
+
+    def hear(self, h: Tensor, segments: Segments) -> tuple[Tensor, Noted]:
+        return self.classifier(h).float(), attended(self.scores(h), h, segments)
+
+    def join(self, pieces: Sequence[Noted]) -> Noted:
+        return join_attended(pieces)
+
+    def decide(self, noted: Noted) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return self.elect(read(self.classifier, noted["pool"][:, 0])), {}
+
+    def forward(self, h: Tensor, segments: Segments) -> Output:
+        share = segments.softmax(self.scores(h))
+        bag, _ = self.decide({"pool": segments.dot(share[:, 0], h)[:, None]})
+        return Output(self.classifier(h).float(), bag, {"attention": share})

@@ -5,6 +5,9 @@
     instance  (N, C)  logits: the argmax is the class said of an instance
     bag       (B, C)  log-probabilities: the argmax is the class said of a bag
 
+A head that hears instances one by one may say so in three steps, ``hear``, ``join`` and ``decide``: what is noted of pieces
+of a bag is joined to what is noted of the bag. Its ``forward`` is then given, and bags of any size follow (training/stream.py).
+
 A head sees no images, no recipes, no devices. What it needs of the training loop it declares as data: how many ``views`` of
 each bag, a ``teacher`` (the decay of a moving average), and its ``passes``. Memory per bag or per instance is a buffer
 (made in ``enrol``), so it is checkpointed like the weights.
@@ -12,14 +15,16 @@ each bag, a ``teacher`` (the decay of a moving average), and its ``passes``. Mem
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from headcount.bags import Segments
+
+Noted = dict[str, Tensor]  # what is noted of each bag, or of a piece of it: (B, ...) by name
 
 
 class Output(NamedTuple):
@@ -44,6 +49,10 @@ class Batch:
     over: str = "bags"  # the pass: "bags", or "instances" (each instance a bag of one with its bag's target)
     views: int = 1
 
+    def to(self, device: torch.device) -> Batch:
+        moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, (Tensor, Segments))}
+        return replace(self, **moved)
+
 
 @dataclass(frozen=True)
 class Pass:
@@ -58,7 +67,7 @@ class Pass:
 
 
 class Head(nn.Module):
-    """Give ``forward``; everything else has a default."""
+    """Give ``forward``, or ``hear`` and ``decide`` (and ``join``, if it is no sum); everything else has a default."""
 
     title: ClassVar[str] = ""  # what tables call it
     cites: ClassVar[str] = ""
@@ -70,9 +79,11 @@ class Head(nn.Module):
         False  # true if the teacher sees the weakest kind of view only, as often as the pupil sees any
     )
     counted: Tensor | None
+    extremes: ClassVar[Mapping[str, str]] = {}  # buffers that keep the least or greatest of a pass: name -> min or max
     told: ClassVar[bool] = False  # true for the one head that is told the instances' classes: a bound, not a method
     whole_bag: ClassVar[bool] = False  # true if what is said of an instance depends on the others in its bag
     order_matters: bool = False  # true if the order of the instances in a bag changes what is said
+    indivisible: ClassVar[str] = ""  # why a batch cannot be taken in pieces or shared out; nothing if it can
     batch_matters: bool = False  # true if the other bags of a batch change what is said of a bag, even in eval mode
 
     def __init__(self, dim: int, classes: int, counted: Tensor | None = None) -> None:
@@ -91,11 +102,37 @@ class Head(nn.Module):
         (buffers) per bag or per instance. It is checkpointed, and not part of the finished model."""
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
+        instance, noted = self.hear(h, segments)
+        return Output(instance, *self.decide(noted))
+
+    def hear(self, h: Tensor, segments: Segments) -> tuple[Tensor, Noted]:
+        """(N, C) instance logits, and what is to be noted of each bag, or of the piece of it that is here."""
         raise NotImplementedError
+
+    def join(self, pieces: Sequence[Noted]) -> Noted:
+        """What was noted of the pieces of a bag, as if it had been heard in one."""
+        return {name: torch.stack([piece[name] for piece in pieces]).sum(0) for name in pieces[0]}
+
+    def decide(self, noted: Noted) -> tuple[Tensor, Mapping[str, Tensor]]:
+        """(B, C) bag log-probabilities and parts. A bag is decided, and its loss computed, from what was noted alone."""
+        raise NotImplementedError
+
+    def undivided(self, segments: Segments) -> str:
+        """Why bags like these cannot be heard in pieces; nothing if they can."""
+        if self.whole_bag:
+            return "what it says of an instance depends on the others in the bag"
+        if self.order_matters:
+            return "the order of a bag's instances matters to it"
+        return "it is written without hear and decide" if type(self).hear is Head.hear else ""
 
     def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
         """The negative log-likelihood of the bags' labels. In validation there is no teacher."""
         return nll(output.bag, batch.target)
+
+    def mass(self, batch: Batch) -> Tensor:
+        """() how much the loss is a mean over: here the bags that have a label. By it, the losses of parts of a batch
+        average to the loss of the batch, so that a batch can be shared out or taken bit by bit, exactly."""
+        return (batch.target.sum(1) > 0).sum()
 
     def elect(self, scores: Tensor) -> Tensor:
         """(B, C) scores -> log-probabilities of winning; classes that do not count cannot win."""
@@ -108,7 +145,7 @@ class Tally(Head):
     """A head that hears every instance alone, adds up what it heard, and then decides.
 
     ``local(h) -> instance logits, summands (N, K)``; ``top(sums (B, K), total (B,)) -> bag log-probabilities``.
-    Written so, a bag of any size can be counted in chunks.
+    Written so, a bag of any size can be counted in pieces.
     """
 
     def __init__(self, dim: int, classes: int, counted: Tensor | None = None) -> None:
@@ -121,11 +158,14 @@ class Tally(Head):
     def top(self, sums: Tensor, total: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def forward(self, h: Tensor, segments: Segments) -> Output:
+    def hear(self, h: Tensor, segments: Segments) -> tuple[Tensor, Noted]:
         instance, summands = self.local(h)
-        sums, total = segments.sum(summands), segments.total()
+        return instance, {"sums": segments.sum(summands), "total": segments.total()}
+
+    def decide(self, noted: Noted) -> tuple[Tensor, Mapping[str, Tensor]]:
+        sums, total = noted["sums"], noted["total"]
         total = torch.where(total > 0, total, torch.ones_like(total))
-        return Output(instance, self.top(sums, total), {"sums": sums, "total": total})
+        return self.top(sums, total), {"sums": sums, "total": total}
 
 
 def nll(log_p: Tensor, target: Tensor, eps: float = 0.0) -> Tensor:
@@ -136,4 +176,4 @@ def nll(log_p: Tensor, target: Tensor, eps: float = 0.0) -> Tensor:
     return each.sum() / (target.sum(1) > 0).sum().clamp_min(1)
 
 
-__all__ = ["Batch", "Head", "Output", "Pass", "Tally", "nll"]
+__all__ = ["Batch", "Head", "Noted", "Output", "Pass", "Tally", "nll"]

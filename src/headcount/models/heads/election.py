@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from headcount.bags import Segments, elections
 from headcount.errors import HeadcountError, choose
-from headcount.models.heads.base import Head, Output
+from headcount.models.heads.base import Head, Noted, Output
 
 FORMS = ("auto", "exact", "independent", "conditioned", "normal")
 SMALL = 1024  # outcomes up to which ``auto`` writes all of them down: 16 votes for 3 classes, 10 for 4, 4 for 10
@@ -44,6 +44,19 @@ class Election(Head):
     def named(cls, options: Mapping[str, Any]) -> str:
         form = options.get("form", "auto")
         return cls.title if form == "auto" else f"{cls.title} ({form})"
+
+    def undivided(self, segments: Segments) -> str:
+        if self.form == "normal" or (self.form != "exact" and bool((segments.total() > LARGEST).all())):
+            return ""
+        return f"it counts bags of up to {LARGEST} votes (and all, in form exact) as a whole"
+
+    def hear(self, h: Tensor, segments: Segments) -> tuple[Tensor, Noted]:
+        z = self.classifier(h).float()
+        log_p, log_q = elections.ballots(z)
+        return z, {"mean": segments.sum(log_p.exp()), "variance": segments.sum((log_p + log_q).exp())}
+
+    def decide(self, noted: Noted) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return self.elect(elections.normal(noted["mean"], noted["variance"], self.counted)).float(), {}
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
         z = self.classifier(h).float()

@@ -11,13 +11,15 @@ one is pooled to its instance.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headcount.bags import Segments
 from headcount.errors import HeadcountError
-from headcount.models.heads.base import Head, Output, Tally
+from headcount.models.heads.base import Head, Noted, Tally
 
 
 def read(classifier: nn.Linear, pool: Tensor) -> Tensor:
@@ -29,6 +31,20 @@ def read(classifier: nn.Linear, pool: Tensor) -> Tensor:
 def present(segments: Segments) -> Segments:
     """Who stands in the bag at all: an instance of weight zero does not."""
     return segments if segments.weight is None else segments.without(segments.weight == 0)
+
+
+def attended(score: Tensor, x: Tensor, segments: Segments) -> Noted:
+    """(N, A) scores, (N, K) -> A pools (B, A, K), each the mean of x weighted by softmax(score), and the softmax's sum."""
+    share = segments.softmax(score)
+    pools = [segments.dot(one, x) for one in share.unbind(1)]
+    return {"pool": torch.stack(pools, 1), "lse": segments.logsumexp(score)}
+
+
+def join_attended(pieces: Sequence[Noted]) -> Noted:
+    """A piece weighs as much as its part of the softmax's sum."""
+    lse = torch.stack([piece["lse"] for piece in pieces])  # (pieces, B, A)
+    pool = torch.stack([piece["pool"] for piece in pieces])
+    return {"pool": (lse.softmax(0)[..., None] * pool).sum(0), "lse": lse.logsumexp(0)}
 
 
 class FeatureMean(Tally):
@@ -79,13 +95,16 @@ class FeatureMax(Head):
         super().__init__(dim, classes, counted)
         self.classifier = nn.Linear(dim, classes)
 
-    def pool(self, h: Tensor, segments: Segments) -> Tensor:
-        return segments.max(h)
+    def hear(self, h: Tensor, segments: Segments) -> tuple[Tensor, Noted]:
+        return self.classifier(h).float(), {"pool": present(segments).max(h)}  # (B, D)
 
-    def forward(self, h: Tensor, segments: Segments) -> Output:
-        pool = self.pool(h, present(segments))  # (B, D)
+    def join(self, pieces: Sequence[Noted]) -> Noted:
+        return {"pool": torch.stack([piece["pool"] for piece in pieces]).amax(0)}
+
+    def decide(self, noted: Noted) -> tuple[Tensor, Mapping[str, Tensor]]:
+        pool = noted["pool"]
         pool = torch.where(pool.isfinite(), pool, 0.0)  # of an emptied bag
-        return Output(self.classifier(h).float(), self.elect(read(self.classifier, pool)), {})
+        return self.elect(read(self.classifier, pool)), {}
 
 
 class FeatureLSE(FeatureMax):
@@ -102,6 +121,14 @@ class FeatureLSE(FeatureMax):
             raise HeadcountError(f"the sharpness r must be above 0, got {r}")
         self.r, self.norm = r, norm
 
-    def pool(self, h: Tensor, segments: Segments) -> Tensor:
-        pool = segments.logsumexp(self.r * h.float())
-        return (pool - segments.total().log()[:, None]) / self.r if self.norm else pool
+    def hear(self, h: Tensor, segments: Segments) -> tuple[Tensor, Noted]:
+        here = present(segments)
+        return self.classifier(h).float(), {"pool": here.logsumexp(self.r * h.float()), "total": here.total()}
+
+    def join(self, pieces: Sequence[Noted]) -> Noted:
+        pool = torch.stack([piece["pool"] for piece in pieces]).logsumexp(0)
+        return {"pool": pool, "total": torch.stack([piece["total"] for piece in pieces]).sum(0)}
+
+    def decide(self, noted: Noted) -> tuple[Tensor, Mapping[str, Tensor]]:
+        pool = noted["pool"]
+        return super().decide({"pool": (pool - noted["total"].log()[:, None]) / self.r if self.norm else pool})

@@ -22,7 +22,7 @@ class MeanProbability(Tally):
         return z, z.softmax(1)
 
     def top(self, sums: Tensor, total: Tensor) -> Tensor:
-        return self.elect((sums / total[:, None]).clamp_min(1e-30).log())
+        return self.elect((sums[:, : self.classes] / total[:, None]).clamp_min(1e-30).log())
 
 
 class NoisyLabel(MeanProbability):
@@ -42,7 +42,12 @@ class NoisyLabel(MeanProbability):
             raise HeadcountError(f"the exponent q lies above 0 and not above 1, got {q}")
         self.q = q
 
-    def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
-        log_p = output.instance.log_softmax(1)
+    def local(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        z, p = super().local(h)
+        log_p = z.log_softmax(1)
         each = log_p if self.kind == "ce" else torch.expm1(self.q * log_p) / self.q  # minus the loss of each class
-        return nll(batch.segments.mean(each), batch.target)
+        return z, torch.cat([p, each], 1)
+
+    def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
+        mean = output.parts["sums"][:, self.classes :] / output.parts["total"][:, None]
+        return nll(mean, batch.target)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from headcount.bags import Segments
 from headcount.errors import HeadcountError
 from headcount.models.heads.base import Batch, Output, nll
 from headcount.models.heads.noisy import MeanProbability
@@ -27,7 +28,14 @@ class Supervised(MeanProbability):
                 )
             return nll(output.bag, batch.target)
         log_p = output.instance.log_softmax(1).gather(1, batch.known.clamp_min(0)[:, None])[:, 0]
-        told = ((batch.known >= 0) & ~batch.segments.removed).to(log_p.dtype)
-        if batch.segments.weight is not None:
-            told = told * batch.segments.weight
+        told = voices(batch.known, batch.segments)
         return -(told * log_p).sum() / told.sum().clamp_min(1e-12)
+
+    def mass(self, batch: Batch) -> Tensor:
+        return super().mass(batch) if batch.known is None else voices(batch.known, batch.segments).sum()
+
+
+def voices(known: Tensor, segments: Segments) -> Tensor:
+    """(N,) how often each instance's own label counts."""
+    told = ((known >= 0) & ~segments.removed).float()
+    return told if segments.weight is None else told * segments.weight

@@ -36,6 +36,7 @@ class TiltHead(Head):
 
     title = "Tilt"
     cites = "forward correction: Patrini et al., CVPR 2017; sets with tilted priors: Lu et al., ICLR 2021"
+    indivisible = "its terms are means over different things, and it estimates the tilt over all bags"
     weak_teacher = True
     mix: Tensor
     seen: Tensor

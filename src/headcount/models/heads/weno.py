@@ -11,13 +11,16 @@ to its bag's class. As released, the teacher still drops out while it is asked.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
 from headcount.bags import Segments
 from headcount.errors import HeadcountError, choose
-from headcount.models.heads.base import Batch, Head, Output, Pass, nll
-from headcount.models.heads.feature import present, read
+from headcount.models.heads.base import Batch, Head, Noted, Output, Pass, nll
+from headcount.models.heads.feature import attended, join_attended, present, read
 
 EPS = 1e-5
 
@@ -38,13 +41,11 @@ class Teaching(nn.Module):
         seen = self.see(h)
         return seen, self.score(seen).float()
 
-    def judge(self, seen: Tensor, score: Tensor, segments: Segments) -> Tensor:
-        """(B, C) logits. With a branch of attention per class, each class's row reads its own pool."""
-        share = segments.softmax(score)
-        pools = [segments.sum(share[:, i : i + 1] * seen) for i in range(share.shape[1])]
-        if len(pools) == 1:
-            return read(self.top, pools[0])
-        return torch.stack([read(self.top, pool)[:, i] for i, pool in enumerate(pools)], 1)
+    def judge(self, pools: Tensor) -> Tensor:
+        """(B, 1 or C, width) -> (B, C) logits. With a branch of attention per class, each class's row reads its own pool."""
+        if pools.shape[1] == 1:
+            return read(self.top, pools[:, 0])
+        return torch.stack([read(self.top, pool)[:, i] for i, pool in enumerate(pools.unbind(1))], 1)
 
 
 class Weno(Head):
@@ -63,6 +64,7 @@ class Weno(Head):
         Pass("bags", trains=("backbone", "head.teaching")),
         Pass("instances", trains=("backbone", "head.student")),
     )
+    extremes: ClassVar[Mapping[str, str]] = {"low": "min", "high": "max", "ranged": "max"}
     low: Tensor
     high: Tensor
     ranged: Tensor
@@ -105,24 +107,40 @@ class Weno(Head):
         self.register_buffer("high", torch.ones(branches), persistent=False)
         self.register_buffer("ranged", torch.tensor(-1), persistent=False)
 
+    def undivided(self, segments: Segments) -> str:
+        return super().undivided(segments) or ("it mines a bag for its hard instances" if self.mining != "off" else "")
+
     def forward(self, h: Tensor, segments: Segments) -> Output:
         seen, score = self.teaching(h)
-        bag = self.elect(self.teaching.judge(seen, score, segments))
-        return Output(self.student(h).float(), bag, {"seen": seen, "score": score})
+        bag, parts = self.decide(self.note(seen, score, segments))
+        return Output(self.student(h).float(), bag, {**parts, "seen": seen, "score": score})
+
+    def hear(self, h: Tensor, segments: Segments) -> tuple[Tensor, Noted]:
+        return self.student(h).float(), self.note(*self.teaching(h), segments)
+
+    def note(self, seen: Tensor, score: Tensor, segments: Segments) -> Noted:
+        here, known = present(segments), score.detach()
+        return {**attended(score, seen, segments), "low": -here.max(-known), "high": here.max(known)}
+
+    def join(self, pieces: Sequence[Noted]) -> Noted:
+        low, high = (torch.stack([piece[name] for piece in pieces]) for name in ("low", "high"))
+        return {**join_attended(pieces), "low": low.amin(0), "high": high.amax(0)}
+
+    def decide(self, noted: Noted) -> tuple[Tensor, Mapping[str, Tensor]]:
+        bag = self.elect(self.teaching.judge(noted["pool"]))
+        return bag, {"low": noted["low"], "high": noted["high"]}
 
     def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
         if batch.over == "instances":
             return self.student_loss(output, batch)
         if not self.training:
             return nll(output.bag, batch.target, EPS)
-        self.note_range(output.parts["score"].detach(), batch)
+        self.note_range(output.parts["low"].detach().amin(0), output.parts["high"].detach().amax(0), batch.epoch)
         return nll(output.bag if self.mining == "off" else self.mined(output, batch), batch.target, EPS)
 
     @torch.no_grad()
-    def note_range(self, score: Tensor, batch: Batch) -> None:
-        gone = present(batch.segments).removed[:, None]
-        low, high = score.masked_fill(gone, torch.inf).amin(0), score.masked_fill(gone, -torch.inf).amax(0)
-        epoch = batch.epoch if batch.epoch is not None else self.ranged
+    def note_range(self, low: Tensor, high: Tensor, epoch: Tensor | None) -> None:
+        epoch = epoch if epoch is not None else self.ranged
         goes_on = epoch == self.ranged
         self.low.copy_(torch.where(goes_on, torch.minimum(low, self.low), low))
         self.high.copy_(torch.where(goes_on, torch.maximum(high, self.high), high))
@@ -146,8 +164,14 @@ class Weno(Head):
             if self.kind == "classwise":  # for the other classes the bag is a negative one: q = 0
                 able = torch.ones_like(y) if self.counted is None else self.counted.to(y.dtype).expand_as(y)
                 each = (each + (able * (1 - y) * no).sum(1)) / able.sum(1)
-        stands = batch.segments.total() * (y.sum(1) > 0)
+        stands = self.stands(batch)
         return (stands * each).sum() / stands.sum().clamp_min(1e-12)
+
+    def stands(self, batch: Batch) -> Tensor:
+        return batch.segments.total() * (batch.target.sum(1) > 0)
+
+    def mass(self, batch: Batch) -> Tensor:
+        return self.stands(batch).sum() if batch.over == "instances" else super().mass(batch)
 
     def mined(self, output: Output, batch: Batch) -> Tensor:
         """(B, C): the teacher's judgement from the hard instances alone, once the time has come."""
@@ -160,4 +184,6 @@ class Weno(Head):
             bar = sheet[:, min(self.hardest, sheet.shape[1]) - 1]
         epoch = batch.epoch if batch.epoch is not None else torch.zeros((), device=z.device)
         easy = (p > s.spread(bar)) & (epoch >= self.mining_after)
-        return self.elect(self.teaching.judge(output.parts["seen"], output.parts["score"], s.without(easy)))
+        return self.elect(
+            self.teaching.judge(attended(output.parts["score"], output.parts["seen"], s.without(easy))["pool"])
+        )

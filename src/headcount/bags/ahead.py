@@ -1,0 +1,97 @@
+"""Reading ahead: a thread fetches the next instances from a disk, or towards a GPU, while the present ones are computed with.
+
+Whoever reads says beforehand what he will read, in order. At most ``depth`` reads lie ready, so that memory stays bounded.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from headcount.bags.pool import Pool
+
+
+@contextmanager
+def reading(pool: Pool, device: torch.device, plan: Iterable[Tensor]) -> Iterator[AtOnce]:
+    """A way to take these addresses, in this order, from the pool to the device: ahead, unless the pool is at hand."""
+    reader = AtOnce(pool, device) if not pool.far and pool.device == device else Ahead(pool, device, plan)
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+class AtOnce:
+    """Reads when asked."""
+
+    waited = 0.0  # seconds for which a taker stood there with nothing ready
+
+    def __init__(self, pool: Pool, device: torch.device) -> None:
+        self.pool, self.device = pool, device
+
+    def take(self, addresses: Tensor) -> Tensor:
+        """(n,) addresses -> (n, ...) instances, on the device; only to be looked at, for they may be the pool itself."""
+        if not self.pool.far and self.pool.device.type == "cpu" and _in_a_row(addresses):
+            return self.pool.data[int(addresses[0]) : int(addresses[-1]) + 1].to(self.device)
+        return self.pool.take(addresses).to(self.device)
+
+    def close(self) -> None:
+        pass
+
+
+def _in_a_row(addresses: Tensor) -> bool:
+    """A bag of features mostly lies in one piece: then there is nothing to gather."""
+    n = len(addresses)
+    if not n or int(addresses[-1]) - int(addresses[0]) != n - 1:
+        return False
+    return torch.equal(addresses, torch.arange(int(addresses[0]), int(addresses[0]) + n, device=addresses.device))
+
+
+class Ahead(AtOnce):
+    """Reads before it is asked."""
+
+    def __init__(self, pool: Pool, device: torch.device, plan: Iterable[Tensor], depth: int = 2) -> None:
+        super().__init__(pool, device)
+        self.ready: queue.Queue[tuple[Tensor | None, Tensor | BaseException]] = queue.Queue(depth)
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self._fetch, args=(iter(plan),), name="headcount-ahead", daemon=True)
+        self.thread.start()
+
+    def take(self, addresses: Tensor) -> Tensor:
+        began = time.perf_counter()
+        planned, x = self.ready.get()
+        self.waited += time.perf_counter() - began
+        if isinstance(x, BaseException):
+            raise x
+        if planned is None or not torch.equal(planned, addresses):
+            raise RuntimeError("what is read is not what was planned")
+        return x.to(self.device, non_blocking=True)
+
+    def close(self) -> None:
+        self.over.set()
+        self.thread.join()
+
+    def _fetch(self, plan: Iterator[Tensor]) -> None:
+        try:
+            for addresses in plan:
+                x = self.pool.take(addresses)
+                if not self._offer(addresses, x.pin_memory() if self.device.type == "cuda" else x):
+                    return
+            self._offer(None, RuntimeError("more is read than was planned"))
+        except BaseException as e:  # told to whoever waits for it
+            self._offer(None, e)
+
+    def _offer(self, addresses: Tensor | None, x: Tensor | BaseException) -> bool:
+        while not self.over.is_set():
+            try:
+                self.ready.put((addresses, x), timeout=0.05)
+                return True
+            except queue.Full:
+                continue
+        return False

@@ -1,0 +1,118 @@
+"""--precision and --compile, from the command line to the training: the one decides the number, the other only the speed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from headcount import cli, papers
+from headcount.errors import HeadcountError, HeadcountWarning
+from headcount.judging import records
+from headcount.judging import run as runs
+from headcount.training.recipe import Recipe
+from headcount.training.train import fit
+
+WORDS = (
+    "--source digits --set backbone=mlp --set train_bags=20 --set valid_bags=10 --set test_bags=10 "
+    "--bag-size 8 --epochs 2 --device cpu"
+)
+SMALL = WORDS.split()
+
+
+@pytest.fixture
+def typed(monkeypatch, capsys, tmp_path):
+    def typed(*words: str) -> tuple[object, str, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["headcount", *words])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        return (left.value.code, *capsys.readouterr())
+
+    return typed
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What fit was told of compilation, run by run."""
+    told = []
+
+    def listen(*args, compile, **more):
+        told.append(compile)
+        return fit(*args, **more)
+
+    monkeypatch.setattr(runs, "fit", listen)
+    return told
+
+
+@pytest.mark.parametrize("command", ["run", "study"])
+@pytest.mark.parametrize("compile", [None, "on", "off"])
+def test_compile_reaches_the_training_and_no_record_knows(typed, asked, tmp_path, command, compile):
+    words = [] if compile is None else ["--compile", compile]
+    code, _, err = typed(command, "--out", "out", "--fold", "0", *SMALL, *words)
+    assert (code, err) == (0, "")
+    assert asked == [compile or "auto"]
+    (record,) = records.load(tmp_path / "out")
+    plain = Recipe(source="digits", bag_size=8, train_bags=20, valid_bags=10, test_bags=10, backbone="mlp", epochs=2)
+    assert record.recipe == plain
+    assert "compile" not in record.path.read_text()
+
+
+def test_precision_is_part_of_the_recipe_and_may_be_a_list(typed, tmp_path):
+    code, _, err = typed("study", "--out", "out", "--fold", "0", *SMALL, "--precision", "fp32,bf16")
+    assert (code, err) == (0, "")
+    assert {r.recipe.precision for r in records.load(tmp_path / "out")} == {"fp32", "bf16"}
+
+
+@pytest.mark.parametrize("command", ["run", "study", "paper"])
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--compile", "maybe"], "no compile 'maybe'; there are auto, on, off"),
+        (["--precision", "fp16"], "no precision 'fp16'; there are tf32, fp32, bf16"),
+    ],
+)
+def test_wrong_words(typed, tmp_path, command, words, says):
+    rest = ["--scale", "smoke", "--run"] if command == "paper" else ["--out", "out", *SMALL]
+    code, out, err = typed(command, *rest, *words)
+    assert code == 2
+    assert err.startswith("headcount: ")
+    assert err.count("\n") == 1
+    assert says in err
+    assert out == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_paper_is_run_as_it_is_told(monkeypatch, tmp_path):
+    ran = []
+    monkeypatch.setattr(papers, "run_study", lambda recipes, *args, **how: ran.append((recipes, how["compile"])))
+    monkeypatch.setattr(papers.sources, "ready", lambda name: True)
+    how = {"missing": False, "run": True, "style": None, "page": None}
+    papers.paper("table4", "smoke", tmp_path, **how, precision="bf16", how=papers.How(compile="off"))
+    ((recipes, compile),) = ran
+    assert {r.precision for r in recipes} == {"bf16"}
+    assert compile == "off"
+    with pytest.raises(HeadcountError, match="no precision 'fp16'"):
+        papers.paper("table4", "smoke", tmp_path, **how, precision="fp16")
+
+
+def test_a_warning_of_ours_is_one_line_and_others_are_as_ever():
+    ours = cli._formatted(HeadcountWarning("not\ncompiled"), HeadcountWarning, "speed.py", 3)
+    assert ours == "headcount: not compiled\n"
+    assert cli._formatted("old", DeprecationWarning, "x.py", 3).startswith("x.py:3: DeprecationWarning: old")
+
+
+def test_compilation_that_fails_is_told_once_on_stderr(tmp_path):
+    """No compiler in the path: two runs in one process, one line, and the records of an ordinary run."""
+    (tmp_path / "bin").mkdir()
+    env = {**os.environ, "PATH": str(tmp_path / "bin"), "CXX": "no-such-compiler"}
+    env |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "PYTHONWARNINGS": "default::UserWarning"}
+    command = [sys.executable, "-m", "headcount.cli", "study", "--out", str(tmp_path / "out"), *SMALL, "--fold", "0,1"]
+    done = subprocess.run([*command, "--compile", "on"], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("headcount: not compiled (")
+    assert done.stderr.endswith("; running as it is, which is only slower\n")
+    assert done.stderr.count("\n") == 1
+    assert len(records.load(tmp_path / "out")) == 2

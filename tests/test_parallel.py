@@ -1,0 +1,191 @@
+"""Several processes at one training: the same weights as one process, one record, and a kill that costs nothing but time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import parallel_case as case
+from headcount.errors import HeadcountError
+from headcount.judging.launch import processes
+from headcount.judging.rays import ray_cluster
+from headcount.judging.records import Record
+from headcount.judging.run import run
+from headcount.models.heads import HEADS
+from headcount.training import checkpoint, parallel
+from headcount.training.recipe import Recipe
+
+HERE = Path(__file__).parent
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+TORCHRUN += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+# torch itself warns of its own in a process of its own
+ENV = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
+def together(*words: str, **how) -> subprocess.CompletedProcess:
+    return subprocess.run([*TORCHRUN, *words], env=ENV, capture_output=True, text=True, timeout=200, **how)
+
+
+# -- the same weights ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("together")
+    done = together(str(HERE / "parallel_case.py"), str(out))
+    assert done.returncode == 0, done.stderr[-2000:]
+    return out
+
+
+@pytest.mark.parametrize("name", case.NAMES, ids=lambda n: n.rpartition("/")[2])
+def test_two_processes_train_as_one(made, name):
+    number = case.NAMES.index(name)
+    first, second = (checkpoint.load(made / f"{number}-{rank}.safetensors") for rank in (0, 1))
+    assert first[1] == second[1] == {"of": 2}
+    for k in first[0]:
+        assert torch.equal(first[0][k], second[0][k]), f"{k} differs between the processes"
+    if case.has_batch_norm(case.training(name)):
+        return  # statistics per process: declared, and equal afterwards
+    for k, want in case.outcome(name).items():
+        torch.testing.assert_close(first[0][k], want, rtol=1e-5, atol=1e-5, msg=lambda said, k=k: f"{k}: {said}")
+
+
+def test_the_cases_would_notice(made):
+    """Weights move by far more than the tolerance, and an unweighted mean of the shares would not pass."""
+    start = case.training("count").model.state_dict()
+    end = checkpoint.load(made / f"{case.NAMES.index('count')}-0.safetensors")[0]
+    assert max((end[k] - v).abs().max() for k, v in start.items() if v.is_floating_point()) > 1e-3
+
+
+def test_what_a_head_keeps_across_bags_is_refused():
+    state = case.training("count")
+    state.model.head.register_buffer("prior", torch.zeros(3))
+    memory = parallel.Memory(state, set())
+    memory.merge()
+    state.model.head.prior += 1
+    with pytest.raises(HeadcountError, match=r"head count keeps 'prior' across bags.*train it with one process"):
+        memory.merge()
+
+
+@pytest.mark.parametrize("name", [n for n in HEADS if HEADS[n].indivisible])
+def test_a_head_that_needs_its_batch_whole_is_refused(name):
+    state = case.training(name)
+    state.team = parallel.Team(0, 2)
+    with pytest.raises(
+        HeadcountError, match=f"head {name} cannot be trained by several processes: .*; train it with one"
+    ):
+        parallel.Step(state, state.head.passes[0], lambda f: f)
+
+
+def test_too_few_bags_for_everybody(monkeypatch):
+    state = case.training("count")
+    state.team = parallel.Team(0, 6)
+    with pytest.raises(HeadcountError, match="a step has 5 of 11 bags, too few for 6 processes"):
+        parallel.Step(state, state.head.passes[0], lambda f: f)
+
+
+def test_shares_are_all_of_it():
+    which = torch.arange(11)
+    shares = [parallel.Team(r, 3).share(which) for r in range(3)]
+    assert torch.equal(torch.cat(shares), which)
+    assert [len(s) for s in shares] == [4, 4, 3]
+
+
+def test_alone_there_is_no_team():
+    assert parallel.size() == 1
+    assert parallel.team(torch.device("cpu")).size == 1
+
+
+@pytest.mark.parametrize("start", [lambda: processes(2), lambda: ray_cluster(None)], ids=["processes", "ray"])
+def test_one_kind_of_many_at_a_time(monkeypatch, start):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(HeadcountError, match="torchrun already runs 2 processes"):
+        start()
+
+
+# -- through the command line -------------------------------------------------------------------------------------------
+
+RECIPE = Recipe(
+    source="digits",
+    bag_size=16,
+    train_bags=60,
+    valid_bags=20,
+    test_bags=10,
+    backbone="mlp",
+    epochs=60,
+    batch_bags=15,
+)
+WORDS = [
+    *("-m", "headcount.cli", "run", "--source", "digits", "--bag-size", "16", "--device", "cpu"),
+    *(
+        w
+        for k in ("train_bags", "valid_bags", "test_bags", "batch_bags")
+        for w in ("--set", f"{k}={getattr(RECIPE, k)}")
+    ),
+    *("--set", "backbone=mlp"),
+]
+
+
+def the_other(torchrun: subprocess.Popen) -> int:
+    """The process id of its worker of rank 1."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == torchrun.pid and b"\0RANK=1\0" in (folder / "environ").read_bytes():
+                return int(folder.name)
+        except (OSError, IndexError):
+            continue
+    raise AssertionError("no worker of rank 1")
+
+
+def test_one_record_as_from_one_process(tmp_path):
+    recipe = RECIPE.but(epochs=4)
+    done = together(*WORDS, "--epochs", "4", "--out", str(tmp_path / "two"))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("record ") == 1, "only the first process speaks"
+    two, one = Record.read(tmp_path / "two" / f"{recipe.key}.json"), run(recipe, tmp_path / "one", device="cpu")
+    assert two.body["provenance"]["processes"] == 2
+    assert two.body["fit"]["best_epoch"] == one.body["fit"]["best_epoch"]
+    for part in ("train", "valid"):
+        assert two.body["fit"]["curve"][part] == pytest.approx(one.body["fit"]["curve"][part], abs=2e-5)
+    assert two.scores["instance_accuracy"] == pytest.approx(one.scores["instance_accuracy"], abs=0.02)
+    assert {p.suffix for p in (tmp_path / "two").iterdir()} == {".json", ".npz"}
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc to look for processes in")
+def test_a_killed_process_ends_in_one_line_and_the_same_command_goes_on(tmp_path):
+    env = {**ENV, "HEADCOUNT_CHECKPOINT_SECONDS": "0.05"}
+    recipe = RECIPE.but(removal=0.5)
+    words = [*WORDS, "--removal", "0.5", "--epochs", "60"]
+    command = [*TORCHRUN, *words, "--out", str(tmp_path / "torn")]
+    child = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    (needed,) = recipe.needs
+    log, deadline = tmp_path / "torn" / "running" / needed.key / "metrics.jsonl", time.monotonic() + 60
+    while time.monotonic() < deadline and not (log.exists() and log.read_text().count("\n") >= 10):
+        time.sleep(0.01)
+    os.kill(the_other(child), signal.SIGKILL)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode != 0
+    assert [line for line in said.splitlines() if line.startswith("headcount:")] == [f"headcount: {parallel.LOST}"]
+    assert (log.parent / "checkpoint.safetensors").exists()
+    assert not list((tmp_path / "torn").glob("*.json"))
+
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("record ") == 1, "only the first process speaks"
+    whole = together(*words, "--out", str(tmp_path / "whole"))
+    assert whole.returncode == 0, whole.stderr[-2000:]
+    for each in (needed, recipe):
+        torn, other = (Record.read(tmp_path / w / f"{each.key}.json") for w in ("torn", "whole"))
+        assert torn.result() == other.result()
+        assert other.body["provenance"]["processes"] == 2
+    assert not (tmp_path / "torn" / "running").exists()

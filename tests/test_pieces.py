@@ -1,0 +1,433 @@
+"""A batch in pieces is the batch, and a bag in chunks the bag: losses, gradients and answers, for every head that can."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume
+from torch import nn
+
+from headcount.bags import Bags, Pool
+from headcount.bags import pool as pools
+from headcount.bags.ahead import Ahead
+from headcount.bags.pictures import Pictures
+from headcount.errors import HeadcountError
+from headcount.models.heads import HEADS, Tally, nll
+from headcount.models.model import Design, Model, say
+from headcount.training import stream
+from headcount.training.batches import Feed
+from headcount.training.recipe import Recipe
+from headcount.training.train import Training, fit
+from oracles import examine, ragged
+from test_heads import CASES, C, D, features, made, near, over_heads, small
+
+
+@pytest.fixture(autouse=True)
+def _every_file_is_large(monkeypatch):
+    monkeypatch.setattr(pools, "NEAR", 0)
+
+
+NEVER_CUT = {"additive", "additive_trans", "mctformer"}  # what they say of an instance depends on the others
+SIZES = [180, 3, 40, 150, 7, 1, 260, 30]  # with chunks of 64, three bags are cut; election wants 128 votes for that
+
+
+def bags_of(given) -> Bags:
+    """Ragged bags with removal, weights, instance labels for the head that is told them, every third bag unlabelled."""
+    labels = [-1 if i % 3 == 2 else int(y) for i, y in enumerate(given.rng(6).integers(0, C, len(given.sizes)))]
+    return Bags.of(
+        Pool(features(given)),
+        sizes=given.sizes,
+        labels=labels,
+        classes=C,
+        removed=given.removed,
+        weight=given.weight,
+        known=given.rng(8).integers(0, C, given.n),
+    )
+
+
+def large_bags(path=None, weight=True, sizes=SIZES) -> Bags:
+    rng, n = np.random.default_rng(5), sum(sizes)
+    x = rng.normal(size=(n, D)).astype(np.float32)
+    if path is not None:
+        np.save(path, x)
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    removed = rng.random(n) < 0.15
+    removed[64:128] = True  # a whole chunk of the first bag
+    removed[starts] = False
+    return Bags.of(
+        Pool(x) if path is None else Pool.mapped(path),
+        sizes=sizes,
+        labels=[int(v) for v in rng.integers(0, C, len(sizes) - 1)] + [-1],
+        classes=C,
+        removed=removed,
+        weight=rng.choice([1.0, 2.0, 3.0], n) if weight else None,
+        known=rng.integers(-1, C, n),
+    )
+
+
+def training(name, options, chunk, bags=None, dropout=0.0, **more) -> Training:
+    given = large_bags() if bags is None else bags
+    made = small(name, options)
+    torch.manual_seed(1)
+    backbone = (("dropout", dropout), ("hidden", 16))
+    design = Design((D,), given.classes, "mlp", backbone, name, tuple(made.items()))
+    recipe = Recipe(backbone="mlp", head=name, options=made, batch_bags=8, chunk_instances=chunk, **more)
+    return Training(Model(design), given, given, recipe)
+
+
+def quiet(head: nn.Module) -> nn.Module:
+    """In training, but nothing is dropped, and batch-norm is not asked for the batch's own statistics."""
+    head.train()
+    for m in head.modules():
+        if isinstance(m, nn.Dropout):
+            m.p = 0.0
+        if isinstance(m, nn.BatchNorm1d):
+            m.eval()
+        if hasattr(m, "drop_path"):
+            m.drop_path = 0.0
+    return head
+
+
+def able(name, options) -> bool:
+    """Whether this head, so set, can hear a bag of over 128 votes in pieces."""
+    return not (name in NEVER_CUT or options.get("positions") or options.get("mining", "off") != "off")
+
+
+# -- groups of whole bags ------------------------------------------------------------------------------------------------
+
+
+@over_heads
+def test_losses_of_parts_average_to_the_loss_of_the_whole(name, options):
+    """Weighed by ``mass``, in every pass: so a batch can be shared out over processes, or taken bit by bit."""
+
+    def law(given):
+        assume(len(given.sizes) > 1)
+        bags, head = bags_of(given), quiet(made(name, options))
+        if head.batch_matters or head.indivisible:
+            return
+        head.enrol(len(bags), len(bags.index))
+        feed = Feed(bags, len(bags))
+        for sweep in head.passes:
+            every = torch.arange(len(bags) if sweep.over == "bags" else len(bags.index))
+            loss, mass = zip(*(said(head, feed, w, sweep.over) for w in (every, *every.split(2))), strict=True)
+            near(sum(mass[1:]), mass[0])
+            near(sum(l * m for l, m in zip(loss[1:], mass[1:], strict=True)), loss[0] * mass[0], 2e-5)
+
+    examine(law, CASES, given=ragged(most=5))
+
+
+def said(head, feed, which, over):
+    h, batch = feed.deal(which, over, head.views)
+    return head.loss(head(h, batch.segments), batch).detach(), head.mass(batch).float()
+
+
+def test_groups_are_all_of_it_and_within_the_budget():
+    feed, which = Feed(large_bags(), 8), torch.tensor([6, 1, 2, 0, 7, 5, 4, 3])
+    made = stream.groups(feed, which, "bags", 1, 64)
+    assert [g.tolist() for g in made] == [[6], [1, 2], [0], [7, 5, 4], [3]]
+    assert [g.tolist() for g in stream.groups(feed, which, "bags", 2, 64)][:2] == [[6], [1]]
+    assert stream.groups(feed, which, "bags", 1, 0) == [which]
+    assert [len(g) for g in stream.groups(feed, torch.arange(100), "instances", 2, 64)] == [32, 32, 32, 4]
+    places = list(stream.reads(feed, [which], budget=64, times=2))
+    assert max(map(len, places)) <= 64
+    assert sum(map(len, places)) == sum(SIZES) + 260 + 180 + 150
+
+
+# -- gradients -----------------------------------------------------------------------------------------------------------
+
+
+def slopes(state, one, which):
+    torch.manual_seed(3)
+    loss, mass = state.backward(one, which)
+    return {n: p.grad for n, p in state.model.named_parameters() if p.grad is not None}, loss, mass
+
+
+@over_heads
+@pytest.mark.parametrize("chunk", [64, 300])
+def test_the_gradient_in_pieces_is_the_gradient(name, options, chunk):
+    """Several bags a step, ragged, weights, removal (a whole chunk of it), unlabelled bags; and every pass of the head."""
+    whole = training(name, options, 0)
+    batch_wide = name == "additive" or whole.head.batch_matters or whole.head.indivisible  # batch-norm, Nystrom, tilt
+    if batch_wide or (chunk == 64 and not able(name, options)):  # at 300 no bag is cut
+        with pytest.raises(HeadcountError, match=f"head {name}"):
+            training(name, options, chunk)
+        return
+    pieces = training(name, options, chunk)
+    for state in (whole, pieces):
+        quiet(state.model)
+    for one in whole.head.passes:
+        which = torch.randperm(len(whole.train.bags) if one.over == "bags" else len(whole.train.bags.index))
+        assert pieces.stream.needed(pieces.train, which, one.over)
+        want, loss, mass = slopes(whole, one, which)
+        got, loss_too, mass_too = slopes(pieces, one, which)
+        near(loss_too, loss)
+        near(mass_too, mass.float())
+        assert got.keys() == want.keys()
+        for parameter, slope in want.items():
+            torch.testing.assert_close(
+                got[parameter], slope, rtol=1e-5, atol=1e-5, msg=lambda m, p=parameter: f"{p} {m}"
+            )
+        assert max(slope.abs().max() for slope in want.values()) > 1e-3, "nothing to compare"
+        for a, b in zip(whole.model.buffers(), pieces.model.buffers(), strict=True):
+            torch.testing.assert_close(a, b)
+    near(pieces.valid_loss(), whole.valid_loss())
+
+
+def test_who_can():
+    divided = {n for n in HEADS if not made(n, {}).undivided(large_bags().take([0]).segments())}
+    assert divided == set(HEADS) - NEVER_CUT - {n for n in HEADS if HEADS[n].indivisible}
+
+
+@pytest.mark.parametrize("name", [n for n in HEADS if HEADS[n].indivisible])
+def test_a_head_that_needs_its_batch_whole_says_so(name):
+    with pytest.raises(
+        HeadcountError, match=rf"chunk_instances 64 takes a batch in pieces, and head {name} needs it whole"
+    ):
+        training(name, {}, 64)
+
+
+@pytest.mark.parametrize("name", ["count", "attention", "millet", "weno", "feature_lse", "noisy_label"])
+def test_dropout_is_replayed(name):
+    """Against one graph over all the chunks, drawn with the same seeds."""
+    state = training(name, {"dropout": 0.3} if name in ("millet", "weno") else {}, 64, dropout=0.5, views="noise")
+    state.model.train()
+    bag, one = torch.tensor([6]), state.head.passes[0]
+    got, loss, _ = slopes(state, one, bag)
+    got = {k: v.clone() for k, v in got.items()}
+    torch.manual_seed(3)
+    seed = int(torch.randint(1 << 62, ()))
+    batch, place = state.train.batch(bag)
+    rows = torch.arange(len(place)).split(64)
+    noted = [
+        state.stream._hear(state.model, state.train.read(place[r]), stream._chunk(batch, r).segments, seed + i)
+        for i, r in enumerate(rows)
+    ]
+    state.model.zero_grad()
+    want = state.stream._decided(state.model, noted, batch)
+    want.backward()
+    near(loss, want)
+    for parameter, slope in state.model.named_parameters():
+        if slope.grad is not None and parameter in got:
+            torch.testing.assert_close(got[parameter], slope.grad, rtol=1e-5, atol=1e-6)
+    again, loss_again, _ = slopes(state, one, bag)
+    assert loss_again == loss
+    assert all(torch.equal(again[k], v) for k, v in got.items())
+    torch.manual_seed(4)
+    assert state.backward(one, bag)[0] != loss, "another seed drops others"
+
+
+def test_a_training_in_pieces_is_the_training():
+    bags = large_bags()
+    fits = []
+    for chunk in (0, 64):
+        torch.manual_seed(0)
+        model = Model(Design((D,), bags.classes, "mlp"))
+        recipe = Recipe(backbone="mlp", epochs=5, batch_bags=3, lr=1e-3, chunk_instances=chunk)
+        fits.append(fit(model, bags, bags.take([0, 1, 2, 3]), recipe))
+    curves = [f.progress.curve for f in fits]
+    np.testing.assert_allclose(*curves, rtol=1e-4)
+    assert curves[0][-1][0] < curves[0][0][0]
+
+
+def test_nothing_larger_than_a_chunk_is_ever_in_work(tmp_path):
+    bags, seen = large_bags(tmp_path / "x.npy"), []
+    model = Model(Design((D,), bags.classes, "mlp"))
+    recipe = Recipe(backbone="mlp", epochs=1, batch_bags=8, chunk_instances=64)
+    state = Training(model, bags, bags, recipe)
+    for m in (state.model, model):
+        m.backbone.register_forward_pre_hook(lambda _module, given: seen.append(len(given[0])))
+    state.train_epoch(0)
+    state.valid_loss()
+    cut = 260 + 180 + 150
+    assert sum(seen) == 2 * sum(SIZES) + cut - 64, "cut bags twice in training; the removed chunk not the second time"
+    say(model, bags, batch_instances=64)
+    assert max(seen) == 64
+
+
+# -- refused ---------------------------------------------------------------------------------------------------------------
+
+
+def test_batch_norm_is_refused():
+    pool = Pool(np.zeros((40, 8, 8, 1), dtype=np.uint8))
+    bags = Bags.of(pool, sizes=[20, 20], labels=[0, 1], classes=2)
+    model = Model(Design((8, 8, 1), bags.classes, backbone_options=(("width", 2),)))
+    with pytest.raises(HeadcountError, match=r"chunk_instances 30 takes a batch in pieces, and batch-norm.*resnet18"):
+        Training(model, bags, bags, Recipe(chunk_instances=30))
+    Training(model, bags, bags, Recipe(chunk_instances=40))  # every batch fits
+    Training(model, bags, bags, Recipe(chunk_instances=20, batch_bags=1))
+
+
+def test_a_small_bag_is_not_elected_in_pieces():
+    with pytest.raises(HeadcountError, match=r"bag 0 has 180 instances.*head election cannot hear.*up to 128 votes"):
+        training("election", {}, 39, large_bags(weight=False))
+
+
+def test_a_loss_that_reads_instances_is_refused(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "from headcount.models.heads.count import Count\n\n\nclass Peeks(Count):\n    title = 'Peeks'\n\n"
+        "    def loss(self, output, batch, teacher=None):\n        return output.instance.mean()\n"
+    )
+    state = training(f"{tmp_path / 'own.py'}:Peeks", {}, 64)
+    for how in (lambda: state.backward(state.head.passes[0], torch.tensor([0])), state.valid_loss):
+        with pytest.raises(HeadcountError, match=r"Peeks reads the instances' logits"):
+            how()
+    with pytest.raises(HeadcountError, match="reads the instances' logits"):
+        torch.log_softmax(stream.Absent("x"), 1)
+
+
+def test_a_teacher_or_views_are_refused_for_a_bag_in_pieces(monkeypatch):
+    monkeypatch.setattr(HEADS["count"], "views", 2)
+    with pytest.raises(HeadcountError, match="head count cannot hear a bag in pieces: it asks for several views"):
+        training("count", {}, 64)
+    training("count", {}, 2 * max(SIZES))  # groups of whole bags, each with its views
+
+
+# -- asking ----------------------------------------------------------------------------------------------------------------
+
+
+@over_heads
+@pytest.mark.parametrize("mapped", [False, True])
+def test_asked_in_chunks_says_the_same(name, options, mapped, tmp_path):
+    bags = large_bags(tmp_path / "x.npy" if mapped else None)
+    torch.manual_seed(2)
+    head = small(name, options)
+    model = Model(Design((D,), bags.classes, "mlp", (("hidden", 16),), name, tuple(head.items()))).eval()
+    if model.head.batch_matters:
+        return
+    whole = say(model, large_bags(), keep=("features",), batch_instances=10**6)
+    chunks = say(model, bags, keep=("features",), batch_instances=64)
+    near(chunks.instance, whole.instance, 1e-6)
+    near(chunks.bag.exp(), whole.bag.exp(), 2e-6)
+    near(chunks.parts["features"], whole.parts["features"], 1e-6)
+
+
+def test_a_part_is_kept_of_a_large_bag_too():
+    bags = large_bags()
+    model = Model(Design((D,), bags.classes, "mlp", head="attention")).eval()
+    whole = say(model, bags, keep=("attention",), batch_instances=10**6)
+    near(say(model, bags, keep=("attention",), batch_instances=64).parts["attention"], whole.parts["attention"], 1e-6)
+    with pytest.raises(HeadcountError, match="no part of what a model says 'mood'"):
+        say(model, bags, keep=("mood",), batch_instances=64)
+
+
+# -- reading ahead -----------------------------------------------------------------------------------------------------------
+
+
+def test_training_from_a_file_is_training_from_memory(tmp_path):
+    fits = []
+    for path in (None, tmp_path / "x.npy"):
+        bags = large_bags(path)
+        assert bags.pool.far == (path is not None)
+        torch.manual_seed(0)
+        recipe = Recipe(backbone="mlp", head="weno", options={"width": 8, "student_width": 8}, epochs=3, batch_bags=3)
+        model = Model(Design((D,), bags.classes, "mlp", head="weno", options=recipe.options))
+        fits.append(fit(model, bags, bags.take([0, 1, 2, 3]), recipe))
+    assert fits[0].progress.curve == fits[1].progress.curve
+    for a, b in zip(fits[0].model.parameters(), fits[1].model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_training_from_picture_files_is_training_from_memory(tmp_path):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (24, 6, 5, 3), dtype=np.uint8)
+    for i, p in enumerate(pixels):
+        Image.fromarray(p).save(tmp_path / f"{i}.png")
+    files = Pictures([tmp_path / f"{i}.png" for i in range(24)], 6, 5, workers=2)
+    assert (files.kind, len(files), files.shape, files.to("cpu")) == ("images", 24, (6, 5, 3), files)
+    curves = []
+    for pool in (Pool(pixels), files):
+        bags = Bags.of(pool, sizes=[5, 9, 2, 8], labels=[0, 1, 1, 0], classes=2)
+        torch.manual_seed(0)
+        recipe = Recipe(backbone="mlp", epochs=3, batch_bags=2)
+        fitted = fit(Model(Design((6, 5, 3), bags.classes, "mlp")), bags, bags, recipe)
+        curves.append((fitted.progress.curve, say(fitted.model, bags).bag.tolist()))
+    assert curves[0] == curves[1]
+    (tmp_path / "3.png").write_bytes(b"no picture")
+    with pytest.raises(HeadcountError, match=r"3.png: not a picture, or damaged"):
+        say(fitted.model, bags)
+    half = Pictures([tmp_path / "0.png"], 3, 4)
+    assert half.take(torch.tensor([0])).shape == (1, 3, 4, 3)
+
+
+class Slow(Pool):
+    """A disk that takes its time."""
+
+    far = True
+    seconds = 0.02
+
+    def take(self, addresses):
+        time.sleep(self.seconds)
+        return self.data.index_select(0, addresses)
+
+
+def test_reading_that_keeps_up_is_not_waited_for():
+    """Each read takes 20 ms and each step 30: together 0.6 s, one after the other 1."""
+    pool, plan = Slow(np.zeros((40, 3), dtype=np.float32)), list(torch.arange(40).split(2))
+    ahead, began = Ahead(pool, torch.device("cpu"), plan), time.perf_counter()
+    for addresses in plan:
+        assert len(ahead.take(addresses)) == 2
+        time.sleep(0.03)
+    whole = time.perf_counter() - began
+    ahead.close()
+    assert ahead.waited < 0.1, "the first read, and little else"
+    assert whole < 0.9
+
+
+def test_no_more_than_the_depth_is_read_ahead():
+    read = []
+
+    class Watched(Slow):
+        seconds = 0.0
+
+        def take(self, addresses):
+            read.append(len(addresses))
+            return super().take(addresses)
+
+    plan = list(torch.arange(40).split(2))
+    ahead = Ahead(Watched(np.zeros((40, 3), dtype=np.float32)), torch.device("cpu"), plan, depth=2)
+    ahead.take(plan[0])
+    time.sleep(0.2)
+    assert 3 <= len(read) <= 4, "one taken, two ready, one in hand"
+    ahead.close()
+    assert not ahead.thread.is_alive()
+
+
+def test_a_read_that_fails_is_told_to_who_waits():
+    class Broken(Slow):
+        def take(self, addresses):
+            raise HeadcountError("row 3 is gone")
+
+    plan = [torch.arange(2)]
+    ahead = Ahead(Broken(np.zeros((4, 3), dtype=np.float32)), torch.device("cpu"), plan)
+    with pytest.raises(HeadcountError, match="row 3 is gone"):
+        ahead.take(plan[0])
+    ahead.close()
+    honest = Ahead(Slow(np.zeros((4, 3), dtype=np.float32)), torch.device("cpu"), plan)
+    with pytest.raises(RuntimeError, match="not what was planned"):
+        honest.take(torch.tensor([2, 3]))
+    with pytest.raises(RuntimeError, match="more is read than was planned"):
+        honest.take(torch.arange(2))
+    honest.close()
+
+
+def test_a_tally_of_ones_own_needs_nothing_more():
+    class Vote(Tally):
+        title = "Vote"
+
+        def local(self, h):
+            return self.classifier(h), self.classifier(h).softmax(1)
+
+        def top(self, sums, total):
+            return self.elect((sums / total[:, None]).log())
+
+    bags = large_bags(weight=False)
+    head, h = Vote(D, C), bags.pool.data[:180]
+    target, segments = torch.eye(C)[:1], bags.take([0]).segments()
+    nll(head(h, segments).bag, target).backward()
+    assert head.undivided(segments) == ""
+    assert head.classifier.weight.grad.any()
