@@ -28,6 +28,7 @@ def beside(asked: Asked, names: Sequence[str], bag_column: str | None, labels: A
     if isinstance(given, (str, Path)) or is_frame(given):
         table, where, digest, roles, key = label_table(given, asked, bag_column)
         return joined(table, where, digest, roles, key, asked, names)
+    given = _by_index(given, names)
     if isinstance(given, Mapping):
         table = pa.table({"bag": list(map(plain, given)), "label": list(map(plain, given.values()))})
         roles = Named(bag="bag", label="label")
@@ -98,6 +99,15 @@ def groups(column: pa.ChunkedArray, bag: np.ndarray, names: Sequence[str], where
     return tuple(values[k] if k >= 0 else f"only {names[b]}" for b, k in enumerate(first.tolist()))
 
 
+def _by_index(given: Any, names: Sequence[str]) -> Any:
+    """A Series is a dict if its index names the bags, else a list; anything else is what it is."""
+    if isinstance(given, Mapping) or callable(getattr(given, "index", len)) or not hasattr(given, "items"):
+        return given
+    held = {plain(k): v for k, v in given.items()}
+    counted = list(held) == [str(i) for i in range(len(names))]
+    return list(held.values()) if counted and set(held) != set(names) else held
+
+
 def _in_order(given: Any, asked: Asked, names: Sequence[str]) -> Said:
     """Labels (B,) or votes (B, C) in the order of the bags."""
     given = given.detach().cpu().numpy() if isinstance(given, torch.Tensor) else given
@@ -105,7 +115,7 @@ def _in_order(given: Any, asked: Asked, names: Sequence[str]) -> Said:
         y = np.asarray(given if isinstance(given, np.ndarray) else list(given))
     except (TypeError, ValueError) as e:
         raise HeadcountError(f"labels must be one per bag, or votes (bags, classes): {e}") from None
-    if y.ndim not in (1, 2) or len(y) != len(names):
+    if y.ndim not in (1, 2) or len(y) != len(names) or y.shape[-1] == 0:
         raise HeadcountError(f"labels of shape {y.shape} for {len(names)} bags; give one per bag, in their order")
     digest = _digest([y.shape, y.tolist()])
     if y.ndim == 2:
@@ -121,9 +131,9 @@ def _in_order(given: Any, asked: Asked, names: Sequence[str]) -> Said:
         words = [_numbered(int(v), asked.classes, b) for b, v in enumerate(y.tolist())]
     elif y.dtype.kind in "iu" and asked.classes:
         words = [None if w == "-1" and w not in asked.classes else w for w in words]
-    values = tuple(dict.fromkeys(w for w in words if w is not None))
-    code = np.array([-1 if w is None else values.index(w) for w in words])
-    return Said(values, code=code, source="labels given", digest=digest)
+    number: dict[str, int] = {}
+    code = np.array([-1 if w is None else number.setdefault(w, len(number)) for w in words])
+    return Said(tuple(number), code=code, source="labels given", digest=digest)
 
 
 def _numbered(v: int, classes: Sequence[str], bag: int) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headcount.data.columns import Columns, Named
+from headcount.data.columns import Columns, Named, is_id
 from headcount.data.read.fields import plan
 from headcount.data.read.found import Asked, Found, Said, firsts, some
 from headcount.data.read.images import read_images
@@ -145,7 +145,7 @@ def _instances(table: pa.Table, roles: Named, found: Found, data: Any, asked: As
     n, shown, model = table.num_rows, found.where, asked.learned
     if model is not None and not model.fields and not (model.kind == "images" and roles.path):
         raise HeadcountError(f"the model takes {model.kind}, and {shown} is a table without pictures")
-    spoken = [*(name for _, name in roles.single()), *roles.votes]
+    spoken = [*(name for _, name in roles.single()), *roles.votes, *filter(is_id, table.column_names)]
     if roles.path and (model is None or not model.fields):
         folder = Path(data).parent if isinstance(data, (str, Path)) else Path()
         paths = [plain(v) for v in table.column(roles.path).to_pylist()]
