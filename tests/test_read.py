@@ -212,6 +212,47 @@ def test_labels_from_elsewhere(tmp_path):
     assert same(read(table, Named(label="said"), labels=odd), want)
 
 
+class Frame:
+    """A DataFrame of some make: nothing is known of it but that it speaks Arrow."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table, self.columns = table, table.column_names
+
+    def __arrow_c_stream__(self, schema=None):
+        return self.table.__arrow_c_stream__(schema)
+
+
+class Interchange:
+    """An older make, that speaks the interchange protocol."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+
+    def __dataframe__(self, **how):
+        return self.table.__dataframe__(**how)
+
+
+def test_frames_of_any_make():
+    table = pa.table(make.rows())
+    order = np.random.default_rng(0).permutation(30)
+    mixed = table.take(order).append_column("__index_level_0__", [order.tolist()])
+    assert same(read(Frame(table)), read(table))
+    assert same(read(Interchange(table.drop_columns(["age"]))), read(table))
+    reading = read(Frame(mixed))
+    assert {f.name for f in reading.columns.fields} == {"age", "height", "colour"}, "an index is no feature"
+    assert "__index_level_0__" in reading.ids.column_names
+
+
+def test_pandas_where_it_is():
+    pd = pytest.importorskip("pandas")
+    table = make.rows()
+    frame = pd.DataFrame(table)
+    assert same(read(frame), read(table))
+    labels = pd.Series({f"b{b}": ("no", "yes")[b % 2] for b in range(6)})
+    for y in (labels, labels[::-1], labels.reset_index(drop=True)):
+        assert same(read(frame.drop(columns="label"), labels=y), read(table))
+
+
 def test_soft_labels_ties_and_the_uncounted():
     votes = {"a": [3, 3, 1, 1, 0, 0], "b": [1, 1, 1, 1, 0, 0], "c": [0, 0, 0, 0, 0, 0]}
     table = {"bag": list("xxyyzz"), "f": [1.0, 2, 3, 4, 5, 7], **votes}

@@ -28,7 +28,7 @@ USUAL: dict[str, tuple[str, ...]] = {
     "x": ("x", "x_coord", "coord_x"),
     "y": ("y", "y_coord", "coord_y"),
 }
-IDS = ("id", "instance_id", "tile_id", "row_id", "__index_level_0__")
+IDS = ("id", "instance_id", "tile_id", "row_id")
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Named:
             if self.x or self.y:
                 raise HeadcountError(f"coordinates are two columns; x is {self.x!r} and y is {self.y!r}: name both")
         if self.id is None:
-            told["id"] = next((n for n in names if _plain(n) in IDS and n not in taken), None)
+            told["id"] = next((n for n in names if is_id(n) and n not in taken), None)
         filled = replace(self, **told)
         filled._each_once(where)
         return filled
@@ -136,6 +136,11 @@ class Columns:
         if width == 0:
             raise HeadcountError("no column is left to learn from: all of them are empty in the training bags")
         return Learned(self.kind, fields=learned, shape=(width,), named=self.named.to_json())
+
+
+def is_id(name: str) -> bool:
+    """Columns that number or name rows: never a feature unless somebody asks for it."""
+    return _plain(name) in IDS or name.startswith("__index_level_")  # how Arrow calls the index of a pandas frame
 
 
 def _plain(name: str) -> str:

@@ -10,7 +10,6 @@ It is plain JSON and arrays, so that a model file carries it without pickle, and
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,8 +17,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from headcount.data.values import numbers, texts, vectors
 from headcount.data.words import Words
 from headcount.errors import HeadcountError
 
@@ -209,85 +208,6 @@ _APPLY: dict[str, Callable[[Field, pa.ChunkedArray, np.ndarray], None]] = {
 }  # fmt: skip
 
 
-# -- columns as arrays ----------------------------------------------------------------------------------------------------
-
-
-def numbers(column: pa.ChunkedArray) -> np.ndarray:
-    """(n,) float64, NaN where missing; days and times count in their own units."""
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        column, kind = column.cast(kind.value_type), kind.value_type
-    if pa.types.is_temporal(kind):
-        wide = pa.types.is_date32(kind) or pa.types.is_time32(kind)
-        column = column.cast(pa.int32() if wide else pa.int64())
-    if column.type != pa.float64():
-        column = column.cast(pa.int8()) if pa.types.is_boolean(column.type) else column
-        column = pc.cast(column, pa.float64(), safe=False)
-    return column.to_numpy() if column.null_count == 0 else column.fill_null(math.nan).to_numpy()
-
-
-def texts(column: pa.ChunkedArray, called: str = "a column") -> tuple[np.ndarray, list[str]]:
-    """(n,) codes, -1 where missing, and the values as text, in order of first appearance."""
-    try:
-        if not pa.types.is_dictionary(column.type):
-            column = column.dictionary_encode()
-        column = column.unify_dictionaries()
-    except pa.ArrowException:
-        raise HeadcountError(f"{called} holds {column.type}; give texts or numbers") from None
-    if column.num_chunks == 0:
-        return np.zeros(0, np.int64), []
-    codes = np.concatenate([c.indices.cast(pa.int64()).fill_null(-1).to_numpy() for c in column.chunks])
-    values = [plain(v) for v in column.chunk(0).dictionary.to_pylist()]
-    first = np.full(len(values) + 1, len(codes))
-    first[codes[::-1]] = np.arange(len(codes))[::-1]  # the last to write is the first row
-    number: dict[str, int] = {}
-    to = np.full(len(values) + 1, -1)
-    for k in np.argsort(first[:-1], kind="stable").tolist():
-        value = values[k]
-        if value is not None and first[k] < len(codes):
-            to[k] = number.setdefault(value, len(number))
-    return to[codes], list(number)
-
-
-def plain(value: Any) -> str | None:
-    """A name as a person would write it: 3.0 is 3, blanks around it do not count, nothing and NaN are None.
-
-    >>> plain(3.0), plain(" cat "), plain(float("nan")), plain("")
-    ('3', 'cat', None, None)
-    """
-    if isinstance(value, (float, np.floating)):
-        if math.isnan(value):
-            return None
-        value = int(value) if abs(value) < 1e15 and value == int(value) else float(value)
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "backslashreplace")
-    text = "" if value is None else str(value).strip()
-    return text.encode("utf-8", "backslashreplace").decode() or None
-
-
-def vectors(column: pa.ChunkedArray, name: str) -> np.ndarray:
-    """(n, length) float64 of a column of lists."""
-    if column.null_count:
-        row = int(np.flatnonzero(column.is_null().to_numpy())[0]) + 1
-        raise HeadcountError(f"column {name!r} has no list in row {row}; fill it in or leave the row out")
-    lengths = pc.call_function("list_value_length", [column]).to_numpy()
-    odd = np.flatnonzero(lengths != lengths[:1])
-    if len(odd) or not len(lengths) or lengths[0] == 0:
-        row = int(odd[0]) if len(odd) else 0
-        got = int(lengths[row]) if len(lengths) else 0
-        raise HeadcountError(
-            f"column {name!r} holds a list of {got} numbers in row {row + 1}; all must be of one length"
-        )
-    flat = pc.call_function("list_flatten", [column]).cast(pa.float64()).to_numpy()
-    bad = np.flatnonzero(~np.isfinite(flat))
-    if len(bad):
-        row = int(bad[0]) // int(lengths[0]) + 1
-        raise HeadcountError(
-            f"column {name!r} has {flat[bad[0]]} in its list in row {row}; every number must be finite"
-        )
-    return flat.reshape(-1, int(lengths[0]))
-
-
 # -- checks of a file that came back --------------------------------------------------------------------------------------
 
 
@@ -317,7 +237,7 @@ def _field_of(d: Any, i: int, arrays: Mapping[str, Any]) -> Field:
         raise _wrong(f"column {d['name']!r} has length {d['length']!r}")
     if kind == "text":
         _names(d["vocabulary"], f"the words of {d['name']!r}", _MOST)
-        words = Words.checked(tuple(d["vocabulary"]), arrays, f"text.{i}", functools.partial(_wrong))
+        words = Words.checked(tuple(d["vocabulary"]), arrays, f"text.{i}", _wrong)
         return Field(d["name"], "text", words=words)
     return Field(**d)
 

@@ -19,10 +19,10 @@ import pyarrow as pa
 import torch
 
 from headcount.data.columns import Columns
-from headcount.data.learned import plain, texts
 from headcount.data.read.found import Asked, Found, Said, short, some
+from headcount.data.read.labels import beside
 from headcount.data.read.rows import heavy
-from headcount.data.read.targets import beside
+from headcount.data.values import plain, texts
 from headcount.errors import HeadcountError
 
 INSTANCES = ("features", "images", "instances", "X")

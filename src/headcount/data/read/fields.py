@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from headcount.data.columns import Columns, Named
-from headcount.data.learned import Field, numbers, texts
+from headcount.data.learned import Field, Learned
 from headcount.data.read.found import Asked, short, some
+from headcount.data.values import numbers, texts, vectors
 from headcount.errors import HeadcountError
 
 _FEW = 10  # different numbers may still be names
@@ -33,20 +34,9 @@ def plan(
 
     ``spoken``: columns that have a role. ``label`` (n,): each row's label, to find columns that repeat it.
     """
-    model = asked.learned
-    if model is not None:
-        lost = [f.name for f in model.fields if f.name not in table.column_names]
-        if lost:
-            raise HeadcountError(f"{where} lacks {some(lost, 8)}, which the model was fitted on")
-        wanted = [(f.name, f.kind) for f in model.fields]
-    elif roles.features or roles.text:
-        named = [(roles.text, "text")] if roles.text else []
-        wanted = [*named, *((n, None) for n in roles.features)]
-    else:
-        wanted = [(n, None) for n in table.column_names if n not in spoken]
     chosen, aside, bad = [], dict[str, str](), np.zeros(table.num_rows, bool)
     columns: dict[str, pa.ChunkedArray] = {}
-    for name, fixed in wanted:
+    for name, fixed in _wanted(table, roles, spoken, where, asked.learned):
         kind, why = (fixed, "") if fixed else _kind(table.column(name), name in roles.categories)
         why = why or ("" if fixed else _copy(table.column(name), kind, label, bag))
         if why and name in roles.features:
@@ -66,6 +56,21 @@ def plan(
         raise HeadcountError(f"{where} has no column to learn from ({said}); name some with features=, text= or path=")
     kind = "text" if any(f.kind == "text" for f in chosen) else "table"
     return pa.table(columns), Columns(kind, tuple(chosen), named=roles), _said(chosen, aside), bad
+
+
+def _wanted(
+    table: pa.Table, roles: Named, spoken: Sequence[str], where: str, model: Learned | None
+) -> list[tuple[str, str | None]]:
+    """Columns that may become features, with their kind where it is fixed."""
+    if model is not None:
+        lost = [f.name for f in model.fields if f.name not in table.column_names]
+        if lost:
+            raise HeadcountError(f"{where} lacks {some(lost, 8)}, which the model was fitted on")
+        return [(f.name, f.kind) for f in model.fields]
+    if roles.features or roles.text:
+        text: list[tuple[str, str | None]] = [(roles.text, "text")] if roles.text else []
+        return [*text, *((n, None) for n in roles.features)]
+    return [(n, None) for n in table.column_names if n not in spoken]
 
 
 def _kind(column: pa.ChunkedArray, category: bool) -> tuple[str, str]:
@@ -134,6 +139,7 @@ def _usable(
 ) -> pa.ChunkedArray:
     """The column as its kind wants it; rows that cannot be are marked in ``bad``."""
     if kind == "vector":
+        vectors(column, f"{name} of {where}")  # complaints now rather than when training begins
         return column
     value = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     wordy = pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value)

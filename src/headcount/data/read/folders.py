@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from headcount.data.columns import Columns
-from headcount.data.learned import plain
 from headcount.data.read.found import Asked, Found, Said, some
 from headcount.data.read.images import ENDINGS, read_images
-from headcount.data.read.targets import beside
+from headcount.data.read.labels import beside
+from headcount.data.values import plain
 from headcount.errors import HeadcountError
 
 LABELS = ("labels.csv", "labels.tsv", "labels.parquet")

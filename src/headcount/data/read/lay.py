@@ -51,7 +51,7 @@ class Reading:
             raise HeadcountError(
                 "a table becomes features by what was learned: bags(learned=reading.learn(training_bags))"
             )
-        return replace(self.laid, pool=Pool(learned.apply(self.content)))
+        return replace(self.laid, pool=Pool(learned.apply(self.content), trusted=True))
 
     def spread(self, values: Any, blank: Any) -> np.ndarray:
         """(N, ...) per instance -> (inputs, ...) per input row, ``blank`` for rows that were left out."""
@@ -70,13 +70,7 @@ def lay(found: Found, asked: Asked) -> Reading:
     """The common end of every reader."""
     asked = replace(asked, classes=asked.classes or found.classes)
     notes: list[str] = []
-    model = asked.learned
-    if model is not None and (found.kind != model.kind or (not model.fields and model.shape != found.columns.shape)):
-        shape = f"{found.kind} of shape {found.columns.shape}"
-        raise HeadcountError(f"{found.where} holds {shape}, the model takes {model.kind} of {model.shape}")
-    if len(set(found.names)) < len(found.names):
-        twice = next(n for k, n in enumerate(found.names) if n in found.names[:k])
-        raise HeadcountError(f"{found.where} has two bags called {twice!r}; give each its own name")
+    _fits(found, asked.learned)
     known = [v for k, v in enumerate(found.known[1]) if (found.known[0] == k).any()] if found.known else []
     target, classes, tied = targets(found.said, asked, known, found.where)
     if tied.any():
@@ -117,6 +111,15 @@ def lay(found: Found, asked: Asked) -> Reading:
         described=[found.how, *_described(laid, found, asked), *found.notes, *notes],
         skipped=asked.bad.said, fingerprint=_fingerprint(found, laid),
     )  # fmt: skip
+
+
+def _fits(found: Found, model: Learned | None) -> None:
+    if model is not None and (found.kind != model.kind or (not model.fields and model.shape != found.columns.shape)):
+        shape = f"{found.kind} of shape {found.columns.shape}"
+        raise HeadcountError(f"{found.where} holds {shape}, the model takes {model.kind} of {model.shape}")
+    if len(set(found.names)) < len(found.names):
+        twice = next(n for k, n in enumerate(found.names) if n in found.names[:k])
+        raise HeadcountError(f"{found.where} has two bags called {twice!r}; give each its own name")
 
 
 def _kept(found: Found) -> tuple[Any, np.ndarray]:

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headcount.data.columns import Columns, Named
-from headcount.data.learned import plain, texts
+from headcount.data.columns import Columns, Named, is_id
 from headcount.data.read.fields import plan
 from headcount.data.read.found import Asked, Found, Said, firsts, some
 from headcount.data.read.images import read_images
+from headcount.data.read.labels import beside, groups
 from headcount.data.read.tables import open_table
-from headcount.data.read.targets import as_numbers, beside, by_rows, groups
+from headcount.data.read.targets import as_numbers, by_rows
+from headcount.data.values import numbered, plain, texts
 from headcount.errors import HeadcountError
 
 HEAVIEST = 1e9  # an instance of more votes than that would drown the float32 sums of its bag
@@ -93,13 +94,15 @@ def _twice(table: pa.Table, roles: Named, bag: np.ndarray, where: str, asked: As
     """(n,) rows whose id stands in their bag already."""
     if roles.id is None or roles.id not in table.column_names:
         return np.zeros(table.num_rows, bool)
-    code, values = texts(table.column(roles.id), f"column {roles.id!r} of {where}")
-    both = np.where((code >= 0) & (bag >= 0), bag.astype(np.int64) * len(values) + code, -1 - np.arange(len(code)))
+    column = table.column(roles.id)
+    code = numbered(column, f"column {roles.id!r} of {where}")[0]  # ids are many: their texts are not looked at
+    many = int(code.max(initial=0)) + 1
+    both = np.where((code >= 0) & (bag >= 0), bag.astype(np.int64) * many + code, -1 - np.arange(len(code)))
     order = np.argsort(both, kind="stable")
     again = np.zeros(len(code), bool)
     again[order[1:]] = both[order[1:]] == both[order[:-1]]
     return asked.bad.rows(
-        again, lambda r: f"{where} row {r + 1}: id {values[code[r]]!r} ({roles.id}) stands twice in its bag"
+        again, lambda r: f"{where} row {r + 1}: id {column[r].as_py()!r} ({roles.id}) stands twice in its bag"
     )
 
 
@@ -142,7 +145,7 @@ def _instances(table: pa.Table, roles: Named, found: Found, data: Any, asked: As
     n, shown, model = table.num_rows, found.where, asked.learned
     if model is not None and not model.fields and not (model.kind == "images" and roles.path):
         raise HeadcountError(f"the model takes {model.kind}, and {shown} is a table without pictures")
-    spoken = [*(name for _, name in roles.single()), *roles.votes]
+    spoken = [*(name for _, name in roles.single()), *roles.votes, *filter(is_id, table.column_names)]
     if roles.path and (model is None or not model.fields):
         folder = Path(data).parent if isinstance(data, (str, Path)) else Path()
         paths = [plain(v) for v in table.column(roles.path).to_pylist()]

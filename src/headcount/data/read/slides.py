@@ -13,68 +13,37 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from headcount.data.cache import home
 from headcount.data.columns import Columns
-from headcount.data.learned import plain, texts
-from headcount.data.read import flat
+from headcount.data.read import flat, slide_files
 from headcount.data.read.flat import Part
 from headcount.data.read.folders import label_file
 from headcount.data.read.found import Asked, Found, Said, firsts, some
+from headcount.data.read.labels import beside, joined, label_table, usual
+from headcount.data.read.slide_files import ENDINGS, Slide, files_of, glance
 from headcount.data.read.tables import is_frame, suffix
-from headcount.data.read.targets import beside, joined, label_table, usual
+from headcount.data.values import texts
 from headcount.errors import HeadcountError
 
-_HDF5 = (".h5", ".hdf5")
-_ENDINGS = (*_HDF5, ".pt", ".npy")
-_SLIDES = (".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".bif", ".czi", ".dcm", *_ENDINGS)
+_SLIDES = (".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".bif", ".czi", ".dcm", *ENDINGS)
 _HALF = 65504.0  # the largest float16
-
-
-@dataclass(frozen=True)
-class Slide:
-    """One file, looked at but not read."""
-
-    file: Path
-    rows: int
-    width: int
-    dtype: np.dtype
-    coords: np.ndarray | None  # (rows, 2)
-    tile: float  # NaN: not said
 
 
 def is_slides(folder: Path) -> bool:
     """Whether a folder holds feature files."""
-    return bool(slide_files(folder))
-
-
-def slide_files(folder: Path) -> dict[str, Path]:
-    """Slide -> file, by name; an HDF5 file, which has coordinates, before a tensor of the same slide."""
-    try:
-        subs = sorted(s for s in folder.glob("features_*") if s.is_dir())
-        found: dict[str, Path] = {}
-        for place in (folder / "pt_files", folder / "h5_files", *(subs if len(subs) == 1 else ()), folder):
-            if place.is_dir():
-                there = [
-                    f for f in sorted(place.iterdir()) if f.suffix.lower() in _ENDINGS and not f.name.startswith(".")
-                ]
-                for file in sorted(there, key=lambda f: f.suffix.lower() in _HDF5):
-                    found[plain(file.stem) or file.stem] = file
-    except OSError as e:
-        raise HeadcountError(f"cannot look into {folder}: {e.strerror or e}") from None
-    return dict(sorted(found.items()))
+    return bool(files_of(folder))
 
 
 def read_slides(folder: Path, asked: Asked) -> Found:
-    files = slide_files(folder)
-    slides = {name: s for name, file in files.items() if (s := _glance(file, asked)) is not None}
+    files = files_of(folder)
+    slides = {name: s for name, file in files.items() if (s := glance(file, asked)) is not None}
     if not slides:
         raise HeadcountError(f"none of the {len(files)} feature files in {folder} can be read: {asked.bad.said[0]}")
     width = asked.learned.shape[0] if asked.learned else next(iter(slides.values())).width
@@ -154,116 +123,6 @@ def _stems(column: pa.ChunkedArray) -> pa.Array:
     return pa.DictionaryArray.from_arrays(pa.array(code, mask=code < 0), pa.array(bare, pa.string()))
 
 
-# -- files --------------------------------------------------------------------------------------------------------------------
-
-
-def _glance(file: Path, asked: Asked) -> Slide | None:
-    """Sizes, coordinates and tile; None if the file is bad and bad ones are skipped."""
-    try:
-        if file.suffix.lower() in _HDF5:
-            with _hdf5(file) as f:
-                x, coords = _dataset(f, "features"), f.get("coords")
-                shape, dtype = x.shape, x.dtype
-                attrs = {} if coords is None else dict(coords.attrs)
-                coords = None if coords is None else np.asarray(_dataset(f, "coords")[()])
-        else:
-            x, coords, attrs = _tensor(file)
-            shape, dtype = x.shape, x.dtype
-        shape = shape[1:] if len(shape) == 3 and shape[0] == 1 else shape
-        if len(shape) != 2 or dtype.kind not in "fiu" or dtype.itemsize > 8:
-            raise HeadcountError(f"features are {dtype} of shape {tuple(shape)}; they must be numbers (tiles, D)")
-        if 0 in shape:
-            raise HeadcountError("it has no tiles")
-        return Slide(file, int(shape[0]), int(shape[1]), dtype, _checked_coords(coords, int(shape[0])), _tile(attrs))
-    except HeadcountError as e:
-        if "headcount[" in str(e):
-            raise
-        asked.bad.say(f"{file}: {e}")
-    except Exception as e:  # HDF5 and torch raise whatever a damaged file makes them stumble over
-        asked.bad.say(f"{file} cannot be read: {str(e) or type(e).__name__}")
-    return None
-
-
-def _hdf5(file: Path) -> Any:
-    try:
-        import h5py
-    except ImportError:
-        raise HeadcountError("slides in HDF5 need h5py: pip install 'headcount[slides]'") from None
-    return h5py.File(file, "r")
-
-
-def _dataset(f: Any, name: str) -> Any:
-    """A dataset of this very file that is as large as it says."""
-    import h5py
-
-    if name not in f:
-        raise HeadcountError(f"it has no dataset {name!r}; it has {some(sorted(f), 6) or 'none'}")
-    if (
-        not isinstance(f.get(name, getlink=True), h5py.HardLink)
-        or not isinstance(f[name], h5py.Dataset)
-        or f[name].is_virtual
-    ):
-        raise HeadcountError(f"{name!r} must be a dataset in the file itself, not a group or a link to another")
-    d = f[name]
-    if d.dtype.kind not in "fiub":
-        raise HeadcountError(f"{name!r} holds {d.dtype}, not numbers")
-    stored, said = d.id.get_storage_size(), d.size * d.dtype.itemsize
-    if said > 1000 * stored and said > 1 << 16:  # a shape without the numbers
-        raise HeadcountError(f"{name!r} claims {said:,} bytes of numbers and holds {stored:,}")
-    return d
-
-
-def _tensor(file: Path) -> tuple[np.ndarray, np.ndarray | None, dict[str, Any]]:
-    """A .pt tensor, or a dict with features and coords, read without running anything in it; or an .npy."""
-    if file.suffix.lower() == ".npy":
-        return np.load(file, mmap_mode="r", allow_pickle=False), None, {}
-    try:
-        held = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as e:
-        why = " ".join(str(e).split())[:120]
-        raise HeadcountError(
-            f"it is not a plain tensor file, or holds more than tensors, which is not run ({why})"
-        ) from None
-    coords = None
-    if isinstance(held, dict):
-        coords = held.get("coords")
-        held = held.get("features", held.get("feats"))
-    if not isinstance(held, torch.Tensor) or held.is_sparse or held.is_quantized or held.is_complex():
-        raise HeadcountError("it holds no tensor of features")
-    held = held.detach()
-    coords = coords.detach().cpu().numpy() if isinstance(coords, torch.Tensor) else None
-    return (held.float() if held.dtype == torch.bfloat16 else held).numpy(), coords, {}
-
-
-def _checked_coords(coords: np.ndarray | None, rows: int) -> np.ndarray | None:
-    if coords is None:
-        return None
-    coords = coords[0] if coords.ndim == 3 and len(coords) == 1 else coords
-    if coords.shape != (rows, 2) or coords.dtype.kind not in "fiu":
-        raise HeadcountError(
-            f"coords are {coords.dtype} of shape {coords.shape} for {rows} tiles; they must be (tiles, 2)"
-        )
-    if not np.isfinite(coords).all():
-        row = int(np.flatnonzero(~np.isfinite(coords).all(1))[0])
-        raise HeadcountError(f"row {row + 1} of coords is not finite")
-    return coords.astype(np.float64)
-
-
-def _tile(attrs: dict[str, Any]) -> float:
-    """The tile's side in pixels of the full slide, NaN if the attributes do not say it."""
-
-    def number(name: str) -> float:
-        try:
-            return float(np.asarray(attrs[name]).ravel()[0])
-        except (KeyError, ValueError, TypeError, IndexError):
-            return math.nan
-
-    side = number("patch_size_level0")
-    if math.isnan(side):
-        side = number("patch_size") * number("downsample")
-    return side if math.isfinite(side) and side > 0 else math.nan
-
-
 # -- the numbers --------------------------------------------------------------------------------------------------------------
 
 
@@ -275,7 +134,7 @@ def _features(slides: Sequence[Slide], width: int, asked: Asked) -> tuple[np.nda
     dtype = np.dtype(np.float16 if half or cache else np.float32)
 
     def fill(k: int) -> Part:
-        x = _read(slides[k])
+        x = slide_files.features(slides[k])
         digest = hashlib.sha256(f"{slides[k].file.stem}{x.dtype}{x.shape}".encode() + np.ascontiguousarray(x).tobytes())
         most = _HALF if dtype == np.float16 else float(np.finfo(np.float32).max)
         with np.errstate(invalid="ignore"):
@@ -289,22 +148,6 @@ def _features(slides: Sequence[Slide], width: int, asked: Asked) -> tuple[np.nda
 
     files = [s.file for s in slides]
     return flat.flat([s.rows for s in slides], (width,), dtype, fill, cache, lambda: flat.key(files, ["slides", width]))
-
-
-def _read(s: Slide) -> np.ndarray:
-    """(tiles, D) of a slide that was looked at before."""
-    try:
-        if s.file.suffix.lower() in _HDF5:
-            with _hdf5(s.file) as f:
-                x = f["features"][()]
-        else:
-            x = np.asarray(_tensor(s.file)[0])
-        x = x.reshape(x.shape[-2:])
-    except Exception as e:
-        raise HeadcountError(f"{s.file} cannot be read: {str(e) or type(e).__name__}") from None
-    if x.shape != (s.rows, s.width):
-        raise HeadcountError(f"{s.file} changed while it was read")
-    return x
 
 
 def _places(slides: Sequence[Slide], asked: Asked) -> tuple[np.ndarray | None, np.ndarray | None]:

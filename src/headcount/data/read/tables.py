@@ -39,7 +39,9 @@ def suffix(path: Path) -> str:
 
 def is_frame(data: Any) -> bool:
     """A table that lives in memory: pandas, polars, pyarrow or anything else that speaks their common language."""
-    return isinstance(data, pa.Table) or hasattr(data, "__arrow_c_stream__") or hasattr(data, "__dataframe__")
+    if isinstance(data, pa.Table) or hasattr(data, "__dataframe__"):
+        return True
+    return hasattr(data, "__arrow_c_stream__") and hasattr(data, "columns")  # a Series streams too, and is no table
 
 
 def open_table(data: Any, named: Named, bad: Bad, verbatim: bool = False) -> tuple[pa.Table, str, str]:

@@ -1,0 +1,95 @@
+"""A column's values as arrays: numbers with NaN where missing, names as numbers of a word list, lists as rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headcount.errors import HeadcountError
+
+
+def numbers(column: pa.ChunkedArray) -> np.ndarray:
+    """(n,) float64, NaN where missing; days and times count in their own units."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if pa.types.is_temporal(kind):
+        wide = pa.types.is_date32(kind) or pa.types.is_time32(kind)
+        column = column.cast(pa.int32() if wide else pa.int64())
+    if column.type != pa.float64():
+        column = column.cast(pa.int8()) if pa.types.is_boolean(column.type) else column
+        column = pc.cast(column, pa.float64(), safe=False)
+    return column.to_numpy() if column.null_count == 0 else column.fill_null(math.nan).to_numpy()
+
+
+def numbered(column: pa.ChunkedArray, called: str = "a column") -> tuple[np.ndarray, pa.Array]:
+    """(n,) codes, -1 where missing, and the values they stand for."""
+    try:
+        # pieces encoded together share one word list: unifying it would hash it again for each of them
+        shared = not pa.types.is_dictionary(column.type)
+        column = column.dictionary_encode() if shared else column.unify_dictionaries()
+    except pa.ArrowException:
+        raise HeadcountError(f"{called} holds {column.type}; give texts or numbers") from None
+    if column.num_chunks == 0:
+        return np.zeros(0, np.int64), pa.array([], pa.string())
+    codes = np.concatenate([c.indices.cast(pa.int64()).fill_null(-1).to_numpy() for c in column.chunks])
+    return codes, column.chunk(0).dictionary
+
+
+def texts(column: pa.ChunkedArray, called: str = "a column") -> tuple[np.ndarray, list[str]]:
+    """(n,) codes, -1 where missing, and the values as text, in order of first appearance."""
+    codes, dictionary = numbered(column, called)
+    values = [plain(v) for v in dictionary.to_pylist()]
+    first = np.full(len(values) + 1, len(codes))
+    first[codes[::-1]] = np.arange(len(codes))[::-1]  # the last to write is the first row
+    number: dict[str, int] = {}
+    to = np.full(len(values) + 1, -1)
+    for k in np.argsort(first[:-1], kind="stable").tolist():
+        value = values[k]
+        if value is not None and first[k] < len(codes):
+            to[k] = number.setdefault(value, len(number))
+    return to[codes], list(number)
+
+
+def plain(value: Any) -> str | None:
+    """A name as a person would write it: 3.0 is 3, blanks around it do not count, nothing and NaN are None.
+
+    >>> plain(3.0), plain(" cat "), plain(float("nan")), plain("")
+    ('3', 'cat', None, None)
+    """
+    if isinstance(value, (float, np.floating)):
+        if math.isnan(value):
+            return None
+        value = int(value) if abs(value) < 1e15 and value == int(value) else float(value)
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "backslashreplace")
+    text = "" if value is None else str(value).strip()
+    return text.encode("utf-8", "backslashreplace").decode() or None
+
+
+def vectors(column: pa.ChunkedArray, name: str) -> np.ndarray:
+    """(n, length) float64 of a column of lists."""
+    if column.null_count:
+        row = int(np.flatnonzero(column.is_null().to_numpy())[0]) + 1
+        raise HeadcountError(f"column {name!r} has no list in row {row}; fill it in or leave the row out")
+    lengths = pc.call_function("list_value_length", [column]).to_numpy()
+    odd = np.flatnonzero(lengths != lengths[:1])
+    if len(odd) or not len(lengths) or lengths[0] == 0:
+        row = int(odd[0]) if len(odd) else 0
+        got = int(lengths[row]) if len(lengths) else 0
+        raise HeadcountError(
+            f"column {name!r} holds a list of {got} numbers in row {row + 1}; all must be of one length"
+        )
+    flat = pc.call_function("list_flatten", [column]).cast(pa.float64()).to_numpy()
+    with np.errstate(invalid="ignore"):
+        bad = np.flatnonzero(~(np.abs(flat) <= np.finfo(np.float32).max))
+    if len(bad):
+        row = int(bad[0]) // int(lengths[0]) + 1
+        raise HeadcountError(
+            f"column {name!r} has {flat[bad[0]]} in its list in row {row}; every number must be finite"
+        )
+    return flat.reshape(-1, int(lengths[0]))
