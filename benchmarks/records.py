@@ -1,6 +1,7 @@
 """Remake the paper's ablation (table 4): one record after the other in one process, the oldest missing first.
 
     python benchmarks/records.py --out results/paper --source cifar10 --scenario various --minutes 9
+    python benchmarks/records.py --out results/plain --precision tf32 --plain --only count      # beside the fast path
 
 Counting Network, without Count, Output+Mean (official and nll), then MPEM for every removal, five folds each, 1,500 epochs
 of the paper's recipe with the fast path's precision. Stops starting runs when the minutes are over; goes on next time.
@@ -14,19 +15,21 @@ from pathlib import Path
 
 from headcount.judging import run as runs
 from headcount.judging.scores import REMOVALS
+from headcount.training import speed
 from headcount.training.recipe import Recipe
 
 
-def wanted(source: str, scenario: str, precision: str, epochs: int) -> list[Recipe]:
+def wanted(source: str, scenario: str, precision: str, epochs: int, only: str = "") -> list[Recipe]:
     base = Recipe(source=source, scenario=scenario, precision=precision, epochs=epochs)
-    methods = [
-        base,
-        base.but(options={"t1": 1.0}),
-        base.but(head="output_mean", options={"form": "nll"}),
-        base.but(head="output_mean"),
-    ]
-    recipes = [method.but(fold=fold) for method in methods for fold in range(5)]
-    return recipes + [base.but(fold=fold, removal=r) for fold in range(5) for r in REMOVALS]
+    methods = {
+        "count": base,
+        "without": base.but(options={"t1": 1.0}),
+        "nll": base.but(head="output_mean", options={"form": "nll"}),
+        "official": base.but(head="output_mean"),
+    }
+    chosen = only.split(",") if only else [*methods, "mpem"]
+    recipes = [method.but(fold=fold) for name, method in methods.items() if name in chosen for fold in range(5)]
+    return recipes + [base.but(fold=f, removal=r) for f in range(5) for r in REMOVALS if "mpem" in chosen]
 
 
 def main() -> None:
@@ -36,18 +39,23 @@ def main() -> None:
     parser.add_argument("--scenario", default="various")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--epochs", type=int, default=1500)
+    parser.add_argument("--only", default="", help="count, without, nll, official, mpem: some of them, with commas")
+    parser.add_argument("--plain", action="store_true", help="neither compiled nor captured")
     parser.add_argument("--minutes", type=float, default=9.0)
     args = parser.parse_args()
+    if args.plain:
+        speed.fast = lambda step, device: step
+        speed.arrange = lambda model, device, precision: None
     started, longest = time.monotonic(), 0.0
     for scenario in args.scenario.split(","):
-        for recipe in wanted(args.source, scenario, args.precision, args.epochs):
+        for recipe in wanted(args.source, scenario, args.precision, args.epochs, args.only):
             if (args.out / f"{recipe.key}.json").exists():
                 continue
             if time.monotonic() - started + longest > 60 * args.minutes:
                 print("time is up", flush=True)
                 return
             begun = time.monotonic()
-            record = runs.run(recipe, args.out)
+            record = runs.run(recipe, args.out, compile="off" if args.plain else "auto")
             seconds = time.monotonic() - begun
             longest = max(longest, min(seconds, 1.2 * longest or seconds))
             got = record.scores
