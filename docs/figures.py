@@ -1,21 +1,43 @@
-"""Draw the pictures of README and docs from the records in results/: ``python docs/figures.py``."""
+"""Draw the pictures of README and docs from results/ and benchmarks/results/: ``python docs/figures.py``."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from headcount.judging import records, select
-from headcount.showing import plots
+from headcount.showing import canvas, plots
 
 ROOT = Path(__file__).parent.parent
 
 
 def main() -> None:
+    size()
     rows = [r for r in select.rows(records.load(ROOT / "results" / "paper")) if len(r.records) == 5]
     rows = [r for r in rows if (r.source, r.scenario) == ("cifar10", "various")]
     scores = {r.label: [record.scores["instance_accuracy"] for record in r.records] for r in rows}
     figure = plots.accuracy_dots(scores, plots.method_colours(list(scores)))
     plots.save(figure, ROOT / "docs" / "img" / "cifar10_various.svg")
+
+
+def size() -> None:
+    """Time and memory against the size of one bag, with the straight line through the largest."""
+    rows = json.loads((ROOT / "benchmarks" / "results" / "size-cpu.json").read_text())["rows"]
+    with canvas.panel(780, 300, (56, 34, 24, 46), columns=2) as (figure, (time, memory)):
+        figure.subplots_adjust(wspace=0.3)
+        for what, colour in zip(("fit", "predict"), canvas.PALETTE, strict=False):
+            mine = [r for r in rows if r["what"] == what and r["dtype"] == "float32"]
+            n, last = [r["instances"] for r in mine], mine[-1]
+            time.plot(n, [r["cpu_seconds"] for r in mine], "o-", color=colour, label=what)
+            time.plot(n, [last["cpu_seconds"] * k / last["instances"] for k in n], "--", color=canvas.MUTED, lw=1)
+            memory.plot(n, [r["peak_mib"] - r["before_mib"] for r in mine], "o-", color=colour, label=what)
+        memory.plot(n, [r["file_mib"] for r in mine], "--", color=canvas.MUTED, lw=1, label="the features themselves")
+        time.set(title="CPU seconds (dashes: straight line)", xscale="log", yscale="log")
+        memory.set(title="peak MiB beyond Python and torch", xscale="log", ylim=(0, None))
+        for ax in (time, memory):
+            ax.set_xlabel("instances in the bag", loc="right")
+            canvas.legend(ax)
+    canvas.save(figure, ROOT / "docs" / "img" / "size.svg")
 
 
 if __name__ == "__main__":

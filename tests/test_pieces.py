@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -245,6 +248,40 @@ def test_nothing_larger_than_a_chunk_is_ever_in_work(tmp_path):
     assert sum(seen) == 2 * sum(SIZES) + cut - 64, "cut bags twice in training; the removed chunk not the second time"
     say(model, bags, batch_instances=64)
     assert max(seen) == 64
+
+
+IN_A_PROCESS = """
+import sys, numpy as np
+from pathlib import Path
+from headcount.bags import Bags, Pool, pool
+from headcount.judging.run import fresh_model
+from headcount.models.model import say
+from headcount.training.recipe import Recipe
+from headcount.training.train import fit
+
+pool.NEAR = 0
+rows = int(sys.argv[1])
+out = np.lib.format.open_memmap("x.npy", "w+", np.float32, (rows, 128))
+out[:] = np.random.default_rng(0).standard_normal(128, dtype=np.float32)
+del out
+bags = Bags.of(Pool.mapped("x.npy"), sizes=[rows], labels=[1], classes=10)
+Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
+recipe = Recipe(backbone="mlp", epochs=1, chunk_instances=4096)
+say(fit(fresh_model(recipe, bags), bags, bags, recipe).model, bags, batch_instances=4096)
+print(next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")))
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no /proc to read the peak from")
+def test_memory_does_not_grow_with_the_bag(tmp_path):
+    """Eight times the bag (200 MB of features more) and the same peak, but for a few numbers per instance."""
+    peaks = []
+    for rows in (60_000, 480_000):
+        command = [sys.executable, "-c", IN_A_PROCESS, str(rows)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout) / 1024)
+    assert peaks[1] - peaks[0] < 90, peaks
 
 
 # -- refused ---------------------------------------------------------------------------------------------------------------

@@ -5,11 +5,13 @@ Whoever reads says beforehand what he will read, in order. At most ``depth`` rea
 
 from __future__ import annotations
 
+import ctypes
 import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -25,6 +27,14 @@ def reading(pool: Pool, device: torch.device, plan: Iterable[Tensor]) -> Iterato
         yield reader
     finally:
         reader.close()
+
+
+@lru_cache
+def return_large_blocks() -> None:
+    """From now on, what is freed in blocks of 8 MB and more goes back to the system at once. glibc would keep and cut up
+    blocks of up to 32 MB, and in a long row of chunks that comes to far more than is in use."""
+    with suppress(OSError, AttributeError):  # another C library, which may do as it likes
+        ctypes.CDLL(None).mallopt(-3, 1 << 23)  # M_MMAP_THRESHOLD
 
 
 class AtOnce:
@@ -58,6 +68,7 @@ class Ahead(AtOnce):
 
     def __init__(self, pool: Pool, device: torch.device, plan: Iterable[Tensor], depth: int = 2) -> None:
         super().__init__(pool, device)
+        return_large_blocks()
         self.ready: queue.Queue[tuple[Tensor | None, Tensor | BaseException]] = queue.Queue(depth)
         self.over = threading.Event()
         self.thread = threading.Thread(target=self._fetch, args=(iter(plan),), name="headcount-ahead", daemon=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headcount.errors import HeadcountError
 
-_CHUNK = 1 << 16
+_CHUNK = 1 << 22  # numbers that are looked at together
 NEAR = 1 << 28  # bytes; a mapped file up to this size is simply memory
 
 
@@ -109,8 +109,9 @@ def _checked(data: Any, trusted: bool, let_go: Callable[[], None] = lambda: None
         raise HeadcountError(f"a pool holds {want}, got {x.dtype} of shape {tuple(x.shape)}")
     if not x.is_floating_point() or x.dtype == torch.float64:
         x = x.float()
-    for start in range(0, 0 if trusted else len(x), _CHUNK):
-        bad = ~torch.isfinite(x[start : start + _CHUNK]).all(1)
+    rows = max(1, _CHUNK // max(1, x.shape[1]))
+    for start in range(0, 0 if trusted else len(x), rows):
+        bad = ~torch.isfinite(x[start : start + rows]).all(1)
         let_go()
         if bad.any():
             row = start + int(bad.nonzero()[0])

@@ -107,7 +107,7 @@ class Segments:
         """(N,), (N, D) -> (B, D): the sum of share * x. Where bags have one size it is a product of matrices, with no
         (N, D) of products to write down and read again."""
         if self.size is None:
-            return self.sum(share[:, None] * x)
+            return self.sum(_wide(share)[:, None] * x)
         share = _wide(share).masked_fill(self.removed, 0)
         share = share if self.weight is None else share * self.weight.to(share.dtype)
         with torch.autocast(x.device.type, enabled=False):  # counted in float32, as all sums

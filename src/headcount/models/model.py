@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from headcount.bags import Bags, Segments
-from headcount.bags.ahead import AtOnce, reading
+from headcount.bags.ahead import AtOnce, reading, return_large_blocks
 from headcount.data.prepare import Prepare
 from headcount.errors import HeadcountError, choose
 from headcount.files import beside, write_whole
@@ -116,6 +116,7 @@ def _say_large(model: Model, bag: Bags, reader: AtOnce, keep: tuple[str, ...], b
     segments = bag.segments()
     if model.head.undivided(segments) or set(keep) - {"features"}:
         return _say(model, bag, reader, keep, budget)
+    return_large_blocks()
     said, noted, features = [], [], []
     for rows in torch.arange(len(bag.index)).split(budget):
         sides = faces(model, reader.take(bag.index[rows]))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from headcount.bags import Segments
+from headcount.bags.ahead import return_large_blocks
 from headcount.errors import HeadcountError
 from headcount.models.heads import Batch, Noted, Output, Pass
 from headcount.models.model import Model
@@ -104,6 +105,7 @@ class Stream:
 
     def _bag(self, model: Model, feed: Feed, bag: Tensor, share: Tensor | None) -> Tensor:
         """The loss of one bag; with a ``share`` its gradient too, times that."""
+        return_large_blocks()
         batch, place = feed.batch(bag)
         chunks = [_chunk(batch, rows) for rows in torch.arange(len(place)).split(self.budget)]
         places = place.split(self.budget)
