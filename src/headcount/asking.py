@@ -7,6 +7,7 @@ then asks. Files are whole or absent.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -95,33 +96,26 @@ def predict(
 def _write(
     reading: Reading, said: Said, kind: str, out: Path, bags: Path | None, geojson: Path | None, heatmap: Path | None
 ) -> None:
-    """The pictures first, the table last: if anything fails, what was written before it is taken away again."""
+    """The pictures first, the tables last: if anything fails, what was written before it is taken away again."""
+    keep = False
     with ExitStack() as undo:
         for path, write in ((geojson, places.write_geojson), (heatmap, places.write_heatmaps)):
             if path is not None:
                 made = write(path, reading, said)
-                undo.callback(_forget, path)
+                undo.callback(lambda path=path: keep or shutil.rmtree(path))
                 say(f"wrote {path}: {made:,} files")
         if bags is not None:
-            fresh = not bags.exists()
-            export.write_tables(bags, iter([export.bag_table(reading, said)]))
-            if fresh:
-                undo.callback(_forget, bags)
-            say(f"wrote {bags}: {len(reading.laid):,} bags")
+            undo.enter_context(export.tables_beside(bags, [export.bag_table(reading, said)]))
         if kind == "table":
             export.write_tables(out, export.row_chunks(reading, said))
         else:
             (export.write_hdf5 if kind == "hdf5" else export.write_hdf5_folder)(out, reading, said)
-        undo.pop_all()
+        keep = True
+    if bags is not None:
+        say(f"wrote {bags}: {len(reading.laid):,} bags")
     blank = reading.inputs - len(reading.rows)
     empty = f", {blank:,} of them without a prediction" if blank else ""
     say(f"wrote {out}: {reading.inputs:,} rows{empty}")
-
-
-def _forget(path: Path) -> None:
-    import shutil
-
-    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def free_places(data: str | None, model: Path | None, **paths: Path | None) -> None:
@@ -237,7 +231,7 @@ def issues(
         p = ask(fitted, reading).bag
     found = doubts.doubtful(reading.laid, p)
     if out is not None:
-        export.write_tables(out, iter([found]))
+        export.write_tables(out, [found])
         say(f"wrote {out}: {found.num_rows:,} bags")
     print_doubts(found, top)
     return found

@@ -52,7 +52,7 @@ def write_sheet(out: Path, reading: Reading, said: Said, count: int, seed: int) 
                 raise HeadcountError(f"{path} is there already; choose another name, or move it away")
         write_whole(key_of(out), lambda f: f.write(key))
         try:
-            write_tables(out, iter([_rows(looks)]))
+            write_tables(out, [_rows(looks)])
         except BaseException:  # a key without its sheet is no use
             key_of(out).unlink(missing_ok=True)
             raise
@@ -63,7 +63,7 @@ def write_sheet(out: Path, reading: Reading, said: Said, count: int, seed: int) 
         text = page(
             "sheet.html", items=list(enumerate(looks, 1)), classes=said.classes, pictures=any(s.picture for s in looks)
         )
-        write_tables(part / "sheet.csv", iter([_rows(looks)]))
+        write_tables(part / "sheet.csv", [_rows(looks)])
         write_whole(part / "index.html", lambda f: f.write(text.encode("utf-8", "backslashreplace")))
         write_whole(part / "key.json", lambda f: f.write(key))
     return len(drawn.item), out / "key.json"

@@ -9,6 +9,7 @@ Letters: N instances, B bags, C classes.
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -121,5 +122,7 @@ def _sheet(rows: int, classes: int, scratch: Path | None) -> np.ndarray:
     """(rows, classes) to write answers on; a file that is too large for memory has no name, so that it goes with us."""
     if rows * classes * 4 <= ROOM:
         return np.empty((rows, classes), np.float32)
-    file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115  (the map keeps it open)
-    return np.memmap(file, np.float32, "w+", shape=(rows, classes))
+    with tempfile.TemporaryFile(dir=scratch) as file:  # the map keeps it
+        if hasattr(os, "posix_fallocate"):  # a disk that is too small says so now, and not by a signal later
+            os.posix_fallocate(file.fileno(), 0, rows * classes * 4)
+        return np.memmap(file, np.float32, "w+", shape=(rows, classes))

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -174,20 +174,28 @@ def bag_table(reading: Reading, said: Said) -> pa.Table:
 # -- writing ----------------------------------------------------------------------------------------------------------------
 
 
-def write_tables(path: Path, chunks: Iterator[pa.Table]) -> None:
-    """CSV, TSV or Parquet by the ending, chunk by chunk."""
+@contextmanager
+def tables_beside(path: Path, chunks: Iterable[pa.Table]) -> Iterator[None]:
+    """CSV, TSV or Parquet by the ending, chunk by chunk: written at once, in its place when the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with beside(path) as part, open_sink(part) as sink:
-        writer: Any = None
-        try:
-            for table in chunks:
-                writer = writer or _writer(path, sink, table.schema)
-                writer.write_table(table)
-        finally:
-            if writer is not None:
-                writer.close()
-        sink.flush()
-        os.fsync(sink.fileno())
+    with beside(path) as part:
+        with open_sink(part) as sink:
+            writer: Any = None
+            try:
+                for table in chunks:
+                    writer = writer or _writer(path, sink, table.schema)
+                    writer.write_table(table)
+            finally:
+                if writer is not None:
+                    writer.close()
+            sink.flush()
+            os.fsync(sink.fileno())
+        yield
+
+
+def write_tables(path: Path, chunks: Iterable[pa.Table]) -> None:
+    with tables_beside(path, chunks):
+        pass
 
 
 def open_sink(path: Path) -> Any:

@@ -21,7 +21,7 @@ from headcount.showing import canvas
 from headcount.showing.export import file_names, whole_folder
 
 _CELLS = 1200  # of a heat map's longer side
-_PIXELS = 900.0
+_PIXELS = 480.0  # of its longer side, before the resolution
 
 
 def colours(classes: int) -> list[tuple[int, int, int]]:
