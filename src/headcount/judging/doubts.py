@@ -124,14 +124,17 @@ def tempered(p: np.ndarray, label: np.ndarray) -> np.ndarray:
 def doubtful(bags: Bags, p: np.ndarray) -> pa.Table:
     """Labelled bags, the least believed label first. ``p`` (B, C): what is said of each bag's label.
 
-    A bag with votes or a tie is given the probability of its likeliest winner.
+    A bag with votes or a tie is given the probability of its likeliest winner. A label looks wrong if another class is the
+    likeliest and is as likely as it usually is in bags of its own label (the rule of confident learning, Northcutt et al. 2021).
     """
     target = bags.target.numpy()
     told = np.flatnonzero((target.sum(1) > 0) & np.isfinite(p).all(1))
     wins = target >= target.max(1, keepdims=True) - 1e-6
     own = np.where(wins, p, -1)[told]
     label, believed = own.argmax(1), own.max(1)
-    said = p[told].argmax(1)
+    said, likeliest = p[told].argmax(1), p[told].max(1)
+    usual = np.array([np.mean(p[told][label == k, k]) if (label == k).any() else np.inf for k in range(p.shape[1])])
+    wrong = (said != label) & (likeliest >= usual[said])
     order = np.argsort(believed, kind="stable")
     words = pa.array(bags.classes, pa.string())
     names = bags.names or tuple(map(str, range(len(bags))))
@@ -141,7 +144,7 @@ def doubtful(bags: Bags, p: np.ndarray) -> pa.Table:
         "label": words.take(pa.array(label[order])),
         "p_label": believed[order].astype(np.float32),
         "suggestion": words.take(pa.array(said[order])),
-        "p_suggestion": p[told].max(1)[order].astype(np.float32),
-        "looks_wrong": (believed < 0.5)[order] & (said != label)[order],
+        "p_suggestion": likeliest[order].astype(np.float32),
+        "looks_wrong": wrong[order],
         "instances": bags.sizes.numpy()[told][order],
     })  # fmt: skip
