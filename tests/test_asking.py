@@ -1,181 +1,390 @@
-"""Prediction over a Ray cluster says what say() says, in order, also when a node dies midway."""
+"""Evaluate, audit, explain, issues: what they print is what a slow reckoning gives, and a sheet comes back as an estimate."""
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import suppress
+import csv
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from sklearn.datasets import load_digits
+from sklearn.metrics import average_precision_score
 
-from headcount.bags import Bags, Pool
+import read_factory as make
+from ask_factory import KINDS, case, fitted, people
+from headcount import auditing
+from headcount.data.columns import Named
+from headcount.data.read import read
 from headcount.errors import HeadcountError
-from headcount.judging import asking
-from headcount.judging.asking import answer, cut, files_of, say_many, say_shards
-from headcount.models.model import Design, Model, load, save, say
+from headcount.judging import doubts, evaluation
+from headcount.judging.answers import ask
+from headcount.models.fitted import Fitted
+from test_predict import left, rows_of, typed  # noqa: F401  (a fixture)
 
 
-def bags(count: int = 30) -> Bags:
-    rng = np.random.default_rng(0)
-    sizes = rng.integers(1, 60, count)
-    index = rng.integers(0, 500, sizes.sum())  # bags share instances
-    pool = Pool(rng.normal(size=(500, 6)).astype(np.float32))
-    return Bags.of(
-        pool,
-        index=index,
-        sizes=sizes,
-        labels=rng.integers(0, 3, count),
-        classes=3,
-        weight=rng.choice([1.0, 2.0], len(index)),
-        truth=rng.integers(0, 3, len(index)),
-    )
+def scores(typed, *words):  # noqa: F811
+    code, out, err = typed("evaluate", *words, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+# -- evaluate ---------------------------------------------------------------------------------------------------------------
+
+
+def test_scores_of_bags_and_instances(typed, tmp_path):  # noqa: F811
+    model, data = case(tmp_path / "in", "table")
+    found = scores(typed, model, data)
+    again = Fitted.load(model)
+    reading = again.read(data)
+    answer = again.say(reading.bags(again.learned))
+    p, label = answer.bag.exp().numpy(), reading.laid.label.numpy()
+    assert found["bags"]["accuracy"]["value"] == pytest.approx((p.argmax(1) == label).mean())
+    assert found["bags"]["log_loss"] == pytest.approx(-np.log(p[np.arange(8), label]).mean(), abs=1e-4)
+    truth, said = reading.laid.truth.numpy(), answer.instance.argmax(1).numpy()
+    own = found["instances"]
+    assert own["accuracy"]["value"] == pytest.approx((truth == said).mean(), abs=1e-6)
+    assert own["accuracy"]["low"] < own["accuracy"]["value"] < own["accuracy"]["high"]
+    for k, c in enumerate(("no", "yes")):
+        assert own["classes"][c]["recall"] == pytest.approx((said == k)[truth == k].mean(), abs=1e-6)
+        assert own["classes"][c]["precision"] == pytest.approx((truth == k)[said == k].mean(), abs=1e-6)
+    assert "shares" not in found
+    code, out, _ = typed("evaluate", model, data)
+    assert code == 0
+    assert "bag accuracy" in out
+    assert "instance accuracy" in out
+    assert "Wilson" in out
+
+
+def test_no_truth_no_instance_score(typed, tmp_path):  # noqa: F811
+    model, _ = case(tmp_path / "in", "table")
+    table = people()
+    del table["truth"]
+    found = scores(typed, model, make.write_csv(tmp_path / "new.csv", table))
+    assert "instances" not in found
+    assert found["bags"]["bags"] == 8
+
+
+def test_votes_are_compared_with_shares(typed, tmp_path):  # noqa: F811
+    model, _ = case(tmp_path / "in", "table")
+    table = people()
+    yes = {p: sum(t == "yes" for t, q in zip(table["truth"], table["precinct"], strict=True) if q == p) for p in table["precinct"]}
+    table["yes"] = [yes[p] for p in table["precinct"]]
+    table["no"] = [6 - yes[p] for p in table["precinct"]]
+    del table["label"]
+    data = make.write_csv(tmp_path / "votes.csv", table)
+    found = scores(typed, model, data, "--votes", "no,yes")
+    again = Fitted.load(model)
+    said = ask(again, reading := again.read(data, Named(votes=("no", "yes"))))
+    true = reading.laid.target.numpy()
+    assert true.max() < 1 or len(np.unique(true)) > 2
+    assert found["shares"]["mean_error"] == pytest.approx(np.abs(said.share - true).mean(), abs=1e-5)
+    assert found["shares"]["mean_error"] < 0.2
+    inside = (said.low <= true) & (true <= said.high)
+    assert found["shares"]["inside_90_interval"] == pytest.approx(inside.mean(), abs=1e-6)
+
+
+def test_ties_are_right_with_any_winner_and_groups_widen(tmp_path):
+    reading = read(make.write_csv(tmp_path / "a.csv", people(bags=4)))
+    said = ask(fitted(reading), reading)
+    tied = reading.laid.target.clone()
+    tied[:] = 0.5
+    everyone = evaluation.bags_scored(replace(reading.laid, target=tied), said)
+    assert everyone["accuracy"]["value"] == 1
+    assert not evaluation.has_votes(replace(reading.laid, target=tied))
+    alone = evaluation.bags_scored(reading.laid, said)
+    together = evaluation.bags_scored(replace(reading.laid, group=("a", "a", "b", "b")), said)
+    assert together["accuracy"]["low"] < alone["accuracy"]["low"]
+    assert "groups" in together["interval"]
+
+
+def test_calibration_table_adds_up():
+    sure, right = np.array([0.55, 0.95, 0.97, 1.0]), np.array([True, True, False, True])
+    found = evaluation.calibration(sure, right)
+    assert [r["answers"] for r in found["table"]] == [1, 3]
+    assert found["error"] == pytest.approx((abs(0.55 - 1) + 3 * abs(sure[1:].mean() - 2 / 3)) / 4, abs=1e-5)
+
+
+# -- audit ------------------------------------------------------------------------------------------------------------------
+
+
+def fill(sheet: Path, truth: dict[str, str], skip: int = 0) -> None:
+    rows = rows_of(sheet)
+    for n, row in enumerate(rows):
+        row["label"] = "" if n < skip else truth[row["id"]]
+    with open(sheet, "w", newline="") as f:
+        out = csv.DictWriter(f, rows[0].keys())
+        out.writeheader()
+        out.writerows(rows)
 
 
 @pytest.fixture
-def folder(tmp_path) -> Path:
-    torch.manual_seed(0)
-    save(Model(Design((6,), ("a", "b", "c"), "mlp", head="attention")), tmp_path / "model")
-    return tmp_path / "model"
+def big(tmp_path):
+    """A model and 3,000 rows of which a hundred are to be labelled."""
+    model, _ = case(tmp_path / "in", "table")
+    table = people(bags=60, size=50, seed=5)
+    truth = dict(zip(table["id"], table.pop("truth"), strict=True))
+    return model, make.write_csv(tmp_path / "big.csv", table), truth
 
 
-def same(got, want) -> None:
-    torch.testing.assert_close(got.instance, want.instance, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(got.bag, want.bag, rtol=1e-6, atol=1e-6)
+@pytest.mark.parametrize("out", ["s.csv", "folder"])
+def test_a_sheet_goes_out_blind_and_comes_back_as_accuracy(out, typed, tmp_path, big):  # noqa: F811
+    model, data, truth = big
+    code, _, err = typed("audit", model, data, "--out", out)
+    assert code == 0, err
+    sheet = tmp_path / out / "sheet.csv" if out == "folder" else tmp_path / out
+    rows = rows_of(sheet)
+    assert len(rows) == 100
+    assert set(rows[0]) == {"item", "id", "precinct", "height", "colour", "label"}
+    assert all(r["label"] == "" for r in rows)
+    key = json.loads(auditing.key_of(sheet).read_text())
+    assert {i["prediction"] for i in key["items"]} == {"yes", "no"}
+    by_row = rows_of(data)
+    assert [by_row[i["row"]]["id"] for i in key["items"]] == [r["id"] for r in rows]
+    fill(sheet, truth)
+    found = scores(typed, model, data, "--audit", sheet)["audit"]
+    said = {r["id"]: r for r in rows_of(_predicted(typed, tmp_path, model, data))}
+    whole = np.mean([said[i]["prediction"] == t for i, t in truth.items()])
+    assert found["accuracy"]["low"] <= whole <= found["accuracy"]["high"]
+    assert abs(found["accuracy"]["value"] - whole) < 0.1
+    hits = [said[r["id"]]["prediction"] == truth[r["id"]] for r in rows]
+    weight = [i["weight"] for i in key["items"]]
+    assert found["accuracy"]["value"] == pytest.approx(np.average(hits, weights=weight), abs=1e-5)
+    assert (found["labelled"], found["left_blank"]) == (100, 0)
+    code, text, _ = typed("evaluate", model, data, "--audit", sheet)
+    assert "labelled by hand" in text
 
 
-# -- without a cluster --------------------------------------------------------------------------------------------------
+def _predicted(typed, tmp_path, model, data):  # noqa: F811
+    typed("predict", model, data, "--out", tmp_path / "all.csv")
+    return tmp_path / "all.csv"
 
 
-def test_shards_are_all_of_it_with_their_own_instances_and_no_truth():
-    given = bags()
-    shards = list(cut(given, 100))
-    assert len(shards) > 5
-    assert sum(map(len, shards)) == len(given)
-    assert all(s.truth is None and len(s.pool) <= len(s.index) for s in shards)
-    again = torch.cat([s.pool.take(s.index) for s in shards])
-    assert torch.equal(again, given.pool.take(given.index))
-    for wrong in (lambda: list(cut(given, 0)), lambda: list(cut(given.take([]), 10))):
-        with pytest.raises(HeadcountError, match="at least one"):
-            wrong()
+def test_a_sheet_left_half_blank(typed, tmp_path, big):  # noqa: F811
+    model, data, truth = big
+    typed("audit", model, data, "--out", "s.csv", "--count", 40)
+    fill(tmp_path / "s.csv", truth, skip=10)
+    found = scores(typed, model, data, "--audit", "s.csv")["audit"]
+    assert (found["labelled"], found["left_blank"]) == (30, 10)
 
 
-@pytest.mark.parametrize("made", [lambda s: s, lambda s: lambda: s], ids=["bags", "function"])
-def test_a_node_answers_as_say_does(folder, made):
-    given, model = bags(), load(folder)
-    files = files_of(folder)
-    for shard in cut(given, 200):
-        arrays, parcel = answer(files, made(shard), ("features",), 64, "cpu", torch.get_num_threads())
-        assert not parcel.error
-        want = say(model, shard, keep=("features",), batch_instances=64)
-        assert np.array_equal(arrays["instance"], want.instance)
-        assert np.array_equal(arrays["bag"], want.bag)
-        assert np.array_equal(arrays["part.features"], want.parts["features"])
-    assert asking._model.cache_info().hits >= 1, "a node builds a model once"
+def _edit(rows, row, **change):
+    rows[row].update(change)
+    return rows
 
 
-def test_what_goes_wrong_on_a_node_is_told(folder):
-    def lost():
-        raise HeadcountError("shard 3 is not on this disk")
-
-    _, parcel = answer(files_of(folder), lost, (), 64, "cpu", 1)
-    with pytest.raises(HeadcountError, match="shard 3 is not on this disk"):
-        asking.opened(parcel)
-
-
-def test_a_bad_model_is_told_before_anything_travels(tmp_path):
-    with pytest.raises(HeadcountError, match=r"no model in .*nothing"):
-        say_many(tmp_path / "nothing", bags())
+SHEETS = {
+    "a class nobody knows": (lambda rows: _edit(rows, 3, label="perhaps"), "row 4: 'perhaps' is none of the classes no, yes"),
+    "an item twice": (lambda rows: [*rows, rows[0]], "row 101: item"),
+    "an item of another sheet": (lambda rows: _edit(rows, 0, item="101"), "row 1: item '101' is none of the 100"),
+    "a word for an item": (lambda rows: _edit(rows, 0, item="x"), "row 1: item 'x'"),
+    "nothing filled in": (lambda rows: [{**r, "label": " "} for r in rows], "the column 'label' is empty"),
+    "no label column": (lambda rows: [{"item": r["item"]} for r in rows], "no column 'label'"),
+}
 
 
-# -- on a cluster -------------------------------------------------------------------------------------------------------
-
-on_a_cluster = [
-    pytest.mark.soak,
-    pytest.mark.timeout(240),
-    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc to look for processes in"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        import ray
-        from ray.cluster_utils import Cluster
-
-        made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-        made.add_node(num_cpus=1)
-        yield made
-        ray.shutdown()
-        made.shutdown()
+@pytest.mark.parametrize("how", SHEETS)
+def test_a_spoilt_sheet(how, typed, tmp_path, big):  # noqa: F811
+    model, data, truth = big
+    typed("audit", model, data, "--out", "s.csv")
+    fill(tmp_path / "s.csv", truth)
+    edit, why = SHEETS[how]
+    rows = edit(rows_of(tmp_path / "s.csv"))
+    make.write_csv(tmp_path / "s.csv", {k: [r[k] for r in rows] for k in rows[0]})
+    code, out, err = typed("evaluate", model, data, "--audit", "s.csv")
+    assert (code, out) == (2, "")
+    assert why in err.splitlines()[-1]
 
 
-class TestOnACluster:
-    pytestmark = on_a_cluster
+def test_a_spoilt_key(typed, tmp_path, big):  # noqa: F811
+    model, data, truth = big
+    typed("audit", model, data, "--out", "s.csv")
+    fill(tmp_path / "s.csv", truth)
+    key = tmp_path / "s.key.json"
+    good = json.loads(key.read_text())
+    for change, why in (
+        ({"held": good["held"][:1]}, "was changed"),
+        ({"held": [1] * len(good["held"])}, "was changed"),
+        ({"data": "x"}, "other data"),
+        ({"classes": ["a", "b"]}, "classes a, b"),
+        ({"format": 9}, "was changed"),
+        ({"items": "x"}, "not the key"),
+        ({"items": [{**i, "row": 10**6} for i in good["items"]]}, "were not read"),
+    ):
+        key.write_text(json.dumps({**good, **change}))
+        code, _, err = typed("evaluate", model, data, "--audit", "s.csv")
+        assert code == 2
+        assert why in err.splitlines()[-1]
+    key.write_text("{")
+    assert typed("evaluate", model, data, "--audit", "s.csv")[0] == 2
+    other = make.write_csv(tmp_path / "other.csv", people(seed=9))
+    key.write_text(json.dumps(good))
+    assert "other data" in typed("evaluate", model, other, "--audit", "s.csv")[2].splitlines()[-1]
 
-    def test_the_same_answer_in_the_same_order(self, cluster, folder):
-        given = bags(60)
-        same(say_many(folder, given, shard_instances=100, address=cluster.address), say(load(folder), given))
 
-    def test_a_shard_that_fails_ends_it(self, cluster, folder):
-        def lost():
-            from headcount.errors import HeadcountError
+def test_a_sheet_is_never_written_over(typed, tmp_path, big):  # noqa: F811
+    model, data, _ = big
+    assert typed("audit", model, data, "--out", "s.csv")[0] == 0
+    (tmp_path / "s.csv").write_text("hours of work")
+    code, _, err = typed("audit", model, data, "--out", "s.csv")
+    assert code == 2
+    assert "s.csv is there already" in err
+    assert (tmp_path / "s.csv").read_text() == "hours of work"
 
-            raise HeadcountError("shard 3 is not on this disk")
 
-        with pytest.raises(HeadcountError, match="shard 3 is not on this disk"):
-            list(say_shards(folder, [*cut(bags(), 200), lost], address=cluster.address))
+def test_a_sheet_without_room_leaves_no_key(typed, tmp_path, big, monkeypatch):  # noqa: F811
+    from headcount.showing import export
+    from test_predict import Full
 
-    def test_a_node_that_dies(self, cluster, folder, tmp_path):
-        """Twenty shards of half a second; the second node goes while it has one. It is asked again on the first."""
-        given, notes = bags(60), tmp_path / "notes"
-        notes.mkdir()
-        (doomed,) = cluster.worker_nodes
-        raylet = doomed.all_processes["raylet"][0].process.pid
+    model, data, _ = big
+    before = left(tmp_path)
+    monkeypatch.setattr(export, "open_sink", lambda path: Full(path, "wb"))
+    assert typed("audit", model, data, "--out", "s.csv")[0] == 2
+    assert typed("audit", model, data, "--out", "folder")[0] == 2
+    assert left(tmp_path) == before
 
-        def slowly(number, shard):
-            def read():  # defined in here, so that it travels whole
-                import os
-                import time
 
-                with open(f"{notes}/{number}-{os.getpid()}-{os.getppid()}-{time.monotonic_ns()}", "w"):
-                    time.sleep(0.5)
-                return shard
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sheet_of_every_kind(kind, typed, tmp_path):  # noqa: F811
+    model, data = case(tmp_path / "in", kind)
+    code, _, err = typed("audit", model, data, "--out", "sheet", "--count", 8)
+    assert code == 0, err
+    text = (tmp_path / "sheet" / "index.html").read_text()
+    rows = rows_of(tmp_path / "sheet" / "sheet.csv")
+    assert len(rows) == 8 == text.count('<li id="item-')
+    assert text.count('src="data:image/png') == (8 if kind == "images" else 0)
+    assert ("text" in rows[0]) == (kind == "text")
+    for word in ("prediction", "p_", "stratum"):
+        assert not any(word in name for name in rows[0])
 
-            return read
 
-        shards = list(cut(given, 80))
-        assert len(shards) >= 15
+# -- explain ----------------------------------------------------------------------------------------------------------------
 
-        def kill() -> None:
-            deadline = time.monotonic() + 100
-            while time.monotonic() < deadline:
-                there = [p.name.split("-") for p in notes.iterdir()]
-                mine = [int(pid) for _, pid, parent, _ in there if int(parent) == raylet]
-                if len(mine) >= 2:
-                    with suppress(ProcessLookupError):
-                        os.kill(mine[-1], signal.SIGSTOP)
-                    cluster.remove_node(doomed, allow_graceful=False)
-                    with suppress(ProcessLookupError):
-                        os.kill(mine[-1], signal.SIGKILL)
-                    return
-                time.sleep(0.01)
 
-        killer = threading.Thread(target=kill)
-        killer.start()
-        said = say_many(folder, [slowly(i, s) for i, s in enumerate(shards)], address=cluster.address)
-        killer.join()
-        same(said, say(load(folder), given))
-        asked = [p.name.split("-")[0] for p in notes.iterdir()]
-        assert len(asked) > len(shards), "a shard was asked again"
-        assert not cluster.worker_nodes
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_page_of_every_kind(kind, typed, tmp_path):  # noqa: F811
+    model, data = case(tmp_path / "in", kind)
+    code, _, err = typed("explain", model, data, "--out", "page.html")
+    assert code == 0, err
+    text = (tmp_path / "page.html").read_text()
+    reading = Fitted.load(model).read(data)
+    assert sum(f"<h4>{n}<span" in text for n in reading.laid.names) == min(6, len(reading.laid))
+    assert ("data:image/png" in text) == (kind == "images")
+    assert "http" not in text.replace("http-equiv", "")
+
+
+def test_votes_add_up_to_the_share(tmp_path):
+    from headcount.showing import explain
+
+    reading = read(make.write_csv(tmp_path / "a.csv", people(size=5)))
+    model = fitted(reading)
+    said = ask(model, reading)
+    view = explain._bag(reading, said, 2)
+    assert sum(v.vote for v in view.own) == pytest.approx(float(said.share[2].max()), abs=1e-5)
+    assert [v.vote for v in view.own] == sorted((v.vote for v in view.own), reverse=True)
+    assert view.carried == pytest.approx(1)
+    whole = explain._class(reading, said, 1, 9)
+    mine = np.flatnonzero(said.said == 1)
+    assert whole.typical[0].sure == pytest.approx(float(said.p[mine, 1].max()))
+    assert whole.doubtful[0].sure == pytest.approx(float(said.p[mine, 1].min()))
+
+
+def test_one_bag_by_name(typed, tmp_path):  # noqa: F811
+    model, data = case(tmp_path / "in", "table")
+    assert typed("explain", model, data, "--out", "page.html", "--bag", "p3")[0] == 0
+    text = (tmp_path / "page.html").read_text()
+    assert "<h4>p3<span" in text
+    assert "<h4>p2<span" not in text
+
+
+# -- issues -----------------------------------------------------------------------------------------------------------------
+
+
+def digit_bags(seed: int, bags: int = 100, size: int = 10, own: int = 6, flip: float = 0.1):
+    """Bags of real digits, a tenth of their labels wrong; who is wrong."""
+    d, g = load_digits(), np.random.default_rng(seed)
+    label = np.arange(bags) % 10
+    picked = [
+        np.concatenate([g.choice(np.flatnonzero(d.target == c), own), g.choice(len(d.target), size - own)]) for c in label
+    ]
+    wrong = np.zeros(bags, bool)
+    wrong[g.choice(bags, round(flip * bags), replace=False)] = True
+    given = np.where(wrong, (label + g.integers(1, 10, bags)) % 10, label)
+    return [d.data[i].astype(np.float32) for i in picked], given, wrong
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_flipped_labels_come_first(seed):
+    """Measured over seeds 0 to 9: average precision 0.985 on average and 0.95 at least, where a ranking by lot has 0.1."""
+    bags, given, wrong = digit_bags(seed)
+    reading = read(bags, labels=[str(v) for v in given])
+    found = doubts.doubtful(reading.laid, doubts.cross_fitted(reading, seed=seed))
+    order = [int(v) for v in found.column("bag").to_pylist()]
+    precision = average_precision_score(wrong[order], -found.column("p_label").to_numpy())
+    print(f"average precision {precision:.3f}, chance {wrong.mean():.3f}")
+    assert precision > 0.85
+    looks = np.array(found.column("looks_wrong").to_pylist())
+    assert wrong[order][looks].mean() > 0.6
+
+
+def test_issues_of_a_table_through_the_command(typed, tmp_path):  # noqa: F811
+    table = people(bags=40, size=16, seed=3, share=0.8)
+    flipped = {"p4", "p11", "p20", "p33"}
+    table["label"] = [
+        {"yes": "no", "no": "yes"}[v] if p in flipped else v for p, v in zip(table["precinct"], table["label"], strict=True)
+    ]
+    del table["truth"]
+    data = make.write_csv(tmp_path / "t.csv", table)
+    code, out, err = typed("issues", data, "--out", "i.csv", "--top", 5)
+    assert code == 0, err
+    assert "never saw it" in err
+    rows = rows_of(tmp_path / "i.csv")
+    assert len(rows) == 40
+    assert [int(r["rank"]) for r in rows] == list(range(1, 41))
+    assert {r["bag"] for r in rows[:4]} == flipped
+    assert all(r["suggestion"] != r["label"] for r in rows[:4])
+    p = [float(r["p_label"]) for r in rows]
+    assert p == sorted(p)
+    assert sum(line.count("│") > 3 for line in out.splitlines()) >= 5
+    model = fitted(read(make.write_csv(tmp_path / "clean.csv", people(bags=40, size=16, seed=4, share=0.8)))).save(tmp_path / "m")
+    assert typed("issues", data, "--model", model, "--out", "m.csv")[0] == 0
+    assert {r["bag"] for r in rows_of(tmp_path / "m.csv")[:4]} == flipped
+
+
+def test_a_model_that_saw_the_bags_is_said_to_have(typed, tmp_path):  # noqa: F811
+    data = make.write_csv(tmp_path / "t.csv", people())
+    reading = read(data)
+    model = fitted(reading, facts={"data": {"fingerprint": "x"}})
+    seen = Fitted.load(model.save(tmp_path / "a")).read(data, need_labels=True).fingerprint
+    fitted(reading, facts={"data": {"fingerprint": seen}}).save(tmp_path / "b")
+    assert "trained on" not in typed("issues", data, "--model", tmp_path / "a")[2]
+    assert "trained on" in typed("issues", data, "--model", tmp_path / "b")[2]
+
+
+def test_folds_keep_groups_together_and_never_judge_their_own(monkeypatch, tmp_path):
+    table = people(bags=20, size=4)
+    table["county"] = [f"c{int(p[1:]) // 2}" for p in table["precinct"]]
+    reading = read(make.write_csv(tmp_path / "t.csv", table))
+    seen = []
+    says = doubts._forest_says
+
+    def watched(reading, fit, asked, rng):
+        group = reading.laid.group
+        assert not {group[b] for b in fit} & {group[b] for b in asked}
+        seen.extend(asked.tolist())
+        return says(reading, fit, asked, rng)
+
+    monkeypatch.setattr(doubts, "_forest_says", watched)
+    monkeypatch.setattr(doubts, "TREES", 5)
+    doubts.cross_fitted(reading)
+    assert sorted(seen) == list(range(20))
+
+
+def test_pictures_are_looked_at_in_small():
+    x = np.arange(2 * 30 * 26 * 3, dtype=np.float32).reshape(2, 30, 26, 3)
+    small = doubts._small(x)
+    assert small.shape == (2, 12 * 12 * 3)
+    assert small[0].reshape(12, 12, 3)[0, 0] == pytest.approx(x[0, :2, :2].mean((0, 1)))
+    with pytest.raises(HeadcountError, match="too few"):
+        doubts.cross_fitted(read([np.ones((2, 2))] * 3, labels=["a", "b", "a"]))

@@ -26,6 +26,9 @@ FLOORS = [
     "commands",
     "demo",
     "papers",
+    "auditing",
+    "asking",
+    "commands_ask",
     "cli",
 ]
 MODULES = sorted(p.relative_to(ROOT) for p in ROOT.rglob("*.py"))

@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from headcount import __version__
+from headcount import __version__, commands_ask
 from headcount.errors import HeadcountError, HeadcountWarning
 
 app = typer.Typer(
@@ -244,6 +244,9 @@ def data_import(
     from headcount.data import sources
 
     print(sources.import_npz(name, file, note=note))
+
+
+commands_ask.register(app)  # predict, evaluate, explain, issues, audit, export
 
 
 # -- one line for a user's mistake ------------------------------------------------------------------------------------------

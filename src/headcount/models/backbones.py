@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from headcount.errors import HeadcountError, choose
+from headcount.models import vision
 
 
 class BasicBlock(nn.Module):
@@ -106,8 +107,10 @@ BACKBONES: dict[str, Callable[..., nn.Module]] = {
 
 
 def build_backbone(name: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> nn.Module:
-    """A backbone for instances of this shape, images as (H, W, channels)."""
+    """A backbone for instances of this shape, images as (H, W, channels); ``timm:NAME`` is somebody else's (vision.py)."""
     try:
+        if vision.foreign(name):
+            return vision.build(name, shape, options)
         return BACKBONES[choose("backbone", name, BACKBONES)](shape, **options)
     except TypeError as e:
         raise HeadcountError(f"backbone {name} cannot be built with {dict(options)}: {e}") from None

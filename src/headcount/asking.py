@@ -1,0 +1,269 @@
+"""What one asks of a fitted model: predict, evaluate, explain, issues, audit, export. Paths and words in; files and tables out.
+
+Each service reads the data as the model's were read, says what was understood, checks every place it will write to, and only
+then asks. Files are whole or absent.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from headcount import auditing
+from headcount.data.columns import Named
+from headcount.data.read import Reading, read
+from headcount.errors import HeadcountError
+from headcount.files import write_whole
+from headcount.judging import doubts, evaluation
+from headcount.judging.answers import Said, ask
+from headcount.judging.intervals import check_level
+from headcount.models.fitted import Fitted
+from headcount.showing import explain as explaining
+from headcount.showing import export, places
+from headcount.showing.ask_tables import print_doubts, print_scores, say
+from headcount.training.speed import device_for
+
+_SKIPPED = 50  # lines; there may be a million
+NAMES = tuple(Named.__dataclass_fields__)
+
+
+def opened(model: Path, device: str = "auto") -> Fitted:
+    """A model's folder, on the device asked for."""
+    place = device_for(device)
+    return Fitted.load(model).to(place)
+
+
+def read_as(fitted: Fitted | None, data: str, how: Mapping[str, Any], *, labels: bool) -> Reading:
+    """Read data as the command line says; what was understood, and what was left out, goes to stderr."""
+    named = Named(**{k: how[k] for k in NAMES if how.get(k)})
+    rest: dict[str, Any] = {k: v for k, v in how.items() if k not in NAMES and v is not None}
+    if fitted is None:
+        found = read(data, named, need_labels=labels, **rest)
+    else:
+        found = fitted.read(data, named, need_labels=labels, **rest)
+    for line in found.described:
+        say(line)
+    for line in found.skipped[:_SKIPPED]:
+        say(f"skipped: {line}")
+    if len(found.skipped) > _SKIPPED:
+        say(f"skipped: {len(found.skipped) - _SKIPPED:,} more")
+    return found
+
+
+# -- predict ----------------------------------------------------------------------------------------------------------------
+
+
+def predict(
+    model: Path,
+    data: str,
+    out: Path,
+    *,
+    bags: Path | None = None,
+    geojson: Path | None = None,
+    heatmap: Path | None = None,
+    how: Mapping[str, Any],
+    device: str = "auto",
+) -> Said:
+    """Every instance's class and probabilities, one output row per input row, and what else was asked for."""
+    kind = export.kind_of(out)
+    if kind in ("hdf5", "folder"):
+        export.hdf5()
+    if bags is not None and bags.suffix.lower() not in export.TABLES:
+        raise HeadcountError(f"--bags writes a table, {', '.join(export.TABLES)}; got {bags}")
+    free_places(data, model, out=out, bags=bags, geojson=geojson, heatmap=heatmap)
+    fitted = opened(model, device)
+    reading = read_as(fitted, data, how, labels=False)
+    if geojson is not None:
+        places.need_coords(reading, "--geojson", tiles=True)
+    if heatmap is not None:
+        places.need_coords(reading, "--heatmap", tiles=False)
+    _, note = export.own_names(reading, fitted.classes)
+    if note:
+        say(note)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    said = ask(fitted, reading, out.parent)
+    _write(reading, said, kind, out, bags, geojson, heatmap)
+    return said
+
+
+def _write(
+    reading: Reading, said: Said, kind: str, out: Path, bags: Path | None, geojson: Path | None, heatmap: Path | None
+) -> None:
+    """The pictures first, the tables last: if anything fails, what was written before it is taken away again."""
+    keep = False
+    with ExitStack() as undo:
+        for path, write in ((geojson, places.write_geojson), (heatmap, places.write_heatmaps)):
+            if path is not None:
+                made = write(path, reading, said)
+                undo.callback(lambda path=path: keep or shutil.rmtree(path))
+                say(f"wrote {path}: {made:,} files")
+        if bags is not None:
+            undo.enter_context(export.tables_beside(bags, [export.bag_table(reading, said)]))
+        if kind == "table":
+            export.write_tables(out, export.row_chunks(reading, said))
+        else:
+            (export.write_hdf5 if kind == "hdf5" else export.write_hdf5_folder)(out, reading, said)
+        keep = True
+    if bags is not None:
+        say(f"wrote {bags}: {len(reading.laid):,} bags")
+    blank = reading.inputs - len(reading.rows)
+    empty = f", {blank:,} of them without a prediction" if blank else ""
+    say(f"wrote {out}: {reading.inputs:,} rows{empty}")
+
+
+def free_places(data: str | None, model: Path | None, **paths: Path | None) -> None:
+    """No two outputs in one place, and none over the data or the model."""
+    taken: dict[Path, str] = {}
+    if data is not None:
+        taken[Path(data).expanduser().resolve()] = "the data"
+    if model is not None:
+        taken[model.resolve()] = "the model"
+    for name, path in paths.items():
+        if path is None:
+            continue
+        whole = path.expanduser().resolve()
+        for other, what in taken.items():
+            if whole == other or (other in whole.parents and what == "the model"):
+                raise HeadcountError(f"--{name} {path} would be written over {what}; choose another place")
+        taken[whole] = f"--{name}"
+        if path.is_dir() and path.suffix.lower() in (*export.TABLES, *export.HDF5, ".html"):
+            raise HeadcountError(f"--{name} {path} is a folder, not a file to write over; choose another path")
+
+
+# -- evaluate ---------------------------------------------------------------------------------------------------------------
+
+
+def evaluate(
+    model: Path,
+    data: str,
+    *,
+    audit: Path | None = None,
+    key: Path | None = None,
+    level: float = 0.95,
+    how: Mapping[str, Any],
+    device: str = "auto",
+    as_json: bool = False,
+) -> dict[str, Any]:
+    """Bags by their labels, shares by votes, instances by truth or by a sheet filled in by hand."""
+    check_level(level)
+    fitted = opened(model, device)
+    reading = read_as(fitted, data, how, labels=audit is None)
+    sheet = None if audit is None else auditing.read_sheet(audit, reading, fitted.classes, key)
+    said = ask(fitted, reading)
+    scores: dict[str, Any] = {"model": str(model), "data": str(data), "classes": list(fitted.classes), "level": level}
+    if bool(reading.laid.target.any()):
+        scores["bags"] = evaluation.bags_scored(reading.laid, said, level)
+        if evaluation.has_votes(reading.laid):
+            scores["shares"] = evaluation.shares_scored(reading.laid, said)
+    if reading.laid.truth is not None and bool((reading.laid.truth >= 0).any()):
+        scores["instances"] = evaluation.instances_scored(reading.laid, said, level)
+    if sheet is not None:
+        place = np.full(reading.inputs, -1)
+        place[reading.rows] = np.arange(len(reading.rows))
+        answer = said.p[place[sheet.row]].argmax(1)
+        scores["audit"] = evaluation.audit_scored(sheet.true, answer, sheet.stratum, sheet.held, fitted.classes, level)
+    if as_json:
+        print(json.dumps(scores, indent=1, ensure_ascii=False, allow_nan=False))
+    else:
+        print_scores(scores)
+    return scores
+
+
+# -- explain, issues, audit, export -----------------------------------------------------------------------------------------
+
+
+def explain(
+    model: Path,
+    data: str,
+    out: Path,
+    *,
+    bag: Sequence[str] = (),
+    how: Mapping[str, Any],
+    device: str = "auto",
+) -> None:
+    """A page about bags and classes."""
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise HeadcountError(f"the page is an .html file, got {out}")
+    free_places(data, model, out=out)
+    fitted = opened(model, device)
+    reading = read_as(fitted, data, how, labels=False)
+    which = explaining.named_bags(reading, bag)
+    said = ask(fitted, reading)
+    title = f"Why: {Path(data).name}"
+    text = explaining.explained(reading, said, which, title, f"the {fitted.kind} in {Path(model).name}")
+    write_whole(out, lambda f: f.write(text.encode("utf-8", "backslashreplace")))
+    say(f"wrote {out}")
+
+
+def issues(
+    data: str,
+    *,
+    model: Path | None = None,
+    out: Path | None = None,
+    top: int = 20,
+    folds: int = doubts.FOLDS,
+    seed: int = 0,
+    how: Mapping[str, Any],
+    device: str = "auto",
+) -> pa.Table:
+    """Bags whose label looks wrong, the likeliest first."""
+    if out is not None and out.suffix.lower() not in export.TABLES:
+        raise HeadcountError(f"--out writes a table, {', '.join(export.TABLES)}; got {out}")
+    free_places(data, model, out=out)
+    fitted = None if model is None else opened(model, device)
+    reading = read_as(fitted, data, how, labels=True)
+    if fitted is None:
+        say(
+            f"judged by {folds} random forests of {doubts.TREES} trees on the bags' labels, each bag by one that never saw it"
+        )
+        p = doubts.cross_fitted(reading, folds, seed)
+    else:
+        if reading.fingerprint in json.dumps(fitted.facts):
+            say("these are the bags the model was trained on: it may have learned their wrong labels too; "
+                "without --model each bag is judged by models that never saw it")  # fmt: skip
+        p = ask(fitted, reading).bag
+    found = doubts.doubtful(reading.laid, p)
+    if out is not None:
+        export.write_tables(out, [found])
+        say(f"wrote {out}: {found.num_rows:,} bags")
+    print_doubts(found, top)
+    return found
+
+
+def audit(
+    model: Path,
+    data: str,
+    out: Path,
+    *,
+    count: int = 100,
+    seed: int = 0,
+    how: Mapping[str, Any],
+    device: str = "auto",
+) -> None:
+    """A sheet of instances to label by hand."""
+    free_places(data, model, out=out)
+    fitted = opened(model, device)
+    reading = read_as(fitted, data, how, labels=False)
+    drawn, key = auditing.write_sheet(out, reading, ask(fitted, reading), count, seed)
+    sheet = out if out.suffix.lower() == ".csv" else out / "sheet.csv"
+    say(f"wrote {out}: {drawn} instances; fill in the column 'label' of {sheet}, then")
+    say(f"  headcount evaluate {model} {data} --audit {sheet}")
+    say(f"what the model said is in {key}: look at it afterwards")
+
+
+def to_onnx(model: Path, out: Path) -> None:
+    """The network, checked to answer the same."""
+    from headcount.models import onnx
+
+    if out.suffix.lower() != ".onnx":
+        raise HeadcountError(f"the file is an .onnx, got {out}")
+    free_places(None, model, onnx=out)
+    off = onnx.export(opened(model, "cpu"), out)
+    say(f"wrote {out}: onnxruntime answers as the model does (to {off:.1g})")

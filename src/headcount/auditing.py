@@ -1,0 +1,177 @@
+"""An audit sheet: a hundred instances to label by hand, blind to what the model says, and the way back to an estimate.
+
+    sheet.csv   item, the user's own columns, what there is to see, and an empty column ``label`` to fill in
+    key.json    which input row each item is, its stratum, what the model said, and how many instances each stratum holds
+    index.html  the same sheet with pictures, for a folder
+
+``--out SHEET.csv`` writes SHEET.csv and SHEET.key.json; ``--out FOLDER`` writes all three into the folder.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from headcount.data.columns import Named
+from headcount.data.read import Reading
+from headcount.data.read.found import Bad
+from headcount.data.read.tables import open_table
+from headcount.errors import HeadcountError
+from headcount.files import write_whole
+from headcount.judging import audit
+from headcount.judging.answers import Said
+from headcount.showing.export import whole_folder, write_tables
+from headcount.showing.looks import Look, look, page
+
+FORMAT = 1
+_SIDE = 192
+_BLANK = ("", "?", "unsure", "skip")
+
+
+class Sheet(NamedTuple):
+    """A sheet that came back."""
+
+    row: np.ndarray  # (n,) input row of each item
+    true: np.ndarray  # (n,) class number, -1 where nothing was filled in
+    stratum: np.ndarray  # (n,)
+    held: np.ndarray  # (H,)
+
+
+def write_sheet(out: Path, reading: Reading, said: Said, count: int, seed: int) -> tuple[int, Path]:
+    """Draw, and write sheet and key; how many were drawn, and where the key is."""
+    drawn = audit.draw(said.said, said.sure, count, np.random.default_rng([seed, 4099]))
+    looks = [look(reading, int(i), _SIDE) for i in drawn.item]
+    key = json.dumps(_key(reading, said, drawn, seed), indent=1).encode("utf-8", "backslashreplace")
+    if out.suffix.lower() == ".csv":
+        for path in (out, key_of(out)):
+            if path.exists():  # somebody may have filled it in
+                raise HeadcountError(f"{path} is there already; choose another name, or move it away")
+        write_whole(key_of(out), lambda f: f.write(key))
+        try:
+            write_tables(out, [_rows(looks)])
+        except BaseException:  # a key without its sheet is no use
+            key_of(out).unlink(missing_ok=True)
+            raise
+        return len(drawn.item), key_of(out)
+    if out.suffix and not out.is_dir():
+        raise HeadcountError(f"{out} ends in {out.suffix}; give SHEET.csv, or a folder for a sheet with pictures")
+    with whole_folder(out) as part:
+        text = page(
+            "sheet.html", items=list(enumerate(looks, 1)), classes=said.classes, pictures=any(s.picture for s in looks)
+        )
+        write_tables(part / "sheet.csv", [_rows(looks)])
+        write_whole(part / "index.html", lambda f: f.write(text.encode("utf-8", "backslashreplace")))
+        write_whole(part / "key.json", lambda f: f.write(key))
+    return len(drawn.item), out / "key.json"
+
+
+def key_of(sheet: Path) -> Path:
+    """The key beside a sheet.
+
+    >>> str(key_of(Path("a/sheet.csv"))), str(key_of(Path("a/mine.csv")))
+    ('a/sheet.key.json', 'a/mine.key.json')
+    """
+    inside = sheet.with_name("key.json")
+    return inside if sheet.name == "sheet.csv" and inside.exists() else sheet.with_suffix(".key.json")
+
+
+def _rows(looks: list[Look]) -> pa.Table:
+    """What there is to see, under names that do not run into our two."""
+    names = list(dict.fromkeys(name for s in looks for name, _ in s.ids + s.values))
+    columns: dict[str, Any] = {"item": np.arange(1, len(looks) + 1)}
+    for name in names:
+        shown = [dict(s.ids + s.values).get(name) for s in looks]
+        own = name
+        while own in columns or own in ("label", "text"):
+            own = f"data_{own}"
+        columns[own] = pa.array(shown, pa.string())
+    if any(s.text for s in looks):
+        columns["text"] = pa.array([s.text for s in looks], pa.string())
+    return pa.table({**columns, "label": pa.nulls(len(looks), pa.string())})
+
+
+def _key(reading: Reading, said: Said, drawn: audit.Draw, seed: int) -> dict[str, Any]:
+    p = said.p[drawn.item]
+    weight = drawn.weight
+    items = [
+        {"item": n + 1, "row": int(reading.rows[i]), "stratum": int(drawn.stratum[n]), "weight": float(weight[n]),
+         "prediction": said.classes[int(p[n].argmax())], "p": round(float(p[n].max()), 6)}
+        for n, i in enumerate(drawn.item.tolist())
+    ]  # fmt: skip
+    return {
+        "format": FORMAT,
+        "note": "what the model said: do not look before the sheet is filled in",
+        "data": reading.fingerprint,
+        "classes": list(said.classes),
+        "seed": seed,
+        "held": drawn.held.tolist(),
+        "items": items,
+    }
+
+
+# -- back -------------------------------------------------------------------------------------------------------------------
+
+
+def read_sheet(path: Path, reading: Reading, classes: tuple[str, ...], key: Path | None = None) -> Sheet:
+    """A sheet filled in by hand, with its key; every complaint names the row."""
+    key = key or key_of(path)
+    row, stratum, held = _read_key(key, reading, classes)
+    table, where, _ = open_table(path, Named(), Bad(False), verbatim=True)
+    for name in ("item", "label"):
+        if name not in table.column_names:
+            raise HeadcountError(f"{where} has no column {name!r}; it is not a sheet that `headcount audit` wrote")
+    numbers, words = ([_word(v) for v in table.column(n).to_pylist()] for n in ("item", "label"))
+    true = np.full(len(row), -1)
+    seen: set[int] = set()
+    place = {c: k for k, c in enumerate(classes)}
+    for r, (number, word) in enumerate(zip(numbers, words, strict=True), 1):
+        if not number.isdecimal() or not 1 <= int(number) <= len(row):
+            raise HeadcountError(f"{where} row {r}: item {number!r} is none of the {len(row)} in {key}")
+        if int(number) in seen:
+            raise HeadcountError(f"{where} row {r}: item {number} stands there twice; keep one of them")
+        seen.add(int(number))
+        if word.lower() in _BLANK and word not in place:
+            continue
+        if word not in place:
+            raise HeadcountError(f"{where} row {r}: {word!r} is none of the classes {', '.join(classes)}")
+        true[int(number) - 1] = place[word]
+    if not (true >= 0).any():
+        raise HeadcountError(f"{where}: the column 'label' is empty; fill in the class of each item")
+    return Sheet(row, true, stratum, held)
+
+
+def _word(value: Any) -> str:
+    return "" if value is None else str(value).strip()
+
+
+def _read_key(path: Path, reading: Reading, classes: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    try:
+        said = json.loads(path.read_bytes())
+        row = np.array([int(i["row"]) for i in said["items"]])
+        stratum = np.array([int(i["stratum"]) for i in said["items"]])
+        held = np.array([int(n) for n in said["held"]])
+        numbers = [int(i["item"]) for i in said["items"]]
+        data, known, form = str(said["data"]), tuple(map(str, said["classes"])), said["format"]
+    except OSError as e:
+        raise HeadcountError(f"no key {path} beside the sheet ({e.strerror}); name it with --key") from None
+    except (ValueError, KeyError, TypeError) as e:
+        raise HeadcountError(f"{path} is not the key of a sheet: {type(e).__name__}: {e}") from None
+    good = form == FORMAT and numbers == list(range(1, len(row) + 1)) and len(row) and (held > 0).all()
+    if (
+        not good
+        or stratum.min() < 0
+        or stratum.max() >= len(held)
+        or (np.bincount(stratum) > held[: stratum.max() + 1]).any()
+    ):
+        raise HeadcountError(f"{path} is not the key of a sheet, or was changed")
+    if data != reading.fingerprint:
+        raise HeadcountError(f"{path} belongs to a sheet drawn from other data; give the data the sheet was drawn from")
+    if set(known) != set(classes):
+        raise HeadcountError(f"{path} is of a model with classes {', '.join(known)}, this one has {', '.join(classes)}")
+    if row.min() < 0 or not np.isin(row, reading.rows).all():
+        raise HeadcountError(f"{path} names input rows that were not read")
+    return row, stratum, held

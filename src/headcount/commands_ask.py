@@ -1,0 +1,166 @@
+"""The commands that ask a model: predict, evaluate, explain, issues, audit, export. Nothing heavy is imported before one runs.
+
+The options that say how data are read are the same everywhere: ``reads`` adds them to a command, which gets them as one
+mapping ``how``. What a model remembers of its columns need not be said again.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headcount.errors import HeadcountError
+
+Model = Annotated[Path, typer.Argument(help="The folder that `headcount fit` wrote.")]
+Data = Annotated[str, typer.Argument(help="A folder, a table (.csv, .tsv, .parquet) or arrays (.npz, .npy).")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+
+
+def _words(help: str) -> Any:
+    return Annotated[str | None, typer.Option(help=help)]
+
+
+READING: dict[str, Any] = {
+    "labels": Annotated[Path | None, typer.Option(help="A second file with the bags' labels.")],
+    "bag": _words("Column that says the bag."),
+    "label": _words("Column with the bag's label."),
+    "votes": _words("Columns with votes or shares, one per class: a,b,c."),
+    "path": _words("Column with the pictures' files."),
+    "text": _words("Column with texts."),
+    "weight": _words("Column with an instance's weight."),
+    "group": _words("Column with the bag's group (patient, county)."),
+    "truth": _words("Column with the instance's own class, for scoring only."),
+    "x": _words("Column with the x coordinate."),
+    "y": _words("Column with the y coordinate."),
+    "id": _words("Column with the instance's own name."),
+    "tile": Annotated[int | None, typer.Option(min=1, help="Side of the tiles at the coordinates, in pixels.")],
+    "cache": Annotated[Path | None, typer.Option(help="Folder for data larger than memory.")],
+    "skip_bad": Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be read, and list it.")],
+}
+
+
+def reads(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options above."""
+    own = inspect.signature(command, eval_str=True)
+    called = {n: f"{n}_column" if n in own.parameters else n for n in READING}  # the command's own word comes first
+    more = [
+        inspect.Parameter(
+            called[n], inspect.Parameter.KEYWORD_ONLY, default=False if n == "skip_bad" else None, annotation=a
+        )
+        for n, a in READING.items()
+    ]
+    kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for n, p in own.parameters.items() if n != "how"]
+
+    @functools.wraps(command)
+    def with_options(**given: Any) -> None:
+        how = {name: given.pop(called[name]) for name in READING}
+        if how["votes"] is not None:
+            how["votes"] = tuple(v.strip() for v in how["votes"].split(","))
+        command(**given, how=how)
+
+    del with_options.__wrapped__
+    vars(with_options)["__signature__"] = own.replace(parameters=kept + more)
+    with_options.__annotations__ = {p.name: p.annotation for p in kept + more}
+    return with_options
+
+
+def predict(
+    model: Model,
+    data: Data,
+    out: Annotated[
+        Path, typer.Option(help="FILE.csv, .tsv or .parquet; FILE.h5, or a folder for one HDF5 file per bag.")
+    ],
+    how: dict[str, Any],
+    bags: Annotated[Path | None, typer.Option(help="Also a table of the bags: label, shares, intervals.")] = None,
+    geojson: Annotated[Path | None, typer.Option(help="Also a folder of GeoJSON for QuPath, one file per bag.")] = None,
+    heatmap: Annotated[Path | None, typer.Option(help="Also a folder of heat maps, one PNG per bag.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Say the class of every instance: one output row per input row, in the same order, with your own ids."""
+    from headcount import asking
+
+    asking.predict(model, data, out, bags=bags, geojson=geojson, heatmap=heatmap, how=how, device=device)
+
+
+def evaluate(
+    model: Model,
+    data: Data,
+    how: dict[str, Any],
+    audit: Annotated[Path | None, typer.Option(help="A sheet of `headcount audit`, filled in.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Its key, if it is not beside the sheet.")] = None,
+    level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
+    json_: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    device: Device = "auto",
+) -> None:
+    """How good a model is: bags by their labels, shares by votes, instances by truth or by an audit."""
+    from headcount import asking
+
+    if key is not None and audit is None:
+        raise HeadcountError("--key belongs to a sheet; give the sheet with --audit")
+    asking.evaluate(model, data, audit=audit, key=key, level=level, how=how, device=device, as_json=json_)
+
+
+def explain(
+    model: Model,
+    data: Data,
+    out: Annotated[Path, typer.Option(help="The page to write (.html).")],
+    how: dict[str, Any],
+    bag: Annotated[list[str] | None, typer.Option(help="A bag, by name; repeat for more.")] = None,
+    device: Device = "auto",
+) -> None:
+    """Which instances made a bag's label; the most typical and the most doubtful of each class. One HTML page."""
+    from headcount import asking
+
+    asking.explain(model, data, out, bag=bag or (), how=how, device=device)
+
+
+def issues(
+    data: Data,
+    how: dict[str, Any],
+    model: Annotated[Path | None, typer.Option(help="Ask this model; default: cross-validated forests.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write all bags, ranked (.csv, .tsv, .parquet).")] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many to list.")] = 20,
+    folds: Annotated[int, typer.Option(min=2, max=50, help="Without a model: folds.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Without a model: seed of the folds.")] = 0,
+    device: Device = "auto",
+) -> None:
+    """Bags whose label looks wrong, ranked."""
+    from headcount import asking
+
+    asking.issues(data, model=model, out=out, top=top, folds=folds, seed=seed, how=how, device=device)
+
+
+def audit(
+    model: Model,
+    data: Data,
+    out: Annotated[Path, typer.Option(help="SHEET.csv, or a folder for a sheet with pictures.")],
+    how: dict[str, Any],
+    count: Annotated[int, typer.Option(min=2, max=100_000, help="How many instances.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the draw.")] = 0,
+    device: Device = "auto",
+) -> None:
+    """Draw instances to label by hand, blind to what the model says; `evaluate --audit` then gives the accuracy."""
+    from headcount import asking
+
+    asking.audit(model, data, out, count=count, seed=seed, how=how, device=device)
+
+
+def export(
+    model: Model,
+    onnx: Annotated[Path, typer.Option(help="The file to write (.onnx).")],
+) -> None:
+    """Write the model as ONNX, checked with onnxruntime to answer the same."""
+    from headcount import asking
+
+    asking.to_onnx(model, onnx)
+
+
+def register(app: typer.Typer) -> None:
+    for command in (predict, evaluate, explain, issues, audit):
+        app.command()(reads(command))
+    app.command()(export)

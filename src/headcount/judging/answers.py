@@ -1,0 +1,128 @@
+"""What a fitted model says of a whole reading, a shard of bags at a time: the memory of one shard, whatever the data's size.
+
+A shard is a range of consecutive bags; ``ask_shard`` needs nothing but the model and those bags, so shards may be asked in any
+order, anywhere. What comes back is C numbers per instance; beyond ``ROOM`` bytes they lie in a file without a name.
+
+Letters: N instances, B bags, C classes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from headcount.bags import Bags, Pool
+from headcount.data.learned import Learned
+from headcount.data.read import Reading
+from headcount.judging.intervals import shares
+from headcount.models.fitted import Fitted
+
+SHARD = 1 << 16  # instances asked together; a larger bag is a shard of its own
+ROOM = 1 << 30  # bytes of answers kept in memory
+_PART = 1 << 26  # bytes of prepared instances in front of the network at once
+
+Watch = Callable[[int, int], None]  # (bags answered, bags in all)
+
+
+class Shard(NamedTuple):
+    """What is said of n instances in b bags."""
+
+    p: np.ndarray  # (n, C) float32
+    bag: np.ndarray  # (b, C) probability of each class to be the bag's label
+    share: np.ndarray  # (b, C)
+    low: np.ndarray  # (b, C)
+    high: np.ndarray  # (b, C)
+
+
+@dataclass(frozen=True, eq=False)
+class Said:
+    """What is said of a reading, in the order of its bags."""
+
+    classes: tuple[str, ...]
+    p: np.ndarray  # (N, C) float32, in memory or mapped
+    bag: np.ndarray  # (B, C)
+    share: np.ndarray  # (B, C)
+    low: np.ndarray  # (B, C)
+    high: np.ndarray  # (B, C)
+
+    @property
+    def said(self) -> np.ndarray:
+        """(N,) the class of each instance."""
+        return self.p.argmax(1)
+
+    @property
+    def sure(self) -> np.ndarray:
+        """(N,) the probability of that class."""
+        return self.p.max(1)
+
+    @property
+    def bag_said(self) -> np.ndarray:
+        """(B,) the label of each bag."""
+        return self.bag.argmax(1)
+
+
+def shards(sizes: Iterable[int], budget: int = SHARD) -> list[range]:
+    """Consecutive bags of at most so many instances together.
+
+    >>> shards([3, 4, 2, 9, 1], budget=7)
+    [range(0, 2), range(2, 3), range(3, 4), range(4, 5)]
+    """
+    found, start, held = [], 0, 0
+    for b, size in enumerate(sizes):
+        if b > start and held + size > budget:
+            found.append(range(start, b))
+            start, held = b, 0
+        held += size
+        last = b
+    return [*found, range(start, last + 1)]
+
+
+def part(reading: Reading, learned: Learned, which: range) -> Bags:
+    """The bags of a shard, prepared: only their rows of a table become features."""
+    bags = reading.laid.take(list(which))
+    if not reading.columns.fields:
+        return bags
+    raw = reading.content.take(bags.index.numpy())
+    return replace(bags, pool=Pool(learned.apply(raw)), index=torch.arange(len(bags.index)))
+
+
+def ask_shard(fitted: Fitted, bags: Bags) -> Shard:
+    """What the model says of these bags."""
+    batch = max(16, min(8192, _PART // (4 * math.prod(bags.pool.shape))))
+    answer = fitted.say(bags, batch_instances=batch)
+    share, low, high = shares(answer.instance, bags.segments())
+    return Shard(*(t.float().numpy() for t in (answer.instance, answer.bag.exp(), share, low, high)))
+
+
+def ask(fitted: Fitted, reading: Reading, scratch: Path | None = None, watch: Watch | None = None) -> Said:
+    """What the model says of all of it. ``scratch``: a folder on a disk with room, for answers larger than ``ROOM``."""
+    bags, c = len(reading.laid), len(fitted.classes)
+    p = _sheet(len(reading.rows), c, scratch)
+    per_bag = [np.empty((bags, c), np.float32) for _ in range(4)]
+    ends = reading.laid.offsets.tolist()
+    for which in shards(reading.laid.sizes.tolist()):
+        said = ask_shard(fitted, part(reading, fitted.learned, which))
+        p[ends[which.start] : ends[which.stop]] = said.p
+        for whole, own in zip(per_bag, said[1:], strict=True):
+            whole[which.start : which.stop] = own
+        if watch is not None:
+            watch(which.stop, bags)
+    return Said(fitted.classes, p, *per_bag)
+
+
+def _sheet(rows: int, classes: int, scratch: Path | None) -> np.ndarray:
+    """(rows, classes) to write answers on; a file that is too large for memory has no name, so that it goes with us."""
+    if rows * classes * 4 <= ROOM:
+        return np.empty((rows, classes), np.float32)
+    with tempfile.TemporaryFile(dir=scratch) as file:  # the map keeps it
+        if hasattr(os, "posix_fallocate"):  # a disk that is too small says so now, and not by a signal later
+            os.posix_fallocate(file.fileno(), 0, rows * classes * 4)
+        return np.memmap(file, np.float32, "w+", shape=(rows, classes))

@@ -1,0 +1,115 @@
+"""An audit: how right a model is about single instances, from about a hundred that a person labels by hand.
+
+Without instance truth there is no other honest way. Instances are drawn in strata (the predicted class, cut into bands of
+confidence), more from where the model is unsure, and each stands for the ``weight`` = N_h / n_h instances of its stratum:
+
+    accuracy  =  sum_h  (N_h / N) (share right in stratum h)
+
+Interval: Wilson's at the effective sample size  p (1 - p) / v,  v = sum_h (N_h / N)^2 q_h (1 - q_h) / n_h (1 - n_h / N_h),
+where q_h is stratum h's share with one more answer at the overall share added (a stratum of two right answers is not sure to
+be all right). If every answer is right (or wrong), the effective size is Kish's, 1 / sum_h (N_h / N)^2 / n_h.
+
+Letters: N instances, H strata, n_h drawn and N_h held by stratum h. Pure functions; coverage is measured in the tests.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from headcount.errors import HeadcountError
+from headcount.judging.intervals import LEVEL, NOTHING, Estimate, wilson
+
+BANDS = 3
+
+
+class Draw(NamedTuple):
+    """Which instances to label, in an order that says nothing of the strata."""
+
+    item: np.ndarray  # (n,) instance numbers
+    stratum: np.ndarray  # (n,)
+    held: np.ndarray  # (H,) how many instances each stratum holds
+
+    @property
+    def weight(self) -> np.ndarray:
+        """(n,) how many instances each drawn one stands for."""
+        drawn = np.bincount(self.stratum, minlength=len(self.held))
+        return (self.held / np.maximum(drawn, 1))[self.stratum]
+
+
+def strata(said: np.ndarray, sure: np.ndarray, count: int, bands: int = BANDS) -> np.ndarray:
+    """(N,) the stratum of each instance: its predicted class ``said``, then its band of confidence ``sure``.
+
+    There are never more strata than a quarter of ``count``: first the bands get fewer, then the classes are laid together.
+
+    >>> strata(np.array([0, 0, 0, 0, 1, 1]), np.array([0.9, 0.5, 0.6, 0.8, 0.7, 0.9]), count=100, bands=2).tolist()
+    [1, 0, 0, 1, 2, 3]
+    """
+    _, said = np.unique(said, return_inverse=True)
+    most = max(1, count // 4)
+    if said.max() + 1 > most:
+        said, bands = np.zeros_like(said), min(most, 10)
+    bands = max(1, min(bands, most // int(said.max() + 1)))
+    order = np.lexsort((sure, said))
+    starts = np.searchsorted(said[order], np.arange(said.max() + 2))
+    rank = np.empty(len(said), np.int64)
+    rank[order] = np.arange(len(said)) - starts[said[order]]
+    size = np.diff(starts)[said]
+    return np.unique(said * bands + rank * bands // size, return_inverse=True)[1]
+
+
+def allot(held: np.ndarray, spread: np.ndarray, count: int) -> np.ndarray:
+    """(H,) how many to draw of each stratum: two each, the rest by N_h x spread (Neyman), never more than it holds.
+
+    >>> allot(np.array([100, 100, 1]), np.array([0.1, 0.3, 0.5]), 13).tolist()
+    [3, 9, 1]
+    """
+    count = min(count, int(held.sum()))
+    drawn = np.minimum(held, 2)
+    if drawn.sum() > count:
+        raise HeadcountError(f"{count} instances are too few for {len(held)} strata of two; draw more")
+    wish = held * np.maximum(spread, 1e-3)
+    while drawn.sum() < count:  # one at a time to whoever has the fewest for its wish
+        room = drawn < held
+        drawn[np.argmax(np.where(room, wish / (drawn + 1), -1.0))] += 1
+    return drawn
+
+
+def draw(said: np.ndarray, sure: np.ndarray, count: int, rng: np.random.Generator, bands: int = BANDS) -> Draw:
+    """``count`` instances (all of them if there are fewer), ``said`` and ``sure`` (N,) what the model says and how surely."""
+    if count < 2:
+        raise HeadcountError(f"an audit draws at least 2 instances, asked for {count}")
+    stratum = strata(said, sure, min(count, len(said)), bands)
+    held = np.bincount(stratum)
+    expected = np.clip(np.bincount(stratum, weights=sure) / held, 0.05, 0.95)
+    drawn = allot(held, np.sqrt(expected * (1 - expected)), count)
+    picked = [rng.choice(np.flatnonzero(stratum == h), n, replace=False) for h, n in enumerate(drawn.tolist())]
+    item = rng.permutation(np.concatenate(picked))
+    return Draw(item, stratum[item], held)
+
+
+def stratified(right: np.ndarray, stratum: np.ndarray, held: np.ndarray, level: float = LEVEL) -> Estimate:
+    """The share right of all N instances, from answers ``right`` (n,) drawn in strata that hold ``held`` (H,) instances.
+
+    Strata nobody answered for are laid together with the nearest one that has answers.
+    """
+    if not len(right):
+        return NOTHING
+    drawn = np.bincount(stratum, minlength=len(held)).astype(float)
+    hits = np.bincount(stratum, weights=right.astype(float), minlength=len(held))
+    there = np.flatnonzero(drawn > 0)
+    nearest = there[np.abs(np.arange(len(held))[:, None] - there).argmin(1)]
+    size = np.bincount(nearest, weights=held, minlength=len(held))[there]
+    drawn, hits = drawn[there], hits[there]
+    part = size / size.sum()
+    p = float((part * hits / drawn).sum())
+    q = (hits + p) / (drawn + 1)
+    variance = float((part**2 * q * (1 - q) / drawn * np.maximum(0, 1 - drawn / size)).sum())
+    if p * (1 - p) < 1e-12:
+        worth = float(1 / (part**2 / drawn).sum())
+    elif variance < 1e-12:  # every instance was looked at
+        return Estimate(p, p, p, len(right))
+    else:
+        worth = p * (1 - p) / variance
+    return Estimate(p, *wilson(p, worth, level), len(right))

@@ -1,0 +1,156 @@
+"""How good a model is on data whose labels are known: bags by their labels, shares by votes, instances by truth or an audit.
+
+Every share of right answers has an interval that knows what hangs together: bags of one group (patient, county) and instances
+of one bag are not independent witnesses (judging/intervals.py). Nothing here is seen by a training.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from headcount.bags import Bags
+from headcount.judging import audit, intervals, metrics
+from headcount.judging.answers import Said
+from headcount.judging.intervals import LEVEL, Estimate
+
+_BINS = 10
+
+
+def bags_scored(bags: Bags, said: Said, level: float = LEVEL) -> dict[str, Any]:
+    """Bag accuracy, and whether the bags' probabilities can be believed. A tied bag is right if one of its winners is said."""
+    target = bags.target.numpy()
+    told = target.sum(1) > 0
+    if not told.any():
+        return {"bags": 0}
+    target, p = target[told], said.bag[told]
+    right = target[np.arange(len(p)), p.argmax(1)] >= target.max(1) - 1e-6
+    group = None if bags.group is None else np.array(bags.group, dtype=object)[told]
+    accuracy = _in_groups(right, group, level)
+    label = target.argmax(1)
+    return {
+        "bags": int(told.sum()),
+        "accuracy": accuracy.to_json(),
+        "interval": "Wilson" if group is None else "Wilson at the effective number of groups",
+        "chance": round(float(np.bincount(label).max() / len(label)), 6),
+        "log_loss": round(float(-(target * np.log(np.maximum(p, 1e-12))).sum(1).mean()), 6),
+        "calibration": calibration(p.max(1), right),
+        "confusion": metrics.confusion(label, p.argmax(1), p.shape[1]).tolist(),
+    }
+
+
+def _in_groups(right: np.ndarray, group: Any, level: float) -> Estimate:
+    if group is None:
+        value = float(right.mean())
+        return Estimate(value, *intervals.wilson(value, len(right), level), len(right))
+    _, number = np.unique(group.astype(str), return_inverse=True)
+    return intervals.clustered(np.bincount(number, weights=right), np.bincount(number), level)
+
+
+def calibration(sure: np.ndarray, right: np.ndarray) -> dict[str, Any]:
+    """Of the answers given with probability 0.8, four of five should be right: the mean gap, and the table behind it.
+
+    >>> calibration(np.array([0.9, 0.9, 0.6, 0.6]), np.array([True, True, True, False]))["error"]
+    0.1
+    """
+    bins = np.minimum((sure * _BINS).astype(int), _BINS - 1)
+    count = np.bincount(bins, minlength=_BINS)
+    there = np.flatnonzero(count)
+    means = np.bincount(bins, weights=sure, minlength=_BINS)[there] / count[there]
+    hits = np.bincount(bins, weights=right, minlength=_BINS)[there] / count[there]
+    rows = [
+        {"answers": int(n), "said": round(float(s), 4), "right": round(float(h), 4)}
+        for n, s, h in zip(count[there], means, hits, strict=True)
+    ]
+    gap = float((count[there] * np.abs(means - hits)).sum() / count.sum())
+    return {
+        "error": round(gap, 6),
+        "said": round(float(sure.mean()), 6),
+        "right": round(float(right.mean()), 6),
+        "table": rows,
+    }
+
+
+def has_votes(bags: Bags) -> bool:
+    """Whether the targets are shares: some bag's classes have unequal parts (equal ones are a tie)."""
+    target = bags.target.numpy()
+    inner = (target > 0) & (target < target.max(1, keepdims=True) - 1e-6)
+    return bool(inner.any())
+
+
+def shares_scored(bags: Bags, said: Said) -> dict[str, Any]:
+    """The shares against the votes: mean and largest error, lean of the majority's share, and how often intervals hold."""
+    target = bags.target.numpy()
+    told = target.sum(1) > 0
+    true, share, low, high = (a[told] for a in (target, said.share, said.low, said.high))
+    error = np.abs(share - true)
+    top = np.arange(len(true)), true.argmax(1)
+    return {
+        "bags": int(told.sum()),
+        "mean_error": round(float(error.mean()), 6),
+        "largest_error": round(float(error.max()), 6),
+        "majority_lean": round(float((share[top] - true[top]).mean()), 6),
+        "inside_90_interval": round(float(((low <= true + 1e-6) & (true <= high + 1e-6)).mean()), 6),
+    }
+
+
+def instances_scored(bags: Bags, said: Said, level: float = LEVEL) -> dict[str, Any]:
+    """Against the truth of single instances, where there is one; bags are the groups of the interval."""
+    assert bags.truth is not None
+    true, answer = bags.truth.numpy(), said.said
+    known = true >= 0
+    if not known.any():
+        return {"instances": 0}
+    bag, right = bags.bag.numpy()[known], (true == answer)[known]
+    accuracy = intervals.clustered(
+        np.bincount(bag, weights=right, minlength=len(bags)), np.bincount(bag, minlength=len(bags)), level
+    )
+    counts = metrics.confusion(true, answer, len(said.classes))
+    own = np.maximum(said.p[known, true[known]].astype(float), 1e-12)
+    return {
+        "instances": int(known.sum()),
+        "accuracy": accuracy.to_json(),
+        "interval": "Wilson at the effective number of instances, bags as groups",
+        "balanced_accuracy": round(float(np.mean([counts[k, k] / n for k, n in enumerate(counts.sum(1)) if n])), 6),
+        "miou": round(metrics.miou(counts), 6),
+        "log_loss": round(float(-np.log(own).mean()), 6),
+        "calibration_error": calibration(said.sure[known], right)["error"],
+        "classes": per_class(counts, said.classes),
+        "confusion": counts.tolist(),
+    }
+
+
+def per_class(counts: np.ndarray, classes: tuple[str, ...]) -> dict[str, Any]:
+    """Recall and precision of each class; null where there is nothing to divide by."""
+    true, answer, hit = counts.sum(1), counts.sum(0), np.diag(counts)
+    part = lambda a, b: round(float(a / b), 6) if b else None  # noqa: E731
+    return {
+        c: {"instances": int(true[k]), "recall": part(hit[k], true[k]), "precision": part(hit[k], answer[k])}
+        for k, c in enumerate(classes)
+    }
+
+
+def audit_scored(
+    true: np.ndarray, answer: np.ndarray, stratum: np.ndarray, held: np.ndarray, classes: tuple[str, ...], level: float
+) -> dict[str, Any]:
+    """From n instances labelled by hand: ``true`` and ``answer`` (n,), -1 where nobody filled in a class."""
+    filled = true >= 0
+    right = (true == answer)[filled]
+    found = audit.stratified(right, stratum[filled], held, level)
+    weight = audit.Draw(np.arange(int(filled.sum())), stratum[filled], held).weight
+    said = answer[filled]
+    by_class = {}
+    for k, c in enumerate(classes):
+        mine = said == k
+        if mine.any():
+            share = float(np.average(right[mine], weights=weight[mine]))
+            worth = float(weight[mine].sum() ** 2 / (weight[mine] ** 2).sum())
+            by_class[c] = Estimate(share, *intervals.wilson(share, worth, level), int(mine.sum())).to_json()
+    return {
+        "labelled": int(filled.sum()),
+        "left_blank": int((~filled).sum()),
+        "accuracy": found.to_json(),
+        "interval": "Wilson at the effective sample size of the stratified estimate",
+        "right_when_said": by_class,
+    }

@@ -1,0 +1,112 @@
+"""How sure a share is: intervals for shares of right answers, and for the class shares of bags.
+
+All intervals of a share of right answers are Wilson's (1927), at the number of independent answers the data are worth:
+
+    wilson      n answers given independently
+    clustered   answers in groups (instances in bags, bags of patients): n is worth p (1 - p) / v, with v the variance of the
+                ratio between groups, and Student's quantile for few groups
+    stratified  judging/audit.py
+
+Coverage is measured in tests/test_audit.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+from headcount.bags import Segments
+from headcount.errors import HeadcountError
+
+LEVEL = 0.95
+
+
+class Estimate(NamedTuple):
+    """A share, its interval, and how many answers it rests on."""
+
+    value: float
+    low: float
+    high: float
+    count: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON takes it: a number that is not there is null."""
+        said = {k: round(v, 6) if math.isfinite(v) else None for k, v in self._asdict().items()}
+        return {**said, "count": self.count}
+
+    def __str__(self) -> str:
+        if not self.count:
+            return "nothing to judge by"
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+NOTHING = Estimate(math.nan, math.nan, math.nan, 0)
+
+
+def check_level(level: float) -> float:
+    if not 0.5 <= level < 1:
+        raise HeadcountError(f"the level of an interval is from 0.5 to below 1, such as 0.95; got {level}")
+    return level
+
+
+def wilson(share: float, answers: float, level: float = LEVEL, quantile: float | None = None) -> tuple[float, float]:
+    """The interval of a share of ``answers`` independent ones.
+
+    >>> low, high = wilson(0.9, 100)
+    >>> round(low, 3), round(high, 3)
+    (0.826, 0.945)
+    """
+    z = float(stats.norm.ppf((1 + level) / 2)) if quantile is None else quantile
+    shrink = 1 + z * z / answers
+    centre = (share + z * z / (2 * answers)) / shrink
+    half = z / shrink * math.sqrt(share * (1 - share) / answers + z * z / (4 * answers**2))
+    return max(0.0, min(centre - half, share)), min(1.0, max(centre + half, share))
+
+
+def clustered(right: np.ndarray, answers: np.ndarray, level: float = LEVEL) -> Estimate:
+    """The share right of answers that come in G groups: ``right`` and ``answers`` (G,) of each.
+
+    >>> clustered(np.array([1, 1, 0, 1]), np.array([1, 1, 1, 1])).value
+    0.75
+    """
+    there = answers > 0
+    right, answers = right[there].astype(float), answers[there].astype(float)
+    total, groups = float(answers.sum()), len(answers)
+    if total == 0:
+        return NOTHING
+    p = float(right.sum() / total)
+    if groups == 1:  # nothing tells how groups differ
+        return Estimate(p, 0.0, 1.0, round(total))
+    variance = groups / (groups - 1) * float(((right - p * answers) ** 2).sum()) / total**2
+    worth = p * (1 - p) / variance if variance > 1e-12 else float(groups)
+    t = float(stats.t.ppf((1 + level) / 2, groups - 1))
+    return Estimate(p, *wilson(p, min(worth, total), quantile=t), round(total))
+
+
+def shares(p: Tensor, segments: Segments, level: float = 0.9) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, C) each bag's class shares with an interval, from its instances' probabilities ``p`` (N, C).
+
+    The share is the mean of p; every instance is taken to be of class k with its own probability, by itself, so that the
+    count of k has variance sum p (1 - p), and half a vote is added for counts are whole. That is how far the instances leave
+    the share open if the probabilities are right; it does not know how wrong those may be.
+
+    >>> share, low, high = shares(torch.tensor([[0.9, 0.1], [0.7, 0.3]]), Segments.from_sizes([2]))
+    >>> share
+    tensor([[0.8000, 0.2000]])
+    """
+    p = p.double()
+    weight = torch.ones(len(p), dtype=torch.float64) if segments.weight is None else segments.weight.double()
+    total = segments.total().double().clamp_min(1e-12)[:, None]
+    share = segments.mean(p)
+    # a weight is already in every sum; the square of it is wanted here
+    squares = segments.sum(weight[:, None] * p * (1 - p))
+    vote = segments.sum(weight[:, None]) / total  # of the mean voter, by weight
+    half = float(stats.norm.ppf((1 + level) / 2)) * squares.sqrt() / total + 0.5 * vote / total
+    sure = squares <= 1e-12  # then nothing is open
+    half = torch.where(sure, 0.0, half)
+    return share.float(), (share - half).clamp(0, 1).float(), (share + half).clamp(0, 1).float()

@@ -1,0 +1,75 @@
+"""How an instance looks to a person: its picture, its text or its values, and the user's own names for it."""
+
+from __future__ import annotations
+
+import base64
+import io
+from importlib import resources
+from typing import Any, NamedTuple
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+
+from headcount.data.learned import plain
+from headcount.data.read import Reading
+
+_VALUES = 24  # columns of a table that are shown
+_TEXT = 600  # characters of a text
+
+
+class Look(NamedTuple):
+    """All strings are data; whoever shows them escapes them."""
+
+    ids: tuple[tuple[str, str], ...]  # (column, value)
+    picture: str  # a data: URI, or nothing
+    crisp: bool  # the picture was enlarged: show its pixels
+    text: str
+    values: tuple[tuple[str, str], ...]
+
+
+def look(reading: Reading, i: int, side: int = 72) -> Look:
+    """Instance i of N, its picture at most ``side`` pixels wide."""
+    row, address = int(reading.rows[i]), int(reading.laid.index[i])
+    ids = _row(reading.ids, row)
+    picture, crisp, text, values = "", False, "", ()
+    if reading.kind == "images":
+        pixels = np.asarray(reading.content[address])
+        picture, crisp = picture_uri(pixels, side), max(pixels.shape[:2]) < side
+    elif reading.columns.fields:
+        values = _row(reading.content, address)
+        if reading.kind == "text":
+            text, values = "\n".join(v for _, v in values), ()
+    return Look(ids, picture, crisp, _short(text, _TEXT), values)
+
+
+def _row(table: Any, row: int) -> tuple[tuple[str, str], ...]:
+    said = [(name, plain(table.column(name)[row].as_py())) for name in table.column_names[:_VALUES]]
+    return tuple((name, _short(value, 200)) for name, value in said if value is not None)
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def picture_uri(pixels: np.ndarray, side: int) -> str:
+    """(H, W, channels) uint8 -> a PNG data URI of at most ``side`` pixels."""
+    from PIL import Image
+
+    image = Image.fromarray(np.ascontiguousarray(pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., 0]))
+    if max(image.size) > side:
+        image.thumbnail((side, side))
+    out = io.BytesIO()
+    image.save(out, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+
+
+def page(template: str, **said: Any) -> str:
+    """A page of this folder, everything in it escaped but our own style sheet."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["percent"] = lambda share: f"{100 * share:.0f} %"
+    files = resources.files("headcount.showing")
+    css = Markup(files.joinpath("report.css").read_text("utf-8"))
+    return environment.from_string(files.joinpath(template).read_text("utf-8")).render(css=css, **said)

@@ -1,0 +1,76 @@
+"""Fitted models made by hand, and data for them, of every kind the commands take: a table, pictures, slides, texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+
+import read_factory as make
+from headcount.bags import tilt
+from headcount.data.read import Reading, read
+from headcount.models.fitted import Fitted
+from headcount.models.forest import from_sklearn
+from headcount.models.model import Design, Model
+
+KINDS = ("table", "images", "slides", "text")
+
+
+def even(classes: int) -> tilt.Tilt:
+    return tilt.Tilt(tilt.mix_of(0.6, classes), torch.full((classes,), 1 / classes))
+
+
+def people(bags: int = 8, size: int = 6, seed: int = 0, share: float = 0.75, shuffle: bool = True, **more: Any) -> dict:
+    """A table whose classes can be told from `height`; rows of different bags are mixed, ids and truth are there."""
+    g = np.random.default_rng(seed)
+    n = bags * size
+    bag = np.repeat(np.arange(bags), size)
+    label = bag % 2
+    truth = np.where(g.random(n) < share, label, 1 - label)
+    height = g.normal(160 + 20 * truth, 4).round(2)
+    order = g.permutation(n) if shuffle else np.arange(n)
+    table = {
+        "id": [f"{i:03d}" for i in range(n)],
+        "precinct": [f"p{b}" for b in bag[order]],
+        "label": [("no", "yes")[k] for k in label[order]],
+        "truth": [("no", "yes")[k] for k in truth[order]],
+        "height": height[order].tolist(),
+        "colour": g.choice(["red", "green"], n).tolist(),
+    }
+    return {**table, **more}
+
+
+def fitted(reading: Reading, body: str = "forest", head: str = "tilt", **more: Any) -> Fitted:
+    """A model of this body on the bags' labels (a network is left as it is born)."""
+    learned, classes = reading.learn(), reading.laid.classes
+    bags = reading.bags(learned)
+    if body == "network":
+        torch.manual_seed(0)
+        backbone = (
+            ("resnet18", (("stem", "small"), ("width", 4))) if reading.kind == "images" else ("mlp", (("hidden", 8),))
+        )
+        made: Any = Model(Design(learned.shape, classes, *backbone, head)).eval()
+    else:
+        x, y = bags.pool.take(bags.index).numpy(), bags.label[bags.bag].numpy()
+        kind = (
+            RandomForestClassifier(20, random_state=0, min_samples_leaf=8) if body == "forest" else LogisticRegression()
+        )
+        made = from_sklearn(kind.fit(x, y), len(classes))
+    return Fitted(made, classes, learned, even(len(classes)), **more)
+
+
+def case(root: Path, kind: str) -> tuple[Path, Path]:
+    """(model folder, data) of a kind, on disk."""
+    root.mkdir(parents=True, exist_ok=True)
+    if kind == "table":
+        data = make.write_csv(root / "people.csv", people())
+    elif kind == "text":
+        data = make.write_csv(root / "texts.csv", make.texts())
+    else:
+        data = {"images": make.folder, "slides": make.slides}[kind](root / kind)
+    body = {"table": "forest", "text": "linear"}.get(kind, "network")
+    return fitted(read(data), body).save(root / "model"), data

@@ -1,0 +1,154 @@
+"""Intervals hold as often as they say, and an audit's draw is what its weights claim: simulations with a known truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from headcount.bags import Segments
+from headcount.errors import HeadcountError
+from headcount.judging import audit, intervals
+
+DRAWS = 400
+
+
+def population(classes: int, accuracy: float, seed: int, n: int = 8000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What a model says of n instances, how surely, and whether it is right: more often where it is surer."""
+    g = np.random.default_rng(seed)
+    sure = np.clip(g.beta(8, 2, n), 1 / classes, 1)
+    said = g.choice(classes, n, p=g.dirichlet(np.full(classes, 2.0)))
+    return said, sure, g.random(n) < np.clip(sure + accuracy - sure.mean(), 0.02, 0.995)
+
+
+@pytest.mark.parametrize(("classes", "accuracy"), [(2, 0.98), (3, 0.93), (4, 0.8), (5, 0.5), (20, 0.7), (60, 0.6)])
+def test_the_audit_s_interval_covers_and_its_estimate_does_not_lean(classes, accuracy):
+    said, sure, right = population(classes, accuracy, seed=classes)
+    true, g = right.mean(), np.random.default_rng(1)
+    found = []
+    for _ in range(DRAWS):
+        drawn = audit.draw(said, sure, 100, g)
+        found.append(audit.stratified(right[drawn.item], drawn.stratum, drawn.held))
+    covered = np.mean([e.low <= true <= e.high for e in found])
+    values = np.array([e.value for e in found])
+    assert 0.91 <= covered <= 0.995
+    assert abs(values.mean() - true) < 4 * values.std() / np.sqrt(DRAWS)
+    assert values.std() < 1.25 * np.sqrt(true * (1 - true) / 100)  # no worse than a plain sample, by and large
+
+
+def test_strata_by_confidence_pay_where_confidence_tells_right_from_wrong():
+    g = np.random.default_rng(0)
+    sure = np.where(np.arange(6000) % 3 == 0, 0.55, 0.99) + 0.005 * g.random(6000)
+    right = np.where(sure < 0.6, g.random(6000) < 0.5, True)
+    said = np.arange(6000) % 2
+    values = []
+    for _ in range(200):
+        drawn = audit.draw(said, sure, 100, g)
+        values.append(audit.stratified(right[drawn.item], drawn.stratum, drawn.held).value)
+    plain = np.sqrt(right.mean() * (1 - right.mean()) / 100)
+    assert np.std(values) < 0.75 * plain
+
+
+def test_weights_add_up_to_everybody():
+    said, sure, _ = population(4, 0.8, 0)
+    drawn = audit.draw(said, sure, 100, np.random.default_rng(0))
+    assert len(drawn.item) == len(set(drawn.item.tolist())) == 100
+    assert drawn.weight.sum() == pytest.approx(len(said))
+    assert np.bincount(drawn.stratum).min() >= 2
+    for h in range(len(drawn.held)):  # a stratum is of one predicted class
+        assert len(set(said[drawn.item[drawn.stratum == h]].tolist())) == 1
+
+
+def test_doubtful_strata_are_drawn_from_more():
+    said, sure, _ = population(2, 0.9, 0)
+    drawn = audit.draw(said, sure, 100, np.random.default_rng(0))
+    each = np.bincount(drawn.stratum) / drawn.held
+    assert each[0] > each[2]
+    assert each[3] > each[5]
+
+
+def test_the_order_says_nothing_of_the_strata():
+    said, sure, _ = population(3, 0.9, 0)
+    runs = [audit.draw(said, sure, 100, np.random.default_rng(s)).stratum for s in range(30)]
+    place = [stats.spearmanr(np.arange(100), r).statistic for r in runs]
+    assert abs(np.mean(place)) < 0.06
+    assert np.std(place) > 0.03
+
+
+def test_few_instances_are_all_drawn_and_then_nothing_is_open():
+    said, sure, right = population(2, 0.8, 0, n=30)
+    drawn = audit.draw(said, sure, 100, np.random.default_rng(0))
+    assert sorted(drawn.item.tolist()) == list(range(30))
+    e = audit.stratified(right[drawn.item], drawn.stratum, drawn.held)
+    assert e.low == e.value == e.high == pytest.approx(right.mean())
+
+
+def test_blank_strata_go_to_their_neighbours():
+    held = np.array([100, 100, 200])
+    e = audit.stratified(np.array([1, 0, 1, 1]), np.array([0, 0, 2, 2]), held)
+    assert e.value == pytest.approx(0.5 * 200 / 400 + 1.0 * 200 / 400)  # stratum 1 went to stratum 0
+    assert audit.stratified(np.zeros(0), np.zeros(0, int), held) == intervals.NOTHING
+
+
+def test_all_right_is_not_certain():
+    e = audit.stratified(np.ones(100), np.arange(100) % 10, np.full(10, 500))
+    assert e.value == e.high == 1
+    assert e.low == pytest.approx(intervals.wilson(1, 100)[0])
+    uneven = audit.stratified(np.ones(4), np.array([0, 0, 1, 1]), np.array([10, 990]))
+    assert uneven.low < intervals.wilson(1, 3)[0]
+
+
+def test_too_few_to_draw():
+    with pytest.raises(HeadcountError, match="at least 2"):
+        audit.draw(np.zeros(5, int), np.ones(5), 1, np.random.default_rng(0))
+
+
+# -- other intervals ----------------------------------------------------------------------------------------------------------
+
+
+def test_wilson_is_wilson():
+    for k, n in ((0, 10), (3, 10), (97, 100), (10, 10)):
+        want = stats.binomtest(k, n).proportion_ci(0.9, method="wilson")
+        low, high = intervals.wilson(k / n, n, 0.9)
+        assert (low, high) == pytest.approx((want.low, want.high), abs=1e-9)
+
+
+def test_groups_widen_the_interval_as_they_must():
+    """Instances of a bag are right or wrong together: an interval that took them as independent would hold far too seldom."""
+    g = np.random.default_rng(0)
+    covered, naive = [], []
+    for _ in range(DRAWS):
+        p = g.beta(4, 1, 30)  # each bag its own share right
+        n = g.integers(5, 60, 30)
+        right = g.binomial(n, p)
+        e = intervals.clustered(right, n)
+        covered.append(e.low <= 0.8 <= e.high)
+        low, high = intervals.wilson(right.sum() / n.sum(), n.sum())
+        naive.append(low <= 0.8 <= high)
+    assert 0.91 <= np.mean(covered) <= 0.99
+    assert np.mean(naive) < 0.7
+
+
+def test_one_group_says_nothing_of_others():
+    assert intervals.clustered(np.array([9]), np.array([10]))[:3] == (0.9, 0.0, 1.0)
+    assert intervals.clustered(np.array([0]), np.array([0])) == intervals.NOTHING
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_shares_of_bags_hold_if_the_probabilities_do(weighted):
+    g = torch.Generator().manual_seed(0)
+    sizes = torch.randint(4, 120, (300,), generator=g)
+    n = int(sizes.sum())
+    p = (torch.randn(n, 3, generator=g) * 2).softmax(1)
+    weight = torch.rand(n, generator=g) * 3 if weighted else None
+    segments = Segments.from_sizes(sizes).weighted(weight)
+    share, low, high = intervals.shares(p, segments, level=0.9)
+    truth = torch.nn.functional.one_hot(torch.multinomial(p, 1, generator=g)[:, 0], 3).float()
+    true = segments.mean(truth)
+    inside = ((low <= true + 1e-6) & (true <= high + 1e-6)).float().mean()
+    assert 0.88 <= float(inside) <= 0.98
+    assert torch.allclose(share, segments.mean(p), atol=1e-5)
+    assert abs(float((share - true).mean())) < 0.01
+    sure = intervals.shares(torch.eye(3)[[0, 0, 1]], Segments.from_sizes([3]))
+    assert torch.equal(sure[1], sure[2])
