@@ -57,7 +57,7 @@ def mix_of(share: Tensor | float, classes: int, rest: Tensor | None = None) -> T
 
 def prior_of(mix: Tensor, labels: Tensor) -> Tensor:
     """(C,) P(y = k)."""
-    return labels @ mix
+    return (labels[:, None] * mix).sum(0)
 
 
 def matrix_of(mix: Tensor, labels: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ def tilted(log_p: Tensor, mix: Tensor, labels: Tensor) -> Tensor:
     >>> tilted(torch.tensor([[1.0, 0.0]]).log(), mix_of(0.6, 2), torch.tensor([0.75, 0.25])).exp()
     tensor([[0.8182, 0.1818]])
     """
-    return (log_p.exp() @ matrix_of(mix, labels).to(log_p.dtype)).clamp_min(1e-30).log()
+    return _times(log_p.exp(), matrix_of(mix, labels)).clamp_min(1e-30).log()
 
 
 def forward_loss(log_p: Tensor, target: Tensor, mix: Tensor, labels: Tensor, weight: Tensor | None = None) -> Tensor:
@@ -171,7 +171,7 @@ def forward_loss(log_p: Tensor, target: Tensor, mix: Tensor, labels: Tensor, wei
 
 def leaning(target: Tensor, mix: Tensor, labels: Tensor) -> Tensor:
     """(..., C) P(y = k | label) / P(y = k) of bags with these target rows; one everywhere if there is no label."""
-    lean = target @ (mix / prior_of(mix, labels).clamp_min(1e-30)).to(target.dtype)
+    lean = _times(target, mix / prior_of(mix, labels).clamp_min(1e-30))
     return torch.where(target.sum(-1, keepdim=True) > 0, lean, 1.0)
 
 
@@ -184,6 +184,12 @@ def posterior(log_p: Tensor, target: Tensor, mix: Tensor, labels: Tensor) -> Ten
     return (log_p + leaning(target, mix, labels).clamp_min(1e-30).log()).softmax(1)
 
 
+def _times(a: Tensor, b: Tensor) -> Tensor:
+    """The matrix product as it stands: autocast would make it in half precision, and round every chance to three digits."""
+    with torch.autocast(a.device.type, enabled=False):
+        return a @ b.to(a.dtype)
+
+
 # -- estimating it ------------------------------------------------------------------------------------------------------------
 
 
@@ -193,8 +199,8 @@ def heaped(p: Tensor, target: Tensor, mix: Tensor, labels: Tensor) -> Tensor:
     ``target`` (N, C) may be scaled by an instance's weight; a row of zeros adds nothing.
     """
     lean = (mix / prior_of(mix, labels).clamp_min(1e-30)).to(p.dtype)  # (c, k)
-    said = (p @ lean.T).clamp_min(1e-30)  # (N, c), P(label = c | x) / P(label = c)
-    return lean * ((target / said).T @ p)
+    said = _times(p, lean.T).clamp_min(1e-30)  # (N, c), P(label = c | x) / P(label = c)
+    return lean * _times((target / said).T, p)
 
 
 def settled(

@@ -1,0 +1,133 @@
+"""Bag context at prediction: calibrated probabilities, an instance seen with its bag, shares of single bags with intervals.
+
+All of it is learned from validation bags and their labels; no instance's truth is looked at:
+
+    temperature  makes the probabilities fit the bags' labels, the tilt estimated anew for each candidate
+    alike        how alike bags are, by how much one half of a bag tells of the other
+    helps        whether an instance's bag should be listened to: off unless the halves tell of each other for certain,
+                 and the bags' labels are explained no worse with the context than without: errors that a bag's
+                 instances have in common look like shares, but not to the labels
+
+The mathematics is in bags/tilt.py and bags/census.py.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headcount.bags import Bags, Segments
+from headcount.bags.census import Census, census, centres, how_alike, in_context, shares_of
+from headcount.bags.tilt import Tilt, estimate, tilted
+from headcount.errors import HeadcountError
+from headcount.models.heads.election import scores
+from headcount.training.seeds import generator
+
+HEATS = tuple(2 ** (e / 4) for e in range(-4, 9))  # candidates for the temperature, 1/2 to 4
+SURE = 2.0  # standard errors that make a difference
+
+
+@dataclass(frozen=True)
+class Context:
+    """What validation bags taught about answering."""
+
+    tilt: Tilt
+    temperature: float
+    alike: float  # of bags whose label is not known
+    alike_labelled: float  # of bags of one label
+    gain: float  # nats per bag that halves tell of each other
+    gain_error: float  # its standard error
+    bag_loss: float  # -log P(the label wins) of validation bags, votes of instances alone
+    bag_loss_in_context: float
+    bag_loss_error: float  # the standard error of their difference
+
+    @property
+    def helps(self) -> bool:
+        """Whether the context is to be used."""
+        worse = self.bag_loss_in_context - self.bag_loss
+        return self.gain > SURE * self.gain_error and worse <= SURE * self.bag_loss_error
+
+
+def learn_context(logits: Tensor, valid: Bags, *, form: str = "full") -> Context:
+    """From what a model said (N, C) of validation bags, and their labels."""
+    if len(logits) != len(valid.index) or logits.shape[1] != len(valid.classes):
+        raise HeadcountError(
+            f"{len(valid.index)} instances of {len(valid.classes)} classes need as many logits, got {tuple(logits.shape)}"
+        )
+    segments, target = valid.segments(), valid.target.double()
+    z = logits.double()
+    heat = temperature(z, segments, target, form=form, counted=valid.counted)
+    log_p = (z / heat).log_softmax(1)
+    tilt = estimate(log_p.exp(), segments, target, form=form, counted=valid.counted)
+    prior = tilt.prior.double()
+    alike, gain = how_alike(log_p, segments, prior.expand(len(valid), -1), prior)
+    labelled, _ = how_alike(log_p, segments, centres(tilt, target), prior)
+    told = target.sum(1) > 0
+    alone, joined = (
+        _bag_loss(votes, segments, target, valid.counted)[told]
+        for votes in (log_p, alike_votes(log_p, segments, prior, alike))
+    )
+    return Context(
+        *(tilt, heat, alike, labelled),
+        *(float(gain.mean()), _error(gain)),
+        *(float(alone.mean()), float(joined.mean()), _error(joined - alone)),
+    )
+
+
+def temperature(
+    logits: Tensor, segments: Segments, target: Tensor, *, form: str = "full", counted: Tensor | None = None
+) -> float:
+    """What to divide the logits by, so that they explain the bags' labels: the forward-corrected loss, with the tilt estimated
+    anew for each candidate. Of those that explain them as well as the best, within one standard error over bags, the one
+    nearest to 1: where classes hardly overlap the labels say little of it."""
+    rows = segments.spread(target.double())
+    told = target.sum(1) > 0
+    losses = []
+    for heat in HEATS:
+        log_p = (logits.double() / heat).log_softmax(1)
+        tilt = estimate(log_p.exp(), segments, target, form=form, counted=counted, rounds=50)
+        each = -(rows * tilted(log_p, tilt.mix.double(), tilt.labels.double())).sum(1)
+        losses.append(segments.mean(each)[told])
+    best = min(losses, key=lambda loss: float(loss.mean()))
+    fair = [h for h, loss in zip(HEATS, losses, strict=True) if float((loss - best).mean()) <= _error(loss - best)]
+    return min(fair, key=lambda h: abs(math.log(h)))
+
+
+def alike_votes(log_p: Tensor, segments: Segments, prior: Tensor, alike: float) -> Tensor:
+    """(N, C) log P(y | x, its bag) for bags without a label."""
+    centre = prior.expand(segments.bags, -1)
+    return in_context(log_p, segments, shares_of(log_p, segments, centre, prior, alike), prior)
+
+
+def answer(context: Context, logits: Tensor, bags: Bags, *, listen: bool | None = None) -> Tensor:
+    """(N, C) calibrated probabilities of instances seen with their bags; labels of the bags are not used. ``listen``: to the
+    bag; the default is what the check decided."""
+    log_p = (logits.double() / context.temperature).log_softmax(1)
+    if not (context.helps if listen is None else listen):
+        return log_p.exp().float()
+    return alike_votes(log_p, bags.segments(), context.tilt.prior.double(), context.alike).exp().float()
+
+
+def count(
+    context: Context, logits: Tensor, bags: Bags, *, use_labels: bool = True, level: float = 0.9, seed: int = 0
+) -> Census:
+    """Shares of each bag with intervals; a bag's label, where it has one and may be used, makes them sharper."""
+    log_p = (logits.double() / context.temperature).log_softmax(1)
+    target = bags.target if use_labels else torch.zeros_like(bags.target)
+    told = target.sum(1) > 0
+    alike = torch.where(told, context.alike_labelled, context.alike)[:, None]
+    return census(log_p, bags.segments(), target, context.tilt, alike, generator(seed, "census"), level=level)
+
+
+def _bag_loss(votes: Tensor, segments: Segments, target: Tensor, counted: Tensor | None) -> Tensor:
+    """(B,) -log P(the label wins), if every instance votes by lot."""
+    won = scores(votes, segments, "auto", counted)
+    won = won if counted is None else won.masked_fill(~counted, -torch.inf)
+    return -torch.where(target > 0, target * won.log_softmax(1), 0.0).sum(1)
+
+
+def _error(x: Tensor) -> float:
+    return float(x.std() / math.sqrt(len(x))) if len(x) > 1 else math.inf

@@ -1,0 +1,204 @@
+"""Shares of single bags and context at prediction: loops, simulated bags, coverage of the intervals, and when to keep out."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from headcount.bags import Bags, Pool, Segments
+from headcount.bags.census import census, centres, crowned, halves_gain, how_alike, in_context, shares_of
+from headcount.bags.tilt import Tilt, mix_of
+from headcount.errors import HeadcountError
+from headcount.judging import shares
+
+C = 4
+EVEN = torch.full((C,), 1 / C, dtype=torch.float64)
+
+
+def world(seed, bags=80, size=30, apart=1.8, spread=0.7):
+    """Logits that are exactly right for an instance alone, and bags with truth."""
+    rng = np.random.default_rng(seed)
+    y = np.stack([rng.choice(C, size, p=t) for t in rng.dirichlet(np.full(C, spread), bags)])
+    counts = np.stack([np.bincount(row, minlength=C) for row in y])
+    x = rng.normal(size=(bags * size, C))
+    x[np.arange(len(x)), y.ravel()] += apart
+    pool = Pool(x.astype(np.float32))
+    made = Bags.of(pool, sizes=[size] * bags, labels=counts.argmax(1), classes=C, truth=y.ravel())
+    return torch.tensor(apart * x), made, torch.from_numpy(counts / size)
+
+
+@cache
+def learned(seed):
+    z, valid, _ = world(seed, bags=60)
+    return shares.learn_context(z, valid.blind())
+
+
+def accuracy(p, bags):
+    return float((p.argmax(1) == bags.truth).float().mean())
+
+
+# -- the parts --------------------------------------------------------------------------------------------------------------
+
+
+def test_shares_against_a_loop():
+    rng = np.random.default_rng(0)
+    p, sizes, prior = rng.dirichlet(np.ones(3), 7), [3, 4], np.array([0.2, 0.3, 0.5])
+    centre, alike = rng.dirichlet(np.ones(3), 2), 1.7
+    want, start = [], 0
+    for b, size in enumerate(sizes):
+        theta = list(centre[b])
+        for _ in range(20):
+            found = [alike * centre[b][k] for k in range(3)]
+            for row in p[start : start + size]:
+                q = [row[k] * theta[k] / prior[k] for k in range(3)]
+                found = [found[k] + q[k] / sum(q) for k in range(3)]
+            theta = [v / (size + alike) for v in found]
+        want.append(theta)
+        start += size
+    got = shares_of(torch.tensor(p).log(), Segments.from_sizes(sizes), torch.tensor(centre), torch.tensor(prior), alike)
+    np.testing.assert_allclose(got, want, rtol=1e-6)  # sizes are counted in float32
+
+
+def test_context_without_difference_is_none():
+    log_p = torch.tensor(np.random.default_rng(0).dirichlet(np.ones(C), 12)).log()
+    same = in_context(log_p, Segments.from_sizes([5, 7]), EVEN.expand(2, -1), EVEN)
+    torch.testing.assert_close(same, log_p)
+
+
+def test_the_crown():
+    """The label's class leads, the sum stays, lawful shares stay as they are, and no nearer lawful shares exist."""
+    rng = np.random.default_rng(0)
+    share = torch.tensor(rng.dirichlet(np.ones(C), 200))
+    target = torch.eye(C)[torch.from_numpy(rng.integers(0, C, 200))].double()
+    target[:20] = 0
+    found = crowned(share, target)
+    torch.testing.assert_close(found[:20], share[:20])
+    own = (found * target).sum(1)[20:]
+    assert (own >= found[20:].amax(1) - 1e-12).all()
+    torch.testing.assert_close(found.sum(1), torch.ones(200).double())
+    lawful = (share * target).sum(1) >= share.amax(1)
+    torch.testing.assert_close(found[lawful], share[lawful])
+    for b in range(20, 40):
+        drawn = torch.tensor(rng.dirichlet(np.ones(C), 3000))
+        drawn = drawn[drawn.argmax(1) == target[b].argmax()]
+        assert (drawn - share[b]).square().sum(1).min() >= (found[b] - share[b]).square().sum() - 1e-9
+
+
+def test_halves_tell_of_each_other_only_where_bags_differ():
+    z, bags, _ = world(0)
+    s, centre = bags.segments(), EVEN.expand(len(bags), -1)
+    alike, gain = how_alike(z.log_softmax(1), s, centre, EVEN)
+    assert alike <= 8
+    assert gain.mean() > 5 * gain.std() / len(gain) ** 0.5
+    mixed = torch.randperm(len(z), generator=torch.Generator().manual_seed(0))
+    alike, gain = how_alike(z[mixed].log_softmax(1), s, centre, EVEN)
+    assert alike >= 128
+    assert abs(gain.mean()) < 0.1
+    assert halves_gain(z[mixed].log_softmax(1), s, centre, EVEN, 1.0).mean() < 0
+
+
+def test_centres():
+    mix = mix_of(torch.tensor(0.7, dtype=torch.float64), C)
+    target = torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 0], [0, 0.5, 0.5, 0]], dtype=torch.float64)
+    found = centres(Tilt(mix, EVEN), target)
+    torch.testing.assert_close(found, torch.stack([mix[0], EVEN, (mix[1] + mix[2]) / 2]))
+
+
+# -- together ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("use_labels", [True, False])
+@pytest.mark.parametrize("level", [0.6, 0.9])
+def test_intervals_cover(use_labels, level):
+    """Between the level (less what chance allows) and somewhat more: shares of 30 instances come in steps."""
+    hits, far = [], []
+    for seed in range(3):
+        context = learned(2 * seed)
+        z, test, true = world(2 * seed + 1, bags=60)
+        found = shares.count(context, z, test.blind(), use_labels=use_labels, level=level)
+        hits.append(((true >= found.low - 1e-6) & (true <= found.high + 1e-6)).float().mean())
+        far.append((found.share - true).abs().mean() - (test.segments().mean(z.softmax(1)) - true).abs().mean())
+        assert ((found.low <= found.share) & (found.share <= found.high)).all()
+        torch.testing.assert_close(found.share.sum(1), torch.ones(len(test)))
+        if use_labels:
+            assert ((found.share * test.target).sum(1) >= found.share.amax(1) - 0.02).all()
+    assert level - 0.04 < np.mean(hits) < min(0.99, level + 0.18)
+    assert np.mean(far) < -0.01, "nearer to the truth than the mean of the probabilities"
+
+
+def test_a_sharper_level_is_a_narrower_interval():
+    context, (z, bags, _) = learned(0), world(3, bags=20)
+    wide, narrow = (shares.count(context, z, bags.blind(), level=level) for level in (0.9, 0.5))
+    assert (wide.high - wide.low).mean() > 1.5 * (narrow.high - narrow.low).mean()
+    with pytest.raises(HeadcountError, match="level of an interval lies between 0 and 1, got 1"):
+        shares.count(context, z, bags.blind(), level=1)
+
+
+def test_context_helps_where_classes_overlap_and_shares_vary():
+    context = learned(4)
+    assert context.helps
+    z, test, _ = world(5)
+    alone, joined = (shares.answer(context, z, test.blind(), listen=listen) for listen in (False, True))
+    assert accuracy(joined, test) > accuracy(alone, test) + 0.04
+    assert torch.equal(shares.answer(context, z, test.blind()), joined)
+    assert accuracy(alone, test) == accuracy(z, test), "a temperature changes nobody's class"
+
+
+def test_context_keeps_out_where_bags_are_alike():
+    z, valid, _ = world(6, spread=1000.0)
+    context = shares.learn_context(z, valid.blind())
+    assert not context.helps
+    z, test, _ = world(7, spread=1000.0)
+    assert torch.equal(shares.answer(context, z, test.blind()), (z / context.temperature).softmax(1).float())
+
+
+def test_context_keeps_out_where_it_spoils_the_labels():
+    """A network with a weakness for class 0 in every second bag, as one laboratory's stain might give it: halves agree, and
+    are wrong together. The labels tell."""
+    z, valid, _ = world(8, bags=60, apart=1.5, spread=4.0)
+    z = z + 2.0 * ((valid.bag % 2 == 0)[:, None] & (torch.arange(C) == 0))
+    context = shares.learn_context(z, valid.blind())
+    assert context.gain > shares.SURE * context.gain_error
+    assert not context.helps
+    assert accuracy(shares.answer(context, z, valid, listen=True), valid) < accuracy(z, valid) - 0.01
+
+
+@pytest.mark.parametrize("heat", [0.5, 2.0])
+def test_the_temperature_is_found_from_the_labels(heat):
+    """Logits too flat or too steep by a factor of two come out nearer to right, by the likelihood of the truth."""
+    found, before, after = [], 0.0, 0.0
+    for seed in range(3):
+        z, valid, _ = world(10 + seed, bags=100, apart=1.6)
+        spoilt = z / heat
+        tau = shares.temperature(spoilt, valid.segments(), valid.target.double())
+        found.append(tau)
+        truth = valid.truth[:, None]
+        before -= float(spoilt.log_softmax(1).gather(1, truth).mean())
+        after -= float((spoilt / tau).log_softmax(1).gather(1, truth).mean())
+    assert after < before - 0.02
+    assert abs(np.log(np.array(found) * heat)).mean() < 0.5 * abs(np.log(heat))
+
+
+def test_right_logits_are_left_alone():
+    z, valid, _ = world(13)
+    assert shares.temperature(z, valid.segments(), valid.target.double()) == 1
+
+
+def test_truth_is_never_asked_and_shapes_are_checked():
+    z, valid, _ = world(14, bags=20)
+    with pytest.raises(HeadcountError, match=r"600 instances of 4 classes need as many logits, got \(599, 4\)"):
+        shares.learn_context(z[1:], valid)
+    lying = Bags(**{**vars(valid), "truth": valid.truth.flip(0)})
+    assert shares.learn_context(z, valid).temperature == shares.learn_context(z, lying).temperature
+
+
+def test_a_bag_that_cannot_be_explained_is_levelled():
+    """Every instance surely of class 1 in a bag labelled 0: no draw fits, and the answer still obeys the label."""
+    z = torch.tensor([[0.0, 60.0, 0.0]]).repeat(6, 1)
+    tilt = Tilt(mix_of(0.6, 3), torch.full((3,), 1 / 3))
+    found = census(z.log_softmax(1), Segments.from_sizes([6]), torch.eye(3)[:1], tilt, 4.0, torch.Generator(), draws=30)
+    torch.testing.assert_close(found.share, torch.tensor([[0.5, 0.5, 0.0]]))
+    assert found.posterior.isfinite().all()

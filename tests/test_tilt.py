@@ -1,0 +1,245 @@
+"""The tilt's mathematics against slow loops, and against simulated bags whose true tilt is known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from headcount.bags import Segments, tilt
+from headcount.errors import HeadcountError
+from oracles import examine
+
+
+def random_mix(rng, classes):
+    """A lawful mix: in each row the label's class is the largest."""
+    rows = rng.dirichlet(np.ones(classes), classes)
+    for c, row in enumerate(rows):
+        top = row.argmax()
+        row[c], row[top] = row[top], row[c]
+    return rows
+
+
+def near(a, b, tolerance=1e-9):
+    np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=tolerance, atol=tolerance)
+
+
+# -- slow loops ----------------------------------------------------------------------------------------------------------
+
+
+def slow_matrix(mix, labels):
+    """T[k][c] = P(label c | y = k), by Bayes' rule."""
+    classes = range(len(mix))
+    prior = [sum(labels[c] * mix[c][k] for c in classes) for k in classes]
+    return [[labels[c] * mix[c][k] / prior[k] for c in classes] for k in classes], prior
+
+
+def slow_posterior(p, c, mix, prior):
+    q = [p[k] * mix[c][k] / prior[k] for k in range(len(p))]
+    return [v / sum(q) for v in q]
+
+
+@pytest.mark.parametrize("classes", [2, 3, 7])
+def test_formulas_against_loops(classes):
+    rng = np.random.default_rng(classes)
+    mix, labels = random_mix(rng, classes), rng.dirichlet(np.ones(classes))
+    p, y = rng.dirichlet(np.ones(classes), 9), rng.integers(0, classes, 9)
+    y[3] = -1
+    target = torch.tensor(np.eye(classes)[y] * (y >= 0)[:, None])
+    t_mix, t_labels, log_p = torch.tensor(mix), torch.tensor(labels), torch.tensor(p).log()
+    matrix, prior = slow_matrix(mix, labels)
+    near(tilt.matrix_of(t_mix, t_labels), matrix)
+    near(tilt.prior_of(t_mix, t_labels), prior)
+    near(tilt.matrix_of(t_mix, t_labels).sum(1), np.ones(classes))
+    back, seen = tilt.mix_from(tilt.matrix_of(t_mix, t_labels), torch.tensor(prior))
+    near(back, mix)
+    near(seen, labels)
+    said = [[sum(p[i][k] * matrix[k][c] for k in range(classes)) for c in range(classes)] for i in range(9)]
+    near(tilt.tilted(log_p, t_mix, t_labels).exp(), said)
+    weight = torch.arange(9.0).double()
+    told = [i for i in range(9) if y[i] >= 0]
+    loss = -sum(i * math.log(said[i][y[i]]) for i in told) / sum(told)
+    near(tilt.forward_loss(log_p, target, t_mix, t_labels, weight), loss)
+    q = tilt.posterior(log_p, target, t_mix, t_labels)
+    for i in range(9):
+        near(q[i], slow_posterior(p[i], y[i], mix, prior) if y[i] >= 0 else p[i])
+    heap = np.zeros((classes, classes))
+    for i in told:
+        heap[y[i]] += i * np.array(slow_posterior(p[i], y[i], mix, prior))
+    near(tilt.heaped(torch.tensor(p), weight[:, None] * target, t_mix, t_labels), heap)
+
+
+def test_half_precision_around_it_changes_nothing():
+    rng = np.random.default_rng(0)
+    log_p, target = torch.tensor(rng.dirichlet(np.ones(5), 40)).float().log(), torch.eye(5)[torch.arange(40) % 5]
+    given = log_p, target, tilt.mix_of(0.3, 5), torch.full((5,), 0.2)
+    plain = tilt.forward_loss(*given), tilt.posterior(*given), tilt.heaped(log_p.exp(), *given[1:])
+    with torch.autocast("cpu", torch.bfloat16):
+        again = tilt.forward_loss(*given), tilt.posterior(*given), tilt.heaped(log_p.exp(), *given[1:])
+    for a, b in zip(plain, again, strict=True):
+        near(a, b, 1e-6)
+
+
+def test_a_soft_label_adds_to_every_heap_by_its_part():
+    rng = np.random.default_rng(0)
+    mix, labels = torch.tensor(random_mix(rng, 3)), torch.tensor([0.2, 0.3, 0.5])
+    p = torch.tensor(rng.dirichlet(np.ones(3), 1))
+    whole = [tilt.heaped(p, torch.eye(3)[[c]].double(), mix, labels.double()) for c in range(3)]
+    mixed = tilt.heaped(p, torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64), mix, labels.double())
+    near(mixed, 0.5 * whole[0] + 0.3 * whole[1] + 0.2 * whole[2])
+
+
+@pytest.mark.parametrize(("size", "classes"), [(1, 3), (2, 2), (5, 3), (24, 10), (64, 4), (300, 5)])
+def test_least_share_is_that_of_bags_filled_by_lot(size, classes):
+    rng = np.random.default_rng(0)
+    drawn = rng.multinomial(size, np.full(classes, 1 / classes), 40_000).max(1) / size
+    assert tilt.least_share(size, classes) == pytest.approx(drawn.mean(), abs=4 * drawn.std() / 200 + 0.001)
+    assert 1 / classes < tilt.least_share(size, classes) <= tilt.first_guess(size, classes) <= 1
+
+
+def test_condition():
+    even = torch.full((4,), 0.25)
+    assert tilt.Tilt(torch.eye(4), even).condition == pytest.approx(1)
+    steep, slight = (tilt.Tilt(tilt.mix_of(s, 4), even).condition for s in (0.7, 0.3))
+    assert 1 < steep < slight < math.inf
+    lead = (0.7 - 0.1) / 1  # the eigenvalues of such a T are 1 and the lead
+    assert steep == pytest.approx(1 / lead, rel=1e-5)
+    assert tilt.Tilt(tilt.mix_of(0.7, 4), torch.tensor([0.5, 0.5, 0.0, 0.0])).condition == math.inf
+
+
+# -- estimation -----------------------------------------------------------------------------------------------------------
+
+
+def world(seed, bags, size, classes, apart=2.0, spread=1.0, tie="lowest"):
+    """Bags of Gaussian instances: exact posteriors under equal priors, truth, majority labels and the true mix."""
+    rng = np.random.default_rng(seed)
+    theta = rng.dirichlet(np.full(classes, spread), bags)
+    counts = np.stack([rng.multinomial(size, t) for t in theta])
+    label = counts.argmax(1)
+    y = np.concatenate([np.repeat(np.arange(classes), n) for n in counts])
+    x = rng.normal(size=(len(y), classes))
+    x[np.arange(len(y)), y] += apart
+    p = torch.tensor(apart * x).softmax(1)  # the likelihood ratio of unit Gaussians at the corners
+    mix = np.stack([counts[label == c].sum(0) / max(1, counts[label == c].sum()) for c in range(classes)])
+    return p, y, torch.from_numpy(label), mix, Segments.from_sizes([size] * bags)
+
+
+@pytest.mark.parametrize("form", tilt.FORMS)
+@pytest.mark.parametrize(("classes", "spread"), [(2, 1.0), (4, 1.0), (4, 5.0)])
+def test_the_estimate_converges_to_the_true_shares(form, classes, spread):
+    """With many bags the error is small, and smaller than with few; overlapping classes are no excuse."""
+    errors = []
+    for bags in (20, 2000):
+        off = []
+        for seed in range(3):
+            p, _, label, mix, segments = world(seed, bags, 20, classes, apart=1.8, spread=spread)
+            found = tilt.estimate(p, segments, torch.eye(classes)[label], form=form)
+            if bags == 2000:  # against the bags' own mix
+                off.append(abs(found.share.numpy() - np.diag(mix)).max())
+            else:
+                off.append(abs(found.share.mean().item() - np.diag(mix).mean()))
+        errors.append(np.mean(off))
+    assert errors[1] < 0.02
+    assert errors[0] < 0.15
+
+
+def test_the_full_form_finds_what_the_simple_one_cannot():
+    """In bags labelled c, class c + 1 is always the second."""
+    rng = np.random.default_rng(0)
+    true = np.array([[0.5, 0.4, 0.1], [0.1, 0.5, 0.4], [0.4, 0.1, 0.5]])
+    label = np.repeat(np.arange(3), 150)
+    y = np.concatenate([rng.choice(3, 20, p=true[c]) for c in label])
+    x = rng.normal(size=(len(y), 3))
+    x[np.arange(len(y)), y] += 2.5
+    p, segments = torch.tensor(2.5 * x).softmax(1), Segments.from_sizes([20] * 450)
+    full, one = (tilt.estimate(p, segments, torch.eye(3)[label], form=f).mix.numpy() for f in ("full", "one"))
+    assert abs(full - true).max() < 0.03
+    assert abs(one - true).max() > 0.1
+
+
+def test_few_bags_get_the_simple_form():
+    """Two bags of each label: the rows lean on what all have in common; two hundred stand for themselves."""
+    rows = torch.tensor([[0.9, 0.05, 0.05], [0.1, 0.6, 0.3], [0.1, 0.3, 0.6]], dtype=torch.float64)
+    few, many = (tilt.settled(rows * 100, torch.full((3,), n).double()) for n in (2.0, 2000.0))
+    near(many, rows, 0.01)
+    common = tilt.mix_of(torch.tensor(0.7, dtype=torch.float64), 3)
+    assert abs(few - common).max() < 0.5 * abs(rows - common).max()
+    near(tilt.settled(rows * 100, torch.full((3,), 2000.0).double(), "one"), common)
+
+
+def test_a_classifier_that_knows_nothing_moves_nothing():
+    """With uninformative probabilities every mix explains the labels alike, and the estimate stays where it began."""
+    label = torch.arange(40) % 4
+    p, segments = torch.full((400, 4), 0.25), Segments.from_sizes([10] * 40)
+    found = tilt.estimate(p, segments, torch.eye(4)[label], start=0.6)
+    near(found.share, np.full(4, 0.6), 1e-4)
+
+
+def test_never_degenerate():
+    """Whatever the heap: rows add to one, nothing is zero, the label's class leads its row, T can be inverted."""
+
+    def law(classes, seed, form, few):
+        rng = np.random.default_rng(seed)
+        heap = torch.tensor(rng.gamma(0.05, 100, (classes, classes))) * (torch.rand(classes, 1) > 0.2)
+        bags = torch.tensor(rng.integers(0, 3 if few else 300, classes)).double()
+        mix = tilt.settled(heap, bags, form, least=0.3 if classes > 3 else 0.0)
+        near(mix.sum(1), np.ones(classes))
+        assert (mix > 0).all()
+        others = mix.masked_fill(torch.eye(classes, dtype=torch.bool), 0)
+        assert (mix.diagonal() > others.amax(1)).all()
+        labels = tilt.labels_of(bags)
+        assert labels.sum() == pytest.approx(1)
+        assert torch.isfinite(tilt.matrix_of(mix, labels)).all()
+
+    examine(
+        law,
+        60,
+        classes=st.integers(2, 6),
+        seed=st.integers(0, 999),
+        form=st.sampled_from(tilt.FORMS),
+        few=st.booleans(),
+    )
+
+
+def test_background_may_be_the_largest():
+    """A class that cannot win takes most of every bag."""
+    rng = np.random.default_rng(0)
+    counted, label = torch.tensor([True, True, True, False]), np.arange(300) % 3
+    true = np.array([[0.2, 0.05, 0.05, 0.7], [0.05, 0.2, 0.05, 0.7], [0.05, 0.05, 0.2, 0.7]])
+    y = np.concatenate([rng.choice(4, 30, p=true[c]) for c in label])
+    x = rng.normal(size=(len(y), 4))
+    x[np.arange(len(y)), y] += 3
+    prior = torch.tensor([0.1, 0.1, 0.1, 0.7]).log()
+    p = (torch.tensor(3 * x) + prior).softmax(1)
+    found = tilt.estimate(p, Segments.from_sizes([30] * 300), torch.eye(4)[label], counted=counted)
+    assert abs(found.mix[:3].numpy() - true).max() < 0.04
+    assert found.labels[3] == 0
+
+
+def test_weights_removal_and_unlabelled_bags():
+    p, _, label, _, segments = world(1, 60, 12, 3)
+    target = torch.eye(3)[label]
+    plain = tilt.estimate(p, segments, target).mix
+    twice = tilt.estimate(p, segments.weighted(torch.full((720,), 2.0)), target)
+    assert abs(twice.mix - plain).max() < 0.05  # not equal: a larger bag is expected to lean less
+    rubbish = torch.cat([p, torch.eye(3)[[0] * 24].double()])
+    more = Segments.from_sizes([12] * 62)
+    silent = tilt.estimate(rubbish, more, torch.cat([target, torch.zeros(2, 3)])).mix
+    near(silent, plain, 1e-5)
+    gone = torch.arange(720) % 12 == 5
+    kept = tilt.estimate(p[~gone], Segments.from_sizes([11] * 60), target).mix
+    loud = torch.where(gone[:, None], torch.eye(3)[[0]].double(), p)
+    near(tilt.estimate(loud, segments.without(gone), target).mix, kept, 1e-5)
+
+
+def test_the_estimate_refuses():
+    segments = Segments.from_sizes([2, 2])
+    with pytest.raises(HeadcountError, match="no bag has a label"):
+        tilt.estimate(torch.ones(4, 3) / 3, segments, torch.zeros(2, 3))
+    with pytest.raises(HeadcountError, match=r"got shapes \(5, 3\) and \(2, 3\)"):
+        tilt.estimate(torch.ones(5, 3) / 3, segments, torch.zeros(2, 3))
+    with pytest.raises(HeadcountError, match="no form of the tilt 'half'; there are one, class, full"):
+        tilt.settled(torch.eye(3), torch.ones(3), "half")
