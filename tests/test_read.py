@@ -134,6 +134,23 @@ def test_shuffled_rows_are_the_same_instances():
         )
 
 
+def test_everything_said_of_an_instance_travels_with_it():
+    table = make.rows(
+        truth=["yes", "no", "no"] * 10, weight=[i + 0.5 for i in range(30)], x=list(range(30)), y=[7] * 30
+    )
+    table["known"] = ["" if i % 4 else "yes" for i in range(30)]
+    order = np.random.default_rng(1).permutation(30)
+    reading = read({k: [v[i] for i in order] for k, v in table.items()}, tile=5)
+    was = order[reading.rows]  # the instance's number in the table before
+    laid = reading.laid
+    assert [f"b{i // 5}" for i in was] == [laid.names[b] for b in laid.bag.tolist()]
+    assert laid.weight.tolist() == [i + 0.5 for i in was]
+    assert laid.truth.tolist() == [int(i % 3 == 0) for i in was]
+    assert laid.known.tolist() == [-1 if i % 4 else 1 for i in was]
+    assert reading.coords.tolist() == [[i, 7] for i in was]
+    assert reading.tiles.tolist() == [5] * 30
+
+
 def test_prediction_reads_as_the_model_did(tmp_path):
     """New data: no label, columns in another order, extra columns, a category in digits, a number that looks like none."""
     learned = read(make.rows(colour=["1", "2", "x"] * 10)).learn()
@@ -344,6 +361,8 @@ def test_folder_of_bags(tmp_path):
 
     assert np.array_equal(bags.pool.data[4].numpy(), np.asarray(Image.open(tmp_path / "bag1" / "1.png")))
     assert read(make.folder(tmp_path / "grey", mode="L")).bags().pool.shape == (6, 5, 1)
+    make.picture(tmp_path / "grey" / "bag0" / "colour.png")
+    assert read(tmp_path / "grey").bags().pool.shape == (6, 5, 3), "grey only if all are"
 
 
 def test_folder_by_label(tmp_path):

@@ -246,14 +246,16 @@ def spoil(path: Path, how: str) -> None:
             elif how == "coords text":
                 f["features"], f["coords"] = x, [["a", "b"]] * 5
             elif how == "external":
-                f["features"] = h5py.ExternalLink("other.h5", "/features")
+                f["features"] = h5py.ExternalLink(str(make.slide(path.parent.parent / "other.h5")), "/features")
             elif how == "dangling":
                 f["features"] = h5py.SoftLink("/nowhere")
             elif how == "huge":
                 f.create_dataset("features", (10**12, 4), dtype="f4", chunks=(1024, 4))
             elif how == "virtual":
                 layout = h5py.VirtualLayout((5, 4), "f4")
-                layout[:] = h5py.VirtualSource("other.h5", "features", (5, 4))
+                layout[:] = h5py.VirtualSource(
+                    str(make.slide(path.parent.parent / "other.h5", rows=5)), "features", (5, 4)
+                )
                 f.create_virtual_dataset("features", layout)
             else:
                 raise AssertionError(how)
