@@ -27,7 +27,7 @@ from headcount.errors import HeadcountError
 from headcount.files import write_whole
 from headcount.models.fitted import Fitted
 from headcount.models.forest import Forest, Linear
-from headcount.models.model import Model, answer
+from headcount.models.model import Model, answer, faces
 
 CLOSE = 1e-4
 _OPSET = 18
@@ -74,7 +74,7 @@ class _Alone(nn.Module):
     def forward(self, instances: Tensor) -> Tensor:
         n = instances.shape[0]
         ones = Segments(torch.arange(n, device=instances.device), n, size=1)
-        return answer(self.model, instances, self.model.features(instances), ones).instance.softmax(1)
+        return answer(self.model, faces(self.model, instances), ones).instance.softmax(1)
 
 
 def _network(model: Model, onnx: Any) -> Any:

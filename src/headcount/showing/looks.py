@@ -11,8 +11,8 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from headcount.data.learned import plain
 from headcount.data.read import Reading
+from headcount.data.values import plain
 
 _VALUES = 24  # columns of a table that are shown
 _TEXT = 600  # characters of a text
