@@ -1,4 +1,5 @@
-"""The demo: real digits, majority labels alone, the Counting Network beside its ablations and tilt, in about a minute on two cores.
+"""The demo: real digits, majority labels alone, the Counting Network beside its ablations and tilt, in a minute or so.
+
 
 digits is small and easy; it shows the path, not the ranking (that belongs to CIFAR-10 and SVHN).
 """
