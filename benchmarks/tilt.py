@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +122,8 @@ def main() -> None:
         for method, given in METHODS.items():
             runs_of = []
             for seed in range(args.seeds):
-                bags = {k: replace(b) for k, b in bags_of(data, seed).items()}
-                runs_of.append(train_and_score(recipe_for(data, seed, args.epochs, **given), bags))
+                recipe = recipe_for(data, seed, args.epochs, **given)
+                runs_of.append(train_and_score(recipe, bags_of(data, seed)))
             rows[method] = {k: [round(r[k], 4) for r in runs_of] for k in runs_of[0]}
             means = {k: np.mean(v) for k, v in rows[method].items()}
             spread = np.std(rows[method]["instance"])

@@ -32,7 +32,7 @@ def test_wheel_runs_the_demo(tmp_path):
     demo = [tmp_path / "env" / "bin" / "headcount", "demo", "--folds", "1", "--out", tmp_path / "demo"]
     subprocess.run(demo, cwd=tmp_path, env=env, check=True)
     summary = json.loads((tmp_path / "demo" / "summary.json").read_text())
-    assert len(summary["methods"]) == 5
+    assert len(summary["methods"]) == 6
     assert (tmp_path / "demo" / "report.html").stat().st_size > 50_000
 
 

@@ -1,0 +1,236 @@
+"""The simulations behind docs/theory.md: small worlds where everything is known, so that every statement can be seen.
+
+    python benchmarks/theory.py            # draws docs/img/theory-*.svg, under a minute on one core
+
+A world: an instance is one of X symbols, eta (X, C) says how its class is distributed, bags are drawn with a chosen majority
+share, and the classifier is the table of P(class | symbol) that maximises the likelihood: no network, no optimiser's luck.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from headcount.bags import Segments, tilt
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class World:
+    eta: np.ndarray  # (X, C) P(class | symbol)
+
+    @property
+    def emission(self) -> np.ndarray:
+        """(C, X) P(symbol | class), symbols equally frequent."""
+        return (self.eta / self.eta.sum(0)).T
+
+
+def world(classes: int, symbols: int, overlap: float, rng: np.random.Generator) -> World:
+    """Symbols lean to one class each; ``overlap`` 0: they tell it, 1: they say nothing."""
+    own = np.eye(classes)[np.arange(symbols) % classes]
+    blur = rng.dirichlet(np.ones(classes), symbols)
+    return World((1 - overlap) * own + overlap * blur)
+
+
+def draw(w: World, bags: int, size: int, share: float, rng: np.random.Generator, noise: float = 0.0, never: int = -1):
+    """(bags, size) symbols and (bags,) labels. Winners take turns; the others share evenly what the winner leaves; a bag
+    whose drawn votes have another winner is drawn again. ``noise``: labels replaced by another; ``never``: a class that
+    never wins."""
+    classes = w.eta.shape[1]
+    can_win = [c for c in range(classes) if c != never]
+    classes_of, labels = np.empty((bags, size), dtype=int), np.empty(bags, dtype=int)
+    for b in range(bags):
+        c = can_win[b % len(can_win)]
+        chance = np.full(classes, (1 - share) / (classes - 1))
+        chance[c] = share
+        while True:
+            votes = rng.multinomial(size, chance)
+            if votes[c] > np.delete(votes, c).max():
+                break
+        classes_of[b] = np.repeat(np.arange(classes), votes)
+        labels[b] = c if rng.random() >= noise else rng.choice(np.delete(np.arange(classes), c))
+    steps = w.emission.cumsum(1)
+    symbols = (rng.random((bags, size))[..., None] > steps[classes_of]).sum(-1).clip(max=len(w.eta) - 1)
+    return symbols, labels
+
+
+def counted(symbols: np.ndarray, labels: np.ndarray, X: int, C: int) -> np.ndarray:
+    """(X, C) how often each symbol lay in a bag of each label: all that the instance term sees."""
+    seen = np.zeros((X, C))
+    np.add.at(seen, (symbols, np.broadcast_to(labels[:, None], symbols.shape)), 1)
+    return seen
+
+
+def learned(seen: np.ndarray, T: np.ndarray, rounds: int = 800) -> np.ndarray:
+    """(X, C) the table that minimises the forward-corrected loss under T, by EM from the uniform one."""
+    eta = np.full((len(seen), len(T)), 1 / len(T))
+    for _ in range(rounds):
+        said = eta @ T  # (X, labels)
+        eta = eta * ((seen / said.clip(1e-30)) @ T.T)
+        eta /= eta.sum(1, keepdims=True).clip(1e-30)
+    return eta
+
+
+def purest(seen: np.ndarray, T: np.ndarray) -> np.ndarray:
+    """(X, C) the likeliest table among those in which every symbol has one class."""
+    return np.eye(len(T))[(seen @ np.log(T.clip(1e-12)).T).argmax(1)]
+
+
+def true_tilt(w: World, size: int, share: float, seed: int, noise: float = 0.0, never: int = -1) -> np.ndarray:
+    """(C, C) T[k, c], counted in many bags of fully told instances."""
+    C = w.eta.shape[1]
+    told = World(np.eye(C))
+    classes, labels = draw(told, 3000, size, share, np.random.default_rng(seed), noise, never)
+    T = counted(classes, labels, C, C) + 1e-9
+    return T / T.sum(1, keepdims=True)
+
+
+def wrong(w: World, eta: np.ndarray) -> float:
+    """Mean distance (total variation) between the learned and the true distribution of a symbol's class."""
+    return float(np.abs(w.eta - eta).sum(1).mean() / 2)
+
+
+# -- one simulation for each statement ----------------------------------------------------------------------------------------
+
+
+def consistency(bags=(50, 200, 800, 3200), seeds: int = 5) -> dict[str, list[float]]:
+    """The error falls with the root of the number of bags if T is right; the label as class stays where it is."""
+    ours, naive = [], []
+    for B in bags:
+        one, two = [], []
+        for s in range(seeds):
+            rng = np.random.default_rng(s)
+            w = world(4, 24, 0.4, rng)
+            T = true_tilt(w, 16, 0.5, 100 + s)
+            seen = counted(*draw(w, B, 16, 0.5, rng), 24, 4)
+            one.append(wrong(w, learned(seen, T)))
+            two.append(wrong(w, seen / seen.sum(1, keepdims=True).clip(1)))
+        ours.append(float(np.mean(one)))
+        naive.append(float(np.mean(two)))
+    return {"bags": list(bags), "forward-corrected": ours, "label as class": naive}
+
+
+def vanishing(shares=(0.3, 0.35, 0.4, 0.5, 0.7, 0.9), seeds: int = 5) -> dict[str, list[float]]:
+    """As the majority share falls to 1/C the pull of the labels vanishes, and the error grows as its inverse."""
+    rows: dict[str, list[float]] = {"share": list(shares), "error": [], "condition": [], "pull": []}
+    for share in shares:
+        errors, T = [], None
+        for s in range(seeds):
+            rng = np.random.default_rng(s)
+            w = world(4, 24, 0.4, rng)
+            T = true_tilt(w, 64, share, 100 + s)
+            errors.append(wrong(w, learned(counted(*draw(w, 400, 64, share, rng), 24, 4), T)))
+        rows["error"].append(float(np.mean(errors)))
+        rows["condition"].append(float(np.linalg.cond(T)))
+        rows["pull"].append(float((np.trace(T) / 4 - 0.25) / 0.75))
+    return rows
+
+
+def noise(rates=(0.0, 0.1, 0.2, 0.3, 0.5), seeds: int = 5) -> dict[str, list[float]]:
+    """Wrong labels make T flatter. Whoever keeps the clean T is biased; with the flatter T only the variance grows."""
+    rows: dict[str, list[float]] = {"noise": list(rates), "T with the noise in it": [], "T without": []}
+    for rho in rates:
+        right, clean = [], []
+        for s in range(seeds):
+            rng = np.random.default_rng(s)
+            w = world(4, 24, 0.2, rng)
+            T, kept = (true_tilt(w, 16, 0.6, 100 + s, n) for n in (rho, 0.0))
+            seen = counted(*draw(w, 1600, 16, 0.6, rng, rho), 24, 4)
+            right.append(wrong(w, learned(seen, T)))
+            clean.append(wrong(w, learned(seen, kept)))
+        rows["T with the noise in it"].append(float(np.mean(right)))
+        rows["T without"].append(float(np.mean(clean)))
+    return rows
+
+
+def never(overlaps=(0.0, 0.2, 0.5, 0.8), bags: int = 1600, seeds: int = 5) -> dict[str, list[float]]:
+    """A class that never wins lies, by T, inside the others: no likelihood tells it from their mixture. Told that every
+    symbol has one class, it is found again, where that is true."""
+    rows: dict[str, list[float]] = {
+        "overlap": list(overlaps), "all win": [], "one never wins": [], "one never wins, symbols pure": [],
+    }  # fmt: skip
+    for overlap in overlaps:
+        errors: dict[str, list[float]] = {name: [] for name in list(rows)[1:]}
+        for s in range(seeds):
+            for loser in (-1, 3):
+                rng = np.random.default_rng(s)
+                w = world(4, 24, overlap, rng)
+                T = true_tilt(w, 16, 0.5, 100 + s, never=loser)
+                seen = counted(*draw(w, bags, 16, 0.5, rng, never=loser), 24, 4)
+                errors["all win" if loser < 0 else "one never wins"].append(wrong(w, learned(seen, T)))
+                if loser >= 0:
+                    errors["one never wins, symbols pure"].append(wrong(w, purest(seen, T)))
+        for name, found in errors.items():
+            rows[name].append(float(np.mean(found)))
+    return rows
+
+
+def saturation(margins=(0.0, 0.05, 0.1, 0.2, 0.4), sizes=(16, 64, 256)) -> dict[str, list[float]]:
+    """The bag term's slope, 1 - P(the label wins), for a bag whose votes are drawn with a lead of ``margin`` over each of
+    three others; and Hoeffding's bound on it."""
+    rows: dict[str, list[float]] = {"margin": list(margins)}
+    for S in sizes:
+        slope = []
+        for margin in margins:
+            rest = (1 - margin) / 4
+            votes = np.random.default_rng(0).multinomial(S, [rest + margin, rest, rest, rest], 20_000)
+            most = votes.max(1, keepdims=True) == votes
+            slope.append(float(1 - (most[:, 0] / most.sum(1)).mean()))
+        rows[f"S = {S}"] = slope
+        rows[f"bound {S}"] = [min(1.0, 3 * float(np.exp(-S * m * m / 2))) for m in margins]
+    return rows
+
+
+def estimated(bags=(50, 200, 800, 3200), share: float = 0.5, seeds: int = 5) -> dict[str, list[float]]:
+    """The majority share estimated from held-out bags with the learned table itself, beside the true one."""
+    rows: dict[str, list[float]] = {"bags": list(bags), "estimated": [], "true": []}
+    for B in bags:
+        found, real = [], []
+        for s in range(seeds):
+            rng = np.random.default_rng(s)
+            w = world(4, 24, 0.2, rng)
+            T = true_tilt(w, 16, share, 100 + s)
+            eta = learned(counted(*draw(w, B, 16, share, rng), 24, 4), T)
+            symbols, labels = draw(w, max(20, B // 4), 16, share, rng)
+            segments = Segments.from_sizes([16] * len(symbols))
+            target = torch.eye(4)[torch.from_numpy(labels)]
+            found.append(float(tilt.estimate(torch.from_numpy(eta[symbols.ravel()]), segments, target).share.mean()))
+            real.append(float(np.mean(np.diag(T))))
+        rows["estimated"].append(float(np.mean(found)))
+        rows["true"].append(float(np.mean(real)))
+    return rows
+
+
+def main() -> None:
+    from headcount.showing import canvas
+
+    def lines(name: str, rows: dict[str, list[float]], x: str, title: str, log: bool = False, only=None) -> None:
+        with canvas.panel(420, 300, (56, 34, 24, 46)) as (figure, ax):
+            for (label, y), colour in zip(
+                [(k, v) for k, v in rows.items() if k != x and (only is None or k in only)],
+                canvas.PALETTE,
+                strict=False,
+            ):
+                ax.plot(rows[x], y, "o-", color=colour, label=label)
+            ax.set_title(title)
+            ax.set_xlabel(x, loc="right")
+            if log:
+                ax.set(xscale="log", yscale="log")
+            canvas.legend(ax)
+        canvas.save(figure, ROOT / "docs" / "img" / f"theory-{name}.svg")
+        print(name, {k: [round(v, 4) for v in values] for k, values in rows.items()}, flush=True)
+
+    lines("consistency", consistency(), "bags", "error of the learned distribution", log=True)
+    lines("vanishing", vanishing(), "share", "error as the majority shrinks (C = 4)", only=("error",))
+    lines("noise", noise(), "noise", "error with wrong bag labels")
+    lines("never", never(), "overlap", "error when a class never wins")
+    lines("saturation", saturation(), "margin", "slope of the bag term")
+    lines("estimated", estimated(), "bags", "estimated majority share")
+
+
+if __name__ == "__main__":
+    main()

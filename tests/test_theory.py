@@ -1,0 +1,50 @@
+"""The statements of docs/theory.md, seen in small worlds (benchmarks/theory.py draws the same, larger)."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+import theory
+
+
+def test_the_forward_corrected_loss_is_consistent_and_the_label_as_class_is_not():
+    found = theory.consistency(bags=(100, 1600), seeds=2)
+    few, many = found["forward-corrected"]
+    assert many < 0.45 * few  # sixteen times the bags: a quarter of the error, by the root law
+    assert found["label as class"][1] > 3 * many
+    assert found["label as class"][1] > 0.9 * found["label as class"][0]
+
+
+def test_the_error_grows_as_the_majority_vanishes():
+    found = theory.vanishing(shares=(0.3, 0.9), seeds=2)
+    assert found["error"][0] > 3 * found["error"][1]
+    assert found["condition"][0] > 4 * found["condition"][1]
+
+
+def test_noise_in_the_labels_only_flattens_the_tilt():
+    found = theory.noise(rates=(0.0, 0.3), seeds=2)
+    assert found["T with the noise in it"][1] < 0.5 * found["T without"][1]
+    assert found["T with the noise in it"][1] < 4 * found["T with the noise in it"][0]
+
+
+def test_a_class_that_never_wins():
+    found = theory.never(overlaps=(0.0,), bags=800, seeds=2)
+    assert found["one never wins"][0] > 3 * found["all win"][0]
+    assert found["one never wins, symbols pure"][0] < 0.25 * found["one never wins"][0]
+
+
+def test_the_bag_term_falls_silent():
+    found = theory.saturation(margins=(0.05, 0.2), sizes=(16, 256))
+    assert found["S = 256"][1] < 1e-3 < found["S = 256"][0]
+    assert found["S = 16"][1] > 0.2
+    for size in (16, 256):
+        assert all(
+            slope <= bound + 0.02 for slope, bound in zip(found[f"S = {size}"], found[f"bound {size}"], strict=True)
+        )
+
+
+def test_the_share_is_estimated():
+    found = theory.estimated(bags=(800,), seeds=3)
+    assert found["estimated"][0] == pytest.approx(found["true"][0], abs=0.03)

@@ -1,0 +1,424 @@
+"""The head `tilt` and what it asks of the loop: terms, teacher, views, memory, capture, and learning from majorities."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import test_training as plain
+from headcount.bags import Bags, Pool, Segments, tilt
+from headcount.errors import HeadcountError
+from headcount.judging import run as runs
+from headcount.judging.probe import probe, recipe_for
+from headcount.models.heads import Batch, Output, build_head
+from headcount.models.heads.election import scores
+from headcount.models.model import Design, Model, load, save, say, say_alone
+from headcount.training import train as training
+from headcount.training import views
+from headcount.training.batches import Feed
+from headcount.training.train import fit
+
+C, D = 4, 5
+TINY = plain.TINY.but(head="tilt", views="noise", epochs=4)
+
+
+def head_of(**options):
+    torch.manual_seed(0)
+    head = build_head("tilt", D, C, options)
+    head.enrol(6, 60)
+    return head
+
+
+def batch_of(views=1, done=0.9, over="bags", known=None, weight=None):
+    s = Segments.from_sizes([10] * 6) if over == "bags" else Segments.from_sizes([1] * 60)
+    s = s if weight is None else s.weighted(weight)
+    target = torch.eye(C)[torch.arange(6) % C]
+    bag = torch.arange(6)
+    if over == "instances":
+        bag = bag.repeat_interleave(10)
+        target = target[bag]
+    return Batch(
+        segments=s.repeat(views),
+        target=target.repeat(views, 1),
+        bag=bag.repeat(views),
+        place=torch.arange(60).repeat(views),
+        known=None if known is None else known.repeat(views),
+        epoch=torch.zeros((), dtype=torch.int64),
+        done=torch.tensor(done),
+        over=over,
+        views=views,
+    )
+
+
+def logits(views=1, seed=0, scale=2.0):
+    return scale * torch.randn(60 * views, C, generator=torch.Generator().manual_seed(seed))
+
+
+def said(z):
+    return Output(z, torch.zeros(6, C), {})
+
+
+# -- the terms --------------------------------------------------------------------------------------------------------------
+
+
+def test_validation_is_the_forward_loss_and_the_election():
+    head, z, batch = head_of().eval(), logits(), batch_of()
+    labels = torch.full((C,), 0.25)
+    want = tilt.forward_loss(z.log_softmax(1), batch.segments.spread(batch.target), head.mix.float(), labels)
+    votes = scores(z, batch.segments).log_softmax(1)
+    want = want - 0.3 * (batch.target * votes).sum(1).mean().float()
+    assert float(head.loss(said(z), batch)) == pytest.approx(float(want), rel=1e-5)
+
+
+def test_each_term_can_be_left_out():
+    batch, z = batch_of(views=2), logits(2)
+    teacher = said(3 * logits(2, seed=1))
+
+    def loss(**options):
+        return float(head_of(**options).train().loss(said(z), batch, teacher))
+
+    off = {"instance": 0, "bag": 0, "teach": 0}
+    assert float(head_of(**off).train().loss(said(z[:60]), batch_of())) == 0
+    alone = [loss(**{**off, "bag": 1.0, "teach": 1.0}), loss(**{**off, "instance": 1.0, "teach": 1.0})]
+    teach = loss(**{**off, "teach": 1.0})
+    both = loss(instance=1.0, bag=1.0, teach=1.0)
+    assert teach > 0
+    assert both == pytest.approx(alone[0] + alone[1] - teach, rel=1e-5)
+    assert head_of(teach=0).views == 1
+    assert head_of().views == 2
+
+
+def test_teaching_begins_and_the_instance_term_fades():
+    z, teacher = logits(2), said(3 * logits(2, seed=1))
+
+    def loss(done, **options):
+        return float(head_of(bag=0, **options).train().loss(said(z), batch_of(2, done), teacher))
+
+    assert loss(0.29, start=0.3) == loss(0.0, start=0.3) != loss(0.31, start=0.3)
+    instance = loss(0.0, start=0.3)
+    taught = loss(0.9, start=0.3, instance=0)
+    assert loss(1.0, start=0.3, fade=0.25) == pytest.approx(0.25 * instance + taught, rel=1e-5)
+    assert loss(0.65, start=0.3, fade=0.2) == pytest.approx(0.6 * instance + taught, rel=1e-5)
+
+
+def test_pseudo_labels_against_a_loop():
+    """The teacher's mean over its views, the lopsidedness divided out, the bag's label in the posterior, a bar per class."""
+    head = head_of(instance=0, bag=0, align=0.7, threshold=0.6, start=0.0).train()
+    head.said.copy_(torch.tensor([0.4, 0.3, 0.2, 0.1]))
+    head.sure.copy_(torch.tensor([0.9, 0.8, 0.7, 0.6]))
+    z, taught, batch = logits(2), logits(2, seed=1), batch_of(2)
+    loss = float(head.loss(said(z), batch, said(taught)))
+    mix = head.mix.numpy()
+    prior = tilt.labels_of(head.seen).numpy() @ mix
+    p = taught.softmax(1).numpy().reshape(2, 60, C).mean(0)
+    weight = np.ones(60)
+    bar = 0.99 * np.array([0.9, 0.8, 0.7, 0.6])
+    choice, top = np.zeros(60, int), np.zeros(60)
+    for i in range(60):
+        label = (i // 10) % C
+        q = [p[i, k] / ([0.4, 0.3, 0.2, 0.1][k] / prior[k]) ** 0.7 * mix[label, k] / prior[k] for k in range(C)]
+        choice[i], top[i] = int(np.argmax(q)), max(q) / sum(q)
+    for k in range(C):
+        bar[k] += 0.01 * (top[choice == k].mean() if (choice == k).any() else bar[k] / 0.99)
+    bar = 0.6 * bar / bar.max()
+    ce = -z[60:].log_softmax(1).numpy()[np.arange(60), choice]
+    trusted = top >= bar[choice]
+    assert 5 < trusted.sum() < 60
+    assert loss == pytest.approx((weight * trusted * ce).sum() / 60, rel=1e-4)
+    np.testing.assert_allclose(head.said, 0.99 * np.array([0.4, 0.3, 0.2, 0.1]) + 0.01 * p.mean(0), rtol=1e-5)
+
+
+def test_known_labels_supervise():
+    known = torch.full((60,), -1)
+    known[[3, 30]] = torch.tensor([1, 2])
+    z = logits()
+    without, told = (float(head_of(teach=0).train().loss(said(z), batch_of(known=k))) for k in (None, known))
+    ce = -z.log_softmax(1)[[3, 30], [1, 2]].mean()
+    assert told == pytest.approx(without + float(ce), rel=1e-5)
+
+
+def test_passes_follow_from_the_options():
+    def shape(**o):
+        return [(p.over, p.taught) for p in head_of(**o).passes]
+
+    assert shape() == [("bags", True)]
+    assert shape(teach=0) == [("bags", False)]
+    assert shape(over="instances") == [("instances", True), ("bags", False)]
+    assert shape(over="instances", bag=0) == [("instances", True)]
+    head, z = head_of(over="instances", bag=1.0, teach=0).train(), logits()
+    loose, whole = (float(head.loss(said(z), batch_of(over=over))) for over in ("instances", "bags"))
+    both = head_of(bag=1.0, teach=0).train()
+    assert loose + whole == pytest.approx(float(both.loss(said(z), batch_of())), rel=1e-5)
+
+
+def test_weight_two_counts_twice():
+    twice = torch.ones(60)
+    twice[:7] = 2
+    rows = torch.arange(60).repeat_interleave(twice.long())
+    z = logits()
+    a = head_of(bag=0, teach=0).train().loss(said(z), batch_of(weight=twice))
+    sizes = torch.tensor([17, 10, 10, 10, 10, 10])
+    twin = Batch(Segments.from_sizes(sizes), torch.eye(C)[torch.arange(6) % C], torch.arange(6), torch.arange(67))
+    b = head_of(bag=0, teach=0).train().loss(said(z[rows]), twin)
+    assert float(a) == pytest.approx(float(b), rel=1e-5)
+
+
+def test_the_bag_weight_follows_the_shares():
+    head, found = head_of(), []
+    for share in (0.28, 0.4, 0.6, 0.9):
+        head.mix.copy_(tilt.mix_of(torch.tensor(share, dtype=torch.float64), C))
+        found.append(float(head.bag_weight()))
+    assert found == sorted(found, reverse=True)
+    assert found[0] == pytest.approx(0.2)
+    assert found[-1] < 0.02
+    assert head_of(bag=0.7).bag_weight() == 0.7
+
+
+# -- the estimate -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_mix_settles_when_training_goes_on():
+    """Validation fills the heap and moves nothing; the next training batch lets the mix settle, once."""
+    head, z, batch = head_of(teach=0), logits(scale=4.0), batch_of()
+    before = head.mix.clone()
+    head.eval().loss(said(z), batch)
+    head.loss(said(z), batch)
+    assert torch.equal(head.mix, before)
+    assert float(head.bags.sum()) == 12
+    want = tilt.settled(head.heap, head.bags, "full", head.least)
+    torch.testing.assert_close(head.estimate.mix, want.float())
+    head.train().loss(said(z), batch)
+    torch.testing.assert_close(head.mix, want)
+    assert not head.heap.any()
+    head.loss(said(z), batch)
+    torch.testing.assert_close(head.mix, want)
+
+
+def test_a_given_share_stays():
+    head = head_of(share=0.55, teach=0)
+    for mode in (False, True, True):
+        head.train(mode).loss(said(logits(scale=4.0)), batch_of())
+    torch.testing.assert_close(head.estimate.share, torch.full((C,), 0.55))
+
+
+@pytest.mark.parametrize(("scenario", "least"), [("various", 0.85), ("small", 0.7), ("large", 0.9)])
+def test_it_learns_and_finds_the_shares(scenario, least):
+    """From majority labels alone, digits: instances, and the expected majority share (truth is looked at afterwards)."""
+    recipe = TINY.but(scenario=scenario, bag_size=24, train_bags=120, valid_bags=50, test_bags=30, epochs=25, lr=3e-3)
+    recipe = recipe.but(batch_bags=16, options={} if scenario == "small" else {"bag": 0})
+    bags = runs.bags_for(recipe)
+    fitted = fit(*plain.made(recipe), recipe)
+    assert (say(fitted.model, bags["test"]).instance.argmax(1) == bags["test"].truth).float().mean() > least
+    true = (bags["train"].truth == bags["train"].label[bags["train"].bag]).float().mean()
+    assert abs(float(fitted.model.head.estimate.share.mean()) - float(true)) < 0.06
+
+
+def test_probes():
+    """A class always second, and one that never wins: the traps of judging/probe.py."""
+    for name, least in (("present", 0.95), ("never", 0.93)):
+        assert probe(recipe_for("tilt", {"start": 0.5, "bag": 0}, epochs=30), name, seeds=1).instance_accuracy > least
+
+
+def test_two_classes_and_ragged_bags_with_everything():
+    """Weights, removal, unlabelled bags, background, known labels: nothing breaks, and the loss falls."""
+    rng = np.random.default_rng(0)
+    pool = Pool(rng.normal(size=(80, 4)).astype(np.float32))
+    sizes, labels = [5, 9, 2, 14, 1, 29, 20], [0, 1, 0, 0, -1, 1, 1]
+    known = np.full(80, -1)
+    known[:3] = 2
+    bags = Bags.of(pool, sizes=sizes, labels=labels, classes=3, weight=rng.integers(1, 3, 80), known=known)
+    bags = bags.without(np.arange(80) % 11 == 3)
+    for counted in (None, [True, True, False]):
+        made = Bags(**{**vars(bags), "counted": None if counted is None else torch.tensor(counted)})
+        for over in ("bags", "instances"):
+            recipe = TINY.but(epochs=12, lr=0.02, batch_bags=4, options={"over": over, "start": 0.2, "threshold": 0.5})
+            design = Design((4,), tuple("abc"), "linear", head="tilt", options=recipe.options)
+            design = design if counted is None else Design(**{**vars(design), "counted": tuple(counted)})
+            curve = fit(Model(design), made, made.take([0, 1, 4]), recipe).progress.curve
+            assert np.isfinite(curve).all()
+            assert curve[-1][1] < curve[0][1]
+
+
+# -- the loop -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"options": {"over": "instances", "bag": 0.5}, "batch_instances": 50, "views": "digit"}],
+    ids=["bags", "instances"],
+)
+def test_resumes_bit_for_bit(changes, tmp_path):
+    recipe = TINY.but(optimizer="sgd", lr=0.05, schedule="cosine", warmup=0.1, weight_decay=1e-3, decay="weights")
+    plain.test_resumes_bit_for_bit(recipe.but(epochs=5, **changes), tmp_path)
+
+
+@pytest.mark.parametrize("extras", ["plain", "removed", "weighted", "counted"])
+@pytest.mark.parametrize("options", [{}, {"over": "instances"}, {"share": 0.4, "form": "one", "adapt": False}])
+def test_a_step_asks_the_device_nothing(options, extras):
+    """Tensors without numbers in them refuse every question but their shape: so a step can be captured."""
+    with FakeTensorMode():
+        counted = torch.tensor([True, False, True, True]) if extras == "counted" else None
+        head = build_head("tilt", D, C, {"election": "conditioned", **options}, counted)
+        for one in head.passes:
+            b, size = (3, 7) if one.over == "bags" else (21, 1)
+            s = Segments(torch.arange(21) // size, b, size).weighted(torch.rand(21) if extras == "weighted" else None)
+            s = s.without(torch.rand(21) < 0.3) if extras == "removed" else s
+            v = head.views if one.taught else 1
+            batch = Batch(
+                *(
+                    s.repeat(v),
+                    torch.rand(b * v, C),
+                    torch.arange(b * v),
+                    torch.arange(21 * v),
+                    torch.arange(21 * v) % C,
+                ),
+                *(torch.zeros((), dtype=torch.int64), torch.rand(()), one.over, v),
+            )
+            output = head(torch.randn(21 * v, D, requires_grad=True), batch.segments)
+            head.train().loss(output, batch, output if one.taught else None).backward()
+            head.eval().loss(head(torch.randn(21, D), s), Batch(s, torch.rand(b, C), batch.bag[:b], batch.place[:21]))
+
+
+@pytest.mark.parametrize("kind", views.VIEWS)
+def test_views_ask_the_device_nothing_either(kind):
+    with FakeTensorMode():
+        x = torch.randn(6, 10) if kind in ("noise", "feature") else torch.randn(6, 3, 16, 16)
+        assert views.several(x, kind, 3).shape == (18, *x.shape[1:])
+
+
+def test_only_weights_decay():
+    recipe = TINY.but(optimizer="sgd", lr=0.1, weight_decay=0.1, backbone="resnet18", backbone_options={"width": 4})
+    model, train, valid = plain.made(recipe.but(backbone="mlp", backbone_options={}))
+    for decay, kinds in (("all", {0.1}), ("weights", {0.1, 0.0})):
+        state = training.Training(model, train, valid, recipe.but(decay=decay, backbone="mlp", backbone_options={}))
+        groups = state.optimizers[""].param_groups
+        assert {g["weight_decay"] for g in groups} == kinds
+        assert sum(len(g["params"]) for g in groups) == len(list(state.model.parameters()))
+        for g in groups:
+            if len(groups) > 1:
+                assert all((p.ndim > 1) == (g["weight_decay"] > 0) for p in g["params"])
+
+
+def test_batches_of_instances():
+    _, train, _ = plain.made(TINY)
+    feed = Feed(train, 8, 50)
+    assert feed.steps("instances") == 5
+    assert [len(w) for w in feed.shuffled("instances", 0, 0)] == [50, 50, 50, 50, 40]
+    assert feed.steps("bags") == Feed(train, 8).steps("bags") == 4
+    assert Feed(train, 8).batch_instances == 64
+
+
+def test_the_loop_says_how_much_is_done():
+    state = training.Training(*plain.made(TINY), TINY)
+    heard = []
+    inner = state.head.loss
+    state.head.loss = lambda output, batch, teacher: (heard.append(float(batch.done)), inner(output, batch, teacher))[1]
+    for epoch in range(TINY.epochs):
+        state.train_epoch(epoch)
+    np.testing.assert_allclose(heard, np.arange(16) / 16)
+
+
+def test_the_teacher_forgets_its_birth_and_then_moves_slowly():
+    pace = training._pace
+    assert float(pace(0.99, torch.tensor(0.0))) == pytest.approx(0.9)
+    assert float(pace(0.99, torch.tensor(90.0))) == pytest.approx(0.09)
+    assert float(pace(0.99, torch.tensor(5000.0))) == pytest.approx(0.01)
+
+
+def test_the_teacher_sees_weak_views_and_notes_for_both():
+    recipe = TINY.but(views="feature")
+    state = training.Training(*plain.made(recipe.but(views="none")), recipe)
+    asked = []
+    inner = state.encode
+    state.encode = lambda *given: (asked.append(given[3:]), inner(*given))[1]
+    state.train_epoch(0)
+    assert ("feature", 2) in asked
+    assert ("feature", 2, True) in asked
+    assert not state.head.heap.any()
+    state.valid_loss()
+    assert state.teacher.head.heap.any()
+    assert torch.equal(state.head.heap, state.teacher.head.heap)
+
+
+# -- views ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["image", "digit", "tissue"])
+def test_strong_views_differ_from_weak_ones_and_stay_images(kind):
+    torch.manual_seed(0)
+    x = torch.randn(64, 3, 16, 16)
+    weak, strong = views.several(x, kind, 2).chunk(2)
+    for seen in (weak, strong):
+        assert seen.isfinite().all()
+        assert seen.shape == x.shape
+        assert seen.abs().max() < 3 * x.abs().max()
+    assert (strong == 0).flatten(1).float().mean() > 0.05, "cut out"
+    twice = views.several(x, kind, 2, weak=True)
+    assert not (twice == 0).any()
+
+
+def test_no_mirror_for_digits_and_every_way_up_for_tissue():
+    torch.manual_seed(0)
+    ramp = torch.linspace(-1, 1, 16).expand(400, 1, 16, 16)  # brighter to the right
+    sides = {k: views.VIEWS[k][0](ramp).diff(dim=3).mean((1, 2, 3)) for k in ("image", "digit", "tissue")}
+    assert (sides["digit"] > 0).all()
+    assert 0.4 < float((sides["image"] < 0).float().mean()) < 0.6
+    assert 0.15 < float((sides["tissue"] < -0.05).float().mean()) < 0.35
+    turned = views.turn(ramp)
+    assert {tuple(t.flatten().tolist()) for t in turned} == {
+        tuple(m.rot90(r, (1, 2)).flatten().tolist()) for m in (ramp[0],) for r in range(4)
+    }
+    assert (views.strong(ramp).diff(dim=3).mean((1, 2, 3)) > -0.02).float().mean() > 0.9, "turned a little, never over"
+
+
+def test_affine_and_colour_keep_the_middle():
+    torch.manual_seed(0)
+    even = torch.full((50, 3, 12, 12), 0.7)
+    torch.testing.assert_close(views.affine(even), even, rtol=1e-4, atol=1e-4)
+    shifts = views.colour(even) - 0.7
+    assert shifts.flatten(1).std(1).max() < 1e-5, "an even image stays even"
+    assert 0.15 < float(shifts.mean((1, 2, 3)).std()) < 0.3
+    cut = (views.cutout(even) == 0).float().mean((1, 2, 3))
+    assert 0.05 < float(cut.min()) <= float(cut.max()) <= 0.26
+
+
+def test_features_are_masked_and_blended():
+    torch.manual_seed(0)
+    x = torch.ones(200, 30)
+    assert abs(float((views.mask(x) == 0).float().mean()) - 0.2) < 0.02
+    x = torch.eye(40) * 10
+    part = views.blend(x)
+    torch.testing.assert_close(part.sum(1), torch.full((40,), 10.0))
+    assert (part.diagonal() >= 8).all()
+    assert (part.argmax(1) == torch.arange(40)).all()
+
+
+# -- mirror --------------------------------------------------------------------------------------------------------------------
+
+
+def test_answers_over_the_mirror_image(tmp_path):
+    rng = np.random.default_rng(0)
+    pool = Pool(rng.integers(0, 255, (12, 8, 8, 3)).astype(np.uint8))
+    flipped = Pool(pool.take(torch.arange(12)).flip(2).numpy().copy())
+    bags, other = (Bags.of(p, sizes=[5, 7], labels=[0, 1], classes=2) for p in (pool, flipped))
+    torch.manual_seed(0)
+    design = Design((8, 8, 3), ("a", "b"), "mlp", head="tilt", mirror=True)
+    model, single = Model(design), Model(Design(**{**vars(design), "mirror": False}))
+    single.load_state_dict(model.state_dict())
+    both = say(model, bags)
+    a, b = say(single, bags), say(single, other)
+    torch.testing.assert_close(both.instance.softmax(1), (a.instance.softmax(1) + b.instance.softmax(1)) / 2)
+    torch.testing.assert_close(both.bag.exp(), (a.bag.exp() + b.bag.exp()) / 2)
+    torch.testing.assert_close(say(model, other).instance, both.instance)
+    torch.testing.assert_close(say_alone(model, pool.take(torch.arange(12))), both.instance)
+    save(model, tmp_path)
+    assert load(tmp_path).design.mirror
+    torch.testing.assert_close(say(load(tmp_path), bags).instance, both.instance)
+    with pytest.raises(HeadcountError, match="only images have a mirror image"):
+        Design((8,), ("a", "b"), "mlp", mirror=True)
+    assert runs.fresh_model(TINY.but(mirror=True), bags).design.mirror
+    assert math.isclose(float(both.bag.exp().sum(1).mean()), 1, rel_tol=1e-5)
