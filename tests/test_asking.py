@@ -69,7 +69,10 @@ def test_no_truth_no_instance_score(typed, tmp_path):  # noqa: F811
 def test_votes_are_compared_with_shares(typed, tmp_path):  # noqa: F811
     model, _ = case(tmp_path / "in", "table")
     table = people()
-    yes = {p: sum(t == "yes" for t, q in zip(table["truth"], table["precinct"], strict=True) if q == p) for p in table["precinct"]}
+    yes = {
+        p: sum(t == "yes" for t, q in zip(table["truth"], table["precinct"], strict=True) if q == p)
+        for p in table["precinct"]
+    }
     table["yes"] = [yes[p] for p in table["precinct"]]
     table["no"] = [6 - yes[p] for p in table["precinct"]]
     del table["label"]
@@ -175,7 +178,10 @@ def _edit(rows, row, **change):
 
 
 SHEETS = {
-    "a class nobody knows": (lambda rows: _edit(rows, 3, label="perhaps"), "row 4: 'perhaps' is none of the classes no, yes"),
+    "a class nobody knows": (
+        lambda rows: _edit(rows, 3, label="perhaps"),
+        "row 4: 'perhaps' is none of the classes no, yes",
+    ),
     "an item twice": (lambda rows: [*rows, rows[0]], "row 101: item"),
     "an item of another sheet": (lambda rows: _edit(rows, 0, item="101"), "row 1: item '101' is none of the 100"),
     "a word for an item": (lambda rows: _edit(rows, 0, item="x"), "row 1: item 'x'"),
@@ -306,7 +312,8 @@ def digit_bags(seed: int, bags: int = 100, size: int = 10, own: int = 6, flip: f
     d, g = load_digits(), np.random.default_rng(seed)
     label = np.arange(bags) % 10
     picked = [
-        np.concatenate([g.choice(np.flatnonzero(d.target == c), own), g.choice(len(d.target), size - own)]) for c in label
+        np.concatenate([g.choice(np.flatnonzero(d.target == c), own), g.choice(len(d.target), size - own)])
+        for c in label
     ]
     wrong = np.zeros(bags, bool)
     wrong[g.choice(bags, round(flip * bags), replace=False)] = True
@@ -332,7 +339,8 @@ def test_issues_of_a_table_through_the_command(typed, tmp_path):  # noqa: F811
     table = people(bags=40, size=16, seed=3, share=0.8)
     flipped = {"p4", "p11", "p20", "p33"}
     table["label"] = [
-        {"yes": "no", "no": "yes"}[v] if p in flipped else v for p, v in zip(table["precinct"], table["label"], strict=True)
+        {"yes": "no", "no": "yes"}[v] if p in flipped else v
+        for p, v in zip(table["precinct"], table["label"], strict=True)
     ]
     del table["truth"]
     data = make.write_csv(tmp_path / "t.csv", table)
@@ -347,7 +355,9 @@ def test_issues_of_a_table_through_the_command(typed, tmp_path):  # noqa: F811
     p = [float(r["p_label"]) for r in rows]
     assert p == sorted(p)
     assert sum(line.count("│") > 3 for line in out.splitlines()) >= 5
-    model = fitted(read(make.write_csv(tmp_path / "clean.csv", people(bags=40, size=16, seed=4, share=0.8)))).save(tmp_path / "m")
+    model = fitted(read(make.write_csv(tmp_path / "clean.csv", people(bags=40, size=16, seed=4, share=0.8)))).save(
+        tmp_path / "m"
+    )
     assert typed("issues", data, "--model", model, "--out", "m.csv")[0] == 0
     assert {r["bag"] for r in rows_of(tmp_path / "m.csv")[:4]} == flipped
 

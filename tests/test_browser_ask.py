@@ -46,7 +46,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for b, evil in enumerate(("<script>alert(4)<", "'onload='alert(5)")):
         for i in range(4):
             make.picture(folder / f"{evil}{b}" / f"{i}.png", (40, 30), seed=10 * b + i)
-    make.write_csv(folder / "labels.csv", {"bag": ["<script>alert(4)<0", "'onload='alert(5)1"], "label": list(EVIL[:2])})
+    make.write_csv(
+        folder / "labels.csv", {"bag": ["<script>alert(4)<0", "'onload='alert(5)1"], "label": list(EVIL[:2])}
+    )
     model = fitted(read(folder), "network").save(root / "mp")
     asking.explain(model, str(folder), root / "pictures.html", how=HOW)
     asking.audit(model, str(folder), root / "pictures_sheet", count=4, how=HOW)
