@@ -11,10 +11,10 @@ from headcount.bags import Segments
 from headcount.errors import HeadcountError
 from headcount.judging import audit, intervals
 
-DRAWS = 400
+DRAWS = 300
 
 
-def population(classes: int, accuracy: float, seed: int, n: int = 8000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def population(classes: int, accuracy: float, seed: int, n: int = 4000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What a model says of n instances, how surely, and whether it is right: more often where it is surer."""
     g = np.random.default_rng(seed)
     sure = np.clip(g.beta(8, 2, n), 1 / classes, 1)
@@ -22,7 +22,7 @@ def population(classes: int, accuracy: float, seed: int, n: int = 8000) -> tuple
     return said, sure, g.random(n) < np.clip(sure + accuracy - sure.mean(), 0.02, 0.995)
 
 
-@pytest.mark.parametrize(("classes", "accuracy"), [(2, 0.98), (3, 0.93), (4, 0.8), (5, 0.5), (20, 0.7), (60, 0.6)])
+@pytest.mark.parametrize(("classes", "accuracy"), [(2, 0.98), (4, 0.8), (20, 0.7), (60, 0.6)])
 def test_the_audit_s_interval_covers_and_its_estimate_does_not_lean(classes, accuracy):
     said, sure, right = population(classes, accuracy, seed=classes)
     true, g = right.mean(), np.random.default_rng(1)

@@ -125,7 +125,7 @@ def doubtful(bags: Bags, p: np.ndarray) -> pa.Table:
     """Labelled bags, the least believed label first. ``p`` (B, C): what is said of each bag's label.
 
     A bag with votes or a tie is given the probability of its likeliest winner. A label looks wrong if another class is the
-    likeliest and as likely as it usually is in bags of its own label (the rule of confident learning, Northcutt et al. 2021).
+    likeliest, and as likely as it usually is in bags of its own label (confident learning, Northcutt et al. 2021).
     """
     target = bags.target.numpy()
     told = np.flatnonzero((target.sum(1) > 0) & np.isfinite(p).all(1))

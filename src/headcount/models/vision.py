@@ -160,15 +160,12 @@ def featured(model: Any, bags: Bags, cache: Path | str | None = None, batch: int
     with alone(path.with_suffix(".lock")):
         if not path.exists():
             model.eval()
-            with beside(path) as part:
-                shape = (len(bags.pool), model.backbone.dim)
-                held = np.lib.format.open_memmap(part, mode="w+", dtype=np.float16, shape=shape)
-                for start in range(0, len(bags.pool), batch):
-                    rows = torch.arange(start, min(start + batch, len(bags.pool)))
+            with beside(path) as part, open(part, "wb") as f:  # not mapped: a full disk is an error, and no signal
+                said = {"descr": "<f2", "fortran_order": False, "shape": (len(bags.pool), model.backbone.dim)}
+                np.lib.format.write_array_header_2_0(f, said)
+                for rows in torch.arange(len(bags.pool)).split(batch):
                     h = model.features(bags.pool.take(rows).to(model.device)).float().cpu()
-                    held[rows.numpy()] = h.clamp(-65504, 65504).numpy()
-                held.flush()
-                del held
+                    f.write(h.clamp(-65504, 65504).numpy().astype("<f2").tobytes())
     return replace(bags, pool=Pool.mapped(path))
 
 

@@ -1,0 +1,106 @@
+"""ONNX: another runtime answers as the model does, or no file is written."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import read_factory as make
+from ask_factory import case, even, fitted, people
+from headcount.data.read import read
+from headcount.errors import HeadcountError
+from headcount.models import onnx as export
+from headcount.models.fitted import Fitted
+from headcount.models.model import Design, Model
+from test_predict import left, typed  # noqa: F401  (a fixture)
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxscript")
+runtime = pytest.importorskip("onnxruntime")
+
+
+def answers(path, x: np.ndarray) -> np.ndarray:
+    return runtime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"instances": x})[0]
+
+
+@pytest.mark.parametrize("body", ["forest", "linear"])
+@pytest.mark.parametrize("three", [False, True])
+def test_forests_and_lines(body, three, tmp_path):
+    g = np.random.default_rng(0)
+    bags = [g.normal(size=(6, 5)).astype(np.float32) + b % (3 if three else 2) for b in range(12)]
+    reading = read(bags, labels=[f"c{b % (3 if three else 2)}" for b in range(12)])
+    model = fitted(reading, body)
+    assert export.export(model, tmp_path / "m.onnx") < 1e-5
+    x = (g.normal(size=(4000, 5)) * 3).astype(np.float32)
+    want = model.body.probabilities(x)
+    assert np.abs(answers(tmp_path / "m.onnx", x) - want).max() < 1e-5
+
+
+def test_a_threshold_between_two_floats_decides_the_same():
+    t = np.array([0.1, 1 / 3, -0.1, 5.0, np.nextafter(np.float64(2), 3)])
+    for threshold, cut in zip(t, export._below(t), strict=True):
+        for x in (cut, np.nextafter(cut, np.float32(np.inf)), np.nextafter(cut, np.float32(-np.inf))):
+            assert (np.float64(x) <= threshold) == (x <= cut)
+
+
+def test_a_table_through_the_command(typed, tmp_path):  # noqa: F811
+    import onnx
+
+    model, data = case(tmp_path / "in", "table")
+    code, _, err = typed("export", model, "--onnx", "m.onnx")
+    assert code == 0, err
+    about = json.loads({p.key: p.value for p in onnx.load(tmp_path / "m.onnx").metadata_props}["headcount"])
+    again = Fitted.load(model)
+    assert about["classes"] == ["no", "yes"]
+    assert about["preparation"]["fields"][0]["name"] == "height"
+    bags = again.read(data).bags(again.learned)
+    x = bags.pool.take(bags.index).numpy()
+    assert np.abs(answers(tmp_path / "m.onnx", x) - again.alone(bags).numpy()).max() < 1e-5
+
+
+@pytest.mark.parametrize("images", [False, True], ids=["features", "pictures, mirrored"])
+def test_networks_with_their_preparation(images, tmp_path):
+    g = np.random.default_rng(0)
+    shape = (6, 5, 3) if images else (7,)
+    bags = [g.integers(0, 256, (4, *shape)).astype(np.uint8 if images else np.float32) for _ in range(4)]
+    reading = read(bags, labels=["a", "b"] * 2)
+    torch.manual_seed(0)
+    body = Model(Design(shape, ("a", "b"), "linear" if images else "mlp", (), "tilt", mirror=images)).eval()
+    body.prepare.mean.copy_(torch.tensor([0.3, 0.4, 0.5]) if images else torch.full((7,), 120.0))
+    body.prepare.std.copy_(torch.tensor([0.2, 0.2, 0.1]) if images else torch.full((7,), 70.0))
+    model = Fitted(body, ("a", "b"), reading.learn(), even(2))
+    assert export.export(model, tmp_path / "m.onnx") < 1e-5
+    x = np.concatenate(bags)
+    want = model.alone(reading.bags()).numpy()
+    assert want.std() > 0.01
+    for part in (x, x[:1]):
+        assert np.abs(answers(tmp_path / "m.onnx", part) - want[: len(part)]).max() < 1e-5
+
+
+def test_a_head_that_needs_the_bag_is_refused(tmp_path):
+    reading = read(make.write_csv(tmp_path / "t.csv", people()))
+    with pytest.raises(HeadcountError, match="judges an instance by its bag"):
+        export.export(fitted(reading, "network", head="additive"), tmp_path / "m.onnx")
+    assert not (tmp_path / "m.onnx").exists()
+
+
+def test_another_answer_is_not_written(tmp_path, monkeypatch):
+    model = fitted(read(make.write_csv(tmp_path / "t.csv", people())), "linear")
+    line = export._line
+    monkeypatch.setattr(export, "_line", lambda body, onnx: line(type(body)(body.weight * 1.01, body.bias), onnx))
+    with pytest.raises(HeadcountError, match="answers otherwise"):
+        export.export(model, tmp_path / "m.onnx")
+    assert left(tmp_path) == {"t.csv"}
+
+
+@pytest.mark.parametrize("library", ["onnx", "onnxruntime", "onnxscript"])
+def test_what_is_missing_is_named(library, typed, tmp_path, monkeypatch):  # noqa: F811
+    model, _ = case(tmp_path / "in", "table")
+    monkeypatch.setitem(__import__("sys").modules, library, None)
+    code, _, err = typed("export", model, "--onnx", "m.onnx")
+    assert code == 2
+    assert "headcount[onnx]" in err
+    assert err.count("\n") == 1
