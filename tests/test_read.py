@@ -168,6 +168,19 @@ def test_prediction_reads_as_the_model_did(tmp_path):
         read({k: v for k, v in new.items() if k != "age"}, learned=learned, classes=["no", "yes"], need_labels=False)
 
 
+def test_labels_that_no_model_knows_are_told():
+    """Where labels are not needed, a strange one is none, and it is said."""
+    table = make.rows(truth=["yes", "never"] * 15)
+    table["label"] = [v if b != "b2" else "unheard" for v, b in zip(table["label"], table["bag"], strict=True)]
+    reading = read(table, classes=["no", "yes"], need_labels=False)
+    assert reading.laid.label.tolist() == [0, 1, -1, 1, 0, 1]
+    assert reading.laid.truth.tolist() == [1, -1] * 15
+    assert any("1 bags have a label that is no class: 'b2'" in line for line in reading.described)
+    assert any("15 instances have a truth that is no class" in line for line in reading.described)
+    with pytest.raises(HeadcountError, match="name them with classes="):
+        read({"bag": ["a"], "f": [1]}, need_labels=False)
+
+
 def test_roles_are_no_features():
     table = make.rows(
         truth=["yes", "no"] * 15, x=list(range(30)), y=list(range(30)), weight=[1.5] * 30, site=["s"] * 30

@@ -37,7 +37,7 @@ TABLES: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
     "two bag columns": ("t.csv", b"bag,slide_id,label,f\na,b,x,1\n", {}, "bag may be column 'bag' or 'slide_id'"),
     "two groups": ("t.csv", b"bag,site,county,label,f\na,b,c,x,1\n", {}, "group may be column 'site' or 'county'"),
     "no label": ("t.csv", b"bag,f\na,1\nb,2\n", {}, "no label column"),
-    "no label at all": ("t.csv", b"bag,label,f\na,,1\nb,,2\n", {}, "no labels in column 'label'"),
+    "no label at all": ("t.csv", b"bag,label,f\na,,1\nb,,2\n", {}, "no class in column 'label'"),
     "one class": ("t.csv", b"bag,label,f\na,x,1\nb,x,2\n", {}, "only class 'x'"),
     "two labels in a bag": ("t.csv", GOOD + b"a,y,1,1\n", {}, "row 5: bag 'a' has two labels, 'x' and 'y'"),
     "no bag in a row": ("t.csv", GOOD + b",y,1,1\n", {}, r"row 5 is in no bag \(column 'bag' is empty\)"),

@@ -69,28 +69,17 @@ class Reading:
 def lay(found: Found, asked: Asked) -> Reading:
     """The common end of every reader."""
     asked = replace(asked, classes=asked.classes or found.classes)
-    notes: list[str] = []
     _fits(found, asked.learned)
     known = [v for k, v in enumerate(found.known[1]) if (found.known[0] == k).any()] if found.known else []
     target, classes, tied = targets(found.said, asked, known, found.where)
-    if tied.any():
-        notes.append(
-            f"{int(tied.sum())} bags left out for a tie: {some([found.names[b] for b in np.flatnonzero(tied)])}"
-        )
     content, address = _kept(found)
-    bag = found.bag
-    here = np.flatnonzero((bag >= 0) & ~np.append(tied, True)[bag])
+    here = np.flatnonzero((found.bag >= 0) & ~np.append(tied, True)[found.bag])
     if not len(here):
-        raise HeadcountError(
-            f"{found.where} leaves no instance to read" + (f": {asked.bad.said[0]}" if asked.bad.said else "")
-        )
-    rows = here[np.argsort(bag[here], kind="stable")]
-    held, sizes = np.unique(bag[rows], return_counts=True)  # bags that lost all their rows are gone
-    if len(held) + int(tied.sum()) < len(found.names):
-        gone = sorted({*range(len(found.names))} - {*held.tolist()} - {*np.flatnonzero(tied).tolist()})
-        notes.append(
-            f"{len(gone)} bags left out, nothing in them could be read: {some([found.names[b] for b in gone])}"
-        )
+        why = f": {asked.bad.said[0]}" if asked.bad.said else ""
+        raise HeadcountError(f"{found.where} leaves no instance to read{why}")
+    rows = here[np.argsort(found.bag[here], kind="stable")]
+    held, sizes = np.unique(found.bag[rows], return_counts=True)  # bags that lost all their rows are gone
+    notes = _left_out(found, target, tied, held)
     target = target[held]
     if asked.need_labels and not target.any():
         raise HeadcountError(f"{found.where}: no bag has a label ({found.said.source}); at least one is needed")
@@ -111,6 +100,23 @@ def lay(found: Found, asked: Asked) -> Reading:
         described=[found.how, *_described(laid, found, asked), *found.notes, *notes],
         skipped=asked.bad.said, fingerprint=_fingerprint(found, laid),
     )  # fmt: skip
+
+
+def _left_out(found: Found, target: np.ndarray, tied: np.ndarray, held: np.ndarray) -> list[str]:
+    """What to say of bags that lost their label, or themselves."""
+    gone = ~tied
+    gone[held] = False
+    unknown = np.zeros(len(tied), bool) if found.said.code is None else (found.said.code >= 0) & ~target.any(1)
+    why = {
+        "have a label that is no class": unknown,  # only where labels are not needed
+        "left out for a tie": tied,
+        "left out, nothing in them could be read": gone,
+    }
+    return [
+        f"{int(which.sum()):,} bags {said}: {some([found.names[b] for b in np.flatnonzero(which)])}"
+        for said, which in why.items()
+        if which.any()
+    ]
 
 
 def _fits(found: Found, model: Learned | None) -> None:
@@ -152,6 +158,8 @@ def _extras(found: Found, asked: Asked, rows: np.ndarray, classes: Sequence[str]
                 word = values[code[lost[0]]]
                 there = f"{', '.join(classes)}; add it with classes= or uncounted="
                 raise HeadcountError(f"{found.where} row {lost[0] + 1}: {what} {word!r} is none of the classes {there}")
+            if len(lost):
+                found.notes.append(f"{len(lost):,} instances have a {what} that is no class")
             extras[what] = np.maximum(to, -1)[rows]
     return extras
 

@@ -38,7 +38,9 @@ def files_of(folder: Path) -> dict[str, Path]:
         for place in (folder / "pt_files", folder / "h5_files", *(subs if len(subs) == 1 else ()), folder):
             if place.is_dir():
                 there = [
-                    f for f in sorted(place.iterdir()) if f.suffix.lower() in ENDINGS and not f.name.startswith(".")
+                    f
+                    for f in sorted(place.iterdir())
+                    if f.suffix.lower() in ENDINGS and not f.name.startswith((".", "labels."))
                 ]
                 for file in sorted(there, key=lambda f: f.suffix.lower() in _HDF5):
                     found[plain(file.stem) or file.stem] = file

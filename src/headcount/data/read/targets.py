@@ -104,8 +104,9 @@ def targets(
     classes = asked.classes or tuple(dict.fromkeys([*own, *sorted(known), *asked.uncounted]))
     place = {c: k for k, c in enumerate(classes)}
     if len(classes) < 2:
-        what = f"only class {classes[0]!r}" if classes else "no labels"
-        raise HeadcountError(f"{where}: {what} in {said.source}; a majority needs at least two classes")
+        what = f"only class {classes[0]!r}" if classes else "no class"
+        hint = "" if asked.need_labels else "; name them with classes="
+        raise HeadcountError(f"{where}: {what} in {said.source}; a majority needs at least two classes{hint}")
     for name in asked.uncounted:
         if name not in place:
             raise HeadcountError(f"no class {name!r} to leave out of the count; there are {', '.join(classes)}")
