@@ -34,6 +34,7 @@ from headcount.files import alone
 from headcount.judging import records, scores
 from headcount.judging.records import Record
 from headcount.models.heads import find_head
+from headcount.models.heads.tilt import TiltHead
 from headcount.models.model import Design, Model, say
 from headcount.training import mpem, speed
 from headcount.training.recipe import Recipe
@@ -81,8 +82,12 @@ def _train_and_score(
     if not fitted.progress.best_epoch:
         raise HeadcountError(f"{recipe}: the validation loss was never a number; try a smaller lr than {recipe.lr:g}")
     body = _heading(recipe, bags, fitted)
-    found, arrays = scores.on_test(say(fitted.model, bags["test"]), bags["test"])
+    said = say(fitted.model, bags["test"])
+    found, arrays = scores.on_test(said, bags["test"])
     body |= found
+    if isinstance(fitted.model.head, TiltHead):
+        heard = say(fitted.model, valid)
+        body["tilt"] = scores.of_tilt(fitted.model.head.estimate, said, bags["train"], valid, bags["test"], heard)
     if removed is not None:
         body["mpem"] = scores.of_removal(removed, bags["train"])
     else:
