@@ -422,3 +422,26 @@ def test_answers_over_the_mirror_image(tmp_path):
         Design((8,), ("a", "b"), "mlp", mirror=True)
     assert runs.fresh_model(TINY.but(mirror=True), bags).design.mirror
     assert math.isclose(float(both.bag.exp().sum(1).mean()), 1, rel_tol=1e-5)
+
+
+# -- the record ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_record_holds_the_estimate_beside_the_truth(tmp_path):
+    body = runs.run(TINY.but(epochs=2), tmp_path, device="cpu").body["tilt"]
+    bags = runs.bags_for(TINY)["train"]
+    own = [(bags.truth == bags.label[bags.bag])[bags.label[bags.bag] == c].float().mean() for c in range(10)]
+    np.testing.assert_allclose(body["true_share"], np.nan_to_num(own), atol=1e-4)
+    assert len(body["share"]) == 10
+    assert 0 <= body["shares_inside"] <= 1
+    assert 0 < body["context_instance_accuracy"] <= 1
+    assert isinstance(body["context_helps"], bool)
+
+
+def test_a_loaded_model_still_knows_its_shares(tmp_path):
+    recipe = TINY.but(bag_size=16, epochs=3)
+    model = fit(*plain.made(recipe), recipe).model
+    save(model, tmp_path)
+    again = load(tmp_path)
+    assert torch.equal(again.head.estimate.mix, model.head.estimate.mix)
+    assert float(again.head.least) == pytest.approx(tilt.least_share(16, 10))

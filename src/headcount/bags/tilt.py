@@ -204,7 +204,7 @@ def heaped(p: Tensor, target: Tensor, mix: Tensor, labels: Tensor) -> Tensor:
 
 
 def settled(
-    heap: Tensor, bags: Tensor, form: str = "full", least: float = 0.0, counted: Tensor | None = None
+    heap: Tensor, bags: Tensor, form: str = "full", least: float | Tensor = 0.0, counted: Tensor | None = None
 ) -> Tensor:
     """(C, C) the mix of a heap. ``bags`` (C,): how many bags had each label.
 
@@ -221,7 +221,7 @@ def settled(
     classes = len(heap)
     total = heap.sum(1)
     rows = heap / total.clamp_min(1e-12)[:, None]
-    share = (heap.diagonal().sum() / total.sum().clamp_min(1e-12)).clamp(max(least, 1 / classes + LEAST), 1 - LEAST)
+    share = _between(heap.diagonal().sum() / total.sum().clamp_min(1e-12), least).clamp_min(1 / classes + LEAST)
     mix = mix_of(share, classes)
     if form == "one":
         return mix
@@ -239,11 +239,16 @@ def settled(
     return _lawful(mix, least, counted)
 
 
-def _lawful(mix: Tensor, least: float, counted: Tensor | None) -> Tensor:
+def _between(share: Tensor, least: float | Tensor) -> Tensor:
+    share = torch.maximum(share, least) if isinstance(least, Tensor) else share.clamp_min(least)
+    return share.clamp(LEAST, 1 - LEAST)
+
+
+def _lawful(mix: Tensor, least: float | Tensor, counted: Tensor | None) -> Tensor:
     """Nothing zero, the label's class the largest of its row, and at least so large."""
     mix = mix.clamp_min(LEAST / len(mix))
     mix = mix / mix.sum(1, keepdim=True)
-    own = mix.diagonal().clamp(max(least, LEAST), 1 - LEAST)
+    own = _between(mix.diagonal(), least)
     eye = torch.eye(len(mix), dtype=torch.bool, device=mix.device)
     others = mix.masked_fill(eye, 0)
     others = others * ((1 - own) / others.sum(1).clamp_min(1e-12))[:, None]

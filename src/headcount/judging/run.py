@@ -34,6 +34,7 @@ from headcount.files import alone
 from headcount.judging import records, scores
 from headcount.judging.records import Record
 from headcount.models.heads import find_head
+from headcount.models.heads.tilt import TiltHead
 from headcount.models.model import Design, Model, say
 from headcount.training import mpem, parallel, speed
 from headcount.training.recipe import Recipe
@@ -95,8 +96,12 @@ def _score(
     recipe: Recipe, bags: dict[str, Bags], removed: Tensor | None, fitted: Fit
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     body = _heading(recipe, bags, fitted)
-    found, arrays = scores.on_test(say(fitted.model, bags["test"]), bags["test"])
+    said = say(fitted.model, bags["test"])
+    found, arrays = scores.on_test(said, bags["test"])
     body |= found
+    if isinstance(fitted.model.head, TiltHead):
+        heard = say(fitted.model, valid)
+        body["tilt"] = scores.of_tilt(fitted.model.head.estimate, said, bags["train"], valid, bags["test"], heard)
     if removed is not None:
         body["mpem"] = scores.of_removal(removed, bags["train"])
     else:

@@ -10,7 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from headcount.bags import Bags
-from headcount.judging import metrics
+from headcount.bags.tilt import Tilt
+from headcount.judging import metrics, shares
 from headcount.models.heads import Output
 from headcount.training.mpem import dissenters
 
@@ -47,6 +48,35 @@ def on_test(said: Output, test: Bags) -> tuple[dict[str, Any], dict[str, np.ndar
         "test_confidence": said.instance.softmax(1).amax(1).numpy().astype(np.float32),
     }
     return body, arrays
+
+
+def of_tilt(found: Tilt, said: Output, train: Bags, valid: Bags, test: Bags, heard: Output) -> dict[str, Any]:
+    """What was estimated of the bags beside what is true of them: the tilt; and what the context of a bag is worth.
+
+    ``heard``: what was said of the validation bags, from which the context is learned."""
+    true, label, bag, classes = _truth(train)
+    hits = metrics.confusion(label[bag], true, classes)  # a row per label
+    mix = hits / np.maximum(hits.sum(1, keepdims=True), 1)
+    context = shares.learn_context(heard.instance, valid.blind())
+    answered = shares.answer(context, said.instance, test.blind(), listen=True)
+    counted = shares.count(context, said.instance, test.blind())
+    truth, _, where, _ = _truth(test)
+    real = metrics.votes(truth, where, len(test), classes)
+    real = real / np.maximum(real.sum(1, keepdims=True), 1)
+    plain = test.segments().to("cpu").mean(said.instance.softmax(1)).numpy()
+    inside = (real >= counted.low.numpy() - 1e-6) & (real <= counted.high.numpy() + 1e-6)
+    return {
+        "share": [round(float(v), 4) for v in found.share],
+        "true_share": [round(float(v), 4) for v in np.diag(mix)],
+        "mix_error": round(float(np.abs(found.mix.cpu().numpy() - mix).mean()), 5),
+        "condition": round(found.condition, 3) if math.isfinite(found.condition) else None,
+        "temperature": round(context.temperature, 3),
+        "context_helps": context.helps,
+        "context_instance_accuracy": metrics.instance_accuracy(truth, answered.argmax(1).numpy()),
+        "shares_error": round(float(np.abs(plain - real).mean()), 5),
+        "shares_error_in_context": round(float(np.abs(counted.share.numpy() - real).mean()), 5),
+        "shares_inside": round(float(inside.mean()), 4),
+    }
 
 
 def of_removal(removed: Tensor, train: Bags) -> dict[str, Any]:

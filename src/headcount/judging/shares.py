@@ -57,17 +57,18 @@ def learn_context(logits: Tensor, valid: Bags, *, form: str = "full") -> Context
         raise HeadcountError(
             f"{len(valid.index)} instances of {len(valid.classes)} classes need as many logits, got {tuple(logits.shape)}"
         )
-    segments, target = valid.segments(), valid.target.double()
-    z = logits.double()
-    heat = temperature(z, segments, target, form=form, counted=valid.counted)
+    z, where = logits.double(), logits.device
+    segments, target = valid.segments().to(where), valid.target.double().to(where)
+    counted = None if valid.counted is None else valid.counted.to(where)
+    heat = temperature(z, segments, target, form=form, counted=counted)
     log_p = (z / heat).log_softmax(1)
-    tilt = estimate(log_p.exp(), segments, target, form=form, counted=valid.counted)
+    tilt = estimate(log_p.exp(), segments, target, form=form, counted=counted)
     prior = tilt.prior.double()
     alike, gain = how_alike(log_p, segments, prior.expand(len(valid), -1), prior)
     labelled, _ = how_alike(log_p, segments, centres(tilt, target), prior)
     told = target.sum(1) > 0
     alone, joined = (
-        _bag_loss(votes, segments, target, valid.counted)[told]
+        _bag_loss(votes, segments, target, counted)[told]
         for votes in (log_p, alike_votes(log_p, segments, prior, alike))
     )
     return Context(
@@ -108,7 +109,9 @@ def answer(context: Context, logits: Tensor, bags: Bags, *, listen: bool | None 
     log_p = (logits.double() / context.temperature).log_softmax(1)
     if not (context.helps if listen is None else listen):
         return log_p.exp().float()
-    return alike_votes(log_p, bags.segments(), context.tilt.prior.double(), context.alike).exp().float()
+    return (
+        alike_votes(log_p, bags.segments().to(logits.device), context.tilt.prior.double(), context.alike).exp().float()
+    )
 
 
 def count(
@@ -116,10 +119,12 @@ def count(
 ) -> Census:
     """Shares of each bag with intervals; a bag's label, where it has one and may be used, makes them sharper."""
     log_p = (logits.double() / context.temperature).log_softmax(1)
-    target = bags.target if use_labels else torch.zeros_like(bags.target)
+    target = (bags.target if use_labels else torch.zeros_like(bags.target)).to(logits.device)
     told = target.sum(1) > 0
     alike = torch.where(told, context.alike_labelled, context.alike)[:, None]
-    return census(log_p, bags.segments(), target, context.tilt, alike, generator(seed, "census"), level=level)
+    return census(
+        log_p, bags.segments().to(logits.device), target, context.tilt, alike, generator(seed, "census"), level=level
+    )
 
 
 def _bag_loss(votes: Tensor, segments: Segments, target: Tensor, counted: Tensor | None) -> Tensor:

@@ -38,6 +38,7 @@ class TiltHead(Head):
     cites = "forward correction: Patrini et al., CVPR 2017; sets with tilted priors: Lu et al., ICLR 2021"
     indivisible = "its terms are means over different things, and it estimates the tilt over all bags"
     weak_teacher = True
+    least: Tensor
     mix: Tensor
     seen: Tensor
     heap: Tensor
@@ -83,7 +84,7 @@ class TiltHead(Head):
         self.passes = (
             (Pass("bags", taught=bool(teach)),) if over == "bags" else (Pass("instances", taught=bool(teach)), *bags)
         )
-        self.least = 0.0
+        self.register_buffer("least", torch.zeros((), dtype=torch.float64))  # no majority share is smaller
         self.register_buffer("mix", torch.empty(classes, classes, dtype=torch.float64))
         self.register_buffer("seen", torch.ones(classes, dtype=torch.float64))  # labels of training instances
         self.register_buffer("heap", torch.zeros(classes, classes, dtype=torch.float64))  # of validation instances
@@ -94,7 +95,8 @@ class TiltHead(Head):
 
     def enrol(self, bags: int, instances: int) -> None:
         size = instances / bags
-        self.least = 0.0 if self.counted is not None else tilt.least_share(max(1, round(size)), self.classes)
+        least = 0.0 if self.counted is not None else tilt.least_share(max(1, round(size)), self.classes)
+        self.least.fill_(least)
         guess = tilt.first_guess(size, self.classes) if self.share is None else self.share
         self.mix.copy_(tilt.mix_of(torch.tensor(guess, dtype=torch.float64), self.classes))
 
