@@ -23,6 +23,8 @@ FLOORS = [
     "training",
     "judging",
     "showing",
+    "fitting",
+    "estimator",
     "commands",
     "demo",
     "papers",

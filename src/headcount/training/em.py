@@ -26,6 +26,7 @@ from torch import Tensor
 
 from headcount.bags import Bags, tilt
 from headcount.errors import HeadcountError
+from headcount.models.forest import Held
 from headcount.training.criterion import label_loss
 from headcount.training.seeds import seed_for
 from headcount.training.splits import bag_folds
@@ -94,10 +95,8 @@ def check(classifier: Any) -> None:
 
 
 def probabilities(classifier: Any, x: np.ndarray, classes: int) -> np.ndarray:
-    """(n, D) -> (n, C), a column for every class, those it never saw included."""
-    out = np.zeros((len(x), classes))
-    out[:, np.asarray(classifier.classes_)] = classifier.predict_proba(x)
-    return out
+    """(n, D) -> (n, C)."""
+    return Held(classifier, classes).probabilities(x)
 
 
 class _Task:
