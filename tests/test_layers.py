@@ -26,8 +26,10 @@ FLOORS = [
     "fitting",
     "estimator",
     "commands",
+    "commands_own",
     "demo",
     "papers",
+    "cli_own",
     "cli",
 ]
 MODULES = sorted(p.relative_to(ROOT) for p in ROOT.rglob("*.py"))

@@ -24,8 +24,8 @@ def cautions(
     if found is not None:
         said += _of_tilt(found, bags)
     said.append(
-        "How often single instances are named right cannot be known from bag labels. `headcount audit` draws about a "
-        "hundred instances to label by hand, and `headcount evaluate` then gives their accuracy with an interval."
+        "How often single instances are named right cannot be known from bag labels. headcount audit draws about a "
+        "hundred instances to label by hand, and headcount evaluate then gives their accuracy with an interval."
     )
     return said
 
