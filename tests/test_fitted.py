@@ -118,7 +118,7 @@ def test_an_unusual_logistic_regression_is_not_passed_off():
 
 @pytest.mark.parametrize("kind", ["forest", "linear", "network"])
 def test_there_and_back(kind, tmp_path):
-    fitted, r = fitted_of(kind, temperature=0.5, counted=(True, True, False))
+    fitted, r = fitted_of(kind, temperature=0.5, instance_temperature=0.7, counted=(True, True, False))
     fitted.save(tmp_path / "m", {"report.html": "<p>"})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m"]
     assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["model.json", "model.safetensors", "report.html"]
@@ -176,7 +176,7 @@ def test_text_comes_back_with_its_words(tmp_path):
 def test_weights_and_removal_count_in_the_share():
     fitted, r = fitted_of(r=reading(bags=3))
     bags = r.bags()
-    p = fitted.alone(bags)
+    p = fitted.say(bags).instance
     gone = torch.zeros(len(bags.index), dtype=torch.bool)
     gone[int(bags.offsets[1])] = int(bags.sizes[1]) > 1
     said = fitted.say(bags.without(gone)).bag

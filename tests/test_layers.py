@@ -23,12 +23,16 @@ FLOORS = [
     "training",
     "judging",
     "showing",
+    "fitting",
+    "estimator",
     "commands",
+    "commands_own",
     "demo",
     "papers",
     "auditing",
     "asking",
     "commands_ask",
+    "cli_own",
     "cli",
 ]
 MODULES = sorted(p.relative_to(ROOT) for p in ROOT.rglob("*.py"))

@@ -12,6 +12,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from headcount import __version__, commands_ask
+from headcount.cli_own import own
 from headcount.errors import HeadcountError, HeadcountWarning
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Data sets: what is there, fetch one, import one.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+app.add_typer(own)  # fit and its kin
 
 # -- options that several commands share: a comma makes a list wherever a study can vary it ---------------------------------
 

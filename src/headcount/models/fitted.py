@@ -32,11 +32,17 @@ from headcount.data.learned import Learned
 from headcount.data.read import Reading, read
 from headcount.errors import HeadcountError
 from headcount.models import folder
-from headcount.models.forest import Forest, Linear
+from headcount.models.forest import Forest, Held, Linear
 from headcount.models.model import Model, say, say_alone
 
 # heads whose bag is nothing but the mean of its instances' probabilities: a bag of any size can be asked in parts
 SHARED = ("tilt", "noisy_label", "supervised")
+
+
+KEYS = {
+    *("format", "kind", "classes", "counted", "temperature", "instance_temperature", "tilt"),
+    *("preparation", "design", "facts"),
+}
 
 
 class Answer(NamedTuple):
@@ -51,21 +57,23 @@ class Fitted:
     """A model, how data are prepared for it, and what is known of how good it is.
 
     ``temperature``: bag log-probabilities are divided by it and normalised again; chosen on cross-validated bags.
+    ``instance_temperature``: the same for instances, for heads whose logits are no probabilities of their own (count).
     ``tilt``: P(class | bag's label) and the label frequencies, as estimated from held-out bags; ``tilt.share`` is the
     expected majority share of each class. ``facts``: plain JSON (method, recipe, data, scores, candidates, versions, ...).
     """
 
-    body: Model | Forest | Linear
+    body: Model | Forest | Linear | Held
     classes: tuple[str, ...]
     learned: Learned
     tilt: tilt.Tilt
     counted: tuple[bool, ...] | None = None
     temperature: float = 1.0
+    instance_temperature: float = 1.0
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
-        """network, forest or linear."""
+        """network, forest or linear; held for a classifier that lives in memory only."""
         return "network" if isinstance(self.body, Model) else type(self.body).__name__.lower()
 
     def read(self, data: Any, named: Named | None = None, *, need_labels: bool = False, **how: Any) -> Reading:
@@ -85,12 +93,13 @@ class Fitted:
             )
         if isinstance(self.body, Model) and self.body.design.head not in SHARED:
             said = say(self.body, bags, batch_instances=batch_instances)
-            return Answer(said.instance.softmax(1), self.tempered(said.bag))
-        p = self.alone(bags, batch_instances=batch_instances)
+            return Answer(tempered(said.instance.softmax(1), self.instance_temperature), self._bag(said.bag))
+        p = self._alone(bags, batch_instances)
         counted = None if self.counted is None else torch.tensor(self.counted)
-        return Answer(p, self.tempered(log_shares(p, bags.segments().to("cpu"), counted)))
+        bag = self._bag(log_shares(p, bags.segments().to("cpu"), counted))
+        return Answer(tempered(p, self.instance_temperature), bag)
 
-    def alone(self, bags: Bags, *, batch_instances: int = 8192) -> Tensor:
+    def _alone(self, bags: Bags, batch_instances: int) -> Tensor:
         """(N, C) probabilities of instances, each looked at by itself."""
         return torch.cat([self._part(bags.pool.take(part)) for part in bags.index.split(batch_instances)])
 
@@ -99,7 +108,7 @@ class Fitted:
             return say_alone(self.body, x).softmax(1)
         return torch.from_numpy(self.body.probabilities(x.cpu().float().numpy())).float()
 
-    def tempered(self, log_p: Tensor) -> Tensor:
+    def _bag(self, log_p: Tensor) -> Tensor:
         return (log_p / self.temperature).log_softmax(1)
 
     def to(self, device: torch.device | str) -> Fitted:
@@ -139,6 +148,7 @@ class Fitted:
             "classes": list(self.classes),
             "counted": None if self.counted is None else list(self.counted),
             "temperature": self.temperature,
+            "instance_temperature": self.instance_temperature,
             "tilt": {"mix": self.tilt.mix.tolist(), "labels": self.tilt.labels.tolist()},
             "preparation": self.learned.to_json(),
             "design": design,
@@ -151,6 +161,11 @@ class Fitted:
         return folder.refusing(Path(path), lambda: _loaded(Path(path)))
 
 
+def tempered(p: Tensor, temperature: float) -> Tensor:
+    """(N, C) the same probabilities, bolder below one and more timid above."""
+    return p if temperature == 1 else (p.clamp_min(1e-30).log() / temperature).softmax(1)
+
+
 def log_shares(p: Tensor, segments: Segments, counted: Tensor | None = None) -> Tensor:
     """(B, C) log of each bag's mean probabilities, among the classes that count: the share, taken as the chance to win."""
     shares = segments.mean(p).clamp_min(1e-30).log()
@@ -159,7 +174,7 @@ def log_shares(p: Tensor, segments: Segments, counted: Tensor | None = None) -> 
 
 def _loaded(path: Path) -> Fitted:
     said, arrays = folder.get(path)
-    folder.keys(said, {"format", "kind", "classes", "counted", "temperature", "tilt", "preparation", "design", "facts"})
+    folder.keys(said, KEYS)
     classes = folder.names(said["classes"], "classes")
     counted = None if said["counted"] is None else _counted(said["counted"], len(classes))
     learned = Learned.from_parts(said["preparation"], folder.under("learned.", arrays))
@@ -179,8 +194,8 @@ def _loaded(path: Path) -> Fitted:
         raise HeadcountError(f"kind {str(said['kind'])[:40]!r} is none of network, forest, linear")
     if not isinstance(said["facts"], dict):
         raise HeadcountError("facts must be an object")
-    temperature = folder.number(said["temperature"], "temperature", 1e-6, 1e6)
-    return Fitted(body, classes, learned, _tilt(said["tilt"], len(classes)), counted, temperature, said["facts"])
+    heat = [folder.number(said[k], k, 1e-6, 1e6) for k in ("temperature", "instance_temperature")]
+    return Fitted(body, classes, learned, _tilt(said["tilt"], len(classes)), counted, *heat, said["facts"])
 
 
 def _counted(given: Any, classes: int) -> tuple[bool, ...]:

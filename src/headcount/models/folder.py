@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from headcount.errors import HeadcountError
 from headcount.files import write_whole
@@ -49,7 +49,8 @@ def put(
             if Path(name).name != name or name in (WEIGHTS, SAID):
                 raise HeadcountError(f"{name!r} is no name for a file beside a model")
             write_whole(part / name, lambda f, text=text: f.write(text.encode()))
-        save_file({k: np.asarray(v, order="C") for k, v in arrays.items()}, part / WEIGHTS)
+        weights = save({k: np.asarray(v, order="C") for k, v in arrays.items()})
+        write_whole(part / WEIGHTS, lambda f: f.write(weights))
         text = json.dumps(said, indent=1, allow_nan=False, ensure_ascii=False)
         write_whole(part / SAID, lambda f: f.write(text.encode("utf-8", "backslashreplace")))
         _into_place(part, path)

@@ -2,9 +2,10 @@
 
     Forest   M nodes of all trees in one row; a node is a leaf (feature -1) or sends x[feature] <= threshold to the left
     Linear   softmax(x W' + b)
+    Held     any other classifier, in memory only
 
-Both answer what scikit-learn's ``predict_proba`` answers (to 1e-6). What comes from a file is looked at node by node: children
-stand behind their parent, inside their own tree, and have one parent each, so that every walk ends in a leaf.
+The first two answer what scikit-learn's ``predict_proba`` answers (to 1e-6). What comes from a file is looked at node by
+node: children stand behind their parent, inside their own tree, and have one parent each, so that every walk ends in a leaf.
 
 Letters: n instances, D features, C classes, M nodes, T trees.
 """
@@ -130,6 +131,23 @@ class Linear:
         return cls(arrays["weight"], arrays["bias"])
 
 
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A fitted scikit-learn classifier as it is: it answers, and cannot be saved."""
+
+    classifier: Any  # classes_ are class numbers
+    classes: int
+
+    def probabilities(self, x: np.ndarray) -> np.ndarray:
+        """(n, D) -> (n, C) float64, a column for every class, those it never saw included."""
+        out = np.zeros((len(x), self.classes))
+        out[:, np.asarray(self.classifier.classes_)] = self.classifier.predict_proba(x)
+        return out
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        raise _unsavable(self.classifier)
+
+
 # -- from scikit-learn ----------------------------------------------------------------------------------------------------
 
 
@@ -151,10 +169,7 @@ def from_sklearn(classifier: Any, classes: int) -> Forest | Linear:
     from sklearn.linear_model import LogisticRegression
 
     if not savable(classifier):
-        raise HeadcountError(
-            f"a {type(classifier).__name__} cannot be saved without pickle; use a decision tree, a random forest, extra "
-            "trees or a logistic regression of scikit-learn, or keep the model in memory"
-        )
+        raise _unsavable(classifier)
     seen = np.asarray(classifier.classes_)
     if seen.dtype.kind not in "iu" or seen.min() < 0 or seen.max() >= classes:
         raise HeadcountError(f"the classifier knows classes {seen.tolist()[:8]}, and there are {classes} numbers")
@@ -214,6 +229,13 @@ def _array(a: Any, name: str, dtype: Any, shape: tuple[int, ...]) -> None:
         raise _wrong(f"{name} is {got}, not {np.dtype(dtype)} of shape {shape}")
     if a.dtype.kind == "f" and not np.isfinite(a).all():
         raise _wrong(f"{name} holds numbers that are not finite")
+
+
+def _unsavable(classifier: Any) -> HeadcountError:
+    return HeadcountError(
+        f"a {type(classifier).__name__} cannot be saved without pickle; use a decision tree, a random forest, extra "
+        "trees or a logistic regression of scikit-learn, or keep the model in memory"
+    )
 
 
 def _wrong(why: str) -> HeadcountError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -36,6 +37,18 @@ def epochs_bar(recipe: Recipe) -> Iterator[Callable[[train.Progress], None]]:
             loss, valid = progress.curve[-1]
             said = f"loss {loss:.4f}  valid {valid:.4f}  best {progress.best:.4f} at {progress.best_epoch}"
             bar.update(task, completed=progress.epoch, said=said)
+
+        yield watch
+
+
+@contextmanager
+def seconds_bar() -> Iterator[Callable[[Any], None]]:
+    """Work of an estimated length: what is being done, how much of the estimate is behind us."""
+    with _bar() as bar:
+        task = bar.add_task("timing a few steps", total=None, said="")
+
+        def watch(step: Any) -> None:
+            bar.update(task, description=step.what, total=round(step.total), completed=round(step.done))
 
         yield watch
 

@@ -1,0 +1,383 @@
+"""Fitting: somebody's own bags become a model, with an honest word on how good it is. The service behind ``headcount fit``.
+
+    >>> from headcount.data.read import read
+    >>> from headcount.fitting import fit_reading
+    >>> fitted = fit_reading(read("data.csv"), minutes=5)                               # doctest: +SKIP
+    >>> fitted.save("model")                                                            # doctest: +SKIP
+
+The walk: check, time, split by groups, cross-validate every candidate on bag labels, keep the one held-out bags prefer
+(training/criterion.py says by which measure, and why), train it on all bags but a validation part. Truth, where the data bring
+it, is looked at when everything is decided. Finished folds are kept in ``work`` and taken up by the next call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from headcount import __version__
+from headcount.bags import Bags
+from headcount.data.read import Reading
+from headcount.errors import HeadcountError
+from headcount.files import write_whole
+from headcount.judging import crossval, plans
+from headcount.judging.candidates import Candidate, Trained, candidates
+from headcount.judging.cautions import cautions
+from headcount.judging.crossval import Score, Split, Unit
+from headcount.judging.plans import Plan
+from headcount.models.fitted import Fitted
+from headcount.training.criterion import entropy_of, label_loss
+from headcount.training.speed import device_for
+
+
+class Step(NamedTuple):
+    """Where a fit stands: what is being done, and how much of the whole, in seconds as they were estimated."""
+
+    what: str
+    done: float
+    total: float
+
+
+class _TimeUp(Exception):
+    """The minutes are over; what is finished is used."""
+
+
+@dataclass
+class _Run:
+    """One fit: what stays the same through it."""
+
+    reading: Reading
+    bags: Bags  # blind
+    candidates: dict[str, Candidate]
+    plan: Plan
+    splits: list[Split]
+    seed: int
+    device: torch.device
+    work: Path | None
+    watch: Callable[[Step], None] | None
+    deadline: float  # of the cross-validation
+    done: float = 0.0  # seconds of the plan behind us
+
+    def tell(self, what: str, cost: float, share: float, bound: bool = True) -> None:
+        if self.watch:
+            self.watch(Step(what, min(self.done + share * cost, self.plan.total), self.plan.total))
+        if bound and time.monotonic() > self.deadline:
+            raise _TimeUp
+
+
+def fit_reading(
+    reading: Reading,
+    method: Any = "auto",
+    *,
+    minutes: float | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    folds: int = 5,
+    head: str | None = None,
+    backbone: str | None = None,
+    views: str | None = None,
+    epochs: int | None = None,
+    options: dict[str, Any] | None = None,
+    work: Path | str | None = None,
+    watch: Callable[[Step], None] | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Fitted:
+    """Fit a model to what was read.
+
+    method    "auto": several are tried and held-out bags choose; a name or names of judging/candidates.py; or an unfitted
+              scikit-learn classifier. Baselines are fitted in any case, and shown; only "auto" may choose them
+    minutes   for the whole; fewer folds, epochs and candidates are used where it must be, and the report says so
+    work      a folder for what is finished, so that a fit that was stopped can be taken up
+    watch     told how far it is; ``tell`` is told a line now and then
+    """
+    started, clock = datetime.now(UTC), time.monotonic()
+    if minutes is not None and not (isinstance(minutes, (int, float)) and math.isfinite(minutes) and minutes > 0):
+        raise HeadcountError(f"minutes is a number above zero, got {minutes!r}")
+    if isinstance(folds, bool) or not isinstance(folds, int) or not 2 <= folds <= 100:
+        raise HeadcountError(f"folds is a whole number from 2 to 100, got {folds!r}")
+    tell = tell or (lambda line: None)
+    laid = reading.laid.blind()
+    check(laid)
+    where = device_for(device)
+    final = crossval.inner(laid, np.arange(len(laid)), np.zeros(0, int), seed)
+    train, valid, _, learned = crossval.prepared(reading, final)
+    found = candidates(method, train, head=head, backbone=backbone, views=views, epochs=epochs, options=options)
+    place = _work(work, reading, found, seed, folds, minutes, where)
+    plan = _planned(place, found, len(crossval.splits(laid, folds, seed)), train, valid, where, minutes)
+    tell(str(plan))
+    for note in plan.notes:
+        tell(note)
+    deadline = math.inf if minutes is None else clock + 60 * minutes - 1.5 * plan.final
+    run = _Run(
+        reading, laid, {c.name: c for c in found if c.name in plan.names}, plan,
+        crossval.splits(laid, plan.folds, seed) if plan.folds else [], seed, where, place, watch, deadline,
+    )  # fmt: skip
+    units, unfinished = _cross_validate(run)
+    scores = {name: crossval.score(u, laid) for name, u in units.items()}
+    best = choose(scores, run, any_of=method == "auto" and head is None)
+    trained = _final(run, best, train, valid, minutes, clock)
+    fitted = _fitted(run, best, trained, learned, scores.get(best.name))
+    if reading.laid.truth is not None:  # everything is decided: now it may be looked at
+        scores = {name: crossval.with_truth(s, units[name], reading.laid) for name, s in scores.items()}
+    facts = _facts(run, best, trained, scores, units, unfinished, final, started, time.monotonic() - clock)
+    if place is not None:
+        shutil.rmtree(place, ignore_errors=True)
+    return fitted.but(facts=facts)
+
+
+def check(bags: Bags) -> None:
+    """Refuse what nothing can be learned from."""
+    told = int((bags.target.sum(1) > 0).sum())
+    if told < 2:
+        raise HeadcountError(f"{told} bag has a label; at least two with different labels are needed")
+    if not crossval.differs(bags):
+        row = bags.target[bags.target.sum(1) > 0][0]
+        label = bags.classes[int(row.argmax())]
+        raise HeadcountError(
+            f"all {told} labelled bags say the same ({label!r}), so nothing tells one class from another; "
+            "bags with other labels are needed"
+        )
+
+
+# -- cross-validation -----------------------------------------------------------------------------------------------------
+
+
+def _cross_validate(run: _Run) -> tuple[dict[str, list[Unit]], dict[str, str]]:
+    """The units of every candidate that finished, and why the others did not."""
+    units: dict[str, list[Unit]] = {}
+    unfinished: dict[str, str] = {}
+    if not run.splits:
+        return units, unfinished
+    cheap_first = sorted(run.candidates.values(), key=lambda c: (not c.baseline, run.plan.cost(c.name)))
+    for candidate in cheap_first:
+        try:
+            units[candidate.name] = [_unit(run, candidate, k) for k in range(len(run.splits))]
+        except _TimeUp:
+            unfinished[candidate.name] = "not finished in the time given"
+    return units, unfinished
+
+
+def _unit(run: _Run, candidate: Candidate, k: int) -> Unit:
+    file = None if run.work is None else run.work / f"{candidate.name}-{k}.npz"
+    cost, what = run.plan.cost(candidate.name), f"{candidate.title}, fold {k + 1} of {len(run.splits)}"
+    unit = _read_unit(file) if file else None
+    if unit is None:
+        run.tell(what, cost, 0.0)
+        start = time.monotonic()
+        train, valid, test, learned = crossval.prepared(run.reading, run.splits[k])
+        inside = None if run.work is None else run.work / f"{candidate.name}-{k}"
+        effort = 1.0 if candidate.baseline else run.plan.effort
+        trained = candidate.fit(
+            train, valid, seed=run.seed, device=run.device, effort=effort, work=inside,
+            watch=lambda share, said: run.tell(what, cost, share),
+        )  # fmt: skip
+        instance, bag = crossval.answers(trained.body, test, learned, run.device)
+        unit = Unit(run.splits[k].test, instance, bag, time.monotonic() - start)
+        if file is not None:
+            _write_unit(file, unit)
+        if inside is not None:
+            shutil.rmtree(inside, ignore_errors=True)
+    run.done += cost
+    return unit
+
+
+def _write_unit(file: Path, unit: Unit) -> None:
+    bags, instance, bag = unit.bags, unit.instance.numpy(), unit.bag.numpy()
+    write_whole(file, lambda f: np.savez(f, bags=bags, instance=instance, bag=bag, seconds=np.array(unit.seconds)))
+
+
+def _read_unit(file: Path) -> Unit | None:
+    """A finished unit; a damaged one is done again."""
+    try:
+        with open(file, "rb") as f, np.load(f, allow_pickle=False) as z:
+            instance, bag = (torch.from_numpy(z[k]) for k in ("instance", "bag"))
+            return Unit(z["bags"], instance, bag, float(z["seconds"]))
+    except Exception:  # absent, or zip, zlib and header errors of many kinds
+        return None
+
+
+def choose(scores: dict[str, Score], run: _Run, any_of: bool) -> Candidate:
+    """The candidate with the least loss on held-out bags; where nothing could be cross-validated, the first there is.
+
+    A person who named a method gets it: baselines stand beside it and are not chosen (``any_of`` false).
+    """
+    rivals = [c for c in run.candidates.values() if any_of or not c.baseline] or list(run.candidates.values())
+    finished = [c for c in rivals if c.name in scores and math.isfinite(scores[c.name].loss)]
+    if not finished:
+        return min(rivals, key=lambda c: run.plan.cost(c.name)) if scores else rivals[0]
+    return min(finished, key=lambda c: scores[c.name].loss)
+
+
+# -- the model ------------------------------------------------------------------------------------------------------------
+
+
+def _final(run: _Run, best: Candidate, train: Bags, valid: Bags, minutes: float | None, clock: float) -> Trained:
+    """The last training, with the epochs there is still time for."""
+    cost, effort = run.plan.cost(best.name) * 1.2, 1.0 if best.baseline else run.plan.effort
+    left = math.inf if minutes is None else clock + 60 * minutes - time.monotonic()
+    effort *= min(1.0, max(0.05, left / max(cost, 1e-9)))
+    run.done = run.plan.total - cost
+    what = f"{best.title}, final training"
+    run.tell(what, cost, 0.0, bound=False)
+    return best.fit(
+        train, valid, seed=run.seed, device=run.device, effort=effort,
+        work=None if run.work is None else run.work / "final",
+        watch=lambda share, said: run.tell(what, cost, share, bound=False),
+    )  # fmt: skip
+
+
+def _fitted(run: _Run, best: Candidate, trained: Trained, learned: Any, score: Score | None) -> Fitted:
+    bags = run.bags
+    counted = None if bags.counted is None else tuple(bags.counted.tolist())
+    found, own = trained.tilt or (score.judgement.tilt if score else None), 1.0
+    if found is None:
+        held = run.reading.bags(learned).blind()
+        found = label_loss(crossval.answers(trained.body, held, learned, run.device)[0], held)[1]
+    if score and trained.tilt is None and not best.baseline:  # logits that were never meant as probabilities
+        own = score.judgement.instance_temperature
+    return Fitted(trained.body, bags.classes, learned, found, counted, score.temperature if score else 1.0, own)
+
+
+def _facts(
+    run: _Run,
+    best: Candidate,
+    trained: Trained,
+    scores: dict[str, Score],
+    units: dict[str, list[Unit]],
+    unfinished: dict[str, str],
+    final: Split,
+    started: datetime,
+    seconds: float,
+) -> dict[str, Any]:
+    reading, bags, plan = run.reading, run.bags, run.plan
+    tried = [_row(c, best, scores, units, unfinished) for c in run.candidates.values()]
+    sizes = bags.sizes.numpy()
+    return {
+        "method": {"name": best.name, "title": best.title, "baseline": best.baseline, "how": _plain(best.facts())},
+        "candidates": sorted(tried, key=lambda t: math.inf if t["loss"] is None else t["loss"]),
+        "chance_loss": 2 * entropy_of(bags.target),
+        "scores": next(({k: t[k] for k in _SCORES} for t in tried if t["chosen"] and t["loss"] is not None), None),
+        "confusion": scores[best.name].confusion if best.name in scores else None,
+        "data": {
+            "fingerprint": reading.fingerprint,
+            "kind": reading.kind,
+            "described": list(reading.described),
+            "skipped": list(reading.skipped),
+            "bags": len(bags),
+            "labelled": int((bags.target.sum(1) > 0).sum()),
+            "instances": len(bags.index),
+            "sizes": {"least": int(sizes.min()), "median": float(np.median(sizes)), "most": int(sizes.max())},
+            "size_counts": _histogram(sizes),
+            "labels": np.bincount(bags.label.numpy()[bags.label.numpy() >= 0], minlength=len(bags.classes)).tolist(),
+            "truth": reading.laid.truth is not None,
+        },
+        "splits": {
+            "folds": len(run.splits),
+            "train": len(final.train),
+            "valid": len(final.valid),
+            "shared": final.shared,
+        },
+        "curve": _thin([(a, b) for a, b in trained.curve]),
+        "best_epoch": trained.best,
+        "seed": run.seed,
+        "effort": plan.effort,
+        "notes": list(plan.notes),
+        "cautions": cautions(bags, best, scores, final.shared, trained),
+        "versions": {"headcount": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "device": str(run.device),
+        "created": started.isoformat(timespec="seconds"),
+        "seconds": round(seconds, 2),
+    }
+
+
+_SCORES = (
+    "loss",
+    "error",
+    "bag_accuracy",
+    "bag_low",
+    "bag_high",
+    "bag_loss",
+    "instance_accuracy",
+    "instance_low",
+    "instance_high",
+)
+
+
+def _row(
+    c: Candidate, best: Candidate, scores: dict[str, Score], units: dict[str, list[Unit]], unfinished: dict[str, str]
+) -> dict[str, Any]:
+    found = scores.get(c.name)
+    row: dict[str, Any] = {k: None if found is None else getattr(found, k) for k in _SCORES}
+    took = sum(u.seconds for u in units.get(c.name, []))
+    behind = None
+    if found is not None and best.name in scores and c.name != best.name:
+        gap = found.judgement.each - scores[best.name].judgement.each  # the same bags in the same order
+        behind = {"loss": float(gap.mean()), "error": float(gap.std() / math.sqrt(max(1, len(gap) - 1)))}
+    said = {"name": c.name, "title": c.title, "baseline": c.baseline, "chosen": c is best, "seconds": round(took, 2)}
+    return {**said, **row, "behind": behind, "note": unfinished.get(c.name, "")}
+
+
+def _histogram(sizes: np.ndarray) -> dict[str, list[Any]]:
+    edges = np.unique(np.round(np.geomspace(sizes.min(), sizes.max() + 1, 21)).astype(int))
+    return {"edges": edges.tolist(), "counts": np.histogram(sizes, edges)[0].tolist()}
+
+
+def _thin(curve: Sequence[tuple[float, float]], points: int = 120) -> list[list[Any]]:
+    """(epoch, training loss, validation loss), at most so many; JSON has no NaN."""
+    keep = sorted({round(i) for i in np.linspace(0, len(curve) - 1, min(points, len(curve)))})
+    return [[i + 1, *(round(v, 5) if math.isfinite(v) else None for v in curve[i])] for i in keep]
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=str))
+
+
+# -- taking up what was begun ---------------------------------------------------------------------------------------------
+
+
+def _work(
+    work: Path | str | None, reading: Reading, found: Sequence[Candidate], seed: int, folds: int, minutes: float | None,
+    device: torch.device,
+) -> Path | None:  # fmt: skip
+    """A folder that belongs to these data and these options, and no others."""
+    if work is None:
+        return None
+    said = [reading.fingerprint, [[c.name, c.facts()] for c in found], seed, folds, minutes, device.type, __version__]
+    key = hashlib.sha256(json.dumps(said, default=str, sort_keys=True).encode()).hexdigest()[:16]
+    place = Path(work) / key
+    place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+def _planned(
+    place: Path | None,
+    found: Sequence[Candidate],
+    folds: int,
+    train: Bags,
+    valid: Bags,
+    device: Any,
+    minutes: float | None,
+) -> Plan:
+    """The plan of the call that was stopped, or a new one."""
+    file = None if place is None else place / "plan.json"
+    if file is not None and file.is_file():
+        try:
+            return Plan.of(json.loads(file.read_text()))
+        except (ValueError, TypeError, KeyError):
+            pass
+    plan = plans.planned(found, folds, train, valid, device, minutes)
+    if file is not None:
+        write_whole(file, lambda f: f.write(json.dumps(asdict(plan)).encode()))
+    return plan

@@ -1,0 +1,247 @@
+"""Candidates: what ``headcount fit`` tries. Each is a name, and a way from training and validation bags to a body that answers.
+
+    tilt         a network under the tilt (models/heads/tilt.py): for every kind of data
+    em_forest    a random forest, by EM under the tilt (training/em.py): tables, texts, features
+    count        the Counting Network
+    forest       a random forest on the bag's label as every instance's label: a baseline, always shown
+    logistic     a logistic regression on the same: a baseline, always shown
+    noisy_label  a network on the same: the baseline for pictures
+
+Any head's name is a candidate too, as a network with that head, and any scikit-learn classifier, by EM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from headcount.bags import Bags, tilt
+from headcount.errors import HeadcountError, choose
+from headcount.judging.run import fresh_model
+from headcount.models.forest import Forest, Held, Linear, from_sklearn, savable
+from headcount.models.heads import HEADS, check_options, find_head, head_options
+from headcount.models.heads.tilt import TiltHead
+from headcount.models.model import Model
+from headcount.training.em import em
+from headcount.training.recipe import Recipe
+from headcount.training.seeds import seed_for
+from headcount.training.train import fit
+
+Body = Model | Forest | Linear | Held
+Watch = Callable[[float, str], None]  # the share done, and a word on how it goes
+TABLES = ("tilt", "em_forest", "forest", "logistic", "count")
+PICTURES = ("tilt", "noisy_label")
+BASELINES = ("forest", "logistic", "noisy_label")
+OPTIONAL = ("count",)
+MOST = 200_000  # instances a forest or a logistic regression is shown; more of the same teach it little
+TREES = 100
+ROUNDS = 6
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A body, the tilt it found on its way (None: it looked for none), and its learning curve."""
+
+    body: Body
+    tilt: tilt.Tilt | None
+    curve: list[tuple[float, float]]  # training loss (NaN where there is none) and validation loss
+    best: int  # the epoch or round kept, from 1
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to fit. ``recipe`` for networks, ``classifier`` for the others; ``rounds`` 0: the bag's label is believed."""
+
+    name: str
+    title: str
+    recipe: Recipe | None = None
+    classifier: Any = None
+    rounds: int = 0
+
+    @property
+    def baseline(self) -> bool:
+        return self.name in BASELINES
+
+    def fit(
+        self,
+        train: Bags,
+        valid: Bags,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        effort: float = 1.0,
+        work: Path | None = None,
+        watch: Watch | None = None,
+    ) -> Trained:
+        """Learn from blind bags. ``effort``: the share of epochs or rounds to spend. ``work``: a folder for checkpoints."""
+        if self.recipe is not None:
+            return self._network(train, valid, seed, device, effort, work, watch)
+        rounds = -(-self.rounds * effort // 1) if self.rounds else 0
+        steps = int(rounds) + 1
+        tell = (lambda r, loss: watch((r + 1) / steps, f"round {r} of {steps - 1}")) if watch else None
+        few = [thinned(b, MOST, seed) for b in (train, valid)]
+        done = em(self.classifier, *few, rounds=int(rounds), seed=seed, watch=tell)
+        classes = len(train.classes)
+        body = from_sklearn(done.classifier, classes) if savable(done.classifier) else Held(done.classifier, classes)
+        curve = [(float("nan"), loss) for loss in done.curve]
+        return Trained(body, done.tilt if self.rounds else None, curve, done.round + 1)
+
+    def _network(
+        self, train: Bags, valid: Bags, seed: int, device: Any, effort: float, work: Path | None, watch: Watch | None
+    ) -> Trained:
+        assert self.recipe is not None
+        recipe = self.recipe.but(seed=seed, epochs=max(1, round(self.recipe.epochs * effort)))
+        tell = (lambda p: watch(p.epoch / recipe.epochs, f"epoch {p.epoch} of {recipe.epochs}")) if watch else None
+        model = fresh_model(recipe, train).to(device)
+        done = fit(model, train.to(device), valid.to(device), recipe, work=work, watch=tell)
+        if not done.progress.best_epoch:
+            raise HeadcountError(f"{self.title}: the validation loss was never a number; leave this method out")
+        model = done.model.cpu()
+        found = model.head.tilt if isinstance(model.head, TiltHead) else None
+        return Trained(model, found, done.progress.curve, done.progress.best_epoch)
+
+    def facts(self) -> dict[str, Any]:
+        """How it learns, for the record."""
+        if self.recipe is not None:
+            return {k: v for k, v in self.recipe.changes.items() if k != "source"}
+        said = {k: v for k, v in self.classifier.get_params().items() if isinstance(v, (int, float, str, bool))}
+        return {"classifier": type(self.classifier).__name__, "rounds": self.rounds, **said}
+
+
+def candidates(
+    method: Any,
+    bags: Bags,
+    *,
+    head: str | None = None,
+    backbone: str | None = None,
+    views: str | None = None,
+    epochs: int | None = None,
+    options: dict[str, Any] | None = None,
+) -> list[Candidate]:
+    """The candidates for such bags. ``method``: "auto", a name, several with commas, or a scikit-learn classifier."""
+    pictures = bags.pool.kind == "images"
+    names = list(PICTURES if pictures else TABLES)
+    if head is not None:
+        choose("head", head, HEADS)
+        method = head if method == "auto" else method
+    if not isinstance(method, str):
+        made = [Candidate("classifier", f"EM, {type(method).__name__}", classifier=method, rounds=ROUNDS)]
+        names = ["forest", "logistic"]
+    else:
+        asked = names if method == "auto" else list(dict.fromkeys(m.strip() for m in method.split(",")))
+        for name in asked:
+            choose("method", name, ["auto", *dict.fromkeys([*TABLES, *PICTURES, *HEADS])])
+        made, names = (
+            [],
+            asked if method == "auto" else [*asked, *(n for n in names if n in BASELINES and n not in asked)],
+        )
+    if options:
+        check_options(names[0] if names[0] in HEADS else "tilt", options)
+    how = {"backbone": backbone, "views": views, "epochs": epochs, "options": options or {}}
+    return made + [_candidate(name, bags, pictures, how) for name in names]
+
+
+def _candidate(name: str, bags: Bags, pictures: bool, how: dict[str, Any]) -> Candidate:
+    if name in ("em_forest", "forest", "logistic"):
+        if pictures:
+            raise HeadcountError(f"method {name} reads features, and these are pictures; use tilt or another network")
+        if name == "logistic":
+            return Candidate(name, "Logistic regression on the bag's label", classifier=logistic())
+        title = "EM, random forest" if name == "em_forest" else "Random forest on the bag's label"
+        return Candidate(name, title, classifier=forest(), rounds=ROUNDS if name == "em_forest" else 0)
+    if find_head(name).told and bags.known is None:
+        raise HeadcountError(
+            f"method {name} learns from known instance classes, and there are none; name them with known="
+        )
+    title = "Network on the bag's label" if name == "noisy_label" else f"{find_head(name).title}, network"
+    return Candidate(name, title, recipe=recipe_for(name, bags, **how))
+
+
+def recipe_for(
+    head: str, bags: Bags, backbone: str | None, views: str | None, epochs: int | None, options: dict[str, Any]
+) -> Recipe:
+    """A network's recipe for bags like these: enough steps to learn, few enough to wait for."""
+    pictures, sizes = bags.pool.kind == "images", bags.sizes.double()
+    room = 512 if pictures else 1024  # instances in a step
+    batch = int(min(max(2, min(room / float(sizes.mean()), len(bags) / 4)), 64))
+    steps = -(-len(bags) // batch)
+    few, many = (20, 100) if pictures else (20, 80)
+    side = min(bags.pool.shape[:2]) if pictures else 0
+    stem = "small" if side <= 20 else "pool" if side <= 64 else "paper"
+    own: dict[str, Any] = {"stem": stem, "width": 32 if side <= 20 else 64}
+    backbone = backbone or ("resnet18" if pictures else "mlp")
+    options = (
+        options if set(options) <= set(head_options(head)) else {}
+    )  # they are the named head's, not the baseline's
+    if head == "tilt" and float(sizes.max()) > 8192:  # a vote of so many is no close one; its instances are dealt loose
+        options = {"over": "instances", "bag": 0.0, **options}
+    return Recipe(
+        source="digits",  # never loaded: the bags are somebody's own
+        head=head,
+        options=tuple(options.items()),
+        backbone=backbone,
+        backbone_options=tuple((own if backbone == "resnet18" else _MLP if backbone == "mlp" else {}).items()),
+        epochs=epochs or int(min(max(few, -(-(1500 if pictures else 500) // steps)), many)),
+        batch_bags=batch,
+        batch_instances=room,
+        optimizer="adamw",
+        lr=1e-3 if pictures else 2e-3,
+        weight_decay=0.05 if pictures else 0.5,
+        decay="weights",
+        schedule="cosine",
+        warmup=0.05,
+        views=views or ("digit" if pictures else "feature"),
+        selection="mean",
+    )
+
+
+_MLP = {"hidden": 128, "layers": 2, "dropout": 0.3}
+
+
+def forest() -> Any:
+    from sklearn.ensemble import RandomForestClassifier
+
+    return RandomForestClassifier(TREES, min_samples_leaf=3, n_jobs=torch.get_num_threads())
+
+
+def logistic() -> Any:
+    """Logistic regression that standardises its columns, and answers for columns as they come."""
+    from sklearn.linear_model import LogisticRegression
+
+    class Logistic(LogisticRegression):
+        def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
+            mean, scale = X.mean(0, dtype=np.float64), X.std(0, dtype=np.float64)
+            scale = np.where(scale > 1e-9, scale, 1.0)
+            super().fit((X - mean) / scale, y, sample_weight)
+            self.coef_ = self.coef_ / scale
+            self.intercept_ = self.intercept_ - self.coef_ @ mean
+            return self
+
+    return Logistic(max_iter=300, tol=1e-3)
+
+
+def thinned(bags: Bags, most: int, seed: int = 0) -> Bags:
+    """At most so many instances, drawn alike from every bag; each bag keeps one at least. Known classes all stay."""
+    n = len(bags.index)
+    if n <= most:
+        return bags
+    rng = np.random.default_rng(seed_for(seed, "thinned"))
+    bag = bags.bag.cpu().numpy()
+    order = np.lexsort((rng.random(n), bag))
+    rank = np.arange(n) - bags.offsets[:-1].cpu().numpy()[bag[order]]
+    keep = np.zeros(n, bool)
+    keep[order] = rank < np.maximum(1, bags.sizes.cpu().numpy() * most // n)[bag[order]]
+    if bags.known is not None:
+        keep |= bags.known.cpu().numpy() >= 0
+    if bags.removed is not None:
+        keep &= ~bags.removed.cpu().numpy()
+    rows = torch.from_numpy(np.flatnonzero(keep))
+    sizes = torch.bincount(bags.bag[rows], minlength=len(bags))
+    own = {k: None if (v := getattr(bags, k)) is None else v[rows] for k in ("weight", "known", "removed")}
+    offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    return replace(bags, index=bags.index[rows], offsets=offsets, truth=None, **own)

@@ -1,0 +1,88 @@
+"""Cautions: what a person should know before believing a model, in plain sentences, as far as the bags tell."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from headcount.bags import Bags, tilt
+from headcount.judging.candidates import Candidate, Trained
+from headcount.judging.crossval import Score
+
+FEW = 30
+
+
+def cautions(
+    bags: Bags, best: Candidate, scores: dict[str, Score], shared: bool, trained: Trained | None = None
+) -> list[str]:
+    """Sentences, the gravest first."""
+    said = [*_of_bags(bags, shared), *_of_choice(best, scores)]
+    found = (
+        trained.tilt if trained and trained.tilt else scores[best.name].judgement.tilt if best.name in scores else None
+    )
+    if found is not None:
+        said += _of_tilt(found, bags)
+    said.append(
+        "How often single instances are named right cannot be known from bag labels. headcount audit draws about a "
+        "hundred instances to label by hand, and headcount evaluate then gives their accuracy with an interval."
+    )
+    return said
+
+
+def _of_bags(bags: Bags, shared: bool) -> list[str]:
+    told = bags.target.sum(1) > 0
+    wins = np.bincount(bags.label[told].numpy(), minlength=len(bags.classes))
+    said = []
+    if int(told.sum()) < FEW:
+        said.append(f"There are only {int(told.sum())} labelled bags; every number here is uncertain.")
+    if shared:
+        said.append("Bags are so few that the training bags also chose the epoch: expect less of new bags.")
+    counts = [True] * len(wins) if bags.counted is None else bags.counted.tolist()
+    never = [c for c, n, on in zip(bags.classes, wins.tolist(), counts, strict=True) if n == 0 and on]
+    if never:
+        said.append(
+            f"No bag has the label {', '.join(never)}: such a class can be told from the others only by what it is not."
+        )
+    sizes = bags.sizes.numpy()
+    if sizes.max() == 1:
+        said.append("Every bag holds one instance, so the labels are the instances' own: this is ordinary supervision.")
+    elif sizes.max() > sizes.sum() / 2 and len(bags) > 2:
+        said.append("One bag holds more than half of all instances and weighs accordingly.")
+    return said
+
+
+def _of_choice(best: Candidate, scores: dict[str, Score]) -> list[str]:
+    if not scores:
+        return [
+            "The bags were too few to cross-validate: nothing was compared, and nothing is known of how good this is."
+        ]
+    said = []
+    if best.baseline:
+        said.append(
+            f"A baseline won: {best.title.lower()} foretold held-out labels best. Its probabilities are those of the bag's "
+            "label, not of the instance's class, and the expected majority share is not to be trusted."
+        )
+    mine = scores.get(best.name)
+    if mine is None:
+        return said
+    near = []
+    for name, other in scores.items():
+        gap = other.judgement.each - mine.judgement.each
+        if name != best.name and gap.mean() < 2 * gap.std() / math.sqrt(max(1, len(gap) - 1)):
+            near.append(name)
+    if near:
+        said.append(f"Not clearly better on these bags than {', '.join(near)}.")
+    return said
+
+
+def _of_tilt(found: tilt.Tilt, bags: Bags) -> list[str]:
+    size = max(1, round(float(bags.segments().total().double().mean())))
+    least = tilt.least_share(size, len(bags.classes))
+    share = float(found.share.mean())
+    if size > 1 and (share - least) < 0.05:
+        return [
+            f"Majorities are slight (about {share:.0%} of a bag; bags filled by lot would have {least:.0%}): labels say "
+            "little of single instances, and many bags are needed."
+        ]
+    return []

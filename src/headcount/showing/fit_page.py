@@ -1,0 +1,180 @@
+"""What a fit shows people: one HTML page that is whole and quiet (no script, no request), and a model card in Markdown.
+
+Class names, file names and column names are other people's words: escaped in the page, held inside code marks in the card.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from importlib import resources
+from itertools import pairwise
+from typing import Any
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+
+from headcount.models.fitted import Fitted
+from headcount.showing import plots, shapes
+from headcount.showing.canvas import MUTED, PALETTE, panel
+
+MOST_CLASSES = 30  # in a figure or a table; a page with a thousand rows is read by nobody
+
+
+def fit_page(fitted: Fitted, title: str = "A model from majority labels") -> str:
+    """The page as a string."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["rate"] = rate
+    files = resources.files("headcount.showing")
+    return environment.from_string(files.joinpath("fit.html").read_text("utf-8")).render(
+        title=title,
+        css=Markup(files.joinpath("report.css").read_text("utf-8")),
+        facts=fitted.facts,
+        classes=fitted.classes,
+        shares=_shares(fitted),
+        figures=_figures(fitted),
+        terms=_terms(fitted),
+    )
+
+
+def rate(value: float | None, low: float | None = None, high: float | None = None) -> str:
+    """A share with its interval.
+
+    >>> rate(0.9, 0.786, 0.957), rate(None)
+    ('0.900 (0.786 to 0.957)', '–')
+    """
+    if value is None:
+        return "–"
+    return f"{value:.3f}" if low is None or high is None else f"{value:.3f} ({low:.3f} to {high:.3f})"
+
+
+def _shares(fitted: Fitted) -> list[tuple[str, int, str, str]]:
+    """Class, bags so labelled, expected majority share, share of all instances."""
+    bags = fitted.facts["data"]["labels"]
+    own, prior = fitted.tilt.share.tolist(), fitted.tilt.prior.tolist()
+    rows = zip(fitted.classes, bags, own, prior, strict=True)
+    return [(c, n, f"{s:.0%}" if n else "–", f"{p:.0%}") for c, n, s, p in rows][:MOST_CLASSES]
+
+
+def _terms(fitted: Fitted) -> list[tuple[str, str]]:
+    facts, data = fitted.facts, fitted.facts["data"]
+    sizes = data["sizes"]
+    return [
+        ("bags", f"{data['bags']:,} ({data['labelled']:,} labelled)"),
+        ("instances", f"{data['instances']:,}"),
+        ("instances in a bag", f"{sizes['least']:,} to {sizes['most']:,}, median {sizes['median']:g}"),
+        ("folds", str(facts["splits"]["folds"] or "none")),
+        ("trained on", f"{facts['splits']['train']:,} bags, {facts['splits']['valid']:,} chose the epoch"),
+        ("time", f"{facts['seconds']:,.0f} s on {facts['device']}"),
+        ("seed", str(facts["seed"])),
+    ]
+
+
+def _figures(fitted: Fitted) -> list[tuple[str, str, Markup]]:
+    """(caption, text, drawing)."""
+    facts, made = fitted.facts, []
+    if facts["confusion"] and len(fitted.classes) <= MOST_CLASSES:
+        drawn = plots.confusion_matrix(facts["confusion"], fitted.classes)
+        text = "Bags, each answered by a model that never saw it: rows are their labels, columns what was said."
+        made.append(("Labels of held-out bags", text, _svg(drawn, "confusion", "Confusion matrix of bag labels")))
+    curve = [(e, t, v) for e, t, v in facts["curve"] if v is not None]
+    if len(curve) > 1:
+        epoch, train, valid = (np.array([math.nan if x is None else x for x in a]) for a in zip(*curve, strict=True))
+        best = int(np.abs(epoch - facts["best_epoch"]).argmin())
+        seen = train if np.isfinite(train).any() else np.full_like(valid, np.nan)
+        one = plots.Curve(epoch.tolist(), seen.tolist(), valid.tolist(), float(epoch[best]), float(valid[best]))
+        text = "The final training: loss after each epoch or round, and the one that validation bags chose."
+        made.append(("Learning curve", text, _svg(plots.learning_curves([one]), "curve", "Learning curve")))
+    return [*made, ("Sizes of the bags", "", _svg(_sizes(facts["data"]["size_counts"]), "sizes", "Sizes of the bags"))]
+
+
+def _sizes(counts: dict[str, list[Any]]) -> Any:
+    with panel(340, 180) as (figure, ax):
+        edges, n = counts["edges"], counts["counts"]
+        names = [f"{a:,}" if b == a + 1 else f"{a:,} to {b - 1:,}" for a, b in pairwise(edges)]
+        ax.bar(range(len(n)), n, color=PALETTE[0], width=0.85)
+        step = max(1, len(n) // 4)
+        ax.set(title="bags", xticks=range(0, len(n), step), xticklabels=names[::step])
+        ax.set_xlabel("instances in a bag", loc="right", color=MUTED)
+        shapes.few_ticks(ax)
+    return figure
+
+
+def _svg(figure: Any, name: str, label: str) -> Markup:
+    """Ours to vouch for: a figure escapes the words in it."""
+    return Markup(plots.svg(figure, name, label))
+
+
+# -- the card -------------------------------------------------------------------------------------------------------------
+
+
+def model_card(fitted: Fitted) -> str:
+    """Short and honest, for whoever finds the folder."""
+    facts, data = fitted.facts, fitted.facts["data"]
+    scores, method = facts["scores"], facts["method"]
+    lines = [
+        "# Model card",
+        "",
+        f"{method['title']}: names the class of single instances, learned from the majority labels of bags.",
+    ]
+    lines += ["", "## Data", ""]
+    lines += [f"* {quoted(line)}" for line in data["described"]]
+    lines += [f"* fingerprint {data['fingerprint'][:16]}"]
+    lines += ["", "## How good it is", ""]
+    if scores:
+        lines.append(
+            f"* bag labels, {facts['splits']['folds']}-fold cross-validation (whole groups held out): accuracy "
+            f"{rate(scores['bag_accuracy'], scores['bag_low'], scores['bag_high'])}, 95 % interval over bags"
+        )
+        if scores["instance_accuracy"] is not None:
+            said = rate(scores["instance_accuracy"], scores["instance_low"], scores["instance_high"])
+            lines.append(f"* instances, against the truth that came with the data (never used): {said}")
+    else:
+        lines.append("* not cross-validated: the bags were too few")
+    lines += [f"* {quoted(line)}" for line in facts["cautions"]]
+    lines += [
+        "",
+        "## Classes",
+        "",
+        "| class | bags with this label | expected share of it in such a bag |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {quoted(c)} | {n} | {s} |" for c, n, s, _ in _shares(fitted)]
+    lines += ["", "## Other methods tried", "", "| method | loss on held-out labels | bag accuracy |", "|---|---|---|"]
+    for c in facts["candidates"]:
+        loss = "–" if c["loss"] is None else f"{c['loss']:.4f}"
+        lines.append(f"| {c['title']}{' (kept)' * c['chosen']} | {loss} | {rate(c['bag_accuracy'])} |")
+    made = ", ".join(f"{k} {v}" for k, v in facts["versions"].items())
+    lines += ["", f"Made {facts['created']} by {made}; seed {facts['seed']}.", ""]
+    return "\n".join(lines)
+
+
+def quoted(words: str) -> str:
+    """Other people's words, inside code marks where they hold anything that Markdown or HTML could take for more.
+
+    >>> quoted("a plain line"), quoted("<b>|x`"), quoted("a*b")
+    ('a plain line', '`` <b>¦x` ``', '`` a*b ``')
+    """
+    words = " ".join(words.replace("|", "¦").split())
+    if re.fullmatch(r"[\w ,.:;'\"()%/+–-]*", words):
+        return words
+    fence = "`" * (1 + max((len(m) for m in re.findall(r"`+", words)), default=1))
+    return f"{fence} {words} {fence}"
+
+
+def lines_of(fitted: Fitted) -> Sequence[str]:
+    """What the command line prints at the end."""
+    facts = fitted.facts
+    scores, said = facts["scores"], [f"kept {facts['method']['title']}"]
+    if scores:
+        bag = rate(scores["bag_accuracy"], scores["bag_low"], scores["bag_high"])
+        said.append(f"bag labels, cross-validated: accuracy {bag}")
+        if scores["instance_accuracy"] is not None:
+            own = rate(scores["instance_accuracy"], scores["instance_low"], scores["instance_high"])
+            said.append(f"instances, against the truth given (used for nothing): accuracy {own}")
+    shares = ", ".join(f"{c} {s}" for c, n, s, _ in _shares(fitted)[:12] if n)
+    return [*said, f"expected majority share: {shares}", *facts["cautions"]]

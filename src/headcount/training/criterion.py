@@ -1,0 +1,86 @@
+"""The one measure by which methods are compared: how well answers about held-out instances foretell the labels of their bags.
+
+    loss(p)  =  witness + vote
+
+    witness  min over tilts T and a temperature:  mean over instances of  -log sum_k p(k | x) T[k, label of its bag]
+    vote     min over a temperature:              mean over bags of       -log P(label),  P(c) ~ (mean of p(c | x))^(1/t)
+
+Both are log-likelihoods of the label a bag really has, in nats, and no instance's class is looked at. Each method's answers are
+read through the few numbers that suit them best, fitted on the same held-out bags: so a method that says classes, one that
+says labels, a timid and a bold one are read alike, and what remains is what they know. *Witness* alone is a proper score of
+P(label | x), which an invertible tilt turns into P(y | x): every instance tells something, but in close elections very
+little. *Vote* is the other way round: decisive where elections are close, and nought for everybody where all are landslides.
+Measured on digits, wine and breast cancer as bags: benchmarks/tables.py.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headcount.bags import Bags, tilt
+from headcount.models.fitted import log_shares, tempered
+
+GRID = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The loss, its parts, and how the answers were read."""
+
+    loss: float
+    each: np.ndarray = field(
+        repr=False
+    )  # (b,) the loss of each labelled bag, so that methods can be compared bag by bag
+    tilt: tilt.Tilt  # under the temperature one
+    instance_temperature: float
+    bag_temperature: float
+
+
+def judge(p: Tensor, bags: Bags) -> Judgement:
+    """Judge instance probabilities ``p`` (N, C) on bags their method never saw."""
+    p = p.double().clamp_min(1e-12)
+    found = {t: label_loss(tempered(p, t), bags) for t in GRID}
+    best = min(GRID, key=lambda t: (round(found[t][0], 9), abs(math.log(t))))
+    witness = instance_losses(tempered(p, best), bags, found[best][1])
+    log_p = log_shares(p, bags.segments(), bags.counted)
+    t = best_temperature(log_p, bags.target)
+    vote = bag_losses((log_p / t).log_softmax(1), bags.target)
+    each = (witness + vote).numpy()
+    return Judgement(float(each.mean()), each, found[1.0][1], best, t)
+
+
+def label_loss(p: Tensor, bags: Bags, form: str = "full") -> tuple[float, tilt.Tilt]:
+    """The witnesses' loss of ``p`` (N, C) as it is, and the tilt that suits it."""
+    found = tilt.estimate(p, bags.segments(), bags.target, form=form, counted=bags.counted)
+    return float(instance_losses(p, bags, found).mean()), found
+
+
+def instance_losses(p: Tensor, bags: Bags, found: tilt.Tilt) -> Tensor:
+    """(b,) the mean loss of each labelled bag's instances."""
+    segments = bags.segments()
+    rows = segments.spread(bags.target.double())
+    each = -(rows * tilt.tilted(p.double().clamp_min(1e-30).log(), found.mix.double(), found.labels.double())).sum(1)
+    return segments.mean(each)[bags.target.sum(1) > 0]
+
+
+def bag_losses(log_p: Tensor, target: Tensor) -> Tensor:
+    """(b,) -log P(label) of the labelled bags; nothing is believed to be impossible."""
+    log_p = log_p.double().clamp_min(math.log(1e-12))
+    return -(target.double() * log_p).sum(1)[target.sum(1) > 0]
+
+
+def best_temperature(log_p: Tensor, target: Tensor) -> float:
+    """What the bags' log-probabilities are best divided by: the least loss on a grid from a fiftieth to fifty."""
+    grid = np.exp(np.linspace(math.log(0.02), math.log(50), 81)).tolist()
+    return min(grid, key=lambda t: float(bag_losses((log_p.double() / t).log_softmax(1), target).mean()))
+
+
+def entropy_of(target: Tensor) -> float:
+    """What somebody loses, in either part, who knows nothing but how often each label occurs."""
+    share = target.double().sum(0) / target.double().sum().clamp_min(1e-12)
+    return float(-torch.xlogy(share, share).sum())

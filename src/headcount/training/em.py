@@ -1,0 +1,216 @@
+"""EM under the tilt: any scikit-learn classifier with ``predict_proba`` learns instances from majority labels.
+
+    E  q(k | x, label)  ~  p(k | x) P(k | label) / P(k)     p from a copy of the classifier that never saw the instance's bag
+    M  fit again: an instance stands once for every class it may be of, with that class's q as its weight
+    T  one step of the tilt's own EM (bags/tilt.py) on validation bags, begun low: the classifier must earn every bit of it
+
+Cross-fitting by bags (by groups, where there are any) keeps a forest, which knows its own training set by heart, from
+confirming itself. The folds are dealt anew in every round: with the same ones, what A's labels taught B would come back to A
+two rounds later, and the tilt would come out too steep. The round is chosen on validation bags by their labels alone
+(criterion.py). Known instance classes replace their q. A bag without a label says nothing here: a classifier learns nothing
+from its own opinion. Same seed, same answer.
+
+Letters: N instances, B bags, C classes, D features.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headcount.bags import Bags, tilt
+from headcount.errors import HeadcountError
+from headcount.models.forest import Held
+from headcount.training.criterion import label_loss
+from headcount.training.seeds import seed_for
+from headcount.training.splits import bag_folds
+
+LEAST = 0.01  # a class less likely than that gets no copy
+HELD_OUT = 5  # one bag of so many chooses the round, where nobody gave validation bags
+COPIES = 5  # of each instance, where a classifier takes no weights
+
+
+@dataclass(frozen=True)
+class EM:
+    """What came out: a classifier fitted on all training bags, the tilt, and how the rounds went."""
+
+    classifier: Any  # its classes_ are class numbers
+    tilt: tilt.Tilt
+    round: int  # the one kept, from 0: the bag's label taken as the instance's
+    curve: list[float]  # the validation loss of each round
+
+
+def em(
+    classifier: Any,
+    train: Bags,
+    valid: Bags | None = None,
+    *,
+    rounds: int = 10,
+    folds: int = 3,
+    form: str = "full",
+    patience: int = 3,
+    seed: int = 0,
+    watch: Callable[[int, float], None] | None = None,
+) -> EM:
+    """Fit copies of ``classifier`` (an unfitted one of scikit-learn) on blind bags.
+
+    ``valid``: bags that choose the round and carry the tilt; None: a fifth of the training bags, or all of them, cross-fitted,
+    where there are not five groups. ``rounds`` 0 is the baseline: the bag's label as the label of every instance.
+    """
+    check(classifier)
+    if train.truth is not None or (valid is not None and valid.truth is not None):
+        raise HeadcountError("these bags carry truth, and training must not see it; pass bags.blind()")
+    train, valid = _apart(train, valid, seed)
+    task = _Task(classifier, train, folds, seed)
+    q, best, best_q = task.first(), EM(None, task.first_tilt(), 0, [math.inf]), task.first()
+    now, curve = best.tilt, list[float]()
+    for number in range(rounds + 1):
+        p, heard = task.cross_fitted(q, valid, number)
+        judged, by = (p, train) if heard is None or valid is None else (heard, valid)
+        now = _step(now, judged, by, form, train)
+        curve.append(label_loss(judged, by, form)[0])
+        if watch:
+            watch(number, curve[-1])
+        if number == 0 or curve[-1] < curve[best.round]:
+            best, best_q = EM(None, now, number, curve), q
+        if number - best.round >= patience or number == rounds:
+            break
+        q = task.posterior(p, now)
+    return replace(
+        best, classifier=task.fit(best_q, "all"), tilt=tilt.Tilt(best.tilt.mix.float(), best.tilt.labels.float())
+    )
+
+
+def check(classifier: Any) -> None:
+    if not hasattr(classifier, "fit") or not hasattr(classifier, "predict_proba"):
+        raise HeadcountError(
+            f"{classifier!r} has no fit or no predict_proba; give a scikit-learn classifier that says probabilities"
+        )
+
+
+def probabilities(classifier: Any, x: np.ndarray, classes: int) -> np.ndarray:
+    """(n, D) -> (n, C)."""
+    return Held(classifier, classes).probabilities(x)
+
+
+class _Task:
+    """The training bags as scikit-learn wants them."""
+
+    def __init__(self, classifier: Any, train: Bags, folds: int, seed: int) -> None:
+        from sklearn.utils.validation import has_fit_parameter
+
+        self.classifier, self.train, self.seed = classifier, train, seed
+        self.folds, self.classes = min(folds, _groups(train)), len(train.classes)
+        self.segments = train.segments()
+        self.x = features(train)
+        self.rows = self.segments.spread(train.target.double())  # (N, C); the removed have zeros
+        known = torch.full((len(self.x),), -1) if train.known is None else train.known
+        self.known = known.masked_fill(self.segments.removed, -1)
+        weight = torch.ones(len(self.x)) if train.weight is None else train.weight
+        told = (self.rows.sum(1) > 0) | (self.known >= 0)
+        self.weight = torch.where(told, weight, 0.0).double().masked_fill(self.segments.removed, 0)
+        self.weighted = has_fit_parameter(classifier, "sample_weight")
+        if not self.weighted and train.weight is not None:
+            raise HeadcountError(f"{type(classifier).__name__} takes no weights, and the instances have some")
+
+    def first_tilt(self) -> tilt.Tilt:
+        guess = torch.tensor(tilt.first_guess(_size(self.train), self.classes), dtype=torch.float64)
+        labels = tilt.labels_of((self.rows * self.weight[:, None]).sum(0), self.train.counted)
+        return tilt.Tilt(tilt.mix_of(guess, self.classes), labels)
+
+    def first(self) -> Tensor:
+        """(N, C) the bag's label as everybody's; what is known as it is known."""
+        return self._told(self.rows.clone())
+
+    def posterior(self, p: Tensor, now: tilt.Tilt) -> Tensor:
+        return self._told(tilt.posterior(p.clamp_min(1e-30).log(), self.rows, now.mix, now.labels))
+
+    def _told(self, q: Tensor) -> Tensor:
+        sure = self.known >= 0
+        q[sure] = torch.eye(self.classes, dtype=q.dtype)[self.known[sure]]
+        return q
+
+    def cross_fitted(self, q: Tensor, valid: Bags | None, number: int) -> tuple[Tensor, Tensor | None]:
+        """(N, C) what is said of each instance by who did not see its bag, and their mean on the validation bags."""
+        p = np.empty((len(self.x), self.classes))
+        x = None if valid is None else features(valid)
+        fold = bag_folds(self.train, self.folds, seed_for(self.seed, "em folds", number))
+        fold, heard = fold[self.train.bag.numpy()], []
+        for k in range(self.folds):
+            out = fold == k
+            fitted = self.fit(q, number, k, among=~out if self.folds > 1 else None)
+            p[out] = probabilities(fitted, self.x[out], self.classes)
+            if x is not None:
+                heard.append(probabilities(fitted, x, self.classes))
+        return torch.from_numpy(p), torch.from_numpy(np.mean(heard, 0)) if heard else None
+
+    def fit(self, q: Tensor, *purpose: Any, among: np.ndarray | None = None) -> Any:
+        from sklearn.base import clone
+        from sklearn.dummy import DummyClassifier
+
+        fresh = clone(self.classifier)
+        names = [n for n in fresh.get_params() if n == "random_state" or n.endswith("__random_state")]
+        fresh.set_params(**{n: seed_for(self.seed, "em", n, *purpose) % (1 << 31) for n in names})
+        weight = (q * self.weight[:, None]).numpy()
+        if among is not None:
+            weight = weight * among[:, None]
+        if self.weighted:
+            row, label = np.nonzero((weight > 0) & (q.numpy() >= LEAST))
+            how = {"sample_weight": weight[row, label]}
+        else:
+            row, label = _places(q.numpy(), weight.sum(1) > 0)
+            how = {}
+        if label.min() == label.max():  # a few bags of one label: many classifiers refuse to learn a single class
+            fresh, how = DummyClassifier(), {}
+        return fresh.fit(self.x[row], label, **how)
+
+
+def _places(q: np.ndarray, here: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each instance stands COPIES times, its classes in proportion to q."""
+    row = np.flatnonzero(here)
+    ends = np.cumsum(q[row] / q[row].sum(1, keepdims=True), 1)
+    at = (np.arange(COPIES) + 0.5) / COPIES
+    label = (ends[:, None, :-1] < at[None, :, None]).sum(2)  # (n, COPIES)
+    return np.repeat(row, COPIES), label.ravel()
+
+
+def features(bags: Bags) -> np.ndarray:
+    """(N, D) float32."""
+    if bags.pool.kind != "features":
+        raise HeadcountError("a scikit-learn classifier takes features, and these are pictures; use a network")
+    return bags.pool.take(bags.index).float().cpu().numpy()
+
+
+def _groups(bags: Bags) -> int:
+    return len(bags) if bags.group is None else len(set(bags.group))
+
+
+def _size(bags: Bags) -> float:
+    return float(bags.segments().total().double().mean())
+
+
+def _apart(train: Bags, valid: Bags | None, seed: int) -> tuple[Bags, Bags | None]:
+    if valid is not None and bool(valid.target.any()):
+        return train, valid
+    if valid is not None or _groups(train) < HELD_OUT:
+        return train, None
+    fold = bag_folds(train, HELD_OUT, seed)
+    learned, held = train.take(np.flatnonzero(fold > 0)), train.take(np.flatnonzero(fold == 0))
+    enough = bool(held.target.any()) and int((learned.target.sum(0) > 0).sum()) == int((train.target.sum(0) > 0).sum())
+    return (learned, held) if enough else (train, None)
+
+
+def _step(now: tilt.Tilt, p: Tensor, bags: Bags, form: str, train: Bags) -> tilt.Tilt:
+    """One step of the tilt's EM on these bags."""
+    least = 0.0 if train.counted is not None else tilt.least_share(max(1, round(_size(train))), len(train.classes))
+    segments = bags.segments()
+    rows = segments.spread(bags.target.double())
+    rows = rows if segments.weight is None else rows * segments.weight.double()[:, None]
+    heap = tilt.heaped(p, rows, now.mix, now.labels)
+    return tilt.Tilt(tilt.settled(heap, bags.target.double().sum(0), form, least, train.counted), now.labels)

@@ -1,0 +1,249 @@
+"""EM under the tilt, the measure methods are compared by, and folds of bags."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.naive_bayes import GaussianNB
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import LinearSVC
+
+from headcount.bags import Bags, Pool, tilt
+from headcount.errors import HeadcountError
+from headcount.training import em as module
+from headcount.training.criterion import entropy_of, instance_losses, label_loss
+from headcount.training.em import em, features, probabilities
+from headcount.training.splits import bag_folds
+
+
+def blobs(bags=60, size=9, classes=3, share=0.5, seed=0, spread=0.6, **more):
+    """Classes on a circle; the label's class has the share, and is strictly the largest."""
+    g = np.random.default_rng(seed)
+    label = np.arange(bags) % classes
+    truth = []
+    for c in label:
+        while True:
+            y = np.where(g.random(size) < share, c, g.integers(0, classes, size))
+            count = np.bincount(y, minlength=classes)
+            if count.argmax() == c and (count == count.max()).sum() == 1:
+                break
+        truth.append(y)
+    y = np.concatenate(truth)
+    angle = 2 * np.pi * y / classes
+    x = np.stack([np.cos(angle), np.sin(angle)], 1) + spread * g.normal(size=(len(y), 2))
+    sizes = [size] * bags
+    return Bags.of(Pool(x.astype(np.float32)), sizes=sizes, labels=label, classes=classes, truth=y, **more)
+
+
+def accuracy(classifier, bags):
+    return float((probabilities(classifier, features(bags), 3).argmax(1) == bags.truth.numpy()).mean())
+
+
+FOREST = RandomForestClassifier(10, min_samples_leaf=3)
+
+
+# -- EM -------------------------------------------------------------------------------------------------------------------
+
+
+def test_em_beats_the_bags_label_as_instance_label():
+    gains = []
+    for seed in range(3):
+        train, valid, test = (blobs(60, 9, share=0.2, seed=10 * seed + k, spread=0.4) for k in range(3))
+        made = em(FOREST, train.blind(), valid.blind(), rounds=6, seed=seed)
+        plain = em(FOREST, train.blind(), valid.blind(), rounds=0, seed=seed)
+        assert made.round > 0
+        assert plain.round == 0
+        gains.append(accuracy(made.classifier, test) - accuracy(plain.classifier, test))
+    assert min(gains) > 0.03
+
+
+def test_the_tilt_comes_out_near_the_truth():
+    train = blobs(150, 9, share=0.4, spread=0.35)
+    true = float((train.truth == train.label[train.bag]).float().mean())
+    made = em(FOREST, train.blind(), blobs(90, 9, share=0.4, spread=0.35, seed=1).blind(), rounds=5)
+    assert abs(float(made.tilt.share.mean()) - true) < 0.1  # somewhat high: a forest doubts more than it need
+
+
+def test_the_kept_round_is_the_best_on_validation_bags():
+    made = em(FOREST, blobs(30).blind(), blobs(30, seed=1).blind(), rounds=4)
+    assert made.curve[made.round] == min(made.curve)
+    heard = []
+    em(FOREST, blobs(30).blind(), blobs(30, seed=1).blind(), rounds=4, watch=lambda r, loss: heard.append(loss))
+    assert heard == made.curve
+
+
+def test_same_seed_same_answer_other_seed_another():
+    train, valid = blobs(24).blind(), blobs(12, seed=1).blind()
+    one, two, three = (em(FOREST, train, valid, rounds=2, seed=s) for s in (0, 0, 1))
+    x = features(train)
+    assert np.array_equal(probabilities(one.classifier, x, 3), probabilities(two.classifier, x, 3))
+    assert not np.array_equal(probabilities(one.classifier, x, 3), probabilities(three.classifier, x, 3))
+
+
+def test_nobody_is_asked_about_bags_he_was_fitted_on(monkeypatch):
+    """Cross-fitting: the features say which bag an instance is of, and the probability never comes from its own fold."""
+    bags = blobs(12, 5)
+    marked = torch.cat([bags.pool.data, bags.bag[:, None].float()], 1)
+    bags = replace(bags, pool=Pool(marked), group=tuple(str(b // 2) for b in range(12)))
+    seen = {}
+
+    class Spy(GaussianNB):
+        def fit(self, x, y, sample_weight=None):
+            seen[id(self)] = set(x[:, 2])
+            return super().fit(x[:, :2], y, sample_weight)
+
+        def predict_proba(self, x):
+            groups = {b // 2 for b in seen[id(self)]}
+            assert not groups & {b // 2 for b in x[:, 2]} or len(seen[id(self)]) == 12
+            return super().predict_proba(x[:, :2])
+
+    em(Spy(), bags.blind(), rounds=2)
+    assert any(len(s) < 12 for s in seen.values())
+
+
+def test_weights_are_multiplicities():
+    """An instance of weight 3 is three instances, for a classifier that takes weights."""
+    bags = blobs(12, 5)
+    weight = torch.ones(60)
+    weight[::5] = 3
+    places = torch.arange(60).repeat_interleave(weight.long())
+    heavy = replace(bags.blind(), weight=weight)
+    thrice = Bags.of(bags.pool, index=places.numpy(), sizes=[7] * 12, labels=bags.label.numpy(), classes=3)
+    one, two = (em(LogisticRegression(), b, rounds=3) for b in (heavy, thrice))
+    assert np.allclose(one.classifier.coef_, two.classifier.coef_, atol=1e-3)
+    assert torch.allclose(one.tilt.mix, two.tilt.mix, atol=1e-3)
+
+
+def test_unlabelled_bags_change_nothing():
+    bags, more = blobs(12, 5), blobs(6, 5, seed=5)
+    target = torch.cat([bags.target, torch.zeros(6, 3)])
+    both = Bags.of(
+        Pool(torch.cat([bags.pool.data, more.pool.data])), sizes=[5] * 18, labels=target, classes=3,
+        group=[f"g{b}" for b in range(18)],
+    )  # fmt: skip
+    one, two = (em(LogisticRegression(), b, blobs(6, 5, seed=6).blind(), rounds=0) for b in (bags.blind(), both))
+    assert np.allclose(one.classifier.coef_, two.classifier.coef_, atol=1e-5)
+
+
+def test_known_classes_are_used():
+    bags = blobs(30, 9, share=0.1, spread=0.5)
+    known = replace(bags.blind(), known=bags.truth)
+    assert accuracy(em(FOREST, known, rounds=1).classifier, blobs(30, seed=9, spread=0.5)) > 0.9
+    wrong = replace(bags.blind(), known=(bags.truth + 1) % 3)
+    assert accuracy(em(FOREST, wrong, rounds=1).classifier, blobs(30, seed=9, spread=0.5)) < 0.2
+
+
+def test_removed_instances_are_not_learned_from():
+    bags = blobs(12, 5)
+    gone = torch.zeros(60, dtype=torch.bool)
+    gone[::5] = True
+    one, two = (
+        em(LogisticRegression(), b, rounds=1)
+        for b in (bags.blind().without(gone), bags.blind().without(gone).dropped())
+    )
+    assert np.allclose(one.classifier.coef_, two.classifier.coef_, atol=1e-5)
+
+
+def test_soft_labels():
+    bags = blobs(24, 9)
+    soft = Bags.of(bags.pool, sizes=[9] * 24, labels=bags.target * 0.8 + 0.2 / 3, classes=3)
+    assert accuracy(em(FOREST, soft, rounds=3).classifier, blobs(30, seed=9)) > 0.7
+
+
+@pytest.mark.parametrize(
+    "classifier", [KNeighborsClassifier(60), make_pipeline(StandardScaler(), LogisticRegression())], ids=str
+)
+def test_classifiers_without_weights(classifier):
+    made = em(classifier, blobs(45, share=0.3).blind(), rounds=3)
+    assert accuracy(made.classifier, blobs(30, seed=9)) > 0.75
+    with pytest.raises(HeadcountError, match="takes no weights"):
+        em(classifier, replace(blobs(6).blind(), weight=torch.rand(54) + 0.1))
+
+
+@pytest.mark.parametrize("bags", [2, 3, 4])
+def test_very_few_bags(bags):
+    made = em(LogisticRegression(), blobs(bags, 5, classes=2).blind(), rounds=2)
+    assert len(made.classifier.classes_) == 2
+
+
+def test_what_em_refuses():
+    with pytest.raises(HeadcountError, match="predict_proba"):
+        em(LinearSVC(), blobs(6).blind())
+    with pytest.raises(HeadcountError, match="truth"):
+        em(FOREST, blobs(6))
+    with pytest.raises(HeadcountError, match="truth"):
+        em(FOREST, blobs(6).blind(), blobs(6))
+    pictures = Bags.of(Pool(np.zeros((4, 2, 2, 1), np.uint8)), sizes=[2, 2], labels=[0, 1], classes=2)
+    with pytest.raises(HeadcountError, match="pictures"):
+        em(FOREST, pictures)
+
+
+def test_copies_in_proportion():
+    q = np.array([[0.6, 0.4, 0.0], [0.0, 0.0, 1.0], [0.2, 0.2, 0.6]])
+    row, label = module._places(q, np.array([True, True, False]))
+    assert Counter(zip(row.tolist(), label.tolist(), strict=True)) == {(0, 0): 3, (0, 1): 2, (1, 2): 5}
+
+
+# -- the criterion --------------------------------------------------------------------------------------------------------
+
+
+def test_the_criterion_prefers_who_knows_more():
+    """From noise to the truth, the loss falls all the way, and it reads a class and a label alike."""
+    bags = blobs(200, 9, share=0.4)
+    truth = torch.eye(3)[bags.truth].double()
+    g = torch.Generator().manual_seed(0)
+    noise = torch.rand(truth.shape, generator=g, dtype=torch.float64)
+    noise = noise / noise.sum(1, keepdim=True)
+    losses = [label_loss((1 - a) * truth + a * noise, bags.blind())[0] for a in (1.0, 0.9, 0.6, 0.0)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[0] == pytest.approx(entropy_of(bags.target), abs=0.02)
+    assert losses[-1] < losses[0] - 0.05
+    found = label_loss(truth, bags.blind())[1]
+    labels = tilt.tilted(truth.clamp_min(1e-30).log(), found.mix.double(), found.labels.double()).exp()
+    assert label_loss(labels, bags.blind())[0] == pytest.approx(losses[-1], abs=0.02)
+
+
+def test_the_criterion_is_a_mean_over_bags():
+    bags = blobs(12, 5).blind()
+    p = torch.full((60, 3), 1 / 3)
+    loss, found = label_loss(p, bags)
+    each = instance_losses(p, bags, found)
+    assert len(each) == 12
+    assert float(each.mean()) == pytest.approx(loss)
+
+
+# -- folds ----------------------------------------------------------------------------------------------------------------
+
+
+def test_folds_keep_groups_together_and_labels_apart():
+    bags = blobs(60, 3, group=[f"p{b // 4}" for b in range(60)])
+    fold = bag_folds(bags, 5, seed=3)
+    for g in range(15):
+        assert len(set(fold[4 * g : 4 * g + 4])) == 1
+    assert sorted(set(fold)) == [0, 1, 2, 3, 4]
+    plain = bag_folds(blobs(60, 3), 5)
+    for c in range(3):
+        assert np.bincount(plain[np.arange(60) % 3 == c], minlength=5).tolist() == [4] * 5
+    assert not np.array_equal(plain, bag_folds(blobs(60, 3), 5, seed=1))
+    assert np.array_equal(plain, bag_folds(blobs(60, 3), 5))
+
+
+def test_unlabelled_bags_are_dealt_too():
+    bags = Bags.of(Pool(np.zeros((10, 1))), sizes=[1] * 10, labels=[-1] * 6 + [0, 1, 0, 1], classes=2)
+    assert np.bincount(bag_folds(bags, 2)).tolist() == [5, 5]
+
+
+@pytest.mark.parametrize("folds", [0, 4])
+def test_more_folds_than_groups(folds):
+    bags = blobs(12, 3, group=["a", "b", "c"] * 4)
+    with pytest.raises(HeadcountError, match="groups"):
+        bag_folds(bags, folds)
+    assert len(set(bag_folds(bags, 3))) == 3
