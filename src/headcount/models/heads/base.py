@@ -66,9 +66,7 @@ class Head(nn.Module):
     views: int = 1
     teacher: float | None = None  # decay of the moving average that plays teacher, and then also answers
     passes: tuple[Pass, ...] = (Pass(),)
-    weak_teacher: ClassVar[bool] = (
-        False  # true if the teacher sees the weakest kind of view only, as often as the pupil sees any
-    )
+    weak_teacher: ClassVar[bool] = False  # true if all the teacher's views are of the weakest kind
     counted: Tensor | None
     told: ClassVar[bool] = False  # true for the one head that is told the instances' classes: a bound, not a method
     whole_bag: ClassVar[bool] = False  # true if what is said of an instance depends on the others in its bag
