@@ -75,9 +75,7 @@ class Head(nn.Module):
     views: int = 1
     teacher: float | None = None  # decay of the moving average that plays teacher, and then also answers
     passes: tuple[Pass, ...] = (Pass(),)
-    weak_teacher: ClassVar[bool] = (
-        False  # true if the teacher sees the weakest kind of view only, as often as the pupil sees any
-    )
+    weak_teacher: ClassVar[bool] = False  # true if all the teacher's views are of the weakest kind
     counted: Tensor | None
     extremes: ClassVar[Mapping[str, str]] = {}  # buffers that keep the least or greatest of a pass: name -> min or max
     told: ClassVar[bool] = False  # true for the one head that is told the instances' classes: a bound, not a method
