@@ -102,7 +102,7 @@ class Candidate:
         if not done.progress.best_epoch:
             raise HeadcountError(f"{self.title}: the validation loss was never a number; leave this method out")
         model = done.model.cpu()
-        found = model.head.tilt if isinstance(model.head, TiltHead) else None
+        found = model.head.estimate if isinstance(model.head, TiltHead) else None
         return Trained(model, found, done.progress.curve, done.progress.best_epoch)
 
     def facts(self) -> dict[str, Any]:

@@ -100,6 +100,7 @@ def _score(
     found, arrays = scores.on_test(said, bags["test"])
     body |= found
     if isinstance(fitted.model.head, TiltHead):
+        valid = learned_from(bags["valid"], recipe)
         heard = say(fitted.model, valid)
         body["tilt"] = scores.of_tilt(fitted.model.head.estimate, said, bags["train"], valid, bags["test"], heard)
     if removed is not None:

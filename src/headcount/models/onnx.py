@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from headcount.bags import Segments
 from headcount.errors import HeadcountError
 from headcount.files import write_whole
-from headcount.models.fitted import Fitted
+from headcount.models.fitted import Fitted, Held
 from headcount.models.forest import Forest, Linear
 from headcount.models.model import Model, answer, faces
 
@@ -39,6 +39,8 @@ def export(fitted: Fitted, path: Path) -> float:
     onnx, runtime = _libraries()
     if isinstance(fitted.body, Model):
         made = _network(fitted.body, onnx)
+    elif isinstance(fitted.body, Held):
+        raise HeadcountError("only the networks, forests and logistic regressions of `headcount fit` can become ONNX")
     else:
         made = _classifier(fitted.body, fitted.learned.shape[0], onnx)
     about = {"classes": list(fitted.classes), "preparation": fitted.learned.to_json()}
