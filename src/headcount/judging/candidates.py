@@ -27,7 +27,7 @@ from headcount.models.forest import Forest, Held, Linear, from_sklearn, savable
 from headcount.models.heads import HEADS, check_options, find_head, head_options
 from headcount.models.heads.tilt import TiltHead
 from headcount.models.model import Model
-from headcount.training.em import em
+from headcount.training.em import check, em
 from headcount.training.recipe import Recipe
 from headcount.training.seeds import seed_for
 from headcount.training.train import fit
@@ -130,6 +130,7 @@ def candidates(
         choose("head", head, HEADS)
         method = head if method == "auto" else method
     if not isinstance(method, str):
+        check(method)
         made = [Candidate("classifier", f"EM, {type(method).__name__}", classifier=method, rounds=ROUNDS)]
         names = ["forest", "logistic"]
     else:

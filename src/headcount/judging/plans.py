@@ -10,9 +10,10 @@ from typing import Any
 import torch
 
 from headcount.bags import Bags
-from headcount.judging.candidates import BASELINES, MOST, OPTIONAL, ROUNDS, TREES, Candidate, thinned
+from headcount.judging.candidates import BASELINES, MOST, OPTIONAL, Candidate, thinned
 from headcount.training.em import em
 
+FEW_TREES = 10  # tell how long many take
 EM_FOLDS = 3  # em's own
 HURRY = 0.85  # of the minutes given: a machine is not equally fast all the time
 
@@ -108,12 +109,12 @@ def measured(candidate: Candidate, train: Bags, valid: Bags, device: torch.devic
         return at[0] - start + (at[1] - at[0]) * (candidate.recipe.epochs - 1)
     few, classifier, scale = thinned(train, MOST), candidate.classifier, 1.0
     params: dict[str, Any] = classifier.get_params()
-    if params.get("n_estimators", 0) > TREES // 10:
+    if params.get("n_estimators", 0) > FEW_TREES:
         from sklearn.base import clone
 
-        scale = params["n_estimators"] / (TREES // 10)
-        classifier = clone(classifier).set_params(n_estimators=TREES // 10)
+        scale = params["n_estimators"] / FEW_TREES
+        classifier = clone(classifier).set_params(n_estimators=FEW_TREES)
     start = time.perf_counter()
     em(classifier, few, thinned(valid, MOST), rounds=0)
-    fits = ((min(candidate.rounds, ROUNDS) + 1) * EM_FOLDS + 1) / (EM_FOLDS + 1)
+    fits = ((candidate.rounds + 1) * EM_FOLDS + 1) / (EM_FOLDS + 1)
     return (time.perf_counter() - start) * scale * fits

@@ -88,7 +88,7 @@ def em(
 
 
 def check(classifier: Any) -> None:
-    if not hasattr(classifier, "fit") or not hasattr(classifier, "predict_proba"):
+    if not all(hasattr(classifier, part) for part in ("fit", "get_params", "predict_proba")):
         raise HeadcountError(
             f"{classifier!r} has no fit or no predict_proba; give a scikit-learn classifier that says probabilities"
         )

@@ -1,0 +1,91 @@
+"""A fit's report in a real browser: whole and quiet, and class, file and column names with HTML in them are only words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headcount.data.read import read
+from headcount.fitting import fit_reading
+from headcount.judging import candidates
+from headcount.showing.fit_page import fit_page, lines_of, model_card
+from test_browser import browser  # noqa: F401  a fixture
+
+EVIL = "<img src=x onerror=alert(1)>"
+SCRIPT = "</style><script>alert(2)</script>"
+CLASSES = (EVIL, "a|b `c` {{ 7*7 }}", "plain")
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    g = np.random.default_rng(0)
+    table: dict[str, list[Any]] = {"bag": [], "label": [], "truth": [], SCRIPT: [], "b": []}
+    for b in range(18):
+        for i in range(4):
+            y = b % 3 if i < 3 else int(g.integers(3))
+            values = (f"bag {EVIL} {b}", CLASSES[b % 3], CLASSES[y], float(g.normal(3 * y)), float(g.normal()))
+            for column, value in zip(table.values(), values, strict=True):
+                column.append(value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(candidates, "TREES", 5)
+        patch.setattr(candidates, "ROUNDS", 1)
+        return fit_reading(read(table), "em_forest,tilt", folds=2, epochs=3)
+
+
+@pytest.fixture(scope="module")
+def page_file(fitted, tmp_path_factory):
+    path = tmp_path_factory.mktemp("fit") / "report.html"
+    path.write_text(fit_page(fitted, f"A model from {SCRIPT}"))
+    return path
+
+
+@pytest.fixture(scope="module", params=[(1366, 900), (390, 844)], ids=["laptop", "phone"])
+def visit(request: pytest.FixtureRequest, browser: Any, page_file: Path):  # noqa: F811
+    width, height = request.param
+    context = browser.new_context(viewport={"width": width, "height": height})
+    page, heard = context.new_page(), {"console": [], "errors": [], "requests": [], "dialogs": []}
+    page.on("console", lambda message: heard["console"].append(message.text))
+    page.on("pageerror", lambda error: heard["errors"].append(str(error)))
+    page.on("request", lambda asked: heard["requests"].append(asked.url))
+    page.on("dialog", lambda dialog: (heard["dialogs"].append(dialog.message), dialog.dismiss()))
+    page.goto(page_file.as_uri())
+    yield page, heard
+    context.close()
+
+
+def test_quiet_and_alone(visit, page_file):
+    _, heard = visit
+    assert heard["console"] == heard["errors"] == heard["dialogs"] == []
+    assert [url for url in heard["requests"] if not url.startswith("data:")] == [page_file.as_uri()]
+
+
+def test_words_are_only_words(visit):
+    page, _ = visit
+    assert page.locator("script, img[onerror]").count() == 0
+    assert page.get_by_text(EVIL).count() > 0
+    assert page.get_by_text("{{ 7*7 }}").count() > 0
+    assert page.get_by_text(SCRIPT).count() > 0
+    assert SCRIPT in page.title()
+
+
+def test_nothing_sticks_out_and_all_is_there(visit):
+    page, _ = visit
+    wide, window = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+    assert wide <= window
+    assert page.locator("#candidates tbody tr").count() == 4
+    assert page.locator("#candidates td.best").count() == 1
+    assert page.locator("figure svg").count() == 3
+    assert page.get_by_text("cannot be known from bag labels").count() == 1
+
+
+def test_the_card_keeps_words_inside_code(fitted):
+    card = model_card(fitted)
+    for line in card.splitlines():
+        if EVIL in line or "{{" in line:
+            assert line.lstrip("*| ").startswith("``")
+    row = next(line for line in card.splitlines() if "{{" in line and line.startswith("|"))
+    assert row.count("|") == 4  # a bar in a name makes no new cell
+    assert len(lines_of(fitted)) >= 4

@@ -1,0 +1,216 @@
+"""headcount fit, as a new user meets it: every kind of data, whole folders or none, one line a mistake, kills survived."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from headcount import cli
+from headcount.judging import candidates
+from headcount.models.fitted import Fitted
+
+CLASSES = ("cat", "dog")
+FILES = ["MODEL_CARD.md", "model.json", "model.safetensors", "report.html"]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(candidates, "TREES", 5)
+    monkeypatch.setattr(candidates, "ROUNDS", 1)
+
+
+def run(monkeypatch, capsys, *words):
+    """(exit code, stdout, stderr)"""
+    monkeypatch.setattr(sys, "argv", ["headcount", *map(str, words)])
+    with pytest.raises(SystemExit) as e:
+        cli.main()
+    said = capsys.readouterr()
+    return e.value.code, said.out, said.err
+
+
+def rows(bags=16, size=4, seed=0):
+    g = np.random.default_rng(seed)
+    for b in range(bags):
+        label = b % 2
+        truth = [label] * 3 + [int(g.integers(2))] * (size - 3)
+        for y in truth:
+            yield f"bag {b}", CLASSES[label], CLASSES[y], g.normal(3 * y, 1.0), g.normal()
+
+
+def table(**more):
+    bag, label, truth, a, b = zip(*rows(), strict=True)
+    return pa.table({"bag": bag, "label": label, "truth": truth, "a": a, "b": b, **more})
+
+
+def picture_folder(folder: Path):
+    """One sub-folder per bag and labels.csv."""
+    g = np.random.default_rng(0)
+    lines = ["bag,label"]
+    for b in range(8):
+        (folder / f"b{b}").mkdir(parents=True)
+        lines.append(f"b{b},{CLASSES[b % 2]}")
+        for i in range(3):
+            pixels = (g.random((8, 8, 3)) * 80 + 150 * (b % 2)).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"b{b}" / f"{i}.png")
+    (folder / "labels.csv").write_text("\n".join(lines))
+    return folder
+
+
+def data(kind: str, folder: Path) -> tuple[Path, list[str]]:
+    if kind == "csv":
+        pa.csv.write_csv(table(), folder / "d.csv")
+        return folder / "d.csv", []
+    if kind == "parquet":
+        names = ["street", "who", "really", "a", "b"]
+        pa.parquet.write_table(table().rename_columns(names), folder / "d.parquet")
+        return folder / "d.parquet", ["--bag", "street", "--label", "who", "--truth", "really", "--features", "a, b"]
+    if kind == "labels apart":
+        pa.csv.write_csv(table().drop_columns(["label", "truth"]), folder / "d.csv")
+        (folder / "l.csv").write_text("bag,label\n" + "\n".join(f"bag {b},{CLASSES[b % 2]}" for b in range(16)))
+        return folder / "d.csv", ["--labels", str(folder / "l.csv")]
+    if kind == "npz":
+        _, _, _, a, b = zip(*rows(), strict=True)
+        labels = np.array([CLASSES[k % 2] for k in range(16)])
+        np.savez(folder / "d.npz", features=np.stack([a, b], 1), sizes=np.array([4] * 16), labels=labels)
+        return folder / "d.npz", []
+    if kind == "text":
+        words = {"cat": "meow purr fur", "dog": "bark wag bone"}
+        said = [f"{words[t]} {i}" for i, t in enumerate(table()["truth"].to_pylist())]
+        pa.csv.write_csv(table(review=said).drop_columns(["a", "b", "truth"]), folder / "d.csv")
+        return folder / "d.csv", ["--text", "review"]
+    return picture_folder(folder / "pictures"), ["--epochs", "1"]
+
+
+KINDS = ["csv", "parquet", "labels apart", "npz", "text", "pictures"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_data(kind, tmp_path, monkeypatch, capsys):
+    path, more = data(kind, tmp_path)
+    method = ["--method", "tilt"] if kind == "pictures" else ["--method", "em_forest"]
+    code, said, err = run(monkeypatch, capsys, "fit", path, "--out", tmp_path / "m", "--folds", 2, *method, *more)
+    assert (code, err) == (0, "")
+    assert sorted(p.name for p in (tmp_path / "m").iterdir()) == FILES
+    assert "2 classes" in said.split("about ")[0]  # what was understood comes before anything runs
+    assert "kept" in said
+    assert "cannot be known from bag labels" in said
+    assert not list(tmp_path.glob("m.*"))
+    fitted = Fitted.load(tmp_path / "m")
+    assert fitted.classes == CLASSES
+    new = fitted.read(path)
+    assert fitted.say(new.bags(fitted.learned)).instance.shape == (len(new.rows), 2)
+    assert (fitted.facts["scores"]["instance_accuracy"] is not None) == (kind in ("csv", "parquet"))
+    card = (tmp_path / "m" / "MODEL_CARD.md").read_text()
+    assert "How good it is" in card
+
+
+def test_the_model_is_replaced_only_when_asked(tmp_path, monkeypatch, capsys):
+    path, _ = data("csv", tmp_path)
+    words = ["fit", path, "--out", tmp_path / "m", "--method", "logistic", "--folds", 2]
+    assert run(monkeypatch, capsys, *words)[0] == 0
+    before = (tmp_path / "m" / "model.json").read_bytes()
+    code, out, err = run(monkeypatch, capsys, *words)
+    assert code == 2
+    assert "--overwrite" in err
+    assert out == ""  # before anything was read
+    assert (tmp_path / "m" / "model.json").read_bytes() == before
+    assert run(monkeypatch, capsys, *words, "--overwrite", "--seed", 1)[0] == 0
+    assert json.loads((tmp_path / "m" / "model.json").read_text())["facts"]["seed"] == 1
+
+
+MISTAKES = {
+    "no data": (["nowhere.csv"], "no file or folder"),
+    "no such column": (["d.csv", "--bag", "street"], "no column 'street'"),
+    "method": (["d.csv", "--method", "tlit"], "did you mean 'tilt'"),
+    "head": (["d.csv", "--head", "cuont"], "no head"),
+    "ties": (["d.csv", "--ties", "both"], "rule for ties"),
+    "folds": (["d.csv", "--folds", "1"], "folds"),
+    "minutes": (["d.csv", "--minutes", "-1"], "minutes"),
+    "device": (["d.csv", "--device", "tpu"], "device"),
+    "option": (["d.csv", "--head", "tilt", "--option", "share"], "NAME=VALUE"),
+    "unknown option": (["d.csv", "--head", "tilt", "--option", "shar=1"], "did you mean 'share'"),
+    "one class": (["same.csv"], "two classes"),
+    "one label": (["same.csv", "--classes", "cat,dog"], "say the same"),
+    "not a number": (["d.csv", "--minutes", "soon"], "minutes"),
+    "out is a file": (["d.csv", "--out", "d.csv"], "is a file"),
+    "out is full": (["d.csv", "--out", "full"], "not empty"),
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_a_mistake_is_one_line_and_leaves_nothing(what, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    data("csv", tmp_path)
+    one = table().filter(pa.compute.equal(table()["label"], "cat"))
+    pa.csv.write_csv(one.drop_columns(["truth"]), tmp_path / "same.csv")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("x")
+    before = sorted(p.name for p in tmp_path.rglob("*"))
+    words, why = MISTAKES[what]
+    words = words if "--out" in words else [*words, "--out", "m"]
+    code, _, err = run(monkeypatch, capsys, "fit", *words)
+    assert code == 2
+    assert why in err
+    assert err.count("\n") == 1
+    assert sorted(p.name for p in tmp_path.rglob("*")) == before
+
+
+def test_a_failure_while_writing_leaves_no_model(tmp_path, monkeypatch, capsys):
+    path, _ = data("csv", tmp_path)
+    monkeypatch.setattr("headcount.commands_own.model_card", lambda fitted: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cli.app(
+            ["fit", str(path), "--out", str(tmp_path / "m"), "--method", "logistic", "--folds", "2"],
+            standalone_mode=False,
+        )
+    assert not (tmp_path / "m").exists()
+    assert not (tmp_path / "m.part").exists()
+
+
+def test_skip_bad_lists_what_was_left_out(tmp_path, monkeypatch, capsys):
+    folder = picture_folder(tmp_path / "p")
+    (folder / "b0" / "0.png").write_bytes(b"no picture")
+    words = ["fit", folder, "--out", tmp_path / "m", "--method", "tilt", "--epochs", 1, "--folds", 2]
+    code, _, err = run(monkeypatch, capsys, *words)
+    assert code == 2
+    assert "0.png" in err
+    code, said, _ = run(monkeypatch, capsys, *words, "--skip-bad")
+    assert code == 0
+    assert "left out: " in said
+    assert any("0.png" in line for line in Fitted.load(tmp_path / "m").facts["data"]["skipped"])
+
+
+@pytest.mark.soak
+def test_killed_again_and_again_it_still_ends_with_the_same_model(tmp_path):
+    path, _ = data("csv", tmp_path)
+    words = [sys.executable, "-m", "headcount.cli", "fit", str(path), "--folds", "3", "--epochs", "4"]
+    env = {**os.environ, "HEADCOUNT_CHECKPOINT_SECONDS": "0"}
+    subprocess.run([*words, "--out", str(tmp_path / "whole")], check=True, env=env, capture_output=True)
+    for k in range(30):
+        at = subprocess.Popen([*words, "--out", str(tmp_path / "m")], env=env, stdout=subprocess.DEVNULL)
+        try:
+            at.wait(timeout=6 + 2 * k)
+        except subprocess.TimeoutExpired:
+            at.send_signal(signal.SIGKILL if k % 2 else signal.SIGINT)
+            at.wait()
+            assert not (tmp_path / "m").exists()
+            time.sleep(0.1)
+        else:
+            assert at.returncode == 0
+            break
+    assert (tmp_path / "m" / "model.safetensors").read_bytes() == (
+        tmp_path / "whole" / "model.safetensors"
+    ).read_bytes()
+    assert not list(tmp_path.glob("m.*"))

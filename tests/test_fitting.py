@@ -1,0 +1,445 @@
+"""Fitting one's own bags: nothing leaks, truth is used for nothing, odd cases are handled or refused, it can be resumed."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+from sklearn.datasets import load_breast_cancer, load_digits, load_wine
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.naive_bayes import GaussianNB
+
+from headcount.bags import Bags, Pool
+from headcount.data.read import read
+from headcount.errors import HeadcountError
+from headcount.fitting import Step, fit_reading
+from headcount.judging import candidates, crossval, plans
+from headcount.judging.candidates import Candidate, thinned
+from headcount.judging.plans import Plan
+from headcount.models.fitted import Fitted
+from headcount.training.criterion import judge
+from test_em import blobs
+
+TREES = "em_forest,forest,logistic"
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(candidates, "TREES", 6)
+    monkeypatch.setattr(candidates, "ROUNDS", 2)
+
+
+def reading_of(bags, names="abcdefgh", **more):
+    """A table of these bags, truth and all."""
+    words = np.array(list(names))
+    x = bags.pool.data.numpy()[bags.index.numpy()]
+    columns = {f"f{i}": x[:, i].astype(float).tolist() for i in range(x.shape[1])}
+    label = [None if v < 0 else str(words[v]) for v in bags.label[bags.bag].tolist()]
+    table = {"bag": [f"b{b}" for b in bags.bag.tolist()], "label": label, **columns}
+    if bags.truth is not None:
+        table["truth"] = words[bags.truth.numpy()].tolist()
+    if bags.group is not None:
+        table["group"] = [bags.group[b] for b in bags.bag.tolist()]
+    if bags.weight is not None:
+        table["weight"] = bags.weight.tolist()
+    return read(table, **more)
+
+
+# -- what comes out ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def one():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(candidates, "TREES", 6)
+        patch.setattr(candidates, "ROUNDS", 2)
+        reading = reading_of(blobs(40, 5, share=0.4))
+        lines: list[str] = []
+        steps: list[Step] = []
+        fitted = fit_reading(reading, epochs=2, folds=3, tell=lines.append, watch=steps.append)
+    return reading, fitted, lines, steps
+
+
+def test_auto_keeps_what_held_out_bags_prefer(one):
+    _, fitted, lines, _ = one
+    tried = fitted.facts["candidates"]
+    assert {c["name"] for c in tried} == set(candidates.TABLES)
+    losses = [c["loss"] for c in tried]
+    assert losses == sorted(losses)
+    assert tried[0]["chosen"]
+    assert fitted.facts["method"]["name"] == tried[0]["name"]
+    assert [c["chosen"] for c in tried].count(True) == 1
+    assert lines[0].startswith("about ")
+    assert fitted.facts["scores"]["loss"] == tried[0]["loss"]
+    assert sum(map(sum, fitted.facts["confusion"])) == 40
+
+
+def test_the_facts_are_json_and_the_folder_comes_back(one, tmp_path):
+    reading, fitted, _, _ = one
+    json.dumps(fitted.facts, allow_nan=False)
+    fitted.save(tmp_path / "m")
+    again = Fitted.load(tmp_path / "m")
+    bags = reading.bags(fitted.learned)
+    assert torch.equal(fitted.say(bags).instance, again.say(bags).instance)
+    assert again.facts == json.loads(json.dumps(fitted.facts))
+
+
+def test_progress_goes_forward(one):
+    steps = one[3]
+    done = [s.done for s in steps]
+    assert done == sorted(done)
+    assert all(0 <= s.done <= s.total for s in steps)
+    assert any("final" in s.what for s in steps)
+
+
+def test_truth_is_used_for_nothing():
+    """Another truth, or none: the same choice, the same model, bit for bit."""
+    bags = blobs(24, 5, share=0.4)
+    other = replace(bags, truth=(bags.truth + 1) % 3)
+    made = [fit_reading(reading_of(b), TREES, folds=3) for b in (bags, other, bags.blind())]
+    x = bags.pool.data.numpy()
+    said = [f.body.probabilities(x) for f in made]
+    assert np.array_equal(said[0], said[1])
+    assert np.array_equal(said[0], said[2])
+    rows = [[{k: c[k] for k in ("name", "loss", "bag_accuracy")} for c in f.facts["candidates"]] for f in made]
+    assert rows[0] == rows[1] == rows[2]
+    accuracies = [f.facts["scores"]["instance_accuracy"] for f in made]
+    assert accuracies[0] > 0.6 > accuracies[1]
+    assert accuracies[2] is None
+
+
+def test_scoring_refuses_bags_with_truth():
+    bags = blobs(4, 3)
+    unit = crossval.Unit(np.arange(4), torch.full((12, 3), 1 / 3), torch.zeros(4, 3), 0.0)
+    with pytest.raises(HeadcountError, match="truth"):
+        crossval.score([unit], bags)
+    assert crossval.score([unit], bags.blind()).bag_accuracy == 0.5
+
+
+def test_a_method_that_was_asked_for_is_kept():
+    """Even where a baseline is better."""
+    bags = blobs(24, 1)  # bags of one: the bag's label is the truth, and nothing beats the baselines
+    made = fit_reading(reading_of(bags), GaussianNB(), folds=3)
+    assert made.facts["method"]["name"] == "classifier"
+    assert {c["name"] for c in made.facts["candidates"]} == {"classifier", "forest", "logistic"}
+    assert made.kind == "held"
+    with pytest.raises(HeadcountError, match="without pickle"):
+        made.save("/nonexistent/m")
+
+
+def test_same_seed_same_model():
+    reading = reading_of(blobs(20, 5))
+    x = reading.bags(reading.learn()).pool.data.numpy()
+    one, two, three = (fit_reading(reading, "em_forest", folds=2, seed=s).body.probabilities(x) for s in (3, 3, 4))
+    assert np.array_equal(one, two)
+    assert not np.array_equal(one, three)
+
+
+# -- splits -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_group_on_two_sides(seed):
+    g = np.random.default_rng(seed)
+    n = int(g.integers(12, 60))
+    group = [f"p{k}" for k in g.integers(0, max(6, n // 3), n)]
+    labels = g.integers(-1, 3, n)
+    bags = Bags.of(Pool(np.zeros((n, 1))), sizes=[1] * n, labels=labels, classes=3, group=group)
+    made = crossval.splits(bags, 4, seed)
+    assert sorted(np.concatenate([s.test for s in made]).tolist()) == np.flatnonzero(labels >= 0).tolist()
+    for s in made:
+        parts = [s.train, s.test] if s.shared else [s.train, s.valid, s.test]
+        sides = [{group[b] for b in part} for part in parts]
+        for i, a in enumerate(sides):
+            for b in sides[:i]:
+                assert not a & b
+        assert set(labels[s.train]) - {-1} == set(labels[np.concatenate([s.train, s.valid])]) - {-1}
+
+
+def test_preparation_never_sees_held_out_bags(monkeypatch):
+    seen = []
+    reading = reading_of(blobs(20, 5))
+    learn = type(reading).learn
+    monkeypatch.setattr(type(reading), "learn", lambda self, bags=None: (seen.append(set(bags)), learn(self, bags))[1])
+    fit_reading(reading, "logistic", folds=4)
+    splits = crossval.splits(reading.laid.blind(), 4, 0)
+    assert all(any(s == set(split.train) for s in seen) for split in splits)
+    assert all(len(s) < 20 for s in seen)
+
+
+# -- odd bags ---------------------------------------------------------------------------------------------------------------
+
+
+def test_three_bags():
+    made = fit_reading(reading_of(blobs(3, 6)), TREES)
+    assert any("only 3 labelled bags" in c for c in made.facts["cautions"])
+    assert made.facts["splits"]["shared"]
+
+
+def test_two_bags_cannot_be_cross_validated():
+    made = fit_reading(reading_of(blobs(2, 6, classes=2)), TREES)
+    assert made.facts["scores"] is None
+    assert made.facts["splits"]["folds"] == 0
+    assert any("too few to cross-validate" in c for c in made.facts["cautions"])
+
+
+def test_all_bags_one_class_is_refused():
+    bags = blobs(9, 4)
+    same = bags.take([0, 3, 6])
+    with pytest.raises(HeadcountError, match="all 3 labelled bags say the same"):
+        fit_reading(reading_of(same, classes=["a", "b", "c"]))
+    with pytest.raises(HeadcountError, match="1 bag has a label"):
+        fit_reading(reading_of(bags.take([0]), classes=["a", "b", "c"]))
+
+
+def test_a_class_that_never_wins():
+    made = fit_reading(reading_of(blobs(18, 5, classes=2), classes=["a", "b", "c<i>"]), TREES, folds=2)
+    assert any("No bag has the label c<i>" in c for c in made.facts["cautions"])
+    assert (
+        made.say(reading_of(blobs(18, 5, classes=2), classes=["a", "b", "c<i>"]).bags(made.learned)).instance.shape[1]
+        == 3
+    )
+
+
+def test_bags_of_one_are_ordinary_supervision():
+    made = fit_reading(reading_of(blobs(60, 1, share=1.0, spread=0.3)), TREES, folds=3)
+    assert any("ordinary supervision" in c for c in made.facts["cautions"])
+    assert made.facts["scores"]["instance_accuracy"] > 0.9
+
+
+def test_one_huge_bag():
+    bags = blobs(12, 4)
+    sizes = bags.sizes.tolist()
+    g = np.random.default_rng(0)
+    more = np.concatenate([np.arange(4), g.choice(np.flatnonzero(bags.truth.numpy() == 0), 400)])
+    index = np.concatenate([more, np.arange(4, 48)])
+    huge = Bags.of(
+        bags.pool, index=index, sizes=[len(more), *sizes[1:]], labels=bags.label.numpy(), classes=3,
+        truth=bags.truth.numpy()[index],
+    )  # fmt: skip
+    made = fit_reading(reading_of(huge), "em_forest,tilt", folds=2, epochs=1)
+    assert any("more than half" in c for c in made.facts["cautions"])
+
+
+def test_unlabelled_bags_known_classes_and_weights():
+    bags = blobs(20, 5)
+    target = bags.target.clone()
+    target[:5] = 0
+    known = torch.full((100,), -1)
+    known[::10] = bags.truth[::10]
+    some = replace(bags, target=target, weight=torch.rand(100) + 0.5)
+    reading = reading_of(some)
+    reading = replace(reading, laid=replace(reading.laid, known=known))
+    made = fit_reading(reading, "em_forest,tilt", folds=3, epochs=1)
+    assert made.facts["data"]["labelled"] == 15
+    assert sum(map(sum, made.facts["confusion"])) == 15
+
+
+def test_soft_labels():
+    bags = blobs(20, 5)
+    x = bags.pool.data.numpy()
+    votes = bags.target.numpy() * 0.7 + 0.1
+    reading = read({"features": x, "sizes": np.array([5] * 20), "votes": votes, "classes": np.array(["a", "b", "c"])})
+    made = fit_reading(reading, TREES, folds=3)
+    assert made.facts["scores"]["bag_accuracy"] > 0.5
+
+
+def test_uncounted_classes_are_never_said_of_a_bag():
+    reading = reading_of(blobs(20, 5, classes=2), uncounted=["zz"])
+    made = fit_reading(reading, "tilt", folds=2, epochs=1)
+    said = made.say(reading.bags(made.learned))
+    assert bool((said.bag[:, 2] == -math.inf).all())
+
+
+# -- kinds of data ------------------------------------------------------------------------------------------------------------
+
+
+def test_pictures():
+    g = np.random.default_rng(0)
+    label = np.arange(12) % 2
+    held = [(g.random((3, 8, 8, 1)) * 60 + 120 * c).astype(np.uint8) for c in label]
+    reading = read(held, labels=["dark", "light"] * 6)
+    made = fit_reading(reading, folds=2, epochs=1)
+    assert {c["name"] for c in made.facts["candidates"]} == {"tilt", "noisy_label"}
+    assert made.body.design.backbone == "resnet18"
+    assert dict(made.body.design.backbone_options)["stem"] == "small"
+    with pytest.raises(HeadcountError, match="pictures"):
+        fit_reading(reading, "em_forest")
+
+
+def test_texts():
+    g = np.random.default_rng(0)
+    words = {"good": ["fine", "great", "lovely"], "bad": ["poor", "awful", "broken"]}
+    table = {"bag": [], "label": [], "text": []}
+    for b in range(16):
+        label = ("good", "bad")[b % 2]
+        for i in range(4):
+            said = words[label if i else ("good", "bad")[int(g.integers(2))]]
+            table["bag"].append(f"p{b}")
+            table["label"].append(label)
+            table["text"].append(" ".join(g.choice(said, 3)))
+    made = fit_reading(read(table), TREES, folds=2)
+    new = made.read({"bag": ["q", "q"], "text": ["great lovely", "awful broken poor"]})
+    assert made.say(new.bags(made.learned)).instance.argmax(1).tolist() == [1, 0]  # bad, good
+
+
+# -- time -------------------------------------------------------------------------------------------------------------------
+
+
+def plan_of(minutes, **seconds):
+    seconds = {"tilt": 10.0, "em_forest": 5.0, "forest": 1.0, "logistic": 0.1, "count": 8.0} | seconds
+    plan = Plan(tuple(seconds), 5, 1.0, seconds)
+    return next(p for p in plans._lesser(plan) if p.total <= 60 * minutes)
+
+
+def test_plans_shrink_with_the_minutes():
+    assert plan_of(10) == Plan(("tilt", "em_forest", "forest", "logistic", "count"), 5, 1.0, plan_of(10).seconds)
+    less = plan_of(1.6)
+    assert "count" not in less.names
+    assert less.folds == 5
+    assert "left out for lack of time: count" in less.notes
+    fewer = plan_of(0.9)
+    assert (fewer.folds, fewer.effort) == (3, 0.5)
+    assert "3 folds for lack of time" in fewer.notes
+    least = plan_of(0.05)
+    assert len(least.names) < 4
+    assert any("left out" in n for n in least.notes)
+
+
+def test_minutes_bound_the_whole(monkeypatch):
+    monkeypatch.setattr(plans, "measured", lambda c, *_: 1e-3)  # it believes in more than it can do
+    monkeypatch.setattr("headcount.fitting.time.monotonic", iter(np.arange(0, 1e6, 5.0).tolist()).__next__)
+    made = fit_reading(reading_of(blobs(20, 5)), "em_forest,logistic", minutes=1, folds=5)
+    tried = {c["name"]: c for c in made.facts["candidates"]}
+    assert any(c["note"] == "not finished in the time given" for c in tried.values())
+    assert made.facts["method"]["name"] in tried
+
+
+def test_too_little_time_still_makes_a_model():
+    lines = []
+    made = fit_reading(reading_of(blobs(20, 5)), minutes=0.001, tell=lines.append)
+    assert made.facts["notes"]
+    assert any("may take longer" in line for line in lines)
+    assert made.say(reading_of(blobs(20, 5)).bags(made.learned)).instance.shape == (100, 3)
+
+
+@pytest.mark.parametrize(("how", "why"), [
+    ({"minutes": 0}, "minutes"), ({"minutes": math.nan}, "minutes"), ({"folds": 1}, "folds"), ({"folds": 2.5}, "folds"),
+    ({"method": "tlit"}, "did you mean 'tilt'"), ({"head": "cuont"}, "no head"), ({"backbone": "vgg"}, "backbone"),
+    ({"views": "mirror"}, "views"), ({"device": "tpu"}, "device"), ({"method": "tilt", "options": {"shar": 1}}, "option"),
+    ({"method": "supervised"}, "known"), ({"backbone": "resnet18", "method": "tilt"}, "reads images"),
+    ({"method": object()}, "predict_proba"),
+])  # fmt: skip
+def test_what_is_refused(how, why):
+    with pytest.raises(HeadcountError, match=why) as e:
+        fit_reading(reading_of(blobs(6, 3)), **how)
+    assert "\n" not in str(e.value)
+
+
+# -- taking up --------------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_fit_is_taken_up(tmp_path, monkeypatch):
+    reading = reading_of(blobs(20, 5))
+    whole = fit_reading(reading, TREES, folds=3)
+    fits, usual = [], Candidate.fit
+
+    def counting(self, *args, **how):
+        if how.get("work") is not None:
+            fits.append(self.name)
+            if len(fits) == 5:
+                raise KeyboardInterrupt
+        return usual(self, *args, **how)
+
+    monkeypatch.setattr(Candidate, "fit", counting)
+    with pytest.raises(KeyboardInterrupt):
+        fit_reading(reading, TREES, folds=3, work=tmp_path / "w")
+    assert len(list(tmp_path.rglob("*.npz"))) == 4
+    again = fit_reading(reading, TREES, folds=3, work=tmp_path / "w")
+    assert len(fits) == 5 + 5 + 1  # nine folds, four of them done; then the final training
+    x = reading.bags(reading.learn()).pool.data.numpy()
+    assert np.array_equal(whole.body.probabilities(x), again.body.probabilities(x))
+    assert [c["loss"] for c in whole.facts["candidates"]] == [c["loss"] for c in again.facts["candidates"]]
+    assert not list(tmp_path.rglob("*.npz"))
+
+
+def test_what_was_begun_with_other_data_or_options_is_not_taken_up(tmp_path, monkeypatch):
+    reading, other = reading_of(blobs(12, 5)), reading_of(blobs(12, 5, seed=1))
+    places = {
+        str(fitting_place(tmp_path, r, seed, folds)) for r, seed, folds in
+        [(reading, 0, 3), (other, 0, 3), (reading, 1, 3), (reading, 0, 2)]
+    }  # fmt: skip
+    assert len(places) == 4
+
+
+def fitting_place(tmp_path, reading, seed, folds):
+    from headcount.fitting import _work
+
+    found = candidates.candidates("logistic", reading.bags(reading.learn()))
+    return _work(tmp_path, reading, found, seed, folds, None, torch.device("cpu"))
+
+
+def test_a_damaged_unit_is_done_again(tmp_path):
+    reading = reading_of(blobs(12, 5))
+    place = fitting_place(tmp_path, reading, 0, 2)
+    (place / "logistic-0.npz").write_bytes(b"PK\x03\x04 nonsense")
+    (place / "plan.json").write_text("{")
+    made = fit_reading(reading, "logistic", folds=2, work=tmp_path)
+    assert made.facts["scores"] is not None
+
+
+# -- pieces -----------------------------------------------------------------------------------------------------------------
+
+
+def test_thinned_takes_from_every_bag_alike():
+    bags = Bags.of(Pool(np.arange(1000.0)[:, None]), sizes=[1, 99, 900], labels=[0, 1, 0], classes=2)
+    few = thinned(bags, 100)
+    assert few.sizes.tolist() == [1, 9, 90]
+    assert torch.equal(few.index, few.index.unique())
+    assert few.bag.tolist() == np.digitize(few.index.numpy(), [1, 100]).tolist()
+    assert thinned(bags, 1000) is bags
+
+
+def test_logistic_standardises_and_answers_for_raw_columns():
+    g = np.random.default_rng(0)
+    x = (g.normal(size=(200, 3)) * [1e-3, 1, 1e4] + [5, 0, 1e5]).astype(np.float32)
+    y = (x[:, 0] > 5).astype(int)
+    made = candidates.logistic().fit(x, y)
+    assert (made.predict(x) == y).mean() > 0.95
+
+
+@pytest.mark.parametrize("table", [load_digits, load_wine, load_breast_cancer])
+def test_the_criterion_tracks_instance_accuracy(table):
+    """Forests told the truth to different degrees, asked about held-out bags: the better, the lower the loss."""
+    x, y = table(return_X_y=True)
+    g = np.random.default_rng(0)
+    order = g.permutation(len(y))
+    half = len(y) // 2
+    classes = int(y.max()) + 1
+    where, labels = [], []
+    left = {c: list(order[half:][y[order[half:]] == c]) for c in range(classes)}
+    while all(len(v) >= 3 for v in left.values()) and sum(map(len, left.values())) > 12:
+        c = int(g.choice(classes, p=np.array([len(left[k]) for k in range(classes)]) / sum(map(len, left.values()))))
+        others = g.choice([k for k in range(classes) if k != c], 2)
+        where += [left[c].pop() for _ in range(3)] + [left[k].pop() for k in others]
+        labels.append(c)
+    bags = Bags.of(Pool(x[where]), sizes=[5] * len(labels), labels=labels, classes=classes)
+    accuracy, losses = [], []
+    for wrong in (0.0, 0.3, 0.5, 0.65, 0.8, 0.95):
+        told = np.where(g.random(half) < wrong, g.integers(0, classes, half), y[order[:half]])
+        p = RandomForestClassifier(20, random_state=0).fit(x[order[:half]], told).predict_proba(x[where])
+        accuracy.append(float((p.argmax(1) == y[where]).mean()))
+        losses.append(judge(torch.from_numpy(p), bags).loss)
+    assert spearmanr(accuracy, losses)[0] < -0.8
+    assert losses[0] == min(losses)
+
+
+def test_a_classifier_that_cannot_be_saved_answers_in_memory():
+    made = fit_reading(reading_of(blobs(12, 5)), HistGradientBoostingClassifier(max_iter=3), folds=2)
+    assert made.kind == "held"
+    assert made.say(reading_of(blobs(12, 5)).bags(made.learned)).instance.shape == (60, 3)
