@@ -17,6 +17,7 @@ from headcount.bags import Bags, Pool
 from headcount.bags import pool as pools
 from headcount.bags.ahead import Ahead
 from headcount.bags.pictures import Pictures
+from headcount.data import prepare
 from headcount.errors import HeadcountError
 from headcount.models.heads import HEADS, Tally, nll
 from headcount.models.model import Design, Model, say
@@ -468,3 +469,26 @@ def test_a_tally_of_ones_own_needs_nothing_more():
     nll(head(h, segments).bag, target).backward()
     assert head.undivided(segments) == ""
     assert head.classifier.weight.grad.any()
+
+
+def test_normalisation_is_learned_in_parts(monkeypatch):
+    """Mean and deviation of each feature, and of each channel, as numpy has them; a constant feature stays as it is."""
+    monkeypatch.setattr(prepare, "_PART", 7)
+    rng = np.random.default_rng(0)
+    x, pixels = rng.normal(3, 2, size=(50, 4)).astype(np.float32), rng.integers(0, 256, (50, 4, 5, 3), dtype=np.uint8)
+    x[:, 1] = 5
+    for data, flat in ((x, x), (pixels, pixels.reshape(-1, 3) / 255)):
+        bags = Bags.of(Pool(data), sizes=[20, 30], labels=[0, 1], classes=2)
+        learned = prepare.Prepare.learn(bags)
+        std = flat.std(0)
+        np.testing.assert_allclose(learned.mean, flat.mean(0), rtol=1e-5)
+        np.testing.assert_allclose(learned.std, np.where(std > 1e-6, std, 1), rtol=1e-5)
+
+
+def test_the_page_on_size_tells_the_truth(tmp_path, monkeypatch):
+    page = (Path(__file__).parent.parent / "docs" / "size.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    exec(page.split("```python\n")[1].split("```")[0], found)
+    assert found["said"].instance.shape == (5000, 2)
+    assert found["said"].bag.shape == (3, 2)

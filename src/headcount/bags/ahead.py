@@ -31,10 +31,10 @@ def reading(pool: Pool, device: torch.device, plan: Iterable[Tensor]) -> Iterato
 
 @lru_cache
 def return_large_blocks() -> None:
-    """From now on, what is freed in blocks of 8 MB and more goes back to the system at once. glibc would keep and cut up
+    """From now on, what is freed in blocks of 1 MB and more goes back to the system at once. glibc would keep and cut up
     blocks of up to 32 MB, and in a long row of chunks that comes to far more than is in use."""
     with suppress(OSError, AttributeError):  # another C library, which may do as it likes
-        ctypes.CDLL(None).mallopt(-3, 1 << 23)  # M_MMAP_THRESHOLD
+        ctypes.CDLL(None).mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
 
 
 class AtOnce:
