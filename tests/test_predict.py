@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import decimal
 import errno
 import io
 import json
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
@@ -198,6 +200,30 @@ def test_columns_of_the_same_name_are_renamed_and_said(typed, tmp_path):
     code, _, err = typed("predict", model, both, "--out", "q.csv")
     assert (code, err.splitlines()[-1][:10]) == (2, "headcount:")
     assert not (tmp_path / "q.csv").exists()
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("odd", ["list", "bytes", "decimal", "duration", "struct", "date", "null", "category"])
+def test_odd_columns_of_the_user_are_kept_or_refused(odd, ending, typed, tmp_path):
+    """In Parquet all come back as they were; a CSV that cannot hold them is refused in one line."""
+    value = {
+        "list": pa.array([[1, 2]] * 48), "bytes": pa.array([b"x"] * 48),
+        "decimal": pa.array([decimal.Decimal("1.50")] * 48), "duration": pa.array([7] * 48, pa.duration("s")),
+        "struct": pa.array([{"a": 1}] * 48), "date": pa.array([3] * 48, pa.date32()), "null": pa.nulls(48),
+        "category": pa.array(["u", "v"] * 24).dictionary_encode(),
+    }[odd]  # fmt: skip
+    model, _ = case(tmp_path / "in", "table")
+    pq.write_table(pa.table({**people(), "odd": value}), tmp_path / "odd.parquet")
+    code, _, err = typed("predict", model, "odd.parquet", "--out", f"p.{ending}")
+    if code:
+        assert (code, ending) == (2, "csv")
+        assert "write .parquet instead" in err.splitlines()[-1]
+        assert left(tmp_path) == {"in", "odd.parquet"}
+    elif ending == "parquet":
+        assert pq.read_table(tmp_path / "p.parquet")["odd"].to_pylist() == value.to_pylist()
+    else:
+        assert odd in ("decimal", "duration", "date", "null", "category")
+        assert len(rows_of(tmp_path / "p.csv")) == 48
 
 
 # -- places -----------------------------------------------------------------------------------------------------------------
