@@ -384,6 +384,7 @@ def test_a_model_that_saw_the_bags_is_said_to_have(typed, tmp_path):  # noqa: F8
     fitted(reading, facts={"data": {"fingerprint": reading.fingerprint}}).save(tmp_path / "b")
     assert "trained on" not in typed("issues", data, "--model", tmp_path / "a")[2]
     assert "trained on" in typed("issues", data, "--model", tmp_path / "b")[2]
+    assert [scores(typed, tmp_path / m, data)["trained_on_these"] for m in "ab"] == [False, True]
 
 
 def test_folds_keep_groups_together_and_never_judge_their_own(monkeypatch, tmp_path):
