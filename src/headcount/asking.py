@@ -233,7 +233,7 @@ def issues(
         )
         p = doubts.cross_fitted(reading, folds, seed)
     else:
-        if reading.fingerprint in json.dumps(fitted.facts):
+        if seen(fitted, reading):
             say("these are the bags the model was trained on: it may have learned their wrong labels too; "
                 "without --model each bag is judged by models that never saw it")  # fmt: skip
         p = ask(fitted, reading).bag
