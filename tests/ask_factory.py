@@ -73,4 +73,4 @@ def case(root: Path, kind: str) -> tuple[Path, Path]:
     else:
         data = {"images": make.folder, "slides": make.slides}[kind](root / kind)
     body = {"table": "forest", "text": "linear"}.get(kind, "network")
-    return fitted(read(data), body).save(root / "model"), data
+    return fitted(read(data), body, temperature=0.5).save(root / "model"), data

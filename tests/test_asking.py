@@ -164,6 +164,20 @@ def _predicted(typed, tmp_path, model, data):  # noqa: F811
     return tmp_path / "all.csv"
 
 
+def test_a_sheet_judges_the_next_model_too(typed, tmp_path, big):  # noqa: F811
+    """The weights are those of the draw; the answers are those of the model that is asked about."""
+    model, data, truth = big
+    typed("audit", model, data, "--out", "s.csv")
+    fill(tmp_path / "s.csv", truth)
+    contrary = Fitted.load(model)
+    contrary = contrary.but(body=replace(contrary.body, value=contrary.body.value[:, ::-1].copy())).save(
+        tmp_path / "m2"
+    )
+    one, two = (scores(typed, m, data, "--audit", "s.csv")["audit"]["accuracy"]["value"] for m in (model, contrary))
+    assert one + two == pytest.approx(1, abs=1e-5)
+    assert one > 0.8
+
+
 def test_a_sheet_left_half_blank(typed, tmp_path, big):  # noqa: F811
     model, data, truth = big
     typed("audit", model, data, "--out", "s.csv", "--count", 40)
@@ -366,10 +380,11 @@ def test_a_model_that_saw_the_bags_is_said_to_have(typed, tmp_path):  # noqa: F8
     data = make.write_csv(tmp_path / "t.csv", people())
     reading = read(data)
     model = fitted(reading, facts={"data": {"fingerprint": "x"}})
-    seen = Fitted.load(model.save(tmp_path / "a")).read(data, need_labels=True).fingerprint
-    fitted(reading, facts={"data": {"fingerprint": seen}}).save(tmp_path / "b")
+    model.save(tmp_path / "a")
+    fitted(reading, facts={"data": {"fingerprint": reading.fingerprint}}).save(tmp_path / "b")
     assert "trained on" not in typed("issues", data, "--model", tmp_path / "a")[2]
     assert "trained on" in typed("issues", data, "--model", tmp_path / "b")[2]
+    assert [scores(typed, tmp_path / m, data)["trained_on_these"] for m in "ab"] == [False, True]
 
 
 def test_folds_keep_groups_together_and_never_judge_their_own(monkeypatch, tmp_path):
@@ -389,6 +404,18 @@ def test_folds_keep_groups_together_and_never_judge_their_own(monkeypatch, tmp_p
     monkeypatch.setattr(doubts, "TREES", 5)
     doubts.cross_fitted(reading)
     assert sorted(seen) == list(range(20))
+
+
+def test_a_forest_sees_each_instance_in_its_own_bag():
+    g = np.random.default_rng(0)
+    bag = g.permutation(np.repeat(np.arange(6), 5))
+    reading = read(
+        {"features": np.stack([bag, np.arange(30)], 1).astype(np.float32), "bag": bag}, labels=list("ababab")
+    )
+    x, at = doubts._sample(reading, None, np.array([1, 3, 4]), g)
+    names = np.array(reading.laid.names).astype(int)
+    assert x[:, 0].tolist() == names[at].tolist()
+    assert len(set(x[:, 1].tolist())) == 15
 
 
 def test_pictures_are_looked_at_in_small():

@@ -58,7 +58,7 @@ def test_a_table_through_the_command(typed, tmp_path):  # noqa: F811
     assert about["preparation"]["fields"][0]["name"] == "height"
     bags = again.read(data).bags(again.learned)
     x = bags.pool.take(bags.index).numpy()
-    assert np.abs(answers(tmp_path / "m.onnx", x) - again.alone(bags).numpy()).max() < 1e-5
+    assert np.abs(answers(tmp_path / "m.onnx", x) - again.say(bags).instance.numpy()).max() < 1e-5
 
 
 @pytest.mark.parametrize("images", [False, True], ids=["features", "pictures, mirrored"])
@@ -74,7 +74,7 @@ def test_networks_with_their_preparation(images, tmp_path):
     model = Fitted(body, ("a", "b"), reading.learn(), even(2))
     assert export.export(model, tmp_path / "m.onnx") < 1e-5
     x = np.concatenate(bags)
-    want = model.alone(reading.bags()).numpy()
+    want = model.say(reading.bags()).instance.numpy()
     assert want.std() > 0.01
     for part in (x, x[:1]):
         assert np.abs(answers(tmp_path / "m.onnx", part) - want[: len(part)]).max() < 1e-5

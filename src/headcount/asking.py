@@ -57,6 +57,11 @@ def read_as(fitted: Fitted | None, data: str, how: Mapping[str, Any], *, labels:
     return found
 
 
+def seen(fitted: Fitted, reading: Reading) -> bool:
+    """Whether these very data are what the model was trained on."""
+    return reading.fingerprint in json.dumps(fitted.facts)
+
+
 # -- predict ----------------------------------------------------------------------------------------------------------------
 
 
@@ -158,6 +163,9 @@ def evaluate(
     sheet = None if audit is None else auditing.read_sheet(audit, reading, fitted.classes, key)
     said = ask(fitted, reading)
     scores: dict[str, Any] = {"model": str(model), "data": str(data), "classes": list(fitted.classes), "level": level}
+    scores["trained_on_these"] = seen(fitted, reading)
+    if scores["trained_on_these"]:
+        say("these are the bags the model was trained on: the scores flatter it; model.json has cross-validated ones")
     if bool(reading.laid.target.any()):
         scores["bags"] = evaluation.bags_scored(reading.laid, said, level)
         if evaluation.has_votes(reading.laid):
@@ -225,7 +233,7 @@ def issues(
         )
         p = doubts.cross_fitted(reading, folds, seed)
     else:
-        if reading.fingerprint in json.dumps(fitted.facts):
+        if seen(fitted, reading):
             say("these are the bags the model was trained on: it may have learned their wrong labels too; "
                 "without --model each bag is judged by models that never saw it")  # fmt: skip
         p = ask(fitted, reading).bag

@@ -92,8 +92,8 @@ def shares(p: Tensor, segments: Segments, level: float = 0.9) -> tuple[Tensor, T
     """(B, C) each bag's class shares with an interval, from its instances' probabilities ``p`` (N, C).
 
     The share is the mean of p; every instance is taken to be of class k with its own probability, by itself, so that the
-    count of k has variance sum p (1 - p), and half a vote is added for counts are whole. That is how far the instances leave
-    the share open if the probabilities are right; it does not know how wrong those may be.
+    count of k has variance sum p (1 - p). That is how far the instances leave the share open if the probabilities are right;
+    it does not know how wrong those may be.
 
     >>> share, low, high = shares(torch.tensor([[0.9, 0.1], [0.7, 0.3]]), Segments.from_sizes([2]))
     >>> share
@@ -105,8 +105,5 @@ def shares(p: Tensor, segments: Segments, level: float = 0.9) -> tuple[Tensor, T
     share = segments.mean(p)
     # a weight is already in every sum; the square of it is wanted here
     squares = segments.sum(weight[:, None] * p * (1 - p))
-    vote = segments.sum(weight[:, None]) / total  # of the mean voter, by weight
-    half = float(stats.norm.ppf((1 + level) / 2)) * squares.sqrt() / total + 0.5 * vote / total
-    sure = squares <= 1e-12  # then nothing is open
-    half = torch.where(sure, 0.0, half)
+    half = float(stats.norm.ppf((1 + level) / 2)) * squares.sqrt() / total
     return share.float(), (share - half).clamp(0, 1).float(), (share + half).clamp(0, 1).float()

@@ -185,6 +185,8 @@ def tables_beside(path: Path, chunks: Iterable[pa.Table]) -> Iterator[None]:
                 for table in chunks:
                     writer = writer or _writer(path, sink, table.schema)
                     writer.write_table(table)
+            except pa.ArrowException as e:
+                raise HeadcountError(f"{path} cannot hold the data's columns ({e}); write .parquet instead") from None
             finally:
                 if writer is not None:
                     writer.close()

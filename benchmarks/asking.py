@@ -1,0 +1,108 @@
+"""What the asking half claims, measured: coverage of the audit's interval, finding flipped labels, predicting large files.
+
+    python benchmarks/asking.py coverage     # 2,000 audits of each of six populations
+    python benchmarks/asking.py issues       # 10 % of labels flipped on bags of digits, ten seeds
+    python benchmarks/asking.py predict 1000000 128
+
+``predict`` makes a mapped .npy of so many instances, asks a small network about all of them through the service, and prints
+instances per second and the largest memory of our own (mapped pages of the file, which the system may drop, not counted).
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from sklearn.metrics import average_precision_score
+
+from headcount import asking
+from headcount.bags import tilt
+from headcount.data.read import read
+from headcount.judging import audit, doubts
+from headcount.models.fitted import Fitted
+from headcount.models.model import Design, Model
+
+
+def coverage(draws: int = 2000, n: int = 20_000) -> None:
+    print("classes  accuracy  strata  covered  bias     deviation  plain sample")
+    for classes, accuracy in ((2, 0.98), (3, 0.93), (4, 0.8), (5, 0.5), (20, 0.7), (60, 0.6)):
+        g = np.random.default_rng(classes)
+        sure = np.clip(g.beta(8, 2, n), 1 / classes, 1)
+        said = g.choice(classes, n, p=g.dirichlet(np.full(classes, 2.0)))
+        right = g.random(n) < np.clip(sure + accuracy - sure.mean(), 0.02, 0.995)
+        true, found = right.mean(), []
+        for _ in range(draws):
+            drawn = audit.draw(said, sure, 100, g)
+            found.append(audit.stratified(right[drawn.item], drawn.stratum, drawn.held))
+        covered = np.mean([e.low <= true <= e.high for e in found])
+        values = np.array([e.value for e in found])
+        plain = np.sqrt(true * (1 - true) / 100)
+        print(f"{classes:7d}  {true:8.3f}  {len(drawn.held):6d}  {covered:7.3f}  {values.mean() - true:+.4f}  "
+              f"{values.std():9.4f}  {plain:12.4f}")  # fmt: skip
+
+
+def issues(bags: int = 100, size: int = 10, own: int = 6) -> None:
+    d, found = load_digits(), []
+    for seed in range(10):
+        g = np.random.default_rng(seed)
+        label = np.arange(bags) % 10
+        picked = [
+            np.concatenate([g.choice(np.flatnonzero(d.target == c), own), g.choice(len(d.target), size - own)])
+            for c in label
+        ]
+        wrong = np.zeros(bags, bool)
+        wrong[g.choice(bags, bags // 10, replace=False)] = True
+        given = np.where(wrong, (label + g.integers(1, 10, bags)) % 10, label)
+        reading = read([d.data[i].astype(np.float32) for i in picked], labels=[str(v) for v in given])
+        ranked = doubts.doubtful(reading.laid, doubts.cross_fitted(reading, seed=seed))
+        order = [int(v) for v in ranked.column("bag").to_pylist()]
+        found.append(average_precision_score(wrong[order], -ranked.column("p_label").to_numpy()))
+        print(f"seed {seed}: average precision {found[-1]:.3f}")
+    print(f"mean {np.mean(found):.3f}, least {min(found):.3f}; by lot {0.1:.3f}")
+
+
+def predict(instances: int, width: int, size: int = 1000) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        shape = (instances // size, size, width)
+        held = np.lib.format.open_memmap(root / "x.npy", "w+", np.float32, shape)
+        g = np.random.default_rng(0)
+        for b in range(shape[0]):
+            held[b] = g.normal(size=shape[1:])
+        held.flush()
+        del held
+        learned = read(np.zeros((2, 1, width), np.float32), labels=[0, 1], classes=["a", "b"]).learn()
+        body = Model(Design((width,), ("a", "b"), "mlp", (("hidden", 64),), "tilt")).eval()
+        even = tilt.Tilt(tilt.mix_of(0.6, 2), torch.full((2,), 0.5))
+        Fitted(body, ("a", "b"), learned, even).save(root / "m")
+        most, stop = [0], threading.Event()
+        threading.Thread(target=_watch, args=(most, stop), daemon=True).start()
+        before, start = _own(), time.perf_counter()
+        asking.predict(root / "m", str(root / "x.npy"), root / "p.parquet", how={}, device="cpu")
+        seconds = time.perf_counter() - start
+        stop.set()
+        file = (root / "x.npy").stat().st_size / 1e6
+        print(f"{instances:,} x {width} ({file:,.0f} MB): {seconds:.1f} s, {instances / seconds:,.0f} instances per second, "
+              f"{most[0] - before:.0f} MB of our own at most")  # fmt: skip
+
+
+def _own() -> float:
+    """MB of memory that is ours and no file's."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    return int(lines["RssAnon"].split()[0]) / 1e3
+
+
+def _watch(most: list[float], stop: threading.Event) -> None:
+    while not stop.wait(0.05):
+        most[0] = max(most[0], _own())
+
+
+if __name__ == "__main__":
+    what, *numbers = sys.argv[1:] or ["coverage"]
+    {"coverage": coverage, "issues": issues, "predict": predict}[what](*map(int, numbers))
