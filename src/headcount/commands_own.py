@@ -25,7 +25,7 @@ LISTS = ("votes", "features", "categories")
 
 def named_of(options: dict[str, Any]) -> Named:
     """The columns' roles among a command's options; commas separate several."""
-    roles = {k: options.get(k) for k in ROLES}
+    roles: dict[str, Any] = {k: options.get(k) for k in ROLES}
     return Named(**roles, **{k: words(options.get(k)) for k in LISTS})
 
 

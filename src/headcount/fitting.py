@@ -126,12 +126,14 @@ def fit_reading(
     )  # fmt: skip
     units, unfinished = _cross_validate(run)
     scores = {name: crossval.score(u, laid) for name, u in units.items()}
-    best = choose(scores, run, any_of=method == "auto" and head is None)
+    asked = head is not None or not isinstance(method, str) or method != "auto"
+    best = choose(scores, run, any_of=not asked)
     trained = _final(run, best, train, valid, minutes, clock)
     fitted = _fitted(run, best, trained, learned, scores.get(best.name))
     if reading.laid.truth is not None:  # everything is decided: now it may be looked at
         scores = {name: crossval.with_truth(s, units[name], reading.laid) for name, s in scores.items()}
     facts = _facts(run, best, trained, scores, units, unfinished, final, started, time.monotonic() - clock)
+    facts["method"]["asked"] = asked
     if place is not None:
         shutil.rmtree(place, ignore_errors=True)
     return fitted.but(facts=facts)
