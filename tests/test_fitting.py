@@ -443,3 +443,12 @@ def test_a_classifier_that_cannot_be_saved_answers_in_memory():
     made = fit_reading(reading_of(blobs(12, 5)), HistGradientBoostingClassifier(max_iter=3), folds=2)
     assert made.kind == "held"
     assert made.say(reading_of(blobs(12, 5)).bags(made.learned)).instance.shape == (60, 3)
+
+
+def test_the_expected_share_is_that_of_held_out_bags():
+    """And the probabilities are read under the temperature that goes with it."""
+    bags = blobs(90, 9, share=0.4, spread=0.35)
+    made = fit_reading(reading_of(bags), "em_forest,forest", folds=3)
+    true = float((bags.truth == bags.label[bags.bag]).float().mean())
+    assert abs(float(made.tilt.share.mean()) - true) < 0.05
+    assert made.instance_temperature < 1  # six trees are timid

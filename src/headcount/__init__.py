@@ -33,6 +33,8 @@ _DOOR = {
     "run": ("judging.run", "run"),
     "study": ("judging.study", "run"),
     "grid": ("judging.study", "grid"),
+    "MajorityClassifier": ("estimator", "MajorityClassifier"),
+    "BagKFold": ("estimator", "BagKFold"),
     "HeadcountError": ("errors", "HeadcountError"),
 }
 

@@ -126,12 +126,14 @@ def fit_reading(
     )  # fmt: skip
     units, unfinished = _cross_validate(run)
     scores = {name: crossval.score(u, laid) for name, u in units.items()}
-    best = choose(scores, run, any_of=method == "auto" and head is None)
+    asked = head is not None or not isinstance(method, str) or method != "auto"
+    best = choose(scores, run, any_of=not asked)
     trained = _final(run, best, train, valid, minutes, clock)
-    fitted = _fitted(run, best, trained, learned, scores.get(best.name))
+    fitted = _fitted(run, trained, learned, scores.get(best.name))
     if reading.laid.truth is not None:  # everything is decided: now it may be looked at
         scores = {name: crossval.with_truth(s, units[name], reading.laid) for name, s in scores.items()}
     facts = _facts(run, best, trained, scores, units, unfinished, final, started, time.monotonic() - clock)
+    facts["method"]["asked"] = asked
     if place is not None:
         shutil.rmtree(place, ignore_errors=True)
     return fitted.but(facts=facts)
@@ -238,16 +240,15 @@ def _final(run: _Run, best: Candidate, train: Bags, valid: Bags, minutes: float 
     )  # fmt: skip
 
 
-def _fitted(run: _Run, best: Candidate, trained: Trained, learned: Any, score: Score | None) -> Fitted:
+def _fitted(run: _Run, trained: Trained, learned: Any, score: Score | None) -> Fitted:
     bags = run.bags
     counted = None if bags.counted is None else tuple(bags.counted.tolist())
-    found, own = trained.tilt or (score.judgement.tilt if score else None), 1.0
-    if found is None:
-        held = run.reading.bags(learned).blind()
-        found = label_loss(crossval.answers(trained.body, held, learned, run.device)[0], held)[1]
-    if score and trained.tilt is None and not best.baseline:  # logits that were never meant as probabilities
-        own = score.judgement.instance_temperature
-    return Fitted(trained.body, bags.classes, learned, found, counted, score.temperature if score else 1.0, own)
+    if score is not None:  # every bag has been answered by a stranger: that tells more than the validation bags alone
+        judged, heat = score.judgement, score.temperature
+        return Fitted(trained.body, bags.classes, learned, judged.tilt, counted, heat, judged.instance_temperature)
+    held, found = run.reading.bags(learned).blind(), trained.tilt
+    found = found or label_loss(crossval.answers(trained.body, held, learned, run.device)[0], held)[1]
+    return Fitted(trained.body, bags.classes, learned, found, counted)
 
 
 def _facts(
@@ -294,7 +295,7 @@ def _facts(
         "seed": run.seed,
         "effort": plan.effort,
         "notes": list(plan.notes),
-        "cautions": cautions(bags, best, scores, final.shared, trained),
+        "cautions": cautions(bags, best, scores, final.shared),
         "versions": {"headcount": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "device": str(run.device),
         "created": started.isoformat(timespec="seconds"),

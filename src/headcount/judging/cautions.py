@@ -7,22 +7,17 @@ import math
 import numpy as np
 
 from headcount.bags import Bags, tilt
-from headcount.judging.candidates import Candidate, Trained
+from headcount.judging.candidates import Candidate
 from headcount.judging.crossval import Score
 
 FEW = 30
 
 
-def cautions(
-    bags: Bags, best: Candidate, scores: dict[str, Score], shared: bool, trained: Trained | None = None
-) -> list[str]:
+def cautions(bags: Bags, best: Candidate, scores: dict[str, Score], shared: bool) -> list[str]:
     """Sentences, the gravest first."""
     said = [*_of_bags(bags, shared), *_of_choice(best, scores)]
-    found = (
-        trained.tilt if trained and trained.tilt else scores[best.name].judgement.tilt if best.name in scores else None
-    )
-    if found is not None:
-        said += _of_tilt(found, bags)
+    if best.name in scores:
+        said += _of_tilt(scores[best.name].judgement.tilt, bags)
     said.append(
         "How often single instances are named right cannot be known from bag labels. headcount audit draws about a "
         "hundred instances to label by hand, and headcount evaluate then gives their accuracy with an interval."
@@ -60,8 +55,8 @@ def _of_choice(best: Candidate, scores: dict[str, Score]) -> list[str]:
     said = []
     if best.baseline:
         said.append(
-            f"A baseline won: {best.title.lower()} foretold held-out labels best. Its probabilities are those of the bag's "
-            "label, not of the instance's class, and the expected majority share is not to be trusted."
+            f"A baseline was kept ({best.title.lower()}): it learned P(label of the bag), which a temperature makes bolder; "
+            "take its probabilities, and the expected majority share, with more salt than usual."
         )
     mine = scores.get(best.name)
     if mine is None:

@@ -116,5 +116,5 @@ def measured(candidate: Candidate, train: Bags, valid: Bags, device: torch.devic
         classifier = clone(classifier).set_params(n_estimators=FEW_TREES)
     start = time.perf_counter()
     em(classifier, few, thinned(valid, MOST), rounds=0)
-    fits = ((candidate.rounds + 1) * EM_FOLDS + 1) / (EM_FOLDS + 1)
+    fits = (candidate.rounds + 1) * EM_FOLDS + 1 if candidate.rounds else 1
     return (time.perf_counter() - start) * scale * fits

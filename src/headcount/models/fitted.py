@@ -57,7 +57,7 @@ class Fitted:
     """A model, how data are prepared for it, and what is known of how good it is.
 
     ``temperature``: bag log-probabilities are divided by it and normalised again; chosen on cross-validated bags.
-    ``instance_temperature``: the same for instances, for heads whose logits are no probabilities of their own (count).
+    ``instance_temperature``: the same for instances, under which they explain held-out labels best (training/criterion.py).
     ``tilt``: P(class | bag's label) and the label frequencies, as estimated from held-out bags; ``tilt.share`` is the
     expected majority share of each class. ``facts``: plain JSON (method, recipe, data, scores, candidates, versions, ...).
     """

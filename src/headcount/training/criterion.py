@@ -36,8 +36,8 @@ class Judgement:
     each: np.ndarray = field(
         repr=False
     )  # (b,) the loss of each labelled bag, so that methods can be compared bag by bag
-    tilt: tilt.Tilt  # under the temperature one
-    instance_temperature: float
+    instance_temperature: float  # under which the labels are explained best
+    tilt: tilt.Tilt  # under that temperature: timid answers under none would make it look too steep
     bag_temperature: float
 
 
@@ -51,7 +51,7 @@ def judge(p: Tensor, bags: Bags) -> Judgement:
     t = best_temperature(log_p, bags.target)
     vote = bag_losses((log_p / t).log_softmax(1), bags.target)
     each = (witness + vote).numpy()
-    return Judgement(float(each.mean()), each, found[1.0][1], best, t)
+    return Judgement(float(each.mean()), each, best, found[best][1], t)
 
 
 def label_loss(p: Tensor, bags: Bags, form: str = "full") -> tuple[float, tilt.Tilt]:

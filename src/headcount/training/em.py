@@ -71,7 +71,8 @@ def em(
     q, best, best_q = task.first(), EM(None, task.first_tilt(), 0, [math.inf]), task.first()
     now, curve = best.tilt, list[float]()
     for number in range(rounds + 1):
-        p, heard = task.cross_fitted(q, valid, number)
+        # a single round with validation bags needs no cross-fitting: nobody's answer is learned from
+        p, heard = task.at_once(q, valid) if rounds == 0 and valid is not None else task.cross_fitted(q, valid, number)
         judged, by = (p, train) if heard is None or valid is None else (heard, valid)
         now = _step(now, judged, by, form, train)
         curve.append(label_loss(judged, by, form)[0])
@@ -106,6 +107,7 @@ class _Task:
         from sklearn.utils.validation import has_fit_parameter
 
         self.classifier, self.train, self.seed = classifier, train, seed
+        self.last: Any = None  # fitted on all training bags, where that has been done
         self.folds, self.classes = min(folds, _groups(train)), len(train.classes)
         self.segments = train.segments()
         self.x = features(train)
@@ -135,6 +137,12 @@ class _Task:
         sure = self.known >= 0
         q[sure] = torch.eye(self.classes, dtype=q.dtype)[self.known[sure]]
         return q
+
+    def at_once(self, q: Tensor, valid: Bags) -> tuple[Tensor, Tensor]:
+        """One fit on all, asked about the validation bags only."""
+        self.last = self.fit(q, "all")
+        heard = torch.from_numpy(probabilities(self.last, features(valid), self.classes))
+        return heard, heard
 
     def cross_fitted(self, q: Tensor, valid: Bags | None, number: int) -> tuple[Tensor, Tensor | None]:
         """(N, C) what is said of each instance by who did not see its bag, and their mean on the validation bags."""

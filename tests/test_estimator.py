@@ -1,0 +1,254 @@
+"""MajorityClassifier in scikit-learn's hands: its own checks, searches that see the bags, and no bag ever split."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.naive_bayes import GaussianNB
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import headcount
+from headcount.errors import HeadcountError
+from headcount.estimator import BagKFold, MajorityClassifier, as_list
+from headcount.models.fitted import Fitted
+
+
+# Nothing is declared as failing (expected_failed_checks): plain fit(X, y), a bag of one per row, is ordinary classification.
+@parametrize_with_checks([MajorityClassifier(epochs=25), MajorityClassifier(LogisticRegression())])
+def test_scikit_learn_s_own_checks(estimator, check):
+    check(estimator)
+
+
+def data(bags=40, size=5, seed=0, share=0.5):
+    """(X, label of each row's bag, bag, truth), rows shuffled."""
+    g = np.random.default_rng(seed)
+    bag = np.repeat(np.arange(bags), size)
+    label = bag % 2
+    truth = np.where(np.arange(len(bag)) % size < size // 2 + 1, label, g.integers(0, 2, len(bag)))
+    x = np.column_stack([truth * 2.0, np.zeros(len(bag))]) + 0.7 * g.normal(size=(len(bag), 2))
+    order = g.permutation(len(bag))
+    return x[order], np.array(["no", "yes"])[label[order]], bag[order], np.array(["no", "yes"])[truth[order]]
+
+
+class Frame:
+    """As much of a DataFrame as scikit-learn and we look at."""
+
+    def __init__(self, columns):
+        self.held = {k: np.asarray(v) for k, v in columns.items()}
+        self.columns = list(columns)
+        self.shape = (len(next(iter(self.held.values()))), len(self.held))
+
+    def __getitem__(self, key):
+        return Frame({k: self.held[k] for k in key}) if isinstance(key, list) else self.held[key]
+
+    def __len__(self):
+        return self.shape[0]
+
+    def __array__(self, dtype=None, copy=None):
+        return np.column_stack(list(self.held.values())).astype(dtype or float)
+
+
+FOREST = RandomForestClassifier(10, min_samples_leaf=3)
+
+
+@pytest.mark.parametrize("estimator", [FOREST, LogisticRegression(), GaussianNB(), "forest"], ids=str)
+def test_three_ways_to_say_the_bags(estimator, monkeypatch):
+    monkeypatch.setattr("headcount.judging.candidates.TREES", 8)
+    monkeypatch.setattr("headcount.judging.candidates.ROUNDS", 2)
+    x, y, bag, truth = data()
+    made = MajorityClassifier(estimator)
+    one = made.fit(x, y, bags=bag)
+    p = one.predict_proba(x)
+    assert (one.predict(x) == truth).mean() > 0.85
+    assert one.score(x, y, bags=bag) > 0.9
+    assert one.classes_.tolist() == ["no", "yes"]
+    frame = Frame({"a": x[:, 0], "street": bag, "b": x[:, 1]})
+    two = clone(made).fit(frame, y, bags="street")
+    assert np.allclose(two.predict_proba(frame), p)
+    assert two.score(frame, y) == one.score(x, y, bags=bag)
+    three = clone(made).set_params(bags=0).fit(np.column_stack([bag, x]), y)
+    assert np.allclose(three.predict_proba(np.column_stack([bag, x])), p)
+    order = np.argsort(bag, kind="stable")
+    first = bag[np.sort(np.unique(bag, return_index=True)[1])]
+    listed = [x[bag == b] for b in first]
+    four = clone(made).fit(listed, [y[bag == b][0] for b in first])
+    said = four.predict_proba(listed)
+    assert [len(s) for s in said] == [5] * 40
+    rank = np.argsort(np.concatenate([np.flatnonzero(bag == b) for b in first]))
+    assert np.allclose(np.concatenate(said)[rank], p)
+    assert len(order) == 200
+
+
+def test_a_network():
+    x, y, bag, truth = data(60)
+    made = MajorityClassifier("tilt", epochs=30).fit(x, y, bags=bag)
+    assert (made.predict(x) == truth).mean() > 0.85
+    again = MajorityClassifier("tilt", epochs=30).fit(x, y, bags=bag)
+    assert np.array_equal(made.predict_proba(x), again.predict_proba(x))
+    other = MajorityClassifier("count", epochs=10, random_state=1).fit(x, y, bags=bag)
+    assert other.predict(x).shape == (300,)
+    assert 0.5 < float(made.tilt_.share.mean()) < 1
+
+
+def test_inside_a_search_the_bags_are_seen_and_the_score_is_of_bags(monkeypatch):
+    """The point of it all: fit gets whole bags, score counts bags, and no bag is on both sides."""
+    x, y, bag, _ = data(24)
+    table = np.column_stack([bag, x])
+    fits, scores = [], []
+    usual_fit, usual_score = MajorityClassifier.fit, MajorityClassifier.score
+
+    def fit(self, X, y, bags=None, weight=None):
+        made = usual_fit(self, X, y, bags, weight)
+        fits.append((set(X[:, 0]), self._taken(X, bags, False)[1].sizes))
+        return made
+
+    def score(self, X, y, bags=None):
+        found = usual_score(self, X, y, bags)
+        scores.append((set(X[:, 0]), found, len(X)))
+        return found
+
+    monkeypatch.setattr(MajorityClassifier, "fit", fit)
+    monkeypatch.setattr(MajorityClassifier, "score", score)
+    model = MajorityClassifier(LogisticRegression(), bags=0)
+    search = GridSearchCV(model, {"estimator__C": [1e-4, 1.0]}, cv=BagKFold(3, bags=0)).fit(table, y)
+    assert len(fits) == 7
+    assert len(scores) == 6
+    for (trained, sizes), (tested, found, rows) in zip(fits[:6], scores, strict=True):
+        assert not trained & tested
+        assert set(sizes) == {5}
+        assert rows == 40
+        assert round(found * 8, 6) == round(found * 8)  # of eight bags, not of forty rows
+    assert search.best_score_ > 0.8
+
+
+def test_ids_handed_to_a_search_reach_fit_but_not_score():
+    """So score says what is missing, rather than counting rows as bags."""
+    x, y, bag, _ = data(24)
+    search = GridSearchCV(
+        MajorityClassifier(LogisticRegression()), {"estimator__C": [1.0]}, cv=BagKFold(3, bags=bag), error_score="raise"
+    )
+    with pytest.raises(HeadcountError, match="nothing says which rows"):
+        search.fit(x, y, bags=bag)
+    made = MajorityClassifier(LogisticRegression()).fit(x, y, bags=bag)
+    assert made.predict(x).shape == (120,)  # an instance needs no bag
+    for ask in (made.predict_bags, made.predict_shares):
+        with pytest.raises(HeadcountError, match="give bags="):
+            ask(x)
+
+
+def test_groups_is_no_parameter():
+    x, y, bag, _ = data(6)
+    with pytest.raises(TypeError, match="groups"):
+        MajorityClassifier().fit(x, y, groups=bag)
+
+
+def test_a_search_over_a_list_of_bags():
+    x, y, bag, _ = data(24)
+    listed = [x[bag == b] for b in range(24)]
+    labels = [y[bag == b][0] for b in range(24)]
+    scores = cross_val_score(MajorityClassifier(LogisticRegression()), listed, labels, cv=BagKFold(4))
+    assert len(scores) == 4
+    assert scores.mean() > 0.8
+
+
+def test_in_a_pipeline():
+    x, y, bag, truth = data()
+    made = make_pipeline(StandardScaler(), MajorityClassifier(LogisticRegression()))
+    made.fit(x, y, majorityclassifier__bags=bag)
+    assert (made.predict(x) == truth).mean() > 0.85
+    copy = clone(made)
+    assert copy.get_params()["majorityclassifier__estimator__C"] == 1.0
+
+
+def test_bags_and_shares():
+    x, y, bag, truth = data(60, 9)
+    made = MajorityClassifier(FOREST).fit(x, y, bags=bag)
+    found = made.predict_shares(x, bags=bag, level=0.9)
+    first = bag[np.sort(np.unique(bag, return_index=True)[1])]
+    assert found.bags.tolist() == first.tolist()
+    assert found.share.shape == (60, 2)
+    assert np.allclose(found.share.sum(1), 1, atol=1e-5)
+    assert bool((found.low <= found.share).all() and (found.share <= found.high).all())
+    wide = made.predict_shares(x, bags=bag, level=0.99)
+    assert bool((wide.low <= found.low).all() and (wide.high >= found.high).all())
+    true = np.array([(truth[bag == b] == "yes").mean() for b in first])
+    assert np.abs(found.share[:, 1] - true).mean() < 0.12
+    said = made.predict_bags(x, bags=bag)
+    assert said.tolist() == made.classes_[found.share.argmax(1)].tolist()
+    with pytest.raises(HeadcountError, match="level"):
+        made.predict_shares(x, bags=bag, level=2)
+
+
+def test_weights_count():
+    x, y, bag, _ = data(20)
+    heavy = np.where(np.arange(100) % 7 == 0, 3.0, 1.0)
+    one = MajorityClassifier(LogisticRegression()).fit(x, y, bags=bag, weight=heavy)
+    two = MajorityClassifier(LogisticRegression()).fit(x, y, bags=bag)
+    assert not np.allclose(one.predict_proba(x), two.predict_proba(x))
+
+
+def test_what_was_fitted_can_be_saved(tmp_path):
+    x, y, bag, _ = data(20)
+    made = MajorityClassifier(LogisticRegression()).fit(x, y, bags=bag)
+    made.fitted_.save(tmp_path / "m")
+    assert Fitted.load(tmp_path / "m").classes == ("no", "yes")
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"bags": np.zeros(3)}, "3 bag ids for 20 rows"),
+        ({"bags": "street"}, "no column 'street'"),
+        ({"bags": 7}, "no column 7"),
+        ({"bags": np.arange(20) // 7}, "two labels"),
+        ({"weight": -np.ones(20)}, "weight"),
+    ],
+)
+def test_what_is_refused(how, why):
+    x, y, bag, _ = data(4)
+    with pytest.raises(HeadcountError, match=why):
+        MajorityClassifier(LogisticRegression()).fit(x, y, **{"bags": bag, **how})
+
+
+def test_more_that_is_refused():
+    x, y, bag, _ = data(4)
+    with pytest.raises(HeadcountError, match="method"):
+        MajorityClassifier("tlit").fit(x, y, bags=bag)
+    with pytest.raises(HeadcountError, match="shape"):
+        MajorityClassifier().fit([x[:3], x[:3, :1]], ["a", "b"])
+    with pytest.raises(HeadcountError, match="at least two classes"):
+        MajorityClassifier().fit(x, ["a"] * 20, bags=bag)
+    with pytest.raises(HeadcountError, match="does not know the bags"):
+        next(BagKFold().split(x, y))
+    with pytest.raises(HeadcountError, match="n_splits"):
+        BagKFold(1)
+    assert as_list([[1, 2], [3, 4]]) is None  # rows, not bags
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_folds_split_no_bag(seed):
+    g = np.random.default_rng(seed)
+    bag = g.integers(0, 12, 200)
+    y = np.array(list("aab"))[bag % 3]
+    cv = BagKFold(4, bags=bag, random_state=seed)
+    assert cv.get_n_splits() == 4
+    tests = []
+    for train, test in cv.split(np.zeros((200, 1)), y):
+        assert not set(bag[train]) & set(bag[test])
+        assert sorted([*train, *test]) == list(range(200))
+        assert {"a", "b"} <= set(y[test])
+        tests += test.tolist()
+    assert sorted(tests) == list(range(200))
+    by_groups = list(BagKFold(4, random_state=seed).split(np.zeros((200, 1)), y, groups=bag))
+    assert all(np.array_equal(a, b) for (_, a), (_, b) in zip(by_groups, cv.split(np.zeros((200, 1)), y), strict=True))
+
+
+def test_the_front_door():
+    assert headcount.MajorityClassifier is MajorityClassifier
+    assert headcount.BagKFold is BagKFold
