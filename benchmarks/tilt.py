@@ -45,7 +45,7 @@ DATA += ("overlapping/various", "overlapping/small", "overlapping/large")
 
 
 def table(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    if name == "overlapping":  # six Gaussians in eight dimensions: told every class, a network gets 0.75 to 0.83 right
+    if name == "overlapping":  # six Gaussians in eight dimensions: told every class, a network gets about 0.87 right
         rng = np.random.default_rng([seed, 6])
         y = rng.integers(0, 6, 12_000)
         return (rng.normal(size=(6, 8))[y] + rng.normal(size=(len(y), 8))).astype(np.float32), y

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -145,6 +146,15 @@ def test_context_helps_where_classes_overlap_and_shares_vary():
     assert accuracy(joined, test) > accuracy(alone, test) + 0.04
     assert torch.equal(shares.answer(context, z, test.blind()), joined)
     assert accuracy(alone, test) == accuracy(z, test), "a temperature changes nobody's class"
+
+
+def test_answers_and_shares_use_the_temperature():
+    context, (z, bags, _) = learned(0), world(3, bags=10)
+    warm = replace(context, temperature=2 * context.temperature)
+    for listen in (False, True):
+        want = shares.answer(context, z / 2, bags.blind(), listen=listen)
+        torch.testing.assert_close(shares.answer(warm, z, bags.blind(), listen=listen), want)
+    assert torch.equal(shares.count(warm, z, bags.blind()).share, shares.count(context, z / 2, bags.blind()).share)
 
 
 def test_context_keeps_out_where_bags_are_alike():

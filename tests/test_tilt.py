@@ -66,6 +66,7 @@ def test_formulas_against_loops(classes):
     q = tilt.posterior(log_p, target, t_mix, t_labels)
     for i in range(9):
         near(q[i], slow_posterior(p[i], y[i], mix, prior) if y[i] >= 0 else p[i])
+    near(tilt.leaning(target, t_mix, t_labels)[3], np.ones(classes))
     heap = np.zeros((classes, classes))
     for i in told:
         heap[y[i]] += i * np.array(slow_posterior(p[i], y[i], mix, prior))

@@ -132,6 +132,20 @@ def test_pseudo_labels_against_a_loop():
     np.testing.assert_allclose(head.said, 0.99 * np.array([0.4, 0.3, 0.2, 0.1]) + 0.01 * p.mean(0), rtol=1e-5)
 
 
+def test_ragged_bags_with_views_and_removal():
+    """Before teaching begins only the first view counts, whatever stands in the second."""
+    sizes, gone = [3, 12, 1, 20, 7, 17], torch.arange(60) % 7 == 2
+    s = Segments.from_sizes(sizes).without(gone)
+    one = Batch(s, torch.eye(C)[torch.arange(6) % C], torch.arange(6), torch.arange(60), done=torch.tensor(0.0))
+    two = Batch(s.repeat(2), one.target.repeat(2, 1), one.bag.repeat(2), one.place.repeat(2), done=one.done, views=2)
+    z = logits(2)
+    losses = [
+        float(head_of(bag=1.0).train().loss(said(z[: 60 * v]), batch, said(logits(v, seed=1))))
+        for v, batch in ((1, one), (2, two))
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
 def test_known_labels_supervise():
     known = torch.full((60,), -1)
     known[[3, 30]] = torch.tensor([1, 2])
