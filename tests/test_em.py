@@ -73,11 +73,15 @@ def test_the_tilt_comes_out_near_the_truth():
 
 
 def test_the_kept_round_is_the_best_on_validation_bags():
-    made = em(FOREST, blobs(30).blind(), blobs(30, seed=1).blind(), rounds=4)
-    assert made.curve[made.round] == min(made.curve)
-    heard = []
-    em(FOREST, blobs(30).blind(), blobs(30, seed=1).blind(), rounds=4, watch=lambda r, loss: heard.append(loss))
-    assert heard == made.curve
+    several = []
+    for seed in range(4):
+        heard = []
+        tell = lambda r, loss, heard=heard: heard.append(loss)  # noqa: E731
+        made = em(FOREST, blobs(15).blind(), blobs(12, seed=1).blind(), rounds=3, patience=9, seed=seed, watch=tell)
+        assert heard == made.curve
+        assert made.curve[made.round] == min(made.curve)
+        several.append(made.round < 3)
+    assert any(several)  # not always the last
 
 
 def test_same_seed_same_answer_other_seed_another():
@@ -129,7 +133,8 @@ def test_unlabelled_bags_change_nothing():
         Pool(torch.cat([bags.pool.data, more.pool.data])), sizes=[5] * 18, labels=target, classes=3,
         group=[f"g{b}" for b in range(18)],
     )  # fmt: skip
-    one, two = (em(LogisticRegression(), b, blobs(6, 5, seed=6).blind(), rounds=0) for b in (bags.blind(), both))
+    valid = blobs(6, 5, seed=6).blind()
+    one, two = (em(LogisticRegression(), b, valid, rounds=2, folds=1) for b in (bags.blind(), both))
     assert np.allclose(one.classifier.coef_, two.classifier.coef_, atol=1e-5)
 
 

@@ -185,6 +185,14 @@ def test_weights_and_removal_count_in_the_share():
     assert torch.allclose(fitted.say(bags).bag, log_shares(p, bags.segments()))
 
 
+def test_temperatures():
+    fitted, r = fitted_of()
+    one, two = fitted.say(r.bags()), fitted.but(temperature=0.5, instance_temperature=0.5).say(r.bags())
+    assert torch.allclose(two.bag, (2 * one.bag).log_softmax(1), atol=1e-5)
+    square = one.instance.clamp_min(1e-30).square()
+    assert torch.allclose(two.instance, square / square.sum(1, keepdim=True), atol=1e-5)
+
+
 def test_a_model_is_only_replaced_when_asked(tmp_path):
     fitted, _ = fitted_of()
     fitted.save(tmp_path / "m")

@@ -161,6 +161,14 @@ def test_no_group_on_two_sides(seed):
         assert set(labels[s.train]) - {-1} == set(labels[np.concatenate([s.train, s.valid])]) - {-1}
 
 
+def test_validation_takes_no_label_away():
+    """The only bag of a class is learned from."""
+    bags = Bags.of(Pool(np.zeros((12, 1))), sizes=[1] * 12, labels=[0] * 11 + [1], classes=2)
+    made = [crossval.inner(bags, np.arange(12), np.zeros(0, int), seed) for seed in range(12)]
+    assert all(11 in s.train for s in made)
+    assert {s.shared for s in made} == {True, False}
+
+
 def test_preparation_never_sees_held_out_bags(monkeypatch):
     seen = []
     reading = reading_of(blobs(20, 5))
