@@ -23,7 +23,13 @@ def fenced(text: str) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w+)\n(.*?)^```$", text, flags=re.M | re.S)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT / "docs")))
+def quick_or_soak(page: Path) -> object:
+    """Guides fit models for half a minute each: they run with the campaigns."""
+    marks = pytest.mark.soak if page.parent.name == "guides" else ()
+    return pytest.param(page, marks=marks, id=str(page.relative_to(ROOT / "docs")))
+
+
+@pytest.mark.parametrize("page", map(quick_or_soak, PAGES))
 def test_a_page_runs(page, tmp_path):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     for kind, block in fenced(page.read_text()):

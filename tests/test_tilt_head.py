@@ -319,7 +319,7 @@ def test_only_weights_decay():
 
 def test_batches_of_instances():
     _, train, _ = plain.made(TINY)
-    feed = Feed(train, 8, 50)
+    feed = Feed(train, 8, batch_instances=50)
     assert feed.steps("instances") == 5
     assert [len(w) for w in feed.shuffled("instances", 0, 0)] == [50, 50, 50, 50, 40]
     assert feed.steps("bags") == Feed(train, 8).steps("bags") == 4
@@ -350,7 +350,7 @@ def test_the_teacher_sees_weak_views_and_notes_for_both():
     inner = state.encode
     state.encode = lambda *given: (asked.append(given[3:]), inner(*given))[1]
     state.train_epoch(0)
-    assert ("feature", 2) in asked
+    assert ("feature", 2, False) in asked
     assert ("feature", 2, True) in asked
     assert not state.head.heap.any()
     state.valid_loss()
