@@ -29,7 +29,7 @@ def quick_or_soak(page: Path) -> object:
     return pytest.param(page, marks=marks, id=str(page.relative_to(ROOT / "docs")))
 
 
-@pytest.mark.parametrize("page", map(quick_or_soak, PAGES))
+@pytest.mark.parametrize("page", [quick_or_soak(page) for page in PAGES])
 def test_a_page_runs(page, tmp_path):
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     for kind, block in fenced(page.read_text()):
