@@ -216,11 +216,14 @@ def main() -> None:
                 strict=False,
             ):
                 ax.plot(rows[x], y, "o-", color=colour, label=label)
-            ax.set_title(title)
-            ax.set_xlabel(x, loc="right")
             if log:
                 ax.set(xscale="log", yscale="log")
-            canvas.legend(ax)
+                ax.set_xticks(rows[x], [str(v) for v in rows[x]])
+                ax.set_yticks([0.03, 0.1, 0.3], ["0.03", "0.1", "0.3"])
+                ax.minorticks_off()
+            ax.set_title(title)
+            ax.set_xlabel(x, loc="right")
+            ax.legend(frameon=False, loc="best", fontsize="small")
         canvas.save(figure, ROOT / "docs" / "img" / f"theory-{name}.svg")
         print(name, {k: [round(v, 4) for v in values] for k, values in rows.items()}, flush=True)
 

@@ -1,4 +1,7 @@
-"""The documentation's site: `make docs` builds it offline into docs/_build."""
+"""The documentation's site: `make docs` builds it offline into docs/_build, and it is read offline too: formulas are MathML."""
+
+from docutils import nodes
+from latex2mathml.converter import convert
 
 project = "headcount"
 author = "The headcount authors"
@@ -17,3 +20,18 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 copybutton_prompt_text = ">>> "
 suppress_warnings = ["myst.xref_missing"]  # links to files of the repository outside docs/
+html_math_renderer = "mathml"
+
+
+def _inline(self, node) -> None:
+    self.body.append(convert(node.astext()))
+    raise nodes.SkipNode
+
+
+def _block(self, node) -> None:
+    self.body.append(f'<div class="math">{convert(node.astext(), display="block")}</div>')
+    raise nodes.SkipNode
+
+
+def setup(app) -> None:
+    app.add_html_math_renderer("mathml", (_inline, None), (_block, None))
