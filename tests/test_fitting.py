@@ -18,7 +18,7 @@ from headcount.bags import Bags, Pool
 from headcount.data.read import read
 from headcount.errors import HeadcountError
 from headcount.fitting import Step, fit_reading
-from headcount.judging import candidates, crossval, plans
+from headcount.judging import begun, candidates, crossval, plans
 from headcount.judging.candidates import Candidate, thinned
 from headcount.judging.plans import Plan
 from headcount.models.fitted import Fitted
@@ -319,6 +319,16 @@ def test_plans_shrink_with_the_minutes():
     assert any("left out" in n for n in least.notes)
 
 
+def test_what_was_asked_for_is_never_left_out():
+    made = fit_reading(reading_of(blobs(20, 5)), "tilt", minutes=0.001)
+    assert made.facts["method"]["name"] == "tilt"
+    plan = Plan(
+        ("tilt", "count", "forest", "logistic"), 5, 1.0, {"tilt": 9.0, "count": 9.0, "forest": 1.0, "logistic": 0.1}
+    )
+    for lesser in plans._lesser(plan, ["tilt", "count"]):
+        assert {"tilt", "count"} <= set(lesser.names)
+
+
 def test_minutes_bound_the_whole(monkeypatch):
     monkeypatch.setattr(plans, "measured", lambda c, *_: 1e-3)  # it believes in more than it can do
     monkeypatch.setattr("headcount.fitting.time.monotonic", iter(np.arange(0, 1e6, 5.0).tolist()).__next__)
@@ -386,10 +396,8 @@ def test_what_was_begun_with_other_data_or_options_is_not_taken_up(tmp_path, mon
 
 
 def fitting_place(tmp_path, reading, seed, folds):
-    from headcount.fitting import _work
-
     found = candidates.candidates("logistic", reading.bags(reading.learn()))
-    return _work(tmp_path, reading, found, seed, folds, None, torch.device("cpu"))
+    return begun.place_of(tmp_path, reading, found, seed, folds, None, torch.device("cpu"))
 
 
 def test_a_damaged_unit_is_done_again(tmp_path):

@@ -68,12 +68,11 @@ def show(reading: Reading, most: int = 20) -> None:
 
 def fit(data: str, out: Path, overwrite: bool, reading: dict[str, Any], how: dict[str, Any]) -> None:
     """Read, fit, write the folder whole. What is finished is kept beside it until then."""
-    folder.free(out, overwrite)
     device_for(how["device"])  # a typo is told before anything is read
     options = dict(_pair("--option", text) for text in how.pop("option") or [])
     work = out.with_name(out.name + ".work")
     with alone(work / "lock"):
-        folder.free(out, overwrite)  # somebody may have been here while we waited
+        folder.free(out, overwrite)
         found = read_own(data, reading)
         with seconds_bar() as watch:
             fitted = fit_reading(found, work=work, watch=watch, tell=_say, options=options, **how)

@@ -12,14 +12,11 @@ it, is looked at when everything is decided. Finished folds are kept in ``work``
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import platform
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,12 +24,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from headcount import __version__
 from headcount.bags import Bags
 from headcount.data.read import Reading
 from headcount.errors import HeadcountError
-from headcount.files import write_whole
-from headcount.judging import crossval, plans
+from headcount.judging import begun, crossval, facts, plans
 from headcount.judging.candidates import Candidate, Trained, candidates
 from headcount.judging.cautions import cautions
 from headcount.judging.crossval import Score, Split, Unit
@@ -114,8 +109,11 @@ def fit_reading(
     final = crossval.inner(laid, np.arange(len(laid)), np.zeros(0, int), seed)
     train, valid, _, learned = crossval.prepared(reading, final)
     found = candidates(method, train, head=head, backbone=backbone, views=views, epochs=epochs, options=options)
-    place = _work(work, reading, found, seed, folds, minutes, where)
-    plan = _planned(place, found, len(crossval.splits(laid, folds, seed)), train, valid, where, minutes)
+    place = begun.place_of(work, reading, found, seed, folds, minutes, where)
+    most = len(crossval.splits(laid, folds, seed))
+    asked = head is not None or not isinstance(method, str) or method != "auto"
+    must = [c.name for c in found if not c.baseline] if asked else []
+    plan = begun.planned(place, lambda: plans.planned(found, most, train, valid, where, minutes, must))
     tell(str(plan))
     for note in plan.notes:
         tell(note)
@@ -126,17 +124,25 @@ def fit_reading(
     )  # fmt: skip
     units, unfinished = _cross_validate(run)
     scores = {name: crossval.score(u, laid) for name, u in units.items()}
-    asked = head is not None or not isinstance(method, str) or method != "auto"
     best = choose(scores, run, any_of=not asked)
     trained = _final(run, best, train, valid, minutes, clock)
     fitted = _fitted(run, trained, learned, scores.get(best.name))
     if reading.laid.truth is not None:  # everything is decided: now it may be looked at
         scores = {name: crossval.with_truth(s, units[name], reading.laid) for name, s in scores.items()}
-    facts = _facts(run, best, trained, scores, units, unfinished, final, started, time.monotonic() - clock)
-    facts["method"]["asked"] = asked
+    tried = facts.of_candidates(list(run.candidates.values()), best, scores, units, unfinished)
+    said = {
+        "method": facts.of_method(best, asked),
+        "candidates": tried,
+        "scores": next(({k: t[k] for k in facts.SCORES} for t in tried if t["chosen"] and t["loss"] is not None), None),
+        "confusion": scores[best.name].confusion if best.name in scores else None,
+        "cautions": cautions(laid, best, scores, final.shared),
+        **_about(run, trained, final),
+        "created": started.isoformat(timespec="seconds"),
+        "seconds": round(time.monotonic() - clock, 2),
+    }
     if place is not None:
         shutil.rmtree(place, ignore_errors=True)
-    return fitted.but(facts=facts)
+    return fitted.but(facts=said)
 
 
 def check(bags: Bags) -> None:
@@ -174,7 +180,7 @@ def _cross_validate(run: _Run) -> tuple[dict[str, list[Unit]], dict[str, str]]:
 def _unit(run: _Run, candidate: Candidate, k: int) -> Unit:
     file = None if run.work is None else run.work / f"{candidate.name}-{k}.npz"
     cost, what = run.plan.cost(candidate.name), f"{candidate.title}, fold {k + 1} of {len(run.splits)}"
-    unit = _read_unit(file) if file else None
+    unit = begun.read_unit(file) if file else None
     if unit is None:
         run.tell(what, cost, 0.0)
         start = time.monotonic()
@@ -188,26 +194,11 @@ def _unit(run: _Run, candidate: Candidate, k: int) -> Unit:
         instance, bag = crossval.answers(trained.body, test, learned, run.device)
         unit = Unit(run.splits[k].test, instance, bag, time.monotonic() - start)
         if file is not None:
-            _write_unit(file, unit)
+            begun.write_unit(file, unit)
         if inside is not None:
             shutil.rmtree(inside, ignore_errors=True)
     run.done += cost
     return unit
-
-
-def _write_unit(file: Path, unit: Unit) -> None:
-    bags, instance, bag = unit.bags, unit.instance.numpy(), unit.bag.numpy()
-    write_whole(file, lambda f: np.savez(f, bags=bags, instance=instance, bag=bag, seconds=np.array(unit.seconds)))
-
-
-def _read_unit(file: Path) -> Unit | None:
-    """A finished unit; a damaged one is done again."""
-    try:
-        with open(file, "rb") as f, np.load(f, allow_pickle=False) as z:
-            instance, bag = (torch.from_numpy(z[k]) for k in ("instance", "bag"))
-            return Unit(z["bags"], instance, bag, float(z["seconds"]))
-    except Exception:  # absent, or zip, zlib and header errors of many kinds
-        return None
 
 
 def choose(scores: dict[str, Score], run: _Run, any_of: bool) -> Candidate:
@@ -251,134 +242,17 @@ def _fitted(run: _Run, trained: Trained, learned: Any, score: Score | None) -> F
     return Fitted(trained.body, bags.classes, learned, found, counted)
 
 
-def _facts(
-    run: _Run,
-    best: Candidate,
-    trained: Trained,
-    scores: dict[str, Score],
-    units: dict[str, list[Unit]],
-    unfinished: dict[str, str],
-    final: Split,
-    started: datetime,
-    seconds: float,
-) -> dict[str, Any]:
-    reading, bags, plan = run.reading, run.bags, run.plan
-    tried = [_row(c, best, scores, units, unfinished) for c in run.candidates.values()]
-    sizes = bags.sizes.numpy()
+def _about(run: _Run, trained: Trained, final: Split) -> dict[str, Any]:
+    parts = {"train": len(final.train), "valid": len(final.valid), "shared": final.shared}
     return {
-        "method": {"name": best.name, "title": best.title, "baseline": best.baseline, "how": _plain(best.facts())},
-        "candidates": sorted(tried, key=lambda t: math.inf if t["loss"] is None else t["loss"]),
-        "chance_loss": 2 * entropy_of(bags.target),
-        "scores": next(({k: t[k] for k in _SCORES} for t in tried if t["chosen"] and t["loss"] is not None), None),
-        "confusion": scores[best.name].confusion if best.name in scores else None,
-        "data": {
-            "fingerprint": reading.fingerprint,
-            "kind": reading.kind,
-            "described": list(reading.described),
-            "skipped": list(reading.skipped),
-            "bags": len(bags),
-            "labelled": int((bags.target.sum(1) > 0).sum()),
-            "instances": len(bags.index),
-            "sizes": {"least": int(sizes.min()), "median": float(np.median(sizes)), "most": int(sizes.max())},
-            "size_counts": _histogram(sizes),
-            "labels": np.bincount(bags.label.numpy()[bags.label.numpy() >= 0], minlength=len(bags.classes)).tolist(),
-            "truth": reading.laid.truth is not None,
-        },
-        "splits": {
-            "folds": len(run.splits),
-            "train": len(final.train),
-            "valid": len(final.valid),
-            "shared": final.shared,
-        },
-        "curve": _thin([(a, b) for a, b in trained.curve]),
+        "chance_loss": 2 * entropy_of(run.bags.target),
+        "data": facts.of_data(run.reading),
+        "splits": {"folds": len(run.splits), **parts},
+        "curve": facts.thin(trained.curve),
         "best_epoch": trained.best,
         "seed": run.seed,
-        "effort": plan.effort,
-        "notes": list(plan.notes),
-        "cautions": cautions(bags, best, scores, final.shared),
-        "versions": {"headcount": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "effort": run.plan.effort,
+        "notes": list(run.plan.notes),
+        "versions": facts.versions(),
         "device": str(run.device),
-        "created": started.isoformat(timespec="seconds"),
-        "seconds": round(seconds, 2),
     }
-
-
-_SCORES = (
-    "loss",
-    "error",
-    "bag_accuracy",
-    "bag_low",
-    "bag_high",
-    "bag_loss",
-    "instance_accuracy",
-    "instance_low",
-    "instance_high",
-)
-
-
-def _row(
-    c: Candidate, best: Candidate, scores: dict[str, Score], units: dict[str, list[Unit]], unfinished: dict[str, str]
-) -> dict[str, Any]:
-    found = scores.get(c.name)
-    row: dict[str, Any] = {k: None if found is None else getattr(found, k) for k in _SCORES}
-    took = sum(u.seconds for u in units.get(c.name, []))
-    behind = None
-    if found is not None and best.name in scores and c.name != best.name:
-        gap = found.judgement.each - scores[best.name].judgement.each  # the same bags in the same order
-        behind = {"loss": float(gap.mean()), "error": float(gap.std() / math.sqrt(max(1, len(gap) - 1)))}
-    said = {"name": c.name, "title": c.title, "baseline": c.baseline, "chosen": c is best, "seconds": round(took, 2)}
-    return {**said, **row, "behind": behind, "note": unfinished.get(c.name, "")}
-
-
-def _histogram(sizes: np.ndarray) -> dict[str, list[Any]]:
-    edges = np.unique(np.round(np.geomspace(sizes.min(), sizes.max() + 1, 21)).astype(int))
-    return {"edges": edges.tolist(), "counts": np.histogram(sizes, edges)[0].tolist()}
-
-
-def _thin(curve: Sequence[tuple[float, float]], points: int = 120) -> list[list[Any]]:
-    """(epoch, training loss, validation loss), at most so many; JSON has no NaN."""
-    keep = sorted({round(i) for i in np.linspace(0, len(curve) - 1, min(points, len(curve)))})
-    return [[i + 1, *(round(v, 5) if math.isfinite(v) else None for v in curve[i])] for i in keep]
-
-
-def _plain(value: Any) -> Any:
-    return json.loads(json.dumps(value, default=str))
-
-
-# -- taking up what was begun ---------------------------------------------------------------------------------------------
-
-
-def _work(
-    work: Path | str | None, reading: Reading, found: Sequence[Candidate], seed: int, folds: int, minutes: float | None,
-    device: torch.device,
-) -> Path | None:  # fmt: skip
-    """A folder that belongs to these data and these options, and no others."""
-    if work is None:
-        return None
-    said = [reading.fingerprint, [[c.name, c.facts()] for c in found], seed, folds, minutes, device.type, __version__]
-    key = hashlib.sha256(json.dumps(said, default=str, sort_keys=True).encode()).hexdigest()[:16]
-    place = Path(work) / key
-    place.mkdir(parents=True, exist_ok=True)
-    return place
-
-
-def _planned(
-    place: Path | None,
-    found: Sequence[Candidate],
-    folds: int,
-    train: Bags,
-    valid: Bags,
-    device: Any,
-    minutes: float | None,
-) -> Plan:
-    """The plan of the call that was stopped, or a new one."""
-    file = None if place is None else place / "plan.json"
-    if file is not None and file.is_file():
-        try:
-            return Plan.of(json.loads(file.read_text()))
-        except (ValueError, TypeError, KeyError):
-            pass
-    plan = plans.planned(found, folds, train, valid, device, minutes)
-    if file is not None:
-        write_whole(file, lambda f: f.write(json.dumps(asdict(plan)).encode()))
-    return plan

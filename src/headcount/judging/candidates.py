@@ -228,9 +228,20 @@ def logistic() -> Any:
 
 def thinned(bags: Bags, most: int, seed: int = 0) -> Bags:
     """At most so many instances, drawn alike from every bag; each bag keeps one at least. Known classes all stay."""
+    if len(bags.index) <= most:
+        return bags
+    rows = some_rows(bags, most, seed)
+    sizes = torch.bincount(bags.bag[rows], minlength=len(bags))
+    own = {k: None if (v := getattr(bags, k)) is None else v[rows] for k in ("weight", "known", "removed")}
+    offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    return replace(bags, index=bags.index[rows], offsets=offsets, truth=None, **own)
+
+
+def some_rows(bags: Bags, most: int, seed: int = 0) -> torch.Tensor:
+    """The instances that :func:`thinned` keeps."""
     n = len(bags.index)
     if n <= most:
-        return bags
+        return torch.arange(n)
     rng = np.random.default_rng(seed_for(seed, "thinned"))
     bag = bags.bag.cpu().numpy()
     order = np.lexsort((rng.random(n), bag))
@@ -239,10 +250,4 @@ def thinned(bags: Bags, most: int, seed: int = 0) -> Bags:
     keep[order] = rank < np.maximum(1, bags.sizes.cpu().numpy() * most // n)[bag[order]]
     if bags.known is not None:
         keep |= bags.known.cpu().numpy() >= 0
-    if bags.removed is not None:
-        keep &= ~bags.removed.cpu().numpy()
-    rows = torch.from_numpy(np.flatnonzero(keep))
-    sizes = torch.bincount(bags.bag[rows], minlength=len(bags))
-    own = {k: None if (v := getattr(bags, k)) is None else v[rows] for k in ("weight", "known", "removed")}
-    offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-    return replace(bags, index=bags.index[rows], offsets=offsets, truth=None, **own)
+    return torch.from_numpy(np.flatnonzero(keep))

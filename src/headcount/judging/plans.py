@@ -65,24 +65,31 @@ def spoken(seconds: float) -> str:
 
 
 def planned(
-    candidates: Sequence[Candidate], folds: int, train: Bags, valid: Bags, device: torch.device, minutes: float | None
+    candidates: Sequence[Candidate],
+    folds: int,
+    train: Bags,
+    valid: Bags,
+    device: torch.device,
+    minutes: float | None,
+    must: Sequence[str] = (),
 ) -> Plan:
-    """Time a few steps of each candidate on these bags, and make the fullest plan that the minutes allow."""
+    """Time a few steps of each candidate on these bags, and make the fullest plan that the minutes allow. ``must``: methods
+    that somebody asked for, and that are never left out."""
     took = {c.name: measured(c, train, valid, device) for c in candidates}
     names = tuple(c.name for c in candidates)
     plan = Plan(names, folds, 1.0, took)
     if minutes is None:
         return plan
-    for lesser in _lesser(plan):
+    for lesser in _lesser(plan, must):
         plan = lesser
         if plan.total <= 60 * minutes * HURRY:
             return plan
     return replace(plan, notes=(*plan.notes, f"even so it may take longer than {minutes:g} minutes"))
 
 
-def _lesser(plan: Plan) -> list[Plan]:
+def _lesser(plan: Plan, must: Sequence[str] = ()) -> list[Plan]:
     """The plan, and ever smaller ones: fewer methods nobody must have, fewer folds, fewer epochs, then fewer methods."""
-    main = tuple(n for n in plan.names if n not in OPTIONAL) or plan.names
+    main = tuple(n for n in plan.names if n in must or n not in OPTIONAL) or plan.names
     left = tuple(n for n in plan.names if n not in main)
     said = (f"left out for lack of time: {', '.join(left)}",) if left else ()
     some = [plan, replace(plan, names=main, notes=said)]
@@ -91,8 +98,8 @@ def _lesser(plan: Plan) -> list[Plan]:
         notes = [*said, f"{fewer} folds for lack of time"] if fewer < plan.folds else [*said]
         notes += [f"{effort:.0%} of the usual epochs and rounds for lack of time"] if effort < 1 else []
         some.append(replace(plan, names=main, folds=fewer, effort=effort, notes=tuple(notes)))
-    slow = sorted(main, key=lambda n: plan.seconds[n])
-    for keep in range(len(slow) - 1, 0, -1):
+    slow = sorted(main, key=lambda n: (n not in must, plan.seconds[n]))
+    for keep in range(len(slow) - 1, max(1, len(must)) - 1, -1):
         gone = [n for n in plan.names if n not in slow[:keep]]
         notes = (*some[6].notes[len(said) :], f"left out for lack of time: {', '.join(gone)}")
         some.append(replace(some[6], names=tuple(n for n in main if n in slow[:keep]), notes=notes))
