@@ -20,7 +20,7 @@ from headcount.models.fitted import Fitted
 
 
 # Nothing is declared as failing (expected_failed_checks): plain fit(X, y), a bag of one per row, is ordinary classification.
-@parametrize_with_checks([MajorityClassifier(epochs=25), MajorityClassifier(LogisticRegression())])
+@parametrize_with_checks([MajorityClassifier(epochs=10), MajorityClassifier(LogisticRegression())])
 def test_scikit_learn_s_own_checks(estimator, check):
     check(estimator)
 

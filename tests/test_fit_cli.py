@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from headcount import cli
-from headcount.judging import candidates
+from headcount.judging import candidates, plans
 from headcount.models.fitted import Fitted
 
 CLASSES = ("cat", "dog")
@@ -29,6 +29,7 @@ FILES = ["MODEL_CARD.md", "model.json", "model.safetensors", "report.html"]
 def small(monkeypatch):
     monkeypatch.setattr(candidates, "TREES", 5)
     monkeypatch.setattr(candidates, "ROUNDS", 1)
+    monkeypatch.setattr(plans, "measured", lambda *_: 0.1)
 
 
 def run(monkeypatch, capsys, *words):

@@ -179,6 +179,10 @@ def recipe_for(
     options = (
         options if set(options) <= set(head_options(head)) else {}
     )  # they are the named head's, not the baseline's
+    if (
+        head == "tilt" and float(sizes.max()) == 1
+    ):  # the labels are the instances' own: nothing to vote on, nothing to guess
+        options = {"bag": 0.0, "teach": 0.0, **options}
     if head == "tilt" and float(sizes.max()) > 8192:  # a vote of so many is no close one; its instances are dealt loose
         options = {"over": "instances", "bag": 0.0, **options}
     return Recipe(
