@@ -50,7 +50,10 @@ def alone(lock: Path) -> Iterator[None]:
     with ExitStack() as held:
         while True:
             if not lock.parent.is_dir():
-                lock.parent.mkdir(parents=True, exist_ok=True)
+                with suppress(FileExistsError):  # made and taken away by others in the same moment: ask again
+                    lock.parent.mkdir(parents=True, exist_ok=True)
+                if lock.parent.exists() and not lock.parent.is_dir():
+                    raise FileExistsError(f"{lock.parent} is a file, and a folder is needed there")
             with suppress(FileNotFoundError):  # whoever was here before us took the file away: ask again
                 f = held.enter_context(open(lock, "w"))
                 fcntl.flock(f, fcntl.LOCK_EX)
