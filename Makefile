@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test soak check bench docs format clean
+.PHONY: demo test soak fuzz check bench docs format clean
 
 demo: .venv/ready          ## the main job: majority labels -> instance classifier -> report
 	$(BIN)/headcount demo --out demo
@@ -13,6 +13,9 @@ test: .venv/ready          ## the test suite, under 6 minutes on 2 cores
 
 soak: .venv/ready          ## campaigns of kills and fuzzing, under 20 minutes
 	$(BIN)/python -m pytest -m soak
+
+fuzz: .venv/ready          ## new examples for every reader each time, as long as one likes to repeat it
+	HEADCOUNT_FUZZ=search $(BIN)/python -m pytest tests/test_read_fuzz.py -m "soak or not soak"
 
 check: .venv/ready         ## format, lint, types, import layers
 	$(BIN)/ruff format --check .

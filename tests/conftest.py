@@ -8,9 +8,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from hypothesis import settings
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels are tested without a card, slowly
+
+# The same code gets the same verdict twice: examples are drawn from a fixed seed. `make fuzz` draws new ones every time.
+settings.register_profile("repeat", derandomize=True)
+settings.register_profile("search", print_blob=True)
+settings.load_profile(os.environ.get("HEADCOUNT_FUZZ", "repeat"))
 
 
 @pytest.fixture(autouse=True)
