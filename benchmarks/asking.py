@@ -2,6 +2,7 @@
 
     python benchmarks/asking.py coverage     # 2,000 audits of each of six populations
     python benchmarks/asking.py issues       # 10 % of labels flipped on bags of digits, ten seeds
+    python benchmarks/asking.py shares       # shares of bags and their 90 % intervals, against simulated truth
     python benchmarks/asking.py predict 1000000 128
 
 ``predict`` makes a mapped .npy of so many instances, asks a small network about all of them through the service, and prints
@@ -22,9 +23,10 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import average_precision_score
 
 from headcount import asking
-from headcount.bags import tilt
+from headcount.bags import Bags, Pool, census, tilt
 from headcount.data.read import read
 from headcount.judging import audit, doubts
+from headcount.judging.shares import count, learn_context
 from headcount.models.fitted import Fitted
 from headcount.models.model import Design, Model
 
@@ -67,6 +69,43 @@ def issues(bags: int = 100, size: int = 10, own: int = 6) -> None:
     print(f"mean {np.mean(found):.3f}, least {min(found):.3f}; by lot {0.1:.3f}")
 
 
+def shares(bags: int = 200, classes: int = 4) -> None:
+    """Instances' probabilities are exactly right; how bags differ is learned from 60 others. ``plain``: the mean of p."""
+    print(
+        "spread  size  apart  alike | error  covered  seconds | lots: error  covered  seconds | plain: error  covered"
+    )
+    for spread in (0.3, 0.7, 4.0):
+        for size in (8, 30, 200):
+            for apart in (1.0, 1.8):
+                z, held, _ = _world(0, 60, size, classes, apart, spread)
+                context = learn_context(z, held.blind())
+                z, held, true = _world(1, bags, size, classes, apart, spread)
+                log_p, segments = (z / context.temperature).log_softmax(1), held.segments()
+                row = f"{spread:6}  {size:4d}  {apart:5}  {context.alike:5g} |"
+                start = time.perf_counter()
+                found = census.estimated(log_p, segments, context.tilt.prior, context.alike)
+                row += f" {_judged(*found, true)}  {time.perf_counter() - start:7.2f} |"
+                start = time.perf_counter()
+                lots = count(context, z, held.blind(), use_labels=False)
+                row += f" {_judged(lots.share, lots.low, lots.high, true):>20}  {time.perf_counter() - start:7.2f} |"
+                print(row, f"{_judged(*census.plainly(log_p.exp(), segments), true):>21}")
+
+
+def _world(seed: int, bags: int, size: int, classes: int, apart: float, spread: float):
+    g = np.random.default_rng(seed)
+    y = np.stack([g.choice(classes, size, p=t) for t in g.dirichlet(np.full(classes, spread), bags)])
+    votes = np.stack([np.bincount(row, minlength=classes) for row in y])
+    x = g.normal(size=(bags * size, classes))
+    x[np.arange(len(x)), y.ravel()] += apart
+    held = Bags.of(Pool(x.astype(np.float32)), sizes=[size] * bags, labels=votes.argmax(1), classes=classes)
+    return torch.tensor(apart * x), held, torch.from_numpy(votes / size)
+
+
+def _judged(share: torch.Tensor, low: torch.Tensor, high: torch.Tensor, true: torch.Tensor) -> str:
+    inside = ((true >= low - 1e-6) & (true <= high + 1e-6)).float().mean()
+    return f"{(share - true).abs().mean():.3f}  {inside:7.3f}"
+
+
 def predict(instances: int, width: int, size: int = 1000) -> None:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
@@ -105,4 +144,4 @@ def _watch(most: list[float], stop: threading.Event) -> None:
 
 if __name__ == "__main__":
     what, *numbers = sys.argv[1:] or ["coverage"]
-    {"coverage": coverage, "issues": issues, "predict": predict}[what](*map(int, numbers))
+    {"coverage": coverage, "issues": issues, "shares": shares, "predict": predict}[what](*map(int, numbers))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from headcount.bags import Segments
+from headcount.bags import Segments, census
 from headcount.errors import HeadcountError
 from headcount.judging import audit, intervals
 
@@ -162,12 +162,12 @@ def test_shares_of_bags_hold_if_the_probabilities_do(weighted):
     p = (torch.randn(n, 3, generator=g) * 2).softmax(1)
     weight = torch.rand(n, generator=g) * 3 if weighted else None
     segments = Segments.from_sizes(sizes).weighted(weight)
-    share, low, high = intervals.shares(p, segments, level=0.9)
+    share, low, high = census.plainly(p, segments, level=0.9)
     truth = torch.nn.functional.one_hot(torch.multinomial(p, 1, generator=g)[:, 0], 3).float()
     true = segments.mean(truth)
     inside = ((low <= true + 1e-6) & (true <= high + 1e-6)).float().mean()
     assert 0.88 <= float(inside) <= 0.93
     assert torch.allclose(share, segments.mean(p), atol=1e-5)
     assert abs(float((share - true).mean())) < 0.01
-    sure = intervals.shares(torch.eye(3)[[0, 0, 1]], Segments.from_sizes([3]))
+    sure = census.plainly(torch.eye(3)[[0, 0, 1]], Segments.from_sizes([3]))
     assert torch.equal(sure[1], sure[2])

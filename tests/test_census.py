@@ -10,7 +10,19 @@ import pytest
 import torch
 
 from headcount.bags import Bags, Pool, Segments
-from headcount.bags.census import census, centres, crowned, halves_gain, how_alike, in_context, shares_of
+from headcount.bags import census as censuses
+from headcount.bags.census import (
+    census,
+    centres,
+    crowned,
+    estimated,
+    halves_gain,
+    heard,
+    how_alike,
+    in_context,
+    plainly,
+    shares_of,
+)
 from headcount.bags.tilt import Tilt, mix_of
 from headcount.errors import HeadcountError
 from headcount.judging import shares
@@ -138,6 +150,57 @@ def test_a_sharper_level_is_a_narrower_interval():
         shares.count(context, z, bags.blind(), level=1)
 
 
+@pytest.mark.parametrize(("size", "apart", "spread"), [(8, 1.8, 0.7), (30, 1.8, 0.7), (30, 1.0, 4.0), (200, 1.8, 0.3)])
+def test_the_formula_agrees_with_the_lots(size, apart, spread):
+    """Shares and intervals by curvature against Gibbs sampling, and both against the truth."""
+    z, valid, _ = world(0, bags=60, size=size, apart=apart, spread=spread)
+    context = shares.learn_context(z, valid.blind())
+    z, test, true = world(1, bags=60, size=size, apart=apart, spread=spread)
+    log_p, prior = (z / context.temperature).log_softmax(1), context.tilt.prior.double()
+    share, low, high = estimated(log_p, test.segments(), prior, context.alike)
+    lots = shares.count(context, z, test.blind(), use_labels=False)
+    assert (share - lots.share).abs().mean() < 0.25 * (share - true).abs().mean() + 0.003
+    assert abs(float(((high - low) / (lots.high - lots.low).mean()).mean()) - 1) < 0.15
+    assert 0.83 <= float(((true >= low - 1e-6) & (true <= high + 1e-6)).float().mean()) <= 0.99
+    plain = plainly(log_p.exp(), test.segments())
+    assert (share - true).abs().mean() <= (plain[0] - true).abs().mean() + 0.002
+    torch.testing.assert_close(share.sum(1), torch.ones(len(test)))
+
+
+def test_the_formula_in_parts_with_weights_and_without_the_removed(monkeypatch):
+    z, bags, _ = world(2, bags=12, size=9)
+    log_p, s = z.log_softmax(1), bags.segments()
+    whole = estimated(log_p, s, EVEN, 4.0)
+    ragged = estimated(log_p, Segments(s.index, s.bags), EVEN, 4.0)
+    monkeypatch.setattr(censuses, "_PART", 3 * C * C)
+    parts = estimated(log_p, Segments(s.index, s.bags), EVEN, 4.0)
+    for a, b, c in zip(whole, ragged, parts, strict=True):
+        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a, c)
+    gone = torch.arange(len(z)) % 3 == 0
+    fewer = estimated(log_p, s.without(gone), EVEN, 4.0)
+    left = estimated(log_p[~gone], Segments(s.index[~gone], s.bags), EVEN, 4.0)
+    for a, b in zip(fewer, left, strict=True):
+        torch.testing.assert_close(a, b)
+    heavy = [estimated(log_p, s.weighted(torch.full((len(z),), w)), EVEN, 4.0) for w in (1.0, 1e6)]
+    for a, b in zip(*heavy, strict=True):
+        torch.testing.assert_close(a, b)  # votes are not witnesses
+    first = estimated(log_p, s.weighted(torch.where(torch.arange(len(z)) % 9 == 0, 1e6, 1.0)), EVEN, 4.0)[0]
+    assert (first.argmax(1) == log_p[::9].argmax(1)).all(), "one instance holds nearly all the votes"
+
+
+def test_nobody_is_a_witness_for_himself():
+    log_p = torch.tensor(np.random.default_rng(0).dirichlet(np.ones(C), 10)).log()
+    torch.testing.assert_close(heard(log_p, Segments.from_sizes([1] * 10), EVEN, 1.0), log_p)
+    weighted = Segments.from_sizes([1] * 10).weighted(torch.full((10,), 7.0))
+    torch.testing.assert_close(heard(log_p, weighted, EVEN, 1.0), log_p)
+    two = heard(log_p[:2], Segments.from_sizes([2]), EVEN, 1e-6).exp()
+    want = log_p[0].exp() * shares_of(log_p[1:2], Segments.from_sizes([1]), EVEN[None], EVEN, 1e-6)[0] / EVEN
+    assert (two[0] - want / want.sum()).abs().max() < 0.2, "the other is heard"
+    gone = torch.tensor([True, False])
+    torch.testing.assert_close(heard(log_p[:2], Segments.from_sizes([2]).without(gone), EVEN, 1.0), log_p[:2])
+
+
 def test_context_helps_where_classes_overlap_and_shares_vary():
     context = learned(4)
     assert context.helps
@@ -171,7 +234,7 @@ def test_context_keeps_out_where_it_spoils_the_labels():
     z, valid, _ = world(8, bags=60, apart=1.5, spread=4.0)
     z = z + 2.0 * ((valid.bag % 2 == 0)[:, None] & (torch.arange(C) == 0))
     context = shares.learn_context(z, valid.blind())
-    assert context.gain > shares.SURE * context.gain_error
+    assert context.overheard.gain > shares.SURE * context.overheard.gain_error
     assert not context.helps
     assert accuracy(shares.answer(context, z, valid, listen=True), valid) < accuracy(z, valid) - 0.01
 

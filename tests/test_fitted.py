@@ -17,6 +17,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 
 from headcount.bags import tilt
+from headcount.bags.census import heard
 from headcount.data.read import read
 from headcount.errors import HeadcountError
 from headcount.models.fitted import Fitted, log_shares
@@ -193,6 +194,30 @@ def test_temperatures():
     assert torch.allclose(two.instance, square / square.sum(1, keepdim=True), atol=1e-5)
 
 
+def test_a_bag_is_listened_to_where_it_helps(tmp_path):
+    fitted, r = fitted_of(alike=2.0, listens=True)
+    bags = r.bags(fitted.learned)
+    said = fitted.say(bags)
+    assert torch.equal(said.alone, fitted.say(bags, listen=False).instance)
+    want = heard(said.alone.clamp_min(1e-30).double().log(), bags.segments(), fitted.prior, 2.0).exp()
+    torch.testing.assert_close(said.instance, want.float())
+    assert not torch.allclose(said.instance, said.alone)
+    single = bags.sizes == 1
+    assert bool(single.any())
+    alone = bags.segments().spread(single.float()).bool()
+    torch.testing.assert_close(said.instance[alone], said.alone[alone])
+    fitted.save(tmp_path / "m")
+    again = Fitted.load(tmp_path / "m")
+    assert (again.alike, again.listens) == (2.0, True)
+    assert torch.equal(again.say(bags).instance, said.instance)
+    share, low, high = fitted.shares(said.alone, bags)
+    assert ((low <= share) & (share <= high)).all()
+    plain, _ = fitted_of()
+    torch.testing.assert_close(plain.shares(said.alone, bags)[0], bags.segments().mean(said.alone))
+    with pytest.raises(HeadcountError, match="too few bags to know what a bag tells"):
+        plain.say(bags, listen=True)
+
+
 def test_a_model_is_only_replaced_when_asked(tmp_path):
     fitted, _ = fitted_of()
     fitted.save(tmp_path / "m")
@@ -322,6 +347,10 @@ FOREST = {
     "fewer classes": (_json(classes=["a", "b"]), "tilt|value"),
     "counted": (_json(counted=[True, 1, False]), "counted"),
     "temperature": (_json(temperature=0), "temperature"),
+    "alike": (_json(alike=0), "alike"),
+    "alike word": (_json(alike="much"), "alike"),
+    "listens to nothing": (_json(listens=True), "listens"),
+    "listens word": (_json(listens="yes"), "listens"),
     "temperature word": (_json(temperature="1"), "temperature"),
     "tilt": (_json(tilt__mix__0=[0.5, 0.5, 0.5]), "tilt"),
     "tilt shape": (_json(tilt__mix=[[1.0]]), "tilt"),

@@ -23,6 +23,7 @@ from headcount.judging import begun, candidates, crossval, plans
 from headcount.judging.candidates import Candidate, thinned
 from headcount.judging.plans import Plan
 from headcount.models.fitted import Fitted
+from headcount.showing.fit_page import context_line
 from headcount.training.criterion import judge
 from test_em import blobs
 
@@ -90,6 +91,32 @@ def test_the_facts_are_json_and_the_folder_comes_back(one, tmp_path):
     bags = reading.bags(fitted.learned)
     assert torch.equal(fitted.say(bags).instance, again.say(bags).instance)
     assert again.facts == json.loads(json.dumps(fitted.facts))
+
+
+def test_what_a_bag_tells_is_learned_from_held_out_bags(one):
+    _, fitted, _, _ = one
+    told = fitted.facts["context"]
+    assert (fitted.alike, fitted.listens) == (told["alike"], told["listens"])
+    assert ("instance_accuracy" in told) == fitted.facts["data"]["truth"]
+    line = context_line(fitted)
+    assert line is not None
+    assert ("in the light of the bag" in line) == fitted.listens
+
+
+def test_overlapping_classes_in_bags_that_differ_are_heard_together():
+    """Bags of nearly one class each, features that tell little: the others in a bag tell more than the instance does."""
+    rng = np.random.default_rng(0)
+    held, labels, truth = [], [], []
+    for b in range(60):
+        y = (rng.random(20) < (0.9 if b % 2 else 0.1)).astype(int)
+        held.append((rng.normal(size=(20, 3)) + y[:, None] * 0.6).astype(np.float32))
+        labels.append("ab"[int(y.mean() > 0.5)])
+        truth.extend("ab"[v] for v in y)
+    reading = read({"features": np.concatenate(held), "sizes": [20] * 60, "labels": labels, "truth": truth})
+    fitted = fit_reading(reading, "logistic")
+    told = fitted.facts["context"]
+    assert told["listens"], told
+    assert told["instance_accuracy"] > fitted.facts["scores"]["instance_accuracy"] + 0.05
 
 
 def test_progress_goes_forward(one):

@@ -96,6 +96,26 @@ def test_rows_of_several_bags_stay_where_they_were(typed, tmp_path):
     assert np.mean([t == (r["prediction"] == "yes") for t, r in zip(tall, said, strict=True)]) > 0.9
 
 
+def test_the_context_of_a_bag(typed, tmp_path):
+    """A model that listens answers otherwise; --context off is the instance by itself; shares are the same in both."""
+    model, data = case(tmp_path / "in", "table")
+    kept = Fitted.load(model)
+    kept.but(alike=2.0, listens=True).save(model, overwrite=True)
+    for how in ("auto", "on", "off"):
+        more = ("--out", f"{how}.csv", "--bags", f"{how}-bags.csv", "--context", how)
+        assert typed("predict", model, data, *more)[0] == 0
+    p = {how: [float(r["p_yes"]) for r in rows_of(tmp_path / f"{how}.csv")] for how in ("auto", "on", "off")}
+    assert p["auto"] == p["on"] != p["off"]
+    bags = {how: (tmp_path / f"{how}-bags.csv").read_text() for how in ("on", "off")}
+    assert bags["on"] == bags["off"]
+    scores = [json.loads(typed("evaluate", model, data, "--json", "--context", how)[1]) for how in ("on", "off")]
+    assert scores[0]["instances"] != scores[1]["instances"]
+    assert scores[0]["bags"] == scores[1]["bags"]
+    kept.but(alike=2.0, listens=False).save(model, overwrite=True)
+    assert typed("predict", model, data, "--out", "again.csv")[0] == 0
+    assert (tmp_path / "again.csv").read_text() == (tmp_path / "off.csv").read_text()
+
+
 @pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
 def test_the_formats_say_the_same(ending, typed, tmp_path):
     model, data = case(tmp_path / "in", "table")
@@ -299,6 +319,9 @@ WRONG = [
     ("predict MODEL DATA --out MODEL", "over the model"),
     ("predict MODEL DATA --out MODEL/p.csv", "over the model"),
     ("predict MODEL DATA --out p.csv --bags p.csv", "over --out"),
+    ("predict MODEL DATA --out p.csv --context often", "no context 'often'; there are auto, on, off"),
+    ("predict MODEL DATA --out p.csv --context on", "too few bags to know what a bag tells"),
+    ("evaluate MODEL DATA --context of", "no context 'of'", "did you mean 'off'"),
     ("predict MODEL DATA --out p.csv --device gpu", "no device 'gpu'"),
     ("predict MODEL DATA --out folder.csv", "folder.csv is a folder"),
     ("predict MODEL DATA --out file/p.csv", "a file stands where a folder is wanted"),

@@ -73,6 +73,7 @@ def predict(
     bags: Path | None = None,
     geojson: Path | None = None,
     heatmap: Path | None = None,
+    listen: bool | None = None,
     how: Mapping[str, Any],
     device: str = "auto",
 ) -> Said:
@@ -93,7 +94,7 @@ def predict(
     if note:
         say(note)
     out.parent.mkdir(parents=True, exist_ok=True)
-    said = ask(fitted, reading, out.parent)
+    said = ask(fitted, reading, out.parent, listen=listen)
     _write(reading, said, kind, out, bags, geojson, heatmap)
     return said
 
@@ -152,6 +153,7 @@ def evaluate(
     audit: Path | None = None,
     key: Path | None = None,
     level: float = 0.95,
+    listen: bool | None = None,
     how: Mapping[str, Any],
     device: str = "auto",
     as_json: bool = False,
@@ -161,7 +163,7 @@ def evaluate(
     fitted = opened(model, device)
     reading = read_as(fitted, data, how, labels=audit is None)
     sheet = None if audit is None else auditing.read_sheet(audit, reading, fitted.classes, key)
-    said = ask(fitted, reading)
+    said = ask(fitted, reading, listen=listen)
     scores: dict[str, Any] = {"model": str(model), "data": str(data), "classes": list(fitted.classes), "level": level}
     scores["trained_on_these"] = seen(fitted, reading)
     if scores["trained_on_these"]:

@@ -14,11 +14,13 @@ from typing import Annotated, Any
 
 import typer
 
-from headcount.errors import HeadcountError
+from headcount.errors import HeadcountError, choose
 
 Model = Annotated[Path, typer.Argument(help="The folder that `headcount fit` wrote.")]
 Data = Annotated[str, typer.Argument(help="A folder, a table (.csv, .tsv, .parquet) or arrays (.npz, .npy).")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+Context = Annotated[str, typer.Option(help="Listen to an instance's bag: auto (as held-out bags decided), on or off.")]
+LISTEN = {"auto": None, "on": True, "off": False}
 
 
 def _words(help: str) -> Any:
@@ -79,12 +81,15 @@ def predict(
     bags: Annotated[Path | None, typer.Option(help="Also a table of the bags: label, shares, intervals.")] = None,
     geojson: Annotated[Path | None, typer.Option(help="Also a folder of GeoJSON for QuPath, one file per bag.")] = None,
     heatmap: Annotated[Path | None, typer.Option(help="Also a folder of heat maps, one PNG per bag.")] = None,
+    context: Context = "auto",
     device: Device = "auto",
 ) -> None:
     """Say the class of every instance: one output row per input row, in the same order, with your own ids."""
     from headcount import asking
 
-    asking.predict(model, data, out, bags=bags, geojson=geojson, heatmap=heatmap, how=how, device=device)
+    listen = LISTEN[choose("context", context, LISTEN)]
+    places = {"bags": bags, "geojson": geojson, "heatmap": heatmap}
+    asking.predict(model, data, out, **places, listen=listen, how=how, device=device)
 
 
 def evaluate(
@@ -95,6 +100,7 @@ def evaluate(
     key: Annotated[Path | None, typer.Option(help="Its key, if it is not beside the sheet.")] = None,
     level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
     json_: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    context: Context = "auto",
     device: Device = "auto",
 ) -> None:
     """How good a model is: bags by their labels, shares by votes, instances by truth or by an audit."""
@@ -102,7 +108,10 @@ def evaluate(
 
     if key is not None and audit is None:
         raise HeadcountError("--key belongs to a sheet; give the sheet with --audit")
-    asking.evaluate(model, data, audit=audit, key=key, level=level, how=how, device=device, as_json=json_)
+    listen = LISTEN[choose("context", context, LISTEN)]
+    asking.evaluate(
+        model, data, audit=audit, key=key, level=level, listen=listen, how=how, device=device, as_json=json_
+    )
 
 
 def explain(

@@ -32,7 +32,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import beta
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
@@ -41,7 +40,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from headcount.bags import Bags, Pool
 from headcount.data.learned import Learned
 from headcount.errors import HeadcountError
-from headcount.judging import crossval
+from headcount.judging import crossval, shares
 from headcount.judging.candidates import candidates
 from headcount.models.fitted import Fitted
 from headcount.training.criterion import label_loss
@@ -121,7 +120,14 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         self.tilt_ = trained.tilt or label_loss(p, valid)[1]
         names = tuple(map(str, self.classes_))
         names = names if len(set(names)) == len(names) else held.classes
-        self.fitted_ = Fitted(trained.body, names, learned, self.tilt_, facts={"method": {"name": chosen.name}})
+        alike = None
+        if ids.spoken and not split.shared:  # validation bags were not learned from: they tell how bags differ
+            told = valid.target.double()
+            log_p = p.double().clamp_min(1e-30).log()
+            alike = shares.overheard(log_p, valid.segments(), told, self.tilt_.prior.double()).alike
+        self.fitted_ = Fitted(
+            trained.body, names, learned, self.tilt_, alike=alike, facts={"method": {"name": chosen.name}}
+        )
         return self
 
     def _seed(self) -> int:
@@ -147,20 +153,13 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         return self.classes_[self._shares(x, ids).argmax(1)]
 
     def predict_shares(self, X: Any, bags: Any = None, level: float = 0.95) -> Shares:
-        """The classes' shares in each bag. The interval is that of a count of instances whose classes are drawn by their
-        probabilities; it does not know how far those probabilities are wrong."""
+        """The classes' shares in each bag, as its instances make them likely (:meth:`Fitted.shares`)."""
         if not 0 < level < 1:
             raise HeadcountError(f"level lies between 0 and 1, got {level!r}")
         x, ids = self._asked(X, bags)
-        p = self._p(x)[ids.order].astype(np.float64)
-        starts = np.concatenate([[0], np.cumsum(ids.sizes)[:-1]])
-        n = np.asarray(ids.sizes)[:, None]
-        share = np.add.reduceat(p, starts) / n
-        spread = np.add.reduceat(p * (1 - p), starts) / n**2 + 1e-12
-        sharp = np.maximum(share * (1 - share) / spread - 1, 1e-9)  # of the beta law with this mean and variance
-        a, b = np.maximum(share * sharp, 1e-9), np.maximum((1 - share) * sharp, 1e-9)
-        low, high = (np.nan_to_num(beta.ppf(q, a, b), nan=0.0) for q in ((1 - level) / 2, (1 + level) / 2))
-        return Shares(ids.names, share, np.minimum(low, share), np.maximum(high, share))
+        held = Bags.of(Pool(x[ids.order]), sizes=ids.sizes, labels=[-1] * len(ids.sizes), classes=len(self.classes_))
+        found = self.fitted_.shares(self.fitted_.say(held).alone, held, level=level)
+        return Shares(ids.names, *(t.double().numpy() for t in found))
 
     def score(self, X: Any, y: Any, bags: Any = None) -> float:  # ty: ignore[lost-keyword-for-regular-parameter]
         """The share of bags whose label is said right."""

@@ -126,14 +126,20 @@ def fit_reading(
     scores = {name: crossval.score(u, laid) for name, u in units.items()}
     best = choose(scores, run, any_of=not asked)
     trained = _final(run, best, train, valid, minutes, clock)
-    fitted = _fitted(run, trained, learned, scores.get(best.name))
+    fitted, context = _fitted(run, trained, learned, scores.get(best.name), units.get(best.name, []))
     if reading.laid.truth is not None:  # everything is decided: now it may be looked at
         scores = {name: crossval.with_truth(s, units[name], reading.laid) for name, s in scores.items()}
+        if context is not None:
+            inside = crossval.in_context(fitted, units[best.name], reading.laid)
+            context["instance_accuracy"] = crossval.with_truth(
+                scores[best.name], inside, reading.laid
+            ).instance_accuracy
     tried = facts.of_candidates(list(run.candidates.values()), best, scores, units, unfinished)
     said = {
         "method": facts.of_method(best, asked),
         "candidates": tried,
         "scores": next(({k: t[k] for k in facts.SCORES} for t in tried if t["chosen"] and t["loss"] is not None), None),
+        "context": context,
         "confusion": scores[best.name].confusion if best.name in scores else None,
         "cautions": cautions(laid, best, scores, final.shared),
         **_about(run, trained, final),
@@ -231,15 +237,23 @@ def _final(run: _Run, best: Candidate, train: Bags, valid: Bags, minutes: float 
     )  # fmt: skip
 
 
-def _fitted(run: _Run, trained: Trained, learned: Any, score: Score | None) -> Fitted:
+def _fitted(
+    run: _Run, trained: Trained, learned: Any, score: Score | None, units: list[Unit]
+) -> tuple[Fitted, dict[str, Any] | None]:
+    """The model, and what held-out bags said of listening to an instance's bag."""
     bags = run.bags
     counted = None if bags.counted is None else tuple(bags.counted.tolist())
     if score is not None:  # every bag has been answered by a stranger: that tells more than the validation bags alone
         judged, heat = score.judgement, score.temperature
-        return Fitted(trained.body, bags.classes, learned, judged.tilt, counted, heat, judged.instance_temperature)
+        told = crossval.overheard(score, units, bags)
+        made = Fitted(
+            trained.body, bags.classes, learned, judged.tilt, counted, heat, judged.instance_temperature,
+            told.alike, told.helps,
+        )  # fmt: skip
+        return made, {**facts.finite(vars(told)), "listens": told.helps}
     held, found = run.reading.bags(learned).blind(), trained.tilt
     found = found or label_loss(crossval.answers(trained.body, held, learned, run.device)[0], held)[1]
-    return Fitted(trained.body, bags.classes, learned, found, counted)
+    return Fitted(trained.body, bags.classes, learned, found, counted), None
 
 
 def _about(run: _Run, trained: Trained, final: Split) -> dict[str, Any]:

@@ -22,7 +22,6 @@ import torch
 from headcount.bags import Bags, Pool
 from headcount.data.learned import Learned
 from headcount.data.read import Reading
-from headcount.judging.intervals import shares
 from headcount.models.fitted import Fitted
 
 SHARD = 1 << 16  # instances asked together; a larger bag is a shard of its own
@@ -94,22 +93,28 @@ def part(reading: Reading, learned: Learned, which: range) -> Bags:
     return replace(bags, pool=Pool(learned.apply(raw)), index=torch.arange(len(bags.index)))
 
 
-def ask_shard(fitted: Fitted, bags: Bags) -> Shard:
-    """What the model says of these bags."""
+def ask_shard(fitted: Fitted, bags: Bags, listen: bool | None = None) -> Shard:
+    """What the model says of these bags; ``listen`` as :meth:`Fitted.say` takes it."""
     batch = max(16, min(8192, _PART // (4 * math.prod(bags.pool.shape))))
-    answer = fitted.say(bags, batch_instances=batch)
-    share, low, high = shares(answer.instance, bags.segments())
+    answer = fitted.say(bags, listen=listen, batch_instances=batch)
+    share, low, high = fitted.shares(answer.alone, bags)
     return Shard(*(t.float().numpy() for t in (answer.instance, answer.bag.exp(), share, low, high)))
 
 
-def ask(fitted: Fitted, reading: Reading, scratch: Path | None = None, watch: Watch | None = None) -> Said:
+def ask(
+    fitted: Fitted,
+    reading: Reading,
+    scratch: Path | None = None,
+    watch: Watch | None = None,
+    listen: bool | None = None,
+) -> Said:
     """What the model says of all of it. ``scratch``: a folder on a disk with room, for answers larger than ``ROOM``."""
     bags, c = len(reading.laid), len(fitted.classes)
     p = _sheet(len(reading.rows), c, scratch)
     per_bag = [np.empty((bags, c), np.float32) for _ in range(4)]
     ends = reading.laid.offsets.tolist()
     for which in shards(reading.laid.sizes.tolist()):
-        said = ask_shard(fitted, part(reading, fitted.learned, which))
+        said = ask_shard(fitted, part(reading, fitted.learned, which), listen)
         p[ends[which.start] : ends[which.stop]] = said.p
         for whole, own in zip(per_bag, said[1:], strict=True):
             whole[which.start : which.stop] = own

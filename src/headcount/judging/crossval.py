@@ -18,12 +18,13 @@ from torch import Tensor
 from headcount.bags import Bags, tilt
 from headcount.data.read import Reading
 from headcount.errors import HeadcountError
-from headcount.judging import metrics
+from headcount.judging import metrics, shares
 from headcount.judging.candidates import MOST, Body, some_rows, thinned
-from headcount.models.fitted import Fitted
+from headcount.models.fitted import Fitted, tempered
 from headcount.training.criterion import Judgement, bag_losses, best_temperature, judge
 from headcount.training.splits import bag_folds
 
+LISTENED = 20_000  # instances from which it is learned what a bag tells of its instances
 VALID = 5  # one bag of so many, of those to train on, chooses the epoch
 Z = 1.959964
 
@@ -158,6 +159,24 @@ def score(units: Sequence[Unit], bags: Bags) -> Score:
         bag_loss=float(bag_losses((log_p.double() / temperature).log_softmax(1), held.target).mean()),
         confusion=metrics.confusion(label, said, len(bags.classes)).tolist(),
     )  # fmt: skip
+
+
+def overheard(found: Score, units: Sequence[Unit], bags: Bags) -> shares.Overheard:
+    """Whether instances of held-out bags are answered better in the light of their bags."""
+    held = bags.take(np.concatenate([u.bags for u in units]))
+    p = torch.cat([u.instance for u in units])[some_rows(held, LISTENED)].double().clamp_min(1e-30)
+    held, judged = thinned(held, LISTENED), found.judgement
+    log_p = tempered(p, judged.instance_temperature).log()
+    return shares.overheard(log_p, held.segments(), held.target.double(), judged.tilt.prior.double(), held.counted)
+
+
+def in_context(fitted: Fitted, units: Sequence[Unit], bags: Bags) -> list[Unit]:
+    """The same answers, each instance heard with its bag."""
+    made = []
+    for u in units:
+        p = tempered(u.instance, fitted.instance_temperature)
+        made.append(replace(u, instance=fitted.heard(p, bags.take(u.bags).segments())))
+    return made
 
 
 def with_truth(found: Score, units: Sequence[Unit], bags: Bags) -> Score:

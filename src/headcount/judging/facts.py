@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,6 +67,15 @@ def _row(c: Candidate, best: Candidate, scores: dict[str, Score], units: Sequenc
 def of_method(best: Candidate, asked: bool) -> dict[str, Any]:
     how = json.loads(json.dumps(best.facts(), default=str))
     return {"name": best.name, "title": best.title, "baseline": best.baseline, "asked": asked, "how": how}
+
+
+def finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    """As JSON takes them.
+
+    >>> finite({"gain": 0.25, "error": math.inf})
+    {'gain': 0.25, 'error': None}
+    """
+    return {k: round(float(v), 6) if math.isfinite(v) else None for k, v in numbers.items()}
 
 
 def versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""How sure a share is: intervals for shares of right answers, and for the class shares of bags.
+"""How sure a share of right answers is.
 
 All intervals of a share of right answers are Wilson's (1927), at the number of independent answers the data are worth:
 
@@ -16,11 +16,8 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from scipy import stats
-from torch import Tensor
 
-from headcount.bags import Segments
 from headcount.errors import HeadcountError
 
 LEVEL = 0.95
@@ -86,24 +83,3 @@ def clustered(right: np.ndarray, answers: np.ndarray, level: float = LEVEL) -> E
     worth = p * (1 - p) / variance if variance > 1e-12 else float(groups)
     t = float(stats.t.ppf((1 + level) / 2, groups - 1))
     return Estimate(p, *wilson(p, min(worth, total), quantile=t), round(total))
-
-
-def shares(p: Tensor, segments: Segments, level: float = 0.9) -> tuple[Tensor, Tensor, Tensor]:
-    """(B, C) each bag's class shares with an interval, from its instances' probabilities ``p`` (N, C).
-
-    The share is the mean of p; every instance is taken to be of class k with its own probability, by itself, so that the
-    count of k has variance sum p (1 - p). That is how far the instances leave the share open if the probabilities are right;
-    it does not know how wrong those may be.
-
-    >>> share, low, high = shares(torch.tensor([[0.9, 0.1], [0.7, 0.3]]), Segments.from_sizes([2]))
-    >>> share
-    tensor([[0.8000, 0.2000]])
-    """
-    p = p.double()
-    weight = torch.ones(len(p), dtype=torch.float64) if segments.weight is None else segments.weight.double()
-    total = segments.total().double().clamp_min(1e-12)[:, None]
-    share = segments.mean(p)
-    # a weight is already in every sum; the square of it is wanted here
-    squares = segments.sum(weight[:, None] * p * (1 - p))
-    half = float(stats.norm.ppf((1 + level) / 2)) * squares.sqrt() / total
-    return share.float(), (share - half).clamp(0, 1).float(), (share + half).clamp(0, 1).float()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from headcount.bags import Bags, Segments
-from headcount.bags.census import Census, census, centres, how_alike, in_context, shares_of
+from headcount.bags.census import Census, census, centres, heard, how_alike
 from headcount.bags.tilt import Tilt, estimate, tilted
 from headcount.errors import HeadcountError
 from headcount.models.heads.election import scores
@@ -31,16 +31,13 @@ SURE = 2.0  # standard errors that make a difference
 
 
 @dataclass(frozen=True)
-class Context:
-    """What validation bags taught about answering."""
+class Overheard:
+    """What instances tell of the others in their bag."""
 
-    tilt: Tilt
-    temperature: float
-    alike: float  # of bags whose label is not known
-    alike_labelled: float  # of bags of one label
+    alike: float  # how alike bags are whose label is not known
     gain: float  # nats per bag that halves tell of each other
     gain_error: float  # its standard error
-    bag_loss: float  # -log P(the label wins) of validation bags, votes of instances alone
+    bag_loss: float  # -log P(the label wins) of the bags, votes of instances alone
     bag_loss_in_context: float
     bag_loss_error: float  # the standard error of their difference
 
@@ -49,6 +46,24 @@ class Context:
         """Whether the context is to be used."""
         worse = self.bag_loss_in_context - self.bag_loss
         return self.gain > SURE * self.gain_error and worse <= SURE * self.bag_loss_error
+
+
+@dataclass(frozen=True)
+class Context:
+    """What validation bags taught about answering."""
+
+    tilt: Tilt
+    temperature: float
+    alike_labelled: float  # how alike bags of one label are
+    overheard: Overheard
+
+    @property
+    def alike(self) -> float:
+        return self.overheard.alike
+
+    @property
+    def helps(self) -> bool:
+        return self.overheard.helps
 
 
 def learn_context(logits: Tensor, valid: Bags, *, form: str = "full") -> Context:
@@ -63,17 +78,21 @@ def learn_context(logits: Tensor, valid: Bags, *, form: str = "full") -> Context
     heat = temperature(z, segments, target, form=form, counted=counted)
     log_p = (z / heat).log_softmax(1)
     tilt = estimate(log_p.exp(), segments, target, form=form, counted=counted)
-    prior = tilt.prior.double()
-    alike, gain = how_alike(log_p, segments, prior.expand(len(valid), -1), prior)
-    labelled, _ = how_alike(log_p, segments, centres(tilt, target), prior)
+    labelled, _ = how_alike(log_p, segments, centres(tilt, target), tilt.prior.double())
+    return Context(tilt, heat, labelled, overheard(log_p, segments, target, tilt.prior.double(), counted))
+
+
+def overheard(
+    log_p: Tensor, segments: Segments, target: Tensor, prior: Tensor, counted: Tensor | None = None
+) -> Overheard:
+    """From log P(y | x) (N, C) of instances alone, in bags they were not learned from."""
+    alike, gain = how_alike(log_p, segments, prior.expand(segments.bags, -1), prior)
     told = target.sum(1) > 0
     alone, joined = (
-        _bag_loss(votes, segments, target, counted)[told]
-        for votes in (log_p, alike_votes(log_p, segments, prior, alike))
+        _bag_loss(votes, segments, target, counted)[told] for votes in (log_p, heard(log_p, segments, prior, alike))
     )
-    return Context(
-        *(tilt, heat, alike, labelled),
-        *(float(gain.mean()), _error(gain)),
+    return Overheard(
+        *(alike, float(gain.mean()), _error(gain)),
         *(float(alone.mean()), float(joined.mean()), _error(joined - alone)),
     )
 
@@ -97,21 +116,13 @@ def temperature(
     return min(fair, key=lambda h: abs(math.log(h)))
 
 
-def alike_votes(log_p: Tensor, segments: Segments, prior: Tensor, alike: float) -> Tensor:
-    """(N, C) log P(y | x, its bag) for bags without a label."""
-    centre = prior.expand(segments.bags, -1)
-    return in_context(log_p, segments, shares_of(log_p, segments, centre, prior, alike), prior)
-
-
 def answer(context: Context, logits: Tensor, bags: Bags, *, listen: bool | None = None) -> Tensor:
     """(N, C) calibrated probabilities of instances seen with their bags; labels of the bags are not used. ``listen``: to the
     bag; the default is what the check decided."""
     log_p = (logits.double() / context.temperature).log_softmax(1)
     if not (context.helps if listen is None else listen):
         return log_p.exp().float()
-    return (
-        alike_votes(log_p, bags.segments().to(logits.device), context.tilt.prior.double(), context.alike).exp().float()
-    )
+    return heard(log_p, bags.segments().to(logits.device), context.tilt.prior.double(), context.alike).exp().float()
 
 
 def count(

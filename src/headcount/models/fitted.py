@@ -26,7 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headcount.bags import Bags, Segments, tilt
+from headcount.bags import Bags, Segments, census, tilt
+from headcount.bags.census import plainly
 from headcount.data.columns import Named
 from headcount.data.learned import Learned
 from headcount.data.read import Reading, read
@@ -40,7 +41,7 @@ SHARED = ("tilt", "noisy_label", "supervised")
 
 
 KEYS = {
-    *("format", "kind", "classes", "counted", "temperature", "instance_temperature", "tilt"),
+    *("format", "kind", "classes", "counted", "temperature", "instance_temperature", "tilt", "alike", "listens"),
     *("preparation", "design", "facts"),
 }
 
@@ -48,8 +49,9 @@ KEYS = {
 class Answer(NamedTuple):
     """What a fitted model says of bags, on the CPU."""
 
-    instance: Tensor  # (N, C) probabilities
+    instance: Tensor  # (N, C) probabilities, in the bag's context where the model listens to it
     bag: Tensor  # (B, C) log-probabilities of the bag's label
+    alone: Tensor  # (N, C) probabilities of each instance by itself
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +61,9 @@ class Fitted:
     ``temperature``: bag log-probabilities are divided by it and normalised again; chosen on cross-validated bags.
     ``instance_temperature``: the same for instances, under which they explain held-out labels best (training/criterion.py).
     ``tilt``: P(class | bag's label) and the label frequencies, as estimated from held-out bags; ``tilt.share`` is the
-    expected majority share of each class. ``facts``: plain JSON (method, recipe, data, scores, candidates, versions, ...).
+    expected majority share of each class. ``alike``: how alike bags are in their shares, None if nobody could tell;
+    ``listens``: whether an instance is answered in the light of the others in its bag (judging/shares.py decides both on
+    held-out bags). ``facts``: plain JSON (method, recipe, data, scores, candidates, versions, ...).
     """
 
     body: Model | Forest | Linear | Held
@@ -69,6 +73,8 @@ class Fitted:
     counted: tuple[bool, ...] | None = None
     temperature: float = 1.0
     instance_temperature: float = 1.0
+    alike: float | None = None
+    listens: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -82,8 +88,9 @@ class Fitted:
         how = {"classes": self.classes, "uncounted": never, **how}
         return read(data, named, need_labels=need_labels, learned=self.learned, **how)
 
-    def say(self, bags: Bags, *, batch_instances: int = 8192) -> Answer:
-        """Ask about bags, a part of the instances at a time. Removed instances are answered, and not counted."""
+    def say(self, bags: Bags, *, listen: bool | None = None, batch_instances: int = 8192) -> Answer:
+        """Ask about bags, a part of the instances at a time. Removed instances are answered, and not counted. ``listen``: to
+        an instance's bag; the default is what held-out bags decided."""
         if not len(bags):
             raise HeadcountError("no bags to ask about; give at least one")
         if bags.pool.shape != self.learned.shape:
@@ -91,13 +98,41 @@ class Fitted:
                 f"the model takes instances of shape {self.learned.shape}, got {bags.pool.shape}; "
                 "prepare them with bags(learned=fitted.learned)"
             )
+        segments = bags.segments().to("cpu")
         if isinstance(self.body, Model) and self.body.design.head not in SHARED:
             said = say(self.body, bags, batch_instances=batch_instances)
-            return Answer(tempered(said.instance.softmax(1), self.instance_temperature), self._bag(said.bag))
-        p = self._alone(bags, batch_instances)
-        counted = None if self.counted is None else torch.tensor(self.counted)
-        bag = self._bag(log_shares(p, bags.segments().to("cpu"), counted))
-        return Answer(tempered(p, self.instance_temperature), bag)
+            p, bag = said.instance.softmax(1), self._bag(said.bag)
+        else:
+            p = self._alone(bags, batch_instances)
+            bag = self._bag(log_shares(p, segments, None if self.counted is None else torch.tensor(self.counted)))
+        p = tempered(p, self.instance_temperature)
+        if not (self.listens if listen is None else listen):
+            return Answer(p, bag, p)
+        return Answer(self.heard(p, segments), bag, p)
+
+    def heard(self, p: Tensor, segments: Segments) -> Tensor:
+        """(N, C) probabilities of instances in the light of the others in their bag, from those of each alone."""
+        if self.alike is None:
+            raise HeadcountError("this model was fitted on too few bags to know what a bag tells of its instances")
+        return census.heard(p.clamp_min(1e-30).double().log(), segments, self.prior, self.alike).exp().float()
+
+    @property
+    def prior(self) -> Tensor:
+        """(C,) how frequent the classes are, as estimated; no class is impossible."""
+        prior = self.tilt.prior.double().clamp_min(1e-6)
+        return prior / prior.sum()
+
+    def shares(self, alone: Tensor, bags: Bags, *, level: float = 0.9) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, C) the class shares of each bag's instances with the ends of an interval, from what was said of each ``alone``.
+        Labels are not looked at.
+
+        Where it is known how alike bags are, the shares are those a bag's instances make likely (bags/census.py); the mean of
+        probabilities alone would lean towards how frequent classes are overall. Otherwise they are that mean.
+        """
+        segments = bags.segments().to("cpu")
+        if self.alike is None:
+            return plainly(alone, segments, level)
+        return census.estimated(alone.clamp_min(1e-30).double().log(), segments, self.prior, self.alike, level=level)
 
     def _alone(self, bags: Bags, batch_instances: int) -> Tensor:
         """(N, C) probabilities of instances, each looked at by itself."""
@@ -149,6 +184,8 @@ class Fitted:
             "counted": None if self.counted is None else list(self.counted),
             "temperature": self.temperature,
             "instance_temperature": self.instance_temperature,
+            "alike": self.alike,
+            "listens": self.listens,
             "tilt": {"mix": self.tilt.mix.tolist(), "labels": self.tilt.labels.tolist()},
             "preparation": self.learned.to_json(),
             "design": design,
@@ -195,7 +232,11 @@ def _loaded(path: Path) -> Fitted:
     if not isinstance(said["facts"], dict):
         raise HeadcountError("facts must be an object")
     heat = [folder.number(said[k], k, 1e-6, 1e6) for k in ("temperature", "instance_temperature")]
-    return Fitted(body, classes, learned, _tilt(said["tilt"], len(classes)), counted, *heat, said["facts"])
+    alike = None if said["alike"] is None else folder.number(said["alike"], "alike", 1e-3, 1e9)
+    if not isinstance(said["listens"], bool) or (said["listens"] and alike is None):
+        raise HeadcountError("listens is true or false, and false where alike is null")
+    found = _tilt(said["tilt"], len(classes))
+    return Fitted(body, classes, learned, found, counted, *heat, alike, said["listens"], said["facts"])
 
 
 def _counted(given: Any, classes: int) -> tuple[bool, ...]:

@@ -36,6 +36,7 @@ def fit_page(fitted: Fitted, title: str = "A model from majority labels") -> str
         facts=fitted.facts,
         classes=fitted.classes,
         shares=_shares(fitted),
+        context=context_line(fitted),
         figures=_figures(fitted),
         terms=_terms(fitted),
     )
@@ -135,6 +136,8 @@ def model_card(fitted: Fitted) -> str:
             lines.append(f"* instances, against the truth that came with the data (never used): {said}")
     else:
         lines.append("* not cross-validated: the bags were too few")
+    if line := context_line(fitted):
+        lines.append(f"* {line}")
     lines += [f"* {quoted(line)}" for line in facts["cautions"]]
     lines += [
         "",
@@ -151,6 +154,18 @@ def model_card(fitted: Fitted) -> str:
     made = ", ".join(f"{k} {v}" for k, v in facts["versions"].items())
     lines += ["", f"Made {facts['created']} by {made}; seed {facts['seed']}.", ""]
     return "\n".join(lines)
+
+
+def context_line(fitted: Fitted) -> str | None:
+    """What held-out bags said of reading an instance in the light of its bag; None if nobody asked them."""
+    told = fitted.facts.get("context")
+    if told is None:
+        return None
+    right = told.get("instance_accuracy")
+    seen = "" if right is None else f" (instances so read, against the truth given: {right:.3f})"
+    if told["listens"]:
+        return f"predictions are read in the light of the bag: one half of a held-out bag foretells the other{seen}"
+    return f"predictions are of each instance by itself: its bag would not help, by held-out bags{seen}"
 
 
 def quoted(words: str) -> str:
@@ -176,5 +191,7 @@ def lines_of(fitted: Fitted) -> Sequence[str]:
         if scores["instance_accuracy"] is not None:
             own = rate(scores["instance_accuracy"], scores["instance_low"], scores["instance_high"])
             said.append(f"instances, against the truth given (used for nothing): accuracy {own}")
+    if line := context_line(fitted):
+        said.append(line)
     shares = ", ".join(f"{c} {s}" for c, n, s, _ in _shares(fitted)[:12] if n)
     return [*said, f"expected majority share: {shares}", *facts["cautions"]]
