@@ -55,7 +55,6 @@ def test_a_page_runs(page, tmp_path):
 
 
 def test_the_site_builds(tmp_path):
-    pytest.importorskip("sphinx", reason="the extra docs")
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", "-d", str(tmp_path / "trees")]
     done = subprocess.run([*command, str(ROOT / "docs"), str(tmp_path / "site")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -274,7 +274,8 @@ def test_frames_of_any_make():
 
 
 def test_pandas_where_it_is():
-    pd = pytest.importorskip("pandas")
+    import pandas as pd
+
     table = make.rows()
     frame = pd.DataFrame(table)
     assert same(read(frame), read(table))
