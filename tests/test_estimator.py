@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -11,7 +14,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.naive_bayes import GaussianNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.estimator_checks import estimator_checks_generator, parametrize_with_checks
 
 import headcount
 from headcount.errors import HeadcountError
@@ -252,3 +255,11 @@ def test_folds_split_no_bag(seed):
 def test_the_front_door():
     assert headcount.MajorityClassifier is MajorityClassifier
     assert headcount.BagKFold is BagKFold
+
+
+def test_the_documentation_lists_the_checks_that_run():
+    found = [getattr(c, "func", c).__name__ for _, c in estimator_checks_generator(MajorityClassifier(), legacy=True)]
+    text = (Path(__file__).parent.parent / "docs" / "estimator.md").read_text()
+    assert f"all {len(found)} checks" in text
+    listed = set(re.findall(r"`(\w+)`", text.split("without their prefix")[1]))
+    assert {f"check_{n}" for n in listed if n != "check_"} == set(found) - {"check_array_api_input"}

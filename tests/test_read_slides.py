@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -315,3 +316,18 @@ def test_without_h5py_the_extra_is_named(tmp_path, monkeypatch):
 def test_learned_is_plain_json(tmp_path):
     learned = read(make.slides(tmp_path)).learn()
     assert Learned.from_parts(json.loads(json.dumps(learned.to_json()))).shape == (4,)
+
+
+def test_a_disk_that_fills_up_is_one_line_and_can_be_taken_up(tmp_path):
+    """A limit on the size of files stands for the disk: the write fails, no signal kills us, and the rest comes later."""
+    make.slides(tmp_path / "s")
+    whole = read(tmp_path / "s", cache=tmp_path / "other").laid.pool.data
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
+    try:
+        with pytest.raises(HeadcountError, match=r"cannot write the cache in .*: .*; it needs 0.0 GB"):
+            read(tmp_path / "s", cache=tmp_path / "c")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list((tmp_path / "c").glob("*.npy"))
+    assert torch.equal(read(tmp_path / "s", cache=tmp_path / "c").laid.pool.data, whole)

@@ -11,6 +11,7 @@ files make a new cache. The digests are of the content.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -89,30 +90,41 @@ def _cached(
         parts = _lines(log, ends)
     if whole and len(parts) == len(ends) - 1:
         return _mapped(path, shape, dtype), parts
-    parts, array = _goes_on(part_path, shape, dtype, parts)
-    with open(log, "w", encoding="utf-8") as lines:
+    parts, start = _goes_on(part_path, shape, dtype, parts, ends)
+    with open(part_path, "r+b") as file, open(log, "w", encoding="utf-8") as lines:
         lines.writelines(_line(p) for p in parts)
+        file.seek(start)
         for k in range(len(parts), len(ends) - 1):
             part = fill(k)
-            array[ends[k] : ends[k + 1]] = part.rows
-            array.flush()  # the rows before the line that says they are there
+            file.write(
+                np.ascontiguousarray(part.rows, dtype).tobytes()
+            )  # not mapped: a full disk is an error, no signal
+            file.flush()  # the rows before the line that says they are there
             parts.append(Part(part.rows[:0], part.digest, part.bad))
             lines.write(_line(parts[-1]))
             lines.flush()
-    del array
+        os.fsync(file.fileno())
     os.replace(part_path, path)
     return _mapped(path, shape, dtype), parts
 
 
-def _goes_on(path: Path, shape: tuple[int, ...], dtype: np.dtype, parts: list[Part]) -> tuple[list[Part], np.memmap]:
-    """The file a killed run left, if it is ours; else a new one."""
+def _goes_on(
+    path: Path, shape: tuple[int, ...], dtype: np.dtype, parts: list[Part], ends: list[int]
+) -> tuple[list[Part], int]:
+    """The parts in the file a killed run left, if it is ours, and where its next rows go; else a new file."""
+    header = io.BytesIO()
+    said = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_2_0(header, said)
+    start, row = header.tell(), int(np.prod(shape[1:])) * dtype.itemsize
+    after = start + ends[len(parts)] * row
     try:
-        array = np.lib.format.open_memmap(path, mode="r+")
-        if array.shape == shape and array.dtype == dtype:
-            return parts, array
-    except (OSError, ValueError):
+        with open(path, "rb") as old:
+            if old.read(start) == header.getvalue() and os.fstat(old.fileno()).st_size >= after:
+                return parts, after
+    except OSError:
         pass
-    return [], np.lib.format.open_memmap(path, mode="w+", shape=shape, dtype=dtype)
+    path.write_bytes(header.getvalue())
+    return [], start
 
 
 def _line(part: Part) -> str:
