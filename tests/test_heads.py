@@ -5,10 +5,12 @@ Give a new head's options a line in VARIANTS. A head that breaks a law on purpos
 
 from __future__ import annotations
 
+import copy
 import errno
 import json
 import math
 import pickle
+from contextlib import nullcontext
 from functools import cache
 from itertools import pairwise, product
 
@@ -456,6 +458,30 @@ def test_a_step_of_training(name, options):
             assert any(g.any() for g in own)
 
     examine(law, CASES, bags=ragged(most=5))
+
+
+@over_heads
+def test_no_number_is_asked_for_inside_a_step(name, options, monkeypatch):
+    """On the meta device tensors have no numbers: whoever looks at one fails here, and would make a GPU wait, or break the
+    capture of the step. Bags of one size, as captured steps have."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # it knows no meta device
+    head = made(name, options)
+    head.enrol(3, 12)
+    for sweep in head.passes:
+        views = head.views if sweep.taught else 1
+        n, b = (12, 12) if sweep.over == "instances" else (12, 3)
+        with torch.device("meta"):
+            batch = Batch(
+                segments=Segments(torch.zeros(n, dtype=torch.int64), b, n // b).repeat(views),
+                target=torch.zeros(b * views, C), bag=torch.zeros(b * views, dtype=torch.int64),
+                place=torch.zeros(n * views, dtype=torch.int64), known=torch.zeros(n * views, dtype=torch.int64),
+                epoch=torch.zeros((), dtype=torch.int64), done=torch.zeros(()), over=sweep.over, views=views,
+            )  # fmt: skip
+            h = torch.zeros(n * views, D, requires_grad=True)
+        far = copy.deepcopy(head).to("meta")
+        teacher = None if head.teacher is None or not sweep.taught else far.eval()(h.detach(), batch.segments)
+        far.train().loss(far(h, batch.segments), batch, teacher).backward()
+        far.eval().loss(far(h, batch.segments), batch, None)
 
 
 @over_heads

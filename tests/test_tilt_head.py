@@ -110,6 +110,7 @@ def test_pseudo_labels_against_a_loop():
     head = head_of(instance=0, bag=0, align=0.7, threshold=0.6, start=0.0).train()
     head.said.copy_(torch.tensor([0.4, 0.3, 0.2, 0.1]))
     head.sure.copy_(torch.tensor([0.9, 0.8, 0.7, 0.6]))
+    head.lessons.fill_(500)
     z, taught, batch = logits(2), logits(2, seed=1), batch_of(2)
     loss = float(head.loss(said(z), batch, said(taught)))
     mix = head.mix.numpy()
@@ -130,6 +131,18 @@ def test_pseudo_labels_against_a_loop():
     assert 5 < trusted.sum() < 60
     assert loss == pytest.approx((weight * trusted * ce).sum() / 60, rel=1e-4)
     np.testing.assert_allclose(head.said, 0.99 * np.array([0.4, 0.3, 0.2, 0.1]) + 0.01 * p.mean(0), rtol=1e-5)
+
+
+def test_the_first_lessons_are_remembered_at_once():
+    """What the teacher said before any lesson was a guess of ours: it is forgotten with the first, then lessons weigh alike."""
+    head = head_of(instance=0, bag=0, start=0.0).train()
+    seen = []
+    for seed in range(3):
+        taught = logits(2, seed=seed)
+        head.loss(said(logits(2)), batch_of(2), said(taught))
+        seen.append(taught.softmax(1).mean(0))
+        torch.testing.assert_close(head.said, torch.stack(seen).mean(0))
+    assert (head.sure < 1).all()
 
 
 def test_ragged_bags_with_views_and_removal():
@@ -350,6 +363,9 @@ def test_the_teacher_sees_weak_views_and_notes_for_both():
     inner = state.encode
     state.encode = lambda *given: (asked.append(given[3:]), inner(*given))[1]
     state.train_epoch(0)
+    assert asked
+    assert set(asked) == {("feature", 1, False)}, "before it is taught one view is enough"
+    state.train_epoch(3)
     assert ("feature", 2, False) in asked
     assert ("feature", 2, True) in asked
     assert not state.head.heap.any()

@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -141,9 +141,10 @@ class Training:
         still = all(feed.near and feed.size is not None for feed in (self.train, self.valid))
         # only steps that do the same every time can be captured
         fast = partial(speed.fast, device=device) if still and self.stream is None else lambda step: step
-        self.steps = {one: fast(partial(self.step, one)) for one in self.head.passes}
+        passes = dict.fromkeys(one for early in (True, False) for one in self.passes(early))
+        self.steps = {one: fast(partial(self.step, one)) for one in passes}
         if self.team.size > 1:
-            self.steps = {one: parallel.Step(self, one, fast) for one in self.head.passes}
+            self.steps = {one: parallel.Step(self, one, fast) for one in passes}
             self.memory = parallel.Memory(self, enrolled)
         self.judge = fast(self.valid_step)
         self.total = recipe.epochs * sum(self.train.steps(one.over) for one in self.head.passes)
@@ -156,7 +157,7 @@ class Training:
         self.model.train()
         self.midway = True
         losses, done = [], epoch * self.total // self.recipe.epochs
-        for one in self.head.passes:
+        for one in self.passes(early=epoch < self.head.alone * self.recipe.epochs):
             order = self.train.shuffled(one.over, self.recipe.seed, epoch)
             with self.train.reading(self._reads(one, order)):
                 for which in order:
@@ -167,6 +168,10 @@ class Training:
             if self.team.size > 1:
                 self.memory.merge()
         return torch.stack(losses).mean()
+
+    def passes(self, early: bool = False) -> tuple[Pass, ...]:
+        """The head's; before it wants to be taught, without teacher and with one view."""
+        return tuple(replace(one, taught=one.taught and not (early and self.head.alone)) for one in self.head.passes)
 
     def step(self, one: Pass, which: Tensor) -> Tensor:
         """One batch: forward, loss, backward, step. Returns the loss, still on the device."""

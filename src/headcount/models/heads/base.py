@@ -75,6 +75,7 @@ class Head(nn.Module):
     views: int = 1
     teacher: float | None = None  # decay of the moving average that plays teacher, and then also answers
     passes: tuple[Pass, ...] = (Pass(),)
+    alone: float = 0.0  # the share of the training before the teacher is asked: until then one view is enough
     weak_teacher: ClassVar[bool] = False  # true if all the teacher's views are of the weakest kind
     counted: Tensor | None
     extremes: ClassVar[Mapping[str, str]] = {}  # buffers that keep the least or greatest of a pass: name -> min or max

@@ -45,6 +45,7 @@ class TiltHead(Head):
     bags: Tensor
     said: Tensor
     sure: Tensor
+    lessons: Tensor
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class TiltHead(Head):
         self.share, self.instance, self.bag, self.teach, self.start = share, instance, bag, teach, start
         self.fade, self.threshold, self.adapt, self.align, self.election = fade, threshold, adapt, align, election
         self.classifier = nn.Linear(dim, classes)
-        self.views, self.teacher = 2 if teach else 1, decay
+        self.views, self.teacher, self.alone = 2 if teach else 1, decay, start
         bags = (Pass("bags", taught=False),) if bag else ()
         self.passes = (
             (Pass("bags", taught=bool(teach)),) if over == "bags" else (Pass("instances", taught=bool(teach)), *bags)
@@ -91,6 +92,7 @@ class TiltHead(Head):
         self.register_buffer("bags", torch.zeros(classes, dtype=torch.float64))  # labels of validation bags
         self.register_buffer("said", torch.full((classes,), 1 / classes))  # mean of what the teacher says
         self.register_buffer("sure", torch.ones(classes))  # how sure it is of each class when it says it
+        self.register_buffer("lessons", torch.zeros(()))
         self.enrol(1, 32)
 
     def enrol(self, bags: int, instances: int) -> None:
@@ -177,12 +179,15 @@ class TiltHead(Head):
         return (trusted * each).sum() / weight.sum().clamp_min(1e-12)
 
     def _remember(self, p: Tensor, top: Tensor, choice: Tensor, weight: Tensor) -> None:
+        """Running means: of all lessons at first, then of about the last hundred."""
+        pace = (1 / (1 + self.lessons)).clamp_min(1 - SLOW)
+        self.lessons.add_(1)
         whole = weight.sum()
         mean = (weight[:, None] * p).sum(0) / whole.clamp_min(1e-12)
-        self.said.lerp_(torch.where(whole > 0, mean, self.said), 1 - SLOW)
-        votes = torch.zeros_like(self.sure).index_add(0, choice, weight)
-        sure = torch.zeros_like(self.sure).index_add(0, choice, weight * top) / votes.clamp_min(1e-12)
-        self.sure.lerp_(torch.where(votes > 0, sure, self.sure), 1 - SLOW)
+        self.said.lerp_(torch.where(whole > 0, mean, self.said), pace)
+        votes = weight[:, None] * (choice[:, None] == torch.arange(self.classes, device=choice.device))
+        sure = (votes * top[:, None]).sum(0) / votes.sum(0).clamp_min(1e-12)  # no scatter: the same bits every time
+        self.sure.lerp_(torch.where(votes.sum(0) > 0, sure, self.sure), pace)
 
 
 def _first(z: Tensor, batch: Batch) -> tuple[Tensor, Segments, Tensor, Tensor | None]:
