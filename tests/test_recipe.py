@@ -64,6 +64,7 @@ def test_everything_that_decides_a_number_is_in_the_key():
         "prototype_bags": "all",
         "drop_before_forward": True,
         "chunk_instances": 1000,
+        "trouble": {"wrong": 0.1},
         "backbone_options": {"stem": "small"},
         "batch_instances": 512,
         "decay": "weights",

@@ -66,9 +66,20 @@ def recipes_of(
         axes["precision"] = precision.split(",")
     for text in set_ or []:
         name, values = _split("--set", text)
-        if name.endswith("options"):
-            raise HeadcountError(f"--set cannot give {name}; give the head's options as --option NAME=VALUE")
-        axes[name] = [_value(v) for v in values.split(",")]
+        field, dot, own = name.partition(".")
+        if name.endswith("options") or name == "trouble":
+            raise HeadcountError(
+                f"--set cannot give {name} as a whole; give --option NAME=VALUE for the head, --set backbone.NAME=VALUE, "
+                "--set trouble.NAME=VALUE"
+            )
+        given = [_value(v) for v in values.split(",")]
+        if not dot:
+            axes[name] = given
+            continue
+        field = {"backbone": "backbone_options", "trouble": "trouble"}.get(field, field)
+        if field not in ("backbone_options", "trouble"):
+            raise HeadcountError(f"--set {name}: only backbone and trouble have fields of their own")
+        axes[field] = [{**so_far, own: v} for so_far in axes.get(field, [{}]) for v in given]
     return studies.grid(Recipe(), **axes)
 
 

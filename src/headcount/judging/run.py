@@ -29,6 +29,7 @@ from headcount.bags import Bags, Pool
 from headcount.data import sources
 from headcount.data.prepare import Prepare
 from headcount.data.protocol import Protocol, majority_bags
+from headcount.data.trouble import troubled
 from headcount.errors import HeadcountError
 from headcount.files import alone
 from headcount.judging import records, scores
@@ -132,6 +133,8 @@ def bags_for(recipe: Recipe, device: torch.device | str = "cpu") -> dict[str, Ba
     protocol = protocol_of(recipe)
     pool = _pool_on(recipe.source, torch.device(device))
     made = _bags(recipe.source, recipe.fold, protocol)
+    if recipe.trouble:
+        made = troubled(made, dict(recipe.trouble), recipe.data_seed + recipe.fold)
     return {split: replace(bags, pool=pool).to(device) for split, bags in made.items()}
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from headcount.data import protocol, sources
+from headcount.data import trouble as troubles
 from headcount.errors import HeadcountError, choose
 from headcount.models.backbones import BACKBONES
 from headcount.models.heads import check_options, find_head
@@ -74,10 +75,12 @@ class Recipe:
     decay: str = "all"  # what weight_decay pulls at: all, or weights (no biases, no batch-norm)
     mirror: bool = False  # answer with the mean over an image and its mirror image
     chunk_instances: int = 0  # in work at once; a larger batch, or bag, is taken piece by piece. 0: all of a batch
+    trouble: Options = ()  # wrong labels, unequal or missing classes (data/trouble.py)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", _options(self.options))
         object.__setattr__(self, "backbone_options", _options(self.backbone_options))
+        object.__setattr__(self, "trouble", _options(self.trouble))
         for name, choices in _CHOICES.items():
             choose(name.replace("_", " "), getattr(self, name), choices)
         for name, (low, high) in _RANGES.items():
@@ -96,6 +99,7 @@ class Recipe:
             if not isinstance(getattr(self, name), bool):
                 raise HeadcountError(f"{name} is true or false, got {getattr(self, name)!r}")
         check_options(self.head, dict(self.options))
+        troubles.check(dict(self.trouble))
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Recipe:

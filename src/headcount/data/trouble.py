@@ -1,0 +1,77 @@
+"""Trouble: what real bags suffer and the protocol's do not. Training and validation bags get it; test bags stay as they are.
+
+wrong    the share of bags that carry another class's label, drawn by lot
+unequal  how many times rarer the last class's label is than the first's: bags are left out, class by class at one ratio
+never    the number of a class that is never the majority: bags with its label are left out
+
+>>> check({"wrong": 0.2})
+>>> check({"wrogn": 0.2})
+Traceback (most recent call last):
+headcount.errors.HeadcountError: no trouble 'wrogn'; there are wrong, unequal, never (did you mean 'wrong'?)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from headcount.bags import Bags
+from headcount.errors import HeadcountError, choose
+
+_RANGES = {"wrong": (0, 1), "unequal": (1, 1e6), "never": (0, 1 << 20)}
+
+
+def check(trouble: Mapping[str, Any]) -> None:
+    """Refuse what cannot be meant."""
+    for name, value in trouble.items():
+        choose("trouble", name, _RANGES)
+        low, high = _RANGES[name]
+        whole = name == "never"
+        good = (
+            isinstance(value, int if whole else (int, float)) and not isinstance(value, bool) and low <= value <= high
+        )
+        if not good:
+            kind = "the number of a class" if whole else f"a number from {low} to {high:g}"
+            raise HeadcountError(f"trouble {name} is {kind}, got {value!r}")
+
+
+def troubled(bags: Mapping[str, Bags], trouble: Mapping[str, Any], seed: int) -> dict[str, Bags]:
+    """The same bags in trouble; the same lots for the same seed."""
+    check(trouble)
+    made = dict(bags)
+    for i, split in enumerate(("train", "valid")):
+        rng = np.random.default_rng([seed, i, 7])
+        held = _left(bags[split], trouble, rng)
+        made[split] = _mislabelled(held, float(trouble.get("wrong", 0)), rng)
+    return made
+
+
+def _left(bags: Bags, trouble: Mapping[str, Any], rng: np.random.Generator) -> Bags:
+    label, classes = bags.label.cpu().numpy(), len(bags.classes)
+    keep = np.ones(len(bags), bool)
+    if "never" in trouble:
+        if trouble["never"] >= classes:
+            raise HeadcountError(f"trouble never is a class from 0 to {classes - 1}, got {trouble['never']}")
+        keep &= label != trouble["never"]
+    for c in range(classes):
+        own = np.flatnonzero(label == c)
+        gone = len(own) - round(len(own) * float(trouble.get("unequal", 1)) ** (-c / (classes - 1)))
+        keep[rng.permutation(own)[:gone]] = False
+    if not keep.any():
+        raise HeadcountError("after this trouble no bag is left")
+    return bags if keep.all() else bags.take(np.flatnonzero(keep))
+
+
+def _mislabelled(bags: Bags, share: float, rng: np.random.Generator) -> Bags:
+    if not share:
+        return bags
+    classes = len(bags.classes)
+    which = rng.permutation(len(bags))[: round(share * len(bags))]
+    target = bags.target.clone()
+    for b, step in zip(which.tolist(), rng.integers(1, classes, len(which)).tolist(), strict=True):
+        target[b] = torch.roll(target[b], step)
+    return replace(bags, target=target)

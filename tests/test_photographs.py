@@ -1,0 +1,60 @@
+"""The campaign on photographs can be run and summed up: its lines are different runs, and the summary is made of records."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILE = ROOT / "benchmarks" / "photographs.py"
+
+
+@pytest.fixture(scope="module")
+def photographs():
+    spec = importlib.util.spec_from_file_location("photographs", FILE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_line_is_a_run_of_its_own(photographs):
+    made = [photographs.line(name, "cifar10", "small", 1) for name in photographs.LINES]
+    assert len(set(made)) == len(made)
+    for name in photographs.LINES:
+        digits = photographs.line(name, "svhn", "various", 0)
+        assert digits.views not in ("image", "flip_crop")
+        assert not digits.mirror, "no digit survives the mirror"
+
+
+def test_a_campaign_goes_on_and_is_summed_up(photographs, tmp_path, monkeypatch):
+    small = ["epochs=2", "train_bags=8", "valid_bags=4", "test_bags=4", "bag_size=6", 'backbone_options={"width":4}']
+    command = [sys.executable, str(FILE), "--out", str(tmp_path), "--source", "digits", "--scenario", "various"]
+    command += ["--fold", "0,1", "--lines", "best,twin", "--minutes", "2", *(w for s in small for w in ("--set", s))]
+    first = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert first.stdout.count("instance 0.") == 4, first.stdout + first.stderr
+    again = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert not again.stdout, "nothing is run twice"
+    plain = photographs.line
+    monkeypatch.setattr(
+        photographs, "line",
+        lambda name, source, scenario, fold: photographs.changed(plain(name, "digits", scenario, fold), small),
+    )  # fmt: skip
+    said = photographs.summary(tmp_path)
+    assert set(said) == {"digits", "lines"}
+    row = said["digits"]["various"]
+    assert row["folds"] == 2
+    assert row["mean"] == pytest.approx(sum(row["each"].values()) / 2, abs=1e-4)
+    assert len(row["tilt"]["share"]) == 10
+    assert said["lines"]["supervised twin"]["digits"]["various"]["folds"] == 2
+
+
+def test_the_summary_in_the_repository_is_that_of_its_records(photographs):
+    folder = ROOT / "results" / "tilt"
+    if not folder.exists():
+        pytest.skip("no records yet")
+    assert json.loads((folder / "summary.json").read_text()) == json.loads(json.dumps(photographs.summary(folder)))

@@ -1,0 +1,64 @@
+"""Trouble: wrong labels, unequal and missing classes reach training and validation bags, and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from headcount import commands
+from headcount.bags import Bags, Pool
+from headcount.data.trouble import troubled
+from headcount.errors import HeadcountError
+from headcount.judging.run import bags_for, run
+from headcount.training.recipe import Recipe
+
+
+def bags(n=200, classes=4):
+    pool = Pool(np.zeros((n * 2, 1), np.float32))
+    return {
+        split: Bags.of(pool, sizes=[2] * n, labels=np.arange(n) % classes, classes=classes)
+        for split in ("train", "valid", "test")
+    }
+
+
+def test_so_many_labels_are_wrong_and_no_more():
+    before, after = bags(), troubled(bags(), {"wrong": 0.3}, 0)
+    for split in ("train", "valid"):
+        changed = after[split].label != before[split].label
+        assert int(changed.sum()) == 60
+        assert len(set(after[split].label[changed].tolist())) == 4
+        assert torch.equal(after[split].index, before[split].index)
+    assert torch.equal(after["test"].label, before["test"].label)
+    again = troubled(bags(), {"wrong": 0.3}, 0)
+    assert torch.equal(again["train"].label, after["train"].label)
+    assert not torch.equal(troubled(bags(), {"wrong": 0.3}, 1)["train"].label, after["train"].label)
+    assert not torch.equal(after["train"].label, after["valid"].label), "other lots for other bags"
+
+
+def test_rarer_and_missing_labels():
+    after = troubled(bags(400), {"unequal": 8}, 0)
+    assert np.bincount(after["train"].label).tolist() == [100, 50, 25, round(100 / 8)]
+    assert np.bincount(after["test"].label).tolist() == [100] * 4
+    after = troubled(bags(), {"never": 2, "wrong": 0.0}, 0)
+    assert np.bincount(after["valid"].label, minlength=4).tolist() == [50, 50, 0, 50]
+    with pytest.raises(HeadcountError, match="a class from 0 to 3, got 4"):
+        troubled(bags(), {"never": 4}, 0)
+
+
+def test_a_recipe_in_trouble(tmp_path):
+    plain = Recipe(source="digits", bag_size=8, train_bags=20, valid_bags=10, test_bags=10, backbone="mlp", epochs=1)
+    recipe = plain.but(trouble={"wrong": 0.5})
+    assert recipe.key != plain.key
+    assert plain.but(trouble={}).key == plain.key
+    changed = bags_for(recipe)["train"].label != bags_for(plain)["train"].label
+    assert int(changed.sum()) == 10
+    record = run(recipe, tmp_path)
+    assert Recipe.of(record.body["recipe"]) == recipe
+
+
+def test_fields_of_fields_on_the_command_line():
+    words = ["trouble.wrong=0.1,0.2", "backbone.stem=small", "backbone.width=32"]
+    made = commands.recipes_of("cifar10", "various", "0", "tilt", None, "0", None, None, None, words)
+    assert [dict(r.trouble) for r in made] == [{"wrong": 0.1}, {"wrong": 0.2}]
+    assert {r.backbone_options for r in made} == {(("stem", "small"), ("width", 32))}
