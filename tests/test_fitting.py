@@ -24,6 +24,7 @@ from headcount.judging.candidates import Candidate, thinned
 from headcount.judging.plans import Plan
 from headcount.models.fitted import Fitted
 from headcount.showing.fit_page import context_line
+from headcount.training.batches import Feed
 from headcount.training.criterion import judge
 from test_em import blobs
 
@@ -371,6 +372,7 @@ def test_minutes_bound_the_whole(monkeypatch):
 def test_a_full_fit_is_foretold_from_a_part():
     bags = blobs(20, 5).blind()
     for found in candidates.candidates("em_forest,tilt", bags, epochs=4):
+        found.fit(bags, bags)  # whatever is done once in a process
         start = time.perf_counter()
         found.fit(bags, bags)
         took = time.perf_counter() - start
@@ -509,3 +511,41 @@ def test_the_expected_share_is_that_of_held_out_bags(monkeypatch):
     true = float((bags.truth == bags.label[bags.bag]).float().mean())
     assert abs(float(made.tilt.share.mean()) - true) < 0.05
     assert made.instance_temperature < 1  # a few trees are timid
+
+
+def test_large_bags_are_cut_for_tilt_and_heard_in_chunks_by_others(monkeypatch):
+    monkeypatch.setattr(candidates, "LARGE", 64)
+    monkeypatch.setattr(candidates, "CHUNK", 32)
+    reading = reading_of(blobs(12, 200, share=0.7))
+    bags = reading.bags(reading.learn()).blind()
+    cut = candidates.in_pieces(bags, 64)
+    assert cut.sizes.tolist() == [50] * 48
+    assert torch.equal(cut.index, bags.index)
+    assert torch.equal(cut.label, bags.label.repeat_interleave(4))
+    assert candidates.in_pieces(bags, 200).sizes.tolist() == [200] * 12
+    tilted, counted = candidates.candidates("tilt,count", bags, epochs=2)[:2]
+    assert dict(tilted.recipe.options)["piece"] == pytest.approx(12 / 48)
+    assert (tilted.recipe.chunk_instances, counted.recipe.chunk_instances) == (0, 32)
+    most = []
+    inner = Feed.read
+    monkeypatch.setattr(Feed, "read", lambda self, place: (most.append(len(place)), inner(self, place))[1])
+    for one in (tilted, counted):
+        most.clear()
+        one.fit(bags, bags)
+        assert max(most) <= 1024 if one is tilted else max(most) <= 32
+
+
+def test_many_instances_are_foretold_from_some(monkeypatch):
+    monkeypatch.setattr(plans, "SAMPLE", 50)
+    reading = reading_of(blobs(40, 5))
+    bags = reading.bags(reading.learn()).blind()
+    seen = []
+    inner = Candidate.fit
+    monkeypatch.setattr(Candidate, "fit", lambda self, train, valid, **how: (seen.append(len(train.index)), inner(self, train, valid, **how))[1])  # noqa: E501  # fmt: skip
+    for name in ("tilt", "logistic"):
+        one = candidates.candidates(name, bags, epochs=4)[0]
+        assert measured(one, bags, bags, torch.device("cpu")) > 0
+    assert seen == [40]
+    big, small = candidates.forest(1_000_000), candidates.forest(500)
+    assert big.max_samples == pytest.approx(candidates.PER_TREE / candidates.MOST)
+    assert small.max_samples is None

@@ -25,6 +25,7 @@ from headcount.errors import HeadcountError, choose
 from headcount.judging.run import fresh_model
 from headcount.models.forest import Forest, Held, Linear, from_sklearn, savable
 from headcount.models.heads import HEADS, check_options, find_head, head_options
+from headcount.models.heads.base import Tally
 from headcount.models.heads.tilt import TiltHead
 from headcount.models.model import Model
 from headcount.training.em import check, em
@@ -38,8 +39,11 @@ TABLES = ("tilt", "em_forest", "forest", "logistic", "count")
 PICTURES = ("tilt", "noisy_label")
 BASELINES = ("forest", "logistic", "noisy_label")
 OPTIONAL = ("count",)
-MOST = 200_000  # instances a forest or a logistic regression is shown; more of the same teach it little
+MOST = 50_000  # instances a forest or a logistic regression is shown; more of the same teach it little
+LARGE = 8192  # instances: a vote of so many is no close one
+CHUNK = 16_384  # instances of a large bag in work at once
 TREES = 100
+PER_TREE = 10_000  # instances
 ROUNDS = 6
 
 
@@ -97,6 +101,8 @@ class Candidate:
         assert self.recipe is not None
         recipe = self.recipe.but(seed=seed, epochs=max(1, round(self.recipe.epochs * effort)))
         tell = (lambda p: watch(p.epoch / recipe.epochs, f"epoch {p.epoch} of {recipe.epochs}")) if watch else None
+        if "piece" in dict(recipe.options):
+            train, valid = in_pieces(train), in_pieces(valid)
         model = fresh_model(recipe, train).to(device)
         done = fit(model, train.to(device), valid.to(device), recipe, work=work, watch=tell)
         if not done.progress.best_epoch:
@@ -154,7 +160,8 @@ def _candidate(name: str, bags: Bags, pictures: bool, how: dict[str, Any]) -> Ca
         if name == "logistic":
             return Candidate(name, "Logistic regression on the bag's label", classifier=logistic())
         title = "EM, random forest" if name == "em_forest" else "Random forest on the bag's label"
-        return Candidate(name, title, classifier=forest(), rounds=ROUNDS if name == "em_forest" else 0)
+        trees = forest(len(bags.index))
+        return Candidate(name, title, classifier=trees, rounds=ROUNDS if name == "em_forest" else 0)
     if find_head(name).told and bags.known is None:
         raise HeadcountError(
             f"method {name} learns from known instance classes, and there are none; name them with known="
@@ -183,8 +190,11 @@ def recipe_for(
         head == "tilt" and float(sizes.max()) == 1
     ):  # the labels are the instances' own: nothing to vote on, nothing to guess
         options = {"bag": 0.0, "teach": 0.0, **options}
-    if head == "tilt" and float(sizes.max()) > 8192:  # a vote of so many is no close one; its instances are dealt loose
-        options = {"over": "instances", "bag": 0.0, **options}
+    if head == "tilt" and float(sizes.max()) > LARGE and not pictures:  # nobody votes: pieces of a bag do as well
+        options = {"over": "instances", "bag": 0.0, "piece": len(bags) / len(in_pieces(bags)), **options}
+    whole = pictures or float(sizes.max()) <= 4 * CHUNK or not issubclass(find_head(head), Tally)
+    steps = max(steps, len(bags.index) / room)
+    few = int(min(few, max(3, -(-4000 // steps))))
     return Recipe(
         source="digits",  # never loaded: the bags are somebody's own
         head=head,
@@ -194,6 +204,7 @@ def recipe_for(
         epochs=epochs or int(min(max(few, -(-(1500 if pictures else 500) // steps)), many)),
         batch_bags=batch,
         batch_instances=room,
+        chunk_instances=0 if whole else CHUNK,
         optimizer="adamw",
         lr=1e-3 if pictures else 2e-3,
         weight_decay=0.05 if pictures else 0.5,
@@ -208,10 +219,13 @@ def recipe_for(
 _MLP = {"hidden": 128, "layers": 2, "dropout": 0.3}
 
 
-def forest() -> Any:
+def forest(instances: int = 0) -> Any:
+    """A random forest; of many instances each tree sees some."""
     from sklearn.ensemble import RandomForestClassifier
 
-    return RandomForestClassifier(TREES, min_samples_leaf=3, n_jobs=torch.get_num_threads())
+    part = PER_TREE / max(1, min(instances, MOST))
+    some = {"max_samples": part} if part < 1 else {}
+    return RandomForestClassifier(TREES, min_samples_leaf=3, n_jobs=torch.get_num_threads(), **some)
 
 
 def logistic() -> Any:
@@ -228,6 +242,17 @@ def logistic() -> Any:
             return self
 
     return Logistic(max_iter=300, tol=1e-3)
+
+
+def in_pieces(bags: Bags, most: int | None = None) -> Bags:
+    """The same instances in the same order, bags larger than ``most`` (``LARGE``) cut into equal parts with the bag's label: as good as
+    the bag where only its instances are looked at. The groups and names of bags are left behind."""
+    most = most or LARGE
+    parts = [-(-size // most) for size in bags.sizes.tolist()]
+    each = [size // n + (i < size % n) for size, n in zip(bags.sizes.tolist(), parts, strict=True) for i in range(n)]
+    offsets = torch.tensor([0, *np.cumsum(each)], device=bags.offsets.device)
+    target = bags.target.repeat_interleave(torch.tensor(parts, device=bags.target.device), 0)
+    return replace(bags, offsets=offsets, target=target, group=None, names=None)
 
 
 def thinned(bags: Bags, most: int, seed: int = 0) -> Bags:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from headcount.judging.candidates import BASELINES, MOST, OPTIONAL, Candidate, t
 from headcount.training.em import em
 
 FEW_TREES = 10  # tell how long many take
+SAMPLE = 20_000  # instances, likewise
 EM_FOLDS = 3  # em's own
 HURRY = 0.85  # of the minutes given: a machine is not equally fast all the time
 
@@ -110,18 +112,21 @@ def measured(candidate: Candidate, train: Bags, valid: Bags, device: torch.devic
     """Seconds of a full fit, from two epochs of it, or from a few trees."""
     if candidate.recipe is not None:
         at: list[float] = []
+        few, part = thinned(train, SAMPLE), min(1.0, SAMPLE / len(train.index))
         short = replace(candidate, recipe=candidate.recipe.but(epochs=2))
         start = time.perf_counter()
-        short.fit(train, valid, device=device, watch=lambda done, said: at.append(time.perf_counter()))
-        return at[0] - start + (at[1] - at[0]) * (candidate.recipe.epochs - 1)
-    few, classifier, scale = thinned(train, MOST), candidate.classifier, 1.0
+        short.fit(few, thinned(valid, SAMPLE), device=device, watch=lambda done, said: at.append(time.perf_counter()))
+        return at[0] - start + (at[1] - at[0]) * (candidate.recipe.epochs / part - 1)
+    few, classifier = thinned(train, SAMPLE), candidate.classifier
+    many = min(len(train.index), MOST)
+    scale = max(1.0, many * math.log(many + 1) / (SAMPLE * math.log(SAMPLE)))
     params: dict[str, Any] = classifier.get_params()
     if params.get("n_estimators", 0) > FEW_TREES:
         from sklearn.base import clone
 
-        scale = params["n_estimators"] / FEW_TREES
+        scale *= params["n_estimators"] / FEW_TREES
         classifier = clone(classifier).set_params(n_estimators=FEW_TREES)
     start = time.perf_counter()
-    em(classifier, few, thinned(valid, MOST), rounds=0)
+    em(classifier, few, thinned(valid, SAMPLE), rounds=0)
     fits = (candidate.rounds + 1) * EM_FOLDS + 1 if candidate.rounds else 1
     return (time.perf_counter() - start) * scale * fits

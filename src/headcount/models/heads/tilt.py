@@ -31,7 +31,8 @@ class TiltHead(Head):
     ``instance``, ``bag``, ``teach``: the terms' weights; bag "auto" follows from the estimated shares. Teaching begins when
     the share ``start`` of the training is done; from then on the instance term fades to the share ``fade`` of its weight.
     ``threshold``: how sure the teacher must be, with ``adapt`` less so of classes it is seldom sure of. ``align``: how much
-    of the pseudo-labels' lopsidedness is divided out. ``decay``: of the teacher's moving average.
+    of the pseudo-labels' lopsidedness is divided out. ``decay``: of the teacher's moving average. ``piece``: which share of
+    a bag each of these is, where large bags were cut up: what is known of a label is worth its bags, not their pieces.
     """
 
     title = "Tilt"
@@ -66,6 +67,7 @@ class TiltHead(Head):
         align: float = 0.5,
         decay: float = 0.99,
         election: str = "auto",
+        piece: float = 1.0,
     ) -> None:
         super().__init__(dim, classes, counted)
         self.form = choose("form of the tilt", form, tilt.FORMS)
@@ -73,12 +75,13 @@ class TiltHead(Head):
         for name, value, high in (
             *(("instance", instance, 1e6), ("teach", teach, 1e6), ("bag", 0.0 if bag == "auto" else bag, 1e6)),
             *(("start", start, 1), ("fade", fade, 1), ("threshold", threshold, 1), ("align", align, 1)),
-            *(("decay", decay, 1), ("share", 0.5 if share is None else share, 1)),
+            *(("decay", decay, 1), ("share", 0.5 if share is None else share, 1), ("piece", piece, 1)),
         ):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high:
                 raise HeadcountError(f"{name} is a number from 0 to {high:g}, got {value!r}")
         self.share, self.instance, self.bag, self.teach, self.start = share, instance, bag, teach, start
         self.fade, self.threshold, self.adapt, self.align, self.election = fade, threshold, adapt, align, election
+        self.piece = piece
         self.classifier = nn.Linear(dim, classes)
         self.views, self.teacher, self.alone = 2 if teach else 1, decay, start
         bags = (Pass("bags", taught=False),) if bag else ()
@@ -157,7 +160,7 @@ class TiltHead(Head):
         if not self.training:
             labels = tilt.labels_of(self.seen, self.counted)
             self.heap.add_(tilt.heaped(z.double().softmax(1), rows.double(), self.mix, labels))
-            self.bags.add_(target.double().sum(0))
+            self.bags.add_(self.piece * target.double().sum(0))
         else:
             self.mix.copy_(self.now())
             self.heap.zero_()
