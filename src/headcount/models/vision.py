@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from headcount.errors import HeadcountError, choose
 from headcount.models import arrays
@@ -44,7 +45,23 @@ def build(name: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> Fore
     """A backbone for pictures (H, W, channels), with random weights."""
     if len(shape) != 3 or shape[2] not in _CHANNELS:
         raise HeadcountError(f"backbone {name} reads pictures of 1 or 3 channels, the instances have shape {shape}")
-    return Foreign(_bare(name), shape, **options)
+    weightless = torch.get_default_device().type == "meta"
+    return Foreign(_weightless(name) if weightless else _bare(name), shape, **options)
+
+
+def _weightless(name: str) -> nn.Module:
+    """The network on the meta device. The libraries compute with small tensors while they build, so that only parameters may
+    be weightless then, each as soon as it is born."""
+
+    def hook(module: nn.Module, key: str, p: nn.Parameter | None) -> Any:
+        return None if p is None else nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad)
+
+    held = register_module_parameter_registration_hook(hook)
+    try:
+        with torch.device("cpu"):
+            return _bare(name).to("meta")
+    finally:
+        held.remove()
 
 
 def parts(name: str) -> tuple[str, str]:
