@@ -80,11 +80,15 @@ def predict(
     geojson: Annotated[Path | None, typer.Option(help="Also a folder of GeoJSON for QuPath, one file per bag.")] = None,
     heatmap: Annotated[Path | None, typer.Option(help="Also a folder of heat maps, one PNG per bag.")] = None,
     device: Device = "auto",
+    launch: Annotated[str, typer.Option(help="here, or ray (a cluster; see docs/cluster.md).")] = "here",
+    address: Annotated[str | None, typer.Option(help="The Ray cluster: auto, local or host:port.")] = None,
+    gpus_each: Annotated[float, typer.Option(help="Ray: GPUs for each shard, such as 1 or 0.5; 0 asks on CPUs.")] = 0,
 ) -> None:
     """Say the class of every instance: one output row per input row, in the same order, with your own ids."""
     from headcount import asking
 
-    asking.predict(model, data, out, bags=bags, geojson=geojson, heatmap=heatmap, how=how, device=device)
+    more: dict[str, Any] = {"launch": launch, "address": address, "gpus_each": gpus_each}
+    asking.predict(model, data, out, bags=bags, geojson=geojson, heatmap=heatmap, how=how, device=device, **more)
 
 
 def evaluate(
