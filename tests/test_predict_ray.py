@@ -6,7 +6,6 @@ Without a cluster: what travels, what comes back, and the command with a Ray tha
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import signal
@@ -28,6 +27,7 @@ from ask_factory import KINDS, case, fitted
 from headcount import cli
 from headcount.bags import Bags
 from headcount.data.read import read
+from headcount.errors import HeadcountError
 from headcount.judging import answers, shards
 from headcount.judging.answers import Shard, ask
 from headcount.models.fitted import Fitted
@@ -82,6 +82,14 @@ def test_a_node_answers_as_we_do(kind, tmp_path, monkeypatch, one_thread):
     assert all(bags.truth is None and len(bags.pool) <= len(bags.index) for bags in travelled), (
         "only what is asked about"
     )
+
+
+def test_what_goes_wrong_on_a_node_is_told(tmp_path):
+    bags = read(case(tmp_path / "in", "images")[1]).laid
+    arrays, parcel = shards.answer_fitted(dict.fromkeys(shards.FILES, b"damaged"), shards.apart(bags), "cpu", 1)
+    assert arrays == {}
+    with pytest.raises(HeadcountError, match="model"):
+        shards.opened(parcel)
 
 
 def test_a_shard_of_pictures_is_small_enough_to_travel(monkeypatch, tmp_path):
@@ -371,4 +379,3 @@ class TestOnACluster:
         here, away = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("here", "ray"))
         assert here.num_rows == 1 << 20
         assert away.equals(here)
-        assert json.loads((model / "model.json").read_text())["kind"] == "forest"

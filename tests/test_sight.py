@@ -383,7 +383,7 @@ def test_the_estimator_trains_a_backbone(downloads):
         MajorityClassifier(weights="none").fit(bags, labels)
 
 
-@pytest.mark.parametrize("method", ["em_forest", "logistic", "tilt", "attention"])
+@pytest.mark.parametrize("method", ["em_forest", "logistic", "tilt"])
 def test_onnx_holds_the_eye_too(method, downloads, small, tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     from headcount.models import onnx
@@ -394,3 +394,13 @@ def test_onnx_holds_the_eye_too(method, downloads, small, tmp_path):
     x = reading().bags().pool.data
     got = session.run(["probabilities"], {"instances": x.numpy()})[0]
     assert np.abs(got - made._part(made.eye(x)).numpy()).max() < 1e-4
+
+
+def test_the_time_spent_on_looking_is_gone(monkeypatch):
+    """A minute allows five folds of two methods of two seconds; with most of it gone, fewer."""
+    monkeypatch.setattr(plans, "measured", lambda *_: 2.0)
+    bags = reading().laid
+    made = candidates.candidates("auto", bags)
+    full, late = (plans.planned(made, 5, bags, bags, torch.device("cpu"), 1.0, spent=s) for s in (0, 50))
+    assert (full.folds, full.effort) == (5, 1.0)
+    assert late.total <= 10 * plans.HURRY < full.total
