@@ -1,74 +1,30 @@
-"""Backbones of other libraries, with stand-ins for the libraries: built without a download, frozen, cached, saved, loaded."""
+"""Backbones of other libraries, with stand-ins for the libraries: built without a download, given weights, saved, loaded."""
 
 from __future__ import annotations
 
 import json
-import sys
-import types
+import pickle
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from safetensors.torch import save_file
 
 from ask_factory import even
-from headcount.data.prepare import Prepare
 from headcount.data.read import read
 from headcount.errors import HeadcountError
 from headcount.models import vision
 from headcount.models.backbones import build_backbone
 from headcount.models.fitted import Fitted
-from headcount.models.model import Design, Model, say
+from headcount.models.model import Design, Model
 from headcount.training.recipe import Recipe
 from headcount.training.train import fit
-
-CLASSES = ("a", "b")
-
-
-class Net(nn.Module):
-    """A small convolution network with batch-norm and a classifier called fc."""
-
-    def __init__(self, channels: int, classes: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(channels, 6, 3, padding=1)
-        self.bn = nn.BatchNorm2d(6)
-        self.fc = nn.Linear(6, classes) if classes else nn.Identity()
-
-    def forward(self, x):
-        return self.fc(torch.relu(self.bn(self.conv(x))).mean((2, 3)))
-
-
-def published(net: Net) -> Net:
-    """The weights the library would download."""
-    with torch.no_grad():
-        for p in net.parameters():
-            p.copy_(torch.linspace(-1, 1, p.numel()).view_as(p))
-    return net
+from vision_factory import CLASSES, Net, published, stand_in
 
 
 @pytest.fixture
 def downloads(monkeypatch):
-    """Stand-ins for timm and torchvision; each download is written down."""
-    asked: list[str] = []
-
-    def create_model(name, pretrained, num_classes, in_chans):
-        asked.extend([name] if pretrained else [])
-        net = Net(in_chans, num_classes)
-        return published(net) if pretrained else net
-
-    def get_model(name, weights):
-        asked.extend([name] if weights else [])
-        return published(Net(3, 10)) if weights else Net(3, 10)
-
-    timm = types.ModuleType("timm")
-    timm.__dict__.update(create_model=create_model, is_model=lambda name: name == "small")
-    models = types.ModuleType("torchvision.models")
-    models.__dict__.update(get_model=get_model, list_models=lambda: ["small"])
-    torchvision = types.ModuleType("torchvision")
-    torchvision.__dict__["models"] = models
-    for name, module in (("timm", timm), ("torchvision", torchvision), ("torchvision.models", models)):
-        monkeypatch.setitem(sys.modules, name, module)
-    return asked
+    return stand_in(monkeypatch)
 
 
 def pictures(bags: int = 8, size: int = 6, channels: int = 3):
@@ -94,20 +50,120 @@ def test_any_name_is_a_backbone(name, channels, downloads):
     assert small(torch.rand(2, channels, 8, 8)).shape == (2, 6)
 
 
-@pytest.mark.parametrize("name", ["timm:small", "torchvision:small"])
-def test_published_weights_come_only_when_asked_for(name, downloads):
-    model = model_of(name)
+@pytest.mark.parametrize(("name", "mean"), [("timm:small", 0.5), ("torchvision:small", 0.485)])
+def test_published_weights_come_only_when_asked_for(name, mean, downloads):
+    model, said = model_of(name), []
     before = model.backbone.net.conv.weight.clone()
-    vision.load_pretrained(model.backbone, name)
+    start = vision.chosen(name, (8, 8, 3), tell=lambda line: said.append((line, list(downloads))))
     assert downloads == ["small"]
+    assert [(name in line and "download" in line, asked) for line, asked in said] == [(True, [])], "said before"
+    assert (start.frozen, start.weights, start.mean[0]) == (True, "pretrained", mean)
+    start.into(model.backbone)
     assert not torch.equal(before, model.backbone.net.conv.weight)
     assert model.backbone.net.conv.weight.flatten()[0] == -1
+    assert vision.chosen(name, (8, 8, 1)).mean == pytest.approx((mean if mean == 0.5 else 0.449,), abs=1e-3)
+
+
+def test_weights_that_cannot_be_had(downloads):
+    with pytest.raises(HeadcountError, match=r"offline: its published weights could not be had .*name resolution") as e:
+        vision.chosen("timm:offline", (8, 8, 3))
+    assert "\n" not in str(e.value)
+    assert vision.chosen("timm:offline", (8, 8, 3), weights="none").state is None
+
+
+def test_a_size_that_a_network_does_not_take(downloads):
+    with pytest.raises(HeadcountError, match=r"does not take pictures of 8 x 8 .*doesn't match.* give the size"):
+        vision.chosen("timm:picky", (8, 8, 3))
+    assert downloads == [], "told before anything is fetched"
+    assert vision.chosen("timm:picky", (8, 8, 3), size=16).size == 16
+
+
+# -- weights from a file --------------------------------------------------------------------------------------------------
+
+
+def weights_file(folder, change=None, classifier=True):
+    state = published(Net(3, 10)).state_dict()
+    state = {k: v for k, v in state.items() if classifier or not k.startswith("fc.")}
+    save_file(state if change is None else change(dict(state)), folder / "w.safetensors")
+    return str(folder / "w.safetensors")
+
+
+@pytest.mark.parametrize("name", ["timm:small", "torchvision:small"])
+@pytest.mark.parametrize("change", [
+    None, lambda s: {k: v.half() if v.is_floating_point() else v for k, v in s.items()},
+    lambda s: {k: v.bfloat16() if v.is_floating_point() else v for k, v in s.items()},
+    lambda s: {k: v for k, v in s.items() if "tracked" not in k},
+], ids=["whole", "half", "bfloat16", "no count"])  # fmt: skip
+@pytest.mark.parametrize("classifier", [True, False])
+def test_a_file_of_weights(name, change, classifier, downloads, tmp_path):
+    start = vision.chosen(name, (8, 8, 3), weights=weights_file(tmp_path, change, classifier))
+    assert downloads == []
+    assert (start.weights, start.frozen) == ("w.safetensors", True)
+    model = model_of(name)
+    start.into(model.backbone)
+    assert model.backbone.net.conv.weight.flatten()[0] == -1
+    assert model.backbone.net.conv.weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("change", "why"), [
+    (lambda s: {**s, "evil": torch.ones(2)}, "hold 'evil', which timm:small does not have"),
+    (lambda s: {k: v for k, v in s.items() if k != "bn.bias"}, "lack 'bn.bias', which timm:small needs"),
+    (lambda s: {**s, "conv.weight": torch.ones(6, 1, 3, 3)}, r"'conv.weight' is \(6, 1, 3, 3\).* needs \(6, 3, 3, 3\)"),
+    (lambda s: {**s, "bn.bias": torch.ones(6, dtype=torch.int64)}, r"'bn.bias' is .*int64.* needs .*float32"),
+    (lambda s: {**s, "bn.bias": torch.full((6,), float("nan"))}, "not finite, in 'bn.bias'"),
+])  # fmt: skip
+def test_wrong_weights_are_refused_in_one_line(change, why, downloads, tmp_path):
+    path = weights_file(tmp_path, change)
+    with pytest.raises(HeadcountError, match=why) as e:
+        vision.chosen("timm:small", (8, 8, 3), weights=path)
+    assert path in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+class Bomb:
+    def __reduce__(self):
+        return (open, ("bomb.txt", "w"))
+
+
+@pytest.mark.parametrize("content", [
+    pickle.dumps(Bomb()), b"", b"PK\x03\x04" + b"x" * 100, (1 << 60).to_bytes(8, "little") + b"{" + b" " * 20,
+    (20).to_bytes(8, "little") + b"{" + b"x" * 40, "folder", None,
+], ids=["pickle", "empty", "zip", "huge header", "no json", "folder", "missing"])  # fmt: skip
+def test_what_is_no_safetensors_file_is_refused(content, downloads, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "w.safetensors"
+    if content == "folder":
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(HeadcountError, match=r"cannot read the weights .*w\.safetensors") as e:
+        vision.chosen("timm:small", (8, 8, 3), weights=str(path))
+    assert "\n" not in str(e.value)
+    assert not (tmp_path / "bomb.txt").exists()
+
+
+@pytest.mark.parametrize(("choice", "why"), [
+    (("mlp", True, None, None), "frozen is for a backbone of timm"),
+    (("mlp", None, "none", None), "weights is for a backbone of timm"),
+    ((None, None, None, 32), "size is for a backbone of timm"),
+    (("timm:small", None, "weights.pt", None), "pretrained, none or FILE.safetensors"),
+    (("timm:small", True, "none", None), "sees nothing"),
+    (("timm:small", None, None, 4), "from 8 to 2048"),
+    (("timm:small", 1, None, None), "true or false"),
+    (("timm:unheard_of", None, None, None), "has no model"),
+])  # fmt: skip
+def test_choices_that_do_not_go_together(choice, why, downloads):
+    with pytest.raises(HeadcountError, match=why):
+        vision.check_choice(*choice)
+
+
+# -- a model's file -------------------------------------------------------------------------------------------------------
 
 
 def test_a_saved_model_needs_no_download_and_comes_back(downloads, tmp_path):
     reading = pictures()
     model = model_of(frozen=True, size=12)
-    vision.load_pretrained(model.backbone, "timm:small")
+    vision.chosen("timm:small", (8, 8, 3)).into(model.backbone)
     saved = Fitted(model.eval(), CLASSES, reading.learn(), even(2))
     saved.save(tmp_path / "m")
     downloads.clear()
@@ -126,6 +182,7 @@ def test_a_saved_model_needs_no_download_and_comes_back(downloads, tmp_path):
         ("timm:unheard_of", "has no model"),
         ("torchvision:unheard_of", "has no model"),
         ("keras:small", "library"),
+        ("timm:" + "x" * 500, "has no model"),
     ],
 )
 def test_names_are_names_and_not_addresses(name, why, downloads, tmp_path):
@@ -175,61 +232,3 @@ def test_frozen_weights_and_running_means_stay(frozen, downloads):
     own = [k for k in before if k.startswith("backbone.net.")]
     assert all(torch.equal(before[k], after[k]) for k in own) == frozen
     assert not torch.equal(before["head.classifier.weight"], after["head.classifier.weight"])
-
-
-def test_features_are_computed_once(downloads, tmp_path):
-    bags = pictures().bags()
-    model = model_of(frozen=True).eval()
-    model.prepare = Prepare.learn(bags)
-    calls = []
-    net = model.backbone.net
-    net.register_forward_hook(lambda *_: calls.append(1))
-    first = vision.featured(model, bags, tmp_path, batch=7)
-    assert len(calls) == 7
-    again = vision.featured(model, bags, tmp_path)
-    assert len(calls) == 7
-    assert torch.equal(first.pool.data, again.pool.data)
-    want = model.features(bags.pool.data)
-    assert torch.allclose(first.pool.data.float(), want, atol=2e-3)
-    assert len(list((tmp_path / "features").iterdir())) == 1
-    with torch.no_grad():
-        net.conv.weight.add_(0.1)
-    other = vision.featured(model, bags, tmp_path)
-    assert len(list((tmp_path / "features").iterdir())) == 2
-    assert not torch.equal(first.pool.data, other.pool.data)
-    with pytest.raises(HeadcountError, match="frozen backbone only"):
-        vision.featured(model_of(), bags, tmp_path)
-
-
-def test_a_failure_leaves_no_half_cache(downloads, tmp_path):
-    bags = pictures().bags()
-    model = model_of(frozen=True).eval()
-    count = []
-
-    def fail(*_):
-        count.append(1)
-        if len(count) == 3:
-            raise OSError(28, "full")
-
-    hook = model.backbone.net.register_forward_hook(fail)
-    with pytest.raises(OSError, match="full"):
-        vision.featured(model, bags, tmp_path, batch=10)
-    hook.remove()
-    assert list(tmp_path.rglob("*.npy*")) == []
-
-
-def test_a_head_trained_on_features_goes_behind_its_backbone(downloads, tmp_path):
-    bags = pictures().bags()
-    model = model_of(frozen=True).eval()
-    model.prepare = Prepare.learn(bags)
-    features = vision.featured(model, bags, tmp_path)
-    torch.manual_seed(1)
-    small = Model(Design(features.pool.shape, CLASSES, "linear", (), "tilt"), Prepare.learn(features))
-    recipe = Recipe(source="digits", head="tilt", epochs=3, batch_bags=4, lr=0.1, optimizer="adamw", precision="fp32")
-    fit(small, features, features, recipe)
-    whole = vision.joined(model, small).eval()
-    one, two = say(small, features), say(whole, bags)
-    assert torch.allclose(one.instance, two.instance, atol=0.02)
-    assert one.instance.std() > 0.1
-    with pytest.raises(HeadcountError, match="same head"):
-        vision.joined(model, Model(Design(features.pool.shape, CLASSES, "linear", (), "count")))

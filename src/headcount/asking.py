@@ -19,15 +19,18 @@ import pyarrow as pa
 from headcount import auditing
 from headcount.data.columns import Named
 from headcount.data.read import Reading, read
-from headcount.errors import HeadcountError
+from headcount.errors import HeadcountError, choose
 from headcount.files import write_whole
 from headcount.judging import doubts, evaluation
-from headcount.judging.answers import Said, ask
+from headcount.judging.answers import Each, Said, ask
 from headcount.judging.intervals import check_level
+from headcount.judging.rays import agreed
+from headcount.judging.shards import asker
 from headcount.models.fitted import Fitted
 from headcount.showing import explain as explaining
 from headcount.showing import export, places
 from headcount.showing.ask_tables import print_doubts, print_scores, say
+from headcount.showing.progress import bags_bar
 from headcount.training.speed import device_for
 
 _SKIPPED = 50  # lines; there may be a million
@@ -76,15 +79,20 @@ def predict(
     listen: bool | None = None,
     how: Mapping[str, Any],
     device: str = "auto",
+    launch: str = "here",
+    address: str | None = None,
+    gpus_each: float = 0,
 ) -> Said:
-    """Every instance's class and probabilities, one output row per input row, and what else was asked for."""
+    """Every instance's class and probabilities, one output row per input row, and what else was asked for. ``launch``: here,
+    or ray, on the cluster at ``address``."""
     kind = export.kind_of(out)
     if kind in ("hdf5", "folder"):
         export.hdf5()
     if bags is not None and bags.suffix.lower() not in export.TABLES:
         raise HeadcountError(f"--bags writes a table, {', '.join(export.TABLES)}; got {bags}")
     free_places(data, model, out=out, bags=bags, geojson=geojson, heatmap=heatmap)
-    fitted = opened(model, device)
+    each = asker_of(model, launch, address, gpus_each, device, listen)
+    fitted = opened(model, "cpu" if each else device)
     reading = read_as(fitted, data, how, labels=False)
     if geojson is not None:
         places.need_coords(reading, "--geojson", tiles=True)
@@ -94,9 +102,22 @@ def predict(
     if note:
         say(note)
     out.parent.mkdir(parents=True, exist_ok=True)
-    said = ask(fitted, reading, out.parent, listen=listen)
+    with bags_bar() as watch:
+        said = ask(fitted, reading, out.parent, watch, each, listen)
     _write(reading, said, kind, out, bags, geojson, heatmap)
     return said
+
+
+def asker_of(
+    model: Path, launch: str, address: str | None, gpus_each: float, device: str, listen: bool | None = None
+) -> Each | None:
+    """Who asks: nobody but us, or a Ray cluster."""
+    if choose("launcher", launch, ("here", "ray")) == "ray":
+        agreed(device, gpus_each)
+        return asker(model, listen=listen, address=address, gpus_each=gpus_each)
+    if address is not None or gpus_each:
+        raise HeadcountError("--address and --gpus-each are for --launch ray")
+    return None
 
 
 def _write(

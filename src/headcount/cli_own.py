@@ -58,7 +58,18 @@ def fit(
     folds: Annotated[int, typer.Option(help="Folds of the cross-validation, over groups of bags.")] = 5,
     head: Annotated[str | None, typer.Option(help="A network with this head (see `headcount heads`).")] = None,
     option: Annotated[list[str] | None, typer.Option("--option", help="An option of the head, NAME=VALUE; repeat.")] = None,
-    backbone: Annotated[str | None, typer.Option(help="Of networks: resnet18, mlp or linear.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="Of networks: resnet18, mlp, linear; for pictures timm:NAME or torchvision:NAME.")
+    ] = None,
+    frozen: Annotated[
+        bool | None,
+        typer.Option("--frozen/--trained", help="timm, torchvision: features once, all methods on them; or trained."),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="timm, torchvision: pretrained (may download; the default), none, or FILE.safetensors."),
+    ] = None,
+    size: Annotated[int | None, typer.Option(help="timm, torchvision: pictures become squares of this side.")] = None,
     views: Views = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of networks.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn.")] = 0,
@@ -71,6 +82,21 @@ def fit(
 
     how = {
         k: given[k]
-        for k in ("method", "minutes", "folds", "head", "option", "backbone", "views", "epochs", "seed", "device")
+        for k in (
+            *(
+                "method",
+                "minutes",
+                "folds",
+                "head",
+                "option",
+                "backbone",
+                "frozen",
+                "weights",
+                "size",
+                "cache",
+                "views",
+            ),
+            *("epochs", "seed", "device"),
+        )
     }
     commands_own.fit(data, out, overwrite, given, how)

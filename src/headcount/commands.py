@@ -21,7 +21,7 @@ from headcount.files import write_whole
 from headcount.judging import metrics, records, select
 from headcount.judging import study as studies
 from headcount.judging.launch import Launcher, here, processes
-from headcount.judging.rays import ray_cluster
+from headcount.judging.rays import agreed, ray_cluster
 from headcount.models.heads import HEADS, head_options
 from headcount.showing.progress import epochs_bar, runs_bar
 from headcount.training.parallel import rank
@@ -141,12 +141,7 @@ def launcher(how: str, side_by_side: int, address: str | None, gpus_each: float,
         raise HeadcountError(
             "--processes is for --launch processes; on Ray, CPUs and --gpus-each decide how many run at once"
         )
-    if device not in ("auto", "cpu", "cuda"):
-        raise HeadcountError(f"on Ray a run takes the GPU it is given; --device is auto, cpu or cuda, got {device!r}")
-    if device != "auto" and (device == "cuda") != bool(gpus_each):
-        raise HeadcountError(
-            f"--device {device} and --gpus-each {gpus_each:g} contradict each other; give only --gpus-each"
-        )
+    agreed(device, gpus_each)
     return ray_cluster(address, gpus_each)
 
 

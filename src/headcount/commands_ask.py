@@ -83,13 +83,23 @@ def predict(
     heatmap: Annotated[Path | None, typer.Option(help="Also a folder of heat maps, one PNG per bag.")] = None,
     context: Context = "auto",
     device: Device = "auto",
+    launch: Annotated[str, typer.Option(help="here, or ray (a cluster; see docs/cluster.md).")] = "here",
+    address: Annotated[str | None, typer.Option(help="The Ray cluster: auto, local or host:port.")] = None,
+    gpus_each: Annotated[float, typer.Option(help="Ray: GPUs for each shard, such as 1 or 0.5; 0 asks on CPUs.")] = 0,
 ) -> None:
     """Say the class of every instance: one output row per input row, in the same order, with your own ids."""
     from headcount import asking
 
     listen = LISTEN[choose("context", context, LISTEN)]
-    places = {"bags": bags, "geojson": geojson, "heatmap": heatmap}
-    asking.predict(model, data, out, **places, listen=listen, how=how, device=device)
+    more: dict[str, Any] = {
+        "bags": bags,
+        "geojson": geojson,
+        "heatmap": heatmap,
+        "launch": launch,
+        "address": address,
+        "gpus_each": gpus_each,
+    }
+    asking.predict(model, data, out, listen=listen, how=how, device=device, **more)
 
 
 def evaluate(

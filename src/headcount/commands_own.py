@@ -13,7 +13,7 @@ from headcount.data.columns import Named
 from headcount.data.read import Reading, read
 from headcount.files import alone
 from headcount.fitting import fit_reading
-from headcount.models import folder
+from headcount.models import folder, vision
 from headcount.models.fitted import Fitted
 from headcount.showing.fit_page import fit_page, lines_of, model_card
 from headcount.showing.progress import seconds_bar
@@ -69,6 +69,7 @@ def show(reading: Reading, most: int = 20) -> None:
 def fit(data: str, out: Path, overwrite: bool, reading: dict[str, Any], how: dict[str, Any]) -> None:
     """Read, fit, write the folder whole. What is finished is kept beside it until then."""
     device_for(how["device"])  # a typo is told before anything is read
+    vision.check_choice(*(how[k] for k in ("backbone", "frozen", "weights", "size")))
     options = dict(_pair("--option", text) for text in how.pop("option") or [])
     work = out.with_name(out.name + ".work")
     with alone(work / "lock"):

@@ -26,6 +26,7 @@ column or a list of bags, which reach ``fit`` and ``score`` alike:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,10 +43,13 @@ from headcount.data.learned import Learned
 from headcount.errors import HeadcountError
 from headcount.judging import crossval, shares
 from headcount.judging.candidates import candidates
+from headcount.judging.sight import sight
 from headcount.models.fitted import Fitted
 from headcount.training.criterion import label_loss
 from headcount.training.speed import device_for
 from headcount.training.splits import deal
+
+_log = logging.getLogger(__name__)  # a download is said before it happens
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,12 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
     estimator     "tilt" (a network under the tilt), "forest" (a random forest, by EM), a head's name (a network with it), or
                   any scikit-learn classifier with predict_proba (by EM)
     bags          the column of X that is the bag: a name, or a number. None: ``fit`` is told, or every row is a bag of one
+    backbone      of networks: mlp, linear, resnet18; for pictures (lists of uint8 arrays (n, H, W, channels)) also timm:NAME
+                  or torchvision:NAME (headcount[vision]), with the next three
+    frozen        True: features of it are computed once, and any estimator learns on them; False: a network that is trained.
+                  None: frozen, unless weights are "none"
+    weights       None or "pretrained" (the library may download them), "none", or FILE.safetensors
+    size          pictures become squares of this side
     epochs        of networks; None: as many as the number of bags suggests
     options       of the head
     device        auto, cpu or cuda
@@ -78,6 +88,10 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         estimator: Any = "tilt",
         *,
         bags: str | int | None = None,
+        backbone: str | None = None,
+        frozen: bool | None = None,
+        weights: str | None = None,
+        size: int | None = None,
         epochs: int | None = None,
         options: dict[str, Any] | None = None,
         device: str = "auto",
@@ -85,6 +99,10 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
     ) -> None:
         self.estimator = estimator
         self.bags = bags
+        self.backbone = backbone
+        self.frozen = frozen
+        self.weights = weights
+        self.size = size
         self.epochs = epochs
         self.options = options
         self.device = device
@@ -111,12 +129,16 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         )  # fmt: skip
         seed, device = self._seed(), device_for(self.device)
         method = "em_forest" if isinstance(self.estimator, str) and self.estimator == "forest" else self.estimator
-        chosen = candidates(method, held, epochs=self.epochs, options=self.options)[0]
+        own: dict[str, Any] = {"frozen": self.frozen, "weights": self.weights, "size": self.size}
+        held, start, eye, _ = sight(held, self.backbone, device, tell=_log.warning, **own)
+        how: dict[str, Any] = {"epochs": self.epochs, "options": self.options}
+        if eye is None:
+            how |= {"backbone": self.backbone, "start": start}
+        chosen = candidates(method, held, **how)[0]
         split = crossval.inner(held, np.arange(len(held)), np.zeros(0, int), seed)
         train, valid = held.take(split.train), held.take(split.valid)
         trained = chosen.fit(train, valid, seed=seed, device=device)
-        learned = Learned("features" if x.ndim == 2 else "images", shape=x.shape[1:])
-        p, _ = crossval.answers(trained.body, valid, learned, device)
+        p, _ = crossval.answers(trained.body, valid, Learned(held.pool.kind, shape=held.pool.shape), device)
         self.tilt_ = trained.tilt or label_loss(p, valid)[1]
         names = tuple(map(str, self.classes_))
         names = names if len(set(names)) == len(names) else held.classes
@@ -125,9 +147,8 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
             told = valid.target.double()
             log_p = p.double().clamp_min(1e-30).log()
             alike = shares.overheard(log_p, valid.segments(), told, self.tilt_.prior.double()).alike
-        self.fitted_ = Fitted(
-            trained.body, names, learned, self.tilt_, alike=alike, facts={"method": {"name": chosen.name}}
-        )
+        learned, facts = Learned("features" if x.ndim == 2 else "images", shape=x.shape[1:]), {"name": chosen.name}
+        self.fitted_ = Fitted(trained.body, names, learned, self.tilt_, alike=alike, facts={"method": facts}, eye=eye)
         return self
 
     def _seed(self) -> int:

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from headcount.bags import Bags
+from headcount.data.cache import home
 from headcount.data.read import Reading
 from headcount.errors import HeadcountError
 from headcount.judging import begun, crossval, facts, plans
@@ -32,6 +33,8 @@ from headcount.judging.candidates import Candidate, Trained, candidates
 from headcount.judging.cautions import cautions
 from headcount.judging.crossval import Score, Split, Unit
 from headcount.judging.plans import Plan
+from headcount.judging.sight import Keep, sight
+from headcount.models.eye import Eye, featured
 from headcount.models.fitted import Fitted
 from headcount.training.criterion import entropy_of, label_loss
 from headcount.training.speed import device_for
@@ -82,6 +85,10 @@ def fit_reading(
     folds: int = 5,
     head: str | None = None,
     backbone: str | None = None,
+    frozen: bool | None = None,
+    weights: str | None = None,
+    size: int | None = None,
+    cache: Path | str | None = None,
     views: str | None = None,
     epochs: int | None = None,
     options: dict[str, Any] | None = None,
@@ -94,6 +101,9 @@ def fit_reading(
     method    "auto": several are tried and held-out bags choose; a name or names of judging/candidates.py; or an unfitted
               scikit-learn classifier. Baselines are fitted in any case, and shown; only "auto" may choose them
     minutes   for the whole; fewer folds, epochs and candidates are used where it must be, and the report says so
+    backbone  of networks; or timm:NAME, torchvision:NAME for pictures, with ``frozen``, ``weights`` (pretrained, none, or
+              FILE.safetensors) and ``size`` as models/vision.py takes them. Frozen, its features are computed once into the
+              ``cache``, and all that is for features is tried on them
     work      a folder for what is finished, so that a fit that was stopped can be taken up
     watch     told how far it is; ``tell`` is told a line now and then
     """
@@ -106,14 +116,20 @@ def fit_reading(
     laid = reading.laid.blind()
     check(laid)
     where = device_for(device)
+    own: dict[str, Any] = {"frozen": frozen, "weights": weights, "size": size, "views": views}
+    seen = sight(reading.laid, backbone, where, keep=_kept(cache, tell, watch), tell=tell, **own)
+    given, reading, eye = reading, seen.over(reading), seen.eye
+    laid = reading.laid.blind()
     final = crossval.inner(laid, np.arange(len(laid)), np.zeros(0, int), seed)
     train, valid, _, learned = crossval.prepared(reading, final)
-    found = candidates(method, train, head=head, backbone=backbone, views=views, epochs=epochs, options=options)
-    place = begun.place_of(work, reading, found, seed, folds, minutes, where)
+    how: dict[str, Any] = {"head": head, "views": views, "epochs": epochs, "options": options}
+    found = candidates(method, train, **how, **({"backbone": backbone, "start": seen.start} if eye is None else {}))
+    place = begun.place_of(work, reading, found, seed, folds, minutes, where, seen.facts)
     most = len(crossval.splits(laid, folds, seed))
     asked = head is not None or not isinstance(method, str) or method != "auto"
     must = [c.name for c in found if not c.baseline] if asked else []
-    plan = begun.planned(place, lambda: plans.planned(found, most, train, valid, where, minutes, must))
+    spent = 0.0 if eye is None else time.monotonic() - clock
+    plan = begun.planned(place, lambda: plans.planned(found, most, train, valid, where, minutes, must, spent))
     tell(str(plan))
     for note in plan.notes:
         tell(note)
@@ -148,7 +164,20 @@ def fit_reading(
     }
     if place is not None:
         shutil.rmtree(place, ignore_errors=True)
-    return fitted.but(facts=said)
+    if eye is None:
+        return fitted.but(facts=said)
+    return fitted.but(facts={**said, "eye": seen.facts}, learned=given.learn(), eye=eye)
+
+
+def _kept(cache: Path | str | None, tell: Callable[[str], None], watch: Callable[[Step], None] | None) -> Keep:
+    """Features are computed once, into the cache."""
+
+    def keep(eye: Eye, bags: Bags) -> Bags:
+        tell(f"{eye.name}, frozen, looks at {len(bags.pool):,} pictures once; features are kept in {home(cache)}")
+        look = (lambda done, of: watch(Step(f"{eye.name} looks", done, of))) if watch else None
+        return featured(eye, bags, cache, look)
+
+    return keep
 
 
 def check(bags: Bags) -> None:

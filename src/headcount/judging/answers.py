@@ -1,7 +1,8 @@
 """What a fitted model says of a whole reading, a shard of bags at a time: the memory of one shard, whatever the data's size.
 
 A shard is a range of consecutive bags; ``ask_shard`` needs nothing but the model and those bags, so shards may be asked in any
-order, anywhere. What comes back is C numbers per instance; beyond ``ROOM`` bytes they lie in a file without a name.
+order, anywhere (judging/shards.py asks on other machines). What comes back is C numbers per instance; beyond ``ROOM`` bytes
+they lie in a file without a name.
 
 Letters: N instances, B bags, C classes.
 """
@@ -11,7 +12,8 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -25,10 +27,12 @@ from headcount.data.read import Reading
 from headcount.models.fitted import Fitted
 
 SHARD = 1 << 16  # instances asked together; a larger bag is a shard of its own
+SHARD_BYTES = 1 << 26  # and no more than so many bytes of them: a shard may have to travel
 ROOM = 1 << 30  # bytes of answers kept in memory
 _PART = 1 << 26  # bytes of prepared instances in front of the network at once
 
 Watch = Callable[[int, int], None]  # (bags answered, bags in all)
+Each = Callable[[Iterator[Bags]], Generator["Shard", None, None]]  # what is said of each shard, in order
 
 
 class Shard(NamedTuple):
@@ -106,21 +110,31 @@ def ask(
     reading: Reading,
     scratch: Path | None = None,
     watch: Watch | None = None,
+    each: Each | None = None,
     listen: bool | None = None,
 ) -> Said:
-    """What the model says of all of it. ``scratch``: a folder on a disk with room, for answers larger than ``ROOM``."""
+    """What the model says of all of it. ``scratch``: a folder on a disk with room, for answers larger than ``ROOM``.
+    ``each``: who asks; without it we do, here, and ``listen`` is for us. The shards are the same, whoever does."""
     bags, c = len(reading.laid), len(fitted.classes)
     p = _sheet(len(reading.rows), c, scratch)
     per_bag = [np.empty((bags, c), np.float32) for _ in range(4)]
     ends = reading.laid.offsets.tolist()
-    for which in shards(reading.laid.sizes.tolist()):
-        said = ask_shard(fitted, part(reading, fitted.learned, which), listen)
-        p[ends[which.start] : ends[which.stop]] = said.p
-        for whole, own in zip(per_bag, said[1:], strict=True):
-            whole[which.start : which.stop] = own
-        if watch is not None:
-            watch(which.stop, bags)
+    plan = shards(reading.laid.sizes.tolist(), _budget(reading, fitted.learned))
+    parts = (part(reading, fitted.learned, which) for which in plan)
+    with closing(each(parts) if each else (ask_shard(fitted, bags, listen) for bags in parts)) as answered:
+        for which, said in zip(plan, answered, strict=True):
+            p[ends[which.start] : ends[which.stop]] = said.p
+            for whole, own in zip(per_bag, said[1:], strict=True):
+                whole[which.start : which.stop] = own
+            if watch is not None:
+                watch(which.stop, bags)
     return Said(fitted.classes, p, *per_bag)
+
+
+def _budget(reading: Reading, learned: Learned) -> int:
+    """Instances in a shard."""
+    each = 4 if reading.columns.fields else reading.laid.pool.data.element_size()  # a table becomes float32
+    return max(1, min(SHARD, SHARD_BYTES // (each * math.prod(learned.shape))))
 
 
 def _sheet(rows: int, classes: int, scratch: Path | None) -> np.ndarray:

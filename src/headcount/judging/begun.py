@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,12 +25,13 @@ from headcount.judging.plans import Plan
 
 def place_of(
     work: Path | str | None, reading: Reading, found: Sequence[Candidate], seed: int, folds: int, minutes: float | None,
-    device: torch.device,
+    device: torch.device, eye: dict[str, Any] | None = None,
 ) -> Path | None:  # fmt: skip
     """A folder that belongs to these data and these options, and no others."""
     if work is None:
         return None
-    said = [reading.fingerprint, [[c.name, c.facts()] for c in found], seed, folds, minutes, device.type, __version__]
+    tried = [[c.name, c.facts()] for c in found]
+    said = [reading.fingerprint, tried, seed, folds, minutes, device.type, __version__, eye]
     key = hashlib.sha256(json.dumps(said, default=str, sort_keys=True).encode()).hexdigest()[:16]
     place = Path(work) / key
     place.mkdir(parents=True, exist_ok=True)

@@ -28,6 +28,7 @@ from headcount.models.heads import HEADS, check_options, find_head, head_options
 from headcount.models.heads.base import Tally
 from headcount.models.heads.tilt import TiltHead
 from headcount.models.model import Model
+from headcount.models.vision import Start
 from headcount.training.em import check, em
 from headcount.training.recipe import Recipe
 from headcount.training.seeds import seed_for
@@ -59,13 +60,15 @@ class Trained:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to fit. ``recipe`` for networks, ``classifier`` for the others; ``rounds`` 0: the bag's label is believed."""
+    """One way to fit. ``recipe`` for networks, ``classifier`` for the others; ``rounds`` 0: the bag's label is believed.
+    ``start``: whose backbone a network has, and the weights it begins with, if they are not its own."""
 
     name: str
     title: str
     recipe: Recipe | None = None
     classifier: Any = None
     rounds: int = 0
+    start: Start | None = None
 
     @property
     def baseline(self) -> bool:
@@ -103,7 +106,11 @@ class Candidate:
         tell = (lambda p: watch(p.epoch / recipe.epochs, f"epoch {p.epoch} of {recipe.epochs}")) if watch else None
         if "piece" in dict(recipe.options):
             train, valid = in_pieces(train), in_pieces(valid)
-        model = fresh_model(recipe, train).to(device)
+        if self.start is None:
+            model = fresh_model(recipe, train).to(device)
+        else:
+            model = fresh_model(recipe, train, self.start.mean, self.start.std).to(device)
+            self.start.into(model.backbone)
         done = fit(model, train.to(device), valid.to(device), recipe, work=work, watch=tell)
         if not done.progress.best_epoch:
             raise HeadcountError(f"{self.title}: the validation loss was never a number; leave this method out")
@@ -114,7 +121,8 @@ class Candidate:
     def facts(self) -> dict[str, Any]:
         """How it learns, for the record."""
         if self.recipe is not None:
-            return {k: v for k, v in self.recipe.changes.items() if k != "source"}
+            said = {k: v for k, v in self.recipe.changes.items() if k != "source"}
+            return said if self.start is None else {**said, "start": self.start.facts}
         said = {k: v for k, v in self.classifier.get_params().items() if isinstance(v, (int, float, str, bool))}
         return {"classifier": type(self.classifier).__name__, "rounds": self.rounds, **said}
 
@@ -128,8 +136,10 @@ def candidates(
     views: str | None = None,
     epochs: int | None = None,
     options: dict[str, Any] | None = None,
+    start: Start | None = None,
 ) -> list[Candidate]:
-    """The candidates for such bags. ``method``: "auto", a name, several with commas, or a scikit-learn classifier."""
+    """The candidates for such bags. ``method``: "auto", a name, several with commas, or a scikit-learn classifier.
+    ``start``: a backbone of somebody else's, which is trained."""
     pictures = bags.pool.kind == "images"
     names = list(PICTURES if pictures else TABLES)
     if head is not None:
@@ -149,7 +159,7 @@ def candidates(
         )
     if options:
         check_options(names[0] if names[0] in HEADS else "tilt", options)
-    how = {"backbone": backbone, "views": views, "epochs": epochs, "options": options or {}}
+    how = {"backbone": backbone, "views": views, "epochs": epochs, "options": options or {}, "start": start}
     return made + [_candidate(name, bags, pictures, how) for name in names]
 
 
@@ -167,11 +177,17 @@ def _candidate(name: str, bags: Bags, pictures: bool, how: dict[str, Any]) -> Ca
             f"method {name} learns from known instance classes, and there are none; name them with known="
         )
     title = "Network on the bag's label" if name == "noisy_label" else f"{find_head(name).title}, network"
-    return Candidate(name, title, recipe=recipe_for(name, bags, **how))
+    return Candidate(name, title, recipe=recipe_for(name, bags, **how), start=how["start"])
 
 
 def recipe_for(
-    head: str, bags: Bags, backbone: str | None, views: str | None, epochs: int | None, options: dict[str, Any]
+    head: str,
+    bags: Bags,
+    backbone: str | None,
+    views: str | None,
+    epochs: int | None,
+    options: dict[str, Any],
+    start: Start | None = None,
 ) -> Recipe:
     """A network's recipe for bags like these: enough steps to learn, few enough to wait for."""
     pictures, sizes = bags.pool.kind == "images", bags.sizes.double()
@@ -182,7 +198,9 @@ def recipe_for(
     side = min(bags.pool.shape[:2]) if pictures else 0
     stem = "small" if side <= 20 else "pool" if side <= 64 else "paper"
     own: dict[str, Any] = {"stem": stem, "width": 32 if side <= 20 else 64}
-    backbone = backbone or ("resnet18" if pictures else "mlp")
+    backbone = start.name if start else backbone or ("resnet18" if pictures else "mlp")
+    own = start.options if start else own if backbone == "resnet18" else _MLP if backbone == "mlp" else {}
+    taught = start is not None and start.state is not None
     options = (
         options if set(options) <= set(head_options(head)) else {}
     )  # they are the named head's, not the baseline's
@@ -200,13 +218,13 @@ def recipe_for(
         head=head,
         options=tuple(options.items()),
         backbone=backbone,
-        backbone_options=tuple((own if backbone == "resnet18" else _MLP if backbone == "mlp" else {}).items()),
+        backbone_options=tuple(own.items()),
         epochs=epochs or int(min(max(few, -(-(1500 if pictures else 500) // steps)), many)),
         batch_bags=batch,
         batch_instances=room,
         chunk_instances=0 if whole else CHUNK,
         optimizer="adamw",
-        lr=1e-3 if pictures else 2e-3,
+        lr=(1e-4 if taught else 1e-3) if pictures else 2e-3,  # weights that know something are not to forget it
         weight_decay=0.05 if pictures else 0.5,
         decay="weights",
         schedule="cosine",
@@ -245,7 +263,7 @@ def logistic() -> Any:
 
 
 def in_pieces(bags: Bags, most: int | None = None) -> Bags:
-    """The same instances in the same order, bags larger than ``most`` (``LARGE``) cut into equal parts with the bag's label: as good as
+    """The same instances in the same order, bags larger than ``most`` cut into equal parts with the bag's label: as good as
     the bag where only its instances are looked at. The groups and names of bags are left behind."""
     most = most or LARGE
     parts = [-(-size // most) for size in bags.sizes.tolist()]

@@ -74,9 +74,10 @@ def planned(
     device: torch.device,
     minutes: float | None,
     must: Sequence[str] = (),
+    spent: float = 0.0,
 ) -> Plan:
     """Time a few steps of each candidate on these bags, and make the fullest plan that the minutes allow. ``must``: methods
-    that somebody asked for, and that are never left out."""
+    that somebody asked for, and that are never left out. ``spent``: seconds of the minutes that are gone already."""
     took = {c.name: measured(c, train, valid, device) for c in candidates}
     names = tuple(c.name for c in candidates)
     plan = Plan(names, folds, 1.0, took)
@@ -84,7 +85,7 @@ def planned(
         return plan
     for lesser in _lesser(plan, must):
         plan = lesser
-        if plan.total <= 60 * minutes * HURRY:
+        if plan.total <= (60 * minutes - spent) * HURRY:
             return plan
     return replace(plan, notes=(*plan.notes, f"even so it may take longer than {minutes:g} minutes"))
 

@@ -217,9 +217,7 @@ class _Driver:
 
 def _check(address: str | None, gpus: float, cpus: float, retries: int) -> None:
     if address is not None and "://" in address:
-        raise HeadcountError(
-            f"a study starts on a machine of the cluster; give auto, local or host:port, not {address!r}"
-        )
+        raise HeadcountError(f"this starts on a machine of the cluster; give auto, local or host:port, not {address!r}")
     if not 0 <= gpus < 1e6 or (gpus > 1 and gpus != int(gpus)):
         raise HeadcountError(f"a run takes a part of a GPU or whole ones (0, 0.25, 1, 2), got {gpus:g}")
     if not 0 < cpus < 1e6:
@@ -228,14 +226,22 @@ def _check(address: str | None, gpus: float, cpus: float, retries: int) -> None:
         raise HeadcountError(f"retries is 0 or more, got {retries}")
 
 
+def agreed(device: str, gpus_each: float) -> None:
+    """On Ray the device is given by Ray; what contradicts that is told before anything runs."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise HeadcountError(f"on Ray a run takes the GPU it is given; --device is auto, cpu or cuda, got {device!r}")
+    if device != "auto" and (device == "cuda") != bool(gpus_each):
+        raise HeadcountError(
+            f"--device {device} and --gpus-each {gpus_each:g} contradict each other; give only --gpus-each"
+        )
+
+
 def _ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
     except ImportError:
-        raise HeadcountError(
-            "Ray is not installed, and this study is to run on it; pip install 'headcount[ray]'"
-        ) from None
+        raise HeadcountError("Ray is not installed, and this is to run on it; pip install 'headcount[ray]'") from None
     return ray
 
 

@@ -1,6 +1,7 @@
 """Prediction over many machines: bags in shards, each a task on a Ray cluster; what is said comes back in order.
 
     said = say_many("model", bags, address="auto")            # what say(load("model"), bags) says
+    said = ask(fitted, reading, each=asker("model", address="auto"))    # what ask(fitted, reading) says: headcount predict
 
 The model travels to the nodes as its two files, once, and loading it runs no code. Shards of bags travel with their
 instances; where the data lie on the nodes (or on a shared disk), give functions that read a shard there instead. A shard
@@ -14,7 +15,7 @@ import platform
 import tempfile
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -26,9 +27,12 @@ import torch
 
 from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError
+from headcount.judging import answers
+from headcount.judging.answers import Each
 from headcount.judging.rays import Files, Parcel, _check, _connected, _find_room, _packed, _ray, opened
+from headcount.models.fitted import Fitted
 from headcount.models.heads import Output
-from headcount.models.model import Model, by_instances, load, say
+from headcount.models.model import by_instances, load, say
 from headcount.training.parallel import alone_only
 
 Shard = Bags | Callable[[], Bags]
@@ -44,40 +48,75 @@ def say_many(model: Path | str, bags: Bags | Iterable[Shard], *, shard_instances
 
 
 def say_shards(
+    model: Path | str, shards: Iterable[Shard], *, keep: tuple[str, ...] = (), batch_instances: int = 8192, **how: Any
+) -> Iterator[Output]:
+    """What is said of each shard, in order, as it comes: for answers that do not all fit in memory.
+
+    A shard is Bags, or a function that makes them on the node. ``how``: address, gpus_each, cpus_each and retries, as for a
+    study on Ray.
+    """
+    load(model)  # what is wrong with it is told before anything travels
+    for arrays in _spread(answer, files_of(model), shards, (keep, batch_instances), **how):
+        said = {k: torch.tensor(v) for k, v in arrays.items()}  # a copy: what Ray holds can only be read
+        parts = {k.removeprefix("part."): v for k, v in said.items() if k.startswith("part.")}
+        yield Output(said["instance"], said["bag"], parts)
+
+
+def asker(
     model: Path | str,
-    shards: Iterable[Shard],
     *,
-    keep: tuple[str, ...] = (),
-    batch_instances: int = 8192,
+    listen: bool | None = None,
     address: str | None = None,
     gpus_each: float = 0,
     cpus_each: float = 1,
     retries: int = 3,
-) -> Iterator[Output]:
-    """What is said of each shard, in order, as it comes: for answers that do not all fit in memory.
-
-    A shard is Bags, or a function that makes them on the node. No more shards are under way than keep the cluster busy, so
-    that ``shards`` may be a generator that reads them one by one. ``address`` and the rest: as for a study on Ray.
-    """
+) -> Each:
+    """Who asks the fitted model in this folder on a cluster, for :func:`headcount.judging.answers.ask`; ``listen`` as
+    :meth:`Fitted.say` takes it. What is wrong with the options is told at once."""
     alone_only("prediction on Ray")
     _check(address, gpus_each, cpus_each, retries)
-    ray, files = _ray(), files_of(model)
+    _ray()
+    how: dict[str, Any] = {"address": address, "gpus_each": gpus_each, "cpus_each": cpus_each, "retries": retries}
+
+    def each(parts: Iterator[Bags]) -> Generator[answers.Shard, None, None]:
+        for arrays in _spread(answer_fitted, files_of(model), map(apart, parts), (listen,), **how):
+            yield answers.Shard(**arrays)
+
+    return each
+
+
+def _spread(
+    task: Callable[..., tuple[Arrays, Parcel]],
+    files: Files,
+    shards: Iterable[Shard],
+    more: tuple[Any, ...],
+    *,
+    address: str | None = None,
+    gpus_each: float = 0,
+    cpus_each: float = 1,
+    retries: int = 3,
+) -> Iterator[Arrays]:
+    """What ``task`` says of each shard on some node, in order. No more shards are under way than keep the cluster busy, so that
+    ``shards`` may be a generator that reads them one by one."""
+    alone_only("prediction on Ray")
+    _check(address, gpus_each, cpus_each, retries)
+    ray = _ray()
     with _connected(ray, address):
         _find_room(ray, cpus_each, gpus_each)
-        send = ray.remote(num_cpus=cpus_each, num_gpus=gpus_each, max_retries=retries, retry_exceptions=False)(answer)
+        send = ray.remote(num_cpus=cpus_each, num_gpus=gpus_each, max_retries=retries, retry_exceptions=False)(task)
         there, device = ray.put(files), "cuda" if gpus_each else "cpu"
         most, going = 2 * _at_once(ray, cpus_each, gpus_each), deque()
         try:
             for shard in shards:
                 if len(going) >= most:
                     yield _arrived(ray, going.popleft(), retries)
-                going.append(send.remote(there, shard, keep, batch_instances, device, max(1, int(cpus_each))))
+                going.append(send.remote(there, shard, *more, device, max(1, int(cpus_each))))
             while going:
                 yield _arrived(ray, going.popleft(), retries)
         finally:
-            for task in going:
+            for task_ in going:
                 with suppress(Exception):
-                    ray.cancel(task)
+                    ray.cancel(task_)
 
 
 def cut(bags: Bags, shard_instances: int) -> Iterator[Bags]:
@@ -86,15 +125,18 @@ def cut(bags: Bags, shard_instances: int) -> Iterator[Bags]:
         raise HeadcountError(f"a shard holds at least one instance, got {shard_instances}")
     if not len(bags):
         raise HeadcountError("no bags to ask about; give at least one")
-    for part in by_instances(bags, shard_instances):
-        seen, index = part.index.unique(return_inverse=True)
-        own = Pool(part.pool.take(seen).cpu())
-        yield replace(part.to("cpu") if part.pool.device.type != "cpu" else part, pool=own, index=index.cpu()).blind()
+    yield from map(apart, by_instances(bags, shard_instances))
+
+
+def apart(part: Bags) -> Bags:
+    """These bags over a pool of their own, without truth."""
+    seen, index = part.index.unique(return_inverse=True)
+    own = Pool(part.pool.take(seen).cpu())
+    return replace(part.to("cpu") if part.pool.device.type != "cpu" else part, pool=own, index=index.cpu()).blind()
 
 
 def files_of(model: Path | str) -> Files:
-    """A saved model as bytes. It is loaded once here: what is wrong with it is told before anything travels."""
-    load(model)
+    """A saved model as bytes."""
     return {name: (Path(model) / name).read_bytes() for name in FILES}
 
 
@@ -108,11 +150,25 @@ def answer(
     try:
         torch.set_num_threads(threads)
         bags = shard if isinstance(shard, Bags) else shard()
-        said = say(_model(_Held(files), device), bags, keep=keep, batch_instances=batch_instances)
+        said = say(_model(_Held(files), load, device), bags, keep=keep, batch_instances=batch_instances)
         arrays = {"instance": said.instance, "bag": said.bag, **{f"part.{k}": v for k, v in said.parts.items()}}
         return {k: v.numpy() for k, v in arrays.items()}, Parcel({})
     except Exception as e:
-        return {}, Parcel({}, _packed(e), f"on {platform.node()}:\n{traceback.format_exc()}")
+        return {}, _trouble(e)
+
+
+def answer_fitted(files: Files, bags: Bags, listen: bool | None, device: str, threads: int) -> tuple[Arrays, Parcel]:
+    """What a fitted model says of a shard; or an account of what went wrong."""
+    try:
+        torch.set_num_threads(threads)
+        said = answers.ask_shard(_model(_Held(files), Fitted.load, device), bags, listen)
+        return said._asdict(), Parcel({})
+    except Exception as e:
+        return {}, _trouble(e)
+
+
+def _trouble(error: Exception) -> Parcel:
+    return Parcel({}, _packed(error), f"on {platform.node()}:\n{traceback.format_exc()}")
 
 
 class _Held:
@@ -130,29 +186,27 @@ class _Held:
 
 
 @lru_cache(maxsize=2)
-def _model(held: _Held, device: str) -> Model:
+def _model(held: _Held, load: Callable[[Path], Any], device: str) -> Any:
     with tempfile.TemporaryDirectory(prefix="headcount-") as folder:
         for name in FILES:
             (Path(folder) / name).write_bytes(held.files[name])
-        return load(folder).to(device)
+        return load(Path(folder)).to(device)
 
 
 # -- on the driver ------------------------------------------------------------------------------------------------------------
 
 
-def _arrived(ray: Any, task: Any, retries: int) -> Output:
+def _arrived(ray: Any, task: Any, retries: int) -> Arrays:
     try:
         arrays, parcel = ray.get(task)
     except ray.exceptions.RayError as e:
         why = str(e).strip().partition("\n")[0]
         raise HeadcountError(
-            f"a shard was lost {retries + 1} times ({type(e).__name__}: {why}); perhaps it is too large for a node: "
-            "give a smaller shard_instances or batch_instances"
+            f"a shard was lost {retries + 1} times ({type(e).__name__}: {why}); perhaps it is too large for the memory of a "
+            "node: give it nodes with more, or in Python smaller shards"
         ) from e
     opened(parcel)
-    said = {k: torch.tensor(v) for k, v in arrays.items()}  # a copy: what Ray holds can only be read
-    parts = {k.removeprefix("part."): v for k, v in said.items() if k.startswith("part.")}
-    return Output(said["instance"], said["bag"], parts)
+    return arrays
 
 
 def _at_once(ray: Any, cpus: float, gpus: float) -> int:

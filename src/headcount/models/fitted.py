@@ -1,7 +1,7 @@
 """Fitted: what ``headcount fit`` leaves in a folder, and the only thing the other commands need to know of a model.
 
-    model.safetensors  the arrays: a network's weights, a forest's nodes or a linear model's coefficients (``body.``), and
-                       what the preparation learned (``learned.``)
+    model.safetensors  the arrays: a network's weights, a forest's nodes or a linear model's coefficients (``body.``), what
+                       the preparation learned (``learned.``), and the frozen backbone in front of it, if any (``eye.``)
     model.json         everything else, written last: a folder without it is no model
     report.html, MODEL_CARD.md   for people; nothing reads them
 
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headcount.bags import Bags, Segments, census, tilt
 from headcount.bags.census import plainly
@@ -33,6 +33,7 @@ from headcount.data.learned import Learned
 from headcount.data.read import Reading, read
 from headcount.errors import HeadcountError
 from headcount.models import folder
+from headcount.models.eye import Eye
 from headcount.models.forest import Forest, Held, Linear
 from headcount.models.model import Model, say, say_alone
 
@@ -63,7 +64,8 @@ class Fitted:
     ``tilt``: P(class | bag's label) and the label frequencies, as estimated from held-out bags; ``tilt.share`` is the
     expected majority share of each class. ``alike``: how alike bags are in their shares, None if nobody could tell;
     ``listens``: whether an instance is answered in the light of the others in its bag (judging/shares.py decides both on
-    held-out bags). ``facts``: plain JSON (method, recipe, data, scores, candidates, versions, ...).
+    held-out bags). ``facts``: plain JSON (method, recipe, data, scores, candidates, versions, ...). ``eye``: a frozen backbone
+    that stands before the body: pictures come in, and the body is asked about their features.
     """
 
     body: Model | Forest | Linear | Held
@@ -76,6 +78,7 @@ class Fitted:
     alike: float | None = None
     listens: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
+    eye: Eye | None = None
 
     @property
     def kind(self) -> str:
@@ -99,6 +102,8 @@ class Fitted:
                 "prepare them with bags(learned=fitted.learned)"
             )
         segments = bags.segments().to("cpu")
+        if self.eye is not None:
+            bags = replace(bags, pool=self.eye.over(bags.pool))
         if isinstance(self.body, Model) and self.body.design.head not in SHARED:
             said = say(self.body, bags, batch_instances=batch_instances)
             p, bag = said.instance.softmax(1), self._bag(said.bag)
@@ -147,8 +152,9 @@ class Fitted:
         return (log_p / self.temperature).log_softmax(1)
 
     def to(self, device: torch.device | str) -> Fitted:
-        """The same, on a device; only a network has a place to be."""
-        return replace(self, body=self.body.to(device)) if isinstance(self.body, Model) else self
+        """The same, on a device; only networks have a place to be."""
+        eye = None if self.eye is None else self.eye.to(device)
+        return replace(self, eye=eye, body=self.body.to(device) if isinstance(self.body, Model) else self.body)
 
     def but(self, **changes: Any) -> Fitted:
         return replace(self, **changes)
@@ -161,12 +167,12 @@ class Fitted:
         return folder.put(Path(path), self.arrays(), self.to_json(), papers or {}, overwrite)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        if isinstance(self.body, Model):
-            body = {k: v.detach().contiguous().cpu().numpy() for k, v in self.body.state_dict().items()}
-        else:
-            body = self.body.arrays()
-        learned = self.learned.arrays()
-        return {**{f"body.{k}": v for k, v in body.items()}, **{f"learned.{k}": v for k, v in learned.items()}}
+        parts = {
+            "body": _state(self.body) if isinstance(self.body, Model) else self.body.arrays(),
+            "learned": self.learned.arrays(),
+            "eye": {} if self.eye is None else _state(self.eye),
+        }
+        return {f"{part}.{k}": v for part, held in parts.items() for k, v in held.items()}
 
     def to_json(self) -> dict[str, Any]:
         if isinstance(self.body, Model) and ":" in self.body.design.head:
@@ -190,12 +196,17 @@ class Fitted:
             "preparation": self.learned.to_json(),
             "design": design,
             "facts": self.facts,
+            **({} if self.eye is None else {"eye": {"backbone": self.eye.name, "size": self.eye.size}}),
         }
 
     @classmethod
     def load(cls, path: Path | str) -> Fitted:
         """A folder that ``save`` wrote, or somebody else: nothing in it is trusted."""
         return folder.refusing(Path(path), lambda: _loaded(Path(path)))
+
+
+def _state(module: nn.Module) -> dict[str, np.ndarray]:
+    return {k: v.detach().contiguous().cpu().numpy() for k, v in module.state_dict().items()}
 
 
 def tempered(p: Tensor, temperature: float) -> Tensor:
@@ -211,22 +222,24 @@ def log_shares(p: Tensor, segments: Segments, counted: Tensor | None = None) -> 
 
 def _loaded(path: Path) -> Fitted:
     said, arrays = folder.get(path)
-    folder.keys(said, KEYS)
+    folder.keys(said, KEYS | (said.keys() & {"eye"}))
     classes = folder.names(said["classes"], "classes")
     counted = None if said["counted"] is None else _counted(said["counted"], len(classes))
     learned = Learned.from_parts(said["preparation"], folder.under("learned.", arrays))
     body_arrays = folder.under("body.", arrays)
-    if len(body_arrays) + len(folder.under("learned.", arrays)) != len(arrays):
-        odd = next(k for k in arrays if not k.startswith(("body.", "learned.")))
-        raise HeadcountError(f"model.safetensors holds {odd!r}, which belongs to nothing")
+    known = ("body.", "learned.", "eye.") if "eye" in said else ("body.", "learned.")
+    if odd := next((k for k in arrays if not k.startswith(known)), None):
+        raise HeadcountError(f"model.safetensors holds {odd[:80]!r}, which belongs to nothing")
+    eye = folder.eye(said["eye"], learned.shape, folder.under("eye.", arrays)) if "eye" in said else None
+    shape = learned.shape if eye is None else (eye.dim,)
     kinds = {"forest": Forest, "linear": Linear}
     body: Model | Forest | Linear
     if said["kind"] in kinds:
-        if said["design"] is not None or len(learned.shape) != 1:
+        if said["design"] is not None or len(shape) != 1:
             raise HeadcountError(f"a {said['kind']} takes features and has no design")
-        body = kinds[said["kind"]].from_arrays(body_arrays, learned.shape[0], len(classes))
+        body = kinds[said["kind"]].from_arrays(body_arrays, shape[0], len(classes))
     elif said["kind"] == "network":
-        body = folder.network(said["design"], learned.shape, classes, counted, body_arrays)
+        body = folder.network(said["design"], shape, classes, counted, body_arrays)
     else:
         raise HeadcountError(f"kind {str(said['kind'])[:40]!r} is none of network, forest, linear")
     if not isinstance(said["facts"], dict):
@@ -236,7 +249,7 @@ def _loaded(path: Path) -> Fitted:
     if not isinstance(said["listens"], bool) or (said["listens"] and alike is None):
         raise HeadcountError("listens is true or false, and false where alike is null")
     found = _tilt(said["tilt"], len(classes))
-    return Fitted(body, classes, learned, found, counted, *heat, alike, said["listens"], said["facts"])
+    return Fitted(body, classes, learned, found, counted, *heat, alike, said["listens"], said["facts"], eye)
 
 
 def _counted(given: Any, classes: int) -> tuple[bool, ...]:

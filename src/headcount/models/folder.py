@@ -12,21 +12,24 @@ import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
+from torch import nn
 
 from headcount.errors import HeadcountError
 from headcount.files import write_whole
+from headcount.models import vision
+from headcount.models.arrays import look
+from headcount.models.eye import Eye
 from headcount.models.heads import find_head
 from headcount.models.model import Design, Model
 
 FORMAT = 2  # 1 is a bare network, models/model.py
 MOST_JSON = 1 << 27
-MOST_HEADER = 1 << 20
 MOST_CLASSES = 1 << 16
 _MOST_OPTION = 1 << 14
 _MOST_LAYERS = 64
@@ -124,16 +127,12 @@ def _no_constant(word: str) -> Any:
 
 
 def _arrays(path: Path) -> dict[str, np.ndarray]:
-    size = path.stat().st_size
-    with open(path, "rb") as f:
-        header = int.from_bytes(f.read(8), "little")
-        if size < 10 or header > min(MOST_HEADER, size - 8) or f.read(1) != b"{":
-            raise HeadcountError(f"{path.name} does not begin like a safetensors file")
-    arrays = load_file(path)
-    for name, a in arrays.items():
+    look(path)
+    held = load_file(path)
+    for name, a in held.items():
         if a.dtype.kind not in "biuf" or (a.dtype.kind == "f" and not np.isfinite(a).all()):
             raise HeadcountError(f"{name[:80]!r} holds numbers that are not finite, or no numbers")
-    return arrays
+    return held
 
 
 def network(
@@ -154,15 +153,32 @@ def network(
         shape, classes, said["backbone"], _options(said["backbone_options"]), said["head"], _options(said["options"]),
         counted, said["mirror"],
     )  # fmt: skip
+    return _built(lambda: Model(design), arrays)
+
+
+def eye(said: Any, shape: tuple[int, ...], arrays: Mapping[str, np.ndarray]) -> Eye:
+    """The frozen backbone in front of a model, from a file: a plain name of a library, a size, and its weights."""
+    keys(said, {"backbone", "size"}, "the eye")
+    name, size = said["backbone"], said["size"]
+    if not isinstance(name, str) or len(name) > 200 or not vision.foreign(name):
+        raise HeadcountError(f"the eye is no backbone of a library: {str(name)[:40]!r}")
+    return _built(lambda: Eye(name, shape, size), arrays)
+
+
+Built = TypeVar("Built", bound=nn.Module)
+
+
+def _built(make: Callable[[], Built], arrays: Mapping[str, np.ndarray]) -> Built:
+    """A module with these weights. First without memory: nothing is made that the file does not fill to the last number."""
     with torch.device("meta"):
-        wanted = {k: (tuple(v.shape), v.dtype) for k, v in Model(design).state_dict().items()}
+        wanted = {k: (tuple(v.shape), v.dtype) for k, v in make().state_dict().items()}
     given = {k: (v.shape, torch.from_numpy(v).dtype) for k, v in arrays.items()}
     for name in sorted(wanted.keys() | given.keys()):
         if wanted.get(name) != given.get(name):
             raise HeadcountError(f"weights {name[:80]!r} are {given.get(name)}, the design needs {wanted.get(name)}")
-    model = Model(design)
-    model.load_state_dict({k: torch.from_numpy(v) for k, v in arrays.items()})
-    return model.eval()
+    made = make()
+    made.load_state_dict({k: torch.from_numpy(v) for k, v in arrays.items()})
+    return made.eval()
 
 
 def _options(given: Any) -> tuple[tuple[str, Any], ...]:

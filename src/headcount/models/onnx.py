@@ -3,8 +3,9 @@
     input   "instances"      (n, D) float32 (a table or a text after its encoding), or (n, H, W, channels) uint8
     output  "probabilities"  (n, C) float32
 
-Networks go through torch's exporter; forests and linear models are written node by node. Classes, and how a table becomes
-numbers, travel as metadata ("headcount", JSON). Needs ``headcount[onnx]``.
+Networks go through torch's exporter; forests and linear models are written node by node; a frozen backbone (models/eye.py) is
+exported by itself and put in front. Classes, and how a table becomes numbers, travel as metadata ("headcount", JSON). Needs
+``headcount[onnx]``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from headcount.bags import Segments
 from headcount.errors import HeadcountError
 from headcount.files import write_whole
+from headcount.models.eye import Eye
 from headcount.models.fitted import Fitted, Held
 from headcount.models.forest import Forest, Linear
 from headcount.models.model import Model, answer, faces
@@ -38,11 +40,14 @@ def export(fitted: Fitted, path: Path) -> float:
     """Write the file if onnxruntime answers the same; the largest difference."""
     onnx, runtime = _libraries()
     if isinstance(fitted.body, Model):
-        made = _network(fitted.body, onnx)
+        made = _network(fitted.body)
     elif isinstance(fitted.body, Held):
         raise HeadcountError("only the networks, forests and logistic regressions of `headcount fit` can become ONNX")
     else:
-        made = _classifier(fitted.body, fitted.learned.shape[0], onnx)
+        features = fitted.learned.shape[0] if fitted.eye is None else fitted.eye.dim
+        made = _classifier(fitted.body, features, onnx)
+    if fitted.eye is not None:
+        made = _behind(fitted.eye, made, onnx)
     about = {"classes": list(fitted.classes), "preparation": fitted.learned.to_json()}
     onnx.helper.set_model_props(made, {"headcount": json.dumps(about)})
     data = made.SerializeToString()
@@ -79,27 +84,56 @@ class _Alone(nn.Module):
         return answer(self.model, faces(self.model, instances), ones).instance.softmax(1)
 
 
-def _network(model: Model, onnx: Any) -> Any:
+def _network(model: Model) -> Any:
     if model.head.whole_bag or model.head.order_matters:
         raise HeadcountError(
             f"head {model.design.head} judges an instance by its bag; ONNX takes instances alone, so it cannot be exported"
         )
-    shape = model.design.shape
+    what = f"head {model.design.head} on {model.design.backbone}"
+    return _exported(_Alone(model), model.design.shape, "probabilities", what)
+
+
+def _exported(module: nn.Module, shape: tuple[int, ...], gives: str, what: str) -> Any:
     example = torch.zeros((3, *shape), dtype=torch.uint8 if len(shape) == 3 else torch.float32)
     try:
         with warnings.catch_warnings(), _hushed("torch.onnx"), torch.no_grad():
             warnings.simplefilter("ignore")
             program: Any = torch.onnx.export(
-                _Alone(model).eval(), (example,), dynamo=True, opset_version=_OPSET, verbose=False,
-                input_names=["instances"], output_names=["probabilities"],
-                dynamic_shapes={"instances": {0: torch.export.Dim("n", min=1)}},
+                module.eval(), (example,), dynamo=True, opset_version=_OPSET, verbose=False,
+                input_names=["instances"], output_names=[gives],
+                dynamic_shapes=({0: torch.export.Dim("n", min=1)},),
             )  # fmt: skip
     except Exception as e:  # the exporter has a dozen exceptions of its own
         why = " ".join(str(e).split())[:200]
-        raise HeadcountError(
-            f"torch cannot export head {model.design.head} on {model.design.backbone}: {why}"
-        ) from None
+        raise HeadcountError(f"torch cannot export {what}: {why}") from None
     return program.model_proto
+
+
+# -- a frozen backbone in front -----------------------------------------------------------------------------------------------
+
+
+class _Sees(nn.Module):
+    """Features as the body was trained on: rounded to half precision."""
+
+    def __init__(self, eye: Eye) -> None:
+        super().__init__()
+        self.eye = eye
+
+    def forward(self, instances: Tensor) -> Tensor:
+        return self.eye(instances).float()
+
+
+def _behind(eye: Eye, body: Any, onnx: Any) -> Any:
+    """The body's graph behind the eye's."""
+    seen = _exported(_Sees(eye), eye.shape, "features", f"the frozen backbone {eye.name}")
+    body = onnx.compose.add_prefix(body, "body/")  # both may have a node of the same name
+    seen.ir_version = body.ir_version = max(seen.ir_version, body.ir_version)
+    made = onnx.compose.merge_models(seen, body, io_map=[("features", "body/instances")])
+    gives = made.graph.output[0].name
+    for node in made.graph.node:
+        node.output[:] = ["probabilities" if name == gives else name for name in node.output]
+    made.graph.output[0].name = "probabilities"
+    return made
 
 
 @contextmanager
@@ -190,7 +224,8 @@ def _difference(fitted: Fitted, data: bytes, runtime: Any) -> float:
     session = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     off = 0.0
     for part in (x, x[:1]):
-        want = fitted._part(torch.from_numpy(part)).numpy()
+        given = torch.from_numpy(part)
+        want = fitted._part(given if fitted.eye is None else fitted.eye(given)).numpy()
         got = session.run(["probabilities"], {"instances": part})[0]
         off = max(off, float(np.abs(got - want).max()) if got.shape == want.shape else math.inf)
     return off

@@ -1,12 +1,11 @@
 """Backbones by name from timm or torchvision: ``timm:resnet18``, ``torchvision:convnext_tiny``. Needs ``headcount[vision]``.
 
-    Foreign      the network without its classifier, as a backbone; frozen or trained
-    pretrained   the published weights, fetched because somebody asked for it; never when a model is built or loaded
-    featured     a frozen backbone's features of all instances, computed once and kept in a cache
-    joined       a head trained on such features, put back behind its backbone: one model again
+    Foreign   the network without its classifier, as a backbone; frozen or trained
+    Start     such a backbone as somebody chose it, and the weights it begins with
+    chosen    a person's words become a Start: the only place where a library may download anything
 
 Building never downloads: a saved model's weights live in its own safetensors file, and the names a file may give are plain
-names of the library's list, not addresses.
+names of the library's list, not addresses. A frozen backbone's features are models/eye.py's.
 """
 
 from __future__ import annotations
@@ -14,44 +13,59 @@ from __future__ import annotations
 import hashlib
 import importlib
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from headcount.bags import Bags, Pool
-from headcount.data import cache as data_cache
-from headcount.data.prepare import Prepare
 from headcount.errors import HeadcountError, choose
-from headcount.files import alone, beside
+from headcount.models import arrays
 
 LIBRARIES = ("timm", "torchvision")
 _CHANNELS = (1, 3)
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # what published weights were trained with, unless they say
 
 
-def foreign(name: str) -> bool:
+def foreign(name: str | None) -> bool:
     """Whether a backbone's name says a library.
 
     >>> foreign("timm:resnet18"), foreign("resnet18")
     (True, False)
     """
-    return ":" in name
+    return name is not None and ":" in name
 
 
 def build(name: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> Foreign:
     """A backbone for pictures (H, W, channels), with random weights."""
-    library, own = _parts(name)
     if len(shape) != 3 or shape[2] not in _CHANNELS:
         raise HeadcountError(f"backbone {name} reads pictures of 1 or 3 channels, the instances have shape {shape}")
-    return Foreign(_bare(library, own, shape[2], weights=False), shape, **options)
+    weightless = torch.get_default_device().type == "meta"
+    return Foreign(_weightless(name) if weightless else _bare(name), shape, **options)
 
 
-def _parts(name: str) -> tuple[str, str]:
+def _weightless(name: str) -> nn.Module:
+    """The network on the meta device. The libraries compute with small tensors while they build, so that only parameters may
+    be weightless then, each as soon as it is born."""
+
+    def hook(module: nn.Module, key: str, p: nn.Parameter | None) -> Any:
+        return None if p is None else nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad)
+
+    held = register_module_parameter_registration_hook(hook)
+    try:
+        with torch.device("cpu"):
+            return _bare(name).to("meta")
+    finally:
+        held.remove()
+
+
+def parts(name: str) -> tuple[str, str]:
+    """The library and its own name of the network; nothing that could be an address."""
     library, _, own = name.partition(":")
     choose("library of backbones", library, LIBRARIES)
     if not re.fullmatch(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?", own):  # no hf-hub: or local-dir: addresses
@@ -59,21 +73,31 @@ def _parts(name: str) -> tuple[str, str]:
     return library, own
 
 
-def _bare(library: str, own: str, channels: int, weights: bool) -> nn.Module:
-    """The network without its classifier."""
+def library_of(name: str) -> Any:
+    """The library, imported, that knows this name."""
+    library, own = parts(name)
     try:
         source = importlib.import_module("timm" if library == "timm" else "torchvision.models")
         known = source.is_model(own.split(".")[0]) if library == "timm" else own in source.list_models()
     except (ImportError, RuntimeError) as e:  # a torchvision built for another torch raises RuntimeError
         why = " ".join(str(e).split())[:120]
-        raise HeadcountError(
-            f"backbone {library}:{own} needs {library}: pip install 'headcount[vision]' ({why})"
-        ) from None
+        raise HeadcountError(f"backbone {name} needs {library}: pip install 'headcount[vision]' ({why})") from None
     if not known:
         raise HeadcountError(f"{library} has no model {own!r}; its list_models() names them")
+    return source
+
+
+def _bare(name: str, weights: bool = False) -> nn.Module:
+    """The network without its classifier."""
+    source, (library, own) = library_of(name), parts(name)
     if library == "timm":
-        return source.create_model(own, pretrained=weights, num_classes=0, in_chans=channels)
+        return source.create_model(own, pretrained=weights, num_classes=0)
     return _headless(source.get_model(own, weights="DEFAULT" if weights else None))
+
+
+def _whole(name: str) -> nn.Module:
+    source, (library, own) = library_of(name), parts(name)
+    return source.create_model(own, pretrained=False) if library == "timm" else source.get_model(own, weights=None)
 
 
 def _headless(net: nn.Module) -> nn.Module:
@@ -89,39 +113,40 @@ def _headless(net: nn.Module) -> nn.Module:
 class Foreign(nn.Module):
     """(n, channels, H, W) -> (n, dim). ``size``: resize to a square first. ``frozen``: never trained, batch-norm at rest.
 
-    ``centre`` and ``scale`` standardise the features; nought and one unless a head was trained on features of their own.
+    Gray pictures are shown in all three colours alike: that is what the libraries' weights are for.
     """
-
-    centre: Tensor
-    scale: Tensor
 
     def __init__(
         self, net: nn.Module, shape: tuple[int, ...], *, size: int | None = None, frozen: bool = False
     ) -> None:
         super().__init__()
-        if size is not None and (not isinstance(size, int) or isinstance(size, bool) or not 8 <= size <= 2048):
-            raise HeadcountError(f"size of a backbone's pictures is a whole number from 8 to 2048, got {size!r}")
+        check_size(size)
         if not isinstance(frozen, bool):
             raise HeadcountError(f"frozen is true or false, got {frozen!r}")
         self.net, self.size, self.frozen = net.eval(), size, frozen
-        with torch.no_grad():
-            h = self._through(torch.zeros(1, shape[2], *(shape[:2] if size is None else (size, size))))
-        if h.ndim != 2:
-            raise HeadcountError(
-                f"the backbone gives features of shape {tuple(h.shape[1:])}; choose one that pools them"
-            )
-        self.dim = int(h.shape[1])
-        self.register_buffer("centre", torch.zeros(self.dim))
-        self.register_buffer("scale", torch.ones(self.dim))
+        self.dim = self._width(shape)
         if frozen:
             self.net.requires_grad_(False)
         self.train()
 
+    @torch.no_grad()
+    def _width(self, shape: tuple[int, ...]) -> int:
+        height, width = shape[:2] if self.size is None else (self.size, self.size)
+        try:
+            h = self._through(torch.zeros(1, shape[2], height, width))
+        except Exception as e:  # every network has its own words for it
+            why = " ".join(str(e).split())[:120]
+            raise HeadcountError(
+                f"the backbone does not take pictures of {height} x {width} ({why}); give the size it was made for, "
+                "such as 224"
+            ) from None
+        if not isinstance(h, Tensor) or h.ndim != 2:
+            got = f"features of shape {tuple(h.shape[1:])}" if isinstance(h, Tensor) else type(h).__name__
+            raise HeadcountError(f"the backbone gives {got}; choose one that pools them")
+        return int(h.shape[1])
+
     def _through(self, x: Tensor) -> Tensor:
-        first = next((m for m in self.net.modules() if isinstance(m, nn.Conv2d)), None)
-        if x.shape[1] == 1 and (first is None or first.in_channels == 3):
-            x = x.expand(-1, 3, -1, -1)  # torchvision's take colour
-        return self.net(x)
+        return self.net(x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else x)
 
     def train(self, mode: bool = True) -> Foreign:
         super().train(mode)
@@ -132,69 +157,137 @@ class Foreign(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.size is not None and x.shape[2:] != (self.size, self.size):
             x = F.interpolate(x, (self.size, self.size), mode="bilinear", antialias=True)
-        return (self._through(x) - self.centre) / self.scale
+        return self._through(x)
 
 
-def load_pretrained(backbone: Foreign, name: str) -> None:
-    """Put the published weights into a backbone: the library may download them, so this is called by who asks for it only."""
-    library, own = _parts(name)
-    first = next((m for m in backbone.net.modules() if isinstance(m, nn.Conv2d)), None)
-    fresh = _bare(library, own, 3 if first is None else first.in_channels, weights=True)
-    backbone.net.load_state_dict(fresh.state_dict())
+def check_size(size: Any) -> None:
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or not 8 <= size <= 2048):
+        raise HeadcountError(f"size of a backbone's pictures is a whole number from 8 to 2048, got {size!r}")
 
 
-# -- features, once -----------------------------------------------------------------------------------------------------------
+# -- where it begins ------------------------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
-def featured(model: Any, bags: Bags, cache: Path | str | None = None, batch: int = 256) -> Bags:
-    """The same bags over their features (M, D) float16, mapped from the cache; they are computed if they are not there.
+@dataclass(frozen=True, eq=False)
+class Start:
+    """A backbone of somebody else's, and the weights it begins with."""
 
-    The file's name is a hash of the pool, the preparation and the backbone's weights: another of any of them is another file.
-    """
-    if not getattr(model.backbone, "frozen", False):
-        raise HeadcountError("features are kept for a frozen backbone only: the others change while they train")
-    folder = data_cache.home(cache) / "features"
-    path = folder / f"{_key(model, bags.pool)}.npy"
-    folder.mkdir(parents=True, exist_ok=True)
-    with alone(path.with_suffix(".lock")):
-        if not path.exists():
-            model.eval()
-            with beside(path) as part, open(part, "wb") as f:  # not mapped: a full disk is an error, and no signal
-                said = {"descr": "<f2", "fortran_order": False, "shape": (len(bags.pool), model.backbone.dim)}
-                np.lib.format.write_array_header_2_0(f, said)
-                for rows in torch.arange(len(bags.pool)).split(batch):
-                    h = model.features(bags.pool.take(rows).to(model.device)).float().cpu()
-                    f.write(h.clamp(-65504, 65504).numpy().astype("<f2").tobytes())
-    return replace(bags, pool=Pool.mapped(path))
+    name: str
+    frozen: bool
+    size: int | None
+    weights: str  # pretrained, none, or the name of a file
+    state: dict[str, Tensor] | None  # of the network without its classifier; None: as it is born
+    mean: tuple[float, ...] | None  # of the pictures these weights were trained on; None: to be learned
+    std: tuple[float, ...] | None
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """For a backbone that is trained."""
+        return {} if self.size is None else {"size": self.size}
 
-def _key(model: Any, pool: Pool) -> str:
-    digest = hashlib.sha256(f"{model.design.backbone}{dict(model.design.backbone_options)}".encode())
-    for name, value in sorted({**model.prepare.state_dict(prefix="p."), **model.backbone.state_dict()}.items()):
-        digest.update(name.encode() + value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    digest.update(f"{pool.data.dtype}{tuple(pool.data.shape)}".encode())
-    for start in range(0, len(pool), 4096):
-        digest.update(pool.data[start : start + 4096].cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:40]
+    def into(self, backbone: nn.Module) -> None:
+        """Give a backbone these weights."""
+        if self.state is not None:
+            net: Any = backbone.net
+            net.load_state_dict(self.state)
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """For the record, and for whoever asks whether two are the same."""
+        said = {"backbone": self.name, "frozen": self.frozen, "size": self.size, "weights": self.weights}
+        return said if self.state is None else {**said, "sha256": digest(self.state)}
 
 
-def joined(pictures: Any, features: Any) -> Any:
-    """``pictures`` with the head of ``features``, a model with backbone "linear" trained on ``featured`` bags.
+def digest(state: Mapping[str, Tensor]) -> str:
+    """sha256 of tensors and their names."""
+    made = hashlib.sha256()
+    for name, x in sorted(state.items()):
+        made.update(f"{name}{x.dtype}{tuple(x.shape)}".encode())
+        made.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return made.hexdigest()
 
-    What that model's preparation did to the features moves into the backbone, so that the whole answers the same.
-    """
-    design, other = pictures.design, features.design
-    if other.backbone != "linear" or (other.head, other.options, other.classes) != (
-        design.head,
-        design.options,
-        design.classes,
-    ):
+
+def check_choice(backbone: str | None, frozen: bool | None, weights: str | None, size: int | None) -> None:
+    """What does not go together, or is not installed, is told before anything is read."""
+    if not foreign(backbone):
+        for name, given in (("frozen", frozen), ("weights", weights), ("size", size)):
+            if given is not None:
+                raise HeadcountError(f"{name} is for a backbone of timm or torchvision, such as timm:resnet18")
+        return
+    assert backbone is not None
+    check_size(size)
+    if frozen is not None and not isinstance(frozen, bool):
+        raise HeadcountError(f"frozen is true or false, got {frozen!r}")
+    if weights not in (None, "pretrained", "none") and not str(weights).lower().endswith(".safetensors"):
+        raise HeadcountError(f"weights are pretrained, none or FILE.safetensors, got {weights!r}")
+    if weights == "none" and frozen:
+        raise HeadcountError("a frozen backbone with random weights sees nothing; give weights, or train it")
+    library_of(backbone)
+
+
+def chosen(
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    frozen: bool | None = None,
+    weights: str | None = None,
+    size: int | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Start:
+    """A person's choice, for pictures of this shape. ``weights``: pretrained (the default: the library may download them,
+    and ``tell`` hears of it before), none, or a .safetensors file. ``frozen``: by default wherever there are weights."""
+    check_choice(name, frozen, weights, size)
+    net = build(name, shape, {"size": size}).net  # what does not fit is told before anything is fetched
+    weights = weights or "pretrained"
+    if weights == "none":
+        return Start(name, False, size, weights, None, None, None)
+    if weights == "pretrained":
+        if tell is not None:
+            tell(f"{name}: asking {parts(name)[0]} for the published weights, which it downloads unless it has them")
+        state = _published(name)
+    else:
+        state, weights = _fitting(arrays.state(Path(weights)), net, name, weights), Path(weights).name
+    mean, std = _constants(net, shape[2])
+    return Start(name, True if frozen is None else frozen, size, weights, state, mean, std)
+
+
+def _published(name: str) -> dict[str, Tensor]:
+    try:
+        return _bare(name, weights=True).state_dict()
+    except HeadcountError:
+        raise
+    except Exception as e:  # no network, no such file, a library's own words
+        why = f"{type(e).__name__}: {' '.join(str(e).split())[:160]}"
         raise HeadcountError(
-            "only a linear model on features, with the same head and classes, can be put behind a backbone"
-        )
-    before: Prepare = features.prepare
-    pictures.backbone.centre.copy_(before.mean)
-    pictures.backbone.scale.copy_(before.std)
-    pictures.head.load_state_dict(features.head.state_dict())
-    return pictures
+            f"{name}: its published weights could not be had ({why}); give weights as FILE.safetensors, or none"
+        ) from None
+
+
+def _fitting(given: dict[str, Tensor], net: nn.Module, name: str, path: str) -> dict[str, Tensor]:
+    """The weights of this network, by name and shape; those of its classifier are left out."""
+    wanted = net.state_dict()
+    extra = given.keys() - wanted.keys()
+    if extra:
+        extra -= _whole(name).state_dict().keys()
+    if extra:
+        raise HeadcountError(f"the weights {path} hold {min(extra)[:80]!r}, which {name} does not have")
+    for key, own in wanted.items():
+        if key not in given:
+            if key.endswith("num_batches_tracked"):  # a count that older files lack, and no answer depends on
+                continue
+            raise HeadcountError(f"the weights {path} lack {key!r}, which {name} needs")
+        if given[key].shape != own.shape or given[key].is_floating_point() != own.is_floating_point():
+            got = f"{tuple(given[key].shape)} {given[key].dtype}"
+            raise HeadcountError(f"the weights {path}: {key!r} is {got}, {name} needs {tuple(own.shape)} {own.dtype}")
+    return {key: given.get(key, own).to(own.dtype) for key, own in wanted.items()}
+
+
+def _constants(net: nn.Module, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of the pictures that weights of this network are for; timm's networks say theirs."""
+    said: Any = getattr(net, "pretrained_cfg", None)
+    said = said if isinstance(said, Mapping) else {}
+    found = [tuple(map(float, said.get(key) or usual)) for key, usual in zip(("mean", "std"), _IMAGENET, strict=True)]
+    if any(len(v) != 3 for v in found):
+        found = list(_IMAGENET)
+    mean, std = found if channels == 3 else [(sum(v) / 3,) for v in found]
+    return mean, std

@@ -54,6 +54,14 @@ def seconds_bar() -> Iterator[Callable[[Any], None]]:
 
 
 @contextmanager
+def bags_bar() -> Iterator[Callable[[int, int], None]]:
+    """Bags that were answered, of all."""
+    with _bar() as bar:
+        task = bar.add_task("bags", total=None, said="")
+        yield lambda done, of: bar.update(task, completed=done, total=of)
+
+
+@contextmanager
 def runs_bar() -> Iterator[Callable[[Tally], None]]:
     """Runs of a study: done, failed, left, time left."""
     with _bar() as bar:

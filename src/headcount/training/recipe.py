@@ -17,6 +17,7 @@ from typing import Any
 from headcount.data import protocol, sources
 from headcount.data import trouble as troubles
 from headcount.errors import HeadcountError, choose
+from headcount.models import vision
 from headcount.models.backbones import BACKBONES
 from headcount.models.heads import check_options, find_head
 from headcount.training.views import VIEWS
@@ -83,6 +84,10 @@ class Recipe:
         object.__setattr__(self, "trouble", _options(self.trouble))
         for name, choices in _CHOICES.items():
             choose(name.replace("_", " "), getattr(self, name), choices)
+        if not isinstance(self.backbone, str) or not vision.foreign(self.backbone):
+            choose("backbone", self.backbone, BACKBONES)
+        else:
+            vision.parts(self.backbone)  # somebody else's, by a plain name
         for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             whole = isinstance(getattr(Recipe, name), int)
@@ -174,7 +179,6 @@ _CHOICES = {
     "sampler": ("conditional", "official"),
     "tie": ("lowest", "random", "reject"),
     "rounding": ("official", "largest_remainder"),
-    "backbone": tuple(BACKBONES),
     "optimizer": ("adam", "adamw", "sgd"),
     "schedule": ("constant", "cosine"),
     "views": tuple(VIEWS),

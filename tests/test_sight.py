@@ -1,0 +1,406 @@
+"""Pictures through somebody else's backbone: features once, every candidate on them, and a model that needs nothing else."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.numpy import load_file, save_file
+from safetensors.torch import save_file as save_torch
+from sklearn.base import clone
+
+from ask_factory import even
+from headcount import cli
+from headcount.bags import Bags, Pool
+from headcount.data.read import read
+from headcount.errors import HeadcountError
+from headcount.estimator import MajorityClassifier
+from headcount.fitting import fit_reading
+from headcount.judging import candidates, plans
+from headcount.models import eye as eyes
+from headcount.models import vision
+from headcount.models.eye import Eye, featured
+from headcount.models.fitted import Fitted
+from headcount.models.model import Design, Model, say
+from headcount.training.recipe import Recipe
+from vision_factory import CLASSES, Net, published, stand_in
+
+
+@pytest.fixture
+def downloads(monkeypatch):
+    return stand_in(monkeypatch)
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """Small forests, no timing, a cache of its own."""
+    monkeypatch.setattr(candidates, "TREES", 5)
+    monkeypatch.setattr(candidates, "ROUNDS", 1)
+    monkeypatch.setattr(plans, "measured", lambda *_: 0.1)
+    monkeypatch.setenv("HEADCOUNT_DATA", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def typed(monkeypatch, capsys, small):
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["headcount", *map(str, words)])
+        with pytest.raises(SystemExit) as e:
+            cli.main()
+        said = capsys.readouterr()
+        return int(e.value.code or 0), said.out, said.err
+
+    return run
+
+
+def shots(bags: int = 12, size: int = 4, side: int = 8, channels: int = 3) -> list[np.ndarray]:
+    """Class a is dark, class b is bright; one of each bag is of the other class."""
+    g = np.random.default_rng(0)
+    held = []
+    for b in range(bags):
+        bright = np.array([b % 2] * (size - 1) + [1 - b % 2])
+        pixels = g.integers(0, 128, (size, side, side, channels)) + 100 * bright[:, None, None, None]
+        held.append(pixels.astype(np.uint8))
+    return held
+
+
+def reading(**more):
+    held = shots(**more)
+    return read(held, labels=[CLASSES[b % 2] for b in range(len(held))])
+
+
+def picture_folder(folder: Path) -> Path:
+    lines = ["bag,label"]
+    for b, held in enumerate(shots()):
+        (folder / f"b{b}").mkdir(parents=True)
+        lines.append(f"b{b},{CLASSES[b % 2]}")
+        for i, pixels in enumerate(held):
+            Image.fromarray(pixels).save(folder / f"b{b}" / f"{i}.png")
+    (folder / "labels.csv").write_text("\n".join(lines))
+    return folder
+
+
+def an_eye(shape=(8, 8, 3), **more) -> Eye:
+    return Eye.of(vision.chosen("timm:small", shape, **more), shape)
+
+
+# -- the eye --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_features_are_those_of_the_network_in_half_precision(channels, downloads):
+    bags = reading(channels=channels).bags()
+    eye = an_eye((8, 8, channels))
+    net = published(Net(3, 0)).eval()
+    x = bags.pool.data.permute(0, 3, 1, 2).expand(-1, 3, -1, -1)
+    with torch.no_grad():
+        want = net((x.float() / 255 - 0.5) / 0.25)
+    got = eye(bags.pool.data)
+    assert got.dtype == torch.float16
+    assert torch.allclose(got.float(), want, rtol=1e-3, atol=1e-3)
+    seen = eye.over(bags.pool)
+    assert (len(seen), seen.shape, seen.kind) == (len(bags.pool), (6,), "features")
+    some = torch.tensor([5, 2, 2])
+    assert torch.allclose(seen.take(some).float(), want[some], rtol=1e-3, atol=1e-3)
+    assert seen.take(some[:0]).shape == (0, 6)
+
+
+def test_features_are_computed_once(downloads, tmp_path):
+    bags, calls, told = reading().bags(), [], []
+    eye = an_eye()
+    eye.backbone.net.register_forward_hook(lambda *_: calls.append(1))
+    first = featured(eye, bags, tmp_path, watch=lambda done, of: told.append((done, of)))
+    assert (len(calls), told) == (1, [(48, 48)])
+    again = featured(eye, bags, tmp_path)
+    assert len(calls) == 1
+    assert first.pool.data.dtype == torch.float16
+    assert torch.equal(first.pool.data, again.pool.data)
+    assert torch.equal(first.pool.data, eye(bags.pool.data))
+    assert len(list((tmp_path / "features").iterdir())) == 1
+    one = bags.pool.data.clone()
+    one[7, 3, 3, 1] ^= 1  # another picture, by one bit
+    featured(eye, Bags.of(Pool(one), sizes=[48], labels=[0], classes=2), tmp_path)
+    with torch.no_grad():
+        eye.backbone.net.conv.weight.add_(0.1)
+    other = featured(eye, bags, tmp_path)
+    assert not torch.equal(first.pool.data, other.pool.data)
+    featured(an_eye(size=12), bags, tmp_path)
+    assert len(list((tmp_path / "features").iterdir())) == 4
+
+
+def test_a_failure_leaves_no_half_cache(downloads, tmp_path, monkeypatch):
+    monkeypatch.setattr(eyes, "BATCH", 10)
+    eye, count = an_eye(), []
+
+    def fail(*_):
+        count.append(1)
+        if len(count) == 3:
+            raise OSError(28, "full")
+
+    eye.backbone.net.register_forward_hook(fail)
+    with pytest.raises(OSError, match="full"):
+        featured(eye, reading().bags(), tmp_path)
+    assert list(tmp_path.rglob("*.npy*")) == []
+
+
+@pytest.mark.parametrize("head", ["tilt", "attention"])
+def test_a_model_behind_an_eye_answers_as_on_features(head, downloads, tmp_path):
+    r = reading()
+    bags, eye = r.bags(), an_eye()
+    features = featured(eye, bags, tmp_path)
+    torch.manual_seed(0)
+    body = Model(Design((6,), CLASSES, "mlp", (("hidden", 8),), head)).eval()
+    whole = Fitted(body, CLASSES, r.learn(), even(2), eye=eye)
+    want = say(body, features)
+    for batch in (8192, 5):
+        got = whole.say(bags, batch_instances=batch)
+        assert torch.allclose(got.instance, want.instance.softmax(1), atol=1e-5)
+    whole.save(tmp_path / "m")
+    assert torch.equal(Fitted.load(tmp_path / "m").say(bags).instance, whole.say(bags).instance)
+    with pytest.raises(HeadcountError, match="shape"):
+        whole.say(features)
+
+
+# -- headcount fit --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["auto", "tilt", "em_forest", "logistic", "count"])
+def test_every_candidate_for_features_learns_from_pictures(method, downloads, small, tmp_path):
+    lines = []
+    made = fit_reading(
+        reading(), method, backbone="timm:small", epochs=3, folds=2, work=tmp_path / "work", tell=lines.append
+    )
+    facts = made.facts
+    tried = {c["name"] for c in facts["candidates"]}
+    assert tried == (set(candidates.TABLES) if method == "auto" else {method, "forest", "logistic"})
+    assert facts["eye"]["backbone"] == "timm:small"
+    assert (facts["eye"]["features"], facts["data"]["kind"]) == (6, "images")
+    assert any("download" in line for line in lines)
+    assert any(
+        "timm:small (frozen, weights pretrained) makes 6 features" in line for line in facts["data"]["described"]
+    )
+    assert made.eye is not None
+    assert made.learned.shape == (8, 8, 3)
+    bags = reading().bags()
+    made.save(tmp_path / "m")
+    downloads.clear()
+    again = Fitted.load(tmp_path / "m")
+    assert downloads == [], "nothing is fetched when a model is loaded"
+    assert torch.equal(made.say(bags).instance, again.say(bags).instance)
+
+
+def test_from_the_command_line_to_every_answer(downloads, typed, tmp_path):
+    """Fit, then each command, from the folder alone."""
+    pytest.importorskip("onnxruntime")
+    data, model, weights = picture_folder(tmp_path / "data"), tmp_path / "m", tmp_path / "w.safetensors"
+    save_torch(published(Net(3, 10)).state_dict(), weights)
+    words = ["--backbone", "timm:small", "--weights", weights, "--size", 12, "--folds", 2, "--epochs", 20]
+    code, out, err = typed("fit", data, "--out", model, *words, "--method", "tilt,em_forest")
+    assert code == 0, err
+    assert "timm:small, frozen, looks at 48 pictures once" in out
+    assert downloads == []
+    assert len(list((tmp_path / "cache" / "features").iterdir())) == 1
+    said = json.loads((model / "model.json").read_text())
+    assert said["eye"] == {"backbone": "timm:small", "size": 12}
+    assert said["facts"]["eye"]["weights"] == "w.safetensors"
+    weights.unlink()
+    for path in (tmp_path / "cache").rglob("*.npy"):
+        path.unlink()
+    assert typed("predict", model, data, "--out", tmp_path / "p.csv")[0] == 0
+    rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
+    bright = [np.asarray(Image.open(data / r["file"])).mean() > 110 for r in rows]
+    right = [(r["prediction"] == "b") == b for r, b in zip(rows, bright, strict=True)]
+    assert len(rows) == 48
+    assert np.mean(right) > 0.8, "it tells dark from bright"
+    code, out, _ = typed("evaluate", model, data, "--json")
+    assert (code, json.loads(out)["trained_on_these"]) == (0, True)
+    assert typed("explain", model, data, "--out", tmp_path / "e.html")[0] == 0
+    assert "data:image" in (tmp_path / "e.html").read_text()
+    assert typed("issues", data, "--model", model)[0] == 0
+    assert typed("audit", model, data, "--count", 8, "--out", tmp_path / "sheet.csv")[0] == 0
+    code, _, err = typed("export", model, "--onnx", tmp_path / "m.onnx")
+    assert (code, "onnxruntime answers as the model does" in err) == (0, True), err
+
+
+def test_a_trained_backbone_starts_from_the_weights(downloads, small, monkeypatch):
+    begun = []
+    into = vision.Start.into
+    monkeypatch.setattr(
+        vision.Start, "into", lambda self, b: (into(self, b), begun.append(b.net.conv.weight.clone()))[0]
+    )
+    made = fit_reading(reading(), "tilt", backbone="timm:small", frozen=False, size=12, epochs=2, folds=2)
+    assert made.eye is None
+    assert {c["name"] for c in made.facts["candidates"]} == {"tilt", "noisy_label"}
+    assert (made.body.design.backbone, dict(made.body.design.backbone_options)) == ("timm:small", {"size": 12})
+    want = published(Net(3, 0)).conv.weight
+    assert begun
+    assert all(torch.equal(w, want) for w in begun), "each fold begins there"
+    assert not torch.equal(made.body.backbone.net.conv.weight, want), "and goes on"
+    assert made.body.prepare.mean.tolist() == [0.5] * 3, "pictures as the weights know them"
+    assert made.facts["method"]["how"]["start"]["weights"] == "pretrained"
+
+
+def test_without_weights_it_is_trained_and_fetches_nothing(downloads, small, tmp_path):
+    made = fit_reading(reading(), "tilt", backbone="torchvision:small", weights="none", epochs=2, folds=2)
+    assert made.eye is None
+    assert downloads == []
+    assert made.body.prepare.mean.tolist() != [0.5] * 3
+    made.save(tmp_path / "m")
+    assert Fitted.load(tmp_path / "m").body.design.backbone == "torchvision:small"
+
+
+def test_other_weights_are_another_fit(downloads, small, tmp_path, monkeypatch):
+    """What is finished with one set of weights is not taken up with another."""
+    monkeypatch.setattr("headcount.fitting._final", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    state = published(Net(3, 10)).state_dict()
+    for k, scale in enumerate((1.0, 2.0, 2.0)):
+        save_torch({**state, "conv.bias": state["conv.bias"] * scale}, tmp_path / "w.safetensors")
+        with pytest.raises(KeyboardInterrupt):
+            fit_reading(
+                reading(), "logistic", backbone="timm:small", weights=str(tmp_path / "w.safetensors"), folds=2,
+                work=tmp_path / "work",
+            )  # fmt: skip
+        assert len(list((tmp_path / "work").iterdir())) == min(k, 1) + 1
+
+
+@pytest.mark.parametrize(("words", "why"), [
+    ("--backbone timm:unheard_of", "has no model"), ("--backbone timm:../x", "plain name"),
+    ("--backbone mlp --frozen", "frozen is for"), ("--backbone timm:small --weights w.pt", "FILE.safetensors"),
+    ("--backbone timm:small --weights missing.safetensors", "cannot read the weights"),
+    ("--backbone timm:small --weights none --frozen", "sees nothing"), ("--backbone timm:small --size 3", "8 to 2048"),
+    ("--backbone timm:picky", "give the size it was made for"), ("--backbone timm:offline", "could not be had"),
+    ("--backbone timm:small --views tissue", "looks at each once"),
+    ("--backbone timm:small --trained --method forest", "reads features"), ("--size 12", "size is for"),
+])  # fmt: skip
+def test_mistakes_are_one_line(words, why, downloads, typed, tmp_path):
+    code, _, err = typed("fit", picture_folder(tmp_path / "data"), "--out", tmp_path / "m", *words.split())
+    assert code == 2
+    assert why in err
+    assert len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "m").exists()
+
+
+def test_tables_have_no_use_for_it(downloads, typed, tmp_path):
+    (tmp_path / "d.csv").write_text("bag,label,a\n" + "\n".join(f"{b},{b % 2},{b}" for b in range(8)))
+    code, _, err = typed("fit", tmp_path / "d.csv", "--out", tmp_path / "m", "--backbone", "timm:small")
+    assert (code, "reads pictures" in err) == (2, True), err
+
+
+def test_without_the_library_the_extra_is_named_before_anything_is_read(typed, tmp_path, monkeypatch):
+    def broken(name):
+        raise ImportError("none")
+
+    monkeypatch.setattr(vision.importlib, "import_module", broken)
+    code, _, err = typed("fit", tmp_path / "nothing", "--out", tmp_path / "m", "--backbone", "timm:resnet18")
+    assert code == 2
+    assert "headcount[vision]" in err
+
+
+def test_a_recipe_takes_plain_names_only():
+    assert Recipe(backbone="timm:resnet18").backbone == "timm:resnet18"
+    for wrong in ("timm:hf-hub:evil/model", "keras:x", "vgg", 3, None):
+        with pytest.raises(HeadcountError):
+            Recipe(backbone=wrong)
+
+
+# -- a stranger's model ---------------------------------------------------------------------------------------------------
+
+
+def forged(folder: Path, said=None, arrays=None) -> Path:
+    eye = an_eye(size=12)
+    body = Model(Design((6,), CLASSES, "linear", (), "tilt")).eval()
+    Fitted(body, CLASSES, reading().learn(), even(2), eye=eye).save(folder / "m")
+    if said is not None:
+        body = json.loads((folder / "m" / "model.json").read_text())
+        (folder / "m" / "model.json").write_text(json.dumps(said(body)))
+    if arrays is not None:
+        held = load_file(folder / "m" / "model.safetensors")
+        save_file(arrays(held), folder / "m" / "model.safetensors")
+    return folder / "m"
+
+
+@pytest.mark.parametrize(("said", "why"), [
+    (lambda s: {**s, "eye": None}, "the eye"), (lambda s: {**s, "eye": {"backbone": "timm:small"}}, "the eye lacks"),
+    (lambda s: {**s, "eye": {**s["eye"], "more": 1}}, "the eye lacks"),
+    (lambda s: {**s, "eye": {**s["eye"], "size": 1 << 30}}, "8 to 2048"),
+    (lambda s: {**s, "eye": {**s["eye"], "size": True}}, "8 to 2048"),
+    (lambda s: {**s, "eye": {**s["eye"], "size": "12"}}, "8 to 2048"),
+    (lambda s: {**s, "eye": {**s["eye"], "backbone": ["timm:small"]}}, "no backbone of a library"),
+    (lambda s: {**s, "eye": {**s["eye"], "backbone": "resnet18"}}, "no backbone of a library"),
+    (lambda s: {**s, "eye": {**s["eye"], "backbone": "timm:hf-hub:evil/model"}}, "plain name"),
+    (lambda s: {**s, "eye": {**s["eye"], "backbone": "os:system"}}, "library"),
+    (lambda s: {k: v for k, v in s.items() if k != "eye"}, "belongs to nothing"),
+])  # fmt: skip
+def test_a_forged_eye_is_refused(said, why, downloads, tmp_path):
+    path = forged(tmp_path, said)
+    downloads.clear()
+    with pytest.raises(HeadcountError, match=why) as e:
+        Fitted.load(path)
+    assert "\n" not in str(e.value)
+    assert downloads == []
+
+
+@pytest.mark.parametrize("arrays", [
+    lambda a: {k: v for k, v in a.items() if k != "eye.backbone.net.conv.bias"},
+    lambda a: {**a, "eye.more": np.ones(3, np.float32)},
+    lambda a: {**a, "eye.backbone.net.conv.bias": np.ones(7, np.float32)},
+    lambda a: {**a, "eye.backbone.net.conv.bias": np.full(6, np.nan, np.float32)},
+], ids=["lacking", "more", "shape", "nan"])  # fmt: skip
+def test_forged_weights_of_an_eye_are_refused(arrays, downloads, tmp_path):
+    with pytest.raises(HeadcountError, match=r"eye\.|conv\.bias|'more'"):
+        Fitted.load(forged(tmp_path, arrays=arrays))
+
+
+# -- MajorityClassifier and ONNX --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("estimator", ["forest", "tilt"])
+def test_the_estimator_takes_pictures(estimator, downloads, caplog):
+    bags, labels = shots(), [CLASSES[b % 2] for b in range(12)]
+    model = MajorityClassifier(estimator, backbone="timm:small", size=12, epochs=3)
+    assert clone(model).get_params()["backbone"] == "timm:small"
+    with caplog.at_level(logging.WARNING):
+        model.fit(bags, labels)
+    assert "download" in caplog.text
+    assert model.fitted_.eye.size == 12
+    assert [p.shape for p in model.predict_proba(bags)] == [(4, 2)] * 12
+    want = model.fitted_.say(Bags.of(Pool(np.concatenate(bags)), sizes=[4] * 12, labels=[-1] * 12, classes=2))
+    assert np.allclose(np.concatenate(model.predict_proba(bags)), want.instance.numpy(), atol=1e-6)
+
+
+def test_the_estimator_trains_a_backbone(downloads):
+    bags, labels = shots(), [CLASSES[b % 2] for b in range(12)]
+    model = MajorityClassifier(backbone="timm:small", weights="none", epochs=2).fit(bags, labels)
+    assert model.fitted_.eye is None
+    assert model.fitted_.body.design.backbone == "timm:small"
+    with pytest.raises(HeadcountError, match="weights is for"):
+        MajorityClassifier(weights="none").fit(bags, labels)
+
+
+@pytest.mark.parametrize("method", ["em_forest", "logistic", "tilt"])
+def test_onnx_holds_the_eye_too(method, downloads, small, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    from headcount.models import onnx
+
+    made = fit_reading(reading(), method, backbone="timm:small", epochs=2, folds=2)
+    onnx.export(made, tmp_path / "m.onnx")
+    session = runtime.InferenceSession((tmp_path / "m.onnx").read_bytes(), providers=["CPUExecutionProvider"])
+    x = reading().bags().pool.data
+    got = session.run(["probabilities"], {"instances": x.numpy()})[0]
+    assert np.abs(got - made._part(made.eye(x)).numpy()).max() < 1e-4
+
+
+def test_the_time_spent_on_looking_is_gone(monkeypatch):
+    """A minute allows five folds of two methods of two seconds; with most of it gone, fewer."""
+    monkeypatch.setattr(plans, "measured", lambda *_: 2.0)
+    bags = reading().laid
+    made = candidates.candidates("auto", bags)
+    full, late = (plans.planned(made, 5, bags, bags, torch.device("cpu"), 1.0, spent=s) for s in (0, 50))
+    assert (full.folds, full.effort) == (5, 1.0)
+    assert late.total <= 10 * plans.HURRY < full.total
