@@ -1,0 +1,97 @@
+"""Counsel: a verdict on bags in one word and a line, and what would help, in plain sentences with numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headcount.bags import tilt
+from headcount.judging.coverage import Coverage
+from headcount.judging.prospects import Prospect, more_bags, pull
+
+FEW = 20  # labelled bags, below which nothing that was not found counts as not there
+CLEAR = 2.0  # standard errors
+
+
+def verdict(cover: Coverage, found: Prospect | None, part_seen: bool) -> tuple[str, str]:
+    """good, hard or hopeless, and why. ``part_seen``: pictures were looked at in small, and a network sees more of them."""
+    if found is None:
+        if int(cover.wins.sum()) < 2 and not cover.votes:
+            return "hopeless", "the labels name fewer than two classes, so nothing tells one from another"
+        return "hard", "the bags are too few for any of them to be judged by others: nothing can be told"
+    chance, (low, high), (gain, error) = 1 / len(cover.classes), found.accuracy, found.gain
+    if gain < CLEAR * error:
+        nothing = "the labels of held-out bags are foretold no better than by chance"
+        if cover.labelled < FEW:
+            return "hard", f"{nothing}, but {cover.labelled} labelled bags are too few to tell"
+        if part_seen:
+            return "hard", f"{nothing} from pictures looked at in small; a network sees more, but see whether a person could"
+        return "hopeless", f"{nothing}: the labels say nothing of these instances, or the majorities lead by nothing"
+    if cover.never:
+        return "hard", f"{', '.join(cover.never)} never win: their instances can only be guessed (docs/theory.md, section 5)"
+    if low >= chance + 0.5 * (1 - chance):
+        return "good", "the labels tell of the instances, and the bags are enough to learn them"
+    if high < chance + 0.25 * (1 - chance):
+        return "hopeless", "even the upper end of what to expect is near chance"
+    return "hard", "the labels tell of the instances, but little, or the bags are few: expect a wide range"
+
+
+def advice(
+    cover: Coverage, found: Prospect | None, more: dict[str, int], wrong: int, looked: int, data: str
+) -> list[str]:
+    """Sentences, the most useful first."""
+    said = [*_of_coverage(cover)]
+    if found is not None:
+        said += _of_bags(cover, found, more)
+        if wrong and found.gain[0] >= CLEAR * found.gain[1]:
+            said.append(f"{wrong:,} of the {looked:,} labels looked at look wrong: see headcount issues {data}")
+    return said
+
+
+def _of_coverage(cover: Coverage) -> list[str]:
+    said = []
+    if cover.never:
+        said.append(f"bags won by {', '.join(cover.never)} are needed, or leave such classes out (--uncounted)")
+    if cover.lone:
+        said.append(
+            f"all bags won by {', '.join(cover.lone)} are of one group: what looks like the class may be the group; "
+            "bags of other groups would tell"
+        )
+    if cover.singles == cover.bags:
+        said.append("every bag holds one instance: this is ordinary supervision")
+    elif cover.sizes[2] > cover.instances / 2 and cover.bags > 2:
+        said.append("one bag holds more than half of all instances, and weighs accordingly: part it if it can be")
+    return said
+
+
+def _of_bags(cover: Coverage, found: Prospect, more: dict[str, int]) -> list[str]:
+    said, classes = [], len(cover.classes)
+    wanted = sorted(((n, c) for c, n in more.items() if n), reverse=True)
+    if wanted:
+        named = ", ".join(f"{n:,} of {c}" for n, c in wanted[:5])
+        others = f" and of {len(wanted) - 5} other classes" if len(wanted) > 5 else ""
+        said.append(f"more bags would help, about {named}{others}")
+    share = float(np.nanmean(found.share))
+    larger = (1 + share) / 2
+    now, then = pull(share, classes), pull(larger, classes)
+    if now < 0.5:
+        times = (then / max(now, 1e-2)) ** 2
+        said.append(
+            f"larger majorities would help: at {larger:.0%} instead of {share:.0%} a bag is worth {times:.0f} times as many"
+        )
+    size = max(1, round(cover.weight))
+    least = tilt.least_share(size, classes)
+    if size >= 4 and share - least < 0.05:
+        half = max(2, size // 4)
+        said.append(
+            f"bags filled by lot would have majorities of {least:.0%}: smaller bags lean more, in bags of {half} even by lot "
+            f"{tilt.least_share(half, classes):.0%}"
+        )
+    return said
+
+
+def wanted(cover: Coverage, found: Prospect) -> dict[str, int]:
+    """About how many more bags of each class that can win would help."""
+    common = float(np.nanmean(found.share))
+    share = np.where(np.isnan(found.share), common, found.share)
+    rows = zip(cover.classes, share.tolist(), cover.won, cover.counted, strict=True)
+    return {c: more_bags(s, n, len(cover.classes)) for c, s, n, on in rows if on}

@@ -1,0 +1,84 @@
+"""Coverage: who wins how many bags, and how the bags are. Counted from bags and labels; no truth, no features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headcount.bags import Bags
+from headcount.judging.evaluation import has_votes
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What the bags are. ``won`` counts a tied bag for the first of its winners."""
+
+    classes: tuple[str, ...]
+    won: tuple[int, ...]  # bags of each class
+    counted: tuple[bool, ...]  # classes that can win
+    bags: int
+    labelled: int
+    tied: int
+    votes: bool  # labels are shares
+    instances: int
+    sizes: tuple[int, float, int]  # least, median, most
+    weight: float  # mean size, instances counted with their weights
+    singles: int  # bags of one instance
+    groups: int | None
+    lone: tuple[str, ...]  # classes won in one group only, where there are several
+
+    @classmethod
+    def of(cls, bags: Bags) -> Coverage:
+        target, label, sizes = bags.target.numpy(), bags.label.numpy(), bags.sizes.numpy()
+        top = target.max(1)
+        tied = (top > 0) & ((target >= top[:, None] - 1e-6).sum(1) > 1)
+        counted = (True,) * len(bags.classes) if bags.counted is None else tuple(bags.counted.tolist())
+        groups = None if bags.group is None else np.array(bags.group)
+        many = groups is not None and len(set(bags.group or ())) > 1
+        lone = (
+            c
+            for k, c in enumerate(bags.classes)
+            if groups is not None and many and (label == k).sum() > 1 and len(set(groups[label == k])) == 1
+        )
+        return cls(
+            bags.classes, tuple(np.bincount(label[label >= 0], minlength=len(bags.classes)).tolist()), counted, len(bags),
+            int((label >= 0).sum()), int(tied.sum()), has_votes(bags), len(bags.index),
+            (int(sizes.min()), float(np.median(sizes)), int(sizes.max())),
+            float(bags.segments().total().double().mean()), int((sizes == 1).sum()),
+            None if groups is None else len(set(groups)), tuple(lone),
+        )  # fmt: skip
+
+    @property
+    def never(self) -> tuple[str, ...]:
+        """Classes that could win a bag and never do."""
+        return tuple(c for c, n, on in zip(self.classes, self.won, self.counted, strict=True) if on and not n)
+
+    @property
+    def wins(self) -> np.ndarray:
+        """(C,) which classes win a bag."""
+        return np.array(self.won) > 0
+
+    def to_json(self) -> dict[str, Any]:
+        least, median, most = self.sizes
+        return {
+            "bags": self.bags, "labelled": self.labelled, "unlabelled": self.bags - self.labelled, "tied": self.tied,
+            "votes": self.votes, "won": dict(zip(self.classes, self.won, strict=True)), "never_win": list(self.never),
+            "uncounted": [c for c, on in zip(self.classes, self.counted, strict=True) if not on],
+            "instances": self.instances, "sizes": {"least": least, "median": median, "most": most},
+            "bags_of_one": self.singles, "groups": self.groups, "won_in_one_group_only": list(self.lone),
+        }  # fmt: skip
+
+    def lines(self) -> list[str]:
+        won = ", ".join(f"{c} {n:,}" for c, n in zip(self.classes, self.won, strict=True) if n)
+        least, median, most = self.sizes
+        said = [f"bags won: {won or 'none'}"]
+        if self.never:
+            said.append(f"never the majority: {', '.join(self.never)}")
+        apart = {"without a label": self.bags - self.labelled, "tied": self.tied, "of one instance": self.singles}
+        said += [f"{n:,} of {self.bags:,} bags are {what}" for what, n in apart.items() if n]
+        said.append(f"sizes: {least:,} to {most:,} instances, median {median:,.0f}")
+        if self.groups is not None:
+            said.append(f"groups: {self.groups:,}")
+        return said
