@@ -1,4 +1,4 @@
-"""Checking: before any training, whether instances can be learned from these bags' labels. The service behind ``headcount check``.
+"""Checking: before any training, can instances be learned from these bags' labels? The service behind ``headcount check``.
 
     >>> import numpy as np
     >>> from headcount.checking import check_reading
@@ -35,7 +35,7 @@ from headcount.judging.quick import FOLDS, Look, look
 from headcount.models.fitted import log_shares
 from headcount.training.seeds import seed_for
 
-BAGS, INSTANCES = 500, 5_000  # looked at; more of the same tell little more
+BAGS, INSTANCES = 500, 4_000  # looked at; more of the same tell little more
 SIDE = 12  # pictures are looked at as so many blocks a side (judging/doubts.py)
 WRONG = 0.05  # a label less believed than that is worth a second look
 
@@ -58,7 +58,9 @@ class Checked:
     def __str__(self) -> str:
         low, high = self.accuracy
         lines = [*self.coverage.lines(), *_said(self.coverage, self.found)]
-        lines.append(f"expected instance accuracy: {low:.2f} to {high:.2f} (by lot {1 / len(self.coverage.classes):.2f})")
+        lines.append(
+            f"expected instance accuracy: {low:.2f} to {high:.2f} (by lot {1 / len(self.coverage.classes):.2f})"
+        )
         lines += [f"advice: {sentence}" for sentence in self.advice]
         return "\n".join([*lines, f"verdict: {self.verdict}: {self.why}"])
 
@@ -72,8 +74,8 @@ class Checked:
         }  # fmt: skip
 
 
-def check_reading(reading: Reading, seed: int = 0, called: str = "DATA") -> Checked:
-    """Check what was read. ``called``: the data's name, as a command would take it."""
+def check_reading(reading: Reading, seed: int = 0) -> Checked:
+    """Check what was read."""
     started = time.monotonic()
     cover = Coverage.of(reading.laid.blind())
     bags = _some(reading, seed)
@@ -82,13 +84,13 @@ def check_reading(reading: Reading, seed: int = 0, called: str = "DATA") -> Chec
     found, wrong = None, 0
     if folds > 1 and crossval.differs(bags):
         seen = look(_features(reading, bags), bags, folds, from_votes(bags).mix.double() if cover.votes else None, seed)
-        found, wrong = prospect(seen, bags, cover.votes, cover.wins, seed), _wrong(seen, bags)
+        found, wrong = prospect(seen, bags, cover.votes, cover.heard, seed), _wrong(seen, bags)
     low, high = (1 / len(cover.classes), 1.0) if found is None else found.accuracy
     high = 1.0 if part_seen else high  # nobody knows from a small picture what a network sees in a large one
     more = {} if found is None else counsel.wanted(cover, found)
     word, why = counsel.verdict(cover, found, part_seen)
     return Checked(
-        cover, found, (low, high), more, wrong, counsel.advice(cover, found, more, wrong, len(bags), called), word, why,
+        cover, found, (low, high), more, wrong, counsel.advice(cover, found, more, wrong, len(bags)), word, why,
         (len(bags), len(bags.index)), time.monotonic() - started,
     )  # fmt: skip
 
@@ -134,10 +136,10 @@ def _features(reading: Reading, bags: Bags) -> np.ndarray:
 
 
 def _wrong(seen: Look, bags: Bags) -> int:
+    """Labels that strangers, at the temperature under which labels are likeliest, hardly believe."""
     said = log_shares(seen.p, bags.segments(), bags.counted) / seen.judgement.bag_temperature
     ranked = doubts.doubtful(bags, said.softmax(1).numpy())
-    doubted = np.array(ranked.column("looks_wrong")) & (np.array(ranked.column("p_label")) < WRONG)
-    return int(doubted.sum())
+    return int((np.array(ranked.column("p_label")) < WRONG).sum())
 
 
 # -- in words and numbers -------------------------------------------------------------------------------------------------
@@ -165,7 +167,7 @@ def _said(cover: Coverage, found: Prospect | None) -> list[str]:
 
 def _numbers(cover: Coverage, found: Prospect | None) -> dict[str, Any]:
     if found is None:
-        return {"shares": None, "tilt": None, "gain": None}
+        return {"shares": None, "tilt": None, "witnesses": None, "gain": None}
     rows = zip(cover.classes, found.share, found.share_low, found.share_high, strict=True)
     c, (doubt, often) = found.conditions, found.confused
     return {
@@ -180,6 +182,7 @@ def _numbers(cover: Coverage, found: Prospect | None) -> dict[str, Any]:
             "hardest_by_labels": {"classes": [cover.classes[k] for k in c.pair], "apart": _round(c.apart)},
             "hardest_by_looks": {"classes": [cover.classes[k] for k in doubt], "in_doubt": _round(often)},
         },
+        "witnesses": {"dispute": _round(found.dispute), "doubt": [_round(v) for v in found.doubt]},
         "gain": {"nats_a_bag": _round(found.gain[0]), "error": _round(found.gain[1])},
     }  # fmt: skip
 

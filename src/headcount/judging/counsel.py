@@ -8,42 +8,46 @@ from headcount.bags import tilt
 from headcount.judging.coverage import Coverage
 from headcount.judging.prospects import Prospect, more_bags, pull
 
-FEW = 20  # labelled bags, below which nothing that was not found counts as not there
-CLEAR = 2.0  # standard errors
+FEW, FEW_EACH = 20, 5  # labelled bags in all and for each class: with fewer, what was not found may still be there
 
 
 def verdict(cover: Coverage, found: Prospect | None, part_seen: bool) -> tuple[str, str]:
     """good, hard or hopeless, and why. ``part_seen``: pictures were looked at in small, and a network sees more of them."""
     if found is None:
-        if int(cover.wins.sum()) < 2 and not cover.votes:
+        if int(cover.heard.sum()) < 2:
             return "hopeless", "the labels name fewer than two classes, so nothing tells one from another"
         return "hard", "the bags are too few for any of them to be judged by others: nothing can be told"
     chance, (low, high), (gain, error) = 1 / len(cover.classes), found.accuracy, found.gain
-    if gain < CLEAR * error:
-        nothing = "the labels of held-out bags are foretold no better than by chance"
-        if cover.labelled < FEW:
+    if not found.clear:
+        nothing = "the labels of held-out bags are not clearly foretold better than by chance"
+        if cover.labelled < max(FEW, FEW_EACH * len(cover.classes)):
             return "hard", f"{nothing}, but {cover.labelled} labelled bags are too few to tell"
         if part_seen:
-            return "hard", f"{nothing} from pictures looked at in small; a network sees more, but see whether a person could"
+            return "hard", f"{nothing} from pictures looked at in small; a network sees more of them"
+        if gain > error:
+            return "hard", f"{nothing}: more bags would tell"
         return "hopeless", f"{nothing}: the labels say nothing of these instances, or the majorities lead by nothing"
     if cover.never:
-        return "hard", f"{', '.join(cover.never)} never win: their instances can only be guessed (docs/theory.md, section 5)"
-    if low >= chance + 0.5 * (1 - chance):
+        return (
+            "hard",
+            f"{', '.join(cover.never)} never win: their instances can only be guessed (docs/theory.md, section 5)",
+        )
+    if min(low - chance, 0.5 * (low + high - 2 * chance) - 0.3 * (1 - chance)) >= 0.3 * (1 - chance):
         return "good", "the labels tell of the instances, and the bags are enough to learn them"
     if high < chance + 0.25 * (1 - chance):
         return "hopeless", "even the upper end of what to expect is near chance"
     return "hard", "the labels tell of the instances, but little, or the bags are few: expect a wide range"
 
 
-def advice(
-    cover: Coverage, found: Prospect | None, more: dict[str, int], wrong: int, looked: int, data: str
-) -> list[str]:
+def advice(cover: Coverage, found: Prospect | None, more: dict[str, int], wrong: int, looked: int) -> list[str]:
     """Sentences, the most useful first."""
-    said = [*_of_coverage(cover)]
+    said = _of_coverage(cover)
     if found is not None:
+        if not found.clear:
+            said.append("see that the labels belong to these bags, and that the columns (or pictures) show the classes")
         said += _of_bags(cover, found, more)
-        if wrong and found.gain[0] >= CLEAR * found.gain[1]:
-            said.append(f"{wrong:,} of the {looked:,} labels looked at look wrong: see headcount issues {data}")
+        if wrong and found.clear:
+            said.append(f"{wrong:,} of the {looked:,} labels looked at look wrong: headcount issues ranks them")
     return said
 
 
@@ -93,5 +97,5 @@ def wanted(cover: Coverage, found: Prospect) -> dict[str, int]:
     """About how many more bags of each class that can win would help."""
     common = float(np.nanmean(found.share))
     share = np.where(np.isnan(found.share), common, found.share)
-    rows = zip(cover.classes, share.tolist(), cover.won, cover.counted, strict=True)
-    return {c: more_bags(s, n, len(cover.classes)) for c, s, n, on in rows if on}
+    rows = zip(cover.classes, share.tolist(), cover.mass, cover.counted, strict=True)
+    return {c: more_bags(s, round(n), len(cover.classes)) for c, s, n, on in rows if on}

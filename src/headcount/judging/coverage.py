@@ -17,6 +17,8 @@ class Coverage:
 
     classes: tuple[str, ...]
     won: tuple[int, ...]  # bags of each class
+    mass: tuple[float, ...]  # the same with votes and ties shared out
+    never: tuple[str, ...]  # classes that could win a bag and never do
     counted: tuple[bool, ...]  # classes that can win
     bags: int
     labelled: int
@@ -33,7 +35,8 @@ class Coverage:
     def of(cls, bags: Bags) -> Coverage:
         target, label, sizes = bags.target.numpy(), bags.label.numpy(), bags.sizes.numpy()
         top = target.max(1)
-        tied = (top > 0) & ((target >= top[:, None] - 1e-6).sum(1) > 1)
+        crown = (target >= top[:, None] - 1e-6) & (top > 0)[:, None]
+        tied = crown.sum(1) > 1
         counted = (True,) * len(bags.classes) if bags.counted is None else tuple(bags.counted.tolist())
         groups = None if bags.group is None else np.array(bags.group)
         many = groups is not None and len(set(bags.group or ())) > 1
@@ -42,23 +45,34 @@ class Coverage:
             for k, c in enumerate(bags.classes)
             if groups is not None and many and (label == k).sum() > 1 and len(set(groups[label == k])) == 1
         )
+        never = (c for c, on, won in zip(bags.classes, counted, crown.any(0).tolist(), strict=True) if on and not won)
         return cls(
-            bags.classes, tuple(np.bincount(label[label >= 0], minlength=len(bags.classes)).tolist()), counted, len(bags),
-            int((label >= 0).sum()), int(tied.sum()), has_votes(bags), len(bags.index),
-            (int(sizes.min()), float(np.median(sizes)), int(sizes.max())),
-            float(bags.segments().total().double().mean()), int((sizes == 1).sum()),
-            None if groups is None else len(set(groups)), tuple(lone),
-        )  # fmt: skip
+            classes=bags.classes,
+            won=tuple(np.bincount(label[label >= 0], minlength=len(bags.classes)).tolist()),
+            mass=tuple(target.astype(np.float64).sum(0).tolist()),
+            never=tuple(never),
+            counted=counted,
+            bags=len(bags),
+            labelled=int((label >= 0).sum()),
+            tied=int(tied.sum()),
+            votes=has_votes(bags),
+            instances=len(bags.index),
+            sizes=(int(sizes.min()), float(np.median(sizes)), int(sizes.max())),
+            weight=float(bags.segments().total().double().mean()),
+            singles=int((sizes == 1).sum()),
+            groups=None if groups is None else len(set(groups)),
+            lone=tuple(lone),
+        )
 
     @property
-    def never(self) -> tuple[str, ...]:
-        """Classes that could win a bag and never do."""
-        return tuple(c for c, n, on in zip(self.classes, self.won, self.counted, strict=True) if on and not n)
+    def heard(self) -> np.ndarray:
+        """(C,) classes that some label speaks of."""
+        return np.array(self.mass) > 0
 
     @property
-    def wins(self) -> np.ndarray:
-        """(C,) which classes win a bag."""
-        return np.array(self.won) > 0
+    def silent(self) -> tuple[str, ...]:
+        """Classes that could win and of which no label speaks: where there are votes, fewer than those that never win."""
+        return tuple(c for c, m, on in zip(self.classes, self.mass, self.counted, strict=True) if on and not m)
 
     def to_json(self) -> dict[str, Any]:
         least, median, most = self.sizes

@@ -5,8 +5,10 @@
                 (docs/theory.md, section 4), so this ridge, not the noise alone, is the uncertainty. With votes they are known
     conditions  how far T is from not being invertible (sections 1 to 3, and 5 where a class never wins)
     accuracy    two witnesses of the quick look's error: its own doubt (1 - confidence, at those temperatures) sees classes
-                that overlap; the dispute between regressions of other bags sees that bags are few. The range is from the
-                worse of the two to the better, widened by what benchmarks/check.py measured
+                that overlap; the dispute between regressions of other bags sees that bags are few (two fits that err by
+                chance disagree about as often as one of them errs). The lower end believes the worse of the two, the upper
+                end the least doubt, and that a training may settle most of the dispute; benchmarks/check.py measures how
+                often that holds
     bags        by section 3 the error goes as 1 / (pull sqrt(bags)): a bag is worth its pull squared
 
 Letters: N instances, B bags, C classes.
@@ -28,9 +30,10 @@ from headcount.training.criterion import GRID, instance_losses, label_loss
 from headcount.training.seeds import seed_for
 
 SURE = 1.645  # standard errors: intervals are of 90 %
+CLEAR = 2.0  # standard errors that are no chance
 DRAWS = 24
 # measured by benchmarks/check.py
-WORSE, BETTER, SLACK = 1.3, 0.5, 0.03  # what the range's ends are widened by
+WORSE, SLACK, SETTLED = 1.5, 0.06, 3.0  # how the range is widened; a training settles at most so much of the dispute
 ENOUGH = 4.0  # bags of a class, were its majorities whole
 
 
@@ -167,8 +170,15 @@ class Prospect:
     share_high: np.ndarray
     conditions: Conditions
     confused: tuple[tuple[int, int], float]
+    dispute: float  # how often regressions fitted to other bags name another class
+    doubt: tuple[float, float]  # 1 - confidence, least and most of the readings within one standard error
     accuracy: tuple[float, float]  # the range for instances
     gain: tuple[float, float]  # nats a bag over chance, and the standard error
+
+    @property
+    def clear(self) -> bool:
+        """Whether held-out labels are surely foretold better than by chance."""
+        return self.gain[0] >= CLEAR * self.gain[1]
 
 
 def prospect(look: Look, bags: Bags, votes: bool, wins: np.ndarray, seed: int = 0) -> Prospect:
@@ -182,23 +192,27 @@ def prospect(look: Look, bags: Bags, votes: bool, wins: np.ndarray, seed: int = 
         shares = np.stack([r.tilt.share.double().numpy() for r in read])
         share, low, high = shares[0], shares.min(0), shares.max(0)
         error = share_errors(look, bags, read[0].tilt, seed)
+    told = gain(look, bags)
+    if not votes and told[0] < CLEAR * told[1]:  # labels by lot, or features that show nothing: nobody knows which
+        low, high, error = np.full_like(share, 1 / len(wins)), np.ones_like(share), np.zeros_like(share)
     blank = np.where(wins, 0.0, np.nan)
     low, high = np.maximum(low - SURE * error, 0), np.minimum(high + SURE * error, 1)
+    doubts = [1 - r.confidence for r in read if r.behind <= r.error]  # as judging/shares.py does: within one
+    doubt = (min(doubts), max(doubts))
     return Prospect(
         read[0].tilt, share + blank, low + blank, high + blank, conditions(read[0].tilt, wins), confused(look.p),
-        accuracy(look, [r.confidence for r in read], wins, share), gain(look, bags),
+        look.dispute, doubt, accuracy(look.dispute, doubt, wins, share), told,
     )  # fmt: skip
 
 
-def accuracy(look: Look, confidence: list[float], wins: np.ndarray, share: np.ndarray) -> tuple[float, float]:
+def accuracy(dispute: float, doubt: tuple[float, float], wins: np.ndarray, share: np.ndarray) -> tuple[float, float]:
     """The range in which the instance accuracy of a trained model is expected."""
-    errors = [look.dispute, *(1 - c for c in confidence)]
     chance = 1 / len(wins)
-    low = 1 - min(WORSE * max(errors) + SLACK, 1 - chance)
-    high = 1 - max(0.0, BETTER * min(errors) - SLACK)
+    low = 1 - (WORSE * max(dispute, doubt[1]) + SLACK)
+    high = 1 - max(0.0, max(dispute / SETTLED, doubt[0]) - SLACK)
     # a class that never wins is never learned: all of what the majorities leave it may be lost
     lost = (1 - float(np.nanmean(share[wins]))) * float((~wins).sum()) / max(1, len(wins) - 1)
-    return max(chance, low * (1 - lost)), high
+    return max(chance / 2, low * (1 - lost)), high  # what was learned from too little may be worse than a guess
 
 
 def gain(look: Look, bags: Bags) -> tuple[float, float]:

@@ -33,7 +33,7 @@ ROUNDS = 6  # of regression and mix, in turn
 STEPS = 25  # of L-BFGS in each
 COLUMNS = 48  # principal components
 WAVES = 192
-RIDGES = (1e-3, 1e-2)
+RIDGES = {False: (1e-3, 1e-2), True: (1e-3,)}  # tried without and with waves
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def look(x: np.ndarray, bags: Bags, folds: int = FOLDS, mix: Tensor | None = Non
     x = standard(x, seed)
     looks = []
     for columns, waves in ((x, False), (waved(x, seed), True)):
-        for ridge in RIDGES:
+        for ridge in RIDGES[waves]:
             p, dispute = _strangers(columns, bags, fold, ridge, mix)
             looks.append(Look(p, judge(p, bags), dispute, waves))
     return min(looks, key=lambda said: said.judgement.loss)
@@ -83,9 +83,7 @@ def waved(x: np.ndarray, seed: int = 0) -> np.ndarray:
     return np.column_stack([x, waves])
 
 
-def _strangers(
-    x: np.ndarray, bags: Bags, fold: np.ndarray, ridge: float, known: Tensor | None
-) -> tuple[Tensor, float]:
+def _strangers(x: np.ndarray, bags: Bags, fold: np.ndarray, ridge: float, known: Tensor | None) -> tuple[Tensor, float]:
     """(N, C) what regressions say of bags they were not fitted to, and how often the others would name another class."""
     segments, classes = bags.segments(), len(bags.classes)
     rows = segments.spread(bags.target.double())
@@ -95,13 +93,14 @@ def _strangers(
     labels, count = tilt.labels_of(rows.sum(0), bags.counted), bags.target.double().sum(0)
     mix = known if known is not None else tilt.mix_of(torch.tensor(tilt.first_guess(size, classes)).double(), classes)
     folds, told = int(fold.max()) + 1, rows.sum(1).numpy() > 0
+    x, seen = x.astype(np.float32), rows.numpy().astype(np.float32)  # half the time, and labels are noisier than that
     w = [np.zeros((x.shape[1], classes)) for _ in range(folds)]
     p = torch.full((len(x), classes), 1 / classes, dtype=torch.float64)
     for _ in range(ROUNDS):
         matrix = tilt.matrix_of(mix, labels).numpy()
         for k in range(folds):
             mine = told & (fold != k)
-            w[k] = _fit(w[k], x[mine], rows.numpy()[mine], matrix, ridge)
+            w[k] = _fit(w[k], x[mine], seen[mine], matrix.astype(np.float32), ridge)
             p[fold == k] = torch.from_numpy(softmax(x[fold == k] @ w[k], axis=1))
         for _ in range(3 if known is None else 0):
             mix = tilt.settled(tilt.heaped(p, rows, mix, labels), count, "full", least, bags.counted)
@@ -118,12 +117,12 @@ def _fit(w: np.ndarray, x: np.ndarray, rows: np.ndarray, matrix: np.ndarray, rid
     total = rows.sum()
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        w = flat.reshape(x.shape[1], -1)
+        w = flat.reshape(x.shape[1], -1).astype(np.float32)
         p = softmax(x @ w, axis=1)
         said = np.maximum(p @ matrix, 1e-30)
         slope = x.T @ (p * (rows.sum(1, keepdims=True) - (rows / said) @ matrix.T))
         value = -(rows * np.log(said)).sum() / total + ridge * (w * w).sum()
-        return value, (slope / total + 2 * ridge * w).ravel()
+        return float(value), (slope / total + 2 * ridge * w).ravel().astype(np.float64)
 
     found = minimize(loss, w.ravel(), jac=True, method="L-BFGS-B", options={"maxiter": STEPS, "maxcor": 8})
     return found.x.reshape(w.shape)
