@@ -35,9 +35,12 @@ from headcount.judging.quick import FOLDS, Look, look
 from headcount.models.fitted import log_shares
 from headcount.training.seeds import seed_for
 
-BAGS, INSTANCES = 500, 4_000  # looked at; more of the same tell little more
+BAGS, INSTANCES, ANSWERS = (
+    500,
+    4_000,
+    100_000,
+)  # looked at, and instances times classes; more of the same tell little more
 SIDE = 12  # pictures are looked at as so many blocks a side (judging/doubts.py)
-WRONG = 0.05  # a label less believed than that is worth a second look
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class Checked:
     found: Prospect | None  # None: too little to look at
     accuracy: tuple[float, float]  # the range expected for instances
     more: dict[str, int]  # about how many more bags of each class would help
-    wrong: int  # labels that look wrong
+    wrong: int | None  # labels that look wrong; None where bags were looked at in part, for a part has other winners
     advice: list[str]
     verdict: str  # good, hard or hopeless
     why: str
@@ -78,19 +81,20 @@ def check_reading(reading: Reading, seed: int = 0) -> Checked:
     """Check what was read."""
     started = time.monotonic()
     cover = Coverage.of(reading.laid.blind())
-    bags = _some(reading, seed)
+    bags, whole = _some(reading, seed)
     part_seen = reading.kind == "images" and max(reading.laid.pool.shape[:2]) > SIDE
     folds = min(FOLDS, crossval.groups_of(bags)) if len(bags) else 0
-    found, wrong = None, 0
+    found = wrong = None
     if folds > 1 and crossval.differs(bags):
         seen = look(_features(reading, bags), bags, folds, from_votes(bags).mix.double() if cover.votes else None, seed)
-        found, wrong = prospect(seen, bags, cover.votes, cover.heard, seed), _wrong(seen, bags)
+        found = prospect(seen, bags, cover.votes, cover.heard, seed)
+        wrong = _wrong(seen, bags) if len(bags.index) == whole else None
     low, high = (1 / len(cover.classes), 1.0) if found is None else found.accuracy
     high = 1.0 if part_seen else high  # nobody knows from a small picture what a network sees in a large one
     more = {} if found is None else counsel.wanted(cover, found)
     word, why = counsel.verdict(cover, found, part_seen)
     return Checked(
-        cover, found, (low, high), more, wrong, counsel.advice(cover, found, more, wrong, len(bags)), word, why,
+        cover, found, (low, high), more, wrong, counsel.advice(cover, found, more, wrong, len(bags), part_seen), word, why,
         (len(bags), len(bags.index)), time.monotonic() - started,
     )  # fmt: skip
 
@@ -98,8 +102,9 @@ def check_reading(reading: Reading, seed: int = 0) -> Checked:
 # -- what is looked at ----------------------------------------------------------------------------------------------------
 
 
-def _some(reading: Reading, seed: int) -> Bags:
-    """Labelled bags, blind: at most BAGS of them, every label in its part, and about INSTANCES instances.
+def _some(reading: Reading, seed: int) -> tuple[Bags, int]:
+    """Labelled bags, blind: at most BAGS of them, every label in its part, and about INSTANCES instances; and how many
+    instances these bags really have.
 
     An instance that stands for others of its bag has their number as its weight, so that sizes stay what they are.
     """
@@ -112,10 +117,11 @@ def _some(reading: Reading, seed: int) -> Bags:
         mine = label[order] == c
         rank[mine] = np.arange(mine.sum()) / mine.sum()
     bags = bags.take(np.sort(order[np.argsort(rank, kind="stable")[:BAGS]]))
-    if len(bags.index) <= INSTANCES:
-        return bags
+    most = min(INSTANCES, max(1_000, ANSWERS // len(bags.classes)))
+    if len(bags.index) <= most:
+        return bags, len(bags.index)
     bags = replace(bags, known=None)
-    rows = some_rows(bags, INSTANCES, seed)
+    rows = some_rows(bags, most, seed)
     kept = torch.bincount(bags.bag[rows], minlength=len(bags))
     whole = bags.segments().total()
     weight = torch.ones(len(rows)) if bags.weight is None else bags.weight[rows]
@@ -124,7 +130,8 @@ def _some(reading: Reading, seed: int) -> Bags:
         removed=None if bags.removed is None else bags.removed[rows],
     )  # fmt: skip
     share = whole / thin.segments().total().clamp_min(1e-12)
-    return replace(thin, weight=weight * share.float().repeat_interleave(kept))
+    thin = replace(thin, weight=weight * share.float().repeat_interleave(kept))
+    return thin.take(thin.segments().total() > 0), len(bags.index)  # of a bag only weightless ones may have been drawn
 
 
 def _features(reading: Reading, bags: Bags) -> np.ndarray:
@@ -136,10 +143,9 @@ def _features(reading: Reading, bags: Bags) -> np.ndarray:
 
 
 def _wrong(seen: Look, bags: Bags) -> int:
-    """Labels that strangers, at the temperature under which labels are likeliest, hardly believe."""
+    """Labels that look wrong to strangers, by the rule of ``headcount issues``."""
     said = log_shares(seen.p, bags.segments(), bags.counted) / seen.judgement.bag_temperature
-    ranked = doubts.doubtful(bags, said.softmax(1).numpy())
-    return int((np.array(ranked.column("p_label")) < WRONG).sum())
+    return sum(doubts.doubtful(bags, said.softmax(1).numpy()).column("looks_wrong").to_pylist())
 
 
 # -- in words and numbers -------------------------------------------------------------------------------------------------

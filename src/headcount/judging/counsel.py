@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from headcount.bags import tilt
 from headcount.judging.coverage import Coverage
-from headcount.judging.prospects import Prospect, more_bags, pull
+from headcount.judging.prospects import ENOUGH, Prospect, more_bags, pull
 
 FEW, FEW_EACH = 20, 5  # labelled bags in all and for each class: with fewer, what was not found may still be there
+FIRM = 0.02  # a dispute below which more of the same bags would change little
 
 
 def verdict(cover: Coverage, found: Prospect | None, part_seen: bool) -> tuple[str, str]:
@@ -27,19 +30,20 @@ def verdict(cover: Coverage, found: Prospect | None, part_seen: bool) -> tuple[s
         if gain > error:
             return "hard", f"{nothing}: more bags would tell"
         return "hopeless", f"{nothing}: the labels say nothing of these instances, or the majorities lead by nothing"
-    if cover.never:
-        return (
-            "hard",
-            f"{', '.join(cover.never)} never win: their instances can only be guessed (docs/theory.md, section 5)",
-        )
-    if min(low - chance, 0.5 * (low + high - 2 * chance) - 0.3 * (1 - chance)) >= 0.3 * (1 - chance):
+    if cover.silent:
+        names = ", ".join(cover.silent)
+        return "hard", f"{names}: never the majority, so told only by what they are not (docs/theory.md, section 5)"
+    part = 1 - chance
+    if low >= chance + 0.3 * part and (low + high) / 2 >= chance + 0.6 * part:
         return "good", "the labels tell of the instances, and the bags are enough to learn them"
-    if high < chance + 0.25 * (1 - chance):
+    if high < chance + 0.25 * part:
         return "hopeless", "even the upper end of what to expect is near chance"
     return "hard", "the labels tell of the instances, but little, or the bags are few: expect a wide range"
 
 
-def advice(cover: Coverage, found: Prospect | None, more: dict[str, int], wrong: int, looked: int) -> list[str]:
+def advice(
+    cover: Coverage, found: Prospect | None, more: dict[str, int], wrong: int | None, looked: int, part_seen: bool
+) -> list[str]:
     """Sentences, the most useful first."""
     said = _of_coverage(cover)
     if found is not None:
@@ -48,13 +52,17 @@ def advice(cover: Coverage, found: Prospect | None, more: dict[str, int], wrong:
         said += _of_bags(cover, found, more)
         if wrong and found.clear:
             said.append(f"{wrong:,} of the {looked:,} labels looked at look wrong: headcount issues ranks them")
+    if part_seen:
+        said.append("pictures were looked at in small: a network may see far more, so the upper end is left open")
+    if cover.known:
+        said.append(f"the {cover.known:,} known classes of instances were not used here; a training uses them")
     return said
 
 
 def _of_coverage(cover: Coverage) -> list[str]:
     said = []
     if cover.never:
-        said.append(f"bags won by {', '.join(cover.never)} are needed, or leave such classes out (--uncounted)")
+        said.append(f"bags won by {', '.join(cover.never)} would help most: what no label names is only guessed at")
     if cover.lone:
         said.append(
             f"all bags won by {', '.join(cover.lone)} are of one group: what looks like the class may be the group; "
@@ -94,8 +102,12 @@ def _of_bags(cover: Coverage, found: Prospect, more: dict[str, int]) -> list[str
 
 
 def wanted(cover: Coverage, found: Prospect) -> dict[str, int]:
-    """About how many more bags of each class that can win would help."""
+    """About how many more bags of each class that can win would help.
+
+    Where regressions fitted to other bags agree on nearly every instance, only classes with next to no bags want more.
+    """
     common = float(np.nanmean(found.share))
     share = np.where(np.isnan(found.share), common, found.share)
     rows = zip(cover.classes, share.tolist(), cover.mass, cover.counted, strict=True)
-    return {c: more_bags(s, round(n), len(cover.classes)) for c, s, n, on in rows if on}
+    few = ENOUGH if found.dispute < FIRM and found.clear else math.inf
+    return {c: more_bags(s, round(n), len(cover.classes)) if n < few else 0 for c, s, n, on in rows if on}

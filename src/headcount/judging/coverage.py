@@ -28,6 +28,7 @@ class Coverage:
     sizes: tuple[int, float, int]  # least, median, most
     weight: float  # mean size, instances counted with their weights
     singles: int  # bags of one instance
+    known: int  # instances whose class is given as supervision
     groups: int | None
     lone: tuple[str, ...]  # classes won in one group only, where there are several
 
@@ -60,6 +61,7 @@ class Coverage:
             sizes=(int(sizes.min()), float(np.median(sizes)), int(sizes.max())),
             weight=float(bags.segments().total().double().mean()),
             singles=int((sizes == 1).sum()),
+            known=0 if bags.known is None else int((bags.known >= 0).sum()),
             groups=None if groups is None else len(set(groups)),
             lone=tuple(lone),
         )
@@ -81,7 +83,8 @@ class Coverage:
             "votes": self.votes, "won": dict(zip(self.classes, self.won, strict=True)), "never_win": list(self.never),
             "uncounted": [c for c, on in zip(self.classes, self.counted, strict=True) if not on],
             "instances": self.instances, "sizes": {"least": least, "median": median, "most": most},
-            "bags_of_one": self.singles, "groups": self.groups, "won_in_one_group_only": list(self.lone),
+            "bags_of_one": self.singles, "known_instances": self.known, "groups": self.groups,
+            "won_in_one_group_only": list(self.lone),
         }  # fmt: skip
 
     def lines(self) -> list[str]:

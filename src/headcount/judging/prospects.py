@@ -195,12 +195,13 @@ def prospect(look: Look, bags: Bags, votes: bool, wins: np.ndarray, seed: int = 
     told = gain(look, bags)
     if not votes and told[0] < CLEAR * told[1]:  # labels by lot, or features that show nothing: nobody knows which
         low, high, error = np.full_like(share, 1 / len(wins)), np.ones_like(share), np.zeros_like(share)
+    answers = tempered(look.p.clamp_min(1e-12), look.judgement.instance_temperature)
     blank = np.where(wins, 0.0, np.nan)
     low, high = np.maximum(low - SURE * error, 0), np.minimum(high + SURE * error, 1)
     doubts = [1 - r.confidence for r in read if r.behind <= r.error]  # as judging/shares.py does: within one
     doubt = (min(doubts), max(doubts))
     return Prospect(
-        read[0].tilt, share + blank, low + blank, high + blank, conditions(read[0].tilt, wins), confused(look.p),
+        read[0].tilt, share + blank, low + blank, high + blank, conditions(read[0].tilt, wins), confused(answers),
         look.dispute, doubt, accuracy(look.dispute, doubt, wins, share), told,
     )  # fmt: skip
 

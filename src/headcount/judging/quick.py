@@ -32,7 +32,7 @@ FOLDS = 3
 ROUNDS = 6  # of regression and mix, in turn
 STEPS = 25  # of L-BFGS in each
 COLUMNS = 48  # principal components
-WAVES = 192
+WAVES, FEW = 192, 50  # waves, and classes above which they would take too long
 RIDGES = {False: (1e-3, 1e-2), True: (1e-3,)}  # tried without and with waves
 
 
@@ -51,7 +51,8 @@ def look(x: np.ndarray, bags: Bags, folds: int = FOLDS, mix: Tensor | None = Non
     fold = bag_folds(bags, folds, seed)[bags.bag.numpy()]
     x = standard(x, seed)
     looks = []
-    for columns, waves in ((x, False), (waved(x, seed), True)):
+    for waves in (False, True) if len(bags.classes) <= FEW else (False,):
+        columns = waved(x, seed) if waves else x
         for ridge in RIDGES[waves]:
             p, dispute = _strangers(columns, bags, fold, ridge, mix)
             looks.append(Look(p, judge(p, bags), dispute, waves))
