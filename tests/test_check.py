@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from headcount import checking, cli
-from headcount.bags import tilt
+from headcount.bags import Bags, tilt
 from headcount.checking import check_reading
 from headcount.data.columns import Named
 from headcount.data.read import read
@@ -196,6 +196,20 @@ def test_truth_is_never_looked_at():
     assert plain(checked(table, truth=True)) == plain(checked(table))
 
 
+def test_truth_is_taken_away_before_anything_else(monkeypatch):
+    seen = []
+    for where, name in ((checking.Coverage, "of"), (checking, "look"), (checking, "prospect")):
+        real = getattr(where, name)
+
+        def spy(*given, real=real):
+            seen.extend(bags.truth for bags in given if isinstance(bags, Bags))
+            return real(*given)
+
+        monkeypatch.setattr(where, name, spy)
+    checked(made(bags=9), truth=True)
+    assert seen == [None] * 3
+
+
 def test_the_same_seed_gives_the_same_answer(monkeypatch):
     monkeypatch.setattr(checking, "INSTANCES", 150)
     table = made()
@@ -240,6 +254,23 @@ def test_pictures_are_looked_at_in_small_and_the_upper_end_stays_open(tmp_path, 
     assert said["verdict"] == "good"
     assert said["accuracy"]["high"] == 1.0
     assert said["shares"]["classes"]["ant"]["share"] == pytest.approx(0.8, abs=0.06)
+
+
+def test_the_upper_end_stays_open_for_large_pictures_only():
+    g = np.random.default_rng(0)
+    bags, labels = [], []
+    for b in range(30):
+        y = np.array([b % 2] * 4 + [1 - b % 2])
+        light = (90 + 12 * y + 25 * g.normal(size=5).clip(-2, 2))[:, None, None, None]
+        bags.append((g.random((5, 24, 24, 1)) * 60 + light).astype(np.uint8))
+        labels.append(NAMES[b % 2])
+    said = check_reading(read(bags, labels=labels))
+    assert said.found is not None
+    assert said.found.accuracy[1] < 0.97
+    assert said.accuracy == (said.found.accuracy[0], 1.0)
+    small = check_reading(read([x[:, :8, :8] for x in bags], labels=labels))
+    assert small.found is not None
+    assert small.accuracy == small.found.accuracy
 
 
 def test_texts():
@@ -323,7 +354,7 @@ def test_the_hardest_pair():
 def test_the_slope_of_the_quick_look_is_that_of_the_loss():
     g = np.random.default_rng(0)
     x, label = g.normal(size=(40, 3)), g.integers(3, size=40)
-    mix, labels = tilt.mix_of(torch.tensor(0.6).double(), 3), torch.ones(3).double() / 3
+    mix, labels = tilt.mix_of(torch.tensor([0.5, 0.6, 0.8]).double(), 3), torch.tensor([0.5, 0.3, 0.2]).double()
     rows = np.eye(3)[label]
     w = quick._fit(np.zeros((3, 3)), x, rows, tilt.matrix_of(mix, labels).numpy(), 0.05)
     v = torch.from_numpy(w).double().requires_grad_()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from headcount.bags import tilt
 from headcount.judging.coverage import Coverage
-from headcount.judging.prospects import ENOUGH, Prospect, more_bags, pull
+from headcount.judging.prospects import Prospect, more_bags, pull
 
 FEW, FEW_EACH = 20, 5  # labelled bags in all and for each class: with fewer, what was not found may still be there
 FIRM = 0.02  # a dispute below which more of the same bags would change little
@@ -78,7 +76,11 @@ def _of_coverage(cover: Coverage) -> list[str]:
 def _of_bags(cover: Coverage, found: Prospect, more: dict[str, int]) -> list[str]:
     said, classes = [], len(cover.classes)
     wanted = sorted(((n, c) for c, n in more.items() if n), reverse=True)
-    if wanted:
+    if found.clear and found.dispute < FIRM:
+        said.append(
+            f"fits to other bags agree on {1 - found.dispute:.0%} of instances: more of the same would change little"
+        )
+    elif wanted:
         named = ", ".join(f"{n:,} of {c}" for n, c in wanted[:5])
         others = f" and of {len(wanted) - 5} other classes" if len(wanted) > 5 else ""
         said.append(f"more bags would help, about {named}{others}")
@@ -102,12 +104,8 @@ def _of_bags(cover: Coverage, found: Prospect, more: dict[str, int]) -> list[str
 
 
 def wanted(cover: Coverage, found: Prospect) -> dict[str, int]:
-    """About how many more bags of each class that can win would help.
-
-    Where regressions fitted to other bags agree on nearly every instance, only classes with next to no bags want more.
-    """
+    """About how many more bags of each class that can win would help, by what its bags are worth."""
     common = float(np.nanmean(found.share))
     share = np.where(np.isnan(found.share), common, found.share)
     rows = zip(cover.classes, share.tolist(), cover.mass, cover.counted, strict=True)
-    few = ENOUGH if found.dispute < FIRM and found.clear else math.inf
-    return {c: more_bags(s, round(n), len(cover.classes)) if n < few else 0 for c, s, n, on in rows if on}
+    return {c: more_bags(s, round(n), len(cover.classes)) for c, s, n, on in rows if on}

@@ -187,7 +187,7 @@ def prospect(look: Look, bags: Bags, votes: bool, wins: np.ndarray, seed: int = 
     read = readings(look, bags, known)
     if votes:
         share, error = won_shares(bags)
-        low = high = share
+        low, high, error = share, share, np.where(np.isnan(error), 1.0, error)  # of one bag nothing is known
     else:
         shares = np.stack([r.tilt.share.double().numpy() for r in read])
         share, low, high = shares[0], shares.min(0), shares.max(0)
