@@ -138,6 +138,15 @@ def test_tiny_data_are_not_judged():
         assert said.verdict == "hard"
         assert said.accuracy[1] - said.accuracy[0] > 0.3
     assert "too few" in checked(made(bags=2, classes=2)).why
+    for seed in range(4):  # noise in many columns, which any fit finds something in
+        g = np.random.default_rng(seed)
+        assert check_reading(read(list(g.random((6, 3, 100))), labels=list("ababab"))).verdict == "hard"
+
+
+def test_a_handful_of_clear_bags_is_not_called_good():
+    said = checked({k: v[:60] for k, v in made(bags=9).items()})
+    assert said.verdict == "hard"
+    assert "6 labelled bags" in said.why
 
 
 def test_bags_of_one_instance_are_supervision():

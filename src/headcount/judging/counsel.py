@@ -9,6 +9,7 @@ from headcount.judging.coverage import Coverage
 from headcount.judging.prospects import Prospect, more_bags, pull
 
 FEW, FEW_EACH = 20, 5  # labelled bags in all and for each class: with fewer, what was not found may still be there
+LEAST = 8  # labelled bags, below which nothing is called good
 FIRM = 0.02  # a dispute below which more of the same bags would change little
 
 
@@ -17,7 +18,7 @@ def verdict(cover: Coverage, found: Prospect | None, part_seen: bool) -> tuple[s
     if found is None:
         if int(cover.heard.sum()) < 2:
             return "hopeless", "the labels name fewer than two classes, so nothing tells one from another"
-        return "hard", "the bags are too few for any of them to be judged by others: nothing can be told"
+        return "hard", "the bags, or their groups, are too few for any to be judged by others: nothing can be told"
     chance, (low, high), (gain, error) = 1 / len(cover.classes), found.accuracy, found.gain
     if not found.clear:
         nothing = "the labels of held-out bags are not clearly foretold better than by chance"
@@ -31,6 +32,8 @@ def verdict(cover: Coverage, found: Prospect | None, part_seen: bool) -> tuple[s
     if cover.silent:
         names = ", ".join(cover.silent)
         return "hard", f"{names}: never the majority, so told only by what they are not (docs/theory.md, section 5)"
+    if cover.labelled < LEAST:
+        return "hard", f"{cover.labelled} labelled bags are too few to be sure of anything"
     part = 1 - chance
     if low >= chance + 0.3 * part and (low + high) / 2 >= chance + 0.6 * part:
         return "good", "the labels tell of the instances, and the bags are enough to learn them"

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor
 
 from headcount.bags import Bags, tilt
@@ -30,7 +31,7 @@ from headcount.training.criterion import GRID, instance_losses, label_loss
 from headcount.training.seeds import seed_for
 
 SURE = 1.645  # standard errors: intervals are of 90 %
-CLEAR = 2.0  # standard errors that are no chance
+CLEAR = 0.977  # how sure a gain must be to be no chance: two standard errors of many bags, more of few
 DRAWS = 24
 # measured by benchmarks/check.py
 WORSE, SLACK, SETTLED = 1.5, 0.06, 3.0  # how the range is widened; a training settles at most so much of the dispute
@@ -174,11 +175,7 @@ class Prospect:
     doubt: tuple[float, float]  # 1 - confidence, least and most of the readings within one standard error
     accuracy: tuple[float, float]  # the range for instances
     gain: tuple[float, float]  # nats a bag over chance, and the standard error
-
-    @property
-    def clear(self) -> bool:
-        """Whether held-out labels are surely foretold better than by chance."""
-        return self.gain[0] >= CLEAR * self.gain[1]
+    clear: bool  # whether held-out labels are surely foretold better than by chance
 
 
 def prospect(look: Look, bags: Bags, votes: bool, wins: np.ndarray, seed: int = 0) -> Prospect:
@@ -193,7 +190,8 @@ def prospect(look: Look, bags: Bags, votes: bool, wins: np.ndarray, seed: int = 
         share, low, high = shares[0], shares.min(0), shares.max(0)
         error = share_errors(look, bags, read[0].tilt, seed)
     told = gain(look, bags)
-    if not votes and told[0] < CLEAR * told[1]:  # labels by lot, or features that show nothing: nobody knows which
+    clear = told[0] >= float(stats.t.ppf(CLEAR, max(1, len(bags) - 1))) * told[1]
+    if not votes and not clear:  # labels by lot, or features that show nothing: nobody knows which
         low, high, error = np.full_like(share, 1 / len(wins)), np.ones_like(share), np.zeros_like(share)
     answers = tempered(look.p.clamp_min(1e-12), look.judgement.instance_temperature)
     blank = np.where(wins, 0.0, np.nan)
@@ -202,7 +200,7 @@ def prospect(look: Look, bags: Bags, votes: bool, wins: np.ndarray, seed: int = 
     doubt = (min(doubts), max(doubts))
     return Prospect(
         read[0].tilt, share + blank, low + blank, high + blank, conditions(read[0].tilt, wins), confused(answers),
-        look.dispute, doubt, accuracy(look.dispute, doubt, wins, share), told,
+        look.dispute, doubt, accuracy(look.dispute, doubt, wins, share), told, clear,
     )  # fmt: skip
 
 
