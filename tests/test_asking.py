@@ -420,7 +420,7 @@ def test_a_forest_sees_each_instance_in_its_own_bag():
 
 def test_pictures_are_looked_at_in_small():
     x = np.arange(2 * 30 * 26 * 3, dtype=np.float32).reshape(2, 30, 26, 3)
-    small = doubts._small(x)
+    small = doubts.in_small(x)
     assert small.shape == (2, 12 * 12 * 3)
     assert small[0].reshape(12, 12, 3)[0, 0] == pytest.approx(x[0, :2, :2].mean((0, 1)))
     with pytest.raises(HeadcountError, match="too few"):

@@ -24,6 +24,7 @@ FLOORS = [
     "judging",
     "showing",
     "fitting",
+    "checking",
     "estimator",
     "commands",
     "commands_own",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from headcount.commands_ask import reads
 
 own = typer.Typer()
 
@@ -80,23 +83,25 @@ def fit(
     given: dict[str, Any] = dict(locals())
     from headcount import commands_own
 
-    how = {
-        k: given[k]
-        for k in (
-            *(
-                "method",
-                "minutes",
-                "folds",
-                "head",
-                "option",
-                "backbone",
-                "frozen",
-                "weights",
-                "size",
-                "cache",
-                "views",
-            ),
-            *("epochs", "seed", "device"),
-        )
-    }
-    commands_own.fit(data, out, overwrite, given, how)
+    commands_own.fit(data, out, overwrite, given, {k: given[k] for k in (*_HOW, "cache")})
+
+
+_NET = ("head", "option", "backbone", "frozen", "weights", "size", "views", "epochs")
+_HOW = ("method", "minutes", "folds", *_NET, "seed", "device")
+_TAKEN = inspect.signature(fit, eval_str=True).parameters
+_READING = {n: p.annotation for n, p in _TAKEN.items() if n not in (*_HOW, "data", "out", "overwrite")}
+
+
+def check(
+    data: Data,
+    how: dict[str, Any],
+    seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn.")] = 0,
+    json_: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Before any training, in seconds: can instances be learned from these bags' labels, and what would help."""
+    from headcount import commands_own
+
+    commands_own.check(data, how, seed, json_)
+
+
+own.command()(reads(check, _READING))  # it reads as fit does

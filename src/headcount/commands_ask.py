@@ -44,23 +44,22 @@ READING: dict[str, Any] = {
     "cache": Annotated[Path | None, typer.Option(help="Folder for data larger than memory.")],
     "skip_bad": Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be read, and list it.")],
 }
+DEFAULTS: dict[str, Any] = {"skip_bad": False, "ties": "split"}
 
 
-def reads(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options above."""
+def reads(command: Callable[..., None], options: dict[str, Any] = READING) -> Callable[..., None]:
+    """Give a command these options; the default are those above."""
     own = inspect.signature(command, eval_str=True)
-    called = {n: f"{n}_column" if n in own.parameters else n for n in READING}  # the command's own word comes first
+    called = {n: f"{n}_column" if n in own.parameters else n for n in options}  # the command's own word comes first
     more = [
-        inspect.Parameter(
-            called[n], inspect.Parameter.KEYWORD_ONLY, default=False if n == "skip_bad" else None, annotation=a
-        )
-        for n, a in READING.items()
+        inspect.Parameter(called[n], inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS.get(n), annotation=a)
+        for n, a in options.items()
     ]
     kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for n, p in own.parameters.items() if n != "how"]
 
     @functools.wraps(command)
     def with_options(**given: Any) -> None:
-        how = {name: given.pop(called[name]) for name in READING}
+        how = {name: given.pop(called[name]) for name in options}
         if how["votes"] is not None:
             how["votes"] = tuple(v.strip() for v in how["votes"].split(","))
         command(**given, how=how)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from headcount.checking import check_reading
 from headcount.commands import _pair, console
 from headcount.data.columns import Named
 from headcount.data.read import Reading, read
@@ -15,6 +18,7 @@ from headcount.files import alone
 from headcount.fitting import fit_reading
 from headcount.models import folder, vision
 from headcount.models.fitted import Fitted
+from headcount.showing.ask_tables import say
 from headcount.showing.fit_page import fit_page, lines_of, model_card
 from headcount.showing.progress import seconds_bar
 from headcount.training.speed import device_for
@@ -29,16 +33,18 @@ def named_of(options: dict[str, Any]) -> Named:
     return Named(**roles, **{k: words(options.get(k)) for k in LISTS})
 
 
-def words(text: str | None) -> tuple[str, ...]:
-    """Names with commas between them.
+def words(text: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """Names with commas between them; what is apart already stays so.
 
     >>> words("a, b,c"), words(None)
     (('a', 'b', 'c'), ())
     """
+    if isinstance(text, tuple):
+        return text
     return () if text is None else tuple(w for w in (part.strip() for part in text.split(",")) if w)
 
 
-def read_own(data: str, options: dict[str, Any], **more: Any) -> Reading:
+def read_own(data: str, options: dict[str, Any], tell: Callable[[str], None] | None = None, **more: Any) -> Reading:
     """Read with a command's options, and say what was understood."""
     reading = read(
         data,
@@ -53,17 +59,30 @@ def read_own(data: str, options: dict[str, Any], **more: Any) -> Reading:
         cache=options.get("cache"),
         **more,
     )
-    show(reading)
+    show(reading, tell or _say)
     return reading
 
 
-def show(reading: Reading, most: int = 20) -> None:
+def show(reading: Reading, tell: Callable[[str], None], most: int = 20) -> None:
     for line in reading.described:
-        console.print(line, soft_wrap=True)
+        tell(line)
     for line in reading.skipped[:most]:
-        console.print(f"left out: {line}", soft_wrap=True)
+        tell(f"left out: {line}")
     if len(reading.skipped) > most:
-        console.print(f"left out: {len(reading.skipped) - most} more", soft_wrap=True)
+        tell(f"left out: {len(reading.skipped) - most} more")
+
+
+def check(data: str, how: dict[str, Any], seed: int, as_json: bool) -> None:
+    """Read as fit does, and say what to expect. Nothing is written, and no verdict is an error."""
+    reading = read_own(data, how, tell=say if as_json else _say)
+    checked = check_reading(reading, seed)
+    if as_json:
+        print(json.dumps(checked.to_json(), indent=1, allow_nan=False))
+    else:
+        for line in str(checked).splitlines():
+            _say(line)
+    bags, instances = checked.looked
+    say(f"looked at {instances:,} instances of {bags:,} bags in {checked.seconds:.1f} s")
 
 
 def fit(data: str, out: Path, overwrite: bool, reading: dict[str, Any], how: dict[str, Any]) -> None:

@@ -65,19 +65,21 @@ class Shares:
 class MajorityClassifier(ClassifierMixin, BaseEstimator):
     """A classifier of instances that is told only which class each bag holds most of.
 
-    estimator     "tilt" (a network under the tilt), "forest" (a random forest, by EM), a head's name (a network with it), or
-                  any scikit-learn classifier with predict_proba (by EM)
-    bags          the column of X that is the bag: a name, or a number. None: ``fit`` is told, or every row is a bag of one
-    backbone      of networks: mlp, linear, resnet18; for pictures (lists of uint8 arrays (n, H, W, channels)) also timm:NAME
-                  or torchvision:NAME (headcount[vision]), with the next three
-    frozen        True: features of it are computed once, and any estimator learns on them; False: a network that is trained.
-                  None: frozen, unless weights are "none"
-    weights       None or "pretrained" (the library may download them), "none", or FILE.safetensors
-    size          pictures become squares of this side
-    epochs        of networks; None: as many as the number of bags suggests
-    options       of the head
-    device        auto, cpu or cuda
-    random_state  an int, a RandomState, or None for 0: results can always be repeated
+    ::
+
+        estimator    "tilt" (a network under the tilt), "forest" (a random forest, by EM), a head's name (a network with it), or
+                     any scikit-learn classifier with predict_proba (by EM)
+        bags         the column of X that is the bag: a name, or a number. None: ``fit`` is told, or every row is a bag of one
+        backbone     of networks: mlp, linear, resnet18; for pictures (lists of uint8 arrays (n, H, W, channels)) also timm:NAME
+                     or torchvision:NAME (headcount[vision]), with the next three
+        frozen       True: features of it are computed once, and any estimator learns on them; False: a network that is trained.
+                     None: frozen, unless weights are "none"
+        weights      None or "pretrained" (the library may download them), "none", or FILE.safetensors
+        size         pictures become squares of this side
+        epochs       of networks; None: as many as the number of bags suggests
+        options      of the head
+        device       auto, cpu or cuda
+        random_state an int, a RandomState, or None for 0: results can always be repeated
 
     Attributes: ``classes_``, ``n_features_in_`` (without the bag column), ``fitted_`` (a :class:`Fitted`, which can be saved),
     ``tilt_`` (what the bags' labels say of instances).

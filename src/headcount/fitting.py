@@ -98,14 +98,16 @@ def fit_reading(
 ) -> Fitted:
     """Fit a model to what was read.
 
-    method    "auto": several are tried and held-out bags choose; a name or names of judging/candidates.py; or an unfitted
-              scikit-learn classifier. Baselines are fitted in any case, and shown; only "auto" may choose them
-    minutes   for the whole; fewer folds, epochs and candidates are used where it must be, and the report says so
-    backbone  of networks; or timm:NAME, torchvision:NAME for pictures, with ``frozen``, ``weights`` (pretrained, none, or
-              FILE.safetensors) and ``size`` as models/vision.py takes them. Frozen, its features are computed once into the
-              ``cache``, and all that is for features is tried on them
-    work      a folder for what is finished, so that a fit that was stopped can be taken up
-    watch     told how far it is; ``tell`` is told a line now and then
+    ::
+
+        method    "auto": several are tried and held-out bags choose; a name or names of judging/candidates.py; or an unfitted
+                  scikit-learn classifier. Baselines are fitted in any case, and shown; only "auto" may choose them
+        minutes   for the whole; fewer folds, epochs and candidates are used where it must be, and the report says so
+        backbone  of networks; or timm:NAME, torchvision:NAME for pictures, with ``frozen``, ``weights`` (pretrained, none, or
+                  FILE.safetensors) and ``size`` as models/vision.py takes them. Frozen, its features are computed once into the
+                  ``cache``, and all that is for features is tried on them
+        work      a folder for what is finished, so that a fit that was stopped can be taken up
+        watch     told how far it is; ``tell`` is told a line now and then
     """
     started, clock = datetime.now(UTC), time.monotonic()
     if minutes is not None and not (isinstance(minutes, (int, float)) and math.isfinite(minutes) and minutes > 0):

@@ -88,11 +88,11 @@ def _sample(
     if learned is not None:
         x = learned.apply(reading.content.take(pa.array(address)))
     else:
-        x = _small(np.asarray(reading.content[np.sort(address)]))[np.argsort(np.argsort(address, kind="stable"))]
+        x = in_small(np.asarray(reading.content[np.sort(address)]))[np.argsort(np.argsort(address, kind="stable"))]
     return x, np.concatenate(bag)
 
 
-def _small(x: np.ndarray) -> np.ndarray:
+def in_small(x: np.ndarray) -> np.ndarray:
     """Features as they are; pictures as the means of at most 12x12 blocks."""
     if x.ndim == 2:
         return x.astype(np.float32)

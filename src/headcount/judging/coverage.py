@@ -1,0 +1,101 @@
+"""Coverage: who wins how many bags, and how the bags are. Counted from bags and labels; no truth, no features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headcount.bags import Bags
+from headcount.judging.evaluation import has_votes
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What the bags are. ``won`` counts a tied bag for the first of its winners."""
+
+    classes: tuple[str, ...]
+    won: tuple[int, ...]  # bags of each class
+    mass: tuple[float, ...]  # the same with votes and ties shared out
+    never: tuple[str, ...]  # classes that could win a bag and never do
+    counted: tuple[bool, ...]  # classes that can win
+    bags: int
+    labelled: int
+    tied: int
+    votes: bool  # labels are shares
+    instances: int
+    sizes: tuple[int, float, int]  # least, median, most
+    weight: float  # mean size, instances counted with their weights
+    singles: int  # bags of one instance
+    known: int  # instances whose class is given as supervision
+    groups: int | None
+    lone: tuple[str, ...]  # classes won in one group only, where there are several
+
+    @classmethod
+    def of(cls, bags: Bags) -> Coverage:
+        target, label, sizes = bags.target.numpy(), bags.label.numpy(), bags.sizes.numpy()
+        top = target.max(1)
+        crown = (target >= top[:, None] - 1e-6) & (top > 0)[:, None]
+        tied = crown.sum(1) > 1
+        counted = (True,) * len(bags.classes) if bags.counted is None else tuple(bags.counted.tolist())
+        groups = None if bags.group is None else np.array(bags.group)
+        many = groups is not None and len(set(bags.group or ())) > 1
+        lone = (
+            c
+            for k, c in enumerate(bags.classes)
+            if groups is not None and many and (label == k).sum() > 1 and len(set(groups[label == k])) == 1
+        )
+        never = (c for c, on, won in zip(bags.classes, counted, crown.any(0).tolist(), strict=True) if on and not won)
+        return cls(
+            classes=bags.classes,
+            won=tuple(np.bincount(label[label >= 0], minlength=len(bags.classes)).tolist()),
+            mass=tuple(target.astype(np.float64).sum(0).tolist()),
+            never=tuple(never),
+            counted=counted,
+            bags=len(bags),
+            labelled=int((label >= 0).sum()),
+            tied=int(tied.sum()),
+            votes=has_votes(bags),
+            instances=len(bags.index),
+            sizes=(int(sizes.min()), float(np.median(sizes)), int(sizes.max())),
+            weight=float(bags.segments().total().double().mean()),
+            singles=int((sizes == 1).sum()),
+            known=0 if bags.known is None else int((bags.known >= 0).sum()),
+            groups=None if groups is None else len(set(groups)),
+            lone=tuple(lone),
+        )
+
+    @property
+    def heard(self) -> np.ndarray:
+        """(C,) classes that some label speaks of."""
+        return np.array(self.mass) > 0
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """Classes that could win and of which no label speaks: where there are votes, fewer than those that never win."""
+        return tuple(c for c, m, on in zip(self.classes, self.mass, self.counted, strict=True) if on and not m)
+
+    def to_json(self) -> dict[str, Any]:
+        least, median, most = self.sizes
+        return {
+            "bags": self.bags, "labelled": self.labelled, "unlabelled": self.bags - self.labelled, "tied": self.tied,
+            "votes": self.votes, "won": dict(zip(self.classes, self.won, strict=True)), "never_win": list(self.never),
+            "uncounted": [c for c, on in zip(self.classes, self.counted, strict=True) if not on],
+            "instances": self.instances, "sizes": {"least": least, "median": median, "most": most},
+            "bags_of_one": self.singles, "known_instances": self.known, "groups": self.groups,
+            "won_in_one_group_only": list(self.lone),
+        }  # fmt: skip
+
+    def lines(self) -> list[str]:
+        won = ", ".join(f"{c} {n:,}" for c, n in zip(self.classes, self.won, strict=True) if n)
+        least, median, most = self.sizes
+        said = [f"bags won: {won or 'none'}"]
+        if self.never:
+            said.append(f"never the majority: {', '.join(self.never)}")
+        apart = {"without a label": self.bags - self.labelled, "tied": self.tied, "of one instance": self.singles}
+        said += [f"{n:,} of {self.bags:,} bags are {what}" for what, n in apart.items() if n]
+        said.append(f"sizes: {least:,} to {most:,} instances, median {median:,.0f}")
+        if self.groups is not None:
+            said.append(f"groups: {self.groups:,}")
+        return said
