@@ -15,6 +15,7 @@ from sklearn.metrics import average_precision_score
 import read_factory as make
 from ask_factory import KINDS, case, fitted, people
 from headcount import auditing
+from headcount.bags import Bags, Pool
 from headcount.data.columns import Named
 from headcount.data.read import read
 from headcount.errors import HeadcountError
@@ -347,6 +348,15 @@ def test_flipped_labels_come_first(seed):
     assert precision > 0.85
     looks = np.array(found.column("looks_wrong").to_pylist())
     assert wrong[order][looks].mean() > 0.6
+
+
+def test_a_label_looks_wrong_if_nothing_speaks_for_it():
+    """Less sure than of other bags, and still twenty times surer of another class than of the label."""
+    bags = Bags.of(Pool(np.zeros((5, 1), np.float32)), sizes=[1] * 5, labels=[0, 0, 1, 1, 1], classes=["a", "b"])
+    p = np.array([[0.99, 0.01], [0.99, 0.01], [0.97, 0.03], [0.9, 0.1], [0.01, 0.99]])
+    found = doubts.doubtful(bags, p)
+    looks = dict(zip(found.column("bag").to_pylist(), found.column("looks_wrong").to_pylist(), strict=True))
+    assert looks == {"0": False, "1": False, "2": True, "3": False, "4": False}
 
 
 def test_issues_of_a_table_through_the_command(typed, tmp_path):  # noqa: F811

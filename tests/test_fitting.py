@@ -15,7 +15,7 @@ from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.naive_bayes import GaussianNB
 
-from headcount.bags import Bags, Pool
+from headcount.bags import Bags, Pool, tilt
 from headcount.data.read import read
 from headcount.errors import HeadcountError
 from headcount.fitting import Step, fit_reading
@@ -533,6 +533,18 @@ def test_large_bags_are_cut_for_tilt_and_heard_in_chunks_by_others(monkeypatch):
         most.clear()
         one.fit(bags, bags)
         assert max(most) <= 1024 if one is tilted else max(most) <= 32
+
+
+def test_thinned_bags_are_as_large_as_they_were(monkeypatch):
+    """Majorities of large bags may be slight: the floor of the share is that of the whole bags, not of what is looked at."""
+    monkeypatch.setattr(candidates, "MOST", 200)
+    asked = []
+    inner = tilt.least_share
+    monkeypatch.setattr(tilt, "least_share", lambda size, classes: (asked.append(size), inner(size, classes))[1])
+    reading = reading_of(blobs(40, 50))
+    bags = reading.bags(reading.learn()).blind()
+    candidates.candidates(GaussianNB(), bags)[0].fit(bags, bags)
+    assert set(asked) == {50}
 
 
 def test_many_instances_are_foretold_from_some(monkeypatch):

@@ -274,12 +274,16 @@ def in_pieces(bags: Bags, most: int | None = None) -> Bags:
 
 
 def thinned(bags: Bags, most: int, seed: int = 0) -> Bags:
-    """At most so many instances, drawn alike from every bag; each bag keeps one at least. Known classes all stay."""
+    """At most so many instances, drawn alike from every bag; each bag keeps one at least. Known classes all stay.
+
+    Each stands for as many as were left out, so that bags are as large as they were: how slight a majority can be follows
+    from that."""
     if len(bags.index) <= most:
         return bags
     rows = some_rows(bags, most, seed)
     sizes = torch.bincount(bags.bag[rows], minlength=len(bags))
     own = {k: None if (v := getattr(bags, k)) is None else v[rows] for k in ("weight", "known", "removed")}
+    own["weight"] = (torch.ones(len(rows)) if own["weight"] is None else own["weight"]) * (len(bags.index) / len(rows))
     offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     return replace(bags, index=bags.index[rows], offsets=offsets, truth=None, **own)
 

@@ -19,6 +19,7 @@ from headcount.data.read import Reading
 from headcount.errors import HeadcountError
 
 TREES, FOLDS = 100, 5
+SURELY = 20  # times as likely: nothing speaks for the label
 _PER_BAG = 200  # instances of a bag that a forest learns from, and that it is asked about
 _SIDE = 12  # pictures are looked at in small: a forest wants few columns
 
@@ -125,7 +126,8 @@ def doubtful(bags: Bags, p: np.ndarray) -> pa.Table:
     """Labelled bags, the least believed label first. ``p`` (B, C): what is said of each bag's label.
 
     A bag with votes or a tie is given the probability of its likeliest winner. A label looks wrong if another class is the
-    likeliest, and as likely as it usually is in bags of its own label (confident learning, Northcutt et al. 2021).
+    likeliest, and as likely as it usually is in bags of its own label (confident learning, Northcutt et al. 2021) or twenty
+    times as likely as the label.
     """
     target = bags.target.numpy()
     told = np.flatnonzero((target.sum(1) > 0) & np.isfinite(p).all(1))
@@ -134,7 +136,7 @@ def doubtful(bags: Bags, p: np.ndarray) -> pa.Table:
     label, believed = own.argmax(1), own.max(1)
     said, likeliest = p[told].argmax(1), p[told].max(1)
     usual = np.array([np.mean(p[told][label == k, k]) if (label == k).any() else np.inf for k in range(p.shape[1])])
-    wrong = (said != label) & (likeliest >= usual[said])
+    wrong = (said != label) & ((likeliest >= usual[said]) | (likeliest >= SURELY * believed))
     order = np.argsort(believed, kind="stable")
     words = pa.array(bags.classes, pa.string())
     names = bags.names or tuple(map(str, range(len(bags))))
