@@ -62,6 +62,7 @@ GROUPS: dict[str, dict[str, Recipe]] = {
         "teacher is the pupil": _but(BEST, decay=0.0),
         "slow teacher": _but(BEST, decay=0.999),
         "tilt of one number": _but(BEST, form="one"),
+        "shares of each bag": _but(BEST, own=0.5),
         "tilt given": BEST,  # its share is filled in by scenario
         "weak views only": BEST.but(views="flip_crop"),
         "no views": BEST.but(views="none", mirror=False),

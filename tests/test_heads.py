@@ -51,6 +51,7 @@ VARIANTS = {
     "weno": ({"loss": "soft", "mining": "threshold"}, {"loss": "classwise", "mining": "lowest", "hardest": 2}),
     "noisy_label": ({"loss": "gce"},),
     "tilt": (
+        {"own": 0.5},
         {"over": "instances", "bag": 1.0, "form": "one"},
         {"teach": 0, "form": "class", "instance": 0, "bag": 0.5},
         {"share": 0.4, "bag": 0, "adapt": False, "fade": 0.1, "start": 0.0},

@@ -475,3 +475,30 @@ def test_a_loaded_model_still_knows_its_shares(tmp_path):
     again = load(tmp_path)
     assert torch.equal(again.head.estimate.mix, model.head.estimate.mix)
     assert float(again.head.least) == pytest.approx(tilt.least_share(16, 10))
+
+
+def test_shares_found_in_a_bag_are_believed_beside_its_label():
+    """A bag of half its label and half one other class: lessons find the other, and the posterior listens to that."""
+    torch.manual_seed(0)
+    plain, own = head_of(own=0.0, start=0.0, align=0.0).train(), head_of(own=0.8, start=0.0, align=0.0).train()
+    batch = batch_of(2)
+    labels = tilt.labels_of(own.seen)
+    log_p = torch.full((60, C), 1 / C).log()
+    rows = Segments.from_sizes([10] * 6).spread(batch.target[:6])
+    bag = torch.arange(6).repeat_interleave(10)
+    weight = torch.ones(60)
+    same = own._posterior(log_p, rows, weight, labels, bag)
+    torch.testing.assert_close(same, plain._posterior(log_p, rows, weight, labels, bag))
+    told = torch.zeros(60, C)
+    told[:, 3] = 4.0
+    told[bag != 0] = 0.0
+    for _ in range(60):
+        own._posterior((log_p + told).log_softmax(1), rows, weight, labels, bag)
+    assert own.found[0, 3] > own.found[1, 3] + 0.1
+    assert own.found[0].argmax() == rows[0].argmax() or torch.isclose(own.found[0].max(), own.found[0, 3], atol=1e-3)
+    heard = own._posterior(log_p, rows, weight, labels, bag)
+    assert heard[0, 3] > same[0, 3] + 0.05
+    torch.testing.assert_close(own.found.sum(1), torch.ones(6), atol=1e-4, rtol=0)
+    gone = own.found.clone()
+    own._posterior(log_p + told, rows, torch.zeros(60), labels, bag)
+    torch.testing.assert_close(own.found, gone)  # who does not count teaches nothing

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headcount.bags import Segments, tilt
+from headcount.bags.census import crowned
 from headcount.errors import HeadcountError, choose
 from headcount.models.heads.base import Batch, Head, Output, Pass, nll
 from headcount.models.heads.election import scores
@@ -33,6 +34,7 @@ class TiltHead(Head):
     ``threshold``: how sure the teacher must be, with ``adapt`` less so of classes it is seldom sure of. ``align``: how much
     of the pseudo-labels' lopsidedness is divided out. ``decay``: of the teacher's moving average. ``piece``: which share of
     a bag each of these is, where large bags were cut up: what is known of a label is worth its bags, not their pieces.
+    ``own``: how much a lesson believes in the shares that lessons found in this bag, beside those of all bags of its label.
     """
 
     title = "Tilt"
@@ -47,6 +49,7 @@ class TiltHead(Head):
     said: Tensor
     sure: Tensor
     lessons: Tensor
+    found: Tensor
 
     def __init__(
         self,
@@ -68,6 +71,7 @@ class TiltHead(Head):
         decay: float = 0.99,
         election: str = "auto",
         piece: float = 1.0,
+        own: float = 0.0,
     ) -> None:
         super().__init__(dim, classes, counted)
         self.form = choose("form of the tilt", form, tilt.FORMS)
@@ -75,13 +79,13 @@ class TiltHead(Head):
         for name, value, high in (
             *(("instance", instance, 1e6), ("teach", teach, 1e6), ("bag", 0.0 if bag == "auto" else bag, 1e6)),
             *(("start", start, 1), ("fade", fade, 1), ("threshold", threshold, 1), ("align", align, 1)),
-            *(("decay", decay, 1), ("share", 0.5 if share is None else share, 1), ("piece", piece, 1)),
+            *(("decay", decay, 1), ("share", 0.5 if share is None else share, 1), ("piece", piece, 1), ("own", own, 1)),
         ):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high:
                 raise HeadcountError(f"{name} is a number from 0 to {high:g}, got {value!r}")
         self.share, self.instance, self.bag, self.teach, self.start = share, instance, bag, teach, start
         self.fade, self.threshold, self.adapt, self.align, self.election = fade, threshold, adapt, align, election
-        self.piece = piece
+        self.piece, self.own = piece, own
         self.classifier = nn.Linear(dim, classes)
         self.views, self.teacher, self.alone = 2 if teach else 1, decay, start
         bags = (Pass("bags", taught=False),) if bag else ()
@@ -104,6 +108,9 @@ class TiltHead(Head):
         self.least.fill_(least)
         guess = tilt.first_guess(size, self.classes) if self.share is None else self.share
         self.mix.copy_(tilt.mix_of(torch.tensor(guess, dtype=torch.float64), self.classes))
+        if self.own:
+            self.pace = min(0.5, 1 / max(1.0, 2 * size))  # two sweeps over a bag are remembered
+            self.register_buffer("found", torch.zeros(bags, self.classes))  # shares of each training bag
 
     @property
     def estimate(self) -> tilt.Tilt:
@@ -143,7 +150,9 @@ class TiltHead(Head):
             loss = loss + _told(z, known, weight)
         if teacher is not None and self.training and self.teach and whole:
             strong = output.instance[-len(z) :]
-            loss = loss + self.teach * (done >= self.start) * self.teaching(strong, teacher, rows, weight, labels)
+            loss = loss + self.teach * (done >= self.start) * self.teaching(
+                strong, teacher, rows, weight, labels, batch.bag[: s.bags][s.index.clamp_max(s.bags - 1)]
+            )
         return loss
 
     def bag_weight(self) -> Tensor | float:
@@ -167,19 +176,33 @@ class TiltHead(Head):
             self.bags.zero_()
             self.seen.add_(rows.double().sum(0))
 
-    def teaching(self, z: Tensor, teacher: Output, rows: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    def teaching(self, z: Tensor, teacher: Output, rows: Tensor, weight: Tensor, labels: Tensor, bag: Tensor) -> Tensor:
         """Cross-entropy of strongly changed views with what the teacher makes of weak ones and of the bag's label."""
         with torch.no_grad():
             p = teacher.instance.softmax(1).unflatten(0, (-1, len(z))).mean(0)  # (n, C), the mean over weak views
             lopsided = self.said / tilt.prior_of(self.mix, labels).float()
             log_p = p.clamp_min(1e-30).log() - self.align * lopsided.clamp_min(1e-6).log()
-            q = tilt.posterior(log_p.log_softmax(1), rows, self.mix, labels)
+            q = self._posterior(log_p.log_softmax(1), rows, weight, labels, bag)
             top, choice = q.max(1)
             self._remember(p, top, choice, weight)
             bar = self.threshold * (self.sure / self.sure.max() if self.adapt else torch.ones_like(self.sure))
             trusted = weight * (top >= bar[choice])
         each = -z.log_softmax(1).gather(1, choice[:, None])[:, 0]
         return (trusted * each).sum() / weight.sum().clamp_min(1e-12)
+
+    def _posterior(self, log_p: Tensor, rows: Tensor, weight: Tensor, labels: Tensor, bag: Tensor) -> Tensor:
+        """(n, C) what is known of an instance once its bag's label is, and what lessons found in this bag."""
+        if not self.own:
+            return tilt.posterior(log_p, rows, self.mix, labels)
+        prior = tilt.prior_of(self.mix, labels).float().clamp_min(1e-30)
+        lean = tilt.leaning(rows, self.mix, labels) * prior  # the shares of all bags of this label
+        mine = self.found[bag]
+        mine = torch.where(mine.sum(1, keepdim=True) > 0.5, crowned(mine, rows), lean)
+        q = (log_p + (((1 - self.own) * lean + self.own * mine) / prior).clamp_min(1e-30).log()).softmax(1)
+        steps = (weight > 0)[:, None] * self.pace * (q - mine)
+        begun = self.found.index_copy(0, bag, mine)
+        self.found.copy_(begun.index_add(0, bag, steps).clamp_min(0))
+        return q
 
     def _remember(self, p: Tensor, top: Tensor, choice: Tensor, weight: Tensor) -> None:
         """Running means: of all lessons at first, then of about the last hundred."""
