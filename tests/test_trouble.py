@@ -46,6 +46,21 @@ def test_rarer_and_missing_labels():
         troubled(bags(), {"never": 4}, 0)
 
 
+def test_merged_bags_keep_their_label_and_their_instances():
+    pool = Pool(np.arange(46)[:, None].astype(np.float32))
+    sizes, labels = [2, 3] * 9 + [1], [0, 1] * 9 + [1]
+    held = Bags.of(pool, sizes=sizes, labels=labels, classes=2, truth=np.repeat(labels, sizes))
+    after = troubled({"train": held, "valid": held, "test": held}, {"merge": 4}, 0)
+    train = after["train"]
+    assert train.label.tolist() == [0, 0, 1, 1]
+    assert train.sizes.tolist()[:2] == [8, 8]
+    assert torch.equal(train.truth, train.label.repeat_interleave(train.sizes))
+    assert len(set(train.index.tolist())) == len(train.index)
+    assert after["valid"] is held
+    with pytest.raises(HeadcountError, match="no label has 11 training bags"):
+        troubled(after | {"train": held}, {"merge": 11}, 0)
+
+
 def test_a_recipe_in_trouble(tmp_path):
     plain = Recipe(source="digits", bag_size=8, train_bags=20, valid_bags=10, test_bags=10, backbone="mlp", epochs=1)
     recipe = plain.but(trouble={"wrong": 0.5})

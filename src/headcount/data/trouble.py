@@ -3,11 +3,13 @@
 wrong    the share of bags that carry another class's label, drawn by lot
 unequal  how many times rarer the last class's label is than the first's: bags are left out, class by class at one ratio
 never    the number of a class that is never the majority: bags with its label are left out
+merge    so many training bags of one label become one; what is left over stays out. No trouble for truth: the largest class
+         of each is the largest of all
 
 >>> check({"wrong": 0.2})
 >>> check({"wrogn": 0.2})
 Traceback (most recent call last):
-headcount.errors.HeadcountError: no trouble 'wrogn'; there are wrong, unequal, never (did you mean 'wrong'?)
+headcount.errors.HeadcountError: no trouble 'wrogn'; there are wrong, unequal, never, merge (did you mean 'wrong'?)
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import torch
 from headcount.bags import Bags
 from headcount.errors import HeadcountError, choose
 
-_RANGES = {"wrong": (0, 1), "unequal": (1, 1e6), "never": (0, 1 << 20)}
+_RANGES = {"wrong": (0, 1), "unequal": (1, 1e6), "never": (0, 1 << 20), "merge": (1, 1 << 20)}
 
 
 def check(trouble: Mapping[str, Any]) -> None:
@@ -30,12 +32,12 @@ def check(trouble: Mapping[str, Any]) -> None:
     for name, value in trouble.items():
         choose("trouble", name, _RANGES)
         low, high = _RANGES[name]
-        whole = name == "never"
+        whole = name in ("never", "merge")
         good = (
             isinstance(value, int if whole else (int, float)) and not isinstance(value, bool) and low <= value <= high
         )
         if not good:
-            kind = "the number of a class" if whole else f"a number from {low} to {high:g}"
+            kind = "the number of a class" if name == "never" else f"a {'whole ' * whole}number from {low} to {high:g}"
             raise HeadcountError(f"trouble {name} is {kind}, got {value!r}")
 
 
@@ -47,6 +49,7 @@ def troubled(bags: Mapping[str, Bags], trouble: Mapping[str, Any], seed: int) ->
         rng = np.random.default_rng([seed, i, 7])
         held = _left(bags[split], trouble, rng)
         made[split] = _mislabelled(held, float(trouble.get("wrong", 0)), rng)
+    made["train"] = _merged(made["train"], int(trouble.get("merge", 1)), np.random.default_rng([seed, 2, 7]))
     return made
 
 
@@ -75,3 +78,18 @@ def _mislabelled(bags: Bags, share: float, rng: np.random.Generator) -> Bags:
     for b, step in zip(which.tolist(), rng.integers(1, classes, len(which)).tolist(), strict=True):
         target[b] = torch.roll(target[b], step)
     return replace(bags, target=target)
+
+
+def _merged(bags: Bags, many: int, rng: np.random.Generator) -> Bags:
+    if many == 1:
+        return bags
+    label = bags.label.cpu().numpy()
+    whole = []
+    for c in np.unique(label):
+        own = rng.permutation(np.flatnonzero(label == c))
+        whole.append(own[: len(own) // many * many])
+    order = np.concatenate(whole)
+    if not len(order):
+        raise HeadcountError(f"no label has {many} training bags to merge")
+    held = bags.take(order)
+    return replace(held, offsets=held.offsets[::many], target=held.target[::many], group=None, names=None)
