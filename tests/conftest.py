@@ -23,3 +23,10 @@ settings.load_profile(os.environ.get("HEADCOUNT_FUZZ", "repeat"))
 def _own_cache(tmp_path_factory, monkeypatch):
     """Tests never read a developer's data: the cache is an empty folder."""
     monkeypatch.setenv("HEADCOUNT_DATA", str(tmp_path_factory.getbasetemp() / "no-data"))
+
+
+def pytest_collection_modifyitems(items):
+    """A campaign may take longer than a test, above all on a busy machine."""
+    for item in items:
+        if item.get_closest_marker("soak") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))
