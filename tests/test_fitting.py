@@ -163,6 +163,25 @@ def test_a_method_that_was_asked_for_is_kept():
         made.save("/nonexistent/m")
 
 
+def test_who_named_a_baseline_gets_it_and_hears_what_is_better(monkeypatch):
+    monkeypatch.setattr(candidates, "TREES", 6)
+    reading = reading_of(blobs(40, 5, share=0.4))
+    for name in ("logistic", "forest"):
+        made = fit_reading(reading, name, folds=3)
+        assert made.facts["method"]["name"] == name
+    made = fit_reading(reading, "count", folds=3, epochs=1)
+    better = [
+        c["name"] for c in made.facts["candidates"] if c["behind"] and c["behind"]["loss"] < -2 * c["behind"]["error"]
+    ]
+    said = " ".join(made.facts["cautions"])
+    assert better
+    assert f"Clearly worse on these bags than {', '.join(sorted(better, key=said.find))}" in said
+    with pytest.raises(HeadcountError, match="both given"):
+        fit_reading(reading, "logistic", head="count")
+    with pytest.raises(HeadcountError, match="epochs: for networks, and method logistic is none"):
+        fit_reading(reading, "logistic", epochs=3)
+
+
 def test_same_seed_same_model():
     reading = reading_of(blobs(20, 5))
     x = reading.bags(reading.learn()).pool.data.numpy()
@@ -554,8 +573,8 @@ def test_many_instances_are_foretold_from_some(monkeypatch):
     seen = []
     inner = Candidate.fit
     monkeypatch.setattr(Candidate, "fit", lambda self, train, valid, **how: (seen.append(len(train.index)), inner(self, train, valid, **how))[1])  # noqa: E501  # fmt: skip
-    for name in ("tilt", "logistic"):
-        one = candidates.candidates(name, bags, epochs=4)[0]
+    for name, epochs in (("tilt", 4), ("logistic", None)):
+        one = candidates.candidates(name, bags, epochs=epochs)[0]
         assert measured(one, bags, bags, torch.device("cpu")) > 0
     assert seen == [40]
     big, small = candidates.forest(1_000_000), candidates.forest(500)

@@ -116,6 +116,35 @@ def test_the_context_of_a_bag(typed, tmp_path):
     assert (tmp_path / "again.csv").read_text() == (tmp_path / "off.csv").read_text()
 
 
+def test_bags_that_were_trained_on_are_met_again(typed, tmp_path):
+    """In any format it is said, and nobody listens to the bag unasked."""
+    model, data = case(tmp_path / "in", "table")
+    kept = Fitted.load(model)
+    facts = {"data": {"fingerprint": "x", "whose": kept.read(data).whose}}
+    kept.but(alike=2.0, listens=True, facts=facts).save(model, overwrite=True)
+    other = tmp_path / "again.parquet"
+    pq.write_table(pacsv.read_csv(data), other)
+    code, _, err = typed("predict", model, other, "--out", "seen.csv")
+    assert (code, err.count("trained on")) == (0, 1)
+    typed("predict", model, other, "--out", "off.csv", "--context", "off")
+    assert (tmp_path / "seen.csv").read_bytes() == (tmp_path / "off.csv").read_bytes()
+    assert json.loads(typed("evaluate", model, other, "--json")[1])["trained_on_these"]
+    kept.but(alike=2.0, listens=True, facts={"data": {}}).save(model, overwrite=True)
+    assert "trained on" not in typed("predict", model, other, "--out", "new.csv")[2]
+    assert (tmp_path / "new.csv").read_bytes() != (tmp_path / "off.csv").read_bytes()
+
+
+def test_a_tie_is_written_as_one(typed, tmp_path):
+    model, _ = case(tmp_path / "in", "table")
+    table = people()
+    table["label"] = ["no|yes" if p == "p0" else v for p, v in zip(table["precinct"], table["label"], strict=True)]
+    data = make.write_csv(tmp_path / "tie.csv", table)
+    assert typed("predict", model, data, "--out", "p.csv", "--bags", "b.csv")[0] == 0
+    assert {r["bag"]: r["label"] for r in rows_of(tmp_path / "b.csv")}["p0"] == "no|yes"
+    assert typed("issues", data, "--model", model, "--out", "i.csv")[0] == 0
+    assert {r["bag"]: r["label"] for r in rows_of(tmp_path / "i.csv")}["p0"] == "no|yes"
+
+
 @pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
 def test_the_formats_say_the_same(ending, typed, tmp_path):
     model, data = case(tmp_path / "in", "table")
@@ -343,6 +372,9 @@ WRONG = [
     ("explain MODEL DATA --out page.html --bag p11", "no bag 'p11' among 8", "did you mean"),
     ("explain MODEL DATA", "Missing option '--out'"),
     ("issues DATA --out x.json", "--out writes a table"),
+    ("issues DATA --known nowhere", "no column 'nowhere'"),
+    ("fit DATA --out new --method logistic --head count", "both given"),
+    ("fit DATA --out . --bag precinct --label label", "is not empty and holds no model"),
     ("issues DATA --folds 1", "Invalid value for '--folds'"),
     ("issues DATA --folds 20", "too few for 20 folds"),
     ("issues unlabelled.csv", "no label column"),

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
 
 import read_factory as make
 from headcount.data.read import Learned, Named, read
@@ -502,3 +503,69 @@ def test_fingerprint_is_of_the_content(tmp_path):
     before = read(tmp_path / "f").fingerprint
     make.picture(tmp_path / "f" / "bag0" / "0.png", seed=99)
     assert read(tmp_path / "f").fingerprint != before
+
+
+def test_words_for_nothing_are_nothing_among_other_words_too():
+    """One wrong cell makes a text of a column of numbers: NA and blanks in it are still missing, and only it is bad."""
+    heights = [f"{150 + i}.5" for i in range(40)]
+    heights[3], heights[7], heights[11] = "NA", " ", "tall"
+    table = {
+        "bag": [f"b{i % 8}" for i in range(40)],
+        "label": [("no", "yes")[i % 2] for i in range(40)],
+        "height": heights,
+    }
+    with pytest.raises(HeadcountError, match="row 12: 'tall' among the numbers of column 'height'"):
+        read(table)
+    reading = read(table, skip_bad=True)
+    assert len(reading.skipped) == 1
+    assert len(reading.rows) == 39
+    blank = read({**table, "height": [" " if h == "tall" else h for h in heights]})
+    assert [f.kind for f in blank.columns.fields] == ["number"]
+    assert len(blank.rows) == 40
+    assert blank.learn().feature_names == ("height", "height is missing")
+
+
+def test_a_slip_in_the_group_is_no_feature():
+    table = make.rows()
+    n = len(table["bag"])
+    county = [f"c{b}" for b in table["bag"]]
+    assert read({**table, "county": county}).laid.group is not None
+    bags = 24
+    big = {"bag": [f"b{i % bags}" for i in range(96)], "label": ["ab"[i % 2] for i in range(96)], "f": list(range(96))}
+    slip = [f"c{i % bags}" for i in range(96)]
+    slip[5] = "typo"
+    with pytest.raises(HeadcountError, match="'county' looks like the group, and says several in bag 'b5'"):
+        read({**big, "county": slip})
+    mixed = read({**table, "county": [f"c{i % 2}" for i in range(n)]})
+    assert mixed.laid.group is None
+
+
+def test_sixteen_bits_are_read(tmp_path):
+    folder = make.folder(tmp_path / "p")
+    picture = sorted(folder.glob("*/*.png"))[0]
+    with Image.open(picture) as eight:
+        grey = np.asarray(eight.convert("L"))
+    Image.fromarray((grey.astype(np.uint16) << 8) + 17).save(picture)
+    reading = read(folder)
+    found = reading.laid.pool.take(reading.laid.index[:1]).squeeze(0).numpy()
+    assert np.abs(found.mean(-1) - grey).max() <= 1
+
+
+def test_the_same_bags_in_another_format_are_known(tmp_path):
+    import pyarrow.parquet as pq
+
+    table = make.rows()
+    make.write_csv(tmp_path / "t.csv", table)
+    pq.write_table(pa.table(table), tmp_path / "t.parquet")
+    one, two = read(tmp_path / "t.csv"), read(tmp_path / "t.parquet")
+    assert one.fingerprint != two.fingerprint
+    assert one.whose == two.whose is not None
+    assert read([np.eye(3), np.eye(3)], labels=[0, 1]).whose is None, "nobody named them"
+    labels = {b: "yes" if i % 2 else "no" for i, b in enumerate(dict.fromkeys(table["bag"]))}
+    other = read({k: v for k, v in table.items() if k != "label"}, labels=labels)
+    third = read(
+        {k: v for k, v in table.items() if k != "label"},
+        labels={b: "no" if v == "yes" else "yes" for b, v in labels.items()},
+    )
+    assert other.instances == third.instances
+    assert other.fingerprint != third.fingerprint

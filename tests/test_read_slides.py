@@ -331,3 +331,15 @@ def test_a_disk_that_fills_up_is_one_line_and_can_be_taken_up(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list((tmp_path / "c").glob("*.npy"))
     assert torch.equal(read(tmp_path / "s", cache=tmp_path / "c").laid.pool.data, whole)
+
+
+def test_the_commonest_width_is_right(tmp_path):
+    make.slides(tmp_path)
+    make.slide(tmp_path / "A.0.h5", width=3)
+    with open(tmp_path / "labels.csv", "a") as f:
+        f.write("case9,A.0.svs,tumour\n")
+    with pytest.raises(HeadcountError, match=r"A\.0\.h5 has features of 3 numbers, others 4"):
+        read(tmp_path)
+    reading = read(tmp_path, skip_bad=True)
+    assert reading.laid.pool.shape == (4,)
+    assert len(reading.laid) == 4

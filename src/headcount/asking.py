@@ -7,6 +7,7 @@ then asks. Files are whole or absent.
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -61,8 +62,19 @@ def read_as(fitted: Fitted | None, data: str, how: Mapping[str, Any], *, labels:
 
 
 def seen(fitted: Fitted, reading: Reading) -> bool:
-    """Whether these very data are what the model was trained on."""
-    return reading.fingerprint in json.dumps(fitted.facts)
+    """Whether these are the bags the model was trained on, in whatever format."""
+    data = fitted.facts.get("data", {})
+    same = reading.whose is not None and data.get("whose") == reading.whose
+    return same or data.get("fingerprint") == reading.fingerprint
+
+
+def remembers(fitted: Fitted, reading: Reading, listen: bool | None) -> bool | None:
+    """Say so if these bags were trained on; then nobody listens to the bag unasked: that was decided on bags never seen."""
+    if not seen(fitted, reading):
+        return listen
+    say("these are the bags the model was trained on, and it may remember their labels: of single instances and shares it "
+        "may say worse things than in new bags, of bags better ones; cross-validated scores are in model.json")  # fmt: skip
+    return False if listen is None else listen
 
 
 # -- predict ----------------------------------------------------------------------------------------------------------------
@@ -91,9 +103,11 @@ def predict(
     if bags is not None and bags.suffix.lower() not in export.TABLES:
         raise HeadcountError(f"--bags writes a table, {', '.join(export.TABLES)}; got {bags}")
     free_places(data, model, out=out, bags=bags, geojson=geojson, heatmap=heatmap)
-    each = asker_of(model, launch, address, gpus_each, device, listen)
-    fitted = opened(model, "cpu" if each else device)
+    asker_of(model, launch, address, gpus_each, device)  # what is wrong with it is told before anything is read
+    fitted = opened(model, "cpu" if launch == "ray" else device)
     reading = read_as(fitted, data, how, labels=False)
+    listen = remembers(fitted, reading, listen)
+    each = asker_of(model, launch, address, gpus_each, device, listen)
     if geojson is not None:
         places.need_coords(reading, "--geojson", tiles=True)
     if heatmap is not None:
@@ -184,11 +198,9 @@ def evaluate(
     fitted = opened(model, device)
     reading = read_as(fitted, data, how, labels=audit is None)
     sheet = None if audit is None else auditing.read_sheet(audit, reading, fitted.classes, key)
-    said = ask(fitted, reading, listen=listen)
+    said = ask(fitted, reading, listen=remembers(fitted, reading, listen))
     scores: dict[str, Any] = {"model": str(model), "data": str(data), "classes": list(fitted.classes), "level": level}
     scores["trained_on_these"] = seen(fitted, reading)
-    if scores["trained_on_these"]:
-        say("these are the bags the model was trained on: the scores flatter it; model.json has cross-validated ones")
     if bool(reading.laid.target.any()):
         scores["bags"] = evaluation.bags_scored(reading.laid, said, level)
         if evaluation.has_votes(reading.laid):
@@ -285,8 +297,20 @@ def audit(
     drawn, key = auditing.write_sheet(out, reading, ask(fitted, reading), count, seed)
     sheet = out if out.suffix.lower() == ".csv" else out / "sheet.csv"
     say(f"wrote {out}: {drawn} instances; fill in the column 'label' of {sheet}, then")
-    say(f"  headcount evaluate {model} {data} --audit {sheet}")
+    say(f"  headcount evaluate {model} {data} --audit {sheet}{_typed(how)}")
     say(f"what the model said is in {key}: look at it afterwards")
+
+
+def _typed(how: Mapping[str, Any]) -> str:
+    """The options that say how data are read, as they were typed."""
+    said = ""
+    for name, value in how.items():
+        if value:
+            words = (
+                "" if value is True else " " + shlex.quote(",".join(value) if isinstance(value, tuple) else str(value))
+            )
+            said += f" --{name.replace('_', '-')}{words}"
+    return said
 
 
 def to_onnx(model: Path, out: Path) -> None:

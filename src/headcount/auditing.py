@@ -105,7 +105,7 @@ def _key(reading: Reading, said: Said, drawn: audit.Draw, seed: int) -> dict[str
     return {
         "format": FORMAT,
         "note": "what the model said: do not look before the sheet is filled in",
-        "data": reading.fingerprint,
+        "data": reading.instances,
         "classes": list(said.classes),
         "seed": seed,
         "held": drawn.held.tolist(),
@@ -168,7 +168,7 @@ def _read_key(path: Path, reading: Reading, classes: tuple[str, ...]) -> tuple[n
         or (np.bincount(stratum) > held[: stratum.max() + 1]).any()
     ):
         raise HeadcountError(f"{path} is not the key of a sheet, or was changed")
-    if data != reading.fingerprint:
+    if data != reading.instances:
         raise HeadcountError(f"{path} belongs to a sheet drawn from other data; give the data the sheet was drawn from")
     if set(known) != set(classes):
         raise HeadcountError(f"{path} is of a model with classes {', '.join(known)}, this one has {', '.join(classes)}")

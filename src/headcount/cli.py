@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -248,7 +249,7 @@ def data_import(
     print(sources.import_npz(name, file, note=note))
 
 
-commands_ask.register(app)  # predict, evaluate, explain, issues, audit, export
+commands_ask.register(app)  # predict, evaluate, explain, audit, export
 
 
 # -- one line for a user's mistake ------------------------------------------------------------------------------------------
@@ -267,11 +268,12 @@ def main() -> None:
     except _UsageError as e:
         code = _show_help(e) if type(e).__name__ == "NoArgsIsHelpError" else _complain(e.format_message())
     except HeadcountError as e:
-        code = _complain(str(e))
+        code = _complain(_as_typed(str(e)))
     except (KeyboardInterrupt, ImportError) as e:
         if isinstance(e, ImportError) and not isinstance(e.__context__, KeyboardInterrupt):
             raise  # else it was Ctrl-C while a library was loading
-        code = _complain("interrupted; the same command goes on where it stopped", 130)
+        asking = sys.argv[1:2] in (["predict"], ["evaluate"], ["explain"], ["issues"], ["audit"], ["check"], ["export"])
+        code = _complain("interrupted" if asking else "interrupted; the same command goes on where it stopped", 130)
     except (typer.Abort, EOFError):
         code = _complain("aborted", 130)
     except BrokenPipeError:
@@ -305,6 +307,21 @@ def _formatted(message: Any, category: type[Warning], filename: str, lineno: int
     if issubclass(category, HeadcountWarning):
         return f"headcount: {' '.join(str(message).split())}\n"
     return _usual(message, category, filename, lineno, line)
+
+
+def _as_typed(message: str) -> str:
+    """What Python calls ``tile=`` is ``--tile`` here.
+
+    >>> _as_typed("name it with bag=, or give a side, such as side=64")
+    'name it with --bag, or give a side, such as --side 64'
+    """
+    return _SAID.sub(lambda m: f"--{m[1].replace('_', '-')}" + (f" {m[2]}" if m[2] else ""), message)
+
+
+_SAID = re.compile(
+    r"(?<![\w'\".-])(bag|label|labels|votes|path|text|weight|group|truth|known|features|categories|classes|ties|uncounted"
+    r"|skip_bad|side|tile|cache)=(\w+)?(?![\w'\"(])"
+)
 
 
 def _complain(message: str, code: int = 2) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headcount.commands_ask import reads
+from headcount.commands_ask import issues, reads
 
 own = typer.Typer()
 
@@ -104,4 +104,5 @@ def check(
     commands_own.check(data, how, seed, json_)
 
 
-own.command()(reads(check, _READING))  # it reads as fit does
+for _command in (check, issues):  # they read as fit does
+    own.command()(reads(_command, _READING))

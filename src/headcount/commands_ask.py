@@ -60,8 +60,9 @@ def reads(command: Callable[..., None], options: dict[str, Any] = READING) -> Ca
     @functools.wraps(command)
     def with_options(**given: Any) -> None:
         how = {name: given.pop(called[name]) for name in options}
-        if how["votes"] is not None:
-            how["votes"] = tuple(v.strip() for v in how["votes"].split(","))
+        for name in ("votes", "features", "categories", "classes", "uncounted"):
+            if how.get(name) is not None:
+                how[name] = tuple(v.strip() for v in how[name].split(","))
         command(**given, how=how)
 
     del with_options.__wrapped__
@@ -179,6 +180,6 @@ def export(
 
 
 def register(app: typer.Typer) -> None:
-    for command in (predict, evaluate, explain, issues, audit):
+    for command in (predict, evaluate, explain, audit):
         app.command()(reads(command))
     app.command()(export)

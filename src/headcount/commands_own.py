@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -90,6 +91,7 @@ def fit(data: str, out: Path, overwrite: bool, reading: dict[str, Any], how: dic
     device_for(how["device"])  # a typo is told before anything is read
     vision.check_choice(*(how[k] for k in ("backbone", "frozen", "weights", "size")))
     options = dict(_pair("--option", text) for text in how.pop("option") or [])
+    out = out if out.name else Path(os.path.abspath(out))  # "." has no name to put the work beside
     work = out.with_name(out.name + ".work")
     with alone(work / "lock"):
         folder.free(out, overwrite)

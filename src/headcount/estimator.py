@@ -238,7 +238,8 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
 class BagKFold:
     """Folds of whole bags, labels spread evenly: for scikit-learn's searches and ``cross_val_score``.
 
-    ``bags``: ids, or the column of X that is the bag. Without it the splitter takes ``groups``, or the bags of a list.
+    ``bags``: ids, or the column of X that is the bag; a list of bags needs neither. ``groups`` are refused: a search hands
+    them to the splitter only, and the estimator would see no bags.
     """
 
     def __init__(self, n_splits: int = 5, *, bags: Any = None, random_state: int = 0) -> None:
@@ -256,9 +257,13 @@ class BagKFold:
         elif isinstance(self.bags, (str, int)):
             ids = without(X, self.bags)[1]
         else:
-            ids = self.bags if self.bags is not None else groups
+            ids = self.bags
         if ids is None:
-            raise HeadcountError("BagKFold does not know the bags; give BagKFold(bags=...), a column or ids")
+            heard = "groups reach the splitter only, and the estimator would see no bags" if groups is not None else ""
+            raise HeadcountError(
+                f"{heard or 'BagKFold does not know the bags'}; give the column that is the bag to both, "
+                "MajorityClassifier(bags=...) and BagKFold(bags=...), or a list of bags"
+            )
         _, first, bag = np.unique(np.asarray(ids), return_index=True, return_inverse=True)
         label = np.zeros(len(bag), int) if y is None else np.unique(np.asarray(y), return_inverse=True)[1]
         if len(label) != len(bag):

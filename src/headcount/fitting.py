@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -129,7 +129,8 @@ def fit_reading(
     place = begun.place_of(work, reading, found, seed, folds, minutes, where, seen.facts)
     most = len(crossval.splits(laid, folds, seed))
     asked = head is not None or not isinstance(method, str) or method != "auto"
-    must = [c.name for c in found if not c.baseline] if asked else []
+    named = [w.strip() for w in (head or method).split(",")] if isinstance(method, str) else ["classifier"]
+    must = named if asked else []
     spent = 0.0 if eye is None else time.monotonic() - clock
     plan = begun.planned(place, lambda: plans.planned(found, most, train, valid, where, minutes, must, spent))
     tell(str(plan))
@@ -142,7 +143,7 @@ def fit_reading(
     )  # fmt: skip
     units, unfinished = _cross_validate(run)
     scores = {name: crossval.score(u, laid) for name, u in units.items()}
-    best = choose(scores, run, any_of=not asked)
+    best = choose(scores, run, must)
     trained = _final(run, best, train, valid, minutes, clock)
     fitted, context = _fitted(run, trained, learned, scores.get(best.name), units.get(best.name, []))
     if reading.laid.truth is not None:  # everything is decided: now it may be looked at
@@ -159,7 +160,7 @@ def fit_reading(
         "scores": next(({k: t[k] for k in facts.SCORES} for t in tried if t["chosen"] and t["loss"] is not None), None),
         "context": context,
         "confusion": scores[best.name].confusion if best.name in scores else None,
-        "cautions": cautions(laid, best, scores, final.shared),
+        "cautions": cautions(laid, best, scores, final.shared, bool(run.splits)),
         **_about(run, trained, final),
         "created": started.isoformat(timespec="seconds"),
         "seconds": round(time.monotonic() - clock, 2),
@@ -238,12 +239,12 @@ def _unit(run: _Run, candidate: Candidate, k: int) -> Unit:
     return unit
 
 
-def choose(scores: dict[str, Score], run: _Run, any_of: bool) -> Candidate:
+def choose(scores: dict[str, Score], run: _Run, asked: Sequence[str]) -> Candidate:
     """The candidate with the least loss on held-out bags; where nothing could be cross-validated, the first there is.
 
-    A person who named a method gets it: baselines stand beside it and are not chosen (``any_of`` false).
+    A person who named methods gets one of them: the others stand beside it and are not chosen.
     """
-    rivals = [c for c in run.candidates.values() if any_of or not c.baseline] or list(run.candidates.values())
+    rivals = [c for c in run.candidates.values() if not asked or c.name in asked] or list(run.candidates.values())
     finished = [c for c in rivals if c.name in scores and math.isfinite(scores[c.name].loss)]
     if not finished:
         return min(rivals, key=lambda c: run.plan.cost(c.name)) if scores else rivals[0]

@@ -101,6 +101,14 @@ class Bags:
         return self.offsets.diff()
 
     @property
+    def winners(self) -> tuple[str | None, ...]:
+        """(B,) the label as a person would write it: a tie names all who won, as in "a|b"; None where there is none."""
+        most = self.target.amax(1, keepdim=True)
+        rows = ((self.target >= most - 1e-6) & (most > 0)).tolist()
+        names = ("|".join(c for c, won in zip(self.classes, row, strict=True) if won) for row in rows)
+        return tuple(name or None for name in names)
+
+    @property
     def label(self) -> Tensor:
         """(B,) the class of the largest target (the lowest on ties), -1 for an unlabelled bag."""
         best = self.target.argmax(1)

@@ -144,7 +144,11 @@ def candidates(
     names = list(PICTURES if pictures else TABLES)
     if head is not None:
         choose("head", head, HEADS)
-        method = head if method == "auto" else method
+        if method != "auto":
+            raise HeadcountError(
+                f"head {head} and method {method} were both given; a head's name is a method: give one"
+            )
+        method = head
     if not isinstance(method, str):
         check(method)
         made = [Candidate("classifier", f"EM, {type(method).__name__}", classifier=method, rounds=ROUNDS)]
@@ -160,7 +164,11 @@ def candidates(
     if options:
         check_options(names[0] if names[0] in HEADS else "tilt", options)
     how = {"backbone": backbone, "views": views, "epochs": epochs, "options": options or {}, "start": start}
-    return made + [_candidate(name, bags, pictures, how) for name in names]
+    found = made + [_candidate(name, bags, pictures, how) for name in names]
+    idle = [name for name, value in how.items() if value and name != "start"]
+    if idle and all(c.recipe is None for c in found):
+        raise HeadcountError(f"{', '.join(idle)}: for networks, and method {method} is none; leave it out")
+    return found
 
 
 def _candidate(name: str, bags: Bags, pictures: bool, how: dict[str, Any]) -> Candidate:

@@ -13,9 +13,9 @@ from headcount.judging.crossval import Score
 FEW = 30
 
 
-def cautions(bags: Bags, best: Candidate, scores: dict[str, Score], shared: bool) -> list[str]:
-    """Sentences, the gravest first."""
-    said = [*_of_bags(bags, shared), *_of_choice(best, scores)]
+def cautions(bags: Bags, best: Candidate, scores: dict[str, Score], shared: bool, split: bool = False) -> list[str]:
+    """Sentences, the gravest first. ``split``: the bags were enough to cross-validate."""
+    said = [*_of_bags(bags, shared), *_of_choice(best, scores, split)]
     if best.name in scores:
         said += _of_tilt(scores[best.name].judgement.tilt, bags)
     said.append(
@@ -47,11 +47,10 @@ def _of_bags(bags: Bags, shared: bool) -> list[str]:
     return said
 
 
-def _of_choice(best: Candidate, scores: dict[str, Score]) -> list[str]:
+def _of_choice(best: Candidate, scores: dict[str, Score], split: bool) -> list[str]:
     if not scores:
-        return [
-            "The bags were too few to cross-validate: nothing was compared, and nothing is known of how good this is."
-        ]
+        what = "time was too short" if split else "bags were too few"
+        return [f"The {what} to cross-validate: nothing was compared, and nothing is known of how good this is."]
     said = []
     if best.baseline:
         said.append(
@@ -61,11 +60,14 @@ def _of_choice(best: Candidate, scores: dict[str, Score]) -> list[str]:
     mine = scores.get(best.name)
     if mine is None:
         return said
-    near = []
+    near, better = [], []
     for name, other in scores.items():
         gap = other.judgement.each - mine.judgement.each
-        if name != best.name and gap.mean() < 2 * gap.std() / math.sqrt(max(1, len(gap) - 1)):
-            near.append(name)
+        error = 2 * gap.std() / math.sqrt(max(1, len(gap) - 1))
+        if name != best.name and gap.mean() < error:
+            (better if gap.mean() < -error else near).append(name)
+    if better:
+        said.append(f"Clearly worse on these bags than {', '.join(better)}: it was kept because it was asked for.")
     if near:
         said.append(f"Not clearly better on these bags than {', '.join(near)}.")
     return said

@@ -143,7 +143,7 @@ def doubtful(bags: Bags, p: np.ndarray) -> pa.Table:
     return pa.table({
         "rank": np.arange(1, len(told) + 1),
         "bag": pa.array([names[b] for b in told[order]], pa.string()),
-        "label": words.take(pa.array(label[order])),
+        "label": pa.array([bags.winners[b] for b in told[order]], pa.string()),
         "p_label": believed[order].astype(np.float32),
         "suggestion": words.take(pa.array(said[order])),
         "p_suggestion": likeliest[order].astype(np.float32),

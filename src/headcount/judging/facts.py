@@ -27,6 +27,7 @@ def of_data(reading: Reading) -> dict[str, Any]:
     sizes, label = bags.sizes.numpy(), bags.label.numpy()
     return {
         "fingerprint": reading.fingerprint,
+        "whose": reading.whose,
         "kind": reading.kind,
         "described": list(reading.described),
         "skipped": list(reading.skipped),

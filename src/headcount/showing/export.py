@@ -157,12 +157,12 @@ def _plain(table: pa.Table) -> pa.Table:
 
 def bag_table(reading: Reading, said: Said) -> pa.Table:
     """One row per bag."""
-    laid, label = reading.laid, reading.laid.label.numpy()
+    laid = reading.laid
     words = pa.array(said.classes, pa.string())
     columns: dict[str, Any] = {
         "bag": pa.array(laid.names, pa.string()),
         "instances": laid.sizes.numpy(),
-        "label": words.take(pa.array(label, mask=label < 0)),
+        "label": pa.array(laid.winners, pa.string()),
         "prediction": words.take(pa.array(said.bag_said)),
     }
     for k, c in enumerate(said.classes):

@@ -14,6 +14,7 @@ import pyarrow as pa
 from headcount.data.columns import Columns, Named
 from headcount.data.learned import Field, Learned
 from headcount.data.read.found import Asked, short, some
+from headcount.data.read.tables import MISSING
 from headcount.data.values import numbers, texts, vectors
 from headcount.errors import HeadcountError
 
@@ -156,15 +157,28 @@ def _usable(
         code, values = texts(column)
     except (pa.ArrowException, TypeError, ValueError) as e:
         raise HeadcountError(f"column {name!r} of {where} cannot be used: {e}") from None
+    code, values, blank = _without_blanks(code, values, column)
     looks = np.array([*map(_is_number, values), False])
     if kind == "category" and not fixed:
         _no_decimal_commas(values, name, where)
         slips = _FEW < looks.sum() < len(values) < 2 * looks.sum()  # many numbers and a few words: not a category
-        kind = "number" if slips else kind
+        kind = "number" if slips or (blank and looks.sum() == len(values)) else kind
     if kind == "category":
         dictionary = pa.DictionaryArray.from_arrays(pa.array(code, mask=code < 0), pa.array(values, pa.string()))
         return pa.chunked_array([dictionary])
     return _mostly_numbers(code, values, looks, name, where, asked, bad)
+
+
+def _without_blanks(
+    code: np.ndarray, values: Sequence[str], column: pa.ChunkedArray
+) -> tuple[np.ndarray, Sequence[str], bool]:
+    """Words for nothing are nothing, also where other words made a text of the column; and whether there were any."""
+    gone = np.array([v in MISSING for v in values] + [False])
+    blank = bool(gone.any()) or int((code < 0).sum()) > column.null_count  # blanks are none of the values
+    if not gone.any():
+        return code, values, blank
+    to = np.append(np.where(gone[:-1], -1, np.cumsum(~gone[:-1]) - 1), -1)
+    return to[code], [v for v, no in zip(values, gone, strict=False) if not no], blank
 
 
 def _mostly_numbers(

@@ -22,8 +22,9 @@ from headcount.data.read.found import Asked
 from headcount.errors import HeadcountError
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp", ".ppm", ".pgm")
-_GREY = ("1", "L", "LA", "La")
-_DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+_SIXTEEN = ("I;16", "I;16B", "I;16L", "I;16N")  # bits: the upper eight are kept
+_GREY = ("1", "L", "LA", "La", *_SIXTEEN)
+_DEEP = ("I", "F")
 _BLOCK = 512
 _MOST_PIXELS = 1 << 26
 
@@ -82,7 +83,7 @@ def _glance(file: Path) -> tuple[int, int, bool] | str:
     except Exception as e:  # Pillow's readers raise whatever they stumble over
         return f"{type(e).__name__}: {e}" if not isinstance(e, OSError) else e.strerror or "not a picture, or damaged"
     if mode in _DEEP:
-        return f"it has more than 8 bits per pixel ({mode}); convert it to 8 bits"
+        return f"it has 32 bits per pixel ({mode}); convert it to 8 or 16 bits"
     if width * height > _MOST_PIXELS:
         return f"it has {width}x{height} pixels; cut it into tiles first"
     return height, width, mode in _GREY
@@ -110,6 +111,8 @@ def _decoded(file: Path, shape: tuple[int, int, int]) -> tuple[np.ndarray, str, 
     try:
         raw = file.read_bytes()
         with Image.open(io.BytesIO(raw)) as picture:
+            if picture.mode in _SIXTEEN:
+                picture = Image.fromarray((np.asarray(picture).astype(np.uint16) >> 8).astype(np.uint8))
             made = picture.convert("L" if channels == 1 else "RGB")
             if made.size != (width, height):
                 made = made.resize((width, height), Image.Resampling.BILINEAR)

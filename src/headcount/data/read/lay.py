@@ -36,6 +36,16 @@ class Reading:
     described: list[str]  # what was understood, line by line
     skipped: list[str]  # with skip_bad: each file or row left out, and why
     fingerprint: str  # sha256 of what was read
+    instances: str  # sha256 of the instances alone, whoever labels them
+
+    @property
+    def whose(self) -> str | None:
+        """sha256 of the bags' names and sizes: the same bags in another format have the same; None if nobody named them."""
+        names = self.laid.names or ()
+        if names == tuple(map(str, range(len(names)))):
+            return None
+        said = sorted(zip(names, self.laid.sizes.tolist(), strict=True))
+        return hashlib.sha256(json.dumps(said).encode("utf-8", "backslashreplace")).hexdigest()
 
     def learn(self, bags: Any = None) -> Learned:
         """The preparation, learned on the instances of these bags only (a list of numbers or a mask; None: all)."""
@@ -99,6 +109,7 @@ def lay(found: Found, asked: Asked) -> Reading:
         tiles=None if found.tiles is None else found.tiles[rows],
         described=[found.how, *_described(laid, found, asked), *found.notes, *notes],
         skipped=asked.bad.said, fingerprint=_fingerprint(found, laid),
+        instances=hashlib.sha256(f"{found.kind} {found.digest}".encode()).hexdigest(),
     )  # fmt: skip
 
 
@@ -181,9 +192,7 @@ def _described(laid: Bags, found: Found, asked: Asked) -> list[str]:
     none = np.flatnonzero(label < 0)
     if len(none):
         names = laid.names or ()
-        said.append(
-            f"{len(none):,} bags have no label: {some([names[b] for b in none[:4]]) if len(none) < 5 else names[none[0]]!r}"
-        )
+        said.append(f"{len(none):,} bags have no label: {some([names[b] for b in none], 4)}")
     if asked.uncounted:
         said.append(f"never counted: {', '.join(asked.uncounted)}")
     if laid.group is not None:

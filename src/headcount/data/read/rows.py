@@ -123,7 +123,13 @@ def _group(
         return None, roles, []
     if asked.named.group is None:
         code, _ = texts(table.column(roles.group), f"column {roles.group!r} of {where}")
-        if firsts(bag, code, len(names))[1].any():
+        differs = np.unique(bag[firsts(bag, code, len(names))[1]])
+        if 0 < len(differs) < len(names) / 10:
+            raise HeadcountError(
+                f"{where}: column {roles.group!r} looks like the group, and says several in bag {names[differs[0]]!r}; "
+                "mend it, or name the group with group="
+            )
+        if len(differs):
             said = f"column {roles.group!r} differs inside bags: taken as a feature, not as the group"
             return None, replace(roles, group=None), [said]
     return groups(table.column(roles.group), bag, names, where, roles.group), roles, []

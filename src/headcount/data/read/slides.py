@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +47,8 @@ def read_slides(folder: Path, asked: Asked) -> Found:
     slides = {name: s for name, file in files.items() if (s := glance(file, asked)) is not None}
     if not slides:
         raise HeadcountError(f"none of the {len(files)} feature files in {folder} can be read: {asked.bad.said[0]}")
-    width = asked.learned.shape[0] if asked.learned else next(iter(slides.values())).width
+    widths = Counter(s.width for s in slides.values())
+    width = asked.learned.shape[0] if asked.learned else widths.most_common(1)[0][0]
     for name, s in list(slides.items()):
         if s.width != width:
             asked.bad.say(
