@@ -178,8 +178,8 @@ def test_who_named_a_baseline_gets_it_and_hears_what_is_better(monkeypatch):
     assert f"Clearly worse on these bags than {', '.join(sorted(better, key=said.find))}" in said
     with pytest.raises(HeadcountError, match="both given"):
         fit_reading(reading, "logistic", head="count")
-    with pytest.raises(HeadcountError, match="epochs: for networks, and method logistic is none"):
-        fit_reading(reading, "logistic", epochs=3)
+    with pytest.raises(HeadcountError, match="views: for networks, and method logistic is none"):
+        fit_reading(reading, "logistic", views="noise")
 
 
 def test_same_seed_same_model():

@@ -31,6 +31,7 @@ def test_every_line_is_a_run_of_its_own(photographs):
         assert not digits.mirror, "no digit survives the mirror"
 
 
+@pytest.mark.soak
 def test_a_campaign_goes_on_and_is_summed_up(photographs, tmp_path, monkeypatch):
     small = ["epochs=2", "train_bags=8", "valid_bags=4", "test_bags=4", "bag_size=6", 'backbone_options={"width":4}']
     command = [sys.executable, str(FILE), "--out", str(tmp_path), "--source", "digits", "--scenario", "various"]

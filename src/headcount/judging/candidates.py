@@ -165,7 +165,7 @@ def candidates(
         check_options(names[0] if names[0] in HEADS else "tilt", options)
     how = {"backbone": backbone, "views": views, "epochs": epochs, "options": options or {}, "start": start}
     found = made + [_candidate(name, bags, pictures, how) for name in names]
-    idle = [name for name, value in how.items() if value and name != "start"]
+    idle = [name for name in ("backbone", "views", "options") if how[name]]
     if idle and all(c.recipe is None for c in found):
         raise HeadcountError(f"{', '.join(idle)}: for networks, and method {method} is none; leave it out")
     return found
