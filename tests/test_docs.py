@@ -23,9 +23,12 @@ def fenced(text: str) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w+)\n(.*?)^```$", text, flags=re.M | re.S)
 
 
+SLOW = ("check.md", "estimator.md", "fitting.md")
+
+
 def quick_or_soak(page: Path) -> object:
-    """Guides fit models for half a minute each: they run with the campaigns."""
-    marks = pytest.mark.soak if page.parent.name == "guides" else ()
+    """Guides and some other pages fit models: they run with the campaigns."""
+    marks = pytest.mark.soak if page.parent.name == "guides" or page.name in SLOW else ()
     return pytest.param(page, marks=marks, id=str(page.relative_to(ROOT / "docs")))
 
 

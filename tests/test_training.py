@@ -249,6 +249,7 @@ def test_toy_uses_all_the_loop_offers():
     assert set(state.optimizers) == {"backbone", "head.voice", "head.echo"}
 
 
+@pytest.mark.soak
 def test_toy_killed_for_real_resumes(tmp_path):
     """SIGKILL in the middle of training, twice, through the command line: the record is that of an undisturbed run."""
     recipe = TINY.but(head=TOY, views="crop", epochs=60)
