@@ -569,3 +569,11 @@ def test_the_same_bags_in_another_format_are_known(tmp_path):
     )
     assert other.instances == third.instances
     assert other.fingerprint != third.fingerprint
+
+
+def test_a_folder_without_pictures_is_left_aside_and_said(tmp_path):
+    folder = make.folder(tmp_path / "p")
+    (folder / "emptyplot").mkdir()
+    reading = read(folder)
+    assert "emptyplot" not in reading.laid.names
+    assert any("left aside: 'emptyplot', no pictures in it" in line for line in reading.described)

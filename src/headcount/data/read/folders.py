@@ -40,6 +40,9 @@ def read_folder(folder: Path, asked: Asked) -> Found:
         raise HeadcountError(
             f"no pictures in the sub-folders of {root}; they end in {' '.join(ENDINGS)}, one folder per bag"
         )
+    bare = [s.name for s in inside if s not in flat and s not in deep]
+    if bare:
+        notes.append(f"left aside: {some(bare)}, no pictures in it")
     if flat:
         names, files = [_name(b) for b in flat], list(flat.values())
         said = _said(labels, asked, names, folder)
