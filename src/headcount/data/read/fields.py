@@ -155,6 +155,8 @@ def _usable(
             )
             return pa.chunked_array([pa.array(np.where(wrong, np.nan, x), from_pandas=True)]) if wrong.any() else column
         code, values = texts(column)
+    except HeadcountError:  # it has said already what is wrong
+        raise
     except (pa.ArrowException, TypeError, ValueError) as e:
         raise HeadcountError(f"column {name!r} of {where} cannot be used: {e}") from None
     code, values, blank = _without_blanks(code, values, column)
