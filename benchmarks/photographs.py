@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from campaign import campaign
 
 from headcount.files import write_whole
-from headcount.judging import run as runs
 from headcount.judging.records import Record
 from headcount.training.recipe import Recipe
 
@@ -156,24 +155,13 @@ def main() -> None:
         write_whole(args.summary / "summary.json", lambda f: f.write(body.encode()))
         return
     names = [n for word in args.lines.split(",") for n in (GROUPS.get(word.strip()) or [word.strip()])]
-    started, longest = time.monotonic(), 0.0
-    for fold in map(int, args.fold.split(",")):
-        for name in names:
-            for scenario in args.scenario.split(","):
-                recipe = changed(line(name, args.source, scenario, fold), args.set)
-                if (args.out / f"{recipe.key}.json").exists():
-                    continue
-                if time.monotonic() - started + longest > 60 * args.minutes:
-                    print("time is up", flush=True)
-                    return
-                begun = time.monotonic()
-                record = runs.run(recipe, args.out)
-                (args.out / f"{recipe.key}.npz").unlink(missing_ok=True)  # nothing is built on these
-                longest = max(longest, time.monotonic() - begun)
-                fitted, got = record.body["fit"], record.scores
-                text = f"instance {got['instance_accuracy']:.4f} bag {got['bag_accuracy']:.2f} epoch {fitted['best_epoch']}"
-                print(f"{time.monotonic() - begun:6.1f} s  valid {fitted['valid_loss']:.4f}  {text}  {name}, {scenario} {fold} "
-                      f"{' '.join(args.set)}", flush=True)  # fmt: skip
+    asked = product(map(int, args.fold.split(",")), names, args.scenario.split(","))
+    named = (
+        (f"{n}, {scenario} {f} {' '.join(args.set)}", changed(line(n, args.source, scenario, f), args.set))
+        for f, n, scenario in asked
+    )
+    # nothing is built on the arrays of these
+    campaign(named, args.out, args.minutes, after=lambda r: (args.out / f"{r.key}.npz").unlink(missing_ok=True))
 
 
 def changed(recipe: Recipe, words: list[str]) -> Recipe:

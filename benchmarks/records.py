@@ -10,10 +10,10 @@ of the paper's recipe with the fast path's precision. Stops starting runs when t
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 
-from headcount.judging import run as runs
+from campaign import campaign
+
 from headcount.judging.scores import REMOVALS
 from headcount.training import speed
 from headcount.training.recipe import Recipe
@@ -46,21 +46,12 @@ def main() -> None:
     if args.plain:
         speed.fast = lambda step, device: step
         speed.arrange = lambda model, device, precision: None
-    started, longest = time.monotonic(), 0.0
-    for scenario in args.scenario.split(","):
-        for recipe in wanted(args.source, scenario, args.precision, args.epochs, args.only):
-            if (args.out / f"{recipe.key}.json").exists():
-                continue
-            if time.monotonic() - started + longest > 60 * args.minutes:
-                print("time is up", flush=True)
-                return
-            begun = time.monotonic()
-            record = runs.run(recipe, args.out, compile="off" if args.plain else "auto")
-            seconds = time.monotonic() - begun
-            longest = max(longest, min(seconds, 1.2 * longest or seconds))
-            got = record.scores
-            text = f"instance {got['instance_accuracy']:.4f}  bag {got['bag_accuracy']:.2f}"
-            print(f"{seconds:6.1f} s  {text}  best epoch {record.body['fit']['best_epoch']:4}  {recipe}", flush=True)
+    recipes = (
+        recipe
+        for scenario in args.scenario.split(",")
+        for recipe in wanted(args.source, scenario, args.precision, args.epochs, args.only)
+    )
+    campaign(((str(r), r) for r in recipes), args.out, args.minutes, compile="off" if args.plain else "auto")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ FILE = ROOT / "benchmarks" / "photographs.py"
 
 @pytest.fixture(scope="module")
 def photographs():
+    sys.path.insert(0, str(FILE.parent))  # as when it is run
     spec = importlib.util.spec_from_file_location("photographs", FILE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -69,7 +69,7 @@ def test_a_node_answers_as_we_do(kind, listen, tmp_path, monkeypatch, one_thread
     reading = there.read(data)
     travelled = []
 
-    def each(parts):
+    def each(parts, listen):
         for bags in parts:
             sent = pickle.dumps(shards.apart(bags))
             travelled.append(pickle.loads(sent))
@@ -77,7 +77,7 @@ def test_a_node_answers_as_we_do(kind, listen, tmp_path, monkeypatch, one_thread
             assert not parcel.error
             yield Shard(**arrays)
 
-    here, away = ask(there, reading, listen=listen), ask(there, reading, each=each)
+    here, away = ask(there, reading, listen=listen), ask(there, reading, each=each, listen=listen)
     assert len(travelled) > 2
     for name in ("p", "bag", "share", "low", "high"):
         assert np.array_equal(getattr(here, name), getattr(away, name)), name
@@ -193,7 +193,7 @@ def test_shards_are_read_only_when_there_is_room(ray, tmp_path):
     reading, at = there.read(data), []
     asked = shards.asker(model)
 
-    def each(parts):
+    def each(parts, listen):
         def counted():
             for n, bags in enumerate(parts):
                 at.append((n, len(ray.going)))

@@ -103,11 +103,10 @@ def predict(
     if bags is not None and bags.suffix.lower() not in export.TABLES:
         raise HeadcountError(f"--bags writes a table, {', '.join(export.TABLES)}; got {bags}")
     free_places(data, model, out=out, bags=bags, geojson=geojson, heatmap=heatmap)
-    asker_of(model, launch, address, gpus_each, device)  # what is wrong with it is told before anything is read
-    fitted = opened(model, "cpu" if launch == "ray" else device)
+    each = asker_of(model, launch, address, gpus_each, device)
+    fitted = opened(model, "cpu" if each else device)
     reading = read_as(fitted, data, how, labels=False)
     listen = remembers(fitted, reading, listen)
-    each = asker_of(model, launch, address, gpus_each, device, listen)
     if geojson is not None:
         places.need_coords(reading, "--geojson", tiles=True)
     if heatmap is not None:
@@ -122,13 +121,11 @@ def predict(
     return said
 
 
-def asker_of(
-    model: Path, launch: str, address: str | None, gpus_each: float, device: str, listen: bool | None = None
-) -> Each | None:
+def asker_of(model: Path, launch: str, address: str | None, gpus_each: float, device: str) -> Each | None:
     """Who asks: nobody but us, or a Ray cluster."""
     if choose("launcher", launch, ("here", "ray")) == "ray":
         agreed(device, gpus_each)
-        return asker(model, listen=listen, address=address, gpus_each=gpus_each)
+        return asker(model, address=address, gpus_each=gpus_each)
     if address is not None or gpus_each:
         raise HeadcountError("--address and --gpus-each are for --launch ray")
     return None

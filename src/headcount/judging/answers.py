@@ -32,7 +32,8 @@ ROOM = 1 << 30  # bytes of answers kept in memory
 _PART = 1 << 26  # bytes of prepared instances in front of the network at once
 
 Watch = Callable[[int, int], None]  # (bags answered, bags in all)
-Each = Callable[[Iterator[Bags]], Generator["Shard", None, None]]  # what is said of each shard, in order
+# what is said of each shard, in order, by somebody who is told whether to listen to the bags
+Each = Callable[[Iterator[Bags], bool | None], Generator["Shard", None, None]]
 
 
 class Shard(NamedTuple):
@@ -114,14 +115,14 @@ def ask(
     listen: bool | None = None,
 ) -> Said:
     """What the model says of all of it. ``scratch``: a folder on a disk with room, for answers larger than ``ROOM``.
-    ``each``: who asks; without it we do, here, and ``listen`` is for us. The shards are the same, whoever does."""
+    ``each``: who asks; without it we do, here. The shards are the same, whoever does. ``listen``: as :meth:`Fitted.say`."""
     bags, c = len(reading.laid), len(fitted.classes)
     p = _sheet(len(reading.rows), c, scratch)
     per_bag = [np.empty((bags, c), np.float32) for _ in range(4)]
     ends = reading.laid.offsets.tolist()
     plan = shards(reading.laid.sizes.tolist(), _budget(reading, fitted.learned))
     parts = (part(reading, fitted.learned, which) for which in plan)
-    with closing(each(parts) if each else (ask_shard(fitted, bags, listen) for bags in parts)) as answered:
+    with closing(each(parts, listen) if each else (ask_shard(fitted, bags, listen) for bags in parts)) as answered:
         for which, said in zip(plan, answered, strict=True):
             p[ends[which.start] : ends[which.stop]] = said.p
             for whole, own in zip(per_bag, said[1:], strict=True):

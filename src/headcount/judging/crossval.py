@@ -18,7 +18,7 @@ from torch import Tensor
 from headcount.bags import Bags, tilt
 from headcount.data.read import Reading
 from headcount.errors import HeadcountError
-from headcount.judging import metrics, shares
+from headcount.judging import intervals, metrics, shares
 from headcount.judging.candidates import MOST, Body, some_rows, thinned
 from headcount.models.fitted import Fitted, tempered
 from headcount.training.criterion import Judgement, bag_losses, best_temperature, judge
@@ -152,7 +152,7 @@ def score(units: Sequence[Unit], bags: Bags) -> Score:
     temperature = best_temperature(log_p, held.target)
     label, said = held.label.numpy(), log_p.argmax(1).numpy()
     right = float((label == said).mean())
-    low, high = wilson(right, len(label))
+    low, high = intervals.wilson(right, len(label))
     return Score(
         loss=found.loss, error=float(found.each.std() / math.sqrt(max(1, len(label) - 1))), judgement=found,
         bag_accuracy=right, bag_low=low, bag_high=high, temperature=temperature,
@@ -194,15 +194,3 @@ def with_truth(found: Score, units: Sequence[Unit], bags: Bags) -> Score:
     error = math.sqrt(((hit - rate * of) ** 2).sum()) / of.sum() * math.sqrt(len(of) / max(1, len(of) - 1))
     low, high = max(0.0, rate - Z * error), min(1.0, rate + Z * error)
     return replace(found, instance_accuracy=float(rate), instance_low=float(low), instance_high=float(high))
-
-
-def wilson(rate: float, n: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a rate over n trials.
-
-    >>> [round(v, 3) for v in wilson(0.9, 50)]
-    [0.786, 0.957]
-    """
-    if n == 0:
-        return 0.0, 1.0
-    centre, half = rate + Z * Z / (2 * n), Z * math.sqrt(rate * (1 - rate) / n + Z * Z / (4 * n * n))
-    return max(0.0, (centre - half) / (1 + Z * Z / n)), min(1.0, (centre + half) / (1 + Z * Z / n))

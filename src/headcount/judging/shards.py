@@ -63,22 +63,16 @@ def say_shards(
 
 
 def asker(
-    model: Path | str,
-    *,
-    listen: bool | None = None,
-    address: str | None = None,
-    gpus_each: float = 0,
-    cpus_each: float = 1,
-    retries: int = 3,
+    model: Path | str, *, address: str | None = None, gpus_each: float = 0, cpus_each: float = 1, retries: int = 3
 ) -> Each:
-    """Who asks the fitted model in this folder on a cluster, for :func:`headcount.judging.answers.ask`; ``listen`` as
-    :meth:`Fitted.say` takes it. What is wrong with the options is told at once."""
+    """Who asks the fitted model in this folder on a cluster, for :func:`headcount.judging.answers.ask`. What is wrong with
+    the options is told at once."""
     alone_only("prediction on Ray")
     _check(address, gpus_each, cpus_each, retries)
     _ray()
     how: dict[str, Any] = {"address": address, "gpus_each": gpus_each, "cpus_each": cpus_each, "retries": retries}
 
-    def each(parts: Iterator[Bags]) -> Generator[answers.Shard, None, None]:
+    def each(parts: Iterator[Bags], listen: bool | None = None) -> Generator[answers.Shard, None, None]:
         for arrays in _spread(answer_fitted, files_of(model), map(apart, parts), (listen,), **how):
             yield answers.Shard(**arrays)
 

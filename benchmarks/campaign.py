@@ -1,0 +1,40 @@
+"""A campaign: recipes one after the other in one process, those without a record, as long as the minutes last.
+
+No run is begun that would outlast them, as the longest so far foretells; the next call goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from headcount.judging import run as runs
+from headcount.judging.records import Record
+from headcount.training.recipe import Recipe
+
+
+def campaign(
+    named: Iterable[tuple[str, Recipe]],
+    out: Path,
+    minutes: float,
+    *,
+    compile: str = "auto",
+    after: Callable[[Recipe], None] = lambda recipe: None,
+) -> None:
+    """Run the recipes, each under its name, and print a line for each: the validation loss, which needs no truth, first."""
+    started, longest = time.monotonic(), 0.0
+    for name, recipe in named:
+        if (out / f"{recipe.key}.json").exists():
+            continue
+        if time.monotonic() - started + longest > 60 * minutes:
+            print("time is up", flush=True)
+            return
+        begun = time.monotonic()
+        record: Record = runs.run(recipe, out, compile=compile)
+        after(recipe)
+        seconds = time.monotonic() - begun
+        longest = max(longest, min(seconds, 1.2 * longest or seconds))  # the first may have compiled
+        fitted, got = record.body["fit"], record.scores
+        text = f"instance {got['instance_accuracy']:.4f}  bag {got['bag_accuracy']:.2f}  epoch {fitted['best_epoch']}"
+        print(f"{seconds:6.1f} s  valid {fitted['valid_loss']:.4f}  {text}  {name}", flush=True)
