@@ -192,7 +192,8 @@ def place(tmp_path_factory) -> Path:
 
 
 def files_in(folder: Path) -> set[Path]:
-    return {p for p in folder.rglob("*") if p.is_file() or p.is_symlink()}
+    """All but Python's own cache, which it leaves beside a head's file unless it is told not to."""
+    return {p for p in folder.rglob("*") if (p.is_file() or p.is_symlink()) and p.parent.name != "__pycache__"}
 
 
 def one_line(code: int, err: str, *says: str) -> None:
