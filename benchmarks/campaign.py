@@ -37,4 +37,5 @@ def campaign(
         longest = max(longest, min(seconds, 1.2 * longest or seconds))  # the first may have compiled
         fitted, got = record.body["fit"], record.scores
         text = f"instance {got['instance_accuracy']:.4f}  bag {got['bag_accuracy']:.2f}  epoch {fitted['best_epoch']}"
-        print(f"{seconds:6.1f} s  valid {fitted['valid_loss']:.4f}  {text}  {name}", flush=True)
+        heard = f"criterion {record.body['tilt']['criterion']:.4f}  " if "tilt" in record.body else ""
+        print(f"{seconds:6.1f} s  valid {fitted['valid_loss']:.4f}  {heard}{text}  {name}", flush=True)

@@ -4,6 +4,7 @@
     python benchmarks/photographs.py --out results/tilt --source svhn --minutes 9
     python benchmarks/photographs.py --out results/tilt --lines ablation --scenario various,small --fold 0
     python benchmarks/photographs.py --out results/tilt --lines "best,supervised twin" --fold 1
+    python benchmarks/photographs.py --out results/tilt/tuning --fold 0 --try lr=0.2 --try "option.start=0.5 epochs=200"
     python benchmarks/photographs.py --list                                               # every line and what it changes
     python benchmarks/photographs.py --summary results/tilt                               # summary.json from the records
 
@@ -27,11 +28,14 @@ from headcount.files import write_whole
 from headcount.judging.records import Record
 from headcount.training.recipe import Recipe
 
-OPTIONS = {"over": "instances", "decay": 0.995, "threshold": 0.95, "align": 1.0, "start": 0.3, "fade": 0.3}
+OPTIONS = {
+    "over": "instances", "bag": 0.0, "decay": 0.995, "threshold": 0.95, "adapt": False, "align": 1.0, "start": 0.3, "fade": 0.3,
+}  # fmt: skip
+VOTING = {"bag": 0.05, "vote": 0.5, "doubt": 0.01}  # the bag term, as a deep network can bear it
 BEST = Recipe(
-    head="tilt", options=tuple(OPTIONS.items()), backbone_options=(("stem", "small"),), epochs=100, batch_bags=8,
-    batch_instances=512, optimizer="sgd", lr=0.1, weight_decay=1e-3, decay="weights", schedule="cosine", warmup=0.05,
-    views="image", selection="mean", mirror=True, precision="bf16",
+    head="tilt", options=tuple(OPTIONS.items()), backbone="quick", epochs=100, batch_bags=8, batch_instances=512,
+    optimizer="sgd", lr=0.2, weight_decay=1e-3, decay="weights", schedule="cosine", warmup=0.05, views="image",
+    selection="mean", mirror=True, precision="bf16",
 )  # fmt: skip
 PAPER = Recipe(precision="bf16")  # the paper's stem, optimizer and epochs, no augmentation
 TRUE_SHARE = {"various": 0.55, "small": 0.25, "large": 0.8}  # for the line that is given it
@@ -41,18 +45,17 @@ def _but(recipe: Recipe, **options: Any) -> Recipe:
     return recipe.but(options={**dict(recipe.options), **options})
 
 
-STEM = BEST.but(backbone_options={}, epochs=100)
+STEM = BEST.but(backbone="resnet18")
 GROUPS: dict[str, dict[str, Recipe]] = {
     "main": {"best": BEST},
     "twin": {"supervised twin": BEST.but(head="supervised", options={})},
     "ablation": {
-        "instance term alone": _but(BEST, bag=0.0, teach=0.0),
-        "bag term alone": _but(BEST, instance=0.0, teach=0.0, bag=1.0, over="bags"),
-        "both terms, no teaching": _but(BEST, teach=0.0),
-        "no bag term": _but(BEST, bag=0.0),
-        "bag term thrice": _but(BEST, bag=0.6),
+        "instance term alone": _but(BEST, teach=0.0),
+        "bag term alone": _but(BEST, instance=0.0, teach=0.0, bag=1.0, doubt=0.01, over="bags"),
+        "instance and bag term, no teaching": _but(BEST, teach=0.0, **VOTING),
+        "all three terms": _but(BEST, **VOTING),
         "no alignment": _but(BEST, align=0.0),
-        "one threshold": _but(BEST, adapt=False),
+        "thresholds for each class": _but(BEST, adapt=True),
         "threshold 0.8": _but(BEST, threshold=0.8),
         "taught from the beginning": _but(BEST, start=0.05),
         "taught late": _but(BEST, start=0.6),
@@ -66,14 +69,16 @@ GROUPS: dict[str, dict[str, Recipe]] = {
         "tilt given": BEST,  # its share is filled in by scenario
         "weak views only": BEST.but(views="flip_crop"),
         "no views": BEST.but(views="none", mirror=False),
-        "pooled stem": BEST.but(backbone_options={"stem": "pool"}),
-        "rate 0.05": BEST.but(lr=0.05),
+        "ResNet18, 3x3 stem": BEST.but(backbone="resnet18", backbone_options={"stem": "small"}),
+        "ResNet18, 3x3 stem and pooling": BEST.but(backbone="resnet18", backbone_options={"stem": "pool"}),
+        "rate 0.1": BEST.but(lr=0.1),
+        "rate down twice": _but(BEST.but(schedule="twice"), start=0.5),
         "AdamW": BEST.but(optimizer="adamw", lr=1e-3, weight_decay=0.05),
         "50 epochs": BEST.but(epochs=50),
         "200 epochs": BEST.but(epochs=200),
     },
     "footing": {  # the paper's stem: without augmentation and with it
-        "paper's stem, nothing else: tilt": PAPER.but(head="tilt"),
+        "paper's stem, nothing else: tilt": PAPER.but(head="tilt", options=BEST.options),
         "paper's stem, augmented: tilt": STEM,
         "paper's stem, augmented: count": STEM.but(head="count", options={}),
         "paper's stem, augmented: Output+Mean (nll)": STEM.but(head="output_mean", options={"form": "nll"}),
@@ -142,6 +147,9 @@ def main() -> None:
     parser.add_argument(
         "--set", action="append", default=[], help="NAME=JSON for the recipe, option.NAME=JSON for the head"
     )
+    parser.add_argument(
+        "--try", action="append", default=[], dest="tries", help="as --set; a run of its own for each --try"
+    )
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--summary", type=Path)
@@ -155,10 +163,11 @@ def main() -> None:
         write_whole(args.summary / "summary.json", lambda f: f.write(body.encode()))
         return
     names = [n for word in args.lines.split(",") for n in (GROUPS.get(word.strip()) or [word.strip()])]
-    asked = product(map(int, args.fold.split(",")), names, args.scenario.split(","))
+    tries = [[*args.set, *words.split()] for words in args.tries or [""]]
+    asked = product(map(int, args.fold.split(",")), names, tries, args.scenario.split(","))
     named = (
-        (f"{n}, {scenario} {f} {' '.join(args.set)}", changed(line(n, args.source, scenario, f), args.set))
-        for f, n, scenario in asked
+        (f"{n}, {scenario} {f} {' '.join(words)}", changed(line(n, args.source, scenario, f), words))
+        for f, n, words, scenario in asked
     )
     # nothing is built on the arrays of these
     campaign(named, args.out, args.minutes, after=lambda r: (args.out / f"{r.key}.npz").unlink(missing_ok=True))

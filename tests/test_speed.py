@@ -147,6 +147,17 @@ def test_torchvision_agrees_where_it_imports():
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize(("side", "maps"), [(32, [16, 8, 4]), (28, [14, 7, 3]), (8, [4, 2, 1])])
+def test_quick_halves_the_map_at_every_stage(side, maps):
+    model, seen = build_backbone("quick", (side, side, 1), {"width": 8}), []
+    for part in model.stages:
+        part.register_forward_hook(lambda _m, _i, out: seen.append(out.shape[2]))
+    h = model(torch.randn(2, 1, side, side))
+    assert seen == maps
+    assert h.shape == (2, model.dim) == (2, 32)
+    assert (h >= 0).all()
+
+
 def test_backbones_for_features():
     assert build_backbone("mlp", (7,), {"hidden": 5, "layers": 1}).dim == 5
     assert build_backbone("linear", (8, 8, 1), {}).dim == 64

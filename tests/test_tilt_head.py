@@ -356,6 +356,61 @@ def test_the_teacher_forgets_its_birth_and_then_moves_slowly():
     assert float(pace(0.99, torch.tensor(5000.0))) == pytest.approx(0.01)
 
 
+def test_the_teachers_batch_norm_moves_with_its_weights():
+    """Statistics of today's pupil under weights of yesterday's would be nobody's; counters are simply the pupil's."""
+    teacher, pupil = torch.nn.BatchNorm1d(2), torch.nn.BatchNorm1d(2)
+    with torch.no_grad():
+        pupil.weight.fill_(3)
+        pupil.running_mean.fill_(10)
+        pupil.running_var.fill_(5)
+        pupil.num_batches_tracked.fill_(7)
+    training._average(teacher, pupil, torch.tensor(0.25))
+    assert teacher.weight.tolist() == [1.5, 1.5]
+    assert teacher.running_mean.tolist() == [2.5, 2.5]
+    assert teacher.running_var.tolist() == [2.0, 2.0]
+    assert int(teacher.num_batches_tracked) == 7
+    assert pupil.running_mean.tolist() == [10.0, 10.0]
+
+
+def test_bags_vote_only_once_the_network_knows_something():
+    head = head_of(bag=0.5, instance=0.0, teach=0.0, vote=0.4).train()
+    z = logits()
+    early, late = (head.loss(Output(z, z, {}), batch_of(done=d)) for d in (0.39, 0.4))
+    assert float(early) == 0
+    assert float(late) > 0
+    by_pass = head_of(over="instances", vote=0.4, start=0.2)
+    recipe = TINY.but(epochs=10, options=(("over", "instances"), ("vote", 0.4), ("start", 0.2)))
+    state = training.Training(*plain.made(recipe), recipe)
+    assert by_pass.passes[1].since == 0.4
+    seen = [tuple((one.over, one.taught) for one in state.passes(epoch)) for epoch in range(10)]
+    assert seen[:2] == [(("instances", False),)] * 2
+    assert seen[2:4] == [(("instances", True),)] * 2
+    assert seen[4:] == [(("instances", True), ("bags", False))] * 6
+
+
+def test_the_rate_follows_what_is_done_however_many_steps_an_epoch_has():
+    recipe = TINY.but(epochs=4, options=(("over", "instances"), ("vote", 0.5), ("start", 0.0)))
+    state = training.Training(*plain.made(recipe), recipe)
+    heard = []
+    for one, step in list(state.steps.items()):
+        state.steps[one] = lambda which, step=step: (heard.append(float(state.train.done)), step(which))[1]
+    for epoch in range(4):
+        before = len(heard)
+        state.train_epoch(epoch)
+        steps = len(heard) - before
+        np.testing.assert_allclose(heard[before:], (epoch + np.arange(steps) / steps) / 4, rtol=1e-6)
+
+
+def test_an_election_lost_beyond_doubt_pulls_less_than_a_close_one():
+    def slope(scale, doubt):
+        z = (scale * torch.eye(C)[torch.ones(60, dtype=torch.int64)]).requires_grad_()  # all for class 1
+        head_of(bag=1.0, instance=0.0, teach=0.0, doubt=doubt).train().loss(Output(z, z, {}), batch_of()).backward()
+        return float(z.grad.abs().sum())
+
+    assert slope(30.0, 0.0) > slope(1.0, 0.0), "the more it is lost, the harder it pulls"
+    assert slope(30.0, 0.01) < 1e-3 * slope(1.0, 0.01)
+
+
 def test_the_teacher_sees_weak_views_and_notes_for_both():
     recipe = TINY.but(views="feature")
     state = training.Training(*plain.made(recipe.but(views="none")), recipe)

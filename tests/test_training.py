@@ -136,7 +136,7 @@ def test_ragged_bags_train():
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
-@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "twice"])
 def test_optimizers_and_schedules(optimizer, schedule):
     recipe = TINY.but(optimizer=optimizer, schedule=schedule, warmup=0.2, weight_decay=0.01, epochs=8)
     recipe = recipe.but(lr=0.01 if optimizer == "sgd" else 0.001)
@@ -148,6 +148,10 @@ def test_schedule_shape():
     assert schedule("constant", 0.0, 0.7) == 1
     assert schedule("cosine", 0.0, 0.5) == pytest.approx(0.5)
     assert schedule("cosine", 0.2, 0.2) == 1
+    assert schedule("twice", 0.2, 0.2) == 1
+    assert schedule("twice", 0.1, 0.499999) == pytest.approx(0, abs=1e-6)
+    assert schedule("twice", 0.1, 0.5) == 0.5
+    assert schedule("twice", 0.1, 0.75) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("views", ["crop", "flip_crop"])

@@ -13,6 +13,7 @@ from headcount.bags import Bags
 from headcount.bags.tilt import Tilt
 from headcount.judging import metrics, shares
 from headcount.models.heads import Output
+from headcount.training.criterion import judge
 from headcount.training.mpem import dissenters
 
 REMOVALS = tuple(round(0.1 * i, 1) for i in range(1, 11))
@@ -68,6 +69,7 @@ def of_tilt(found: Tilt, said: Output, train: Bags, valid: Bags, test: Bags, hea
     return {
         "share": [round(float(v), 4) for v in found.share],
         "true_share": [round(float(v), 4) for v in np.diag(mix)],
+        "criterion": round(judge(heard.instance.softmax(1), valid.blind().to("cpu")).loss, 5),  # of the validation bags
         "mix_error": round(float(np.abs(found.mix.cpu().numpy() - mix).mean()), 5),
         "condition": round(found.condition, 3) if math.isfinite(found.condition) else None,
         "temperature": round(context.temperature, 3),

@@ -64,6 +64,47 @@ class ResNet18(nn.Module):
         return x.mean((2, 3))
 
 
+class Stage(nn.Module):
+    """A convolution and a halving of the map, then another convolution beside a way around it."""
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, width, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.pool = nn.MaxPool2d(2)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.bn1(self.pool(self.conv1(x))))
+        return x + self.relu(self.bn2(self.conv2(x)))
+
+
+class Quick(nn.Module):
+    """A shallow network for small pictures (8 to 64 pixels): seven convolutions, most of its work on small maps.
+
+    The shape is that of the networks that learn CIFAR-10 in seconds (Page, 2018; Jordan, 2024): halve early, widen at once.
+    A quarter of the arithmetic of a ResNet18 with a 3x3 stem.
+    """
+
+    def __init__(self, channels: int = 3, *, width: int = 64) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, width // 2, 3, 1, 1, bias=False)
+        self.bn = nn.BatchNorm2d(width // 2)
+        self.relu = nn.ReLU(inplace=True)
+        self.stages = nn.Sequential(Stage(width // 2, width), Stage(width, 4 * width), Stage(4 * width, 4 * width))
+        self.dim = 4 * width
+        for m in self.modules():
+            if isinstance(m, nn.Conv2d):
+                nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (
+            self.stages(self.relu(self.bn(self.conv(x)))).amax((2, 3)) / 8
+        )  # maxima are large, and so would be the slopes
+
+
 class MLP(nn.Module):
     """Layers with ReLU over the flattened instance."""
 
@@ -91,16 +132,20 @@ class Linear(nn.Module):
         return x.flatten(1)
 
 
-def _resnet18(shape: tuple[int, ...], **options: Any) -> nn.Module:
-    if len(shape) != 3:
-        raise HeadcountError(
-            f"backbone resnet18 reads images, the instances are features of {shape[0]}; use mlp or linear"
-        )
-    return ResNet18(shape[2], **options)
+def _reads_images(name: str, network: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    def build(shape: tuple[int, ...], **options: Any) -> nn.Module:
+        if len(shape) != 3:
+            raise HeadcountError(
+                f"backbone {name} reads images, the instances are features of {shape[0]}; use mlp or linear"
+            )
+        return network(shape[2], **options)
+
+    return build
 
 
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
-    "resnet18": _resnet18,
+    "resnet18": _reads_images("resnet18", ResNet18),
+    "quick": _reads_images("quick", Quick),
     "mlp": lambda shape, **options: MLP(math.prod(shape), **options),
     "linear": lambda shape, **options: Linear(math.prod(shape), **options),
 }

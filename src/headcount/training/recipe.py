@@ -180,7 +180,7 @@ _CHOICES = {
     "tie": ("lowest", "random", "reject"),
     "rounding": ("official", "largest_remainder"),
     "optimizer": ("adam", "adamw", "sgd"),
-    "schedule": ("constant", "cosine"),
+    "schedule": ("constant", "cosine", "twice"),
     "views": tuple(VIEWS),
     "decay": ("all", "weights"),
     "selection": ("official", "mean"),

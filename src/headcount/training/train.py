@@ -141,7 +141,7 @@ class Training:
         still = all(feed.near and feed.size is not None for feed in (self.train, self.valid))
         # only steps that do the same every time can be captured
         fast = partial(speed.fast, device=device) if still and self.stream is None else lambda step: step
-        passes = dict.fromkeys(one for early in (True, False) for one in self.passes(early))
+        passes = dict.fromkeys(one for epoch in range(recipe.epochs) for one in self.passes(epoch))
         self.steps = {one: fast(partial(self.step, one)) for one in passes}
         if self.team.size > 1:
             self.steps = {one: parallel.Step(self, one, fast) for one in passes}
@@ -156,22 +156,25 @@ class Training:
         self.valid.epoch.fill_(epoch)
         self.model.train()
         self.midway = True
-        losses, done = [], epoch * self.total // self.recipe.epochs
-        for one in self.passes(early=epoch < self.head.alone * self.recipe.epochs):
+        passes = self.passes(epoch)
+        total, losses = sum(self.train.steps(one.over) for one in passes), []
+        for one in passes:
             order = self.train.shuffled(one.over, self.recipe.seed, epoch)
             with self.train.reading(self._reads(one, order)):
                 for which in order:
-                    self._set_rate(done / self.total)
-                    self.train.done.fill_(done / self.total)
+                    done = (epoch * total + len(losses)) / (self.recipe.epochs * total)
+                    self._set_rate(done)
+                    self.train.done.fill_(done)
                     losses.append(self.steps[one](which))
-                    done += 1
             if self.team.size > 1:
                 self.memory.merge()
         return torch.stack(losses).mean()
 
-    def passes(self, early: bool = False) -> tuple[Pass, ...]:
-        """The head's; before it wants to be taught, without teacher and with one view."""
-        return tuple(replace(one, taught=one.taught and not (early and self.head.alone)) for one in self.head.passes)
+    def passes(self, epoch: int) -> tuple[Pass, ...]:
+        """The head's, those that have begun; before it wants to be taught, without teacher and with one view."""
+        done = epoch / self.recipe.epochs
+        begun = (one for one in self.head.passes if done >= one.since)
+        return tuple(replace(one, taught=one.taught and done >= self.head.alone) for one in begun)
 
     def step(self, one: Pass, which: Tensor) -> Tensor:
         """One batch: forward, loss, backward, step. Returns the loss, still on the device."""
@@ -331,27 +334,37 @@ class Training:
 
 
 def schedule(kind: str, warmup: float, done: float) -> float:
-    """The factor on the rate when this share of training is done.
+    """The factor on the rate when this share of training is done. ``twice``: down to nothing by the middle, and once more
+    from half the rate.
 
-    >>> schedule("cosine", 0.1, 0.05), schedule("cosine", 0.0, 1.0)
-    (0.5, 0.0)
+    >>> schedule("cosine", 0.1, 0.05), schedule("cosine", 0.0, 1.0), schedule("twice", 0.0, 0.5)
+    (0.5, 0.0, 0.5)
     """
     if done < warmup:
         return done / warmup
     if kind == "constant":
         return 1.0
-    return 0.5 * (1 + math.cos(math.pi * (done - warmup) / max(1e-12, 1 - warmup)))
+    begun, end, height = (
+        (warmup, 1.0, 1.0) if kind == "cosine" else (warmup, 0.5, 1.0) if done < 0.5 else (0.5, 1.0, 0.5)
+    )
+    return height * 0.5 * (1 + math.cos(math.pi * (done - begun) / max(1e-12, end - begun)))
 
 
 @torch.no_grad()
 def _average(teacher: nn.Module, model: nn.Module, pace: Tensor) -> None:
+    """Weights and what batch-norm has seen move together: fresh statistics under old weights would mislead the teacher just
+    when a second view begins to change them. What else a module remembers is the pupil's."""
     kept: list[Tensor] = list(teacher.parameters())
     now: list[Tensor] = list(model.parameters())
+    for (name, old), new in zip(teacher.named_buffers(), model.buffers(), strict=True):
+        if name.endswith(("running_mean", "running_var")):
+            kept.append(old)
+            now.append(new)
+        else:
+            old.copy_(new)
     way = torch._foreach_sub(now, kept)
     torch._foreach_mul_(way, pace)
     torch._foreach_add_(kept, way)
-    for old, new in zip(teacher.buffers(), model.buffers(), strict=True):
-        old.copy_(new)
 
 
 def _pace(decay: float, steps: Tensor) -> Tensor:

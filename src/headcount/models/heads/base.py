@@ -64,6 +64,7 @@ class Pass:
     over: str = "bags"
     trains: tuple[str, ...] = ("",)
     taught: bool = True  # false: one view of each bag, and the teacher is not asked
+    since: float = 0.0  # the share of the training before which it is left out
 
 
 class Head(nn.Module):

@@ -31,6 +31,8 @@ class TiltHead(Head):
 
     ``instance``, ``bag``, ``teach``: the terms' weights; bag "auto" follows from the estimated shares. Teaching begins when
     the share ``start`` of the training is done; from then on the instance term fades to the share ``fade`` of its weight.
+    The bag term counts from the share ``vote`` on, and with ``doubt`` it is -log(P + doubt): a deep network at a high rate must
+    know something before it votes, and an election it gets wrong beyond doubt must not drown all others.
     ``threshold``: how sure the teacher must be, with ``adapt`` less so of classes it is seldom sure of. ``align``: how much
     of the pseudo-labels' lopsidedness is divided out. ``decay``: of the teacher's moving average. ``piece``: which share of
     a bag each of these is, where large bags were cut up: what is known of a label is worth its bags, not their pieces.
@@ -72,6 +74,8 @@ class TiltHead(Head):
         election: str = "auto",
         piece: float = 1.0,
         own: float = 0.0,
+        vote: float = 0.0,
+        doubt: float = 0.0,
     ) -> None:
         super().__init__(dim, classes, counted)
         self.form = choose("form of the tilt", form, tilt.FORMS)
@@ -80,15 +84,16 @@ class TiltHead(Head):
             *(("instance", instance, 1e6), ("teach", teach, 1e6), ("bag", 0.0 if bag == "auto" else bag, 1e6)),
             *(("start", start, 1), ("fade", fade, 1), ("threshold", threshold, 1), ("align", align, 1)),
             *(("decay", decay, 1), ("share", 0.5 if share is None else share, 1), ("piece", piece, 1), ("own", own, 1)),
+            *(("vote", vote, 1), ("doubt", doubt, 1)),
         ):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high:
                 raise HeadcountError(f"{name} is a number from 0 to {high:g}, got {value!r}")
         self.share, self.instance, self.bag, self.teach, self.start = share, instance, bag, teach, start
         self.fade, self.threshold, self.adapt, self.align, self.election = fade, threshold, adapt, align, election
-        self.piece, self.own = piece, own
+        self.piece, self.own, self.vote, self.doubt = piece, own, vote, doubt
         self.classifier = nn.Linear(dim, classes)
         self.views, self.teacher, self.alone = 2 if teach else 1, decay, start
-        bags = (Pass("bags", taught=False),) if bag else ()
+        bags = (Pass("bags", taught=False, since=vote),) if bag else ()
         self.passes = (
             (Pass("bags", taught=bool(teach)),) if over == "bags" else (Pass("instances", taught=bool(teach)), *bags)
         )
@@ -144,8 +149,9 @@ class TiltHead(Head):
             loss = loss + self.instance * fading * each
         if batch.over == "bags" and self.bag:
             heard = self.elect(scores(z, s, self.election, self.counted)).float()
-            weighed = self.bag_weight() if self.training else JUDGED  # so that epochs are judged by one measure
-            loss = loss + weighed * nll(heard, target)
+            # in validation always the same, so that epochs are judged by one measure
+            weighed = self.bag_weight() * (done >= self.vote) if self.training else JUDGED
+            loss = loss + weighed * nll(heard, target, self.doubt)
         if whole and known is not None:
             loss = loss + _told(z, known, weight)
         if teacher is not None and self.training and self.teach and whole:
