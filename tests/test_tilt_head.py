@@ -68,10 +68,30 @@ def said(z):
 def test_validation_is_the_forward_loss_and_the_election():
     head, z, batch = head_of().eval(), logits(), batch_of()
     labels = torch.full((C,), 0.25)
-    want = tilt.forward_loss(z.log_softmax(1), batch.segments.spread(batch.target), head.mix.float(), labels)
     votes = scores(z, batch.segments).log_softmax(1)
-    want = want - 0.3 * (batch.target * votes).sum(1).mean().float()
-    assert float(head.loss(said(z), batch)) == pytest.approx(float(want), rel=1e-5)
+    bags = -0.3 * (batch.target * votes).sum(1).mean().float()
+    found = head_of(tempered=True).eval().loss(said(z), batch)
+    assert len(found) == 4
+    assert float(head.loss(said(z), batch)) == float(found[0])
+    for t, one in zip((1.0, 0.7, 1.5, 2.5), found.tolist(), strict=True):
+        want = tilt.forward_loss((z / t).log_softmax(1), batch.segments.spread(batch.target), head.mix.float(), labels)
+        assert one == pytest.approx(float(want + bags), rel=1e-5)
+
+
+def test_an_epoch_that_grew_too_sure_is_read_more_coolly():
+    """Its loss is the best of the readings, over all validation bags at once, not batch by batch."""
+    recipe = TINY.but(options=(("bag", 0.0), ("teach", 0.0), ("tempered", True)), batch_bags=3, selection="mean")
+    model, train, valid = plain.made(recipe)
+    with torch.no_grad():
+        model.head.classifier.weight.mul_(40)
+    state = training.Training(model, train, valid, recipe)
+    state.answering.eval()
+    parts = torch.stack([state.valid_step(which) for which in state.valid.in_order()]).double()
+    sizes = torch.tensor([len(which) for which in state.valid.in_order()]).double()
+    each = (parts * sizes[:, None]).sum(0) / sizes.sum()
+    assert each.argmin() == 3, "the coolest reading"
+    assert each[3] < each[0]
+    assert float(state.valid_loss()) == pytest.approx(float(each[3]), rel=1e-6)
 
 
 def test_each_term_can_be_left_out():

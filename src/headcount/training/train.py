@@ -228,11 +228,11 @@ class Training:
         self.answering.eval()
         parts = self.valid.in_order()
         mine = parts[self.team.rank :: self.team.size]  # the others' are theirs, and zero here: the sum is all of them
-        each = torch.zeros(len(parts), dtype=torch.float64, device=self.device)
+        each = torch.zeros(len(parts), self.head.readings, dtype=torch.float64, device=self.device)
         with self.valid.reading(stream.reads(self.valid, mine, budget=self.recipe.chunk_instances)):
             losses = [self.judge(which) for which in mine]
         if mine:
-            each[self.team.rank :: self.team.size] = torch.stack(losses).double()
+            each[self.team.rank :: self.team.size] = torch.stack(losses).double().reshape(len(mine), -1)
         each = self.team.add(each)
         if self.teacher is not None:  # what its head has noted, the pupil's head knows too
             for own, noted in zip(self.head.buffers(), self.teacher.head.buffers(), strict=True):
@@ -241,7 +241,7 @@ class Training:
         weight = torch.stack([labelled[which].sum() for which in parts]).to(self.device)
         if self.recipe.selection == "official":
             weight = (weight > 0).double()
-        return (each * weight).sum() / weight.sum().clamp_min(1e-12)
+        return (each * weight[:, None]).sum(0).amin() / weight.sum().clamp_min(1e-12)
 
     def note(self, progress: Progress, train: float, valid: float) -> None:
         """An epoch is over: is it the best so far?"""

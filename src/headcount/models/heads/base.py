@@ -78,6 +78,7 @@ class Head(nn.Module):
     passes: tuple[Pass, ...] = (Pass(),)
     alone: float = 0.0  # the share of the training before the teacher is asked: until then one view is enough
     weak_teacher: ClassVar[bool] = False  # true if all the teacher's views are of the weakest kind
+    readings: int = 1  # numbers a validation loss consists of: the same answers read in so many ways, the best counts
     counted: Tensor | None
     extremes: ClassVar[Mapping[str, str]] = {}  # buffers that keep the least or greatest of a pass: name -> min or max
     told: ClassVar[bool] = False  # true for the one head that is told the instances' classes: a bound, not a method

@@ -22,6 +22,7 @@ from headcount.models.heads.election import scores
 
 SLOW = 0.99  # of the running means of what the teacher says
 JUDGED = 0.3  # the bag term's weight in validation
+TEMPERATURES = (1.0, 0.7, 1.5, 2.5)  # under which an epoch is judged, if any but the first
 
 
 class TiltHead(Head):
@@ -32,7 +33,8 @@ class TiltHead(Head):
     ``instance``, ``bag``, ``teach``: the terms' weights; bag "auto" follows from the estimated shares. Teaching begins when
     the share ``start`` of the training is done; from then on the instance term fades to the share ``fade`` of its weight.
     The bag term counts from the share ``vote`` on, and with ``doubt`` it is -log(P + doubt): a deep network at a high rate must
-    know something before it votes, and an election it gets wrong beyond doubt must not drown all others.
+    know something before it votes, and an election it gets wrong beyond doubt must not drown all others. ``tempered``: an epoch
+    is judged under the temperature that suits it best, so that one that grew too sure, but knows more, is not passed over.
     ``threshold``: how sure the teacher must be, with ``adapt`` less so of classes it is seldom sure of. ``align``: how much
     of the pseudo-labels' lopsidedness is divided out. ``decay``: of the teacher's moving average. ``piece``: which share of
     a bag each of these is, where large bags were cut up: what is known of a label is worth its bags, not their pieces.
@@ -76,6 +78,7 @@ class TiltHead(Head):
         own: float = 0.0,
         vote: float = 0.0,
         doubt: float = 0.0,
+        tempered: bool = False,
     ) -> None:
         super().__init__(dim, classes, counted)
         self.form = choose("form of the tilt", form, tilt.FORMS)
@@ -92,6 +95,8 @@ class TiltHead(Head):
         self.fade, self.threshold, self.adapt, self.align, self.election = fade, threshold, adapt, align, election
         self.piece, self.own, self.vote, self.doubt = piece, own, vote, doubt
         self.classifier = nn.Linear(dim, classes)
+        self.temperatures = TEMPERATURES if tempered else (1.0,)
+        self.readings = len(self.temperatures)
         self.views, self.teacher, self.alone = 2 if teach else 1, decay, start
         bags = (Pass("bags", taught=False, since=vote),) if bag else ()
         self.passes = (
@@ -145,8 +150,11 @@ class TiltHead(Head):
         if whole and self.instance:
             late = ((done - self.start) / max(1e-6, 1 - self.start)).clamp(0, 1)
             fading = 1 - (1 - self.fade) * late if self.teach and self.training else 1.0
-            each = tilt.forward_loss(z.log_softmax(1), rows, self.mix, labels, weight)
-            loss = loss + self.instance * fading * each
+            read = [
+                tilt.forward_loss((z / t).log_softmax(1), rows, self.mix, labels, weight)
+                for t in ((1.0,) if self.training else self.temperatures)
+            ]
+            loss = loss + self.instance * fading * (read[0] if len(read) == 1 else torch.stack(read))
         if batch.over == "bags" and self.bag:
             heard = self.elect(scores(z, s, self.election, self.counted)).float()
             # in validation always the same, so that epochs are judged by one measure
