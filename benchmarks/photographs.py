@@ -65,6 +65,8 @@ GROUPS: dict[str, dict[str, Recipe]] = {
         "slow teacher": _but(BEST, decay=0.999),
         "tilt of one number": _but(BEST, form="one"),
         "shares of each bag": _but(BEST, own=0.5),
+        "epochs judged under a temperature": _but(BEST, tempered=True),
+        "two networks": _but(BEST.but(backbone_options={"networks": 2}), networks=2),
         "bags merged by four": BEST.but(trouble={"merge": 4}, batch_bags=2),
         "tilt given": BEST,  # its share is filled in by scenario
         "weak views only": BEST.but(views="flip_crop"),

@@ -94,6 +94,40 @@ def test_an_epoch_that_grew_too_sure_is_read_more_coolly():
     assert float(state.valid_loss()) == pytest.approx(float(each[3]), rel=1e-6)
 
 
+@torch.no_grad()
+def test_two_networks_teach_each_other_and_answer_together():
+    torch.manual_seed(1)
+    head = build_head("tilt", 2 * D, C, {"networks": 2, "bag": 0.0, "adapt": False, "threshold": 0.5, "align": 0.0})
+    head.enrol(6, 60)
+    h, batch = torch.randn(120, 2 * D), batch_of(views=2)
+    output = head.train()(h, batch.segments)
+    one, two = output.parts["each"]
+    torch.testing.assert_close(one, head.classifier[0](h[:, :D]))
+    torch.testing.assert_close(output.instance.exp(), (one.softmax(1) + two.softmax(1)) / 2)
+    sure, doubtful = 9 * torch.eye(C)[torch.zeros(120, dtype=torch.int64)], torch.zeros(120, C)
+    teacher = Output(sure, torch.zeros(12, C), {"each": torch.stack([sure, doubtful])})
+    alone = build_head("tilt", D, C, {"bag": 0.0, "adapt": False, "threshold": 0.5, "align": 0.0}).train()
+    alone.enrol(6, 60)
+    untaught = alone.loss(Output(one, torch.zeros(12, C), {}), batch, Output(doubtful, torch.zeros(12, C), {}))
+    taught = alone.loss(Output(two, torch.zeros(12, C), {}), batch, Output(sure, torch.zeros(12, C), {}))
+    assert float(taught) != pytest.approx(float(alone.loss(Output(two, torch.zeros(12, C), {}), batch)), rel=1e-3)
+    assert float(head.loss(output, batch, teacher)) == pytest.approx(float(taught + untaught), rel=1e-5)
+    together, plain_batch = output.instance[:60], batch_of()
+    labels = tilt.labels_of(head.seen)
+    rows = plain_batch.segments.spread(plain_batch.target)
+    judged = head.eval().loss(Output(together, torch.zeros(6, C), {}), plain_batch)
+    assert float(judged) == pytest.approx(float(tilt.forward_loss(together, rows, head.mix.float(), labels)), rel=1e-5)
+    with pytest.raises(HeadcountError, match="networks is a whole number that divides the 5 features, got 2"):
+        build_head("tilt", D, C, {"networks": 2})
+
+
+def test_two_networks_learn(tmp_path):
+    options = {"networks": 2, "bag": 0.0}
+    recipe = TINY.but(options=options, backbone_options={"hidden": 32, "networks": 2}, epochs=12, lr=5e-3)
+    record = runs.run(recipe, tmp_path)
+    assert record.scores["instance_accuracy"] > 0.5
+
+
 def test_each_term_can_be_left_out():
     batch, z = batch_of(views=2), logits(2)
     teacher = said(3 * logits(2, seed=1))

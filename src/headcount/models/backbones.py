@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from headcount.errors import HeadcountError, choose
@@ -105,6 +106,18 @@ class Quick(nn.Module):
         )  # maxima are large, and so would be the slopes
 
 
+class Networks(nn.Module):
+    """Several of a kind side by side, each with a beginning of its own; their features one after the other."""
+
+    def __init__(self, networks: list[nn.Module]) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+        self.dim = sum(int(network.dim) for network in networks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([network(x) for network in self.networks], 1)
+
+
 class MLP(nn.Module):
     """Layers with ReLU over the flattened instance."""
 
@@ -152,10 +165,16 @@ BACKBONES: dict[str, Callable[..., nn.Module]] = {
 
 
 def build_backbone(name: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> nn.Module:
-    """A backbone for instances of this shape, images as (H, W, channels); ``timm:NAME`` is somebody else's (vision.py)."""
+    """A backbone for instances of this shape, images as (H, W, channels); ``timm:NAME`` is somebody else's (vision.py).
+    The option ``networks`` puts so many of them side by side."""
     try:
         if vision.foreign(name):
             return vision.build(name, shape, options)
-        return BACKBONES[choose("backbone", name, BACKBONES)](shape, **options)
+        build = BACKBONES[choose("backbone", name, BACKBONES)]
+        own = {k: v for k, v in options.items() if k != "networks"}
+        networks = options.get("networks", 1)
+        if isinstance(networks, bool) or not isinstance(networks, int) or networks < 1:
+            raise HeadcountError(f"networks is a whole number from 1, got {networks!r}")
+        return build(shape, **own) if networks == 1 else Networks([build(shape, **own) for _ in range(networks)])
     except TypeError as e:
         raise HeadcountError(f"backbone {name} cannot be built with {dict(options)}: {e}") from None

@@ -35,6 +35,8 @@ class TiltHead(Head):
     The bag term counts from the share ``vote`` on, and with ``doubt`` it is -log(P + doubt): a deep network at a high rate must
     know something before it votes, and an election it gets wrong beyond doubt must not drown all others. ``tempered``: an epoch
     is judged under the temperature that suits it best, so that one that grew too sure, but knows more, is not passed over.
+    ``networks``: the features are those of so many networks side by side (the backbone's option of that name); each learns
+    for itself and is taught by the next one's teacher, and all answer together.
     ``threshold``: how sure the teacher must be, with ``adapt`` less so of classes it is seldom sure of. ``align``: how much
     of the pseudo-labels' lopsidedness is divided out. ``decay``: of the teacher's moving average. ``piece``: which share of
     a bag each of these is, where large bags were cut up: what is known of a label is worth its bags, not their pieces.
@@ -79,6 +81,7 @@ class TiltHead(Head):
         vote: float = 0.0,
         doubt: float = 0.0,
         tempered: bool = False,
+        networks: int = 1,
     ) -> None:
         super().__init__(dim, classes, counted)
         self.form = choose("form of the tilt", form, tilt.FORMS)
@@ -94,7 +97,11 @@ class TiltHead(Head):
         self.share, self.instance, self.bag, self.teach, self.start = share, instance, bag, teach, start
         self.fade, self.threshold, self.adapt, self.align, self.election = fade, threshold, adapt, align, election
         self.piece, self.own, self.vote, self.doubt = piece, own, vote, doubt
-        self.classifier = nn.Linear(dim, classes)
+        if isinstance(networks, bool) or not isinstance(networks, int) or networks < 1 or dim % networks:
+            raise HeadcountError(f"networks is a whole number that divides the {dim} features, got {networks!r}")
+        self.networks = networks
+        parts = [nn.Linear(dim // networks, classes) for _ in range(networks)]
+        self.classifier = parts[0] if networks == 1 else nn.ModuleList(parts)
         self.temperatures = TEMPERATURES if tempered else (1.0,)
         self.readings = len(self.temperatures)
         self.views, self.teacher, self.alone = 2 if teach else 1, decay, start
@@ -135,10 +142,27 @@ class TiltHead(Head):
         return torch.where(self.heap.sum() > 0, found, self.mix)
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
-        z = self.classifier(h).float()
-        return Output(z, self.elect(segments.mean(z.softmax(1)).clamp_min(1e-30).log()), {})
+        parts: dict[str, Tensor] = {}
+        if isinstance(self.classifier, nn.ModuleList):
+            pairs = zip(self.classifier, h.chunk(self.networks, 1), strict=True)
+            parts["each"] = torch.stack([one(own).float() for one, own in pairs])  # (networks, N, C)
+            z = parts["each"].softmax(2).mean(0).clamp_min(1e-30).log()
+        else:
+            z = self.classifier(h).float()
+        return Output(z, self.elect(segments.mean(z.softmax(1)).clamp_min(1e-30).log()), parts)
 
     def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
+        if self.networks == 1 or not self.training:
+            return self.loss_of(output, batch, teacher)
+        others = [None] * self.networks if teacher is None else [*teacher.parts["each"].roll(-1, 0)]
+        losses = [
+            self.loss_of(Output(z, output.bag, {}), batch, None if said is None else Output(said, output.bag, {}))
+            for z, said in zip(output.parts["each"], others, strict=True)
+        ]
+        return torch.stack(losses).sum()  # as if each had an optimizer of its own
+
+    def loss_of(self, output: Output, batch: Batch, teacher: Output | None) -> Tensor:
+        """The three terms for one network's answers, or in validation for what all say together."""
         z, s, target, known = _first(output.instance, batch)
         rows = s.spread(target)  # (n, C)
         weight = _counts(s)
