@@ -62,7 +62,7 @@ def fit(
     head: Annotated[str | None, typer.Option(help="A network with this head (see `headcount heads`).")] = None,
     option: Annotated[list[str] | None, typer.Option("--option", help="An option of the head, NAME=VALUE; repeat.")] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="Of networks: resnet18, mlp, linear; for pictures timm:NAME or torchvision:NAME.")
+        str | None, typer.Option(help="Of networks: quick, resnet18, mlp, linear; for pictures timm:NAME or torchvision:NAME.")
     ] = None,
     frozen: Annotated[
         bool | None,

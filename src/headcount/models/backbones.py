@@ -109,10 +109,10 @@ class Quick(nn.Module):
 class Networks(nn.Module):
     """Several of a kind side by side, each with a beginning of its own; their features one after the other."""
 
-    def __init__(self, networks: list[nn.Module]) -> None:
+    def __init__(self, networks: list[Any]) -> None:
         super().__init__()
         self.networks = nn.ModuleList(networks)
-        self.dim = sum(int(network.dim) for network in networks)
+        self.dim = sum(network.dim for network in networks)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([network(x) for network in self.networks], 1)
