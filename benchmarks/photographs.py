@@ -5,6 +5,7 @@
     python benchmarks/photographs.py --out results/tilt --lines ablation --scenario various,small --fold 0
     python benchmarks/photographs.py --out results/tilt --lines "best,supervised twin" --fold 1
     python benchmarks/photographs.py --out results/tilt/tuning --fold 0 --try lr=0.2 --try "option.start=0.5 epochs=200"
+    python benchmarks/photographs.py --out results/tuning --scenario various,small --fold 0 --tune --try lr=0.4 --try ...
     python benchmarks/photographs.py --list                                               # every line and what it changes
     python benchmarks/photographs.py --summary results/tilt                               # summary.json from the records
 
@@ -17,12 +18,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from campaign import campaign
+from campaign import campaign, kept
 
 from headcount.files import write_whole
 from headcount.judging.records import Record
@@ -152,6 +155,7 @@ def main() -> None:
     parser.add_argument(
         "--try", action="append", default=[], dest="tries", help="as --set; a run of its own for each --try"
     )
+    parser.add_argument("--tune", action="store_true", help="each --try on top of those before it that helped")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--summary", type=Path)
@@ -165,14 +169,36 @@ def main() -> None:
         write_whole(args.summary / "summary.json", lambda f: f.write(body.encode()))
         return
     names = [n for word in args.lines.split(",") for n in (GROUPS.get(word.strip()) or [word.strip()])]
-    tries = [[*args.set, *words.split()] for words in args.tries or [""]]
-    asked = product(map(int, args.fold.split(",")), names, tries, args.scenario.split(","))
-    named = (
-        (f"{n}, {scenario} {f} {' '.join(words)}", changed(line(n, args.source, scenario, f), words))
-        for f, n, words, scenario in asked
-    )
+    tries = [words.split() for words in args.tries]
+    places = [(int(f), n) for f in args.fold.split(",") for n in names]
+
+    def asked(words: list[str]) -> list[tuple[str, Recipe]]:
+        words = [*args.set, *words]
+        return [
+            (f"{n}, {scenario} {f} {' '.join(words)}", changed(line(n, args.source, scenario, f), words))
+            for (f, n), scenario in product(places, args.scenario.split(","))
+        ]
+
+    named = tuned(tries, asked, args.out) if args.tune else (one for words in tries or [[]] for one in asked(words))
     # nothing is built on the arrays of these
     campaign(named, args.out, args.minutes, after=lambda r: (args.out / f"{r.key}.npz").unlink(missing_ok=True))
+
+
+def tuned(
+    tries: list[list[str]], asked: Callable[[list[str]], list[tuple[str, Recipe]]], out: Path
+) -> Iterator[tuple[str, Recipe]]:
+    """A greedy search by the criterion of the validation bags: a change stays if it lowers the sum over the runs it is tried
+    on. What stays is in ``chosen.txt``. No truth is looked at."""
+    chosen: list[str] = []
+    least = math.inf
+    for words in [[], *tries]:
+        runs = asked([*chosen, *words])
+        yield from runs  # whoever asks for the next has run this one
+        found = sum(record.body["tilt"]["criterion"] for _, r in runs if (record := kept(out, r)))
+        print(f"{'kept' if found < least else 'left'}: {' '.join(words) or 'as it is'}, {found:.4f}", flush=True)
+        if found < least:
+            chosen, least = [*chosen, *words], found
+            write_whole(out / "chosen.txt", lambda f: f.write(" ".join(chosen).encode()))
 
 
 def changed(recipe: Recipe, words: list[str]) -> Recipe:

@@ -55,6 +55,25 @@ def test_a_campaign_goes_on_and_is_summed_up(photographs, tmp_path, monkeypatch)
     assert said["lines"]["supervised twin"]["digits"]["various"]["folds"] == 2
 
 
+def test_tuning_keeps_what_helps_by_the_criterion_alone(photographs, tmp_path, monkeypatch):
+    """Scores are planted: 'a' and 'c' help, 'b' does not; each is tried on top of what was kept, in both scenarios."""
+    worth = {"a": -1.0, "b": 0.5, "c": -0.25}
+
+    class Planted:
+        def __init__(self, words):
+            self.body = {"tilt": {"criterion": 3 + sum(worth[w] for w in words)}}
+
+    monkeypatch.setattr(photographs, "kept", lambda out, recipe: Planted(recipe[1]))
+    seen = []
+    for name, recipe in photographs.tuned(
+        [["a"], ["b"], ["c"]], lambda words: [(s, (s, tuple(words))) for s in ("various", "small")], tmp_path
+    ):
+        seen.append(recipe)
+        assert name == recipe[0]
+    assert [words for _, words in seen[::2]] == [(), ("a",), ("a", "b"), ("a", "c")]
+    assert (tmp_path / "chosen.txt").read_text() == "a c"
+
+
 def test_the_summary_in_the_repository_is_that_of_its_records(photographs):
     folder = ROOT / "results" / "tilt"
     if not folder.exists():

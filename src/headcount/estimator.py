@@ -70,8 +70,8 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         estimator    "tilt" (a network under the tilt), "forest" (a random forest, by EM), a head's name (a network with it), or
                      any scikit-learn classifier with predict_proba (by EM)
         bags         the column of X that is the bag: a name, or a number. None: ``fit`` is told, or every row is a bag of one
-        backbone     of networks: mlp, linear; for pictures (lists of uint8 arrays (n, H, W, channels)) quick, resnet18, timm:NAME
-                     or torchvision:NAME (headcount[vision]), with the next three
+        backbone     of networks: mlp, linear; for pictures (lists of uint8 arrays (n, H, W, channels)) quick, resnet18, and
+                     timm:NAME or torchvision:NAME (headcount[vision]), with the next three
         frozen       True: features of it are computed once, and any estimator learns on them; False: a network that is trained.
                      None: frozen, unless weights are "none"
         weights      None or "pretrained" (the library may download them), "none", or FILE.safetensors
