@@ -198,7 +198,8 @@ def tuned(
         print(f"{'kept' if found < least else 'left'}: {' '.join(words) or 'as it is'}, {found:.4f}", flush=True)
         if found < least:
             chosen, least = [*chosen, *words], found
-            write_whole(out / "chosen.txt", lambda f: f.write(" ".join(chosen).encode()))
+            text = " ".join(chosen).encode()
+            write_whole(out / "chosen.txt", lambda f, text=text: f.write(text))
 
 
 def changed(recipe: Recipe, words: list[str]) -> Recipe:
