@@ -18,7 +18,7 @@ from headcount.models.heads import Batch, Output, build_head
 from headcount.models.heads.election import scores
 from headcount.models.model import Design, Model, load, save, say, say_alone
 from headcount.training import train as training
-from headcount.training import views
+from headcount.training import updates, views
 from headcount.training.batches import Feed
 from headcount.training.train import fit
 
@@ -404,7 +404,7 @@ def test_the_loop_says_how_much_is_done():
 
 
 def test_the_teacher_forgets_its_birth_and_then_moves_slowly():
-    pace = training._pace
+    pace = updates.pace
     assert float(pace(0.99, torch.tensor(0.0))) == pytest.approx(0.9)
     assert float(pace(0.99, torch.tensor(90.0))) == pytest.approx(0.09)
     assert float(pace(0.99, torch.tensor(5000.0))) == pytest.approx(0.01)
@@ -418,7 +418,7 @@ def test_the_teachers_batch_norm_moves_with_its_weights():
         pupil.running_mean.fill_(10)
         pupil.running_var.fill_(5)
         pupil.num_batches_tracked.fill_(7)
-    training._average(teacher, pupil, torch.tensor(0.25))
+    updates.average(teacher, pupil, torch.tensor(0.25))
     assert teacher.weight.tolist() == [1.5, 1.5]
     assert teacher.running_mean.tolist() == [2.5, 2.5]
     assert teacher.running_var.tolist() == [2.0, 2.0]

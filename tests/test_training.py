@@ -23,7 +23,8 @@ from headcount.models.model import Design, Model, say
 from headcount.training import train as training
 from headcount.training.batches import Feed
 from headcount.training.recipe import Recipe
-from headcount.training.train import fit, schedule
+from headcount.training.train import fit
+from headcount.training.updates import schedule
 
 HERE = Path(__file__).parent
 TOY = f"{HERE / 'toy_head.py'}:Toy"

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +26,7 @@ from headcount.training import checkpoint, log, parallel, speed, stream
 from headcount.training.batches import Feed
 from headcount.training.recipe import Recipe
 from headcount.training.seeds import seed_for
+from headcount.training.updates import average, optimizer_for, pace, schedule, set_rate
 from headcount.training.views import several
 
 
@@ -135,7 +135,7 @@ class Training:
         self.answering = self.teacher or self.model
         self.encode = _encoder(compile, device.type)
         prefixes = dict.fromkeys(p for one in self.head.passes for p in one.trains)
-        self.optimizers = {prefix: self._optimizer(prefix) for prefix in prefixes}
+        self.optimizers = {prefix: optimizer_for(self.model, prefix, recipe, device) for prefix in prefixes}
         self.team, self.midway = parallel.team(device), False
         self.stream = stream.Stream(self) if recipe.chunk_instances else None
         still = all(feed.near and feed.size is not None for feed in (self.train, self.valid))
@@ -208,7 +208,7 @@ class Training:
         for prefix in one.trains:
             self.optimizers[prefix].step()
         if self.teacher is not None and self.head.teacher is not None:
-            _average(self.teacher, self.model, _pace(self.head.teacher, self.train.done * self.total))
+            average(self.teacher, self.model, pace(self.head.teacher, self.train.done * self.total))
 
     @torch.no_grad()
     def valid_step(self, which: Tensor) -> Tensor:
@@ -306,71 +306,12 @@ class Training:
         shares, times = map(self.team.share, order), self.stream.times if self.stream else 1
         return stream.reads(self.train, shares, one.over, self.views(one), self.recipe.chunk_instances, times)
 
-    def _optimizer(self, prefix: str) -> torch.optim.Optimizer:
-        r = self.recipe
-        chosen = [p for name, p in self.model.named_parameters() if name.startswith(prefix)]
-        groups: list[Any] = chosen
-        if r.decay == "weights":  # not biases, nor what batch-norm scales and shifts by
-            parts = [p for p in chosen if p.ndim > 1], [p for p in chosen if p.ndim <= 1]
-            groups = [{"params": part, **extra} for part, extra in zip(parts, ({}, {"weight_decay": 0.0}), strict=True)]
-        on_gpu = self.device.type == "cuda"
-        # a tensor for the rate: it can change under a captured graph
-        rate = torch.tensor(r.lr, device=self.device) if on_gpu else r.lr
-        if r.optimizer == "sgd":
-            return torch.optim.SGD(groups, rate, 0.9, weight_decay=r.weight_decay, nesterov=True, fused=True)
-        kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[r.optimizer]
-        return kind(groups, rate, (0.9, 0.999), 1e-8, r.weight_decay, capturable=on_gpu, fused=True)
-
     def _set_rate(self, done: float) -> None:
         if self.recipe.schedule == "constant" and not self.recipe.warmup:
             return
         rate = self.recipe.lr * schedule(self.recipe.schedule, self.recipe.warmup, done)
         for optimizer in self.optimizers.values():
-            for group in optimizer.param_groups:
-                if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(rate)
-                else:
-                    group["lr"] = rate
-
-
-def schedule(kind: str, warmup: float, done: float) -> float:
-    """The factor on the rate when this share of training is done. ``twice``: down to nothing by the middle, and once more
-    from half the rate.
-
-    >>> schedule("cosine", 0.1, 0.05), schedule("cosine", 0.0, 1.0), schedule("twice", 0.0, 0.5)
-    (0.5, 0.0, 0.5)
-    """
-    if done < warmup:
-        return done / warmup
-    if kind == "constant":
-        return 1.0
-    begun, end, height = (
-        (warmup, 1.0, 1.0) if kind == "cosine" else (warmup, 0.5, 1.0) if done < 0.5 else (0.5, 1.0, 0.5)
-    )
-    return height * 0.5 * (1 + math.cos(math.pi * (done - begun) / max(1e-12, end - begun)))
-
-
-@torch.no_grad()
-def _average(teacher: nn.Module, model: nn.Module, pace: Tensor) -> None:
-    """Weights and what batch-norm has seen move together: fresh statistics under old weights would mislead the teacher just
-    when a second view begins to change them. What else a module remembers is the pupil's."""
-    kept: list[Tensor] = list(teacher.parameters())
-    now: list[Tensor] = list(model.parameters())
-    for (name, old), new in zip(teacher.named_buffers(), model.buffers(), strict=True):
-        if name.endswith(("running_mean", "running_var")):
-            kept.append(old)
-            now.append(new)
-        else:
-            old.copy_(new)
-    way = torch._foreach_sub(now, kept)
-    torch._foreach_mul_(way, pace)
-    torch._foreach_add_(kept, way)
-
-
-def _pace(decay: float, steps: Tensor) -> Tensor:
-    """How far the teacher moves towards its pupil after so many steps: further at first, so that what it knew before the
-    training began is soon forgotten, however short the training."""
-    return (9 / (10 + steps)).clamp_min(1 - decay)
+            set_rate(optimizer, rate)
 
 
 def _patience_over(progress: Progress, patience: int) -> bool:
