@@ -101,9 +101,8 @@ class Quick(nn.Module):
                 nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        return (
-            self.stages(self.relu(self.bn(self.conv(x)))).amax((2, 3)) / 8
-        )  # maxima are large, and so would be the slopes
+        x = self.stages(self.relu(self.bn(self.conv(x))))
+        return x.amax((2, 3)) / 8  # maxima are large, and so would be the classifier's slopes
 
 
 class Networks(nn.Module):

@@ -141,7 +141,9 @@ class Training:
         still = all(feed.near and feed.size is not None for feed in (self.train, self.valid))
         # only steps that do the same every time can be captured
         fast = partial(speed.fast, device=device) if still and self.stream is None else lambda step: step
-        passes = dict.fromkeys(one for epoch in range(recipe.epochs) for one in self.passes(epoch))
+        passes = {
+            replace(p, taught=p.taught and late) for p in self.head.passes for late in (not self.head.alone, True)
+        }
         self.steps = {one: fast(partial(self.step, one)) for one in passes}
         if self.team.size > 1:
             self.steps = {one: parallel.Step(self, one, fast) for one in passes}
