@@ -14,12 +14,6 @@ from headcount.judging.records import Record
 from headcount.training.recipe import Recipe
 
 
-def kept(out: Path, recipe: Recipe) -> Record | None:
-    """The record of this recipe, if there is one."""
-    path = out / f"{recipe.key}.json"
-    return Record.read(path) if path.exists() else None
-
-
 def campaign(
     named: Iterable[tuple[str, Recipe]],
     out: Path,
@@ -31,7 +25,7 @@ def campaign(
     """Run the recipes, each under its name, and print a line for each: the validation loss, which needs no truth, first."""
     started, longest = time.monotonic(), 0.0
     for name, recipe in named:
-        if kept(out, recipe):
+        if (out / f"{recipe.key}.json").exists():
             continue
         if time.monotonic() - started + longest > 60 * minutes:
             print("time is up", flush=True)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from campaign import campaign, kept
+from campaign import campaign
 
 from headcount.files import write_whole
 from headcount.judging.records import Record
@@ -194,12 +194,17 @@ def tuned(
     for words in [[], *tries]:
         runs = asked([*chosen, *words])
         yield from runs  # whoever asks for the next has run this one
-        found = sum(record.body["tilt"]["criterion"] for _, r in runs if (record := kept(out, r)))
+        found = sum(criterion_of(r, out) for _, r in runs)
         print(f"{'kept' if found < least else 'left'}: {' '.join(words) or 'as it is'}, {found:.4f}", flush=True)
         if found < least:
             chosen, least = [*chosen, *words], found
             text = " ".join(chosen).encode()
             write_whole(out / "chosen.txt", lambda f, text=text: f.write(text))
+
+
+def criterion_of(recipe: Recipe, out: Path) -> float:
+    """What the validation bags say of a run that has a record."""
+    return Record.read(out / f"{recipe.key}.json").body["tilt"]["criterion"]
 
 
 def changed(recipe: Recipe, words: list[str]) -> Recipe:

@@ -59,11 +59,7 @@ def test_tuning_keeps_what_helps_by_the_criterion_alone(photographs, tmp_path, m
     """Scores are planted: 'a' and 'c' help, 'b' does not; each is tried on top of what was kept, in both scenarios."""
     worth = {"a": -1.0, "b": 0.5, "c": -0.25}
 
-    class Planted:
-        def __init__(self, words):
-            self.body = {"tilt": {"criterion": 3 + sum(worth[w] for w in words)}}
-
-    monkeypatch.setattr(photographs, "kept", lambda out, recipe: Planted(recipe[1]))
+    monkeypatch.setattr(photographs, "criterion_of", lambda recipe, out: 3 + sum(worth[w] for w in recipe[1]))
     seen = []
     for name, recipe in photographs.tuned(
         [["a"], ["b"], ["c"]], lambda words: [(s, (s, tuple(words))) for s in ("various", "small")], tmp_path
