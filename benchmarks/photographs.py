@@ -40,6 +40,7 @@ BEST = Recipe(
     optimizer="sgd", lr=0.2, weight_decay=1e-3, decay="weights", schedule="cosine", warmup=0.05, views="image",
     selection="mean", mirror=True, precision="bf16",
 )  # fmt: skip
+TWIN = {"over": "instances", "views": 2, "decay": 0.995}  # the same batches, views and moving average
 PAPER = Recipe(precision="bf16")  # the paper's stem, optimizer and epochs, no augmentation
 TRUE_SHARE = {"various": 0.55, "small": 0.25, "large": 0.8}  # for the line that is given it
 
@@ -51,7 +52,7 @@ def _but(recipe: Recipe, **options: Any) -> Recipe:
 STEM = BEST.but(backbone="resnet18")
 GROUPS: dict[str, dict[str, Recipe]] = {
     "main": {"best": BEST},
-    "twin": {"supervised twin": BEST.but(head="supervised", options={})},
+    "twin": {"supervised twin": BEST.but(head="supervised", options=TWIN)},
     "ablation": {
         "instance term alone": _but(BEST, teach=0.0),
         "bag term alone": _but(BEST, instance=0.0, teach=0.0, bag=1.0, doubt=0.01, over="bags"),

@@ -339,6 +339,12 @@ def test_supervised_says_what_it_lacks():
         head.loss(head(case.h, case.segments), case.batch())
 
 
+@pytest.mark.parametrize("wrong", [{"views": 0}, {"views": True}, {"decay": 1.5}, {"over": "rows"}], ids=str)
+def test_supervised_names_a_wrong_option(wrong):
+    with pytest.raises(HeadcountError, match=next(iter(wrong))):
+        made("supervised", wrong)
+
+
 # -- AdditiveTransMIL --------------------------------------------------------------------------------------------------
 
 
@@ -783,6 +789,7 @@ TRAINED = [
     ("weno", {"loss": "soft", "mining": "threshold", "mining_after": 1}),
     ("weno", {"loss": "classwise", "mining": "lowest", "mining_after": 1, "hardest": 2}),
     ("noisy_label", {"loss": "gce"}),
+    ("supervised", {"over": "instances", "views": 2, "decay": 0.9}),
 ]
 
 

@@ -8,17 +8,39 @@ from __future__ import annotations
 from torch import Tensor
 
 from headcount.bags import Segments
-from headcount.errors import HeadcountError
-from headcount.models.heads.base import Batch, Output, nll
+from headcount.errors import HeadcountError, choose
+from headcount.models.heads.base import Batch, Output, Pass, nll
 from headcount.models.heads.noisy import MeanProbability
 
 
 class Supervised(MeanProbability):
-    """Cross-entropy on the instances whose label is known. Validation does the same if it can, else judges the bags."""
+    """Cross-entropy on the instances whose label is known. Validation does the same if it can, else judges the bags.
+
+    What the method it bounds may have, it may have too: ``over`` "instances" (batches of loose instances), several ``views``
+    from weak to strong, and the ``decay`` of a moving average that answers.
+    """
 
     title = "Supervised twin (instance labels given)"
     cites = "cross-entropy on the instances' own labels: the bound, not a method for bags"
     told = True
+
+    def __init__(
+        self,
+        dim: int,
+        classes: int,
+        counted: Tensor | None = None,
+        *,
+        over: str = "bags",
+        views: int = 1,
+        decay: float | None = None,
+    ) -> None:
+        super().__init__(dim, classes, counted)
+        if isinstance(views, bool) or not isinstance(views, int) or views < 1:
+            raise HeadcountError(f"views is a whole number from 1 on, got {views!r}")
+        if decay is not None and (isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay <= 1):
+            raise HeadcountError(f"decay is a number from 0 to 1, got {decay!r}")
+        self.views, self.teacher = views, decay
+        self.passes = (Pass(choose("over", over, ("bags", "instances"))),)
 
     def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
         if batch.known is None:
