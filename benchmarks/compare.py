@@ -1,11 +1,12 @@
 """Ours beside a plain loop and beside the released code's way, in one run on one machine, and how ours grows.
 
-    python benchmarks/compare.py --out benchmarks/results/h200.json     # a card: the paper's sizes, about 4 minutes
+    python benchmarks/compare.py --out benchmarks/results/h200.json     # a card: the paper's sizes, about 7 minutes
     python benchmarks/compare.py --small                                # a laptop: the same with few small images
 
 Random pixels of CIFAR-10's size; 400 training and 100 validation bags of 64, ResNet18 with the paper's stem, Counting Network,
 Adam, 64 bags a step; an epoch is training and validation. ``seconds_per_run`` is a process of its own from its start to its
-record (1,500 epochs), ``first_step_seconds`` one from its start to its first step, compile caches warm.
+record (1,500 epochs), ``first_step_seconds`` one from its start to its first step, compile caches warm. Every stage is kept
+when it is done; called again on the same machine with the same ``--out``, it goes on with the next.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +100,29 @@ def timed(epoch: Callable[[], float], warm: int, epochs: int) -> float:
     return sorted(rounds)[1]
 
 
+def ways(sizes: dict[str, int], device: torch.device, width: int, precision: str, workers: int) -> dict:
+    """Seconds of an epoch of ours, of a plain loop and of the released code's way, and the memory ours takes."""
+    bags, card = made(**sizes), device.type == "cuda"
+    loops = {
+        "ours": (ours(*bags, device, width, precision), 5, 30 if card else 3),
+        "plain loop": (plain(*bags, device, width, Tensors, workers), 1, 2),
+        "the released way": (plain(*bags, device, width, Pictures, workers), 1, 1),
+    }
+    seconds, peak = {}, None
+    for name, (epoch, warm, epochs) in loops.items():
+        seconds[name] = timed(epoch, warm, epochs)
+        print(
+            f"{name:20} {seconds[name]:9.4f} s per epoch  {seconds[name] / seconds['ours']:7.1f} times ours", flush=True
+        )
+        if name == "ours" and card:
+            peak = torch.cuda.max_memory_allocated() / 2**30
+    return {
+        "seconds_per_epoch": seconds["ours"],
+        "ways": {name: {"seconds_per_epoch": s, "times_ours": s / seconds["ours"]} for name, s in seconds.items()},
+        "peak_gib": peak,
+    }
+
+
 def whole_runs(file: Path, epochs: int, precision: str, more: dict[str, int]) -> dict[str, float]:
     """Process start to first step, process start to record, and a further run in a process that has started."""
     recipe = Recipe(source=str(file), precision=precision, epochs=epochs, **more)
@@ -121,6 +145,7 @@ def whole_runs(file: Path, epochs: int, precision: str, more: dict[str, int]) ->
             begun = time.perf_counter()
             subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
             seconds[name] = time.perf_counter() - begun
+            print(f"{name:20} {seconds[name]:9.1f}", flush=True)
         runs.run(recipe.but(epochs=2), out)
         begun = time.perf_counter()
         runs.run(recipe.but(fold=1), out)
@@ -128,21 +153,19 @@ def whole_runs(file: Path, epochs: int, precision: str, more: dict[str, int]) ->
     return seconds | {"runs_per_hour": 3600 / seconds["seconds_per_further_run"]}
 
 
-def growth(device: torch.device, small: bool, width: int, precision: str) -> list[dict]:
-    rows = []
+def growth(device: torch.device, small: bool, width: int, precision: str, rows: list[dict]) -> Iterator[dict]:
+    """One row after the other, those that are not there yet."""
     base = {**SMALL, "bags": 64, "size": 16} if small else {**PAPER, "bags": 512}
     for name, values in (GROWTH_SMALL if small else GROWTH).items():
         for value in values:
+            if any((row["varied"], row["value"]) == (name, value) for row in rows):
+                continue
             sizes = {**base, name: value}
             _forget()
             batch = STEP["small" if small else "paper"] // sizes["size"]
             seconds = timed(ours(*made(**sizes, share=2), device, width, precision, batch), 5, 2 if small else 10)
             seen = sizes["bags"] * 3 // 2 * sizes["size"]
-            rows.append(
-                {"varied": name, "value": value, "seconds_per_epoch": seconds, "images_per_second": seen / seconds}
-            )
-            print(json.dumps(rows[-1]), flush=True)
-    return rows
+            yield {"varied": name, "value": value, "seconds_per_epoch": seconds, "images_per_second": seen / seconds}
 
 
 def _pixels(folder: str, images: int, side: int, classes: int, **_: int) -> Path:
@@ -171,40 +194,36 @@ def main() -> None:
     card = device.type == "cuda"
     precision, workers = ("bf16" if card else "tf32"), min(8, speed.cores())
     base, width = (SMALL, 8) if args.small else (PAPER, 64)
-    bags = made(**base)
-    ways = {
-        "ours": (ours(*bags, device, width, precision), 5, 30 if card else 3),
-        "plain loop": (plain(*bags, device, width, Tensors, workers), 1, 2),
-        "the released way": (plain(*bags, device, width, Pictures, workers), 1, 1),
-    }
-    seconds = {}
-    for name, (epoch, warm, epochs) in ways.items():
-        seconds[name] = timed(epoch, warm, epochs)
-        print(
-            f"{name:20} {seconds[name]:9.4f} s per epoch  {seconds[name] / seconds['ours']:7.1f} times ours", flush=True
-        )
-        if name == "ours":
-            peak = torch.cuda.max_memory_allocated() / 2**30 if card else None
-    few = {"train_bags": 24, "valid_bags": 8, "test_bags": 8, "bag_size": 8} if args.small else {}
-    with tempfile.TemporaryDirectory() as folder:
-        whole = whole_runs(_pixels(folder, **base), args.run_epochs, precision, few)
     result = {
         "device": speed.describe(device),
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
         "workers": workers,
         "sizes": base,
         "precision": precision,
-        "seconds_per_epoch": seconds["ours"],
-        "ways": {name: {"seconds_per_epoch": s, "times_ours": s / seconds["ours"]} for name, s in seconds.items()},
         "run_epochs": args.run_epochs,
-        **whole,
-        "peak_gib": peak,
     }
-    print(json.dumps(result, indent=1), flush=True)
+    if args.out and args.out.exists():
+        before = json.loads(args.out.read_text())
+        if all(before.get(name) == value for name, value in result.items()):
+            result = before
+
+    def keep(found: dict) -> None:
+        print(json.dumps(found), flush=True)
+        result.update(found)
+        if args.out:
+            write_whole(args.out, lambda f: f.write(json.dumps(result, indent=1).encode()))
+
+    if "ways" not in result:
+        keep(ways(base, device, width, precision, workers))
+    if "runs_per_hour" not in result:
+        few = {"train_bags": 24, "valid_bags": 8, "test_bags": 8, "bag_size": 8} if args.small else {}
+        with tempfile.TemporaryDirectory() as folder:
+            keep(whole_runs(_pixels(folder, **base), args.run_epochs, precision, few))
+    rows = list(result.get("growth", []))
     if not args.no_growth:
-        result["growth"] = growth(device, args.small, width, precision)
-    if args.out:
-        write_whole(args.out, lambda f: f.write(json.dumps(result, indent=1).encode()))
+        for row in growth(device, args.small, width, precision, [*rows]):
+            rows.append(row)
+            keep({"growth": rows})
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from sklearn.utils.estimator_checks import estimator_checks_generator, parametri
 
 import headcount
 from headcount.errors import HeadcountError
-from headcount.estimator import BagKFold, MajorityClassifier, as_list
+from headcount.estimator import BagKFold, MajorityClassifier
+from headcount.membership import as_list
 from headcount.models.fitted import Fitted
 
 

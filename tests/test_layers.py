@@ -25,6 +25,7 @@ FLOORS = [
     "showing",
     "fitting",
     "checking",
+    "membership",
     "estimator",
     "commands",
     "commands_own",
@@ -34,6 +35,7 @@ FLOORS = [
     "asking",
     "commands_ask",
     "cli_own",
+    "complaints",
     "cli",
 ]
 MODULES = sorted(p.relative_to(ROOT) for p in ROOT.rglob("*.py"))

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from headcount import cli, papers
+from headcount import cli, complaints, papers
 from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.judging import records
 from headcount.judging import run as runs
@@ -99,9 +99,9 @@ def test_the_paper_is_run_as_it_is_told(monkeypatch, tmp_path):
 
 
 def test_a_warning_of_ours_is_one_line_and_others_are_as_ever():
-    ours = cli._formatted(HeadcountWarning("not\ncompiled"), HeadcountWarning, "speed.py", 3)
+    ours = complaints.formatted(HeadcountWarning("not\ncompiled"), HeadcountWarning, "speed.py", 3)
     assert ours == "headcount: not compiled\n"
-    assert cli._formatted("old", DeprecationWarning, "x.py", 3).startswith("x.py:3: DeprecationWarning: old")
+    assert complaints.formatted("old", DeprecationWarning, "x.py", 3).startswith("x.py:3: DeprecationWarning: old")
 
 
 def test_compilation_that_fails_is_told_once_on_stderr(tmp_path):

@@ -28,8 +28,8 @@ import torch
 from headcount.bags import Bags
 from headcount.data.read import Reading
 from headcount.judging import counsel, crossval, doubts
-from headcount.judging.candidates import some_rows
 from headcount.judging.coverage import Coverage
+from headcount.judging.fewer import some_rows
 from headcount.judging.prospects import Prospect, from_votes, prospect
 from headcount.judging.quick import FOLDS, Look, look
 from headcount.models.fitted import log_shares

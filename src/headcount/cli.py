@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import re
 import sys
 import warnings
 from pathlib import Path
@@ -14,7 +11,8 @@ import typer
 
 from headcount import __version__, commands_ask
 from headcount.cli_own import own
-from headcount.errors import HeadcountError, HeadcountWarning
+from headcount.complaints import USERS_DISK, as_typed, complain, formatted, let_go_of_stdout, show_help
+from headcount.errors import HeadcountError
 
 app = typer.Typer(
     name="headcount",
@@ -259,87 +257,31 @@ _UsageError: Any = typer.BadParameter.__mro__[1]  # wherever this version of typ
 
 def main() -> None:
     """What was wrong, in one line, exit code 2; never a traceback for a user's mistake."""
-    cast(Any, warnings).formatwarning = _formatted  # one line for ours
+    cast(Any, warnings).formatwarning = formatted  # one line for ours
     try:
         code = app(standalone_mode=False)
         sys.stdout.flush()  # a full disk is noticed here, not when the interpreter is half gone
         if code == 130:  # what typer makes of a KeyboardInterrupt
             raise KeyboardInterrupt
     except _UsageError as e:
-        code = _show_help(e) if type(e).__name__ == "NoArgsIsHelpError" else _complain(e.format_message())
+        code = show_help(e) if type(e).__name__ == "NoArgsIsHelpError" else complain(e.format_message())
     except HeadcountError as e:
-        code = _complain(_as_typed(str(e)))
+        code = complain(as_typed(str(e)))
     except (KeyboardInterrupt, ImportError) as e:
         if isinstance(e, ImportError) and not isinstance(e.__context__, KeyboardInterrupt):
             raise  # else it was Ctrl-C while a library was loading
         asking = sys.argv[1:2] in (["predict"], ["evaluate"], ["explain"], ["issues"], ["audit"], ["check"], ["export"])
-        code = _complain("interrupted" if asking else "interrupted; the same command goes on where it stopped", 130)
+        code = complain("interrupted" if asking else "interrupted; the same command goes on where it stopped", 130)
     except (typer.Abort, EOFError):
-        code = _complain("aborted", 130)
+        code = complain("aborted", 130)
     except BrokenPipeError:
         code = 141
     except OSError as e:
-        if e.errno not in _USERS_DISK:
+        if e.errno not in USERS_DISK:
             raise
-        code = _complain(f"{e.strerror}: {e.filename or 'while writing'}; {_USERS_DISK[e.errno]}")
-    _let_go_of_stdout()
+        code = complain(f"{e.strerror}: {e.filename or 'while writing'}; {USERS_DISK[e.errno]}")
+    let_go_of_stdout()
     sys.exit(code if isinstance(code, int) else 0)
-
-
-_USERS_DISK = {
-    errno.ENOSPC: "free some space and run the same command again, nothing half-written is left",
-    errno.EDQUOT: "free some space and run the same command again, nothing half-written is left",
-    errno.EACCES: "choose another folder or change its permissions",
-    errno.EPERM: "choose another folder or change its permissions",
-    errno.EROFS: "choose a folder that can be written to",
-    errno.ENOTDIR: "a file stands where a folder is wanted; choose another path",
-    errno.EEXIST: "a file stands where a folder is wanted; choose another path",
-    errno.EISDIR: "a folder stands where a file is wanted; choose another path",
-    errno.ENAMETOOLONG: "choose a shorter name",
-    errno.ENOENT: "check the path",
-}
-
-
-_usual = warnings.formatwarning
-
-
-def _formatted(message: Any, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-    if issubclass(category, HeadcountWarning):
-        return f"headcount: {' '.join(str(message).split())}\n"
-    return _usual(message, category, filename, lineno, line)
-
-
-def _as_typed(message: str) -> str:
-    """What Python calls ``tile=`` is ``--tile`` here.
-
-    >>> _as_typed("name it with bag=, or give a side, such as side=64")
-    'name it with --bag, or give a side, such as --side 64'
-    """
-    return _SAID.sub(lambda m: f"--{m[1].replace('_', '-')}" + (f" {m[2]}" if m[2] else ""), message)
-
-
-_SAID = re.compile(
-    r"(?<![\w'\".-])(bag|label|labels|votes|path|text|weight|group|truth|known|features|categories|classes|ties|uncounted"
-    r"|skip_bad|side|tile|cache)=(\w+)?(?![\w'\"(])"
-)
-
-
-def _complain(message: str, code: int = 2) -> int:
-    print(f"headcount: {' '.join(message.split())}", file=sys.stderr)
-    return code
-
-
-def _show_help(asked: Any) -> int:
-    print(asked.format_message())
-    return 0
-
-
-def _let_go_of_stdout() -> None:
-    """Drop what cannot be written any more (a broken pipe, a full disk), or the interpreter complains once again."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -32,11 +32,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import assert_all_finite
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from headcount.bags import Bags, Pool
 from headcount.data.learned import Learned
@@ -44,6 +41,7 @@ from headcount.errors import HeadcountError
 from headcount.judging import crossval, shares
 from headcount.judging.candidates import candidates
 from headcount.judging.sight import sight
+from headcount.membership import Membership, as_list, labels_of, without
 from headcount.models.fitted import Fitted
 from headcount.training.criterion import label_loss
 from headcount.training.speed import device_for
@@ -118,7 +116,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         x, ids = self._taken(X, bags, fitting=True)
         if y is None:
             raise ValueError("This MajorityClassifier requires y to be passed, but the target y is None.")
-        label = _labels(y, ids, len(x))
+        label = labels_of(y, ids, len(x))
         self.classes_, code = np.unique(label, return_inverse=True)
         if len(self.classes_) < 2:
             raise HeadcountError(
@@ -187,7 +185,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
     def score(self, X: Any, y: Any, bags: Any = None) -> float:  # ty: ignore[lost-keyword-for-regular-parameter]
         """The share of bags whose label is said right."""
         x, ids = self._asked(X, bags)
-        return float(np.mean(self.classes_[self._shares(x, ids).argmax(1)] == _labels(y, ids, len(x))))
+        return float(np.mean(self.classes_[self._shares(x, ids).argmax(1)] == labels_of(y, ids, len(x))))
 
     # -- inner --------------------------------------------------------------------------------------------------------
 
@@ -197,7 +195,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         said = then(self._p(x))
         return np.split(said, np.cumsum(ids.sizes)[:-1]) if ids.listed else said
 
-    def _asked(self, X: Any, bags: Any) -> tuple[np.ndarray, _Ids]:
+    def _asked(self, X: Any, bags: Any) -> tuple[np.ndarray, Membership]:
         check_is_fitted(self)
         x, ids = self._taken(X, bags, fitting=False)
         if self._told_apart and not ids.spoken:
@@ -211,23 +209,23 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         held = Bags.of(Pool(x), sizes=[1] * len(x), labels=[-1] * len(x), classes=len(self.classes_))
         return self.fitted_.say(held).instance.numpy()
 
-    def _shares(self, x: np.ndarray, ids: _Ids) -> np.ndarray:
+    def _shares(self, x: np.ndarray, ids: Membership) -> np.ndarray:
         starts = np.concatenate([[0], np.cumsum(ids.sizes)[:-1]])
         return np.add.reduceat(self._p(x)[ids.order], starts) / np.asarray(ids.sizes)[:, None]
 
-    def _taken(self, X: Any, bags: Any, fitting: bool) -> tuple[np.ndarray, _Ids]:
+    def _taken(self, X: Any, bags: Any, fitting: bool) -> tuple[np.ndarray, Membership]:
         """(N, D) numbers, and who is in which bag."""
         if (listed := as_list(X)) is not None:
             x = np.concatenate(listed)
             x = x if x.ndim == 4 else validate_data(self, x, reset=fitting, dtype=np.float32)
-            return x, _Ids.of([len(b) for b in listed])
+            return x, Membership.of([len(b) for b in listed])
         column = bags if isinstance(bags, (str, int)) and not isinstance(bags, bool) else None
         column = self.bags_ if column is None and bags is None else column
         ids = bags
         if column is not None:
             X, ids = without(X, column)
         x = validate_data(self, X, reset=fitting, dtype=np.float32, ensure_min_samples=2 if fitting else 1)
-        return x, _Ids.single(len(x)) if ids is None else _Ids.among(ids, len(x))
+        return x, Membership.single(len(x)) if ids is None else Membership.among(ids, len(x))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -272,80 +270,6 @@ class BagKFold:
         for k in range(self.n_splits):
             test = fold[bag] == k
             yield np.flatnonzero(~test), np.flatnonzero(test)
-
-
-@dataclass(frozen=True)
-class _Ids:
-    """Who is in which bag: rows in ``order`` lie bag after bag, bags in order of first appearance."""
-
-    order: np.ndarray
-    sizes: list[int]
-    names: np.ndarray
-    spoken: bool = True  # somebody said so
-    listed: bool = False
-
-    @classmethod
-    def of(cls, sizes: list[int]) -> _Ids:
-        return cls(np.arange(sum(sizes)), sizes, np.arange(len(sizes)), listed=True)
-
-    @classmethod
-    def single(cls, n: int) -> _Ids:
-        return cls(np.arange(n), [1] * n, np.arange(n), spoken=False)
-
-    @classmethod
-    def among(cls, ids: Any, n: int) -> _Ids:
-        ids = column_or_1d(np.asarray(ids))
-        if len(ids) != n:
-            raise HeadcountError(f"{len(ids)} bag ids for {n} rows; give one per row")
-        names, first, code = np.unique(ids, return_index=True, return_inverse=True)
-        rank = np.argsort(np.argsort(first))[code]
-        return cls(np.argsort(rank, kind="stable"), np.bincount(rank).tolist(), names[np.argsort(first)])
-
-
-def as_list(X: Any) -> list[np.ndarray] | None:
-    """The arrays of a list of bags, or of an array (B, S, D); None if X is anything else."""
-    if isinstance(X, torch.Tensor):
-        X = X.detach().cpu().numpy()
-    several = isinstance(X, (list, tuple)) or (isinstance(X, np.ndarray) and (X.ndim in (3, 5) or X.dtype == object))
-    if not several or not len(X) or np.ndim(X[0]) not in (2, 4):
-        return None
-    held = [np.asarray(b) for b in X]
-    for i, b in enumerate(held):
-        if b.ndim != held[0].ndim or b.shape[1:] != held[0].shape[1:] or not len(b):
-            raise HeadcountError(f"bag {i} has shape {b.shape}; all bags are (n, D), n above zero and D the same")
-    return held
-
-
-def without(X: Any, column: str | int) -> tuple[Any, np.ndarray]:
-    """X without a column, and the column."""
-    if isinstance(column, str):
-        if not hasattr(X, "columns") or column not in list(X.columns):
-            raise HeadcountError(f"X has no column {column!r}; give a DataFrame that has, or bags=ids")
-        kept = [c for c in X.columns if c != column]
-        return X[kept], np.asarray(X[column])
-    x = np.asarray(X)
-    if x.ndim != 2 or not -x.shape[1] <= column < x.shape[1]:
-        raise HeadcountError(f"X of shape {x.shape} has no column {column}")
-    return np.delete(x, column, 1), x[:, column]
-
-
-def _labels(y: Any, ids: _Ids, n: int) -> np.ndarray:
-    """(B,) the label of each bag; per row it must be the same all over a bag."""
-    y = column_or_1d(y, warn=True)
-    assert_all_finite(y, input_name="y")
-    check_classification_targets(y)
-    if ids.listed and len(y) == len(ids.sizes):
-        return y
-    if len(y) != n:
-        raise HeadcountError(f"{len(y)} labels for {n} rows; give each row its bag's label")
-    y = y[ids.order]
-    starts = np.concatenate([[0], np.cumsum(ids.sizes)[:-1]])
-    first = np.repeat(starts, ids.sizes)
-    odd = np.flatnonzero(y != y[first])
-    if len(odd):
-        where = ids.names[int(np.searchsorted(starts, odd[0], side="right")) - 1]
-        raise HeadcountError(f"bag {where!r} has two labels, {y[first[odd[0]]]!r} and {y[odd[0]]!r}; a bag has one")
-    return y[starts]
 
 
 __all__: Sequence[str] = ["BagKFold", "MajorityClassifier", "Shares"]

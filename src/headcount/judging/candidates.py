@@ -13,7 +13,7 @@ Any head's name is a candidate too, as a network with that head, and any scikit-
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ import torch
 
 from headcount.bags import Bags, tilt
 from headcount.errors import HeadcountError, choose
+from headcount.judging import fewer
+from headcount.judging.fewer import in_pieces, thinned
 from headcount.judging.run import fresh_model
 from headcount.models.forest import Forest, Held, Linear, from_sklearn, savable
 from headcount.models.heads import HEADS, check_options, find_head, head_options
@@ -31,7 +33,6 @@ from headcount.models.model import Model
 from headcount.models.vision import Start
 from headcount.training.em import check, em
 from headcount.training.recipe import Recipe
-from headcount.training.seeds import seed_for
 from headcount.training.train import fit
 
 Body = Model | Forest | Linear | Held
@@ -41,7 +42,6 @@ PICTURES = ("tilt", "noisy_label")
 BASELINES = ("forest", "logistic", "noisy_label")
 OPTIONAL = ("count",)
 MOST = 50_000  # instances a forest or a logistic regression is shown; more of the same teach it little
-LARGE = 8192  # instances: a vote of so many is no close one
 CHUNK = 16_384  # instances of a large bag in work at once
 TREES = 100
 PER_TREE = 10_000  # instances
@@ -216,7 +216,7 @@ def recipe_for(
         head == "tilt" and float(sizes.max()) == 1
     ):  # the labels are the instances' own: nothing to vote on, nothing to guess
         options = {"bag": 0.0, "teach": 0.0, **options}
-    if head == "tilt" and float(sizes.max()) > LARGE and not pictures:  # nobody votes: pieces of a bag do as well
+    if head == "tilt" and float(sizes.max()) > fewer.LARGE and not pictures:  # nobody votes: pieces of a bag do as well
         options = {"over": "instances", "bag": 0.0, "piece": len(bags) / len(in_pieces(bags)), **options}
     whole = pictures or float(sizes.max()) <= 4 * CHUNK or not issubclass(find_head(head), Tally)
     steps = max(steps, len(bags.index) / room)
@@ -268,45 +268,3 @@ def logistic() -> Any:
             return self
 
     return Logistic(max_iter=300, tol=1e-3)
-
-
-def in_pieces(bags: Bags, most: int | None = None) -> Bags:
-    """The same instances in the same order, bags larger than ``most`` cut into equal parts with the bag's label: as good as
-    the bag where only its instances are looked at. The groups and names of bags are left behind."""
-    most = most or LARGE
-    parts = [-(-size // most) for size in bags.sizes.tolist()]
-    each = [size // n + (i < size % n) for size, n in zip(bags.sizes.tolist(), parts, strict=True) for i in range(n)]
-    offsets = torch.tensor([0, *np.cumsum(each)], device=bags.offsets.device)
-    target = bags.target.repeat_interleave(torch.tensor(parts, device=bags.target.device), 0)
-    return replace(bags, offsets=offsets, target=target, group=None, names=None)
-
-
-def thinned(bags: Bags, most: int, seed: int = 0) -> Bags:
-    """At most so many instances, drawn alike from every bag; each bag keeps one at least. Known classes all stay.
-
-    Each stands for as many as were left out, so that bags are as large as they were: how slight a majority can be follows
-    from that."""
-    if len(bags.index) <= most:
-        return bags
-    rows = some_rows(bags, most, seed)
-    sizes = torch.bincount(bags.bag[rows], minlength=len(bags))
-    own = {k: None if (v := getattr(bags, k)) is None else v[rows] for k in ("weight", "known", "removed")}
-    own["weight"] = (torch.ones(len(rows)) if own["weight"] is None else own["weight"]) * (len(bags.index) / len(rows))
-    offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-    return replace(bags, index=bags.index[rows], offsets=offsets, truth=None, **own)
-
-
-def some_rows(bags: Bags, most: int, seed: int = 0) -> torch.Tensor:
-    """The instances that :func:`thinned` keeps."""
-    n = len(bags.index)
-    if n <= most:
-        return torch.arange(n)
-    rng = np.random.default_rng(seed_for(seed, "thinned"))
-    bag = bags.bag.cpu().numpy()
-    order = np.lexsort((rng.random(n), bag))
-    rank = np.arange(n) - bags.offsets[:-1].cpu().numpy()[bag[order]]
-    keep = np.zeros(n, bool)
-    keep[order] = rank < np.maximum(1, bags.sizes.cpu().numpy() * most // n)[bag[order]]
-    if bags.known is not None:
-        keep |= bags.known.cpu().numpy() >= 0
-    return torch.from_numpy(np.flatnonzero(keep))

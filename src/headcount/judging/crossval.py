@@ -19,7 +19,8 @@ from headcount.bags import Bags, tilt
 from headcount.data.read import Reading
 from headcount.errors import HeadcountError
 from headcount.judging import intervals, metrics, shares
-from headcount.judging.candidates import MOST, Body, some_rows, thinned
+from headcount.judging.candidates import MOST, Body
+from headcount.judging.fewer import some_rows, thinned
 from headcount.models.fitted import Fitted, tempered
 from headcount.training.criterion import Judgement, bag_losses, best_temperature, judge
 from headcount.training.splits import bag_folds

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from headcount.bags import Bags
-from headcount.judging.candidates import BASELINES, MOST, OPTIONAL, Candidate, thinned
+from headcount.judging.candidates import BASELINES, MOST, OPTIONAL, Candidate
+from headcount.judging.fewer import thinned
 from headcount.training.em import em
 
 FEW_TREES = 10  # tell how long many take

@@ -1,0 +1,67 @@
+"""What the command line says when something is wrong: one line, and what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import sys
+import warnings
+from typing import Any
+
+from headcount.errors import HeadcountWarning
+
+USERS_DISK = {
+    errno.ENOSPC: "free some space and run the same command again, nothing half-written is left",
+    errno.EDQUOT: "free some space and run the same command again, nothing half-written is left",
+    errno.EACCES: "choose another folder or change its permissions",
+    errno.EPERM: "choose another folder or change its permissions",
+    errno.EROFS: "choose a folder that can be written to",
+    errno.ENOTDIR: "a file stands where a folder is wanted; choose another path",
+    errno.EEXIST: "a file stands where a folder is wanted; choose another path",
+    errno.EISDIR: "a folder stands where a file is wanted; choose another path",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOENT: "check the path",
+}
+
+
+_usual = warnings.formatwarning
+
+
+def formatted(message: Any, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    if issubclass(category, HeadcountWarning):
+        return f"headcount: {' '.join(str(message).split())}\n"
+    return _usual(message, category, filename, lineno, line)
+
+
+def as_typed(message: str) -> str:
+    """What Python calls ``tile=`` is ``--tile`` here.
+
+    >>> as_typed("name it with bag=, or give a side, such as side=64")
+    'name it with --bag, or give a side, such as --side 64'
+    """
+    return _SAID.sub(lambda m: f"--{m[1].replace('_', '-')}" + (f" {m[2]}" if m[2] else ""), message)
+
+
+_SAID = re.compile(
+    r"(?<![\w'\".-])(bag|label|labels|votes|path|text|weight|group|truth|known|features|categories|classes|ties|uncounted"
+    r"|skip_bad|side|tile|cache)=(\w+)?(?![\w'\"(])"
+)
+
+
+def complain(message: str, code: int = 2) -> int:
+    print(f"headcount: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def show_help(asked: Any) -> int:
+    print(asked.format_message())
+    return 0
+
+
+def let_go_of_stdout() -> None:
+    """Drop what cannot be written any more (a broken pipe, a full disk), or the interpreter complains once again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

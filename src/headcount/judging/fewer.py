@@ -1,0 +1,55 @@
+"""Less of the same bags: some of their instances, or bags cut up, where that is as good and cheaper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from headcount.bags import Bags
+from headcount.training.seeds import seed_for
+
+LARGE = 8192  # instances: a vote of so many is no close one
+
+
+def in_pieces(bags: Bags, most: int | None = None) -> Bags:
+    """The same instances in the same order, bags larger than ``most`` cut into equal parts with the bag's label: as good as
+    the bag where only its instances are looked at. The groups and names of bags are left behind."""
+    most = most or LARGE
+    parts = [-(-size // most) for size in bags.sizes.tolist()]
+    each = [size // n + (i < size % n) for size, n in zip(bags.sizes.tolist(), parts, strict=True) for i in range(n)]
+    offsets = torch.tensor([0, *np.cumsum(each)], device=bags.offsets.device)
+    target = bags.target.repeat_interleave(torch.tensor(parts, device=bags.target.device), 0)
+    return replace(bags, offsets=offsets, target=target, group=None, names=None)
+
+
+def thinned(bags: Bags, most: int, seed: int = 0) -> Bags:
+    """At most so many instances, drawn alike from every bag; each bag keeps one at least. Known classes all stay.
+
+    Each stands for as many as were left out, so that bags are as large as they were: how slight a majority can be follows
+    from that."""
+    if len(bags.index) <= most:
+        return bags
+    rows = some_rows(bags, most, seed)
+    sizes = torch.bincount(bags.bag[rows], minlength=len(bags))
+    own = {k: None if (v := getattr(bags, k)) is None else v[rows] for k in ("weight", "known", "removed")}
+    own["weight"] = (torch.ones(len(rows)) if own["weight"] is None else own["weight"]) * (len(bags.index) / len(rows))
+    offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    return replace(bags, index=bags.index[rows], offsets=offsets, truth=None, **own)
+
+
+def some_rows(bags: Bags, most: int, seed: int = 0) -> torch.Tensor:
+    """The instances that :func:`thinned` keeps."""
+    n = len(bags.index)
+    if n <= most:
+        return torch.arange(n)
+    rng = np.random.default_rng(seed_for(seed, "thinned"))
+    bag = bags.bag.cpu().numpy()
+    order = np.lexsort((rng.random(n), bag))
+    rank = np.arange(n) - bags.offsets[:-1].cpu().numpy()[bag[order]]
+    keep = np.zeros(n, bool)
+    keep[order] = rank < np.maximum(1, bags.sizes.cpu().numpy() * most // n)[bag[order]]
+    if bags.known is not None:
+        keep |= bags.known.cpu().numpy() >= 0
+    return torch.from_numpy(np.flatnonzero(keep))
