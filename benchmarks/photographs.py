@@ -8,6 +8,7 @@
     python benchmarks/photographs.py --out results/tuning --scenario various,small --fold 0 --tune --try lr=0.4 --try ...
     python benchmarks/photographs.py --list                                               # every line and what it changes
     python benchmarks/photographs.py --summary results/tilt                               # summary.json from the records
+    python benchmarks/photographs.py --table results/tilt                                 # and the tables of the docs
 
 Tuning looks at fold 0 of CIFAR-10 through the validation loss, which needs no truth; the other folds and SVHN get
 the recipe unchanged, but for the mirror image, which no digit survives. Runs that have a record are not run again; no run is
@@ -143,6 +144,25 @@ def summary(folder: Path) -> dict[str, Any]:
     return said
 
 
+def table(said: dict[str, Any]) -> str:
+    """The summary as Markdown: a row for every line, a column for every scenario."""
+    rows = []
+    for source in ("cifar10", "svhn"):
+        lines = {"best": said, **said.get("lines", {})}
+        here = {name: found[source] for name, found in lines.items() if source in found}
+        if not here:
+            continue
+        rows += [f"| {source} | {' | '.join(TRUE_SHARE)} |", "|---" * (1 + len(TRUE_SHARE)) + "|"]
+        for name, found in here.items():
+            cells = (
+                f"{row['mean']:.3f} ± {row['std']:.3f} ({row['folds']})" if (row := found.get(s)) else "missing"
+                for s in TRUE_SHARE
+            )
+            rows.append(f"| {name} | {' | '.join(cells)} |")
+        rows.append("")
+    return "\n".join(rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("results/tilt"))
@@ -160,6 +180,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--summary", type=Path)
+    parser.add_argument("--table", type=Path)
     args = parser.parse_args()
     if args.list:
         for name, recipe in LINES.items():
@@ -168,6 +189,9 @@ def main() -> None:
     if args.summary:
         body = json.dumps(summary(args.summary), indent=1) + "\n"
         write_whole(args.summary / "summary.json", lambda f: f.write(body.encode()))
+        return
+    if args.table:
+        print(table(summary(args.table)))
         return
     names = [n for word in args.lines.split(",") for n in (GROUPS.get(word.strip()) or [word.strip()])]
     tries = [words.split() for words in args.tries]
