@@ -33,9 +33,9 @@ from headcount.judging.records import Record
 from headcount.training.recipe import Recipe
 
 OPTIONS = {
-    "over": "instances", "bag": 0.0, "decay": 0.995, "threshold": 0.95, "adapt": False, "align": 1.0, "start": 0.3, "fade": 0.3,
+    "over": "instances", "form": "one", "decay": 0.995, "threshold": 0.95, "adapt": False, "align": 1.0, "start": 0.3,
+    "fade": 0.3, "bag": 0.05, "vote": 0.5, "doubt": 0.01,  # the bag term, as a deep network can bear it
 }  # fmt: skip
-VOTING = {"bag": 0.05, "vote": 0.5, "doubt": 0.01}  # the bag term, as a deep network can bear it
 BEST = Recipe(
     head="tilt", options=tuple(OPTIONS.items()), backbone="quick", epochs=100, batch_bags=8, batch_instances=512,
     optimizer="sgd", lr=0.2, weight_decay=1e-3, decay="weights", schedule="cosine", warmup=0.05, views="image",
@@ -55,10 +55,12 @@ GROUPS: dict[str, dict[str, Recipe]] = {
     "main": {"best": BEST},
     "twin": {"supervised twin": BEST.but(head="supervised", options=TWIN)},
     "ablation": {
-        "instance term alone": _but(BEST, teach=0.0),
-        "bag term alone": _but(BEST, instance=0.0, teach=0.0, bag=1.0, doubt=0.01, over="bags"),
-        "instance and bag term, no teaching": _but(BEST, teach=0.0, **VOTING),
-        "all three terms": _but(BEST, **VOTING),
+        "instance term alone": _but(BEST, teach=0.0, bag=0.0),
+        "bag term alone": _but(BEST, instance=0.0, teach=0.0, bag=1.0, vote=0.0, over="bags"),
+        "instance and bag term, no teaching": _but(BEST, teach=0.0),
+        "no bag term": _but(BEST, bag=0.0),
+        "bag term from the beginning": _but(BEST, vote=0.0),
+        "bag term as the shares say": _but(BEST, bag="auto"),
         "no alignment": _but(BEST, align=0.0),
         "thresholds for each class": _but(BEST, adapt=True),
         "threshold 0.8": _but(BEST, threshold=0.8),
@@ -68,7 +70,7 @@ GROUPS: dict[str, dict[str, Recipe]] = {
         "fading to nought": _but(BEST, fade=0.0),
         "teacher is the pupil": _but(BEST, decay=0.0),
         "slow teacher": _but(BEST, decay=0.999),
-        "tilt of one number": _but(BEST, form="one"),
+        "tilt of full rows": _but(BEST, form="full"),
         "shares of each bag": _but(BEST, own=0.5),
         "epochs judged under a temperature": _but(BEST, tempered=True),
         "two networks": _but(BEST.but(backbone_options={"networks": 2}), networks=2),
@@ -137,6 +139,7 @@ def summary(folder: Path) -> dict[str, Any]:
         row["each"] = {str(f): round(float(folds[f].scores["instance_accuracy"]), 5) for f in sorted(folds)}
         row["minutes"] = round(np.mean([r.body["provenance"]["seconds"] for r in folds.values()]) / 60, 2)
         if "tilt" in (body := next(iter(folds.values())).body):
+            row["in_context"] = round(np.mean([r.body["tilt"]["context_instance_accuracy"] for r in folds.values()]), 5)
             keys = ("share", "true_share", "mix_error", "shares_error", "shares_error_in_context", "shares_inside")
             row["tilt"] = {k: body["tilt"][k] for k in keys}
         where = said if name == "best" else said.setdefault("lines", {}).setdefault(name, {})

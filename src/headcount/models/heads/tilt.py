@@ -117,17 +117,20 @@ class TiltHead(Head):
         self.register_buffer("said", torch.full((classes,), 1 / classes))  # mean of what the teacher says
         self.register_buffer("sure", torch.ones(classes))  # how sure it is of each class when it says it
         self.register_buffer("lessons", torch.zeros(()))
-        self.enrol(1, 32)
+        self._begin(32)
 
     def enrol(self, bags: int, instances: int) -> None:
-        size = instances / bags
+        self._begin(instances / bags)
+        if self.own:
+            self.pace = min(0.5, bags / max(1.0, 2 * instances))  # two sweeps over a bag are remembered
+            self.register_buffer("found", torch.zeros(bags, self.classes))  # shares of each training bag
+
+    def _begin(self, size: float) -> None:
+        """What is believed of bags of this size before anything is seen."""
         least = 0.0 if self.counted is not None else tilt.least_share(max(1, round(size)), self.classes)
         self.least.fill_(least)
         guess = tilt.first_guess(size, self.classes) if self.share is None else self.share
         self.mix.copy_(tilt.mix_of(torch.tensor(guess, dtype=torch.float64), self.classes))
-        if self.own:
-            self.pace = min(0.5, 1 / max(1.0, 2 * size))  # two sweeps over a bag are remembered
-            self.register_buffer("found", torch.zeros(bags, self.classes))  # shares of each training bag
 
     @property
     def estimate(self) -> tilt.Tilt:
