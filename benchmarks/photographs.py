@@ -138,10 +138,13 @@ def summary(folder: Path) -> dict[str, Any]:
             row |= {"mean_without_fold_0": round(np.mean(others), 5)}
         row["each"] = {str(f): round(float(folds[f].scores["instance_accuracy"]), 5) for f in sorted(folds)}
         row["minutes"] = round(np.mean([r.body["provenance"]["seconds"] for r in folds.values()]) / 60, 2)
-        if "tilt" in (body := next(iter(folds.values())).body):
-            row["in_context"] = round(np.mean([r.body["tilt"]["context_instance_accuracy"] for r in folds.values()]), 5)
+        if found_tilts := [folds[f].body["tilt"] for f in sorted(folds) if "tilt" in folds[f].body]:
             keys = ("share", "true_share", "mix_error", "shares_error", "shares_error_in_context", "shares_inside")
-            row["tilt"] = {k: body["tilt"][k] for k in keys}
+            means = {
+                k: np.mean([t[k] for t in found_tilts], 0).round(5).tolist()
+                for k in (*keys, "context_instance_accuracy")
+            }
+            row |= {"in_context": means.pop("context_instance_accuracy"), "tilt": means}
         where = said if name == "best" else said.setdefault("lines", {}).setdefault(name, {})
         where.setdefault(source, {})[scenario] = row
     return said

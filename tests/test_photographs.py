@@ -74,4 +74,11 @@ def test_the_summary_in_the_repository_is_that_of_its_records(photographs):
     folder = ROOT / "results" / "tilt"
     if not folder.exists():
         pytest.skip("no records yet")
-    assert json.loads((folder / "summary.json").read_text()) == json.loads(json.dumps(photographs.summary(folder)))
+    said = photographs.summary(folder)
+    assert json.loads((folder / "summary.json").read_text()) == json.loads(json.dumps(said))
+    told = (ROOT / "docs" / "tilt.md").read_text()
+    for row in photographs.table(said).splitlines():
+        assert row in told, "docs/tilt.md has another table than the records make"
+    readme = (ROOT / "README.md").read_text()
+    for scenario in said["cifar10"].values():
+        assert f"**{scenario['mean']:.3f}** ± {scenario['std']:.3f}" in readme
