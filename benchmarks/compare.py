@@ -207,8 +207,8 @@ def main() -> None:
         if all(before.get(name) == value for name, value in result.items()):
             result = before
 
-    def keep(found: dict) -> None:
-        print(json.dumps(found), flush=True)
+    def keep(found: dict, news: dict | None = None) -> None:
+        print(json.dumps(news or found), flush=True)
         result.update(found)
         if args.out:
             write_whole(args.out, lambda f: f.write(json.dumps(result, indent=1).encode()))
@@ -223,7 +223,7 @@ def main() -> None:
     if not args.no_growth:
         for row in growth(device, args.small, width, precision, [*rows]):
             rows.append(row)
-            keep({"growth": rows})
+            keep({"growth": rows}, news=row)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,71 @@
+"""Does a training repeat itself? The same recipe and seed twice in one process, and a fingerprint to hold against another's.
+
+    python benchmarks/repeat.py                          # the paper's recipe and tilt's for photographs, random pixels
+    python benchmarks/repeat.py --deterministic          # convolutions and other operations that add in a fixed order
+    python benchmarks/repeat.py --small                  # a laptop
+
+A line for each recipe: the epoch whose losses first differ (none: they never do), the largest difference of a weight at the
+end, the fingerprint of the weights, seconds of an epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import time
+
+import torch
+from compare import PAPER, SMALL, made
+from photographs import BEST
+
+from headcount.bags import Bags
+from headcount.judging.run import fresh_model
+from headcount.training import speed
+from headcount.training.recipe import Recipe
+from headcount.training.seeds import seed_for
+from headcount.training.train import Training
+
+
+def trained(recipe: Recipe, train: Bags, valid: Bags, device: torch.device) -> tuple[list[float], torch.Tensor, float]:
+    """Losses of each epoch, all weights in a row, and the median seconds of an epoch."""
+    state = Training(fresh_model(recipe, train).to(device), train.to(device), valid.to(device), recipe)
+    losses, seconds = [], []
+    for epoch in range(recipe.epochs):
+        begun = time.perf_counter()
+        torch.manual_seed(seed_for(recipe.seed, "noise", epoch))
+        losses += [float(state.train_epoch(epoch)), float(state.valid_loss())]
+        seconds.append(time.perf_counter() - begun)
+    weights = torch.cat([p.detach().flatten().float().cpu() for p in state.answering.parameters()])
+    return losses, weights, sorted(seconds)[len(seconds) // 2]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--small", action="store_true")
+    args = parser.parse_args()
+    torch.backends.cudnn.deterministic = args.deterministic
+    device = speed.device_for("auto")
+    precision = "bf16" if device.type == "cuda" else "fp32"
+    train, valid = made(**(SMALL if args.small else PAPER))
+    width = {"backbone_options": {"width": 8}} if args.small else {}
+    recipes = {"paper": Recipe(precision=precision), "tilt, photographs": BEST.but(precision=precision)}
+    for name, recipe in recipes.items():
+        recipe = recipe.but(source="digits", epochs=args.epochs, **width)  # never loaded: the pixels are random
+        (first, weights, seconds), (again, others, _) = (trained(recipe, train, valid, device) for _ in range(2))
+        apart = [i // 2 + 1 for i, (a, b) in enumerate(zip(first, again, strict=True)) if a != b]
+        line = {
+            "recipe": name,
+            "deterministic": args.deterministic,
+            "differs_from_epoch": apart[0] if apart else None,
+            "largest_difference": float((weights - others).abs().max()),
+            "fingerprint": hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:12],
+            "seconds_per_epoch": round(seconds, 4),
+        }
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    main()
