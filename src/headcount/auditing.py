@@ -25,7 +25,8 @@ from headcount.files import write_whole
 from headcount.judging import audit
 from headcount.judging.answers import Said
 from headcount.showing.export import whole_folder, write_tables
-from headcount.showing.looks import Look, look, page
+from headcount.showing.looks import Look, look
+from headcount.showing.pages import page
 
 FORMAT = 1
 _SIDE = 192

@@ -17,7 +17,8 @@ import numpy as np
 from headcount.data.read import Reading
 from headcount.errors import HeadcountError
 from headcount.judging.answers import Said
-from headcount.showing.looks import Look, look, page
+from headcount.showing.looks import Look, look
+from headcount.showing.pages import page
 
 _BAGS = 6  # shown when none is named
 _VOTERS = 12

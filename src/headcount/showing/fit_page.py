@@ -8,31 +8,25 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from importlib import resources
 from itertools import pairwise
 from typing import Any
 
-import jinja2
 import numpy as np
 from markupsafe import Markup
 
 from headcount.models.fitted import Fitted
 from headcount.showing import plots, shapes
 from headcount.showing.canvas import MUTED, PALETTE, panel
+from headcount.showing.pages import page, rate
 
 MOST_CLASSES = 30  # in a figure or a table; a page with a thousand rows is read by nobody
 
 
 def fit_page(fitted: Fitted, title: str = "A model from majority labels") -> str:
     """The page as a string."""
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["rate"] = rate
-    files = resources.files("headcount.showing")
-    return environment.from_string(files.joinpath("fit.html").read_text("utf-8")).render(
+    return page(
+        "fit.html",
         title=title,
-        css=Markup(files.joinpath("report.css").read_text("utf-8")),
         facts=fitted.facts,
         classes=fitted.classes,
         shares=_shares(fitted),
@@ -40,17 +34,6 @@ def fit_page(fitted: Fitted, title: str = "A model from majority labels") -> str
         figures=_figures(fitted),
         terms=_terms(fitted),
     )
-
-
-def rate(value: float | None, low: float | None = None, high: float | None = None) -> str:
-    """A share with its interval.
-
-    >>> rate(0.9, 0.786, 0.957), rate(None)
-    ('0.900 (0.786 to 0.957)', '–')
-    """
-    if value is None:
-        return "–"
-    return f"{value:.3f}" if low is None or high is None else f"{value:.3f} ({low:.3f} to {high:.3f})"
 
 
 def _shares(fitted: Fitted) -> list[tuple[str, int, str, str]]:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
-from importlib import resources
 from typing import Any, NamedTuple
 
-import jinja2
 import numpy as np
-from markupsafe import Markup
 
 from headcount.data.read import Reading
 from headcount.data.values import plain
@@ -62,14 +59,3 @@ def picture_uri(pixels: np.ndarray, side: int) -> str:
     out = io.BytesIO()
     image.save(out, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
-
-
-def page(template: str, **said: Any) -> str:
-    """A page of this folder, everything in it escaped but our own style sheet."""
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["percent"] = lambda share: f"{100 * share:.0f} %"
-    files = resources.files("headcount.showing")
-    css = Markup(files.joinpath("report.css").read_text("utf-8"))
-    return environment.from_string(files.joinpath(template).read_text("utf-8")).render(css=css, **said)

@@ -6,17 +6,14 @@ Like the report: one file, nothing in it runs or is fetched, every string is dat
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import resources
 from pathlib import Path
-
-import jinja2
-from markupsafe import Markup
 
 from headcount.files import write_whole
 from headcount.judging.paper import progress as so_far
 from headcount.judging.paper.cells import OURS, TABLES, cells
 from headcount.judging.paper.scales import SCENARIOS, Scale
 from headcount.judging.records import Record
+from headcount.showing.pages import page
 from headcount.showing.paper_plots import draw, printed_against_ours
 from headcount.showing.paper_runs import comparisons, run_groups, run_in_short
 from headcount.showing.paper_tables import Records, shown_table
@@ -40,12 +37,8 @@ def render(scale: Scale, records: Records) -> str:
     tables = [shown_table(name, own, records) for name, own in given.items()]
     chosen = {r.key for own in given.values() for c in own if c.method in OURS for r in c.chosen(records)}
     removals = sorted({r.removal for r in wanted if r.removal})
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    files = resources.files("headcount.showing")
-    return environment.from_string(files.joinpath("paper.html").read_text("utf-8")).render(
-        css=Markup(files.joinpath("report.css").read_text("utf-8")),
+    return page(
+        "paper.html",
         scale=scale,
         stand_ins={d: s for d, s in scale.sources.items() if s != d.lower()},
         base=", ".join(f"{k}={v}" for k, v in scale.base.changes.items()),

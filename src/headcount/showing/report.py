@@ -8,12 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
-
-import jinja2
-from markupsafe import Markup
 
 from headcount.errors import HeadcountError
 from headcount.files import write_whole
@@ -22,6 +18,7 @@ from headcount.judging.select import Row, rows
 from headcount.showing.canvas import method_colours
 from headcount.showing.figures import Group, figures
 from headcount.showing.gallery import Gallery, LoadSource, gallery, local_source
+from headcount.showing.pages import page
 from headcount.showing.tables import METRICS, Cell, Line, Method, best_of, cell, facts, lines, methods
 from headcount.training.recipe import Recipe
 
@@ -87,14 +84,9 @@ def render(records: Sequence[Record], title: str, load_source: LoadSource = loca
     sections = _sections(records)
     drawn = sum(len(p.svg) for s in sections for g in s.groups for p in g.panels)
     room = max(0, _WEIGHT - drawn - 450 * len(records) - 100_000) // len(sections)
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["percent"] = lambda share: f"{100 * share:.0f} %"
-    files = resources.files("headcount.showing")
-    return environment.from_string(files.joinpath("report.html").read_text("utf-8")).render(
+    return page(
+        "report.html",
         title=title,
-        css=Markup(files.joinpath("report.css").read_text("utf-8")),
         metrics=list(METRICS.values()),
         sections=[(s, _gallery(s, load_source, room), _runs(s)) for s in sections],
         overview=_overview(sections) if len(sections) > 1 else [],
