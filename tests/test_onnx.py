@@ -61,14 +61,15 @@ def test_a_table_through_the_command(typed, tmp_path):  # noqa: F811
     assert np.abs(answers(tmp_path / "m.onnx", x) - again.say(bags).instance.numpy()).max() < 1e-5
 
 
-@pytest.mark.parametrize("images", [False, True], ids=["features", "pictures, mirrored"])
-def test_networks_with_their_preparation(images, tmp_path):
+@pytest.mark.parametrize("backbone", ["mlp", "linear", "quick"])
+def test_networks_with_their_preparation(backbone, tmp_path):
+    images = backbone != "mlp"  # and mirrored
     g = np.random.default_rng(0)
-    shape = (6, 5, 3) if images else (7,)
+    shape = (9, 8, 3) if images else (7,)
     bags = [g.integers(0, 256, (4, *shape)).astype(np.uint8 if images else np.float32) for _ in range(4)]
     reading = read(bags, labels=["a", "b"] * 2)
     torch.manual_seed(0)
-    body = Model(Design(shape, ("a", "b"), "linear" if images else "mlp", (), "tilt", mirror=images)).eval()
+    body = Model(Design(shape, ("a", "b"), backbone, (), "tilt", mirror=images)).eval()
     body.prepare.mean.copy_(torch.tensor([0.3, 0.4, 0.5]) if images else torch.full((7,), 120.0))
     body.prepare.std.copy_(torch.tensor([0.2, 0.2, 0.1]) if images else torch.full((7,), 70.0))
     model = Fitted(body, ("a", "b"), reading.learn(), even(2))

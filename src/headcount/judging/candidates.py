@@ -204,10 +204,12 @@ def recipe_for(
     steps = -(-len(bags) // batch)
     few, many = (20, 100) if pictures else (20, 80)
     side = min(bags.pool.shape[:2]) if pictures else 0
+    small = pictures and 8 <= side <= 64  # benchmarks/pictures.py: a quarter of the time
     stem = "small" if side <= 20 else "pool" if side <= 64 else "paper"
-    own: dict[str, Any] = {"stem": stem, "width": 32 if side <= 20 else 64}
-    backbone = start.name if start else backbone or ("resnet18" if pictures else "mlp")
-    own = start.options if start else own if backbone == "resnet18" else _MLP if backbone == "mlp" else {}
+    width = {"width": 32 if side <= 20 else 64}
+    backbone = start.name if start else backbone or ("quick" if small else "resnet18" if pictures else "mlp")
+    usual = {"quick": width, "resnet18": {"stem": stem, **width}, "mlp": _MLP}
+    own: dict[str, Any] = start.options if start else usual.get(backbone, {})
     taught = start is not None and start.state is not None
     options = (
         options if set(options) <= set(head_options(head)) else {}
