@@ -790,8 +790,6 @@ TRAINED = [
     ("weno", {"loss": "classwise", "mining": "lowest", "mining_after": 1, "hardest": 2}),
     ("noisy_label", {"loss": "gce"}),
     ("supervised", {"over": "instances", "views": 2, "decay": 0.9}),
-    ("tilt", {"own": 0.5, "start": 0.1}),
-    ("tilt", {"own": 0.5, "start": 0.1, "over": "instances"}),
 ]
 
 

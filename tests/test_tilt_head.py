@@ -128,6 +128,13 @@ def test_two_networks_learn(tmp_path):
     assert record.scores["instance_accuracy"] > 0.5
 
 
+@pytest.mark.parametrize("over", ["bags", "instances"])
+def test_what_lessons_found_in_a_bag_is_no_part_of_the_model(over, tmp_path):
+    record = runs.run(TINY.but(options={"own": 0.5, "start": 0.1, "over": over}, epochs=3), tmp_path)
+    assert np.isfinite(record.scores["instance_accuracy"])
+    assert not any("found" in name for name in build_head("tilt", D, C, {"own": 0.5}).state_dict())
+
+
 def test_each_term_can_be_left_out():
     batch, z = batch_of(views=2), logits(2)
     teacher = said(3 * logits(2, seed=1))
@@ -338,12 +345,15 @@ def test_resumes_bit_for_bit(changes, tmp_path):
 
 
 @pytest.mark.parametrize("extras", ["plain", "removed", "weighted", "counted"])
-@pytest.mark.parametrize("options", [{}, {"over": "instances"}, {"share": 0.4, "form": "one", "adapt": False}])
+@pytest.mark.parametrize(
+    "options", [{}, {"over": "instances", "own": 0.5}, {"share": 0.4, "form": "one", "adapt": False}]
+)
 def test_a_step_asks_the_device_nothing(options, extras):
     """Tensors without numbers in them refuse every question but their shape: so a step can be captured."""
     with FakeTensorMode():
         counted = torch.tensor([True, False, True, True]) if extras == "counted" else None
         head = build_head("tilt", D, C, {"election": "conditioned", **options}, counted)
+        head.enrol(42, 42)
         for one in head.passes:
             b, size = (3, 7) if one.over == "bags" else (21, 1)
             s = Segments(torch.arange(21) // size, b, size).weighted(torch.rand(21) if extras == "weighted" else None)
