@@ -333,6 +333,15 @@ def test_interrupted(typed, monkeypatch, how):
     assert err == "headcount: interrupted; the same command goes on where it stopped\n"
 
 
+def test_interrupted_inside_an_eval(tmp_path):
+    """Libraries run pieces of text as they load; CPython keeps that a Ctrl-C came in there, and would end by a signal."""
+    stub = 'from headcount import cli\ncli.app = lambda **_: exec("raise KeyboardInterrupt")\ncli.main()\n'
+    (tmp_path / "struck.py").write_text(stub)
+    done = subprocess.run([sys.executable, "-m", "struck"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "headcount: interrupted; the same command goes on where it stopped\n"
+
+
 def test_a_bug_is_not_hushed_up(typed, monkeypatch):
     def stumble(as_json: bool) -> None:
         raise ImportError("no module named nothing")

@@ -266,7 +266,10 @@ def test_interrupts(reference, target, tmp_path):
     rng = random.Random(4)
     out = tmp_path / "out"
     moments: list[Callable[[subprocess.Popen], object]] = [
-        lambda study: time.sleep(rng.uniform(0.4, 1.0)),
+        lambda study: (
+            waiting(study, lambda: "/torch/" in Path(f"/proc/{study.pid}/maps").read_text())
+            and time.sleep(rng.uniform(0.0, 0.6))
+        ),  # torch itself is loading
         lambda study: waiting(study, lambda: len(living("ppid", study.pid)) >= 2),
         lambda study: waiting(study, lambda: any(out.glob("running/*/checkpoint.safetensors"))),
     ]

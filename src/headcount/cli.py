@@ -272,6 +272,9 @@ def main() -> None:
             raise  # else it was Ctrl-C while a library was loading
         asking = sys.argv[1:2] in (["predict"], ["evaluate"], ["explain"], ["issues"], ["audit"], ["check"], ["export"])
         code = complain("interrupted" if asking else "interrupted; the same command goes on where it stopped", 130)
+        eval(
+            "0"
+        )  # Ctrl-C inside an eval of text, as libraries do, makes CPython die by signal at its end; the next eval undoes it
     except (typer.Abort, EOFError):
         code = complain("aborted", 130)
     except BrokenPipeError:
