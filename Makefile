@@ -9,7 +9,7 @@ demo: .venv/ready          ## the main job: majority labels -> instance classifi
 	$(BIN)/headcount demo --out demo
 
 test: .venv/ready          ## the test suite, under 6 minutes on 2 cores
-	$(BIN)/python -m pytest -n 2 -m "not soak"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not soak"
 
 soak: .venv/ready          ## campaigns of kills and fuzzing, under 20 minutes
 	$(BIN)/python -m pytest -m soak

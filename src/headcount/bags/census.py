@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from scipy.special import betaincinv
 from torch import Tensor
 
 from headcount.bags.segments import Segments
@@ -251,6 +250,8 @@ def plainly(p: Tensor, segments: Segments, level: float = 0.9) -> tuple[Tensor, 
 
 def _beta(share: Tensor, spread: Tensor, level: float) -> tuple[Tensor, Tensor, Tensor]:
     """The interval of the beta law with this mean and variance."""
+    from scipy.special import betaincinv  # a fifth of a second to import: only who wants intervals waits
+
     if not 0 < level < 1:
         raise HeadcountError(f"the level of an interval lies between 0 and 1, got {level}")
     sharp = (share * (1 - share) / spread.clamp_min(1e-12) - 1).clamp_min(1e-9)

@@ -11,10 +11,9 @@ Shapes: p (n, C) rows that sum to one. The majority stands in the last column fo
 from __future__ import annotations
 
 from functools import lru_cache
-from math import ceil
+from math import ceil, lgamma
 
 import numpy as np
-from scipy.special import gammaln
 
 from headcount.errors import HeadcountError
 
@@ -103,7 +102,7 @@ def _irwin_hall(n: int, x: np.ndarray) -> np.ndarray:
     from scipy.stats import irwinhall  # a second to import: only when bags are drawn
 
     corner = np.exp(
-        n * np.log(np.clip(x, 1e-300, 1)) - gammaln(n + 1)
+        n * np.log(np.clip(x, 1e-300, 1)) - lgamma(n + 1)
     )  # exact below 1, where a spline has lost its digits
     return np.where(x < 1, corner, irwinhall.cdf(np.clip(x, 0, n), n))
 

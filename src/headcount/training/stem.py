@@ -14,6 +14,7 @@ Letters: n images, Y X the map after the convolution, P Q after the pool, K outp
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -23,21 +24,24 @@ from torch.nn import functional as F
 
 from headcount.models.backbones import ResNet18
 
-kernels: Any
-try:
-    kernels = import_module("headcount.training.kernels")  # a language of its own: type checkers stay outside
-except ImportError:  # no Triton on this machine: `usable` says so
-    kernels = None
-
 DEPTH = 16  # channels of a block of 2x2 pixels, filled up
 ROWS = 4  # a 7x7 stride-2 convolution is 4x4 on blocks
 _TILE = 64  # places of a tile
 _PARTS = 512  # programs of a reduction, a power of two
 
 
+@cache
+def kernels() -> Any:
+    """Loaded when first wanted: who has no card does not wait for Triton. None where there is no Triton."""
+    try:
+        return import_module("headcount.training.kernels")  # a language of its own: type checkers stay outside
+    except ImportError:
+        return None
+
+
 def usable(network: nn.Module) -> bool:
     """Whether this network's stem is the one written here, and Triton is there to run it."""
-    if kernels is None or type(network) is not ResNet18:
+    if type(network) is not ResNet18 or kernels() is None:
         return False
     conv, pool = network.conv1, network.maxpool
     return (
@@ -76,7 +80,7 @@ def stem(x: Tensor, height: int, width: int, weight: Tensor, gamma: Tensor, beta
     line = _statistics(y.view(-1, K), gamma, beta, eps)
     pooled, top = y.new_empty(n, P, Q, K), y.new_empty(n * P * Q, K)
     winner = torch.empty(n * P * Q, K, dtype=torch.uint8, device=y.device)
-    kernels.pool[(_up(len(top), _TILE),)](y, line, pooled, top, winner, len(top), Y, X, P, Q, K, _TILE, num_warps=8)
+    kernels().pool[(_up(len(top), _TILE),)](y, line, pooled, top, winner, len(top), Y, X, P, Q, K, _TILE, num_warps=8)
     return [pooled.permute(0, 3, 1, 2), y.view(-1, K), top, winner, line]
 
 
@@ -89,8 +93,8 @@ def _statistics(y: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:
     parts, step = _parts(M, 2 * _TILE)
     mean, spread = y.new_empty(2, parts, K, dtype=torch.float32)
     count, line = y.new_empty(parts, dtype=torch.float32), y.new_empty(4, K, dtype=torch.float32)
-    kernels.moments[(parts,)](y, mean, spread, count, M, step, K, 2 * _TILE, num_warps=4)
-    kernels.merge[(1,)](mean, spread, count, gamma, beta, eps, line, parts, M, K, _PARTS, num_warps=16)
+    kernels().moments[(parts,)](y, mean, spread, count, M, step, K, 2 * _TILE, num_warps=4)
+    kernels().merge[(1,)](mean, spread, count, gamma, beta, eps, line, parts, M, K, _PARTS, num_warps=16)
     return line
 
 
@@ -123,16 +127,16 @@ def stem_backward(
     x = x if x.is_cuda else x.float()  # Triton's interpreter multiplies no bf16
     parts, step = _parts(places, _TILE)
     sums = grad.new_empty(2, parts, K, dtype=torch.float32)
-    kernels.sums[(parts,)](grad, top, line, eps, sums[0], sums[1], places, step, K, _TILE, num_warps=4)
+    kernels().sums[(parts,)](grad, top, line, eps, sums[0], sums[1], places, step, K, _TILE, num_warps=4)
     total, along = sums.sum(1)
     dy = torch.empty_like(y, dtype=x.dtype)
-    kernels.dealt[(_up(places, _TILE),)](
+    kernels().dealt[(_up(places, _TILE),)](
         y, grad, winner, line, total, along, eps, dy, places, M, Y, X, P, Q, K, _TILE, num_warps=8
     )
     tiles = _up(M, _TILE)
     parts = min(tiles, _programs(y.device))
     out = x.new_empty(parts, K, ROWS * ROWS * DEPTH, dtype=torch.float32)
-    kernels.weights[(parts,)](
+    kernels().weights[(parts,)](
         x, dy, out, M, _up(tiles, parts), X + 3, Y, X, K, ROWS * DEPTH, _TILE, num_warps=4, num_stages=3
     )
     return [out.sum(0), along.clone(), total.clone()]  # results may not share memory
