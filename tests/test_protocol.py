@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from scipy.stats import irwinhall
 
 from headcount.bags import Segments
 from headcount.data import shares
@@ -99,6 +102,16 @@ def test_any_number_of_classes(classes):
         p = shares.conditional(scenario, classes, 40, np.random.default_rng(0))
         assert p.shape == (40, classes)
         assert np.histogram(p.max(1), shares.edges(scenario, classes))[0].tolist() == [4] * 10
+
+
+@pytest.mark.parametrize("n", [1, 2, 9, 25, 99])
+def test_the_law_of_a_sum_of_uniforms(n):
+    x = np.linspace(-0.5, n + 0.5, 301)
+    ours = shares._irwin_hall(n, x)
+    assert ours == pytest.approx(irwinhall.cdf(np.clip(x, 0, n), n), rel=1e-9, abs=1e-12)
+    corner = np.linspace(0.1, 0.99, 50)
+    assert ours.max() == pytest.approx(1, abs=1e-14)
+    assert np.log(shares._irwin_hall(n, corner)) == pytest.approx(n * np.log(corner) - math.lgamma(n + 1), rel=1e-12)
 
 
 def test_official_sampler_has_the_same_statistics(monkeypatch):

@@ -11,7 +11,7 @@ Shapes: p (n, C) rows that sum to one. The majority stands in the last column fo
 from __future__ import annotations
 
 from functools import lru_cache
-from math import ceil, lgamma
+from math import ceil
 
 import numpy as np
 
@@ -98,13 +98,16 @@ def chance(law: str, classes: int, low: float, high: float) -> float:
 
 
 def _irwin_hall(n: int, x: np.ndarray) -> np.ndarray:
-    """P(the sum of n uniforms < x)."""
-    from scipy.stats import irwinhall  # a second to import: only when bags are drawn
+    """P(the sum of n uniforms < x): B-splines of degree n at x, x - 1, ..., by their recurrence, summed.
 
-    corner = np.exp(
-        n * np.log(np.clip(x, 1e-300, 1)) - lgamma(n + 1)
-    )  # exact below 1, where a spline has lost its digits
-    return np.where(x < 1, corner, irwinhall.cdf(np.clip(x, 0, n), n))
+    Only positive numbers are added, so that small chances keep their digits.
+    """
+    t = np.clip(x, 0, n)[:, None] - np.arange(n + 1)
+    spline = ((t >= 0) & (t < 1)).astype(float)
+    for m in range(1, n + 1):
+        later = np.pad(spline[:, 1:], ((0, 0), (0, 1)))
+        spline = (t * spline + (m + 1 - t) * later) / m
+    return spline.sum(1)
 
 
 def draw(law: str, classes: int, low: float, high: float, count: int, rng: np.random.Generator) -> np.ndarray:
