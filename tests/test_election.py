@@ -117,6 +117,25 @@ def test_laws_of_the_counts():
     assert tail[1] == pytest.approx(math.log(64) - 50)
 
 
+@pytest.mark.parametrize("scale", [0.3, 4.0, 60.0])
+def test_laws_one_by_one_and_two_by_two(scale):
+    """A processor's way and a card's: the same laws and the same slopes, in the far tails and beside empty places too."""
+    log_p, log_q = (t.unflatten(0, (4, 19)) for t in elections.ballots(random_logits(3, 76, 5, scale)))
+    empty = torch.arange(19) >= torch.tensor([19, 12, 1, 0])[:, None]
+    log_p, log_q = log_p.masked_fill(empty[..., None], elections.NEVER), log_q.masked_fill(empty[..., None], 0)
+    found = []
+    for way in (elections.one_by_one, elections.two_by_two):
+        p, q = log_p.clone().requires_grad_(), log_q.clone().requires_grad_()
+        law = way(p, q)
+        possible = torch.arange(20) <= (~empty).sum(1)[:, None, None]
+        assert (law.masked_fill(possible, elections.NEVER) < elections.NEVER / 2).all()
+        law = law.masked_fill(~possible, 0)
+        (law * torch.linspace(-1, 2, law.numel()).view_as(law)).sum().backward()
+        found.append([law.detach(), p.grad, q.grad])
+    for here, there in zip(*found, strict=True):
+        torch.testing.assert_close(here, there, rtol=1e-10, atol=1e-10)
+
+
 # -- how far the approximations are from it ----------------------------------------------------------------------------
 
 SMALL = {  # classes, votes -> the largest error of independent, conditioned, normal over 30 bags

@@ -24,6 +24,7 @@ from __future__ import annotations
 import itertools
 import math
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,10 +90,62 @@ def _log_shares(votes: Tensor, counted: Tensor | None) -> Tensor:
 
 
 def count_laws(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """(B, C, J) log P(N_k = j): the product of the voters' polynomials q + p x, two by two.
+    """(B, C, J) log P(N_k = j): the coefficients of the product of the voters' polynomials q + p x.
 
     Only positive numbers are added, so that the tails keep their digits; a Fourier transform would lose them.
     """
+    return two_by_two(log_p, log_q) if log_p.is_cuda else one_by_one(log_p, log_q)
+
+
+def one_by_one(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """The product voter by voter, those first who lean most to the class: for a processor, a sixth of the time of the other.
+
+    Of all ways in which j voters can vote for a class, the likeliest is that the first j do. The others are counted beside
+    it, each by how likely it is in comparison: numbers from 1 to 2^S, whatever the tails, and no logarithms on the way.
+    """
+    odds = (log_p - log_q).transpose(0, 1).flatten(1).sort(0, descending=True).values  # (S, B C)
+    likeliest = torch.cat([torch.zeros_like(odds[:1]), odds.cumsum(0)])
+    law = likeliest + _Ways.apply(odds)
+    return law.T.unflatten(0, log_p.shape[::2]) + log_q.sum(1)[..., None]
+
+
+class _Ways(torch.autograd.Function):
+    """(S, M) falling log odds -> (S + 1, M) logs of the ways to get j votes, in units of the likeliest way.
+
+    With o the odds: ways[j] += ways[j - 1] o[i] / o[j] for each voter i, the ratio never above 1. Odds beyond e^345 either way
+    are taken as that much in the ratios, which alone are computed here.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, odds: Tensor) -> Tensor:
+        here = odds > NEVER / 2  # an empty place gives nobody a vote
+        up = odds.clamp(-345, 345).exp()
+        up, down = up * here, 1 / up
+        ways = F.pad(torch.ones_like(odds[:1]), (0, 0, 0, len(odds)))
+        kept = []
+        for i in range(len(odds)):
+            kept.append(down[: i + 1] * ways[: i + 1])
+            ways[1 : i + 2].addcmul_(up[i], kept[i])
+        ways.clamp_min_(1e-300)
+        ctx.kept = kept
+        ctx.save_for_backward(up, down, ways)
+        return ways.log()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # ty: ignore[incompatible-method-override]
+        up, down, ways = ctx.saved_tensors
+        slope, out = grad / ways, torch.zeros_like(up)
+        for i in reversed(range(len(up))):
+            step = up[i] * slope[1 : i + 2]
+            pull = step * ctx.kept[i]
+            out[i] += pull.sum(0)
+            out[: i + 1] -= pull
+            slope[: i + 1].addcmul_(step, down[: i + 1])
+        return out
+
+
+def two_by_two(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """The product as a tree, in logarithms: for a card, where few large steps beat many small ones."""
     law = torch.stack([log_q, log_p], -1).transpose(1, 2)  # (B, C, S, 2)
     while law.shape[2] > 1:
         if law.shape[2] % 2:
