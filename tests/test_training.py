@@ -191,8 +191,10 @@ def interrupted(recipe, work, at):
         TINY.but(head=TOY, views="crop", epochs=5),
         TINY.but(optimizer="sgd", schedule="cosine", backbone_options={"dropout": 0.3}),
         TINY.but(optimizer="adamw", patience=3, lr=0.05, epochs=30),
+        TINY.but(backbone="quick", backbone_options={"width": 8}, epochs=5),
+        TINY.but(backbone="quick", backbone_options={"width": 8}, epochs=5, optimizer="sgd"),
     ],
-    ids=["count", "toy", "sgd", "adamw"],
+    ids=["count", "toy", "sgd", "adamw", "convolutions", "convolutions, sgd"],
 )
 def test_resumes_bit_for_bit(recipe, tmp_path):
     whole = fit(*made(recipe), recipe, work=tmp_path / "whole")

@@ -26,7 +26,7 @@ from headcount.training import checkpoint, log, parallel, speed, stream
 from headcount.training.batches import Feed
 from headcount.training.recipe import Recipe
 from headcount.training.seeds import seed_for
-from headcount.training.updates import average, optimizer_for, pace, schedule, set_rate
+from headcount.training.updates import average, optimizer_for, pace, schedule, set_rate, slots_of, take_up
 from headcount.training.views import several
 
 
@@ -264,8 +264,7 @@ class Training:
         if self.teacher is not None:
             tensors |= {f"teacher.{k}": v for k, v in self.teacher.state_dict().items()}
         for prefix, optimizer in self.optimizers.items():
-            for i, slots in optimizer.state_dict()["state"].items():
-                tensors |= {f"optimizer.{prefix}.{i}.{k}": v for k, v in slots.items() if isinstance(v, Tensor)}
+            tensors |= {f"optimizer.{prefix}.{k}": v for k, v in slots_of(optimizer).items()}
         checkpoint.save(work / "checkpoint.safetensors", tensors, {**vars(progress), "key": self.recipe.key})
 
     def resume(self, work: Path) -> Progress:
@@ -280,11 +279,7 @@ class Training:
         if self.teacher is not None:
             self.teacher.load_state_dict(_under("teacher.", tensors))
         for prefix, optimizer in self.optimizers.items():
-            state: dict[int, dict[str, Tensor]] = {}
-            for name, value in _under(f"optimizer.{prefix}.", tensors).items():
-                i, _, slot = name.partition(".")
-                state.setdefault(int(i), {})[slot] = value
-            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+            take_up(optimizer, _under(f"optimizer.{prefix}.", tensors))
         progress = Progress(**facts)
         progress.curve = [(train, valid) for train, valid in facts["curve"]]
         self._log_again(work, progress.curve)

@@ -27,6 +27,25 @@ def optimizer_for(model: nn.Module, prefix: str, recipe: Recipe, device: torch.d
     return kind(groups, rate, (0.9, 0.999), 1e-8, recipe.weight_decay, capturable=on_gpu, fused=True)
 
 
+def slots_of(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What an optimizer remembers, by number of the parameter and name."""
+    state = optimizer.state_dict()["state"]
+    return {f"{i}.{k}": v for i, slots in state.items() for k, v in slots.items() if isinstance(v, Tensor)}
+
+
+def take_up(optimizer: torch.optim.Optimizer, saved: dict[str, Tensor]) -> None:
+    """Let an optimizer remember again what :func:`slots_of` said."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, value in saved.items():
+        i, _, slot = name.partition(".")
+        state.setdefault(int(i), {})[slot] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    for weight, slots in optimizer.state.items():
+        for name, value in slots.items():
+            if value.shape == weight.shape:  # laid out as the weight is: a fused step walks through both in one order
+                slots[name] = torch.empty_like(weight).copy_(value)
+
+
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
