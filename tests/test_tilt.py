@@ -247,3 +247,13 @@ def test_the_estimate_refuses():
         tilt.estimate(torch.ones(5, 3) / 3, segments, torch.zeros(2, 3))
     with pytest.raises(HeadcountError, match="no form of the tilt 'half'; there are one, class, full"):
         tilt.settled(torch.eye(3), torch.ones(3), "half")
+
+
+@pytest.mark.parametrize("weight", [0.1, 1.0])
+def test_weights_that_are_shares_make_no_bag_smaller(weight):
+    """Areas that add up to one in each bag: the same tilt as without weights, not that of bags of one."""
+    label = torch.arange(90) % 3
+    y = (label[:, None] + torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 2, 2])) % 3
+    p = torch.eye(3)[y.flatten()] * 0.97 + 0.01
+    segments = Segments.from_sizes([10] * 90).weighted(torch.full((900,), weight))
+    assert tilt.estimate(p, segments, torch.eye(3)[label]).share.tolist() == pytest.approx([0.6] * 3, abs=0.02)

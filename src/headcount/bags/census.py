@@ -269,7 +269,6 @@ def _even(segments: Segments) -> Segments:
     """The same, each bag's weights scaled to a mean of one: what is heard of a bag is worth its instances, not its votes."""
     if segments.weight is None:
         return segments
-    plain = Segments(segments.index, segments.bags, segments.size)
-    mean = (segments.total() / plain.total().clamp_min(1)).clamp_min(1e-30)
-    scale = plain.spread(mean)
+    mean = (segments.total() / segments.instances().clamp_min(1)).clamp_min(1e-30)
+    scale = segments.spread(mean)
     return segments.weighted(segments.weight / torch.where(scale > 0, scale, 1.0))

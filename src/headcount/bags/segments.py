@@ -117,6 +117,10 @@ class Segments:
         """(B,) how many instances each bag has, the removed left out, weights counted."""
         return self.sum(torch.ones(self.index.shape, device=self.index.device))
 
+    def instances(self) -> Tensor:
+        """(B,) how many instances each bag has, the removed left out, whatever they weigh."""
+        return Segments(self.index, self.bags, self.size).total()
+
     def mean(self, x: Tensor) -> Tensor:
         """(N, ...) -> (B, ...); an emptied bag gives zeros."""
         sums = self.sum(x)

@@ -114,7 +114,7 @@ class Tilt:
 
 @lru_cache(maxsize=64)
 def least_share(size: int, classes: int) -> float:
-    """The smallest expected majority share bags of this size can have: that of bags filled by lot, all classes alike.
+    """The expected majority share of bags filled by lot, all classes alike: the least a label can be expected to say.
 
     >>> round(least_share(2, 2), 3), round(least_share(24, 10), 3), round(least_share(64, 10), 3)
     (0.75, 0.209, 0.165)
@@ -133,9 +133,21 @@ def least_share(size: int, classes: int) -> float:
     return float(expected / size)
 
 
+def size_of(segments: Segments) -> float:
+    """How many instances a bag has on average. A weight of two stands for two of them; weights that are shares of a bag, all
+    below one, make no bag smaller."""
+    return float(torch.maximum(segments.total(), segments.instances()).double().mean())
+
+
+def floor(size: float, classes: int, counted: Tensor | None = None) -> float:
+    """The share below which no estimate falls: that of bags filled by lot. Bags may be filled more evenly, by design; a weak
+    classifier's answers look so too, and are far more frequent. Where some class cannot win there is no floor."""
+    return 0.0 if counted is not None else least_share(max(1, round(size)), classes)
+
+
 def first_guess(size: float, classes: int) -> float:
-    """A majority share to begin with: low, a tenth of the way from the least to the whole. From below, an estimate climbs as
-    far as the classifier's confidence bears it; from above it would stay wherever the classifier's doubt explains it."""
+    """A majority share to begin with: low, a tenth of the way from that of bags filled by lot to the whole. From below, an
+    estimate climbs as far as the classifier's confidence bears it; from above it would stay wherever doubt explains it."""
     least = least_share(max(1, round(size)), classes)
     return least + 0.1 * (1 - least)
 
@@ -292,8 +304,8 @@ def estimate(
         raise HeadcountError("no bag has a label, so there is no tilt to estimate; give at least one labelled bag")
     rows = segments.spread(target.double())
     rows = rows if segments.weight is None else rows * segments.weight.double()[:, None]
-    size = float(segments.total().double().mean())
-    least = 0.0 if counted is not None else least_share(max(1, round(size)), classes)
+    size = size_of(segments)
+    least = floor(size, classes, counted)
     labels = labels_of(rows.sum(0), counted)
     guess = first_guess(size, classes) if start is None else start
     mix = mix_of(torch.tensor(guess, dtype=torch.float64), classes)

@@ -74,7 +74,7 @@ def _of_choice(best: Candidate, scores: dict[str, Score], split: bool) -> list[s
 
 
 def _of_tilt(found: tilt.Tilt, bags: Bags) -> list[str]:
-    size = max(1, round(float(bags.segments().total().double().mean())))
+    size = max(1, round(tilt.size_of(bags.segments())))
     least = tilt.least_share(size, len(bags.classes))
     share = float(found.share.mean())
     if size > 1 and (share - least) < 0.05:

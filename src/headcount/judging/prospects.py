@@ -145,8 +145,7 @@ def share_errors(look: Look, bags: Bags, start: tilt.Tilt, seed: int = 0) -> np.
     p = tempered(look.p.clamp_min(1e-12), look.judgement.instance_temperature)
     weight = torch.ones(len(p)) if segments.weight is None else segments.weight
     rows = segments.spread(bags.target.double()) * weight.double()[:, None]
-    size = max(1, round(float(segments.total().double().mean())))
-    least = 0.0 if bags.counted is not None else tilt.least_share(size, len(bags.classes))
+    least = tilt.floor(tilt.size_of(segments), len(bags.classes), bags.counted)
     shares = []
     for _ in range(DRAWS):
         times = torch.from_numpy(np.bincount(rng.integers(0, groups, groups), minlength=groups)[group]).double()

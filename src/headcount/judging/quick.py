@@ -89,8 +89,8 @@ def _strangers(x: np.ndarray, bags: Bags, fold: np.ndarray, ridge: float, known:
     segments, classes = bags.segments(), len(bags.classes)
     rows = segments.spread(bags.target.double())
     rows = rows if segments.weight is None else rows * segments.weight.double()[:, None]
-    size = float(segments.total().double().mean())
-    least = 0.0 if bags.counted is not None else tilt.least_share(max(1, round(size)), classes)
+    size = tilt.size_of(segments)
+    least = tilt.floor(size, classes, bags.counted)
     labels, count = tilt.labels_of(rows.sum(0), bags.counted), bags.target.double().sum(0)
     mix = known if known is not None else tilt.mix_of(torch.tensor(tilt.first_guess(size, classes)).double(), classes)
     folds, told = int(fold.max()) + 1, rows.sum(1).numpy() > 0

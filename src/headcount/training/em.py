@@ -200,7 +200,7 @@ def _groups(bags: Bags) -> int:
 
 
 def _size(bags: Bags) -> float:
-    return float(bags.segments().total().double().mean())
+    return tilt.size_of(bags.segments())
 
 
 def _apart(train: Bags, valid: Bags | None, seed: int) -> tuple[Bags, Bags | None]:
@@ -216,7 +216,7 @@ def _apart(train: Bags, valid: Bags | None, seed: int) -> tuple[Bags, Bags | Non
 
 def _step(now: tilt.Tilt, p: Tensor, bags: Bags, form: str, train: Bags) -> tilt.Tilt:
     """One step of the tilt's EM on these bags."""
-    least = 0.0 if train.counted is not None else tilt.least_share(max(1, round(_size(train))), len(train.classes))
+    least = tilt.floor(_size(train), len(train.classes), train.counted)
     segments = bags.segments()
     rows = segments.spread(bags.target.double())
     rows = rows if segments.weight is None else rows * segments.weight.double()[:, None]

@@ -127,8 +127,7 @@ class TiltHead(Head):
 
     def _begin(self, size: float) -> None:
         """What is believed of bags of this size before anything is seen."""
-        least = 0.0 if self.counted is not None else tilt.least_share(max(1, round(size)), self.classes)
-        self.least.fill_(least)
+        self.least.fill_(tilt.floor(size, self.classes, self.counted))
         guess = tilt.first_guess(size, self.classes) if self.share is None else self.share
         self.mix.copy_(tilt.mix_of(torch.tensor(guess, dtype=torch.float64), self.classes))
 
