@@ -140,9 +140,11 @@ def summary(folder: Path) -> dict[str, Any]:
         row["minutes"] = round(np.mean([r.body["provenance"]["seconds"] for r in folds.values()]) / 60, 2)
         if found_tilts := [folds[f].body["tilt"] for f in sorted(folds) if "tilt" in folds[f].body]:
             keys = ("share", "true_share", "mix_error", "shares_error", "shares_error_in_context", "shares_inside")
+            keys += ("shares_error_unlabelled", "shares_inside_unlabelled")  # which the first records lack
             means = {
                 k: np.mean([t[k] for t in found_tilts], 0).round(5).tolist()
                 for k in (*keys, "context_instance_accuracy")
+                if all(k in t for t in found_tilts)
             }
             row |= {"in_context": means.pop("context_instance_accuracy"), "tilt": means}
         where = said if name == "best" else said.setdefault("lines", {}).setdefault(name, {})

@@ -1,7 +1,9 @@
 """Does a training repeat itself? The same recipe and seed twice in one process, and a fingerprint to hold against another's.
 
     python benchmarks/repeat.py                          # the paper's recipe and tilt's for photographs, random pixels
-    python benchmarks/repeat.py --deterministic          # convolutions and other operations that add in a fixed order
+    python benchmarks/repeat.py --fixed cudnn            # convolutions that add in a fixed order
+    python benchmarks/repeat.py --fixed compiler         # nothing is chosen by a stopwatch when kernels are made
+    python benchmarks/repeat.py --fixed cudnn,compiler
     python benchmarks/repeat.py --small                  # a laptop
 
 A line for each recipe: the epoch whose losses first differ (none: they never do), the largest difference of a weight at the
@@ -14,8 +16,10 @@ import argparse
 import hashlib
 import json
 import time
+from typing import Any, cast
 
 import torch
+import torch._inductor.config
 from compare import PAPER, SMALL, made
 from photographs import BEST
 
@@ -43,10 +47,12 @@ def trained(recipe: Recipe, train: Bags, valid: Bags, device: torch.device) -> t
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--fixed", default="", help="cudnn, compiler, or both with a comma")
     parser.add_argument("--small", action="store_true")
     args = parser.parse_args()
-    torch.backends.cudnn.deterministic = args.deterministic
+    fixed = args.fixed.split(",") if args.fixed else []
+    torch.backends.cudnn.deterministic = "cudnn" in fixed
+    cast(Any, torch._inductor.config).deterministic = "compiler" in fixed
     device = speed.device_for("auto")
     precision = "bf16" if device.type == "cuda" else "fp32"
     train, valid = made(**(SMALL if args.small else PAPER))
@@ -58,7 +64,7 @@ def main() -> None:
         apart = [i // 2 + 1 for i, (a, b) in enumerate(zip(first, again, strict=True)) if a != b]
         line = {
             "recipe": name,
-            "deterministic": args.deterministic,
+            "fixed": fixed,
             "differs_from_epoch": apart[0] if apart else None,
             "largest_difference": float((weights - others).abs().max()),
             "fingerprint": hashlib.sha256(weights.numpy().tobytes()).hexdigest()[:12],

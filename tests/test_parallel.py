@@ -9,18 +9,21 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import parallel_case as case
+from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError
 from headcount.judging.launch import processes
 from headcount.judging.rays import ray_cluster
 from headcount.judging.records import Record
-from headcount.judging.run import run
+from headcount.judging.run import fresh_model, run
 from headcount.models.heads import HEADS
 from headcount.training import checkpoint, parallel
 from headcount.training.recipe import Recipe
+from headcount.training.train import Training
 
 HERE = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -72,6 +75,24 @@ def test_what_a_head_keeps_across_bags_is_refused():
     state.model.head.prior += 1
     with pytest.raises(HeadcountError, match=r"head count keeps 'prior' across bags.*train it with one process"):
         memory.merge()
+
+
+def test_a_teacher_keeps_its_own_batch_norm():
+    """It is an average as its weights are, not its pupil's."""
+    pool = Pool(np.random.default_rng(0).integers(0, 256, (48, 8, 8, 1), dtype=np.uint8))
+    bags = Bags.of(pool, sizes=[4] * 12, labels=[0, 1, 2] * 4, classes=3, known=np.arange(48) % 3)
+    recipe = Recipe(backbone="quick", backbone_options={"width": 8}, batch_bags=4)
+    recipe = recipe.but(head="supervised", options={"views": 2, "decay": 0.995}, views="noise")
+    state = Training(fresh_model(recipe, bags), bags, bags, recipe)
+    memory = parallel.Memory(state, set())
+    for epoch in range(3):
+        state.train_epoch(epoch)
+    before = {k: v.clone() for k, v in state.teacher.named_buffers()}
+    memory.merge()
+    after, pupil = dict(state.teacher.named_buffers()), dict(state.model.named_buffers())
+    averaged = [k for k in before if k.endswith("running_mean")]
+    assert all(torch.equal(before[k], after[k]) for k in averaged)
+    assert any(not torch.equal(pupil[k], after[k]) for k in averaged)
 
 
 @pytest.mark.parametrize("name", [n for n in HEADS if HEADS[n].indivisible])

@@ -298,6 +298,19 @@ def test_batch_norm_is_refused():
     Training(model, bags, bags, Recipe(chunk_instances=20, batch_bags=1))
 
 
+def test_loose_instances_are_looked_at_too():
+    """Bags fit one by one; a step of loose instances does not, and its head needs it whole."""
+    bags = Bags.of(Pool(np.zeros((20, D), dtype=np.float32)), sizes=[5, 7, 8], labels=[0, 1, 2], classes=3)
+    model = Model(
+        Design((D,), bags.classes, backbone="mlp", head="tilt", options=(("over", "instances"), ("bag", 0.0)))
+    )
+    recipe = Recipe(backbone="mlp", head="tilt", options={"over": "instances", "bag": 0.0}, batch_bags=1)
+    largest = int(bags.sizes.max()) * model.head.views
+    Training(model, bags, bags, recipe.but(batch_instances=4, chunk_instances=largest))
+    with pytest.raises(HeadcountError, match=rf"chunk_instances {largest} takes .* head tilt needs it whole"):
+        Training(model, bags, bags, recipe.but(batch_instances=largest, chunk_instances=largest))
+
+
 def test_a_small_bag_is_not_elected_in_pieces():
     with pytest.raises(HeadcountError, match=r"bag 0 has 180 instances.*head election cannot hear.*up to 128 votes"):
         training("election", {}, 39, large_bags(weight=False))

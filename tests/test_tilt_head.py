@@ -582,7 +582,9 @@ def test_the_record_holds_the_estimate_beside_the_truth(tmp_path):
     own = [(bags.truth == bags.label[bags.bag])[bags.label[bags.bag] == c].float().mean() for c in range(10)]
     np.testing.assert_allclose(body["true_share"], np.nan_to_num(own), atol=1e-4)
     assert len(body["share"]) == 10
+    assert 0 <= body["shares_inside_unlabelled"] <= 1
     assert 0 <= body["shares_inside"] <= 1
+    assert body["shares_error_in_context"] <= body["shares_error_unlabelled"] + 0.01
     assert 0 < body["context_instance_accuracy"] <= 1
     assert isinstance(body["context_helps"], bool)
 
@@ -621,3 +623,39 @@ def test_shares_found_in_a_bag_are_believed_beside_its_label():
     gone = own.found.clone()
     own._posterior(log_p + told, rows, torch.zeros(60), labels, bag)
     torch.testing.assert_close(own.found, gone)  # who does not count teaches nothing
+
+
+def found_in(sizes, removed=(), rounds=1, enrolled=None):
+    """What lessons found in bags of these sizes."""
+    head = build_head("tilt", 4, 3, {"own": 0.5, "start": 0.0, "threshold": 0.0, "bag": 0.0}).train()
+    count, n = len(sizes), sum(sizes)
+    head.enrol(count, enrolled or n)
+    gone = torch.zeros(n, dtype=torch.bool)
+    gone[list(removed)] = True
+    segments = Segments.from_sizes(sizes).without(gone)
+    x, target = (
+        torch.randn(400, 4, generator=torch.Generator().manual_seed(1))[:n],
+        torch.eye(3)[torch.arange(count) % 3],
+    )
+    both = Batch(
+        *(segments.repeat(2), target.repeat(2, 1), torch.arange(count).repeat(2), torch.arange(n).repeat(2)),
+        **{"done": torch.tensor(0.5), "views": 2},
+    )
+    for _ in range(rounds):
+        said = head(torch.cat([x, x]), both.segments)
+        head.loss(said, both, said)
+    return head.found
+
+
+def test_shares_found_in_bags_stay_shares():
+    """Whatever the sizes of the bags, and whoever was removed."""
+    for found in (found_in([2] * 19 + [200], rounds=6), found_in([4, 4], removed=[7], rounds=3)):
+        torch.testing.assert_close(found.sum(1), torch.ones(len(found)))
+        assert (found >= 0).all()
+
+
+def test_who_was_removed_might_as_well_not_be_there():
+    torch.manual_seed(0)
+    removed = found_in([4, 4], removed=[7])
+    torch.manual_seed(0)
+    torch.testing.assert_close(removed, found_in([4, 3], enrolled=8))

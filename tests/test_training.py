@@ -21,6 +21,7 @@ from headcount.judging import run as runs
 from headcount.judging.records import Record
 from headcount.models.model import Design, Model, say
 from headcount.training import train as training
+from headcount.training import views
 from headcount.training.batches import Feed
 from headcount.training.recipe import Recipe
 from headcount.training.train import fit
@@ -155,10 +156,29 @@ def test_schedule_shape():
     assert schedule("twice", 0.1, 0.75) == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize("views", ["crop", "flip_crop"])
-def test_views_of_images(views):
-    recipe = TINY.but(views=views, epochs=2)
+@pytest.mark.parametrize("kind", ["crop", "flip_crop"])
+def test_views_of_images(kind):
+    recipe = TINY.but(views=kind, epochs=2)
     assert np.isfinite(fit(*made(recipe), recipe).progress.curve).all()
+
+
+def test_an_oblong_is_cropped_too():
+    x = torch.rand(5, 3, 64, 4, generator=torch.Generator().manual_seed(0))
+    for side in (x, x.transpose(2, 3), x[:, :, :1]):
+        assert views.crop(side).shape == side.shape
+
+
+def test_no_step_is_left_with_a_single_instance():
+    """Batch-norm could not learn from it."""
+    pool = Pool(np.random.default_rng(0).integers(0, 256, (9, 8, 8, 1), dtype=np.uint8))
+    bags = Bags.of(pool, sizes=[1] * 9, labels=[0, 1, 2] * 3, classes=3)
+    recipe = TINY.but(backbone="resnet18", backbone_options={"width": 4}, epochs=1, batch_bags=4)
+    assert np.isfinite(fit(runs.fresh_model(recipe, bags), bags, bags, recipe).progress.curve).all()
+    feed = Feed(bags, 4, batch_instances=8)
+    assert [feed.lengths(over) for over in ("bags", "instances")] == [[4, 5], [9]]
+    pairs = Feed(Bags.of(pool, index=[0] * 18, sizes=[2] * 9, labels=[0] * 9, classes=3), 4, batch_instances=18)
+    assert [pairs.lengths(over) for over in ("bags", "instances")] == [[4, 4, 1], [18]]
+    assert [pairs.steps(over) for over in ("bags", "instances")] == [3, 1]
 
 
 def test_bf16_trains_on_the_cpu():

@@ -29,12 +29,11 @@ _PART = 1 << 21  # numbers of products kept at once
 
 @dataclass(frozen=True)
 class Census:
-    """What is known of each bag's shares, and of each instance once they are."""
+    """What is known of each bag's shares."""
 
     share: Tensor  # (B, C) the mean
     low: Tensor  # (B, C) the interval
     high: Tensor  # (B, C)
-    posterior: Tensor  # (N, C) P(y | x, its bag)
 
 
 def centres(tilt: Tilt, target: Tensor) -> Tensor:
@@ -152,8 +151,6 @@ def census(
     prior, size = tilt.prior.double(), segments.total().double().clamp_min(1e-12)[:, None]
     share, label, told = centre, target.argmax(1, keepdim=True), target.sum(1) > 0
     kept, fits = [], []
-    posterior = torch.zeros_like(log_p)
-    times = torch.zeros(segments.bags, dtype=torch.float64)
     for step in range(burn + draws):
         q = in_context(log_p, segments, share, prior)
         lot = torch.rand(len(q), 1, generator=generator, dtype=torch.float64)
@@ -165,8 +162,6 @@ def census(
             fit = (votes.gather(1, label)[:, 0] >= votes.amax(1)) | ~told
             kept.append(votes / size)
             fits.append(fit)
-            posterior += segments.spread(fit.double())[:, None] * q.exp()
-            times += fit
     rows, fit = torch.stack(kept), torch.stack(fits)  # (draws, B, C), (draws, B)
     hopeless = ~fit.any(0)
     fit = fit | hopeless
@@ -174,10 +169,7 @@ def census(
     low, high = (rows.nanquantile(end, 0) for end in ((1 - level) / 2, (1 + level) / 2))
     mean = rows.nanmean(0)
     mean = torch.where(hopeless[:, None], crowned(mean, target.double()), mean)
-    own = posterior / segments.spread(times.clamp_min(1))[:, None].clamp_min(1)
-    alone = in_context(log_p, segments, mean.clamp_min(1e-12), prior).exp()
-    own = torch.where((segments.spread(times) > 0)[:, None], own, alone)
-    return Census(mean.float(), torch.minimum(low, mean).float(), torch.maximum(high, mean).float(), own.float())
+    return Census(mean.float(), torch.minimum(low, mean).float(), torch.maximum(high, mean).float())
 
 
 @torch.no_grad()

@@ -69,7 +69,7 @@ def run(
                 bags, removed, fitted = _train(recipe, out, work, where, how)
                 if team.first:
                     body, arrays = _score(recipe, bags, removed, fitted)
-                    body["provenance"] = _provenance(where, started, time.monotonic() - clock)
+                    body["provenance"] = _provenance(where, started, time.monotonic() - clock, fitted.compiled)
                     records.write(out, body, arrays)
         if team.first:
             shutil.rmtree(work, ignore_errors=True)
@@ -259,11 +259,12 @@ def _thinned(curve: list[tuple[float, float]], points: int = 60) -> dict[str, li
     }
 
 
-def _provenance(device: torch.device, started: datetime, seconds: float) -> dict[str, Any]:
+def _provenance(device: torch.device, started: datetime, seconds: float, compiled: bool) -> dict[str, Any]:
     return {
         "commit": _commit(),
         "versions": {"headcount": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "device": speed.describe(device),
+        "compiled": compiled,
         **({"processes": parallel.size()} if parallel.size() > 1 else {}),
         "host": platform.node(),
         "started": started.isoformat(timespec="seconds"),

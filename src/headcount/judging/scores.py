@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from headcount.bags import Bags
+from headcount.bags.census import Census
 from headcount.bags.tilt import Tilt
 from headcount.judging import metrics, shares
 from headcount.models.heads import Output
@@ -60,12 +61,11 @@ def of_tilt(found: Tilt, said: Output, train: Bags, valid: Bags, test: Bags, hea
     mix = hits / np.maximum(hits.sum(1, keepdims=True), 1)
     context = shares.learn_context(heard.instance, valid.blind())
     answered = shares.answer(context, said.instance, test.blind(), listen=True)
-    counted = shares.count(context, said.instance, test.blind())
+    counted, unseen = (shares.count(context, said.instance, test.blind(), use_labels=known) for known in (True, False))
     truth, _, where, _ = _truth(test)
     real = metrics.votes(truth, where, len(test), classes)
     real = real / np.maximum(real.sum(1, keepdims=True), 1)
     plain = test.segments().to("cpu").mean(said.instance.softmax(1)).numpy()
-    inside = (real >= counted.low.numpy() - 1e-6) & (real <= counted.high.numpy() + 1e-6)
     return {
         "share": [round(float(v), 4) for v in found.share],
         "true_share": [round(float(v), 4) for v in np.diag(mix)],
@@ -77,8 +77,16 @@ def of_tilt(found: Tilt, said: Output, train: Bags, valid: Bags, test: Bags, hea
         "context_instance_accuracy": metrics.instance_accuracy(truth, answered.argmax(1).numpy()),
         "shares_error": round(float(np.abs(plain - real).mean()), 5),
         "shares_error_in_context": round(float(np.abs(counted.share.numpy() - real).mean()), 5),
-        "shares_inside": round(float(inside.mean()), 4),
+        "shares_inside": _inside(counted, real),  # intervals of 90 %, the test bags' labels known, as in the line above
+        "shares_error_unlabelled": round(float(np.abs(unseen.share.numpy() - real).mean()), 5),
+        "shares_inside_unlabelled": _inside(unseen, real),
     }
+
+
+def _inside(counted: Census, real: np.ndarray) -> float:
+    """Which part of the true shares lies inside its interval."""
+    inside = (real >= counted.low.numpy() - 1e-6) & (real <= counted.high.numpy() + 1e-6)
+    return round(float(inside.mean()), 4)
 
 
 def of_removal(removed: Tensor, train: Bags) -> dict[str, Any]:

@@ -128,14 +128,14 @@ def answer(context: Context, logits: Tensor, bags: Bags, *, listen: bool | None 
 def count(
     context: Context, logits: Tensor, bags: Bags, *, use_labels: bool = True, level: float = 0.9, seed: int = 0
 ) -> Census:
-    """Shares of each bag with intervals; a bag's label, where it has one and may be used, makes them sharper."""
-    log_p = (logits.double() / context.temperature).log_softmax(1)
-    target = (bags.target if use_labels else torch.zeros_like(bags.target)).to(logits.device)
+    """Shares of each bag with intervals; a bag's label, where it has one and may be used, makes them sharper. They are drawn on
+    the processor, whatever device said the logits."""
+    bags = bags.to("cpu")
+    log_p = (logits.cpu().double() / context.temperature).log_softmax(1)
+    target = bags.target if use_labels else torch.zeros_like(bags.target)
     told = target.sum(1) > 0
     alike = torch.where(told, context.alike_labelled, context.alike)[:, None]
-    return census(
-        log_p, bags.segments().to(logits.device), target, context.tilt, alike, generator(seed, "census"), level=level
-    )
+    return census(log_p, bags.segments(), target, context.tilt, alike, generator(seed, "census"), level=level)
 
 
 def _bag_loss(votes: Tensor, segments: Segments, target: Tensor, counted: Tensor | None) -> Tensor:

@@ -43,18 +43,22 @@ class Feed:
 
     def steps(self, over: str) -> int:
         """How many steps a pass has; the last one may be short."""
-        total, size = (
-            (len(self.bags), self.batch_bags) if over == "bags" else (len(self.bags.index), self.batch_instances)
-        )
-        return -(-total // size)
+        return len(self.lengths(over))
 
     def shuffled(self, over: str, seed: int, epoch: int) -> tuple[Tensor, ...]:
         """The epoch's order, cut into steps: bag numbers, or places of instances."""
-        total, size = (
-            (len(self.bags), self.batch_bags) if over == "bags" else (len(self.bags.index), self.batch_instances)
-        )
-        order = torch.randperm(total, generator=generator(seed, "order", over, epoch))
-        return order.to(self.bags.index.device).split(size)
+        lengths = self.lengths(over)
+        order = torch.randperm(sum(lengths), generator=generator(seed, "order", over, epoch))
+        return order.to(self.bags.index.device).split(lengths)
+
+    def lengths(self, over: str) -> list[int]:
+        """Of the steps of a pass. A last one of a single instance joins the one before: batch-norm cannot learn from it."""
+        bags = over == "bags"
+        total, size = (len(self.bags), self.batch_bags) if bags else (len(self.bags.index), self.batch_instances)
+        lengths = [size] * (total // size) + [total % size] * (total % size > 0)
+        if len(lengths) > 1 and lengths[-1] == 1 and not (bags and int(self.bags.sizes.min()) > 1):
+            lengths[-2:] = [lengths[-2] + 1]
+        return lengths
 
     def in_order(self) -> tuple[Tensor, ...]:
         return torch.arange(len(self.bags), device=self.bags.index.device).split(self.batch_bags)

@@ -218,8 +218,10 @@ class Memory:
             else:
                 self.team.add(buffer, distributed.ReduceOp.MIN if rule == "min" else distributed.ReduceOp.MAX)
         if self.training.teacher is not None:
-            for kept, now in zip(self.training.teacher.buffers(), self.training.model.buffers(), strict=True):
-                kept.copy_(now)
+            for (name, kept), now in zip(
+                self.training.teacher.named_buffers(), self.training.model.buffers(), strict=True
+            ):  # the teacher's own batch-norm is an average too, and must not become its pupil's (docs/tilt.md)
+                kept.copy_(self.team.add(kept.clone()) / self.team.size if self.rules.get(name) == "mean" else now)
         self.before = self._now()
 
     def _unchanged(self, name: str, buffer: Tensor, before: Tensor) -> None:

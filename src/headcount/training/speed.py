@@ -127,26 +127,30 @@ def compiled(function: Callable[..., Any], compile: str, device: torch.device) -
         return function
     settings = cast(Any, torch._dynamo.config)
     settings.recompile_limit = 64  # one for each length of batch, training and validation, and kind of model
-    ready = torch.compile(function, dynamic=False)
-    failed = False
+    return Compiled(function)
 
-    def call(*args: Any) -> Any:
-        nonlocal failed
-        if failed:
-            return function(*args)
+
+class Compiled:
+    """A function that is compiled when first called, or runs as it is from when that has failed."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.failed = function, False
+        self.ready = torch.compile(function, dynamic=False)
+
+    def __call__(self, *args: Any) -> Any:
+        if self.failed:
+            return self.function(*args)
         try:
-            return ready(*args)
+            return self.ready(*args)
         except Exception as e:
-            failed = True
+            self.failed = True
             why = (str(e).splitlines() or [""])[0]
             warnings.warn(
                 f"not compiled ({type(e).__name__}: {why}); running as it is, which is only slower",
                 HeadcountWarning,
                 stacklevel=2,
             )
-            return function(*args)
-
-    return call
+            return self.function(*args)
 
 
 # -- exact rewrites of convolutions on tiny maps ----------------------------------------------------------------------------

@@ -166,7 +166,10 @@ class Stream:
 
     def _check(self, feed: Feed, views: int, learns: bool) -> None:
         sizes = feed.bags.sizes * views
-        if int(sizes.topk(min(feed.batch_bags, len(sizes))).values.sum()) <= self.budget:
+        most = int(sizes.topk(min(feed.batch_bags, len(sizes))).values.sum())
+        if learns and any(one.over == "instances" for one in self.head.passes):
+            most = max(most, views * max(feed.lengths("instances")))
+        if most <= self.budget:
             return  # every batch fits
         recipe = self.training.recipe
         sets = f"chunk_instances {self.budget} takes a batch in pieces, and"

@@ -59,6 +59,7 @@ class Fit:
 
     model: Model
     progress: Progress
+    compiled: bool = False
 
 
 def fit(
@@ -102,7 +103,7 @@ def fit(
                 state.save(work, progress)
             raise
     model.load_state_dict({k: state.best[k] for k in model.state_dict()})  # all but what was only memory
-    return Fit(model.eval(), progress)
+    return Fit(model.eval(), progress, isinstance(state.encode, speed.Compiled) and not state.encode.failed)
 
 
 def encode(prepare: nn.Module, backbone: nn.Module, x: Tensor, kind: str, views: int, weak: bool = False) -> Tensor:

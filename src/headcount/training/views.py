@@ -32,10 +32,11 @@ def same(x: Tensor) -> Tensor:
 def crop(x: Tensor) -> Tensor:
     """Shift by up to an eighth of the side, the border reflected: 4 pixels of 32."""
     n, channels, height, width = x.shape
-    p = max(1, height // 8)
-    padded = F.pad(x, (p, p, p, p), mode="reflect")
+    p, q = (min(max(1, side // 8), side - 1) for side in (height, width))
+    padded = F.pad(x, (q, q, p, p), mode="reflect")
     dy, dx = torch.randint(0, 2 * p + 1, (2, n, 1), device=x.device)
-    rows = (torch.arange(height, device=x.device) + dy).view(n, 1, height, 1).expand(n, channels, height, width + 2 * p)
+    dx = dx if p == q else torch.randint(0, 2 * q + 1, (n, 1), device=x.device)
+    rows = (torch.arange(height, device=x.device) + dy).view(n, 1, height, 1).expand(n, channels, height, width + 2 * q)
     columns = (torch.arange(width, device=x.device) + dx).view(n, 1, 1, width).expand(n, channels, height, width)
     return padded.gather(2, rows).gather(3, columns)
 

@@ -239,9 +239,13 @@ class TiltHead(Head):
         mine = self.found[bag]
         mine = torch.where(mine.sum(1, keepdim=True) > 0.5, crowned(mine, rows), lean)
         q = (log_p + (((1 - self.own) * lean + self.own * mine) / prior).clamp_min(1e-30).log()).softmax(1)
-        steps = (weight > 0)[:, None] * self.pace * (q - mine)
-        begun = self.found.index_copy(0, bag, mine)
-        self.found.copy_(begun.index_add(0, bag, steps).clamp_min(0))
+        here = (weight > 0).to(q.dtype)[:, None]
+        sums = q.new_zeros(len(self.found), 1 + 2 * self.classes)
+        sums = sums.index_add(0, bag, torch.cat([here, here * q, here * lean], 1))
+        many, said, usual = (sums / sums[:, :1].clamp_min(1)).split([1, self.classes, self.classes], 1)
+        before = torch.where(self.found.sum(1, keepdim=True) > 0.5, self.found, usual)
+        step = 1 - (1 - self.pace) ** sums[:, :1]  # as if each instance of the bag had taken its own
+        self.found.copy_(torch.where(many > 0, before.lerp(said, step), self.found))
         return q
 
     def _remember(self, p: Tensor, top: Tensor, choice: Tensor, weight: Tensor) -> None:
