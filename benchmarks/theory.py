@@ -2,13 +2,15 @@
 
     python benchmarks/theory.py            # draws docs/img/theory-*.svg, under a minute on one core
 
-A world: an instance is one of X symbols, eta (X, C) says how its class is distributed, bags are drawn with a chosen majority
-share, and the classifier is the table of P(class | symbol) that maximises the likelihood: no network, no optimiser's luck.
+A world: an instance is one of X symbols, each class has its symbols' frequencies, bags are drawn class by class with a chosen
+majority share, and the classifier is the table of P(class | symbol) that maximises the likelihood: no network, no optimiser's
+luck. It is held against P(class | symbol) in those bags, which depends on how frequent the classes are in them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +23,17 @@ ROOT = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class World:
-    eta: np.ndarray  # (X, C) P(class | symbol)
+    lean: np.ndarray  # (X, C) P(class | symbol) if all symbols were equally frequent
 
     @property
     def emission(self) -> np.ndarray:
-        """(C, X) P(symbol | class), symbols equally frequent."""
-        return (self.eta / self.eta.sum(0)).T
+        """(C, X) P(symbol | class): what instances are drawn by."""
+        return (self.lean / self.lean.sum(0)).T
+
+    def eta(self, prior: np.ndarray) -> np.ndarray:
+        """(X, C) P(class | symbol) where the classes are as frequent as ``prior`` (C,) says."""
+        joint = self.emission.T * prior
+        return joint / joint.sum(1, keepdims=True)
 
 
 def world(classes: int, symbols: int, overlap: float, rng: np.random.Generator) -> World:
@@ -40,7 +47,7 @@ def draw(w: World, bags: int, size: int, share: float, rng: np.random.Generator,
     """(bags, size) symbols and (bags,) labels. Winners take turns; the others share evenly what the winner leaves; a bag
     whose drawn votes have another winner is drawn again. ``noise``: labels replaced by another; ``never``: a class that
     never wins."""
-    classes = w.eta.shape[1]
+    classes = w.lean.shape[1]
     can_win = [c for c in range(classes) if c != never]
     classes_of, labels = np.empty((bags, size), dtype=int), np.empty(bags, dtype=int)
     for b in range(bags):
@@ -54,7 +61,7 @@ def draw(w: World, bags: int, size: int, share: float, rng: np.random.Generator,
         classes_of[b] = np.repeat(np.arange(classes), votes)
         labels[b] = c if rng.random() >= noise else rng.choice(np.delete(np.arange(classes), c))
     steps = w.emission.cumsum(1)
-    symbols = (rng.random((bags, size))[..., None] > steps[classes_of]).sum(-1).clip(max=len(w.eta) - 1)
+    symbols = (rng.random((bags, size))[..., None] > steps[classes_of]).sum(-1).clip(max=len(w.lean) - 1)
     return symbols, labels
 
 
@@ -80,18 +87,24 @@ def purest(seen: np.ndarray, T: np.ndarray) -> np.ndarray:
     return np.eye(len(T))[(seen @ np.log(T.clip(1e-12)).T).argmax(1)]
 
 
-def true_tilt(w: World, size: int, share: float, seed: int, noise: float = 0.0, never: int = -1) -> np.ndarray:
-    """(C, C) T[k, c], counted in many bags of fully told instances."""
-    C = w.eta.shape[1]
-    told = World(np.eye(C))
-    classes, labels = draw(told, 3000, size, share, np.random.default_rng(seed), noise, never)
-    T = counted(classes, labels, C, C) + 1e-9
-    return T / T.sum(1, keepdims=True)
+def truth(
+    w: World, size: int, share: float, seed: int, noise: float = 0.0, never: int = -1
+) -> tuple[np.ndarray, np.ndarray]:
+    """(C, C) T[k, c] and (X, C) P(class | symbol), by the classes counted in many bags of fully told instances."""
+    told = counted_classes(w.lean.shape[1], size, share, seed, noise, never)
+    return told / told.sum(1, keepdims=True), w.eta(told.sum(1) / told.sum())
 
 
-def wrong(w: World, eta: np.ndarray) -> float:
+@lru_cache
+def counted_classes(C: int, size: int, share: float, seed: int, noise: float, never: int) -> np.ndarray:
+    """(C, C) how often class k lay in bags of label c."""
+    classes, labels = draw(World(np.eye(C)), 20_000, size, share, np.random.default_rng(seed), noise, never)
+    return counted(classes, labels, C, C) + 1e-9
+
+
+def wrong(true: np.ndarray, eta: np.ndarray) -> float:
     """Mean distance (total variation) between the learned and the true distribution of a symbol's class."""
-    return float(np.abs(w.eta - eta).sum(1).mean() / 2)
+    return float(np.abs(true - eta).sum(1).mean() / 2)
 
 
 # -- one simulation for each statement ----------------------------------------------------------------------------------------
@@ -105,10 +118,10 @@ def consistency(bags=(50, 200, 800, 3200), seeds: int = 5) -> dict[str, list[flo
         for s in range(seeds):
             rng = np.random.default_rng(s)
             w = world(4, 24, 0.4, rng)
-            T = true_tilt(w, 16, 0.5, 100 + s)
+            T, true = truth(w, 16, 0.5, 100 + s)
             seen = counted(*draw(w, B, 16, 0.5, rng), 24, 4)
-            one.append(wrong(w, learned(seen, T)))
-            two.append(wrong(w, seen / seen.sum(1, keepdims=True).clip(1)))
+            one.append(wrong(true, learned(seen, T)))
+            two.append(wrong(true, seen / seen.sum(1, keepdims=True).clip(1)))
         ours.append(float(np.mean(one)))
         naive.append(float(np.mean(two)))
     return {"bags": list(bags), "forward-corrected": ours, "label as class": naive}
@@ -122,8 +135,8 @@ def vanishing(shares=(0.3, 0.35, 0.4, 0.5, 0.7, 0.9), seeds: int = 5) -> dict[st
         for s in range(seeds):
             rng = np.random.default_rng(s)
             w = world(4, 24, 0.4, rng)
-            T = true_tilt(w, 64, share, 100 + s)
-            errors.append(wrong(w, learned(counted(*draw(w, 400, 64, share, rng), 24, 4), T)))
+            T, true = truth(w, 64, share, 100 + s)
+            errors.append(wrong(true, learned(counted(*draw(w, 400, 64, share, rng), 24, 4), T)))
         rows["error"].append(float(np.mean(errors)))
         rows["condition"].append(float(np.linalg.cond(T)))
         rows["pull"].append(float((np.trace(T) / 4 - 0.25) / 0.75))
@@ -138,10 +151,10 @@ def noise(rates=(0.0, 0.1, 0.2, 0.3, 0.5), seeds: int = 5) -> dict[str, list[flo
         for s in range(seeds):
             rng = np.random.default_rng(s)
             w = world(4, 24, 0.2, rng)
-            T, kept = (true_tilt(w, 16, 0.6, 100 + s, n) for n in (rho, 0.0))
+            (T, true), (kept, _) = (truth(w, 16, 0.6, 100 + s, n) for n in (rho, 0.0))
             seen = counted(*draw(w, 1600, 16, 0.6, rng, rho), 24, 4)
-            right.append(wrong(w, learned(seen, T)))
-            clean.append(wrong(w, learned(seen, kept)))
+            right.append(wrong(true, learned(seen, T)))
+            clean.append(wrong(true, learned(seen, kept)))
         rows["T with the noise in it"].append(float(np.mean(right)))
         rows["T without"].append(float(np.mean(clean)))
     return rows
@@ -159,19 +172,19 @@ def never(overlaps=(0.0, 0.2, 0.5, 0.8), bags: int = 1600, seeds: int = 5) -> di
             for loser in (-1, 3):
                 rng = np.random.default_rng(s)
                 w = world(4, 24, overlap, rng)
-                T = true_tilt(w, 16, 0.5, 100 + s, never=loser)
+                T, true = truth(w, 16, 0.5, 100 + s, never=loser)
                 seen = counted(*draw(w, bags, 16, 0.5, rng, never=loser), 24, 4)
-                errors["all win" if loser < 0 else "one never wins"].append(wrong(w, learned(seen, T)))
+                errors["all win" if loser < 0 else "one never wins"].append(wrong(true, learned(seen, T)))
                 if loser >= 0:
-                    errors["one never wins, symbols pure"].append(wrong(w, purest(seen, T)))
+                    errors["one never wins, symbols pure"].append(wrong(true, purest(seen, T)))
         for name, found in errors.items():
             rows[name].append(float(np.mean(found)))
     return rows
 
 
 def saturation(margins=(0.0, 0.05, 0.1, 0.2, 0.4), sizes=(16, 64, 256)) -> dict[str, list[float]]:
-    """The bag term's slope, 1 - P(the label wins), for a bag whose votes are drawn with a lead of ``margin`` over each of
-    three others; and Hoeffding's bound on it."""
+    """1 - P(the label wins), by which the bag term's slope falls, for a bag whose votes are drawn with a lead of ``margin``
+    over each of three others; and Hoeffding's bound on it."""
     rows: dict[str, list[float]] = {"margin": list(margins)}
     for S in sizes:
         slope = []
@@ -193,7 +206,7 @@ def estimated(bags=(50, 200, 800, 3200), share: float = 0.5, seeds: int = 5) -> 
         for s in range(seeds):
             rng = np.random.default_rng(s)
             w = world(4, 24, 0.2, rng)
-            T = true_tilt(w, 16, share, 100 + s)
+            T, _ = truth(w, 16, share, 100 + s)
             eta = learned(counted(*draw(w, B, 16, share, rng), 24, 4), T)
             symbols, labels = draw(w, max(20, B // 4), 16, share, rng)
             segments = Segments.from_sizes([16] * len(symbols))
@@ -231,7 +244,7 @@ def main() -> None:
     lines("vanishing", vanishing(), "share", "error as the majority shrinks (C = 4)", only=("error",))
     lines("noise", noise(), "noise", "error with wrong bag labels")
     lines("never", never(), "overlap", "error when a class never wins")
-    lines("saturation", saturation(), "margin", "slope of the bag term")
+    lines("saturation", saturation(), "margin", "chance that the label does not win")
     lines("estimated", estimated(), "bags", "estimated majority share")
 
 

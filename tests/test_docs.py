@@ -57,6 +57,14 @@ def test_a_page_runs(page, tmp_path):
             assert done.returncode == 0, f"{page.name}: {' '.join(line)}\n{done.stdout}\n{done.stderr}"
 
 
+def test_the_house_names_all_its_rooms():
+    said = (ROOT / "docs" / "architecture.md").read_text()
+    house = ROOT / "src" / "headcount"
+    rooms = [path for path in [*house.glob("*.py"), *house.glob("*/*.py")] if path.name != "__init__.py"]
+    missing = [str(path.relative_to(house)) for path in rooms if not re.search(rf"\b{path.name}\b", said)]
+    assert not missing, f"docs/architecture.md does not say what is in {missing}"
+
+
 def test_the_site_builds(tmp_path):
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", "-d", str(tmp_path / "trees")]
     done = subprocess.run([*command, str(ROOT / "docs"), str(tmp_path / "site")], capture_output=True, text=True)

@@ -3,10 +3,24 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import theory
+
+
+@pytest.mark.parametrize("never", [-1, 3])
+def test_the_yardstick_is_the_truth_of_the_bags(never):
+    """Equation (1): labels are seen beside a symbol as T and P(class | symbol) say, up to the noise of 40,000 bags."""
+    rng = np.random.default_rng(0)
+    w = theory.world(4, 24, 0.4, rng)
+    T, eta = theory.truth(w, 16, 0.7, 100, never=never)
+    seen = theory.counted(*theory.draw(w, 40_000, 16, 0.7, rng, never=never), 24, 4)
+    seen /= seen.sum(1, keepdims=True)
+    assert theory.wrong(seen, eta @ T) < 0.008
+    if never >= 0:  # the classes are not equally frequent, so it matters
+        assert theory.wrong(seen, w.lean @ T) > 0.025
 
 
 def test_the_forward_corrected_loss_is_consistent_and_the_label_as_class_is_not():

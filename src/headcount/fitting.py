@@ -101,7 +101,8 @@ def fit_reading(
     ::
 
         method    "auto": several are tried and held-out bags choose; a name or names of judging/candidates.py; or an unfitted
-                  scikit-learn classifier. Baselines are fitted in any case, and shown; only "auto" may choose them
+                  scikit-learn classifier. Baselines are fitted and shown too, unless time is too short for
+                  them; only "auto" may choose them
         minutes   for the whole; fewer folds, epochs and candidates are used where it must be, and the report says so
         backbone  of networks; or timm:NAME, torchvision:NAME for pictures, with ``frozen``, ``weights`` (pretrained, none, or
                   FILE.safetensors) and ``size`` as models/vision.py takes them. Frozen, its features are computed once into the
