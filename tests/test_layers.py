@@ -26,6 +26,7 @@ FLOORS = [
     "fitting",
     "checking",
     "membership",
+    "bagkfold",
     "estimator",
     "commands",
     "commands_own",
