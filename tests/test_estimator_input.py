@@ -143,6 +143,7 @@ def with_hole(hole):
         ({"bags": np.array(with_hole(3), dtype=object)}, "several kinds"),
         ({"bags": True}, "name or number of a column, or one id per row, got True"),
         ({"bags": 2.5}, "got 2.5"),
+        ({"bags": np.zeros((len(X), 2))}, "bag ids have shape"),
         ({"weight": np.ones(len(X) + 1)}, f"{len(X) + 1} numbers for {len(X)} rows"),
         ({"weight": np.ones(3)}, "3 numbers"),
         ({"weight": [[1.0, 2.0]]}, "shape"),
@@ -168,6 +169,7 @@ def test_the_column_in_every_number_and_never_twice():
 def test_instances_need_no_bag_column():
     made, bare = of(bags="street").fit(FRAME, Y), FRAME.drop(columns="street")
     assert np.array_equal(made.predict(bare), made.predict(FRAME))
+    assert np.array_equal(made.predict(bare), made.predict(FRAME.assign(street=None)))
     with pytest.raises(HeadcountError, match="no column 'street', which is the bag"):
         made.predict_bags(bare)
     assert made.score(bare, Y, bags=BAG) == made.score(FRAME, Y) == made.score(FRAME, Y, bags=BAG)
@@ -199,6 +201,11 @@ def test_instances_need_no_bag_column():
 def test_parameters_that_are_refused(estimator, how, why):
     with pytest.raises(HeadcountError, match=why):
         of(estimator, **how).fit(X, Y, bags=BAG)
+
+
+def test_pictures_are_not_for_a_classifier_of_scikit_learns():
+    with pytest.raises(HeadcountError, match="LogisticRegression reads features, and these are pictures"):
+        of().fit([np.zeros((2, 8, 8, 3), np.uint8)] * 4, [0, 1, 0, 1])
 
 
 def test_a_generator_is_a_random_state():

@@ -264,7 +264,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         if column is not None:
             width = None if fitting else self.n_features_in_
             X, found = without(X, column, width, need=bagged and ids is None)
-            ids = found if ids is None else ids
+            ids = found if ids is None and bagged else ids  # an instance needs no bag, nor a good id
         x = validate_data(self, X, reset=fitting, dtype=NUMBERS, ensure_min_samples=2 if fitting else 1)
         return x, Membership.single(len(x)) if ids is None else Membership.among(ids, len(x))
 

@@ -69,7 +69,10 @@ def column_to_fit(own: Any, given: Any) -> str | int | None:
 
 def checked_ids(ids: Any, n: int) -> np.ndarray:
     """(n,) ids, none missing, that can be told apart."""
-    ids = column_or_1d(np.asarray(ids))
+    ids = np.asarray(ids)
+    if ids.ndim != 1 and ids.shape != (len(ids), 1):
+        raise HeadcountError(f"bag ids have shape {ids.shape}; give one id per row")
+    ids = ids.ravel()
     if len(ids) != n:
         raise HeadcountError(f"{len(ids)} bag ids for {n} rows; give one per row")
     gone = [_missing(v) for v in ids] if ids.dtype == object else ids != ids  # NaN and NaT differ from themselves
@@ -93,6 +96,8 @@ def _missing(value: Any) -> bool:
 def without(X: Any, column: str | int, width: int | None = None, need: bool = True) -> tuple[Any, np.ndarray | None]:
     """X without a column, and the column. ``width``: how many columns are left without it, where that is known: an array that
     has no more lacks it. Lacking it is an error only where somebody ``need`` s to know the bags."""
+    if hasattr(X, "toarray"):
+        raise HeadcountError(f"X is sparse, and column {column!r} is to be its bag; give X.toarray()")
     names = list(X.columns) if hasattr(X, "columns") else None
     shape = np.shape(X)
     if isinstance(column, str):

@@ -153,6 +153,10 @@ def candidates(
         method = head
     if not isinstance(method, str):
         check(method)
+        if pictures:
+            raise HeadcountError(
+                f"{type(method).__name__} reads features, and these are pictures; use tilt, or a frozen backbone"
+            )
         made = [Candidate("classifier", f"EM, {type(method).__name__}", classifier=method, rounds=ROUNDS)]
         names = ["forest", "logistic"]
     else:
