@@ -257,7 +257,7 @@ def test_there_are_many_cases():
 @pytest.mark.parametrize("command", [RUN, STUDY])
 def test_no_gpu(typed, command, device):
     code, out, err = typed(f"{command} --device {device}")
-    one_line(code, err, f"device {device} was asked for, but torch sees no GPU here; give --device cpu")
+    one_line(code, err, f"device {device} was asked for, but torch sees no GPU here; give cpu, or auto")
     assert out == ""
 
 

@@ -61,7 +61,7 @@ class Frame:
 FOREST = RandomForestClassifier(10, min_samples_leaf=3)
 
 
-@pytest.mark.parametrize("estimator", [FOREST, LogisticRegression(), GaussianNB(), "forest"], ids=str)
+@pytest.mark.parametrize("estimator", [FOREST, LogisticRegression(), GaussianNB(), "em_forest"], ids=str)
 def test_three_ways_to_say_the_bags(estimator, monkeypatch):
     monkeypatch.setattr("headcount.judging.candidates.TREES", 8)
     monkeypatch.setattr("headcount.judging.candidates.ROUNDS", 2)
@@ -222,7 +222,7 @@ def test_what_is_refused(how, why):
 
 def test_more_that_is_refused():
     x, y, bag, _ = data(4)
-    with pytest.raises(HeadcountError, match="method"):
+    with pytest.raises(HeadcountError, match="no estimator"):
         MajorityClassifier("tlit").fit(x, y, bags=bag)
     with pytest.raises(HeadcountError, match="shape"):
         MajorityClassifier().fit([x[:3], x[:3, :1]], ["a", "b"])

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 from headcount import cli
 from headcount.bags import Segments
+from headcount.data.read import read
+from headcount.errors import HeadcountError
+from headcount.fitting import fit_reading
 from headcount.models.heads import HEADS, Batch, build_head
 
 OWN = '''"""Median: a class is as strong as its median vote."""
@@ -61,6 +65,13 @@ def test_a_head_of_ones_own_in_a_study_and_a_report(tmp_path, monkeypatch):
     page = (out / "report.html").read_text()
     assert "Median vote" in page
     assert "Median vote + MPEM" in page
+
+
+def test_a_fit_leaves_a_model_behind_and_so_takes_no_head_from_a_file():
+    reading = read([np.ones((2, 3)), np.zeros((2, 3))], labels=["a", "b"])
+    for how in ({"head": "vote.py:Vote"}, {"method": "tilt,vote.py:Vote"}):
+        with pytest.raises(HeadcountError, match=r"vote.py:Vote is a head of one's own.*never runs code"):
+            fit_reading(reading, **how)
 
 
 def test_heads_as_json(monkeypatch, capsys):

@@ -1,10 +1,11 @@
-"""MajorityClassifier: instances learned from majority labels, in scikit-learn's manner; BagKFold: folds that split no bag.
+"""MajorityClassifier: instances learned from majority labels, in scikit-learn's manner.
 
 Three ways to say who is in which bag:
 
     fit(X, y, bags=ids)        one id per row; y is the label of the row's bag, the same in all its rows
     fit(list_of_bags, y)       one array per bag, one label per bag
-    bags="street" or bags=0    given to the constructor or to fit: a column of a DataFrame, or of an array, that is the bag
+    bags="street" or bags=0    given to the constructor or to fit: a column of a DataFrame, or of an array, that is the bag.
+                               It is no feature: it is taken off, of the bags in a list too
 
 Plain ``fit(X, y)`` takes every row for a bag of its own: ordinary classification. ``groups`` is no parameter, and on purpose:
 scikit-learn's searches hand groups to the splitter only, so the estimator would silently see no bags. Inside a search use a
@@ -27,25 +28,30 @@ column or a list of bags, which reach ``fit`` and ``score`` alike:
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from headcount.bagkfold import BagKFold
 from headcount.bags import Bags, Pool
 from headcount.data.learned import Learned
-from headcount.errors import HeadcountError
+from headcount.data.standard import Standard
+from headcount.errors import HeadcountError, choose
 from headcount.judging import crossval, shares
-from headcount.judging.candidates import candidates
+from headcount.judging.candidates import METHODS, Candidate, candidates, not_from_a_file
 from headcount.judging.sight import sight
-from headcount.membership import Membership, as_list, labels_of, without
+from headcount.membership import Membership, as_list, column_of, column_to_fit, labels_of, stacked, weights_of, without
+from headcount.models.eye import Eye
 from headcount.models.fitted import Fitted
+from headcount.models.rebased import outward
 from headcount.training.criterion import label_loss
+from headcount.training.seeds import seed_of
 from headcount.training.speed import device_for
-from headcount.training.splits import deal
 
 _log = logging.getLogger(__name__)  # a download is said before it happens
 
@@ -54,7 +60,7 @@ _log = logging.getLogger(__name__)  # a download is said before it happens
 class Shares:
     """The classes' shares in each of B bags, with intervals: (B, C) each, in the order of ``bags``."""
 
-    bags: np.ndarray  # (B,) ids, in order of first appearance
+    bags: np.ndarray  # (B,) ids, in order of first appearance; of a list of bags their numbers
     share: np.ndarray
     low: np.ndarray
     high: np.ndarray
@@ -65,8 +71,10 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
 
     ::
 
-        estimator    "tilt" (a network under the tilt), "forest" (a random forest, by EM), a head's name (a network with it), or
-                     any scikit-learn classifier with predict_proba (by EM)
+        estimator    any scikit-learn classifier with predict_proba (by EM; it gets the numbers as they are given), or one name
+                     of those ``headcount fit --method`` knows, with the same meaning: "tilt" (a network under the tilt),
+                     "em_forest" (a random forest, by EM), a head's name (a network with it), and the baselines that believe
+                     the bag's label of every instance, "forest", "logistic" and "noisy_label"; all on standardised columns
         bags         the column of X that is the bag: a name, or a number. None: ``fit`` is told, or every row is a bag of one
         backbone     of networks: mlp, linear; for pictures (lists of uint8 arrays (n, H, W, channels)) quick, resnet18, and
                      timm:NAME or torchvision:NAME (headcount[vision]), with the next three
@@ -77,10 +85,10 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         epochs       of networks; None: as many as the number of bags suggests
         options      of the head
         device       auto, cpu or cuda
-        random_state an int, a RandomState, or None for 0: results can always be repeated
+        random_state an int, a RandomState or Generator, or None for 0: results can always be repeated
 
-    Attributes: ``classes_``, ``n_features_in_`` (without the bag column), ``fitted_`` (a :class:`Fitted`, which can be saved),
-    ``tilt_`` (what the bags' labels say of instances).
+    Attributes: ``classes_``; ``n_features_in_`` (without the bag column) and, of DataFrames, ``feature_names_in_``; neither is
+    there for pictures; ``fitted_`` (a :class:`Fitted`, which can be saved); ``tilt_`` (what the bags' labels say of instances).
     """
 
     def __init__(
@@ -111,61 +119,80 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
     # -- fitting ------------------------------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any, bags: Any = None, weight: Any = None) -> MajorityClassifier:
-        """Learn from bags. ``bags``: ids, or a column of X. ``weight``: how often each instance counts."""
-        self.bags_ = bags if isinstance(bags, (str, int)) else self.bags
+        """Learn from bags. ``bags``: ids, or a column of X. ``weight``: how often each instance counts; for a list of bags a
+        list of arrays, or one number per row."""
+        self.bags_ = column_to_fit(self.bags, bags)
         x, ids = self._taken(X, bags, fitting=True)
         if y is None:
             raise ValueError("This MajorityClassifier requires y to be passed, but the target y is None.")
-        label = labels_of(y, ids, len(x))
+        label, heavy = labels_of(y, ids, len(x)), weights_of(weight, ids, len(x))
         self.classes_, code = np.unique(label, return_inverse=True)
         if len(self.classes_) < 2:
-            raise HeadcountError(
-                f"all bags have one class, {self.classes_[0]!r}; a majority needs at least two classes"
-            )
+            only = self.classes_.tolist()[0]
+            raise HeadcountError(f"all bags have one class, {only!r}; a majority needs at least two classes")
         self._told_apart = ids.spoken
+        method = self._method()
+        self._standard = Standard.of(x) if isinstance(method, str) and x.ndim == 2 else None
         held = Bags.of(
-            Pool(x[ids.order]), sizes=ids.sizes, labels=code, classes=[str(c) for c in range(len(self.classes_))],
-            weight=None if weight is None else np.asarray(weight, dtype=np.float32)[ids.order],
+            self._pool(x[ids.order]), sizes=ids.sizes, labels=code, classes=[str(c) for c in range(len(self.classes_))],
+            weight=None if heavy is None else heavy[ids.order],
         )  # fmt: skip
-        seed, device = self._seed(), device_for(self.device)
-        method = "em_forest" if isinstance(self.estimator, str) and self.estimator == "forest" else self.estimator
+        self._inner = self._learned(method, held)
+        names, bag = getattr(self, "feature_names_in_", None), self.bags_ if isinstance(self.bags_, str) else None
+        self.fitted_ = self._inner if x.ndim != 2 else outward(self._inner, x, self._standard, names, bag)
+        self.tilt_ = self._inner.tilt
+        return self
+
+    def _method(self) -> Any:
+        """What to fit: a classifier, or one name."""
+        if not isinstance(self.estimator, str):
+            return self.estimator
+        if self.estimator == "auto" or "," in self.estimator:
+            raise HeadcountError(
+                f"MajorityClassifier fits one method, got {self.estimator!r}; give one of {', '.join(METHODS)}, or let "
+                "headcount.fit_reading compare several"
+            )
+        not_from_a_file(self.estimator)
+        return choose("estimator", self.estimator, METHODS)
+
+    def _learned(self, method: Any, held: Bags) -> Fitted:
+        """The model, asked about instances as they lie in our pools."""
+        seed, device, learned = (
+            seed_of(self.random_state),
+            device_for(self.device),
+            Learned(held.pool.kind, shape=held.pool.shape),
+        )
         own: dict[str, Any] = {"frozen": self.frozen, "weights": self.weights, "size": self.size}
         held, start, eye, _ = sight(held, self.backbone, device, tell=_log.warning, **own)
-        how: dict[str, Any] = {"epochs": self.epochs, "options": self.options}
-        if eye is None:
-            how |= {"backbone": self.backbone, "start": start}
-        chosen = candidates(method, held, **how)[0]
+        chosen = self._chosen(method, held, start, eye)
         split = crossval.inner(held, np.arange(len(held)), np.zeros(0, int), seed)
         train, valid = held.take(split.train), held.take(split.valid)
         trained = chosen.fit(train, valid, seed=seed, device=device)
         p, _ = crossval.answers(trained.body, valid, Learned(held.pool.kind, shape=held.pool.shape), device)
-        self.tilt_ = trained.tilt or label_loss(p, valid)[1]
-        names = tuple(map(str, self.classes_))
-        names = names if len(set(names)) == len(names) else held.classes
+        tilt = trained.tilt or label_loss(p, valid)[1]
         alike = None
-        if ids.spoken and not split.shared:  # validation bags were not learned from: they tell how bags differ
+        if self._told_apart and not split.shared:  # validation bags were not learned from: they tell how bags differ
             told = valid.target.double()
             log_p = p.double().clamp_min(1e-30).log()
-            alike = shares.overheard(log_p, valid.segments(), told, self.tilt_.prior.double()).alike
-        learned, facts = Learned("features" if x.ndim == 2 else "images", shape=x.shape[1:]), {"name": chosen.name}
-        self.fitted_ = Fitted(trained.body, names, learned, self.tilt_, alike=alike, facts={"method": facts}, eye=eye)
-        return self
+            alike = shares.overheard(log_p, valid.segments(), told, tilt.prior.double()).alike
+        names = tuple(map(str, self.classes_))
+        names = names if len(set(names)) == len(names) else held.classes
+        return Fitted(trained.body, names, learned, tilt, alike=alike, facts={"method": {"name": chosen.name}}, eye=eye)
 
-    def _seed(self) -> int:
-        if self.random_state is None:
-            return 0
-        if isinstance(self.random_state, (int, np.integer)):
-            return int(self.random_state)
-        return int(self.random_state.randint(1 << 31))
+    def _chosen(self, method: Any, held: Bags, start: Any, eye: Eye | None) -> Candidate:
+        how: dict[str, Any] = {"epochs": self.epochs, "options": self.options}
+        if eye is None:
+            how |= {"backbone": self.backbone, "start": start}
+        return candidates(method, held, **how)[0]
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
     def predict_proba(self, X: Any) -> Any:
-        """(N, C) of instances, columns as ``classes_``; for a list of bags a list of arrays."""
+        """(N, C) of instances, columns as ``classes_``; for a list of bags a list of arrays. X may lack the bag column."""
         return self._answered(X, lambda p: p)
 
     def predict(self, X: Any) -> Any:
-        """(N,) classes of instances; for a list of bags a list of arrays."""
+        """(N,) classes of instances; for a list of bags a list of arrays. X may lack the bag column."""
         return self._answered(X, lambda p: self.classes_[p.argmax(1)])
 
     def predict_bags(self, X: Any, bags: Any = None) -> np.ndarray:
@@ -178,8 +205,9 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         if not 0 < level < 1:
             raise HeadcountError(f"level lies between 0 and 1, got {level!r}")
         x, ids = self._asked(X, bags)
-        held = Bags.of(Pool(x[ids.order]), sizes=ids.sizes, labels=[-1] * len(ids.sizes), classes=len(self.classes_))
-        found = self.fitted_.shares(self.fitted_.say(held).alone, held, level=level)
+        pool = self._pool(x[ids.order])
+        held = Bags.of(pool, sizes=ids.sizes, labels=[-1] * len(ids.sizes), classes=len(self.classes_))
+        found = self._inner.shares(self._inner.say(held).alone, held, level=level)
         return Shares(ids.names, *(t.double().numpy() for t in found))
 
     def score(self, X: Any, y: Any, bags: Any = None) -> float:  # ty: ignore[lost-keyword-for-regular-parameter]
@@ -191,13 +219,13 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
 
     def _answered(self, X: Any, then: Any) -> Any:
         check_is_fitted(self)
-        x, ids = self._taken(X, None, fitting=False)
+        x, ids = self._taken(X, None, bagged=False)
         said = then(self._p(x))
         return np.split(said, np.cumsum(ids.sizes)[:-1]) if ids.listed else said
 
     def _asked(self, X: Any, bags: Any) -> tuple[np.ndarray, Membership]:
         check_is_fitted(self)
-        x, ids = self._taken(X, bags, fitting=False)
+        x, ids = self._taken(X, bags)
         if self._told_apart and not ids.spoken:
             raise HeadcountError(
                 "this model was fitted on bags, and nothing says which rows of X are one bag; give bags=, or, inside a "
@@ -205,27 +233,59 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
             )
         return x, ids
 
+    def _pool(self, x: np.ndarray) -> Pool:
+        """Networks, and forests of ours, get standardised float32; a classifier of scikit-learn's what it was given."""
+        if x.ndim != 2:
+            return Pool(x)
+        return (
+            Pool(x, trusted=True, exact=True) if self._standard is None else Pool(self._standard.apply(x), trusted=True)
+        )
+
     def _p(self, x: np.ndarray) -> np.ndarray:
-        held = Bags.of(Pool(x), sizes=[1] * len(x), labels=[-1] * len(x), classes=len(self.classes_))
-        return self.fitted_.say(held).instance.numpy()
+        held = Bags.of(self._pool(x), sizes=[1] * len(x), labels=[-1] * len(x), classes=len(self.classes_))
+        return self._inner.say(held).instance.numpy()
 
     def _shares(self, x: np.ndarray, ids: Membership) -> np.ndarray:
         starts = np.concatenate([[0], np.cumsum(ids.sizes)[:-1]])
         return np.add.reduceat(self._p(x)[ids.order], starts) / np.asarray(ids.sizes)[:, None]
 
-    def _taken(self, X: Any, bags: Any, fitting: bool) -> tuple[np.ndarray, Membership]:
-        """(N, D) numbers, and who is in which bag."""
+    def _taken(self, X: Any, bags: Any, fitting: bool = False, bagged: bool = True) -> tuple[np.ndarray, Membership]:
+        """(N, D) numbers, and who is in which bag. ``bagged``: somebody wants to know that."""
+        column, ids = column_of(bags), None
+        if bags is not None and column is None:
+            ids = bags
+        column = self.bags_ if column is None else column
         if (listed := as_list(X)) is not None:
-            x = np.concatenate(listed)
-            x = x if x.ndim == 4 else validate_data(self, x, reset=fitting, dtype=np.float32)
-            return x, Membership.of([len(b) for b in listed])
-        column = bags if isinstance(bags, (str, int)) and not isinstance(bags, bool) else None
-        column = self.bags_ if column is None and bags is None else column
-        ids = bags
+            if ids is not None:
+                raise HeadcountError(
+                    "X is a list of bags, and bags= gives ids besides; a list says the bags: leave ids out"
+                )
+            return self._stacked(listed, column, fitting)
         if column is not None:
-            X, ids = without(X, column)
-        x = validate_data(self, X, reset=fitting, dtype=np.float32, ensure_min_samples=2 if fitting else 1)
+            width = None if fitting else self.n_features_in_
+            X, found = without(X, column, width, need=bagged and ids is None)
+            ids = found if ids is None and bagged else ids  # an instance needs no bag, nor a good id
+        x = validate_data(self, X, reset=fitting, dtype=NUMBERS, ensure_min_samples=2 if fitting else 1)
         return x, Membership.single(len(x)) if ids is None else Membership.among(ids, len(x))
+
+    def _stacked(self, listed: list[Any], column: str | int | None, fitting: bool) -> tuple[np.ndarray, Membership]:
+        """A list of bags, as one array."""
+        width = None if fitting else getattr(self, "n_features_in_", None)
+        known = None if fitting else getattr(self, "feature_names_in_", None)
+        x, names = stacked(listed, column, width, known)
+        ids = Membership.of([len(b) for b in listed])
+        if x.ndim == 4:
+            return x, ids
+        if names is None or not all(isinstance(n, str) for n in names):
+            return validate_data(self, x, reset=fitting, dtype=NUMBERS), ids
+        x = check_array(
+            x, dtype=NUMBERS, estimator=self, input_name="X"
+        )  # scikit-learn knows no names of what is stacked
+        if fitting:
+            self.n_features_in_, self.feature_names_in_ = x.shape[1], np.asarray(names, dtype=object)
+        elif known is None and x.shape[1] != self.n_features_in_:
+            raise HeadcountError(f"X has {x.shape[1]} columns, and the model was fitted on {self.n_features_in_}")
+        return x, ids
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -233,43 +293,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         return tags
 
 
-class BagKFold:
-    """Folds of whole bags, labels spread evenly: for scikit-learn's searches and ``cross_val_score``.
-
-    ``bags``: ids, or the column of X that is the bag; a list of bags needs neither. ``groups`` are refused: a search hands
-    them to the splitter only, and the estimator would see no bags.
-    """
-
-    def __init__(self, n_splits: int = 5, *, bags: Any = None, random_state: int = 0) -> None:
-        if isinstance(n_splits, bool) or not isinstance(n_splits, (int, np.integer)) or n_splits < 2:
-            raise HeadcountError(f"n_splits is a whole number from 2, got {n_splits!r}")
-        self.n_splits, self.bags, self.random_state = n_splits, bags, random_state
-
-    def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
-        return self.n_splits
-
-    def split(self, X: Any, y: Any = None, groups: Any = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Row numbers (for a list: bag numbers) of training and test part."""
-        if as_list(X) is not None:
-            ids = np.arange(len(X))
-        elif isinstance(self.bags, (str, int)):
-            ids = without(X, self.bags)[1]
-        else:
-            ids = self.bags
-        if ids is None:
-            heard = "groups reach the splitter only, and the estimator would see no bags" if groups is not None else ""
-            raise HeadcountError(
-                f"{heard or 'BagKFold does not know the bags'}; give the column that is the bag to both, "
-                "MajorityClassifier(bags=...) and BagKFold(bags=...), or a list of bags"
-            )
-        _, first, bag = np.unique(np.asarray(ids), return_index=True, return_inverse=True)
-        label = np.zeros(len(bag), int) if y is None else np.unique(np.asarray(y), return_inverse=True)[1]
-        if len(label) != len(bag):
-            raise HeadcountError(f"{len(bag)} rows have bags and {len(label)} have labels")
-        fold = deal(np.eye(label.max() + 1)[label[first]], np.arange(len(first)), self.n_splits, self.random_state)
-        for k in range(self.n_splits):
-            test = fold[bag] == k
-            yield np.flatnonzero(~test), np.flatnonzero(test)
+NUMBERS = [np.float64, np.float32]  # what X may stay as; everything else becomes the first
 
 
 __all__: Sequence[str] = ["BagKFold", "MajorityClassifier", "Shares"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -34,39 +36,138 @@ class Membership:
 
     @classmethod
     def among(cls, ids: Any, n: int) -> Membership:
-        ids = column_or_1d(np.asarray(ids))
-        if len(ids) != n:
-            raise HeadcountError(f"{len(ids)} bag ids for {n} rows; give one per row")
-        names, first, code = np.unique(ids, return_index=True, return_inverse=True)
+        names, first, code = np.unique(checked_ids(ids, n), return_index=True, return_inverse=True)
         rank = np.argsort(np.argsort(first))[code]
         return cls(np.argsort(rank, kind="stable"), np.bincount(rank).tolist(), names[np.argsort(first)])
 
 
-def as_list(X: Any) -> list[np.ndarray] | None:
-    """The arrays of a list of bags, or of an array (B, S, D); None if X is anything else."""
+# -- bags= ----------------------------------------------------------------------------------------------------------------
+
+
+def column_of(bags: Any) -> str | int | None:
+    """The column that is the bag, if ``bags`` names one; None if it is nothing, or ids."""
+    if bags is None or isinstance(bags, str):
+        return bags
+    if isinstance(bags, Integral) and not isinstance(bags, bool):
+        return int(bags)
+    if np.ndim(bags) == 0:
+        raise HeadcountError(f"bags is the name or number of a column, or one id per row, got {bags!r}")
+    return None
+
+
+def column_to_fit(own: Any, given: Any) -> str | int | None:
+    """The column to take for the bag: ``own`` is the constructor's word, ``given`` that of fit, which goes first."""
+    if own is not None and column_of(own) is None:
+        raise HeadcountError(
+            "MajorityClassifier(bags=...) names a column of X, a name or a number, and got ids; give ids to fit: "
+            "fit(X, y, bags=ids)"
+        )
+    if given is not None and column_of(given) is None and own is not None:
+        raise HeadcountError(f"the bags were said twice: column {own!r} in the constructor, and ids in fit; give one")
+    return column_of(own if given is None else given)
+
+
+def checked_ids(ids: Any, n: int) -> np.ndarray:
+    """(n,) ids, none missing, that can be told apart."""
+    ids = np.asarray(ids)
+    if ids.ndim != 1 and ids.shape != (len(ids), 1):
+        raise HeadcountError(f"bag ids have shape {ids.shape}; give one id per row")
+    ids = ids.ravel()
+    if len(ids) != n:
+        raise HeadcountError(f"{len(ids)} bag ids for {n} rows; give one per row")
+    gone = [_missing(v) for v in ids] if ids.dtype == object else ids != ids  # NaN and NaT differ from themselves
+    if np.any(gone):
+        row = int(np.flatnonzero(gone)[0])
+        raise HeadcountError(f"row {row} is in no bag (its id is {ids[row]}); give it an id, or leave the row out")
+    try:
+        np.sort(ids)
+    except TypeError as e:
+        raise HeadcountError(f"bag ids of several kinds ({e}); give all as text, or all as numbers") from None
+    return ids
+
+
+def _missing(value: Any) -> bool:
+    try:
+        return value is None or bool(value != value)
+    except (TypeError, ValueError):  # pandas.NA says neither yes nor no
+        return True
+
+
+def without(X: Any, column: str | int, width: int | None = None, need: bool = True) -> tuple[Any, np.ndarray | None]:
+    """X without a column, and the column. ``width``: how many columns are left without it, where that is known: an array that
+    has no more lacks it. Lacking it is an error only where somebody ``need`` s to know the bags."""
+    if hasattr(X, "toarray"):
+        raise HeadcountError(f"X is sparse, and column {column!r} is to be its bag; give X.toarray()")
+    names = list(X.columns) if hasattr(X, "columns") else None
+    shape = np.shape(X)
+    if isinstance(column, str):
+        there = names is not None and column in names
+    else:
+        there = len(shape) == 2 and -shape[1] <= column < shape[1] and shape[1] != width
+    if there and names is not None:
+        name = column if isinstance(column, str) else names[column]
+        return X[[c for c in names if c != name]], np.asarray(X[name])
+    if there and not isinstance(column, str):
+        x = np.asarray(X)
+        return np.delete(x, column, 1), x[:, column]
+    if need:
+        had = f"DataFrame with {', '.join(map(repr, names[:8]))}" if names is not None else f"shape {shape}"
+        raise HeadcountError(
+            f"X ({had}) has no column {column!r}, which is the bag; add it, or give bags=ids. Only predict and "
+            "predict_proba do without"
+        )
+    return X, None
+
+
+# -- lists of bags --------------------------------------------------------------------------------------------------------
+
+
+def as_list(X: Any) -> list[Any] | None:
+    """The arrays (DataFrames) of a list of bags, or of an array (B, S, D); None if X is anything else."""
     if isinstance(X, torch.Tensor):
         X = X.detach().cpu().numpy()
     several = isinstance(X, (list, tuple)) or (isinstance(X, np.ndarray) and (X.ndim in (3, 5) or X.dtype == object))
     if not several or not len(X) or np.ndim(X[0]) not in (2, 4):
         return None
-    held = [np.asarray(b) for b in X]
-    for i, b in enumerate(held):
-        if b.ndim != held[0].ndim or b.shape[1:] != held[0].shape[1:] or not len(b):
-            raise HeadcountError(f"bag {i} has shape {b.shape}; all bags are (n, D), n above zero and D the same")
-    return held
+    return [b if hasattr(b, "columns") else np.asarray(b) for b in X]
 
 
-def without(X: Any, column: str | int) -> tuple[Any, np.ndarray]:
-    """X without a column, and the column."""
-    if isinstance(column, str):
-        if not hasattr(X, "columns") or column not in list(X.columns):
-            raise HeadcountError(f"X has no column {column!r}; give a DataFrame that has, or bags=ids")
-        kept = [c for c in X.columns if c != column]
-        return X[kept], np.asarray(X[column])
-    x = np.asarray(X)
-    if x.ndim != 2 or not -x.shape[1] <= column < x.shape[1]:
-        raise HeadcountError(f"X of shape {x.shape} has no column {column}")
-    return np.delete(x, column, 1), x[:, column]
+def stacked(
+    bags: list[Any], column: str | int | None, width: int | None, wanted: Sequence[str] | None
+) -> tuple[np.ndarray, list[Any] | None]:
+    """(N, ...) the rows of all bags, and what their columns are called. The column that is the bag is taken off where it is
+    there. DataFrames are brought into the order of ``wanted`` columns, or of the first bag's."""
+    parts, names = [], None if wanted is None else list(wanted)
+    for i, bag in enumerate(bags):
+        framed = hasattr(bag, "columns")
+        if framed != hasattr(bags[0], "columns"):
+            raise HeadcountError(f"bag {i} is a {type(bag).__name__}, bag 0 a {type(bags[0]).__name__}; give one kind")
+        if column is not None and np.ndim(bag) == 2:
+            bag, ids = without(bag, column, width, need=False)
+            if ids is not None and len(bag) and len(held := np.unique(checked_ids(ids, len(bag)))) > 1:
+                both = " and ".join(repr(v) for v in held.tolist()[:2])
+                raise HeadcountError(f"bag {i} of the list has {both} in column {column!r}; a bag has one id there")
+        if framed:
+            names = list(bag.columns) if names is None else names
+            bag = _in_order(bag, names, i)
+        part = np.asarray(bag)
+        first = parts[0] if parts else part
+        if part.ndim != first.ndim or part.shape[1:] != first.shape[1:] or not len(part):
+            raise HeadcountError(f"bag {i} has shape {part.shape}; all bags are (n, D), n above zero and D the same")
+        parts.append(part)
+    return np.concatenate(parts), names if hasattr(bags[0], "columns") else None
+
+
+def _in_order(bag: Any, names: list[Any], i: int) -> Any:
+    own = list(bag.columns)
+    if sorted(map(str, own)) != sorted(map(str, names)):
+        lost, odd = [n for n in names if n not in own], [n for n in own if n not in names]
+        said = f"lacks {lost[0]!r}" if lost else f"has {odd[0]!r} besides" if odd else "has a column twice"
+        raise HeadcountError(f"bag {i} {said}; all bags need the columns {', '.join(map(str, names[:8]))}")
+    return bag if own == names else bag[names]
+
+
+# -- labels and weights ---------------------------------------------------------------------------------------------------
 
 
 def labels_of(y: Any, ids: Membership, n: int) -> np.ndarray:
@@ -83,6 +184,32 @@ def labels_of(y: Any, ids: Membership, n: int) -> np.ndarray:
     first = np.repeat(starts, ids.sizes)
     odd = np.flatnonzero(y != y[first])
     if len(odd):
-        where = ids.names[int(np.searchsorted(starts, odd[0], side="right")) - 1]
-        raise HeadcountError(f"bag {where!r} has two labels, {y[first[odd[0]]]!r} and {y[odd[0]]!r}; a bag has one")
+        where = ids.names.tolist()[int(np.searchsorted(starts, odd[0], side="right")) - 1]
+        one, other = y[[first[odd[0]], odd[0]]].tolist()  # plain Python values: numpy's would say np.int64(0)
+        raise HeadcountError(f"bag {where!r} has two labels, {one!r} and {other!r}; a bag has one")
     return y[starts]
+
+
+def weights_of(weight: Any, ids: Membership, n: int) -> np.ndarray | None:
+    """(N,) float32 in the order of the rows: one number per row, or for a list of bags a list of the same sizes."""
+    if weight is None:
+        return None
+    if ids.listed and isinstance(weight, (list, tuple)) and len(weight) and np.ndim(weight[0]) == 1:
+        sizes = [len(w) for w in weight]
+        if len(sizes) != len(ids.sizes):
+            raise HeadcountError(f"weight has {len(sizes)} arrays for {len(ids.sizes)} bags; give one per bag")
+        for i, (got, rows) in enumerate(zip(sizes, ids.sizes, strict=True)):
+            if got != rows:
+                raise HeadcountError(f"weight has {got} numbers for the {rows} rows of bag {i}; give one per row")
+        weight = np.concatenate([np.asarray(w) for w in weight])
+    try:
+        given = np.asarray(weight, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise HeadcountError("weight holds something that is no number; give one number per row") from None
+    if given.shape != (n,):
+        got = f"{len(given)} numbers" if given.ndim == 1 else f"shape {given.shape}"
+        raise HeadcountError(f"weight has {got} for {n} rows; give one number per row")
+    bad = np.flatnonzero(~((given >= 0) & np.isfinite(given)))
+    if len(bad):
+        raise HeadcountError(f"row {bad[0]} has weight {given[bad[0]]:g}; weights are finite and not negative")
+    return given.astype(np.float32)

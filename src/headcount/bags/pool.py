@@ -1,7 +1,8 @@
 """Where pixels and features live: once, in one place, however many bags point at them.
 
 A pool is one array: images (M, H, W, channels) uint8, or features (M, D) float. It may lie on the device, in memory, or be
-mapped from an .npy file larger than memory; bags hold addresses into it and never copies.
+mapped from an .npy file larger than memory; bags hold addresses into it and never copies. Features are float32 at most, but
+for classifiers of scikit-learn, which get float64 as it was given (``exact``).
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ class Pool:
     _file: mmap.mmap | None = None
     far: bool = False  # true where instances come from a disk each time they are taken: it pays to read ahead
 
-    def __init__(self, data: Any, trusted: bool = False) -> None:
-        """``trusted``: the numbers were seen to be finite when they were written; a pool on disk is not read again."""
+    def __init__(self, data: Any, trusted: bool = False, exact: bool = False) -> None:
+        """``trusted``: the numbers were seen to be finite when they were written; a pool on disk is not read again.
+        ``exact``: float64 stays what it is."""
         if isinstance(data, np.memmap) and data.nbytes > NEAR:
             self._file = cast(Any, data)._mmap
-        self.data = _checked(data, trusted, self._let_go)
+        self.data = _checked(data, trusted, self._let_go, exact)
         # what had to be converted lies in memory after all
         self.far = self._file is not None and self.data.data_ptr() == data.ctypes.data
 
@@ -95,7 +97,7 @@ class Pool:
         return f"Pool({len(self)} {self.kind} of {'x'.join(map(str, self.shape))} on {self.device})"
 
 
-def _checked(data: Any, trusted: bool, let_go: Callable[[], None] = lambda: None) -> Tensor:
+def _checked(data: Any, trusted: bool, let_go: Callable[[], None] = lambda: None, exact: bool = False) -> Tensor:
     """Images as uint8 (M, H, W, channels), features as float (M, D), every number finite."""
     x = data if isinstance(data, Tensor) else _tensor(np.asanyarray(data))
     if x.is_complex():
@@ -107,7 +109,7 @@ def _checked(data: Any, trusted: bool, let_go: Callable[[], None] = lambda: None
     if x.ndim != 2:
         want = "images as uint8 (count, height, width, channels) or features as (count, dimension)"
         raise HeadcountError(f"a pool holds {want}, got {x.dtype} of shape {tuple(x.shape)}")
-    if not x.is_floating_point() or x.dtype == torch.float64:
+    if not x.is_floating_point() or (x.dtype == torch.float64 and not exact):
         x = x.float()
     rows = max(1, _CHUNK // max(1, x.shape[1]))
     for start in range(0, 0 if trusted else len(x), rows):
@@ -120,6 +122,11 @@ def _checked(data: Any, trusted: bool, let_go: Callable[[], None] = lambda: None
                 f"row {row} of the features has {float(x[row, col])} in column {col}; drop the row or fill the value in"
             )
     return x
+
+
+def plain(x: Tensor) -> np.ndarray:
+    """Features as scikit-learn takes them: (n, D) float32, or float64 where a pool kept it."""
+    return (x if x.dtype == torch.float64 else x.float()).cpu().numpy()
 
 
 def _tensor(array: np.ndarray) -> Tensor:

@@ -41,6 +41,7 @@ TABLES = ("tilt", "em_forest", "forest", "logistic", "count")
 PICTURES = ("tilt", "noisy_label")
 BASELINES = ("forest", "logistic", "noisy_label")
 OPTIONAL = ("count",)
+METHODS = tuple(dict.fromkeys([*TABLES, *PICTURES, *HEADS]))
 MOST = 50_000  # instances a forest or a logistic regression is shown; more of the same teach it little
 CHUNK = 16_384  # instances of a large bag in work at once
 TREES = 100
@@ -143,6 +144,7 @@ def candidates(
     pictures = bags.pool.kind == "images"
     names = list(PICTURES if pictures else TABLES)
     if head is not None:
+        not_from_a_file(head)
         choose("head", head, HEADS)
         if method != "auto":
             raise HeadcountError(
@@ -151,24 +153,38 @@ def candidates(
         method = head
     if not isinstance(method, str):
         check(method)
+        if pictures:
+            raise HeadcountError(
+                f"{type(method).__name__} reads features, and these are pictures; use tilt, or a frozen backbone"
+            )
         made = [Candidate("classifier", f"EM, {type(method).__name__}", classifier=method, rounds=ROUNDS)]
         names = ["forest", "logistic"]
     else:
         asked = names if method == "auto" else list(dict.fromkeys(m.strip() for m in method.split(",")))
         for name in asked:
-            choose("method", name, ["auto", *dict.fromkeys([*TABLES, *PICTURES, *HEADS])])
+            not_from_a_file(name)
+            choose("method", name, ["auto", *METHODS])
         made, names = (
             [],
             asked if method == "auto" else [*asked, *(n for n in names if n in BASELINES and n not in asked)],
         )
-    if options:
-        check_options(names[0] if names[0] in HEADS else "tilt", options)
+    networks = [name for name in names if name in HEADS]
     how = {"backbone": backbone, "views": views, "epochs": epochs, "options": options or {}, "start": start}
-    found = made + [_candidate(name, bags, pictures, how) for name in names]
-    idle = [name for name in ("backbone", "views", "options") if how[name]]
-    if idle and all(c.recipe is None for c in found):
+    idle = [name for name in ("backbone", "views", "epochs", "options") if how[name] is not None and how[name] != {}]
+    if idle and not networks:
         raise HeadcountError(f"{', '.join(idle)}: for networks, and method {method} is none; leave it out")
-    return found
+    if options:
+        check_options(networks[0], options)  # they are the first network's
+    return made + [_candidate(name, bags, pictures, how) for name in names]
+
+
+def not_from_a_file(name: str) -> None:
+    """Refuse a head of one's own where a model is left behind."""
+    if ":" in name:
+        raise HeadcountError(
+            f"{name} is a head of one's own, which run, study and probe take: what is fitted is a model to be saved, and "
+            "loading a model never runs code; to fit with it, add the head to HEADS (CONTRIBUTING.md)"
+        )
 
 
 def _candidate(name: str, bags: Bags, pictures: bool, how: dict[str, Any]) -> Candidate:
@@ -229,7 +245,7 @@ def recipe_for(
         options=tuple(options.items()),
         backbone=backbone,
         backbone_options=tuple(own.items()),
-        epochs=epochs or int(min(max(few, -(-(1500 if pictures else 500) // steps)), many)),
+        epochs=epochs if epochs is not None else int(min(max(few, -(-(1500 if pictures else 500) // steps)), many)),
         batch_bags=batch,
         batch_instances=room,
         chunk_instances=0 if whole else CHUNK,

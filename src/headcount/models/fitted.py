@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from headcount.bags import Bags, Segments, census, tilt
 from headcount.bags.census import plainly
+from headcount.bags.pool import plain
 from headcount.data.columns import Named
 from headcount.data.learned import Learned
 from headcount.data.read import Reading, read
@@ -84,6 +85,10 @@ class Fitted:
     def kind(self) -> str:
         """network, forest or linear; held for a classifier that lives in memory only."""
         return "network" if isinstance(self.body, Model) else type(self.body).__name__.lower()
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.learned.shape))
+        return f"Fitted({self.kind}: {len(self.classes)} classes, {self.learned.kind} of {shape})"
 
     def read(self, data: Any, named: Named | None = None, *, need_labels: bool = False, **how: Any) -> Reading:
         """Read data as this model's were: its columns, its classes; ``how`` as :func:`headcount.data.read.read` takes it."""
@@ -146,7 +151,7 @@ class Fitted:
     def _part(self, x: Tensor) -> Tensor:
         if isinstance(self.body, Model):
             return say_alone(self.body, x).softmax(1)
-        return torch.from_numpy(self.body.probabilities(x.cpu().float().numpy())).float()
+        return torch.from_numpy(self.body.probabilities(plain(x))).float()
 
     def _bag(self, log_p: Tensor) -> Tensor:
         return (log_p / self.temperature).log_softmax(1)

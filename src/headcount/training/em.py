@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from headcount.bags import Bags, tilt
+from headcount.bags.pool import plain
 from headcount.errors import HeadcountError
 from headcount.models.forest import Held
 from headcount.training.criterion import label_loss
@@ -189,10 +190,10 @@ def _places(q: np.ndarray, here: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def features(bags: Bags) -> np.ndarray:
-    """(N, D) float32."""
+    """(N, D) float32, or float64 where the pool kept it."""
     if bags.pool.kind != "features":
         raise HeadcountError("a scikit-learn classifier takes features, and these are pictures; use a network")
-    return bags.pool.take(bags.index).float().cpu().numpy()
+    return plain(bags.pool.take(bags.index))
 
 
 def _groups(bags: Bags) -> int:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
+import numpy as np
 import torch
+
+from headcount.errors import HeadcountError
 
 
 def seed_for(seed: int, *purpose: object) -> int:
@@ -20,3 +24,17 @@ def seed_for(seed: int, *purpose: object) -> int:
 def generator(seed: int, *purpose: object) -> torch.Generator:
     """A generator on the CPU for one purpose."""
     return torch.Generator().manual_seed(seed_for(seed, *purpose))
+
+
+def seed_of(random_state: Any) -> int:
+    """A seed as scikit-learn's users say it: a number, something that draws one, or None, which is 0 here."""
+    given = 0 if random_state is None else random_state
+    if isinstance(given, np.random.RandomState):
+        return int(given.randint(1 << 31))
+    if isinstance(given, np.random.Generator):
+        return int(given.integers(1 << 31))
+    if isinstance(given, bool) or not isinstance(given, (int, np.integer)) or not 0 <= given < 1 << 63:
+        raise HeadcountError(
+            f"random_state is a whole number from 0, a RandomState, a Generator or None, got {given!r}"
+        )
+    return int(given)

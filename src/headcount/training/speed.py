@@ -29,12 +29,12 @@ def device_for(name: str = "auto") -> torch.device:
     """``auto`` is the first GPU if there is one (of several processes at one training each has its own), else the CPU."""
     try:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise HeadcountError(f"no device {name!r}; give auto, cpu, cuda or cuda:1") from None
     if device.type not in ("cpu", "cuda"):
         raise HeadcountError(f"device {name} is not one headcount runs on; give auto, cpu, cuda or cuda:1")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise HeadcountError(f"device {name} was asked for, but torch sees no GPU here; give --device cpu")
+        raise HeadcountError(f"device {name} was asked for, but torch sees no GPU here; give cpu, or auto")
     if device.type == "cuda":
         device = torch.device("cuda", local_rank() if device.index is None else device.index)
         if device.index >= torch.cuda.device_count():

@@ -150,6 +150,10 @@ def _instances(table: pa.Table, roles: Named, found: Found, data: Any, asked: As
     """Fill in what the instances are; gives (n,) rows that are bad."""
     n, shown, model = table.num_rows, found.where, asked.learned
     if model is not None and not model.fields and not (model.kind == "images" and roles.path):
+        if model.kind == "features":  # they were an array: nobody knows which column was which
+            raise HeadcountError(
+                f"the model was fitted on arrays, and {shown} is a table; give an .npy or .npz file, or fit it on a table"
+            )
         raise HeadcountError(f"the model takes {model.kind}, and {shown} is a table without pictures")
     spoken = [*(name for _, name in roles.single()), *roles.votes, *filter(is_id, table.column_names)]
     if roles.path and (model is None or not model.fields):

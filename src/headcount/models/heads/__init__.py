@@ -49,6 +49,8 @@ HEADS: dict[str, type[Head]] = {
 
 def find_head(name: str) -> type[Head]:
     """By name, or by ``path/to/file.py:Class`` for a head of one's own."""
+    if not isinstance(name, str):  # a class has no name that a record, or a second process, could find it by
+        raise HeadcountError(f"a head is named, got {name!r}; give one of {', '.join(HEADS)}, or path/to/file.py:Class")
     return _from_file(*name.rsplit(":", 1)) if ":" in name else HEADS[choose("head", name, HEADS)]
 
 

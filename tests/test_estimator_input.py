@@ -1,0 +1,231 @@
+"""What people hand to MajorityClassifier and BagKFold: large numbers, DataFrames, lists of them, ids with holes, weights; and
+the one line that says what was wrong with it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.tree import DecisionTreeClassifier
+
+from headcount import Bags, Pool, cli
+from headcount.errors import HeadcountError
+from headcount.estimator import BagKFold, MajorityClassifier
+from headcount.models.fitted import Fitted
+from headcount.training.recipe import Recipe
+
+G = np.random.default_rng(0)
+BAG = np.repeat(np.arange(40), G.integers(3, 9, 40))
+TRUTH = np.where(G.random(len(BAG)) < 0.6, BAG % 3, G.integers(0, 3, len(BAG)))
+WIN = np.array([np.bincount(TRUTH[b == BAG], minlength=3).argmax() for b in range(40)])
+X = G.normal(size=(len(BAG), 5)) + 2.5 * np.eye(3, 5)[TRUTH]
+LISTED = [X[b == BAG] for b in range(40)]
+FRAME = pd.DataFrame(X, columns=list("abcde")).assign(street=[f"s{b}" for b in BAG])
+FRAMES = [FRAME[b == BAG] for b in range(40)]
+Y = WIN[BAG]
+
+
+def of(estimator=None, **how):
+    return MajorityClassifier(LogisticRegression() if estimator is None else estimator, **how)
+
+
+@pytest.mark.parametrize(
+    "estimator", [make_pipeline(StandardScaler(), LogisticRegression()), "logistic", "noisy_label"], ids=str
+)
+def test_time_stamps_keep_their_digits(estimator):
+    how = {"epochs": 15} if estimator == "noisy_label" else {}
+    late = of(estimator, **how).fit(X * 10 + 1.7e9, Y, bags=BAG)
+    assert (late.predict(X * 10 + 1.7e9) == TRUTH).mean() > 0.8
+
+
+def test_a_classifier_of_scikit_learns_gets_the_numbers_as_they_are():
+    seen = []
+
+    class Watching(LogisticRegression):
+        def fit(self, X, y, sample_weight=None):
+            seen.append(X)
+            return super().fit(X, y, sample_weight)
+
+    odd = X + 1e-12
+    of(Watching()).fit(odd, Y, bags=BAG)
+    assert seen[0].dtype == np.float64
+    assert set(seen[0][:, 0]) <= set(odd[:, 0])
+
+
+@pytest.mark.parametrize("estimator", [LogisticRegression(), "noisy_label", "forest"], ids=str)
+def test_what_is_saved_answers_the_same_about_plain_numbers(estimator, tmp_path, monkeypatch):
+    """Inside, columns may be standardised; outside nobody knows."""
+    monkeypatch.setattr("headcount.judging.candidates.TREES", 5)
+    made = of(estimator, **({"epochs": 5} if estimator == "noisy_label" else {})).fit(X * 2 + 3, Y, bags=BAG)
+    made.fitted_.save(tmp_path / "m")
+    alone = Bags.of(Pool(X * 2 + 3), sizes=[1] * len(X), labels=[-1] * len(X), classes=3)
+    said = Fitted.load(tmp_path / "m").say(alone).instance.numpy()
+    assert np.allclose(said, made.predict_proba(X * 2 + 3), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "estimator", [LogisticRegression(), DecisionTreeClassifier(max_depth=4), "noisy_label"], ids=str
+)
+def test_a_model_of_a_dataframe_is_asked_about_a_file(estimator, tmp_path):
+    made = of(estimator, bags="street", epochs=5 if estimator == "noisy_label" else None).fit(FRAME, Y)
+    made.fitted_.save(tmp_path / "model")
+    FRAME.assign(other="z")[["e", "street", "b", "a", "other", "c", "d"]].to_csv(tmp_path / "d.csv", index=False)
+    words = ["predict", str(tmp_path / "model"), str(tmp_path / "d.csv"), "--out", str(tmp_path / "said.csv")]
+    assert cli.app(words, standalone_mode=False) in (None, 0)
+    said = pd.read_csv(tmp_path / "said.csv")
+    found = said[[c for c in said.columns if c.endswith(("0", "1", "2"))]].to_numpy()
+    assert np.allclose(found, made.predict_proba(FRAME), atol=1e-4)
+    assert json.loads((tmp_path / "model" / "model.json").read_text())["preparation"]["named"] == {"bag": "street"}
+
+
+# -- lists of bags --------------------------------------------------------------------------------------------------------
+
+
+def test_in_a_list_of_dataframes_columns_have_names_and_the_bag_is_none():
+    made = of(bags="street").fit(FRAMES, WIN)
+    assert made.n_features_in_ == 5
+    assert made.feature_names_in_.tolist() == list("abcde")
+    plain = of().fit(LISTED, WIN)
+    assert np.allclose(np.concatenate(made.predict_proba(FRAMES)), np.concatenate(plain.predict_proba(LISTED)))
+    turned = [f[["e", "street", "d", "c", "b", "a"]] for f in FRAMES]
+    assert np.allclose(np.concatenate(made.predict_proba(turned)), np.concatenate(made.predict_proba(FRAMES)))
+    mixed = [*FRAMES[:1], *turned[1:]]
+    again = of(bags="street").fit(mixed, WIN)
+    assert np.allclose(np.concatenate(again.predict_proba(FRAMES)), np.concatenate(made.predict_proba(FRAMES)))
+    numbered = of(bags=0).fit([np.column_stack([np.full(len(b), i), b]) for i, b in enumerate(LISTED)], WIN)
+    assert numbered.n_features_in_ == 5
+    assert len(numbered.predict(LISTED)) == 40  # without the column, which instances do not need
+
+
+@pytest.mark.parametrize(
+    ("x", "how", "why"),
+    [
+        (LISTED, {"bags": np.zeros(40)}, "list says the bags"),
+        ([FRAMES[0].rename(columns={"a": "q"}), *FRAMES[1:]], {"bags": "street"}, "bag 1 lacks 'q'"),
+        ([FRAMES[0], *LISTED[1:]], {"bags": "street"}, "bag 1 is a ndarray, bag 0 a DataFrame"),
+        ([pd.concat(FRAMES[:2]), *FRAMES[1:]], {"bags": "street"}, "bag 0 of the list has 's0' and 's1'"),
+        (LISTED, {"weight": [np.ones(len(b)) for b in LISTED[:-1]]}, "39 arrays for 40 bags"),
+        (LISTED, {"weight": [np.ones(9), *(np.ones(len(b)) for b in LISTED[1:])]}, "rows of bag 0"),
+    ],
+)
+def test_lists_that_are_refused(x, how, why):
+    with pytest.raises(HeadcountError, match=why):
+        of().fit(x, WIN, **how)
+
+
+def test_weights_of_a_list():
+    heavy = np.where(np.arange(len(X)) % 3 == 0, 4.0, 1.0)
+    one = of().fit(LISTED, WIN, weight=[heavy[b == BAG] for b in range(40)])
+    two = of().fit(X, Y, bags=BAG, weight=heavy)
+    assert np.allclose(one.fitted_.body.weight, two.fitted_.body.weight)
+
+
+# -- ids, columns, weights ------------------------------------------------------------------------------------------------
+
+
+def with_hole(hole):
+    ids = [f"s{b}" for b in BAG]
+    ids[7] = hole
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"bags": np.where(np.arange(len(BAG)) == 7, np.nan, BAG)}, r"row 7 is in no bag \(its id is nan\)"),
+        ({"bags": with_hole(None)}, "row 7 is in no bag"),
+        ({"bags": pd.array(with_hole(None), dtype="string")}, "row 7 is in no bag"),
+        ({"bags": np.array(with_hole(3), dtype=object)}, "several kinds"),
+        ({"bags": True}, "name or number of a column, or one id per row, got True"),
+        ({"bags": 2.5}, "got 2.5"),
+        ({"bags": np.zeros((len(X), 2))}, "bag ids have shape"),
+        ({"weight": np.ones(len(X) + 1)}, f"{len(X) + 1} numbers for {len(X)} rows"),
+        ({"weight": np.ones(3)}, "3 numbers"),
+        ({"weight": [[1.0, 2.0]]}, "shape"),
+        ({"weight": ["a"] * len(X)}, "no number"),
+        ({"weight": np.where(np.arange(len(X)) == 5, np.nan, 1)}, "row 5 has weight nan"),
+        ({"bags": np.where(np.arange(len(X)) == 9, BAG[0], BAG)}, r"bag 0 has two labels, \d and \d;"),
+    ],
+)
+def test_ids_and_weights_that_are_refused(how, why):
+    with pytest.raises(HeadcountError, match=why):
+        of().fit(X, Y, **{"bags": BAG, **how})
+
+
+def test_the_column_in_every_number_and_never_twice():
+    table = np.column_stack([BAG, X])
+    assert of().fit(table, Y, bags=np.int64(0)).n_features_in_ == 5
+    with pytest.raises(HeadcountError, match=r"give ids to fit: fit\(X, y, bags=ids\)"):
+        of(bags=BAG).fit(X, Y)
+    with pytest.raises(HeadcountError, match="said twice"):
+        of(bags=0).fit(table, Y, bags=BAG)
+
+
+def test_instances_need_no_bag_column():
+    made, bare = of(bags="street").fit(FRAME, Y), FRAME.drop(columns="street")
+    assert np.array_equal(made.predict(bare), made.predict(FRAME))
+    assert np.array_equal(made.predict(bare), made.predict(FRAME.assign(street=None)))
+    with pytest.raises(HeadcountError, match="no column 'street', which is the bag"):
+        made.predict_bags(bare)
+    assert made.score(bare, Y, bags=BAG) == made.score(FRAME, Y) == made.score(FRAME, Y, bags=BAG)
+    numbered, table = of(bags=-1).fit(np.column_stack([X, BAG]), Y), np.column_stack([X, BAG])
+    assert np.array_equal(numbered.predict(X), numbered.predict(table))
+    with pytest.raises(HeadcountError, match="no column -1"):
+        numbered.score(X, Y)
+
+
+# -- parameters -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("estimator", "how", "why"),
+    [
+        ("logistic,tilt", {}, "fits one method, got 'logistic,tilt'"),
+        ("auto", {}, "fits one method, got 'auto'.*fit_reading"),
+        ("tlit", {}, "no estimator 'tlit'; there are tilt.*did you mean 'tilt'"),
+        ("vote.py:Vote", {}, "loading a model never runs code"),
+        ("tilt", {"epochs": 0}, "epochs is a whole number from 1"),
+        (None, {"epochs": 3}, "epochs: for networks"),
+        ("em_forest", {"options": {"t9": 3}}, "options: for networks, and method em_forest is none"),
+        ("count", {"options": {"t9": 3}}, "no option of head count 't9'"),
+        (None, {"random_state": "x"}, "random_state is .* got 'x'"),
+        (None, {"random_state": -1}, "random_state is .* got -1"),
+        (None, {"device": None}, "no device None"),
+    ],
+)
+def test_parameters_that_are_refused(estimator, how, why):
+    with pytest.raises(HeadcountError, match=why):
+        of(estimator, **how).fit(X, Y, bags=BAG)
+
+
+def test_pictures_are_not_for_a_classifier_of_scikit_learns():
+    with pytest.raises(HeadcountError, match="LogisticRegression reads features, and these are pictures"):
+        of().fit([np.zeros((2, 8, 8, 3), np.uint8)] * 4, [0, 1, 0, 1])
+
+
+def test_a_generator_is_a_random_state():
+    one, two = (of(random_state=np.random.default_rng(3)).fit(X, Y, bags=BAG).predict_proba(X) for _ in range(2))
+    assert np.array_equal(one, two)
+
+
+def test_a_head_is_named():
+    with pytest.raises(HeadcountError, match="a head is named, got <class"):
+        Recipe(head=LogisticRegression)
+
+
+def test_folds_of_fewer_ids_than_rows():
+    with pytest.raises(HeadcountError, match=f"10 bag ids for {len(X)} rows"):
+        next(BagKFold(bags=BAG[:10]).split(X))
+    with pytest.raises(HeadcountError, match="row 7 is in no bag"):
+        next(BagKFold(bags=with_hole(None)).split(X))
+    assert repr(BagKFold(3, bags=BAG)) == f"BagKFold(n_splits=3, bags=<{len(X)} ids>, random_state=0)"
+
+
+def test_what_was_fitted_is_said_in_one_line():
+    assert repr(of().fit(X, Y, bags=BAG).fitted_) == "Fitted(linear: 3 classes, features of 5)"
+    assert repr(of().fit(FRAMES, WIN, bags="street").fitted_) == "Fitted(linear: 3 classes, table of 5)"
