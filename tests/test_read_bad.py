@@ -79,6 +79,8 @@ TABLES: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
     "not gzip": ("t.csv.gz", b"plain", {}, "cannot read .*t.csv.gz"),
     "unknown ending": ("t.xlsx", b"PK", {}, "give a folder, or a file ending in .csv"),
     "not npz": ("t.npz", b"PK\x03\x04", {}, "cannot read .*t.npz"),
+    "text as npz": ("t.npz", GOOD, {}, r"this is no \.npz file \(it begins with b'bag,la'\); write it with numpy.savez"),
+    "text as npy": ("t.npy", GOOD, {}, r"this is no \.npy file .*; write it with numpy.save$"),
     "not npy": ("t.npy", b"\x93NUMPY\x01\x00", {}, "cannot read .*t.npy"),
     "pickled npy": ("t.npy", b"", {"object": True}, "cannot read .*t.npy"),
     "side nought": ("t.csv", GOOD, {"side": 0}, "side must be a whole number above zero"),
@@ -190,7 +192,11 @@ ARRAYS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "said twice": ({"features": X, "bag": [0] * 6, "sizes": [6], "labels": [0]}, {}, "it has bag, sizes"),
     "two pools": ({"features": X, "X": X, "bag": [0] * 6}, {}, "it needs one of"),
     "sizes": ({"features": X, "sizes": [2, 3], "labels": [0, 1]}, {}, "do not add up"),
-    "empty size": ({"features": X, "sizes": [6, 0], "labels": [0, 1]}, {}, "do not add up"),
+    "empty size": ({"features": X, "sizes": [6, 0], "labels": [0, 1]}, {}, "bag 2 of 2 is empty; .* skip_bad="),
+    "ids in no order": ({"features": X, "bag": [*"bbaacc"], "labels": [0, 1, 2]}, {}, "which of the bags 'b', 'a', 'c'"),
+    "numbers as words": ({"features": X, "bag": [10, 10, 8, 8, 9, 9], "labels": [0, 1, 2]}, {}, "Number them 0 to 2"),
+    "other names": ({"features": X, "bag": [*"aaabbb"], "names": [*"ac"], "labels": [0, 1]}, {}, "let names list the"),
+    "two names": ({"features": X, "bag": [*"aabbcc"], "names": [*"ab"], "labels": [0, 1, 0]}, {}, "are 2 for 3 bags"),
     "offsets": ({"features": X, "offsets": [1, 6], "labels": [0]}, {}, "do not add up"),
     "huge size": ({"features": X, "sizes": np.array([2**62, 2**62], np.int64), "labels": [0, 1]}, {}, "do not add up"),
     "float sizes": ({"features": X, "sizes": [2.0, 4.0], "labels": [0, 1]}, {}, "must be whole numbers"),
@@ -224,6 +230,20 @@ def test_skipped_rows_of_arrays():
     assert reading.bags().pool.data.shape == (11, 2)
     assert np.array_equal(reading.bags().pool.take(reading.laid.index).numpy(), np.concatenate([x, X])[reading.rows])
     assert "row 2" in reading.skipped[0]
+
+
+def test_an_empty_bag_is_skipped_with_its_label():
+    given = {"features": X, "sizes": [3, 0, 3], "labels": ["u", "v", "w"], "names": ["a", "b", "c"]}
+    reading = read(given, skip_bad=True)
+    assert reading.laid.names == ("a", "c")
+    assert [reading.laid.classes[k] for k in reading.laid.label.tolist()] == ["u", "w"]
+    assert "bag 2 of 3 ('b') is empty" in reading.skipped[0]
+
+
+def test_a_misnamed_array_is_listed(tmp_path):
+    np.savez(tmp_path / "t.npz", feats=X, sizes=[3, 3], labels=[0, 1])
+    with pytest.raises(HeadcountError, match="has 'feats', 'sizes', 'labels'; it needs one of features"):
+        read(tmp_path / "t.npz")
 
 
 def test_odd_but_fine():

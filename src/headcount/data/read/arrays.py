@@ -4,6 +4,9 @@ a list or a dict of arrays   one (n, D) or (n, H, W, channels) uint8 array per b
 an array (B, S, D)           B bags of S instances; uint8 (B, S, H, W, channels) for pictures
 .npz or a dict with these    features or images (N, ...), and bag (N,) or sizes (B,) or offsets (B+1,); optionally
                              labels, names, group (B,), votes (B, C), classes, weight, truth, known (N,), coords (N, 2)
+
+What is said once per bag is said in the order of the bags: of their numbers where ``bag`` holds 0 to B-1, of ``names`` where
+these are the ids in ``bag``, else of the ids, which must then appear sorted: who is the first is never guessed.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import torch
 
 from headcount.data.columns import Columns
 from headcount.data.read.found import Asked, Found, Said, short, some
-from headcount.data.read.labels import beside
+from headcount.data.read.labels import beside, in_order, is_numpy
 from headcount.data.read.rows import heavy
 from headcount.data.values import plain, texts
 from headcount.errors import HeadcountError
@@ -33,6 +36,7 @@ KEYS = {*INSTANCES, *_PER_ROW, *_PER_BAG, "sizes", "offsets", "classes"}
 
 def read_file(path: Path, asked: Asked) -> Found:
     """.npy is mapped and .npz read, neither with pickle."""
+    is_numpy(path)
     try:
         if path.suffix.lower() == ".npy":
             return read_array(np.load(path, mmap_mode="r", allow_pickle=False), asked, str(path))
@@ -43,7 +47,7 @@ def read_file(path: Path, asked: Asked) -> Found:
         raise
     except Exception as e:  # zip, zlib and header errors of many kinds
         raise HeadcountError(f"cannot read {path}: {e or type(e).__name__}") from None
-    found = read_keys(held, asked, str(path))
+    found = read_keys(held, asked, str(path), other)
     if other:
         found.notes.append(f"left aside in {path}: {some(other)}")
     return found
@@ -85,11 +89,12 @@ def read_list(arrays: Sequence[Any] | Mapping[Any, Any], asked: Asked) -> Found:
     return _found(np.concatenate(held), bag, names, {}, asked, where)
 
 
-def read_keys(given: Mapping[str, Any], asked: Asked, where: str = "the dict") -> Found:
-    """A flat array of instances and who is in which bag."""
+def read_keys(given: Mapping[str, Any], asked: Asked, where: str = "the dict", other: Sequence[str] = ()) -> Found:
+    """A flat array of instances and who is in which bag; ``other``: arrays beside them that nobody asks for."""
     there = [k for k in INSTANCES if k in given]
     if len(there) != 1:
-        raise HeadcountError(f"{where} has {some(list(given), 12)}; it needs one of {', '.join(INSTANCES)}")
+        every = some([*other, *given], 24)  # the misnamed one among them
+        raise HeadcountError(f"{where} has {every}; it needs one of {', '.join(INSTANCES)}")
     held = {k: _numpy(v, f"{k} of {where}", words=k not in INSTANCES) for k, v in given.items()}
     x = held[there[0]]
     if x.ndim not in (2, 3, 4) or not len(x):
@@ -125,17 +130,61 @@ def _grouped(held: Mapping[str, np.ndarray], n: int, where: str, asked: Asked) -
         asked.bad.rows(bag < 0, lambda r: f"{where} row {r + 1} is in no bag")
         if not names:
             raise HeadcountError(f"{where}: no instance is in a bag")
-        return bag, names
+        return _ordered(bag, names, held, where, asked)
     if a.ndim != 1 or a.dtype.kind not in "iu" or len(a) == 0:
         raise HeadcountError(f"{ways[0]} of {where} must be whole numbers, got {a.dtype} of shape {a.shape}")
     sizes = a.astype(np.int64) if ways[0] == "sizes" else np.diff(a.astype(np.int64))
     start = 0 if ways[0] == "sizes" else int(a[0])
-    if start != 0 or len(sizes) == 0 or (sizes <= 0).any() or (sizes > n).any() or int(sizes.sum()) != n:
-        raise HeadcountError(
-            f"{ways[0]} of {where} do not add up: {short(a[:8].tolist())} for {n} instances, none empty"
+    if start != 0 or len(sizes) == 0 or (sizes < 0).any() or (sizes > n).any() or int(sizes.sum()) != n:
+        raise HeadcountError(f"{ways[0]} of {where} do not add up: {short(a[:8].tolist())} for {n} instances")
+    names = _given(held, len(sizes), where) or [str(b) for b in range(len(sizes))]
+    for b in np.flatnonzero(sizes == 0).tolist():
+        called = f" ({names[b]!r})" if "names" in held else ""
+        asked.bad.say(
+            f"{ways[0]} of {where}: bag {b + 1} of {len(sizes)}{called} is empty; "
+            "take it out, its label too, or leave it out with skip_bad="
         )
+    return np.repeat(np.arange(len(sizes)), sizes), names
+
+
+def _given(held: Mapping[str, np.ndarray], bags: int, where: str) -> list[str]:
+    """The bags' names, if there are any; one that says nothing is its number."""
     names = [plain(v) or str(b) for b, v in enumerate(held["names"].tolist())] if "names" in held else []
-    return np.repeat(np.arange(len(sizes)), sizes), names or [str(b) for b in range(len(sizes))]
+    if names and len(names) != bags:
+        raise HeadcountError(f"names of {where} are {len(names)} for {bags} bags; give one per bag")
+    return names
+
+
+def _ordered(
+    bag: np.ndarray, ids: list[str], held: Mapping[str, np.ndarray], where: str, asked: Asked
+) -> tuple[np.ndarray, list[str]]:
+    """(N,) bags and their names in the order in which labels and the like speak of them; ``ids`` are in order of appearance."""
+    names, numbers = _given(held, len(ids), where), [str(b) for b in range(len(ids))]
+    if set(names) == set(ids):
+        order = names
+    elif set(ids) == set(numbers):
+        order, names = numbers, names or numbers
+    else:
+        order = ids
+        said = [k for k in _PER_BAG if k in held and (k in ("names", "group") or asked.labels is None)]
+        said += ["labels"] if asked.labels is not None and in_order(asked.labels, ids) else []
+        if said and (ids != _sorted(ids) or set(names) & set(ids)):
+            shown = f"the bags {some(ids)} (in order of appearance)"
+            raise HeadcountError(
+                f"{where}: which of {shown} is the first in {said[0]}? Number them 0 to {len(ids) - 1}, sort the instances by "
+                f"bag, or let names list the values of bag in the order of {said[0]}"
+            )
+        names = names or ids
+    place = {name: b for b, name in enumerate(order)}
+    return np.array([*(place[name] for name in ids), -1])[bag], names
+
+
+def _sorted(ids: list[str]) -> list[str]:
+    """As numbers if all of them are."""
+    try:
+        return sorted(ids, key=float)
+    except ValueError:
+        return sorted(ids)
 
 
 def _found(

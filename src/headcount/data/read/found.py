@@ -75,7 +75,7 @@ class Found:
     columns: Columns
     content: Any  # instances: an array (n, ...), or a pyarrow table of n rows
     bag: np.ndarray  # (n,) bag of each row, -1 where the row is left out
-    names: Sequence[str]  # (B,) in order of first appearance
+    names: Sequence[str]  # (B,) in order of first appearance; of arrays, in the order of what is said of them
     said: Said
     ids: pa.Table  # n rows: the user's own columns
     digest: str  # sha256 of the content

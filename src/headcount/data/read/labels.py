@@ -144,7 +144,28 @@ def _numbered(v: int, classes: Sequence[str], bag: int) -> str | None:
     return None if v < 0 else classes[v]
 
 
+def in_order(given: Any, names: Sequence[str]) -> bool:
+    """Whether labels are one per bag in the order of the bags, rather than by the bags' names."""
+    if isinstance(given, (str, Path)):
+        return suffix(Path(given)) == ".npy"
+    return not is_frame(given) and not isinstance(_by_index(given, names), Mapping)
+
+
+def is_numpy(path: Path) -> None:
+    """Refuse what is .npy or .npz by its name only: numpy takes anything else for a pickle, and says so."""
+    with open(path, "rb") as f:
+        head = f.read(6)
+    one = path.suffix.lower() == ".npy"
+    if not head.startswith(b"\x93NUMPY" if one else (b"PK\x03\x04", b"PK\x05\x06")):
+        what = f"it begins with {head!r}" if head else "it is empty"
+        raise HeadcountError(
+            f"cannot read {path}: this is no {path.suffix} file ({what}); write it with numpy.{'save' if one else 'savez'}"
+        )
+
+
 def _loaded(path: Path) -> np.ndarray:
+    if path.is_file():
+        is_numpy(path)
     try:
         return np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as e:
