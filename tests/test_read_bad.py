@@ -66,7 +66,9 @@ TABLES: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
     "votes in words": ("t.csv", b"bag,u,v,f\na,1,q,1\n", VOTES, "row 1: 'q' in column 'v' is not a number"),
     "group differs": ("t.csv", b"bag,label,g,f\na,x,1,1\na,x,2,2\nb,y,1,3\n", {"named": Named(group="g")}, "row 2: .*groups"),
     "truth unknown": ("t.csv", b"bag,label,truth,f\na,x,x,1\nb,y,q,2\n", {}, "row 2: truth 'q' is none of the classes x, y"),
-    "unknown class": ("t.csv", GOOD, {"classes": ["x", "z"]}, r"'y' \(label of bag 2\) is none of the classes x, z"),
+    "known unknown": ("t.csv", b"bag,label,known,f\na,x,x,1\nb,y,q,2\n", {}, "row 2: known 'q' is none of the classes x, y"),
+    "only NA": ("t.csv", b"bag,label,f\na,x,1\nb,NA,2\n", {}, "only class 'x'"),
+    "unknown class": ("t.csv", GOOD, {"classes": ["x", "z"]}, r"row 3: 'y', the label of bag 'b', is none of the classes"),
     "uncounted unknown": ("t.csv", GOOD, {"classes": ["x", "y"], "uncounted": ["z"]}, "no class 'z' to leave out"),
     "uncounted label": ("t.csv", GOOD, {"classes": ["x", "y", "z"], "uncounted": ["y"]}, "a class that is not counted"),
     "no such rule": ("t.csv", GOOD, {"ties": "toss"}, "no rule for ties 'toss'; there are split, drop, lowest"),
@@ -139,6 +141,52 @@ def test_skipped_and_listed(tmp_path, case):
         assert reading.laid.label.tolist() == [-1, 1, 0], "two labels are none"
     if case == "all of a bag":
         assert any("1 bags left out" in line for line in reading.described)
+
+
+@pytest.mark.parametrize("word", ["NA", "nan", "None", "null", "N/A", "<NA>"])
+def test_words_for_nothing_are_no_class(tmp_path, word):
+    """R writes NA where nothing is; the file's own labels and those beside it, truth and known alike."""
+    table = {"bag": [*"aabbcc"], "label": [*"xxyy", word, word], "truth": [*"xxyyx", word], "f": [1, 5, 2, 7, 4, 3]}
+    table["known"] = ["x", *[word] * 5]
+    file = make.write_csv(tmp_path / "t.csv", table)
+    reading = read(file)
+    laid = reading.laid
+    assert laid.classes == ("x", "y")
+    assert laid.label.tolist() == [0, 1, -1]
+    assert laid.truth is not None
+    assert laid.known is not None
+    assert (laid.truth.tolist(), laid.known.tolist()) == ([0, 0, 1, 1, 0, -1], [0, -1, -1, -1, -1, -1])
+    assert f"column 'label': '{word}' in 2 rows read as missing; a class of that name must be named in classes=" in (
+        reading.described
+    )
+    beside = make.write_csv(tmp_path / "l.csv", {"bag": [*"abc"], "label": ["x", "y", word]})
+    assert read(file, labels=beside).laid.label.tolist() == [0, 1, -1]
+    named = read(file, classes=["x", "y", word]).laid
+    assert named.label.tolist() == [0, 1, 2], "who names it has the class"
+    assert named.truth is not None
+    assert named.truth.tolist()[-1] == 2
+
+
+def test_a_known_class_that_no_bag_won_is_named():
+    table = {"bag": [*"aabb"], "label": [*"xxyy"], "known": ["x", "q", None, None], "f": [1, 5, 2, 7]}
+    for how in ({"classes": ["x", "y", "q"]}, {"uncounted": ["q"]}):
+        laid = read(table, **how).laid
+        assert laid.known is not None
+        assert laid.known.tolist() == [0, 2, -1, -1]
+
+
+def test_a_label_outside_the_classes_is_found(tmp_path):
+    """In the label file if it stands there; an array has no rows."""
+    labels = make.write_csv(tmp_path / "l.csv", {"bag": ["b", "a"], "label": ["Palme", "x"]})
+    table = {"bag": [*"aabb"], "f": [1, 5, 2, 7]}
+    with pytest.raises(
+        HeadcountError, match=r"l\.csv row 1: 'Palme', the label of bag 'b', is none of the classes x, y;"
+    ):
+        read(table, labels=labels, classes=["x", "y"])
+    with pytest.raises(
+        HeadcountError, match=r"^the table: 'Palme', the label of bag 'b', is none of the classes x, y;"
+    ):
+        read(table, labels=["x", "Palme"], classes=["x", "y"])
 
 
 def test_a_slip_among_numbers_is_skipped():
@@ -282,6 +330,10 @@ def ruin(root: Path, how: str) -> str:
     if how == "label for nobody":
         make.write_csv(root / "labels.csv", {"bag": ["bag0", "bag1", "bagX"], "label": ["a", "b", "a"]})
         return r"labels\.csv row 3 labels bag 'bagX'"
+    if how == "empty bag":
+        (root / "bag9").mkdir()
+        make.write_csv(root / "labels.csv", {"bag": ["bag0", "bag1", "bag9"], "label": ["a", "b", "a"]})
+        return r"labels\.csv row 3 labels bag 'bag9', whose folder holds no pictures"
     if how == "two labels":
         make.write_csv(root / "labels.csv", {"bag": ["bag0", "bag1", "bag0"], "label": ["a", "b", "b"]})
         return r"labels\.csv row 3: bag 'bag0' has two labels, 'a' and 'b'"
@@ -302,8 +354,8 @@ def ruin(root: Path, how: str) -> str:
 
 
 RUINED = [
-    "not a picture", "cut short", "broken link", "round link", "32 bits", "no labels.csv", "label for nobody", "two labels",
-    "labels without bags", "labels without labels", "two depths", "empty",
+    "not a picture", "cut short", "broken link", "round link", "32 bits", "no labels.csv", "label for nobody", "empty bag",
+    "two labels", "labels without bags", "labels without labels", "two depths", "empty",
 ]  # fmt: skip
 
 

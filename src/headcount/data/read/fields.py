@@ -15,7 +15,7 @@ from headcount.data.columns import Columns, Named
 from headcount.data.learned import Field, Learned
 from headcount.data.read.found import Asked, short, some
 from headcount.data.read.tables import MISSING
-from headcount.data.values import numbers, texts, vectors
+from headcount.data.values import numbers, texts, vectors, without
 from headcount.errors import HeadcountError
 
 _FEW = 10  # different numbers may still be names
@@ -175,12 +175,9 @@ def _without_blanks(
     code: np.ndarray, values: Sequence[str], column: pa.ChunkedArray
 ) -> tuple[np.ndarray, Sequence[str], bool]:
     """Words for nothing are nothing, also where other words made a text of the column; and whether there were any."""
-    gone = np.array([v in MISSING for v in values] + [False])
-    blank = bool(gone.any()) or int((code < 0).sum()) > column.null_count  # blanks are none of the values
-    if not gone.any():
-        return code, values, blank
-    to = np.append(np.where(gone[:-1], -1, np.cumsum(~gone[:-1]) - 1), -1)
-    return to[code], [v for v, no in zip(values, gone, strict=False) if not no], blank
+    left, kept = without(code, values, MISSING)
+    blank = len(kept) < len(values) or int((code < 0).sum()) > column.null_count  # blanks are none of the values
+    return left, kept, blank
 
 
 def _mostly_numbers(

@@ -63,6 +63,9 @@ class Said:
     group: tuple[str, ...] | None = None  # (B,) where the label file says it
     source: str = "no labels"
     digest: str = ""
+    where: str = ""  # the table that says it
+    row: np.ndarray | None = None  # (B,) the row of it that speaks first of the bag
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
