@@ -68,6 +68,12 @@ TABLES: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
     "truth unknown": ("t.csv", b"bag,label,truth,f\na,x,x,1\nb,y,q,2\n", {}, "row 2: truth 'q' is none of the classes x, y"),
     "known unknown": ("t.csv", b"bag,label,known,f\na,x,x,1\nb,y,q,2\n", {}, "row 2: known 'q' is none of the classes x, y"),
     "only NA": ("t.csv", b"bag,label,f\na,x,1\nb,NA,2\n", {}, "only class 'x'"),
+    "category not a feature": (
+        "t.csv", GOOD, {"named": Named(features=("f",), categories=("g",))}, "'g' .* is in categories= and not in features=",
+    ),
+    "category beside pictures": (
+        "t.csv", b"bag,label,path,g\na,x,p.png,1\n", {"named": Named(categories=("g",))}, "'g' is named in features= or",
+    ),
     "unknown class": ("t.csv", GOOD, {"classes": ["x", "z"]}, r"row 3: 'y', the label of bag 'b', is none of the classes"),
     "uncounted unknown": ("t.csv", GOOD, {"classes": ["x", "y"], "uncounted": ["z"]}, "no class 'z' to leave out"),
     "uncounted label": ("t.csv", GOOD, {"classes": ["x", "y", "z"], "uncounted": ["y"]}, "a class that is not counted"),
@@ -203,6 +209,26 @@ def test_a_slip_among_numbers_is_skipped():
     assert reading.bags(reading.learn()).pool.data.shape == (39, 1)
     named = read(table, Named(categories=("f",)))
     assert [f.kind for f in named.columns.fields] == ["category"]
+
+
+def test_a_model_is_not_told_what_to_name():
+    """A model's columns and classes are what they are: nobody can name them anew."""
+    table = {"bag": [*"aabb"], "label": [*"xxyy"], "f": [1, 5, 2, 7]}
+    how = {"learned": read(table).learn(), "classes": ["x", "y"]}
+    with pytest.raises(
+        HeadcountError, match=r"row 2: '1O' among the numbers of column 'f'; mend it or leave it empty$"
+    ):
+        read({**table, "f": ["1", "1O", "2", "3"]}, need_labels=False, **how)
+    with pytest.raises(HeadcountError, match=r"'q', the label of bag 'b', .* x, y; mend it or leave it empty$"):
+        read({**table, "label": [*"xxqq"]}, **how)
+
+
+def test_categories_a_model_has_never_seen():
+    table = {"bag": [*"aabb"], "label": [*"xxyy"], "soil": ["clay", "sand", "sand", "clay"], "f": [1, 5, 2, 7]}
+    how = {"learned": read(table).learn(), "classes": ["x", "y"], "need_labels": False}
+    new = read({**table, "soil": ["lava", "sand", None, "lava"]}, **how)
+    assert "column 'soil': 2 of 3 values were not seen in fitting ('lava')" in new.described
+    assert not any("not seen" in line for line in read(table, **how).described)
 
 
 def test_quotes_that_are_fine(tmp_path):
@@ -381,6 +407,16 @@ def test_bad_pictures_are_skipped(tmp_path, how, cached):
         assert reading.rows.tolist() == [0, 1, 2, 3, *range(5, 12)]
         x = reading.bags().pool.take(reading.laid.index)
         assert np.array_equal(x.numpy(), good.bags().pool.data[reading.rows].numpy())
+
+
+def test_pictures_of_another_size_than_the_models(tmp_path):
+    learned = read(make.folder(tmp_path / "f")).learn()
+    new = make.folder(tmp_path / "new")
+    how = {"learned": learned, "classes": ["cat", "dog"], "need_labels": False}
+    assert not any("resized" in line for line in read(new, **how).described)
+    make.picture(new / "bag1" / "0.png", size=(9, 12))
+    said = f"1 of 12 pictures are resized to the model's 5x6; the first, {new / 'bag1' / '0.png'}, is 12x9"
+    assert said in read(new, **how).described
 
 
 def test_folder_that_is_not_there(tmp_path):

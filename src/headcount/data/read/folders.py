@@ -73,7 +73,7 @@ def _found(
 ) -> Found:
     every = [f for fs in files for f in fs]
     bag = np.repeat(np.arange(len(names)), [len(fs) for fs in files])
-    array, address, wrong, digest = read_images(every, asked, lambda i: str(every[i]))
+    array, address, wrong, digest = read_images(every, asked, lambda i: str(every[i]), notes)
     bag[wrong] = -1
     height, width, channels = array.shape[1:]
     ids = pa.table({

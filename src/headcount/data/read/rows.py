@@ -159,11 +159,14 @@ def _instances(table: pa.Table, roles: Named, found: Found, data: Any, asked: As
         raise HeadcountError(f"the model takes {model.kind}, and {shown} is a table without pictures")
     spoken = [*(name for _, name in roles.single()), *roles.votes, *filter(is_id, table.column_names)]
     if roles.path and (model is None or not model.fields):
+        if model is None and (more := [*roles.features, *roles.categories]):
+            both = f"{shown}: pictures (column {roles.path!r}) are learned from alone"
+            raise HeadcountError(f"{both}, and {more[0]!r} is named in features= or categories=; leave it out")
         folder = Path(data).parent if isinstance(data, (str, Path)) else Path()
         paths = [plain(v) for v in table.column(roles.path).to_pylist()]
         files = [folder / (p or "") for p in paths]
         called = lambda i: f"{shown} row {i + 1}: {paths[i] or 'no file'}"  # noqa: E731
-        found.content, found.address, wrong, digest = read_images(files, asked, called)
+        found.content, found.address, wrong, digest = read_images(files, asked, called, found.notes)
         found.kind, found.checked, found.digest = "images", True, found.digest + digest
         shape = found.content.shape[1:]
         found.columns = Columns("images", shape=shape, named=roles)
