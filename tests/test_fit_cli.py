@@ -17,7 +17,8 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from headcount import cli
+from headcount import cli, commands_own
+from headcount.data.read import read
 from headcount.judging import candidates, plans
 from headcount.models.fitted import Fitted
 
@@ -178,6 +179,12 @@ def test_a_failure_while_writing_leaves_no_model(tmp_path, monkeypatch, capsys):
         )
     assert not (tmp_path / "m").exists()
     assert not (tmp_path / "m.part").exists()
+
+
+def test_what_was_understood_names_options_as_typed():
+    said: list[str] = []
+    commands_own.show(read(table(note=[f"words of row {i}" for i in range(64)])), said.append)
+    assert any(line.endswith("name it with --text)") for line in said)
 
 
 def test_skip_bad_lists_what_was_left_out(tmp_path, monkeypatch, capsys):

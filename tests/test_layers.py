@@ -28,6 +28,7 @@ FLOORS = [
     "membership",
     "bagkfold",
     "estimator",
+    "complaints",
     "commands",
     "commands_own",
     "demo",
@@ -36,7 +37,6 @@ FLOORS = [
     "asking",
     "commands_ask",
     "cli_own",
-    "complaints",
     "cli",
 ]
 MODULES = sorted(p.relative_to(ROOT) for p in ROOT.rglob("*.py"))

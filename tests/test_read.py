@@ -489,6 +489,32 @@ def test_what_is_known_of_arrays():
     )
 
 
+@pytest.mark.parametrize(
+    ("bag", "names", "shown"),
+    [
+        ([2, 2, 0, 0, 1, 1], None, ["0", "1", "2"]),
+        ([2, 0, 1, 2, 0, 1], ["a", "b", "c"], ["a", "b", "c"]),  # numbers count, names are for people
+        ([*"zzxxyy"], [*"xyz"], [*"xyz"]),  # names are the ids: they say the order
+        ([*"xyzzyx"], None, [*"xyz"]),
+        ([8, 8, 9, 9, 10, 10], None, ["8", "9", "10"]),
+    ],
+)
+def test_labels_find_their_bags(bag, names, shown):
+    """Whatever the order of the instances: the k-th label, group and name are of the k-th bag."""
+    given = {"features": np.arange(12.0).reshape(6, 2), "bag": bag, "group": ["g0", "g1", "g2"]}
+    given |= {} if names is None else {"names": names}
+    said = ["zero", "one", "two"]
+    for reading in (read({**given, "labels": said}), read(given, labels=said)):
+        laid = reading.laid
+        assert list(laid.names or ()) == shown
+        assert [laid.classes[k] for k in laid.label.tolist()] == said
+        assert laid.group == ("g0", "g1", "g2")
+        held = [[str(bag[r]) for r in part] for part in np.split(reading.rows, np.cumsum(laid.sizes.numpy())[:-1])]
+        ids = sorted({str(b) for b in bag}, key=lambda b: (len(b), b))
+        assert held == [[b] * 2 for b in ids], "and the instances are those of the bag"
+        assert reading.ids.column("bag").to_pylist() == [shown[ids.index(str(b))] for b in bag]
+
+
 def test_fingerprint_is_of_the_content(tmp_path):
     import os
 

@@ -66,7 +66,15 @@ TABLES: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
     "votes in words": ("t.csv", b"bag,u,v,f\na,1,q,1\n", VOTES, "row 1: 'q' in column 'v' is not a number"),
     "group differs": ("t.csv", b"bag,label,g,f\na,x,1,1\na,x,2,2\nb,y,1,3\n", {"named": Named(group="g")}, "row 2: .*groups"),
     "truth unknown": ("t.csv", b"bag,label,truth,f\na,x,x,1\nb,y,q,2\n", {}, "row 2: truth 'q' is none of the classes x, y"),
-    "unknown class": ("t.csv", GOOD, {"classes": ["x", "z"]}, r"'y' \(label of bag 2\) is none of the classes x, z"),
+    "known unknown": ("t.csv", b"bag,label,known,f\na,x,x,1\nb,y,q,2\n", {}, "row 2: known 'q' is none of the classes x, y"),
+    "only NA": ("t.csv", b"bag,label,f\na,x,1\nb,NA,2\n", {}, "only class 'x'"),
+    "category not a feature": (
+        "t.csv", GOOD, {"named": Named(features=("f",), categories=("g",))}, "'g' .* is in categories= and not in features=",
+    ),
+    "category beside pictures": (
+        "t.csv", b"bag,label,path,g\na,x,p.png,1\n", {"named": Named(categories=("g",))}, "'g' is named in features= or",
+    ),
+    "unknown class": ("t.csv", GOOD, {"classes": ["x", "z"]}, r"row 3: 'y', the label of bag 'b', is none of the classes"),
     "uncounted unknown": ("t.csv", GOOD, {"classes": ["x", "y"], "uncounted": ["z"]}, "no class 'z' to leave out"),
     "uncounted label": ("t.csv", GOOD, {"classes": ["x", "y", "z"], "uncounted": ["y"]}, "a class that is not counted"),
     "no such rule": ("t.csv", GOOD, {"ties": "toss"}, "no rule for ties 'toss'; there are split, drop, lowest"),
@@ -79,6 +87,8 @@ TABLES: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
     "not gzip": ("t.csv.gz", b"plain", {}, "cannot read .*t.csv.gz"),
     "unknown ending": ("t.xlsx", b"PK", {}, "give a folder, or a file ending in .csv"),
     "not npz": ("t.npz", b"PK\x03\x04", {}, "cannot read .*t.npz"),
+    "text as npz": ("t.npz", GOOD, {}, r"this is no \.npz file \(it begins with b'bag,la'\); write it with numpy.savez"),
+    "text as npy": ("t.npy", GOOD, {}, r"this is no \.npy file .*; write it with numpy.save$"),
     "not npy": ("t.npy", b"\x93NUMPY\x01\x00", {}, "cannot read .*t.npy"),
     "pickled npy": ("t.npy", b"", {"object": True}, "cannot read .*t.npy"),
     "side nought": ("t.csv", GOOD, {"side": 0}, "side must be a whole number above zero"),
@@ -139,6 +149,52 @@ def test_skipped_and_listed(tmp_path, case):
         assert any("1 bags left out" in line for line in reading.described)
 
 
+@pytest.mark.parametrize("word", ["NA", "nan", "None", "null", "N/A", "<NA>"])
+def test_words_for_nothing_are_no_class(tmp_path, word):
+    """R writes NA where nothing is; the file's own labels and those beside it, truth and known alike."""
+    table = {"bag": [*"aabbcc"], "label": [*"xxyy", word, word], "truth": [*"xxyyx", word], "f": [1, 5, 2, 7, 4, 3]}
+    table["known"] = ["x", *[word] * 5]
+    file = make.write_csv(tmp_path / "t.csv", table)
+    reading = read(file)
+    laid = reading.laid
+    assert laid.classes == ("x", "y")
+    assert laid.label.tolist() == [0, 1, -1]
+    assert laid.truth is not None
+    assert laid.known is not None
+    assert (laid.truth.tolist(), laid.known.tolist()) == ([0, 0, 1, 1, 0, -1], [0, -1, -1, -1, -1, -1])
+    assert f"column 'label': '{word}' in 2 rows read as missing; a class of that name must be named in classes=" in (
+        reading.described
+    )
+    beside = make.write_csv(tmp_path / "l.csv", {"bag": [*"abc"], "label": ["x", "y", word]})
+    assert read(file, labels=beside).laid.label.tolist() == [0, 1, -1]
+    named = read(file, classes=["x", "y", word]).laid
+    assert named.label.tolist() == [0, 1, 2], "who names it has the class"
+    assert named.truth is not None
+    assert named.truth.tolist()[-1] == 2
+
+
+def test_a_known_class_that_no_bag_won_is_named():
+    table = {"bag": [*"aabb"], "label": [*"xxyy"], "known": ["x", "q", None, None], "f": [1, 5, 2, 7]}
+    for how in ({"classes": ["x", "y", "q"]}, {"uncounted": ["q"]}):
+        laid = read(table, **how).laid
+        assert laid.known is not None
+        assert laid.known.tolist() == [0, 2, -1, -1]
+
+
+def test_a_label_outside_the_classes_is_found(tmp_path):
+    """In the label file if it stands there; an array has no rows."""
+    labels = make.write_csv(tmp_path / "l.csv", {"bag": ["b", "a"], "label": ["Palme", "x"]})
+    table = {"bag": [*"aabb"], "f": [1, 5, 2, 7]}
+    with pytest.raises(
+        HeadcountError, match=r"l\.csv row 1: 'Palme', the label of bag 'b', is none of the classes x, y;"
+    ):
+        read(table, labels=labels, classes=["x", "y"])
+    with pytest.raises(
+        HeadcountError, match=r"^the table: 'Palme', the label of bag 'b', is none of the classes x, y;"
+    ):
+        read(table, labels=["x", "Palme"], classes=["x", "y"])
+
+
 def test_a_slip_among_numbers_is_skipped():
     n = 40
     table = {
@@ -153,6 +209,26 @@ def test_a_slip_among_numbers_is_skipped():
     assert reading.bags(reading.learn()).pool.data.shape == (39, 1)
     named = read(table, Named(categories=("f",)))
     assert [f.kind for f in named.columns.fields] == ["category"]
+
+
+def test_a_model_is_not_told_what_to_name():
+    """A model's columns and classes are what they are: nobody can name them anew."""
+    table = {"bag": [*"aabb"], "label": [*"xxyy"], "f": [1, 5, 2, 7]}
+    how = {"learned": read(table).learn(), "classes": ["x", "y"]}
+    with pytest.raises(
+        HeadcountError, match=r"row 2: '1O' among the numbers of column 'f'; mend it or leave it empty$"
+    ):
+        read({**table, "f": ["1", "1O", "2", "3"]}, need_labels=False, **how)
+    with pytest.raises(HeadcountError, match=r"'q', the label of bag 'b', .* x, y; mend it or leave it empty$"):
+        read({**table, "label": [*"xxqq"]}, **how)
+
+
+def test_categories_a_model_has_never_seen():
+    table = {"bag": [*"aabb"], "label": [*"xxyy"], "soil": ["clay", "sand", "sand", "clay"], "f": [1, 5, 2, 7]}
+    how = {"learned": read(table).learn(), "classes": ["x", "y"], "need_labels": False}
+    new = read({**table, "soil": ["lava", "sand", None, "lava"]}, **how)
+    assert "column 'soil': 2 of 3 values were not seen in fitting ('lava')" in new.described
+    assert not any("not seen" in line for line in read(table, **how).described)
 
 
 def test_quotes_that_are_fine(tmp_path):
@@ -190,7 +266,11 @@ ARRAYS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "said twice": ({"features": X, "bag": [0] * 6, "sizes": [6], "labels": [0]}, {}, "it has bag, sizes"),
     "two pools": ({"features": X, "X": X, "bag": [0] * 6}, {}, "it needs one of"),
     "sizes": ({"features": X, "sizes": [2, 3], "labels": [0, 1]}, {}, "do not add up"),
-    "empty size": ({"features": X, "sizes": [6, 0], "labels": [0, 1]}, {}, "do not add up"),
+    "empty size": ({"features": X, "sizes": [6, 0], "labels": [0, 1]}, {}, "bag 2 of 2 is empty; .* skip_bad="),
+    "ids in no order": ({"features": X, "bag": [*"bbaacc"], "labels": [0, 1, 2]}, {}, "which of the bags 'b', 'a', 'c'"),
+    "numbers as words": ({"features": X, "bag": [10, 10, 8, 8, 9, 9], "labels": [0, 1, 2]}, {}, "Number them 0 to 2"),
+    "other names": ({"features": X, "bag": [*"aaabbb"], "names": [*"ac"], "labels": [0, 1]}, {}, "let names list the"),
+    "two names": ({"features": X, "bag": [*"aabbcc"], "names": [*"ab"], "labels": [0, 1, 0]}, {}, "are 2 for 3 bags"),
     "offsets": ({"features": X, "offsets": [1, 6], "labels": [0]}, {}, "do not add up"),
     "huge size": ({"features": X, "sizes": np.array([2**62, 2**62], np.int64), "labels": [0, 1]}, {}, "do not add up"),
     "float sizes": ({"features": X, "sizes": [2.0, 4.0], "labels": [0, 1]}, {}, "must be whole numbers"),
@@ -224,6 +304,20 @@ def test_skipped_rows_of_arrays():
     assert reading.bags().pool.data.shape == (11, 2)
     assert np.array_equal(reading.bags().pool.take(reading.laid.index).numpy(), np.concatenate([x, X])[reading.rows])
     assert "row 2" in reading.skipped[0]
+
+
+def test_an_empty_bag_is_skipped_with_its_label():
+    given = {"features": X, "sizes": [3, 0, 3], "labels": ["u", "v", "w"], "names": ["a", "b", "c"]}
+    reading = read(given, skip_bad=True)
+    assert reading.laid.names == ("a", "c")
+    assert [reading.laid.classes[k] for k in reading.laid.label.tolist()] == ["u", "w"]
+    assert "bag 2 of 3 ('b') is empty" in reading.skipped[0]
+
+
+def test_a_misnamed_array_is_listed(tmp_path):
+    np.savez(tmp_path / "t.npz", feats=X, sizes=[3, 3], labels=[0, 1])
+    with pytest.raises(HeadcountError, match="has 'feats', 'sizes', 'labels'; it needs one of features"):
+        read(tmp_path / "t.npz")
 
 
 def test_odd_but_fine():
@@ -262,6 +356,10 @@ def ruin(root: Path, how: str) -> str:
     if how == "label for nobody":
         make.write_csv(root / "labels.csv", {"bag": ["bag0", "bag1", "bagX"], "label": ["a", "b", "a"]})
         return r"labels\.csv row 3 labels bag 'bagX'"
+    if how == "empty bag":
+        (root / "bag9").mkdir()
+        make.write_csv(root / "labels.csv", {"bag": ["bag0", "bag1", "bag9"], "label": ["a", "b", "a"]})
+        return r"labels\.csv row 3 labels bag 'bag9', whose folder holds no pictures"
     if how == "two labels":
         make.write_csv(root / "labels.csv", {"bag": ["bag0", "bag1", "bag0"], "label": ["a", "b", "b"]})
         return r"labels\.csv row 3: bag 'bag0' has two labels, 'a' and 'b'"
@@ -282,8 +380,8 @@ def ruin(root: Path, how: str) -> str:
 
 
 RUINED = [
-    "not a picture", "cut short", "broken link", "round link", "32 bits", "no labels.csv", "label for nobody", "two labels",
-    "labels without bags", "labels without labels", "two depths", "empty",
+    "not a picture", "cut short", "broken link", "round link", "32 bits", "no labels.csv", "label for nobody", "empty bag",
+    "two labels", "labels without bags", "labels without labels", "two depths", "empty",
 ]  # fmt: skip
 
 
@@ -309,6 +407,16 @@ def test_bad_pictures_are_skipped(tmp_path, how, cached):
         assert reading.rows.tolist() == [0, 1, 2, 3, *range(5, 12)]
         x = reading.bags().pool.take(reading.laid.index)
         assert np.array_equal(x.numpy(), good.bags().pool.data[reading.rows].numpy())
+
+
+def test_pictures_of_another_size_than_the_models(tmp_path):
+    learned = read(make.folder(tmp_path / "f")).learn()
+    new = make.folder(tmp_path / "new")
+    how = {"learned": learned, "classes": ["cat", "dog"], "need_labels": False}
+    assert not any("resized" in line for line in read(new, **how).described)
+    make.picture(new / "bag1" / "0.png", size=(9, 12))
+    said = f"1 of 12 pictures are resized to the model's 5x6; the first, {new / 'bag1' / '0.png'}, is 12x9"
+    assert said in read(new, **how).described
 
 
 def test_folder_that_is_not_there(tmp_path):

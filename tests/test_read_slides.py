@@ -343,3 +343,17 @@ def test_the_commonest_width_is_right(tmp_path):
     reading = read(tmp_path, skip_bad=True)
     assert reading.laid.pool.shape == (4,)
     assert len(reading.laid) == 4
+
+
+def test_new_slides_are_not_held_to_the_labels_of_others(tmp_path):
+    """labels.csv in the folder above is looked at by who needs labels; rows of other bags then are a mistake."""
+    make.slides(tmp_path)
+    new = make.slide(tmp_path / "new" / "case_new1.h5").parent
+    reading = read(new, need_labels=False, classes=["normal", "tumour"])
+    assert reading.laid.names == ("case_new1",)
+    make.label_table(new / "labels.csv")
+    assert read(new, need_labels=False, classes=["normal", "tumour"]).laid.label.tolist() == [-1]
+    for _ in range(2):
+        with pytest.raises(HeadcountError, match=r"labels\.csv row 1 labels bag 'TCGA\.0', and there is no such bag"):
+            read(new)
+        (new / "labels.csv").unlink(missing_ok=True)  # then the one above is read

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from headcount.checking import check_reading
 from headcount.commands import _pair, console
+from headcount.complaints import as_typed
 from headcount.data.columns import Named
 from headcount.data.read import Reading, read
 from headcount.files import alone
@@ -66,9 +67,9 @@ def read_own(data: str, options: dict[str, Any], tell: Callable[[str], None] | N
 
 def show(reading: Reading, tell: Callable[[str], None], most: int = 20) -> None:
     for line in reading.described:
-        tell(line)
+        tell(as_typed(line))
     for line in reading.skipped[:most]:
-        tell(f"left out: {line}")
+        tell(f"left out: {as_typed(line)}")
     if len(reading.skipped) > most:
         tell(f"left out: {len(reading.skipped) - most} more")
 

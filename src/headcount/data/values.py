@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,19 @@ def texts(column: pa.ChunkedArray, called: str = "a column") -> tuple[np.ndarray
         if value is not None and first[k] < len(codes):
             to[k] = number.setdefault(value, len(number))
     return to[codes], list(number)
+
+
+def without(code: np.ndarray, values: Sequence[str], words: Container[str]) -> tuple[np.ndarray, list[str]]:
+    """(n,) codes, -1 also for these words, and the values that are left.
+
+    >>> without(np.array([0, 1, 2, -1]), ["a", "NA", "b"], {"NA"})
+    (array([ 0, -1,  1, -1]), ['a', 'b'])
+    """
+    kept = [v for v in values if v not in words]
+    if len(kept) == len(values):
+        return code, kept
+    place = {v: k for k, v in enumerate(kept)}
+    return np.array([*(place.get(v, -1) for v in values), -1])[code], kept
 
 
 def plain(value: Any) -> str | None:

@@ -4,6 +4,9 @@ a list or a dict of arrays   one (n, D) or (n, H, W, channels) uint8 array per b
 an array (B, S, D)           B bags of S instances; uint8 (B, S, H, W, channels) for pictures
 .npz or a dict with these    features or images (N, ...), and bag (N,) or sizes (B,) or offsets (B+1,); optionally
                              labels, names, group (B,), votes (B, C), classes, weight, truth, known (N,), coords (N, 2)
+
+What is said once per bag is said in the order of the bags: of their numbers where ``bag`` holds 0 to B-1, of ``names`` where
+these are the ids in ``bag``, else of the ids, which must then appear sorted: who is the first is never guessed.
 """
 
 from __future__ import annotations
@@ -19,20 +22,21 @@ import pyarrow as pa
 import torch
 
 from headcount.data.columns import Columns
-from headcount.data.read.found import Asked, Found, Said, short, some
-from headcount.data.read.labels import beside
+from headcount.data.read.found import Asked, Found, Said, some
+from headcount.data.read.labels import beside, is_numpy
+from headcount.data.read.places import PER_BAG, grouped
 from headcount.data.read.rows import heavy
 from headcount.data.values import plain, texts
 from headcount.errors import HeadcountError
 
 INSTANCES = ("features", "images", "instances", "X")
 _PER_ROW = ("bag", "weight", "truth", "known", "coords")
-_PER_BAG = ("labels", "votes", "names", "group")
-KEYS = {*INSTANCES, *_PER_ROW, *_PER_BAG, "sizes", "offsets", "classes"}
+KEYS = {*INSTANCES, *_PER_ROW, *PER_BAG, "sizes", "offsets", "classes"}
 
 
 def read_file(path: Path, asked: Asked) -> Found:
     """.npy is mapped and .npz read, neither with pickle."""
+    is_numpy(path)
     try:
         if path.suffix.lower() == ".npy":
             return read_array(np.load(path, mmap_mode="r", allow_pickle=False), asked, str(path))
@@ -43,7 +47,7 @@ def read_file(path: Path, asked: Asked) -> Found:
         raise
     except Exception as e:  # zip, zlib and header errors of many kinds
         raise HeadcountError(f"cannot read {path}: {e or type(e).__name__}") from None
-    found = read_keys(held, asked, str(path))
+    found = read_keys(held, asked, str(path), other)
     if other:
         found.notes.append(f"left aside in {path}: {some(other)}")
     return found
@@ -85,11 +89,12 @@ def read_list(arrays: Sequence[Any] | Mapping[Any, Any], asked: Asked) -> Found:
     return _found(np.concatenate(held), bag, names, {}, asked, where)
 
 
-def read_keys(given: Mapping[str, Any], asked: Asked, where: str = "the dict") -> Found:
-    """A flat array of instances and who is in which bag."""
+def read_keys(given: Mapping[str, Any], asked: Asked, where: str = "the dict", other: Sequence[str] = ()) -> Found:
+    """A flat array of instances and who is in which bag; ``other``: arrays beside them that nobody asks for."""
     there = [k for k in INSTANCES if k in given]
     if len(there) != 1:
-        raise HeadcountError(f"{where} has {some(list(given), 12)}; it needs one of {', '.join(INSTANCES)}")
+        every = some([*other, *given], 24)  # the misnamed one among them
+        raise HeadcountError(f"{where} has {every}; it needs one of {', '.join(INSTANCES)}")
     held = {k: _numpy(v, f"{k} of {where}", words=k not in INSTANCES) for k, v in given.items()}
     x = held[there[0]]
     if x.ndim not in (2, 3, 4) or not len(x):
@@ -104,38 +109,11 @@ def read_keys(given: Mapping[str, Any], asked: Asked, where: str = "the dict") -
     for k in ("labels", "names", "group", "classes"):
         if k in held and held[k].ndim != 1 and not (k == "labels" and held[k].ndim == 2):
             raise HeadcountError(f"{k} of {where} has shape {held[k].shape}; give a list")
-    bag, names = _grouped(held, len(x), where, asked)
-    for k in _PER_BAG:
+    bag, names = grouped(held, len(x), where, asked)
+    for k in PER_BAG:
         if k in held and (held[k].ndim == 0 or len(held[k]) != len(names)):
             raise HeadcountError(f"{k} of {where} has shape {held[k].shape} for {len(names)} bags; give one per bag")
     return _found(x, bag, names, held, asked, where)
-
-
-def _grouped(held: Mapping[str, np.ndarray], n: int, where: str, asked: Asked) -> tuple[np.ndarray, list[str]]:
-    ways = [k for k in ("bag", "sizes", "offsets") if k in held]
-    if len(ways) != 1:
-        raise HeadcountError(
-            f"{where} must say the bags by one of bag, sizes or offsets; it has {', '.join(ways) or 'none'}"
-        )
-    a = held[ways[0]]
-    if ways[0] == "bag":
-        if a.ndim != 1:
-            raise HeadcountError(f"bag of {where} has shape {a.shape}; give one name or number per instance")
-        bag, names = texts(pa.chunked_array([pa.array(a)]))
-        asked.bad.rows(bag < 0, lambda r: f"{where} row {r + 1} is in no bag")
-        if not names:
-            raise HeadcountError(f"{where}: no instance is in a bag")
-        return bag, names
-    if a.ndim != 1 or a.dtype.kind not in "iu" or len(a) == 0:
-        raise HeadcountError(f"{ways[0]} of {where} must be whole numbers, got {a.dtype} of shape {a.shape}")
-    sizes = a.astype(np.int64) if ways[0] == "sizes" else np.diff(a.astype(np.int64))
-    start = 0 if ways[0] == "sizes" else int(a[0])
-    if start != 0 or len(sizes) == 0 or (sizes <= 0).any() or (sizes > n).any() or int(sizes.sum()) != n:
-        raise HeadcountError(
-            f"{ways[0]} of {where} do not add up: {short(a[:8].tolist())} for {n} instances, none empty"
-        )
-    names = [plain(v) or str(b) for b, v in enumerate(held["names"].tolist())] if "names" in held else []
-    return np.repeat(np.arange(len(sizes)), sizes), names or [str(b) for b in range(len(sizes))]
 
 
 def _found(

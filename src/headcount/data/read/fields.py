@@ -6,16 +6,16 @@ label or of the bag. Refused: a word among numbers, infinite numbers, numbers wr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from headcount.data.columns import Columns, Named
-from headcount.data.learned import Field, Learned
+from headcount.data.learned import COMMONEST, Field, Learned
 from headcount.data.read.found import Asked, short, some
 from headcount.data.read.tables import MISSING
-from headcount.data.values import numbers, texts, vectors
+from headcount.data.values import numbers, texts, vectors, without
 from headcount.errors import HeadcountError
 
 _FEW = 10  # different numbers may still be names
@@ -35,7 +35,8 @@ def plan(
 
     ``spoken``: columns that have a role. ``label`` (n,): each row's label, to find columns that repeat it.
     """
-    chosen, aside, bad = [], dict[str, str](), np.zeros(table.num_rows, bool)
+    chosen, aside, bad, notes = [], dict[str, str](), np.zeros(table.num_rows, bool), list[str]()
+    learned = {f.name: f for f in asked.learned.fields} if asked.learned else {}
     columns: dict[str, pa.ChunkedArray] = {}
     for name, fixed in _wanted(table, roles, spoken, where, asked.learned):
         kind, why = (fixed, "") if fixed else _kind(table.column(name), name in roles.categories)
@@ -48,6 +49,7 @@ def plan(
         surely = bool(fixed) or name in roles.categories
         columns[name] = made = _usable(table.column(name), name, kind, surely, where, asked, bad)
         kind = "number" if kind == "category" and not pa.types.is_dictionary(made.type) else kind
+        notes += _never_seen(made, learned[name]) if name in learned else []
         chosen.append(Field(name, kind))
     if not chosen:
         said = (
@@ -56,7 +58,7 @@ def plan(
         )
         raise HeadcountError(f"{where} has no column to learn from ({said}); name some with features=, text= or path=")
     kind = "text" if any(f.kind == "text" for f in chosen) else "table"
-    return pa.table(columns), Columns(kind, tuple(chosen), named=roles), _said(chosen, aside), bad
+    return pa.table(columns), Columns(kind, tuple(chosen), named=roles), [*_said(chosen, aside), *notes], bad
 
 
 def _wanted(
@@ -69,9 +71,28 @@ def _wanted(
             raise HeadcountError(f"{where} lacks {some(lost, 8)}, which the model was fitted on")
         return [(f.name, f.kind) for f in model.fields]
     if roles.features or roles.text:
+        lost = [c for c in roles.categories if c not in (*roles.features, roles.text)]
+        if lost:
+            raise HeadcountError(
+                f"column {lost[0]!r} of {where} is in categories= and not in features=; name it there too"
+            )
         text: list[tuple[str, str | None]] = [(roles.text, "text")] if roles.text else []
         return [*text, *((n, None) for n in roles.features)]
     return [(n, None) for n in table.column_names if n not in spoken]
+
+
+def _never_seen(column: pa.ChunkedArray, field: Field) -> list[str]:
+    """What to say of categories the model has never met: they are zeros to it."""
+    if field.kind != "category":
+        return []
+    code, values = texts(column)
+    strange = np.array([v not in field.categories for v in values] + [False])
+    if not strange.any():
+        return []
+    there = f"{int(strange[code].sum()):,} of {int((code >= 0).sum()):,} values"
+    full = len(field.categories) == COMMONEST  # rarer ones were seen, and not kept
+    said = f"are none of the {COMMONEST} commonest in fitting" if full else "were not seen in fitting"
+    return [f"column {field.name!r}: {there} {said} ({some([v for v, s in zip(values, strange, strict=False) if s])})"]
 
 
 def _kind(column: pa.ChunkedArray, category: bool) -> tuple[str, str]:
@@ -175,12 +196,9 @@ def _without_blanks(
     code: np.ndarray, values: Sequence[str], column: pa.ChunkedArray
 ) -> tuple[np.ndarray, Sequence[str], bool]:
     """Words for nothing are nothing, also where other words made a text of the column; and whether there were any."""
-    gone = np.array([v in MISSING for v in values] + [False])
-    blank = bool(gone.any()) or int((code < 0).sum()) > column.null_count  # blanks are none of the values
-    if not gone.any():
-        return code, values, blank
-    to = np.append(np.where(gone[:-1], -1, np.cumsum(~gone[:-1]) - 1), -1)
-    return to[code], [v for v, no in zip(values, gone, strict=False) if not no], blank
+    left, kept = without(code, values, MISSING)
+    blank = len(kept) < len(values) or int((code < 0).sum()) > column.null_count  # blanks are none of the values
+    return left, kept, blank
 
 
 def _mostly_numbers(
@@ -188,11 +206,11 @@ def _mostly_numbers(
 ) -> pa.ChunkedArray:
     """Words where numbers should be: a slip of the pen, not a category."""
     wrong = ~looks[code] & (code >= 0)
-    hint: Callable[[int], str] = lambda r: (  # noqa: E731
-        f"{where} row {r + 1}: {short(values[code[r]])} among the numbers of column {name!r}; mend it, leave it empty, "
-        f"or name the column in categories="
+    do = "mend it or leave it empty" if asked.learned else "mend it, leave it empty, or name the column in categories="
+    bad |= asked.bad.rows(
+        wrong,
+        lambda r: f"{where} row {r + 1}: {short(values[code[r]])} among the numbers of column {name!r}; {do}",
     )
-    bad |= asked.bad.rows(wrong, hint)
     held = np.array([float(v) if n else np.nan for v, n in zip(values, looks[:-1], strict=True)] + [np.nan])
     return pa.chunked_array([pa.array(held[code], from_pandas=True)])
 

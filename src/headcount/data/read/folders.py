@@ -45,7 +45,7 @@ def read_folder(folder: Path, asked: Asked) -> Found:
         notes.append(f"left aside: {some(bare)}, no pictures in it")
     if flat:
         names, files = [_name(b) for b in flat], list(flat.values())
-        said = _said(labels, asked, names, folder)
+        said = _said(labels, asked, names, folder, bare)
     else:
         pairs = [(_name(s), _name(b), f) for s, bags in deep.items() for b, f in bags.items()]
         names, files = [f"{label}/{bag}" for label, bag, _ in pairs], [f for _, _, f in pairs]
@@ -55,12 +55,12 @@ def read_folder(folder: Path, asked: Asked) -> Found:
     return _found(folder, names, files, said, asked, notes)
 
 
-def _said(labels: object, asked: Asked, names: Sequence[str], folder: Path) -> Said:
+def _said(labels: object, asked: Asked, names: Sequence[str], folder: Path, bare: Sequence[str] = ()) -> Said:
     if labels is None and asked.need_labels:
         raise HeadcountError(f"{folder} has no labels.csv; add one with columns bag and label, or name a label file")
     if labels is None:
         return Said(code=np.full(len(names), -1))
-    return beside(asked, names, None, labels)
+    return beside(asked, names, None, labels, empty=bare)
 
 
 def _by_folder(labels: Sequence[str], root: Path) -> Said:
@@ -73,7 +73,7 @@ def _found(
 ) -> Found:
     every = [f for fs in files for f in fs]
     bag = np.repeat(np.arange(len(names)), [len(fs) for fs in files])
-    array, address, wrong, digest = read_images(every, asked, lambda i: str(every[i]))
+    array, address, wrong, digest = read_images(every, asked, lambda i: str(every[i]), notes)
     bag[wrong] = -1
     height, width, channels = array.shape[1:]
     ids = pa.table({

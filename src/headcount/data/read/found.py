@@ -63,6 +63,9 @@ class Said:
     group: tuple[str, ...] | None = None  # (B,) where the label file says it
     source: str = "no labels"
     digest: str = ""
+    where: str = ""  # the table that says it
+    row: np.ndarray | None = None  # (B,) the row of it that speaks first of the bag
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -75,7 +78,7 @@ class Found:
     columns: Columns
     content: Any  # instances: an array (n, ...), or a pyarrow table of n rows
     bag: np.ndarray  # (n,) bag of each row, -1 where the row is left out
-    names: Sequence[str]  # (B,) in order of first appearance
+    names: Sequence[str]  # (B,) in order of first appearance; of arrays, in the order of what is said of them
     said: Said
     ids: pa.Table  # n rows: the user's own columns
     digest: str  # sha256 of the content

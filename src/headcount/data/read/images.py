@@ -30,11 +30,11 @@ _MOST_PIXELS = 1 << 26
 
 
 def read_images(
-    files: Sequence[Path], asked: Asked, called: Callable[[int], str]
+    files: Sequence[Path], asked: Asked, called: Callable[[int], str], notes: list[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
     """Pictures (M, H, W, channels) uint8, (n,) where each file's lies, (n,) true where it is bad, and a digest.
 
-    ``called(i)`` names file and row in complaints.
+    ``called(i)`` names file and row in complaints; what the user should know goes to ``notes``.
     """
     seen = [_glance(file) for file in files]
     bad = np.array([isinstance(s, str) for s in seen], bool)
@@ -44,6 +44,8 @@ def read_images(
     if not good:
         raise HeadcountError(f"none of the {len(files)} pictures can be read; the first: {called(0)}")
     shape = _shape({i: s for i, s in enumerate(seen) if not isinstance(s, str)}, asked, called)
+    if asked.side is None:  # nobody asked for another size, so that it may be a mistake
+        notes += _resized([(called(i), s) for i, s in enumerate(seen) if not isinstance(s, str)], shape)
     readable = [files[i] for i in good]
     blocks = [readable[i : i + _BLOCK] for i in range(0, len(readable), _BLOCK)]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
@@ -103,6 +105,17 @@ def _shape(seen: dict[int, tuple[int, int, bool]], asked: Asked, called: Callabl
             sizes = f"{called(first)} is {width}x{height}, {called(i)} is {w}x{h}"
             raise HeadcountError(f"pictures of several sizes: {sizes}; give a side to resize them to, such as side=64")
     return height, width, channels
+
+
+def _resized(seen: list[tuple[str, tuple[int, int, bool]]], shape: tuple[int, int, int]) -> list[str]:
+    """What to say of new pictures that are not of the model's size."""
+    height, width, _ = shape
+    other = [(name, w, h) for name, (h, w, _) in seen if (h, w) != (height, width)]
+    if not other:
+        return []
+    name, w, h = other[0]
+    many = f"{len(other):,} of {len(seen):,} pictures are resized to the model's {width}x{height}"
+    return [f"{many}; the first, {name}, is {w}x{h}"]
 
 
 def _decoded(file: Path, shape: tuple[int, int, int]) -> tuple[np.ndarray, str, str]:

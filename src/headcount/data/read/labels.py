@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +21,21 @@ from headcount.data.values import plain, texts
 from headcount.errors import HeadcountError
 
 
-def beside(asked: Asked, names: Sequence[str], bag_column: str | None, labels: Any = None) -> Said:
-    """Labels that come apart from the instances, for the bags called ``names``."""
+def beside(
+    asked: Asked, names: Sequence[str], bag_column: str | None, labels: Any = None, empty: Sequence[str] = ()
+) -> Said:
+    """Labels that come apart from the instances, for the bags called ``names``; ``empty`` are bags with nothing in them."""
     given = asked.labels if labels is None else labels
     if isinstance(given, (str, Path)) and suffix(Path(given)) == ".npy":
         given = _loaded(Path(given))
     if isinstance(given, (str, Path)) or is_frame(given):
         table, where, digest, roles, key = label_table(given, asked, bag_column)
-        return joined(table, where, digest, roles, key, asked, names)
+        return joined(table, where, digest, roles, key, asked, names, empty)
     given = _by_index(given, names)
     if isinstance(given, Mapping):
         table = pa.table({"bag": list(map(plain, given)), "label": list(map(plain, given.values()))})
         roles = Named(bag="bag", label="label")
-        return joined(table, "labels", _digest(table.to_pydict()), roles, "bag", asked, names)
+        return joined(table, "labels", _digest(table.to_pydict()), roles, "bag", asked, names, empty)
     return _in_order(given, asked, names)
 
 
@@ -72,20 +75,34 @@ def usual(role: str, columns: Sequence[str], where: str) -> str | None:
 
 
 def joined(
-    table: pa.Table, where: str, digest: str, roles: Named, key: str, asked: Asked, names: Sequence[str]
+    table: pa.Table,
+    where: str,
+    digest: str,
+    roles: Named,
+    key: str,
+    asked: Asked,
+    names: Sequence[str],
+    empty: Sequence[str] = (),
 ) -> Said:
+    """What a label table says of the bags. Rows of other bags are a mistake, unless nobody needs the labels."""
     code, found = texts(table.column(key))
     blank = asked.bad.rows(code < 0, lambda r: f"{where} row {r + 1} names no bag (column {key!r} is empty)")
     place = {name: b for b, name in enumerate(names)}
     to = np.array([place.get(name, -1) for name in found] + [-1])
-    lost = (to[code] < 0) & ~blank
-    asked.bad.rows(lost, lambda r: f"{where} row {r + 1} labels bag {found[code[r]]!r}, and there is no such bag")
+    lost = (to[code] < 0) & ~blank & asked.need_labels
+    bare = dict.fromkeys(empty, "whose folder holds no pictures; fill it or take the row out")
+    asked.bad.rows(
+        lost,
+        lambda r: (
+            f"{where} row {r + 1} labels bag {found[code[r]]!r}, {bare.get(found[code[r]], 'and there is no such bag')}"
+        ),
+    )
     bag = to[code]
-    said = by_rows(table, roles, bag, names, where, asked.bad) or Said()
+    said = by_rows(table, roles, bag, names, where, asked) or Said()
     group = None
     if roles.group:
         group = groups(table.column(roles.group), bag, names, where, roles.group)
-    return Said(said.values, said.code, said.votes, group, f"{said.source} of {where}", digest)
+    return replace(said, group=group, source=f"{said.source} of {where}", digest=digest)
 
 
 def groups(column: pa.ChunkedArray, bag: np.ndarray, names: Sequence[str], where: str, called: str) -> tuple[str, ...]:
@@ -144,7 +161,28 @@ def _numbered(v: int, classes: Sequence[str], bag: int) -> str | None:
     return None if v < 0 else classes[v]
 
 
+def in_order(given: Any, names: Sequence[str]) -> bool:
+    """Whether labels are one per bag in the order of the bags, rather than by the bags' names."""
+    if isinstance(given, (str, Path)):
+        return suffix(Path(given)) == ".npy"
+    return not is_frame(given) and not isinstance(_by_index(given, names), Mapping)
+
+
+def is_numpy(path: Path) -> None:
+    """Refuse what is .npy or .npz by its name only: numpy takes anything else for a pickle, and says so."""
+    with open(path, "rb") as f:
+        head = f.read(6)
+    one = path.suffix.lower() == ".npy"
+    if not head.startswith(b"\x93NUMPY" if one else (b"PK\x03\x04", b"PK\x05\x06")):
+        what = f"it begins with {head!r}" if head else "it is empty"
+        raise HeadcountError(
+            f"cannot read {path}: this is no {path.suffix} file ({what}); write it with numpy.{'save' if one else 'savez'}"
+        )
+
+
 def _loaded(path: Path) -> np.ndarray:
+    if path.is_file():
+        is_numpy(path)
     try:
         return np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as e:

@@ -16,7 +16,7 @@ from headcount.bags import Bags, Pool
 from headcount.data.columns import Columns
 from headcount.data.learned import Learned
 from headcount.data.read.found import Asked, Found, some
-from headcount.data.read.targets import targets
+from headcount.data.read.targets import add_class, targets
 from headcount.errors import HeadcountError
 
 
@@ -80,8 +80,7 @@ def lay(found: Found, asked: Asked) -> Reading:
     """The common end of every reader."""
     asked = replace(asked, classes=asked.classes or found.classes)
     _fits(found, asked.learned)
-    known = [v for k, v in enumerate(found.known[1]) if (found.known[0] == k).any()] if found.known else []
-    target, classes, tied = targets(found.said, asked, known, found.where)
+    target, classes, tied = targets(found.said, asked, found.names, found.where)
     content, address = _kept(found)
     here = np.flatnonzero((found.bag >= 0) & ~np.append(tied, True)[found.bag])
     if not len(here):
@@ -107,7 +106,7 @@ def lay(found: Found, asked: Asked) -> Reading:
         kind=found.kind, columns=found.columns, content=content, laid=laid, rows=rows, inputs=len(found.bag), ids=found.ids,
         coords=None if found.coords is None else found.coords[rows],
         tiles=None if found.tiles is None else found.tiles[rows],
-        described=[found.how, *_described(laid, found, asked), *found.notes, *notes],
+        described=[found.how, *_described(laid, found, asked), *found.notes, *found.said.notes, *notes],
         skipped=asked.bad.said, fingerprint=_fingerprint(found, laid),
         instances=hashlib.sha256(f"{found.kind} {found.digest}".encode()).hexdigest(),
     )  # fmt: skip
@@ -167,7 +166,7 @@ def _extras(found: Found, asked: Asked, rows: np.ndarray, classes: Sequence[str]
             lost = np.flatnonzero((to == -2) & (found.bag >= 0))
             if len(lost) and asked.need_labels:
                 word = values[code[lost[0]]]
-                there = f"{', '.join(classes)}; add it with classes= or uncounted="
+                there = f"{', '.join(classes)}; {add_class(asked)}{'' if asked.learned else ' or uncounted='}"
                 raise HeadcountError(f"{found.where} row {lost[0] + 1}: {what} {word!r} is none of the classes {there}")
             if len(lost):
                 found.notes.append(f"{len(lost):,} instances have a {what} that is no class")

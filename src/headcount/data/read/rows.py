@@ -16,7 +16,7 @@ from headcount.data.read.found import Asked, Found, Said, firsts, some
 from headcount.data.read.images import read_images
 from headcount.data.read.labels import beside, groups
 from headcount.data.read.tables import open_table
-from headcount.data.read.targets import as_numbers, by_rows
+from headcount.data.read.targets import as_numbers, by_rows, classes_in
 from headcount.data.values import numbered, plain, texts
 from headcount.errors import HeadcountError
 
@@ -51,7 +51,9 @@ def read_table(data: Any, asked: Asked) -> Found:
         found.weight = np.where(wrong, 1, weight)
     for what in ("truth", "known"):
         if (name := getattr(roles, what)) is not None:
-            setattr(found, what, texts(table.column(name), f"column {name!r} of {where}"))
+            code, values, more = classes_in(table, name, where, asked)
+            setattr(found, what, (code, values))
+            found.notes += more
     if roles.x and roles.y:
         found.coords = np.stack([as_numbers(table.column(n), n, where) for n in (roles.x, roles.y)], 1)
         lost = np.asarray(~np.isfinite(found.coords).all(1))
@@ -138,7 +140,7 @@ def _group(
 def _said(table: pa.Table, roles: Named, bag: np.ndarray, names: Sequence[str], where: str, asked: Asked) -> Said:
     if asked.labels is not None:
         return beside(asked, names, roles.bag)
-    said = by_rows(table, roles, bag, names, where, asked.bad)
+    said = by_rows(table, roles, bag, names, where, asked)
     if said is None and asked.need_labels:
         raise HeadcountError(
             f"{where} has no label column ({some(table.column_names, 12)}); name it with label= or votes="
@@ -157,11 +159,14 @@ def _instances(table: pa.Table, roles: Named, found: Found, data: Any, asked: As
         raise HeadcountError(f"the model takes {model.kind}, and {shown} is a table without pictures")
     spoken = [*(name for _, name in roles.single()), *roles.votes, *filter(is_id, table.column_names)]
     if roles.path and (model is None or not model.fields):
+        if model is None and (more := [*roles.features, *roles.categories]):
+            both = f"{shown}: pictures (column {roles.path!r}) are learned from alone"
+            raise HeadcountError(f"{both}, and {more[0]!r} is named in features= or categories=; leave it out")
         folder = Path(data).parent if isinstance(data, (str, Path)) else Path()
         paths = [plain(v) for v in table.column(roles.path).to_pylist()]
         files = [folder / (p or "") for p in paths]
         called = lambda i: f"{shown} row {i + 1}: {paths[i] or 'no file'}"  # noqa: E731
-        found.content, found.address, wrong, digest = read_images(files, asked, called)
+        found.content, found.address, wrong, digest = read_images(files, asked, called, found.notes)
         found.kind, found.checked, found.digest = "images", True, found.digest + digest
         shape = found.content.shape[1:]
         found.columns = Columns("images", shape=shape, named=roles)

@@ -83,7 +83,9 @@ def read_slides(folder: Path, asked: Asked) -> Found:
 
 def _bags(folder: Path, stems: list[str], asked: Asked) -> tuple[np.ndarray, list[str], Said]:
     """(slides,) bag of each slide (-1: left out), the bags' names, and what is said of them."""
-    given = asked.labels if asked.labels is not None else label_file(folder) or label_file(folder.parent)
+    given = asked.labels if asked.labels is not None else label_file(folder)
+    if given is None and (asked.need_labels or asked.named.bag not in (None, "slide_id")):
+        given = label_file(folder.parent)  # not for new slides: it may well be that of others
     slide_by_slide = np.arange(len(stems))
     if given is None:
         if asked.need_labels:

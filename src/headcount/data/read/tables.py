@@ -28,7 +28,7 @@ SUFFIXES = (".csv", ".tsv", ".tab", ".parquet", ".pq")
 _BLOCK = 1 << 24
 _NAMES = pa.dictionary(pa.int32(), pa.string())  # few values, many rows: read as numbers of a word list
 _WORDS = ("bag", "label", "group", "truth", "known")
-MISSING = ["", "?", "NA", "N/A", "#N/A", "nan", "NaN", "-nan", "-NaN", "null", "NULL", "None", "n/a"]
+MISSING = ["", "?", "NA", "N/A", "#N/A", "nan", "NaN", "-nan", "-NaN", "null", "NULL", "None", "n/a", "<NA>"]
 
 
 def suffix(path: Path) -> str:

@@ -10,19 +10,22 @@ import pyarrow as pa
 
 from headcount.data.columns import Named
 from headcount.data.read.found import Asked, Bad, Said, firsts, short, some
-from headcount.data.values import numbers, texts
+from headcount.data.read.tables import MISSING
+from headcount.data.values import numbers, texts, without
 from headcount.errors import HeadcountError
 
 TIES = ("split", "drop", "lowest")
 
 
-def by_rows(table: pa.Table, roles: Named, bag: np.ndarray, names: Sequence[str], where: str, bad: Bad) -> Said | None:
+def by_rows(
+    table: pa.Table, roles: Named, bag: np.ndarray, names: Sequence[str], where: str, asked: Asked
+) -> Said | None:
     """Labels or votes that stand in every row of a bag; None if the table says nothing."""
+    bad = asked.bad
     if roles.votes and set(roles.votes) <= set(table.column_names):
         votes = votes_of(table, roles.votes, where, bad)
         there = (bag >= 0) & (votes.sum(1) > 0)  # a blank row says nothing
-        first = np.full(len(names), -1)
-        first[bag[there][::-1]] = np.flatnonzero(there)[::-1]
+        first = _speaks(there, bag, len(names))
         wrong = there & (votes != votes[first[bag]]).any(1)
         unclear = _two(
             wrong, bag, names, lambda r: f"{where} row {r + 1}: bag {names[bag[r]]!r} has two sets of votes", bad
@@ -31,13 +34,37 @@ def by_rows(table: pa.Table, roles: Named, bag: np.ndarray, names: Sequence[str]
         return Said(roles.votes, votes=per_bag, source=f"votes in columns {', '.join(roles.votes)}")
     if roles.label is None or roles.label not in table.column_names:
         return None
-    code, values = texts(table.column(roles.label), f"column {roles.label!r} of {where}")
+    code, values, notes = classes_in(table, roles.label, where, asked)
     first, wrong = firsts(bag, code, len(names))
     both = lambda r: f"{values[first[bag[r]]]!r} and {values[code[r]]!r}"  # noqa: E731
     unclear = _two(
         wrong, bag, names, lambda r: f"{where} row {r + 1}: bag {names[bag[r]]!r} has two labels, {both(r)}", bad
     )
-    return Said(tuple(values), code=np.where(unclear, -1, first), source=f"column {roles.label!r}")
+    row = _speaks((code >= 0) & (bag >= 0), bag, len(names))
+    code = np.where(unclear, -1, first)
+    return Said(tuple(values), code, source=f"column {roles.label!r}", where=where, row=row, notes=notes)
+
+
+def _speaks(there: np.ndarray, bag: np.ndarray, bags: int) -> np.ndarray:
+    """(B,) the first row of each bag that is ``there``, -1 where none is."""
+    rows = np.flatnonzero(there)[::-1]  # written backwards, so that the first row stays
+    first = np.full(bags, -1)
+    first[bag[rows]] = rows
+    return first
+
+
+def classes_in(table: pa.Table, name: str, where: str, asked: Asked) -> tuple[np.ndarray, list[str], tuple[str, ...]]:
+    """A column of classes, and what to say of it. NA and its like say nothing, as in a column of numbers, unless somebody
+    named them as a class."""
+    code, values = texts(table.column(name), f"column {name!r} of {where}")
+    words = {*MISSING} - {*(asked.classes or ()), *asked.uncounted}
+    left, kept = without(code, values, words)
+    gone = [v for v in values if v in words]
+    if not gone:
+        return code, values, ()
+    many = int((left < 0).sum() - (code < 0).sum())
+    name_it = "" if asked.learned else "; a class of that name must be named in classes="
+    return left, kept, (f"column {name!r}: {some(gone)} in {many:,} rows read as missing{name_it}",)
 
 
 def votes_of(table: pa.Table, columns: Sequence[str], where: str, bad: Bad) -> np.ndarray:
@@ -95,13 +122,13 @@ def _two(
 
 
 def targets(
-    said: Said, asked: Asked, known: Sequence[str], where: str
+    said: Said, asked: Asked, names: Sequence[str], where: str
 ) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
     """(B, C) targets, the classes, and (B,) which bags a tie drops."""
     ties = _tied_words(said, asked.classes)
     plainly = [v for v in said.values if v not in ties]
     own = _sorted(plainly) if said.votes is None else said.values  # columns of votes keep the order they were named in
-    classes = asked.classes or tuple(dict.fromkeys([*own, *sorted(known), *asked.uncounted]))
+    classes = asked.classes or tuple(dict.fromkeys([*own, *asked.uncounted]))
     place = {c: k for k, c in enumerate(classes)}
     if len(classes) < 2:
         what = f"only class {classes[0]!r}" if classes else "no class"
@@ -116,8 +143,7 @@ def targets(
             if part in place:
                 wins[k, place[part]] = 1
             elif asked.need_labels and (said.code is None or k in said.code):
-                which = "votes" if said.code is None else f"label of bag {int(np.flatnonzero(said.code == k)[0]) + 1}"
-                raise HeadcountError(f"{where}: {part!r} ({which}) is none of the classes {', '.join(classes)}")
+                raise HeadcountError(_no_class(part, k, said, asked, names, where, classes))
     rows = np.vstack([wins, np.zeros(len(classes))])  # code -1, unlabelled, reads the last row
     target = rows[said.code] if said.votes is None else said.votes @ wins
     top = target.max(1, keepdims=True)
@@ -125,6 +151,22 @@ def targets(
     if asked.ties == "lowest":
         target[tied] = np.eye(len(classes))[target[tied].argmax(1)]
     return target, classes, tied if asked.ties == "drop" else np.zeros(len(target), bool)
+
+
+def _no_class(
+    word: str, k: int, said: Said, asked: Asked, names: Sequence[str], where: str, classes: Sequence[str]
+) -> str:
+    there = f"is none of the classes {', '.join(classes)}; {add_class(asked)}"
+    if said.code is None:
+        return f"{where}: {word!r} (votes) {there}"
+    bag = int(np.flatnonzero(said.code == k)[0])
+    place = where if said.row is None else f"{said.where} row {said.row[bag] + 1}"
+    return f"{place}: {word!r}, the label of bag {names[bag]!r}, {there}"
+
+
+def add_class(asked: Asked) -> str:
+    """What to do about a class nobody named; a model's are what they are."""
+    return "mend it or leave it empty" if asked.learned else "mend it, leave it empty, or add it with classes="
 
 
 def _tied_words(said: Said, classes: tuple[str, ...] | None) -> dict[str, tuple[str, ...]]:
