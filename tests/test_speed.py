@@ -59,7 +59,7 @@ def test_compilation_that_fails_is_said_once_and_lived_with(monkeypatch):
     monkeypatch.setattr(torch, "compile", broken)
     double = speed.compiled(lambda x: 2 * x, "on", torch.device("cpu"))
     with pytest.warns(
-        HeadcountWarning, match="not compiled .RuntimeError: no compiler here.; running as it is, which is only slower"
+        HeadcountWarning, match="not compiled .RuntimeError: no compiler here.; running as it is, which is slower"
     ):
         assert double(3) == 6
     with warnings.catch_warnings():

@@ -146,7 +146,7 @@ class Compiled:
             self.failed = True
             why = (str(e).splitlines() or [""])[0]
             warnings.warn(
-                f"not compiled ({type(e).__name__}: {why}); running as it is, which is only slower",
+                f"not compiled ({type(e).__name__}: {why}); running as it is, which is slower",
                 HeadcountWarning,
                 stacklevel=2,
             )
