@@ -33,6 +33,7 @@ FLOORS = [
     "demo",
     "papers",
     "auditing",
+    "answering",
     "asking",
     "commands_ask",
     "cli_own",

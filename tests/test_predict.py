@@ -116,24 +116,6 @@ def test_the_context_of_a_bag(typed, tmp_path):
     assert (tmp_path / "again.csv").read_text() == (tmp_path / "off.csv").read_text()
 
 
-def test_bags_that_were_trained_on_are_met_again(typed, tmp_path):
-    """In any format it is said, and nobody listens to the bag unasked."""
-    model, data = case(tmp_path / "in", "table")
-    kept = Fitted.load(model)
-    facts = {"data": {"fingerprint": "x", "whose": kept.read(data).whose}}
-    kept.but(alike=2.0, listens=True, facts=facts).save(model, overwrite=True)
-    other = tmp_path / "again.parquet"
-    pq.write_table(pacsv.read_csv(data), other)
-    code, _, err = typed("predict", model, other, "--out", "seen.csv")
-    assert (code, err.count("trained on")) == (0, 1)
-    typed("predict", model, other, "--out", "off.csv", "--context", "off")
-    assert (tmp_path / "seen.csv").read_bytes() == (tmp_path / "off.csv").read_bytes()
-    assert json.loads(typed("evaluate", model, other, "--json")[1])["trained_on_these"]
-    kept.but(alike=2.0, listens=True, facts={"data": {}}).save(model, overwrite=True)
-    assert "trained on" not in typed("predict", model, other, "--out", "new.csv")[2]
-    assert (tmp_path / "new.csv").read_bytes() != (tmp_path / "off.csv").read_bytes()
-
-
 def test_a_tie_is_written_as_one(typed, tmp_path):
     model, _ = case(tmp_path / "in", "table")
     table = people()
