@@ -335,8 +335,22 @@ WRONG = [
     ("evaluate MODEL DATA --context of", "no context 'of'", "did you mean 'off'"),
     ("predict MODEL DATA --out p.csv --device gpu", "no device 'gpu'"),
     ("predict MODEL DATA --out folder.csv", "folder.csv is a folder"),
-    ("predict MODEL DATA --out file/p.csv", "a file stands where a folder is wanted"),
-    ("predict MODEL DATA --out full", "full is there already"),
+    # there is no model: places are looked at before anything else
+    ("predict nowhere DATA --out file/p.csv", "--out file/p.csv: file is a file that stands where a folder is wanted"),
+    ("predict nowhere DATA --out p.csv --bags file/b.csv", "--bags file/b.csv: file is a file"),
+    ("predict nowhere DATA --out p.csv --bags file/new/b.csv", "--bags file/new/b.csv: file is a file"),
+    ("predict nowhere DATA --out p.csv --geojson full", "--geojson full is there already"),
+    (
+        "predict nowhere DATA --out p.csv --heatmap file",
+        "--heatmap file is a file that stands where a folder is wanted",
+    ),
+    ("predict nowhere DATA --out file", "--out file is a file that stands where a folder is wanted"),
+    ("predict nowhere DATA --out full", "--out full is there already"),
+    ("explain nowhere DATA --out file/e.html", "--out file/e.html: file is a file"),
+    ("issues nowhere.csv --out file/i.csv", "--out file/i.csv: file is a file"),
+    ("audit nowhere DATA --out DATA", "is there already; choose another name"),
+    ("audit nowhere DATA --out file/s.csv", "--out file/s.csv: file is a file"),
+    ("fit nowhere.csv --out file/sub", "--out file/sub: file is a file"),
     ("predict MODEL DATA --out p.csv --bag street", "no column 'street'"),
     ("predict MODEL columns.csv --out p.csv", "columns.csv lacks 'height'"),
     ("predict MODEL empty.csv --out p.csv", "empty.csv has a header and no rows"),
@@ -483,6 +497,8 @@ def test_a_read_only_disk(number, typed, tmp_path, monkeypatch):
     code, _, err = typed("predict", model, data, "--out", "p.csv")
     assert code == 2
     assert err.splitlines()[-1].startswith("headcount: ")
+    assert "p.csv" in err.splitlines()[-1]
+    assert ".part" not in err  # nobody typed that
     assert left(tmp_path) == {"in"}
 
 

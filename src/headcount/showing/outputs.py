@@ -39,7 +39,9 @@ def reachable(name: str, path: Path) -> None:
     """The folders above are there or can be made, and written to."""
     above = next((p for p in path.parents if os.path.lexists(p)), Path())
     if not above.is_dir():
-        raise HeadcountError(f"--{name} {path}: {above} is a file, and a folder is needed there; choose another path")
+        raise HeadcountError(
+            f"--{name} {path}: {above} is a file that stands where a folder is wanted; choose another path"
+        )
     if not os.access(above, os.W_OK | os.X_OK):
         raise HeadcountError(
             f"--{name} {path}: {above} cannot be written to; choose another folder or change its permissions"
@@ -48,6 +50,6 @@ def reachable(name: str, path: Path) -> None:
 
 def _folder(name: str, path: Path) -> None:
     if path.exists() and not path.is_dir():
-        raise HeadcountError(f"--{name} {path} is a file, and a folder is wanted there; choose another path")
+        raise HeadcountError(f"--{name} {path} is a file that stands where a folder is wanted; choose another path")
     if path.is_dir() and any(path.iterdir()):
         raise HeadcountError(f"--{name} {path} is there already; choose another place, or empty the folder first")
