@@ -14,6 +14,8 @@ import pytest
 import read_factory as make
 from ask_factory import KINDS, case, people
 from headcount.bags import Bags, Pool, prints
+from headcount.judging.answers import Said
+from headcount.judging.cautions import contradicted
 from headcount.models.fitted import Fitted
 from headcount.showing import explain
 from test_predict import rows_of, typed  # noqa: F401  (a fixture)
@@ -104,6 +106,29 @@ def test_a_model_that_knows_no_bags_listens_as_it_was_told_to(typed, tmp_path): 
     said, err = said_of(typed, tmp_path, model, data)
     assert "trained on" not in err
     assert said == said_of(typed, tmp_path, model, data, "--context", "on")[0]
+
+
+def test_a_table_of_bags_does_not_contradict_itself_without_a_word(typed, tmp_path, monkeypatch):  # noqa: F811
+    model, data = listening(tmp_path / "in")
+    assert "caution" not in typed("predict", model, data, "--out", "p.csv", "--bags", "b.csv")[2]
+    kept = Fitted.load(model)
+    turned = lambda self, alone, bags: tuple(t.flip(1) for t in shares(self, alone, bags))  # noqa: E731
+    shares = Fitted.shares
+    monkeypatch.setattr(Fitted, "shares", turned)
+    kept.but(facts={"method": {"name": "logistic", "baseline": True}}).save(model, overwrite=True)
+    err = typed("predict", model, data, "--out", "p.csv", "--bags", "b.csv")[2]
+    apart = sum((float(r["share_yes"]) > 0.5) != (r["prediction"] == "yes") for r in rows_of(tmp_path / "b.csv"))
+    assert apart
+    assert f"in {apart} of the 8 bags the prediction is not the class with the largest share" in err
+    assert "a baseline was kept" in err
+    assert "caution" not in typed("predict", model, data, "--out", "p.csv")[2]  # of shares, and there are none
+
+
+def test_a_class_that_never_wins_may_have_the_largest_share():
+    bag, share = np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]]), np.array([[0.3, 0.2, 0.5], [0.6, 0.3, 0.1]])
+    said = Said(("a", "b", "c"), bag, bag, share, share, share, np.zeros(2, bool))
+    assert contradicted(said).tolist() == [True, True]
+    assert contradicted(said, (True, True, False)).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("kind", KINDS)

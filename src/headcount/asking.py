@@ -24,6 +24,7 @@ from headcount.errors import HeadcountError, choose
 from headcount.files import write_whole
 from headcount.judging import doubts, evaluation
 from headcount.judging.answers import Each, Said
+from headcount.judging.cautions import of_shares
 from headcount.judging.intervals import check_level
 from headcount.judging.rays import agreed
 from headcount.judging.shards import asker
@@ -72,6 +73,8 @@ def predict(
     out.parent.mkdir(parents=True, exist_ok=True)
     with bags_bar() as watch:
         said = answered(fitted, reading, listen, scratch=out.parent, watch=watch, each=each)
+    for line in of_shares(fitted, said) if bags is not None else ():
+        say(line)
     _write(reading, said, kind, out, bags, geojson, heatmap)
     return said
 
