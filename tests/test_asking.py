@@ -295,14 +295,24 @@ def test_a_page_of_every_kind(kind, typed, tmp_path):  # noqa: F811
     assert "http" not in text.replace("http-equiv", "")
 
 
-def test_votes_add_up_to_the_share(tmp_path):
+@pytest.mark.parametrize("alike", [None, 0.5])
+def test_votes_add_up_to_the_mean(alike, tmp_path):
+    """Which is the share only where nobody knows how alike bags are; the page gives both numbers, and says which is which."""
     from headcount.showing import explain
 
     reading = read(make.write_csv(tmp_path / "a.csv", people(size=5)))
-    model = fitted(reading)
+    model = fitted(reading, alike=alike)
     said = ask(model, reading)
     view = explain._bag(reading, said, 2)
-    assert sum(v.vote for v in view.own) == pytest.approx(float(said.share[2].max()), abs=1e-5)
+    won = said.classes.index(view.said)
+    mean = float(said.p[reading.laid.bag.numpy() == 2, won].mean())
+    assert sum(v.vote for v in view.own) == pytest.approx(mean, abs=1e-5)
+    assert view.voted == pytest.approx(mean, abs=1e-5)
+    assert {s.name: s.share for s in view.shares}[view.said] == pytest.approx(float(said.share[2, won]))
+    assert (abs(mean - float(said.share[2, won])) < 1e-5) == (alike is None)
+    text = explain.explained(reading, said, [2], "t", "m")
+    assert f"of its votes, which add up to {100 * mean:.1f} %" in text
+    assert "votes add up to that mean" in text
     assert [v.vote for v in view.own] == sorted((v.vote for v in view.own), reverse=True)
     assert view.carried == pytest.approx(1)
     whole = explain._class(reading, said, 1, 9)

@@ -121,6 +121,26 @@ def test_overlapping_classes_in_bags_that_differ_are_heard_together():
     assert told["instance_accuracy"] > fitted.facts["scores"]["instance_accuracy"] + 0.05
 
 
+@pytest.mark.parametrize("views", ["digit", "image", "tissue", "crop"])
+def test_views_of_pictures_are_not_for_tables(views, tmp_path):
+    """Before anything is written."""
+    with pytest.raises(HeadcountError, match=f"views '{views}' are for pictures"):
+        fit_reading(reading_of(blobs(8, 5)), "tilt", views=views, epochs=1, folds=2, work=tmp_path / "m.work")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(HeadcountError, match="feature"):  # a typo is told what there is
+        fit_reading(reading_of(blobs(8, 5)), "tilt", views="digits", epochs=1, folds=2)
+
+
+def test_a_model_knows_its_bags_again(one):
+    """Each of those whose labels it has learned, and no others."""
+    reading, fitted, _, _ = one
+    bags = reading.bags(fitted.learned)
+    assert fitted.met(bags.take([3, 1])).tolist() == [True, True]
+    assert bool(fitted.met(bags).all())
+    moved = replace(bags, pool=Pool(bags.pool.data + 1))
+    assert not fitted.met(moved).any()
+
+
 def test_progress_goes_forward(one):
     steps = one[3]
     done = [s.done for s in steps]

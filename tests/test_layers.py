@@ -34,6 +34,7 @@ FLOORS = [
     "demo",
     "papers",
     "auditing",
+    "answering",
     "asking",
     "commands_ask",
     "cli_own",

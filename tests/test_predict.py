@@ -116,24 +116,6 @@ def test_the_context_of_a_bag(typed, tmp_path):
     assert (tmp_path / "again.csv").read_text() == (tmp_path / "off.csv").read_text()
 
 
-def test_bags_that_were_trained_on_are_met_again(typed, tmp_path):
-    """In any format it is said, and nobody listens to the bag unasked."""
-    model, data = case(tmp_path / "in", "table")
-    kept = Fitted.load(model)
-    facts = {"data": {"fingerprint": "x", "whose": kept.read(data).whose}}
-    kept.but(alike=2.0, listens=True, facts=facts).save(model, overwrite=True)
-    other = tmp_path / "again.parquet"
-    pq.write_table(pacsv.read_csv(data), other)
-    code, _, err = typed("predict", model, other, "--out", "seen.csv")
-    assert (code, err.count("trained on")) == (0, 1)
-    typed("predict", model, other, "--out", "off.csv", "--context", "off")
-    assert (tmp_path / "seen.csv").read_bytes() == (tmp_path / "off.csv").read_bytes()
-    assert json.loads(typed("evaluate", model, other, "--json")[1])["trained_on_these"]
-    kept.but(alike=2.0, listens=True, facts={"data": {}}).save(model, overwrite=True)
-    assert "trained on" not in typed("predict", model, other, "--out", "new.csv")[2]
-    assert (tmp_path / "new.csv").read_bytes() != (tmp_path / "off.csv").read_bytes()
-
-
 def test_a_tie_is_written_as_one(typed, tmp_path):
     model, _ = case(tmp_path / "in", "table")
     table = people()
@@ -353,8 +335,22 @@ WRONG = [
     ("evaluate MODEL DATA --context of", "no context 'of'", "did you mean 'off'"),
     ("predict MODEL DATA --out p.csv --device gpu", "no device 'gpu'"),
     ("predict MODEL DATA --out folder.csv", "folder.csv is a folder"),
-    ("predict MODEL DATA --out file/p.csv", "a file stands where a folder is wanted"),
-    ("predict MODEL DATA --out full", "full is there already"),
+    # there is no model: places are looked at before anything else
+    ("predict nowhere DATA --out file/p.csv", "--out file/p.csv: file is a file that stands where a folder is wanted"),
+    ("predict nowhere DATA --out p.csv --bags file/b.csv", "--bags file/b.csv: file is a file"),
+    ("predict nowhere DATA --out p.csv --bags file/new/b.csv", "--bags file/new/b.csv: file is a file"),
+    ("predict nowhere DATA --out p.csv --geojson full", "--geojson full is there already"),
+    (
+        "predict nowhere DATA --out p.csv --heatmap file",
+        "--heatmap file is a file that stands where a folder is wanted",
+    ),
+    ("predict nowhere DATA --out file", "--out file is a file that stands where a folder is wanted"),
+    ("predict nowhere DATA --out full", "--out full is there already"),
+    ("explain nowhere DATA --out file/e.html", "--out file/e.html: file is a file"),
+    ("issues nowhere.csv --out file/i.csv", "--out file/i.csv: file is a file"),
+    ("audit nowhere DATA --out DATA", "is there already; choose another name"),
+    ("audit nowhere DATA --out file/s.csv", "--out file/s.csv: file is a file"),
+    ("fit nowhere.csv --out file/sub", "--out file/sub: file is a file"),
     ("predict MODEL DATA --out p.csv --bag street", "no column 'street'"),
     ("predict MODEL columns.csv --out p.csv", "columns.csv lacks 'height'"),
     ("predict MODEL empty.csv --out p.csv", "empty.csv has a header and no rows"),
@@ -501,6 +497,8 @@ def test_a_read_only_disk(number, typed, tmp_path, monkeypatch):
     code, _, err = typed("predict", model, data, "--out", "p.csv")
     assert code == 2
     assert err.splitlines()[-1].startswith("headcount: ")
+    assert "p.csv" in err.splitlines()[-1]
+    assert ".part" not in err  # nobody typed that
     assert left(tmp_path) == {"in"}
 
 

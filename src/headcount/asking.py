@@ -18,64 +18,21 @@ import numpy as np
 import pyarrow as pa
 
 from headcount import auditing
-from headcount.data.columns import Named
-from headcount.data.read import Reading, read
+from headcount.answering import answered, opened, read_as, seen
+from headcount.data.read import Reading
 from headcount.errors import HeadcountError, choose
 from headcount.files import write_whole
 from headcount.judging import doubts, evaluation
-from headcount.judging.answers import Each, Said, ask
+from headcount.judging.answers import Each, Said
+from headcount.judging.cautions import of_shares
 from headcount.judging.intervals import check_level
 from headcount.judging.rays import agreed
 from headcount.judging.shards import asker
-from headcount.models.fitted import Fitted
 from headcount.showing import explain as explaining
 from headcount.showing import export, places
 from headcount.showing.ask_tables import print_doubts, print_scores, say
+from headcount.showing.outputs import free_places
 from headcount.showing.progress import bags_bar
-from headcount.training.speed import device_for
-
-_SKIPPED = 50  # lines; there may be a million
-NAMES = tuple(Named.__dataclass_fields__)
-
-
-def opened(model: Path, device: str = "auto") -> Fitted:
-    """A model's folder, on the device asked for."""
-    place = device_for(device)
-    return Fitted.load(model).to(place)
-
-
-def read_as(fitted: Fitted | None, data: str, how: Mapping[str, Any], *, labels: bool) -> Reading:
-    """Read data as the command line says; what was understood, and what was left out, goes to stderr."""
-    named = Named(**{k: how[k] for k in NAMES if how.get(k)})
-    rest: dict[str, Any] = {k: v for k, v in how.items() if k not in NAMES and v is not None}
-    if fitted is None:
-        found = read(data, named, need_labels=labels, **rest)
-    else:
-        found = fitted.read(data, named, need_labels=labels, **rest)
-    for line in found.described:
-        say(line)
-    for line in found.skipped[:_SKIPPED]:
-        say(f"skipped: {line}")
-    if len(found.skipped) > _SKIPPED:
-        say(f"skipped: {len(found.skipped) - _SKIPPED:,} more")
-    return found
-
-
-def seen(fitted: Fitted, reading: Reading) -> bool:
-    """Whether these are the bags the model was trained on, in whatever format."""
-    data = fitted.facts.get("data", {})
-    same = reading.whose is not None and data.get("whose") == reading.whose
-    return same or data.get("fingerprint") == reading.fingerprint
-
-
-def remembers(fitted: Fitted, reading: Reading, listen: bool | None) -> bool | None:
-    """Say so if these bags were trained on; then nobody listens to the bag unasked: that was decided on bags never seen."""
-    if not seen(fitted, reading):
-        return listen
-    say("these are the bags the model was trained on, and it may remember their labels: of single instances and shares it "
-        "may say worse things than in new bags, of bags better ones; cross-validated scores are in model.json")  # fmt: skip
-    return False if listen is None else listen
-
 
 # -- predict ----------------------------------------------------------------------------------------------------------------
 
@@ -106,7 +63,6 @@ def predict(
     each = asker_of(model, launch, address, gpus_each, device)
     fitted = opened(model, "cpu" if each else device)
     reading = read_as(fitted, data, how, labels=False)
-    listen = remembers(fitted, reading, listen)
     if geojson is not None:
         places.need_coords(reading, "--geojson", tiles=True)
     if heatmap is not None:
@@ -116,7 +72,9 @@ def predict(
         say(note)
     out.parent.mkdir(parents=True, exist_ok=True)
     with bags_bar() as watch:
-        said = ask(fitted, reading, out.parent, watch, each, listen)
+        said = answered(fitted, reading, listen, scratch=out.parent, watch=watch, each=each)
+    for line in of_shares(fitted, said) if bags is not None else ():
+        say(line)
     _write(reading, said, kind, out, bags, geojson, heatmap)
     return said
 
@@ -156,25 +114,6 @@ def _write(
     say(f"wrote {out}: {reading.inputs:,} rows{empty}")
 
 
-def free_places(data: str | None, model: Path | None, **paths: Path | None) -> None:
-    """No two outputs in one place, and none over the data or the model."""
-    taken: dict[Path, str] = {}
-    if data is not None:
-        taken[Path(data).expanduser().resolve()] = "the data"
-    if model is not None:
-        taken[model.resolve()] = "the model"
-    for name, path in paths.items():
-        if path is None:
-            continue
-        whole = path.expanduser().resolve()
-        for other, what in taken.items():
-            if whole == other or (other in whole.parents and what == "the model"):
-                raise HeadcountError(f"--{name} {path} would be written over {what}; choose another place")
-        taken[whole] = f"--{name}"
-        if path.is_dir() and path.suffix.lower() in (*export.TABLES, *export.HDF5, ".html"):
-            raise HeadcountError(f"--{name} {path} is a folder, not a file to write over; choose another path")
-
-
 # -- evaluate ---------------------------------------------------------------------------------------------------------------
 
 
@@ -195,9 +134,10 @@ def evaluate(
     fitted = opened(model, device)
     reading = read_as(fitted, data, how, labels=audit is None)
     sheet = None if audit is None else auditing.read_sheet(audit, reading, fitted.classes, key)
-    said = ask(fitted, reading, listen=remembers(fitted, reading, listen))
+    said = answered(fitted, reading, listen)
     scores: dict[str, Any] = {"model": str(model), "data": str(data), "classes": list(fitted.classes), "level": level}
-    scores["trained_on_these"] = seen(fitted, reading)
+    scores["trained_on_these"] = bool(said.met.all()) or seen(fitted, reading)
+    scores["bags_trained_on"] = int(said.met.sum())
     if bool(reading.laid.target.any()):
         scores["bags"] = evaluation.bags_scored(reading.laid, said, level)
         if evaluation.has_votes(reading.laid):
@@ -235,7 +175,7 @@ def explain(
     fitted = opened(model, device)
     reading = read_as(fitted, data, how, labels=False)
     which = explaining.named_bags(reading, bag)
-    said = ask(fitted, reading)
+    said = answered(fitted, reading)
     title = f"Why: {Path(data).name}"
     text = explaining.explained(reading, said, which, title, f"the {fitted.kind} in {Path(model).name}")
     write_whole(out, lambda f: f.write(text.encode("utf-8", "backslashreplace")))
@@ -265,10 +205,10 @@ def issues(
         )
         p = doubts.cross_fitted(reading, folds, seed)
     else:
-        if seen(fitted, reading):
-            say("these are the bags the model was trained on: it may have learned their wrong labels too; "
-                "without --model each bag is judged by models that never saw it")  # fmt: skip
-        p = ask(fitted, reading).bag
+        said = answered(fitted, reading)
+        if said.met.any() or seen(fitted, reading):
+            say("it may have learned wrong labels too; without --model each bag is judged by models that never saw it")
+        p = said.bag
     found = doubts.doubtful(reading.laid, p)
     if out is not None:
         export.write_tables(out, [found])
@@ -288,10 +228,11 @@ def audit(
     device: str = "auto",
 ) -> None:
     """A sheet of instances to label by hand."""
+    auditing.free(out)
     free_places(data, model, out=out)
     fitted = opened(model, device)
     reading = read_as(fitted, data, how, labels=False)
-    drawn, key = auditing.write_sheet(out, reading, ask(fitted, reading), count, seed)
+    drawn, key = auditing.write_sheet(out, reading, answered(fitted, reading), count, seed)
     sheet = out if out.suffix.lower() == ".csv" else out / "sheet.csv"
     say(f"wrote {out}: {drawn} instances; fill in the column 'label' of {sheet}, then")
     say(f"  headcount evaluate {model} {data} --audit {sheet}{_typed(how)}")

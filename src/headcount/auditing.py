@@ -47,10 +47,8 @@ def write_sheet(out: Path, reading: Reading, said: Said, count: int, seed: int) 
     drawn = audit.draw(said.said, said.sure, count, np.random.default_rng([seed, 4099]))
     looks = [look(reading, int(i), _SIDE) for i in drawn.item]
     key = json.dumps(_key(reading, said, drawn, seed), indent=1).encode("utf-8", "backslashreplace")
+    free(out)
     if out.suffix.lower() == ".csv":
-        for path in (out, key_of(out)):
-            if path.exists():  # somebody may have filled it in
-                raise HeadcountError(f"{path} is there already; choose another name, or move it away")
         write_whole(key_of(out), lambda f: f.write(key))
         try:
             write_tables(out, [_rows(looks)])
@@ -58,8 +56,6 @@ def write_sheet(out: Path, reading: Reading, said: Said, count: int, seed: int) 
             key_of(out).unlink(missing_ok=True)
             raise
         return len(drawn.item), key_of(out)
-    if out.suffix and not out.is_dir():
-        raise HeadcountError(f"{out} ends in {out.suffix}; give SHEET.csv, or a folder for a sheet with pictures")
     with whole_folder(out) as part:
         text = page(
             "sheet.html", items=list(enumerate(looks, 1)), classes=said.classes, pictures=any(s.picture for s in looks)
@@ -68,6 +64,16 @@ def write_sheet(out: Path, reading: Reading, said: Said, count: int, seed: int) 
         write_whole(part / "index.html", lambda f: f.write(text.encode("utf-8", "backslashreplace")))
         write_whole(part / "key.json", lambda f: f.write(key))
     return len(drawn.item), out / "key.json"
+
+
+def free(out: Path) -> None:
+    """Refuse a place where a sheet cannot be, or where one is: somebody may have filled it in."""
+    if out.suffix.lower() == ".csv":
+        for path in (out, key_of(out)):
+            if path.exists():
+                raise HeadcountError(f"{path} is there already; choose another name, or move it away")
+    elif out.suffix and not out.is_dir():
+        raise HeadcountError(f"{out} ends in {out.suffix}; give SHEET.csv, or a folder for a sheet with pictures")
 
 
 def key_of(sheet: Path) -> Path:

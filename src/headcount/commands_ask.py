@@ -19,7 +19,12 @@ from headcount.errors import HeadcountError, choose
 Model = Annotated[Path, typer.Argument(help="The folder that `headcount fit` wrote.")]
 Data = Annotated[str, typer.Argument(help="A folder, a table (.csv, .tsv, .parquet) or arrays (.npz, .npy).")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
-Context = Annotated[str, typer.Option(help="Listen to an instance's bag: auto (as held-out bags decided), on or off.")]
+Context = Annotated[
+    str,
+    typer.Option(
+        help="Listen to an instance's bag: auto (as held-out bags decided; never to a bag that was trained on), on or off."
+    ),
+]
 LISTEN = {"auto": None, "on": True, "off": False}
 
 

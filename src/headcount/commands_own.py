@@ -22,6 +22,7 @@ from headcount.models import folder, vision
 from headcount.models.fitted import Fitted
 from headcount.showing.ask_tables import say
 from headcount.showing.fit_page import fit_page, lines_of, model_card
+from headcount.showing.outputs import reachable
 from headcount.showing.progress import seconds_bar
 from headcount.training.speed import device_for
 
@@ -93,6 +94,7 @@ def fit(data: str, out: Path, overwrite: bool, reading: dict[str, Any], how: dic
     vision.check_choice(*(how[k] for k in ("backbone", "frozen", "weights", "size")))
     options = dict(_pair("--option", text) for text in how.pop("option") or [])
     out = out if out.name else Path(os.path.abspath(out))  # "." has no name to put the work beside
+    reachable("out", out)
     work = out.with_name(out.name + ".work")
     with alone(work / "lock"):
         folder.free(out, overwrite)

@@ -26,7 +26,7 @@ def beside(path: Path) -> Iterator[Path]:
         os.replace(part, path)
     except BaseException as e:
         part.unlink(missing_ok=True)
-        if isinstance(e, OSError) and not e.filename:
+        if isinstance(e, OSError) and (not e.filename or str(e.filename) == str(part)):  # the user typed the other name
             e.filename = str(path)
         elif said := re.search(r"\(os error (\d+)\)", str(e)):  # safetensors has words of its own for a full disk
             raise OSError(int(said[1]), os.strerror(int(said[1])), str(path)) from e

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from headcount.bags import Bags
+from headcount.bags import Bags, prints
 from headcount.data.cache import home
 from headcount.data.read import Reading
 from headcount.errors import HeadcountError
@@ -169,8 +169,16 @@ def fit_reading(
     if place is not None:
         shutil.rmtree(place, ignore_errors=True)
     if eye is None:
-        return fitted.but(facts=said)
-    return fitted.but(facts={**said, "eye": seen.facts}, learned=given.learn(), eye=eye)
+        return _with_prints(fitted.but(facts=said), given)
+    return _with_prints(fitted.but(facts={**said, "eye": seen.facts}, learned=given.learn(), eye=eye), given)
+
+
+def _with_prints(fitted: Fitted, given: Reading) -> Fitted:
+    """The same, knowing the bags whose labels it has learned when it meets them again."""
+    bags = given.bags(fitted.learned)
+    told = prints.prints(bags.take(bags.target.sum(1) > 0))
+    data = {**fitted.facts["data"], "prints": prints.written(told)}
+    return fitted.but(facts={**fitted.facts, "data": data})
 
 
 def _kept(cache: Path | str | None, tell: Callable[[str], None], watch: Callable[[Step], None] | None) -> Keep:

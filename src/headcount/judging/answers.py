@@ -44,6 +44,7 @@ class Shard(NamedTuple):
     share: np.ndarray  # (b, C)
     low: np.ndarray  # (b, C)
     high: np.ndarray  # (b, C)
+    met: np.ndarray  # (b,) the model was trained on this bag
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +57,7 @@ class Said:
     share: np.ndarray  # (B, C)
     low: np.ndarray  # (B, C)
     high: np.ndarray  # (B, C)
+    met: np.ndarray  # (B,) the model was trained on this bag
 
     @property
     def said(self) -> np.ndarray:
@@ -103,7 +105,8 @@ def ask_shard(fitted: Fitted, bags: Bags, listen: bool | None = None) -> Shard:
     batch = max(16, min(8192, _PART // (4 * math.prod(bags.pool.shape))))
     answer = fitted.say(bags, listen=listen, batch_instances=batch)
     share, low, high = fitted.shares(answer.alone, bags)
-    return Shard(*(t.float().numpy() for t in (answer.instance, answer.bag.exp(), share, low, high)))
+    numbers = (t.float().numpy() for t in (answer.instance, answer.bag.exp(), share, low, high))
+    return Shard(*numbers, answer.met.numpy())
 
 
 def ask(
@@ -118,7 +121,7 @@ def ask(
     ``each``: who asks; without it we do, here. The shards are the same, whoever does. ``listen``: as :meth:`Fitted.say`."""
     bags, c = len(reading.laid), len(fitted.classes)
     p = _sheet(len(reading.rows), c, scratch)
-    per_bag = [np.empty((bags, c), np.float32) for _ in range(4)]
+    per_bag = [*(np.empty((bags, c), np.float32) for _ in range(4)), np.zeros(bags, bool)]
     ends = reading.laid.offsets.tolist()
     plan = shards(reading.laid.sizes.tolist(), _budget(reading, fitted.learned))
     parts = (part(reading, fitted.learned, which) for which in plan)

@@ -34,6 +34,7 @@ from headcount.models.vision import Start
 from headcount.training.em import check, em
 from headcount.training.recipe import Recipe
 from headcount.training.train import fit
+from headcount.training.views import FEATURE_VIEWS, VIEWS
 
 Body = Model | Forest | Linear | Held
 Watch = Callable[[float, str], None]  # the share done, and a word on how it goes
@@ -173,6 +174,10 @@ def candidates(
     idle = [name for name in ("backbone", "views", "epochs", "options") if how[name] is not None and how[name] != {}]
     if idle and not networks:
         raise HeadcountError(f"{', '.join(idle)}: for networks, and method {method} is none; leave it out")
+    if not pictures and views in VIEWS and views not in FEATURE_VIEWS:
+        raise HeadcountError(
+            f"views {views!r} are for pictures, and these are features; leave views out, or use 'feature'"
+        )
     if options:
         check_options(networks[0], options)  # they are the first network's
     return made + [_candidate(name, bags, pictures, how) for name in names]

@@ -7,8 +7,10 @@ import math
 import numpy as np
 
 from headcount.bags import Bags, tilt
+from headcount.judging.answers import Said
 from headcount.judging.candidates import Candidate
 from headcount.judging.crossval import Score
+from headcount.models.fitted import Fitted
 
 FEW = 30
 
@@ -83,3 +85,31 @@ def _of_tilt(found: tilt.Tilt, bags: Bags) -> list[str]:
             "little of single instances, and many bags are needed."
         ]
     return []
+
+
+# -- of a table of bags -------------------------------------------------------------------------------------------------------
+
+
+def of_shares(fitted: Fitted, said: Said) -> list[str]:
+    """What to know before believing the shares of bags: lines to go with the table."""
+    lines = []
+    method = fitted.facts.get("method")
+    if isinstance(method, dict) and method.get("baseline") is True:
+        lines.append(
+            "caution: a baseline was kept, which learned the bag's label of each instance and not its class: the shares may be "
+            "far off, and the intervals do not know that; evaluate with votes, or an audit, tells how far"
+        )
+    apart = int(contradicted(said, fitted.counted).sum())
+    if apart:
+        lines.append(
+            f"caution: in {apart:,} of the {len(said.bag):,} bags the prediction is not the class with the largest share: they "
+            "are two estimates (docs/asking.md), and where they differ neither is sure"
+        )
+    return lines
+
+
+def contradicted(said: Said, counted: tuple[bool, ...] | None = None) -> np.ndarray:
+    """(B,) another class that may win has a larger share than the one the bag is said to be."""
+    share = said.share if counted is None else np.where(counted, said.share, -1.0)
+    own = np.take_along_axis(share, said.bag_said[:, None], 1)[:, 0]
+    return share.max(1) > own + 1e-6

@@ -17,8 +17,8 @@ from headcount.data.read import Reading
 from headcount.errors import HeadcountError
 from headcount.models import vision
 from headcount.models.eye import Eye
+from headcount.training.views import FEATURE_VIEWS
 
-FEATURE_VIEWS = (None, "none", "noise", "feature")
 Keep = Callable[[Eye, Bags], Bags]  # bags of pictures -> the same bags over features
 
 

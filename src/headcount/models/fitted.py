@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from headcount.bags import Bags, Segments, census, tilt
+from headcount.bags import Bags, Segments, census, prints, tilt
 from headcount.bags.census import plainly
 from headcount.bags.pool import plain
 from headcount.data.columns import Named
@@ -54,6 +55,7 @@ class Answer(NamedTuple):
     instance: Tensor  # (N, C) probabilities, in the bag's context where the model listens to it
     bag: Tensor  # (B, C) log-probabilities of the bag's label
     alone: Tensor  # (N, C) probabilities of each instance by itself
+    met: Tensor  # (B,) the model was trained on this bag
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +100,8 @@ class Fitted:
 
     def say(self, bags: Bags, *, listen: bool | None = None, batch_instances: int = 8192) -> Answer:
         """Ask about bags, a part of the instances at a time. Removed instances are answered, and not counted. ``listen``: to
-        an instance's bag; the default is what held-out bags decided."""
+        an instance's bag; the default is what held-out bags decided, in bags that were not trained on: each bag decides for
+        itself, whatever else is asked about."""
         if not len(bags):
             raise HeadcountError("no bags to ask about; give at least one")
         if bags.pool.shape != self.learned.shape:
@@ -106,7 +109,7 @@ class Fitted:
                 f"the model takes instances of shape {self.learned.shape}, got {bags.pool.shape}; "
                 "prepare them with bags(learned=fitted.learned)"
             )
-        segments = bags.segments().to("cpu")
+        segments, met = bags.segments().to("cpu"), self.met(bags)
         if self.eye is not None:
             bags = replace(bags, pool=self.eye.over(bags.pool))
         if isinstance(self.body, Model) and self.body.design.head not in SHARED:
@@ -117,8 +120,22 @@ class Fitted:
             bag = self._bag(log_shares(p, segments, None if self.counted is None else torch.tensor(self.counted)))
         p = tempered(p, self.instance_temperature)
         if not (self.listens if listen is None else listen):
-            return Answer(p, bag, p)
-        return Answer(self.heard(p, segments), bag, p)
+            return Answer(p, bag, p, met)
+        heard = self.heard(p, segments)
+        if listen is None and bool(met.any()):  # held-out bags decided, and these were none
+            heard = torch.where(met[bags.bag.cpu()][:, None], p, heard)
+        return Answer(heard, bag, p, met)
+
+    def met(self, bags: Bags) -> Tensor:
+        """(B,) whether the model was trained on each of these bags, by the prints it keeps of them (bags/prints.py)."""
+        if not len(self._prints):
+            return torch.zeros(len(bags), dtype=torch.bool)
+        return torch.from_numpy(np.isin(prints.prints(bags), self._prints))
+
+    @cached_property
+    def _prints(self) -> np.ndarray:
+        data = self.facts.get("data")
+        return prints.read(data.get("prints") if isinstance(data, dict) else None)
 
     def heard(self, p: Tensor, segments: Segments) -> Tensor:
         """(N, C) probabilities of instances in the light of the others in their bag, from those of each alone."""

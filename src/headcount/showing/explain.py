@@ -1,8 +1,10 @@
 """Why a bag has its label, and what a class looks like to the model: one page, readable offline.
 
-A bag's share of a class is the mean of its instances' probabilities, so each instance's *vote* is its own part of that mean;
-the votes of a class add up to its share. Typical instances of a class are the surest of it, doubtful ones those whose two
-likeliest classes are closest.
+An instance's *vote* for a class is its part of the mean of the bag's probabilities: the votes of a class add up to that mean.
+The *share* is another number, the one ``predict --bags`` writes: what the instances make likely together
+(:meth:`Fitted.shares`), which is that mean only for a model that does not know how alike bags are.
+
+Typical instances of a class are the surest of it, doubtful ones those whose two likeliest classes are closest.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class Voter(NamedTuple):
     look: Look
     said: str
     sure: float
-    vote: float  # its part of the bag's share of the class it stands under
+    vote: float  # its part of the mean probability of the class it stands under
 
 
 class Share(NamedTuple):
@@ -51,7 +53,8 @@ class BagView:
     chance: float
     shares: tuple[Share, ...]
     own: tuple[Voter, ...]  # the strongest votes for what was said
-    carried: float  # the part of the class's share these carry
+    voted: float  # all votes for what was said: the mean of its probabilities
+    carried: float  # the part of them that these carry
     rival: str
     against: tuple[Voter, ...]
 
@@ -103,7 +106,7 @@ def _bag(reading: Reading, said: Said, b: int) -> BagView:
     ends = laid.offsets
     here = np.arange(int(ends[b]), int(ends[b + 1]))
     weight = np.ones(len(here)) if laid.weight is None else laid.weight[here].numpy().astype(float)
-    vote = said.p[here] * (weight / max(weight.sum(), 1e-12))[:, None]  # (n, C): adds up to the shares
+    vote = said.p[here] * (weight / max(weight.sum(), 1e-12))[:, None]  # (n, C): adds up to the mean
     order = np.argsort(-said.bag[b], kind="stable")
     won, rival = int(order[0]), int(order[1])
     label = int(laid.label[b])
@@ -121,6 +124,7 @@ def _bag(reading: Reading, said: Said, b: int) -> BagView:
             for k in np.argsort(-said.share[b], kind="stable")[:8].tolist()
         ),
         own=voters(best, won),
+        voted=float(vote[:, won].sum()),
         carried=float(vote[best, won].sum() / max(vote[:, won].sum(), 1e-12)),
         rival=said.classes[rival],
         against=voters([j for j in worst if said.p[here[j]].argmax() != won], rival),

@@ -136,6 +136,8 @@ VIEWS: dict[str, tuple[View, ...]] = {
     "feature": (noise, strong_feature),
 }
 
+FEATURE_VIEWS = (None, "none", "noise", "feature")  # the others change pictures
+
 
 def several(x: Tensor, kind: str, count: int, weak: bool = False) -> Tensor:
     """(n, ...) -> (count * n, ...): one whole set of views after the other; ``weak``: all of them of the first sort."""

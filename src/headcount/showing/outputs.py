@@ -1,0 +1,55 @@
+"""Where answers are to be written: every place is looked at before any work begins, and complaints name it as it was typed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from headcount.errors import HeadcountError
+from headcount.showing.export import HDF5, TABLES
+
+FILES = (*TABLES, *HDF5, ".html", ".htm", ".onnx")
+FOLDERS = ("geojson", "heatmap")  # whatever their name ends in
+
+
+def free_places(data: str | None, model: Path | None, **paths: Path | None) -> None:
+    """No two outputs in one place, none over the data or the model, and each where it can be written."""
+    taken: dict[Path, str] = {}
+    if data is not None:
+        taken[Path(data).expanduser().resolve()] = "the data"
+    if model is not None:
+        taken[model.resolve()] = "the model"
+    for name, path in paths.items():
+        if path is None:
+            continue
+        whole = path.expanduser().resolve()
+        for other, what in taken.items():
+            if whole == other or (other in whole.parents and what == "the model"):
+                raise HeadcountError(f"--{name} {path} would be written over {what}; choose another place")
+        taken[whole] = f"--{name}"
+        reachable(name, path)
+        if name in FOLDERS or path.suffix.lower() not in FILES:
+            _folder(name, path)
+        elif path.exists() and not path.is_file():
+            kind = "folder" if path.is_dir() else "device"
+            raise HeadcountError(f"--{name} {path} is a {kind}, not a file to write over; choose another path")
+
+
+def reachable(name: str, path: Path) -> None:
+    """The folders above are there or can be made, and written to."""
+    above = next((p for p in path.parents if os.path.lexists(p)), Path())
+    if not above.is_dir():
+        raise HeadcountError(
+            f"--{name} {path}: {above} is a file that stands where a folder is wanted; choose another path"
+        )
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise HeadcountError(
+            f"--{name} {path}: {above} cannot be written to; choose another folder or change its permissions"
+        )
+
+
+def _folder(name: str, path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise HeadcountError(f"--{name} {path} is a file that stands where a folder is wanted; choose another path")
+    if path.is_dir() and any(path.iterdir()):
+        raise HeadcountError(f"--{name} {path} is there already; choose another place, or empty the folder first")

@@ -1,0 +1,164 @@
+"""One rule of whose bags are listened to: the same answers from every service, whatever else is in the file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+
+import read_factory as make
+from ask_factory import KINDS, case, people
+from headcount.bags import Bags, Pool, prints
+from headcount.judging.answers import Said
+from headcount.judging.cautions import contradicted
+from headcount.models.fitted import Fitted
+from headcount.showing import explain
+from test_predict import rows_of, typed  # noqa: F401  (a fixture)
+
+
+def listening(root, kind="table"):
+    """(model that listens and knows the bags it was trained on, these bags)."""
+    model, data = case(root, kind)
+    kept = Fitted.load(model)
+    bags = kept.read(data).bags(kept.learned)
+    facts = {"data": {"prints": prints.written(prints.prints(bags))}}
+    return kept.but(alike=2.0, listens=True, facts=facts).save(model, overwrite=True), data
+
+
+def said_of(typed, tmp_path, model, data, *more):  # noqa: F811
+    """p_yes by id."""
+    code, _, err = typed("predict", model, data, "--out", "said.csv", *more)
+    assert code == 0, err
+    return {r["id"]: r["p_yes"] for r in rows_of(tmp_path / "said.csv")}, err
+
+
+def test_bags_that_were_trained_on_are_met_again(typed, tmp_path):  # noqa: F811
+    """In another format and another order it is said, and nobody listens to the bag unasked."""
+    model, data = listening(tmp_path / "in")
+    table = pacsv.read_csv(data, convert_options=pacsv.ConvertOptions(column_types={"id": pa.string()}))
+    other = tmp_path / "again.parquet"
+    pq.write_table(table.take(np.random.default_rng(1).permutation(len(table))), other)
+    said, err = said_of(typed, tmp_path, model, other)
+    assert err.count("trained on") == 1
+    assert "without the bag's context" in err
+    off, _ = said_of(typed, tmp_path, model, other, "--context", "off")
+    on, err = said_of(typed, tmp_path, model, other, "--context", "on")
+    assert said == off != on
+    assert "without the bag's context" not in err
+    found = json.loads(typed("evaluate", model, other, "--json")[1])
+    assert (found["trained_on_these"], found["bags_trained_on"]) == (True, 8)
+
+
+def test_an_answer_does_not_depend_on_the_other_bags(typed, tmp_path):  # noqa: F811
+    """Bags added and bags left out change nothing for the others: those trained on are answered alone, new ones in context."""
+    model, data = listening(tmp_path / "in")
+    whole, new = people(), people(bags=3, seed=9)
+    new |= {"id": [f"n{i}" for i in new["id"]], "precinct": [f"n{p}" for p in new["precinct"]]}
+    part = [i for i, p in enumerate(whole["precinct"]) if p != "p3"]
+    files = {
+        "more": {k: whole[k] + new[k] for k in whole},
+        "less": {k: [v[i] for i in part] for k, v in whole.items()},
+        "new": new,
+    }
+    said = {"all": said_of(typed, tmp_path, model, data)[0]}
+    for name, table in files.items():
+        said[name], err = said_of(typed, tmp_path, model, make.write_csv(tmp_path / f"{name}.csv", table))
+        assert ("8 of the 11 bags are among those" in err) == (name == "more")
+        assert ("trained on" in err) == (name != "new")
+    assert said["more"] == said["all"] | said["new"]
+    assert said["less"] == {i: p for i, p in said["all"].items() if i in said["less"]}
+    assert said["new"] != said_of(typed, tmp_path, model, tmp_path / "new.csv", "--context", "off")[0]
+
+
+def test_every_service_says_the_same(typed, tmp_path, monkeypatch):  # noqa: F811
+    model, data = listening(tmp_path / "in")
+    want, _ = said_of(typed, tmp_path, model, data)
+    code, _, err = typed("audit", model, data, "--out", "s.csv", "--count", 48)
+    assert (code, err.count("trained on")) == (0, 1)
+    ids = {int(r["item"]): r["id"] for r in rows_of(tmp_path / "s.csv")}
+    for item in json.loads((tmp_path / "s.key.json").read_text())["items"]:
+        yes = float(want[ids[item["item"]]])
+        assert item["p"] == pytest.approx(max(yes, 1 - yes), abs=1e-5)
+    seen = []
+    shown = explain.explained
+    monkeypatch.setattr(
+        explain, "explained", lambda reading, said, *rest: seen.append(said) or shown(reading, said, *rest)
+    )
+    code, _, err = typed("explain", model, data, "--out", "e.html")
+    assert (code, err.count("trained on")) == (0, 1)
+    reading = Fitted.load(model).read(data)
+    ids = reading.ids.column("id").take(reading.rows).to_pylist()
+    assert seen[0].p[:, 1] == pytest.approx([float(want[f"{int(i):03d}"]) for i in ids], abs=1e-5)
+    assert "trained on" in typed("issues", data, "--model", model)[2]
+
+
+def test_a_model_that_knows_no_bags_listens_as_it_was_told_to(typed, tmp_path):  # noqa: F811
+    model, data = listening(tmp_path / "in")
+    kept = Fitted.load(model)
+    for facts in ({}, {"data": "?"}, {"data": {"prints": 7}}, {"data": {"prints": "no hex"}}):
+        kept.but(facts=facts).save(model, overwrite=True)
+        assert not Fitted.load(model).met(kept.read(data).bags(kept.learned)).any()
+    said, err = said_of(typed, tmp_path, model, data)
+    assert "trained on" not in err
+    assert said == said_of(typed, tmp_path, model, data, "--context", "on")[0]
+
+
+def test_a_table_of_bags_does_not_contradict_itself_without_a_word(typed, tmp_path, monkeypatch):  # noqa: F811
+    model, data = listening(tmp_path / "in")
+    assert "caution" not in typed("predict", model, data, "--out", "p.csv", "--bags", "b.csv")[2]
+    kept = Fitted.load(model)
+    turned = lambda self, alone, bags: tuple(t.flip(1) for t in shares(self, alone, bags))  # noqa: E731
+    shares = Fitted.shares
+    monkeypatch.setattr(Fitted, "shares", turned)
+    kept.but(facts={"method": {"name": "logistic", "baseline": True}}).save(model, overwrite=True)
+    err = typed("predict", model, data, "--out", "p.csv", "--bags", "b.csv")[2]
+    apart = sum((float(r["share_yes"]) > 0.5) != (r["prediction"] == "yes") for r in rows_of(tmp_path / "b.csv"))
+    assert apart
+    assert f"in {apart} of the 8 bags the prediction is not the class with the largest share" in err
+    assert "a baseline was kept" in err
+    assert "caution" not in typed("predict", model, data, "--out", "p.csv")[2]  # of shares, and there are none
+
+
+def test_a_class_that_never_wins_may_have_the_largest_share():
+    bag, share = np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]]), np.array([[0.3, 0.2, 0.5], [0.6, 0.3, 0.1]])
+    said = Said(("a", "b", "c"), bag, bag, share, share, share, np.zeros(2, bool))
+    assert contradicted(said).tolist() == [True, True]
+    assert contradicted(said, (True, True, False)).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bags_of_every_kind_are_known_again(kind, tmp_path):
+    """Asked in parts, as predict does; a bag that lost an instance is another."""
+    model, data = listening(tmp_path, kind)
+    kept = Fitted.load(model)
+    bags = kept.read(data).bags(kept.learned)
+    assert all(bool(kept.met(bags.take([b])).all()) for b in range(len(bags)))
+    first = int(bags.sizes[0])
+    less = Bags.of(bags.pool, index=bags.index[1:first], sizes=[first - 1], labels=[0], classes=bags.classes)
+    assert not kept.met(less).any()
+
+
+def test_prints_are_of_numbers_not_of_their_width():
+    x = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float16)
+    wide, narrow = (
+        Bags.of(Pool(a), sizes=[10] * 4, labels=[0, 1, 0, 1], classes=["a", "b"]) for a in (x, x.astype(np.float32))
+    )
+    assert prints.prints(wide).tolist() == prints.prints(narrow).tolist()
+    assert len(set(prints.prints(wide).tolist())) == 4
+    swapped = x.copy()
+    swapped[[0, 10]] = swapped[[10, 0]]  # the same instances, two of them in each other's bag
+    other = prints.prints(replace(wide, pool=Pool(swapped)))
+    assert (other == prints.prints(wide)).tolist() == [False, False, True, True]
+
+
+def test_prints_of_many_instances_do_not_depend_on_the_pieces(monkeypatch):
+    x = np.random.default_rng(0).integers(0, 256, (30, 5, 5, 3), np.uint8)
+    bags = Bags.of(Pool(x), sizes=[12, 18], labels=[0, 1], classes=["a", "b"])
+    whole = prints.prints(bags).tolist()
+    monkeypatch.setattr(prints, "_WORDS", 40)
+    assert prints.prints(bags).tolist() == whole
