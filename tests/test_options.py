@@ -107,6 +107,7 @@ def test_a_warning_of_ours_is_one_line_and_others_are_as_ever():
     assert complaints.formatted("old", DeprecationWarning, "x.py", 3).startswith("x.py:3: DeprecationWarning: old")
 
 
+@pytest.mark.soak
 def test_compilation_that_fails_is_told_once_on_stderr(tmp_path):
     """No compiler in the path: two runs in one process, one line, and the records of an ordinary run."""
     (tmp_path / "bin").mkdir()

@@ -167,6 +167,7 @@ def the_other(torchrun: subprocess.Popen) -> int:
     raise AssertionError("no worker of rank 1")
 
 
+@pytest.mark.soak
 def test_one_record_as_from_one_process(tmp_path):
     recipe = RECIPE.but(epochs=4)
     done = together(*WORDS, "--epochs", "4", "--out", str(tmp_path / "two"))

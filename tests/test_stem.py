@@ -115,5 +115,6 @@ def test_a_card_that_cannot_run_the_kernels_gets_the_layers(monkeypatch):
     speed._stem_runs.cache_clear()
 
 
+@pytest.mark.soak
 def test_trying_out():
     stem.try_out(DEVICE)
