@@ -23,7 +23,7 @@ def fenced(text: str) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w+)\n(.*?)^```$", text, flags=re.M | re.S)
 
 
-SLOW = ("check.md", "estimator.md", "fitting.md")
+SLOW = ("index.md", "api.md", "check.md", "estimator.md", "fitting.md")
 
 
 def quick_or_soak(page: Path) -> object:

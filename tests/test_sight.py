@@ -204,6 +204,7 @@ def test_every_candidate_for_features_learns_from_pictures(method, downloads, sm
     assert torch.equal(made.say(bags).instance, again.say(bags).instance)
 
 
+@pytest.mark.soak
 def test_from_the_command_line_to_every_answer(downloads, typed, tmp_path):
     """Fit, then each command, from the folder alone."""
     pytest.importorskip("onnxruntime")

@@ -272,6 +272,7 @@ def test_what_killed_runs_left_is_swept(done):
 # -- side by side -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak
 def test_here_and_in_processes_are_equal(done, pool, own, tmp_path):
     """The same records; and one run that fails in its process stops nothing but the run that needs it."""
     fails = BASE.but(head=f"{own}:Stumbles")
@@ -302,6 +303,7 @@ def test_a_failure_stops_only_what_needs_it(own, tmp_path):
     assert len(records.load(tmp_path)) == 2
 
 
+@pytest.mark.soak
 def test_a_process_that_is_killed(own, tmp_path):
     """Say, for want of memory: one line instead of a traceback out of the pool."""
     with pytest.raises(HeadcountError, match=r"a run's process was killed.*goes on where it stopped"):
@@ -382,6 +384,7 @@ def test_a_training_that_drifts_off(own, tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc to look for processes in")
+@pytest.mark.soak
 def test_a_killed_parent_leaves_no_workers(tmp_path):
     words = "--source digits --bag-size 8 --epochs 1000000 --fold 0,1 --device cpu --processes 2 --set backbone=mlp"
     small = "--set train_bags=20 --set valid_bags=10 --set test_bags=10"
