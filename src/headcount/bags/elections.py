@@ -98,7 +98,7 @@ def count_laws(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def one_by_one(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """The product voter by voter, those first who lean most to the class: for a processor, a sixth of the time of the other.
+    """The product voter by voter, those first who lean most to the class: for a processor (times of both: docs/election.md).
 
     Of all ways in which j voters can vote for a class, the likeliest is that the first j do. The others are counted beside
     it, each by how likely it is in comparison: numbers from 1 to 2^S, whatever the tails, and no logarithms on the way.
