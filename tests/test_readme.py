@@ -30,6 +30,7 @@ def test_the_two_commands_come_first():
     assert [line.split("#")[0].strip() for line in first.splitlines()] == ["make demo", "make test"]
 
 
+@pytest.mark.soak  # a minute of a core; the rest of the tests must stay under six
 def test_readme_runs(tmp_path):
     """The bash and Python blocks, in their order, in one folder: as a reader would type them."""
     found = [block for block in fenced() if block[0] in ("bash", "python")]
