@@ -257,6 +257,7 @@ def test_weight_two_counts_twice():
 
 def test_the_bag_weight_follows_the_shares():
     head, found = head_of(), []
+    head.trust.fill_(1)
     for share in (0.28, 0.4, 0.6, 0.9):
         head.mix.copy_(tilt.mix_of(torch.tensor(share, dtype=torch.float64), C))
         found.append(float(head.bag_weight()))
@@ -264,6 +265,93 @@ def test_the_bag_weight_follows_the_shares():
     assert found[0] == pytest.approx(0.2)
     assert found[-1] < 0.02
     assert head_of(bag=0.7).bag_weight() == 0.7
+
+
+def settled_trust(z, batch, parts=1, **options):
+    """The trust in elections after validation on this batch, taken in so many parts, and one training batch."""
+    head = head_of(**options).eval()
+    for bags in torch.arange(6).tensor_split(parts):
+        rows = torch.cat([torch.arange(60).reshape(6, 10)[b] for b in bags])
+        part = Segments.from_sizes([10] * len(bags)).without(batch.segments.removed[rows])
+        head.loss(said(z[rows]), Batch(part, batch.target[bags], bags, rows))
+    before = float(head.trust)
+    head.train().loss(said(z), batch_of(done=0.0))
+    assert before == 0, "validation moves nothing"
+    assert not head.missed.any()
+    return head
+
+
+def test_elections_drive_a_network_as_far_as_it_foretells_them():
+    """The trust against a loop: the part of the labels' surprise that elections take away on validation bags."""
+    batch = batch_of()
+    own = batch.segments.spread(batch.target)
+    assert float(head_of().bag_weight()) == 0, "before any validation nothing is known"
+    for scale in (0.0, -3.0):  # who knows nothing, and who knows it all wrong
+        head = settled_trust(scale * own, batch)
+        assert float(head.bag_weight()) == pytest.approx(0, abs=1e-6)
+    assert float(settled_trust(9 * own, batch).trust) > 0.99
+    z = 0.3 * own + logits(scale=0.3)
+    for doubt in (0.0, 0.2):
+        p = scores(z, batch.segments).softmax(1)
+        surprise = [-math.log(float(p[b, b % C]) + doubt) for b in range(6)]
+        head = settled_trust(z, batch, doubt=doubt)
+        assert 0.2 < float(head.trust) < 0.9
+        assert float(head.trust) == pytest.approx(1 - np.mean(surprise) / math.log(C), rel=1e-5)
+        full = float(head.trust) * min(0.2, 0.1 * (1 / float(tilt.pull(head.mix)) - 1))
+        assert float(head.bag_weight()) == pytest.approx(full, rel=1e-5)
+        assert float(settled_trust(z, batch, parts=4, doubt=doubt).trust) == pytest.approx(float(head.trust), rel=1e-6)
+    head.loss(said(z), batch)
+    head.eval().loss(said(z), Batch(batch.segments, torch.zeros(6, C), batch.bag, batch.place))
+    kept = float(head.trust)
+    head.train().loss(said(z), batch)
+    assert float(head.trust) == kept > 0, "validation bags without labels say nothing of it"
+    alone = settled_trust(0 * z, batch, instance=0.0)
+    assert float(alone.bag_weight()) > 0.1, "with no other term to begin with, it begins by itself"
+
+
+def test_unlabelled_bags_and_the_removed_have_no_part_in_the_trust():
+    batch = batch_of()
+    z = 0.3 * batch.segments.spread(batch.target) + logits(scale=0.3)
+    few = Batch(batch.segments, batch.target * (torch.arange(6) < 4)[:, None], batch.bag, batch.place)
+    loud = torch.where(torch.arange(60)[:, None] < 40, z, 9 * logits(seed=3))
+    assert float(settled_trust(loud, few).trust) == pytest.approx(float(settled_trust(z, few).trust), rel=1e-6)
+    assert float(settled_trust(z, few).trust) != pytest.approx(float(settled_trust(z, batch).trust), rel=1e-3)
+    gone = torch.arange(60) % 10 == 3
+    less = Batch(batch.segments.without(gone), batch.target, batch.bag, batch.place)
+    loud = torch.where(gone[:, None], 9 * logits(seed=3), z)
+    assert float(settled_trust(loud, less).trust) == pytest.approx(float(settled_trust(z, less).trust), rel=1e-6)
+
+
+def test_two_networks_are_trusted_together():
+    torch.manual_seed(0)
+    head = build_head("tilt", 2 * D, C, {"networks": 2, "teach": 0, "instance": 0.0})
+    head.enrol(6, 60)
+    batch = batch_of()
+    each = torch.stack([batch.segments.spread(batch.target) * scale for scale in (1.0, 3.0)])
+    both = Output(each.softmax(2).mean(0).log(), torch.zeros(6, C), {"each": each})
+    head.eval().loss(both, batch)
+    missed = float(head.missed)
+    head.instance = 1.0
+    head.train().loss(both, batch)
+    assert float(head.trust) == pytest.approx(1 - missed / (6 * math.log(C)), rel=1e-6)
+    assert 0 < float(head.trust) < 1
+
+
+def test_the_trust_is_checkpointed_and_no_part_of_the_model():
+    """Models saved before there was any still load; a training that is taken up again goes on with the same."""
+    recipe = TINY.but(epochs=6, lr=5e-3, bag_size=16)
+    model, train, valid = plain.made(recipe)
+    memory = {"head.missed", "head.trust"}
+    assert not memory & model.state_dict().keys()
+    state = training.Training(model, train, valid, recipe)
+    assert memory <= state.model.state_dict().keys()
+    assert memory <= state.teacher.state_dict().keys()
+    for epoch in range(6):
+        state.train_epoch(epoch)
+        state.valid_loss()
+    assert torch.equal(state.head.missed, state.teacher.head.missed)
+    assert float(state.head.missed) > 0
+    assert 0 < float(state.head.trust) <= 1
 
 
 # -- the estimate -------------------------------------------------------------------------------------------------------------

@@ -30,11 +30,12 @@ class TiltHead(Head):
     that is given instead of estimated. ``over``: "bags" (one pass for all terms) or "instances" (loose instances, and a pass
     over bags for the bag term).
 
-    ``instance``, ``bag``, ``teach``: the terms' weights; bag "auto" follows from the estimated shares. Teaching begins when
-    the share ``start`` of the training is done; from then on the instance term fades to the share ``fade`` of its weight.
-    The bag term counts from the share ``vote`` on, and with ``doubt`` it is -log(P + doubt): a deep network at a high rate must
-    know something before it votes, and an election it gets wrong beyond doubt must not drown all others. ``tempered``: an epoch
-    is judged under the temperature that suits it best, so that one that grew too sure, but knows more, is not passed over.
+    ``instance``, ``bag``, ``teach``: the terms' weights; bag "auto" follows from the estimated shares and from how well
+    elections are foretold in validation. Teaching begins when the share ``start`` of the training is done; from then on the
+    instance term fades to the share ``fade`` of its weight. The bag term counts from the share ``vote`` on, and with ``doubt``
+    it is -log(P + doubt): a deep network at a high rate must know something before it votes, and an election it gets wrong
+    beyond doubt must not drown all others. ``tempered``: an epoch is judged under the temperature that suits it best, so that
+    one that grew too sure, but knows more, is not passed over.
     ``networks``: the features are those of so many networks side by side (the backbone's option of that name); each learns
     for itself and is taught by the next one's teacher, and all answer together.
     ``threshold``: how sure the teacher must be, with ``adapt`` less so of classes it is seldom sure of. ``align``: how much
@@ -56,6 +57,8 @@ class TiltHead(Head):
     sure: Tensor
     lessons: Tensor
     found: Tensor
+    missed: Tensor
+    trust: Tensor
 
     def __init__(
         self,
@@ -117,10 +120,12 @@ class TiltHead(Head):
         self.register_buffer("said", torch.full((classes,), 1 / classes))  # mean of what the teacher says
         self.register_buffer("sure", torch.ones(classes))  # how sure it is of each class when it says it
         self.register_buffer("lessons", torch.zeros(()))
+        self._trust_nobody(persistent=False)  # of a finished model nothing depends on it
         self._begin(32)
 
     def enrol(self, bags: int, instances: int) -> None:
         self._begin(instances / bags)
+        self._trust_nobody(persistent=True)  # a training that is taken up again goes on with it
         if self.own:
             self.pace = min(0.5, bags / max(1.0, 2 * instances))  # two sweeps over a bag are remembered
             self.register_buffer("found", torch.zeros(bags, self.classes))  # shares of each training bag
@@ -130,6 +135,10 @@ class TiltHead(Head):
         self.least.fill_(tilt.floor(size, self.classes, self.counted))
         guess = tilt.first_guess(size, self.classes) if self.share is None else self.share
         self.mix.copy_(tilt.mix_of(torch.tensor(guess, dtype=torch.float64), self.classes))
+
+    def _trust_nobody(self, persistent: bool) -> None:
+        for name in ("missed", "trust"):  # what elections did not foretell of validation labels; 0 to 1, what they did
+            self.register_buffer(name, torch.zeros((), dtype=torch.float64), persistent)
 
     @property
     def estimate(self) -> tilt.Tilt:
@@ -183,9 +192,12 @@ class TiltHead(Head):
             loss = loss + self.instance * fading * (read[0] if len(read) == 1 else torch.stack(read))
         if batch.over == "bags" and self.bag:
             heard = self.elect(scores(z, s, self.election, self.counted)).float()
+            missed = nll(heard, target, self.doubt)
+            if not self.training:
+                self.missed.add_(self.piece * (target.sum(1) > 0).sum() * missed.detach())
             # in validation always the same, so that epochs are judged by one measure
             weighed = self.bag_weight() * (done >= self.vote) if self.training else JUDGED
-            loss = loss + weighed * nll(heard, target, self.doubt)
+            loss = loss + weighed * missed
         if whole and known is not None:
             loss = loss + _told(z, known, weight)
         if teacher is not None and self.training and self.teach and whole:
@@ -197,21 +209,32 @@ class TiltHead(Head):
 
     def bag_weight(self) -> Tensor | float:
         """Close elections high, landslides low: a tenth of the odds that a label says nothing of an instance; a fifth at most.
-        Measured in docs/tilt.md: more hurts where classes overlap."""
+        Measured in docs/tilt.md: more hurts where classes overlap. Times the trust: a network that cannot foretell elections is
+        not driven by them, unless there is nothing else to begin with."""
         if isinstance(self.bag, int | float):
             return self.bag
         pull = tilt.pull(self.mix).clamp_min(1e-3)
-        return (0.1 * (1 - pull) / pull).clamp_max(0.2).float()
+        weight = (0.1 * (1 - pull) / pull).clamp_max(0.2)
+        return (weight * self.trust if self.instance else weight).float()
+
+    def foretold(self) -> Tensor:
+        """() how much of what labels leave open the elections foretell of the validation bags: 0, no more than who knows but
+        the labels' frequencies; 1, all of it. Where no bag had a label, as before."""
+        labels = tilt.labels_of(self.seen, self.counted)
+        open_ = -(self.bags * labels.clamp_min(1e-30).log()).sum()
+        return torch.where(self.bags.sum() > 0, (1 - self.missed / open_.clamp_min(1e-12)).clamp(0, 1), self.trust)
 
     @torch.no_grad()
     def note(self, z: Tensor, rows: Tensor, target: Tensor) -> None:
-        """Validation bags add to the heap; the first training batch after them lets the mix settle and begins a new heap."""
+        """Validation bags add to the heap; the first training batch after them lets mix and trust settle, and begins anew."""
         if not self.training:
             labels = tilt.labels_of(self.seen, self.counted)
             self.heap.add_(tilt.heaped(z.double().softmax(1), rows.double(), self.mix, labels))
             self.bags.add_(self.piece * target.double().sum(0))
         else:
             self.mix.copy_(self.now())
+            self.trust.copy_(self.foretold())
+            self.missed.zero_()
             self.heap.zero_()
             self.bags.zero_()
             self.seen.add_(rows.double().sum(0))
