@@ -4,9 +4,9 @@
     python benchmarks/compare.py --small                                # a laptop: the same with few small images
 
 Random pixels of CIFAR-10's size; 400 training and 100 validation bags of 64, ResNet18 with the paper's stem, Counting Network,
-Adam, 64 bags a step; an epoch is training and validation. ``seconds_per_run`` is a process of its own from its start to its
-record (1,500 epochs), ``first_step_seconds`` one from its start to its first step, compile caches warm. Every stage is kept
-when it is done; called again on the same machine with the same ``--out``, it goes on with the next.
+Adam, 64 bags a step; an epoch is training and validation. ``first_step_seconds`` is a process of its own from its start to the
+end of its first step, what was compiled by an earlier one at hand; ``seconds_per_run`` one from its start to its record (1,500
+epochs). Every stage is kept when it is done; called again on the same machine with the same ``--out``, it goes on where it was.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from torch import nn
 from headcount.bags import Bags, Pool
 from headcount.files import write_whole
 from headcount.judging import run as runs
+from headcount.models.heads import Pass
 from headcount.models.model import Design, Model
 from headcount.training import speed
 from headcount.training.recipe import Recipe
@@ -123,13 +125,47 @@ def ways(sizes: dict[str, int], device: torch.device, width: int, precision: str
     }
 
 
+def starts(file: Path, precision: str, more: dict[str, int]) -> dict[str, float]:
+    """Process start to the end of the first step: with nothing compiled yet, and again with what that left behind."""
+    seconds: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as kept:
+        places = {"TORCHINDUCTOR_CACHE_DIR": f"{kept}/inductor", "TRITON_CACHE_DIR": f"{kept}/triton"}
+        for name in ("cold", "warm"):
+            command = [sys.executable, __file__, "--first-step", json.dumps([str(file), precision, more])]
+            begun = time.perf_counter()
+            with subprocess.Popen(command, env={**os.environ, **places}, stdout=subprocess.PIPE, text=True) as child:
+                for line in child.stdout or ():
+                    seconds[f"{line.strip()}_{name}"] = time.perf_counter() - begun
+            if child.returncode:
+                raise SystemExit(f"the process that was to take a first step ended with {child.returncode}")
+    return {"first_step_seconds": seconds["first_step_warm"], "starts": seconds}
+
+
+def first_step(file: str, precision: str, more: dict[str, int]) -> None:
+    """In a process of its own: a run as any other, which says how far it is and ends after its first step."""
+    print("imported", flush=True)
+    recipe = Recipe(source=file, precision=precision, **more)
+    runs.bags_for(recipe, speed.device_for("auto"))
+    print("bags", flush=True)
+    step = Training.step
+
+    def told(self: Training, one: Pass, which: torch.Tensor) -> torch.Tensor:
+        float(step(self, one, which))  # a number on the host: it is done
+        print("first_step", flush=True)
+        os._exit(0)
+
+    Training.step = told  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as out:
+        runs.run(recipe, out)
+
+
 def whole_runs(file: Path, epochs: int, precision: str, more: dict[str, int]) -> dict[str, float]:
-    """Process start to first step, process start to record, and a further run in a process that has started."""
+    """Process start to record, and a further run in a process that has started."""
     recipe = Recipe(source=str(file), precision=precision, epochs=epochs, **more)
-    set_ = [f"--set={name}={value}" for name, value in {**more, "precision": precision}.items()]
+    words = [f"--set={name}={value}" for name, value in {**more, "precision": precision}.items()]
     seconds = {}
     with tempfile.TemporaryDirectory() as out:
-        for name, length in (("first_step_seconds", 1), ("seconds_per_run", epochs)):
+        for name, length in (("seconds_per_run_of_one_epoch", 1), ("seconds_per_run", epochs)):
             command = [
                 "-m",
                 "headcount.cli",
@@ -140,7 +176,7 @@ def whole_runs(file: Path, epochs: int, precision: str, more: dict[str, int]) ->
                 str(length),
                 "--out",
                 out,
-                *set_,
+                *words,
             ]
             begun = time.perf_counter()
             subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
@@ -189,7 +225,10 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="few small images: minutes on a laptop")
     parser.add_argument("--run-epochs", type=int, default=1500)
     parser.add_argument("--no-growth", action="store_true")
+    parser.add_argument("--first-step", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.first_step:
+        return first_step(*args.first_step)
     device = speed.device_for("auto")
     card = device.type == "cuda"
     precision, workers = ("bf16" if card else "tf32"), min(8, speed.cores())
@@ -215,10 +254,13 @@ def main() -> None:
 
     if "ways" not in result:
         keep(ways(base, device, width, precision, workers))
-    if "runs_per_hour" not in result:
-        few = {"train_bags": 24, "valid_bags": 8, "test_bags": 8, "bag_size": 8} if args.small else {}
-        with tempfile.TemporaryDirectory() as folder:
-            keep(whole_runs(_pixels(folder, **base), args.run_epochs, precision, few))
+    few = {"train_bags": 24, "valid_bags": 8, "test_bags": 8, "bag_size": 8} if args.small else {}
+    with tempfile.TemporaryDirectory() as folder:
+        file = _pixels(folder, **base)
+        if "starts" not in result:
+            keep(starts(file, precision, few))
+        if "runs_per_hour" not in result:
+            keep(whole_runs(file, args.run_epochs, precision, few))
     rows = list(result.get("growth", []))
     if not args.no_growth:
         for row in growth(device, args.small, width, precision, [*rows]):

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 
 def main() -> None:
     size()
+    speed()
     tilt()
     rows = [r for r in select.rows(records.load(ROOT / "results" / "paper")) if len(r.records) == 5]
     rows = [r for r in rows if (r.source, r.scenario) == ("cifar10", "various")]
@@ -37,6 +38,33 @@ def tilt() -> None:
         for (name, values), colour in zip(rows.items(), (canvas.MUTED, *canvas.PALETTE), strict=False):
             scores[f"{scenario}: {name}"], colours[f"{scenario}: {name}"] = values, colour
     plots.save(plots.accuracy_dots(scores, colours), ROOT / "docs" / "img" / "cifar10_tilt.svg")
+
+
+def speed() -> None:
+    """An epoch in three ways, and how many images a second ours sees whatever grows."""
+    said = json.loads((ROOT / "benchmarks" / "results" / "h200.json").read_text())
+    names = {"size": "instances in a bag", "bags": "bags", "images": "images", "classes": "classes"}
+    with canvas.panel(780, 300, (112, 34, 24, 46), columns=2) as (figure, (ways, growth)):
+        figure.subplots_adjust(wspace=0.22)
+        seconds = {name: way["seconds_per_epoch"] for name, way in reversed(said["ways"].items())}
+        ways.barh([*seconds], [*seconds.values()], color=[canvas.MUTED, canvas.MUTED, canvas.PALETTE[0]], height=0.55)
+        for at, value in enumerate(seconds.values()):
+            ways.annotate(
+                f"{value:.3g}", (value, at), (6, 0), textcoords="offset points", va="center", color=canvas.INK
+            )
+        ways.set(title="seconds of an epoch", xlim=(0, 1.2 * max(seconds.values())))
+        ways.grid(False)
+        for (name, label), colour in zip(names.items(), canvas.PALETTE, strict=False):
+            rows = [r for r in said["growth"] if r["varied"] == name]
+            times = [r["value"] / rows[0]["value"] for r in rows]
+            growth.plot(times, [r["images_per_second"] / 1e6 for r in rows], "o-", color=colour, label=label)
+        growth.set(title="million images a second", xscale="log", ylim=(0, None))
+        growth.set_xticks([1, 10, 100], ["1", "10", "100"])
+        growth.set_xlabel("times as many", loc="right")
+        for ax in (ways, growth):
+            ax.minorticks_off()
+        growth.legend(loc="lower right", ncols=2)
+    canvas.save(figure, ROOT / "docs" / "img" / "speed.svg")
 
 
 def size() -> None:
