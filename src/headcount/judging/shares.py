@@ -8,7 +8,7 @@ All of it is learned from validation bags and their labels; no instance's truth 
                  and the bags' labels are explained no worse with the context than without: errors that a bag's
                  instances have in common look like shares, but not to the labels
 
-The mathematics is in bags/tilt.py and bags/census.py.
+The mathematics is in bags/tilt.py, bags/steepness.py and bags/census.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from torch import Tensor
 
 from headcount.bags import Bags, Segments
 from headcount.bags.census import Census, census, centres, heard, how_alike
-from headcount.bags.tilt import Tilt, estimate, tilted
+from headcount.bags.steepness import estimate
+from headcount.bags.tilt import Tilt, tilted
 from headcount.errors import HeadcountError
 from headcount.models.heads.election import scores
 from headcount.training.seeds import generator

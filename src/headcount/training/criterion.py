@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headcount.bags import Bags, tilt
+from headcount.bags import Bags, steepness, tilt
 from headcount.models.fitted import log_shares, tempered
 
 GRID = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5)
@@ -56,7 +56,7 @@ def judge(p: Tensor, bags: Bags) -> Judgement:
 
 def label_loss(p: Tensor, bags: Bags, form: str = "full") -> tuple[float, tilt.Tilt]:
     """The witnesses' loss of ``p`` (N, C) as it is, and the tilt that suits it."""
-    found = tilt.estimate(p, bags.segments(), bags.target, form=form, counted=bags.counted)
+    found = steepness.estimate(p, bags.segments(), bags.target, form=form, counted=bags.counted)
     return float(instance_losses(p, bags, found).mean()), found
 
 
