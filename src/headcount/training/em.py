@@ -108,7 +108,6 @@ class _Task:
         from sklearn.utils.validation import has_fit_parameter
 
         self.classifier, self.train, self.seed = classifier, train, seed
-        self.last: Any = None  # fitted on all training bags, where that has been done
         self.folds, self.classes = min(folds, _groups(train)), len(train.classes)
         self.segments = train.segments()
         self.x = features(train)
@@ -141,8 +140,7 @@ class _Task:
 
     def at_once(self, q: Tensor, valid: Bags) -> tuple[Tensor, Tensor]:
         """One fit on all, asked about the validation bags only."""
-        self.last = self.fit(q, "all")
-        heard = torch.from_numpy(probabilities(self.last, features(valid), self.classes))
+        heard = torch.from_numpy(probabilities(self.fit(q, "all"), features(valid), self.classes))
         return heard, heard
 
     def cross_fitted(self, q: Tensor, valid: Bags | None, number: int) -> tuple[Tensor, Tensor | None]:
