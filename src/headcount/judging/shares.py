@@ -22,9 +22,10 @@ from torch import Tensor
 from headcount.bags import Bags, Segments
 from headcount.bags.census import Census, census, centres, heard, how_alike
 from headcount.bags.steepness import estimate
-from headcount.bags.tilt import Tilt, tilted
+from headcount.bags.tilt import Tilt
 from headcount.errors import HeadcountError
 from headcount.models.heads.election import scores
+from headcount.training.criterion import witness_losses
 from headcount.training.seeds import generator
 
 HEATS = tuple(2 ** (e / 4) for e in range(-4, 9))  # candidates for the temperature, 1/2 to 4
@@ -104,14 +105,11 @@ def temperature(
     """What to divide the logits by, so that they explain the bags' labels: the forward-corrected loss, with the tilt estimated
     anew for each candidate. Of those that explain them as well as the best, within one standard error over bags, the one
     nearest to 1: where classes hardly overlap the labels say little of it."""
-    rows = segments.spread(target.double())
-    told = target.sum(1) > 0
     losses = []
     for heat in HEATS:
         log_p = (logits.double() / heat).log_softmax(1)
         tilt = estimate(log_p.exp(), segments, target, form=form, counted=counted, rounds=50)
-        each = -(rows * tilted(log_p, tilt.mix.double(), tilt.labels.double())).sum(1)
-        losses.append(segments.mean(each)[told])
+        losses.append(witness_losses(log_p, segments, target, tilt))
     best = min(losses, key=lambda loss: float(loss.mean()))
     fair = [h for h, loss in zip(HEATS, losses, strict=True) if float((loss - best).mean()) <= _error(loss - best)]
     return min(fair, key=lambda h: abs(math.log(h)))
