@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from headcount.bags import Segments, tilt
+from headcount.bags import Segments, steepness
 
 ROOT = Path(__file__).parent.parent
 
@@ -211,7 +211,9 @@ def estimated(bags=(50, 200, 800, 3200), share: float = 0.5, seeds: int = 5) -> 
             symbols, labels = draw(w, max(20, B // 4), 16, share, rng)
             segments = Segments.from_sizes([16] * len(symbols))
             target = torch.eye(4)[torch.from_numpy(labels)]
-            found.append(float(tilt.estimate(torch.from_numpy(eta[symbols.ravel()]), segments, target).share.mean()))
+            found.append(
+                float(steepness.estimate(torch.from_numpy(eta[symbols.ravel()]), segments, target).share.mean())
+            )
             real.append(float(np.mean(np.diag(T))))
         rows["estimated"].append(float(np.mean(found)))
         rows["true"].append(float(np.mean(real)))

@@ -15,7 +15,7 @@ from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.naive_bayes import GaussianNB
 
-from headcount.bags import Bags, Pool, tilt
+from headcount.bags import Bags, Pool, steepness
 from headcount.data.read import read
 from headcount.errors import HeadcountError
 from headcount.fitting import Step, fit_reading
@@ -580,8 +580,8 @@ def test_thinned_bags_are_as_large_as_they_were(monkeypatch):
     """Majorities of large bags may be slight: the floor of the share is that of the whole bags, not of what is looked at."""
     monkeypatch.setattr(candidates, "MOST", 200)
     asked = []
-    inner = tilt.least_share
-    monkeypatch.setattr(tilt, "least_share", lambda size, classes: (asked.append(size), inner(size, classes))[1])
+    inner = steepness.least_share
+    monkeypatch.setattr(steepness, "least_share", lambda size, classes: (asked.append(size), inner(size, classes))[1])
     reading = reading_of(blobs(40, 50))
     bags = reading.bags(reading.learn()).blind()
     candidates.candidates(GaussianNB(), bags)[0].fit(bags, bags)

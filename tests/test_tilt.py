@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from headcount.bags import Segments, tilt
+from headcount.bags import Segments, steepness, tilt
 from headcount.errors import HeadcountError
 from oracles import examine
 
@@ -70,16 +70,16 @@ def test_formulas_against_loops(classes):
     heap = np.zeros((classes, classes))
     for i in told:
         heap[y[i]] += i * np.array(slow_posterior(p[i], y[i], mix, prior))
-    near(tilt.heaped(torch.tensor(p), weight[:, None] * target, t_mix, t_labels), heap)
+    near(steepness.heaped(torch.tensor(p), weight[:, None] * target, t_mix, t_labels), heap)
 
 
 def test_half_precision_around_it_changes_nothing():
     rng = np.random.default_rng(0)
     log_p, target = torch.tensor(rng.dirichlet(np.ones(5), 40)).float().log(), torch.eye(5)[torch.arange(40) % 5]
     given = log_p, target, tilt.mix_of(0.3, 5), torch.full((5,), 0.2)
-    plain = tilt.forward_loss(*given), tilt.posterior(*given), tilt.heaped(log_p.exp(), *given[1:])
+    plain = tilt.forward_loss(*given), tilt.posterior(*given), steepness.heaped(log_p.exp(), *given[1:])
     with torch.autocast("cpu", torch.bfloat16):
-        again = tilt.forward_loss(*given), tilt.posterior(*given), tilt.heaped(log_p.exp(), *given[1:])
+        again = tilt.forward_loss(*given), tilt.posterior(*given), steepness.heaped(log_p.exp(), *given[1:])
     for a, b in zip(plain, again, strict=True):
         near(a, b, 1e-6)
 
@@ -88,8 +88,8 @@ def test_a_soft_label_adds_to_every_heap_by_its_part():
     rng = np.random.default_rng(0)
     mix, labels = torch.tensor(random_mix(rng, 3)), torch.tensor([0.2, 0.3, 0.5])
     p = torch.tensor(rng.dirichlet(np.ones(3), 1))
-    whole = [tilt.heaped(p, torch.eye(3)[[c]].double(), mix, labels.double()) for c in range(3)]
-    mixed = tilt.heaped(p, torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64), mix, labels.double())
+    whole = [steepness.heaped(p, torch.eye(3)[[c]].double(), mix, labels.double()) for c in range(3)]
+    mixed = steepness.heaped(p, torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64), mix, labels.double())
     near(mixed, 0.5 * whole[0] + 0.3 * whole[1] + 0.2 * whole[2])
 
 
@@ -97,8 +97,8 @@ def test_a_soft_label_adds_to_every_heap_by_its_part():
 def test_least_share_is_that_of_bags_filled_by_lot(size, classes):
     rng = np.random.default_rng(0)
     drawn = rng.multinomial(size, np.full(classes, 1 / classes), 40_000).max(1) / size
-    assert tilt.least_share(size, classes) == pytest.approx(drawn.mean(), abs=4 * drawn.std() / 200 + 0.001)
-    assert 1 / classes < tilt.least_share(size, classes) <= tilt.first_guess(size, classes) <= 1
+    assert steepness.least_share(size, classes) == pytest.approx(drawn.mean(), abs=4 * drawn.std() / 200 + 0.001)
+    assert 1 / classes < steepness.least_share(size, classes) <= steepness.first_guess(size, classes) <= 1
 
 
 def test_condition():
@@ -128,7 +128,7 @@ def world(seed, bags, size, classes, apart=2.0, spread=1.0, tie="lowest"):
     return p, y, torch.from_numpy(label), mix, Segments.from_sizes([size] * bags)
 
 
-@pytest.mark.parametrize("form", tilt.FORMS)
+@pytest.mark.parametrize("form", steepness.FORMS)
 @pytest.mark.parametrize(("classes", "spread"), [(2, 1.0), (4, 1.0), (4, 5.0)])
 def test_the_estimate_converges_to_the_true_shares(form, classes, spread):
     """With many bags the error is small, and smaller than with few; overlapping classes are no excuse."""
@@ -137,7 +137,7 @@ def test_the_estimate_converges_to_the_true_shares(form, classes, spread):
         off = []
         for seed in range(3):
             p, _, label, mix, segments = world(seed, bags, 20, classes, apart=1.8, spread=spread)
-            found = tilt.estimate(p, segments, torch.eye(classes)[label], form=form)
+            found = steepness.estimate(p, segments, torch.eye(classes)[label], form=form)
             if bags == 2000:  # against the bags' own mix
                 off.append(abs(found.share.numpy() - np.diag(mix)).max())
             else:
@@ -156,7 +156,7 @@ def test_the_full_form_finds_what_the_simple_one_cannot():
     x = rng.normal(size=(len(y), 3))
     x[np.arange(len(y)), y] += 2.5
     p, segments = torch.tensor(2.5 * x).softmax(1), Segments.from_sizes([20] * 450)
-    full, one = (tilt.estimate(p, segments, torch.eye(3)[label], form=f).mix.numpy() for f in ("full", "one"))
+    full, one = (steepness.estimate(p, segments, torch.eye(3)[label], form=f).mix.numpy() for f in ("full", "one"))
     assert abs(full - true).max() < 0.03
     assert abs(one - true).max() > 0.1
 
@@ -164,18 +164,18 @@ def test_the_full_form_finds_what_the_simple_one_cannot():
 def test_few_bags_get_the_simple_form():
     """Two bags of each label: the rows lean on what all have in common; two hundred stand for themselves."""
     rows = torch.tensor([[0.9, 0.05, 0.05], [0.1, 0.6, 0.3], [0.1, 0.3, 0.6]], dtype=torch.float64)
-    few, many = (tilt.settled(rows * 100, torch.full((3,), n).double()) for n in (2.0, 2000.0))
+    few, many = (steepness.settled(rows * 100, torch.full((3,), n).double()) for n in (2.0, 2000.0))
     near(many, rows, 0.01)
     common = tilt.mix_of(torch.tensor(0.7, dtype=torch.float64), 3)
     assert abs(few - common).max() < 0.5 * abs(rows - common).max()
-    near(tilt.settled(rows * 100, torch.full((3,), 2000.0).double(), "one"), common)
+    near(steepness.settled(rows * 100, torch.full((3,), 2000.0).double(), "one"), common)
 
 
 def test_a_classifier_that_knows_nothing_moves_nothing():
     """With uninformative probabilities every mix explains the labels alike, and the estimate stays where it began."""
     label = torch.arange(40) % 4
     p, segments = torch.full((400, 4), 0.25), Segments.from_sizes([10] * 40)
-    found = tilt.estimate(p, segments, torch.eye(4)[label], start=0.6)
+    found = steepness.estimate(p, segments, torch.eye(4)[label], start=0.6)
     near(found.share, np.full(4, 0.6), 1e-4)
 
 
@@ -186,12 +186,12 @@ def test_never_degenerate():
         rng = np.random.default_rng(seed)
         heap = torch.tensor(rng.gamma(0.05, 100, (classes, classes))) * (torch.rand(classes, 1) > 0.2)
         bags = torch.tensor(rng.integers(0, 3 if few else 300, classes)).double()
-        mix = tilt.settled(heap, bags, form, least=0.3 if classes > 3 else 0.0)
+        mix = steepness.settled(heap, bags, form, least=0.3 if classes > 3 else 0.0)
         near(mix.sum(1), np.ones(classes))
         assert (mix > 0).all()
         others = mix.masked_fill(torch.eye(classes, dtype=torch.bool), 0)
         assert (mix.diagonal() > others.amax(1)).all()
-        labels = tilt.labels_of(bags)
+        labels = steepness.labels_of(bags)
         assert labels.sum() == pytest.approx(1)
         assert torch.isfinite(tilt.matrix_of(mix, labels)).all()
 
@@ -200,7 +200,7 @@ def test_never_degenerate():
         60,
         classes=st.integers(2, 6),
         seed=st.integers(0, 999),
-        form=st.sampled_from(tilt.FORMS),
+        form=st.sampled_from(steepness.FORMS),
         few=st.booleans(),
     )
 
@@ -215,7 +215,7 @@ def test_background_may_be_the_largest():
     x[np.arange(len(y)), y] += 3
     prior = torch.tensor([0.1, 0.1, 0.1, 0.7]).log()
     p = (torch.tensor(3 * x) + prior).softmax(1)
-    found = tilt.estimate(p, Segments.from_sizes([30] * 300), torch.eye(4)[label], counted=counted)
+    found = steepness.estimate(p, Segments.from_sizes([30] * 300), torch.eye(4)[label], counted=counted)
     assert abs(found.mix[:3].numpy() - true).max() < 0.04
     assert found.labels[3] == 0
 
@@ -223,30 +223,30 @@ def test_background_may_be_the_largest():
 def test_weights_removal_and_unlabelled_bags():
     p, _, label, _, segments = world(1, 60, 12, 3)
     target = torch.eye(3)[label]
-    plain = tilt.estimate(p, segments, target).mix
+    plain = steepness.estimate(p, segments, target).mix
     weight = torch.arange(720) % 4
     rows = torch.arange(720).repeat_interleave(weight)
-    twins = tilt.estimate(p[rows], Segments.from_sizes([18] * 60), target).mix
-    near(tilt.estimate(p, segments.weighted(weight.float()), target).mix, twins, 1e-5)
+    twins = steepness.estimate(p[rows], Segments.from_sizes([18] * 60), target).mix
+    near(steepness.estimate(p, segments.weighted(weight.float()), target).mix, twins, 1e-5)
     assert abs(twins - plain).max() > 1e-3
     rubbish = torch.cat([p, torch.eye(3)[[0] * 24].double()])
     more = Segments.from_sizes([12] * 62)
-    silent = tilt.estimate(rubbish, more, torch.cat([target, torch.zeros(2, 3)])).mix
+    silent = steepness.estimate(rubbish, more, torch.cat([target, torch.zeros(2, 3)])).mix
     near(silent, plain, 1e-5)
     gone = torch.arange(720) % 12 == 5
-    kept = tilt.estimate(p[~gone], Segments.from_sizes([11] * 60), target).mix
+    kept = steepness.estimate(p[~gone], Segments.from_sizes([11] * 60), target).mix
     loud = torch.where(gone[:, None], torch.eye(3)[[0]].double(), p)
-    near(tilt.estimate(loud, segments.without(gone), target).mix, kept, 1e-5)
+    near(steepness.estimate(loud, segments.without(gone), target).mix, kept, 1e-5)
 
 
 def test_the_estimate_refuses():
     segments = Segments.from_sizes([2, 2])
     with pytest.raises(HeadcountError, match="no bag has a label"):
-        tilt.estimate(torch.ones(4, 3) / 3, segments, torch.zeros(2, 3))
+        steepness.estimate(torch.ones(4, 3) / 3, segments, torch.zeros(2, 3))
     with pytest.raises(HeadcountError, match=r"got shapes \(5, 3\) and \(2, 3\)"):
-        tilt.estimate(torch.ones(5, 3) / 3, segments, torch.zeros(2, 3))
+        steepness.estimate(torch.ones(5, 3) / 3, segments, torch.zeros(2, 3))
     with pytest.raises(HeadcountError, match="no form of the tilt 'half'; there are one, class, full"):
-        tilt.settled(torch.eye(3), torch.ones(3), "half")
+        steepness.settled(torch.eye(3), torch.ones(3), "half")
 
 
 @pytest.mark.parametrize("weight", [0.1, 1.0])
@@ -256,4 +256,4 @@ def test_weights_that_are_shares_make_no_bag_smaller(weight):
     y = (label[:, None] + torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 2, 2])) % 3
     p = torch.eye(3)[y.flatten()] * 0.97 + 0.01
     segments = Segments.from_sizes([10] * 90).weighted(torch.full((900,), weight))
-    assert tilt.estimate(p, segments, torch.eye(3)[label]).share.tolist() == pytest.approx([0.6] * 3, abs=0.02)
+    assert steepness.estimate(p, segments, torch.eye(3)[label]).share.tolist() == pytest.approx([0.6] * 3, abs=0.02)

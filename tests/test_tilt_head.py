@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import test_training as plain
-from headcount.bags import Bags, Pool, Segments, tilt
+from headcount.bags import Bags, Pool, Segments, steepness, tilt
 from headcount.errors import HeadcountError
 from headcount.judging import run as runs
 from headcount.judging.probe import probe, recipe_for
@@ -113,7 +113,7 @@ def test_two_networks_teach_each_other_and_answer_together():
     assert float(taught) != pytest.approx(float(alone.loss(Output(two, torch.zeros(12, C), {}), batch)), rel=1e-3)
     assert float(head.loss(output, batch, teacher)) == pytest.approx(float(taught + untaught), rel=1e-5)
     together, plain_batch = output.instance[:60], batch_of()
-    labels = tilt.labels_of(head.seen)
+    labels = steepness.labels_of(head.seen)
     rows = plain_batch.segments.spread(plain_batch.target)
     judged = head.eval().loss(Output(together, torch.zeros(6, C), {}), plain_batch)
     assert float(judged) == pytest.approx(float(tilt.forward_loss(together, rows, head.mix.float(), labels)), rel=1e-5)
@@ -175,7 +175,7 @@ def test_pseudo_labels_against_a_loop():
     z, taught, batch = logits(2), logits(2, seed=1), batch_of(2)
     loss = float(head.loss(said(z), batch, said(taught)))
     mix = head.mix.numpy()
-    prior = tilt.labels_of(head.seen).numpy() @ mix
+    prior = steepness.labels_of(head.seen).numpy() @ mix
     p = taught.softmax(1).numpy().reshape(2, 60, C).mean(0)
     weight = np.ones(60)
     bar = 0.99 * np.array([0.9, 0.8, 0.7, 0.6])
@@ -365,7 +365,7 @@ def test_the_mix_settles_when_training_goes_on():
     head.loss(said(z), batch)
     assert torch.equal(head.mix, before)
     assert float(head.bags.sum()) == 12
-    want = tilt.settled(head.heap, head.bags, "full", head.least)
+    want = steepness.settled(head.heap, head.bags, "full", head.least)
     torch.testing.assert_close(head.estimate.mix, want.float())
     head.train().loss(said(z), batch)
     torch.testing.assert_close(head.mix, want)
@@ -683,7 +683,7 @@ def test_a_loaded_model_still_knows_its_shares(tmp_path):
     save(model, tmp_path)
     again = load(tmp_path)
     assert torch.equal(again.head.estimate.mix, model.head.estimate.mix)
-    assert float(again.head.least) == pytest.approx(tilt.least_share(16, 10))
+    assert float(again.head.least) == pytest.approx(steepness.least_share(16, 10))
 
 
 def test_shares_found_in_a_bag_are_believed_beside_its_label():
@@ -691,7 +691,7 @@ def test_shares_found_in_a_bag_are_believed_beside_its_label():
     torch.manual_seed(0)
     plain, own = head_of(own=0.0, start=0.0, align=0.0).train(), head_of(own=0.8, start=0.0, align=0.0).train()
     batch = batch_of(2)
-    labels = tilt.labels_of(own.seen)
+    labels = steepness.labels_of(own.seen)
     log_p = torch.full((60, C), 1 / C).log()
     rows = Segments.from_sizes([10] * 6).spread(batch.target[:6])
     bag = torch.arange(6).repeat_interleave(10)

@@ -31,6 +31,7 @@ class Segments:
 
     ``size`` declares that instance j stands in row ``j // size`` (or was removed from it): all bags then have one
     size, and sums become a reshape, which on a GPU is faster than scattering and gives the same bits every time.
+    Give weights by :meth:`weighted`: it sends those of zero to the trash bag, and no reduction asks again.
     """
 
     def __init__(self, index: Tensor, bags: int, size: int | None = None, weight: Tensor | None = None) -> None:
@@ -96,8 +97,7 @@ class Segments:
     def sum(self, x: Tensor) -> Tensor:
         """(N, ...) -> (B, ...). Counted in float32 at least: 64 votes of 0.1 added in bfloat16 give 6.16."""
         x = _wide(x)
-        if self.weight is not None:
-            x = x.masked_fill(_as_column(self.removed, x), 0) * _as_column(self.weight.to(x.dtype), x)
+        x = x if self.weight is None else x * _as_column(self.weight.to(x.dtype), x)
         if self.size is not None:
             return self._rows(x.masked_fill(_as_column(self.removed, x), 0)).sum(1)
         out = x.new_zeros((self.bags + 1, *x.shape[1:]))

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from headcount.bags import Bags, tilt
+from headcount.bags import Bags, steepness, tilt
 from headcount.judging.answers import Said
 from headcount.judging.candidates import Candidate
 from headcount.judging.crossval import Score
@@ -76,8 +76,8 @@ def _of_choice(best: Candidate, scores: dict[str, Score], split: bool) -> list[s
 
 
 def _of_tilt(found: tilt.Tilt, bags: Bags) -> list[str]:
-    size = max(1, round(tilt.size_of(bags.segments())))
-    least = tilt.least_share(size, len(bags.classes))
+    size = max(1, round(steepness.size_of(bags.segments())))
+    least = steepness.least_share(size, len(bags.classes))
     share = float(found.share.mean())
     if size > 1 and (share - least) < 0.05:
         return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headcount.bags import tilt
+from headcount.bags import steepness
 from headcount.judging.coverage import Coverage
 from headcount.judging.prospects import Prospect, more_bags, pull
 
@@ -96,12 +96,12 @@ def _of_bags(cover: Coverage, found: Prospect, more: dict[str, int]) -> list[str
             f"larger majorities would help: at {larger:.0%} instead of {share:.0%} a bag is worth {times:.0f} times as many"
         )
     size = max(1, round(cover.weight))
-    least = tilt.least_share(size, classes)
+    least = steepness.least_share(size, classes)
     if size >= 4 and share - least < 0.05:
         half = max(2, size // 4)
         said.append(
             f"bags filled by lot would have majorities of {least:.0%}: smaller bags lean more, in bags of {half} even by lot "
-            f"{tilt.least_share(half, classes):.0%}"
+            f"{steepness.least_share(half, classes):.0%}"
         )
     return said
 

@@ -24,7 +24,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from headcount.bags import Bags, tilt
+from headcount.bags import Bags, steepness, tilt
 from headcount.judging.quick import Look
 from headcount.models.fitted import tempered
 from headcount.training.criterion import GRID, instance_losses, label_loss
@@ -145,14 +145,14 @@ def share_errors(look: Look, bags: Bags, start: tilt.Tilt, seed: int = 0) -> np.
     p = tempered(look.p.clamp_min(1e-12), look.judgement.instance_temperature)
     weight = torch.ones(len(p)) if segments.weight is None else segments.weight
     rows = segments.spread(bags.target.double()) * weight.double()[:, None]
-    least = tilt.floor(tilt.size_of(segments), len(bags.classes), bags.counted)
+    least = steepness.floor(steepness.size_of(segments), len(bags.classes), bags.counted)
     shares = []
     for _ in range(DRAWS):
         times = torch.from_numpy(np.bincount(rng.integers(0, groups, groups), minlength=groups)[group]).double()
         count, drawn = (bags.target.double() * times[:, None]).sum(0), rows * segments.spread(times)[:, None]
-        mix, labels = start.mix.double(), tilt.labels_of(drawn.sum(0), bags.counted)
+        mix, labels = start.mix.double(), steepness.labels_of(drawn.sum(0), bags.counted)
         for _ in range(25):
-            mix = tilt.settled(tilt.heaped(p, drawn, mix, labels), count, "full", least, bags.counted)
+            mix = steepness.settled(steepness.heaped(p, drawn, mix, labels), count, "full", least, bags.counted)
         shares.append(mix.diagonal().numpy())
     return np.std(shares, axis=0, ddof=1)
 

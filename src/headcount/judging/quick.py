@@ -23,7 +23,7 @@ from scipy.spatial.distance import pdist
 from scipy.special import softmax
 from torch import Tensor
 
-from headcount.bags import Bags, tilt
+from headcount.bags import Bags, steepness, tilt
 from headcount.training.criterion import Judgement, judge
 from headcount.training.seeds import seed_for
 from headcount.training.splits import bag_folds
@@ -89,10 +89,11 @@ def _strangers(x: np.ndarray, bags: Bags, fold: np.ndarray, ridge: float, known:
     segments, classes = bags.segments(), len(bags.classes)
     rows = segments.spread(bags.target.double())
     rows = rows if segments.weight is None else rows * segments.weight.double()[:, None]
-    size = tilt.size_of(segments)
-    least = tilt.floor(size, classes, bags.counted)
-    labels, count = tilt.labels_of(rows.sum(0), bags.counted), bags.target.double().sum(0)
-    mix = known if known is not None else tilt.mix_of(torch.tensor(tilt.first_guess(size, classes)).double(), classes)
+    size = steepness.size_of(segments)
+    least = steepness.floor(size, classes, bags.counted)
+    labels, count = steepness.labels_of(rows.sum(0), bags.counted), bags.target.double().sum(0)
+    guess = torch.tensor(steepness.first_guess(size, classes)).double()
+    mix = tilt.mix_of(guess, classes) if known is None else known
     folds, told = int(fold.max()) + 1, rows.sum(1).numpy() > 0
     x, seen = x.astype(np.float32), rows.numpy().astype(np.float32)  # half the time, and labels are noisier than that
     w = [np.zeros((x.shape[1], classes)) for _ in range(folds)]
@@ -104,7 +105,7 @@ def _strangers(x: np.ndarray, bags: Bags, fold: np.ndarray, ridge: float, known:
             w[k] = _fit(w[k], x[mine], seen[mine], matrix.astype(np.float32), ridge)
             p[fold == k] = torch.from_numpy(softmax(x[fold == k] @ w[k], axis=1))
         for _ in range(3 if known is None else 0):
-            mix = tilt.settled(tilt.heaped(p, rows, mix, labels), count, "full", least, bags.counted)
+            mix = steepness.settled(steepness.heaped(p, rows, mix, labels), count, "full", least, bags.counted)
     said = np.stack([(x @ v).argmax(1) for v in w])  # (folds, N)
     own = said[fold, np.arange(len(x))]
     return p, float((said != own).sum(0).mean() / max(1, folds - 1))

@@ -8,7 +8,7 @@ All of it is learned from validation bags and their labels; no instance's truth 
                  and the bags' labels are explained no worse with the context than without: errors that a bag's
                  instances have in common look like shares, but not to the labels
 
-The mathematics is in bags/tilt.py and bags/census.py.
+The mathematics is in bags/tilt.py, bags/steepness.py and bags/census.py.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from torch import Tensor
 
 from headcount.bags import Bags, Segments
 from headcount.bags.census import Census, census, centres, heard, how_alike
-from headcount.bags.tilt import Tilt, estimate, tilted
+from headcount.bags.steepness import estimate
+from headcount.bags.tilt import Tilt
 from headcount.errors import HeadcountError
 from headcount.models.heads.election import scores
+from headcount.training.criterion import witness_losses
 from headcount.training.seeds import generator
 
 HEATS = tuple(2 ** (e / 4) for e in range(-4, 9))  # candidates for the temperature, 1/2 to 4
@@ -103,14 +105,11 @@ def temperature(
     """What to divide the logits by, so that they explain the bags' labels: the forward-corrected loss, with the tilt estimated
     anew for each candidate. Of those that explain them as well as the best, within one standard error over bags, the one
     nearest to 1: where classes hardly overlap the labels say little of it."""
-    rows = segments.spread(target.double())
-    told = target.sum(1) > 0
     losses = []
     for heat in HEATS:
         log_p = (logits.double() / heat).log_softmax(1)
         tilt = estimate(log_p.exp(), segments, target, form=form, counted=counted, rounds=50)
-        each = -(rows * tilted(log_p, tilt.mix.double(), tilt.labels.double())).sum(1)
-        losses.append(segments.mean(each)[told])
+        losses.append(witness_losses(log_p, segments, target, tilt))
     best = min(losses, key=lambda loss: float(loss.mean()))
     fair = [h for h, loss in zip(HEATS, losses, strict=True) if float((loss - best).mean()) <= _error(loss - best)]
     return min(fair, key=lambda h: abs(math.log(h)))

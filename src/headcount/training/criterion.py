@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headcount.bags import Bags, tilt
+from headcount.bags import Bags, Segments, steepness, tilt
 from headcount.models.fitted import log_shares, tempered
 
 GRID = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5)
@@ -56,16 +56,19 @@ def judge(p: Tensor, bags: Bags) -> Judgement:
 
 def label_loss(p: Tensor, bags: Bags, form: str = "full") -> tuple[float, tilt.Tilt]:
     """The witnesses' loss of ``p`` (N, C) as it is, and the tilt that suits it."""
-    found = tilt.estimate(p, bags.segments(), bags.target, form=form, counted=bags.counted)
+    found = steepness.estimate(p, bags.segments(), bags.target, form=form, counted=bags.counted)
     return float(instance_losses(p, bags, found).mean()), found
 
 
 def instance_losses(p: Tensor, bags: Bags, found: tilt.Tilt) -> Tensor:
     """(b,) the mean loss of each labelled bag's instances."""
-    segments = bags.segments()
-    rows = segments.spread(bags.target.double())
-    each = -(rows * tilt.tilted(p.double().clamp_min(1e-30).log(), found.mix.double(), found.labels.double())).sum(1)
-    return segments.mean(each)[bags.target.sum(1) > 0]
+    return witness_losses(p.double().clamp_min(1e-30).log(), bags.segments(), bags.target, found)
+
+
+def witness_losses(log_p: Tensor, segments: Segments, target: Tensor, found: tilt.Tilt) -> Tensor:
+    """(b,) -log P(label | x) from ``log_p`` (N, C), log P(y | x), averaged over the instances of each labelled bag."""
+    each = -(segments.spread(target.double()) * tilt.tilted(log_p, found.mix.double(), found.labels.double())).sum(1)
+    return segments.mean(each)[target.sum(1) > 0]
 
 
 def bag_losses(log_p: Tensor, target: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
     E  q(k | x, label)  ~  p(k | x) P(k | label) / P(k)     p from a copy of the classifier that never saw the instance's bag
     M  fit again: an instance stands once for every class it may be of, with that class's q as its weight
-    T  one step of the tilt's own EM (bags/tilt.py) on validation bags, begun low: the classifier must earn every bit of it
+    T  one step of the tilt's own EM (bags/steepness.py) on validation bags, begun low: the classifier must earn every bit of it
 
 Cross-fitting by bags (by groups, where there are any) keeps a forest, which knows its own training set by heart, from
 confirming itself. The folds are dealt anew in every round: with the same ones, what A's labels taught B would come back to A
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headcount.bags import Bags, tilt
+from headcount.bags import Bags, steepness, tilt
 from headcount.bags.pool import plain
 from headcount.errors import HeadcountError
 from headcount.models.forest import Held
@@ -108,7 +108,6 @@ class _Task:
         from sklearn.utils.validation import has_fit_parameter
 
         self.classifier, self.train, self.seed = classifier, train, seed
-        self.last: Any = None  # fitted on all training bags, where that has been done
         self.folds, self.classes = min(folds, _groups(train)), len(train.classes)
         self.segments = train.segments()
         self.x = features(train)
@@ -123,8 +122,8 @@ class _Task:
             raise HeadcountError(f"{type(classifier).__name__} takes no weights, and the instances have some")
 
     def first_tilt(self) -> tilt.Tilt:
-        guess = torch.tensor(tilt.first_guess(_size(self.train), self.classes), dtype=torch.float64)
-        labels = tilt.labels_of((self.rows * self.weight[:, None]).sum(0), self.train.counted)
+        guess = torch.tensor(steepness.first_guess(_size(self.train), self.classes), dtype=torch.float64)
+        labels = steepness.labels_of((self.rows * self.weight[:, None]).sum(0), self.train.counted)
         return tilt.Tilt(tilt.mix_of(guess, self.classes), labels)
 
     def first(self) -> Tensor:
@@ -141,8 +140,7 @@ class _Task:
 
     def at_once(self, q: Tensor, valid: Bags) -> tuple[Tensor, Tensor]:
         """One fit on all, asked about the validation bags only."""
-        self.last = self.fit(q, "all")
-        heard = torch.from_numpy(probabilities(self.last, features(valid), self.classes))
+        heard = torch.from_numpy(probabilities(self.fit(q, "all"), features(valid), self.classes))
         return heard, heard
 
     def cross_fitted(self, q: Tensor, valid: Bags | None, number: int) -> tuple[Tensor, Tensor | None]:
@@ -201,7 +199,7 @@ def _groups(bags: Bags) -> int:
 
 
 def _size(bags: Bags) -> float:
-    return tilt.size_of(bags.segments())
+    return steepness.size_of(bags.segments())
 
 
 def _apart(train: Bags, valid: Bags | None, seed: int) -> tuple[Bags, Bags | None]:
@@ -217,9 +215,9 @@ def _apart(train: Bags, valid: Bags | None, seed: int) -> tuple[Bags, Bags | Non
 
 def _step(now: tilt.Tilt, p: Tensor, bags: Bags, form: str, train: Bags) -> tilt.Tilt:
     """One step of the tilt's EM on these bags."""
-    least = tilt.floor(_size(train), len(train.classes), train.counted)
+    least = steepness.floor(_size(train), len(train.classes), train.counted)
     segments = bags.segments()
     rows = segments.spread(bags.target.double())
     rows = rows if segments.weight is None else rows * segments.weight.double()[:, None]
-    heap = tilt.heaped(p, rows, now.mix, now.labels)
-    return tilt.Tilt(tilt.settled(heap, bags.target.double().sum(0), form, least, train.counted), now.labels)
+    heap = steepness.heaped(p, rows, now.mix, now.labels)
+    return tilt.Tilt(steepness.settled(heap, bags.target.double().sum(0), form, least, train.counted), now.labels)

@@ -24,7 +24,6 @@ from torch.nn import functional as F
 from headcount.bags import Segments
 from headcount.errors import HeadcountError, choose
 from headcount.models.heads.base import Head, Output
-from headcount.models.heads.feature import present
 
 TAPS = 33
 
@@ -64,18 +63,17 @@ class AdditiveTrans(Head):
         )
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
-        here = present(segments)
-        row, taken = here.dense(torch.arange(len(h), device=h.device))
+        row, taken = segments.dense(torch.arange(len(h), device=h.device))
         right = taken.byte().argsort(dim=1, stable=True)  # gaps first, then the instances in their order
         row, taken = row.gather(1, right), taken.gather(1, right)
-        times = taken.float() if here.weight is None else taken * here.weight[row]  # (B, L)
+        times = taken.float() if segments.weight is None else taken * segments.weight[row]  # (B, L)
         home = torch.where(taken, row, len(h)).flatten()
         t = self.enter(h)
         for layer in self.layers:
-            told = layer(t, row, times, here.weight is None).flatten(0, 1)  # (B * L, width)
+            told = layer(t, row, times, segments.weight is None).flatten(0, 1)  # (B * L, width)
             t = t + told.new_zeros(len(h) + 1, told.shape[1]).index_copy(0, home, told)[:-1]
         instance = self.voice(t).float()
-        return Output(instance, self.elect(here.sum(instance)), {})
+        return Output(instance, self.elect(segments.sum(instance)), {})
 
 
 class Exact(nn.Module):

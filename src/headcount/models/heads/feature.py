@@ -28,11 +28,6 @@ def read(classifier: nn.Linear, pool: Tensor) -> Tensor:
         return F.linear(pool.float(), classifier.weight.float(), classifier.bias.float())
 
 
-def present(segments: Segments) -> Segments:
-    """Who stands in the bag at all: an instance of weight zero does not."""
-    return segments if segments.weight is None else segments.without(segments.weight == 0)
-
-
 def attended(score: Tensor, x: Tensor, segments: Segments) -> Noted:
     """(N, A) scores, (N, K) -> A pools (B, A, K), each the mean of x weighted by softmax(score), and the softmax's sum."""
     share = segments.softmax(score)
@@ -96,7 +91,7 @@ class FeatureMax(Head):
         self.classifier = nn.Linear(dim, classes)
 
     def hear(self, h: Tensor, segments: Segments) -> tuple[Tensor, Noted]:
-        return self.classifier(h).float(), {"pool": present(segments).max(h)}  # (B, D)
+        return self.classifier(h).float(), {"pool": segments.max(h)}  # (B, D)
 
     def join(self, pieces: Sequence[Noted]) -> Noted:
         return {"pool": torch.stack([piece["pool"] for piece in pieces]).amax(0)}
@@ -122,8 +117,7 @@ class FeatureLSE(FeatureMax):
         self.r, self.norm = r, norm
 
     def hear(self, h: Tensor, segments: Segments) -> tuple[Tensor, Noted]:
-        here = present(segments)
-        return self.classifier(h).float(), {"pool": here.logsumexp(self.r * h.float()), "total": here.total()}
+        return self.classifier(h).float(), {"pool": segments.logsumexp(self.r * h.float()), "total": segments.total()}
 
     def join(self, pieces: Sequence[Noted]) -> Noted:
         pool = torch.stack([piece["pool"] for piece in pieces]).logsumexp(0)

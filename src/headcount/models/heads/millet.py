@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from headcount.bags import Segments
 from headcount.models.heads.base import Output, Tally
-from headcount.models.heads.feature import present
 
 
 class Millet(Tally):
@@ -60,7 +59,6 @@ class Millet(Tally):
 
 def sinusoids(segments: Segments, dim: int) -> Tensor:
     """(N, D): sine and cosine in turn of each instance's position in its bag, the removed not counted."""
-    segments = present(segments)
     _, taken = segments.dense(segments.index)
     position = segments.flat((taken.cumsum(1) - 1).float())  # (N,)
     slow = torch.arange(0, dim, 2, device=position.device) * (-math.log(10000.0) / dim)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from headcount.bags import Segments, tilt
+from headcount.bags import Segments, steepness, tilt
 from headcount.bags.census import crowned
 from headcount.errors import HeadcountError, choose
 from headcount.models.heads.base import Batch, Head, Output, Pass, nll
@@ -87,7 +87,7 @@ class TiltHead(Head):
         networks: int = 1,
     ) -> None:
         super().__init__(dim, classes, counted)
-        self.form = choose("form of the tilt", form, tilt.FORMS)
+        self.form = choose("form of the tilt", form, steepness.FORMS)
         self.over = choose("over", over, ("bags", "instances"))
         for name, value, high in (
             *(("instance", instance, 1e6), ("teach", teach, 1e6), ("bag", 0.0 if bag == "auto" else bag, 1e6)),
@@ -132,8 +132,8 @@ class TiltHead(Head):
 
     def _begin(self, size: float) -> None:
         """What is believed of bags of this size before anything is seen."""
-        self.least.fill_(tilt.floor(size, self.classes, self.counted))
-        guess = tilt.first_guess(size, self.classes) if self.share is None else self.share
+        self.least.fill_(steepness.floor(size, self.classes, self.counted))
+        guess = steepness.first_guess(size, self.classes) if self.share is None else self.share
         self.mix.copy_(tilt.mix_of(torch.tensor(guess, dtype=torch.float64), self.classes))
 
     def _trust_nobody(self, persistent: bool) -> None:
@@ -143,13 +143,13 @@ class TiltHead(Head):
     @property
     def estimate(self) -> tilt.Tilt:
         """What was estimated: shares, matrix, condition."""
-        return tilt.Tilt(self.now().float(), tilt.labels_of(self.seen, self.counted).float())
+        return tilt.Tilt(self.now().float(), steepness.labels_of(self.seen, self.counted).float())
 
     def now(self) -> Tensor:
         """(C, C) the mix, with what has been noted since it last settled."""
         if self.share is not None:
             return self.mix
-        found = tilt.settled(self.heap, self.bags, self.form, self.least, self.counted)
+        found = steepness.settled(self.heap, self.bags, self.form, self.least, self.counted)
         return torch.where(self.heap.sum() > 0, found, self.mix)
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
@@ -178,7 +178,7 @@ class TiltHead(Head):
         rows = s.spread(target)  # (n, C)
         weight = _counts(s)
         self.note(z.detach(), rows * weight[:, None], target)
-        labels = tilt.labels_of(self.seen, self.counted)
+        labels = steepness.labels_of(self.seen, self.counted)
         done = torch.zeros((), device=z.device) if batch.done is None or not self.training else batch.done
         whole = batch.over == "instances" or self.over == "bags" or not self.training
         loss = z.new_zeros(())
@@ -228,8 +228,8 @@ class TiltHead(Head):
     def note(self, z: Tensor, rows: Tensor, target: Tensor) -> None:
         """Validation bags add to the heap; the first training batch after them lets mix and trust settle, and begins anew."""
         if not self.training:
-            labels = tilt.labels_of(self.seen, self.counted)
-            self.heap.add_(tilt.heaped(z.double().softmax(1), rows.double(), self.mix, labels))
+            labels = steepness.labels_of(self.seen, self.counted)
+            self.heap.add_(steepness.heaped(z.double().softmax(1), rows.double(), self.mix, labels))
             self.bags.add_(self.piece * target.double().sum(0))
         else:
             self.mix.copy_(self.now())

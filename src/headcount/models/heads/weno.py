@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from headcount.bags import Segments
 from headcount.errors import HeadcountError, choose
 from headcount.models.heads.base import Batch, Head, Noted, Output, Pass, nll
-from headcount.models.heads.feature import attended, join_attended, present, read
+from headcount.models.heads.feature import attended, join_attended, read
 
 EPS = 1e-5
 
@@ -119,8 +119,8 @@ class Weno(Head):
         return self.student(h).float(), self.note(*self.teaching(h), segments)
 
     def note(self, seen: Tensor, score: Tensor, segments: Segments) -> Noted:
-        here, known = present(segments), score.detach()
-        return {**attended(score, seen, segments), "low": -here.max(-known), "high": here.max(known)}
+        known = score.detach()
+        return {**attended(score, seen, segments), "low": -segments.max(-known), "high": segments.max(known)}
 
     def join(self, pieces: Sequence[Noted]) -> Noted:
         low, high = (torch.stack([piece[name] for piece in pieces]) for name in ("low", "high"))
@@ -175,7 +175,7 @@ class Weno(Head):
 
     def mined(self, output: Output, batch: Batch) -> Tensor:
         """(B, C): the teacher's judgement from the hard instances alone, once the time has come."""
-        s, z = present(batch.segments), output.instance.detach()
+        s, z = batch.segments, output.instance.detach()
         p = ((z.sigmoid() if self.kind == "classwise" else z.softmax(1)) * s.spread(batch.target)).sum(1)
         if self.mining == "threshold":
             bar = (-s.max(-p)).clamp_min(self.threshold)  # at least the hardest of all stays
