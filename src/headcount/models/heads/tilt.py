@@ -220,7 +220,7 @@ class TiltHead(Head):
     def foretold(self) -> Tensor:
         """() how much of what labels leave open the elections foretell of the validation bags: 0, no more than who knows but
         the labels' frequencies; 1, all of it. Where no bag had a label, as before."""
-        labels = tilt.labels_of(self.seen, self.counted)
+        labels = steepness.labels_of(self.seen, self.counted)
         open_ = -(self.bags * labels.clamp_min(1e-30).log()).sum()
         return torch.where(self.bags.sum() > 0, (1 - self.missed / open_.clamp_min(1e-12)).clamp(0, 1), self.trust)
 
