@@ -713,6 +713,20 @@ def test_shares_found_in_a_bag_are_believed_beside_its_label():
     torch.testing.assert_close(own.found, gone)  # who does not count teaches nothing
 
 
+def test_shares_found_in_a_bag_are_of_its_weight():
+    """A lesson of weight two is two lessons of one."""
+    torch.manual_seed(0)
+    twice, heavy = (head_of(own=0.8, start=0.0, align=0.0).train() for _ in range(2))
+    log_p, labels = torch.randn(6, C).log_softmax(1), steepness.labels_of(twice.seen)
+    rows, bag = torch.eye(C)[[0] * 6], torch.zeros(6, dtype=torch.long)
+    again = torch.tensor([0, 1, 2, 3, 4, 5, 5, 5])
+    twice._posterior(log_p[again], rows[again], torch.ones(8), labels, bag[again])
+    heavy._posterior(log_p, rows, torch.tensor([1.0, 1, 1, 1, 1, 3]), labels, bag)
+    usual = twice.mix[0].float()
+    moved = [(h.found[0] - usual) / (1 - (1 - h.pace) ** n) for h, n in ((twice, 8), (heavy, 6))]
+    torch.testing.assert_close(moved[0], moved[1], atol=1e-5, rtol=1e-4)
+
+
 def found_in(sizes, removed=(), rounds=1, enrolled=None):
     """What lessons found in bags of these sizes."""
     head = build_head("tilt", 4, 3, {"own": 0.5, "start": 0.0, "threshold": 0.0, "bag": 0.0}).train()

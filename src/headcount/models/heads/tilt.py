@@ -127,7 +127,8 @@ class TiltHead(Head):
         self._begin(instances / bags)
         self._trust_nobody(persistent=True)  # a training that is taken up again goes on with it
         if self.own:
-            self.pace = min(0.5, bags / max(1.0, 2 * instances))  # two sweeps over a bag are remembered
+            # two sweeps over a bag are remembered, by every network's lessons
+            self.pace = min(0.5, bags / max(1.0, 2 * instances * self.networks))
             self.register_buffer("found", torch.zeros(bags, self.classes))  # shares of each training bag
 
     def _begin(self, size: float) -> None:
@@ -262,12 +263,13 @@ class TiltHead(Head):
         mine = self.found[bag]
         mine = torch.where(mine.sum(1, keepdim=True) > 0.5, crowned(mine, rows), lean)
         q = (log_p + (((1 - self.own) * lean + self.own * mine) / prior).clamp_min(1e-30).log()).softmax(1)
-        here = (weight > 0).to(q.dtype)[:, None]
-        sums = q.new_zeros(len(self.found), 1 + 2 * self.classes)
-        sums = sums.index_add(0, bag, torch.cat([here, here * q, here * lean], 1))
-        many, said, usual = (sums / sums[:, :1].clamp_min(1)).split([1, self.classes, self.classes], 1)
+        heavy = weight[:, None]
+        sums = q.new_zeros(len(self.found), 2 + 2 * self.classes)
+        sums = sums.index_add(0, bag, torch.cat([(heavy > 0).to(q.dtype), heavy, heavy * q, heavy * lean], 1))
+        many, whole, said, usual = sums.split([1, 1, self.classes, self.classes], 1)
+        said, usual = (x / whole.clamp_min(1e-12) for x in (said, usual))
         before = torch.where(self.found.sum(1, keepdim=True) > 0.5, self.found, usual)
-        step = 1 - (1 - self.pace) ** sums[:, :1]  # as if each instance of the bag had taken its own
+        step = 1 - (1 - self.pace) ** many  # as if each instance of the bag had taken its own
         self.found.copy_(torch.where(many > 0, before.lerp(said, step), self.found))
         return q
 
