@@ -111,6 +111,28 @@ def test_patience():
     assert progress.epoch == progress.best_epoch + 3 < 200
 
 
+def test_the_last_epoch_is_kept_if_asked_for():
+    recipe = TINY.but(epochs=30, lr=0.01, selection="mean")
+    chosen, last = (fit(*made(r), r) for r in (recipe, recipe.but(selection="last")))
+    assert chosen.progress.best_epoch < 30 == last.progress.best_epoch
+    assert last.progress.best > chosen.progress.best
+    state = training.Training(*made(recipe), recipe)
+    for epoch in range(30):
+        state.train_epoch(epoch)
+    for own, then in zip(last.model.parameters(), state.answering.parameters(), strict=True):
+        assert torch.equal(own, then)
+    with pytest.raises(HeadcountError, match="give one of the two"):
+        recipe.but(selection="last", patience=3)
+
+
+def test_a_last_epoch_that_is_no_number_is_not_kept():
+    recipe = TINY.but(selection="last")
+    state, progress = training.Training(*made(recipe), recipe), training.Progress()
+    state.note(progress, 1.0, 2.0)
+    state.note(progress, 1.0, float("nan"))
+    assert (progress.epoch, progress.best_epoch, progress.best) == (2, 1, 2.0)
+
+
 def test_last_short_batch_is_kept():
     feed = Feed(made(TINY)[1], 8)
     sizes = [len(w) for w in feed.shuffled("bags", 0, 0)]

@@ -103,6 +103,10 @@ class Recipe:
         for name in ("overlap", "drop_before_forward", "mirror"):
             if not isinstance(getattr(self, name), bool):
                 raise HeadcountError(f"{name} is true or false, got {getattr(self, name)!r}")
+        if self.patience and self.selection == "last":
+            raise HeadcountError(
+                f"patience={self.patience} waits for a better epoch, selection=last keeps the last one; give one of the two"
+            )
         check_options(self.head, dict(self.options))
         troubles.check(dict(self.trouble))
 
@@ -183,7 +187,7 @@ _CHOICES = {
     "schedule": ("constant", "cosine", "twice"),
     "views": tuple(VIEWS),
     "decay": ("all", "weights"),
-    "selection": ("official", "mean"),
+    "selection": ("official", "mean", "last"),
     "precision": ("tf32", "fp32", "bf16"),
     "distance": ("euclidean", "mahalanobis"),
     "prototype_bags": ("correct", "all"),

@@ -247,11 +247,12 @@ class Training:
         return (each * weight[:, None]).sum(0).amin() / weight.sum().clamp_min(1e-12)
 
     def note(self, progress: Progress, train: float, valid: float) -> None:
-        """An epoch is over: is it the best so far?"""
+        """An epoch is over: is it the one to keep? The best so far; or the last, where the schedule ends in calm and
+        differences of the validation loss are smaller than its error."""
         progress.epoch += 1
         self.midway = False
         progress.curve.append((train, valid))
-        if valid < progress.best:
+        if math.isfinite(valid) if self.recipe.selection == "last" else valid < progress.best:
             progress.best, progress.best_epoch = valid, progress.epoch
             for name, now in self.answering.state_dict().items():
                 self.best[name].copy_(now)
