@@ -35,6 +35,7 @@ from headcount.training.recipe import Recipe
 OPTIONS = {
     "over": "instances", "form": "one", "decay": 0.995, "threshold": 0.95, "adapt": False, "align": 1.0, "start": 0.3,
     "fade": 0.3, "bag": 0.05, "vote": 0.5, "doubt": 0.01,  # the bag term, as a deep network can bear it
+    "own": 1.0,
 }  # fmt: skip
 BEST = Recipe(
     head="tilt", options=tuple(OPTIONS.items()), backbone="quick", epochs=100, batch_bags=8, batch_instances=512,
@@ -60,7 +61,7 @@ GROUPS: dict[str, dict[str, Recipe]] = {
         "instance and bag term, no teaching": _but(BEST, teach=0.0),
         "no bag term": _but(BEST, bag=0.0),
         "bag term from the beginning": _but(BEST, vote=0.0),
-        "bag term as the shares say": _but(BEST, bag="auto"),
+        "bag term as shares and validation say": _but(BEST, bag="auto"),
         "no alignment": _but(BEST, align=0.0),
         "thresholds for each class": _but(BEST, adapt=True),
         "threshold 0.8": _but(BEST, threshold=0.8),
@@ -71,7 +72,8 @@ GROUPS: dict[str, dict[str, Recipe]] = {
         "teacher is the pupil": _but(BEST, decay=0.0),
         "slow teacher": _but(BEST, decay=0.999),
         "tilt of full rows": _but(BEST, form="full"),
-        "shares of each bag": _but(BEST, own=0.5),
+        "shares of the label alone": BEST.but(options={k: v for k, v in OPTIONS.items() if k != "own"}),
+        "last epoch kept": BEST.but(selection="last"),
         "epochs judged under a temperature": _but(BEST, tempered=True),
         "two networks": _but(BEST.but(backbone_options={"networks": 2}), networks=2),
         "bags merged by four": BEST.but(trouble={"merge": 4}, batch_bags=2),

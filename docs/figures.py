@@ -15,7 +15,8 @@ ROOT = Path(__file__).parent.parent
 def main() -> None:
     size()
     speed()
-    tilt()
+    tilt("cifar10", "CIFAR10")
+    tilt("svhn", "SVHN")
     rows = [r for r in select.rows(records.load(ROOT / "results" / "paper")) if len(r.records) == 5]
     rows = [r for r in rows if (r.source, r.scenario) == ("cifar10", "various")]
     scores = {r.label: [record.scores["instance_accuracy"] for record in r.records] for r in rows}
@@ -23,21 +24,23 @@ def main() -> None:
     plots.save(figure, ROOT / "docs" / "img" / "cifar10_various.svg")
 
 
-def tilt() -> None:
-    """CIFAR-10: what the paper prints, tilt, and the twin that is told every instance."""
+def tilt(source: str, title: str) -> None:
+    """What the paper prints, tilt, and the twin that is told every instance, if it was run."""
     said = json.loads((ROOT / "results" / "tilt" / "summary.json").read_text())
+    twin = said["lines"]["supervised twin"].get(source, {})
     table = csv.DictReader((ROOT / "src" / "headcount" / "judging" / "paper" / "table2.csv").open())
-    printed = {r["scenario"]: float(r["mean"]) for r in table if (r["method"], r["dataset"]) == ("Ours", "CIFAR10")}
+    printed = {r["scenario"]: float(r["mean"]) for r in table if (r["method"], r["dataset"]) == ("Ours", title)}
     scores, colours = {}, {}
     for scenario in ("Various", "Small", "Large"):
         rows = {
             "paper, printed": [printed[scenario]],
-            "tilt": list(said["cifar10"][scenario.lower()]["each"].values()),
-            "every label given": list(said["lines"]["supervised twin"]["cifar10"][scenario.lower()]["each"].values()),
+            "tilt": list(said[source][scenario.lower()]["each"].values()),
+            "every label given": list(twin.get(scenario.lower(), {"each": {}})["each"].values()),
         }
         for (name, values), colour in zip(rows.items(), (canvas.MUTED, *canvas.PALETTE), strict=False):
-            scores[f"{scenario}: {name}"], colours[f"{scenario}: {name}"] = values, colour
-    plots.save(plots.accuracy_dots(scores, colours), ROOT / "docs" / "img" / "cifar10_tilt.svg")
+            if values:
+                scores[f"{scenario}: {name}"], colours[f"{scenario}: {name}"] = values, colour
+    plots.save(plots.accuracy_dots(scores, colours), ROOT / "docs" / "img" / f"{source}_tilt.svg")
 
 
 def speed() -> None:
