@@ -4,6 +4,7 @@ order, in one folder. A block that begins with `# needs a cluster` (a GPU, the n
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -63,6 +64,20 @@ def test_the_house_names_all_its_rooms():
     rooms = [path for path in [*house.glob("*.py"), *house.glob("*/*.py")] if path.name != "__init__.py"]
     missing = [str(path.relative_to(house)) for path in rooms if not re.search(rf"\b{path.name}\b", said)]
     assert not missing, f"docs/architecture.md does not say what is in {missing}"
+
+
+def test_the_speeds_told_are_those_measured():
+    found = json.loads((ROOT / "benchmarks" / "results" / "h200.json").read_text())
+    told, readme = ((ROOT / name).read_text() for name in ("docs/speed.md", "README.md"))
+    ways = {name: way["seconds_per_epoch"] for name, way in found["ways"].items()}
+    assert f"| ours | {ways['ours']:.4f} | 1 |" in told
+    assert f"TF32 | {ways['plain loop']:.3f} | {ways['plain loop'] / ways['ours']:.1f} |" in told
+    assert f"plain loop | {ways['the released way']:.3f} | {ways['the released way'] / ways['ours']:.1f} |" in told
+    assert f"{found['seconds_per_further_run']:.1f} s, {found['runs_per_hour']:.0f} runs an hour" in told
+    assert f"| {found['seconds_per_run']:.1f} s |" in told
+    assert f"| {found['peak_gib']:.1f} GiB |" in told
+    assert f"takes {ways['ours']:.3f} s there" in readme
+    assert f"in the same run {ways['plain loop']:.3f} s" in readme
 
 
 def test_the_site_builds(tmp_path):
