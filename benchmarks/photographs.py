@@ -51,6 +51,11 @@ def _but(recipe: Recipe, **options: Any) -> Recipe:
     return recipe.but(options={**dict(recipe.options), **options})
 
 
+def _epochs(times: float) -> int:
+    """Of a training on so many times as many instances: as many steps, and at least a quarter of the epochs."""
+    return max(BEST.epochs // 4, round(BEST.epochs / max(1, times)))
+
+
 STEM = BEST.but(backbone="resnet18")
 GROUPS: dict[str, dict[str, Recipe]] = {
     "main": {"best": BEST},
@@ -97,15 +102,22 @@ GROUPS: dict[str, dict[str, Recipe]] = {
     },
     "robust": {
         **{f"{r:.0%} wrong labels": BEST.but(trouble={"wrong": r}) for r in (0.1, 0.2, 0.3)},
-        **{f"bags of {n}": BEST.but(bag_size=n) for n in (8, 16, 32, 128, 256, 512)},
-        **{f"{n} bags": BEST.but(train_bags=n, valid_bags=max(20, n // 4)) for n in (50, 100, 200, 800, 1600, 3200)},
+        **{
+            f"bags of {n}": BEST.but(bag_size=n, batch_bags=512 // n, epochs=_epochs(n / 64))  # 512 instances a step
+            for n in (8, 32, 128, 512)
+        },
+        **{
+            f"{n} bags": BEST.but(train_bags=n, valid_bags=max(20, n // 4), epochs=_epochs(n / 400))
+            for n in (50, 200, 800, 3200)
+        },
         "unequal classes": BEST.but(trouble={"unequal": 10.0}),
         "a class that never wins": BEST.but(trouble={"never": 9}),
     },
 }
-GROUPS["robust count"] = {  # the Counting Network beside it
+GROUPS["robust count"] = {  # the Counting Network beside it, 4,096 instances a step
     f"{name}, count": PAPER.but(
-        epochs=600, bag_size=r.bag_size, train_bags=r.train_bags, valid_bags=r.valid_bags, trouble=r.trouble
+        **{"epochs": 600, "bag_size": r.bag_size, "batch_bags": 4096 // r.bag_size, "train_bags": r.train_bags},
+        **{"valid_bags": r.valid_bags, "trouble": r.trouble},
     )
     for name, r in GROUPS["robust"].items()
 }
