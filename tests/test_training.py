@@ -20,8 +20,8 @@ from headcount.errors import HeadcountError
 from headcount.judging import run as runs
 from headcount.judging.records import Record
 from headcount.models.model import Design, Model, say
+from headcount.training import checkpoint, views
 from headcount.training import train as training
-from headcount.training import views
 from headcount.training.batches import Feed
 from headcount.training.recipe import Recipe
 from headcount.training.train import fit
@@ -278,6 +278,19 @@ def test_a_checkpoint_of_another_recipe_or_a_broken_one_is_not_taken_up(tmp_path
     file = tmp_path / "checkpoint.safetensors"
     file.write_bytes(file.read_bytes()[:100])
     assert fit(*made(TINY), TINY, work=tmp_path).progress.curve == fit(*made(TINY), TINY).progress.curve
+
+
+def test_a_checkpoint_of_another_version_is_not_taken_up(tmp_path):
+    interrupted(TINY, tmp_path, 3)
+    file = tmp_path / "checkpoint.safetensors"
+    tensors, facts = checkpoint.load(file)
+    checkpoint.save(file, tensors | {"model.head.forgotten_since": torch.zeros(1)}, facts)
+    whole = fit(*made(TINY), TINY)
+    assert fit(*made(TINY), TINY, work=tmp_path).progress.curve == whole.progress.curve
+    interrupted(TINY, tmp_path, 3)
+    name = next(name for name in tensors if name.startswith("best.head"))
+    checkpoint.save(file, {k: v for k, v in tensors.items() if k != name}, facts)
+    assert fit(*made(TINY), TINY, work=tmp_path).progress.curve == whole.progress.curve
 
 
 def test_toy_uses_all_the_loop_offers():

@@ -261,21 +261,19 @@ class Training:
 
     def save(self, work: Path, progress: Progress) -> None:
         work.mkdir(parents=True, exist_ok=True)
-        tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
-        tensors |= {f"best.{k}": v for k, v in self.best.items()}
-        if self.teacher is not None:
-            tensors |= {f"teacher.{k}": v for k, v in self.teacher.state_dict().items()}
+        tensors = self._weights()
         for prefix, optimizer in self.optimizers.items():
             tensors |= {f"optimizer.{prefix}.{k}": v for k, v in slots_of(optimizer).items()}
         checkpoint.save(work / "checkpoint.safetensors", tensors, {**vars(progress), "key": self.recipe.key})
 
     def resume(self, work: Path) -> Progress:
-        """Take up the checkpoint of this recipe if there is one; otherwise begin."""
-        found = checkpoint.load(work / "checkpoint.safetensors")
-        if found is None or found[1].pop("key") != self.recipe.key:
+        """Take up the checkpoint of this recipe if there is one; otherwise begin. So too if another version wrote it, whose
+        networks remember other things."""
+        tensors, facts = checkpoint.load(work / "checkpoint.safetensors") or ({}, {})
+        held = {name for name in tensors if not name.startswith("optimizer.")}
+        if facts.pop("key", None) != self.recipe.key or held != self._weights().keys():
             self._log_again(work, [])
             return Progress()
-        tensors, facts = found
         self.model.load_state_dict(_under("model.", tensors))
         self.best = {k: v.to(self.device) for k, v in _under("best.", tensors).items()}
         if self.teacher is not None:
@@ -286,6 +284,14 @@ class Training:
         progress.curve = [(train, valid) for train, valid in facts["curve"]]
         self._log_again(work, progress.curve)
         return progress
+
+    def _weights(self) -> dict[str, Tensor]:
+        """All a checkpoint holds but what optimizers remember."""
+        tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
+        tensors |= {f"best.{k}": v for k, v in self.best.items()}
+        if self.teacher is not None:
+            tensors |= {f"teacher.{k}": v for k, v in self.teacher.state_dict().items()}
+        return tensors
 
     def _log_again(self, work: Path, curve: list[log.Losses]) -> None:
         if self.team.first:
