@@ -35,7 +35,7 @@ from headcount.models.heads import Pass
 from headcount.models.model import Design, Model
 from headcount.training import speed
 from headcount.training.recipe import Recipe
-from headcount.training.train import Training
+from headcount.training.steps import Training
 
 PAPER = {"bags": 400, "size": 64, "images": 60_000, "side": 32, "classes": 10}
 SMALL = {"bags": 24, "size": 8, "images": 2_000, "side": 16, "classes": 10}

@@ -18,7 +18,7 @@ from torch import nn
 from headcount.demo import recipes
 from headcount.judging import run as runs
 from headcount.training import speed
-from headcount.training.train import Training
+from headcount.training.steps import Training
 
 EPOCHS = 15
 

@@ -28,7 +28,7 @@ from headcount.judging.run import fresh_model
 from headcount.training import speed
 from headcount.training.recipe import Recipe
 from headcount.training.seeds import seed_for
-from headcount.training.train import Training
+from headcount.training.steps import Training
 
 
 def trained(recipe: Recipe, train: Bags, valid: Bags, device: torch.device) -> tuple[list[float], torch.Tensor, float]:

@@ -111,7 +111,7 @@ def ready(asked: argparse.Namespace) -> tuple[Any, Any, Any, float]:
 
 def of_fit(asked: argparse.Namespace) -> dict[str, Any]:
     """An epoch of training on the bag and its validation on it: it is read three times."""
-    from headcount.training.train import Training
+    from headcount.training.steps import Training
 
     model, bags, recipe, before = ready(asked)
     state = Training(model, bags, bags, recipe)
@@ -207,7 +207,7 @@ def found_torchmil() -> tuple[bool, str]:
 def ours(bags: Any, batch: int, device: Any) -> Any:
     from headcount.models.model import Design, Model
     from headcount.training.recipe import Recipe
-    from headcount.training.train import Training
+    from headcount.training.steps import Training
 
     recipe = Recipe(backbone="linear", head="attention", batch_bags=batch, lr=1e-4, chunk_instances=CHUNK)
     model = Model(Design((DIM,), bags.classes, "linear", head="attention")).to(device)

@@ -19,7 +19,7 @@ import torch
 
 from headcount.bags import Bags, Pool
 from headcount.models.model import Design, Model
-from headcount.training import speed, train
+from headcount.training import speed, steps
 from headcount.training.recipe import Recipe
 
 CLASSES, SIZE = 10, 64
@@ -42,17 +42,17 @@ def patched(**changes):
             setattr(speed, name, value)
 
 
-def build(precision: str, compile: str, device: torch.device) -> train.Training:
+def build(precision: str, compile: str, device: torch.device) -> steps.Training:
     rng = np.random.default_rng(0)
     pool = Pool(rng.integers(0, 256, (60_000, 32, 32, 3), dtype=np.uint8)).to(device)
     bags = [random_bags(pool, n, rng).to(device) for n in (400, 100)]
     torch.manual_seed(0)
     model = Model(Design((32, 32, 3), tuple(map(str, range(CLASSES)))))
-    return train.Training(model.to(device), *bags, Recipe(source="digits", precision=precision), compile)
+    return steps.Training(model.to(device), *bags, Recipe(source="digits", precision=precision), compile)
 
 
 def measure(name: str, epochs: int, precision: str, compile: str, device: torch.device, **changes) -> dict:
-    train._encoder.cache_clear()
+    steps._encoder.cache_clear()
     torch._dynamo.reset()
     gc.collect()
     torch.cuda.empty_cache()
@@ -95,7 +95,7 @@ def _searched(precision: str, device: torch.device) -> None:
     torch.backends.cudnn.benchmark = True
 
 
-def profile(state: train.Training) -> str:
+def profile(state: steps.Training) -> str:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as prof:
         float(state.train_epoch(0))
     return prof.key_averages().table(sort_by="cuda_time_total", row_limit=45, max_name_column_width=110)

@@ -15,7 +15,7 @@ from headcount.models.heads import HEADS, head_options
 from headcount.models.model import Design, Model
 from headcount.training import checkpoint
 from headcount.training.recipe import Recipe
-from headcount.training.train import Training
+from headcount.training.steps import Training
 
 D, C, BAGS, EPOCHS = 6, 3, 11, 2
 TOY = f"{Path(__file__).parent / 'toy_head.py'}:Toy"

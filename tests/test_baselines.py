@@ -21,7 +21,8 @@ from headcount.models.heads import HEADS, Batch, build_head
 from headcount.models.heads.mctformer import rank_pool
 from headcount.models.model import Design, Model
 from headcount.training.recipe import Recipe
-from headcount.training.train import Training, fit
+from headcount.training.steps import Training
+from headcount.training.train import fit
 from oracles import add, bag_logsumexp, bag_max, bag_mean, bag_softmax, bag_sum, examine, ragged, seats, softmax
 
 D, C = 5, 4

@@ -9,7 +9,7 @@ from headcount.models.heads import HEADS
 from headcount.models.model import Design, Model
 from headcount.training import speed
 from headcount.training.recipe import Recipe
-from headcount.training.train import Training
+from headcount.training.steps import Training
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card")
 

@@ -23,7 +23,7 @@ from headcount.judging.run import fresh_model, run
 from headcount.models.heads import HEADS
 from headcount.training import checkpoint, parallel
 from headcount.training.recipe import Recipe
-from headcount.training.train import Training
+from headcount.training.steps import Training
 
 HERE = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]

@@ -24,7 +24,8 @@ from headcount.models.model import Design, Model, say
 from headcount.training import stream
 from headcount.training.batches import Feed
 from headcount.training.recipe import Recipe
-from headcount.training.train import Training, fit
+from headcount.training.steps import Training
+from headcount.training.train import fit
 from oracles import examine, ragged
 from test_heads import CASES, C, D, features, made, near, over_heads, small
 

@@ -17,9 +17,9 @@ from headcount.judging.probe import probe, recipe_for
 from headcount.models.heads import Batch, Output, build_head
 from headcount.models.heads.election import scores
 from headcount.models.model import Design, Model, load, save, say, say_alone
-from headcount.training import train as training
 from headcount.training import updates, views
 from headcount.training.batches import Feed
+from headcount.training.steps import Training
 from headcount.training.train import fit
 
 C, D = 4, 5
@@ -84,7 +84,7 @@ def test_an_epoch_that_grew_too_sure_is_read_more_coolly():
     model, train, valid = plain.made(recipe)
     with torch.no_grad():
         model.head.classifier.weight.mul_(40)
-    state = training.Training(model, train, valid, recipe)
+    state = Training(model, train, valid, recipe)
     state.answering.eval()
     parts = torch.stack([state.valid_step(which) for which in state.valid.in_order()]).double()
     sizes = torch.tensor([len(which) for which in state.valid.in_order()]).double()
@@ -343,7 +343,7 @@ def test_the_trust_is_checkpointed_and_no_part_of_the_model():
     model, train, valid = plain.made(recipe)
     memory = {"head.missed", "head.trust"}
     assert not memory & model.state_dict().keys()
-    state = training.Training(model, train, valid, recipe)
+    state = Training(model, train, valid, recipe)
     assert memory <= state.model.state_dict().keys()
     assert memory <= state.teacher.state_dict().keys()
     for epoch in range(6):
@@ -473,7 +473,7 @@ def test_only_weights_decay():
     recipe = TINY.but(optimizer="sgd", lr=0.1, weight_decay=0.1, backbone="resnet18", backbone_options={"width": 4})
     model, train, valid = plain.made(recipe.but(backbone="mlp", backbone_options={}))
     for decay, kinds in (("all", {0.1}), ("weights", {0.1, 0.0})):
-        state = training.Training(model, train, valid, recipe.but(decay=decay, backbone="mlp", backbone_options={}))
+        state = Training(model, train, valid, recipe.but(decay=decay, backbone="mlp", backbone_options={}))
         groups = state.optimizers[""].param_groups
         assert {g["weight_decay"] for g in groups} == kinds
         assert sum(len(g["params"]) for g in groups) == len(list(state.model.parameters()))
@@ -492,7 +492,7 @@ def test_batches_of_instances():
 
 
 def test_the_loop_says_how_much_is_done():
-    state = training.Training(*plain.made(TINY), TINY)
+    state = Training(*plain.made(TINY), TINY)
     heard = []
     inner = state.head.loss
     state.head.loss = lambda output, batch, teacher: (heard.append(float(batch.done)), inner(output, batch, teacher))[1]
@@ -532,7 +532,7 @@ def test_bags_vote_only_once_the_network_knows_something():
     assert float(late) > 0
     by_pass = head_of(over="instances", vote=0.4, start=0.2)
     recipe = TINY.but(epochs=10, options=(("over", "instances"), ("vote", 0.4), ("start", 0.2)))
-    state = training.Training(*plain.made(recipe), recipe)
+    state = Training(*plain.made(recipe), recipe)
     assert by_pass.passes[1].since == 0.4
     seen = [tuple((one.over, one.taught) for one in state.passes(epoch)) for epoch in range(10)]
     assert seen[:2] == [(("instances", False),)] * 2
@@ -542,7 +542,7 @@ def test_bags_vote_only_once_the_network_knows_something():
 
 def test_the_rate_follows_what_is_done_however_many_steps_an_epoch_has():
     recipe = TINY.but(epochs=4, options=(("over", "instances"), ("vote", 0.5), ("start", 0.0)))
-    state = training.Training(*plain.made(recipe), recipe)
+    state = Training(*plain.made(recipe), recipe)
     heard = []
     for one, step in list(state.steps.items()):
         state.steps[one] = lambda which, step=step: (heard.append(float(state.train.done)), step(which))[1]
@@ -565,7 +565,7 @@ def test_an_election_lost_beyond_doubt_pulls_less_than_a_close_one():
 
 def test_the_teacher_sees_weak_views_and_notes_for_both():
     recipe = TINY.but(views="feature")
-    state = training.Training(*plain.made(recipe.but(views="none")), recipe)
+    state = Training(*plain.made(recipe.but(views="none")), recipe)
     asked = []
     inner = state.encode
     state.encode = lambda *given: (asked.append(given[3:]), inner(*given))[1]

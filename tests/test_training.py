@@ -21,9 +21,9 @@ from headcount.judging import run as runs
 from headcount.judging.records import Record
 from headcount.models.model import Design, Model, say
 from headcount.training import checkpoint, views
-from headcount.training import train as training
 from headcount.training.batches import Feed
 from headcount.training.recipe import Recipe
+from headcount.training.steps import Progress, Training
 from headcount.training.train import fit
 from headcount.training.updates import schedule
 
@@ -91,7 +91,7 @@ def test_validation_loss_is_the_official_one():
     """Batches of 64 and 36 weigh the same, so a bag of the last batch counts 1.78 times; ``mean`` repairs that."""
     recipe = TINY.but(valid_bags=10, batch_bags=8)
     model, train, valid = made(recipe)
-    state = training.Training(model, train, valid, recipe)
+    state = Training(model, train, valid, recipe)
     official = float(state.valid_loss())
     each = []
     for which in (range(8), range(8, 10)):
@@ -101,7 +101,7 @@ def test_validation_loss_is_the_official_one():
         p = (output.bag.exp() + 1e-8).log()
         each.append(-(part.target * p).sum(1) / 10)
     assert official == pytest.approx(float((each[0].mean() + each[1].mean()) / 2), rel=1e-5)
-    plain = training.Training(model, train, valid, recipe.but(selection="mean"))
+    plain = Training(model, train, valid, recipe.but(selection="mean"))
     assert float(plain.valid_loss()) == pytest.approx(float(torch.cat(each).mean()), rel=1e-5)
 
 
@@ -116,7 +116,7 @@ def test_the_last_epoch_is_kept_if_asked_for():
     chosen, last = (fit(*made(r), r) for r in (recipe, recipe.but(selection="last")))
     assert chosen.progress.best_epoch < 30 == last.progress.best_epoch
     assert last.progress.best > chosen.progress.best
-    state = training.Training(*made(recipe), recipe)
+    state = Training(*made(recipe), recipe)
     for epoch in range(30):
         state.train_epoch(epoch)
     for own, then in zip(last.model.parameters(), state.answering.parameters(), strict=True):
@@ -127,7 +127,7 @@ def test_the_last_epoch_is_kept_if_asked_for():
 
 def test_a_last_epoch_that_is_no_number_is_not_kept():
     recipe = TINY.but(selection="last")
-    state, progress = training.Training(*made(recipe), recipe), training.Progress()
+    state, progress = Training(*made(recipe), recipe), Progress()
     state.note(progress, 1.0, 2.0)
     state.note(progress, 1.0, float("nan"))
     assert (progress.epoch, progress.best_epoch, progress.best) == (2, 1, 2.0)
@@ -254,7 +254,7 @@ def test_resumes_bit_for_bit(recipe, tmp_path):
 def test_interrupted_in_the_middle_of_an_epoch(tmp_path, monkeypatch, step):
     """Four steps an epoch: what the torn epoch had learned is not taken for a finished one's."""
     whole = fit(*made(TINY), TINY)
-    steps, real = iter(range(1, 100)), training.Training.step
+    steps, real = iter(range(1, 100)), Training.step
 
     def torn(self, *given):
         if next(steps) == step:
@@ -262,7 +262,7 @@ def test_interrupted_in_the_middle_of_an_epoch(tmp_path, monkeypatch, step):
         return real(self, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.Training, "step", torn)
+        patch.setattr(Training, "step", torn)
         with pytest.raises(KeyboardInterrupt):
             fit(*made(TINY), TINY, work=tmp_path)
     again = fit(*made(TINY), TINY, work=tmp_path)
@@ -296,7 +296,7 @@ def test_a_checkpoint_of_another_version_is_not_taken_up(tmp_path):
 def test_toy_uses_all_the_loop_offers():
     recipe = TINY.but(head=TOY, views="crop", epochs=3)
     model, train, valid = made(recipe)
-    state = training.Training(model, train, valid, recipe)
+    state = Training(model, train, valid, recipe)
     before = {k: v.clone() for k, v in state.model.state_dict().items()}
     state.train_epoch(0)
     head = state.head

@@ -40,7 +40,8 @@ from headcount.models.model import Design, Model, say
 from headcount.training import mpem, parallel, speed
 from headcount.training.recipe import Recipe
 from headcount.training.seeds import seed_for
-from headcount.training.train import CHECKPOINT_SECONDS, Fit, Progress, fit
+from headcount.training.steps import Progress
+from headcount.training.train import CHECKPOINT_SECONDS, Fit, fit
 
 Watch = Callable[[Progress], None]
 

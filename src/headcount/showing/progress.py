@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from headcount.judging.study import Tally
-from headcount.training import parallel, train
+from headcount.training import parallel, steps
 from headcount.training.recipe import Recipe
 
 
@@ -28,12 +28,12 @@ def _bar() -> Progress:
 
 
 @contextmanager
-def epochs_bar(recipe: Recipe) -> Iterator[Callable[[train.Progress], None]]:
+def epochs_bar(recipe: Recipe) -> Iterator[Callable[[steps.Progress], None]]:
     """Epochs of one training: loss, validation loss, the best epoch, time left."""
     with _bar() as bar:
         task = bar.add_task(recipe.label, total=recipe.epochs, said="")
 
-        def watch(progress: train.Progress) -> None:
+        def watch(progress: steps.Progress) -> None:
             loss, valid = progress.curve[-1]
             said = f"loss {loss:.4f}  valid {valid:.4f}  best {progress.best:.4f} at {progress.best_epoch}"
             bar.update(task, completed=progress.epoch, said=said)
