@@ -15,6 +15,7 @@ from headcount.errors import HeadcountError
 from headcount.judging import run as runs
 from headcount.judging.probe import probe, recipe_for
 from headcount.models.heads import Batch, Output, build_head
+from headcount.models.heads import tilt as tilt_head
 from headcount.models.heads.election import scores
 from headcount.models.model import Design, Model, load, save, say, say_alone
 from headcount.training import updates, views
@@ -725,6 +726,15 @@ def test_shares_found_in_a_bag_are_of_its_weight():
     usual = twice.mix[0].float()
     moved = [(h.found[0] - usual) / (1 - (1 - h.pace) ** n) for h, n in ((twice, 8), (heavy, 6))]
     torch.testing.assert_close(moved[0], moved[1], atol=1e-5, rtol=1e-4)
+
+
+def test_sums_by_bag_are_the_same_both_ways(monkeypatch):
+    x, bag = torch.randn(50, 4, generator=torch.Generator().manual_seed(0)), torch.arange(50) * 3 % 7
+    product = tilt_head._by_bag(x, bag, 8)
+    monkeypatch.setattr(tilt_head, "PAIRS", 100)
+    torch.testing.assert_close(product, tilt_head._by_bag(x, bag, 8))
+    torch.testing.assert_close(product[2], x[bag == 2].sum(0))
+    assert not product[7].any()
 
 
 def found_in(sizes, removed=(), rounds=1, enrolled=None):

@@ -22,6 +22,7 @@ from headcount.models.heads.election import scores
 
 SLOW = 0.99  # of the running means of what the teacher says
 JUDGED = 0.3  # the bag term's weight in validation
+PAIRS = 1 << 24  # of an instance and a bag that are looked at one by one
 TEMPERATURES = (1.0, 0.7, 1.5, 2.5)  # under which an epoch is judged, if any but the first
 
 
@@ -264,8 +265,7 @@ class TiltHead(Head):
         mine = torch.where(mine.sum(1, keepdim=True) > 0.5, crowned(mine, rows), lean)
         q = (log_p + (((1 - self.own) * lean + self.own * mine) / prior).clamp_min(1e-30).log()).softmax(1)
         heavy = weight[:, None]
-        sums = q.new_zeros(len(self.found), 2 + 2 * self.classes)
-        sums = sums.index_add(0, bag, torch.cat([(heavy > 0).to(q.dtype), heavy, heavy * q, heavy * lean], 1))
+        sums = _by_bag(torch.cat([(heavy > 0).to(q.dtype), heavy, heavy * q, heavy * lean], 1), bag, len(self.found))
         many, whole, said, usual = sums.split([1, 1, self.classes, self.classes], 1)
         said, usual = (x / whole.clamp_min(1e-12) for x in (said, usual))
         before = torch.where(self.found.sum(1, keepdim=True) > 0.5, self.found, usual)
@@ -294,6 +294,14 @@ def _first(z: Tensor, batch: Batch) -> tuple[Tensor, Segments, Tensor, Tensor | 
     index = s.index[:n]  # the trash of all views is behind the first view's bags
     first = Segments(torch.where(index < b, index, b), b, s.size, None if s.weight is None else s.weight[:n])
     return z[:n], first, batch.target[:b], None if batch.known is None else batch.known[:n]
+
+
+def _by_bag(x: Tensor, bag: Tensor, bags: int) -> Tensor:
+    """(bags, ...) sums over the loose instances of each bag. A product has the same bits every time, scattering on a card has
+    not: it is for batches too large to say of each instance and each bag whether they belong together."""
+    if len(bag) * bags > PAIRS:
+        return x.new_zeros(bags, x.shape[1]).index_add(0, bag, x)
+    return tilt.times((bag == torch.arange(bags, device=bag.device)[:, None]).to(x.dtype), x)
 
 
 def _counts(s: Segments) -> Tensor:
