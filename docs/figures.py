@@ -17,11 +17,32 @@ def main() -> None:
     speed()
     tilt("cifar10", "CIFAR10")
     tilt("svhn", "SVHN")
+    paper()
     rows = [r for r in select.rows(records.load(ROOT / "results" / "paper")) if len(r.records) == 5]
     rows = [r for r in rows if (r.source, r.scenario) == ("cifar10", "various")]
     scores = {r.label: [record.scores["instance_accuracy"] for record in r.records] for r in rows}
     figure = plots.accuracy_dots(scores, plots.method_colours(list(scores)))
     plots.save(figure, ROOT / "docs" / "img" / "cifar10_various.svg")
+
+
+def paper() -> None:
+    """Figures 6 to 9 for CIFAR-10, Various: of the paper's page, what there are records of."""
+    found = [
+        r for r in records.load(ROOT / "results" / "paper") if (r.recipe.source, r.recipe.removal) == ("cifar10", 0)
+    ]
+    found = sorted((r for r in found if r.recipe.scenario == "various"), key=lambda r: r.recipe.fold)
+    by_label = {name: [r for r in found if r.recipe.label == name] for name in ("Output+Mean", "Counting Network")}
+    gaps = {name: [v for r in some for v in r.body["share_difference"]] for name, some in by_label.items()}
+    figure = plots.share_boxes(gaps, dict(zip(gaps, (canvas.PALETTE[2], canvas.PALETTE[0]), strict=True)))
+    plots.save(figure, ROOT / "docs" / "img" / "cifar10_figure6.svg")
+    first = by_label["Counting Network"][0].arrays()
+    figure = plots.share_scatter(first["train_share_before"], first["train_share_after_0.5"])
+    plots.save(figure, ROOT / "docs" / "img" / "cifar10_figure7.svg")
+    sweeps = [r.body["sweep"] for r in by_label["Counting Network"]]
+    purity, agreement, control = ([s[k] for s in sweeps] for k in ("purity", "agreement", "agreement_random"))
+    plots.save(plots.purity(sweeps[0]["removal"], purity), ROOT / "docs" / "img" / "cifar10_figure8.svg")
+    figure = plots.agreement(sweeps[0]["removal"], agreement, control)
+    plots.save(figure, ROOT / "docs" / "img" / "cifar10_figure9.svg")
 
 
 def tilt(source: str, title: str) -> None:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from headcount.judging.paper import SCALES, cells, progress
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
 NEEDS = re.compile(r"(#!.*\n)?# needs (a cluster|a GPU|the network|an installation)")
@@ -78,6 +80,15 @@ def test_the_speeds_told_are_those_measured():
     assert f"| {found['peak_gib']:.1f} GiB |" in told
     assert f"takes {ways['ours']:.3f} s there" in readme
     assert f"in the same run {ways['plain loop']:.3f} s" in readme
+
+
+@pytest.mark.parametrize("table", ["table4", "table6"])
+def test_the_paper_remade_is_that_of_the_records(table):
+    told, found = (ROOT / "docs" / "paper.md").read_text(), progress.found(ROOT / "results" / "paper")
+    for cell in cells(table, SCALES["full"]):
+        if (cell.dataset, cell.scenario) == ("CIFAR10", "Various"):
+            mean, deviation, folds = cell.value(found)
+            assert f"| {cell.method} | {mean:.3f} ± {deviation:.3f} ({folds}) | {cell.printed.mean:.3f} ± " in told
 
 
 def test_the_site_builds(tmp_path):

@@ -47,7 +47,7 @@ Precision = Annotated[
     str | None, typer.Option(help="tf32 (float32, TF32 convolutions), fp32 or bf16. Part of the recipe; a comma list.")
 ]
 Compile = Annotated[
-    str, typer.Option(help="Compile the network: auto (on a GPU), on or off. Only speed; not part of the recipe.")
+    str, typer.Option(help="Compile the network: auto (on a GPU), on or off. For speed; not part of the recipe.")
 ]
 
 
