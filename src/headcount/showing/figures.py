@@ -87,7 +87,7 @@ def _curves(named: Sequence[Method], colours: Mapping[str, str], slug: str, lean
         drawn = plots.learning_curves(curves, colours[method.name])
         panels.append(Panel(method.name, _inline(drawn, f"{slug}-curve{i}", label)))
     text = "The mean of the folds; a" if lean else "One line a fold; the"
-    text += " ring is the epoch with the smallest validation loss, which is the one that was kept."
+    text += " ring is the epoch that was kept: that of the smallest validation loss, unless a recipe keeps the last."
     return Group("How they learned", text, "small", tuple(panels))
 
 
