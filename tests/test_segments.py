@@ -468,3 +468,14 @@ def test_dot_is_the_sum_of_products(dtype):
                 torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
 
     examine(law, 20, bags=ragged())
+
+
+@pytest.mark.parametrize("sizes", [[3, 3], [2, 5, 1]])
+def test_the_first_of_several_copies_is_what_was_repeated(sizes):
+    n = sum(sizes)
+    one = Segments.from_sizes(sizes).weighted(torch.arange(n) % 3).without(torch.arange(n) == 4)
+    for times in (1, 3):
+        again = one.repeat(times).first(times)
+        assert torch.equal(again.index, one.index)
+        assert torch.equal(again.weight, one.weight)
+        assert (again.bags, again.size) == (one.bags, one.size)

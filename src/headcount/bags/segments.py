@@ -92,6 +92,15 @@ class Segments:
         weight = None if self.weight is None else self.weight.repeat(times)
         return Segments(torch.cat(copies), self.bags * times, self.size, weight)
 
+    def first(self, times: int) -> Segments:
+        """The first of so many copies: what :meth:`repeat` was given."""
+        if times == 1:
+            return self
+        n, bags = len(self.index) // times, self.bags // times
+        index = self.index[:n]  # the trash of all copies is behind the first one's bags
+        weight = None if self.weight is None else self.weight[:n]
+        return Segments(torch.where(index < bags, index, bags), bags, self.size, weight)
+
     # -- reductions -------------------------------------------------------------------------------------------------
 
     def sum(self, x: Tensor) -> Tensor:

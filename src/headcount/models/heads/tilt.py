@@ -287,20 +287,16 @@ class TiltHead(Head):
 
 def _first(z: Tensor, batch: Batch) -> tuple[Tensor, Segments, Tensor, Tensor | None]:
     """The first view alone: logits, segments, targets, known labels."""
-    s, v = batch.segments, batch.views
-    if v == 1:
-        return z, s, batch.target, batch.known
-    n, b = len(z) // v, s.bags // v
-    index = s.index[:n]  # the trash of all views is behind the first view's bags
-    first = Segments(torch.where(index < b, index, b), b, s.size, None if s.weight is None else s.weight[:n])
-    return z[:n], first, batch.target[:b], None if batch.known is None else batch.known[:n]
+    s = batch.segments.first(batch.views)
+    n = len(s.index)
+    return z[:n], s, batch.target[: s.bags], None if batch.known is None else batch.known[:n]
 
 
 def _by_bag(x: Tensor, bag: Tensor, bags: int) -> Tensor:
     """(bags, ...) sums over the loose instances of each bag. A product has the same bits every time, scattering on a card has
     not: it is for batches too large to say of each instance and each bag whether they belong together."""
     if len(bag) * bags > PAIRS:
-        return x.new_zeros(bags, x.shape[1]).index_add(0, bag, x)
+        return Segments(bag, bags).sum(x)
     return tilt.times((bag == torch.arange(bags, device=bag.device)[:, None]).to(x.dtype), x)
 
 
