@@ -82,7 +82,8 @@ def speed() -> None:
             rows = [r for r in said["growth"] if r["varied"] == name]
             times = [r["value"] / rows[0]["value"] for r in rows]
             growth.plot(times, [r["images_per_second"] / 1e6 for r in rows], "o-", color=colour, label=label)
-        growth.set(title="million images a second", xscale="log", ylim=(0, None))
+        most = max(r["images_per_second"] for r in said["growth"]) / 1e6
+        growth.set(title="million images a second", xscale="log", ylim=(0, 1.1 * most))
         growth.set_xticks([1, 10, 100], ["1", "10", "100"])
         growth.set_xlabel("times as many", loc="right")
         for ax in (ways, growth):
