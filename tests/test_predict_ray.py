@@ -354,12 +354,15 @@ class TestOnACluster:
         raylet, struck = doomed.all_processes["raylet"][0].process.pid, []
 
         def kill() -> None:
+            other = until(lambda: next((p for p, parent in at_work().items() if parent != raylet), None))
+            os.kill(other, signal.SIGSTOP)  # else the first node may be through before the second has begun
             pid = until(lambda: next((p for p, parent in at_work().items() if parent == raylet), None))
             os.kill(pid, signal.SIGSTOP)  # a node that dies takes its shard with it
             struck.append(pid)
             cluster.remove_node(doomed, allow_graceful=False)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+            os.kill(other, signal.SIGCONT)
 
         killer = threading.Thread(target=kill)
         killer.start()

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -35,6 +35,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # the cluster's own processes and sockets
 ]
 EPOCHS = 16
+MIDDLE = range(2, EPOCHS - 6)
 BASE = Recipe(
     source="digits",
     bag_size=32,
@@ -96,22 +97,37 @@ def cluster() -> Iterator:
 
 
 class Notes:
-    """What the runs say of themselves while they run: a file per process, a line per epoch."""
+    """What the runs say of themselves while they run: a file per process, a line per epoch.
+
+    When told to, runs halt in their middle, on every node: whoever looks for one there finds it, however fast the machine
+    and wherever Ray puts the next.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.stop = folder, folder.with_suffix(".halt")
         folder.mkdir()
 
     def watch(self) -> Callable:
-        folder = str(self.folder)
+        folder, stop, middle = str(self.folder), str(self.stop), MIDDLE
 
         def watch(progress) -> None:  # defined in here, so that it travels whole
             import os
+            import time
 
             with open(f"{folder}/{os.getpid()}", "a") as f:
                 f.write(f"{progress.epoch}\n")
+            while progress.epoch in middle and os.path.exists(stop):
+                time.sleep(0.01)
 
         return watch
+
+    @contextmanager
+    def halted(self) -> Iterator[None]:
+        self.stop.touch()
+        try:
+            yield
+        finally:
+            self.stop.unlink()
 
     def epoch(self, pid: int) -> int:
         """The last one this process told of."""
@@ -147,7 +163,7 @@ def until(true: Callable, seconds: float = 100.0):
 
 def midway(node, notes: Notes) -> int:
     """Waits until a process of this node is in the middle of a run."""
-    return until(lambda: next((p for p in busy(node) if 2 <= notes.epoch(p) < EPOCHS - 6), None))
+    return until(lambda: next((p for p in busy(node) if notes.epoch(p) in MIDDLE), None))
 
 
 def at_a_third(out: Path, deed: Callable[[], int]) -> tuple[threading.Thread, list[int]]:
@@ -190,8 +206,9 @@ def test_a_process_that_is_killed_and_a_run_that_fails(cluster, quiet, tmp_path)
     fails = BASE.but(head=f"{own}:Stumbles")
 
     def kill() -> int:
-        pid = midway(cluster.head_node, notes)
-        os.kill(pid, signal.SIGKILL)
+        with notes.halted():
+            pid = midway(cluster.head_node, notes)
+            os.kill(pid, signal.SIGKILL)
         return pid
 
     killer, struck = at_a_third(out, kill)
@@ -200,7 +217,7 @@ def test_a_process_that_is_killed_and_a_run_that_fails(cluster, quiet, tmp_path)
     done = study.run(wanted, out, launch=launch, run_watch=notes.watch(), checkpoint_seconds=0)
     killer.join()
     assert len(struck) == 1
-    assert 2 <= notes.epoch(struck[0]) < EPOCHS
+    assert notes.epoch(struck[0]) in MIDDLE
     assert [record.key for record in done.records] == [recipe.key for recipe in RECIPES]
     for record in done.records:
         same(record, quiet[record.key])
@@ -223,18 +240,19 @@ def test_a_node_that_dies(cluster, quiet, tmp_path):
     (doomed,) = cluster.worker_nodes
 
     def kill() -> int:
-        pid = midway(doomed, notes)
-        os.kill(pid, signal.SIGSTOP)  # a node that dies takes its runs with it; these would end a little later
-        cluster.remove_node(doomed, allow_graceful=False)
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        with notes.halted():
+            pid = midway(doomed, notes)
+            os.kill(pid, signal.SIGSTOP)  # a node that dies takes its runs with it; these would end a little later
+            cluster.remove_node(doomed, allow_graceful=False)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         return pid
 
     killer, struck = at_a_third(out, kill)
     done = study.run(RECIPES, out, launch=ray_cluster(cluster.address), run_watch=notes.watch())
     killer.join()
     assert len(struck) == 1
-    assert 2 <= notes.epoch(struck[0]) < EPOCHS
+    assert notes.epoch(struck[0]) in MIDDLE
     assert notes.begun() > len(RECIPES)
     assert not done.failed
     assert len(records.load(out)) == len(RECIPES)
