@@ -65,6 +65,15 @@ def test_em_beats_the_bags_label_as_instance_label():
     assert min(gains) > 0.03
 
 
+def test_believing_the_labels_takes_one_fit(monkeypatch):
+    fits, fit = [], type(FOREST).fit
+    monkeypatch.setattr(type(FOREST), "fit", lambda self, *args, **how: fits.append(0) or fit(self, *args, **how))
+    train, valid = blobs(), blobs(seed=1)
+    done = em(FOREST, train.blind(), valid.blind(), rounds=0)
+    assert (len(fits), done.round, len(done.curve)) == (1, 0, 1)
+    assert accuracy(done.classifier, valid) > 0.5
+
+
 def test_the_tilt_comes_out_near_the_truth():
     train = blobs(150, 9, share=0.4, spread=0.35)
     true = float((train.truth == train.label[train.bag]).float().mean())

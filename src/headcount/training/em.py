@@ -69,11 +69,12 @@ def em(
         raise HeadcountError("these bags carry truth, and training must not see it; pass bags.blind()")
     train, valid = _apart(train, valid, seed)
     task = _Task(classifier, train, folds, seed)
+    if rounds == 0 and valid is not None:
+        return _believed(task, valid, form, watch)
     q, best, best_q = task.first(), EM(None, task.first_tilt(), 0, [math.inf]), task.first()
     now, curve = best.tilt, list[float]()
     for number in range(rounds + 1):
-        # a single round with validation bags needs no cross-fitting: nobody's answer is learned from
-        p, heard = task.at_once(q, valid) if rounds == 0 and valid is not None else task.cross_fitted(q, valid, number)
+        p, heard = task.cross_fitted(q, valid, number)
         judged, by = (p, train) if heard is None or valid is None else (heard, valid)
         now = _step(now, judged, by, form, train)
         curve.append(label_loss(judged, by, form)[0])
@@ -84,9 +85,18 @@ def em(
         if number - best.round >= patience or number == rounds:
             break
         q = task.posterior(p, now)
-    return replace(
-        best, classifier=task.fit(best_q, "all"), tilt=tilt.Tilt(best.tilt.mix.float(), best.tilt.labels.float())
-    )
+    return replace(best, classifier=task.fit(best_q, "all"), tilt=_single(best.tilt))
+
+
+def _believed(task: _Task, valid: Bags, form: str, watch: Callable[[int, float], None] | None) -> EM:
+    """Round 0 alone. Nobody's answer is learned from, so nothing is cross-fitted: one fit, judged on the validation bags."""
+    fitted = task.fit(task.first(), "all")
+    heard = torch.from_numpy(probabilities(fitted, features(valid), task.classes))
+    now = _step(task.first_tilt(), heard, valid, form, task.train)
+    loss, _ = label_loss(heard, valid, form)
+    if watch:
+        watch(0, loss)
+    return EM(fitted, _single(now), 0, [loss])
 
 
 def check(classifier: Any) -> None:
@@ -137,11 +147,6 @@ class _Task:
         sure = self.known >= 0
         q[sure] = torch.eye(self.classes, dtype=q.dtype)[self.known[sure]]
         return q
-
-    def at_once(self, q: Tensor, valid: Bags) -> tuple[Tensor, Tensor]:
-        """One fit on all, asked about the validation bags only."""
-        heard = torch.from_numpy(probabilities(self.fit(q, "all"), features(valid), self.classes))
-        return heard, heard
 
     def cross_fitted(self, q: Tensor, valid: Bags | None, number: int) -> tuple[Tensor, Tensor | None]:
         """(N, C) what is said of each instance by who did not see its bag, and their mean on the validation bags."""
@@ -200,6 +205,10 @@ def _groups(bags: Bags) -> int:
 
 def _size(bags: Bags) -> float:
     return steepness.size_of(bags.segments())
+
+
+def _single(found: tilt.Tilt) -> tilt.Tilt:
+    return tilt.Tilt(found.mix.float(), found.labels.float())
 
 
 def _apart(train: Bags, valid: Bags | None, seed: int) -> tuple[Bags, Bags | None]:
