@@ -150,7 +150,9 @@ class TestOnACluster:
 
                 with open(f"{notes}/{number}-{os.getpid()}-{os.getppid()}-{time.monotonic_ns()}", "w"):
                     time.sleep(0.5)
-                deadline = time.monotonic() + 60  # the first node leaves the second its two, however late that one begins
+                deadline = (
+                    time.monotonic() + 60
+                )  # the first node leaves the second its two, however late that one begins
                 while os.getppid() != raylet and time.monotonic() < deadline:
                     if sum(f"-{raylet}-" in name for name in os.listdir(notes)) >= 2:
                         break

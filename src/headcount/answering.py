@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headcount.complaints import tell_of
 from headcount.data.columns import Named
 from headcount.data.read import Reading, read
 from headcount.judging.answers import Said, ask
@@ -16,7 +17,6 @@ from headcount.models.fitted import Fitted
 from headcount.showing.ask_tables import say
 from headcount.training.speed import device_for
 
-_SKIPPED = 50  # lines; there may be a million
 NAMES = tuple(Named.__dataclass_fields__)
 
 
@@ -34,12 +34,7 @@ def read_as(fitted: Fitted | None, data: str, how: Mapping[str, Any], *, labels:
         found = read(data, named, need_labels=labels, **rest)
     else:
         found = fitted.read(data, named, need_labels=labels, **rest)
-    for line in found.described:
-        say(line)
-    for line in found.skipped[:_SKIPPED]:
-        say(f"skipped: {line}")
-    if len(found.skipped) > _SKIPPED:
-        say(f"skipped: {len(found.skipped) - _SKIPPED:,} more")
+    tell_of(found, say)
     return found
 
 

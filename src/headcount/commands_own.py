@@ -13,7 +13,7 @@ from rich.table import Table
 
 from headcount.checking import check_reading
 from headcount.commands import _pair, console
-from headcount.complaints import as_typed
+from headcount.complaints import tell_of
 from headcount.data.columns import Named
 from headcount.data.read import Reading, read
 from headcount.files import alone
@@ -62,17 +62,8 @@ def read_own(data: str, options: dict[str, Any], tell: Callable[[str], None] | N
         cache=options.get("cache"),
         **more,
     )
-    show(reading, tell or _say)
+    tell_of(reading, tell or _say)
     return reading
-
-
-def show(reading: Reading, tell: Callable[[str], None], most: int = 20) -> None:
-    for line in reading.described:
-        tell(as_typed(line))
-    for line in reading.skipped[:most]:
-        tell(f"left out: {as_typed(line)}")
-    if len(reading.skipped) > most:
-        tell(f"left out: {len(reading.skipped) - most} more")
 
 
 def check(data: str, how: dict[str, Any], seed: int, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""What the command line says when something is wrong: one line, and what to do."""
+"""What the command line says of somebody's data, and when something is wrong: one line, and what to do."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import os
 import re
 import sys
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from headcount.errors import HeadcountWarning
+
+if TYPE_CHECKING:
+    from headcount.data.read import Reading
 
 USERS_DISK = {
     errno.ENOSPC: "free some space and run the same command again, nothing half-written is left",
@@ -47,6 +51,19 @@ _SAID = re.compile(
     r"(?<![\w'\".-])(bag|label|labels|votes|path|text|weight|group|truth|known|features|categories|classes|ties|uncounted"
     r"|skip_bad|side|tile|cache)=(\w+)?(?![\w'\"(])"
 )
+
+
+def tell_of(reading: Reading, tell: Callable[[str], None]) -> None:
+    """What was understood of somebody's data, and what was left out, as it would be typed."""
+    for line in reading.described:
+        tell(as_typed(line))
+    for line in reading.skipped[:_MOST]:
+        tell(f"left out: {as_typed(line)}")
+    if (more := len(reading.skipped) - _MOST) > 0:
+        tell(f"left out: {more:,} more")
+
+
+_MOST = 20  # lines; there may be a million
 
 
 def complain(message: str, code: int = 2) -> int:
