@@ -271,6 +271,7 @@ ARRAYS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "numbers as words": ({"features": X, "bag": [10, 10, 8, 8, 9, 9], "labels": [0, 1, 2]}, {}, "Number them 0 to 2"),
     "other names": ({"features": X, "bag": [*"aaabbb"], "names": [*"ac"], "labels": [0, 1]}, {}, "let names list the"),
     "two names": ({"features": X, "bag": [*"aabbcc"], "names": [*"ab"], "labels": [0, 1, 0]}, {}, "are 2 for 3 bags"),
+    "nobody in it": ({"features": X, "bag": [0, 0, 1, 1, 3, 3], "labels": [0, 1, 0, 1]}, {}, "no instance is in bag '2'"),
     "offsets": ({"features": X, "offsets": [1, 6], "labels": [0]}, {}, "do not add up"),
     "huge size": ({"features": X, "sizes": np.array([2**62, 2**62], np.int64), "labels": [0, 1]}, {}, "do not add up"),
     "float sizes": ({"features": X, "sizes": [2.0, 4.0], "labels": [0, 1]}, {}, "must be whole numbers"),

@@ -112,8 +112,16 @@ def read_keys(given: Mapping[str, Any], asked: Asked, where: str = "the dict", o
     bag, names = grouped(held, len(x), where, asked)
     for k in PER_BAG:
         if k in held and (held[k].ndim == 0 or len(held[k]) != len(names)):
-            raise HeadcountError(f"{k} of {where} has shape {held[k].shape} for {len(names)} bags; give one per bag")
+            shape, nobody = held[k].shape, _empty(names, held[k])
+            raise HeadcountError(f"{k} of {where} has shape {shape} for {len(names)} bags{nobody}; give one per bag")
     return _found(x, bag, names, held, asked, where)
+
+
+def _empty(names: list[str], spoken_of: np.ndarray) -> str:
+    """Which numbered bags are spoken of and have no instance, if that is what went wrong."""
+    there, numbers = set(names), [str(b) for b in range(len(np.atleast_1d(spoken_of)))]
+    missing = [b for b in numbers if b not in there]
+    return f" (no instance is in bag {some(missing)})" if there < set(numbers) else ""
 
 
 def _found(
