@@ -99,7 +99,7 @@ NUMBERS = [
 ]
 FILES = [
     (f"{TABLE} --source missing.npz", "no file missing.npz", "give an .npz that exists"),
-    (f"{TABLE} --source not_zip.npz", "cannot read", "not_zip.npz", "give an .npz with 'images' or 'features'"),
+    (f"{TABLE} --source not_zip.npz", "not_zip.npz is no .npz file", "give an .npz with 'images' or 'features'"),
     (f"{TABLE} --source torn.npz", "cannot read", "torn.npz", "give an .npz with 'images' or 'features'"),
     (f"{TABLE} --source single.npy", "single.npy is a single array; give an .npz"),
     (f"{TABLE} --source pickled.npz", "cannot read", "pickled.npz", "Object arrays", "give an .npz"),
@@ -131,8 +131,8 @@ FILES = [
 ]
 # these are noticed when the run has begun, so its heading stands on stdout already
 BEGUN = [
-    (f"{RUN} --option t1=abc", "head count cannot be built with {'t1': 'abc'}"),
-    (f"{RUN} --option t1=0.1,0.2", "head count cannot be built with {'t1': '0.1,0.2'}"),
+    (f"{RUN} --option t1=abc", "option t1 of head count is a number, got 'abc'"),
+    (f"{RUN} --option t1=0.1,0.2", "option t1 of head count is a number, got '0.1,0.2'"),
     (f"{RUN} --option t1=0", "temperature t1 must be above 0, got 0"),
     (f"{RUN} --option mode=counting", "no mode 'counting'; there are proportion, count"),
     (f"{RUN} --bag-size 300", "class '", "instances in the train part of digits, a bag wants ", "smaller bags"),

@@ -184,7 +184,7 @@ def test_labels_that_no_model_knows_are_told():
 
 def test_roles_are_no_features():
     table = make.rows(
-        truth=["yes", "no"] * 15, x=list(range(30)), y=list(range(30)), weight=[1.5] * 30, site=["s"] * 30
+        truth=["yes", "no"] * 15, x=list(range(30)), y=list(range(30)), weight=[1.5] * 30, site=[*"s" * 15, *"t" * 15]
     )
     table["known"] = ["yes", *[""] * 29]
     reading = read(table)
@@ -196,10 +196,10 @@ def test_roles_are_no_features():
     assert laid.known.tolist() == [1] + [-1] * 29
     assert laid.weight is not None
     assert laid.weight.tolist() == [1.5] * 30
-    assert laid.group == ("s",) * 6
+    assert laid.group == (*"sss", *"ttt")
     assert reading.coords is not None
     assert reading.coords[7].tolist() == [7, 7]
-    assert reading.ids.column_names == ["bag", "id", "x", "y", "site"]
+    assert {*reading.ids.column_names} == {"bag", "id", "x", "y", "weight", "site"}
 
 
 def test_copies_of_the_label_are_no_features():

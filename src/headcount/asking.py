@@ -59,7 +59,7 @@ def predict(
         export.hdf5()
     if bags is not None and bags.suffix.lower() not in export.TABLES:
         raise HeadcountError(f"--bags writes a table, {', '.join(export.TABLES)}; got {bags}")
-    free_places(data, model, out=out, bags=bags, geojson=geojson, heatmap=heatmap)
+    free_places(data, model, how.get("labels"), out=out, bags=bags, geojson=geojson, heatmap=heatmap)
     each = asker_of(model, launch, address, gpus_each, device)
     fitted = opened(model, "cpu" if each else device)
     reading = read_as(fitted, data, how, labels=False)
@@ -171,7 +171,7 @@ def explain(
     """A page about bags and classes."""
     if out.suffix.lower() not in (".html", ".htm"):
         raise HeadcountError(f"the page is an .html file, got {out}")
-    free_places(data, model, out=out)
+    free_places(data, model, how.get("labels"), out=out)
     fitted = opened(model, device)
     reading = read_as(fitted, data, how, labels=False)
     which = explaining.named_bags(reading, bag)
@@ -188,15 +188,20 @@ def issues(
     model: Path | None = None,
     out: Path | None = None,
     top: int = 20,
-    folds: int = doubts.FOLDS,
-    seed: int = 0,
+    folds: int | None = None,
+    seed: int | None = None,
     how: Mapping[str, Any],
     device: str = "auto",
 ) -> pa.Table:
-    """Bags whose label looks wrong, the likeliest first."""
+    """Bags whose label looks wrong, the likeliest first. ``folds`` (5) and ``seed`` (0) are for forests; a model has its own
+    columns and classes."""
+    own = {"folds": folds, "seed": seed, **{k: how.get(k) for k in ("features", "categories", "classes", "uncounted")}}
+    if model is not None and (idle := [name for name, value in own.items() if value not in (None, ())]):
+        raise HeadcountError(f"--{idle[0]} is for judging without a model; leave it out, or leave out --model")
+    folds, seed = doubts.FOLDS if folds is None else folds, seed or 0
     if out is not None and out.suffix.lower() not in export.TABLES:
         raise HeadcountError(f"--out writes a table, {', '.join(export.TABLES)}; got {out}")
-    free_places(data, model, out=out)
+    free_places(data, model, how.get("labels"), out=out)
     fitted = None if model is None else opened(model, device)
     reading = read_as(fitted, data, how, labels=True)
     if fitted is None:
@@ -229,13 +234,13 @@ def audit(
 ) -> None:
     """A sheet of instances to label by hand."""
     auditing.free(out)
-    free_places(data, model, out=out)
+    free_places(data, model, how.get("labels"), out=out)
     fitted = opened(model, device)
     reading = read_as(fitted, data, how, labels=False)
     drawn, key = auditing.write_sheet(out, reading, answered(fitted, reading), count, seed)
     sheet = out if out.suffix.lower() == ".csv" else out / "sheet.csv"
     say(f"wrote {out}: {drawn} instances; fill in the column 'label' of {sheet}, then")
-    say(f"  headcount evaluate {model} {data} --audit {sheet}{_typed(how)}")
+    say(f"  headcount evaluate {shlex.join(map(str, (model, data, '--audit', sheet)))}{_typed(how)}")
     say(f"what the model said is in {key}: look at it afterwards")
 
 

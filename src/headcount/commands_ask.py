@@ -149,8 +149,8 @@ def issues(
     model: Annotated[Path | None, typer.Option(help="Ask this model; default: cross-validated forests.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write all bags, ranked (.csv, .tsv, .parquet).")] = None,
     top: Annotated[int, typer.Option(min=1, help="How many to list.")] = 20,
-    folds: Annotated[int, typer.Option(min=2, max=50, help="Without a model: folds.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Without a model: seed of the folds.")] = 0,
+    folds: Annotated[int | None, typer.Option(min=2, max=50, help="Without a model: folds (5).")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Without a model: seed of the folds (0).")] = None,
     device: Device = "auto",
 ) -> None:
     """Bags whose label looks wrong, ranked."""

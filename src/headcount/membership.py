@@ -178,7 +178,10 @@ def labels_of(y: Any, ids: Membership, n: int) -> np.ndarray:
     if ids.listed and len(y) == len(ids.sizes):
         return y
     if len(y) != n:
-        raise HeadcountError(f"{len(y)} labels for {n} rows; give each row its bag's label")
+        wanted = (
+            f"{len(ids.sizes)} bags; give one per bag" if ids.listed else f"{n} rows; give each row its bag's label"
+        )
+        raise HeadcountError(f"{len(y)} labels for {wanted}")
     y = y[ids.order]
     starts = np.concatenate([[0], np.cumsum(ids.sizes)[:-1]])
     first = np.repeat(starts, ids.sizes)

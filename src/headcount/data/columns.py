@@ -64,8 +64,12 @@ class Named:
             if many:
                 object.__setattr__(self, field.name, tuple(value))
 
-    def found(self, names: Sequence[str], where: str = "the table", elsewhere: Iterable[str] = ()) -> Named:
-        """The same with every role filled in that a column of ``names`` plays; ``elsewhere`` is the label file's header."""
+    def found(
+        self, names: Sequence[str], where: str = "the table", elsewhere: Iterable[str] = (), *,
+        settled: bool = False, unasked: Sequence[str] = (),
+    ) -> Named:  # fmt: skip
+        """The same with every role filled in that a column of ``names`` plays; ``elsewhere`` is the label file's header.
+        ``settled``: what the instances are is known. ``unasked``: roles that nobody plays where two columns may."""
         twice = sorted({n for n in names if list(names).count(n) > 1}) if len(set(names)) < len(names) else []
         if twice:
             raise HeadcountError(f"{where} has two columns called {twice[0]!r}; give each column its own name")
@@ -79,8 +83,9 @@ class Named:
         told: dict[str, Any] = {}
         for role, usual in USUAL.items():
             if getattr(self, role) is None:
-                told[role] = _one(role, [n for n in names if _plain(n) in usual and n not in taken], where)
-        if self.features or self.text or self.path:  # said what the instances are: nothing else is guessed
+                may = [n for n in names if _plain(n) in usual and n not in taken]
+                told[role] = None if role in unasked and len(may) > 1 else _one(role, may, where)
+        if settled or self.features or self.text or self.path:  # said what the instances are: nothing else is guessed
             told.update({r: None for r in ("text", "path") if getattr(self, r) is None})
         elif told["text"] and told["path"]:
             both = f"text {told['text']!r} and pictures {told['path']!r}"
@@ -92,7 +97,7 @@ class Named:
         if self.id is None:
             told["id"] = next((n for n in names if is_id(n) and n not in taken), None)
         filled = replace(self, **told)
-        filled._each_once(where)
+        filled._each_once(where, names)
         return filled
 
     def single(self) -> list[tuple[str, str]]:
@@ -103,12 +108,13 @@ class Named:
         """These names where they say something, the other's elsewhere: what a user adds to what a model remembers."""
         return replace(other, **{f.name: v for f in fields(self) if (v := getattr(self, f.name))})
 
-    def _each_once(self, where: str) -> None:
+    def _each_once(self, where: str, names: Sequence[str]) -> None:
         roles: dict[str, str] = {}
         said = [*self.single(), *((role, n) for role in ("votes", "features") for n in getattr(self, role))]
         for role, name in said:
             if name in roles and {role, roles[name]} != {"bag", "group"}:
-                raise HeadcountError(f"column {name!r} of {where} is named as {roles[name]} and as {role}; choose one")
+                place = where if name in names else "the label file"
+                raise HeadcountError(f"column {name!r} of {place} is named as {roles[name]} and as {role}; choose one")
             roles[name] = role
 
     def to_json(self) -> dict[str, Any]:

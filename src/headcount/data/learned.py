@@ -2,7 +2,8 @@
 
 It is plain JSON and arrays, so that a model file carries it without pickle, and it is examined whole when it comes back.
 
-    number    1 column  (x - centre) / scale, a missing one filled with the median; +1 column "was missing" if training had any
+    number    1 column  (x - centre) / scale, a missing one filled with the median; +1 column "was missing" if training had any;
+              dates and times are numbers too, of seconds
     category  1 column for each of the commonest 64 values; a value never seen is zeros; +1 column "was missing" likewise
     text      TF-IDF of words and pairs of words, then a truncated SVD: up to 100 columns
     vector    a list of numbers in one cell, as it is
@@ -18,13 +19,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headcount.data.values import numbers, texts, vectors
+from headcount.data.values import clock, numbers, texts, vectors
 from headcount.data.words import Words
 from headcount.errors import HeadcountError
 
 FORMAT = 1
 KINDS = ("images", "features", "table", "text")
 COMMONEST = 64
+CLOCKS = ("dates", "times of day", "durations")
 _FAR = 1e6  # deviations from the mean: a wild value stays finite in float32 and in the squares taken of it
 _MOST = 1 << 20
 _LARGEST = 1 << 26  # numbers in one instance
@@ -40,6 +42,7 @@ class Field:
     centre: float = 0.0
     scale: float = 1.0
     missing: bool = False  # training rows had missing values: a column of its own says so
+    clock: str = ""  # dates, times of day or durations, in seconds; else plain numbers
     categories: tuple[str, ...] = ()
     length: int = 0  # of a vector
     words: Words | None = None
@@ -96,6 +99,7 @@ class Learned:
             d: dict[str, Any] = {"name": f.name, "kind": f.kind}
             if f.kind == "number":
                 d |= {"fill": f.fill, "centre": f.centre, "scale": f.scale, "missing": f.missing}
+                d |= {"clock": f.clock} if f.clock else {}
             if f.kind == "category":
                 d |= {"categories": list(f.categories), "missing": f.missing}
             if f.kind == "vector":
@@ -150,12 +154,12 @@ def learn_field(f: Field, column: pa.ChunkedArray, rows: np.ndarray | None) -> F
         x = x if rows is None else x[rows]
         there = x[~np.isnan(x)]
         if len(there) == 0:
-            return Field(f.name, "number", missing=False)
+            return Field(f.name, "number", missing=False, clock=clock(column.type))
         big = float(np.abs(there).max()) or 1.0  # so that squares of very large numbers stay finite
         y = there / big
         centre, scale, fill = float(y.mean()) * big, float(y.std()) * big, float(np.median(y)) * big
         scale = scale if math.isfinite(scale) and scale > 1e-12 * abs(centre) and scale > 1e-300 else 1.0
-        return Field(f.name, "number", fill, centre, scale, missing=len(there) < len(x))
+        return Field(f.name, "number", fill, centre, scale, missing=len(there) < len(x), clock=clock(column.type))
     if f.kind == "category":
         codes, values = texts(column)
         codes = codes if rows is None else codes[rows]
@@ -171,7 +175,15 @@ def learn_field(f: Field, column: pa.ChunkedArray, rows: np.ndarray | None) -> F
 # -- applying -----------------------------------------------------------------------------------------------------------
 
 
+def same_clock(f: Field, column: pa.ChunkedArray, where: str = "the data") -> None:
+    """Numbers are not dates, and a day is not a time of day."""
+    if f.kind == "number" and column.null_count < len(column) and (now := clock(column.type)) != f.clock:
+        has, had = now or "numbers", f.clock or "numbers"
+        raise HeadcountError(f"column {f.name!r} of {where} holds {has}, the model was fitted on {had}")
+
+
 def _number(f: Field, column: pa.ChunkedArray, out: np.ndarray) -> None:
+    same_clock(f, column)
     x = numbers(column)
     gone = np.isnan(x)
     if f.missing:
@@ -221,13 +233,15 @@ def _field_of(d: Any, i: int, arrays: Mapping[str, Any]) -> Field:
     }
     if not isinstance(kind, str) or kind not in needs:
         raise _wrong(f"column {i} has kind {kind!r}")
-    _keys(d, {"name", "kind"} | needs[kind], f"column {i}")
+    _keys(d, {"name", "kind"} | needs[kind] | ({"clock"} & set(d) if kind == "number" else set()), f"column {i}")
     if not isinstance(d["name"], str) or not isinstance(d.get("missing", False), bool):
         raise _wrong(f"column {i} is not named, or not said to miss values")
     if kind == "number":
         numbers_ = [d["fill"], d["centre"], d["scale"]]
         if not all(isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) for v in numbers_):
             raise _wrong(f"column {d['name']!r} needs finite numbers, got {numbers_}")
+        if d.get("clock", CLOCKS[0]) not in CLOCKS:
+            raise _wrong(f"column {d['name']!r} counts {d['clock']!r}")
         if d["scale"] <= 0:
             raise _wrong(f"column {d['name']!r} is divided by {d['scale']}")
     if kind == "category":

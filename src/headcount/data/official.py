@@ -85,6 +85,8 @@ def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...] | None
     """A person's .npz -> data, class numbers, class names if given, split if given; all checked."""
     want = "an .npz with 'images' or 'features', and 'labels'"
     with reading(path, want), path.open("rb") as f:  # opened here: np.load leaves a broken zip open
+        if not f.peek(6).startswith((b"PK", b"\x93NUMPY")):  # numpy would take it for a pickle, and say so
+            raise HeadcountError(f"{path} is no .npz file; give {want}")
         npz = np.load(f, allow_pickle=False)
         if isinstance(npz, np.ndarray):
             raise HeadcountError(f"{path} is a single array; give {want}")

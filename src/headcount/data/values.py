@@ -12,19 +12,35 @@ import pyarrow.compute as pc
 
 from headcount.errors import HeadcountError
 
+_TICKS = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}  # in a second
+
 
 def numbers(column: pa.ChunkedArray) -> np.ndarray:
-    """(n,) float64, NaN where missing; days and times count in their own units."""
-    kind = column.type
+    """(n,) float64, NaN where missing; dates, times and durations in seconds, however finely they were written."""
+    kind, a_second = column.type, 1.0
     if pa.types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
-    if pa.types.is_temporal(kind):
-        wide = pa.types.is_date32(kind) or pa.types.is_time32(kind)
-        column = column.cast(pa.int32() if wide else pa.int64())
+    if clock(kind):
+        days = pa.types.is_date32(kind)
+        a_second = 1 / 86_400 if days else _TICKS["ms" if pa.types.is_date64(kind) else kind.unit]
+        column = column.cast(pa.int32() if days or pa.types.is_time32(kind) else pa.int64())
     if column.type != pa.float64():
         column = column.cast(pa.int8()) if pa.types.is_boolean(column.type) else column
         column = pc.cast(column, pa.float64(), safe=False)
-    return column.to_numpy() if column.null_count == 0 else column.fill_null(math.nan).to_numpy()
+    x = column.to_numpy() if column.null_count == 0 else column.fill_null(math.nan).to_numpy()
+    return x if a_second == 1 else x / a_second
+
+
+def clock(kind: pa.DataType) -> str:
+    """What of a clock or a calendar a column holds, if anything.
+
+    >>> clock(pa.date32()), clock(pa.timestamp("ns")), clock(pa.time32("s")), clock(pa.float64())
+    ('dates', 'dates', 'times of day', '')
+    """
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        return "dates"
+    return "times of day" if pa.types.is_time(kind) else "durations" if pa.types.is_duration(kind) else ""
 
 
 def numbered(column: pa.ChunkedArray, called: str = "a column") -> tuple[np.ndarray, pa.Array]:

@@ -165,6 +165,8 @@ def candidates(
         for name in asked:
             not_from_a_file(name)
             choose("method", name, ["auto", *METHODS])
+        if method != "auto" and "auto" in asked:
+            raise HeadcountError(f"method {method}: auto chooses by itself; give it alone, or names without it")
         made, names = (
             [],
             asked if method == "auto" else [*asked, *(n for n in names if n in BASELINES and n not in asked)],

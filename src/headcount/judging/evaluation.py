@@ -29,12 +29,14 @@ def bags_scored(bags: Bags, said: Said, level: float = LEVEL) -> dict[str, Any]:
     group = None if bags.group is None else np.array(bags.group, dtype=object)[told]
     accuracy = _in_groups(right, group, level)
     label = target.argmax(1)
+    won = target >= target.max(1, keepdims=True) - 1e-6  # votes too are foretold by their winner; a tie by either half
+    won = won / won.sum(1, keepdims=True)
     return {
         "bags": int(told.sum()),
         "accuracy": accuracy.to_json(),
         "interval": "Wilson" if group is None else "Wilson at the effective number of groups",
         "chance": round(float(np.bincount(label).max() / len(label)), 6),
-        "log_loss": round(float(-(target * np.log(np.maximum(p, 1e-12))).sum(1).mean()), 6),
+        "log_loss": round(0.0 - float((won * np.log(np.maximum(p, 1e-12))).sum(1).mean()), 6),
         "calibration": calibration(p.max(1), right),
         "confusion": metrics.confusion(label, p.argmax(1), p.shape[1]).tolist(),
     }

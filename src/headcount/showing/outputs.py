@@ -12,20 +12,22 @@ FILES = (*TABLES, *HDF5, ".html", ".htm", ".onnx")
 FOLDERS = ("geojson", "heatmap")  # whatever their name ends in
 
 
-def free_places(data: str | None, model: Path | None, **paths: Path | None) -> None:
-    """No two outputs in one place, none over the data or the model, and each where it can be written."""
-    taken: dict[Path, str] = {}
-    if data is not None:
-        taken[Path(data).expanduser().resolve()] = "the data"
-    if model is not None:
-        taken[model.resolve()] = "the model"
+def free_places(
+    data: str | None, model: Path | None, labels: str | Path | None = None, /, **paths: Path | None
+) -> None:
+    """No two outputs in one place, none over the data, a file in its folder, its labels or the model, and each where it can be
+    written."""
+    given = {"the data": data, "the labels": labels, "the model": model}
+    taken = {Path(path).expanduser().resolve(): what for what, path in given.items() if path is not None}
     for name, path in paths.items():
         if path is None:
             continue
         whole = path.expanduser().resolve()
         for other, what in taken.items():
-            if whole == other or (other in whole.parents and what == "the model"):
-                raise HeadcountError(f"--{name} {path} would be written over {what}; choose another place")
+            inside = other in whole.parents and (what == "the model" or (what == "the data" and whole.is_file()))
+            if whole == other or inside:
+                where = f"a file of {what}" if inside and what == "the data" else what
+                raise HeadcountError(f"--{name} {path} would be written over {where}; choose another place")
         taken[whole] = f"--{name}"
         reachable(name, path)
         if name in FOLDERS or path.suffix.lower() not in FILES:

@@ -1,7 +1,8 @@
 """Which columns of a table become features, and as what; the others are left aside, and it is said why.
 
-Left aside: empty columns, row numbers, a different text in nearly every row (an id, or a text nobody named), a copy of the
-label or of the bag. Refused: a word among numbers, infinite numbers, numbers written with a decimal comma.
+Left aside: empty columns, columns that never vary, row numbers, a different text in nearly every row (an id, or a text
+nobody named), a copy of the label or of the bag. Refused: a word among numbers, infinite numbers, numbers written with a
+decimal comma.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from headcount.data.columns import Columns, Named
-from headcount.data.learned import COMMONEST, Field, Learned
+from headcount.data.learned import COMMONEST, Field, Learned, same_clock
 from headcount.data.read.found import Asked, short, some
 from headcount.data.read.tables import MISSING
 from headcount.data.values import numbers, texts, vectors, without
@@ -41,6 +42,8 @@ def plan(
     for name, fixed in _wanted(table, roles, spoken, where, asked.learned):
         kind, why = (fixed, "") if fixed else _kind(table.column(name), name in roles.categories)
         why = why or ("" if fixed else _copy(table.column(name), kind, label, bag))
+        if not (why or fixed or name in (*roles.features, *roles.categories)) and _constant(table.column(name)):
+            why = "it says the same in every row"
         if why and name in roles.features:
             raise HeadcountError(f"column {name!r} of {where} cannot be a feature: {why}")
         if why:
@@ -49,7 +52,13 @@ def plan(
         surely = bool(fixed) or name in roles.categories
         columns[name] = made = _usable(table.column(name), name, kind, surely, where, asked, bad)
         kind = "number" if kind == "category" and not pa.types.is_dictionary(made.type) else kind
-        notes += _never_seen(made, learned[name]) if name in learned else []
+        if name in learned:
+            same_clock(learned[name], made, where)
+            notes += _never_seen(made, learned[name])
+        elif kind == "category" and (many := len(texts(made)[1])) > COMMONEST:
+            notes.append(
+                f"column {name!r} has {many:,} values: the {COMMONEST} commonest are learned, the others are as one"
+            )
         chosen.append(Field(name, kind))
     if not chosen:
         said = (
@@ -123,6 +132,12 @@ def _category(column: pa.ChunkedArray, category: bool) -> tuple[str, str]:
         if len(values) > 50 and len(values) > len(peek) / 2 and sum(map(_is_number, values)) * 2 < len(values):
             return "", "it says something else in nearly every row (if it is the text, name it with text=)"
     return "category", ""
+
+
+def _constant(column: pa.ChunkedArray) -> bool:
+    """Nothing can be learned from it, and a network would make something of the first other value it meets."""
+    flat = not pa.types.is_nested(column.type)
+    return flat and len(column) > 1 and all(len(column.slice(0, n).unique()) == 1 for n in (_PEEK, len(column)))
 
 
 def _copy(column: pa.ChunkedArray, kind: str, label: np.ndarray | None, bag: np.ndarray) -> str:

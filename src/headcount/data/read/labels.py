@@ -143,14 +143,20 @@ def _in_order(given: Any, asked: Asked, names: Sequence[str]) -> Said:
             )
         table = pa.table({v: y[:, k].astype(float) for k, v in enumerate(values)})
         return Said(values, votes=votes_of(table, values, "labels", asked.bad), source="votes given", digest=digest)
-    words = [plain(v) for v in y.tolist()]
-    if y.dtype.kind in "iu" and asked.classes and not {w for w in words if w and w != "-1"} <= set(asked.classes):
+    words, notes = [plain(v) for v in y.tolist()], ()
+    if y.dtype.kind in "iu" and asked.classes and not any(map(_whole, asked.classes)):
         words = [_numbered(int(v), asked.classes, b) for b, v in enumerate(y.tolist())]
+        notes = (f"labels are numbers: 0 is {asked.classes[0]}, 1 is {asked.classes[1]}, and so on",)
     elif y.dtype.kind in "iu" and asked.classes:
         words = [None if w == "-1" and w not in asked.classes else w for w in words]
     number: dict[str, int] = {}
     code = np.array([-1 if w is None else number.setdefault(w, len(number)) for w in words])
-    return Said(tuple(number), code=code, source="labels given", digest=digest)
+    return Said(tuple(number), code=code, source="labels given", digest=digest, notes=notes)
+
+
+def _whole(name: str) -> bool:
+    """Whether a class is named by a number, so that a number names it, and not its place."""
+    return name.removeprefix("-").isdigit()
 
 
 def _numbered(v: int, classes: Sequence[str], bag: int) -> str | None:

@@ -80,6 +80,7 @@ def lay(found: Found, asked: Asked) -> Reading:
     """The common end of every reader."""
     asked = replace(asked, classes=asked.classes or found.classes)
     _fits(found, asked.learned)
+    _has_use(found, asked)
     target, classes, tied = targets(found.said, asked, found.names, found.where)
     content, address = _kept(found)
     here = np.flatnonzero((found.bag >= 0) & ~np.append(tied, True)[found.bag])
@@ -88,7 +89,7 @@ def lay(found: Found, asked: Asked) -> Reading:
         raise HeadcountError(f"{found.where} leaves no instance to read{why}")
     rows = here[np.argsort(found.bag[here], kind="stable")]
     held, sizes = np.unique(found.bag[rows], return_counts=True)  # bags that lost all their rows are gone
-    notes = _left_out(found, target, tied, held)
+    notes = [*_unvoted(found, asked), *_left_out(found, target, tied, held)]
     target = target[held]
     if asked.need_labels and not target.any():
         raise HeadcountError(f"{found.where}: no bag has a label ({found.said.source}); at least one is needed")
@@ -127,6 +128,19 @@ def _left_out(found: Found, target: np.ndarray, tied: np.ndarray, held: np.ndarr
         for said, which in why.items()
         if which.any()
     ]
+
+
+def _unvoted(found: Found, asked: Asked) -> list[str]:
+    """Classes that nobody could vote for: perhaps a column was forgotten."""
+    lacks = [c for c in asked.classes or () if c not in (*found.said.values, *asked.uncounted)]
+    return [f"no column of votes for {some(lacks)}: taken as none"] if lacks and found.said.votes is not None else []
+
+
+def _has_use(found: Found, asked: Asked) -> None:
+    if asked.side is not None and found.kind != "images":
+        raise HeadcountError(f"side={asked.side} is for pictures, and {found.where} holds none; leave it out")
+    if asked.tile is not None and found.coords is None:
+        raise HeadcountError(f"tile={asked.tile} is for coordinates, and {found.where} has none; leave it out")
 
 
 def _fits(found: Found, model: Learned | None) -> None:

@@ -85,7 +85,9 @@ def _roles(table: pa.Table, where: str, asked: Asked) -> Named:
     model = {f.name for f in asked.learned.fields}
     said = _before(asked).to_json()  # what only the model says need not be there: new data may well have no labels
     named = Named(**{k: v for k, v in said.items() if k == "categories" or getattr(own, k) or _there(v, names)})
-    return named.found([n for n in names if n not in model or n == named.text], where, {*elsewhere, *model})
+    rest = [n for n in names if n not in model or n == named.text]
+    unasked = () if asked.need_labels else ("label", "group", "truth", "known")  # of two that may be it, neither
+    return named.found(rest, where, {*elsewhere, *model}, settled=bool(model), unasked=unasked)
 
 
 def _there(value: Any, names: Sequence[str]) -> bool:
@@ -133,6 +135,9 @@ def _group(
             )
         if len(differs):
             said = f"column {roles.group!r} differs inside bags: taken as a feature, not as the group"
+            return None, replace(roles, group=None), [said]
+        if len(names) > 1 and len(np.unique(code)) == 1:
+            said = f"column {roles.group!r} says the same of every bag: not taken as the group"
             return None, replace(roles, group=None), [said]
     return groups(table.column(roles.group), bag, names, where, roles.group), roles, []
 
@@ -184,7 +189,7 @@ def _instances(table: pa.Table, roles: Named, found: Found, data: Any, asked: As
 
 def _own(table: pa.Table, roles: Named, features: Sequence[str]) -> pa.Table:
     """The user's own columns: all but the features and what is said of the classes."""
-    hidden = {*features, *roles.votes, roles.label, roles.truth, roles.known, roles.weight, roles.text}
+    hidden = {*features, *roles.votes, roles.label, roles.truth, roles.known}
     return table.select([n for n in table.column_names if n not in hidden])
 
 

@@ -137,6 +137,9 @@ def targets(
     for name in asked.uncounted:
         if name not in place:
             raise HeadcountError(f"no class {name!r} to leave out of the count; there are {', '.join(classes)}")
+    if len(able := [c for c in classes if c not in asked.uncounted]) < 2:
+        left = f"only {able[0]!r} is" if able else "none of them is"
+        raise HeadcountError(f"of the classes {', '.join(classes)} {left} left to win a bag; two must count")
     wins = np.zeros((len(said.values), len(classes)))  # what each label, or column of votes, says of the classes
     for k, value in enumerate(said.values):
         for part in ties.get(value, (value,)):

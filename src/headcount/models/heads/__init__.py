@@ -76,8 +76,13 @@ def build_head(name: str, dim: int, classes: int, options: Mapping[str, Any], co
     1.0
     """
     check_options(name, options)
+    found = find_head(name)
+    for option, kind in inspect.get_annotations(found.__init__).items():
+        given = options.get(option, 0)
+        if kind in ("int", "float") and (isinstance(given, bool) or not isinstance(given, int | float)):
+            raise HeadcountError(f"option {option} of head {name} is a number, got {given!r}")
     try:
-        return find_head(name)(dim, classes, counted, **options)
+        return found(dim, classes, counted, **options)
     except TypeError as e:
         raise HeadcountError(f"head {name} cannot be built with {dict(options)}: {e}") from None
 
