@@ -56,6 +56,20 @@ def accuracy(p, bags):
 # -- the parts --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("weight", [0.01, 3.0, 100.0])
+def test_weights_that_are_alike_change_no_interval(weight):
+    g = torch.Generator().manual_seed(0)
+    log_p = (2 * torch.randn(300, 3, generator=g)).log_softmax(1)
+    plain, target = Segments.from_sizes([30] * 10), torch.zeros(10, 3)
+    even = Tilt(mix_of(1 / 3, 3), torch.ones(3) / 3)
+    one, other = (
+        censuses.census(log_p, s, target, even, 2.0, torch.Generator().manual_seed(1))
+        for s in (plain, plain.weighted(torch.full((300,), weight)))
+    )
+    for name in ("share", "low", "high"):
+        torch.testing.assert_close(getattr(one, name), getattr(other, name))
+
+
 def test_shares_against_a_loop():
     rng = np.random.default_rng(0)
     p, sizes, prior = rng.dirichlet(np.ones(3), 7), [3, 4], np.array([0.2, 0.3, 0.5])

@@ -165,6 +165,29 @@ def test_truth_is_used_for_nothing():
     assert accuracies[2] is None
 
 
+def test_intervals_know_how_few_bags_there_are():
+    """All right in six bags is not surely all right, and fewer groups are worth less."""
+    truth = np.arange(60) // 10 % 2
+    make = lambda **more: Bags.of(  # noqa: E731
+        Pool(np.zeros((60, 2), np.float32)), sizes=[10] * 6, labels=[0, 1] * 3, classes=2, truth=truth, **more
+    )
+    p = torch.eye(2)[torch.from_numpy(truth)] * 0.98 + 0.01
+    unit = crossval.Unit(np.arange(6), p, p[::10].log(), 0.0)
+    plain, grouped = (
+        crossval.with_truth(crossval.score([unit], bags.blind()), [unit], bags)
+        for bags in (make(), make(group=[*"aabbcc"]))
+    )
+    assert plain.instance_high == grouped.instance_high == 1
+    assert 0.1 < grouped.instance_low < plain.instance_low < 0.9
+    assert grouped.bag_low < plain.bag_low
+
+
+def test_either_winner_of_a_tie_is_right():
+    tied = Bags.of(Pool(np.zeros((12, 2), np.float32)), sizes=[2] * 6, labels=np.full((6, 2), 0.5), classes=2)
+    unit = crossval.Unit(np.arange(6), torch.full((12, 2), 0.5), torch.tensor([[0.1, 0.9]] * 6).log(), 0.0)
+    assert crossval.score([unit], tied).bag_accuracy == 1
+
+
 def test_scoring_refuses_bags_with_truth():
     bags = blobs(4, 3)
     unit = crossval.Unit(np.arange(4), torch.full((12, 3), 1 / 3), torch.zeros(4, 3), 0.0)

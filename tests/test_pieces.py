@@ -13,12 +13,13 @@ import torch
 from hypothesis import assume
 from torch import nn
 
-from headcount.bags import Bags, Pool
+from headcount.bags import Bags, Pool, steepness
 from headcount.bags import pool as pools
 from headcount.bags.ahead import Ahead
 from headcount.bags.pictures import Pictures
 from headcount.data import prepare
 from headcount.errors import HeadcountError
+from headcount.judging.fewer import some_rows, thinned
 from headcount.models.heads import HEADS, Tally, nll
 from headcount.models.model import Design, Model, say
 from headcount.training import stream
@@ -354,6 +355,21 @@ def test_asked_in_chunks_says_the_same(name, options, mapped, tmp_path):
     near(chunks.instance, whole.instance, 1e-6)
     near(chunks.bag.exp(), whole.bag.exp(), 2e-6)
     near(chunks.parts["features"], whole.parts["features"], 1e-6)
+
+
+def test_what_is_known_stands_for_itself_in_a_part():
+    """A person marked some of one class: those left in the part must not speak for the others."""
+    rng = np.random.default_rng(0)
+    label = np.arange(20) % 2
+    truth = np.where(rng.random((20, 1000)) < 0.6, label[:, None], 1 - label[:, None]).ravel()
+    known = np.where((truth == 0) & (rng.random(20_000) < 0.3), 0, -1)
+    bags = Bags.of(Pool(np.zeros((20_000, 1), np.float32)), sizes=[1000] * 20, labels=label, classes=2, known=known)
+    few, rows = thinned(bags, 4000), some_rows(bags, 4000)
+    assert few.segments().total().tolist() == pytest.approx([1000.0] * 20, rel=1e-5)
+    p = torch.eye(2)[torch.from_numpy(truth)] * 0.98 + 0.01
+    whole = steepness.estimate(p, bags.segments(), bags.target).share
+    part = steepness.estimate(p[rows], few.segments(), few.target).share
+    assert part.tolist() == pytest.approx(whole.tolist(), abs=0.03)
 
 
 def test_a_part_is_kept_of_a_large_bag_too():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -126,6 +127,23 @@ def test_official_sampler_has_the_same_statistics(monkeypatch):
         rng.shuffle(row)
     tied = (counts == counts.max(1, keepdims=True)).sum(1) > 1
     assert tied.mean() == pytest.approx(0.185, abs=0.03)
+
+
+def test_official_labels_come_in_the_released_order(monkeypatch):
+    """Class lists are shuffled by numbers of their own; every count and label after them is as the released code draws it."""
+    monkeypatch.setattr(shares, "official", partial(shares.official, block=20_000))
+    source = load("digits")
+    given = Protocol(scenario="small", bag_size=16, train_bags=20, valid_bags=10, test_bags=10, sampler="official")
+    rng = np.random.RandomState(42)
+    rng.shuffle(np.arange(len(source)))
+    for fold in range(2):
+        made = majority_bags(source, fold, given)
+        for split, addresses in pools(len(source), fold, 42).items():
+            counts, labels = draw_counts(given, 10, given.bags_of(split), rng)
+            lists = [addresses[source.truth[addresses] == c] for c in range(10)]
+            for want in counts:
+                rng.shuffle(np.concatenate([rng.choice(m, n, replace=False) for m, n in zip(lists, want, strict=True)]))
+            assert made[split].label.tolist() == labels.tolist(), (fold, split)
 
 
 def test_official_needs_a_multiple_of_ten():

@@ -98,7 +98,8 @@ def test_least_share_is_that_of_bags_filled_by_lot(size, classes):
     rng = np.random.default_rng(0)
     drawn = rng.multinomial(size, np.full(classes, 1 / classes), 40_000).max(1) / size
     assert steepness.least_share(size, classes) == pytest.approx(drawn.mean(), abs=4 * drawn.std() / 200 + 0.001)
-    assert 1 / classes < steepness.least_share(size, classes) <= steepness.first_guess(size, classes) <= 1
+    assert 1 / classes < steepness.least_share(size, classes)
+    assert min(steepness.least_share(size, classes), 0.999) <= steepness.first_guess(size, classes) < 1
 
 
 def test_condition():
@@ -109,6 +110,13 @@ def test_condition():
     lead = (0.7 - 0.1) / 1  # the eigenvalues of such a T are 1 and the lead
     assert steep == pytest.approx(1 / lead, rel=1e-5)
     assert tilt.Tilt(tilt.mix_of(0.7, 4), torch.tensor([0.5, 0.5, 0.0, 0.0])).condition == math.inf
+    y = torch.arange(600) % 4
+    never = steepness.estimate(torch.eye(4)[y], Segments.from_sizes([10] * 60), torch.eye(4)[torch.arange(60) % 3])
+    assert never.condition == math.inf, "label 3 never occurs"
+    rare = steepness.estimate(
+        torch.eye(4)[y], Segments.from_sizes([10] * 60), torch.eye(4)[torch.arange(60).clamp_max(3)]
+    )
+    assert rare.condition < math.inf
 
 
 # -- estimation -----------------------------------------------------------------------------------------------------------

@@ -147,6 +147,7 @@ def census(
     """
     if not 0 < level < 1:
         raise HeadcountError(f"the level of an interval lies between 0 and 1, got {level}")
+    segments = _even(segments)
     log_p, centre = log_p.double(), centres(tilt, target.double())
     prior, size = tilt.prior.double(), segments.total().double().clamp_min(1e-12)[:, None]
     share, label, told = centre, target.argmax(1, keepdim=True), target.sum(1) > 0

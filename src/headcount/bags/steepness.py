@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from headcount.bags.segments import Segments
-from headcount.bags.tilt import Tilt, mix_of, prior_of, times
+from headcount.bags.tilt import SLIGHT, Tilt, mix_of, prior_of, times
 from headcount.errors import HeadcountError, choose
 
 FORMS = ("one", "class", "full")
@@ -71,12 +71,12 @@ def first_guess(size: float, classes: int) -> float:
     """A majority share to begin with: low, a tenth of the way from that of bags filled by lot to the whole. From below, an
     estimate climbs as far as the classifier's confidence bears it; from above it would stay wherever doubt explains it."""
     least = least_share(max(1, round(size)), classes)
-    return least + 0.1 * (1 - least)
+    return min(least + 0.1 * (1 - least), 1 - LEAST)
 
 
 def labels_of(seen: Tensor, counted: Tensor | None = None) -> Tensor:
     """(C,) label frequencies, from how often each was seen: never is still a small chance, unless a class cannot win."""
-    seen = seen + 1e-3 * seen.sum().clamp_min(1.0) / len(seen)
+    seen = seen + SLIGHT * seen.sum().clamp_min(1.0) / len(seen)
     seen = seen if counted is None else seen * counted
     return seen / seen.sum()
 

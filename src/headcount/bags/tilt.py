@@ -25,6 +25,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+SLIGHT = 1e-3  # what labels that were never seen share among themselves, when all are counted
+
+
 # -- the matrix and its faces -------------------------------------------------------------------------------------------------
 
 
@@ -56,7 +59,7 @@ def matrix_of(mix: Tensor, labels: Tensor) -> Tensor:
     tensor([[0.8182, 0.1818],
             [0.6667, 0.3333]])
     """
-    return (labels[:, None] * mix / prior_of(mix, labels)).T
+    return (labels[:, None] * mix / prior_of(mix, labels).clamp_min(1e-30)).T
 
 
 def mix_from(matrix: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,7 +99,7 @@ class Tilt:
     def condition(self) -> float:
         """How many times larger than the labels' noise the classifier's may get: the condition number of T. Infinite if a
         label never occurs: then a class can be told from the others only by what it is not."""
-        seen = self.matrix[:, self.labels > 0].double()
+        seen = self.matrix[:, self.labels > SLIGHT / len(self.labels)].double()
         values = torch.linalg.svdvals(seen)
         return math.inf if seen.shape[1] < len(self.mix) or values[-1] <= 0 else float(values[0] / values[-1])
 

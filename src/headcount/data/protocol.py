@@ -185,7 +185,8 @@ def fill_bags(
     """Draw the instances: no image twice in a bag; between bags only if ``overlap``, else fewer bags may result."""
     lists = [addresses[source.truth[addresses] == c] for c in range(len(source.classes))]
     for c, members in enumerate(lists):
-        rng.shuffle(members)
+        # the released code shuffles these with Python's numbers, which leaves the order of its own as it was
+        (np.random.RandomState(c) if isinstance(rng, np.random.RandomState) else rng).shuffle(members)
         if counts[:, c].max() > len(members):
             raise HeadcountError(
                 f"class {source.classes[c]!r} has {len(members)} instances in the {split} part of {source.name}, "

@@ -1,7 +1,7 @@
 """Cross-validation on bag labels: every bag is answered once by somebody who never saw it, nor anyone of its group.
 
-Bag scores carry intervals (Wilson's, over bags). Nothing here sees an instance's class; ``with_truth`` is called afterwards,
-where the data bring one, and changes no choice.
+Bag scores carry intervals (Wilson's, over bags or their groups). Nothing here sees an instance's class; ``with_truth`` is
+called afterwards, where the data bring one, and changes no choice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from headcount.training.splits import bag_folds
 
 LISTENED = 20_000  # instances from which it is learned what a bag tells of its instances
 VALID = 5  # one bag of so many, of those to train on, chooses the epoch
-Z = 1.959964
 
 
 @dataclass(frozen=True)
@@ -152,11 +151,10 @@ def score(units: Sequence[Unit], bags: Bags) -> Score:
     found = judge(p[some_rows(held, MOST)], thinned(held, MOST))  # so many witnesses are enough
     temperature = best_temperature(log_p, held.target)
     label, said = held.label.numpy(), log_p.argmax(1).numpy()
-    right = float((label == said).mean())
-    low, high = intervals.wilson(right, len(label))
+    right = intervals.in_groups(metrics.right_bags(held.target.numpy(), said), held.group)
     return Score(
         loss=found.loss, error=float(found.each.std() / math.sqrt(max(1, len(label) - 1))), judgement=found,
-        bag_accuracy=right, bag_low=low, bag_high=high, temperature=temperature,
+        bag_accuracy=right.value, bag_low=right.low, bag_high=right.high, temperature=temperature,
         bag_loss=float(bag_losses((log_p.double() / temperature).log_softmax(1), held.target).mean()),
         confusion=metrics.confusion(label, said, len(bags.classes)).tolist(),
     )  # fmt: skip
@@ -189,9 +187,9 @@ def with_truth(found: Score, units: Sequence[Unit], bags: Bags) -> Score:
     known = held.truth >= 0
     if not bool(known.any()):
         return found
-    hit, of = (torch.bincount(held.bag[k], minlength=len(held)).numpy() for k in (known & (said == held.truth), known))
-    rate = hit.sum() / of.sum()
-    # a ratio over bags, which are what was drawn; instances of one bag go wrong together
-    error = math.sqrt(((hit - rate * of) ** 2).sum()) / of.sum() * math.sqrt(len(of) / max(1, len(of) - 1))
-    low, high = max(0.0, rate - Z * error), min(1.0, rate + Z * error)
-    return replace(found, instance_accuracy=float(rate), instance_low=float(low), instance_high=float(high))
+    # bags, or their groups, are what was drawn; instances of one go wrong together
+    bag = held.bag[known].numpy()
+    rate = intervals.in_groups(
+        (said == held.truth)[known].numpy(), bag if held.group is None else np.array(held.group)[bag]
+    )
+    return replace(found, instance_accuracy=rate.value, instance_low=rate.low, instance_high=rate.high)

@@ -25,9 +25,9 @@ def bags_scored(bags: Bags, said: Said, level: float = LEVEL) -> dict[str, Any]:
     if not told.any():
         return {"bags": 0}
     target, p = target[told], said.bag[told]
-    right = target[np.arange(len(p)), p.argmax(1)] >= target.max(1) - 1e-6
+    right = metrics.right_bags(target, p.argmax(1))
     group = None if bags.group is None else np.array(bags.group, dtype=object)[told]
-    accuracy = _in_groups(right, group, level)
+    accuracy = intervals.in_groups(right, group, level)
     label = target.argmax(1)
     won = target >= target.max(1, keepdims=True) - 1e-6  # votes too are foretold by their winner; a tie by either half
     won = won / won.sum(1, keepdims=True)
@@ -40,14 +40,6 @@ def bags_scored(bags: Bags, said: Said, level: float = LEVEL) -> dict[str, Any]:
         "calibration": calibration(p.max(1), right),
         "confusion": metrics.confusion(label, p.argmax(1), p.shape[1]).tolist(),
     }
-
-
-def _in_groups(right: np.ndarray, group: Any, level: float) -> Estimate:
-    if group is None:
-        value = float(right.mean())
-        return Estimate(value, *intervals.wilson(value, len(right), level), len(right))
-    _, number = np.unique(group.astype(str), return_inverse=True)
-    return intervals.clustered(np.bincount(number, weights=right), np.bincount(number), level)
 
 
 def calibration(sure: np.ndarray, right: np.ndarray) -> dict[str, Any]:

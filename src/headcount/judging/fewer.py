@@ -27,14 +27,19 @@ def in_pieces(bags: Bags, most: int | None = None) -> Bags:
 def thinned(bags: Bags, most: int, seed: int = 0) -> Bags:
     """At most so many instances, drawn alike from every bag; each bag keeps one at least. Known classes all stay.
 
-    Each stands for as many as were left out, so that bags are as large as they were: how slight a majority can be follows
-    from that."""
+    Those drawn stand for those of their bag that were left out, so that bags are as large as they were (how slight a majority
+    can be follows from that) and hold as much of what is known."""
     if len(bags.index) <= most:
         return bags
     rows = some_rows(bags, most, seed)
-    sizes = torch.bincount(bags.bag[rows], minlength=len(bags))
-    own = {k: None if (v := getattr(bags, k)) is None else v[rows] for k in ("weight", "known", "removed")}
-    own["weight"] = (torch.ones(len(rows)) if own["weight"] is None else own["weight"]) * (len(bags.index) / len(rows))
+    bag, sizes = bags.bag, torch.bincount(bags.bag[rows], minlength=len(bags))
+    own = {k: None if (v := getattr(bags, k)) is None else v[rows] for k in ("known", "removed")}
+    weight = torch.ones(len(bags.index), device=bag.device) if bags.weight is None else bags.weight
+    drawn = weight if bags.known is None else weight.masked_fill(bags.known >= 0, 0)  # the known stand for themselves
+    all_, here = (torch.bincount(bag[r], drawn[r].double(), len(bags)) for r in (slice(None), rows))
+    own["weight"] = (
+        weight[rows] - drawn[rows] + drawn[rows] * (all_ / here.clamp_min(1e-30))[bag[rows]].to(weight.dtype)
+    )
     offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
     return replace(bags, index=bags.index[rows], offsets=offsets, truth=None, **own)
 
@@ -46,10 +51,9 @@ def some_rows(bags: Bags, most: int, seed: int = 0) -> torch.Tensor:
         return torch.arange(n)
     rng = np.random.default_rng(seed_for(seed, "thinned"))
     bag = bags.bag.cpu().numpy()
-    order = np.lexsort((rng.random(n), bag))
+    known = np.zeros(n, bool) if bags.known is None else bags.known.cpu().numpy() >= 0
+    order = np.lexsort((rng.random(n), known, bag))  # the known need not be drawn
     rank = np.arange(n) - bags.offsets[:-1].cpu().numpy()[bag[order]]
     keep = np.zeros(n, bool)
     keep[order] = rank < np.maximum(1, bags.sizes.cpu().numpy() * most // n)[bag[order]]
-    if bags.known is not None:
-        keep |= bags.known.cpu().numpy() >= 0
-    return torch.from_numpy(np.flatnonzero(keep))
+    return torch.from_numpy(np.flatnonzero(keep | known))

@@ -83,3 +83,12 @@ def clustered(right: np.ndarray, answers: np.ndarray, level: float = LEVEL) -> E
     worth = p * (1 - p) / variance if variance > 1e-12 else float(groups)
     t = float(stats.t.ppf((1 + level) / 2, groups - 1))
     return Estimate(p, *wilson(p, min(worth, total), quantile=t), round(total))
+
+
+def in_groups(right: np.ndarray, group: Any = None, level: float = LEVEL) -> Estimate:
+    """The share of answers that are ``right`` (n,), which come in groups if ``group`` (n,) names one for each."""
+    if group is None:
+        value = float(right.mean())
+        return Estimate(value, *wilson(value, len(right), level), len(right))
+    _, number = np.unique(np.asarray(group).astype(str), return_inverse=True)
+    return clustered(np.bincount(number, weights=right), np.bincount(number), level)

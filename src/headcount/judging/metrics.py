@@ -32,6 +32,15 @@ def bag_accuracy(label: Array, said: Array) -> float:
     return instance_accuracy(label, said)
 
 
+def right_bags(target: Array, said: Array) -> Array:
+    """(B,) whether the class said has most of the bag's target (B, C); of a tie, each winner is right.
+
+    >>> right_bags(np.array([[0.5, 0.5, 0], [0.6, 0.4, 0]]), np.array([1, 1])).tolist()
+    [True, False]
+    """
+    return np.take_along_axis(target, said[:, None], 1)[:, 0] >= target.max(1) - 1e-6
+
+
 def votes(said: Array, bag: Array, bags: int, classes: int, kept: Array | None = None) -> Array:
     """(B, C) how many instances of each bag were said to be of each class; the unknown (-1) do not vote."""
     kept = said >= 0 if kept is None else kept & (said >= 0)

@@ -11,6 +11,8 @@ It begins low, and is told neither truth nor anything else.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -135,7 +137,9 @@ class TiltHead(Head):
     def _begin(self, size: float) -> None:
         """What is believed of bags of this size before anything is seen."""
         self.least.fill_(steepness.floor(size, self.classes, self.counted))
-        guess = steepness.first_guess(size, self.classes) if self.share is None else self.share
+        guess = (
+            steepness.first_guess(size, self.classes) if self.share is None else min(self.share, 1 - steepness.LEAST)
+        )
         self.mix.copy_(tilt.mix_of(torch.tensor(guess, dtype=torch.float64), self.classes))
 
     def _trust_nobody(self, persistent: bool) -> None:
@@ -221,10 +225,12 @@ class TiltHead(Head):
 
     def foretold(self) -> Tensor:
         """() how much of what labels leave open the elections foretell of the validation bags: 0, no more than who knows but
-        the labels' frequencies; 1, all of it. Where no bag had a label, as before."""
-        labels = steepness.labels_of(self.seen, self.counted)
-        open_ = -(self.bags * labels.clamp_min(1e-30).log()).sum()
-        return torch.where(self.bags.sum() > 0, (1 - self.missed / open_.clamp_min(1e-12)).clamp(0, 1), self.trust)
+        how frequent labels are among them, and doubts as much; 1, all of it. Where no bag had a label, as before."""
+        labels = steepness.labels_of(self.bags, self.counted)
+        sure = self.bags.sum() * math.log1p(self.doubt)  # who is sure and right has missed nothing
+        open_ = sure - (self.bags * (labels + self.doubt).clamp_min(1e-30).log()).sum()
+        found = (1 - (self.missed + sure) / open_.clamp_min(1e-12)).clamp(0, 1)
+        return torch.where(self.bags.sum() > 0, found, self.trust)
 
     @torch.no_grad()
     def note(self, z: Tensor, rows: Tensor, target: Tensor) -> None:
