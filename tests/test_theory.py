@@ -60,5 +60,8 @@ def test_the_bag_term_falls_silent():
 
 
 def test_the_share_is_estimated():
-    found = theory.estimated(bags=(800,), seeds=3)
-    assert found["estimated"][0] == pytest.approx(found["true"][0], abs=0.03)
+    found = theory.estimated(bags=(800,), seeds=3, rounds=(10, 50))
+    true = found["true"][0]
+    assert found["tilt known"][0] == pytest.approx(true, abs=0.03)
+    early, late = (found[f"unknown, {n} rounds"][0] for n in (10, 50))
+    assert true - 0.03 < early < late < true + 0.09, "it climbs, and goes on climbing"
