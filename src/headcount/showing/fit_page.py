@@ -112,7 +112,7 @@ def model_card(fitted: Fitted) -> str:
     if scores:
         lines.append(
             f"* bag labels, {facts['splits']['folds']}-fold cross-validation (whole groups held out): accuracy "
-            f"{rate(scores['bag_accuracy'], scores['bag_low'], scores['bag_high'])}, 95 % interval over bags"
+            f"{rate(scores['bag_accuracy'], scores['bag_low'], scores['bag_high'])}, 95 % interval over bags or their groups"
         )
         if scores["instance_accuracy"] is not None:
             said = rate(scores["instance_accuracy"], scores["instance_low"], scores["instance_high"])

@@ -177,4 +177,17 @@ def nll(log_p: Tensor, target: Tensor, eps: float = 0.0) -> Tensor:
     return each.sum() / (target.sum(1) > 0).sum().clamp_min(1)
 
 
-__all__ = ["Batch", "Head", "Noted", "Output", "Pass", "Tally", "nll"]
+def voices(segments: Segments) -> Tensor:
+    """(N,) how often each instance counts: the removed not at all."""
+    here = (~segments.removed).float()
+    return here if segments.weight is None else here * segments.weight
+
+
+def told_loss(z: Tensor, known: Tensor, weight: Tensor) -> Tensor:
+    """() cross-entropy of ``z`` (N, C) on the instances whose own class is given, -1 where it is not."""
+    told = weight * (known >= 0)
+    each = -z.log_softmax(1).gather(1, known.clamp_min(0)[:, None])[:, 0]
+    return (told * each).sum() / told.sum().clamp_min(1e-12)
+
+
+__all__ = ["Batch", "Head", "Noted", "Output", "Pass", "Tally", "nll", "told_loss", "voices"]

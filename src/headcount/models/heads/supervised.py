@@ -1,15 +1,14 @@
 """The supervised twin: the same network, taught with the labels of the instances themselves.
 
-It is no method for majority labels but the bound on them, and the only head that may use instance labels (``known``).
+It is no method for majority labels but the bound on them, and the only head that must have instance labels (``known``).
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from headcount.bags import Segments
 from headcount.errors import HeadcountError, choose
-from headcount.models.heads.base import Batch, Output, Pass, nll
+from headcount.models.heads.base import Batch, Output, Pass, nll, told_loss, voices
 from headcount.models.heads.noisy import MeanProbability
 
 
@@ -49,15 +48,7 @@ class Supervised(MeanProbability):
                     "head supervised learns from instance labels, and these bags have none; give Bags.of(known=...)"
                 )
             return nll(output.bag, batch.target)
-        log_p = output.instance.log_softmax(1).gather(1, batch.known.clamp_min(0)[:, None])[:, 0]
-        told = voices(batch.known, batch.segments)
-        return -(told * log_p).sum() / told.sum().clamp_min(1e-12)
+        return told_loss(output.instance, batch.known, voices(batch.segments))
 
     def mass(self, batch: Batch) -> Tensor:
-        return super().mass(batch) if batch.known is None else voices(batch.known, batch.segments).sum()
-
-
-def voices(known: Tensor, segments: Segments) -> Tensor:
-    """(N,) how often each instance's own label counts."""
-    told = ((known >= 0) & ~segments.removed).float()
-    return told if segments.weight is None else told * segments.weight
+        return super().mass(batch) if batch.known is None else (voices(batch.segments) * (batch.known >= 0)).sum()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from headcount.bags import Segments, steepness, tilt
 from headcount.bags.census import crowned
 from headcount.errors import HeadcountError, choose
-from headcount.models.heads.base import Batch, Head, Output, Pass, nll
+from headcount.models.heads.base import Batch, Head, Output, Pass, nll, told_loss, voices
 from headcount.models.heads.election import scores
 
 SLOW = 0.99  # of the running means of what the teacher says
@@ -182,7 +182,7 @@ class TiltHead(Head):
         """The three terms for one network's answers, or in validation for what all say together."""
         z, s, target, known = _first(output.instance, batch)
         rows = s.spread(target)  # (n, C)
-        weight = _counts(s)
+        weight = voices(s)
         self.note(z.detach(), rows * weight[:, None], target)
         labels = steepness.labels_of(self.seen, self.counted)
         done = torch.zeros((), device=z.device) if batch.done is None or not self.training else batch.done
@@ -205,7 +205,7 @@ class TiltHead(Head):
             weighed = self.bag_weight() * (done >= self.vote) if self.training else JUDGED
             loss = loss + weighed * missed
         if whole and known is not None:
-            loss = loss + _told(z, known, weight)
+            loss = loss + told_loss(z, known, weight)
         if teacher is not None and self.training and self.teach and whole:
             strong = output.instance[-len(z) :]
             loss = loss + self.teach * (done >= self.start) * self.teaching(
@@ -304,16 +304,3 @@ def _by_bag(x: Tensor, bag: Tensor, bags: int) -> Tensor:
     if len(bag) * bags > PAIRS:
         return Segments(bag, bags).sum(x)
     return tilt.times((bag == torch.arange(bags, device=bag.device)[:, None]).to(x.dtype), x)
-
-
-def _counts(s: Segments) -> Tensor:
-    """(n,) how often each instance counts."""
-    here = (~s.removed).float()
-    return here if s.weight is None else here * s.weight
-
-
-def _told(z: Tensor, known: Tensor, weight: Tensor) -> Tensor:
-    """Cross-entropy on the instances whose own class is given."""
-    told = weight * (known >= 0)
-    each = -z.log_softmax(1).gather(1, known.clamp_min(0)[:, None])[:, 0]
-    return (told * each).sum() / told.sum().clamp_min(1e-12)
