@@ -146,3 +146,31 @@ def test_pool_mapped_from_disk(tmp_path):
 
 def test_gray_pictures_get_a_channel():
     assert Pool(np.zeros((2, 8, 8), np.uint8)).shape == (8, 8, 1)
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "uint32", "uint64", "int8", "bool"])
+def test_labels_of_any_whole_kind(kind):
+    pool = Pool(np.zeros((4, 2), np.float32))
+    assert Bags.of(pool, sizes=[2, 2], labels=np.array([0, 1], kind), classes=2).label.tolist() == [0, 1]
+    if kind != "bool":
+        with pytest.raises(HeadcountError, match="label 2 of bag 1 is out of range"):
+            Bags.of(pool, sizes=[2, 2], labels=np.array([0, 2], kind), classes=2)
+
+
+@pytest.mark.parametrize(
+    ("which", "says"),
+    [
+        (np.array([True, False]), "a mask over 3 bags has so many values, got 2"),
+        (np.ones(40, bool), "a mask over 3 bags has so many values, got 40"),
+        ([0.5], "bags to take must be a flat list of whole numbers, got float64"),
+        (2, r"bags to take must be a flat list of whole numbers, got int64 of shape \(\)"),
+        ([[0], [1, 2]], "bags to take must be a flat list"),
+        ([-1], "bags are numbered 0 to 2"),
+        ([3], "bags are numbered 0 to 2"),
+    ],
+)
+def test_bags_that_cannot_be_taken(which, says):
+    bags = Bags.of(Pool(np.zeros((6, 2), np.float32)), sizes=[2, 2, 2], labels=[0, 1, 0], classes=2)
+    with pytest.raises(HeadcountError, match=says):
+        bags.take(which)
+    assert bags.take([True, False, True]).label.tolist() == bags.take(torch.tensor([0, 2])).label.tolist() == [0, 0]

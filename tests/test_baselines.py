@@ -772,7 +772,7 @@ def tiny(name, even=True, options=None, known=None, seed=0):
         parts.append(Bags.of(pool, sizes=sizes, labels=rng.integers(0, C, 10), classes=C, **extras))
     options = {**SMALL.get(name, {}), **(options or {})}
     torch.manual_seed(seed)
-    design = Design((3,), tuple("abcd"), "mlp", (("hidden", 8),), name, tuple(options.items()))
+    design = Design((3,), parts[0].classes, "mlp", (("hidden", 8),), name, tuple(options.items()))
     recipe = Recipe(backbone="mlp", head=name, options=options, epochs=2, batch_bags=4, lr=1e-2)
     return Model(design), *parts, recipe
 

@@ -29,6 +29,7 @@ FLOORS = [
     "bagkfold",
     "estimator",
     "complaints",
+    "typed",
     "commands",
     "commands_own",
     "demo",

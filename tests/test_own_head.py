@@ -10,11 +10,16 @@ import pytest
 import torch
 
 from headcount import cli
-from headcount.bags import Segments
+from headcount.bags import Bags, Pool, Segments
 from headcount.data.read import read
 from headcount.errors import HeadcountError
 from headcount.fitting import fit_reading
-from headcount.models.heads import HEADS, Batch, build_head
+from headcount.judging import records
+from headcount.judging.run import run
+from headcount.models.heads import HEADS, Batch, build_head, find_head, head_options
+from headcount.training import beforehand
+from headcount.training.batches import Feed
+from headcount.training.recipe import Recipe
 
 OWN = '''"""Median: a class is as strong as its median vote."""
 from headcount.models.heads import Head, Output
@@ -65,6 +70,60 @@ def test_a_head_of_ones_own_in_a_study_and_a_report(tmp_path, monkeypatch):
     page = (out / "report.html").read_text()
     assert "Median vote" in page
     assert "Median vote + MPEM" in page
+
+
+TINY = Recipe(source="digits", bag_size=8, train_bags=10, valid_bags=5, test_bags=5, backbone="mlp", epochs=1)
+
+
+def test_a_head_that_was_edited_is_the_new_one(tmp_path):
+    """In one process, and within the second that Python's own cache goes by."""
+    file, source = tmp_path / "one.py", OWN.replace("class Median", "class One")
+    titles = []
+    for title in ("Median vote", "Middle vote"):
+        file.write_text(source.replace("Median vote", title))
+        record = run(TINY.but(head=f"{file}:One"), tmp_path / "out", device="cpu")
+        titles.append((record.label, record.path.stem == record.key, find_head(f"{file}:One").title))
+    assert titles == [("Median vote", True, "Median vote"), ("Middle vote", True, "Middle vote")]
+    assert len({r.seen["code"] for r in records.load(tmp_path / "out")}) == 2
+
+
+def test_two_folders_two_heads(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "own.py").write_text(OWN.replace("Median vote", name))
+    titles = []
+    for name in ("a", "b"):
+        monkeypatch.chdir(tmp_path / name)
+        titles.append(find_head("own.py:Median").title)
+    assert titles == ["a", "b"]
+
+
+WRONG = {
+    "Output(z, self.elect(votes.mean(1)[:, :3]), {})": r"head Median: bag of its Output has shape \(2, 3\), not \(2, 10\)",
+    "Output(z[:3], self.elect(votes.mean(1)), {})": r"head Median: instance of its Output has shape \(3, 10\), not \(16, 10\)",
+    "Output(z, votes.mean(1), {})": "head Median: bag of its Output holds no log-probabilities .*give self.elect",
+    "(z, votes.mean(1), {})": r"head Median gives tuple; give Output\(instance, bag, parts\)",
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_what_a_head_of_ones_own_says_is_looked_at_once(tmp_path, said):
+    right = "Output(z, self.elect(self.sharpness * votes.median(1).values), {})"
+    assert right in OWN
+    (tmp_path / "own.py").write_text(OWN.replace(right, said))
+    with pytest.raises(HeadcountError, match=WRONG[said]):
+        run(TINY.but(head=f"{tmp_path / 'own.py'}:Median"), tmp_path / "out", device="cpu")
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_all_our_heads_would_pass(name, monkeypatch):
+    sizes = {"width": 16, "heads": 2, "layers": 2, "landmarks": 4, "student_width": 8}
+    options = {k: v for k, v in sizes.items() if k in head_options(name)}
+    head = build_head(name, dim=8, classes=3, options=options)
+    bags = Bags.of(Pool(np.zeros((9, 8), np.float32)), sizes=[4, 2, 3], labels=[0, 1, 2], classes=3, known=[0] * 9)
+    head.enrol(3, 9)
+    monkeypatch.setattr(beforehand, "HEADS", {})
+    beforehand.listen(head, Feed(bags, 2))
 
 
 def test_a_fit_leaves_a_model_behind_and_so_takes_no_head_from_a_file():

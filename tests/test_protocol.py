@@ -269,3 +269,30 @@ def test_loss_of_a_perfect_classifier(classes, scenario, perfect, tolerance):
     log_p = head.top(majority, torch.full((len(votes),), 64.0))
     degenerate = float(head.loss(type("O", (), {"bag": log_p})(), batch))
     assert degenerate == pytest.approx({10: 4.1e-4, 9: 3.6e-4, 4: 1.4e-4}[classes], rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"bag_size": 2.5}, "bag_size is a whole number from 1 to 1048576, got 2.5"),
+        ({"bag_size": "8"}, "bag_size is a whole number from 1 to 1048576, got '8'"),
+        ({"train_bags": None}, "train_bags is a whole number from 1"),
+        ({"test_bags": True}, "test_bags is a whole number from 1"),
+        ({"seed": -1}, "seed is a whole number from 0"),
+        ({"overlap": "no"}, "overlap is true or false, got 'no'"),
+    ],
+)
+def test_what_a_protocol_cannot_be(options, says):
+    with pytest.raises(HeadcountError, match=says):
+        small(**options)
+
+
+@pytest.mark.parametrize("fold", ["0", 0.5, None, -1, 5, True])
+def test_what_a_fold_cannot_be(fold):
+    for sampler in ("conditional", "official"):
+        with pytest.raises(HeadcountError, match="fold is a whole number from 0 to 4, got"):
+            majority_bags(load("digits"), fold, small(sampler=sampler))
+
+
+def test_numbers_of_numpy_make_the_same_protocol():
+    assert small(bag_size=np.int64(24), overlap=np.True_) == small()

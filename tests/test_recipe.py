@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import torch
 
 from headcount.errors import HeadcountError
+from headcount.judging.study import grid
 from headcount.training import recipe as module
 from headcount.training.recipe import Recipe
 
@@ -115,9 +118,40 @@ def test_needs_and_labels():
         ({"epochs": "many"}, "epochs is a whole number"),
         ({"lr": float("nan")}, "lr is a number"),
         ({"options": {"t3": 1}}, "no option of head count 't3'; there are t1, t2, mode, reduction"),
+        (
+            {"options": {"t1": float("nan")}},
+            "option t1 is a finite number, true, false, a word or a list of these, got nan",
+        ),
+        ({"options": {"t1": {"a": 1}}}, "option t1 is a finite number"),
+        ({"options": {"t1": np.arange(2)}}, "option t1 is a finite number"),
+        ({"fold": np.float64(1.5)}, "fold is a whole number from 0 to 4, got"),
+        ({"mirror": 1}, "mirror is true or false, got 1"),
         ({"lrr": 1}, r"no recipe field 'lrr'.*did you mean 'lr'"),
     ],
 )
 def test_typos_raise(changes, says):
     with pytest.raises(HeadcountError, match=says):
         DIGITS.but(**changes)
+
+
+def test_numbers_of_numpy_and_torch_are_numbers():
+    given = DIGITS.but(fold=np.int64(1), lr=np.float32(0.5), mirror=np.True_, options={"t1": torch.tensor(2.0)})
+    plain = DIGITS.but(fold=1, lr=0.5, mirror=True, options={"t1": 2.0})
+    assert given == plain
+    assert given.key == plain.key
+    assert [type(v) for v in (given.fold, given.lr, given.mirror, dict(given.options)["t1"])] == [
+        int,
+        float,
+        bool,
+        float,
+    ]
+    assert [r.fold for r in grid(DIGITS, fold=np.arange(2))] == [0, 1]
+
+
+def test_a_recipe_that_is_read_runs_nobodys_code(tmp_path):
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    for file in (tmp_path / "evil.py", tmp_path / "gone.py"):
+        assert Recipe.of({"head": f"{file}:X", "removal": 0.5}).needs
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(HeadcountError, match=r"no file .*gone\.py"):
+        _ = DIGITS.but(head=f"{tmp_path / 'gone.py'}:X").key

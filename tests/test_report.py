@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from headcount.data.sources import Source
-from headcount.errors import HeadcountError
+from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.judging.records import Record
 from headcount.judging.select import rows
 from headcount.models.heads import HEADS
@@ -217,6 +217,42 @@ def test_twins_are_told_apart(tmp_path: Path, source: Source) -> None:
     page = report.render(made, "t", lambda _: source)
     assert 'id="overview"' in page
     assert page.count('class="number best"') == 4
+
+
+def test_other_data_and_other_code_are_other_rows(tmp_path: Path, source: Source) -> None:
+    made = [make_record(tmp_path, source, SMALL.but(fold=fold)) for fold in (0, 1)]
+    made += [Record({**r.body, "data": {**r.body["data"], "checksum": "77" * 16}}, r.path) for r in made]
+    names = [m.name for m in tables.methods(rows(made))]
+    assert sorted(names) == ["Counting Network, data 0f0f0f0f", "Counting Network, data 77777777"]
+    own = {**made[0].body["recipe"], "head": "away/own.py:Own"}
+    body = {**made[0].body, "recipe": own, "label": "Own", "text": "Own, fold 0"}
+    made = [
+        Record({**body, "own_head": {"code": code * 8, "told": code == "ab"}}, made[0].path) for code in ("ab", "cd")
+    ]
+    named = tables.methods(rows(made))
+    assert [(m.name, m.oracle) for m in named] == [("Own, code cdcdcdcd", False), ("Own, code abababab", True)]
+    assert "Own, code abababab" in report.render(made, "t", lambda _: source)
+
+
+def test_a_run_under_two_keys_counts_once_the_newest(tmp_path: Path, source: Source) -> None:
+    made = [make_record(tmp_path, source, SMALL.but(options={"t1": t1}, fold=0)) for t1 in (1, 1.0)]
+    assert made[0].key != made[1].key
+    late = {**made[0].body, "provenance": {**made[0].body["provenance"], "started": "2025-02-01T00:00:00+00:00"}}
+    made[0] = Record(late, made[0].path)
+    with pytest.warns(HeadcountWarning, match="1 of 2 records of Counting Network w/o Count repeat a run"):
+        (row,) = rows(made)
+    assert row.records == (made[0],)
+
+
+def test_a_report_runs_nobodys_code(tmp_path: Path, source: Source) -> None:
+    """A record names the file of its head: somebody else's, or long gone."""
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    body = make_record(tmp_path, source, SMALL).body
+    for file in ("evil.py", "gone.py"):
+        recipe = {**body["recipe"], "head": f"{tmp_path / file}:X", "options": {"what": 1}}
+        record = Record({**body, "recipe": recipe, "label": "X marks"}, tmp_path / "x.json")
+        assert "X marks" in report.render([record], "t", lambda _: source)
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])

@@ -16,11 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headcount import commands
 from headcount.errors import HeadcountError
 from headcount.files import alone
-from headcount.judging import records, study
+from headcount.judging import records, select, study
 from headcount.judging.launch import Submit, here, processes
 from headcount.judging.records import Record
+from headcount.judging.run import bags_for
 from headcount.judging.run import run as run_one
 from headcount.showing.report import write_report
 from headcount.training.recipe import Recipe
@@ -201,6 +203,34 @@ def test_grid():
     assert [(r.fold, r.removal) for r in made] == [(0, 0.0), (0, 0.5), (1, 0.0), (1, 0.5)]
     with pytest.raises(HeadcountError, match=r"no recipe field 'flod'.*did you mean 'fold'"):
         study.grid(BASE, flod=(0, 1))
+
+
+def test_a_source_that_was_written_anew_is_read_anew(tmp_path, monkeypatch):
+    """In one process: the same name, other data; by another time of writing, or in another folder."""
+    for name, seed in (("a", 0), ("b", 1)):
+        (tmp_path / name).mkdir()
+        x = np.random.default_rng(seed).normal(size=(300, 4)).astype(np.float32)
+        np.savez(tmp_path / name / "own.npz", features=x, labels=np.arange(300) % 3)
+    base, seen = BASE.but(source="own.npz", epochs=1), []
+    for name in ("a", "b"):
+        monkeypatch.chdir(tmp_path / name)
+        seen.append((run_one(base, tmp_path / "out", device="cpu"), bags_for(base)["train"].pool.data))
+    monkeypatch.chdir(tmp_path / "a")
+    os.replace(tmp_path / "b" / "own.npz", tmp_path / "a" / "own.npz")
+    seen.append((run_one(base, tmp_path / "again", device="cpu"), bags_for(base)["train"].pool.data))
+    first, second, third = seen
+    assert first[0].seen != second[0].seen == third[0].seen
+    assert not first[1].equal(second[1])
+    assert second[1].equal(third[1])
+    assert second[0].scores == third[0].scores
+
+
+def test_the_table_tells_its_rows_apart(tmp_path, capsys):
+    done = study.run(study.grid(BASE, lr=(1e-2, 1e-4)), tmp_path, device="cpu")
+    commands.print_rows(select.rows(done.records))
+    said = capsys.readouterr().out
+    assert "Counting Network, lr 0.01 " in said
+    assert "Counting Network, lr 0.0001 " in said
 
 
 # -- what is kept -----------------------------------------------------------------------------------------------------------

@@ -447,8 +447,9 @@ def test_two_classes_and_ragged_bags_with_everything():
     for counted in (None, [True, True, False]):
         made = Bags(**{**vars(bags), "counted": None if counted is None else torch.tensor(counted)})
         for over in ("bags", "instances"):
-            recipe = TINY.but(epochs=12, lr=0.02, batch_bags=4, options={"over": over, "start": 0.2, "threshold": 0.5})
-            design = Design((4,), tuple("abc"), "linear", head="tilt", options=recipe.options)
+            options = {"over": over, "start": 0.2, "threshold": 0.5}
+            recipe = TINY.but(backbone="linear", epochs=12, lr=0.02, batch_bags=4, options=options)
+            design = Design((4,), made.classes, "linear", head="tilt", options=recipe.options)
             design = design if counted is None else Design(**{**vars(design), "counted": tuple(counted)})
             curve = fit(Model(design), made, made.take([0, 1, 4]), recipe).progress.curve
             assert np.isfinite(curve).all()

@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from headcount.bags import Bags, Pool
+from headcount.bags import Bags, Pool, prints
 from headcount.data.sources import load
 from headcount.errors import HeadcountError
 from headcount.judging import run as runs
@@ -154,8 +155,11 @@ def test_ragged_bags_train():
     rng = np.random.default_rng(0)
     pool = Pool(rng.normal(size=(60, 4)).astype(np.float32))
     bags = Bags.of(pool, sizes=[5, 9, 2, 14, 1, 29], labels=[0, 1, 2, 0, -1, 1], classes=3)
-    model = Model(Design((4,), ("a", "b", "c"), "linear"))
-    progress = fit(model, bags, bags.take([0, 1, 4]), TINY.but(epochs=30, lr=0.05, batch_bags=4)).progress
+    model, recipe = (
+        Model(Design((4,), bags.classes, "linear")),
+        TINY.but(backbone="linear", epochs=30, lr=0.05, batch_bags=4),
+    )
+    progress = fit(model, bags, bags.take([0, 1, 4]), recipe).progress
     assert progress.curve[-1][0] < progress.curve[0][0]
 
 
@@ -291,6 +295,86 @@ def test_a_checkpoint_of_another_version_is_not_taken_up(tmp_path):
     name = next(name for name in tensors if name.startswith("best.head"))
     checkpoint.save(file, {k: v for k, v in tensors.items() if k != name}, facts)
     assert fit(*made(TINY), TINY, work=tmp_path).progress.curve == whole.progress.curve
+
+
+def features(shift=0.0, **more):
+    x = np.random.default_rng(0).normal(size=(24, 3)).astype(np.float32)
+    given = {"labels": [0, 1, 2, 0, 1, 2], "classes": 3, "sizes": [4] * 6, **more}
+    return Bags.of(Pool(x + np.float32(shift)), **given)
+
+
+def test_a_checkpoint_of_other_bags_is_not_taken_up(tmp_path):
+    """Whatever source the recipe names: it is not asked for, here or over the network."""
+    recipe = Recipe(backbone="mlp", epochs=4, batch_bags=2)
+    one = features()
+
+    def epochs(work, train, stop=0):
+        seen = []
+
+        def watch(progress):
+            seen.append(progress.epoch)
+            if progress.epoch == stop:
+                raise Unplugged
+
+        with suppress(Unplugged):
+            fit(runs.fresh_model(recipe, one), train, one, recipe, work=str(work), watch=watch, checkpoint_seconds=0)
+        return seen
+
+    others = {
+        "features": features(1.0),
+        "labels": features(labels=[0, 1, 2, 0, 1, 1]),
+        "sizes": features(sizes=[3, 5] * 3),
+    }
+    for name, train in {**others, "none": features()}.items():
+        assert epochs(tmp_path / name, one, stop=2) == [1, 2]
+        assert epochs(tmp_path / name, train) == ([3, 4] if name == "none" else [1, 2, 3, 4])
+
+
+def test_a_far_pool_is_not_read_through_for_its_print(monkeypatch):
+    bags, taken = features(), []
+    monkeypatch.setattr(prints, "_SPREAD", 5)
+    whole = prints.fingerprint(bags)
+    assert whole == prints.fingerprint(features()) != prints.fingerprint(features(1.0))
+    bags.pool.far = True
+    monkeypatch.setattr(Pool, "take", lambda self, rows: taken.append(rows) or self.data[rows])
+    assert prints.fingerprint(bags) == prints.fingerprint(bags) != whole
+    assert taken[0].tolist() == [0, 5, 11, 17, 23]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"train": {"labels": [-1] * 6}}, "no training bag has a label"),
+        ({"valid": {"labels": [-1] * 6}}, "no validation bag has a label to choose an epoch by; .*selection=last"),
+        (
+            {"train": {"classes": 5}},
+            "the training bags have the classes 0, 1, 2, 3, 4, the model 0, 1, 2; give the same",
+        ),
+        ({"valid": {"classes": ["2", "1", "0"]}}, "the validation bags have the classes 2, 1, 0, the model 0, 1, 2"),
+        ({"recipe": {"head": "tilt"}}, "the model was built with head='count', the recipe says 'tilt'"),
+        ({"recipe": {"backbone": "linear"}}, "the model was built with backbone='mlp', the recipe says 'linear'"),
+        ({"recipe": {"options": {"t1": 1.0}}}, "the model was built with options="),
+        ({"recipe": {"removal": 0.5}}, "removal=0.5: fit removes nobody; .* or use run"),
+        ({"recipe": {"views": "image"}}, "views=image change pictures, and the instances are features"),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(change, says):
+    recipe = Recipe(backbone="mlp", epochs=1)
+    model = runs.fresh_model(recipe, features())
+    given = [features(**change.get(part, {})) for part in ("train", "valid")]
+    with pytest.raises(HeadcountError, match=says):
+        fit(model, *given, recipe.but(**change.get("recipe", {})))
+
+
+def test_bags_of_another_shape_are_refused_and_the_last_epoch_needs_no_labels():
+    recipe = Recipe(backbone="mlp", epochs=2, selection="last")
+    model, silent = runs.fresh_model(recipe, features()), features(labels=[-1] * 6)
+    assert fit(model, features(), silent, recipe).progress.best_epoch == 2
+    wide = Bags.of(Pool(np.zeros((4, 7), np.float32)), sizes=[4], labels=[0], classes=3)
+    with pytest.raises(HeadcountError, match=r"training bags has shape \(7,\), the model was built for \(3,\)"):
+        fit(model, wide, wide, recipe)
+    with pytest.raises(HeadcountError, match="there are no validation bags"):
+        fit(model, features(), features().take([]), recipe)
 
 
 def test_toy_uses_all_the_loop_offers():

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from headcount import commands
 from headcount.bags import Bags, Pool
 from headcount.data.trouble import troubled
 from headcount.errors import HeadcountError
 from headcount.judging.run import bags_for, run
 from headcount.training.recipe import Recipe
+from headcount.typed import recipes_of
 
 
 def bags(n=200, classes=4):
@@ -74,6 +74,6 @@ def test_a_recipe_in_trouble(tmp_path):
 
 def test_fields_of_fields_on_the_command_line():
     words = ["trouble.wrong=0.1,0.2", "backbone.stem=small", "backbone.width=32"]
-    made = commands.recipes_of("cifar10", "various", "0", "tilt", None, "0", None, None, None, words)
+    made = recipes_of("cifar10", "various", "0", "tilt", None, "0", None, None, None, words)
     assert [dict(r.trouble) for r in made] == [{"wrong": 0.1}, {"wrong": 0.2}]
     assert {r.backbone_options for r in made} == {(("stem", "small"), ("width", 32))}

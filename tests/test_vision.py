@@ -226,7 +226,9 @@ def test_frozen_weights_and_running_means_stay(frozen, downloads):
     model.train()
     assert model.backbone.net.training != frozen
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    recipe = Recipe(source="digits", head="tilt", epochs=2, batch_bags=4, lr=0.05, optimizer="adamw", precision="fp32")
+    recipe = Recipe(
+        backbone="timm:small", head="tilt", epochs=2, batch_bags=4, lr=0.05, optimizer="adamw", precision="fp32"
+    )
     fit(model, bags, bags, recipe)
     after = model.state_dict()
     own = [k for k in before if k.startswith("backbone.net.")]

@@ -88,8 +88,9 @@ def run(
 ) -> None:
     """Run one recipe (and what it needs) and print its record. Defaults are the paper's."""
     from headcount import commands
+    from headcount.typed import recipes_of
 
-    recipes = commands.recipes_of(source, scenario, fold, head, option, removal, epochs, bag_size, precision, set_)
+    recipes = recipes_of(source, scenario, fold, head, option, removal, epochs, bag_size, precision, set_)
     if len(recipes) != 1:
         raise HeadcountError(f"run takes one recipe, these options make {len(recipes)}; use `headcount study`")
     commands.run_one(recipes[0], out, device, compile)
@@ -120,8 +121,9 @@ def study(
 ) -> None:
     """Run every combination; commas separate values (--head count,output_mean --fold 0,1,2). Goes on where it stopped."""
     from headcount import commands
+    from headcount.typed import recipes_of
 
-    recipes = commands.recipes_of(source, scenario, fold, head, option, removal, epochs, bag_size, precision, set_)
+    recipes = recipes_of(source, scenario, fold, head, option, removal, epochs, bag_size, precision, set_)
     how = None if dry_run else commands.launcher(launch, processes, address, gpus_each, device)
     commands.run_study(recipes, out, device, processes, dry_run, compile=compile, launch=how)
 

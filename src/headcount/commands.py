@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Iterable
 from itertools import groupby
@@ -24,93 +23,16 @@ from headcount.judging.launch import Launcher, here, processes
 from headcount.judging.rays import agreed, ray_cluster
 from headcount.models.heads import HEADS, head_options
 from headcount.showing.progress import epochs_bar, runs_bar
+from headcount.showing.tables import own_names
 from headcount.training.parallel import rank
 from headcount.training.recipe import Recipe
 from headcount.training.speed import COMPILE, device_for
+from headcount.typed import pairs_of
 
 # no markup: a name or a path may hold a [bracket]; and in a file or a pipe nothing needs to be squeezed
 _wide: dict[str, int] = {} if sys.stdout.isatty() else {"width": 120, "height": 50}
 # of several processes at one training only the first speaks
 console = Console(highlight=False, markup=False, width=_wide.get("width"), height=_wide.get("height"), quiet=rank() > 0)
-
-
-# -- words into recipes -------------------------------------------------------------------------------------------------
-
-
-def recipes_of(
-    source: str,
-    scenario: str,
-    fold: str,
-    head: str,
-    option: list[str] | None,
-    removal: str,
-    epochs: int | None,
-    bag_size: int | None,
-    precision: str | None,
-    set_: list[str] | None,
-) -> list[Recipe]:
-    """The grid that these words span; a comma separates values."""
-    axes: dict[str, list[Any]] = {
-        "source": source.split(","),
-        "scenario": scenario.split(","),
-        "fold": [_number("--fold", v, int) for v in fold.split(",")],
-        "head": head.split(","),
-        "removal": [_number("--removal", v, float) for v in removal.split(",")],
-        "options": [dict(_pair("--option", text) for text in option or [])],
-    }
-    if epochs is not None:
-        axes["epochs"] = [epochs]
-    if bag_size is not None:
-        axes["bag_size"] = [bag_size]
-    if precision is not None:
-        axes["precision"] = precision.split(",")
-    for text in set_ or []:
-        name, values = _split("--set", text)
-        field, dot, own = name.partition(".")
-        if name.endswith("options") or name == "trouble":
-            raise HeadcountError(
-                f"--set cannot give {name} as a whole; give --option NAME=VALUE for the head, --set backbone.NAME=VALUE, "
-                "--set trouble.NAME=VALUE"
-            )
-        given = [_value(v) for v in values.split(",")]
-        if not dot:
-            axes[name] = given
-            continue
-        field = {"backbone": "backbone_options", "trouble": "trouble"}.get(field, field)
-        if field not in ("backbone_options", "trouble"):
-            raise HeadcountError(f"--set {name}: only backbone and trouble have fields of their own")
-        axes[field] = [{**so_far, own: v} for so_far in axes.get(field, [{}]) for v in given]
-    return studies.grid(Recipe(), **axes)
-
-
-def _number(flag: str, text: str, kind: type) -> Any:
-    try:
-        return kind(text)
-    except ValueError:
-        raise HeadcountError(f"{flag} takes numbers, got {text!r}") from None
-
-
-def _split(flag: str, text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals and value):
-        raise HeadcountError(f"{flag} takes NAME=VALUE, got {text!r}")
-    return name, value
-
-
-def _pair(flag: str, text: str) -> tuple[str, Any]:
-    name, value = _split(flag, text)
-    return name, _value(value)
-
-
-def _value(text: str) -> Any:
-    """A number, true or false, or the word itself."""
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
-        return text
-    if isinstance(value, float) and not math.isfinite(value):
-        raise HeadcountError(f"{text} is not a number that can be computed with; give a finite one")
-    return value if isinstance(value, (bool, int, float)) else text
 
 
 # -- running --------------------------------------------------------------------------------------------------------------
@@ -193,9 +115,10 @@ def print_rows(rows: Iterable[select.Row]) -> None:
         table = Table(box=None, pad_edge=False)
         for name in (f"{source}, {scenario}", "runs", "instance accuracy", "bag accuracy", "consistency"):
             table.add_column(name, justify="right" if table.columns else "left", no_wrap=True)
-        for row in group:
+        group = list(group)
+        for name, row in zip(own_names(group), group, strict=True):
             cells = [_shown(*row.score(m)) for m in ("instance_accuracy", "bag_accuracy", "consistency_rate")]
-            table.add_row(row.label, str(len(row.records)), *cells)
+            table.add_row(name, str(len(row.records)), *cells)
         console.print(table)
 
 
@@ -300,7 +223,7 @@ def probe(head: str | None, option: list[str] | None, seeds: int, epochs: int) -
     from headcount.judging.probe import PROBES, recipe_for
     from headcount.judging.probe import probe as score
 
-    options = dict(_pair("--option", text) for text in option or [])
+    options = pairs_of(option)
     recipes = [recipe_for(name, options, epochs) for name in ([head] if head else HEADS)]
     print("| method | " + " | ".join(PROBES) + " |\n" + "|---" * (len(PROBES) + 1) + "|", flush=True)
     for recipe in recipes:

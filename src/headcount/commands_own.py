@@ -12,7 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from headcount.checking import check_reading
-from headcount.commands import _pair, console
+from headcount.commands import console
 from headcount.complaints import tell_of
 from headcount.data.columns import Named
 from headcount.data.read import Reading, read
@@ -25,6 +25,7 @@ from headcount.showing.fit_page import fit_page, lines_of, model_card
 from headcount.showing.outputs import reachable
 from headcount.showing.progress import seconds_bar
 from headcount.training.speed import device_for
+from headcount.typed import pairs_of
 
 ROLES = ("bag", "label", "path", "text", "weight", "group", "truth", "known", "x", "y", "id")
 LISTS = ("votes", "features", "categories")
@@ -83,7 +84,7 @@ def fit(data: str, out: Path, overwrite: bool, reading: dict[str, Any], how: dic
     """Read, fit, write the folder whole. What is finished is kept beside it until then."""
     device_for(how["device"])  # a typo is told before anything is read
     vision.check_choice(*(how[k] for k in ("backbone", "frozen", "weights", "size")))
-    options = dict(_pair("--option", text) for text in how.pop("option") or [])
+    options = pairs_of(how.pop("option"))
     out = out if out.name else Path(os.path.abspath(out))  # "." has no name to put the work beside
     reachable("out", out)
     work = out.with_name(out.name + ".work")

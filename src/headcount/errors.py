@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class HeadcountError(ValueError):
@@ -32,3 +33,30 @@ def choose(kind: str, given: object, choices: Iterable[str]) -> str:
     near = difflib.get_close_matches(str(given), known, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise HeadcountError(f"no {kind} {given!r}; there are {', '.join(known)}{hint}")
+
+
+def plain(given: Any) -> Any:
+    """A number, truth value or word of numpy or torch as Python's own; anything else as it is."""
+    return given.item() if getattr(given, "ndim", None) == 0 and hasattr(given, "item") else given
+
+
+def number(name: str, given: Any, low: float, high: float, *, whole: bool) -> Any:
+    """Return ``given`` as a number of Python if it is one in the range.
+
+    >>> number("lr", 1, 0.0, 10.0, whole=False)
+    1.0
+    >>> number("fold", 2.5, 0, 4, whole=True)
+    Traceback (most recent call last):
+    headcount.errors.HeadcountError: fold is a whole number from 0 to 4, got 2.5
+    """
+    value = plain(given)
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not low <= value <= high:
+        raise HeadcountError(f"{name} is a {'whole ' * whole}number from {low} to {high}, got {given!r}")
+    return value if whole else float(value)
+
+
+def truth_value(name: str, given: Any) -> bool:
+    """Return ``given`` if it is true or false, and not merely taken for it."""
+    if not isinstance(plain(given), bool):
+        raise HeadcountError(f"{name} is true or false, got {given!r}")
+    return plain(given)

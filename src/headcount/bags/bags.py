@@ -134,11 +134,8 @@ class Bags:
     # -- varying ------------------------------------------------------------------------------------------------------
 
     def take(self, which: Any) -> Bags:
-        """These bags, in this order, over the same pool."""
-        which = torch.as_tensor(which, device=self.offsets.device)
-        which = which.nonzero().flatten() if which.dtype == torch.bool else which.long()  # a mask, or numbers
-        if len(which) and (int(which.min()) < 0 or int(which.max()) >= len(self)):
-            raise HeadcountError(f"bags are numbered 0 to {len(self) - 1}, asked for {which.tolist()[:8]}")
+        """These bags (their numbers, or a mask over all of them), in this order, over the same pool."""
+        which = _which(which, len(self)).to(self.offsets.device)
         rows = self._rows(which)
         sizes = self.sizes[which]
         picked = {k: None if (v := getattr(self, k)) is None else v[rows] for k in _PER_INSTANCE}
@@ -195,13 +192,33 @@ def _called(bag: int, names: Any) -> str:
     return f"bag {bag} ({names[bag]})" if names is not None and bag < len(names) else f"bag {bag}"
 
 
+def _array(what: str, given: Any) -> np.ndarray:
+    try:
+        return np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
+    except (TypeError, ValueError):
+        raise HeadcountError(f"{what} must be a flat list of numbers, got {type(given).__name__}") from None
+
+
 def _integers(what: str, given: Any) -> np.ndarray:
-    a = np.asarray(given.cpu() if isinstance(given, Tensor) else given)
+    a = _array(what, given)
     if a.size == 0:
         a = a.astype(np.int64)
     if a.ndim != 1 or a.dtype.kind not in "iu":
         raise HeadcountError(f"{what} must be a flat list of whole numbers, got {a.dtype} of shape {a.shape}")
     return a
+
+
+def _which(given: Any, bags: int) -> Tensor:
+    """(n,) numbers of bags."""
+    a = _array("bags to take", given)
+    if a.dtype == bool and a.shape == (bags,):
+        return torch.from_numpy(np.flatnonzero(a))
+    if a.dtype == bool:
+        raise HeadcountError(f"a mask over {bags} bags has so many values, got {a.size} of shape {a.shape}")
+    a = _integers("bags to take", a)
+    if ((a < 0) | (a >= bags)).any():
+        raise HeadcountError(f"bags are numbered 0 to {bags - 1}, asked for {a.tolist()[:8]}")
+    return torch.from_numpy(a.astype(np.int64))
 
 
 def _addresses(given: Any, pool: int) -> Tensor:
@@ -236,36 +253,36 @@ def _target(given: Any, bags: int, classes: int, names: Any) -> Tensor:
     if classes < 2:
         raise HeadcountError(f"a majority needs at least two classes, got {classes}")
     try:
-        y = given.cpu() if isinstance(given, Tensor) else torch.as_tensor(np.atleast_1d(np.asarray(given)))
-    except (TypeError, ValueError):
-        raise HeadcountError(
-            "labels are class numbers, one per bag, or votes (bags, classes), all of one length"
-        ) from None
+        y = np.atleast_1d(_array("labels", given))
+    except HeadcountError:
+        y = np.array(None)
+    if y.dtype.kind not in "biuf":
+        raise HeadcountError("labels are class numbers, one per bag, or votes (bags, classes), all of one length")
     if len(y) != bags:
         raise HeadcountError(f"{len(y)} labels for {bags} bags; give one per bag (-1 for an unlabelled bag)")
     if y.ndim == 2:
         if y.shape[1] != classes:
             raise HeadcountError(f"votes need one column per class: {classes} classes, {y.shape[1]} columns")
-        y = y.double()
-        bad = (~torch.isfinite(y) | (y < 0)).any(1).nonzero().flatten()
+        votes = torch.from_numpy(y.astype(np.float64))
+        bad = (~torch.isfinite(votes) | (votes < 0)).any(1).nonzero().flatten()
         if len(bad):
             raise HeadcountError(
-                f"votes of {_called(int(bad[0]), names)} are {y[bad[0]].tolist()}; they must be finite, >= 0"
+                f"votes of {_called(int(bad[0]), names)} are {votes[bad[0]].tolist()}; they must be finite, >= 0"
             )
-        total = y.sum(1, keepdim=True)
-        return torch.where(total > 0, y / total, 0.0).float()
-    if y.ndim != 1 or y.is_floating_point():
+        total = votes.sum(1, keepdim=True)
+        return torch.where(total > 0, votes / total, 0.0).float()
+    if y.ndim != 1 or y.dtype.kind == "f":
         raise HeadcountError(
-            f"labels are whole numbers, one per bag, or votes (bags, classes); got shape {tuple(y.shape)}"
+            f"labels are whole numbers, one per bag, or votes (bags, classes); got {y.dtype} of shape {y.shape}"
         )
-    bad = ((y < -1) | (y >= classes)).nonzero().flatten()
+    bad = np.flatnonzero((y < -1) | (y >= classes))  # in numpy: torch takes -1 for 255 where labels are uint8
     if len(bad):
         b = int(bad[0])
         raise HeadcountError(
             f"label {int(y[b])} of {_called(b, names)} is out of range; classes are 0 to {classes - 1}"
         )
-    y = y.long()
-    return torch.nn.functional.one_hot(y.clamp_min(0), classes).float() * (y >= 0)[:, None]
+    label = torch.from_numpy(y.astype(np.int64))
+    return torch.nn.functional.one_hot(label.clamp_min(0), classes).float() * (label >= 0)[:, None]
 
 
 def _per_instance(what: str, given: Any, instances: int) -> Tensor:

@@ -14,6 +14,7 @@ a bag that comes back under another name was trained on all the same. Nothing of
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,10 @@ import torch
 from torch import Tensor
 
 from headcount.bags.bags import Bags
+from headcount.bags.pool import NEAR
 
 _WORDS = 1 << 20  # of four bytes, in work at once
+_SPREAD = 256  # instances that stand for a large pool
 
 
 def prints(bags: Bags) -> np.ndarray:
@@ -33,6 +36,29 @@ def prints(bags: Bags) -> np.ndarray:
     for index, bag in zip(bags.index.split(rows), bags.bag.split(rows), strict=True):
         np.add.at(found, bag.cpu().numpy(), _mixed(_words(bags.pool.take(index))))
     return _stirred(found + bags.sizes.cpu().numpy().astype(np.uint64))
+
+
+def fingerprint(bags: Bags) -> str:
+    """Of bags as a training meets them: which instances stand where, with which labels, weights and removals, and what they
+    are. A pool that is large, or far, is not read through for that: some instances, spread over it, stand for all."""
+    digest = hashlib.sha256(repr((bags.classes, bags.pool.shape, str(bags.pool.data.dtype))).encode())
+    for name in ("index", "offsets", "target", "weight", "counted", "known", "removed"):
+        if (held := getattr(bags, name)) is not None:
+            digest.update(name.encode())
+            digest.update(_bytes(held))
+    rows = bags.index.unique()
+    each = max(1, int(np.prod(bags.pool.shape)) * bags.pool.data.element_size())
+    if bags.pool.far or len(rows) * each > NEAR:
+        rows = rows[
+            torch.linspace(0, len(rows) - 1, min(_SPREAD, len(rows)), dtype=torch.float64).long().to(rows.device)
+        ]
+    for some in rows.split(max(1, 4 * _WORDS // each)):
+        digest.update(_bytes(bags.pool.take(some)))
+    return digest.hexdigest()
+
+
+def _bytes(x: Tensor) -> memoryview:
+    return x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def _words(x: Tensor) -> np.ndarray:

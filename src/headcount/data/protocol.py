@@ -14,11 +14,18 @@ import numpy as np
 from headcount.bags import Bags, Pool
 from headcount.data import shares
 from headcount.data.sources import Source
-from headcount.errors import HeadcountError, choose
+from headcount.errors import HeadcountError, choose, number, truth_value
 
 SCENARIOS = ("various", "small", "large")
 SPLITS = ("train", "valid", "test")
 FOLDS = 5
+RANGES = {
+    "bag_size": (1, 1 << 20),
+    "train_bags": (1, 1 << 24),
+    "valid_bags": (1, 1 << 24),
+    "test_bags": (1, 1 << 24),
+    "seed": (0, (1 << 32) - 1),
+}
 
 
 @dataclass(frozen=True)
@@ -41,9 +48,9 @@ class Protocol:
         choose("sampler", self.sampler, ("conditional", "official"))
         choose("tie rule", self.tie, ("lowest", "random", "reject"))
         choose("rounding", self.rounding, ("official", "largest_remainder"))
-        for name in ("bag_size", "train_bags", "valid_bags", "test_bags"):
-            if getattr(self, name) < 1:
-                raise HeadcountError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name, (low, high) in RANGES.items():
+            object.__setattr__(self, name, number(name, getattr(self, name), low, high, whole=True))
+        object.__setattr__(self, "overlap", truth_value("overlap", self.overlap))
 
     def bags_of(self, split: str) -> int:
         return {"train": self.train_bags, "valid": self.valid_bags, "test": self.test_bags}[split]
@@ -61,8 +68,7 @@ def folds(count: int, seed: int = 42) -> list[np.ndarray]:
 
 def pools(count: int, fold: int, seed: int = 42) -> dict[str, np.ndarray]:
     """Addresses of a fold: test is block i, validation the next, training the other three in order."""
-    if not 0 <= fold < FOLDS:
-        raise HeadcountError(f"folds are 0 to {FOLDS - 1}, got {fold}")
+    fold = number("fold", fold, 0, FOLDS - 1, whole=True)
     blocks = folds(count, seed)
     train = np.concatenate([blocks[(fold + k) % FOLDS] for k in (2, 3, 4)])
     return {"train": train, "valid": blocks[(fold + 1) % FOLDS], "test": blocks[fold]}
@@ -76,7 +82,7 @@ def majority_bags(source: Source, fold: int, protocol: Protocol | None = None) -
     >>> made["train"]
     Bags(40 bags, 960 instances, 10 classes, with truth)
     """
-    protocol = protocol or Protocol()
+    protocol, fold = protocol or Protocol(), number("fold", fold, 0, FOLDS - 1, whole=True)
     if protocol.sampler == "official":
         return _official_bags(source, fold, protocol)
     made = {}

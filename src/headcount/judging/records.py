@@ -23,6 +23,7 @@ import numpy as np
 from headcount import __version__
 from headcount.errors import HeadcountError
 from headcount.files import write_whole
+from headcount.models.heads import find_head
 from headcount.training.recipe import Recipe
 
 
@@ -40,6 +41,34 @@ class Record:
     @property
     def recipe(self) -> Recipe:
         return Recipe.of(self.body["recipe"])
+
+    @property
+    def label(self) -> str:
+        """What tables call its method. A head of one's own is called as it was when it ran: reading a record runs no code."""
+        recipe = self.recipe
+        return str(self.body.get("label", recipe.head)) if ":" in recipe.head else recipe.label
+
+    @property
+    def told(self) -> bool:
+        """Whether it was told every instance's label: an upper bound, never "the best"."""
+        head = self.recipe.head
+        return bool(self._own_head.get("told")) if ":" in head else find_head(head).told
+
+    @property
+    def seen(self) -> dict[str, str]:
+        """What a run saw beyond its recipe: the data, by checksum, and the code of a head of one's own, where it is known."""
+        return {"data": str(self.body["data"].get("checksum", "")), "code": str(self._own_head.get("code", ""))}
+
+    @property
+    def method(self) -> tuple[Any, ...]:
+        """What the records of one table row have in common."""
+        recipe = self.recipe
+        return recipe.but(fold=0, seed=0, removal=float(recipe.removal > 0)), *self.seen.values()
+
+    @property
+    def _own_head(self) -> dict[str, Any]:
+        own = self.body.get("own_head")
+        return own if isinstance(own, dict) else {}
 
     @property
     def scores(self) -> dict[str, float]:

@@ -29,6 +29,7 @@ from headcount.bags import Bags, Pool
 from headcount.data import sources
 from headcount.data.prepare import Prepare
 from headcount.data.protocol import Protocol, majority_bags
+from headcount.data.sources import Source
 from headcount.data.trouble import troubled
 from headcount.errors import HeadcountError
 from headcount.files import alone
@@ -56,13 +57,14 @@ def run(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
 ) -> Record:
     """The record of this recipe in ``out``: read if it is there, otherwise trained. What it needs must be there."""
-    out = Path(out)
-    path = out / f"{recipe.key}.json"
-    work = out / "running" / recipe.key
+    # once: a file that is written anew meanwhile does not rename this run
+    out, key, own = Path(out), recipe.key, _own_head(recipe)
+    path = out / f"{key}.json"
+    work = out / "running" / key
     where = speed.device_for(device)
     team = parallel.team(where)
     with alone(work.with_suffix(".lock")) if team.first else nullcontext():
-        team.agree("which run this is", int(recipe.key, 16) >> 2)
+        team.agree("which run this is", int(key, 16) >> 2)
         if not team.told(path.exists()):
             started, clock = datetime.now(UTC), time.monotonic()
             how = {"watch": watch, "checkpoint_seconds": checkpoint_seconds, "compile": compile}
@@ -70,6 +72,8 @@ def run(
                 bags, removed, fitted = _train(recipe, out, work, where, how)
                 if team.first:
                     body, arrays = _score(recipe, bags, removed, fitted)
+                    body["key"] = key
+                    body |= own
                     body["provenance"] = _provenance(where, started, time.monotonic() - clock, fitted.compiled)
                     records.write(out, body, arrays)
         if team.first:
@@ -88,7 +92,8 @@ def _train(
         train = train.without(removed)
         train = train.dropped() if recipe.drop_before_forward else train
     model = model_for(recipe, bags["train"].blind()).to(device)
-    fitted = fit(model, train, valid, recipe, work=work, **how)
+    settled = recipe.needs[0] if recipe.removal else recipe  # they are gone; the training is like any other
+    fitted = fit(model, train, valid, settled, work=work, **how)
     if not fitted.progress.best_epoch:
         raise HeadcountError(f"{recipe}: the validation loss was never a number; try a smaller lr than {recipe.lr:g}")
     return bags, removed, fitted
@@ -119,21 +124,24 @@ def _score(
 # -- what goes in -----------------------------------------------------------------------------------------------------
 
 
+# kept by the source itself, not by its name: a file that was written anew, or another folder's, is another source
+
+
 @lru_cache(maxsize=4)
-def _pool_on(source: str, device: torch.device) -> Pool:
-    return sources.load(source).pool().to(device)
+def _pool_on(source: Source, device: torch.device) -> Pool:
+    return source.pool().to(device)
 
 
 @lru_cache(maxsize=8)
-def _bags(source: str, fold: int, protocol: Protocol) -> dict[str, Bags]:
-    return majority_bags(sources.load(source), fold, protocol)
+def _bags(source: Source, fold: int, protocol: Protocol) -> dict[str, Bags]:
+    return majority_bags(source, fold, protocol)
 
 
 def bags_for(recipe: Recipe, device: torch.device | str = "cpu") -> dict[str, Bags]:
     """The recipe's training, validation and test bags, with truth, over one pool on the device."""
-    protocol = protocol_of(recipe)
-    pool = _pool_on(recipe.source, torch.device(device))
-    made = _bags(recipe.source, recipe.fold, protocol)
+    source = sources.load(recipe.source)
+    pool = _pool_on(source, torch.device(device))
+    made = _bags(source, recipe.fold, protocol_of(recipe))
     if recipe.trouble:
         made = troubled(made, dict(recipe.trouble), recipe.data_seed + recipe.fold)
     return {split: replace(bags, pool=pool).to(device) for split, bags in made.items()}
@@ -248,6 +256,11 @@ def _heading(recipe: Recipe, bags: dict[str, Bags], fitted: Fit) -> dict[str, An
             "curve": _thinned(progress.curve),
         },
     }
+
+
+def _own_head(recipe: Recipe) -> dict[str, Any]:
+    """What a reader of the record must know of a head of one's own without running its file."""
+    return {"own_head": {"code": code, "told": find_head(recipe.head).told}} if (code := recipe.code) else {}
 
 
 def _thinned(curve: list[tuple[float, float]], points: int = 60) -> dict[str, list[Any]]:

@@ -4,10 +4,11 @@ except ``oracle_removal``, which is named for it."""
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from headcount.errors import HeadcountError
+from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.judging.records import Record
 from headcount.training.recipe import Recipe
 
@@ -86,18 +87,30 @@ def paired(a: Sequence[float], b: Sequence[float]) -> Paired:
 
 
 def rows(records: Iterable[Record], rule: Rule = best_removal) -> list[Row]:
-    """Group records into table rows: folds and seeds go together, and MPEM's removals become one row by the rule."""
-    groups: dict[Recipe, list[Record]] = {}
+    """Group records into table rows: folds and seeds go together, and MPEM's removals become one row by the rule.
+    What saw other data, or is another head's code, is another row."""
+    groups: dict[tuple, list[Record]] = {}
     for record in records:
-        recipe = record.recipe
-        groups.setdefault(recipe.but(fold=0, seed=0, removal=float(recipe.removal > 0)), []).append(record)
+        groups.setdefault(record.method, []).append(record)
     made = []
-    for recipe, members in groups.items():
-        if recipe.removal:
+    for members in groups.values():
+        members, first = _newest(members), members[0]
+        if first.recipe.removal:
             folds: dict[tuple[int, int], list[Record]] = {}
             for m in members:
                 folds.setdefault((m.recipe.fold, m.recipe.seed), []).append(m)
             members = [rule(sweep) for _, sweep in sorted(folds.items())]
         members = sorted(members, key=lambda m: (m.recipe.fold, m.recipe.seed))
-        made.append(Row(recipe.label, recipe.source, recipe.scenario, tuple(members)))
+        made.append(Row(first.label, first.recipe.source, first.recipe.scenario, tuple(members)))
     return made
+
+
+def _newest(members: list[Record]) -> list[Record]:
+    """Each run once: t1=1 and t1=1.0 are one recipe under two keys, and no two runs."""
+    runs: dict[Recipe, Record] = {}
+    for record in sorted(members, key=lambda r: (str(r.body.get("provenance", {}).get("started")), r.key)):
+        runs[record.recipe] = record
+    if more := len(members) - len(runs):
+        said = f"{more} of {len(members)} records of {members[0].label} repeat a run under another key"
+        warnings.warn(f"{said}; the newest of each counts", HeadcountWarning, stacklevel=3)
+    return [r for r in members if r is runs[r.recipe]]

@@ -17,6 +17,7 @@ from headcount.judging.launch import Launcher, here
 from headcount.judging.records import Record, failure, write_failure
 from headcount.judging.run import Watch
 from headcount.judging.run import run as run_one
+from headcount.models.heads import check_options
 from headcount.training import parallel
 from headcount.training.recipe import Recipe
 from headcount.training.train import CHECKPOINT_SECONDS
@@ -78,6 +79,8 @@ def run(
     out = Path(out)
     recipes = list(dict.fromkeys(recipes))
     todo = with_needs(recipes)
+    for recipe in todo:  # a head of one's own is first met here
+        check_options(recipe.head, dict(recipe.options))
     keys = {recipe: recipe.key for recipe in todo}
     found = {r for r in todo if (out / f"{keys[r]}.json").exists()}
     tally = Tally(len(todo), len(found), len(found))

@@ -118,8 +118,8 @@ def _sweeps(named: Sequence[Method], records: Sequence[Record], slug: str) -> Gr
         sweep = _sweep_of(method, records)
         removal = sorted({r for fold in sweep for r in fold})
         chosen = [r.recipe.removal for r in method.row.records]
-        needed = {c.recipe.needs[0] for c in method.row.records}
-        plain = [r for r in records if r.recipe in needed]
+        needed = {run for c in method.row.records for run in _needed(c)}
+        plain = [r for r in records if _run(r) in needed]
         for read, title, words in (
             (lambda r: r.body["fit"]["valid_loss"], "validation loss", "Validation loss, which chooses r"),
             (lambda r: r.scores["instance_accuracy"], "instance accuracy", "Instance accuracy on the test bags"),
@@ -142,20 +142,29 @@ def _sweeps(named: Sequence[Method], records: Sequence[Record], slug: str) -> Gr
 
 def _sweep_of(method: Method, records: Sequence[Record]) -> list[dict[float, Record]]:
     """For each record of the row, the runs of its fold at every r."""
-    wanted = [r.recipe.but(removal=1.0) for r in method.row.records]
+    wanted = [_run(r, removal=1.0) for r in method.row.records]
     folds: list[dict[float, Record]] = [{} for _ in wanted]
     for record in records:
-        recipe = record.recipe
-        if recipe.removal and recipe.but(removal=1.0) in wanted:
-            folds[wanted.index(recipe.but(removal=1.0))][recipe.removal] = record
+        run, removal = _run(record, removal=1.0), record.recipe.removal
+        if removal and run in wanted:
+            folds[wanted.index(run)][removal] = record
     return folds
+
+
+def _run(record: Record, **changes: float) -> tuple:
+    """By what a run is found among records: its recipe, and what it saw."""
+    return record.recipe.but(**changes), *record.seen.values()
+
+
+def _needed(record: Record) -> list[tuple]:
+    return [(needed, *record.seen.values()) for needed in record.recipe.needs]
 
 
 def _asked(named: Sequence[Method]) -> list[Record]:
     """The runs that MPEM asked whom to remove; where it did not run, those of the best Counting Network."""
-    needed = {n for m in named if m.removes for r in m.row.records for n in r.recipe.needs}
+    needed = {run for m in named if m.removes for r in m.row.records for run in _needed(r)}
     plain = [m for m in named if m.row.records[0].body.get("sweep")]
-    plain.sort(key=lambda m: (m.row.records[0].recipe not in needed, m.row.records[0].recipe.head != "count"))
+    plain.sort(key=lambda m: (_run(m.row.records[0]) not in needed, m.row.records[0].recipe.head != "count"))
     return [r for r in plain[0].row.records if r.body.get("sweep")] if plain else []
 
 
@@ -182,7 +191,7 @@ def _removal(asked: Sequence[Record], slug: str) -> Group:
                 _inline(plots.agreement(removal, agree, control), f"{slug}-agreement", label),
             )
         )
-    who = asked[0].recipe.label if asked else ""
+    who = asked[0].label if asked else ""
     text = f"Asked of the {who}, measured on its training bags with the instance labels that it never saw."
     return Group("Whom MPEM removes", text, "wide", tuple(panels))
 

@@ -20,7 +20,6 @@ from headcount.showing.figures import Group, figures
 from headcount.showing.gallery import Gallery, LoadSource, gallery, local_source
 from headcount.showing.pages import page
 from headcount.showing.tables import METRICS, Cell, Line, Method, best_of, cell, facts, lines, methods
-from headcount.training.recipe import Recipe
 
 _WEIGHT = 2_800_000  # bytes: a page should open at once on a phone
 
@@ -155,15 +154,10 @@ def _overview(sections: Sequence[Section]) -> list[tuple[str, list[Cell]]]:
 
 def _runs(section: Section) -> list[Run]:
     chosen = {r.key for m in section.methods for r in m.row.records}
-    names = {_same(m.row.records[0].recipe): m.name for m in section.methods}
+    names = {m.row.records[0].method: m.name for m in section.methods}
     order = list(names.values())
-    made = [_run(r, names[_same(r.recipe)], r.key in chosen) for r in section.records]
+    made = [_run(r, names[r.method], r.key in chosen) for r in section.records]
     return sorted(made, key=lambda r: (order.index(r.name), r.fold, r.seed, r.removal))
-
-
-def _same(recipe: Recipe) -> Recipe:
-    """What the records of one table row have in common."""
-    return recipe.but(fold=0, seed=0, removal=float(recipe.removal > 0))
 
 
 def _run(record: Record, name: str, chosen: bool) -> Run:
@@ -181,7 +175,7 @@ def _run(record: Record, name: str, chosen: bool) -> Run:
         epochs=fit.get("stopped", fit["epochs"]),
         seconds="–" if seconds is None else f"{seconds:,.1f}",
         device=str(made.get("device", "–")),
-        text=record.body.get("text", str(recipe)),
+        text=str(record.body.get("text", record.label)),
         chosen=chosen,
     )
 

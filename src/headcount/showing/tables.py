@@ -9,7 +9,6 @@ from typing import Any
 
 from headcount.judging.records import Record
 from headcount.judging.select import Row
-from headcount.models.heads import find_head
 
 METRICS = {
     "instance_accuracy": "Instance accuracy",
@@ -53,7 +52,7 @@ class Method:
     @property
     def oracle(self) -> bool:
         """Told every instance's label: an upper bound, never "the best"."""
-        return find_head(self.row.records[0].recipe.head).told
+        return self.row.records[0].told
 
     @property
     def removes(self) -> bool:
@@ -62,15 +61,27 @@ class Method:
 
 def methods(rows: Sequence[Row]) -> list[Method]:
     """Best first, oracles last; rows of one label are told apart by the recipe fields in which they differ."""
-    named = [Method(_own_name(row, [r for r in rows if r.label == row.label]), row) for row in rows]
+    named = [Method(name, row) for name, row in zip(own_names(rows), rows, strict=True)]
     return sorted(named, key=lambda m: (m.oracle, -m.accuracy if math.isfinite(m.accuracy) else math.inf, m.name))
 
 
+def own_names(rows: Sequence[Row]) -> list[str]:
+    """A name for each row that no other has."""
+    return [_own_name(row, [r for r in rows if r.label == row.label]) for row in rows]
+
+
 def _own_name(row: Row, twins: Sequence[Row]) -> str:
-    mine, *_ = values = [{**r.records[0].recipe.values} for r in [row, *twins]]
-    alike = ("fold", "seed", "removal", "head", "options")
-    own = [k for k in mine if k not in alike and any(v[k] != mine[k] for v in values)]
+    mine, *_ = values = [_decided(r.records[0]) for r in [row, *twins]]
+    own = [k for k in mine if any(v[k] != mine[k] for v in values)]
     return ", ".join([row.label, *(f"{k.replace('_', ' ')} {mine[k]}" for k in own)])
+
+
+def _decided(record: Record) -> dict[str, Any]:
+    """All that can tell two rows of one label apart. What a label says of head and options is not said again, unless two
+    files name their heads alike."""
+    alike = ("fold", "seed", "removal", "head", "options")
+    values = {k: v for k, v in record.recipe.values.items() if k not in alike or (k == "head" and ":" in v)}
+    return {"head": "", **values, **{k: v[:8] for k, v in record.seen.items()}}
 
 
 def best_of(named: Sequence[Method]) -> Method:

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 from headcount.data import protocol, sources
 from headcount.data import trouble as troubles
-from headcount.errors import HeadcountError, choose
+from headcount.errors import HeadcountError, choose, number, plain, truth_value
 from headcount.models import vision
 from headcount.models.backbones import BACKBONES
-from headcount.models.heads import check_options, find_head
+from headcount.models.heads import check_options, find_head, head_code
 from headcount.training.views import VIEWS
 
 Options = tuple[tuple[str, Any], ...]
@@ -27,7 +27,7 @@ Options = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a number.
+    """Everything that decides a number. A head of one's own is only named here: a recipe that is read runs nobody's code.
 
     >>> Recipe(fold=3).but(epochs=600)
     Recipe(fold=3, epochs=600)
@@ -79,9 +79,10 @@ class Recipe:
     trouble: Options = ()  # wrong labels, unequal or missing classes (data/trouble.py)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "options", _options(self.options))
-        object.__setattr__(self, "backbone_options", _options(self.backbone_options))
-        object.__setattr__(self, "trouble", _options(self.trouble))
+        for f in fields(self):
+            object.__setattr__(self, f.name, plain(getattr(self, f.name)))
+        for name in ("options", "backbone_options", "trouble"):
+            object.__setattr__(self, name, _options(getattr(self, name)))
         for name, choices in _CHOICES.items():
             choose(name.replace("_", " "), getattr(self, name), choices)
         if not isinstance(self.backbone, str) or not vision.foreign(self.backbone):
@@ -89,25 +90,16 @@ class Recipe:
         else:
             vision.parts(self.backbone)  # somebody else's, by a plain name
         for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
             whole = isinstance(getattr(Recipe, name), int)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int if whole else (int, float))
-                or not low <= value <= high
-            ):
-                kind = "a whole number" if whole else "a number"
-                raise HeadcountError(f"{name} is {kind} from {low} to {high}, got {value!r}")
-            if not whole:
-                object.__setattr__(self, name, float(value))
+            object.__setattr__(self, name, number(name, getattr(self, name), low, high, whole=whole))
         for name in ("overlap", "drop_before_forward", "mirror"):
-            if not isinstance(getattr(self, name), bool):
-                raise HeadcountError(f"{name} is true or false, got {getattr(self, name)!r}")
+            truth_value(name, getattr(self, name))
         if self.patience and self.selection == "last":
             raise HeadcountError(
                 f"patience={self.patience} waits for a better epoch, selection=last keeps the last one; give one of the two"
             )
-        check_options(self.head, dict(self.options))
+        if not isinstance(self.head, str) or ":" not in self.head:
+            check_options(self.head, dict(self.options))
         troubles.check(dict(self.trouble))
 
     @classmethod
@@ -137,9 +129,14 @@ class Recipe:
     def key(self) -> str:
         """Sixteen hexadecimal digits that name this run and no other."""
         content = {"recipe": self.changes, "source": sources.checksum(self.source)}
-        if ":" in self.head:  # a head given by path is what its file says today
-            content["head"] = hashlib.sha256(Path(self.head.rpartition(":")[0]).read_bytes()).hexdigest()
+        if code := self.code:
+            content["head"] = code
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def code(self) -> str:
+        """A hash of the file of a head of one's own: it is what its file says today. Nothing for ours."""
+        return hashlib.sha256(head_code(self.head)).hexdigest() if ":" in self.head else ""
 
     @property
     def needs(self) -> tuple[Recipe, ...]:
@@ -171,7 +168,17 @@ def _options(given: Any) -> Options:
         pairs = dict(given).items()
     except (TypeError, ValueError):
         raise HeadcountError(f"options are names with values, got {given!r}") from None
-    return tuple(sorted((str(k), tuple(v) if isinstance(v, list) else v) for k, v in pairs))
+    return tuple(sorted((str(k), _kept(str(k), v)) for k, v in pairs))
+
+
+def _kept(name: str, given: Any) -> Any:
+    """A value that a record can hold."""
+    value = plain(given)
+    if isinstance(value, (list, tuple)):
+        return tuple(_kept(name, v) for v in value)
+    if not (value is None or isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))):
+        raise HeadcountError(f"option {name} is a finite number, true, false, a word or a list of these, got {given!r}")
+    return value
 
 
 def _plain(value: Any) -> Any:
@@ -194,11 +201,8 @@ _CHOICES = {
 }
 _RANGES: dict[str, tuple[float, float]] = {
     "fold": (0, protocol.FOLDS - 1),
-    "bag_size": (1, 1 << 20),
-    "train_bags": (1, 1 << 24),
-    "valid_bags": (1, 1 << 24),
-    "test_bags": (1, 1 << 24),
-    "data_seed": (0, (1 << 32) - 1),
+    **{name: protocol.RANGES[name] for name in ("bag_size", "train_bags", "valid_bags", "test_bags")},
+    "data_seed": protocol.RANGES["seed"],
     "epochs": (1, 1 << 24),
     "batch_bags": (1, 1 << 24),
     "batch_instances": (0, 1 << 24),

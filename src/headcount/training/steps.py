@@ -6,16 +6,19 @@ The loop over epochs is train.py's.
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from headcount.bags import Bags
+from headcount.bags.prints import fingerprint
 from headcount.models.heads import Batch, Output, Pass
 from headcount.models.model import Model
 from headcount.training import checkpoint, log, parallel, speed, stream
@@ -189,19 +192,26 @@ class Training:
 
     # -- checkpoints ------------------------------------------------------------------------------------------------
 
+    @cached_property
+    def key(self) -> str:
+        """What a checkpoint must be of: this recipe, on the bags that were given, whatever source the recipe names."""
+        bags = [fingerprint(feed.bags) for feed in (self.train, self.valid)]
+        content = {"recipe": self.recipe.changes, "head": self.recipe.code, "bags": bags}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
     def save(self, work: Path, progress: Progress) -> None:
         work.mkdir(parents=True, exist_ok=True)
         tensors = self._weights()
         for prefix, optimizer in self.optimizers.items():
             tensors |= {f"optimizer.{prefix}.{k}": v for k, v in slots_of(optimizer).items()}
-        checkpoint.save(work / "checkpoint.safetensors", tensors, {**vars(progress), "key": self.recipe.key})
+        checkpoint.save(work / "checkpoint.safetensors", tensors, {**vars(progress), "key": self.key})
 
     def resume(self, work: Path) -> Progress:
-        """Take up the checkpoint of this recipe if there is one; otherwise begin. So too if another version wrote it, whose
-        networks remember other things."""
+        """Take up the checkpoint of this training if there is one; otherwise begin. So too if another version wrote it,
+        whose networks remember other things."""
         tensors, facts = checkpoint.load(work / "checkpoint.safetensors") or ({}, {})
         held = {name for name in tensors if not name.startswith("optimizer.")}
-        if facts.pop("key", None) != self.recipe.key or held != self._weights().keys():
+        if facts.pop("key", None) != self.key or held != self._weights().keys():
             self._log_again(work, [])
             return Progress()
         self.model.load_state_dict(_under("model.", tensors))

@@ -18,6 +18,7 @@ from headcount.bags import Bags
 from headcount.errors import HeadcountError
 from headcount.models.model import Model
 from headcount.training import log, speed
+from headcount.training.beforehand import agree, listen
 from headcount.training.recipe import Recipe
 from headcount.training.seeds import seed_for
 from headcount.training.steps import Progress, Training
@@ -50,7 +51,7 @@ def fit(
     valid: Bags,
     recipe: Recipe,
     *,
-    work: Path | None = None,
+    work: Path | str | None = None,
     watch: Callable[[Progress], None] | None = None,
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     compile: str = "auto",
@@ -59,9 +60,12 @@ def fit(
 
     ``work`` is a folder for the checkpoint and ``metrics.jsonl``; ``watch`` is told after each epoch.
     """
+    agree(model, train, valid, recipe)
+    work = None if work is None else Path(work)
     state = Training(model, train, valid, recipe, compile)
     first = state.team.first  # of several processes only one writes and shows
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+        listen(state.head, state.train)
         progress = state.resume(work) if work else Progress()
         state.team.agree("where it stands", progress.epoch)
         started = time.monotonic() - progress.seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -51,7 +52,18 @@ def find_head(name: str) -> type[Head]:
     """By name, or by ``path/to/file.py:Class`` for a head of one's own."""
     if not isinstance(name, str):  # a class has no name that a record, or a second process, could find it by
         raise HeadcountError(f"a head is named, got {name!r}; give one of {', '.join(HEADS)}, or path/to/file.py:Class")
-    return _from_file(*name.rsplit(":", 1)) if ":" in name else HEADS[choose("head", name, HEADS)]
+    if ":" not in name:
+        return HEADS[choose("head", name, HEADS)]
+    path, _, own = name.rpartition(":")
+    return _from_file(path, os.path.abspath(path), own, head_code(name))
+
+
+def head_code(name: str) -> bytes:
+    """What the file of a head of one's own says today; nothing for ours. It is read, and not run."""
+    path, colon, _ = name.rpartition(":")
+    if colon and not Path(path).is_file():
+        raise HeadcountError(f"no file {path} for head {name}; give path/to/file.py:Class")
+    return Path(path).read_bytes() if colon else b""
 
 
 def head_options(name: str) -> dict[str, Any]:
@@ -88,15 +100,14 @@ def build_head(name: str, dim: int, classes: int, options: Mapping[str, Any], co
 
 
 @lru_cache
-def _from_file(path: str, name: str) -> type[Head]:
-    if not Path(path).is_file():
-        raise HeadcountError(f"no file {path} for head {path}:{name}; give path/to/file.py:Class")
+def _from_file(path: str, whole: str, name: str, code: bytes) -> type[Head]:
+    """``whole`` (the path from the root) and ``code`` are there so that another file, or one written anew, is run anew."""
     spec = importlib.util.spec_from_file_location(f"headcount_head_{Path(path).stem}", path)
-    if spec is None or spec.loader is None:
+    if spec is None:
         raise HeadcountError(f"{path} is not a Python file; give path/to/file.py:Class")
     module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        exec(compile(code, path, "exec"), module.__dict__)  # these bytes: Python's own cache goes by the second
     except Exception as e:
         raise HeadcountError(f"{path} does not run: {type(e).__name__}: {e}") from e
     found = getattr(module, name, None)
@@ -116,6 +127,7 @@ __all__ = [
     "build_head",
     "check_options",
     "find_head",
+    "head_code",
     "head_options",
     "nll",
 ]
