@@ -174,3 +174,14 @@ def test_bags_that_cannot_be_taken(which, says):
     with pytest.raises(HeadcountError, match=says):
         bags.take(which)
     assert bags.take([True, False, True]).label.tolist() == bags.take(torch.tensor([0, 2])).label.tolist() == [0, 0]
+
+
+def test_what_is_no_field_or_no_number_is_told():
+    make = lambda **more: Bags.of(Pool(np.eye(4, dtype=np.float32)), sizes=[2, 2], labels=[0, 1], **more)  # noqa: E731
+    assert make(classes=np.int64(2)).classes == ("0", "1")
+    with pytest.raises(HeadcountError, match=r"no field of bags 'wieght'.*did you mean 'weight'"):
+        make(classes=2, wieght=[1, 1, 1, 1])
+    with pytest.raises(HeadcountError, match="weight must be numbers, one per instance, got list"):
+        make(classes=2, weight=["a"] * 4)
+    with pytest.raises(HeadcountError, match="instance 2 has weight nan"):
+        make(classes=2, weight=[1, 1, np.nan, 1])

@@ -10,22 +10,23 @@ training refuses bags that carry truth. Call :meth:`Bags.blind` first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from headcount.bags import door
 from headcount.bags.pool import Pool
 from headcount.bags.segments import Segments
-from headcount.errors import HeadcountError
+from headcount.errors import HeadcountError, choose
 
 
 @dataclass(frozen=True, eq=False)
 class Bags:
     """B bags over N addressed instances of a pool of M.
 
+    >>> import numpy as np
     >>> pool = Pool(np.eye(6, dtype=np.float32))
     >>> bags = Bags.of(pool, sizes=[2, 4], labels=[0, 1], classes=["cat", "dog"])
     >>> bags
@@ -59,24 +60,25 @@ class Bags:
         offsets: Any = None,
         **extras: Any,
     ) -> Bags:
-        """The door: plain lists or arrays in, everything checked once, and trusted ever after.
+        """Plain lists or arrays in, everything checked once (bags/door.py), and trusted ever after.
 
         ``labels``: (B,) class numbers with -1 for an unlabelled bag, or (B, C) votes or shares.
         """
-        names = tuple(str(i) for i in range(classes)) if isinstance(classes, int) else tuple(map(str, classes))
-        if len(set(names)) < len(names):
-            raise HeadcountError(f"two classes have one name: {', '.join(names)}; give each its own")
-        addresses = _addresses(range(len(pool)) if index is None else index, len(pool))
-        ends = _offsets(sizes, offsets, len(addresses), extras.get("names"))
-        target = _target(labels, len(ends) - 1, len(names), extras.get("names"))
+        for key in extras:
+            choose("field of bags", key, [f.name for f in fields(cls) if f.default is None])
+        names = door.class_names(classes)
+        addresses = door.addresses(range(len(pool)) if index is None else index, len(pool))
+        ends = door.offsets_of(sizes, offsets, len(addresses), extras.get("names"))
+        target = door.target_of(labels, len(ends) - 1, len(names), extras.get("names"))
         for key in ("known", "truth"):
             if extras.get(key) is not None:
-                extras[key] = _instance_labels(key, extras[key], len(addresses), len(names))
-        for key, dtype in (("weight", torch.float32), ("removed", torch.bool)):
-            if extras.get(key) is not None:
-                extras[key] = _per_instance(key, extras[key], len(addresses)).to(dtype)
+                extras[key] = door.instance_labels(key, extras[key], len(addresses), len(names))
+        if extras.get("removed") is not None:
+            extras["removed"] = door.per_instance("removed", extras["removed"], len(addresses)).bool()
+        if extras.get("weight") is not None:
+            extras["weight"] = door.weights(extras["weight"], len(addresses))
         if extras.get("counted") is not None:
-            extras["counted"] = _counted(extras["counted"], names, target, extras.get("names"))
+            extras["counted"] = door.counted_of(extras["counted"], names, target, extras.get("names"))
         for key in ("group", "names"):
             if extras.get(key) is not None:
                 extras[key] = tuple(map(str, extras[key]))
@@ -85,12 +87,7 @@ class Bags:
                         f"{key} has {len(extras[key])} entries for {len(target)} bags; give one per bag"
                     )
         bags = cls(pool, addresses, ends, target, names, **extras)
-        if bags.weight is not None and (not bool(torch.isfinite(bags.weight).all()) or bool((bags.weight < 0).any())):
-            row = int((~(bags.weight >= 0) | ~torch.isfinite(bags.weight)).nonzero()[0])
-            raise HeadcountError(
-                f"instance {row} has weight {float(bags.weight[row])}; weights are finite and not negative"
-            )
-        _nobody_empty(bags)
+        door.nobody_empty(bags)
         return bags
 
     # -- asking -------------------------------------------------------------------------------------------------------
@@ -135,7 +132,7 @@ class Bags:
 
     def take(self, which: Any) -> Bags:
         """These bags (their numbers, or a mask over all of them), in this order, over the same pool."""
-        which = _which(which, len(self)).to(self.offsets.device)
+        which = door.numbers_of(which, len(self)).to(self.offsets.device)
         rows = self._rows(which)
         sizes = self.sizes[which]
         picked = {k: None if (v := getattr(self, k)) is None else v[rows] for k in _PER_INSTANCE}
@@ -148,9 +145,9 @@ class Bags:
 
     def without(self, removed: Any) -> Bags:
         """Take instances (a mask over the N) out of the count. What was removed before stays removed."""
-        mask = _per_instance("removed", removed, len(self.index)).to(torch.bool).to(self.index.device)
+        mask = door.per_instance("removed", removed, len(self.index)).to(torch.bool).to(self.index.device)
         bags = replace(self, removed=mask if self.removed is None else mask | self.removed)
-        _nobody_empty(bags)
+        door.nobody_empty(bags)
         return bags
 
     def dropped(self) -> Bags:
@@ -181,144 +178,5 @@ class Bags:
 _PER_INSTANCE = ("weight", "known", "truth", "removed")
 
 
-# -- checks at the door -------------------------------------------------------------------------------------------------
-
-
 def _ends(sizes: Tensor) -> Tensor:
     return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-
-
-def _called(bag: int, names: Any) -> str:
-    return f"bag {bag} ({names[bag]})" if names is not None and bag < len(names) else f"bag {bag}"
-
-
-def _array(what: str, given: Any) -> np.ndarray:
-    try:
-        return np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
-    except (TypeError, ValueError):
-        raise HeadcountError(f"{what} must be a flat list of numbers, got {type(given).__name__}") from None
-
-
-def _integers(what: str, given: Any) -> np.ndarray:
-    a = _array(what, given)
-    if a.size == 0:
-        a = a.astype(np.int64)
-    if a.ndim != 1 or a.dtype.kind not in "iu":
-        raise HeadcountError(f"{what} must be a flat list of whole numbers, got {a.dtype} of shape {a.shape}")
-    return a
-
-
-def _which(given: Any, bags: int) -> Tensor:
-    """(n,) numbers of bags."""
-    a = _array("bags to take", given)
-    if a.dtype == bool and a.shape == (bags,):
-        return torch.from_numpy(np.flatnonzero(a))
-    if a.dtype == bool:
-        raise HeadcountError(f"a mask over {bags} bags has so many values, got {a.size} of shape {a.shape}")
-    a = _integers("bags to take", a)
-    if ((a < 0) | (a >= bags)).any():
-        raise HeadcountError(f"bags are numbered 0 to {bags - 1}, asked for {a.tolist()[:8]}")
-    return torch.from_numpy(a.astype(np.int64))
-
-
-def _addresses(given: Any, pool: int) -> Tensor:
-    a = _integers("addresses", given)
-    bad = np.flatnonzero((a < 0) | (a >= pool))  # before the cast: a uint64 beyond 2^63 would come out negative
-    if len(bad):
-        raise HeadcountError(f"address {a[bad[0]]} at row {bad[0]} points outside the pool of {pool} instances")
-    return torch.from_numpy(a.astype(np.int64))
-
-
-def _offsets(sizes: Any, offsets: Any, instances: int, names: Any) -> Tensor:
-    if (sizes is None) == (offsets is None):
-        raise HeadcountError("give either sizes or offsets of the bags")
-    if offsets is None:
-        ends = np.concatenate([[0], np.cumsum(_integers("sizes", sizes).astype(np.int64))])
-    else:
-        ends = _integers("offsets", offsets).astype(np.int64)
-        if len(ends) == 0 or ends[0] != 0:
-            raise HeadcountError(f"offsets start at 0 and end at the number of instances, got {ends[:3].tolist()}...")
-    steps = np.diff(ends)
-    if (steps < 0).any():
-        b = int(np.flatnonzero(steps < 0)[0])
-        raise HeadcountError(f"offsets must increase: {_called(b, names)} runs from {ends[b]} to {ends[b + 1]}")
-    if (steps == 0).any():
-        raise HeadcountError(f"{_called(int(np.flatnonzero(steps == 0)[0]), names)} is empty; a bag needs an instance")
-    if ends[-1] != instances:
-        raise HeadcountError(f"the bags hold {ends[-1]} instances, {instances} addresses were given")
-    return torch.from_numpy(ends)
-
-
-def _target(given: Any, bags: int, classes: int, names: Any) -> Tensor:
-    if classes < 2:
-        raise HeadcountError(f"a majority needs at least two classes, got {classes}")
-    try:
-        y = np.atleast_1d(_array("labels", given))
-    except HeadcountError:
-        y = np.array(None)
-    if y.dtype.kind not in "biuf":
-        raise HeadcountError("labels are class numbers, one per bag, or votes (bags, classes), all of one length")
-    if len(y) != bags:
-        raise HeadcountError(f"{len(y)} labels for {bags} bags; give one per bag (-1 for an unlabelled bag)")
-    if y.ndim == 2:
-        if y.shape[1] != classes:
-            raise HeadcountError(f"votes need one column per class: {classes} classes, {y.shape[1]} columns")
-        votes = torch.from_numpy(y.astype(np.float64))
-        bad = (~torch.isfinite(votes) | (votes < 0)).any(1).nonzero().flatten()
-        if len(bad):
-            raise HeadcountError(
-                f"votes of {_called(int(bad[0]), names)} are {votes[bad[0]].tolist()}; they must be finite, >= 0"
-            )
-        total = votes.sum(1, keepdim=True)
-        return torch.where(total > 0, votes / total, 0.0).float()
-    if y.ndim != 1 or y.dtype.kind == "f":
-        raise HeadcountError(
-            f"labels are whole numbers, one per bag, or votes (bags, classes); got {y.dtype} of shape {y.shape}"
-        )
-    bad = np.flatnonzero((y < -1) | (y >= classes))  # in numpy: torch takes -1 for 255 where labels are uint8
-    if len(bad):
-        b = int(bad[0])
-        raise HeadcountError(
-            f"label {int(y[b])} of {_called(b, names)} is out of range; classes are 0 to {classes - 1}"
-        )
-    label = torch.from_numpy(y.astype(np.int64))
-    return torch.nn.functional.one_hot(label.clamp_min(0), classes).float() * (label >= 0)[:, None]
-
-
-def _per_instance(what: str, given: Any, instances: int) -> Tensor:
-    v = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
-    if v.shape != (instances,):
-        raise HeadcountError(
-            f"{what} has shape {tuple(v.shape)} for {instances} instances; give one value per instance"
-        )
-    return v
-
-
-def _instance_labels(what: str, given: Any, instances: int, classes: int) -> Tensor:
-    v = _per_instance(what, given, instances)
-    if v.is_floating_point() or v.is_complex():
-        raise HeadcountError(f"{what} holds class numbers, got {v.dtype}; give whole numbers, -1 where unknown")
-    v = v.long()
-    bad = ((v < -1) | (v >= classes)).nonzero().flatten()
-    if len(bad):
-        raise HeadcountError(
-            f"{what} {int(v[bad[0]])} of instance {int(bad[0])} is out of range (0 to {classes - 1}, or -1)"
-        )
-    return v
-
-
-def _counted(given: Any, classes: tuple[str, ...], target: Tensor, names: Any) -> Tensor:
-    v = torch.as_tensor(np.asarray(given))
-    if v.dtype != torch.bool or v.shape != (len(classes),) or int(v.sum()) < 2:
-        raise HeadcountError(f"counted is one true or false per class ({len(classes)}), at least two true")
-    odd = (target[:, ~v] > 0).any(1).nonzero().flatten()
-    if len(odd):
-        won = classes[int(target[odd[0]].masked_fill(v, 0).argmax())]
-        raise HeadcountError(f"{_called(int(odd[0]), names)} is labelled {won!r}, a class that is not counted")
-    return v
-
-
-def _nobody_empty(bags: Bags) -> None:
-    empty = (bags.segments().total() == 0).nonzero().flatten()
-    if len(empty):
-        raise HeadcountError(f"{_called(int(empty[0]), bags.names)} has no instance left to count; keep at least one")
