@@ -213,7 +213,9 @@ def climbed(seen: np.ndarray, symbols: np.ndarray, labels: np.ndarray, rounds: i
     return float(mix.diagonal().mean())
 
 
-def estimated(bags=(50, 200, 800, 3200), share: float = 0.5, seeds: int = 5, rounds=(10, 100)) -> dict[str, list[float]]:
+def estimated(
+    bags=(50, 200, 800, 3200), share: float = 0.5, seeds: int = 5, rounds=(10, 100)
+) -> dict[str, list[float]]:
     """The majority share estimated from held-out bags, beside the true one: with a table learned under the true tilt, and with
     neither known."""
     rows: dict[str, list[float]] = {"bags": list(bags), "true": [], "tilt known": []}
