@@ -11,9 +11,14 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
+from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from headcount.bags import Bags, Pool, steepness
 from headcount.data.read import read
@@ -481,6 +486,24 @@ def test_what_was_begun_with_other_data_or_options_is_not_taken_up(tmp_path, mon
 def fitting_place(tmp_path, reading, seed, folds):
     found = candidates.candidates("logistic", reading.bags(reading.learn()))
     return begun.place_of(tmp_path, reading, found, seed, folds, None, torch.device("cpu"))
+
+
+def test_what_was_begun_with_another_classifier_is_not_taken_up(tmp_path):
+    reading, long = reading_of(blobs(12, 5)), np.zeros(5000)
+    scaled = make_pipeline(StandardScaler(), LogisticRegression(C=2.0))
+    made = [
+        *(MLPClassifier((1,)), MLPClassifier((64,)), MLPClassifier((64,), random_state=1)),
+        *(GaussianNB(priors=long), GaussianNB(priors=np.append(long[1:], 1.0))),
+        *(scaled, clone(scaled).set_params(logisticregression__C=3.0)),
+        *(clone(scaled).set_params(logisticregression__class_weight=w) for w in ({0: 1.0}, {0: 2.0})),
+    ]
+
+    def place(classifier):
+        one = Candidate("classifier", "EM", classifier=classifier, rounds=1)
+        return begun.place_of(tmp_path, reading, [one], 0, 3, None, torch.device("cpu"))
+
+    assert len({place(c) for c in made}) == len(made)
+    assert [place(c) for c in made] == [place(clone(c)) for c in made]
 
 
 def test_a_damaged_unit_is_done_again(tmp_path):
