@@ -72,7 +72,7 @@ def free(path: Path, over: bool = False) -> None:
     if not (path / SAID).is_file():
         raise HeadcountError(f"{path} is not empty and holds no model; choose another place")
     if not over:
-        raise HeadcountError(f"{path} holds a model already; choose another place, or give --overwrite")
+        raise HeadcountError(f"{path} holds a model already; choose another place, or give overwrite=True")
 
 
 def _into_place(part: Path, path: Path) -> None:
