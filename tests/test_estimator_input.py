@@ -8,12 +8,14 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
 from headcount import Bags, Pool, cli
+from headcount.data.columns import Named
 from headcount.errors import HeadcountError
 from headcount.estimator import BagKFold, MajorityClassifier
 from headcount.models.fitted import Fitted
@@ -84,6 +86,16 @@ def test_a_model_of_a_dataframe_is_asked_about_a_file(estimator, tmp_path):
 
 
 # -- lists of bags --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [ExtraTreesClassifier, RandomForestClassifier])
+@pytest.mark.parametrize("width", [600, 100_000])
+def test_a_saved_forest_rounds_time_stamps_as_it_did_in_memory(kind, width):
+    """scikit-learn's trees compare float32, in which 1.7e9 is known to two minutes; a table is centred first."""
+    late = pd.DataFrame({"at": 1_700_000_000 + (X[:, 0] * width).round(), "b": X[:, 1]})
+    made = of(kind(20, random_state=0)).fit(late, Y, bags=BAG)
+    read = made.fitted_.read(late.assign(bag=BAG), Named(bag="bag")).bags(made.fitted_.learned)
+    assert np.allclose(made.fitted_.say(read).instance, made.predict_proba(late), atol=1e-5)
 
 
 def test_in_a_list_of_dataframes_columns_have_names_and_the_bag_is_none():
@@ -189,6 +201,7 @@ def test_instances_need_no_bag_column():
         ("auto", {}, "fits one method, got 'auto'.*fit_reading"),
         ("tlit", {}, "no estimator 'tlit'; there are tilt.*did you mean 'tilt'"),
         ("vote.py:Vote", {}, "loading a model never runs code"),
+        ("supervised", {}, "'supervised' learns from known instance classes, .*headcount.fit_reading"),
         ("tilt", {"epochs": 0}, "epochs is a whole number from 1"),
         (None, {"epochs": 3}, "epochs: for networks"),
         ("em_forest", {"options": {"t9": 3}}, "options: for networks, and method em_forest is none"),
