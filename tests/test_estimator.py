@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn import config_context
 from sklearn.base import clone
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
@@ -18,7 +19,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator, parametri
 
 import headcount
 from headcount.bags import Bags, Pool
-from headcount.errors import HeadcountError
+from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.estimator import BagKFold, MajorityClassifier
 from headcount.membership import as_list
 from headcount.models.fitted import Fitted
@@ -138,13 +139,33 @@ def test_ids_handed_to_a_search_reach_fit_but_not_score():
     search = GridSearchCV(
         MajorityClassifier(LogisticRegression()), {"estimator__C": [1.0]}, cv=BagKFold(3, bags=bag), error_score="raise"
     )
-    with pytest.raises(HeadcountError, match="nothing says which rows"):
+    with (
+        pytest.raises(HeadcountError, match="nothing says which rows"),
+        pytest.warns(HeadcountWarning, match="to itself"),
+    ):
         search.fit(x, y, bags=bag)
     made = MajorityClassifier(LogisticRegression()).fit(x, y, bags=bag)
     assert made.predict(x).shape == (120,)  # an instance needs no bag
     for ask in (made.predict_bags, made.predict_shares):
         with pytest.raises(HeadcountError, match="give bags="):
             ask(x)
+
+
+def test_ids_of_the_splitter_are_warned_of_unless_they_are_routed():
+    """Alone they would make every row a bag, silently; with metadata routing fit and score hear of them."""
+    x, y, bag, _ = data(24)
+    model = MajorityClassifier(LogisticRegression())
+    with pytest.warns(HeadcountWarning, match="takes every row for a bag.*metadata routing"):
+        cross_val_score(model, x, y, cv=BagKFold(3, bags=bag))
+    listed, labels = [x[bag == b] for b in range(24)], [y[bag == b][0] for b in range(24)]
+    with config_context(enable_metadata_routing=True):
+        asked = model.set_fit_request(bags=True).set_score_request(bags=True)
+        routed = cross_val_score(asked, x, y, cv=BagKFold(3, bags=bag), params={"bags": bag})
+    assert sorted(routed * 8) == sorted((routed * 8).round())  # of eight bags each
+    assert (
+        abs(routed.mean() - cross_val_score(MajorityClassifier(LogisticRegression()), listed, labels, cv=3).mean())
+        < 0.1
+    )
 
 
 def test_groups_is_no_parameter():
@@ -293,7 +314,9 @@ def test_folds_split_no_bag(seed):
     cv = BagKFold(4, bags=bag, random_state=seed)
     assert cv.get_n_splits() == 4
     tests = []
-    for train, test in cv.split(np.zeros((200, 1)), y):
+    with pytest.warns(HeadcountWarning, match="in a loop of your own"):
+        split = list(cv.split(np.zeros((200, 1)), y))
+    for train, test in split:
         assert not set(bag[train]) & set(bag[test])
         assert sorted([*train, *test]) == list(range(200))
         assert {"a", "b"} <= set(y[test])

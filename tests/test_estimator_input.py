@@ -231,6 +231,7 @@ def test_a_head_is_named():
         Recipe(head=LogisticRegression)
 
 
+@pytest.mark.filterwarnings("ignore:BagKFold keeps its ids")
 def test_folds_of_fewer_ids_than_rows():
     with pytest.raises(HeadcountError, match=f"10 bag ids for {len(X)} rows"):
         next(BagKFold(bags=BAG[:10]).split(X))
