@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -243,3 +244,31 @@ def test_folds_of_fewer_ids_than_rows():
 def test_what_was_fitted_is_said_in_one_line():
     assert repr(of().fit(X, Y, bags=BAG).fitted_) == "Fitted(linear: 3 classes, features of 5)"
     assert repr(of().fit(FRAMES, WIN, bags="street").fitted_) == "Fitted(linear: 3 classes, table of 5)"
+
+
+def test_tensors_of_any_make():
+    """As headcount.read takes them: with a gradient, in bfloat16, rows, lists of bags, and all that is said of them."""
+    x, y, ids = torch.tensor(X, requires_grad=True), torch.tensor(Y), torch.tensor(BAG)
+    made = of().fit(x, y, bags=ids, weight=torch.ones(len(X), requires_grad=True))
+    assert np.array_equal(made.predict(x), made.predict(X))
+    listed = [x[b == ids] for b in range(40)]
+    assert np.array_equal(made.predict_bags(listed), made.predict_bags(LISTED))
+    assert np.array_equal(of().fit(listed, WIN).predict(X), of().fit(LISTED, WIN).predict(X))
+    half = x.bfloat16()
+    assert np.array_equal(made.predict(half), made.predict(half.detach().float().numpy()))
+    assert len(made.predict([b.bfloat16() for b in listed])) == 40
+    assert len(list(BagKFold(3).split([b.bfloat16() for b in listed], WIN))) == 3
+
+
+@pytest.mark.parametrize("hole", [None, pd.NA, float("nan")])
+def test_a_bag_without_a_label_is_named(hole):
+    with pytest.raises(HeadcountError, match=r"bag 1 has no label .*fit_reading"):
+        of().fit(LISTED[:4], np.array(["a", hole, "b", "a"], dtype=object))
+    with pytest.raises(HeadcountError, match="labels of several kinds"):
+        of().fit(LISTED[:4], np.array(["a", 1, "b", "a"], dtype=object))
+
+
+def test_a_column_that_is_there_twice_is_named():
+    twice = pd.DataFrame(X[:, :2], columns=["a", "a"]).assign(street=BAG)
+    with pytest.raises(HeadcountError, match="X has the column 'a' twice"):
+        of(bags="street").fit(twice, Y)

@@ -46,7 +46,17 @@ from headcount.judging import crossval
 from headcount.judging.candidates import METHODS, Candidate, candidates, not_from_a_file
 from headcount.judging.sight import sight
 from headcount.judging.validated import validated
-from headcount.membership import Membership, as_list, column_of, column_to_fit, labels_of, stacked, weights_of, without
+from headcount.membership import (
+    Membership,
+    as_list,
+    column_of,
+    column_to_fit,
+    labels_of,
+    plain,
+    stacked,
+    weights_of,
+    without,
+)
 from headcount.models.eye import Eye
 from headcount.models.fitted import Answer, Fitted
 from headcount.models.heads import HEADS, find_head
@@ -254,7 +264,8 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
 
     def _taken(self, X: Any, bags: Any, fitting: bool = False, bagged: str = "always") -> tuple[np.ndarray, Membership]:
         """(N, D) numbers, and who is in which bag. ``bagged``: who wants to know that, of a column of X."""
-        column, ids = column_of(bags), None
+        X, bags, ids = plain(X), plain(bags), None
+        column = column_of(bags)
         if bags is not None and column is None:
             ids = bags
         column = self.bags_ if column is None else column
