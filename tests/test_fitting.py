@@ -21,6 +21,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from headcount.bags import Bags, Pool, steepness
+from headcount.checking import check_reading
 from headcount.data.read import read
 from headcount.errors import HeadcountError
 from headcount.fitting import Step, fit_reading
@@ -445,6 +446,15 @@ def test_what_is_refused(how, why):
     with pytest.raises(HeadcountError, match=why) as e:
         fit_reading(reading_of(blobs(6, 3)), **how)
     assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("ask", [fit_reading, check_reading])
+def test_what_was_not_read_and_odd_seeds_are_refused(ask):
+    with pytest.raises(HeadcountError, match=r"what headcount\.read gives, got list; read it first"):
+        ask([np.ones((2, 1))])
+    for seed in ("a", -1, 1.5, True):
+        with pytest.raises(HeadcountError, match=f"seed is a whole number from 0 to .*, got {seed!r}"):
+            ask(reading_of(blobs(12, 5)), seed=seed)
 
 
 # -- taking up --------------------------------------------------------------------------------------------------------------

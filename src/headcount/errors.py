@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral
+from typing import Any
+
+MOST_SEED = (1 << 63) - 1
 
 
 class HeadcountError(ValueError):
@@ -15,6 +19,20 @@ class HeadcountError(ValueError):
 
 class HeadcountWarning(UserWarning):
     """Something the user should know and need not mend: the work goes on. The command line prints it as one line."""
+
+
+def whole_number(what: str, given: Any, least: int, most: int) -> int:
+    """Return ``given`` if it is a whole number in these bounds, numpy's too; otherwise say what it is.
+
+    >>> whole_number("folds", 5, 2, 100)
+    5
+    >>> whole_number("folds", "5", 2, 100)
+    Traceback (most recent call last):
+    headcount.errors.HeadcountError: folds is a whole number from 2 to 100, got '5'
+    """
+    if isinstance(given, bool) or not isinstance(given, Integral) or not least <= int(given) <= most:
+        raise HeadcountError(f"{what} is a whole number from {least} to {most}, got {given!r}")
+    return int(given)
 
 
 def choose(kind: str, given: object, choices: Iterable[str]) -> str:
