@@ -221,22 +221,16 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
     def score(self, X: Any, y: Any, bags: Any = None) -> float:  # ty: ignore[lost-keyword-for-regular-parameter]
         """The share of bags whose label is said right (:meth:`predict_bags`)."""
         x, ids = self._asked(X, bags)
-        label = labels_of(y, ids, len(x))
-        return float(np.mean(self.classes_[self._said(x, ids)[1].bag.argmax(1).numpy()] == label))
+        return float(np.mean(self.classes_[self._said(x, ids)[1].bag.argmax(1).numpy()] == labels_of(y, ids, len(x))))
 
     # -- inner --------------------------------------------------------------------------------------------------------
 
     def _answered(self, X: Any, bags: Any, then: Any) -> Any:
         check_is_fitted(self)
-        x, ids = self._taken(X, bags, bagged="where said" if self._by_bag else "never")
+        body = self._inner.body
+        x, ids = self._taken(X, bags, bagged="where said" if isinstance(body, Model) and body.by_bag else "never")
         said = then(self._said(x, ids)[1].instance[np.argsort(ids.order)].numpy())
         return np.split(said, np.cumsum(ids.sizes)[:-1]) if ids.listed else said
-
-    @property
-    def _by_bag(self) -> bool:
-        """Whether an instance is judged by the others in its bag, or by its place among them."""
-        head = self._inner.body.head if isinstance(self._inner.body, Model) else None
-        return head is not None and (head.whole_bag or head.order_matters)
 
     def _said(self, x: np.ndarray, ids: Membership) -> tuple[Bags, Answer]:
         """The bags, rows in the order of ``ids``, and what the model says of them."""
@@ -258,9 +252,9 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         """Networks, and forests of ours, get standardised float32; a classifier of scikit-learn's what it was given."""
         if x.ndim != 2:
             return Pool(x)
-        return (
-            Pool(x, trusted=True, exact=True) if self._standard is None else Pool(self._standard.apply(x), trusted=True)
-        )
+        if self._standard is None:
+            return Pool(x, trusted=True, exact=True)
+        return Pool(self._standard.apply(x), trusted=True)
 
     def _taken(self, X: Any, bags: Any, fitting: bool = False, bagged: str = "always") -> tuple[np.ndarray, Membership]:
         """(N, D) numbers, and who is in which bag. ``bagged``: who wants to know that, of a column of X."""
@@ -292,9 +286,8 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
             return x, ids
         if names is None or not all(isinstance(n, str) for n in names):
             return validate_data(self, x, reset=fitting, dtype=NUMBERS), ids
-        x = check_array(
-            x, dtype=NUMBERS, estimator=self, input_name="X"
-        )  # scikit-learn knows no names of what is stacked
+        # scikit-learn knows no names of what is stacked
+        x = check_array(x, dtype=NUMBERS, estimator=self, input_name="X")
         if fitting:
             self.n_features_in_, self.feature_names_in_ = x.shape[1], np.asarray(names, dtype=object)
         elif known is None and x.shape[1] != self.n_features_in_:

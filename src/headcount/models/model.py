@@ -74,6 +74,11 @@ class Model(nn.Module):
         return self.head(self.features(x), segments)
 
     @property
+    def by_bag(self) -> bool:
+        """Whether an instance is judged by the others in its bag, or by its place among them."""
+        return self.head.whole_bag or self.head.order_matters
+
+    @property
     def device(self) -> torch.device:
         return self.prepare.mean.device
 
@@ -135,7 +140,7 @@ def _say_large(model: Model, bag: Bags, reader: AtOnce, keep: tuple[str, ...], b
 @torch.no_grad()
 def say_alone(model: Model, x: Tensor, *, batch_instances: int = 8192) -> Tensor:
     """(n, ...) loose instances, seen without any bag -> (n, C) logits, on the CPU. Some heads cannot be asked that."""
-    if model.head.whole_bag or model.head.order_matters:
+    if model.by_bag:
         raise HeadcountError(
             f"head {model.design.head} judges an instance by its bag, or by its place in it; give whole bags to say()"
         )
