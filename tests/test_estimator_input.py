@@ -8,12 +8,15 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
 from headcount import Bags, Pool, cli
+from headcount.data.columns import Named
 from headcount.errors import HeadcountError
 from headcount.estimator import BagKFold, MajorityClassifier
 from headcount.models.fitted import Fitted
@@ -84,6 +87,16 @@ def test_a_model_of_a_dataframe_is_asked_about_a_file(estimator, tmp_path):
 
 
 # -- lists of bags --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [ExtraTreesClassifier, RandomForestClassifier])
+@pytest.mark.parametrize("width", [600, 100_000])
+def test_a_saved_forest_rounds_time_stamps_as_it_did_in_memory(kind, width):
+    """scikit-learn's trees compare float32, in which 1.7e9 is known to two minutes; a table is centred first."""
+    late = pd.DataFrame({"at": 1_700_000_000 + (X[:, 0] * width).round(), "b": X[:, 1]})
+    made = of(kind(20, random_state=0)).fit(late, Y, bags=BAG)
+    read = made.fitted_.read(late.assign(bag=BAG), Named(bag="bag")).bags(made.fitted_.learned)
+    assert np.allclose(made.fitted_.say(read).instance, made.predict_proba(late), atol=1e-5)
 
 
 def test_in_a_list_of_dataframes_columns_have_names_and_the_bag_is_none():
@@ -189,6 +202,7 @@ def test_instances_need_no_bag_column():
         ("auto", {}, "fits one method, got 'auto'.*fit_reading"),
         ("tlit", {}, "no estimator 'tlit'; there are tilt.*did you mean 'tilt'"),
         ("vote.py:Vote", {}, "loading a model never runs code"),
+        ("supervised", {}, "'supervised' learns from known instance classes, .*headcount.fit_reading"),
         ("tilt", {"epochs": 0}, "epochs is a whole number from 1"),
         (None, {"epochs": 3}, "epochs: for networks"),
         ("em_forest", {"options": {"t9": 3}}, "options: for networks, and method em_forest is none"),
@@ -218,6 +232,7 @@ def test_a_head_is_named():
         Recipe(head=LogisticRegression)
 
 
+@pytest.mark.filterwarnings("ignore:BagKFold keeps its ids")
 def test_folds_of_fewer_ids_than_rows():
     with pytest.raises(HeadcountError, match=f"10 bag ids for {len(X)} rows"):
         next(BagKFold(bags=BAG[:10]).split(X))
@@ -229,3 +244,31 @@ def test_folds_of_fewer_ids_than_rows():
 def test_what_was_fitted_is_said_in_one_line():
     assert repr(of().fit(X, Y, bags=BAG).fitted_) == "Fitted(linear: 3 classes, features of 5)"
     assert repr(of().fit(FRAMES, WIN, bags="street").fitted_) == "Fitted(linear: 3 classes, table of 5)"
+
+
+def test_tensors_of_any_make():
+    """As headcount.read takes them: with a gradient, in bfloat16, rows, lists of bags, and all that is said of them."""
+    x, y, ids = torch.tensor(X, requires_grad=True), torch.tensor(Y), torch.tensor(BAG)
+    made = of().fit(x, y, bags=ids, weight=torch.ones(len(X), requires_grad=True))
+    assert np.array_equal(made.predict(x), made.predict(X))
+    listed = [x[b == ids] for b in range(40)]
+    assert np.array_equal(made.predict_bags(listed), made.predict_bags(LISTED))
+    assert np.array_equal(of().fit(listed, WIN).predict(X), of().fit(LISTED, WIN).predict(X))
+    half = x.bfloat16()
+    assert np.array_equal(made.predict(half), made.predict(half.detach().float().numpy()))
+    assert len(made.predict([b.bfloat16() for b in listed])) == 40
+    assert len(list(BagKFold(3).split([b.bfloat16() for b in listed], WIN))) == 3
+
+
+@pytest.mark.parametrize("hole", [None, pd.NA, float("nan")])
+def test_a_bag_without_a_label_is_named(hole):
+    with pytest.raises(HeadcountError, match=r"bag 1 has no label .*fit_reading"):
+        of().fit(LISTED[:4], np.array(["a", hole, "b", "a"], dtype=object))
+    with pytest.raises(HeadcountError, match="labels of several kinds"):
+        of().fit(LISTED[:4], np.array(["a", 1, "b", "a"], dtype=object))
+
+
+def test_a_column_that_is_there_twice_is_named():
+    twice = pd.DataFrame(X[:, :2], columns=["a", "a"]).assign(street=BAG)
+    with pytest.raises(HeadcountError, match="X has the column 'a' twice"):
+        of(bags="street").fit(twice, Y)

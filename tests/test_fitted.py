@@ -221,7 +221,7 @@ def test_a_bag_is_listened_to_where_it_helps(tmp_path):
 def test_a_model_is_only_replaced_when_asked(tmp_path):
     fitted, _ = fitted_of()
     fitted.save(tmp_path / "m")
-    with pytest.raises(HeadcountError, match="--overwrite"):
+    with pytest.raises(HeadcountError, match="give overwrite=True"):
         fitted.save(tmp_path / "m")
     fitted.but(temperature=2.0).save(tmp_path / "m", overwrite=True)
     assert Fitted.load(tmp_path / "m").temperature == 2.0

@@ -11,11 +11,17 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
+from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from headcount.bags import Bags, Pool, steepness
+from headcount.checking import check_reading
 from headcount.data.read import read
 from headcount.errors import HeadcountError
 from headcount.fitting import Step, fit_reading
@@ -465,6 +471,15 @@ def test_what_is_refused(how, why):
     assert "\n" not in str(e.value)
 
 
+@pytest.mark.parametrize("ask", [fit_reading, check_reading])
+def test_what_was_not_read_and_odd_seeds_are_refused(ask):
+    with pytest.raises(HeadcountError, match=r"what headcount\.read gives, got list; read it first"):
+        ask([np.ones((2, 1))])
+    for seed in ("a", -1, 1.5, True):
+        with pytest.raises(HeadcountError, match=f"seed is a whole number from 0 to .*, got {seed!r}"):
+            ask(reading_of(blobs(12, 5)), seed=seed)
+
+
 # -- taking up --------------------------------------------------------------------------------------------------------------
 
 
@@ -504,6 +519,24 @@ def test_what_was_begun_with_other_data_or_options_is_not_taken_up(tmp_path, mon
 def fitting_place(tmp_path, reading, seed, folds):
     found = candidates.candidates("logistic", reading.bags(reading.learn()))
     return begun.place_of(tmp_path, reading, found, seed, folds, None, torch.device("cpu"))
+
+
+def test_what_was_begun_with_another_classifier_is_not_taken_up(tmp_path):
+    reading, long = reading_of(blobs(12, 5)), np.zeros(5000)
+    scaled = make_pipeline(StandardScaler(), LogisticRegression(C=2.0))
+    made = [
+        *(MLPClassifier((1,)), MLPClassifier((64,)), MLPClassifier((64,), random_state=1)),
+        *(GaussianNB(priors=long), GaussianNB(priors=np.append(long[1:], 1.0))),
+        *(scaled, clone(scaled).set_params(logisticregression__C=3.0)),
+        *(clone(scaled).set_params(logisticregression__class_weight=w) for w in ({0: 1.0}, {0: 2.0})),
+    ]
+
+    def place(classifier):
+        one = Candidate("classifier", "EM", classifier=classifier, rounds=1)
+        return begun.place_of(tmp_path, reading, [one], 0, 3, None, torch.device("cpu"))
+
+    assert len({place(c) for c in made}) == len(made)
+    assert [place(c) for c in made] == [place(clone(c)) for c in made]
 
 
 def test_a_damaged_unit_is_done_again(tmp_path):

@@ -706,6 +706,12 @@ REFUSED = {
     "unknown option": (spoil_json(options=[["t3", 1]]), "t1"),
     "wrong option": (spoil_json(options=[["t1", -1]]), "t1"),
     "a head of one's own": (spoil_json(head="evil.py:Head"), "runs no code"),
+    "a network larger than memory": (spoil_json(backbone_options=[["layers", 10_000_000]]), "option 'layers'"),
+    "a layer larger than memory": (spoil_json(shape=[1 << 40]), "the design needs"),
+    "classes in one word": (spoil_json(classes="abc"), "two or more different names"),
+    "one class thrice": (spoil_json(classes=["a"] * 3), "two or more different names"),
+    "odd counted": (spoil_json(counted="abc"), "counted"),
+    "odd mirror": (spoil_json(mirror="no"), "mirrors neither"),
 }
 
 

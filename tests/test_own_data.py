@@ -11,10 +11,12 @@ import pytest
 
 import read_factory as make
 from ask_factory import case, fitted, people
+from headcount.checking import check_reading
 from headcount.data.learned import Learned
 from headcount.data.read import read
 from headcount.errors import HeadcountError
 from headcount.estimator import MajorityClassifier
+from headcount.fitting import fit_reading
 from headcount.judging import evaluation
 from headcount.judging.answers import ask
 from test_predict import rows_of, typed  # noqa: F401  (a fixture)
@@ -110,6 +112,11 @@ def test_a_group_that_is_one_is_none(tmp_path):
     assert "site" not in [f.name for f in reading.columns.fields]
     named = read(make.write_csv(tmp_path / "t.csv", people(site=["Basel"] * 48)), named=_named(group="site"))
     assert named.laid.group == ("Basel",) * 8, "who names it means it"
+    said = " ".join(fit_reading(named, "logistic", folds=2).facts["cautions"])
+    assert "All bags are in one group ('Basel'), so that none could be held out from the others" in said
+    assert "in one group ('Basel'), so that the training bags also chose the epoch" in said
+    assert "too few" not in said
+    assert check_reading(named).why.startswith("all bags are in one group")
 
 
 def _named(**roles):

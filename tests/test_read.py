@@ -603,3 +603,35 @@ def test_a_folder_without_pictures_is_left_aside_and_said(tmp_path):
     reading = read(folder)
     assert "emptyplot" not in reading.laid.names
     assert any("left aside: 'emptyplot', no pictures in it" in line for line in reading.described)
+
+
+def test_minus_one_is_a_class_unless_classes_are_named_and_that_is_said():
+    bags = [np.ones((2, 1))] * 4
+    told = read(bags, labels=[0, 1, -1, 0])
+    assert set(told.laid.classes) == {"-1", "0", "1"}
+    assert (
+        "label -1 is taken for a class (1 bags); if it means no label, name the others with classes=" in told.described
+    )
+    named = read(bags, labels=[0, 1, -1, 0], classes=["0", "1"])
+    assert named.laid.label.tolist() == [0, 1, -1, 0]
+    for labels in ([1, -1, -1, 1], ["a", "-1", "b", "a"]):  # plus and minus one; words
+        assert not [line for line in read(bags, labels=labels).described if "no label" in line]
+
+
+def test_a_dict_of_arrays_may_hold_more():
+    given = {"features": np.ones((4, 2)), "sizes": [2, 2], "labels": [0, 1], "zz": 1, "model": "ours"}
+    reading = read(given)
+    assert reading.laid.sizes.tolist() == [2, 2]
+    assert "left aside in the dict: 'zz', 'model'" in reading.described
+    assert read({"X": np.ones((2, 2)), "Y": np.zeros((3, 2))}, labels=[0, 1]).laid.names == ("X", "Y")  # bags, by name
+
+
+def test_a_word_is_one_name():
+    bags = [np.ones((2, 1))] * 3
+    reading = read(bags, labels=["a", "b", "a"], uncounted="bg")
+    assert reading.laid.classes == ("a", "b", "bg")
+    with pytest.raises(HeadcountError, match="a list of two or more different names, got ab"):
+        read(bags, labels=["a", "b", "a"], classes="ab")
+    for how in ({"classes": 3}, {"uncounted": 3}):
+        with pytest.raises(HeadcountError, match="must be a list of names, got 3"):
+            read(bags, labels=["a", "b", "a"], **how)

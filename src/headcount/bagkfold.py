@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from sklearn import get_config
 
-from headcount.errors import HeadcountError
+from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.membership import as_list, checked_ids, column_of, without
 from headcount.training.splits import deal
 
@@ -16,7 +18,8 @@ class BagKFold:
     """Folds of whole bags, labels spread evenly: for scikit-learn's searches and ``cross_val_score``.
 
     ``bags``: ids, or the column of X that is the bag; a list of bags needs neither. ``groups`` are refused: a search hands
-    them to the splitter only, and the estimator would see no bags.
+    them to the splitter only, and the estimator would see no bags. Ids given here stay here too, so that they are warned of:
+    they are for a loop of one's own, or for scikit-learn's metadata routing, which hands them to the estimator as well.
 
     >>> BagKFold(3, bags="street")
     BagKFold(n_splits=3, bags='street', random_state=0)
@@ -53,6 +56,14 @@ class BagKFold:
                 "MajorityClassifier(bags=...) and BagKFold(bags=...), or a list of bags"
             )
         column = column_of(self.bags)
+        if column is None and not get_config().get("enable_metadata_routing", False):
+            warnings.warn(
+                "BagKFold keeps its ids to itself: in a search or cross_val_score the estimator takes every row for a bag. "
+                "Give both the column that is the bag, or a list of bags, or switch on metadata routing (docs/estimator.md); in"
+                " a loop of your own give fit and score bags=ids[rows]",
+                HeadcountWarning,
+                stacklevel=3,
+            )
         ids = self.bags if column is None else without(X, column)[1]
         return checked_ids(ids, X.shape[0] if hasattr(X, "shape") else len(X))
 

@@ -27,6 +27,8 @@ import torch
 
 from headcount.bags import Bags
 from headcount.data.read import Reading
+from headcount.data.read.lay import as_read
+from headcount.errors import MOST_SEED, number
 from headcount.judging import counsel, crossval, doubts
 from headcount.judging.coverage import Coverage
 from headcount.judging.fewer import some_rows
@@ -79,8 +81,8 @@ class Checked:
 
 def check_reading(reading: Reading, seed: int = 0) -> Checked:
     """Check what was read."""
-    started = time.monotonic()
-    cover = Coverage.of(reading.laid.blind())
+    started, seed = time.monotonic(), number("seed", seed, 0, MOST_SEED, whole=True)
+    cover = Coverage.of(as_read(reading).laid.blind())
     bags, whole = _some(reading, seed)
     part_seen = reading.kind == "images" and max(reading.laid.pool.shape[:2]) > SIDE
     folds = min(FOLDS, crossval.groups_of(bags)) if len(bags) else 0

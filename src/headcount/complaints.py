@@ -43,13 +43,17 @@ def as_typed(message: str) -> str:
 
     >>> as_typed("name it with bag=, or give a side, such as side=64")
     'name it with --bag, or give a side, such as --side 64'
+    >>> as_typed("choose another place, or give overwrite=True")
+    'choose another place, or give --overwrite'
     """
-    return _SAID.sub(lambda m: f"--{m[1].replace('_', '-')}" + (f" {m[2]}" if m[2] else ""), message)
+    return _SAID.sub(
+        lambda m: f"--{m[1].replace('_', '-')}" + (f" {m[2]}" if m[2] not in (None, "True") else ""), message
+    )
 
 
 _SAID = re.compile(
     r"(?<![\w'\".-])(bag|label|labels|votes|path|text|weight|group|truth|known|features|categories|classes|ties|uncounted"
-    r"|skip_bad|side|tile|cache)=(\w+)?(?![\w'\"(])"
+    r"|skip_bad|side|tile|cache|overwrite)=(\w+)?(?![\w'\"(])"
 )
 
 

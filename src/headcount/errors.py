@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+MOST_SEED = (1 << 63) - 1
+
 
 class HeadcountError(ValueError):
     """A mistake in what was given. The command line prints it as one line and exits with 2."""

@@ -42,14 +42,26 @@ from headcount.bags import Bags, Pool
 from headcount.data.learned import Learned
 from headcount.data.standard import Standard
 from headcount.errors import HeadcountError, choose
-from headcount.judging import crossval, shares
+from headcount.judging import crossval
 from headcount.judging.candidates import METHODS, Candidate, candidates, not_from_a_file
 from headcount.judging.sight import sight
-from headcount.membership import Membership, as_list, column_of, column_to_fit, labels_of, stacked, weights_of, without
+from headcount.judging.validated import validated
+from headcount.membership import (
+    Membership,
+    as_list,
+    column_of,
+    column_to_fit,
+    labels_of,
+    plain,
+    stacked,
+    weights_of,
+    without,
+)
 from headcount.models.eye import Eye
-from headcount.models.fitted import Fitted
+from headcount.models.fitted import Answer, Fitted
+from headcount.models.heads import HEADS, find_head
+from headcount.models.model import Model
 from headcount.models.rebased import outward
-from headcount.training.criterion import label_loss
 from headcount.training.seeds import seed_of
 from headcount.training.speed import device_for
 
@@ -153,31 +165,26 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
                 "headcount.fit_reading compare several"
             )
         not_from_a_file(self.estimator)
-        return choose("estimator", self.estimator, METHODS)
+        if choose("estimator", self.estimator, METHODS) in HEADS and find_head(self.estimator).told:
+            raise HeadcountError(
+                f"{self.estimator!r} learns from known instance classes, which MajorityClassifier is not told; name them to "
+                "headcount.read (Named(known=...)) and give what was read to headcount.fit_reading"
+            )
+        return self.estimator
 
     def _learned(self, method: Any, held: Bags) -> Fitted:
         """The model, asked about instances as they lie in our pools."""
-        seed, device, learned = (
-            seed_of(self.random_state),
-            device_for(self.device),
-            Learned(held.pool.kind, shape=held.pool.shape),
-        )
+        seed, device = seed_of(self.random_state), device_for(self.device)
+        learned = Learned(held.pool.kind, shape=held.pool.shape)
         own: dict[str, Any] = {"frozen": self.frozen, "weights": self.weights, "size": self.size}
         held, start, eye, _ = sight(held, self.backbone, device, tell=_log.warning, **own)
         chosen = self._chosen(method, held, start, eye)
         split = crossval.inner(held, np.arange(len(held)), np.zeros(0, int), seed)
-        train, valid = held.take(split.train), held.take(split.valid)
-        trained = chosen.fit(train, valid, seed=seed, device=device)
-        p, _ = crossval.answers(trained.body, valid, Learned(held.pool.kind, shape=held.pool.shape), device)
-        tilt = trained.tilt or label_loss(p, valid)[1]
-        alike = None
-        if self._told_apart and not split.shared:  # validation bags were not learned from: they tell how bags differ
-            told = valid.target.double()
-            log_p = p.double().clamp_min(1e-30).log()
-            alike = shares.overheard(log_p, valid.segments(), told, tilt.prior.double()).alike
+        trained = chosen.fit(held.take(split.train), held.take(split.valid), seed=seed, device=device)
         names = tuple(map(str, self.classes_))
         names = names if len(set(names)) == len(names) else held.classes
-        return Fitted(trained.body, names, learned, tilt, alike=alike, facts={"method": {"name": chosen.name}}, eye=eye)
+        told = validated(trained, held, split, device, apart=self._told_apart)
+        return Fitted(trained.body, names, learned, facts={"method": {"name": chosen.name}}, eye=eye, **told)
 
     def _chosen(self, method: Any, held: Bags, start: Any, eye: Eye | None) -> Candidate:
         how: dict[str, Any] = {"epochs": self.epochs, "options": self.options}
@@ -187,41 +194,49 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
-    def predict_proba(self, X: Any) -> Any:
-        """(N, C) of instances, columns as ``classes_``; for a list of bags a list of arrays. X may lack the bag column."""
-        return self._answered(X, lambda p: p)
+    def predict_proba(self, X: Any, bags: Any = None) -> Any:
+        """(N, C) of instances, columns as ``classes_``; for a list of bags a list of arrays. X may lack the bag column: heads
+        that judge an instance by its bag (``whole_bag`` in ``headcount heads --json``) then see each row alone."""
+        return self._answered(X, bags, lambda p: p)
 
-    def predict(self, X: Any) -> Any:
-        """(N,) classes of instances; for a list of bags a list of arrays. X may lack the bag column."""
-        return self._answered(X, lambda p: self.classes_[p.argmax(1)])
+    def predict(self, X: Any, bags: Any = None) -> Any:
+        """(N,) classes of instances; for a list of bags a list of arrays. Bags are to it what they are to predict_proba."""
+        return self._answered(X, bags, lambda p: self.classes_[p.argmax(1)])
 
     def predict_bags(self, X: Any, bags: Any = None) -> np.ndarray:
-        """(B,) the class each bag is said to hold most of, bags in order of first appearance."""
+        """(B,) the label each bag is said to have, in order of first appearance: the head's own word on the bag, or the class
+        with the largest mean probability where it has none."""
         x, ids = self._asked(X, bags)
-        return self.classes_[self._shares(x, ids).argmax(1)]
+        return self.classes_[self._said(x, ids)[1].bag.argmax(1).numpy()]
 
     def predict_shares(self, X: Any, bags: Any = None, level: float = 0.95) -> Shares:
         """The classes' shares in each bag, as its instances make them likely (:meth:`Fitted.shares`)."""
         if not 0 < level < 1:
             raise HeadcountError(f"level lies between 0 and 1, got {level!r}")
         x, ids = self._asked(X, bags)
-        pool = self._pool(x[ids.order])
-        held = Bags.of(pool, sizes=ids.sizes, labels=[-1] * len(ids.sizes), classes=len(self.classes_))
-        found = self._inner.shares(self._inner.say(held).alone, held, level=level)
+        held, said = self._said(x, ids)
+        found = self._inner.shares(said.alone, held, level=level)
         return Shares(ids.names, *(t.double().numpy() for t in found))
 
     def score(self, X: Any, y: Any, bags: Any = None) -> float:  # ty: ignore[lost-keyword-for-regular-parameter]
-        """The share of bags whose label is said right."""
+        """The share of bags whose label is said right (:meth:`predict_bags`)."""
         x, ids = self._asked(X, bags)
-        return float(np.mean(self.classes_[self._shares(x, ids).argmax(1)] == labels_of(y, ids, len(x))))
+        return float(np.mean(self.classes_[self._said(x, ids)[1].bag.argmax(1).numpy()] == labels_of(y, ids, len(x))))
 
     # -- inner --------------------------------------------------------------------------------------------------------
 
-    def _answered(self, X: Any, then: Any) -> Any:
+    def _answered(self, X: Any, bags: Any, then: Any) -> Any:
         check_is_fitted(self)
-        x, ids = self._taken(X, None, bagged=False)
-        said = then(self._p(x))
+        body = self._inner.body
+        x, ids = self._taken(X, bags, bagged="where said" if isinstance(body, Model) and body.by_bag else "never")
+        said = then(self._said(x, ids)[1].instance[np.argsort(ids.order)].numpy())
         return np.split(said, np.cumsum(ids.sizes)[:-1]) if ids.listed else said
+
+    def _said(self, x: np.ndarray, ids: Membership) -> tuple[Bags, Answer]:
+        """The bags, rows in the order of ``ids``, and what the model says of them."""
+        nothing = [-1] * len(ids.sizes)
+        held = Bags.of(self._pool(x[ids.order]), sizes=ids.sizes, labels=nothing, classes=len(self.classes_))
+        return held, self._inner.say(held)
 
     def _asked(self, X: Any, bags: Any) -> tuple[np.ndarray, Membership]:
         check_is_fitted(self)
@@ -237,21 +252,14 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         """Networks, and forests of ours, get standardised float32; a classifier of scikit-learn's what it was given."""
         if x.ndim != 2:
             return Pool(x)
-        return (
-            Pool(x, trusted=True, exact=True) if self._standard is None else Pool(self._standard.apply(x), trusted=True)
-        )
+        if self._standard is None:
+            return Pool(x, trusted=True, exact=True)
+        return Pool(self._standard.apply(x), trusted=True)
 
-    def _p(self, x: np.ndarray) -> np.ndarray:
-        held = Bags.of(self._pool(x), sizes=[1] * len(x), labels=[-1] * len(x), classes=len(self.classes_))
-        return self._inner.say(held).instance.numpy()
-
-    def _shares(self, x: np.ndarray, ids: Membership) -> np.ndarray:
-        starts = np.concatenate([[0], np.cumsum(ids.sizes)[:-1]])
-        return np.add.reduceat(self._p(x)[ids.order], starts) / np.asarray(ids.sizes)[:, None]
-
-    def _taken(self, X: Any, bags: Any, fitting: bool = False, bagged: bool = True) -> tuple[np.ndarray, Membership]:
-        """(N, D) numbers, and who is in which bag. ``bagged``: somebody wants to know that."""
-        column, ids = column_of(bags), None
+    def _taken(self, X: Any, bags: Any, fitting: bool = False, bagged: str = "always") -> tuple[np.ndarray, Membership]:
+        """(N, D) numbers, and who is in which bag. ``bagged``: who wants to know that, of a column of X."""
+        X, bags, ids = plain(X), plain(bags), None
+        column = column_of(bags)
         if bags is not None and column is None:
             ids = bags
         column = self.bags_ if column is None else column
@@ -263,8 +271,8 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
             return self._stacked(listed, column, fitting)
         if column is not None:
             width = None if fitting else self.n_features_in_
-            X, found = without(X, column, width, need=bagged and ids is None)
-            ids = found if ids is None and bagged else ids  # an instance needs no bag, nor a good id
+            X, found = without(X, column, width, need=bagged == "always" and ids is None)
+            ids = found if ids is None and bagged != "never" else ids  # an instance needs no bag, nor a good id
         x = validate_data(self, X, reset=fitting, dtype=NUMBERS, ensure_min_samples=2 if fitting else 1)
         return x, Membership.single(len(x)) if ids is None else Membership.among(ids, len(x))
 
@@ -278,9 +286,8 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
             return x, ids
         if names is None or not all(isinstance(n, str) for n in names):
             return validate_data(self, x, reset=fitting, dtype=NUMBERS), ids
-        x = check_array(
-            x, dtype=NUMBERS, estimator=self, input_name="X"
-        )  # scikit-learn knows no names of what is stacked
+        # scikit-learn knows no names of what is stacked
+        x = check_array(x, dtype=NUMBERS, estimator=self, input_name="X")
         if fitting:
             self.n_features_in_, self.feature_names_in_ = x.shape[1], np.asarray(names, dtype=object)
         elif known is None and x.shape[1] != self.n_features_in_:

@@ -27,7 +27,8 @@ import torch
 from headcount.bags import Bags, prints
 from headcount.data.cache import home
 from headcount.data.read import Reading
-from headcount.errors import HeadcountError
+from headcount.data.read.lay import as_read
+from headcount.errors import MOST_SEED, HeadcountError, number
 from headcount.judging import begun, crossval, facts, plans
 from headcount.judging.candidates import Candidate, Trained, candidates
 from headcount.judging.cautions import cautions
@@ -113,10 +114,9 @@ def fit_reading(
     started, clock = datetime.now(UTC), time.monotonic()
     if minutes is not None and not (isinstance(minutes, (int, float)) and math.isfinite(minutes) and minutes > 0):
         raise HeadcountError(f"minutes is a number above zero, got {minutes!r}")
-    if isinstance(folds, bool) or not isinstance(folds, int) or not 2 <= folds <= 100:
-        raise HeadcountError(f"folds is a whole number from 2 to 100, got {folds!r}")
+    folds, seed = number("folds", folds, 2, 100, whole=True), number("seed", seed, 0, MOST_SEED, whole=True)
     tell = tell or (lambda line: None)
-    laid = reading.laid.blind()
+    laid = as_read(reading).laid.blind()
     check(laid)
     where = device_for(device)
     own: dict[str, Any] = {"frozen": frozen, "weights": weights, "size": size, "views": views}

@@ -41,6 +41,16 @@ class Membership:
         return cls(np.argsort(rank, kind="stable"), np.bincount(rank).tolist(), names[np.argsort(first)])
 
 
+def plain(given: Any) -> Any:
+    """A tensor as an array, wherever it lies and whatever follows its gradient; a list of tensors as a list of arrays."""
+    if isinstance(given, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in given):
+        return [plain(v) for v in given]
+    if not isinstance(given, torch.Tensor):
+        return given
+    given = given.detach().cpu()
+    return (given.float() if given.dtype == torch.bfloat16 else given).numpy()  # numpy has no bfloat16
+
+
 # -- bags= ----------------------------------------------------------------------------------------------------------------
 
 
@@ -69,7 +79,7 @@ def column_to_fit(own: Any, given: Any) -> str | int | None:
 
 def checked_ids(ids: Any, n: int) -> np.ndarray:
     """(n,) ids, none missing, that can be told apart."""
-    ids = np.asarray(ids)
+    ids = np.asarray(plain(ids))
     if ids.ndim != 1 and ids.shape != (len(ids), 1):
         raise HeadcountError(f"bag ids have shape {ids.shape}; give one id per row")
     ids = ids.ravel()
@@ -99,6 +109,9 @@ def without(X: Any, column: str | int, width: int | None = None, need: bool = Tr
     if hasattr(X, "toarray"):
         raise HeadcountError(f"X is sparse, and column {column!r} is to be its bag; give X.toarray()")
     names = list(X.columns) if hasattr(X, "columns") else None
+    if names is not None and len(set(names)) < len(names):
+        twice = next(c for i, c in enumerate(names) if c in names[:i])
+        raise HeadcountError(f"X has the column {twice!r} twice; give each column a name of its own")
     shape = np.shape(X)
     if isinstance(column, str):
         there = names is not None and column in names
@@ -124,8 +137,7 @@ def without(X: Any, column: str | int, width: int | None = None, need: bool = Tr
 
 def as_list(X: Any) -> list[Any] | None:
     """The arrays (DataFrames) of a list of bags, or of an array (B, S, D); None if X is anything else."""
-    if isinstance(X, torch.Tensor):
-        X = X.detach().cpu().numpy()
+    X = plain(X)
     several = isinstance(X, (list, tuple)) or (isinstance(X, np.ndarray) and (X.ndim in (3, 5) or X.dtype == object))
     if not several or not len(X) or np.ndim(X[0]) not in (2, 4):
         return None
@@ -172,9 +184,20 @@ def _in_order(bag: Any, names: list[Any], i: int) -> Any:
 
 def labels_of(y: Any, ids: Membership, n: int) -> np.ndarray:
     """(B,) the label of each bag; per row it must be the same all over a bag."""
-    y = column_or_1d(y, warn=True)
+    y = column_or_1d(plain(y), warn=True)
+    gone = [i for i, v in enumerate(y) if _missing(v)] if y.dtype == object else []
+    if gone:
+        what = "bag" if ids.listed and len(y) == len(ids.sizes) else "row"
+        raise HeadcountError(
+            f"{what} {gone[0]} has no label ({y[gone[0]]}); leave unlabelled bags out, or give them to headcount.read and "
+            "headcount.fit_reading"
+        )
     assert_all_finite(y, input_name="y")
-    check_classification_targets(y)
+    try:
+        check_classification_targets(y)
+        np.sort(y)
+    except TypeError as e:
+        raise HeadcountError(f"labels of several kinds ({e}); give all as text, or all as numbers") from None
     if ids.listed and len(y) == len(ids.sizes):
         return y
     if len(y) != n:
@@ -197,6 +220,7 @@ def weights_of(weight: Any, ids: Membership, n: int) -> np.ndarray | None:
     """(N,) float32 in the order of the rows: one number per row, or for a list of bags a list of the same sizes."""
     if weight is None:
         return None
+    weight = plain(weight)
     if ids.listed and isinstance(weight, (list, tuple)) and len(weight) and np.ndim(weight[0]) == 1:
         sizes = [len(w) for w in weight]
         if len(sizes) != len(ids.sizes):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,29 @@ def place_of(
     """A folder that belongs to these data and these options, and no others."""
     if work is None:
         return None
-    tried = [[c.name, c.facts()] for c in found]
+    tried = [[c.name, c.facts(), whole(c.classifier)] for c in found]
     said = [reading.fingerprint, tried, seed, folds, minutes, device.type, __version__, eye]
     key = hashlib.sha256(json.dumps(said, default=str, sort_keys=True).encode()).hexdigest()[:16]
     place = Path(work) / key
     place.mkdir(parents=True, exist_ok=True)
     return place
+
+
+def whole(thing: Any) -> Any:
+    """All that makes a classifier what it is, as plain values: its parameters and those inside them, arrays by their content.
+    What shows itself by its address only is never taken up by another process."""
+    if hasattr(thing, "get_params") and not isinstance(thing, type):
+        kind = type(thing)
+        return [kind.__module__, kind.__qualname__, whole(thing.get_params(deep=False))]
+    if isinstance(thing, Mapping):
+        return {repr(k): whole(v) for k, v in thing.items()}
+    if isinstance(thing, (list, tuple)):
+        return [type(thing).__name__, *map(whole, thing)]
+    if hasattr(thing, "__array__") and not isinstance(thing, type):
+        a = np.asarray(thing)
+        held = whole(a.ravel().tolist()) if a.dtype == object else hashlib.sha256(a.tobytes()).hexdigest()
+        return [str(a.dtype), a.shape, held]
+    return repr(thing)
 
 
 def planned(place: Path | None, plan: Callable[[], Plan]) -> Plan:

@@ -121,7 +121,7 @@ class Candidate:
         return Trained(model, found, done.progress.curve, done.progress.best_epoch)
 
     def facts(self) -> dict[str, Any]:
-        """How it learns, for the record."""
+        """How it learns, for people: parameters that are one word or number (judging/begun.py knows them all)."""
         if self.recipe is not None:
             said = {k: v for k, v in self.recipe.changes.items() if k != "source"}
             return said if self.start is None else {**said, "start": self.start.facts}

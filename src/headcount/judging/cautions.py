@@ -17,7 +17,7 @@ FEW = 30
 
 def cautions(bags: Bags, best: Candidate, scores: dict[str, Score], shared: bool, split: bool = False) -> list[str]:
     """Sentences, the gravest first. ``split``: the bags were enough to cross-validate."""
-    said = [*_of_bags(bags, shared), *_of_choice(best, scores, split)]
+    said = [*_of_bags(bags, shared), *_of_choice(bags, best, scores, split)]
     if best.name in scores:
         said += _of_tilt(scores[best.name].judgement.tilt, bags)
     said.append(
@@ -34,7 +34,8 @@ def _of_bags(bags: Bags, shared: bool) -> list[str]:
     if int(told.sum()) < FEW:
         said.append(f"There are only {int(told.sum())} labelled bags; every number here is uncertain.")
     if shared:
-        said.append("Bags are so few that the training bags also chose the epoch: expect less of new bags.")
+        why = _one_group(bags) or "Bags are so few"
+        said.append(f"{why} that the training bags also chose the epoch: expect less of new bags.")
     counts = [True] * len(wins) if bags.counted is None else bags.counted.tolist()
     never = [c for c, n, on in zip(bags.classes, wins.tolist(), counts, strict=True) if n == 0 and on]
     if never:
@@ -49,10 +50,19 @@ def _of_bags(bags: Bags, shared: bool) -> list[str]:
     return said
 
 
-def _of_choice(best: Candidate, scores: dict[str, Score], split: bool) -> list[str]:
+def _one_group(bags: Bags) -> str:
+    """The beginning of a sentence, where the bags stand or fall together."""
+    told = bags.take(bags.target.sum(1) > 0)
+    return f"All bags are in one group ({told.group[0]!r}), so" if told.group and len(set(told.group)) == 1 else ""
+
+
+def _of_choice(bags: Bags, best: Candidate, scores: dict[str, Score], split: bool) -> list[str]:
     if not scores:
+        unknown = "nothing was compared, and nothing is known of how good this is."
+        if not split and (together := _one_group(bags)):
+            return [f"{together} that none could be held out from the others: {unknown}"]
         what = "time was too short" if split else "bags were too few"
-        return [f"The {what} to cross-validate: nothing was compared, and nothing is known of how good this is."]
+        return [f"The {what} to cross-validate: {unknown}"]
     said = []
     if best.baseline:
         said.append(

@@ -18,6 +18,8 @@ def verdict(cover: Coverage, found: Prospect | None, part_seen: bool) -> tuple[s
     if found is None:
         if int(cover.heard.sum()) < 2:
             return "hopeless", "the labels name fewer than two classes, so nothing tells one from another"
+        if cover.groups == 1:
+            return "hard", "all bags are in one group, so none can be judged by others: nothing can be told"
         return "hard", "the bags, or their groups, are too few for any to be judged by others: nothing can be told"
     chance, (low, high), (gain, error) = 1 / len(cover.classes), found.accuracy, found.gain
     if not found.clear:

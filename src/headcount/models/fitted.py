@@ -34,7 +34,7 @@ from headcount.data.columns import Named
 from headcount.data.learned import Learned
 from headcount.data.read import Reading, read
 from headcount.errors import HeadcountError
-from headcount.models import folder
+from headcount.models import distrust, folder
 from headcount.models.eye import Eye
 from headcount.models.forest import Forest, Held, Linear
 from headcount.models.model import Model, say, say_alone
@@ -244,9 +244,9 @@ def log_shares(p: Tensor, segments: Segments, counted: Tensor | None = None) -> 
 
 def _loaded(path: Path) -> Fitted:
     said, arrays = folder.get(path)
-    folder.keys(said, KEYS | (said.keys() & {"eye"}))
-    classes = folder.names(said["classes"], "classes")
-    counted = None if said["counted"] is None else _counted(said["counted"], len(classes))
+    distrust.keys(said, KEYS | (said.keys() & {"eye"}))
+    classes = distrust.names(said["classes"], "classes")
+    counted = None if said["counted"] is None else distrust.counted(said["counted"], len(classes))
     learned = Learned.from_parts(said["preparation"], folder.under("learned.", arrays))
     body_arrays = folder.under("body.", arrays)
     known = ("body.", "learned.", "eye.") if "eye" in said else ("body.", "learned.")
@@ -266,24 +266,16 @@ def _loaded(path: Path) -> Fitted:
         raise HeadcountError(f"kind {str(said['kind'])[:40]!r} is none of network, forest, linear")
     if not isinstance(said["facts"], dict):
         raise HeadcountError("facts must be an object")
-    heat = [folder.number(said[k], k, 1e-6, 1e6) for k in ("temperature", "instance_temperature")]
-    alike = None if said["alike"] is None else folder.number(said["alike"], "alike", 1e-3, 1e9)
+    heat = [distrust.number(said[k], k, 1e-6, 1e6) for k in ("temperature", "instance_temperature")]
+    alike = None if said["alike"] is None else distrust.number(said["alike"], "alike", 1e-3, 1e9)
     if not isinstance(said["listens"], bool) or (said["listens"] and alike is None):
         raise HeadcountError("listens is true or false, and false where alike is null")
     found = _tilt(said["tilt"], len(classes))
     return Fitted(body, classes, learned, found, counted, *heat, alike, said["listens"], said["facts"], eye)
 
 
-def _counted(given: Any, classes: int) -> tuple[bool, ...]:
-    if not isinstance(given, list) or len(given) != classes or not all(isinstance(v, bool) for v in given):
-        raise HeadcountError(f"counted is one true or false for each of {classes} classes")
-    if sum(given) < 2:
-        raise HeadcountError("at least two classes must count")
-    return tuple(given)
-
-
 def _tilt(said: Any, classes: int) -> tilt.Tilt:
-    folder.keys(said, {"mix", "labels"}, "the tilt")
+    distrust.keys(said, {"mix", "labels"}, "the tilt")
     mix, labels = _rows(said["mix"], (classes, classes)), _rows([said["labels"]], (1, classes))[0]
     return tilt.Tilt(mix, labels)
 

@@ -7,32 +7,28 @@ parsed, and a network is first built without memory (torch's meta device) and co
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
-from torch import nn
+from torch import Tensor
 
 from headcount.errors import HeadcountError
 from headcount.files import write_whole
 from headcount.models import vision
 from headcount.models.arrays import look
+from headcount.models.distrust import MOST_JSON, built, keys, options
 from headcount.models.eye import Eye
 from headcount.models.heads import find_head
 from headcount.models.model import Design, Model
 
 FORMAT = 2  # 1 is a bare network, models/model.py
-MOST_JSON = 1 << 27
-MOST_CLASSES = 1 << 16
-_MOST_OPTION = 1 << 14
-_MOST_LAYERS = 64
 WEIGHTS, SAID = "model.safetensors", "model.json"
 
 
@@ -72,7 +68,7 @@ def free(path: Path, over: bool = False) -> None:
     if not (path / SAID).is_file():
         raise HeadcountError(f"{path} is not empty and holds no model; choose another place")
     if not over:
-        raise HeadcountError(f"{path} holds a model already; choose another place, or give --overwrite")
+        raise HeadcountError(f"{path} holds a model already; choose another place, or give overwrite=True")
 
 
 def _into_place(part: Path, path: Path) -> None:
@@ -150,10 +146,10 @@ def network(
     if not isinstance(said["backbone"], str) or not isinstance(said["mirror"], bool):
         raise HeadcountError("the design names no backbone, or mirrors neither truly nor falsely")
     design = Design(
-        shape, classes, said["backbone"], _options(said["backbone_options"]), said["head"], _options(said["options"]),
+        shape, classes, said["backbone"], options(said["backbone_options"]), said["head"], options(said["options"]),
         counted, said["mirror"],
     )  # fmt: skip
-    return _built(lambda: Model(design), arrays)
+    return built(lambda: Model(design), _tensors(arrays))
 
 
 def eye(said: Any, shape: tuple[int, ...], arrays: Mapping[str, np.ndarray]) -> Eye:
@@ -162,59 +158,12 @@ def eye(said: Any, shape: tuple[int, ...], arrays: Mapping[str, np.ndarray]) -> 
     name, size = said["backbone"], said["size"]
     if not isinstance(name, str) or len(name) > 200 or not vision.foreign(name):
         raise HeadcountError(f"the eye is no backbone of a library: {str(name)[:40]!r}")
-    return _built(lambda: Eye(name, shape, size), arrays)
+    return built(lambda: Eye(name, shape, size), _tensors(arrays))
 
 
-Built = TypeVar("Built", bound=nn.Module)
-
-
-def _built(make: Callable[[], Built], arrays: Mapping[str, np.ndarray]) -> Built:
-    """A module with these weights. First without memory: nothing is made that the file does not fill to the last number."""
-    with torch.device("meta"):
-        wanted = {k: (tuple(v.shape), v.dtype) for k, v in make().state_dict().items()}
-    given = {k: (v.shape, torch.from_numpy(v).dtype) for k, v in arrays.items()}
-    for name in sorted(wanted.keys() | given.keys()):
-        if wanted.get(name) != given.get(name):
-            raise HeadcountError(f"weights {name[:80]!r} are {given.get(name)}, the design needs {wanted.get(name)}")
-    made = make()
-    made.load_state_dict({k: torch.from_numpy(v) for k, v in arrays.items()})
-    return made.eval()
-
-
-def _options(given: Any) -> tuple[tuple[str, Any], ...]:
-    """Names with plain values of a sensible size: a design from a file must not ask for a network as large as the machine."""
-    if not isinstance(given, dict) or len(given) > 64:
-        raise HeadcountError("options are names with values")
-    for name, value in given.items():
-        values = value if isinstance(value, list) and len(value) <= 16 else [value]
-        for v in values:
-            plain = v is None or isinstance(v, (bool, int, float)) or (isinstance(v, str) and len(v) <= 64)
-            most = _MOST_LAYERS if name in ("layers", "iterations", "heads") else _MOST_OPTION
-            if not plain or (isinstance(v, (int, float)) and not isinstance(v, bool) and not abs(v) <= most):
-                raise HeadcountError(f"option {name[:40]!r} is {str(value)[:40]!r}")
-    return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in given.items())
+def _tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
+    return {k: torch.from_numpy(v) for k, v in arrays.items()}
 
 
 def under(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
-
-
-def keys(said: Any, wanted: set[str], what: str = SAID) -> None:
-    if not isinstance(said, dict) or set(said) != wanted:
-        odd = sorted(map(str, set(said) ^ wanted))[:4] if isinstance(said, dict) else [type(said).__name__]
-        raise HeadcountError(f"{what} lacks or adds {', '.join(o[:40] for o in odd)}")
-
-
-def names(given: Any, what: str) -> tuple[str, ...]:
-    good = isinstance(given, list) and 2 <= len(given) <= MOST_CLASSES and all(isinstance(v, str) for v in given)
-    if not good or len(set(given)) < len(given):
-        raise HeadcountError(f"{what} must be two or more different names")
-    return tuple(given)
-
-
-def number(given: Any, what: str, low: float, high: float) -> float:
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
-        raise HeadcountError(f"{what} must be a number, got {str(given)[:40]}")
-    if not low <= given <= high:
-        raise HeadcountError(f"{what} is {given}, not from {low:g} to {high:g}")
-    return float(given)

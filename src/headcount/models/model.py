@@ -20,6 +20,8 @@ from headcount.bags.ahead import AtOnce, reading, return_large_blocks
 from headcount.data.prepare import Prepare
 from headcount.errors import HeadcountError, choose
 from headcount.files import beside, write_whole
+from headcount.models import distrust
+from headcount.models.arrays import look
 from headcount.models.backbones import build_backbone
 from headcount.models.heads import Output, build_head
 
@@ -70,6 +72,11 @@ class Model(nn.Module):
 
     def forward(self, x: Tensor, segments: Segments) -> Output:
         return self.head(self.features(x), segments)
+
+    @property
+    def by_bag(self) -> bool:
+        """Whether an instance is judged by the others in its bag, or by its place among them."""
+        return self.head.whole_bag or self.head.order_matters
 
     @property
     def device(self) -> torch.device:
@@ -133,7 +140,7 @@ def _say_large(model: Model, bag: Bags, reader: AtOnce, keep: tuple[str, ...], b
 @torch.no_grad()
 def say_alone(model: Model, x: Tensor, *, batch_instances: int = 8192) -> Tensor:
     """(n, ...) loose instances, seen without any bag -> (n, C) logits, on the CPU. Some heads cannot be asked that."""
-    if model.head.whole_bag or model.head.order_matters:
+    if model.by_bag:
         raise HeadcountError(
             f"head {model.design.head} judges an instance by its bag, or by its place in it; give whole bags to say()"
         )
@@ -196,39 +203,44 @@ def save(model: Model, folder: Path | str, extra: Mapping[str, Any] | None = Non
 def load(folder: Path | str) -> Model:
     """A model saved by :func:`save`. Anything unexpected in the files is refused."""
     folder = Path(folder)
+    said, held = folder / "model.json", folder / "model.safetensors"
     try:
-        body = json.loads((folder / "model.json").read_text())
+        size, _ = (file.stat().st_size for file in (said, held))  # both are there
+        if size > distrust.MOST_JSON:
+            raise HeadcountError(f"{said} is larger than {distrust.MOST_JSON >> 20} MB")
+        body = json.loads(said.read_text())
         if body["format"] != FORMAT:
-            raise HeadcountError(f"{folder / 'model.json'} has format {body['format']!r}, this version reads {FORMAT}")
-        design = Design(
-            shape=tuple(int(n) for n in body["shape"]),
-            classes=tuple(map(str, body["classes"])),
-            backbone=body["backbone"],
-            backbone_options=tuple((k, v) for k, v in body["backbone_options"]),
-            head=body["head"],
-            options=tuple((k, v) for k, v in body["options"]),
-            counted=None if body["counted"] is None else tuple(map(bool, body["counted"])),
-            mirror=bool(body.get("mirror", False)),
-        )
-        if ":" in design.head:
-            raise HeadcountError(
-                f"{folder / 'model.json'} names a head from a file ({design.head}); loading runs no code"
-            )
-        weights = _sha256(folder / "model.safetensors")
-        model = Model(design)
-        model.load_state_dict(load_file(folder / "model.safetensors"))
-        if weights != body["weights"]:
+            raise HeadcountError(f"{said} has format {body['format']!r}, this version reads {FORMAT}")
+        design = _design(body)
+        look(held)
+        model = distrust.built(lambda: Model(design), load_file(held))
+        if _sha256(held) != body["weights"]:
             raise HeadcountError(f"{folder}: model.json and model.safetensors are of two models; save it again")
+        return model
     except FileNotFoundError as e:
         raise HeadcountError(f"no model in {folder}: {Path(e.filename or '').name} is missing") from None
     except OSError as e:
         raise HeadcountError(f"no model in {folder}: {Path(e.filename or folder).name}: {e.strerror}") from None
-    except (KeyError, TypeError, ValueError, RuntimeError, SafetensorError) as e:
-        if isinstance(e, HeadcountError):
-            raise
+    except HeadcountError as e:
+        raise HeadcountError(str(e) if str(folder) in str(e) else f"{folder} holds no readable model: {e}") from None
+    except (KeyError, TypeError, ValueError, RuntimeError, RecursionError, SafetensorError) as e:
         why = " ".join(str(e).split())[:600]
         raise HeadcountError(f"{folder} holds no readable model: {type(e).__name__}: {why}") from None
-    return model.eval()
+
+
+def _design(body: Mapping[str, Any]) -> Design:
+    """What a file says of the network, each word looked at: nothing is built yet."""
+    classes = distrust.names(body["classes"], "classes")
+    shape, mirror = body["shape"], body.get("mirror", False)  # earlier versions mirrored nothing
+    if not isinstance(shape, list) or not all(isinstance(n, int) and not isinstance(n, bool) for n in shape):
+        raise HeadcountError(f"shape is a list of whole numbers, got {str(shape)[:40]}")
+    if not isinstance(body["head"], str) or ":" in body["head"]:
+        raise HeadcountError(f"model.json names a head from a file ({str(body['head'])[:40]}); loading runs no code")
+    if not isinstance(body["backbone"], str) or not isinstance(mirror, bool):
+        raise HeadcountError("the design names no backbone, or mirrors neither truly nor falsely")
+    own, head = (distrust.options(dict(body[k])) for k in ("backbone_options", "options"))
+    counted = None if body["counted"] is None else distrust.counted(body["counted"], len(classes))
+    return Design(tuple(shape), classes, body["backbone"], own, body["head"], head, counted, mirror)
 
 
 def _sha256(path: Path) -> str:

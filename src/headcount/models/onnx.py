@@ -85,7 +85,7 @@ class _Alone(nn.Module):
 
 
 def _network(model: Model) -> Any:
-    if model.head.whole_bag or model.head.order_matters:
+    if model.by_bag:
         raise HeadcountError(
             f"head {model.design.head} judges an instance by its bag; ONNX takes instances alone, so it cannot be exported"
         )

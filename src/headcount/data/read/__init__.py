@@ -90,7 +90,7 @@ def read(
     """
     asked = Asked(
         named=named or Named(), labels=labels, classes=_names(classes), ties=choose("rule for ties", ties, TIES),
-        uncounted=tuple(map(str, uncounted)), need_labels=need_labels, side=_count("side", side),
+        uncounted=_list("uncounted", uncounted), need_labels=need_labels, side=_count("side", side),
         cache=None if cache is None else Path(cache), tile=_count("tile", tile), learned=learned, bad=Bad(skip_bad),
     )  # fmt: skip
     found = _found(data, asked)
@@ -103,8 +103,8 @@ def _found(data: Any, asked: Asked) -> Found:
     if is_frame(data):
         return rows.read_table(data, asked)
     if isinstance(data, Mapping):
-        if set(data) & set(arrays.INSTANCES) and set(data) <= arrays.KEYS:
-            return arrays.read_keys(data, asked)
+        if arrays.keyed(data):
+            return arrays.read_dict(data, asked)
         if all(getattr(v, "ndim", 1) >= 2 for v in data.values()):
             return arrays.read_list(data, asked)
         return rows.read_table(data, asked)
@@ -132,10 +132,20 @@ def _on_disk(path: Path, asked: Asked) -> Found:
 
 
 def _names(classes: Sequence[str] | None) -> tuple[str, ...] | None:
-    names = None if classes is None else tuple(map(str, classes))
+    names = None if classes is None else _list("classes", classes)
     if names is not None and (len(names) < 2 or len(set(names)) < len(names)):
-        raise HeadcountError(f"classes must be two or more different names, got {', '.join(names)}")
+        raise HeadcountError(f"classes must be a list of two or more different names, got {', '.join(names)}")
     return names
+
+
+def _list(what: str, given: Any) -> tuple[str, ...]:
+    """Names in a list; a word is one name, whatever its letters."""
+    if isinstance(given, str):
+        return (given,)
+    try:
+        return tuple(map(str, given))
+    except TypeError:
+        raise HeadcountError(f"{what} must be a list of names, got {given!r}") from None
 
 
 def _count(what: str, given: Any) -> int | None:

@@ -47,10 +47,7 @@ def read_file(path: Path, asked: Asked) -> Found:
         raise
     except Exception as e:  # zip, zlib and header errors of many kinds
         raise HeadcountError(f"cannot read {path}: {e or type(e).__name__}") from None
-    found = read_keys(held, asked, str(path), other)
-    if other:
-        found.notes.append(f"left aside in {path}: {some(other)}")
-    return found
+    return read_keys(held, asked, str(path), other)
 
 
 def read_array(array: Any, asked: Asked, where: str = "the array") -> Found:
@@ -89,6 +86,21 @@ def read_list(arrays: Sequence[Any] | Mapping[Any, Any], asked: Asked) -> Found:
     return _found(np.concatenate(held), bag, names, {}, asked, where)
 
 
+def keyed(given: Mapping[Any, Any]) -> bool:
+    """Whether a dict holds a flat array and who is in which bag, under the names an .npz has, and no bags nor columns."""
+    there = [k for k in INSTANCES if k in given]
+    flat = any(getattr(given[k], "ndim", 1) >= 2 for k in there) and any(
+        k in given for k in ("bag", "sizes", "offsets")
+    )
+    return bool(there) and (flat or set(given) <= KEYS)
+
+
+def read_dict(given: Mapping[Any, Any], asked: Asked) -> Found:
+    """As an .npz is read: what has another name is left aside, and said."""
+    held = {k: v for k, v in given.items() if k in KEYS}
+    return read_keys(held, asked, other=[str(k) for k in given if k not in KEYS])
+
+
 def read_keys(given: Mapping[str, Any], asked: Asked, where: str = "the dict", other: Sequence[str] = ()) -> Found:
     """A flat array of instances and who is in which bag; ``other``: arrays beside them that nobody asks for."""
     there = [k for k in INSTANCES if k in given]
@@ -114,7 +126,9 @@ def read_keys(given: Mapping[str, Any], asked: Asked, where: str = "the dict", o
         if k in held and (held[k].ndim == 0 or len(held[k]) != len(names)):
             shape, nobody = held[k].shape, _empty(names, held[k])
             raise HeadcountError(f"{k} of {where} has shape {shape} for {len(names)} bags{nobody}; give one per bag")
-    return _found(x, bag, names, held, asked, where)
+    found = _found(x, bag, names, held, asked, where)
+    found.notes += [f"left aside in {where}: {some(other)}"] if other else []
+    return found
 
 
 def _empty(names: list[str], spoken_of: np.ndarray) -> str:

@@ -149,9 +149,21 @@ def _in_order(given: Any, asked: Asked, names: Sequence[str]) -> Said:
         notes = (f"labels are numbers: 0 is {asked.classes[0]}, 1 is {asked.classes[1]}, and so on",)
     elif y.dtype.kind in "iu" and asked.classes:
         words = [None if w == "-1" and w not in asked.classes else w for w in words]
+    elif not asked.classes:
+        notes = _minus(words)
     number: dict[str, int] = {}
     code = np.array([-1 if w is None else number.setdefault(w, len(number)) for w in words])
     return Said(tuple(number), code=code, source="labels given", digest=digest, notes=notes)
+
+
+def _minus(words: Sequence[str | None]) -> tuple[str, ...]:
+    """A line on -1 beside two or more class numbers: a class, as numbers are without names, or somebody's word for none."""
+    others = {w for w in words if w is not None and w != "-1"}
+    if "-1" not in words or len(others) < 2 or not all(w.isdigit() for w in others):
+        return ()
+    return (
+        f"label -1 is taken for a class ({words.count('-1')} bags); if it means no label, name the others with classes=",
+    )
 
 
 def _whole(name: str) -> bool:

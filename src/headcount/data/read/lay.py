@@ -76,6 +76,15 @@ class Reading:
         )
 
 
+def as_read(given: Any) -> Reading:
+    """What was read; anything else is somebody's data, and still to be read."""
+    if not isinstance(given, Reading):
+        raise HeadcountError(
+            f"this takes what headcount.read gives, got {type(given).__name__}; read it first: read(data, ...)"
+        )
+    return given
+
+
 def lay(found: Found, asked: Asked) -> Reading:
     """The common end of every reader."""
     asked = replace(asked, classes=asked.classes or found.classes)
