@@ -316,14 +316,14 @@ def test_preparations_of_anything(said):
 
 
 @pytest.mark.soak
-@settings(max_examples=4000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_slides_of_anything_for_long(data):
     test_slides_of_anything.hypothesis.inner_test(data)
 
 
 @pytest.mark.soak
-@settings(max_examples=6000, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_tables_for_long(data):
     which = data.draw(

@@ -398,9 +398,9 @@ def test_toy_uses_all_the_loop_offers():
 @pytest.mark.soak
 def test_toy_killed_for_real_resumes(tmp_path):
     """SIGKILL in the middle of training, twice, through the command line: the record is that of an undisturbed run."""
-    recipe = TINY.but(head=TOY, views="crop", epochs=200)  # so many that no kill comes too late
+    recipe = TINY.but(head=TOY, views="crop", epochs=120)  # so many that no kill comes too late
     options = {k: v for k, v in recipe.changes.items() if k not in ("source", "bag_size", "epochs", "head")}
-    command = [sys.executable, "-m", "headcount.cli", "run", "--source", "digits", "--bag-size", "8", "--epochs", "200"]
+    command = [sys.executable, "-m", "headcount.cli", "run", "--source", "digits", "--bag-size", "8", "--epochs", "120"]
     command += ["--head", TOY, "--device", "cpu", *(w for k, v in options.items() for w in ("--set", f"{k}={v}"))]
     env = {**os.environ, "HEADCOUNT_CHECKPOINT_SECONDS": "0.05"}
     work = tmp_path / "torn" / "running" / recipe.key
