@@ -52,8 +52,8 @@ from headcount.membership import (
     column_of,
     column_to_fit,
     labels_of,
-    plain,
     stacked,
+    unwrapped,
     weights_of,
     without,
 )
@@ -258,7 +258,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
 
     def _taken(self, X: Any, bags: Any, fitting: bool = False, bagged: str = "always") -> tuple[np.ndarray, Membership]:
         """(N, D) numbers, and who is in which bag. ``bagged``: who wants to know that, of a column of X."""
-        X, bags, ids = plain(X), plain(bags), None
+        X, bags, ids = unwrapped(X), unwrapped(bags), None
         column = column_of(bags)
         if bags is not None and column is None:
             ids = bags

@@ -13,6 +13,7 @@ from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
+from headcount.bags.pool import array_of
 from headcount.errors import HeadcountError
 
 
@@ -41,14 +42,11 @@ class Membership:
         return cls(np.argsort(rank, kind="stable"), np.bincount(rank).tolist(), names[np.argsort(first)])
 
 
-def plain(given: Any) -> Any:
-    """A tensor as an array, wherever it lies and whatever follows its gradient; a list of tensors as a list of arrays."""
+def unwrapped(given: Any) -> Any:
+    """A tensor as an array, a list of tensors as a list of arrays; anything else as it is."""
     if isinstance(given, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in given):
-        return [plain(v) for v in given]
-    if not isinstance(given, torch.Tensor):
-        return given
-    given = given.detach().cpu()
-    return (given.float() if given.dtype == torch.bfloat16 else given).numpy()  # numpy has no bfloat16
+        return [unwrapped(v) for v in given]
+    return array_of(given) if isinstance(given, torch.Tensor) else given
 
 
 # -- bags= ----------------------------------------------------------------------------------------------------------------
@@ -79,7 +77,7 @@ def column_to_fit(own: Any, given: Any) -> str | int | None:
 
 def checked_ids(ids: Any, n: int) -> np.ndarray:
     """(n,) ids, none missing, that can be told apart."""
-    ids = np.asarray(plain(ids))
+    ids = np.asarray(unwrapped(ids))
     if ids.ndim != 1 and ids.shape != (len(ids), 1):
         raise HeadcountError(f"bag ids have shape {ids.shape}; give one id per row")
     ids = ids.ravel()
@@ -137,7 +135,7 @@ def without(X: Any, column: str | int, width: int | None = None, need: bool = Tr
 
 def as_list(X: Any) -> list[Any] | None:
     """The arrays (DataFrames) of a list of bags, or of an array (B, S, D); None if X is anything else."""
-    X = plain(X)
+    X = unwrapped(X)
     several = isinstance(X, (list, tuple)) or (isinstance(X, np.ndarray) and (X.ndim in (3, 5) or X.dtype == object))
     if not several or not len(X) or np.ndim(X[0]) not in (2, 4):
         return None
@@ -184,7 +182,7 @@ def _in_order(bag: Any, names: list[Any], i: int) -> Any:
 
 def labels_of(y: Any, ids: Membership, n: int) -> np.ndarray:
     """(B,) the label of each bag; per row it must be the same all over a bag."""
-    y = column_or_1d(plain(y), warn=True)
+    y = column_or_1d(unwrapped(y), warn=True)
     gone = [i for i, v in enumerate(y) if _missing(v)] if y.dtype == object else []
     if gone:
         what = "bag" if ids.listed and len(y) == len(ids.sizes) else "row"
@@ -220,7 +218,7 @@ def weights_of(weight: Any, ids: Membership, n: int) -> np.ndarray | None:
     """(N,) float32 in the order of the rows: one number per row, or for a list of bags a list of the same sizes."""
     if weight is None:
         return None
-    weight = plain(weight)
+    weight = unwrapped(weight)
     if ids.listed and isinstance(weight, (list, tuple)) and len(weight) and np.ndim(weight[0]) == 1:
         sizes = [len(w) for w in weight]
         if len(sizes) != len(ids.sizes):

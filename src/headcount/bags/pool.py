@@ -129,6 +129,12 @@ def plain(x: Tensor) -> np.ndarray:
     return (x if x.dtype == torch.float64 else x.float()).cpu().numpy()
 
 
+def array_of(x: Tensor) -> np.ndarray:
+    """A tensor as numpy takes it, wherever it lies and whatever follows its gradient; bfloat16, unknown there, as float32."""
+    x = x.detach().cpu()
+    return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
+
+
 def _tensor(array: np.ndarray) -> Tensor:
     """Over the same memory where numpy and torch agree on it: an array that cannot be written to is only ever read."""
     if array.dtype.kind not in "biufc":

@@ -6,10 +6,7 @@ best epoch about the test bags; score. Truth is looked at only after training, f
 
 from __future__ import annotations
 
-import os
-import platform
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -24,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headcount import __version__
 from headcount.bags import Bags, Pool
 from headcount.data import sources
 from headcount.data.prepare import Prepare
@@ -34,6 +30,7 @@ from headcount.data.trouble import troubled
 from headcount.errors import HeadcountError
 from headcount.files import alone
 from headcount.judging import records, scores
+from headcount.judging.provenance import provenance
 from headcount.judging.records import Record
 from headcount.models.heads import find_head
 from headcount.models.heads.tilt import TiltHead
@@ -72,10 +69,8 @@ def run(
                 bags, removed, fitted = _train(recipe, out, work, where, how)
                 if team.first:
                     body, arrays = _score(recipe, bags, removed, fitted)
-                    body["key"] = key
-                    body |= own
-                    body["provenance"] = _provenance(where, started, time.monotonic() - clock, fitted.compiled)
-                    records.write(out, body, arrays)
+                    made = provenance(where, started, time.monotonic() - clock, fitted.compiled)
+                    records.write(out, {"key": key, **body, **own, "provenance": made}, arrays)
         if team.first:
             shutil.rmtree(work, ignore_errors=True)
         team.wait()  # for the record
@@ -233,7 +228,6 @@ def removed_for(recipe: Recipe, out: Path, train: Bags) -> Tensor:
 def _heading(recipe: Recipe, bags: dict[str, Bags], fitted: Fit) -> dict[str, Any]:
     source, progress = sources.load(recipe.source), fitted.progress
     return {
-        "key": recipe.key,
         "format": 1,
         "recipe": recipe.values,
         "label": recipe.label,
@@ -271,35 +265,6 @@ def _thinned(curve: list[tuple[float, float]], points: int = 60) -> dict[str, li
         "train": [round(curve[i][0], 5) if isfinite(curve[i][0]) else None for i in keep],
         "valid": [round(curve[i][1], 5) if isfinite(curve[i][1]) else None for i in keep],
     }
-
-
-def _provenance(device: torch.device, started: datetime, seconds: float, compiled: bool) -> dict[str, Any]:
-    return {
-        "commit": _commit(),
-        "versions": {"headcount": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        "device": speed.describe(device),
-        "compiled": compiled,
-        **({"processes": parallel.size()} if parallel.size() > 1 else {}),
-        "host": platform.node(),
-        "started": started.isoformat(timespec="seconds"),
-        "seconds": round(seconds, 3),
-    }
-
-
-@lru_cache(maxsize=1)
-def _commit() -> str | None:
-    """The commit of the checkout this code runs from; a copy without its history is told by HEADCOUNT_COMMIT."""
-    if told := os.environ.get("HEADCOUNT_COMMIT"):
-        return told
-    here = Path(__file__).resolve().parent
-    git = ["git", "-C", str(here)]
-    try:
-        top = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=10)
-        if top.returncode:
-            return None
-        return subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
-        return None
 
 
 @contextmanager

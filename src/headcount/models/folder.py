@@ -23,10 +23,9 @@ from headcount.errors import HeadcountError
 from headcount.files import write_whole
 from headcount.models import vision
 from headcount.models.arrays import look
-from headcount.models.distrust import MOST_JSON, built, keys, options
+from headcount.models.distrust import MOST_JSON, built, keys
 from headcount.models.eye import Eye
-from headcount.models.heads import find_head
-from headcount.models.model import Design, Model
+from headcount.models.model import Model, design_of
 
 FORMAT = 2  # 1 is a bare network, models/model.py
 WEIGHTS, SAID = "model.safetensors", "model.json"
@@ -140,15 +139,7 @@ def network(
 ) -> Model:
     """The network of a design, with these weights; built for real only when the file holds just what it needs."""
     keys(said, {"backbone", "backbone_options", "head", "options", "mirror"}, "the design")
-    if not isinstance(said["head"], str) or ":" in said["head"]:
-        raise HeadcountError("the design names a head from a file; loading runs no code")
-    find_head(said["head"])
-    if not isinstance(said["backbone"], str) or not isinstance(said["mirror"], bool):
-        raise HeadcountError("the design names no backbone, or mirrors neither truly nor falsely")
-    design = Design(
-        shape, classes, said["backbone"], options(said["backbone_options"]), said["head"], options(said["options"]),
-        counted, said["mirror"],
-    )  # fmt: skip
+    design = design_of(said, shape, classes, counted)
     return built(lambda: Model(design), _tensors(arrays))
 
 

@@ -23,7 +23,7 @@ from headcount.files import beside, write_whole
 from headcount.models import distrust
 from headcount.models.arrays import look
 from headcount.models.backbones import build_backbone
-from headcount.models.heads import Output, build_head
+from headcount.models.heads import Output, build_head, find_head
 
 FORMAT = 1
 
@@ -234,13 +234,22 @@ def _design(body: Mapping[str, Any]) -> Design:
     shape, mirror = body["shape"], body.get("mirror", False)  # earlier versions mirrored nothing
     if not isinstance(shape, list) or not all(isinstance(n, int) and not isinstance(n, bool) for n in shape):
         raise HeadcountError(f"shape is a list of whole numbers, got {str(shape)[:40]}")
-    if not isinstance(body["head"], str) or ":" in body["head"]:
-        raise HeadcountError(f"model.json names a head from a file ({str(body['head'])[:40]}); loading runs no code")
-    if not isinstance(body["backbone"], str) or not isinstance(mirror, bool):
-        raise HeadcountError("the design names no backbone, or mirrors neither truly nor falsely")
-    own, head = (distrust.options(dict(body[k])) for k in ("backbone_options", "options"))
     counted = None if body["counted"] is None else distrust.counted(body["counted"], len(classes))
-    return Design(tuple(shape), classes, body["backbone"], own, body["head"], head, counted, mirror)
+    own = {k: dict(body[k]) for k in ("backbone_options", "options")}
+    return design_of({**body, **own, "mirror": mirror}, tuple(shape), classes, counted)
+
+
+def design_of(
+    said: Mapping[str, Any], shape: tuple[int, ...], classes: tuple[str, ...], counted: tuple[bool, ...] | None
+) -> Design:
+    """A network as anybody's file describes it: its names and options looked at, no head of one's own."""
+    if not isinstance(said["head"], str) or ":" in said["head"]:
+        raise HeadcountError(f"the design names a head from a file ({str(said['head'])[:40]}); loading runs no code")
+    find_head(said["head"])
+    if not isinstance(said["backbone"], str) or not isinstance(said["mirror"], bool):
+        raise HeadcountError("the design names no backbone, or mirrors neither truly nor falsely")
+    own, head = (distrust.options(said[k]) for k in ("backbone_options", "options"))
+    return Design(shape, classes, said["backbone"], own, said["head"], head, counted, said["mirror"])
 
 
 def _sha256(path: Path) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from headcount.bags.pool import array_of
 from headcount.data.columns import Columns
 from headcount.data.read.found import Asked, Found, Said, some
 from headcount.data.read.labels import beside, is_numpy
@@ -223,11 +224,8 @@ def _not_finite(x: np.ndarray, bag: np.ndarray, names: list[str], where: str, as
 
 
 def _numpy(given: Any, what: str, words: bool = False) -> np.ndarray:
-    if isinstance(given, torch.Tensor):
-        given = given.detach().cpu()
-        given = (given.float() if given.dtype == torch.bfloat16 else given).numpy()
     try:
-        a = np.asarray(given)
+        a = np.asarray(array_of(given) if isinstance(given, torch.Tensor) else given)
     except (TypeError, ValueError) as e:
         raise HeadcountError(f"{what} is not an array: {e}") from None
     if a.dtype == object and words:

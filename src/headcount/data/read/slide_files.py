@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from headcount.bags.pool import array_of
 from headcount.data.read.found import Asked, some
 from headcount.data.values import plain
 from headcount.errors import HeadcountError
@@ -122,9 +123,7 @@ def _tensor(file: Path) -> tuple[np.ndarray, np.ndarray | None, dict[str, Any]]:
         held = held.get("features", held.get("feats"))
     if not isinstance(held, torch.Tensor) or held.is_sparse or held.is_quantized or held.is_complex():
         raise HeadcountError("it holds no tensor of features")
-    held = held.detach()
-    coords = coords.detach().cpu().numpy() if isinstance(coords, torch.Tensor) else None
-    return (held.float() if held.dtype == torch.bfloat16 else held).numpy(), coords, {}
+    return array_of(held), array_of(coords) if isinstance(coords, torch.Tensor) else None, {}
 
 
 def _checked_coords(coords: np.ndarray | None, rows: int) -> np.ndarray | None:
