@@ -1,12 +1,15 @@
 """A campaign: recipes one after the other in one process, those without a record, as long as the minutes last.
 
-No run is begun that would outlast them, as the longest so far foretells; the next call goes on.
+No run is begun that would outlast them, as the longest so far foretells; the next call goes on. Several processes may work at
+one campaign in one folder (on one card: with NVIDIA's multi-process service running); each passes over what another has begun.
 """
 
 from __future__ import annotations
 
+import fcntl
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headcount.judging import run as runs
@@ -30,12 +33,31 @@ def campaign(
         if time.monotonic() - started + longest > 60 * minutes:
             print("time is up", flush=True)
             return
-        begun = time.monotonic()
-        record: Record = runs.run(recipe, out, compile=compile)
-        after(recipe)
+        with _claimed(out / "running" / f"{recipe.key}.claim") as mine:
+            if not mine or (out / f"{recipe.key}.json").exists():
+                continue
+            begun = time.monotonic()
+            record: Record = runs.run(recipe, out, compile=compile)
+            after(recipe)
         seconds = time.monotonic() - begun
         longest = max(longest, min(seconds, 1.2 * longest or seconds))  # the first may have compiled
         fitted, got = record.body["fit"], record.scores
         text = f"instance {got['instance_accuracy']:.4f}  bag {got['bag_accuracy']:.2f}  epoch {fitted['best_epoch']}"
         heard = f"criterion {record.body['tilt']['criterion']:.4f}  " if "tilt" in record.body else ""
         print(f"{seconds:6.1f} s  valid {fitted['valid_loss']:.4f}  {heard}{text}  {name}", flush=True)
+
+
+@contextmanager
+def _claimed(file: Path) -> Iterator[bool]:
+    """Whether the run is ours to do: no other process is at it. A claim ends with its process, however that ends."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with open(file, "w") as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+            file.unlink(missing_ok=True)
+            with suppress(OSError):  # others are still at work there
+                file.parent.rmdir()

@@ -188,7 +188,7 @@ def table(said: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("results/tilt"))
-    parser.add_argument("--lines", default="best", help="names of lines or groups, with commas")
+    parser.add_argument("--lines", default="best", help="names of lines or groups, with commas, or with semicolons")
     parser.add_argument("--source", default="cifar10")
     parser.add_argument("--scenario", default="various,small,large")
     parser.add_argument("--fold", default="0,1,2,3,4")
@@ -215,7 +215,11 @@ def main() -> None:
     if args.table:
         print(table(summary(args.table)))
         return
-    names = [n for word in args.lines.split(",") for n in (GROUPS.get(word.strip()) or [word.strip()])]
+    names = [
+        n
+        for word in args.lines.split(";" if ";" in args.lines else ",")
+        for n in (GROUPS.get(word.strip()) or [word.strip()])
+    ]
     tries = [words.split() for words in args.tries]
     places = [(int(f), n) for f in args.fold.split(",") for n in names]
 

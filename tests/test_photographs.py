@@ -55,6 +55,17 @@ def test_a_campaign_goes_on_and_is_summed_up(photographs, tmp_path, monkeypatch)
     assert said["lines"]["supervised twin"]["digits"]["various"]["folds"] == 2
 
 
+def test_what_another_process_has_begun_is_passed_over(photographs, tmp_path):
+    from campaign import _claimed  # beside the script, whose folder is on the path
+
+    with _claimed(tmp_path / "running" / "a.claim") as mine, _claimed(tmp_path / "running" / "a.claim") as theirs:
+        assert mine
+        assert not theirs
+    with _claimed(tmp_path / "running" / "a.claim") as again:
+        assert again
+    assert not (tmp_path / "running").exists()
+
+
 def test_tuning_keeps_what_helps_by_the_criterion_alone(photographs, tmp_path, monkeypatch):
     """Scores are planted: 'a' and 'c' help, 'b' does not; each is tried on top of what was kept, in both scenarios."""
     worth = {"a": -1.0, "b": 0.5, "c": -0.25}

@@ -12,6 +12,7 @@ from torch import nn
 from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.models.backbones import MLP, ResNet18, build_backbone
 from headcount.training import speed
+from headcount.training.steps import encode
 
 
 def outcome(model, x):
@@ -38,6 +39,28 @@ def test_rewrites_are_exact(side, stem):
     for a, b in zip(want, outcome(fast, x), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     assert list(fast.state_dict()) == list(model.state_dict())
+
+
+@pytest.mark.parametrize("name", ["quick", "resnet18"])
+def test_the_same_view_twice_is_answered_once(name, monkeypatch):
+    """Same features and slopes; batch-norm's running variance alone knows how many there were (n / (n - 1))."""
+    torch.manual_seed(0)
+    model, x = build_backbone(name, (16, 16, 3), {"width": 4}).double(), torch.rand(8, 3, 16, 16, dtype=torch.float64)
+    seen = []
+    model.register_forward_hook(lambda _, args, out: seen.append(len(args[0])))
+
+    def once():
+        network = copy.deepcopy(model).train()
+        out = encode(nn.Identity(), network, x, "none", 2)
+        (out * torch.arange(out.numel()).view_as(out)).sum().backward()
+        means = [b for n, b in network.named_buffers() if n.endswith("running_mean")]
+        return [out.detach(), *(p.grad for p in network.parameters()), *means]
+
+    short = once()
+    monkeypatch.setattr(type(model), "steady", False)
+    for a, b in zip(short, once(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    assert seen == [8, 16]
 
 
 @pytest.mark.parametrize(("side", "stride"), [(1, 1), (2, 1), (2, 2), (3, 1), (4, 2)])

@@ -1,4 +1,4 @@
-"""Backbones: one instance in, one feature vector h out. Each knows its ``dim``.
+"""Backbones: one instance in, one feature vector h out. Each knows its ``dim``, and is ``steady`` if nothing in it is drawn.
 
 ResNet18 is the usual one (He et al., 2016): the same layers, initialisation, parameter names and count (11,176,512 without
 its classifier) as torchvision's, so weights can be exchanged; a test holds it to that.
@@ -38,6 +38,8 @@ class BasicBlock(nn.Module):
 
 class ResNet18(nn.Module):
     """``stem``: "paper" (7x7 stride 2, then max-pool), "small" (3x3, no pooling) or "pool" (3x3, then max-pool)."""
+
+    steady = True
 
     def __init__(self, channels: int = 3, *, stem: str = "paper", width: int = 64) -> None:
         super().__init__()
@@ -88,6 +90,8 @@ class Quick(nn.Module):
     The shape is that of the networks that learn CIFAR-10 in seconds (Page, 2018; Jordan, 2024): halve early, widen at once.
     A quarter of the arithmetic of a ResNet18 with a 3x3 stem.
     """
+
+    steady = True
 
     def __init__(self, channels: int = 3, *, width: int = 64) -> None:
         super().__init__()
