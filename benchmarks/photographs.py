@@ -161,28 +161,68 @@ def summary(folder: Path) -> dict[str, Any]:
                 if all(k in t for t in found_tilts)
             }
             row |= {"in_context": means.pop("context_instance_accuracy"), "tilt": means}
+            row["criteria"] = {str(f): folds[f].body["tilt"]["criterion"] for f in sorted(folds)}
         where = said if name == "best" else said.setdefault("lines", {}).setdefault(name, {})
         where.setdefault(source, {})[scenario] = row
     return said
 
 
 def table(said: dict[str, Any]) -> str:
-    """The summary as Markdown: a row for every line, a column for every scenario."""
-    rows = []
+    """The summary as Markdown, in parts: lines of several folds, a column for every scenario; the changes of the recipe that
+    were tried on fold 0, by the criterion; what happens to it and to the Counting Network in trouble."""
+    lines = {"best": said, **said.get("lines", {})}
+    return "\n".join([*_folds(lines), *_ablation(lines), *_robust(lines)])
+
+
+def _folds(lines: dict[str, Any]) -> Iterator[str]:
     for source in ("cifar10", "svhn"):
-        lines = {"best": said, **said.get("lines", {})}
         here = {name: found[source] for name, found in lines.items() if source in found}
+        here = {name: found for name, found in here.items() if any(row["folds"] > 1 for row in found.values())}
         if not here:
             continue
-        rows += [f"| {source} | {' | '.join(TRUE_SHARE)} |", "|---" * (1 + len(TRUE_SHARE)) + "|"]
+        yield f"| {source} | {' | '.join(TRUE_SHARE)} |"
+        yield "|---" * (1 + len(TRUE_SHARE)) + "|"
         for name, found in here.items():
             cells = (
                 f"{row['mean']:.3f} ± {row['std']:.3f} ({row['folds']})" if (row := found.get(s)) else "missing"
                 for s in TRUE_SHARE
             )
+            yield f"| {name} | {' | '.join(cells)} |"
+        yield ""
+
+
+def _ablation(lines: dict[str, Any]) -> Iterator[str]:
+    """Fold 0 of CIFAR-10: the criterion of the validation bags, which decides, and instances right, which do not."""
+    rows: list[tuple[float, str]] = []
+    for name in ("best", *GROUPS["ablation"]):
+        found = lines.get(name, {}).get("cifar10", {})
+        seen = [found.get(s, {}) for s in ("various", "small")]
+        heard, right = ([one.get(what, {}).get("0") for one in seen] for what in ("criteria", "each"))
+        if any(x is not None for x in right):
+            total = sum(x if x is not None else math.inf for x in heard)
+            cells = [
+                format(x, ".3f") if x is not None and math.isfinite(x) else "missing" for x in (*heard, total, *right)
+            ]
+            rows.append((total, f"| {name} | {' | '.join(cells)} |"))
+    if rows:
+        yield "| changed | criterion, various | small | sum | right, various | small |"
+        yield "|---|---|---|---|---|---|"
+        yield from (text for _, text in sorted(rows, key=lambda row: row[0]))
+        yield ""
+
+
+def _robust(lines: dict[str, Any]) -> Iterator[str]:
+    rows = []
+    for name in GROUPS["robust"]:
+        pair = (
+            lines.get(n, {}).get("cifar10", {}).get("various", {}).get("each", {}).get("0")
+            for n in (name, f"{name}, count")
+        )
+        cells = ["missing" if x is None else f"{x:.3f}" for x in pair]
+        if cells != ["missing", "missing"]:
             rows.append(f"| {name} | {' | '.join(cells)} |")
-        rows.append("")
-    return "\n".join(rows)
+    if rows:
+        yield from ("| trouble | tilt | Counting Network |", "|---|---|---|", *rows, "")
 
 
 def main() -> None:
