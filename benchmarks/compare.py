@@ -129,7 +129,12 @@ def starts(file: Path, precision: str, more: dict[str, int]) -> dict[str, float]
     """Process start to the end of the first step: with nothing compiled yet, and again with what that left behind."""
     seconds: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as kept:
-        places = {"TORCHINDUCTOR_CACHE_DIR": f"{kept}/inductor", "TRITON_CACHE_DIR": f"{kept}/triton"}
+        places = {
+            "TORCHINDUCTOR_CACHE_DIR": f"{kept}/inductor",
+            "TRITON_CACHE_DIR": f"{kept}/triton",
+            "PYTHONPYCACHEPREFIX": f"{kept}/python",  # packages may have come without bytecode
+            "PYTHONDONTWRITEBYTECODE": "",
+        }
         for name in ("cold", "warm"):
             command = [sys.executable, __file__, "--first-step", json.dumps([str(file), precision, more])]
             begun = time.perf_counter()

@@ -78,6 +78,8 @@ def test_the_speeds_told_are_those_measured():
     assert f"{found['seconds_per_further_run']:.1f} s, {found['runs_per_hour']:.0f} runs an hour" in told
     assert f"| {found['seconds_per_run']:.1f} s |" in told
     assert f"| {found['peak_gib']:.1f} GiB |" in told
+    starts = found["starts"]
+    assert f"at hand | {starts['first_step_cold']:.1f} s; {found['first_step_seconds']:.1f} s |" in told
     assert f"takes {ways['ours']:.3f} s there" in readme
     assert f"in the same run {ways['plain loop']:.3f} s" in readme
 
