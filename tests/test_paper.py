@@ -18,7 +18,7 @@ import torch
 
 from headcount import cli, papers
 from headcount.data import sources
-from headcount.errors import HeadcountError
+from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.judging import records as files
 from headcount.judging.paper import SCALES, TABLES, Scale, averages, cells, figure_recipes, progress
 from headcount.judging.paper.cells import OURS, printed_values
@@ -423,3 +423,18 @@ def test_a_full_page_stays_light():
     assert len(html.encode()) < 3_000_000
     assert " of 20 runs" not in html  # said of a box that has not all of them
     assert METHODS.keys() <= set(re.findall(r'colspan="6">([^<]*?) <span', html))
+
+
+def test_two_versions_of_a_data_set_are_not_averaged(tmp_path):
+    base = Recipe(source="digits")
+    for fold in range(3):
+        pretend(base.but(fold=fold), tmp_path, data={"note": "", "classes": ["a", "b"], "checksum": "one"})
+    other = pretend(
+        base.but(fold=0), tmp_path, key="f" * 16, data={"note": "", "classes": ["a", "b"], "checksum": "two"}
+    )
+    with pytest.warns(HeadcountWarning, match="2 versions of digits.*; the 3 runs on one count, 1 do not"):
+        found = progress.found(tmp_path)
+    assert {r.body["data"]["checksum"] for r in found.values()} == {"one"}
+    assert len(found) == 3
+    other.path.unlink()
+    assert len(progress.found(tmp_path)) == 3

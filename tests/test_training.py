@@ -303,13 +303,13 @@ def features(shift=0.0, **more):
     return Bags.of(Pool(x + np.float32(shift)), **given)
 
 
-def test_a_checkpoint_of_other_bags_is_not_taken_up(tmp_path):
+def test_a_checkpoint_of_other_bags_or_weights_is_not_taken_up(tmp_path):
     """Whatever source the recipe names: it is not asked for, here or over the network."""
     recipe = Recipe(backbone="mlp", epochs=4, batch_bags=2)
     one = features()
 
-    def epochs(work, train, stop=0):
-        seen = []
+    def epochs(work, train, stop=0, seed=0):
+        seen, model = [], runs.fresh_model(recipe.but(seed=seed), one)
 
         def watch(progress):
             seen.append(progress.epoch)
@@ -317,7 +317,7 @@ def test_a_checkpoint_of_other_bags_is_not_taken_up(tmp_path):
                 raise Unplugged
 
         with suppress(Unplugged):
-            fit(runs.fresh_model(recipe, one), train, one, recipe, work=str(work), watch=watch, checkpoint_seconds=0)
+            fit(model, train, one, recipe, work=str(work), watch=watch, checkpoint_seconds=0)
         return seen
 
     others = {
@@ -328,6 +328,8 @@ def test_a_checkpoint_of_other_bags_is_not_taken_up(tmp_path):
     for name, train in {**others, "none": features()}.items():
         assert epochs(tmp_path / name, one, stop=2) == [1, 2]
         assert epochs(tmp_path / name, train) == ([3, 4] if name == "none" else [1, 2, 3, 4])
+    assert epochs(tmp_path / "weights", one, stop=2) == [1, 2]
+    assert epochs(tmp_path / "weights", one, seed=1) == [1, 2, 3, 4], "it began from other weights"
 
 
 def test_a_far_pool_is_not_read_through_for_its_print(monkeypatch):

@@ -45,7 +45,7 @@ def fingerprint(bags: Bags) -> str:
     for name in ("index", "offsets", "target", "weight", "counted", "known", "removed"):
         if (held := getattr(bags, name)) is not None:
             digest.update(name.encode())
-            digest.update(_bytes(held))
+            digest.update(bytes_of(held))
     rows = bags.index.unique()
     each = max(1, int(np.prod(bags.pool.shape)) * bags.pool.data.element_size())
     if bags.pool.far or len(rows) * each > NEAR:
@@ -53,11 +53,11 @@ def fingerprint(bags: Bags) -> str:
             torch.linspace(0, len(rows) - 1, min(_SPREAD, len(rows)), dtype=torch.float64).long().to(rows.device)
         ]
     for some in rows.split(max(1, 4 * _WORDS // each)):
-        digest.update(_bytes(bags.pool.take(some)))
+        digest.update(bytes_of(bags.pool.take(some)))
     return digest.hexdigest()
 
 
-def _bytes(x: Tensor) -> memoryview:
+def bytes_of(x: Tensor) -> memoryview:
     return x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from headcount.bags import Bags
-from headcount.bags.prints import fingerprint
+from headcount.bags.prints import bytes_of, fingerprint
 from headcount.models.heads import Batch, Output, Pass
 from headcount.models.model import Model
 from headcount.training import checkpoint, log, parallel, speed, stream
@@ -196,9 +196,13 @@ class Training:
 
     @cached_property
     def key(self) -> str:
-        """What a checkpoint must be of: this recipe, on the bags that were given, whatever source the recipe names."""
+        """What a checkpoint must be of: this recipe, from the weights it began with, on the bags that were given, whatever
+        source the recipe names. Found when :meth:`resume` asks for it, before the first step."""
         bags = [fingerprint(feed.bags) for feed in (self.train, self.valid)]
-        content = {"recipe": self.recipe.changes, "head": self.recipe.code, "bags": bags}
+        began = hashlib.sha256()
+        for tensor in self.model.state_dict().values():
+            began.update(bytes_of(tensor))
+        content = {"recipe": self.recipe.changes, "head": self.recipe.code, "bags": bags, "began": began.hexdigest()}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def save(self, work: Path, progress: Progress) -> None:

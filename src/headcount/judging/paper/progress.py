@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from headcount.errors import choose
+from headcount.errors import HeadcountWarning, choose
 from headcount.judging import records as files
 from headcount.judging.paper.cells import FIGURES, TABLES, cells, figure_recipes
 from headcount.judging.paper.scales import Scale
@@ -22,8 +23,20 @@ def items() -> list[str]:
 
 
 def found(folder: Path) -> dict[Recipe, Record]:
-    """The records of a folder by their recipe; none if there is no such folder yet."""
-    return {r.recipe: r for r in files.load(folder)} if folder.is_dir() else {}
+    """The records of a folder by their recipe; none if there is no such folder yet. A data set that came in two versions is
+    not averaged over them: the version with more records counts, and it is said that the others do not."""
+    versions: dict[str, dict[str | None, list[Record]]] = {}
+    for record in files.load(folder) if folder.is_dir() else ():
+        data = versions.setdefault(record.recipe.source, {})
+        data.setdefault(record.body["data"].get("checksum"), []).append(record)
+    kept: list[Record] = []
+    for source, data in versions.items():
+        most = max(data.values(), key=len)
+        if fewer := sum(map(len, data.values())) - len(most):
+            said = f"{folder} holds runs on {len(data)} versions of {source}, whose files differ"
+            warnings.warn(f"{said}; the {len(most)} runs on one count, {fewer} do not", HeadcountWarning, stacklevel=2)
+        kept += most
+    return {record.recipe: record for record in kept}
 
 
 def recipes(item: str, scale: Scale) -> list[Recipe]:
