@@ -28,13 +28,13 @@ def campaign(
     """Run the recipes, each under its name, and print a line for each: the validation loss, which needs no truth, first."""
     started, longest = time.monotonic(), 0.0
     for name, recipe in named:
-        if (out / f"{recipe.key}.json").exists():
+        if done(recipe, out):
             continue
         if time.monotonic() - started + longest > 60 * minutes:
             print("time is up", flush=True)
             return
         with _claimed(out / "running" / f"{recipe.key}.claim") as mine:
-            if not mine or (out / f"{recipe.key}.json").exists():
+            if not mine or done(recipe, out):
                 continue
             begun = time.monotonic()
             record: Record = runs.run(recipe, out, compile=compile)
@@ -45,6 +45,10 @@ def campaign(
         text = f"instance {got['instance_accuracy']:.4f}  bag {got['bag_accuracy']:.2f}  epoch {fitted['best_epoch']}"
         heard = f"criterion {record.body['tilt']['criterion']:.4f}  " if "tilt" in record.body else ""
         print(f"{seconds:6.1f} s  valid {fitted['valid_loss']:.4f}  {heard}{text}  {name}", flush=True)
+
+
+def done(recipe: Recipe, out: Path) -> bool:
+    return (out / f"{recipe.key}.json").exists()
 
 
 @contextmanager

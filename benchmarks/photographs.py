@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from campaign import campaign
 
+from headcount.errors import choose
 from headcount.files import write_whole
 from headcount.judging.records import Record
 from headcount.training.recipe import Recipe
@@ -255,11 +256,7 @@ def main() -> None:
     if args.table:
         print(table(summary(args.table)))
         return
-    names = [
-        n
-        for word in args.lines.split(";" if ";" in args.lines else ",")
-        for n in (GROUPS.get(word.strip()) or [word.strip()])
-    ]
+    names = names_of(args.lines)
     tries = [words.split() for words in args.tries]
     places = [(int(f), n) for f in args.fold.split(",") for n in names]
 
@@ -273,6 +270,14 @@ def main() -> None:
     named = tuned(tries, asked, args.out) if args.tune else (one for words in tries or [[]] for one in asked(words))
     # nothing is built on the arrays of these
     campaign(named, args.out, args.minutes, after=lambda r: (args.out / f"{r.key}.npz").unlink(missing_ok=True))
+
+
+def names_of(text: str) -> list[str]:
+    """Lines by name, groups as their lines. Some names have commas: those stand alone, or between semicolons."""
+    words = [text] if text in LINES else [word.strip() for word in text.split(";" if ";" in text else ",")]
+    for word in words:
+        choose("line", word, [*GROUPS, *LINES])
+    return [name for word in words for name in GROUPS.get(word, [word])]
 
 
 def tuned(

@@ -10,6 +10,8 @@ of the paper's recipe with the fast path's precision. Stops starting runs when t
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from campaign import campaign
@@ -43,15 +45,24 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="neither compiled nor captured")
     parser.add_argument("--minutes", type=float, default=9.0)
     args = parser.parse_args()
-    if args.plain:
-        speed.fast = lambda step, device: step
-        speed.arrange = lambda model, device, precision: None
     recipes = (
         recipe
         for scenario in args.scenario.split(",")
         for recipe in wanted(args.source, scenario, args.precision, args.epochs, args.only)
     )
-    campaign(((str(r), r) for r in recipes), args.out, args.minutes, compile="off" if args.plain else "auto")
+    with plainly() if args.plain else nullcontext():
+        campaign(((str(r), r) for r in recipes), args.out, args.minutes, compile="off" if args.plain else "auto")
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Steps as they are written, networks as they are laid out."""
+    before = speed.fast, speed.arrange
+    speed.fast, speed.arrange = lambda step, device: step, lambda model, device, precision: None
+    try:
+        yield
+    finally:
+        speed.fast, speed.arrange = before
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from headcount.errors import HeadcountError
+
 ROOT = Path(__file__).parent.parent
 FILE = ROOT / "benchmarks" / "photographs.py"
 
@@ -53,6 +55,34 @@ def test_a_campaign_goes_on_and_is_summed_up(photographs, tmp_path, monkeypatch)
     assert row["mean"] == pytest.approx(sum(row["each"].values()) / 2, abs=1e-4)
     assert len(row["tilt"]["share"]) == 10
     assert said["lines"]["supervised twin"]["digits"]["various"]["folds"] == 2
+
+
+def test_lines_are_found_by_name(photographs):
+    stem = "paper's stem, nothing else: tilt"
+    assert photographs.names_of("best, 200 epochs") == ["best", "200 epochs"]
+    assert photographs.names_of(stem) == [stem]
+    assert photographs.names_of(f"{stem}; twin") == [stem, "supervised twin"]
+    with pytest.raises(HeadcountError, match="line"):
+        photographs.names_of("best, 300 epochs")
+
+
+def test_errands_are_lines_of_scripts_and_know_what_is_missing(photographs, tmp_path, monkeypatch):
+    import errands
+
+    for words in errands.lines_of(FILE.parent / "errands.txt"):
+        assert (FILE.parent / f"{words[0]}.py").exists()
+    words = ["photographs", "--out", str(tmp_path), "--source", "digits", "--scenario", "small", "--fold", "0,1"]
+    short, other = errands.missing(words)
+    assert {short.fold, other.fold} == {0, 1}
+    (tmp_path / f"{other.key}.json").touch()
+    assert errands.missing(words) == [short]
+    called = []
+    monkeypatch.setattr(errands, "call", called.append)
+    (tmp_path / "list.txt").write_text("# a remark\nrecords --only count\nphotographs --lines 'a, b'\n")
+    monkeypatch.setattr(sys, "argv", ["errands.py", str(tmp_path / "list.txt"), "--minutes", "2"])
+    errands.main()
+    assert [c[:3] for c in called] == [["records", "--only", "count"], ["photographs", "--lines", "a, b"]]
+    assert all(c[-2] == "--minutes" and float(c[-1]) <= 2 for c in called)
 
 
 def test_what_another_process_has_begun_is_passed_over(photographs, tmp_path):
