@@ -18,7 +18,9 @@ FORMS = ("official", "nll", "tempered", "logit")
 
 
 class OutputMean(Tally):
-    """p = mean of softmax(z). ``form``:
+    """The bag's output is the mean of softmax(z).
+
+    ``form`` says what becomes of that mean p:
 
     official   cross-entropy of softmax(p), taken for logits
     nll        -log p[Y]

@@ -59,7 +59,10 @@ class Weno(Head):
     """
 
     title = "WENO"
-    cites = "Qu et al., Bi-directional weakly supervised knowledge distillation for whole slide images, NeurIPS 2022"
+    cites = (
+        "Qu et al., Bi-directional weakly supervised knowledge distillation for whole slide image classification, "
+        "NeurIPS 2022"
+    )
     passes = (
         Pass("bags", trains=("backbone", "head.teaching")),
         Pass("instances", trains=("backbone", "head.student")),
