@@ -10,7 +10,7 @@
     python benchmarks/photographs.py --summary results/tilt                               # summary.json from the records
     python benchmarks/photographs.py --table results/tilt                                 # and the tables of the docs
 
-Tuning looks at fold 0 of CIFAR-10 through the validation loss, which needs no truth; the other folds and SVHN get
+Tuning looks at fold 0 of CIFAR-10 through the criterion, which needs no truth; the other folds and SVHN get
 the recipe unchanged, but for the mirror image, which no digit survives. Runs that have a record are not run again; no run is
 begun that would outlast the minutes.
 """
