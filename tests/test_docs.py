@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 import headcount
+from headcount.data.columns import IDS, USUAL
+from headcount.data.read.tables import MISSING
 from headcount.judging.paper import SCALES, cells, progress
 from headcount.training.recipe import Recipe
 
@@ -81,6 +83,12 @@ def test_a_recipe_says_what_its_fields_are():
     said = Recipe.__doc__ or ""
     missing = [f.name for f in fields(Recipe) if not re.search(rf"\b{f.name}\b", said.split(">>>")[0])]
     assert not missing, f"Recipe does not say what {missing} are"
+
+
+def test_the_names_that_are_recognised_are_listed():
+    told = (ROOT / "docs" / "fitting.md").read_text()
+    missing = [n for names in (*USUAL.values(), IDS, MISSING[1:]) for n in names if f"`{n}`" not in told]
+    assert not missing, f"docs/fitting.md does not name {missing}"
 
 
 def test_the_speeds_told_are_those_measured():
