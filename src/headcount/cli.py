@@ -70,7 +70,7 @@ def demo(
     folds: Annotated[int, typer.Option(min=1, max=5, help="How many folds.")] = 3,
     processes: Annotated[int | None, typer.Option(min=1, help="Runs side by side; default one per core.")] = None,
 ) -> None:
-    """Train the Counting Network with MPEM, and its ablations, on real digits from majority labels alone."""
+    """Train the Counting Network with MPEM, its ablations and tilt on real digits from majority labels alone."""
     from headcount import demo as show
 
     show.run_demo(out, folds, processes)
