@@ -105,7 +105,7 @@ def test_generated_data_are_called_so(typed):
     code, said, _ = typed("data", "list")
     assert code == 0
     assert all(line.endswith("(generated stand-in)") for line in said.splitlines() if line.startswith("standin"))
-    assert "digits     1797 x 8x8x1, 10 classes: ready\n" in said
+    assert " 1797 x 8x8x1, 10 classes: ready\n" in said
 
 
 def test_a_warning_of_ours_is_one_line_and_others_are_as_ever():
