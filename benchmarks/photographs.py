@@ -6,7 +6,7 @@
     python benchmarks/photographs.py --out results/tilt --lines "best,supervised twin" --fold 1
     python benchmarks/photographs.py --out results/tuning --fold 0 --try lr=0.2 --try "option.start=0.5 epochs=200"
     python benchmarks/photographs.py --out results/tuning --scenario various,small --fold 0 --tune --try lr=0.4 --try ...
-    python benchmarks/photographs.py --list                                               # every line and what it changes
+    python benchmarks/photographs.py --list                                               # every line and its recipe
     python benchmarks/photographs.py --summary results/tilt                               # summary.json from the records
     python benchmarks/photographs.py --table results/tilt                                 # and the tables of the docs
 
