@@ -20,12 +20,12 @@ FORMS = ("official", "nll", "tempered", "logit")
 class OutputMean(Tally):
     """The bag's output is the mean of softmax(z).
 
-    ``form`` says what becomes of that mean p:
+    ``form`` says what becomes of that mean p::
 
-    official   cross-entropy of softmax(p), taken for logits
-    nll        -log p[Y]
-    tempered   softmax(p) with the Counting Network's loss (its t1 = t2 = 1)
-    logit      softmax of the mean logit
+        official   cross-entropy of softmax(p), taken for logits
+        nll        -log p[Y]
+        tempered   softmax(p) with the Counting Network's loss (its t1 = t2 = 1)
+        logit      softmax of the mean logit
     """
 
     title = "Output+Mean"

@@ -51,10 +51,12 @@ class Teaching(nn.Module):
 class Weno(Head):
     """Bags are judged by the teacher, instances by the student.
 
-    ``loss``    of the student: "one_vs_rest" (class of the bag or not), "soft" (1 - q shared out over the other classes), or
+    ::
+
+        loss    of the student: "one_vs_rest" (class of the bag or not), "soft" (1 - q shared out over the other classes), or
                 "classwise" (a branch of attention and a sigmoid for each class).
-    ``w``       weight of the negative part.
-    ``mining``  whom the teacher sees after ``mining_after`` epochs: "off" (everybody), "threshold" (whom the student does not
+        w       weight of the negative part.
+        mining  whom the teacher sees after ``mining_after`` epochs: "off" (everybody), "threshold" (whom the student does not
                 already give the bag's class with more than ``threshold``), "lowest" (the ``hardest`` so many). Never nobody.
     """
 
