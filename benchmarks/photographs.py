@@ -6,11 +6,11 @@
     python benchmarks/photographs.py --out results/tilt --lines "best,supervised twin" --fold 1
     python benchmarks/photographs.py --out results/tuning --fold 0 --try lr=0.2 --try "option.start=0.5 epochs=200"
     python benchmarks/photographs.py --out results/tuning --scenario various,small --fold 0 --tune --try lr=0.4 --try ...
-    python benchmarks/photographs.py --list                                               # every line and what it changes
+    python benchmarks/photographs.py --list                                               # every line and its recipe
     python benchmarks/photographs.py --summary results/tilt                               # summary.json from the records
     python benchmarks/photographs.py --table results/tilt                                 # and the tables of the docs
 
-Tuning looks at fold 0 of CIFAR-10 through the validation loss, which needs no truth; the other folds and SVHN get
+Tuning looks at fold 0 of CIFAR-10 through the criterion, which needs no truth; the other folds and SVHN get
 the recipe unchanged, but for the mirror image, which no digit survives. Runs that have a record are not run again; no run is
 begun that would outlast the minutes.
 """

@@ -10,11 +10,16 @@ import re
 import shlex
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+import headcount
+from headcount.data.columns import IDS, USUAL
+from headcount.data.read.tables import MISSING
 from headcount.judging.paper import SCALES, cells, progress
+from headcount.training.recipe import Recipe
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
@@ -66,6 +71,25 @@ def test_the_house_names_all_its_rooms():
     rooms = [path for path in [*house.glob("*.py"), *house.glob("*/*.py")] if path.name != "__init__.py"]
     missing = [str(path.relative_to(house)) for path in rooms if not re.search(rf"\b{path.name}\b", said)]
     assert not missing, f"docs/architecture.md does not say what is in {missing}"
+
+
+def test_the_library_page_names_the_front_door():
+    told = (ROOT / "docs" / "api.md").read_text()
+    names = [*headcount.__all__, *(head.__name__ for head in headcount.HEADS.values())]
+    missing = [name for name in names if name != "__version__" and not re.search(rf"\b{name}\b", told)]
+    assert not missing, f"docs/api.md says nothing of {missing}"
+
+
+def test_a_recipe_says_what_its_fields_are():
+    said = Recipe.__doc__ or ""
+    missing = [f.name for f in fields(Recipe) if not re.search(rf"\b{f.name}\b", said.split(">>>")[0])]
+    assert not missing, f"Recipe does not say what {missing} are"
+
+
+def test_the_names_that_are_recognised_are_listed():
+    told = (ROOT / "docs" / "fitting.md").read_text()
+    missing = [n for names in (*USUAL.values(), IDS, MISSING[1:]) for n in names if f"`{n}`" not in told]
+    assert not missing, f"docs/fitting.md does not name {missing}"
 
 
 def test_the_speeds_told_are_those_measured():

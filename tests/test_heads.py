@@ -159,6 +159,9 @@ def test_introduces_itself(name, options):
     head = made(name, options)
     assert head.title
     assert head.cites
+    about = (type(head).__doc__ or "").splitlines()[0]  # what `headcount heads` shows
+    assert about.endswith(".")
+    assert not about.startswith("``"), "a head says what it is before it says its options"
     assert head.named(options).startswith(head.title)
     assert head.views >= 1
     assert head.passes

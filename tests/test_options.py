@@ -101,6 +101,13 @@ def test_the_paper_is_run_as_it_is_told(monkeypatch, tmp_path):
         papers.paper("table4", "smoke", tmp_path, **how, precision="fp16")
 
 
+def test_generated_data_are_called_so(typed):
+    code, said, _ = typed("data", "list")
+    assert code == 0
+    assert all(line.endswith("(generated stand-in)") for line in said.splitlines() if line.startswith("standin"))
+    assert " 1797 x 8x8x1, 10 classes: ready\n" in said
+
+
 def test_a_warning_of_ours_is_one_line_and_others_are_as_ever():
     ours = complaints.formatted(HeadcountWarning("not\ncompiled"), HeadcountWarning, "speed.py", 3)
     assert ours == "headcount: not compiled\n"

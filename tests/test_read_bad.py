@@ -167,6 +167,17 @@ def test_words_for_nothing_are_no_class(tmp_path, word):
     )
     beside = make.write_csv(tmp_path / "l.csv", {"bag": [*"abc"], "label": ["x", "y", word]})
     assert read(file, labels=beside).laid.label.tolist() == [0, 1, -1]
+    given = {"features": np.eye(6, dtype="f4"), "sizes": [2, 2, 2], "labels": ["x", "y", word]}
+    np.savez(tmp_path / "t.npz", **given, truth=[*"xxyyx", word], known=["x", *[word] * 5])
+    for arrays in (tmp_path / "t.npz", {**given, "truth": [*"xxyyx", word], "known": ["x", *[word] * 5]}):
+        again = read(arrays)
+        assert f"labels: '{word}' in 1 bags read as missing; a class of that name must be named in classes=" in (
+            again.described
+        )
+        assert again.laid.classes == ("x", "y")
+        assert again.laid.label.tolist() == [0, 1, -1]
+        assert (again.laid.truth.tolist(), again.laid.known.tolist()) == (laid.truth.tolist(), laid.known.tolist())
+        assert read(arrays, classes=["x", "y", word]).laid.label.tolist() == [0, 1, 2]
     named = read(file, classes=["x", "y", word]).laid
     assert named.label.tolist() == [0, 1, 2], "who names it has the class"
     assert named.truth is not None

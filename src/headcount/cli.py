@@ -39,12 +39,18 @@ Option_ = Annotated[
     list[str] | None, typer.Option("--option", help="An option of the head, NAME=VALUE; repeat for more.")
 ]
 Removal = Annotated[str, typer.Option(help="MPEM: share of each bag's dissenters to remove; 0 is without MPEM.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Any other recipe field, NAME=VALUE; repeat for more.")]
-Epochs = Annotated[int | None, typer.Option(help="Epochs of training.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Any other recipe field (docs/api.md), NAME=VALUE, backbone.NAME=VALUE or trouble.NAME=VALUE; repeat for more.",
+    ),
+]
+Epochs = Annotated[int | None, typer.Option(help="Epochs of training; default 1500.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
-BagSize = Annotated[int | None, typer.Option(help="Instances in a bag.")]
+BagSize = Annotated[int | None, typer.Option(help="Instances in a bag; default 64.")]
 Precision = Annotated[
-    str | None, typer.Option(help="tf32 (float32, TF32 convolutions), fp32 or bf16. Part of the recipe; a comma list.")
+    str | None, typer.Option(help="tf32 (float32, TF32 convolutions; the default), fp32 or bf16. Part of the recipe.")
 ]
 Compile = Annotated[
     str, typer.Option(help="Compile the network: auto (on a GPU), on or off. For speed; not part of the recipe.")
@@ -64,7 +70,7 @@ def demo(
     folds: Annotated[int, typer.Option(min=1, max=5, help="How many folds.")] = 3,
     processes: Annotated[int | None, typer.Option(min=1, help="Runs side by side; default one per core.")] = None,
 ) -> None:
-    """Train the Counting Network with MPEM, and its ablations, on real digits from majority labels alone."""
+    """Train the Counting Network with MPEM, its ablations and tilt on real digits from majority labels alone."""
     from headcount import demo as show
 
     show.run_demo(out, folds, processes)
@@ -115,7 +121,9 @@ def study(
     launch: Annotated[
         str, typer.Option(help="processes (this machine) or ray (a cluster; see docs/cluster.md).")
     ] = "processes",
-    address: Annotated[str | None, typer.Option(help="The Ray cluster: auto, local or host:port.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="The Ray cluster: auto, local or host:port; default auto, else local.")
+    ] = None,
     gpus_each: Annotated[float, typer.Option(help="Ray: GPUs for each run, such as 1 or 0.5; 0 trains on CPUs.")] = 0,
     dry_run: Annotated[bool, typer.Option(help="Only list what would run.")] = False,
 ) -> None:
@@ -162,7 +170,7 @@ def paper(
 def report(
     folder: Annotated[Path, typer.Argument(help="The --out of a study.")],
     out: Annotated[Path | None, typer.Option(help="The page to write; default FOLDER/report.html.")] = None,
-    title: Annotated[str | None, typer.Option(help="Its title.")] = None,
+    title: Annotated[str | None, typer.Option(help="Its title; default the folder's name.")] = None,
 ) -> None:
     """Turn records into one self-contained HTML page."""
     from headcount import commands

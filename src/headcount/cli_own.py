@@ -36,7 +36,9 @@ Uncounted = Annotated[str | None, typer.Option(help="Classes that never win, suc
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be read, and list it.")]
 Side = Annotated[int | None, typer.Option(help="Resize pictures to a square of this side.")]
 Tile = Annotated[int | None, typer.Option(help="Side of the tiles at the coordinates, where files do not say it.")]
-Cache = Annotated[Path | None, typer.Option(help="Folder for pictures and slides larger than memory.")]
+Cache = Annotated[
+    Path | None, typer.Option(help="Folder for pictures and slides larger than memory; default $HEADCOUNT_DATA.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 Method = Annotated[
     str, typer.Option(help="auto, or some of tilt, em_forest, count, forest, logistic or heads, with commas.")
@@ -57,16 +59,24 @@ def fit(
     ties: Ties = "split", uncounted: Uncounted = None, skip_bad: SkipBad = False, side: Side = None, tile: Tile = None,
     cache: Cache = None,
     method: Method = "auto",
-    minutes: Annotated[float | None, typer.Option(help="For the whole: with fewer folds, epochs, methods.")] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="For the whole: with fewer folds, epochs, methods; default no limit.")
+    ] = None,
     folds: Annotated[int, typer.Option(help="Folds of the cross-validation, over groups of bags.")] = 5,
     head: Annotated[str | None, typer.Option(help="A network with this head (see `headcount heads`).")] = None,
     option: Annotated[list[str] | None, typer.Option("--option", help="An option of the head, NAME=VALUE; repeat.")] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="Of networks: quick, resnet18, mlp, linear; for pictures timm:NAME or torchvision:NAME.")
+        str | None,
+        typer.Option(
+            help="Of networks: quick, resnet18, mlp, linear; for pictures timm:NAME or torchvision:NAME; default by the data."
+        ),
     ] = None,
     frozen: Annotated[
         bool | None,
-        typer.Option("--frozen/--trained", help="timm, torchvision: features once, all methods on them; or trained."),
+        typer.Option(
+            "--frozen/--trained",
+            help="timm, torchvision: features once, all methods on them; or trained. Default frozen, if it has weights.",
+        ),
     ] = None,
     weights: Annotated[
         str | None,
@@ -74,7 +84,7 @@ def fit(
     ] = None,
     size: Annotated[int | None, typer.Option(help="timm, torchvision: pictures become squares of this side.")] = None,
     views: Views = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of networks.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of networks; default by the number of bags.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn.")] = 0,
     device: Device = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the model that is there.")] = False,

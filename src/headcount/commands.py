@@ -213,8 +213,9 @@ def list_data() -> None:
     console.print(f"cache: {cache.home()}", soft_wrap=True)
     for name, entry in sources.SOURCES.items():
         there = "ready" if sources.ready(name) else "not here"
+        there += f" ({entry.note})" if entry.note else ""
         console.print(
-            f"{name:8} {entry.count:6} x {'x'.join(map(str, entry.shape))}, {len(entry.classes)} classes: {there}"
+            f"{name:9} {entry.count:6} x {'x'.join(map(str, entry.shape))}, {len(entry.classes)} classes: {there}"
         )
 
 

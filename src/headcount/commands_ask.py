@@ -46,7 +46,7 @@ READING: dict[str, Any] = {
     "y": _words("Column with the y coordinate."),
     "id": _words("Column with the instance's own name."),
     "tile": Annotated[int | None, typer.Option(min=1, help="Side of the tiles at the coordinates, in pixels.")],
-    "cache": Annotated[Path | None, typer.Option(help="Folder for data larger than memory.")],
+    "cache": Annotated[Path | None, typer.Option(help="Folder for data larger than memory; default $HEADCOUNT_DATA.")],
     "skip_bad": Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be read, and list it.")],
 }
 DEFAULTS: dict[str, Any] = {"skip_bad": False, "ties": "split"}
@@ -89,7 +89,9 @@ def predict(
     context: Context = "auto",
     device: Device = "auto",
     launch: Annotated[str, typer.Option(help="here, or ray (a cluster; see docs/cluster.md).")] = "here",
-    address: Annotated[str | None, typer.Option(help="The Ray cluster: auto, local or host:port.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="The Ray cluster: auto, local or host:port; default auto, else local.")
+    ] = None,
     gpus_each: Annotated[float, typer.Option(help="Ray: GPUs for each shard, such as 1 or 0.5; 0 asks on CPUs.")] = 0,
 ) -> None:
     """Say the class of every instance: one output row per input row, in the same order, with your own ids."""
@@ -134,7 +136,9 @@ def explain(
     data: Data,
     out: Annotated[Path, typer.Option(help="The page to write (.html).")],
     how: dict[str, Any],
-    bag: Annotated[list[str] | None, typer.Option(help="A bag, by name; repeat for more.")] = None,
+    bag: Annotated[
+        list[str] | None, typer.Option(help="A bag, by name; repeat for more. Default: a few, wrongly said ones first.")
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Which instances made a bag's label; the most typical and the most doubtful of each class. One HTML page."""
@@ -149,8 +153,8 @@ def issues(
     model: Annotated[Path | None, typer.Option(help="Ask this model; default: cross-validated forests.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write all bags, ranked (.csv, .tsv, .parquet).")] = None,
     top: Annotated[int, typer.Option(min=1, help="How many to list.")] = 20,
-    folds: Annotated[int | None, typer.Option(min=2, max=50, help="Without a model: folds (5).")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Without a model: seed of the folds (0).")] = None,
+    folds: Annotated[int | None, typer.Option(min=2, max=50, help="Without a model: folds; default 5.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Without a model: seed of the folds; default 0.")] = None,
     device: Device = "auto",
 ) -> None:
     """Bags whose label looks wrong, ranked."""

@@ -103,7 +103,11 @@ def fit_reading(
 
         method    "auto": several are tried and held-out bags choose; a name or names of judging/candidates.py; or an unfitted
                   scikit-learn classifier. Baselines are fitted and shown too, unless time is too short for
-                  them; only "auto" may choose them
+                  them; they are kept only by "auto" or where they are named
+        folds     of the cross-validation, over groups of bags
+        head      a network with this head, instead of ``method``; ``options`` are the head's
+        epochs    of networks; None: by the number of bags
+        views     changes of pictures that leave a class as it is: digit (None), image, tissue, none
         minutes   for the whole; fewer folds, epochs and candidates are used where it must be, and the report says so
         backbone  of networks; or timm:NAME, torchvision:NAME for pictures, with ``frozen``, ``weights`` (pretrained, none, or
                   FILE.safetensors) and ``size`` as models/vision.py takes them. Frozen, its features are computed once into the

@@ -29,6 +29,36 @@ Options = tuple[tuple[str, Any], ...]
 class Recipe:
     """Everything that decides a number. A head of one's own is only named here: a recipe that is read runs nobody's code.
 
+    ::
+
+        source            digits, cifar10, svhn, path, oct, or a file (.npz)
+        scenario          various, small or large
+        fold              0 to 4
+        bag_size          instances in a bag; train_bags, valid_bags, test_bags: how many bags
+        data_seed         of the folds and the bags
+        sampler           conditional, or official: the released order of random numbers
+        tie               lowest, random or reject
+        rounding          official or largest_remainder
+        overlap           whether bags may share instances
+        backbone          resnet18, quick, mlp, linear, timm:NAME or torchvision:NAME; backbone_options are its own
+        head              a name of ``headcount heads``, or path/to/file.py:Class; options are its own
+        epochs            of training, batch_bags bags a step
+        optimizer         adam, adamw or sgd, with lr and weight_decay
+        schedule          of the rate: constant, cosine, or twice (down by the middle, again from half); warmup: while it rises
+        views             none, noise, crop, flip_crop, image, digit, tissue or feature (docs/tilt.md)
+        selection         the epoch kept: least validation loss, batch by batch (official) or bag by bag (mean), or the last
+        patience          epochs without a better one after which training stops; 0: never
+        seed              of the weights and of all that training draws
+        precision         tf32, fp32 or bf16
+        removal           MPEM's r; 0 is without MPEM. distance: euclidean or mahalanobis; prototype_bags: correct or all;
+                          drop_before_forward: whether the removed leave the network too
+        batch_instances   of a pass over loose instances; 0: as many as batch_bags bags hold
+        decay             what weight_decay pulls at: all, or weights (no biases, no batch-norm)
+        mirror            whether to answer with the mean over an image and its mirror image
+        chunk_instances   in work at once (docs/size.md); 0: all of a batch
+        trouble           wrong: share of wrong labels; unequal: how many times rarer the last class's label is; never: a class
+                          that wins no bag; merge: so many training bags of one label become one
+
     >>> Recipe(fold=3).but(epochs=600)
     Recipe(fold=3, epochs=600)
     >>> Recipe(removal=0.5).needs

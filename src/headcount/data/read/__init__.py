@@ -77,16 +77,18 @@ def read(
 ) -> Reading:
     """Read ``data``: a folder, a file, a DataFrame, a dict of columns or arrays, a list of arrays, an array.
 
-    labels       a second file (bag and label columns), a dict {bag: label}, or an array in the order of the bags
-    classes      their names and order; those of the labels, sorted, if None
-    ties         a bag with two winners: "split" its target, "drop" the bag, or take the "lowest" class
-    uncounted    classes that never win, such as background
-    skip_bad     leave out what cannot be read and list it in ``skipped``, instead of stopping at the first
-    need_labels  False: data to be predicted; labels and truth are taken where they are there and known
-    side         resize pictures to a square of this side
-    cache        a folder for pictures and slides that are larger than memory (used without being asked for if they are)
-    tile         side of the tiles at the coordinates, where the files do not say it
-    learned      a model's preparation: the data are read as the model's were
+    ::
+
+        labels       a second file (bag and label columns), a dict {bag: label}, or an array in the order of the bags
+        classes      their names and order; those of the labels, sorted, if None
+        ties         a bag with two winners: "split" its target, "drop" the bag, or take the "lowest" class
+        uncounted    classes that never win, such as background
+        skip_bad     leave out what cannot be read and list it in ``skipped``, instead of stopping at the first
+        need_labels  False: data to be predicted; labels and truth are taken where they are there and known
+        side         resize pictures to a square of this side
+        cache        a folder for pictures and slides that are larger than memory (used without being asked for if they are)
+        tile         side of the tiles at the coordinates, where the files do not say it
+        learned      a model's preparation: the data are read as the model's were
     """
     asked = Asked(
         named=named or Named(), labels=labels, classes=_names(classes), ties=choose("rule for ties", ties, TIES),

@@ -27,6 +27,7 @@ from headcount.data.read.found import Asked, Found, Said, some
 from headcount.data.read.labels import beside, is_numpy
 from headcount.data.read.places import PER_BAG, grouped
 from headcount.data.read.rows import heavy
+from headcount.data.read.targets import classes_among
 from headcount.data.values import plain, texts
 from headcount.errors import HeadcountError
 
@@ -172,7 +173,9 @@ def _found(
         found.weight = np.where(wrong, 1, found.weight)
     for what in ("truth", "known"):
         if what in held:
-            setattr(found, what, _classes_of(held[what], asked, what, where))
+            code, values, notes = classes_among(*_classes_of(held[what], asked, what, where), what, "instances", asked)
+            setattr(found, what, (code, values))
+            found.notes += notes
     if "coords" in held:
         found.coords = _coords(held["coords"], len(x), where)
     if "group" in held:

@@ -16,7 +16,7 @@ import torch
 from headcount.data.columns import USUAL, Named
 from headcount.data.read.found import Asked, Said, firsts, some
 from headcount.data.read.tables import SUFFIXES, is_frame, open_table, suffix
-from headcount.data.read.targets import by_rows, votes_of
+from headcount.data.read.targets import by_rows, classes_among, votes_of
 from headcount.data.values import plain, texts
 from headcount.errors import HeadcountError
 
@@ -153,7 +153,8 @@ def _in_order(given: Any, asked: Asked, names: Sequence[str]) -> Said:
         notes = _minus(words)
     number: dict[str, int] = {}
     code = np.array([-1 if w is None else number.setdefault(w, len(number)) for w in words])
-    return Said(tuple(number), code=code, source="labels given", digest=digest, notes=notes)
+    code, values, blank = classes_among(code, list(number), "labels", "bags", asked)
+    return Said(tuple(values), code=code, source="labels given", digest=digest, notes=(*notes, *blank))
 
 
 def _minus(words: Sequence[str | None]) -> tuple[str, ...]:

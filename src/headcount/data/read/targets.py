@@ -54,9 +54,14 @@ def _speaks(there: np.ndarray, bag: np.ndarray, bags: int) -> np.ndarray:
 
 
 def classes_in(table: pa.Table, name: str, where: str, asked: Asked) -> tuple[np.ndarray, list[str], tuple[str, ...]]:
-    """A column of classes, and what to say of it. NA and its like say nothing, as in a column of numbers, unless somebody
-    named them as a class."""
-    code, values = texts(table.column(name), f"column {name!r} of {where}")
+    """A column of classes, and what to say of it."""
+    return classes_among(*texts(table.column(name), f"column {name!r} of {where}"), f"column {name!r}", "rows", asked)
+
+
+def classes_among(
+    code: np.ndarray, values: list[str], called: str, rows: str, asked: Asked
+) -> tuple[np.ndarray, list[str], tuple[str, ...]]:
+    """NA and its like say nothing, as in a column of numbers, unless somebody named them as a class."""
     words = {*MISSING} - {*(asked.classes or ()), *asked.uncounted}
     left, kept = without(code, values, words)
     gone = [v for v in values if v in words]
@@ -64,7 +69,7 @@ def classes_in(table: pa.Table, name: str, where: str, asked: Asked) -> tuple[np
         return code, values, ()
     many = int((left < 0).sum() - (code < 0).sum())
     name_it = "" if asked.learned else "; a class of that name must be named in classes="
-    return left, kept, (f"column {name!r}: {some(gone)} in {many:,} rows read as missing{name_it}",)
+    return left, kept, (f"{called}: {some(gone)} in {many:,} {rows} read as missing{name_it}",)
 
 
 def votes_of(table: pa.Table, columns: Sequence[str], where: str, bad: Bad) -> np.ndarray:

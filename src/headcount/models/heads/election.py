@@ -33,7 +33,10 @@ class Election(Head):
     """
 
     title = "Election"
-    cites = "Poisson-multinomial vote; counts: Hong, On computing the Poisson binomial distribution, CSDA 2013"
+    cites = (
+        "Poisson-multinomial vote; counts: Hong, On computing the distribution function for the Poisson binomial "
+        "distribution, CSDA 2013"
+    )
 
     def __init__(self, dim: int, classes: int, counted: Tensor | None = None, *, form: str = "auto") -> None:
         super().__init__(dim, classes, counted)

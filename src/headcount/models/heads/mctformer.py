@@ -51,11 +51,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 class MCTformer(Head):
     """A bag's logits: the mean of the class tokens' means and of the instances' logits, pooled by rank.
 
-    ``loss``      "multilabel": each class yes or no, as in the original; "softmax": one class wins. Both add the contrast of
+    ::
+
+        loss      "multilabel": each class yes or no, as in the original; "softmax": one class wins. Both add the contrast of
                   the class tokens. ``validation="bag"`` selects by the likelihood of the bag output instead.
-    ``instance``  "fused": class-to-instance attention times the instance's logits, spread by instance-to-instance attention;
+        instance  "fused": class-to-instance attention times the instance's logits, spread by instance-to-instance attention;
                   "patch": the logits; "attention": the attention alone.
-    ``decay``     of the pooling by rank. 0.996 is the original's, for 784 patches; 0.951 does the same to 64 instances.
+        decay     of the pooling by rank. 0.996 is the original's, for 784 patches; 0.951 does the same to 64 instances.
     """
 
     title = "MCTformer+"

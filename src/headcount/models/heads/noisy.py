@@ -26,11 +26,14 @@ class MeanProbability(Tally):
 
 
 class NoisyLabel(MeanProbability):
-    """``loss``: "ce" (cross-entropy) or "gce" (generalised, with exponent ``q``), averaged over each bag, then over bags."""
+    """Every instance is told its bag's label as if it were its own.
+
+    ``loss``: "ce" (cross-entropy) or "gce" (generalised, with exponent ``q``), averaged over each bag, then over bags."""
 
     title = "Noisy label"
     cites = (
-        "Zhang and Sabuncu, Generalized cross entropy loss for training deep networks with noisy labels, NeurIPS 2018"
+        "Zhang and Sabuncu, Generalized cross entropy loss for training deep neural networks with noisy labels, "
+        "NeurIPS 2018"
     )
 
     def __init__(

@@ -18,12 +18,14 @@ FORMS = ("official", "nll", "tempered", "logit")
 
 
 class OutputMean(Tally):
-    """p = mean of softmax(z). ``form``:
+    """The bag's output is the mean of softmax(z).
 
-    official   cross-entropy of softmax(p), taken for logits
-    nll        -log p[Y]
-    tempered   softmax(p) with the Counting Network's loss (its t1 = t2 = 1)
-    logit      softmax of the mean logit
+    ``form`` says what becomes of that mean p::
+
+        official   cross-entropy of softmax(p), taken for logits
+        nll        -log p[Y]
+        tempered   softmax(p) with the Counting Network's loss (its t1 = t2 = 1)
+        logit      softmax of the mean logit
     """
 
     title = "Output+Mean"

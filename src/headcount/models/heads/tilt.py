@@ -29,7 +29,9 @@ TEMPERATURES = (1.0, 0.7, 1.5, 2.5)  # under which an epoch is judged, if any bu
 
 
 class TiltHead(Head):
-    """``form`` of the tilt: "one", "class" or "full" (the fewer bags, the nearer to the simpler). ``share``: a majority share
+    """P(label | x) = sum over classes of T[class, label] P(class | x), T estimated; with an election and a teacher.
+
+    ``form`` of the tilt: "one", "class" or "full" (the fewer bags, the nearer to the simpler). ``share``: a majority share
     that is given instead of estimated. ``over``: "bags" (one pass for all terms) or "instances" (loose instances, and a pass
     over bags for the bag term).
 
@@ -48,7 +50,7 @@ class TiltHead(Head):
     """
 
     title = "Tilt"
-    cites = "forward correction: Patrini et al., CVPR 2017; sets with tilted priors: Lu et al., ICLR 2021"
+    cites = "forward correction: Patrini et al., CVPR 2017; sets with tilted priors: Lu et al., ICML 2021"
     indivisible = "its terms are means over different things, and it estimates the tilt over all bags"
     weak_teacher = True
     least: Tensor

@@ -51,15 +51,20 @@ class Teaching(nn.Module):
 class Weno(Head):
     """Bags are judged by the teacher, instances by the student.
 
-    ``loss``    of the student: "one_vs_rest" (class of the bag or not), "soft" (1 - q shared out over the other classes), or
+    ::
+
+        loss    of the student: "one_vs_rest" (class of the bag or not), "soft" (1 - q shared out over the other classes), or
                 "classwise" (a branch of attention and a sigmoid for each class).
-    ``w``       weight of the negative part.
-    ``mining``  whom the teacher sees after ``mining_after`` epochs: "off" (everybody), "threshold" (whom the student does not
+        w       weight of the negative part.
+        mining  whom the teacher sees after ``mining_after`` epochs: "off" (everybody), "threshold" (whom the student does not
                 already give the bag's class with more than ``threshold``), "lowest" (the ``hardest`` so many). Never nobody.
     """
 
     title = "WENO"
-    cites = "Qu et al., Bi-directional weakly supervised knowledge distillation for whole slide images, NeurIPS 2022"
+    cites = (
+        "Qu et al., Bi-directional weakly supervised knowledge distillation for whole slide image classification, "
+        "NeurIPS 2022"
+    )
     passes = (
         Pass("bags", trains=("backbone", "head.teaching")),
         Pass("instances", trains=("backbone", "head.student")),
