@@ -153,6 +153,10 @@ BEGUN = [
     ),
     (f"{STUDY} --fold 0 --head millet --option width=-1", "head millet cannot be built with {'width': -1}"),
     (f"{STUDY} --fold 0 --head mctformer --option heads=0", "head mctformer cannot be built with {'heads': 0}"),
+    (
+        f"{STUDY} --fold 0 --head additive --set batch_bags=1".replace("--bag-size 8", "--bag-size 1"),
+        "a step of 1 bags is down to one instance, and batch-norm cannot learn from one alone; give larger",
+    ),
     (f"{RUN} --option mode=counting", "no mode 'counting'; there are proportion, count"),
     (f"{RUN} --bag-size 300", "class '", "instances in the train part of digits, a bag wants ", "smaller bags"),
     (f"{TABLE} --source one_class.npz --set backbone=mlp", "needs at least", "classes"),
