@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from headcount import cli
 from headcount.errors import HeadcountError
 from headcount.files import beside, write_whole
 from headcount.judging import study
+from headcount.training.recipe import Recipe
 
 SMALL = (
     "--source digits --set backbone=mlp --set train_bags=20 --set valid_bags=10 --set test_bags=10 "
@@ -129,6 +131,9 @@ FILES = [
     ("report half_json", "half_json/a.json is not a record", "move it away"),
     ("report list_json", "list_json/a.json is not a record (it lacks everything)", "move it away"),
     ("report other_json", "other_json/a.json is not a record (it lacks data, fit", "move it away"),
+    ("paper table4 --out good.npz", "no folder good.npz; give the --out of a study"),
+    ("paper table4 --csv --latex", "--csv and --latex", "give one of the two"),
+    ("paper table4 --csv --missing", "--missing lists runs, --csv writes a table", "give one of the two"),
     (f"{BAGS} --export bags.txt", "bags are exported as .npz, got bags.txt"),
     (f"{BAGS} --export bags.txt --picture bags.png", "bags are exported as .npz, got bags.txt"),
     (f"{BAGS} --picture bags.xyz --export bags.npz", "a figure is saved as .png, .svg or .pdf, got 'bags.xyz'"),
@@ -140,6 +145,18 @@ BEGUN = [
     (f"{RUN} --option t1=abc", "option t1 of head count is a number, got 'abc'"),
     (f"{RUN} --option t1=0.1,0.2", "option t1 of head count is a number, got '0.1,0.2'"),
     (f"{RUN} --option t1=0", "temperature t1 must be above 0, got 0"),
+    (f"{RUN} --set backbone.hidden=-3", "hidden from 1 and layers from 0, got hidden=-3"),
+    (f"{RUN} --set backbone.hidden=0", "hidden from 1 and layers from 0, got hidden=0"),
+    (
+        f"{TABLE} --source digits --set backbone=quick --set backbone.width=-4",
+        "quick cannot be built with {'width': -4}",
+    ),
+    (f"{STUDY} --fold 0 --head millet --option width=-1", "head millet cannot be built with {'width': -1}"),
+    (f"{STUDY} --fold 0 --head mctformer --option heads=0", "head mctformer cannot be built with {'heads': 0}"),
+    (
+        f"{STUDY} --fold 0 --head additive --set batch_bags=1".replace("--bag-size 8", "--bag-size 1"),
+        "a step of 1 bags is down to one instance, and batch-norm cannot learn from one alone; give larger",
+    ),
     (f"{RUN} --option mode=counting", "no mode 'counting'; there are proportion, count"),
     (f"{RUN} --bag-size 300", "class '", "instances in the train part of digits, a bag wants ", "smaller bags"),
     (f"{TABLE} --source one_class.npz --set backbone=mlp", "needs at least", "classes"),
@@ -301,8 +318,49 @@ def test_a_record_of_another_version(typed, place, tmp_path):
     }
     (tmp_path / "a.json").write_text(json.dumps({"key": "a", "recipe": recipe, **parts}))
     code, _, err = typed(f"report {tmp_path}")
-    one_line(code, err, "no recipe field 'mood'; there are source")
+    one_line(
+        code, err, f"{tmp_path / 'a.json'} is not a record (no recipe field 'mood'; there are source", "move it away"
+    )
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory) -> Path:
+    """A folder with a record."""
+    folder = tmp_path_factory.mktemp("kept")
+    small = {"bag_size": 8, "train_bags": 20, "valid_bags": 10, "test_bags": 10, "epochs": 2}  # as SMALL has it
+    assert study.run([Recipe(source="digits", backbone="mlp", **small)], folder, device="cpu").records
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('"valid_loss"', '"loss"', "it lacks fit.valid_loss"),
+        ('"best_epoch":', '"best_epoch":"x","was":', "it lacks fit.best_epoch"),
+        ('"checksum"', '"sum"', "it lacks data.checksum"),
+        ('"instance_accuracy":', '"instance_accuracy":"x","was":', "it lacks scores.instance_accuracy as a number"),
+        ('"head":"count"', '"head":"cuont"', "no head 'cuont'"),
+    ],
+)
+def test_a_record_that_was_changed(typed, kept, tmp_path, old, new, says):
+    (record,) = kept.glob("*.json")
+    text = record.read_text()
+    assert old in text
+    (tmp_path / record.name).write_text(text.replace(old, new, 1))
+    for command in (f"report {tmp_path}", f"paper --missing --out {tmp_path}"):
+        code, _, err = typed(command)
+        one_line(code, err, f"{record.name} is not a record ({says}", "move it away")
+
+
+@pytest.mark.parametrize("left", [0, 500])
+def test_arrays_that_were_cut_off(typed, kept, tmp_path, left):
+    shutil.copytree(kept, tmp_path / "out")
+    (arrays,) = (tmp_path / "out").glob("*.npz")
+    arrays.write_bytes(arrays.read_bytes()[:left])
+    for command in (f"report {tmp_path}/out", f"run --out {tmp_path}/out {SMALL} --removal 0.5"):
+        code, _, err = typed(command)
+        one_line(code, err, f"cannot read {arrays}", f"move it away with {arrays.stem}.json")
 
 
 def test_a_training_without_a_number(typed):
@@ -412,6 +470,21 @@ def test_a_read_only_folder(typed, tmp_path):
     tmp_path.chmod(0o500)
     code, _, err = typed(f"run --out {tmp_path}/out {SMALL}")
     one_line(code, err, "Permission denied", "choose another folder")
+
+
+def test_a_finished_study_on_a_read_only_disk(typed, kept, monkeypatch):
+    """Such a disk refuses to remove even what is not there; nothing has to be removed, so the table is shown."""
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    code, out, _ = typed(f"study --out {kept} {SMALL} --fold 0")
+    assert code == 0
+    assert "1 records in" in out
+    with pytest.raises(OSError, match="full") as told, beside(kept / "page.html"):
+        raise OSError(errno.ENOSPC, "full", str(kept / "page.html.part"))
+    assert told.value.filename == str(kept / "page.html")
 
 
 # -- as people run it ---------------------------------------------------------------------------------------------------

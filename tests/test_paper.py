@@ -35,6 +35,8 @@ CELLS = {"table2": 144, "table3": 120, "table4": 48, "table5": 33, "table6": 48}
 FULL, SMOKE = SCALES["full"], SCALES["smoke"]
 # small enough to make all its records here, and in every respect a scale
 TINY = replace(FULL, name="tiny", folds=(0, 1), removals=(0.5, 1.0))
+COUNTS = {"train_bags": 1, "valid_bags": 1, "test_bags": 1, "bag_size": 1}
+DATA = {"source": "digits", "checksum": "one", "note": "", "classes": ["a", "b"], **COUNTS}
 
 
 def pretend(recipe: Recipe, folder: Path | None = None, **changes: object) -> Record:
@@ -43,8 +45,8 @@ def pretend(recipe: Recipe, folder: Path | None = None, **changes: object) -> Re
     rng = np.random.default_rng(int(key, 16))
     accuracy = round(float(rng.uniform(0.3, 0.9)), 4)
     body = {
-        "key": key, "recipe": recipe.values, "text": str(recipe), "data": {"note": "", "classes": ["a", "b"]},
-        "fit": {"valid_loss": float(rng.random())},
+        "key": key, "recipe": recipe.values, "text": str(recipe), "data": DATA,
+        "fit": {"valid_loss": float(rng.random()), "best_epoch": 1, "epochs": 1},
         "scores": {"instance_accuracy": accuracy, "bag_accuracy": accuracy, "consistency_rate": accuracy},
         "share_difference": rng.uniform(-0.4, 0.3, 20).round(4).tolist(),
         "provenance": {"device": "abacus", "seconds": 7.25, "commit": "0123abc", "started": "2025-02-03T10:00:00"},
@@ -428,13 +430,19 @@ def test_a_full_page_stays_light():
 def test_two_versions_of_a_data_set_are_not_averaged(tmp_path):
     base = Recipe(source="digits")
     for fold in range(3):
-        pretend(base.but(fold=fold), tmp_path, data={"note": "", "classes": ["a", "b"], "checksum": "one"})
-    other = pretend(
-        base.but(fold=0), tmp_path, key="f" * 16, data={"note": "", "classes": ["a", "b"], "checksum": "two"}
-    )
+        pretend(base.but(fold=fold), tmp_path)
+    other = pretend(base.but(fold=0), tmp_path, key="f" * 16, data={**DATA, "checksum": "two"})
     with pytest.warns(HeadcountWarning, match="2 versions of digits.*; the 3 runs on one count, 1 do not"):
         found = progress.found(tmp_path)
     assert {r.body["data"]["checksum"] for r in found.values()} == {"one"}
     assert len(found) == 3
     other.path.unlink()
     assert len(progress.found(tmp_path)) == 3
+
+
+def test_runs_of_another_scale_say_nothing_of_what_one_costs():
+    own, other = (all_recipes(scale)[0] for scale in (FULL, SMOKE))
+    short = pretend(other, provenance={"seconds": 0.5})
+    assert progress.seconds_each(FULL, {other: short}) == progress.SECONDS["full"]
+    assert progress.seconds_each(FULL, {other: short, own: pretend(own)}) == 7.25
+    assert progress.seconds_each(FULL, {own: pretend(own, provenance={})}) == progress.SECONDS["full"]

@@ -423,3 +423,18 @@ def test_toy_killed_for_real_resumes(tmp_path):
 
 def test_digits_is_what_it_was():
     assert load("digits").checksum.startswith("0b7e9c32")
+
+
+def test_a_backbone_with_nothing_to_learn_is_no_obstacle(tmp_path):
+    """WENO trains backbone and head by optimizers of their own, and linear has no weights; stopped and taken up too."""
+    recipe = TINY.but(head="weno", backbone="linear", options={"width": 8, "student_width": 8}, epochs=3)
+    whole = fit(*made(recipe), recipe).model
+
+    def stop(progress: Progress) -> None:
+        if progress.epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(*made(recipe), recipe, work=tmp_path, watch=stop)
+    assert same(whole, fit(*made(recipe), recipe, work=tmp_path).model)
+    assert not same(whole, made(recipe)[0])

@@ -160,6 +160,8 @@ def paper(
     """The paper's tables and figures: printed beside ours; list or run what is missing."""
     from headcount import papers
 
+    if csv and latex:
+        raise HeadcountError("--csv and --latex are two ways to write one table; give one of the two")
     style = "csv" if csv else "latex" if latex else None
     folder = out or Path(f"paper-{scale}")
     how = papers.How(device, processes, compile)

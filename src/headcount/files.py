@@ -25,7 +25,8 @@ def beside(path: Path) -> Iterator[Path]:
         yield part
         os.replace(part, path)
     except BaseException as e:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing can be removed either, the first complaint is the one to hear
+            part.unlink(missing_ok=True)
         if isinstance(e, OSError) and (not e.filename or str(e.filename) == str(part)):  # the user typed the other name
             e.filename = str(path)
         elif said := re.search(r"\(os error (\d+)\)", str(e)):  # safetensors has words of its own for a full disk

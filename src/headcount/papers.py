@@ -50,6 +50,10 @@ def paper(
     if precision is not None:
         scale = replace(scale, base=scale.base.but(precision=precision))
     wanted = [item] if item else so_far.items()
+    if style and item not in TABLES:  # told before anything runs
+        raise HeadcountError(f"only tables can be written as {style}: {', '.join(TABLES)}")
+    if style and missing:
+        raise HeadcountError(f"--missing lists runs, --{style} writes a table; give one of the two")
     if run:
         _run([r for name in wanted for r in so_far.recipes(name, scale)], scale, out, how)
     records = so_far.found(out)
@@ -59,10 +63,8 @@ def paper(
         console.print(f"page {write_paper(scale, records, page)}")
     if missing:
         _list_missing(wanted, scale, records)
-    elif style and item in TABLES:
+    elif style and item:
         print({"csv": as_csv, "latex": as_latex}[style](cells(item, scale), records), end="")
-    elif style:
-        raise HeadcountError(f"only tables can be written as {style}: {', '.join(TABLES)}")
     elif item in TABLES:
         print_table(item, scale, records)
     elif not (run or page):

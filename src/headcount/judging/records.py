@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from headcount import __version__
+from headcount.data.official import reading
 from headcount.errors import HeadcountError
 from headcount.files import write_whole
 from headcount.models.heads import find_head
@@ -79,8 +80,9 @@ class Record:
         path = self.path.with_suffix(".npz")
         if not path.exists():
             return {}
-        with np.load(path, allow_pickle=False) as f:
-            return {name: f[name] for name in f.files}
+        want = f"the whole file, or move it away with {self.path.name} and run the study again"
+        with reading(path, want), path.open("rb") as f, np.load(f, allow_pickle=False) as npz:
+            return {name: npz[name] for name in npz.files}
 
     def result(self) -> dict[str, Any]:
         """All that must be equal when the run is repeated: everything but clock, host and versions."""
@@ -92,21 +94,41 @@ class Record:
             body = json.loads(path.read_bytes())
         except ValueError as e:
             raise _not_a_record(path, str(e)) from None
-        if lacking := _lacking(body):
-            raise _not_a_record(path, f"it lacks {lacking}")
+        if why := _unlike_a_record(body):
+            raise _not_a_record(path, why)
         return cls(body, path)
 
 
 _PARTS = {"key": str, "recipe": dict, "data": dict, "fit": dict, "scores": dict, "provenance": dict}
-_FIELDS = ("source", "scenario", "fold", "head", "removal", "seed")
+# what tables and pages read of the parts
+_FIELDS: dict[str, dict[str, Any]] = {
+    "recipe": dict.fromkeys(("source", "scenario", "fold", "head", "removal", "seed"), object),
+    "data": {
+        **{"source": str, "checksum": str, "classes": list},
+        **dict.fromkeys(("train_bags", "valid_bags", "test_bags", "bag_size"), int),
+    },
+    "fit": {"best_epoch": int, "epochs": int, "valid_loss": (int, float)},
+}
 
 
-def _lacking(body: Any) -> str:
-    """What every record has and this has not."""
+def _unlike_a_record(body: Any) -> str:
+    """What every record has and this has not, or not as what it should be; else nothing."""
     if not isinstance(body, dict):
-        return "everything"
-    parts = [name for name, kind in _PARTS.items() if not isinstance(body.get(name), kind)]
-    return ", ".join(parts or [f"recipe.{name}" for name in _FIELDS if name not in body["recipe"]])
+        return "it lacks everything"
+    if parts := [name for name, kind in _PARTS.items() if not isinstance(body.get(name), kind)]:
+        return f"it lacks {', '.join(parts)}"
+    try:
+        Recipe.of(body["recipe"])
+    except HeadcountError as e:  # another version's, or written by hand
+        return str(e)
+    fields = [
+        f"{part}.{name}"
+        for part, kinds in _FIELDS.items()
+        for name, kind in kinds.items()
+        if name not in body[part] or not isinstance(body[part][name], kind)
+    ]
+    fields += [f"scores.{k} as a number" for k, v in body["scores"].items() if not isinstance(v, int | float | None)]
+    return f"it lacks {', '.join(fields)}" if fields else ""
 
 
 def _not_a_record(path: Path, why: str) -> HeadcountError:

@@ -138,7 +138,8 @@ def _tidy(out: Path, keys: set[str]) -> None:
         if (out / f"{key}.json").exists():
             shutil.rmtree(running / key, ignore_errors=True)
             for left in (running / f"{key}.lock", out / f"{key}.json.part", out / f"{key}.npz.part", failure(out, key)):
-                left.unlink(missing_ok=True)
+                if left.exists():  # a read-only disk refuses even to remove what is not there
+                    left.unlink(missing_ok=True)
     with suppress(OSError):  # it is not there, or others are still at work in it
         running.rmdir()
 

@@ -126,6 +126,8 @@ class MLP(nn.Module):
 
     def __init__(self, inputs: int, *, hidden: int = 256, layers: int = 2, dropout: float = 0.0) -> None:
         super().__init__()
+        if hidden < 1 or layers < 0:
+            raise HeadcountError(f"an mlp has hidden from 1 and layers from 0, got hidden={hidden}, layers={layers}")
         widths = [inputs] + [hidden] * layers
         blocks: list[nn.Module] = [nn.Flatten()]
         for a, b in pairwise(widths):
@@ -179,5 +181,5 @@ def build_backbone(name: str, shape: tuple[int, ...], options: Mapping[str, Any]
         if isinstance(networks, bool) or not isinstance(networks, int) or networks < 1:
             raise HeadcountError(f"networks is a whole number from 1, got {networks!r}")
         return build(shape, **own) if networks == 1 else Networks([build(shape, **own) for _ in range(networks)])
-    except TypeError as e:
+    except (TypeError, RuntimeError) as e:  # torch's own word for a width below zero is a RuntimeError
         raise HeadcountError(f"backbone {name} cannot be built with {dict(options)}: {e}") from None

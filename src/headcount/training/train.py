@@ -88,6 +88,13 @@ def fit(
             if work and first and not state.midway:  # in the middle of an epoch there is nothing to go on from
                 state.save(work, progress)
             raise
+        except ValueError as e:
+            if "more than 1 value per channel" not in str(e):
+                raise
+            raise HeadcountError(
+                f"a step of {recipe.batch_bags} bags is down to one instance, and batch-norm cannot learn from one alone; "
+                "give larger or more bags (bag_size, train_bags), more of them a step (batch_bags), or another backbone or head"
+            ) from e
     model.load_state_dict({k: state.best[k] for k in model.state_dict()})  # all but what was only memory
     return Fit(model.eval(), progress, isinstance(state.encode, speed.Compiled) and not state.encode.failed)
 

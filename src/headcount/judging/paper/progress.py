@@ -26,7 +26,7 @@ def found(folder: Path) -> dict[Recipe, Record]:
     """The records of a folder by their recipe; none if there is no such folder yet. A data set that came in two versions is
     not averaged over them: the version with more records counts, and it is said that the others do not."""
     versions: dict[str, dict[str | None, list[Record]]] = {}
-    for record in files.load(folder) if folder.is_dir() else ():
+    for record in files.load(folder) if folder.exists() else ():
         data = versions.setdefault(record.recipe.source, {})
         data.setdefault(record.body["data"].get("checksum"), []).append(record)
     kept: list[Record] = []
@@ -52,6 +52,8 @@ def missing(wanted: Iterable[str], scale: Scale, records: Mapping[Recipe, Record
 
 
 def seconds_each(scale: Scale, records: Mapping[Recipe, Record]) -> float:
-    """What a run costs: the mean of those that were timed."""
-    timed = [r.body["provenance"]["seconds"] for r in records.values() if "provenance" in r.body]
+    """What a run costs: the mean of those of this scale that were timed; a folder may hold others, far shorter or longer."""
+    own = dict.fromkeys(r for item in items() for r in recipes(item, scale))
+    seconds = (records[r].body["provenance"].get("seconds") for r in own if r in records)
+    timed = [s for s in seconds if s is not None]
     return sum(timed) / len(timed) if timed else SECONDS[scale.name]

@@ -95,7 +95,7 @@ def build_head(name: str, dim: int, classes: int, options: Mapping[str, Any], co
             raise HeadcountError(f"option {option} of head {name} is a number, got {given!r}")
     try:
         return found(dim, classes, counted, **options)
-    except TypeError as e:
+    except (TypeError, ArithmeticError, RuntimeError) as e:  # a width below zero, a share for each of no heads
         raise HeadcountError(f"head {name} cannot be built with {dict(options)}: {e}") from None
 
 
