@@ -15,7 +15,7 @@ from headcount.judging.records import Record
 from headcount.training.recipe import Recipe
 
 REMOVALS = tuple(round(0.1 * k, 1) for k in range(1, 11))
-SKILL = {"count": 0.86, "output_mean": 0.74}
+SKILL = {"count": 0.86, "output_mean": 0.74, "tilt": 0.9}
 
 
 def pictures(classes: tuple[str, ...], count: int = 1000, seed: int = 0) -> Source:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headcount.errors import HeadcountError
+from headcount.judging.records import load
 
 ROOT = Path(__file__).parent.parent
 FILE = ROOT / "benchmarks" / "photographs.py"
@@ -117,6 +118,7 @@ def test_the_summary_in_the_repository_is_that_of_its_records(photographs):
         pytest.skip("no records yet")
     said = photographs.summary(folder)
     assert json.loads((folder / "summary.json").read_text()) == json.loads(json.dumps(said))
+    assert len(load(folder)) == len(list(folder.glob("*.json"))) - 1, "a report of the folder passes over the summary"
     told = (ROOT / "docs" / "tilt.md").read_text()
     for row in photographs.table(said).splitlines():
         assert row in told, "docs/tilt.md has another table than the records make"

@@ -20,6 +20,7 @@ from headcount.judging.select import rows
 from headcount.models.heads import HEADS
 from headcount.showing import gallery, plots, report, tables
 from headcount.showing.figures import figures
+from headcount.showing.names import own_names
 from headcount.training.recipe import Recipe
 from showing_factory import features, make_record, make_study, pictures
 
@@ -217,6 +218,24 @@ def test_twins_are_told_apart(tmp_path: Path, source: Source) -> None:
     page = report.render(made, "t", lambda _: source)
     assert 'id="overview"' in page
     assert page.count('class="number best"') == 4
+
+
+def test_of_many_methods_of_one_head_each_says_where_it_differs(tmp_path: Path, source: Source) -> None:
+    base = SMALL.but(head="tilt", options={"decay": 0.9, "own": 1.0})
+    tried = [
+        base,
+        *(base.but(options={**dict(base.options), k: v}) for k, v in (("own", 0.0), ("bag", 0.0), ("form", "one"))),
+    ]
+    made = [make_record(tmp_path, source, r) for r in [*tried, base.but(epochs=60)]]
+    made.append(make_record(tmp_path, source, base.but(scenario="large")))
+    names, remarks = own_names(rows(made))
+    assert set(names) == {"Tilt, epochs 30", "Tilt, epochs 60", "Tilt (own=0.0)", "Tilt (bag=0.0)", "Tilt (form=one)"}
+    assert names.count("Tilt, epochs 30") == 2, "one method has one name, whatever table it is in"
+    assert remarks == ["Tilt, where a row says nothing else: decay=0.9, own=1.0"]
+    assert remarks[0] in Page(report.render(made, "t", lambda _: source)).text
+    few, none = own_names(rows([r for r in made if r.recipe in tried[:3]]))
+    assert "Tilt (decay=0.9, own=1.0)" in few
+    assert not none
 
 
 def test_other_data_and_other_code_are_other_rows(tmp_path: Path, source: Source) -> None:

@@ -22,8 +22,8 @@ from headcount.judging import study as studies
 from headcount.judging.launch import Launcher, here, processes
 from headcount.judging.rays import agreed, ray_cluster
 from headcount.models.heads import HEADS, head_options
+from headcount.showing.names import own_names
 from headcount.showing.progress import epochs_bar, runs_bar
-from headcount.showing.tables import own_names
 from headcount.training.parallel import rank
 from headcount.training.recipe import Recipe
 from headcount.training.speed import COMPILE, device_for
@@ -111,15 +111,18 @@ def _count_failed(failed: dict[Recipe, BaseException], out: Path) -> None:
 
 def print_rows(rows: Iterable[select.Row]) -> None:
     """The table people came for, one for each source and scenario."""
-    for (source, scenario), group in groupby(sorted(rows, key=_where), key=_where):
+    rows = sorted(rows, key=_where)
+    names, remarks = own_names(rows)
+    for (source, scenario), group in groupby(zip(names, rows, strict=True), key=lambda named: _where(named[1])):
         table = Table(box=None, pad_edge=False)
         for name in (f"{source}, {scenario}", "runs", "instance accuracy", "bag accuracy", "consistency"):
             table.add_column(name, justify="right" if table.columns else "left", no_wrap=True)
-        group = list(group)
-        for name, row in zip(own_names(group), group, strict=True):
+        for name, row in group:
             cells = [_shown(*row.score(m)) for m in ("instance_accuracy", "bag_accuracy", "consistency_rate")]
             table.add_row(name, str(len(row.records)), *cells)
         console.print(table)
+    for remark in remarks:
+        console.print(remark, soft_wrap=True, markup=False, highlight=False)
 
 
 def _where(row: select.Row) -> tuple[str, str]:

@@ -99,6 +99,7 @@ class Record:
         return cls(body, path)
 
 
+_NO_RECORDS = (".failed.json", "summary.json")
 _PARTS = {"key": str, "recipe": dict, "data": dict, "fit": dict, "scores": dict, "provenance": dict}
 # what tables and pages read of the parts
 _FIELDS: dict[str, dict[str, Any]] = {
@@ -179,8 +180,8 @@ def _one_field_a_line(body: dict[str, Any]) -> str:
 
 
 def load(folder: Path | str) -> list[Record]:
-    """Every record in a folder, by key."""
+    """Every record in a folder, by key; what failed, and a summary that somebody made of them, are none."""
     folder = Path(folder)
     if not folder.is_dir():
         raise HeadcountError(f"no folder {folder}; give the --out of a study")
-    return [Record.read(p) for p in sorted(folder.glob("*.json")) if not p.name.endswith(".failed.json")]
+    return [Record.read(p) for p in sorted(folder.glob("*.json")) if not p.name.endswith(_NO_RECORDS)]

@@ -18,6 +18,7 @@ from headcount.judging.select import Row, rows
 from headcount.showing.canvas import method_colours
 from headcount.showing.figures import Group, figures
 from headcount.showing.gallery import Gallery, LoadSource, gallery, local_source
+from headcount.showing.names import own_names
 from headcount.showing.pages import page
 from headcount.showing.tables import METRICS, Cell, Line, Method, best_of, cell, facts, lines, methods
 
@@ -96,14 +97,17 @@ def render(records: Sequence[Record], title: str, load_source: LoadSource = loca
 
 
 def _sections(records: Sequence[Record]) -> list[Section]:
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows(records):
-        groups.setdefault((row.source, row.scenario), []).append(row)
-    ordered = {place: methods(members) for place, members in sorted(groups.items())}
+    made = rows(records)
+    names, remarks = own_names(made)
+    groups: dict[tuple[str, str], list[tuple[Row, str]]] = {}
+    for row, name in zip(made, names, strict=True):
+        groups.setdefault((row.source, row.scenario), []).append((row, name))
+    ordered = {place: methods(*zip(*members, strict=True)) for place, members in sorted(groups.items())}
     colours = method_colours(sorted({m.name for named in ordered.values() for m in named}))
     lean = sum(map(len, ordered.values())) > 60  # so many panels of curves weigh, and a reader wants the gist
     return [
-        _section(f"s{i}", *place, named, records, colours, lean) for i, (place, named) in enumerate(ordered.items(), 1)
+        _section(f"s{i}", *place, named, records, colours, lean, remarks)
+        for i, (place, named) in enumerate(ordered.items(), 1)
     ]
 
 
@@ -115,6 +119,7 @@ def _section(
     records: Sequence[Record],
     colours: dict[str, str],
     lean: bool,
+    remarks: list[str],
 ) -> Section:
     own = [r for r in records if (r.body["recipe"]["source"], r.body["recipe"]["scenario"]) == (source, scenario)]
     return Section(
@@ -123,7 +128,7 @@ def _section(
         scenario=scenario,
         best=best_of(named),
         facts=facts(own),
-        notes=sorted({note for r in own if (note := r.body["data"].get("note"))}),
+        notes=[*sorted({note for r in own if (note := r.body["data"].get("note"))}), *remarks],
         lines=lines(named),
         groups=figures(named, own, colours, slug, lean),
         methods=named,

@@ -9,6 +9,7 @@ from typing import Any
 
 from headcount.judging.records import Record
 from headcount.judging.select import Row
+from headcount.showing.names import own_names
 
 METRICS = {
     "instance_accuracy": "Instance accuracy",
@@ -59,29 +60,10 @@ class Method:
         return self.row.records[0].recipe.removal > 0
 
 
-def methods(rows: Sequence[Row]) -> list[Method]:
-    """Best first, oracles last; rows of one label are told apart by the recipe fields in which they differ."""
-    named = [Method(name, row) for name, row in zip(own_names(rows), rows, strict=True)]
+def methods(rows: Sequence[Row], names: Sequence[str] | None = None) -> list[Method]:
+    """Best first, oracles last, under these names or those they have among themselves."""
+    named = [Method(name, row) for name, row in zip(names or own_names(rows)[0], rows, strict=True)]
     return sorted(named, key=lambda m: (m.oracle, -m.accuracy if math.isfinite(m.accuracy) else math.inf, m.name))
-
-
-def own_names(rows: Sequence[Row]) -> list[str]:
-    """A name for each row that no other has."""
-    return [_own_name(row, [r for r in rows if r.label == row.label]) for row in rows]
-
-
-def _own_name(row: Row, twins: Sequence[Row]) -> str:
-    mine, *_ = values = [_decided(r.records[0]) for r in [row, *twins]]
-    own = [k for k in mine if any(v[k] != mine[k] for v in values)]
-    return ", ".join([row.label, *(f"{k.replace('_', ' ')} {mine[k]}" for k in own)])
-
-
-def _decided(record: Record) -> dict[str, Any]:
-    """All that can tell two rows of one label apart. What a label says of head and options is not said again, unless two
-    files name their heads alike."""
-    alike = ("fold", "seed", "removal", "head", "options")
-    values = {k: v for k, v in record.recipe.values.items() if k not in alike or (k == "head" and ":" in v)}
-    return {"head": "", **values, **{k: v[:8] for k, v in record.seen.items()}}
 
 
 def best_of(named: Sequence[Method]) -> Method:
