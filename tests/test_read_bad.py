@@ -264,7 +264,7 @@ ARRAYS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "objects": ([np.array([[{}]])], {"labels": [0]}, "bag '0' holds object; give numbers"),
     "complex": ([X + 1j], {"labels": [0]}, "bag '0' holds complex128"),
     "ragged": ([[[1, 2], [3]]], {"labels": [0]}, "is not an array"),
-    "nan": ([X, np.where(X == 5, np.nan, X)], {"labels": [0, 1]}, "row 9 .bag '1'. has a number that is not finite"),
+    "nan": ([X, np.where(X == 5, np.nan, X)], {"labels": [0, 1]}, "row 9 .bag '1'. has a number that is not finite; mend it"),
     "beyond float32": ([X, X * 1e300], {"labels": [0, 1]}, "row 7 .bag '1'. has a number that is not finite"),
     "float pictures": ([np.zeros((2, 4, 4, 3))], {"labels": [0]}, "pictures are uint8"),
     "four channels": ([np.zeros((2, 4, 4, 4), np.uint8)], {"labels": [0]}, "pictures are uint8 .N, H, W, 1 or 3."),

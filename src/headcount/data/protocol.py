@@ -194,7 +194,9 @@ def fill_bags(
         # the released code shuffles these with Python's numbers, which leaves the order of its own as it was
         (np.random.RandomState(c) if isinstance(rng, np.random.RandomState) else rng).shuffle(members)
         if counts[:, c].max() > len(members):
-            advice = "use smaller bags (--bag-size) or more data" if len(members) else "leave the class out, or bring some"
+            advice = (
+                "use smaller bags (--bag-size) or more data" if len(members) else "leave the class out, or bring some"
+            )
             raise HeadcountError(
                 f"class {source.classes[c]!r} has {len(members)} instances in the {split} part of {source.name}, "
                 f"a bag wants {counts[:, c].max()}; {advice}"

@@ -25,8 +25,8 @@ class Bad:
         self.skip, self.said = skip, list[str]()
 
     def say(self, message: str) -> None:
-        if not self.skip:
-            raise HeadcountError(message)
+        if not self.skip:  # who says nothing of what to do is helped
+            raise HeadcountError(message if ";" in message else f"{message}; mend it, or leave it out with skip_bad=")
         self.said.append(" ".join(message.split()))
 
     def rows(self, wrong: np.ndarray, message: Callable[[int], str]) -> np.ndarray:
