@@ -6,12 +6,11 @@ one campaign in one folder (on one card: with NVIDIA's multi-process service run
 
 from __future__ import annotations
 
-import fcntl
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from headcount.files import alone
 from headcount.judging import run as runs
 from headcount.judging.records import Record
 from headcount.training.recipe import Recipe
@@ -33,7 +32,7 @@ def campaign(
         if time.monotonic() - started + longest > 60 * minutes:
             print("time is up", flush=True)
             return
-        with _claimed(out / "running" / f"{recipe.key}.claim") as mine:
+        with alone(out / "running" / f"{recipe.key}.claim", wait=False) as mine:
             if not mine or done(recipe, out):
                 continue
             begun = time.monotonic()
@@ -49,19 +48,3 @@ def campaign(
 
 def done(recipe: Recipe, out: Path) -> bool:
     return (out / f"{recipe.key}.json").exists()
-
-
-@contextmanager
-def _claimed(file: Path) -> Iterator[bool]:
-    """Whether the run is ours to do: no other process is at it. A claim ends with its process, however that ends."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with open(file, "w") as f:
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-            file.unlink(missing_ok=True)
-            with suppress(OSError):  # others are still at work there
-                file.parent.rmdir()

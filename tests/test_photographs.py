@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headcount.errors import HeadcountError
+from headcount.files import alone
 from headcount.judging.records import load
 
 ROOT = Path(__file__).parent.parent
@@ -86,13 +87,12 @@ def test_errands_are_lines_of_scripts_and_know_what_is_missing(photographs, tmp_
     assert all(c[-2] == "--minutes" and float(c[-1]) <= 2 for c in called)
 
 
-def test_what_another_process_has_begun_is_passed_over(photographs, tmp_path):
-    from campaign import _claimed  # beside the script, whose folder is on the path
-
-    with _claimed(tmp_path / "running" / "a.claim") as mine, _claimed(tmp_path / "running" / "a.claim") as theirs:
+def test_what_another_process_has_begun_is_passed_over(tmp_path):
+    claim = tmp_path / "running" / "a.claim"
+    with alone(claim, wait=False) as mine, alone(claim, wait=False) as theirs:
         assert mine
         assert not theirs
-    with _claimed(tmp_path / "running" / "a.claim") as again:
+    with alone(claim, wait=False) as again:
         assert again
     assert not (tmp_path / "running").exists()
 

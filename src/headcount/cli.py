@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated
 
 import typer
 
 from headcount import __version__, commands_ask
 from headcount.cli_own import own
-from headcount.complaints import USERS_DISK, as_typed, complain, formatted, let_go_of_stdout, show_help
+from headcount.complaints import answer_for
 from headcount.errors import HeadcountError
 
 app = typer.Typer(
@@ -262,41 +260,8 @@ def data_import(
 commands_ask.register(app)  # predict, evaluate, explain, audit, export
 
 
-# -- one line for a user's mistake ------------------------------------------------------------------------------------------
-
-_UsageError: Any = typer.BadParameter.__mro__[1]  # wherever this version of typer keeps it
-
-
 def main() -> None:
-    """What was wrong, in one line, exit code 2; never a traceback for a user's mistake."""
-    cast(Any, warnings).formatwarning = formatted  # one line for ours
-    try:
-        code = app(standalone_mode=False)
-        sys.stdout.flush()  # a full disk is noticed here, not when the interpreter is half gone
-        if code == 130:  # what typer makes of a KeyboardInterrupt
-            raise KeyboardInterrupt
-    except _UsageError as e:
-        code = show_help(e) if type(e).__name__ == "NoArgsIsHelpError" else complain(e.format_message())
-    except HeadcountError as e:
-        code = complain(as_typed(str(e)))
-    except (KeyboardInterrupt, ImportError) as e:
-        if isinstance(e, ImportError) and not isinstance(e.__context__, KeyboardInterrupt):
-            raise  # else it was Ctrl-C while a library was loading
-        asking = sys.argv[1:2] in (["predict"], ["evaluate"], ["explain"], ["issues"], ["audit"], ["check"], ["export"])
-        code = complain("interrupted" if asking else "interrupted; the same command goes on where it stopped", 130)
-        eval(
-            "0"
-        )  # Ctrl-C inside an eval of text, as libraries do, makes CPython die by signal at its end; the next eval undoes it
-    except (typer.Abort, EOFError):
-        code = complain("aborted", 130)
-    except BrokenPipeError:
-        code = 141
-    except OSError as e:
-        if e.errno not in USERS_DISK:
-            raise
-        code = complain(f"{e.strerror}: {e.filename or 'while writing'}; {USERS_DISK[e.errno]}")
-    let_go_of_stdout()
-    sys.exit(code if isinstance(code, int) else 0)
+    answer_for(app)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,11 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from headcount.errors import HeadcountWarning
+import typer
+
+from headcount.errors import HeadcountError, HeadcountWarning
 
 if TYPE_CHECKING:
     from headcount.data.read import Reading
@@ -86,3 +88,37 @@ def let_go_of_stdout() -> None:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+_UsageError: Any = typer.BadParameter.__mro__[1]  # wherever this version of typer keeps it
+
+
+def answer_for(app: Callable[..., Any]) -> None:
+    """Run the command that was typed. What was wrong, in one line, exit code 2; never a traceback for a user's mistake."""
+    cast(Any, warnings).formatwarning = formatted  # one line for ours
+    try:
+        code = app(standalone_mode=False)
+        sys.stdout.flush()  # a full disk is noticed here, not when the interpreter is half gone
+        if code == 130:  # what typer makes of a KeyboardInterrupt
+            raise KeyboardInterrupt
+    except _UsageError as e:
+        code = show_help(e) if type(e).__name__ == "NoArgsIsHelpError" else complain(e.format_message())
+    except HeadcountError as e:
+        code = complain(as_typed(str(e)))
+    except (KeyboardInterrupt, ImportError) as e:
+        if isinstance(e, ImportError) and not isinstance(e.__context__, KeyboardInterrupt):
+            raise  # else it was Ctrl-C while a library was loading
+        asking = sys.argv[1:2] in (["predict"], ["evaluate"], ["explain"], ["issues"], ["audit"], ["check"], ["export"])
+        code = complain("interrupted" if asking else "interrupted; the same command goes on where it stopped", 130)
+        # Ctrl-C inside an eval of text, as libraries do, makes CPython die by signal at its end; the next eval undoes it
+        eval("0")
+    except (typer.Abort, EOFError):
+        code = complain("aborted", 130)
+    except BrokenPipeError:
+        code = 141
+    except OSError as e:
+        if e.errno not in USERS_DISK:
+            raise
+        code = complain(f"{e.strerror}: {e.filename or 'while writing'}; {USERS_DISK[e.errno]}")
+    let_go_of_stdout()
+    sys.exit(code if isinstance(code, int) else 0)

@@ -44,10 +44,12 @@ def write_whole(path: Path, fill: Callable[[IO[bytes]], Any]) -> None:
 
 
 @contextmanager
-def alone(lock: Path) -> Iterator[None]:
-    """One process at a time. The lock goes with its process, however that ends; its file goes when the work is done."""
+def alone(lock: Path, wait: bool = True) -> Iterator[bool]:
+    """One process at a time. The lock goes with its process, however that ends; its file goes when the work is done. Who does
+    not ``wait`` is told whether it is the one."""
     import fcntl
 
+    mine = True
     with ExitStack() as held:
         while True:
             if not lock.parent.is_dir():
@@ -57,12 +59,17 @@ def alone(lock: Path) -> Iterator[None]:
                     raise FileExistsError(f"{lock.parent} is a file, and a folder is needed there")
             with suppress(FileNotFoundError):  # whoever was here before us took the file away: ask again
                 f = held.enter_context(open(lock, "w"))
-                fcntl.flock(f, fcntl.LOCK_EX)
+                try:
+                    fcntl.flock(f, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    mine = False
+                    break
                 if os.path.samestat(os.fstat(f.fileno()), lock.stat()):
                     break
         try:
-            yield
+            yield mine
         finally:
-            lock.unlink(missing_ok=True)
-            with suppress(OSError):  # others are still at work there
-                lock.parent.rmdir()
+            if mine:
+                lock.unlink(missing_ok=True)
+                with suppress(OSError):  # others are still at work there
+                    lock.parent.rmdir()

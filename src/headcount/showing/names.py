@@ -9,7 +9,6 @@ from typing import Any
 from headcount.judging.records import Record
 from headcount.judging.select import Row
 from headcount.models.heads import HEADS, head_options
-from headcount.models.heads.base import Head
 
 MANY = 4  # methods of one head, from which on what most of them share is said once
 
@@ -45,17 +44,16 @@ def _labels(rows: Sequence[Row]) -> tuple[dict[str, str], list[str]]:
     remarks = []
     for name, head in HEADS.items():
         told = {r.label: dict(r.records[0].recipe.options) for r in rows if r.records[0].recipe.head == name}
-        if len(told) < MANY or head.named.__func__ is not Head.named.__func__:  # some heads have better names
+        if len(told) < MANY or "named" in vars(head):  # some heads have better names
             continue
         usual = head_options(name)
         whole = {label: {**usual, **options} for label, options in told.items()}
-        most = {k: Counter(repr(options[k]) for options in whole.values()).most_common(1)[0][0] for k in usual}
+        most = {k: Counter(options[k] for options in whole.values()).most_common(1)[0][0] for k in usual}
         found = {
-            label: Head.named.__func__(head, {k: v for k, v in options.items() if repr(v) != most[k]})
-            for label, options in whole.items()
+            label: head.named({k: v for k, v in options.items() if v != most[k]}) for label, options in whole.items()
         }
         if len(set(found.values())) == len(found):
             short |= found
-            shared = ", ".join(f"{k}={v.strip(chr(39))}" for k, v in most.items() if v != repr(usual[k]))
+            shared = ", ".join(f"{k}={v}" for k, v in most.items() if v != usual[k])
             remarks += [f"{head.title}, where a row says nothing else: {shared}"] if shared else []
     return short, remarks

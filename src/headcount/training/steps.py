@@ -71,8 +71,8 @@ class Training:
         self.answering = self.teacher or self.model
         self.encode = _encoder(compile, device.type)
         prefixes = dict.fromkeys(p for one in self.head.passes for p in one.trains)
-        if not any(True for _ in self.model.backbone.parameters()):
-            prefixes.pop("backbone", None)  # linear has nothing to learn
+        learned = [name for name, _ in self.model.named_parameters()]
+        prefixes = [prefix for prefix in prefixes if any(name.startswith(prefix) for name in learned)]
         self.optimizers = {prefix: optimizer_for(self.model, prefix, recipe, device) for prefix in prefixes}
         self.team, self.midway = parallel.team(device), False
         self.stream = stream.Stream(self) if recipe.chunk_instances else None
@@ -146,7 +146,7 @@ class Training:
 
     def update(self, one: Pass) -> None:
         for prefix in one.trains:
-            if prefix in self.optimizers:
+            if prefix in self.optimizers:  # a linear backbone has nothing to learn
                 self.optimizers[prefix].step()
         if self.teacher is not None and self.head.teacher is not None:
             average(self.teacher, self.model, pace(self.head.teacher, self.train.done * self.total))
