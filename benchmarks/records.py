@@ -2,6 +2,7 @@
 
     python benchmarks/records.py --out results/paper --source cifar10 --scenario various --minutes 9
     python benchmarks/records.py --out results/plain --precision tf32 --plain --only count      # beside the fast path
+    python benchmarks/records.py --out results/paper --only mpem --removal 0.3                  # one r on all folds
 
 Counting Network, without Count, Output+Mean (official and nll), then MPEM for every removal, five folds each, 1,500 epochs
 of the paper's recipe with the fast path's precision. Stops starting runs when the minutes are over; goes on next time.
@@ -16,12 +17,15 @@ from pathlib import Path
 
 from campaign import campaign
 
+from headcount.errors import choose
 from headcount.judging.scores import REMOVALS
 from headcount.training import speed
 from headcount.training.recipe import Recipe
 
 
-def wanted(source: str, scenario: str, precision: str, epochs: int, only: str = "") -> list[Recipe]:
+def wanted(
+    source: str, scenario: str, precision: str, epochs: int, only: str = "", removals: tuple[float, ...] = REMOVALS
+) -> list[Recipe]:
     base = Recipe(source=source, scenario=scenario, precision=precision, epochs=epochs)
     methods = {
         "count": base,
@@ -31,7 +35,7 @@ def wanted(source: str, scenario: str, precision: str, epochs: int, only: str = 
     }
     chosen = only.split(",") if only else [*methods, "mpem"]
     recipes = [method.but(fold=fold) for name, method in methods.items() if name in chosen for fold in range(5)]
-    return recipes + [base.but(fold=f, removal=r) for f in range(5) for r in REMOVALS if "mpem" in chosen]
+    return recipes + [base.but(fold=f, removal=r) for f in range(5) for r in removals if "mpem" in chosen]
 
 
 def main() -> None:
@@ -42,13 +46,15 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--epochs", type=int, default=1500)
     parser.add_argument("--only", default="", help="count, without, nll, official, mpem: some of them, with commas")
+    parser.add_argument("--removal", default="", help="some of MPEM's r, with commas")
     parser.add_argument("--plain", action="store_true", help="neither compiled nor captured")
     parser.add_argument("--minutes", type=float, default=9.0)
     args = parser.parse_args()
+    removals = tuple(float(choose("r", r, list(map(str, REMOVALS)))) for r in args.removal.split(",") if r) or REMOVALS
     recipes = (
         recipe
         for scenario in args.scenario.split(",")
-        for recipe in wanted(args.source, scenario, args.precision, args.epochs, args.only)
+        for recipe in wanted(args.source, scenario, args.precision, args.epochs, args.only, removals)
     )
     with plainly() if args.plain else nullcontext():
         campaign(((str(r), r) for r in recipes), args.out, args.minutes, compile="off" if args.plain else "auto")
