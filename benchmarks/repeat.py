@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 import torch._inductor.config
 from compare import PAPER, SMALL, made
-from photographs import BEST
+from lines import BEST
 
 from headcount.bags import Bags
 from headcount.judging.run import fresh_model

@@ -13,12 +13,13 @@ import argparse
 import gc
 import json
 import platform
+import re
 import time
 from contextlib import contextmanager
 
 import numpy as np
 import torch
-from photographs import BEST
+from lines import BEST
 
 from headcount.bags import Bags, Pool
 from headcount.judging.run import fresh_model
@@ -121,10 +122,28 @@ def _searched(precision: str, device: torch.device) -> None:
     torch.backends.cudnn.benchmark = True
 
 
+KINDS = {  # of kernels, by their names; the first that fits
+    "convolutions forward": "fprop|convolve_common",
+    "convolutions, gradient of the input": "dgrad",
+    "convolutions, gradient of the weights": "wgrad|workspace",
+    "the stem's operation": "^(dealt|pool|weights|moments|sums)$|_stem",
+    "matrix products": "nvjet|gemm",
+    "batch-norms, ReLUs, additions": "triton",
+    "optimizer": "multi_tensor",
+    "copies, sums and the rest": "",
+}
+
+
 def profile(state: steps.Training, at: int) -> str:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as prof:
         float(state.train_epoch(at))
-    return prof.key_averages().table(sort_by="cuda_time_total", row_limit=60, max_name_column_width=110)
+    found = prof.key_averages()
+    kinds: dict[str, float] = {}
+    for event in found:
+        kind = next(kind for kind, pattern in KINDS.items() if re.search(pattern, event.key))
+        kinds[kind] = kinds.get(kind, 0.0) + event.self_device_time_total / 1e3
+    said = "\n".join(f"{kind:45} {ms:7.2f} ms" for kind, ms in sorted(kinds.items(), key=lambda pair: -pair[1]))
+    return f"{found.table(sort_by='cuda_time_total', row_limit=60, max_name_column_width=110)}\n{said}"
 
 
 def main() -> None:

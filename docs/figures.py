@@ -8,6 +8,7 @@ from pathlib import Path
 
 from headcount.judging import records, select
 from headcount.showing import canvas, plots
+from headcount.training.recipe import Recipe
 
 ROOT = Path(__file__).parent.parent
 
@@ -20,9 +21,14 @@ def main() -> None:
     paper()
     rows = [r for r in select.rows(records.load(ROOT / "results" / "paper")) if len(r.records) == 5]
     rows = [r for r in rows if (r.source, r.scenario) == ("cifar10", "various")]
-    scores = {r.label: [record.scores["instance_accuracy"] for record in r.records] for r in rows}
+    scores = {_named(r.records[0].recipe): [record.scores["instance_accuracy"] for record in r.records] for r in rows}
+    scores = dict(sorted(scores.items(), key=lambda pair: -sum(pair[1])))
     figure = plots.accuracy_dots(scores, plots.method_colours(list(scores)))
     plots.save(figure, ROOT / "docs" / "img" / "cifar10_various.svg")
+
+
+def _named(recipe: Recipe) -> str:
+    return f"{recipe.label}, r = {recipe.removal:g}" if recipe.removal else recipe.label
 
 
 def paper() -> None:

@@ -45,9 +45,11 @@ def test_a_campaign_goes_on_and_is_summed_up(photographs, tmp_path, monkeypatch)
     assert first.stdout.count("instance 0.") == 4, first.stdout + first.stderr
     again = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert not again.stdout, "nothing is run twice"
-    plain = photographs.line
+    import scoreboard
+
+    plain = scoreboard.line
     monkeypatch.setattr(
-        photographs, "line",
+        scoreboard, "line",
         lambda name, source, scenario, fold: photographs.changed(plain(name, "digits", scenario, fold), small),
     )  # fmt: skip
     said = photographs.summary(tmp_path)
