@@ -36,6 +36,7 @@ def _epochs(times: float) -> int:
 
 
 STEM = BEST.but(backbone="resnet18")
+BARE = STEM.but(views="none", mirror=False)  # far fewer epochs than the paper's: what is seen unchanged is soon known by heart
 AUGMENTED = PAPER.but(views="image", mirror=True)  # flips and shifts, for those who ask for one view
 GROUPS: dict[str, dict[str, Recipe]] = {
     "main": {"best": BEST},
@@ -74,7 +75,8 @@ GROUPS: dict[str, dict[str, Recipe]] = {
         "200 epochs": BEST.but(epochs=200),
     },
     "footing": {  # the paper's stem: without augmentation and with it
-        "paper's stem, nothing else: tilt": PAPER.but(head="tilt", options=BEST.options),
+        "paper's stem, nothing else: tilt": BARE,
+        "paper's stem, nothing else: supervised twin": BARE.but(head="supervised", options={**TWIN, "views": 1}),
         "paper's stem, augmented: tilt": STEM,
         **{
             f"paper's stem, augmented{how}: {name}": recipe.but(head=head, options=options)
