@@ -54,10 +54,12 @@ PHASES = {
 }  # and an epoch that lies in each
 
 
-def build(of: str, precision: str, compile: str, device: torch.device) -> steps.Training:
+def build(
+    of: str, precision: str, compile: str, device: torch.device, sizes: tuple[int, int] = (400, 100)
+) -> steps.Training:
     rng = np.random.default_rng(0)
     pool = Pool(rng.integers(0, 256, (60_000, 32, 32, 3), dtype=np.uint8)).to(device)
-    bags = [random_bags(pool, n, rng).to(device) for n in (400, 100)]
+    bags = [random_bags(pool, n, rng).to(device) for n in sizes]
     recipe = RECIPES[of].but(source="digits", precision=precision)  # never loaded: the pixels are random
     return steps.Training(fresh_model(recipe, bags[0]).to(device), *bags, recipe, compile)
 
