@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headcount.judging.records import Record
@@ -17,25 +17,39 @@ def own_names(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
     """A name for each row, and what the names leave out. Rows of one label in one table are told apart by the recipe fields in
     which they differ; where a method needs a field in one table, it has it in all."""
     short, remarks = _labels(rows)
-    fields: dict[str, dict[str, None]] = {}
-    for row in rows:
-        twins = [r for r in rows if (r.label, r.source, r.scenario) == (row.label, row.source, row.scenario)]
-        mine, *_ = values = [_decided(r.records[0]) for r in [row, *twins]]
-        fields.setdefault(row.label, {}).update({k: None for k in mine if any(v[k] != mine[k] for v in values)})
-    return [", ".join([short[row.label], *_said(row, fields[row.label])]) for row in rows], remarks
+    names = [""] * len(rows)
+    for label in short:
+        told = {i: _decided(row.records[0]) for i, row in enumerate(rows) if row.label == label}
+        tables: dict[tuple[str, str], list[dict[str, str]]] = {}
+        for i, values in told.items():
+            tables.setdefault((rows[i].source, rows[i].scenario), []).append(values)
+        differ = [k for k in next(iter(told.values())) if any(len({v[k] for v in t}) > 1 for t in tables.values())]
+        usual: dict[str, str] = {}
+        if len({tuple(values[k] for k in differ) for values in told.values()}) >= MANY:
+            usual = {k: Counter(values[k] for values in told.values()).most_common(1)[0][0] for k in differ}
+            remarks.append(f"{short[label]}, where a row says nothing else: {_listed(usual)}")
+        for i, values in told.items():
+            own = _listed({k: values[k] for k in differ if values[k] != usual.get(k)})
+            names[i] = f"{short[label]}, {own}" if own else short[label]
+    return names, remarks
 
 
-def _said(row: Row, fields: dict[str, None]) -> list[str]:
-    mine = _decided(row.records[0])
-    return [f"{k.replace('_', ' ')} {v}" for k, v in mine.items() if k in fields]
+def _listed(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{field.replace('_', ' ')} {value or 'none'}" for field, value in values.items())
 
 
-def _decided(record: Record) -> dict[str, Any]:
+def _shown(value: Any) -> str:
+    """A recipe's value as one writes it: an empty dictionary is nothing."""
+    return " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, Mapping) else str(value)
+
+
+def _decided(record: Record) -> dict[str, str]:
     """All that can tell two rows of one label apart. What a label says of head and options is not said again, unless two
     files name their heads alike."""
     alike = ("fold", "seed", "removal", "head", "options", "source", "scenario")
     values = {k: v for k, v in record.recipe.values.items() if k not in alike or (k == "head" and ":" in v)}
-    return {"head": "", **values, **{k: v[:8] for k, v in record.seen.items()}}
+    values = {"head": "", **values, **{k: v[:8] for k, v in record.seen.items()}}
+    return {k: _shown(v) for k, v in values.items()}
 
 
 def _labels(rows: Sequence[Row]) -> tuple[dict[str, str], list[str]]:
