@@ -121,8 +121,8 @@ def print_rows(rows: Iterable[select.Row]) -> None:
             cells = [_shown(*row.score(m)) for m in ("instance_accuracy", "bag_accuracy", "consistency_rate")]
             table.add_row(name, str(len(row.records)), *cells)
         console.print(table)
-    for remark in remarks:
-        console.print(remark, soft_wrap=True, markup=False, highlight=False)
+    for who, what in remarks.items():
+        console.print(f"{who}, {what}", soft_wrap=True, markup=False, highlight=False)
 
 
 def _where(row: select.Row) -> tuple[str, str]:

@@ -42,12 +42,12 @@ def figures(
     named: Sequence[Method], records: Sequence[Record], colours: Mapping[str, str], slug: str, lean: bool = False
 ) -> list[Group]:
     """Every group of figures that these records can fill; ``lean`` for a page of many sections: means and samples."""
-    asked = _asked(named)
+    who, asked = _asked(named)
     made = (
         _comparison(named, colours, slug),
         _curves(named, colours, slug, lean),
         _sweeps(named, records, slug),
-        _removal(asked, slug),
+        _removal(who, asked, slug),
         scatters(asked, slug, 120 if lean else 2000),
         _confusion(best_of(named), slug),
     )
@@ -160,15 +160,15 @@ def _needed(record: Record) -> list[tuple]:
     return [(needed, *record.seen.values()) for needed in record.recipe.needs]
 
 
-def _asked(named: Sequence[Method]) -> list[Record]:
-    """The runs that MPEM asked whom to remove; where it did not run, those of the best Counting Network."""
+def _asked(named: Sequence[Method]) -> tuple[str, list[Record]]:
+    """Whom MPEM asked, and the runs that it asked; where it did not run, those of the best Counting Network."""
     needed = {run for m in named if m.removes for r in m.row.records for run in _needed(r)}
     plain = [m for m in named if m.row.records[0].body.get("sweep")]
     plain.sort(key=lambda m: (_run(m.row.records[0]) not in needed, m.row.records[0].recipe.head != "count"))
-    return [r for r in plain[0].row.records if r.body.get("sweep")] if plain else []
+    return (plain[0].name, [r for r in plain[0].row.records if r.body.get("sweep")]) if plain else ("", [])
 
 
-def _removal(asked: Sequence[Record], slug: str) -> Group:
+def _removal(who: str, asked: Sequence[Record], slug: str) -> Group:
     sweeps = [r.body["sweep"] for r in asked]
     sweeps = [s for s in sweeps if s["removal"] == sweeps[0]["removal"]]
     panels = []
@@ -191,8 +191,7 @@ def _removal(asked: Sequence[Record], slug: str) -> Group:
                 _inline(plots.agreement(removal, agree, control), f"{slug}-agreement", label),
             )
         )
-    who = asked[0].label if asked else ""
-    text = f"Asked of the {who}, measured on its training bags with the instance labels that it never saw."
+    text = f"Asked of {who}, measured on its training bags with the instance labels that it never saw."
     return Group("Whom MPEM removes", text, "wide", tuple(panels))
 
 

@@ -9,15 +9,16 @@ from typing import Any
 from headcount.judging.records import Record
 from headcount.judging.select import Row
 from headcount.models.heads import HEADS, head_options
+from headcount.training.recipe import Recipe
 
 MANY = 4  # methods of one head, from which on what most of them share is said once
 
 
-def own_names(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
-    """A name for each row, and what the names leave out. Rows of one label in one table are told apart by the recipe fields in
-    which they differ; where a method needs a field in one table, it has it in all."""
+def own_names(rows: Sequence[Row]) -> tuple[list[str], dict[str, str]]:
+    """A name for each row, and by the beginnings of names what they leave out. Rows of one label in one table are told apart by
+    the recipe fields in which they differ; where a method needs a field in one table, it has it in all."""
     short, remarks = _labels(rows)
-    names = [""] * len(rows)
+    names, plain = [""] * len(rows), {k: _shown(v) for k, v in Recipe().values.items()}
     for label in short:
         told = {i: _decided(row.records[0]) for i, row in enumerate(rows) if row.label == label}
         tables: dict[tuple[str, str], list[dict[str, str]]] = {}
@@ -27,7 +28,9 @@ def own_names(rows: Sequence[Row]) -> tuple[list[str], list[str]]:
         usual: dict[str, str] = {}
         if len({tuple(values[k] for k in differ) for values in told.values()}) >= MANY:
             usual = {k: Counter(values[k] for values in told.values()).most_common(1)[0][0] for k in differ}
-            remarks.append(f"{short[label]}, where a row says nothing else: {_listed(usual)}")
+            shared = _listed({k: v for k, v in usual.items() if v != plain.get(k)})
+            before = remarks.get(short[label], "where a row says nothing else")
+            remarks |= {short[label]: f"{before}{', ' if ':' in before else ': '}{shared}"} if shared else {}
         for i, values in told.items():
             own = _listed({k: values[k] for k in differ if values[k] != usual.get(k)})
             names[i] = f"{short[label]}, {own}" if own else short[label]
@@ -52,10 +55,10 @@ def _decided(record: Record) -> dict[str, str]:
     return {k: _shown(v) for k, v in values.items()}
 
 
-def _labels(rows: Sequence[Row]) -> tuple[dict[str, str], list[str]]:
+def _labels(rows: Sequence[Row]) -> tuple[dict[str, str], dict[str, str]]:
     """Every label, or a shorter one: of many methods of one head each says only where it differs from most of them."""
     short = {row.label: row.label for row in rows}
-    remarks = []
+    remarks = {}
     for name, head in HEADS.items():
         told = {r.label: dict(r.records[0].recipe.options) for r in rows if r.records[0].recipe.head == name}
         if len(told) < MANY or "named" in vars(head):  # some heads have better names
@@ -69,5 +72,5 @@ def _labels(rows: Sequence[Row]) -> tuple[dict[str, str], list[str]]:
         if len(set(found.values())) == len(found):
             short |= found
             shared = ", ".join(f"{k}={v}" for k, v in most.items() if v != usual[k])
-            remarks += [f"{head.title}, where a row says nothing else: {shared}"] if shared else []
+            remarks |= {head.title: f"where a row says nothing else: {shared}"} if shared else {}
     return short, remarks

@@ -119,8 +119,9 @@ def _section(
     records: Sequence[Record],
     colours: dict[str, str],
     lean: bool,
-    remarks: list[str],
+    remarks: dict[str, str],
 ) -> Section:
+    left_out = [f"{who}, {what}" for who, what in remarks.items() if any(m.name.startswith(who) for m in named)]
     own = [r for r in records if (r.body["recipe"]["source"], r.body["recipe"]["scenario"]) == (source, scenario)]
     return Section(
         slug=slug,
@@ -128,7 +129,7 @@ def _section(
         scenario=scenario,
         best=best_of(named),
         facts=facts(own),
-        notes=[*sorted({note for r in own if (note := r.body["data"].get("note"))}), *remarks],
+        notes=[*sorted({note for r in own if (note := r.body["data"].get("note"))}), *left_out],
         lines=lines(named),
         groups=figures(named, own, colours, slug, lean),
         methods=named,
