@@ -270,7 +270,7 @@ class TiltHead(Head):
         prior = tilt.prior_of(self.mix, labels).float().clamp_min(1e-30)
         lean = tilt.leaning(rows, self.mix, labels) * prior  # the shares of all bags of this label
         mine = self.found[bag]
-        mine = torch.where(mine.sum(1, keepdim=True) > 0.5, crowned(mine, rows), lean)
+        mine = torch.where(mine.sum(1, keepdim=True) > 0.5, crowned(mine, rows, self.counted), lean)
         q = (log_p + (((1 - self.own) * lean + self.own * mine) / prior).clamp_min(1e-30).log()).softmax(1)
         heavy = weight[:, None]
         sums = _by_bag(torch.cat([(heavy > 0).to(q.dtype), heavy, heavy * q, heavy * lean], 1), bag, len(self.found))
