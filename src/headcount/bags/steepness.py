@@ -55,10 +55,11 @@ def least_share(size: int, classes: int) -> float:
     return float(expected / size)
 
 
-def size_of(segments: Segments) -> float:
-    """How many instances a bag has on average. A weight of two stands for two of them; weights that are shares of a bag, all
-    below one, make no bag smaller."""
-    return float(torch.maximum(segments.total(), segments.instances()).double().mean())
+def size_of(segments: Segments, target: Tensor) -> float:
+    """How many instances a bag with a label has on average: loose instances, given as bags of one without, are no elections.
+    A weight of two stands for two of them; weights that are shares of a bag, all below one, make no bag smaller."""
+    size, told = torch.maximum(segments.total(), segments.instances()).double(), target.sum(1) > 0
+    return float(size[told].mean() if bool(told.any()) else size.mean())
 
 
 def floor(size: float, classes: int, counted: Tensor | None = None) -> float:
@@ -183,7 +184,7 @@ def estimate(
         raise HeadcountError("no bag has a label, so there is no tilt to estimate; give at least one labelled bag")
     rows = segments.spread(target.double())
     rows = rows if segments.weight is None else rows * segments.weight.double()[:, None]
-    size = size_of(segments)
+    size = size_of(segments, target)
     least = floor(size, classes, counted)
     labels = labels_of(rows.sum(0), counted)
     guess = first_guess(size, classes) if start is None else start

@@ -136,6 +136,9 @@ class TiltHead(Head):
             self.pace = min(0.5, bags / max(1.0, 2 * instances * self.networks))
             self.register_buffer("found", torch.zeros(bags, self.classes))  # shares of each training bag
 
+    def meet(self, size: float) -> None:
+        self._begin(size)
+
     def _begin(self, size: float) -> None:
         """What is believed of bags of this size before anything is seen."""
         self.least.fill_(steepness.floor(size, self.classes, self.counted))
