@@ -102,6 +102,16 @@ def test_least_share_is_that_of_bags_filled_by_lot(size, classes):
     assert min(steepness.least_share(size, classes), 0.999) <= steepness.first_guess(size, classes) < 1
 
 
+@pytest.mark.parametrize(("classes", "too_much"), [(2, 0.01), (10, 0.05), (100, 0.26)])
+def test_least_share_of_large_bags_is_a_little_too_large(classes, too_much):
+    """Of many votes the largest count leads by the expected largest of C normal numbers times the root of S / C."""
+    x = torch.linspace(-8, 8, 4001, dtype=torch.float64)
+    upto = torch.special.ndtr(x) ** classes
+    top = float(((x[1:] + x[:-1]) / 2 * upto.diff()).sum())
+    excess = (steepness.least_share(10**6, classes) - 1 / classes) * 1000 * math.sqrt(classes)
+    assert -0.01 < excess / top - 1 < too_much
+
+
 def test_condition():
     even = torch.full((4,), 0.25)
     assert tilt.Tilt(torch.eye(4), even).condition == pytest.approx(1)

@@ -41,7 +41,7 @@ def least_share(size: int, classes: int) -> float:
     >>> round(least_share(2, 2), 3), round(least_share(24, 10), 3), round(least_share(64, 10), 3)
     (0.75, 0.209, 0.165)
     """
-    if size > 128:  # the excess over 1/C fades with the root of the size
+    if size > 128:  # the excess over 1/C fades with the root of the size; at first a little faster
         return 1 / classes + (least_share(128, classes) - 1 / classes) * math.sqrt(128 / size)
     mean = size / classes  # independent Poisson counts, given that they add up to the size, are a bag filled by lot
     law = np.array([math.exp(j * math.log(mean) - mean - math.lgamma(j + 1)) for j in range(size + 1)])
