@@ -70,6 +70,46 @@ def test_weights_that_are_alike_change_no_interval(weight):
         torch.testing.assert_close(getattr(one, name), getattr(other, name))
 
 
+@pytest.mark.parametrize("weight", [0.01, 3.0, 100.0])
+def test_weights_that_are_alike_change_nothing_of_what_is_heard(weight):
+    z, made, _ = world(3, bags=40)
+    log_p, plain = z.log_softmax(1), made.segments()
+    heavy = plain.weighted(torch.full((len(z),), weight))
+    one, other = (how_alike(log_p, s, EVEN.expand(40, -1), EVEN) for s in (plain, heavy))
+    assert one[0] == other[0]  # the census counts instances, and so must what it is told of bags
+    torch.testing.assert_close(one[1], other[1], rtol=1e-4, atol=1e-4)
+    one, other = (heard(log_p, s, EVEN, 2.0).exp() for s in (plain, heavy))
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_a_class_that_is_not_counted_may_be_larger_than_the_label():
+    rng = np.random.default_rng(0)
+    counts = np.stack([rng.multinomial(30, t) for t in rng.dirichlet([6, 2, 2], 60)])  # class 0 is background
+    y = np.concatenate([np.repeat(np.arange(3), row) for row in counts])
+    x = rng.normal(size=(len(y), 3))
+    x[np.arange(len(y)), y] += 2.5
+    labels = 1 + counts[:, 1:].argmax(1)
+    made = Bags.of(Pool(x.astype(np.float32)), sizes=[30] * 60, labels=labels, classes=3, counted=[False, True, True])
+    z = torch.tensor(2.5 * x + np.log(counts.mean(0)))
+    found = shares.count(shares.learn_context(z, made), z, made)
+    real = torch.from_numpy(counts / 30).float()
+    assert float((found.share - real).abs().mean()) < 0.04  # 0.12 if background had to stay below the label's class
+    inside = (real >= found.low - 1e-6) & (real <= found.high + 1e-6)
+    assert float(inside.float().mean()) > 0.85
+
+
+def test_crowned_with_a_class_that_is_not_counted():
+    share, target, counted = torch.tensor([[0.2, 0.3, 0.5]]), torch.eye(3)[:1], torch.tensor([True, True, False])
+    torch.testing.assert_close(crowned(share, target, counted), torch.tensor([[0.25, 0.25, 0.5]]))
+
+
+def test_a_tie_crowns_neither_of_its_winners():
+    log_p = torch.full((200, 2), 0.5).log()
+    tied, even = torch.full((20, 2), 0.5), Tilt(mix_of(0.5, 2), torch.ones(2) / 2)
+    found = census(log_p, Segments.from_sizes([10] * 20), tied, even, 4.0, torch.Generator().manual_seed(0))
+    assert abs(float(found.share[:, 0].mean()) - 0.5) < 0.02  # 0.7 if only the first of them might be the largest
+
+
 def test_shares_against_a_loop():
     rng = np.random.default_rng(0)
     p, sizes, prior = rng.dirichlet(np.ones(3), 7), [3, 4], np.array([0.2, 0.3, 0.5])

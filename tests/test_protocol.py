@@ -157,6 +157,8 @@ def test_official_needs_a_multiple_of_ten():
 def test_tie_rules():
     counts, _ = many(10, "small", 2000, tie="reject")
     assert ((counts == counts.max(1, keepdims=True)).sum(1) == 1).all()
+    counts, _ = many(2, "large", 400, tie="reject", bag_size=4)  # where law A cannot go
+    assert (counts[:, 0] != counts[:, 1]).all()
     tied = np.array([[3, 5, 5, 1]] * 400)
     drawn = label_of(tied, "random", np.random.default_rng(0))
     assert set(drawn) == {1, 2}

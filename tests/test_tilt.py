@@ -102,6 +102,16 @@ def test_least_share_is_that_of_bags_filled_by_lot(size, classes):
     assert min(steepness.least_share(size, classes), 0.999) <= steepness.first_guess(size, classes) < 1
 
 
+@pytest.mark.parametrize(("classes", "too_much"), [(2, 0.01), (10, 0.05), (100, 0.26)])
+def test_least_share_of_large_bags_is_a_little_too_large(classes, too_much):
+    """Of many votes the largest count leads by the expected largest of C normal numbers times the root of S / C."""
+    x = torch.linspace(-8, 8, 4001, dtype=torch.float64)
+    upto = torch.special.ndtr(x) ** classes
+    top = float(((x[1:] + x[:-1]) / 2 * upto.diff()).sum())
+    excess = (steepness.least_share(10**6, classes) - 1 / classes) * 1000 * math.sqrt(classes)
+    assert -0.01 < excess / top - 1 < too_much
+
+
 def test_condition():
     even = torch.full((4,), 0.25)
     assert tilt.Tilt(torch.eye(4), even).condition == pytest.approx(1)
@@ -226,6 +236,17 @@ def test_background_may_be_the_largest():
     found = steepness.estimate(p, Segments.from_sizes([30] * 300), torch.eye(4)[label], counted=counted)
     assert abs(found.mix[:3].numpy() - true).max() < 0.04
     assert found.labels[3] == 0
+
+
+def test_loose_instances_without_a_label_are_no_bags_filled_by_lot():
+    rng = np.random.default_rng(0)
+    counts = np.stack([rng.multinomial(64, t) for t in rng.dirichlet(np.full(10, 8.0), 100)])
+    y = torch.from_numpy(np.concatenate([np.repeat(np.arange(10), row) for row in counts]))
+    p, label = torch.eye(10)[y], torch.eye(10)[torch.from_numpy(counts.argmax(1))]
+    alone = steepness.estimate(p, Segments.from_sizes([64] * 100), label)
+    p, label = torch.cat([p, torch.full((2000, 10), 0.1)]), torch.cat([label, torch.zeros(2000, 10)])
+    beside = steepness.estimate(p, Segments.from_sizes([64] * 100 + [1] * 2000), label)
+    near(beside.mix, alone.mix, 1e-6)  # the share was 0.38 where it is 0.19: that of bags of four filled by lot
 
 
 def test_weights_removal_and_unlabelled_bags():

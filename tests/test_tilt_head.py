@@ -393,6 +393,15 @@ def test_the_trust_is_checkpointed_and_no_part_of_the_model():
 # -- the estimate -------------------------------------------------------------------------------------------------------------
 
 
+def test_loose_instances_without_a_label_do_not_raise_the_least_share():
+    pool = Pool(np.random.default_rng(0).normal(size=(116, 4)).astype(np.float32))
+    bags = Bags.of(pool, sizes=[16] * 4 + [1] * 52, labels=[0, 1, 2, 0] + [-1] * 52, classes=3)
+    design = Design((4,), bags.classes, "linear", head="tilt")
+    state = Training(Model(design), bags, bags, TINY.but(backbone="linear"))
+    assert float(state.head.least) == steepness.least_share(16, 3)
+    assert float(state.head.mix[0, 0]) == pytest.approx(steepness.first_guess(16, 3))
+
+
 def test_the_mix_settles_when_training_goes_on():
     """Validation fills the heap and moves nothing; the next training batch lets the mix settle, once."""
     head, z, batch = head_of(teach=0), logits(scale=4.0), batch_of()

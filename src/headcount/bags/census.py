@@ -78,6 +78,7 @@ def heard(log_p: Tensor, segments: Segments, prior: Tensor, alike: float) -> Ten
     >>> heard(torch.tensor([[0.9, 0.1]]).log(), Segments.from_sizes([1]), half, alike=1.0).exp()
     tensor([[0.9000, 0.1000]])
     """
+    segments = _even(segments)
     centre = prior.expand(segments.bags, -1)
     share = shares_of(log_p, segments, centre, prior, alike)
     own = in_context(log_p, segments, share, prior).exp()
@@ -88,8 +89,9 @@ def heard(log_p: Tensor, segments: Segments, prior: Tensor, alike: float) -> Ten
     return torch.where(segments.removed[:, None], log_p, (log_p + lean).log_softmax(1))
 
 
-def crowned(share: Tensor, target: Tensor) -> Tensor:
-    """(B, C) the nearest shares in which the label's class is the largest: whoever exceeds it is levelled with it.
+def crowned(share: Tensor, target: Tensor, counted: Tensor | None = None) -> Tensor:
+    """(B, C) the nearest shares in which the label's class is the largest: whoever exceeds it is levelled with it. A class that
+    is not ``counted`` (C,) is nobody's rival, and may.
 
     >>> crowned(torch.tensor([[0.2, 0.5, 0.3]]), torch.tensor([[1.0, 0.0, 0.0]]))
     tensor([[0.3500, 0.3500, 0.3000]])
@@ -98,17 +100,19 @@ def crowned(share: Tensor, target: Tensor) -> Tensor:
     """
     label = target.argmax(1, keepdim=True)
     own = share.gather(1, label)
-    ranked = share.scatter(1, label, -1.0).sort(1, descending=True).values[:, :-1]  # the others
+    rivals = share if counted is None else share.masked_fill(~counted, -1.0)
+    ranked = rivals.scatter(1, label, -1.0).sort(1, descending=True).values[:, :-1]  # the others
     members = torch.arange(2, share.shape[1] + 1, device=share.device)
     level = torch.maximum(((own + ranked.cumsum(1)) / members).amax(1, keepdim=True), own)
-    found = torch.minimum(share, level).scatter(1, label, level)
+    found = torch.minimum(share, level)
+    found = (found if counted is None else torch.where(counted, found, share)).scatter(1, label, level)
     return torch.where(target.sum(1, keepdim=True) > 0, found, share)
 
 
 def halves_gain(log_p: Tensor, segments: Segments, centre: Tensor, prior: Tensor, alike: float) -> Tensor:
     """(B,) does one half of a bag tell something of the other? The gain in log P(x) of each bag's instances, when its shares
     are estimated from the other half, over the shares of its centre. Needs no label at all."""
-    place = torch.zeros_like(segments.index)
+    segments, place = _even(segments), torch.zeros_like(segments.index)
     order = segments.index.argsort(stable=True)
     place[order] = torch.arange(len(order), device=order.device)
     odd = (place % 2).bool()
@@ -137,6 +141,7 @@ def census(
     alike: float | Tensor,
     generator: torch.Generator,
     *,
+    counted: Tensor | None = None,
     level: float = 0.9,
     draws: int = 300,
     burn: int = 50,
@@ -144,13 +149,14 @@ def census(
     """Shares of each bag's own instances with intervals at this level, by Gibbs sampling: classes given shares, shares given
     classes, ``draws`` times; ``alike`` is one for all bags or (B, 1). Draws in which a labelled bag's class is not the largest
     are left out; a bag of which none is left gets its mean levelled (:func:`crowned`) and the interval of all its draws.
+    Classes that are not ``counted`` (C,) may be larger than the label's; of a tie any winner may be the largest.
     """
     if not 0 < level < 1:
         raise HeadcountError(f"the level of an interval lies between 0 and 1, got {level}")
     segments = _even(segments)
     log_p, centre = log_p.double(), centres(tilt, target.double())
     prior, size = tilt.prior.double(), segments.total().double().clamp_min(1e-12)[:, None]
-    share, label, told = centre, target.argmax(1, keepdim=True), target.sum(1) > 0
+    share, won = centre, target >= target.amax(1, keepdim=True)  # without a label, everybody
     kept, fits = [], []
     for step in range(burn + draws):
         q = in_context(log_p, segments, share, prior)
@@ -160,16 +166,16 @@ def census(
         weight = torch._standard_gamma(votes + alike * centre + 1e-9, generator=generator).clamp_min(1e-300)
         share = weight / weight.sum(1, keepdim=True)
         if step >= burn:
-            fit = (votes.gather(1, label)[:, 0] >= votes.amax(1)) | ~told
+            rivals = votes if counted is None else votes.masked_fill(~(counted | won), -1)
             kept.append(votes / size)
-            fits.append(fit)
+            fits.append(votes.masked_fill(~won, -1).amax(1) >= rivals.amax(1))
     rows, fit = torch.stack(kept), torch.stack(fits)  # (draws, B, C), (draws, B)
     hopeless = ~fit.any(0)
     fit = fit | hopeless
     rows = rows.masked_fill(~fit[..., None], torch.nan)
     low, high = (rows.nanquantile(end, 0) for end in ((1 - level) / 2, (1 + level) / 2))
     mean = rows.nanmean(0)
-    mean = torch.where(hopeless[:, None], crowned(mean, target.double()), mean)
+    mean = torch.where(hopeless[:, None], crowned(mean, target.double(), counted), mean)
     return Census(mean.float(), torch.minimum(low, mean).float(), torch.maximum(high, mean).float())
 
 

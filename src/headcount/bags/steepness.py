@@ -41,7 +41,7 @@ def least_share(size: int, classes: int) -> float:
     >>> round(least_share(2, 2), 3), round(least_share(24, 10), 3), round(least_share(64, 10), 3)
     (0.75, 0.209, 0.165)
     """
-    if size > 128:  # the excess over 1/C fades with the root of the size
+    if size > 128:  # the excess over 1/C fades with the root of the size; at first a little faster
         return 1 / classes + (least_share(128, classes) - 1 / classes) * math.sqrt(128 / size)
     mean = size / classes  # independent Poisson counts, given that they add up to the size, are a bag filled by lot
     law = np.array([math.exp(j * math.log(mean) - mean - math.lgamma(j + 1)) for j in range(size + 1)])
@@ -55,10 +55,11 @@ def least_share(size: int, classes: int) -> float:
     return float(expected / size)
 
 
-def size_of(segments: Segments) -> float:
-    """How many instances a bag has on average. A weight of two stands for two of them; weights that are shares of a bag, all
-    below one, make no bag smaller."""
-    return float(torch.maximum(segments.total(), segments.instances()).double().mean())
+def size_of(segments: Segments, target: Tensor) -> float:
+    """How many instances a bag with a label has on average: loose instances, given as bags of one without, are no elections.
+    A weight of two stands for two of them; weights that are shares of a bag, all below one, make no bag smaller."""
+    size, told = torch.maximum(segments.total(), segments.instances()).double(), target.sum(1) > 0
+    return float(size[told].mean() if bool(told.any()) else size.mean())
 
 
 def floor(size: float, classes: int, counted: Tensor | None = None) -> float:
@@ -183,7 +184,7 @@ def estimate(
         raise HeadcountError("no bag has a label, so there is no tilt to estimate; give at least one labelled bag")
     rows = segments.spread(target.double())
     rows = rows if segments.weight is None else rows * segments.weight.double()[:, None]
-    size = size_of(segments)
+    size = size_of(segments, target)
     least = floor(size, classes, counted)
     labels = labels_of(rows.sum(0), counted)
     guess = first_guess(size, classes) if start is None else start

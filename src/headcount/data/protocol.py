@@ -137,7 +137,11 @@ def _redrawn(protocol: Protocol, p: np.ndarray, rng: Rng) -> np.ndarray:
     law = {"various": "U", "small": "U", "large": "A"}[protocol.scenario]
     modern = rng if isinstance(rng, np.random.Generator) else np.random.default_rng(rng.randint(1 << 31))
     bins = np.clip(np.searchsorted(e, p.max(1)) - 1, 0, shares.BINS - 1)
-    fresh = np.concatenate([shares.draw(law, p.shape[1], e[b], e[b + 1], 1, modern) for b in bins])
+    # as in shares.mix: where the law cannot go at all (two classes, Large) it is U
+    laws = [law if shares.chance(law, p.shape[1], e[b], e[b + 1]) > 0 else "U" for b in bins]
+    fresh = np.concatenate(
+        [shares.draw(w, p.shape[1], e[b], e[b + 1], 1, modern) for w, b in zip(laws, bins, strict=True)]
+    )
     return modern.permuted(round_shares(fresh, protocol.bag_size, protocol.rounding), axis=1)
 
 

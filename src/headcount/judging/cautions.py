@@ -86,7 +86,7 @@ def _of_choice(bags: Bags, best: Candidate, scores: dict[str, Score], split: boo
 
 
 def _of_tilt(found: tilt.Tilt, bags: Bags) -> list[str]:
-    size = max(1, round(steepness.size_of(bags.segments())))
+    size = max(1, round(steepness.size_of(bags.segments(), bags.target)))
     least = steepness.least_share(size, len(bags.classes))
     share = float(found.share.mean())
     if size > 1 and (share - least) < 0.05:

@@ -145,7 +145,7 @@ def share_errors(look: Look, bags: Bags, start: tilt.Tilt, seed: int = 0) -> np.
     p = tempered(look.p.clamp_min(1e-12), look.judgement.instance_temperature)
     weight = torch.ones(len(p)) if segments.weight is None else segments.weight
     rows = segments.spread(bags.target.double()) * weight.double()[:, None]
-    least = steepness.floor(steepness.size_of(segments), len(bags.classes), bags.counted)
+    least = steepness.floor(steepness.size_of(segments, bags.target), len(bags.classes), bags.counted)
     shares = []
     for _ in range(DRAWS):
         times = torch.from_numpy(np.bincount(rng.integers(0, groups, groups), minlength=groups)[group]).double()

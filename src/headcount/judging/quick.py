@@ -89,7 +89,7 @@ def _strangers(x: np.ndarray, bags: Bags, fold: np.ndarray, ridge: float, known:
     segments, classes = bags.segments(), len(bags.classes)
     rows = segments.spread(bags.target.double())
     rows = rows if segments.weight is None else rows * segments.weight.double()[:, None]
-    size = steepness.size_of(segments)
+    size = steepness.size_of(segments, bags.target)
     least = steepness.floor(size, classes, bags.counted)
     labels, count = steepness.labels_of(rows.sum(0), bags.counted), bags.target.double().sum(0)
     guess = torch.tensor(steepness.first_guess(size, classes)).double()

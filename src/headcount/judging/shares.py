@@ -134,7 +134,8 @@ def count(
     target = bags.target if use_labels else torch.zeros_like(bags.target)
     told = target.sum(1) > 0
     alike = torch.where(told, context.alike_labelled, context.alike)[:, None]
-    return census(log_p, bags.segments(), target, context.tilt, alike, generator(seed, "census"), level=level)
+    lot = generator(seed, "census")
+    return census(log_p, bags.segments(), target, context.tilt, alike, lot, counted=bags.counted, level=level)
 
 
 def _bag_loss(votes: Tensor, segments: Segments, target: Tensor, counted: Tensor | None) -> Tensor:

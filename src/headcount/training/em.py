@@ -204,7 +204,7 @@ def _groups(bags: Bags) -> int:
 
 
 def _size(bags: Bags) -> float:
-    return steepness.size_of(bags.segments())
+    return steepness.size_of(bags.segments(), bags.target)
 
 
 def _single(found: tilt.Tilt) -> tilt.Tilt:

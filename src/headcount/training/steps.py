@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from headcount.bags import Bags
 from headcount.bags.prints import bytes_of, fingerprint
+from headcount.bags.steepness import size_of
 from headcount.models.heads import Batch, Output, Pass
 from headcount.models.model import Model
 from headcount.training import checkpoint, log, parallel, speed, stream
@@ -64,6 +65,7 @@ class Training:
         self.head = self.model.head
         own = {name for name, _ in self.model.named_buffers()}
         self.head.enrol(len(train), len(train.index))
+        self.head.meet(size_of(train.segments(), train.target))
         enrolled = {name for name, _ in self.model.named_buffers()} - own
         self.model.to(device)  # what enrolling added
         speed.arrange(self.model, device, recipe.precision)

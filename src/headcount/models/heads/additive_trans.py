@@ -12,7 +12,7 @@ whole batch*: what is said of a bag depends, a little, on the others. ``attn="ex
 
 Zero rows are all alike, so they are kept as one row that stands many times. If u copies of a row are written as one row
 times sqrt(u), every product of the iteration comes out the same: a bag of 64 costs 65 rows, not 256. A weight is a
-multiplicity too and needs nothing more.
+multiplicity too and needs nothing more; in the convolution alone such an instance stands once.
 """
 
 from __future__ import annotations

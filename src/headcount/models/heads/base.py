@@ -102,6 +102,9 @@ class Head(nn.Module):
         """Told once, before training, how many training bags and instances there are: the place to register memory
         (buffers) per bag or per instance. It is checkpointed, and not part of the finished model."""
 
+    def meet(self, size: float) -> None:
+        """Told once, after ``enrol``, how many instances the training bags that have a label hold on average."""
+
     def forward(self, h: Tensor, segments: Segments) -> Output:
         instance, noted = self.hear(h, segments)
         return Output(instance, *self.decide(noted))

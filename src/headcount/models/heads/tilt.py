@@ -136,6 +136,9 @@ class TiltHead(Head):
             self.pace = min(0.5, bags / max(1.0, 2 * instances * self.networks))
             self.register_buffer("found", torch.zeros(bags, self.classes))  # shares of each training bag
 
+    def meet(self, size: float) -> None:
+        self._begin(size)
+
     def _begin(self, size: float) -> None:
         """What is believed of bags of this size before anything is seen."""
         self.least.fill_(steepness.floor(size, self.classes, self.counted))
@@ -270,7 +273,7 @@ class TiltHead(Head):
         prior = tilt.prior_of(self.mix, labels).float().clamp_min(1e-30)
         lean = tilt.leaning(rows, self.mix, labels) * prior  # the shares of all bags of this label
         mine = self.found[bag]
-        mine = torch.where(mine.sum(1, keepdim=True) > 0.5, crowned(mine, rows), lean)
+        mine = torch.where(mine.sum(1, keepdim=True) > 0.5, crowned(mine, rows, self.counted), lean)
         q = (log_p + (((1 - self.own) * lean + self.own * mine) / prior).clamp_min(1e-30).log()).softmax(1)
         heavy = weight[:, None]
         sums = _by_bag(torch.cat([(heavy > 0).to(q.dtype), heavy, heavy * q, heavy * lean], 1), bag, len(self.found))
