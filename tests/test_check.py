@@ -462,6 +462,7 @@ def test_a_look_takes_one_thread_and_gives_the_others_back(monkeypatch):
     torch.set_num_threads(2)
     try:
         checked(made(bags=12))
-        assert threads == [1] and torch.get_num_threads() == 2
+        assert threads == [1]
+        assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
