@@ -58,6 +58,21 @@ def test_scores_of_bags_and_instances(typed, tmp_path):  # noqa: F811
     assert "Wilson" in out
 
 
+def test_a_model_remembers_its_columns_in_a_second_file_too(typed, tmp_path):  # noqa: F811
+    table = people()
+    won = dict(zip(table["precinct"], table.pop("label"), strict=True))
+    votes = {b: (1, 3) if w == "yes" else (4, 2) for b, w in won.items()}
+    data = make.write_csv(tmp_path / "people.csv", table)
+    both = {"precinct": [*won], "outcome": [*won.values()], "no": [v[0] for v in votes.values()]}
+    both |= {"yes": [v[1] for v in votes.values()]}
+    labels = make.write_csv(tmp_path / "outcomes.csv", both)
+    model = fitted(read(data, Named(label="outcome"), labels=labels)).save(tmp_path / "winners")
+    assert scores(typed, model, data, "--labels", labels)["bags"]["bags"] == len(won)
+    model = fitted(read(data, Named(votes=("no", "yes")), labels=labels)).save(tmp_path / "votes")
+    assert "shares" in scores(typed, model, data, "--labels", labels)
+    assert "shares" not in scores(typed, model, data, "--labels", labels, "--label", "outcome")  # the user's word first
+
+
 def test_no_truth_no_instance_score(typed, tmp_path):  # noqa: F811
     model, _ = case(tmp_path / "in", "table")
     table = people()

@@ -452,3 +452,17 @@ def test_arrays_that_are_not_numbers_are_refused(tmp_path, monkeypatch, capsys):
     code, _, err = run(monkeypatch, capsys, "check", tmp_path / "d.npz")
     assert code == 2
     assert "row 4" in err
+
+
+def test_a_look_takes_one_thread_and_gives_the_others_back(monkeypatch):
+    """Where others work on the same cores, thousands of small products shared among threads made minutes of seconds."""
+    threads, look = [], checking.look
+    monkeypatch.setattr(checking, "look", lambda *a, **k: threads.append(torch.get_num_threads()) or look(*a, **k))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        checked(made(bags=12))
+        assert threads == [1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -635,3 +635,12 @@ def test_a_word_is_one_name():
     for how in ({"classes": 3}, {"uncounted": 3}):
         with pytest.raises(HeadcountError, match="must be a list of names, got 3"):
             read(bags, labels=["a", "b", "a"], **how)
+
+
+def test_columns_beside_a_text_are_said_to_be_idle():
+    table = {**make.texts(), "price": [i % 7 for i in range(48)], "id": list(range(48))}
+    said = "\n".join(read(table).described)
+    assert "not used: 'price'; beside a text, columns are named with features=" in said
+    assert "'id';" not in said
+    assert "not used" not in "\n".join(read(table, Named(text="text", features=("price",))).described)
+    assert "not used" not in "\n".join(read(make.texts()).described)

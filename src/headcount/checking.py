@@ -18,12 +18,15 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
+from threadpoolctl import threadpool_limits
 
 from headcount.bags import Bags
 from headcount.data.read import Reading
@@ -88,8 +91,10 @@ def check_reading(reading: Reading, seed: int = 0) -> Checked:
     folds = min(FOLDS, crossval.groups_of(bags)) if len(bags) else 0
     found = wrong = None
     if folds > 1 and crossval.differs(bags):
-        seen = look(_features(reading, bags), bags, folds, from_votes(bags).mix.double() if cover.votes else None, seed)
-        found = prospect(seen, bags, cover.votes, cover.heard, seed)
+        with _one_thread():
+            known = from_votes(bags).mix.double() if cover.votes else None
+            seen = look(_features(reading, bags), bags, folds, known, seed)
+            found = prospect(seen, bags, cover.votes, cover.heard, seed)
         wrong = _wrong(seen, bags) if len(bags.index) == whole else None
     low, high = (1 / len(cover.classes), 1.0) if found is None else found.accuracy
     high = 1.0 if part_seen else high  # nobody knows from a small picture what a network sees in a large one
@@ -99,6 +104,18 @@ def check_reading(reading: Reading, seed: int = 0) -> Checked:
         cover, found, (low, high), more, wrong, counsel.advice(cover, found, more, wrong, len(bags), part_seen), word, why,
         (len(bags), len(bags.index)), time.monotonic() - started,
     )  # fmt: skip
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Thousands of small products gain nothing from threads, and where others work on the same cores each waits for them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 # -- what is looked at ----------------------------------------------------------------------------------------------------

@@ -67,6 +67,9 @@ def plan(
         )
         raise HeadcountError(f"{where} has no column to learn from ({said}); name some with features=, text= or path=")
     kind = "text" if any(f.kind == "text" for f in chosen) else "table"
+    if roles.text and not roles.features and not learned:
+        idle = [n for n in table.column_names if n not in spoken]
+        notes += [f"not used: {some(idle, 12)}; beside a text, columns are named with features="] if idle else []
     return pa.table(columns), Columns(kind, tuple(chosen), named=roles), [*_said(chosen, aside), *notes], bad
 
 

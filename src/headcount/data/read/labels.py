@@ -51,8 +51,9 @@ def label_table(given: Any, asked: Asked, bag_column: str | None) -> tuple[pa.Ta
     for role, name in [("label", asked.named.label), *(("votes", v) for v in asked.named.votes)]:
         if name is not None and name not in columns:
             raise HeadcountError(f"{where} has no column {name!r} ({role}); it has {some(columns, 12)}")
-    own = {f: getattr(asked.named, f) for f in ("bag", "label", "group") if getattr(asked.named, f) in columns}
-    votes = asked.named.votes
+    named = _remembered(asked, columns)
+    own = {f: getattr(named, f) for f in ("bag", "label", "group") if getattr(named, f) in columns}
+    votes = named.votes
     rest = [c for c in columns if c not in own.values() and c not in votes]
     label = own.get("label") or usual("label", rest, where)
     group = own.get("group") or usual("group", [c for c in rest if c != own.get("bag")], where)
@@ -65,6 +66,16 @@ def label_table(given: Any, asked: Asked, bag_column: str | None) -> tuple[pa.Ta
     if label is None and not votes:
         raise HeadcountError(f"{where} has no label column; it has {some(columns, 12)}; name it with label= or votes=")
     return table, where, digest, Named(bag=key, label=label, votes=votes, group=group if group != key else None), key
+
+
+def _remembered(asked: Asked, columns: Sequence[str]) -> Named:
+    """The user's word; where it says nothing, the model's, as far as this table has such columns."""
+    model = Named(**asked.learned.named) if asked.learned else Named()
+    votes = model.votes if set(model.votes) <= {*columns} else ()
+    model = Named(**{f: v for f in ("bag", "label", "group") if (v := getattr(model, f)) in columns}, votes=votes)
+    if asked.named.label or asked.named.votes:  # one of them was named: the other is not meant
+        model = replace(model, label=None, votes=())
+    return asked.named.over(model)
 
 
 def usual(role: str, columns: Sequence[str], where: str) -> str | None:
