@@ -4,6 +4,7 @@ the one line that says what was wrong with it."""
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -272,3 +273,22 @@ def test_a_column_that_is_there_twice_is_named():
     twice = pd.DataFrame(X[:, :2], columns=["a", "a"]).assign(street=BAG)
     with pytest.raises(HeadcountError, match="X has the column 'a' twice"):
         of(bags="street").fit(twice, Y)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (["S2A", "S2B"] * 4, "column 'more' of X has 'S2A', no finite number, in row 0"),
+        (pd.date_range("2024-01-01", periods=8), "column 'more' of X has '2024-01-01 00:00:00'"),
+        ([1.0] * 7 + [np.nan], "column 'more' of X has nothing in row 7"),
+        (pd.array([1] * 7 + [None], dtype="Int64"), "column 'more' of X has nothing in row 7"),
+    ],
+)
+def test_what_is_no_number_is_said_with_its_column(values, said):
+    frame = pd.DataFrame({"a": np.arange(8.0), "bag": np.repeat([0, 1, 2, 3], 2), "more": values})
+    label = np.repeat([0, 1, 0, 1], 2)
+    with pytest.raises(HeadcountError, match=re.escape(said)):
+        MajorityClassifier("logistic", bags="bag").fit(frame, label)
+    listed = [frame[["a", "more"]].iloc[i : i + 2] for i in range(0, 8, 2)]
+    with pytest.raises(HeadcountError, match=re.escape(said)):
+        MajorityClassifier("logistic").fit(listed, [0, 1, 0, 1])

@@ -52,6 +52,7 @@ from headcount.membership import (
     column_of,
     column_to_fit,
     labels_of,
+    numbers_of,
     stacked,
     unwrapped,
     weights_of,
@@ -273,7 +274,8 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
             width = None if fitting else self.n_features_in_
             X, found = without(X, column, width, need=bagged == "always" and ids is None)
             ids = found if ids is None and bagged != "never" else ids  # an instance needs no bag, nor a good id
-        x = validate_data(self, X, reset=fitting, dtype=NUMBERS, ensure_min_samples=2 if fitting else 1)
+        with numbers_of(X):
+            x = validate_data(self, X, reset=fitting, dtype=NUMBERS, ensure_min_samples=2 if fitting else 1)
         return x, Membership.single(len(x)) if ids is None else Membership.among(ids, len(x))
 
     def _stacked(self, listed: list[Any], column: str | int | None, fitting: bool) -> tuple[np.ndarray, Membership]:
@@ -287,7 +289,8 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         if names is None or not all(isinstance(n, str) for n in names):
             return validate_data(self, x, reset=fitting, dtype=NUMBERS), ids
         # scikit-learn knows no names of what is stacked
-        x = check_array(x, dtype=NUMBERS, estimator=self, input_name="X")
+        with numbers_of(x, names):
+            x = check_array(x, dtype=NUMBERS, estimator=self, input_name="X")
         if fitting:
             self.n_features_in_, self.feature_names_in_ = x.shape[1], np.asarray(names, dtype=object)
         elif known is None and x.shape[1] != self.n_features_in_:

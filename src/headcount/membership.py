@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isfinite
 from numbers import Integral
 from typing import Any
 
@@ -128,6 +130,33 @@ def without(X: Any, column: str | int, width: int | None = None, need: bool = Tr
             "predict_proba do without"
         )
     return X, None
+
+
+@contextmanager
+def numbers_of(X: Any, names: Sequence[Any] = ()) -> Iterator[None]:
+    """While a DataFrame, or rows of some with these ``names``, becomes numbers: what cannot is said with its column, which
+    scikit-learn does not name."""
+    try:
+        yield
+    except (TypeError, ValueError):
+        for j, name in enumerate(X.columns if hasattr(X, "columns") else names):
+            column = X[name] if hasattr(X, "columns") else X[:, j]
+            values = [None if _missing(v) else v for v in column]
+            row = next((i for i, v in enumerate(values) if not _number(v)), None)
+            if row is not None:
+                what = "nothing" if values[row] is None else f"{str(values[row])!r}, no finite number,"
+                raise HeadcountError(
+                    f"column {name!r} of X has {what} in row {row}; fill or encode it in a Pipeline, or give the table to "
+                    "headcount.read, which knows words, dates and gaps"
+                ) from None
+        raise
+
+
+def _number(value: Any) -> bool:
+    try:
+        return isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
 
 
 # -- lists of bags --------------------------------------------------------------------------------------------------------

@@ -80,7 +80,10 @@ def _wanted(
     if model is not None:
         lost = [f.name for f in model.fields if f.name not in table.column_names]
         if lost:
-            raise HeadcountError(f"{where} lacks {some(lost, 8)}, which the model was fitted on")
+            raise HeadcountError(
+                f"{where} lacks {some(lost, 8)}, which the model was fitted on; add the column, empty where nothing is known, "
+                "or fit without it"
+            )
         return [(f.name, f.kind) for f in model.fields]
     if roles.features or roles.text:
         lost = [c for c in roles.categories if c not in (*roles.features, roles.text)]
