@@ -37,8 +37,11 @@ from headcount.judging.plans import Plan
 from headcount.judging.sight import Keep, sight
 from headcount.models.eye import Eye, featured
 from headcount.models.fitted import Fitted
+from headcount.training import log
 from headcount.training.criterion import entropy_of, label_loss
 from headcount.training.speed import device_for
+
+CURVE = 120  # points of the learning curve that are kept
 
 
 class Step(NamedTuple):
@@ -307,7 +310,7 @@ def _about(run: _Run, trained: Trained, final: Split) -> dict[str, Any]:
         "chance_loss": 2 * entropy_of(run.bags.target),
         "data": facts.of_data(run.reading),
         "splits": {"folds": len(run.splits), **parts},
-        "curve": facts.thin(trained.curve),
+        "curve": log.thin(trained.curve, CURVE),
         "best_epoch": trained.best,
         "seed": run.seed,
         "effort": run.plan.effort,
