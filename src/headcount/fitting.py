@@ -183,7 +183,7 @@ def fit_reading(
 def _with_prints(fitted: Fitted, given: Reading) -> Fitted:
     """The same, knowing the bags whose labels it has learned when it meets them again."""
     bags = given.bags(fitted.learned)
-    told = prints.prints(bags.take(bags.target.sum(1) > 0))
+    told = prints.prints(bags.take(bags.labelled))
     data = {**fitted.facts["data"], "prints": prints.written(told)}
     return fitted.but(facts={**fitted.facts, "data": data})
 
@@ -201,11 +201,11 @@ def _kept(cache: Path | str | None, tell: Callable[[str], None], watch: Callable
 
 def check(bags: Bags) -> None:
     """Refuse what nothing can be learned from."""
-    told = int((bags.target.sum(1) > 0).sum())
+    told = int(bags.labelled.sum())
     if told < 2:
         raise HeadcountError(f"{told} bag has a label; at least two with different labels are needed")
     if not crossval.differs(bags):
-        row = bags.target[bags.target.sum(1) > 0][0]
+        row = bags.target[bags.labelled][0]
         label = bags.classes[int(row.argmax())]
         raise HeadcountError(
             f"all {told} labelled bags say the same ({label!r}), so nothing tells one class from another; "

@@ -216,8 +216,7 @@ def accuracy(dispute: float, doubt: tuple[float, float], wins: np.ndarray, share
 def gain(look: Look, bags: Bags) -> tuple[float, float]:
     """Nats a bag by which strangers' answers explain held-out labels better than the labels' frequencies do (both parts of
     training/criterion.py), and the standard error over bags. What is not clearly above nought may be chance."""
-    target = bags.target.double()
-    told = target[target.sum(1) > 0]
+    told = bags.target.double()[bags.labelled]
     share = told.mean(0).clamp_min(1e-12)
     chance = -2 * (told * share.log()).sum(1).numpy()
     won = chance - look.judgement.each
