@@ -143,8 +143,7 @@ def share_errors(look: Look, bags: Bags, start: tilt.Tilt, seed: int = 0) -> np.
     group = np.arange(len(bags)) if bags.group is None else np.unique(bags.group, return_inverse=True)[1]
     groups, segments = int(group.max()) + 1, bags.segments()
     p = tempered(look.p.clamp_min(1e-12), look.judgement.instance_temperature)
-    weight = torch.ones(len(p)) if segments.weight is None else segments.weight
-    rows = segments.spread(bags.target.double()) * weight.double()[:, None]
+    rows = steepness.witnesses(segments, bags.target)
     least = steepness.floor(steepness.size_of(segments), len(bags.classes), bags.counted)
     shares = []
     for _ in range(DRAWS):

@@ -34,6 +34,7 @@ from headcount.training.splits import bag_folds, groups_of
 
 LEAST = 0.01  # a class less likely than that gets no copy
 HELD_OUT = 5  # one bag of so many chooses the round, where nobody gave validation bags
+FOLDS = 3  # of the cross-fitting
 COPIES = 5  # of each instance, where a classifier takes no weights
 
 
@@ -53,7 +54,7 @@ def em(
     valid: Bags | None = None,
     *,
     rounds: int = 10,
-    folds: int = 3,
+    folds: int = FOLDS,
     form: str = "full",
     patience: int = 3,
     seed: int = 0,
@@ -221,8 +222,5 @@ def _apart(train: Bags, valid: Bags | None, seed: int) -> tuple[Bags, Bags | Non
 def _step(now: tilt.Tilt, p: Tensor, bags: Bags, form: str, train: Bags) -> tilt.Tilt:
     """One step of the tilt's EM on these bags."""
     least = steepness.floor(_size(train), len(train.classes), train.counted)
-    segments = bags.segments()
-    rows = segments.spread(bags.target.double())
-    rows = rows if segments.weight is None else rows * segments.weight.double()[:, None]
-    heap = steepness.heaped(p, rows, now.mix, now.labels)
+    heap = steepness.heaped(p, steepness.witnesses(bags.segments(), bags.target), now.mix, now.labels)
     return tilt.Tilt(steepness.settled(heap, bags.target.double().sum(0), form, least, train.counted), now.labels)
