@@ -28,7 +28,6 @@ from headcount.judging.run import fresh_model
 from headcount.models.forest import Forest, Held, Linear, from_sklearn, savable
 from headcount.models.heads import HEADS, check_options, find_head, head_options
 from headcount.models.heads.base import Tally
-from headcount.models.heads.tilt import TiltHead
 from headcount.models.model import Model
 from headcount.models.vision import Start
 from headcount.training.em import check, em
@@ -117,8 +116,7 @@ class Candidate:
         if not done.progress.best_epoch:
             raise HeadcountError(f"{self.title}: the validation loss was never a number; leave this method out")
         model = done.model.cpu()
-        found = model.head.estimate if isinstance(model.head, TiltHead) else None
-        return Trained(model, found, done.progress.curve, done.progress.best_epoch)
+        return Trained(model, model.head.estimate, done.progress.curve, done.progress.best_epoch)
 
     def facts(self) -> dict[str, Any]:
         """How it learns, for people: parameters that are one word or number (judging/begun.py knows them all)."""

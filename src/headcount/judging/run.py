@@ -32,7 +32,6 @@ from headcount.judging import records, scores
 from headcount.judging.provenance import provenance
 from headcount.judging.records import Record
 from headcount.models.heads import find_head
-from headcount.models.heads.tilt import TiltHead
 from headcount.models.model import Design, Model, say
 from headcount.training import log, mpem, parallel, speed
 from headcount.training.recipe import Recipe
@@ -101,10 +100,10 @@ def _score(
     said = say(fitted.model, bags["test"])
     found, arrays = scores.on_test(said, bags["test"])
     body |= found
-    if isinstance(fitted.model.head, TiltHead):
+    if (estimate := fitted.model.head.estimate) is not None:
         valid = learned_from(bags["valid"], recipe)
         heard = say(fitted.model, valid)
-        body["tilt"] = scores.of_tilt(fitted.model.head.estimate, said, bags["train"], valid, bags["test"], heard)
+        body["tilt"] = scores.of_tilt(estimate, said, bags["train"], valid, bags["test"], heard)
     if removed is not None:
         body["mpem"] = scores.of_removal(removed, bags["train"])
     else:
