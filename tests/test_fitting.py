@@ -30,7 +30,7 @@ from headcount.judging.candidates import Candidate
 from headcount.judging.fewer import thinned
 from headcount.judging.plans import Plan
 from headcount.models.fitted import Fitted
-from headcount.showing.fit_page import context_line
+from headcount.showing.fit_page import context_line, model_card
 from headcount.training.batches import Feed
 from headcount.training.criterion import judge
 from test_em import blobs
@@ -294,6 +294,15 @@ def test_two_bags_cannot_be_cross_validated():
     assert made.facts["scores"] is None
     assert made.facts["splits"]["folds"] == 0
     assert any("too few to cross-validate" in c for c in made.facts["cautions"])
+
+
+def test_the_card_does_not_blame_the_bags_where_time_was_short(monkeypatch):
+    monkeypatch.setattr("headcount.fitting._cross_validate", lambda run: ({}, {}))
+    made = fit_reading(reading_of(blobs(20, 5)), TREES)
+    said = model_card(made)
+    assert "not cross-validated" in said
+    assert "time was too short" in said
+    assert "too few" not in said
 
 
 def test_all_bags_one_class_is_refused():
