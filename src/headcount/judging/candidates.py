@@ -141,7 +141,6 @@ def candidates(
     """The candidates for such bags. ``method``: "auto", a name, several with commas, or a scikit-learn classifier.
     ``start``: a backbone of somebody else's, which is trained."""
     pictures = bags.pool.kind == "images"
-    names = list(PICTURES if pictures else TABLES)
     if head is not None:
         not_from_a_file(head)
         choose("head", head, HEADS)
@@ -159,16 +158,7 @@ def candidates(
         made = [Candidate("classifier", f"EM, {type(method).__name__}", classifier=method, rounds=ROUNDS)]
         names = ["forest", "logistic"]
     else:
-        asked = names if method == "auto" else list(dict.fromkeys(m.strip() for m in method.split(",")))
-        for name in asked:
-            not_from_a_file(name)
-            choose("method", name, ["auto", *METHODS])
-        if method != "auto" and "auto" in asked:
-            raise HeadcountError(f"method {method}: auto chooses by itself; give it alone, or names without it")
-        made, names = (
-            [],
-            asked if method == "auto" else [*asked, *(n for n in names if n in BASELINES and n not in asked)],
-        )
+        made, names = [], _names(method, pictures)
     networks = [name for name in names if name in HEADS]
     how = {"backbone": backbone, "views": views, "epochs": epochs, "options": options or {}, "start": start}
     idle = [name for name in ("backbone", "views", "epochs", "options") if how[name] is not None and how[name] != {}]
@@ -181,6 +171,20 @@ def candidates(
     if options:
         check_options(networks[0], options)  # they are the first network's
     return made + [_candidate(name, bags, pictures, how) for name in names]
+
+
+def _names(method: str, pictures: bool) -> list[str]:
+    """The methods that were asked for, and the baselines that are always shown."""
+    usual = list(PICTURES if pictures else TABLES)
+    if method == "auto":
+        return usual
+    asked = list(dict.fromkeys(m.strip() for m in method.split(",")))
+    for name in asked:
+        not_from_a_file(name)
+        choose("method", name, ["auto", *METHODS])
+    if "auto" in asked:
+        raise HeadcountError(f"method {method}: auto chooses by itself; give it alone, or names without it")
+    return [*asked, *(n for n in usual if n in BASELINES and n not in asked)]
 
 
 def not_from_a_file(name: str) -> None:
@@ -224,23 +228,11 @@ def recipe_for(
     batch = int(min(max(2, min(room / float(sizes.mean()), len(bags) / 4)), 64))
     steps = -(-len(bags) // batch)
     few, many = (20, 100) if pictures else (20, 80)
-    side = min(bags.pool.shape[:2]) if pictures else 0
-    small = pictures and 8 <= side <= 64  # benchmarks/pictures.py: a quarter of the time
-    stem = "small" if side <= 20 else "pool" if side <= 64 else "paper"
-    width = {"width": 32 if side <= 20 else 64}
-    backbone = start.name if start else backbone or ("quick" if small else "resnet18" if pictures else "mlp")
-    usual = {"quick": width, "resnet18": {"stem": stem, **width}, "mlp": _MLP}
-    own: dict[str, Any] = start.options if start else usual.get(backbone, {})
+    backbone, own = (start.name, start.options) if start else _backbone_for(bags, backbone)
     taught = start is not None and start.state is not None
-    options = (
-        options if set(options) <= set(head_options(head)) else {}
-    )  # they are the named head's, not the baseline's
-    if (
-        head == "tilt" and float(sizes.max()) == 1
-    ):  # the labels are the instances' own: nothing to vote on, nothing to guess
-        options = {"bag": 0.0, "teach": 0.0, **options}
-    if head == "tilt" and float(sizes.max()) > fewer.LARGE and not pictures:  # nobody votes: pieces of a bag do as well
-        options = {"over": "instances", "bag": 0.0, "piece": len(bags) / len(in_pieces(bags)), **options}
+    # they are the named head's, not the baseline's
+    options = options if set(options) <= set(head_options(head)) else {}
+    options = {**(_tilt_options(bags) if head == "tilt" else {}), **options}
     whole = pictures or float(sizes.max()) <= 4 * CHUNK or not issubclass(find_head(head), Tally)
     steps = max(steps, len(bags.index) / room)
     few = int(min(few, max(3, -(-4000 // steps))))
@@ -263,6 +255,28 @@ def recipe_for(
         views=views or ("digit" if pictures else "feature"),
         selection="mean",
     )
+
+
+def _backbone_for(bags: Bags, name: str | None) -> tuple[str, dict[str, Any]]:
+    """A backbone of ours, the usual one where none is named, and its options for instances like these."""
+    pictures = bags.pool.kind == "images"
+    side = min(bags.pool.shape[:2]) if pictures else 0
+    small = pictures and 8 <= side <= 64  # benchmarks/pictures.py: a quarter of the time
+    stem = "small" if side <= 20 else "pool" if side <= 64 else "paper"
+    width = {"width": 32 if side <= 20 else 64}
+    usual = {"quick": width, "resnet18": {"stem": stem, **width}, "mlp": _MLP}
+    name = name or ("quick" if small else "resnet18" if pictures else "mlp")
+    return name, usual.get(name, {})
+
+
+def _tilt_options(bags: Bags) -> dict[str, Any]:
+    """What the tilt head need not do for bags of one, and cannot for the largest."""
+    most = int(bags.sizes.max())
+    if most == 1:  # the labels are the instances' own: nothing to vote on, nothing to guess
+        return {"bag": 0.0, "teach": 0.0}
+    if most > fewer.LARGE and bags.pool.kind != "images":  # nobody votes: pieces of a bag do as well
+        return {"over": "instances", "bag": 0.0, "piece": len(bags) / len(in_pieces(bags))}
+    return {}
 
 
 _MLP = {"hidden": 128, "layers": 2, "dropout": 0.3}
