@@ -25,7 +25,7 @@ from headcount.checking import check_reading
 from headcount.data.read import read
 from headcount.errors import HeadcountError
 from headcount.fitting import Step, fit_reading
-from headcount.judging import begun, candidates, crossval, fewer, plans
+from headcount.judging import begun, candidates, crossval, fewer, networks, plans
 from headcount.judging.candidates import Candidate
 from headcount.judging.fewer import thinned
 from headcount.judging.plans import Plan
@@ -621,7 +621,7 @@ def test_the_expected_share_is_that_of_held_out_bags(monkeypatch):
 
 def test_large_bags_are_cut_for_tilt_and_heard_in_chunks_by_others(monkeypatch):
     monkeypatch.setattr(fewer, "LARGE", 64)
-    monkeypatch.setattr(candidates, "CHUNK", 32)
+    monkeypatch.setattr(networks, "CHUNK", 32)
     reading = reading_of(blobs(12, 200, share=0.7))
     bags = reading.bags(reading.learn()).blind()
     cut = candidates.in_pieces(bags, 64)
