@@ -20,7 +20,8 @@ import torch
 
 from headcount.bags import Bags, Pool
 from headcount.files import write_whole
-from headcount.judging.candidates import Candidate, recipe_for
+from headcount.judging.candidates import Candidate
+from headcount.judging.networks import recipe_for
 from headcount.judging.run import bags_for
 from headcount.models.model import say
 from headcount.training.criterion import judge

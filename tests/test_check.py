@@ -418,6 +418,13 @@ def test_it_reads_with_the_options_of_fit():
     assert set(inspect.signature(check).parameters) == (fit - own) | {"json_"}
 
 
+@pytest.mark.parametrize("command", ["check", "issues"])
+def test_lists_are_read_as_fit_reads_them(command, tmp_path, monkeypatch, capsys):
+    """A space or a comma too many is no column."""
+    code, _, err = run(monkeypatch, capsys, command, written(tmp_path, made()), "--features", "f0, f1,")
+    assert code == 0, err
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

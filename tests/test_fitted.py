@@ -396,6 +396,7 @@ NETWORK = {
     "larger": (_json(design__backbone_options={"hidden": 16}), "weights"),
     "as large as the machine": (_json(design__backbone_options={"hidden": 10**9}), "option"),
     "a tower": (_json(design__backbone_options={"layers": 10**6}), "option"),
+    "a crowd": (_json(design__backbone_options={"networks": 10**4}), "option 'networks'"),
     "unknown option": (_json(design__options={"run": "rm"}), "option"),
     "odd option": (_json(design__options={"share": {"a": 1}}), "option"),
     "mirror": (_json(design__mirror=1), "mirror"),

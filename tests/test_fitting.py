@@ -25,12 +25,12 @@ from headcount.checking import check_reading
 from headcount.data.read import read
 from headcount.errors import HeadcountError
 from headcount.fitting import Step, fit_reading
-from headcount.judging import begun, candidates, crossval, fewer, plans
+from headcount.judging import begun, candidates, crossval, fewer, networks, plans
 from headcount.judging.candidates import Candidate
 from headcount.judging.fewer import thinned
 from headcount.judging.plans import Plan
 from headcount.models.fitted import Fitted
-from headcount.showing.fit_page import context_line
+from headcount.showing.fit_page import context_line, model_card
 from headcount.training.batches import Feed
 from headcount.training.criterion import judge
 from test_em import blobs
@@ -294,6 +294,15 @@ def test_two_bags_cannot_be_cross_validated():
     assert made.facts["scores"] is None
     assert made.facts["splits"]["folds"] == 0
     assert any("too few to cross-validate" in c for c in made.facts["cautions"])
+
+
+def test_the_card_does_not_blame_the_bags_where_time_was_short(monkeypatch):
+    monkeypatch.setattr("headcount.fitting._cross_validate", lambda run: ({}, {}))
+    made = fit_reading(reading_of(blobs(20, 5)), TREES)
+    said = model_card(made)
+    assert "not cross-validated" in said
+    assert "time was too short" in said
+    assert "too few" not in said
 
 
 def test_all_bags_one_class_is_refused():
@@ -612,7 +621,7 @@ def test_the_expected_share_is_that_of_held_out_bags(monkeypatch):
 
 def test_large_bags_are_cut_for_tilt_and_heard_in_chunks_by_others(monkeypatch):
     monkeypatch.setattr(fewer, "LARGE", 64)
-    monkeypatch.setattr(candidates, "CHUNK", 32)
+    monkeypatch.setattr(networks, "CHUNK", 32)
     reading = reading_of(blobs(12, 200, share=0.7))
     bags = reading.bags(reading.learn()).blind()
     cut = candidates.in_pieces(bags, 64)

@@ -5,7 +5,7 @@ predict, evaluate, explain, issues and audit say the same of the same instance b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from headcount.showing.ask_tables import say
 from headcount.training.speed import device_for
 
 NAMES = tuple(Named.__dataclass_fields__)
+Tell = Callable[[str], None]
 
 
 def opened(model: Path, device: str = "auto") -> Fitted:
@@ -26,15 +27,15 @@ def opened(model: Path, device: str = "auto") -> Fitted:
     return Fitted.load(model).to(place)
 
 
-def read_as(fitted: Fitted | None, data: str, how: Mapping[str, Any], *, labels: bool) -> Reading:
-    """Read data as the command line says; what was understood, and what was left out, goes to stderr."""
-    named = Named(**{k: how[k] for k in NAMES if how.get(k)})
+def read_as(fitted: Fitted | None, data: str, how: Mapping[str, Any], *, labels: bool, tell: Tell = say) -> Reading:
+    """Read data as the command line says (cli_options.py); what was understood, and what was left out, is told."""
+    named = Named(**{k: how[k] for k in NAMES if how.get(k) is not None})
     rest: dict[str, Any] = {k: v for k, v in how.items() if k not in NAMES and v is not None}
     if fitted is None:
         found = read(data, named, need_labels=labels, **rest)
     else:
         found = fitted.read(data, named, need_labels=labels, **rest)
-    tell_of(found, say)
+    tell_of(found, tell)
     return found
 
 

@@ -39,6 +39,7 @@ from headcount.judging.prospects import Prospect, from_votes, prospect
 from headcount.judging.quick import FOLDS, Look, look
 from headcount.models.fitted import log_shares
 from headcount.training.seeds import seed_for
+from headcount.training.splits import groups_of
 
 BAGS, INSTANCES, ANSWERS = (
     500,
@@ -88,7 +89,7 @@ def check_reading(reading: Reading, seed: int = 0) -> Checked:
     cover = Coverage.of(as_read(reading).laid.blind())
     bags, whole = _some(reading, seed)
     part_seen = reading.kind == "images" and max(reading.laid.pool.shape[:2]) > SIDE
-    folds = min(FOLDS, crossval.groups_of(bags)) if len(bags) else 0
+    folds = min(FOLDS, groups_of(bags)) if len(bags) else 0
     found = wrong = None
     if folds > 1 and crossval.differs(bags):
         with _one_thread():

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from headcount import __version__, commands_ask
+from headcount.cli_options import Device
 from headcount.cli_own import own
 from headcount.complaints import answer_for
 from headcount.errors import HeadcountError
@@ -45,7 +46,6 @@ Set = Annotated[
     ),
 ]
 Epochs = Annotated[int | None, typer.Option(help="Epochs of training; default 1500.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 BagSize = Annotated[int | None, typer.Option(help="Instances in a bag; default 64.")]
 Precision = Annotated[
     str | None, typer.Option(help="tf32 (float32, TF32 convolutions; the default), fp32 or bf16. Part of the recipe.")

@@ -1,24 +1,17 @@
-"""The commands that ask a model: predict, evaluate, explain, issues, audit, export. Nothing heavy is imported before one runs.
-
-The options that say how data are read are the same everywhere: ``reads`` adds them to a command, which gets them as one
-mapping ``how``. What a model remembers of its columns need not be said again.
-"""
+"""The commands that ask a model: predict, evaluate, explain, issues, audit, export. Nothing heavy is imported
+before one runs."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from headcount.cli_options import AFRESH, Data, Device, reads
 from headcount.errors import HeadcountError, choose
 
 Model = Annotated[Path, typer.Argument(help="The folder that `headcount fit` wrote.")]
-Data = Annotated[str, typer.Argument(help="A folder, a table (.csv, .tsv, .parquet) or arrays (.npz, .npy).")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 Context = Annotated[
     str,
     typer.Option(
@@ -28,54 +21,7 @@ Context = Annotated[
 LISTEN = {"auto": None, "on": True, "off": False}
 
 
-def _words(help: str) -> Any:
-    return Annotated[str | None, typer.Option(help=help)]
-
-
-READING: dict[str, Any] = {
-    "labels": Annotated[Path | None, typer.Option(help="A second file with the bags' labels.")],
-    "bag": _words("Column that says the bag."),
-    "label": _words("Column with the bag's label."),
-    "votes": _words("Columns with votes or shares, one per class: a,b,c."),
-    "path": _words("Column with the pictures' files."),
-    "text": _words("Column with texts."),
-    "weight": _words("Column with an instance's weight."),
-    "group": _words("Column with the bag's group (patient, county)."),
-    "truth": _words("Column with the instance's own class, for scoring only."),
-    "x": _words("Column with the x coordinate."),
-    "y": _words("Column with the y coordinate."),
-    "id": _words("Column with the instance's own name."),
-    "tile": Annotated[int | None, typer.Option(min=1, help="Side of the tiles at the coordinates, in pixels.")],
-    "cache": Annotated[Path | None, typer.Option(help="Folder for data larger than memory; default $HEADCOUNT_DATA.")],
-    "skip_bad": Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be read, and list it.")],
-}
-DEFAULTS: dict[str, Any] = {"skip_bad": False, "ties": "split"}
-
-
-def reads(command: Callable[..., None], options: dict[str, Any] = READING) -> Callable[..., None]:
-    """Give a command these options; the default are those above."""
-    own = inspect.signature(command, eval_str=True)
-    called = {n: f"{n}_column" if n in own.parameters else n for n in options}  # the command's own word comes first
-    more = [
-        inspect.Parameter(called[n], inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS.get(n), annotation=a)
-        for n, a in options.items()
-    ]
-    kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for n, p in own.parameters.items() if n != "how"]
-
-    @functools.wraps(command)
-    def with_options(**given: Any) -> None:
-        how = {name: given.pop(called[name]) for name in options}
-        for name in ("votes", "features", "categories", "classes", "uncounted"):
-            if how.get(name) is not None:
-                how[name] = tuple(v.strip() for v in how[name].split(","))
-        command(**given, how=how)
-
-    del with_options.__wrapped__
-    vars(with_options)["__signature__"] = own.replace(parameters=kept + more)
-    with_options.__annotations__ = {p.name: p.annotation for p in kept + more}
-    return with_options
-
-
+@reads()
 def predict(
     model: Model,
     data: Data,
@@ -109,6 +55,7 @@ def predict(
     asking.predict(model, data, out, listen=listen, how=how, device=device, **more)
 
 
+@reads()
 def evaluate(
     model: Model,
     data: Data,
@@ -131,6 +78,7 @@ def evaluate(
     )
 
 
+@reads()
 def explain(
     model: Model,
     data: Data,
@@ -147,6 +95,7 @@ def explain(
     asking.explain(model, data, out, bag=bag or (), how=how, device=device)
 
 
+@reads(AFRESH)
 def issues(
     data: Data,
     how: dict[str, Any],
@@ -163,6 +112,7 @@ def issues(
     asking.issues(data, model=model, out=out, top=top, folds=folds, seed=seed, how=how, device=device)
 
 
+@reads()
 def audit(
     model: Model,
     data: Data,
@@ -189,6 +139,5 @@ def export(
 
 
 def register(app: typer.Typer) -> None:
-    for command in (predict, evaluate, explain, audit):
-        app.command()(reads(command))
-    app.command()(export)
+    for command in (predict, evaluate, explain, audit, export):
+        app.command()(command)

@@ -1,21 +1,18 @@
-"""What the commands for one's own data do: options in, a reading or a model's folder out."""
+"""What the commands for one's own data do: options in, a verdict or a model's folder out."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from headcount.answering import read_as
 from headcount.checking import check_reading
 from headcount.commands import console
-from headcount.complaints import tell_of
-from headcount.data.columns import Named
-from headcount.data.read import Reading, read
 from headcount.files import alone
 from headcount.fitting import fit_reading
 from headcount.models import folder, vision
@@ -27,49 +24,10 @@ from headcount.showing.progress import seconds_bar
 from headcount.training.speed import device_for
 from headcount.typed import pairs_of
 
-ROLES = ("bag", "label", "path", "text", "weight", "group", "truth", "known", "x", "y", "id")
-LISTS = ("votes", "features", "categories")
-
-
-def named_of(options: dict[str, Any]) -> Named:
-    """The columns' roles among a command's options; commas separate several."""
-    roles: dict[str, Any] = {k: options.get(k) for k in ROLES}
-    return Named(**roles, **{k: words(options.get(k)) for k in LISTS})
-
-
-def words(text: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """Names with commas between them; what is apart already stays so.
-
-    >>> words("a, b,c"), words(None)
-    (('a', 'b', 'c'), ())
-    """
-    if isinstance(text, tuple):
-        return text
-    return () if text is None else tuple(w for w in (part.strip() for part in text.split(",")) if w)
-
-
-def read_own(data: str, options: dict[str, Any], tell: Callable[[str], None] | None = None, **more: Any) -> Reading:
-    """Read with a command's options, and say what was understood."""
-    reading = read(
-        data,
-        named_of(options),
-        labels=options.get("labels"),
-        classes=words(options.get("classes")) or None,
-        ties=options.get("ties") or "split",
-        uncounted=words(options.get("uncounted")),
-        skip_bad=bool(options.get("skip_bad")),
-        side=options.get("side"),
-        tile=options.get("tile"),
-        cache=options.get("cache"),
-        **more,
-    )
-    tell_of(reading, tell or _say)
-    return reading
-
 
 def check(data: str, how: dict[str, Any], seed: int, as_json: bool) -> None:
     """Read as fit does, and say what to expect. Nothing is written, and no verdict is an error."""
-    reading = read_own(data, how, tell=say if as_json else _say)
+    reading = read_as(None, data, how, labels=True, tell=say if as_json else _say)
     checked = check_reading(reading, seed)
     if as_json:
         print(json.dumps(checked.to_json(), indent=1, allow_nan=False))
@@ -80,19 +38,22 @@ def check(data: str, how: dict[str, Any], seed: int, as_json: bool) -> None:
     say(f"looked at {instances:,} instances of {bags:,} bags in {checked.seconds:.1f} s")
 
 
-def fit(data: str, out: Path, overwrite: bool, reading: dict[str, Any], how: dict[str, Any]) -> None:
-    """Read, fit, write the folder whole. What is finished is kept beside it until then."""
-    device_for(how["device"])  # a typo is told before anything is read
-    vision.check_choice(*(how[k] for k in ("backbone", "frozen", "weights", "size")))
-    options = pairs_of(how.pop("option"))
+def fit(
+    data: str, out: Path, overwrite: bool, how: dict[str, Any], *, option: list[str] | None, **training: Any
+) -> None:
+    """Read, fit (``training``: as :func:`fit_reading` takes it), write the folder whole. What is finished is kept beside it
+    until then."""
+    device_for(training["device"])  # a typo is told before anything is read
+    vision.check_choice(*(training[k] for k in ("backbone", "frozen", "weights", "size")))
+    training |= {"options": pairs_of(option), "cache": how["cache"]}
     out = out if out.name else Path(os.path.abspath(out))  # "." has no name to put the work beside
     reachable("out", out)
     work = out.with_name(out.name + ".work")
     with alone(work / "lock"):
         folder.free(out, overwrite)
-        found = read_own(data, reading)
+        found = read_as(None, data, how, labels=True, tell=_say)
         with seconds_bar() as watch:
-            fitted = fit_reading(found, work=work, watch=watch, tell=_say, options=options, **how)
+            fitted = fit_reading(found, work=work, watch=watch, tell=_say, **training)
         write(fitted, out, overwrite, Path(data).name)
         for begun in work.iterdir():  # with other options, perhaps; the model is there now
             if begun.is_dir():

@@ -37,8 +37,11 @@ from headcount.judging.plans import Plan
 from headcount.judging.sight import Keep, sight
 from headcount.models.eye import Eye, featured
 from headcount.models.fitted import Fitted
+from headcount.training import log
 from headcount.training.criterion import entropy_of, label_loss
 from headcount.training.speed import device_for
+
+CURVE = 120  # points of the learning curve that are kept
 
 
 class Step(NamedTuple):
@@ -180,7 +183,7 @@ def fit_reading(
 def _with_prints(fitted: Fitted, given: Reading) -> Fitted:
     """The same, knowing the bags whose labels it has learned when it meets them again."""
     bags = given.bags(fitted.learned)
-    told = prints.prints(bags.take(bags.target.sum(1) > 0))
+    told = prints.prints(bags.take(bags.labelled))
     data = {**fitted.facts["data"], "prints": prints.written(told)}
     return fitted.but(facts={**fitted.facts, "data": data})
 
@@ -198,11 +201,11 @@ def _kept(cache: Path | str | None, tell: Callable[[str], None], watch: Callable
 
 def check(bags: Bags) -> None:
     """Refuse what nothing can be learned from."""
-    told = int((bags.target.sum(1) > 0).sum())
+    told = int(bags.labelled.sum())
     if told < 2:
         raise HeadcountError(f"{told} bag has a label; at least two with different labels are needed")
     if not crossval.differs(bags):
-        row = bags.target[bags.target.sum(1) > 0][0]
+        row = bags.target[bags.labelled][0]
         label = bags.classes[int(row.argmax())]
         raise HeadcountError(
             f"all {told} labelled bags say the same ({label!r}), so nothing tells one class from another; "
@@ -307,7 +310,7 @@ def _about(run: _Run, trained: Trained, final: Split) -> dict[str, Any]:
         "chance_loss": 2 * entropy_of(run.bags.target),
         "data": facts.of_data(run.reading),
         "splits": {"folds": len(run.splits), **parts},
-        "curve": facts.thin(trained.curve),
+        "curve": log.thin(trained.curve, CURVE),
         "best_epoch": trained.best,
         "seed": run.seed,
         "effort": run.plan.effort,

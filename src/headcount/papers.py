@@ -55,7 +55,7 @@ def paper(
     if style and missing:
         raise HeadcountError(f"--missing lists runs, --{style} writes a table; give one of the two")
     if run:
-        _run([r for name in wanted for r in so_far.recipes(name, scale)], scale, out, how)
+        _run([r for name in wanted for r in so_far.recipes(name, scale)], out, how)
     records = so_far.found(out)
     if page:
         from headcount.showing.paper_page import write_paper
@@ -71,7 +71,7 @@ def paper(
         _list_items(wanted, scale, records)
 
 
-def _run(recipes: list[Recipe], scale: Scale, out: Path, how: How) -> None:
+def _run(recipes: list[Recipe], out: Path, how: How) -> None:
     recipes = list(dict.fromkeys(recipes))
     gone = sorted({r.source for r in recipes if not sources.ready(r.source)})
     for name in gone:

@@ -39,8 +39,17 @@ def recipes_of(
         axes["bag_size"] = [bag_size]
     if precision is not None:
         axes["precision"] = precision.split(",")
+    _set(axes, set_ or [])
+    recipes = grid(Recipe(), **axes)
+    for recipe in recipes:  # a head of one's own is first met here
+        check_options(recipe.head, dict(recipe.options))
+    return recipes
+
+
+def _set(axes: dict[str, list[Any]], texts: list[str]) -> None:
+    """Add what ``--set`` says: any field that has no option of its own, and the fields that a field has in it."""
     said: set[str] = set()
-    for text in set_ or []:
+    for text in texts:
         name, values = _split("--set", text)
         field, dot, own = name.partition(".")
         if name.endswith("options") or name == "trouble":
@@ -62,10 +71,6 @@ def recipes_of(
         if field not in ("backbone_options", "trouble"):
             raise HeadcountError(f"--set {name}: only backbone and trouble have fields of their own")
         axes[field] = [{**so_far, own: v} for so_far in axes.get(field, [{}]) for v in given]
-    recipes = grid(Recipe(), **axes)
-    for recipe in recipes:  # a head of one's own is first met here
-        check_options(recipe.head, dict(recipe.options))
-    return recipes
 
 
 def _number(flag: str, text: str, kind: type) -> Any:

@@ -98,6 +98,11 @@ class Bags:
         return self.offsets.diff()
 
     @property
+    def labelled(self) -> Tensor:
+        """(B,) true where a bag has a label."""
+        return self.target.sum(1) > 0
+
+    @property
     def winners(self) -> tuple[str | None, ...]:
         """(B,) the label as a person would write it: a tie names all who won, as in "a|b"; None where there is none."""
         most = self.target.amax(1, keepdim=True)
@@ -109,7 +114,7 @@ class Bags:
     def label(self) -> Tensor:
         """(B,) the class of the largest target (the lowest on ties), -1 for an unlabelled bag."""
         best = self.target.argmax(1)
-        return torch.where(self.target.sum(1) > 0, best, torch.full_like(best, -1))
+        return torch.where(self.labelled, best, torch.full_like(best, -1))
 
     @property
     def bag(self) -> Tensor:

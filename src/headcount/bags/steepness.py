@@ -150,6 +150,13 @@ def _lawful(mix: Tensor, least: float | Tensor, counted: Tensor | None) -> Tenso
     return mix / mix.sum(1, keepdim=True)
 
 
+def witnesses(segments: Segments, target: Tensor) -> Tensor:
+    """(N, C) float64: the label of each instance's bag, as heavy as the instance; zeros where the bag has none, or the instance
+    was removed."""
+    rows = segments.spread(target.double())
+    return rows if segments.weight is None else rows * segments.weight.double()[:, None]
+
+
 def estimate(
     p: Tensor,
     segments: Segments,
@@ -182,8 +189,7 @@ def estimate(
     bags = target.double().sum(0)
     if not float(bags.sum()) > 0:
         raise HeadcountError("no bag has a label, so there is no tilt to estimate; give at least one labelled bag")
-    rows = segments.spread(target.double())
-    rows = rows if segments.weight is None else rows * segments.weight.double()[:, None]
+    rows = witnesses(segments, target)
     size = size_of(segments, target)
     least = floor(size, classes, counted)
     labels = labels_of(rows.sum(0), counted)

@@ -22,13 +22,11 @@ import torch
 
 from headcount.bags import Bags, tilt
 from headcount.errors import HeadcountError, choose
-from headcount.judging import fewer
 from headcount.judging.fewer import in_pieces, thinned
+from headcount.judging.networks import recipe_for
 from headcount.judging.run import fresh_model
 from headcount.models.forest import Forest, Held, Linear, from_sklearn, savable
-from headcount.models.heads import HEADS, check_options, find_head, head_options
-from headcount.models.heads.base import Tally
-from headcount.models.heads.tilt import TiltHead
+from headcount.models.heads import HEADS, check_options, find_head
 from headcount.models.model import Model
 from headcount.models.vision import Start
 from headcount.training.em import check, em
@@ -44,7 +42,6 @@ BASELINES = ("forest", "logistic", "noisy_label")
 OPTIONAL = ("count",)
 METHODS = tuple(dict.fromkeys([*TABLES, *PICTURES, *HEADS]))
 MOST = 50_000  # instances a forest or a logistic regression is shown; more of the same teach it little
-CHUNK = 16_384  # instances of a large bag in work at once
 TREES = 100
 PER_TREE = 10_000  # instances
 ROUNDS = 6
@@ -117,8 +114,7 @@ class Candidate:
         if not done.progress.best_epoch:
             raise HeadcountError(f"{self.title}: the validation loss was never a number; leave this method out")
         model = done.model.cpu()
-        found = model.head.estimate if isinstance(model.head, TiltHead) else None
-        return Trained(model, found, done.progress.curve, done.progress.best_epoch)
+        return Trained(model, model.head.estimate, done.progress.curve, done.progress.best_epoch)
 
     def facts(self) -> dict[str, Any]:
         """How it learns, for people: parameters that are one word or number (judging/begun.py knows them all)."""
@@ -143,7 +139,6 @@ def candidates(
     """The candidates for such bags. ``method``: "auto", a name, several with commas, or a scikit-learn classifier.
     ``start``: a backbone of somebody else's, which is trained."""
     pictures = bags.pool.kind == "images"
-    names = list(PICTURES if pictures else TABLES)
     if head is not None:
         not_from_a_file(head)
         choose("head", head, HEADS)
@@ -161,16 +156,7 @@ def candidates(
         made = [Candidate("classifier", f"EM, {type(method).__name__}", classifier=method, rounds=ROUNDS)]
         names = ["forest", "logistic"]
     else:
-        asked = names if method == "auto" else list(dict.fromkeys(m.strip() for m in method.split(",")))
-        for name in asked:
-            not_from_a_file(name)
-            choose("method", name, ["auto", *METHODS])
-        if method != "auto" and "auto" in asked:
-            raise HeadcountError(f"method {method}: auto chooses by itself; give it alone, or names without it")
-        made, names = (
-            [],
-            asked if method == "auto" else [*asked, *(n for n in names if n in BASELINES and n not in asked)],
-        )
+        made, names = [], _names(method, pictures)
     networks = [name for name in names if name in HEADS]
     how = {"backbone": backbone, "views": views, "epochs": epochs, "options": options or {}, "start": start}
     idle = [name for name in ("backbone", "views", "epochs", "options") if how[name] is not None and how[name] != {}]
@@ -183,6 +169,20 @@ def candidates(
     if options:
         check_options(networks[0], options)  # they are the first network's
     return made + [_candidate(name, bags, pictures, how) for name in names]
+
+
+def _names(method: str, pictures: bool) -> list[str]:
+    """The methods that were asked for, and the baselines that are always shown."""
+    usual = list(PICTURES if pictures else TABLES)
+    if method == "auto":
+        return usual
+    asked = list(dict.fromkeys(m.strip() for m in method.split(",")))
+    for name in asked:
+        not_from_a_file(name)
+        choose("method", name, ["auto", *METHODS])
+    if "auto" in asked:
+        raise HeadcountError(f"method {method}: auto chooses by itself; give it alone, or names without it")
+    return [*asked, *(n for n in usual if n in BASELINES and n not in asked)]
 
 
 def not_from_a_file(name: str) -> None:
@@ -209,65 +209,6 @@ def _candidate(name: str, bags: Bags, pictures: bool, how: dict[str, Any]) -> Ca
         )
     title = "Network on the bag's label" if name == "noisy_label" else f"{find_head(name).title}, network"
     return Candidate(name, title, recipe=recipe_for(name, bags, **how), start=how["start"])
-
-
-def recipe_for(
-    head: str,
-    bags: Bags,
-    backbone: str | None,
-    views: str | None,
-    epochs: int | None,
-    options: dict[str, Any],
-    start: Start | None = None,
-) -> Recipe:
-    """A network's recipe for bags like these: enough steps to learn, few enough to wait for."""
-    pictures, sizes = bags.pool.kind == "images", bags.sizes.double()
-    room = 512 if pictures else 1024  # instances in a step
-    batch = int(min(max(2, min(room / float(sizes.mean()), len(bags) / 4)), 64))
-    steps = -(-len(bags) // batch)
-    few, many = (20, 100) if pictures else (20, 80)
-    side = min(bags.pool.shape[:2]) if pictures else 0
-    small = pictures and 8 <= side <= 64  # benchmarks/pictures.py: a quarter of the time
-    stem = "small" if side <= 20 else "pool" if side <= 64 else "paper"
-    width = {"width": 32 if side <= 20 else 64}
-    backbone = start.name if start else backbone or ("quick" if small else "resnet18" if pictures else "mlp")
-    usual = {"quick": width, "resnet18": {"stem": stem, **width}, "mlp": _MLP}
-    own: dict[str, Any] = start.options if start else usual.get(backbone, {})
-    taught = start is not None and start.state is not None
-    options = (
-        options if set(options) <= set(head_options(head)) else {}
-    )  # they are the named head's, not the baseline's
-    if (
-        head == "tilt" and float(sizes.max()) == 1
-    ):  # the labels are the instances' own: nothing to vote on, nothing to guess
-        options = {"bag": 0.0, "teach": 0.0, **options}
-    if head == "tilt" and float(sizes.max()) > fewer.LARGE and not pictures:  # nobody votes: pieces of a bag do as well
-        options = {"over": "instances", "bag": 0.0, "piece": len(bags) / len(in_pieces(bags)), **options}
-    whole = pictures or float(sizes.max()) <= 4 * CHUNK or not issubclass(find_head(head), Tally)
-    steps = max(steps, len(bags.index) / room)
-    few = int(min(few, max(3, -(-4000 // steps))))
-    return Recipe(
-        source="digits",  # never loaded: the bags are somebody's own
-        head=head,
-        options=tuple(options.items()),
-        backbone=backbone,
-        backbone_options=tuple(own.items()),
-        epochs=epochs if epochs is not None else int(min(max(few, -(-(1500 if pictures else 500) // steps)), many)),
-        batch_bags=batch,
-        batch_instances=room,
-        chunk_instances=0 if whole else CHUNK,
-        optimizer="adamw",
-        lr=(1e-4 if taught else 1e-3) if pictures else 2e-3,  # weights that know something are not to forget it
-        weight_decay=0.05 if pictures else 0.5,
-        decay="weights",
-        schedule="cosine",
-        warmup=0.05,
-        views=views or ("digit" if pictures else "feature"),
-        selection="mean",
-    )
-
-
-_MLP = {"hidden": 128, "layers": 2, "dropout": 0.3}
 
 
 def forest(instances: int = 0) -> Any:

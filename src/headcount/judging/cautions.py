@@ -28,7 +28,7 @@ def cautions(bags: Bags, best: Candidate, scores: dict[str, Score], shared: bool
 
 
 def _of_bags(bags: Bags, shared: bool) -> list[str]:
-    told = bags.target.sum(1) > 0
+    told = bags.labelled
     wins = np.bincount(bags.label[told].numpy(), minlength=len(bags.classes))
     said = []
     if int(told.sum()) < FEW:
@@ -52,7 +52,7 @@ def _of_bags(bags: Bags, shared: bool) -> list[str]:
 
 def _one_group(bags: Bags) -> str:
     """The beginning of a sentence, where the bags stand or fall together."""
-    told = bags.take(bags.target.sum(1) > 0)
+    told = bags.take(bags.labelled)
     return f"All bags are in one group ({told.group[0]!r}), so" if told.group and len(set(told.group)) == 1 else ""
 
 

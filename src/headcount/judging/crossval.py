@@ -23,7 +23,7 @@ from headcount.judging.candidates import MOST, Body
 from headcount.judging.fewer import some_rows, thinned
 from headcount.models.fitted import Fitted, tempered
 from headcount.training.criterion import Judgement, bag_losses, best_temperature, judge
-from headcount.training.splits import bag_folds
+from headcount.training.splits import bag_folds, groups_of
 
 LISTENED = 20_000  # instances from which it is learned what a bag tells of its instances
 VALID = 5  # one bag of so many, of those to train on, chooses the epoch
@@ -72,8 +72,7 @@ def splits(bags: Bags, folds: int, seed: int) -> list[Split]:
 
     Empty where bags are too few: every training part needs two different labels.
     """
-    told = np.flatnonzero(bags.target.sum(1).numpy() > 0)
-    free = np.flatnonzero(bags.target.sum(1).numpy() == 0)
+    told, free = (np.flatnonzero(bags.labelled.numpy() == has) for has in (True, False))
     labelled = bags.take(told)
     folds = min(folds, groups_of(labelled))
     if folds < 2:
@@ -90,7 +89,7 @@ def splits(bags: Bags, folds: int, seed: int) -> list[Split]:
 
 def inner(bags: Bags, rest: np.ndarray, test: np.ndarray, seed: int) -> Split:
     """Part the bags to learn from into training and validation. Where that would lose a label, validation shares them."""
-    told = rest[bags.target[rest].sum(1).numpy() > 0]
+    told = rest[bags.labelled.numpy()[rest]]
     held = bags.take(told)
     if groups_of(held) >= VALID:
         fold = bag_folds(held, VALID, seed + 1)
@@ -113,13 +112,9 @@ def _labels(bags: Bags, which: np.ndarray) -> set[int]:
     return set(bags.target[which].sum(0).nonzero().flatten().tolist())
 
 
-def groups_of(bags: Bags) -> int:
-    return len(bags) if bags.group is None else len(set(bags.group))
-
-
 def differs(bags: Bags) -> bool:
     """Whether the labels say at least two different things: nothing is learned from bags that all say the same."""
-    told = bags.target[bags.target.sum(1) > 0]
+    told = bags.target[bags.labelled]
     return len(told) > 1 and bool((told != told[0]).any())
 
 

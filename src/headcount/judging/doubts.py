@@ -130,7 +130,7 @@ def doubtful(bags: Bags, p: np.ndarray) -> pa.Table:
     times as likely as the label.
     """
     target = bags.target.numpy()
-    told = np.flatnonzero((target.sum(1) > 0) & np.isfinite(p).all(1))
+    told = np.flatnonzero(bags.labelled.numpy() & np.isfinite(p).all(1))
     wins = target >= target.max(1, keepdims=True) - 1e-6
     own = np.where(wins, p, -1)[told]
     label, believed = own.argmax(1), own.max(1)

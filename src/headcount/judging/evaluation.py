@@ -21,7 +21,7 @@ _BINS = 10
 def bags_scored(bags: Bags, said: Said, level: float = LEVEL) -> dict[str, Any]:
     """Bag accuracy, and whether the bags' probabilities can be believed. A tied bag is right if one of its winners is said."""
     target = bags.target.numpy()
-    told = target.sum(1) > 0
+    told = bags.labelled.numpy()
     if not told.any():
         return {"bags": 0}
     target, p = target[told], said.bag[told]
@@ -76,7 +76,7 @@ def has_votes(bags: Bags) -> bool:
 def shares_scored(bags: Bags, said: Said) -> dict[str, Any]:
     """The shares against the votes: mean and largest error, lean of the majority's share, and how often intervals hold."""
     target = bags.target.numpy()
-    told = target.sum(1) > 0
+    told = bags.labelled.numpy()
     true, share, low, high = (a[told] for a in (target, said.share, said.low, said.high))
     error = np.abs(share - true)
     top = np.arange(len(true)), true.argmax(1)

@@ -83,12 +83,6 @@ def versions() -> dict[str, str]:
     return {"headcount": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
-def thin(curve: Sequence[tuple[float, float]], points: int = 120) -> list[list[Any]]:
-    """(epoch, training loss, validation loss), at most so many; JSON has no NaN."""
-    keep = sorted({round(i) for i in np.linspace(0, len(curve) - 1, min(points, len(curve)))})
-    return [[i + 1, *(round(v, 5) if math.isfinite(v) else None for v in curve[i])] for i in keep]
-
-
 def _histogram(sizes: np.ndarray) -> dict[str, list[Any]]:
     edges = np.unique(np.round(np.geomspace(sizes.min(), sizes.max() + 1, 21)).astype(int))
     return {"edges": edges.tolist(), "counts": np.histogram(sizes, edges)[0].tolist()}

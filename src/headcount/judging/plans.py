@@ -13,11 +13,10 @@ import torch
 from headcount.bags import Bags
 from headcount.judging.candidates import BASELINES, MOST, OPTIONAL, Candidate
 from headcount.judging.fewer import thinned
-from headcount.training.em import em
+from headcount.training.em import FOLDS, em
 
 FEW_TREES = 10  # tell how long many take
 SAMPLE = 20_000  # instances, likewise
-EM_FOLDS = 3  # em's own
 HURRY = 0.85  # of the minutes given: a machine is not equally fast all the time
 
 
@@ -102,11 +101,11 @@ def _lesser(plan: Plan, must: Sequence[str] = ()) -> list[Plan]:
         notes = [*said, f"{fewer} folds for lack of time"] if fewer < plan.folds else [*said]
         notes += [f"{effort:.0%} of the usual epochs and rounds for lack of time"] if effort < 1 else []
         some.append(replace(plan, names=main, folds=fewer, effort=effort, notes=tuple(notes)))
-    slow = sorted(main, key=lambda n: (n not in must, plan.seconds[n]))
-    for keep in range(len(slow) - 1, max(1, len(must)) - 1, -1):
-        gone = [n for n in plan.names if n not in slow[:keep]]
-        notes = (*some[6].notes[len(said) :], f"left out for lack of time: {', '.join(gone)}")
-        some.append(replace(some[6], names=tuple(n for n in main if n in slow[:keep]), notes=notes))
+    least, cheap_first = some[-1], sorted(main, key=lambda n: (n not in must, plan.seconds[n]))
+    for keep in range(len(main) - 1, max(1, len(must)) - 1, -1):
+        gone = [n for n in plan.names if n not in cheap_first[:keep]]
+        notes = (*least.notes[len(said) :], f"left out for lack of time: {', '.join(gone)}")
+        some.append(replace(least, names=tuple(n for n in main if n in cheap_first[:keep]), notes=notes))
     return some
 
 
@@ -130,5 +129,5 @@ def measured(candidate: Candidate, train: Bags, valid: Bags, device: torch.devic
         classifier = clone(classifier).set_params(n_estimators=FEW_TREES)
     start = time.perf_counter()
     em(classifier, few, thinned(valid, SAMPLE), rounds=0)
-    fits = (candidate.rounds + 1) * EM_FOLDS + 1 if candidate.rounds else 1
+    fits = (candidate.rounds + 1) * FOLDS + 1 if candidate.rounds else 1
     return (time.perf_counter() - start) * scale * fits

@@ -86,8 +86,8 @@ def confused(p: Tensor) -> tuple[tuple[int, int], float]:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A quick look's answers read at one temperature."""
+class Explanation:
+    """How a quick look's answers, read at one temperature, explain held-out labels."""
 
     tilt: tilt.Tilt
     confidence: float  # mean of the largest probability: the accuracy, if the probabilities are right
@@ -95,7 +95,7 @@ class Reading:
     error: float  # the standard error of that, over bags
 
 
-def readings(look: Look, bags: Bags, known: tilt.Tilt | None = None) -> list[Reading]:
+def explanations(look: Look, bags: Bags, known: tilt.Tilt | None = None) -> list[Explanation]:
     """The answers at every temperature that explains held-out labels as well as the best one, within chance."""
     p, weight = look.p.clamp_min(1e-12), bags.segments().weight
     found = []
@@ -106,7 +106,7 @@ def readings(look: Look, bags: Bags, known: tilt.Tilt | None = None) -> list[Rea
         sure = float(sure.mean() if weight is None else (sure * weight).sum() / weight.sum())
         found.append((own, sure, instance_losses(q, bags, own).numpy()))
     best = min((losses for _, _, losses in found), key=lambda losses: losses.mean())
-    rows = [Reading(own, sure, float((e - best).mean()), _error(e - best)) for own, sure, e in found]
+    rows = [Explanation(own, sure, float((e - best).mean()), _error(e - best)) for own, sure, e in found]
     return sorted((r for r in rows if r.behind <= SURE * r.error + 1e-12), key=lambda r: r.behind)
 
 
@@ -143,8 +143,7 @@ def share_errors(look: Look, bags: Bags, start: tilt.Tilt, seed: int = 0) -> np.
     group = np.arange(len(bags)) if bags.group is None else np.unique(bags.group, return_inverse=True)[1]
     groups, segments = int(group.max()) + 1, bags.segments()
     p = tempered(look.p.clamp_min(1e-12), look.judgement.instance_temperature)
-    weight = torch.ones(len(p)) if segments.weight is None else segments.weight
-    rows = segments.spread(bags.target.double()) * weight.double()[:, None]
+    rows = steepness.witnesses(segments, bags.target)
     least = steepness.floor(steepness.size_of(segments, bags.target), len(bags.classes), bags.counted)
     shares = []
     for _ in range(DRAWS):
@@ -171,7 +170,7 @@ class Prospect:
     conditions: Conditions
     confused: tuple[tuple[int, int], float]
     dispute: float  # how often regressions fitted to other bags name another class
-    doubt: tuple[float, float]  # 1 - confidence, least and most of the readings within one standard error
+    doubt: tuple[float, float]  # 1 - confidence, least and most of the explanations within one standard error
     accuracy: tuple[float, float]  # the range for instances
     gain: tuple[float, float]  # nats a bag over chance, and the standard error
     clear: bool  # whether held-out labels are surely foretold better than by chance
@@ -180,7 +179,7 @@ class Prospect:
 def prospect(look: Look, bags: Bags, votes: bool, wins: np.ndarray, seed: int = 0) -> Prospect:
     """Of what strangers said of labelled bags. ``votes``: the targets are the shares; ``wins`` (C,): who wins bags."""
     known = from_votes(bags) if votes else None
-    read = readings(look, bags, known)
+    read = explanations(look, bags, known)
     if votes:
         share, error = won_shares(bags)
         low, high, error = share, share, np.where(np.isnan(error), 1.0, error)  # of one bag nothing is known
@@ -216,8 +215,7 @@ def accuracy(dispute: float, doubt: tuple[float, float], wins: np.ndarray, share
 def gain(look: Look, bags: Bags) -> tuple[float, float]:
     """Nats a bag by which strangers' answers explain held-out labels better than the labels' frequencies do (both parts of
     training/criterion.py), and the standard error over bags. What is not clearly above nought may be chance."""
-    target = bags.target.double()
-    told = target[target.sum(1) > 0]
+    told = bags.target.double()[bags.labelled]
     share = told.mean(0).clamp_min(1e-12)
     chance = -2 * (told * share.log()).sum(1).numpy()
     won = chance - look.judgement.each

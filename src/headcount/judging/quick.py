@@ -87,8 +87,7 @@ def waved(x: np.ndarray, seed: int = 0) -> np.ndarray:
 def _strangers(x: np.ndarray, bags: Bags, fold: np.ndarray, ridge: float, known: Tensor | None) -> tuple[Tensor, float]:
     """(N, C) what regressions say of bags they were not fitted to, and how often the others would name another class."""
     segments, classes = bags.segments(), len(bags.classes)
-    rows = segments.spread(bags.target.double())
-    rows = rows if segments.weight is None else rows * segments.weight.double()[:, None]
+    rows = steepness.witnesses(segments, bags.target)
     size = steepness.size_of(segments, bags.target)
     least = steepness.floor(size, classes, bags.counted)
     labels, count = steepness.labels_of(rows.sum(0), bags.counted), bags.target.double().sum(0)

@@ -13,7 +13,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +32,15 @@ from headcount.judging import records, scores
 from headcount.judging.provenance import provenance
 from headcount.judging.records import Record
 from headcount.models.heads import find_head
-from headcount.models.heads.tilt import TiltHead
 from headcount.models.model import Design, Model, say
-from headcount.training import mpem, parallel, speed
+from headcount.training import log, mpem, parallel, speed
 from headcount.training.recipe import Recipe
 from headcount.training.seeds import seed_for
 from headcount.training.steps import Progress
 from headcount.training.train import CHECKPOINT_SECONDS, Fit, fit
 
 Watch = Callable[[Progress], None]
+CURVE = 60  # points of the learning curve: a record stays small
 
 
 def run(
@@ -101,10 +100,10 @@ def _score(
     said = say(fitted.model, bags["test"])
     found, arrays = scores.on_test(said, bags["test"])
     body |= found
-    if isinstance(fitted.model.head, TiltHead):
+    if (estimate := fitted.model.head.estimate) is not None:
         valid = learned_from(bags["valid"], recipe)
         heard = say(fitted.model, valid)
-        body["tilt"] = scores.of_tilt(fitted.model.head.estimate, said, bags["train"], valid, bags["test"], heard)
+        body["tilt"] = scores.of_tilt(estimate, said, bags["train"], valid, bags["test"], heard)
     if removed is not None:
         body["mpem"] = scores.of_removal(removed, bags["train"])
     else:
@@ -227,6 +226,7 @@ def removed_for(recipe: Recipe, out: Path, train: Bags) -> Tensor:
 
 def _heading(recipe: Recipe, bags: dict[str, Bags], fitted: Fit) -> dict[str, Any]:
     source, progress = sources.load(recipe.source), fitted.progress
+    curve = log.thin(progress.curve, CURVE)
     return {
         "format": 1,
         "recipe": recipe.values,
@@ -247,7 +247,7 @@ def _heading(recipe: Recipe, bags: dict[str, Bags], fitted: Fit) -> dict[str, An
             "valid_loss": progress.best,
             "epochs": recipe.epochs,
             "stopped": progress.epoch,
-            "curve": _thinned(progress.curve),
+            "curve": {name: [point[i] for point in curve] for i, name in enumerate(("epoch", "train", "valid"))},
         },
     }
 
@@ -255,16 +255,6 @@ def _heading(recipe: Recipe, bags: dict[str, Bags], fitted: Fit) -> dict[str, An
 def _own_head(recipe: Recipe) -> dict[str, Any]:
     """What a reader of the record must know of a head of one's own without running its file."""
     return {"own_head": {"code": code, "told": find_head(recipe.head).told}} if (code := recipe.code) else {}
-
-
-def _thinned(curve: list[tuple[float, float]], points: int = 60) -> dict[str, list[Any]]:
-    """At most so many points of the curve, the last among them; a record stays small, and JSON has no NaN."""
-    keep = sorted({round(i) for i in np.linspace(0, len(curve) - 1, min(points, len(curve)))})
-    return {
-        "epoch": [i + 1 for i in keep],
-        "train": [round(curve[i][0], 5) if isfinite(curve[i][0]) else None for i in keep],
-        "valid": [round(curve[i][1], 5) if isfinite(curve[i][1]) else None for i in keep],
-    }
 
 
 @contextmanager

@@ -25,11 +25,6 @@ def oracle_removal(sweep: list[Record]) -> Record:
     return max(sweep, key=lambda r: (r.scores["instance_accuracy"], -r.recipe.removal))
 
 
-def fixed_removal(removal: float) -> Rule:
-    """Always this r."""
-    return lambda sweep: next(r for r in sweep if math.isclose(r.recipe.removal, removal))
-
-
 @dataclass(frozen=True)
 class Row:
     """One method on one data set and scenario: a record for each fold (and seed)."""

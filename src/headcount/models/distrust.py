@@ -40,7 +40,7 @@ def options(given: Any) -> tuple[tuple[str, Any], ...]:
         values = value if isinstance(value, list) and len(value) <= 16 else [value]
         for v in values:
             plain = v is None or isinstance(v, (bool, int, float)) or (isinstance(v, str) and len(v) <= 64)
-            most = _MOST_LAYERS if name in ("layers", "iterations", "heads") else _MOST_OPTION
+            most = _MOST_LAYERS if name in ("layers", "iterations", "heads", "networks") else _MOST_OPTION
             if not plain or (isinstance(v, (int, float)) and not isinstance(v, bool) and not abs(v) <= most):
                 raise HeadcountError(f"option {name[:40]!r} is {str(value)[:40]!r}")
     return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in given.items())

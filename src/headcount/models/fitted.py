@@ -39,10 +39,6 @@ from headcount.models.eye import Eye
 from headcount.models.forest import Forest, Held, Linear
 from headcount.models.model import Model, say, say_alone
 
-# heads whose bag is nothing but the mean of its instances' probabilities: a bag of any size can be asked in parts
-SHARED = ("tilt", "noisy_label", "supervised")
-
-
 KEYS = {
     *("format", "kind", "classes", "counted", "temperature", "instance_temperature", "tilt", "alike", "listens"),
     *("preparation", "design", "facts"),
@@ -112,10 +108,10 @@ class Fitted:
         segments, met = bags.segments().to("cpu"), self.met(bags)
         if self.eye is not None:
             bags = replace(bags, pool=self.eye.over(bags.pool))
-        if isinstance(self.body, Model) and self.body.design.head not in SHARED:
+        if isinstance(self.body, Model) and not self.body.head.mean_of_instances:
             said = say(self.body, bags, batch_instances=batch_instances)
             p, bag = said.instance.softmax(1), self._bag(said.bag)
-        else:
+        else:  # a bag of any size is asked in parts
             p = self._alone(bags, batch_instances)
             bag = self._bag(log_shares(p, segments, None if self.counted is None else torch.tensor(self.counted)))
         p = tempered(p, self.instance_temperature)

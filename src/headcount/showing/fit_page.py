@@ -118,7 +118,7 @@ def model_card(fitted: Fitted) -> str:
             said = rate(scores["instance_accuracy"], scores["instance_low"], scores["instance_high"])
             lines.append(f"* instances, against the truth that came with the data (never used): {said}")
     else:
-        lines.append("* not cross-validated: the bags were too few")
+        lines.append("* not cross-validated")  # why, the cautions say
     if line := context_line(fitted):
         lines.append(f"* {line}")
     lines += [f"* {quoted(line)}" for line in facts["cautions"]]

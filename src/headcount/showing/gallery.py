@@ -6,8 +6,6 @@ own class first, so that the count can be seen.
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
@@ -17,6 +15,7 @@ from headcount.data import sources
 from headcount.data.sources import Source
 from headcount.errors import HeadcountError
 from headcount.judging.records import Record
+from headcount.showing.looks import picture_uri
 
 LoadSource = Callable[[str], Source]
 _SHOWN = 64  # instances of a bag; the paper's bags are that large
@@ -153,24 +152,10 @@ def _votes(arrays: dict[str, np.ndarray], here: slice, label: int, source: Sourc
 
 def _tile(arrays: dict[str, np.ndarray], j: int, source: Source, colours: int) -> Tile:
     said, truth = int(arrays["test_said"][j]), int(arrays["test_truth"][j])
-    picture = picture_uri(source.data[int(arrays["test_index"][j])], colours) if source.kind == "images" else ""
+    picture = picture_uri(source.data[int(arrays["test_index"][j])], _SIDE, colours) if source.kind == "images" else ""
     confidence = f"{100 * float(arrays['test_confidence'][j]):.0f} %"
     return Tile(_name(source, said), confidence, _name(source, truth), truth >= 0 and said != truth, picture)
 
 
 def _name(source: Source, k: int) -> str:
     return source.classes[k] if 0 <= k < len(source.classes) else "unknown"
-
-
-def picture_uri(pixels: np.ndarray, colours: int = 0) -> str:
-    """(H, W, channels) uint8 -> a PNG data URI; with ``colours``, in a palette of so many."""
-    from PIL import Image
-
-    image = Image.fromarray(np.ascontiguousarray(pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., 0]))
-    if max(image.size) > _SIDE:
-        image.thumbnail((_SIDE, _SIDE))
-    if colours and image.mode == "RGB":
-        image = image.quantize(colours)
-    out = io.BytesIO()
-    image.save(out, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()

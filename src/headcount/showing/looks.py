@@ -49,13 +49,15 @@ def _short(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def picture_uri(pixels: np.ndarray, side: int) -> str:
-    """(H, W, channels) uint8 -> a PNG data URI of at most ``side`` pixels."""
+def picture_uri(pixels: np.ndarray, side: int, colours: int = 0) -> str:
+    """(H, W, channels) uint8 -> a PNG data URI of at most ``side`` pixels; with ``colours``, in a palette of so many."""
     from PIL import Image
 
     image = Image.fromarray(np.ascontiguousarray(pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., 0]))
     if max(image.size) > side:
         image.thumbnail((side, side))
+    if colours and image.mode == "RGB":
+        image = image.quantize(colours)
     out = io.BytesIO()
     image.save(out, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()

@@ -30,10 +30,11 @@ from headcount.errors import HeadcountError
 from headcount.models.forest import Held
 from headcount.training.criterion import label_loss
 from headcount.training.seeds import seed_for
-from headcount.training.splits import bag_folds
+from headcount.training.splits import bag_folds, groups_of
 
 LEAST = 0.01  # a class less likely than that gets no copy
 HELD_OUT = 5  # one bag of so many chooses the round, where nobody gave validation bags
+FOLDS = 3  # of the cross-fitting
 COPIES = 5  # of each instance, where a classifier takes no weights
 
 
@@ -53,7 +54,7 @@ def em(
     valid: Bags | None = None,
     *,
     rounds: int = 10,
-    folds: int = 3,
+    folds: int = FOLDS,
     form: str = "full",
     patience: int = 3,
     seed: int = 0,
@@ -118,7 +119,7 @@ class _Task:
         from sklearn.utils.validation import has_fit_parameter
 
         self.classifier, self.train, self.seed = classifier, train, seed
-        self.folds, self.classes = min(folds, _groups(train)), len(train.classes)
+        self.folds, self.classes = min(folds, groups_of(train)), len(train.classes)
         self.segments = train.segments()
         self.x = features(train)
         self.rows = self.segments.spread(train.target.double())  # (N, C); the removed have zeros
@@ -199,10 +200,6 @@ def features(bags: Bags) -> np.ndarray:
     return plain(bags.pool.take(bags.index))
 
 
-def _groups(bags: Bags) -> int:
-    return len(bags) if bags.group is None else len(set(bags.group))
-
-
 def _size(bags: Bags) -> float:
     return steepness.size_of(bags.segments(), bags.target)
 
@@ -214,7 +211,7 @@ def _single(found: tilt.Tilt) -> tilt.Tilt:
 def _apart(train: Bags, valid: Bags | None, seed: int) -> tuple[Bags, Bags | None]:
     if valid is not None and bool(valid.target.any()):
         return train, valid
-    if valid is not None or _groups(train) < HELD_OUT:
+    if valid is not None or groups_of(train) < HELD_OUT:
         return train, None
     fold = bag_folds(train, HELD_OUT, seed)
     learned, held = train.take(np.flatnonzero(fold > 0)), train.take(np.flatnonzero(fold == 0))
@@ -225,8 +222,5 @@ def _apart(train: Bags, valid: Bags | None, seed: int) -> tuple[Bags, Bags | Non
 def _step(now: tilt.Tilt, p: Tensor, bags: Bags, form: str, train: Bags) -> tilt.Tilt:
     """One step of the tilt's EM on these bags."""
     least = steepness.floor(_size(train), len(train.classes), train.counted)
-    segments = bags.segments()
-    rows = segments.spread(bags.target.double())
-    rows = rows if segments.weight is None else rows * segments.weight.double()[:, None]
-    heap = steepness.heaped(p, rows, now.mix, now.labels)
+    heap = steepness.heaped(p, steepness.witnesses(bags.segments(), bags.target), now.mix, now.labels)
     return tilt.Tilt(steepness.settled(heap, bags.target.double().sum(0), form, least, train.counted), now.labels)

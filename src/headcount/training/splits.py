@@ -19,6 +19,11 @@ def bag_folds(bags: Bags, folds: int, seed: int = 0) -> np.ndarray:
     return deal(bags.target.cpu().numpy().astype(np.float64), group, folds, seed)
 
 
+def groups_of(bags: Bags) -> int:
+    """How many groups there are to deal: as many as bags, where nobody named any."""
+    return len(bags) if bags.group is None else len(set(bags.group))
+
+
 def deal(target: np.ndarray, group: np.ndarray, folds: int, seed: int = 0) -> np.ndarray:
     """(B,) folds of bags with these targets (B, C) and group numbers (B,)."""
     groups = int(group.max()) + 1

@@ -180,7 +180,7 @@ class Training:
         if self.teacher is not None:  # what its head has noted, the pupil's head knows too
             for own, noted in zip(self.head.buffers(), self.teacher.head.buffers(), strict=True):
                 own.copy_(noted)
-        labelled = (self.valid.bags.target.sum(1) > 0).double()
+        labelled = self.valid.bags.labelled.double()
         weight = torch.stack([labelled[which].sum() for which in parts]).to(self.device)
         if self.recipe.selection == "official":
             weight = (weight > 0).double()

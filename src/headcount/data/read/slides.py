@@ -74,7 +74,7 @@ def read_slides(folder: Path, asked: Asked) -> Found:
         where=str(folder), columns=Columns("features", shape=(width,), named=asked.named), content=array, bag=bag, names=names,
         said=said, ids=_ids(stems, sizes, coords, names if names != stems else None, of_slide[of_slide >= 0]),
         digest=hashlib.sha256("".join(p.digest for p in parts).encode()).hexdigest(), coords=coords, tiles=tiles,
-        notes=_notes(kept, coords, tiles, asked, str(array.dtype)), checked=True,
+        notes=_notes(kept, coords, asked, str(array.dtype)), checked=True,
     )  # fmt: skip
 
 
@@ -172,7 +172,7 @@ def _ids(stems: list[str], sizes: list[int], coords: Any, names: list[str] | Non
     return pa.table(ids)
 
 
-def _notes(slides: Sequence[Slide], coords: Any, tiles: Any, asked: Asked, dtype: str) -> list[str]:
+def _notes(slides: Sequence[Slide], coords: Any, asked: Asked, dtype: str) -> list[str]:
     notes = [f"features kept as {dtype}"]
     without = [s.file.name for s in slides if s.coords is None]
     if without:

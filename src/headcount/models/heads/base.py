@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from headcount.bags import Segments
+from headcount.bags.tilt import Tilt
 
 Noted = dict[str, Tensor]  # what is noted of each bag, or of a piece of it: (B, ...) by name
 
@@ -83,6 +84,7 @@ class Head(nn.Module):
     extremes: ClassVar[Mapping[str, str]] = {}  # buffers that keep the least or greatest of a pass: name -> min or max
     told: ClassVar[bool] = False  # true for the one head that is told the instances' classes: a bound, not a method
     whole_bag: ClassVar[bool] = False  # true if what is said of an instance depends on the others in its bag
+    mean_of_instances: ClassVar[bool] = False  # true if a bag is nothing but the mean of its instances' probabilities
     order_matters: bool = False  # true if the order of the instances in a bag changes what is said
     indivisible: ClassVar[str] = ""  # why a batch cannot be taken in pieces or shared out; nothing if it can
     batch_matters: bool = False  # true if the other bags of a batch change what is said of a bag, even in eval mode
@@ -91,6 +93,11 @@ class Head(nn.Module):
         super().__init__()
         self.dim, self.classes = dim, classes
         self.register_buffer("counted", counted, persistent=False)
+
+    @property
+    def estimate(self) -> Tilt | None:
+        """What training found out of what bags' labels say of instances; None for heads that do not look for it."""
+        return None
 
     @classmethod
     def named(cls, options: Mapping[str, Any]) -> str:

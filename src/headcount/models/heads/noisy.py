@@ -17,6 +17,8 @@ from headcount.models.heads.base import Batch, Output, Tally, nll
 class MeanProbability(Tally):
     """Instances are classified; a bag's probability is the mean of theirs."""
 
+    mean_of_instances = True
+
     def local(self, h: Tensor) -> tuple[Tensor, Tensor]:
         z = self.classifier(h).float()
         return z, z.softmax(1)

@@ -53,6 +53,7 @@ class TiltHead(Head):
     cites = "forward correction: Patrini et al., CVPR 2017; sets with tilted priors: Lu et al., ICML 2021"
     indivisible = "its terms are means over different things, and it estimates the tilt over all bags"
     weak_teacher = True
+    mean_of_instances = True
     least: Tensor
     mix: Tensor
     seen: Tensor
