@@ -16,6 +16,7 @@ import torch
 import parallel_case as case
 from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError
+from headcount.fitting import fit_reading
 from headcount.judging.launch import processes
 from headcount.judging.rays import ray_cluster
 from headcount.judging.records import Record
@@ -124,7 +125,11 @@ def test_alone_there_is_no_team():
     assert parallel.team(torch.device("cpu")).size == 1
 
 
-@pytest.mark.parametrize("start", [lambda: processes(2), lambda: ray_cluster(None)], ids=["processes", "ray"])
+@pytest.mark.parametrize(
+    "start",
+    [lambda: processes(2), lambda: ray_cluster(None), lambda: fit_reading(None)],  # ty: ignore[invalid-argument-type]
+    ids=["processes", "ray", "fit"],
+)
 def test_one_kind_of_many_at_a_time(monkeypatch, start):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setenv("WORLD_SIZE", "2")

@@ -267,7 +267,7 @@ def test_without_weights_it_is_trained_and_fetches_nothing(downloads, small, tmp
 
 def test_other_weights_are_another_fit(downloads, small, tmp_path, monkeypatch):
     """What is finished with one set of weights is not taken up with another."""
-    monkeypatch.setattr("headcount.fitting._final", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("headcount.judging.contest.Contest.train", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     state = published(Net(3, 10)).state_dict()
     for k, scale in enumerate((1.0, 2.0, 2.0)):
         save_torch({**state, "conv.bias": state["conv.bias"] * scale}, tmp_path / "w.safetensors")

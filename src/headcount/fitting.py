@@ -15,14 +15,12 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import torch
 
 from headcount.bags import Bags, prints
 from headcount.data.cache import home
@@ -30,53 +28,19 @@ from headcount.data.read import Reading
 from headcount.data.read.lay import as_read
 from headcount.errors import MOST_SEED, HeadcountError, number
 from headcount.judging import begun, crossval, facts, plans
-from headcount.judging.candidates import Candidate, Trained, candidates
+from headcount.judging.candidates import Trained, candidates
 from headcount.judging.cautions import cautions
+from headcount.judging.contest import Contest, Step
 from headcount.judging.crossval import Score, Split, Unit
-from headcount.judging.plans import Plan
 from headcount.judging.sight import Keep, sight
 from headcount.models.eye import Eye, featured
 from headcount.models.fitted import Fitted
 from headcount.training import log
 from headcount.training.criterion import entropy_of, label_loss
+from headcount.training.parallel import alone_only
 from headcount.training.speed import device_for
 
 CURVE = 120  # points of the learning curve that are kept
-
-
-class Step(NamedTuple):
-    """Where a fit stands: what is being done, and how much of the whole, in seconds as they were estimated."""
-
-    what: str
-    done: float
-    total: float
-
-
-class _TimeUp(Exception):
-    """The minutes are over; what is finished is used."""
-
-
-@dataclass
-class _Run:
-    """One fit: what stays the same through it."""
-
-    reading: Reading
-    bags: Bags  # blind
-    candidates: dict[str, Candidate]
-    plan: Plan
-    splits: list[Split]
-    seed: int
-    device: torch.device
-    work: Path | None
-    watch: Callable[[Step], None] | None
-    deadline: float  # of the cross-validation
-    done: float = 0.0  # seconds of the plan behind us
-
-    def tell(self, what: str, cost: float, share: float, bound: bool = True) -> None:
-        if self.watch:
-            self.watch(Step(what, min(self.done + share * cost, self.plan.total), self.plan.total))
-        if bound and time.monotonic() > self.deadline:
-            raise _TimeUp
 
 
 def fit_reading(
@@ -118,6 +82,7 @@ def fit_reading(
         work      a folder for what is finished, so that a fit that was stopped can be taken up
         watch     told how far it is; ``tell`` is told a line now and then
     """
+    alone_only("fit", "is one process's work: start it without torchrun, which is for headcount run")
     started, clock = datetime.now(UTC), time.monotonic()
     if minutes is not None and not (isinstance(minutes, (int, float)) and math.isfinite(minutes) and minutes > 0):
         raise HeadcountError(f"minutes is a number above zero, got {minutes!r}")
@@ -145,14 +110,14 @@ def fit_reading(
     for note in plan.notes:
         tell(note)
     deadline = math.inf if minutes is None else clock + 60 * minutes - 1.5 * plan.final
-    run = _Run(
+    run = Contest(
         reading, laid, {c.name: c for c in found if c.name in plan.names}, plan,
         crossval.splits(laid, plan.folds, seed) if plan.folds else [], seed, where, place, watch, deadline,
     )  # fmt: skip
-    units, unfinished = _cross_validate(run)
+    units, unfinished = run.cross_validate()
     scores = {name: crossval.score(u, laid) for name, u in units.items()}
-    best = choose(scores, run, must)
-    trained = _final(run, best, train, valid, minutes, clock)
+    best = run.choose(scores, must)
+    trained = run.train(best, train, valid, minutes, clock)
     fitted, context = _fitted(run, trained, learned, scores.get(best.name), units.get(best.name, []))
     if reading.laid.truth is not None:  # everything is decided: now it may be looked at
         scores = {name: crossval.with_truth(s, units[name], reading.laid) for name, s in scores.items()}
@@ -213,80 +178,8 @@ def check(bags: Bags) -> None:
         )
 
 
-# -- cross-validation -----------------------------------------------------------------------------------------------------
-
-
-def _cross_validate(run: _Run) -> tuple[dict[str, list[Unit]], dict[str, str]]:
-    """The units of every candidate that finished, and why the others did not."""
-    units: dict[str, list[Unit]] = {}
-    unfinished: dict[str, str] = {}
-    if not run.splits:
-        return units, unfinished
-    cheap_first = sorted(run.candidates.values(), key=lambda c: (not c.baseline, run.plan.cost(c.name)))
-    for candidate in cheap_first:
-        try:
-            units[candidate.name] = [_unit(run, candidate, k) for k in range(len(run.splits))]
-        except _TimeUp:
-            unfinished[candidate.name] = "not finished in the time given"
-    return units, unfinished
-
-
-def _unit(run: _Run, candidate: Candidate, k: int) -> Unit:
-    file = None if run.work is None else run.work / f"{candidate.name}-{k}.npz"
-    cost, what = run.plan.cost(candidate.name), f"{candidate.title}, fold {k + 1} of {len(run.splits)}"
-    unit = begun.read_unit(file) if file else None
-    if unit is None:
-        run.tell(what, cost, 0.0)
-        start = time.monotonic()
-        train, valid, test, learned = crossval.prepared(run.reading, run.splits[k])
-        inside = None if run.work is None else run.work / f"{candidate.name}-{k}"
-        effort = 1.0 if candidate.baseline else run.plan.effort
-        trained = candidate.fit(
-            train, valid, seed=run.seed, device=run.device, effort=effort, work=inside,
-            watch=lambda share, said: run.tell(what, cost, share),
-        )  # fmt: skip
-        instance, bag = crossval.answers(trained.body, test, learned, run.device)
-        unit = Unit(run.splits[k].test, instance, bag, time.monotonic() - start)
-        if file is not None:
-            begun.write_unit(file, unit)
-        if inside is not None:
-            shutil.rmtree(inside, ignore_errors=True)
-    run.done += cost
-    return unit
-
-
-def choose(scores: dict[str, Score], run: _Run, asked: Sequence[str]) -> Candidate:
-    """The candidate with the least loss on held-out bags; where nothing could be cross-validated, the first there is.
-
-    A person who named methods gets one of them: the others stand beside it and are not chosen.
-    """
-    rivals = [c for c in run.candidates.values() if not asked or c.name in asked] or list(run.candidates.values())
-    finished = [c for c in rivals if c.name in scores and math.isfinite(scores[c.name].loss)]
-    if not finished:
-        return min(rivals, key=lambda c: run.plan.cost(c.name)) if scores else rivals[0]
-    return min(finished, key=lambda c: scores[c.name].loss)
-
-
-# -- the model ------------------------------------------------------------------------------------------------------------
-
-
-def _final(run: _Run, best: Candidate, train: Bags, valid: Bags, minutes: float | None, clock: float) -> Trained:
-    """The last training, with the epochs there is still time for."""
-    cost, effort = run.plan.cost(best.name) * 1.2, 1.0 if best.baseline else run.plan.effort
-    left = math.inf if minutes is None else clock + 60 * minutes - time.monotonic()
-    effort *= min(1.0, max(0.05, left / max(cost, 1e-9)))
-    run.done = run.plan.total - cost
-    what = f"{best.title}, final training"
-    run.tell(what, cost, 0.0, bound=False)
-    return best.fit(
-        train, valid, seed=run.seed, device=run.device, effort=effort,
-        work=None if run.work is None else run.work / "final",
-        watch=lambda share, said: run.tell(what, cost, share, bound=False),
-    )  # fmt: skip
-
-
 def _fitted(
-    run: _Run, trained: Trained, learned: Any, score: Score | None, units: list[Unit]
+    run: Contest, trained: Trained, learned: Any, score: Score | None, units: list[Unit]
 ) -> tuple[Fitted, dict[str, Any] | None]:
     """The model, and what held-out bags said of listening to an instance's bag."""
     bags = run.bags
@@ -304,7 +197,7 @@ def _fitted(
     return Fitted(trained.body, bags.classes, learned, found, counted), None
 
 
-def _about(run: _Run, trained: Trained, final: Split) -> dict[str, Any]:
+def _about(run: Contest, trained: Trained, final: Split) -> dict[str, Any]:
     parts = {"train": len(final.train), "valid": len(final.valid), "shared": final.shared}
     return {
         "chance_loss": 2 * entropy_of(run.bags.target),

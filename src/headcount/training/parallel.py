@@ -127,10 +127,10 @@ def _noticing() -> Iterator[None]:
         raise HeadcountError(LOST) from e
 
 
-def alone_only(what: str) -> None:
+def alone_only(what: str, why: str = "starts its own: use one or the other") -> None:
     """Refuse what cannot be done by several processes at once."""
     if size() > 1:
-        raise HeadcountError(f"torchrun already runs {size()} processes; {what} starts its own: use one or the other")
+        raise HeadcountError(f"torchrun already runs {size()} processes; {what} {why}")
 
 
 # -- a step, together ---------------------------------------------------------------------------------------------------------
