@@ -30,7 +30,7 @@ from headcount.judging.candidates import Candidate
 from headcount.judging.fewer import thinned
 from headcount.judging.plans import Plan
 from headcount.models.fitted import Fitted
-from headcount.showing.fit_page import context_line, model_card
+from headcount.showing.fit_page import context_line, lines_of, model_card
 from headcount.training.batches import Feed
 from headcount.training.criterion import judge
 from test_em import blobs
@@ -364,6 +364,9 @@ def test_soft_labels():
     reading = read({"features": x, "sizes": np.array([5] * 20), "votes": votes, "classes": np.array(["a", "b", "c"])})
     made = fit_reading(reading, TREES, folds=3)
     assert made.facts["scores"]["bag_accuracy"] > 0.5
+    assert made.facts["data"]["counted"]["share"] == pytest.approx([0.8] * 3), "votes tell how large majorities are"
+    assert any("counted from the votes: a 80%, b 80%, c 80%" in line for line in lines_of(made))
+    assert not any("Majorities are slight" in line for line in lines_of(made))
 
 
 def test_uncounted_classes_are_never_said_of_a_bag():

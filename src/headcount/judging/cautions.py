@@ -10,6 +10,7 @@ from headcount.bags import Bags, steepness, tilt
 from headcount.judging.answers import Said
 from headcount.judging.candidates import Candidate
 from headcount.judging.crossval import Score
+from headcount.judging.evaluation import has_votes
 from headcount.models.fitted import Fitted
 
 FEW = 30
@@ -88,7 +89,8 @@ def _of_choice(bags: Bags, best: Candidate, scores: dict[str, Score], split: boo
 def _of_tilt(found: tilt.Tilt, bags: Bags) -> list[str]:
     size = max(1, round(steepness.size_of(bags.segments(), bags.target)))
     least = steepness.least_share(size, len(bags.classes))
-    share = float(found.share.mean())
+    # a tilt of votes is of a label drawn from them, which is no majority's
+    share = float((bags.target.amax(1)[bags.labelled] if has_votes(bags) else found.share).mean())
     if size > 1 and (share - least) < 0.05:
         return [
             f"Majorities are slight (about {share:.0%} of a bag; bags filled by lot would have {least:.0%}): labels say "

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 
 from headcount import __version__
+from headcount.bags import Bags
 from headcount.data.read import Reading
 from headcount.judging.candidates import Candidate
 from headcount.judging.crossval import Score, Unit
+from headcount.judging.evaluation import has_votes
 
 SCORES = (
     *("loss", "error", "bag_accuracy", "bag_low", "bag_high", "bag_loss"),
@@ -38,7 +40,16 @@ def of_data(reading: Reading) -> dict[str, Any]:
         "size_counts": _histogram(sizes),
         "labels": np.bincount(label[label >= 0], minlength=len(bags.classes)).tolist(),
         "truth": bags.truth is not None,
+        "counted": _counted(bags) if has_votes(bags) else None,
     }
+
+
+def _counted(bags: Bags) -> dict[str, list[float | None]]:
+    """Where votes tell how large majorities are, it need not be estimated: each winner's mean share, and shares of all."""
+    share = bags.target.double()
+    heard = share.T @ bags.segments().total().double()
+    won = {c: share.amax(1)[bags.label == c].mean().item() for c in range(share.shape[1])}
+    return {"share": [*finite(won).values()], "of_all": (heard / heard.sum()).tolist()}
 
 
 def of_candidates(
@@ -70,7 +81,7 @@ def of_method(best: Candidate, asked: bool) -> dict[str, Any]:
     return {"name": best.name, "title": best.title, "baseline": best.baseline, "asked": asked, "how": how}
 
 
-def finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
+def finite(numbers: Mapping[Any, float]) -> dict[Any, float | None]:
     """As JSON takes them.
 
     >>> finite({"gain": 0.25, "error": math.inf})

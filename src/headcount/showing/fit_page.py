@@ -37,9 +37,10 @@ def fit_page(fitted: Fitted, title: str = "A model from majority labels") -> str
 
 
 def _shares(fitted: Fitted) -> list[tuple[str, int, str, str]]:
-    """Class, bags so labelled, expected majority share, share of all instances."""
-    bags = fitted.facts["data"]["labels"]
+    """Class, bags so labelled, majority share (counted, or else expected), share of all instances."""
+    bags, counted = fitted.facts["data"]["labels"], fitted.facts["data"].get("counted")
     own, prior = fitted.tilt.share.tolist(), fitted.tilt.prior.tolist()
+    own, prior = (counted["share"], counted["of_all"]) if counted else (own, prior)
     rows = zip(fitted.classes, bags, own, prior, strict=True)
     return [(c, n, f"{s:.0%}" if n else "–", f"{p:.0%}") for c, n, s, p in rows][:MOST_CLASSES]
 
@@ -177,4 +178,5 @@ def lines_of(fitted: Fitted) -> Sequence[str]:
     if line := context_line(fitted):
         said.append(line)
     shares = ", ".join(f"{c} {s}" for c, n, s, _ in _shares(fitted)[:12] if n)
-    return [*said, f"expected majority share: {shares}", *facts["cautions"]]
+    how = "majority share, counted from the votes" if facts["data"].get("counted") else "expected majority share"
+    return [*said, f"{how}: {shares}", *facts["cautions"]]
