@@ -126,7 +126,7 @@ def _on_disk(path: Path, asked: Asked) -> Found:
         return slides.read_slides(path, asked) if slides.is_slides(path) else folders.read_folder(path, asked)
     if not file:
         raise HeadcountError(
-            f"no file or folder {path}; give the path of a table, an .npz, an .h5 or a folder of pictures"
+            f"no file or folder {path}; give a table, an .npz, or a folder of pictures or of slides' features"
         )
     if path.suffix.lower() in (".npy", ".npz"):
         return arrays.read_file(path, asked)
