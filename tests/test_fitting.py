@@ -474,6 +474,7 @@ def test_too_little_time_still_makes_a_model(monkeypatch):
     ({"minutes": 0}, "minutes"), ({"minutes": math.nan}, "minutes"), ({"folds": 1}, "folds"), ({"folds": 2.5}, "folds"),
     ({"method": "tlit"}, "did you mean 'tilt'"), ({"head": "cuont"}, "no head"), ({"backbone": "vgg"}, "backbone"),
     ({"views": "mirror"}, "views"), ({"device": "tpu"}, "device"), ({"method": "tilt", "options": {"shar": 1}}, "option"),
+    ({"method": "tilt,count", "options": {"share": 0.5}}, "count has no such"),
     ({"method": "supervised"}, "known"), ({"backbone": "resnet18", "method": "tilt"}, "reads images"),
     ({"method": object()}, "predict_proba"),
 ])  # fmt: skip
@@ -670,3 +671,9 @@ def test_many_instances_are_foretold_from_some(monkeypatch):
     big, small = candidates.forest(1_000_000), candidates.forest(500)
     assert big.max_samples == pytest.approx(candidates.PER_TREE / candidates.MOST)
     assert small.max_samples is None
+
+
+def test_options_are_of_the_first_network_where_nobody_named_the_others():
+    made = {c.name: c for c in candidates.candidates("auto", blobs(20, 5).blind(), options={"share": 0.5})}
+    assert dict(made["tilt"].recipe.options)["share"] == 0.5
+    assert "share" not in dict(made["count"].recipe.options)

@@ -26,7 +26,7 @@ from headcount.judging.fewer import in_pieces, thinned
 from headcount.judging.networks import recipe_for
 from headcount.judging.run import fresh_model
 from headcount.models.forest import Forest, Held, Linear, from_sklearn, savable
-from headcount.models.heads import HEADS, check_options, find_head
+from headcount.models.heads import HEADS, check_options, find_head, head_options
 from headcount.models.model import Model
 from headcount.models.vision import Start
 from headcount.training.em import check, em
@@ -167,7 +167,13 @@ def candidates(
             f"views {views!r} are for pictures, and these are features; leave views out, or use 'feature'"
         )
     if options:
-        check_options(networks[0], options)  # they are the first network's
+        check_options(networks[0], options)  # they are the first network's; those that nobody named do without
+        named = [n for n in networks[1:] if method != "auto" and n not in BASELINES]
+        if deaf := [n for n in named if not set(options) <= set(head_options(n))]:
+            raise HeadcountError(
+                f"options {', '.join(options)} are {networks[0]}'s, and {deaf[0]} has no such; fit the two one by one, or "
+                "leave the options out"
+            )
     return made + [_candidate(name, bags, pictures, how) for name in names]
 
 
