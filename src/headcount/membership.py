@@ -1,4 +1,5 @@
-"""Who is in which bag, in every way scikit-learn's users may say it: ids, a column of X, or a list of bags."""
+"""What scikit-learn's users hand over: who is in which bag (ids, a column of X, or a list of bags), labels, weights, and a word
+on the column that holds no number."""
 
 from __future__ import annotations
 

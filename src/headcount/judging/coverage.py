@@ -99,3 +99,13 @@ class Coverage:
         if self.groups is not None:
             said.append(f"groups: {self.groups:,}")
         return said
+
+
+def won_shares(bags: Bags) -> tuple[np.ndarray, np.ndarray]:
+    """(C,) the mean share of the winner in bags with votes won by each class, and its standard error; NaN where none is."""
+    top, label = bags.target.double().numpy().max(1), bags.label.numpy()
+    mine = [top[label == c] for c in range(len(bags.classes))]
+    return (
+        np.array([v.mean() if len(v) else np.nan for v in mine]),
+        np.array([v.std(ddof=1) / np.sqrt(len(v)) if len(v) > 1 else np.nan for v in mine]),
+    )

@@ -15,6 +15,7 @@ from headcount import __version__
 from headcount.bags import Bags
 from headcount.data.read import Reading
 from headcount.judging.candidates import Candidate
+from headcount.judging.coverage import won_shares
 from headcount.judging.crossval import Score, Unit
 from headcount.judging.evaluation import has_votes
 
@@ -46,9 +47,8 @@ def of_data(reading: Reading) -> dict[str, Any]:
 
 def _counted(bags: Bags) -> dict[str, list[float | None]]:
     """Where votes tell how large majorities are, it need not be estimated: each winner's mean share, and shares of all."""
-    share = bags.target.double()
-    heard = share.T @ bags.segments().total().double()
-    won = {c: share.amax(1)[bags.label == c].mean().item() for c in range(share.shape[1])}
+    won = dict(enumerate(won_shares(bags)[0].tolist()))
+    heard = bags.target.double().T @ bags.segments().total().double()
     return {"share": [*finite(won).values()], "of_all": (heard / heard.sum()).tolist()}
 
 

@@ -25,6 +25,7 @@ from scipy import stats
 from torch import Tensor
 
 from headcount.bags import Bags, steepness, tilt
+from headcount.judging.coverage import won_shares
 from headcount.judging.quick import Look
 from headcount.models.fitted import tempered
 from headcount.training.criterion import GRID, instance_losses, label_loss
@@ -124,17 +125,6 @@ def from_votes(bags: Bags) -> tilt.Tilt:
     labels = heap.sum(1)
     mix = (heap + 1e-9) / (heap + 1e-9).sum(1, keepdim=True)
     return tilt.Tilt(mix.float(), (labels / labels.sum()).float())
-
-
-def won_shares(bags: Bags) -> tuple[np.ndarray, np.ndarray]:
-    """(C,) the mean share of the winner in bags with votes won by each class, and its standard error; NaN where none is."""
-    target, label = bags.target.double().numpy(), bags.label.numpy()
-    top = target.max(1)
-    mine = [top[label == c] for c in range(target.shape[1])]
-    return (
-        np.array([v.mean() if len(v) else np.nan for v in mine]),
-        np.array([_error(v) if len(v) > 1 else np.nan for v in mine]),
-    )
 
 
 def share_errors(look: Look, bags: Bags, start: tilt.Tilt, seed: int = 0) -> np.ndarray:
