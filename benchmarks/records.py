@@ -3,6 +3,7 @@
     python benchmarks/records.py --out results/paper --source cifar10 --scenario various --minutes 9
     python benchmarks/records.py --out results/plain --precision tf32 --plain --only count      # beside the fast path
     python benchmarks/records.py --out results/paper --only mpem --removal 0.3                  # one r on all folds
+    python benchmarks/records.py --out results/seeds --only without --seed 1                    # how another seed falls
 
 Counting Network, without Count, Output+Mean (official and nll), then MPEM for every removal, five folds each, 1,500 epochs
 of the paper's recipe with the fast path's precision. Stops starting runs when the minutes are over; goes on next time.
@@ -47,12 +48,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1500)
     parser.add_argument("--only", default="", help="count, without, nll, official, mpem: some of them, with commas")
     parser.add_argument("--removal", default="", help="some of MPEM's r, with commas")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plain", action="store_true", help="neither compiled nor captured")
     parser.add_argument("--minutes", type=float, default=9.0)
     args = parser.parse_args()
     removals = tuple(float(choose("r", r, list(map(str, REMOVALS)))) for r in args.removal.split(",") if r) or REMOVALS
     recipes = (
-        recipe
+        recipe.but(seed=args.seed)
         for scenario in args.scenario.split(",")
         for recipe in wanted(args.source, scenario, args.precision, args.epochs, args.only, removals)
     )

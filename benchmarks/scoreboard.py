@@ -98,7 +98,8 @@ def _footing(lines: dict[str, Any]) -> Iterator[str]:
     for name in GROUPS["footing"]:
         if row := lines.get(name, {}).get("cifar10", {}).get("various"):
             how, _, who = name.removeprefix("paper's stem, ").partition(": ")
-            rows.append(f"| {how} | {who} | {row['mean']:.3f} | {row['folds']} |")
+            right = f"{row['mean']:.3f}" + (f" ± {row['std']:.3f}" if row["folds"] > 1 else "")
+            rows.append(f"| {how} | {who} | {right} | {row['folds']} |")
     if rows:
         yield from ("| paper's stem | method | right, various | folds |", "|---|---|---|---|", *rows, "")
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from headcount.judging import records, select
 from headcount.showing import canvas, plots
-from headcount.training.recipe import Recipe
 
 ROOT = Path(__file__).parent.parent
 
@@ -19,16 +18,13 @@ def main() -> None:
     tilt("cifar10", "CIFAR10")
     tilt("svhn", "SVHN")
     paper()
+    jumps()
     rows = [r for r in select.rows(records.load(ROOT / "results" / "paper")) if len(r.records) == 5]
     rows = [r for r in rows if (r.source, r.scenario) == ("cifar10", "various")]
-    scores = {_named(r.records[0].recipe): [record.scores["instance_accuracy"] for record in r.records] for r in rows}
+    scores = {r.label: [record.scores["instance_accuracy"] for record in r.records] for r in rows}
     scores = dict(sorted(scores.items(), key=lambda pair: -sum(pair[1])))
     figure = plots.accuracy_dots(scores, plots.method_colours(list(scores)))
     plots.save(figure, ROOT / "docs" / "img" / "cifar10_various.svg")
-
-
-def _named(recipe: Recipe) -> str:
-    return f"{recipe.label}, r = {recipe.removal:g}" if recipe.removal else recipe.label
 
 
 def paper() -> None:
@@ -49,6 +45,31 @@ def paper() -> None:
     plots.save(plots.purity(sweeps[0]["removal"], purity), ROOT / "docs" / "img" / "cifar10_figure8.svg")
     figure = plots.agreement(sweeps[0]["removal"], agreement, control)
     plots.save(figure, ROOT / "docs" / "img" / "cifar10_figure9.svg")
+
+
+def jumps() -> None:
+    """The loss of four of the paper's trainings, on the training and on the validation bags."""
+    found = {(r.recipe.label, r.recipe.removal, r.recipe.fold): r for r in records.load(ROOT / "results" / "paper")}
+    shown = {
+        "Counting Network, fold 3": ("Counting Network", 0.0, 3),
+        "without Count, fold 1": ("Counting Network w/o Count", 0.0, 1),
+        "MPEM, r = 0.8, fold 2": ("Counting Network + MPEM", 0.8, 2),
+        "MPEM, r = 1, fold 3": ("Counting Network + MPEM", 1.0, 3),
+    }
+    with canvas.panel(900, 260, (48, 34, 16, 46), columns=4) as (figure, axes):
+        figure.subplots_adjust(wspace=0.12)
+        for ax, (title, key) in zip(axes, shown.items(), strict=True):
+            fitted = found[key].body["fit"]
+            for name, colour in (("train", canvas.PALETTE[1]), ("valid", canvas.PALETTE[0])):
+                ax.plot(fitted["curve"]["epoch"], fitted["curve"][name], color=colour, label=name, lw=1.2)
+            ax.plot(fitted["best_epoch"], fitted["valid_loss"], "o", color=canvas.INK, ms=4, label="kept")
+            ax.set(title=title, yscale="log", ylim=(3e-4, 2))
+            ax.set_xticks([0, 500, 1000, 1500])
+            ax.set_yticks([0.001, 0.01, 0.1, 1], ["0.001", "0.01", "0.1", "1"] if ax is axes[0] else [""] * 4)
+            ax.minorticks_off()
+        axes[-1].set_xlabel("epoch", loc="right")
+        axes[0].legend(loc="lower right")
+    canvas.save(figure, ROOT / "docs" / "img" / "cifar10_jumps.svg")
 
 
 def tilt(source: str, title: str) -> None:

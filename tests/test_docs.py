@@ -117,6 +117,18 @@ def test_the_paper_remade_is_that_of_the_records(table):
             assert f"| {cell.method} | {mean:.3f} ± {deviation:.3f} ({folds}) | {cell.printed.mean:.3f} ± " in told
 
 
+def test_the_jumps_told_are_those_of_the_records():
+    script = [sys.executable, str(ROOT / "benchmarks" / "jumps.py"), str(ROOT / "results" / "paper")]
+    said = subprocess.run(script, capture_output=True, text=True, check=True).stdout
+    told = (ROOT / "docs" / "paper.md").read_text()
+    rows = [line for line in said.splitlines() if line.startswith("|")]
+    assert len(rows) == 14
+    assert not [row for row in rows if row not in told]
+    late, together = (line.rpartition(" right")[2].strip(": ") for line in said.splitlines()[-2:])
+    assert f"the others have {late}" in told
+    assert f"correlation of {together.rpartition(' ')[2]}" in told
+
+
 def test_the_site_builds(tmp_path):
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", "-d", str(tmp_path / "trees")]
     done = subprocess.run([*command, str(ROOT / "docs"), str(tmp_path / "site")], capture_output=True, text=True)
