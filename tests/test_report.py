@@ -229,15 +229,17 @@ def test_of_many_methods_of_one_head_each_says_where_it_differs(tmp_path: Path, 
     made = [make_record(tmp_path, source, r) for r in [*tried, base.but(epochs=60)]]
     made.append(make_record(tmp_path, source, base.but(scenario="large")))
     names, remarks = own_names(rows(made))
-    assert set(names) == {"Tilt, epochs 30", "Tilt, epochs 60", "Tilt (own=0.0)", "Tilt (bag=0.0)", "Tilt (form=one)"}
-    assert names.count("Tilt, epochs 30") == 2, "one method has one name, whatever table it is in"
-    assert remarks == {"Tilt": "where a row says nothing else: decay=0.9, own=1.0"}
+    assert set(names) == {"Tilt", "Tilt, epochs 60", "Tilt (own=0.0)", "Tilt (bag=0.0)", "Tilt (form=one)"}
+    assert names.count("Tilt") == 2, (
+        "one method has one name, whatever table it is in; what most are is not said in each"
+    )
+    assert remarks == {"Tilt": "where a row says nothing else: decay=0.9, own=1.0, epochs 30"}, "but once"
     assert f"Tilt, {remarks['Tilt']}" in Page(report.render(made, "t", lambda _: source)).text
     made += [make_record(tmp_path, source, base.but(**c)) for c in ({"lr": 0.1}, {"trouble": {"wrong": 0.2}})]
     names, remarks = own_names(rows(made))
     assert {"Tilt", "Tilt, epochs 60", "Tilt, lr 0.1", "Tilt, trouble wrong=0.2"} < set(names)
-    assert names.count("Tilt") == 2, "what most are is not said in each row"
-    assert remarks == {"Tilt": "where a row says nothing else: decay=0.9, own=1.0, epochs 30"}, "but what is usual"
+    made.append(make_record(tmp_path, source, base.but(options={"decay": 0.9, "own": 0.5}, schedule="twice")))
+    assert "Tilt (own=0.5), schedule twice" in own_names(rows(made))[0], "an option tells it apart, and is not all"
     few, none = own_names(rows([r for r in made if r.recipe in tried[:3]]))
     assert "Tilt (decay=0.9, own=1.0)" in few
     assert not none

@@ -15,25 +15,27 @@ MANY = 4  # methods of one head, from which on what most of them share is said o
 
 
 def own_names(rows: Sequence[Row]) -> tuple[list[str], dict[str, str]]:
-    """A name for each row, and by the beginnings of names what they leave out. Rows of one label in one table are told apart by
-    the recipe fields in which they differ; where a method needs a field in one table, it has it in all."""
-    short, remarks = _labels(rows)
+    """A name for each row, and by the beginnings of names what they leave out. Rows of one label (of one head, where that has
+    many) in one table are told apart by the recipe fields in which they differ; where a method needs a field in one table, it
+    has it in all."""
+    short, family, remarks = _labels(rows)
     names, plain = [""] * len(rows), {k: _shown(v) for k, v in Recipe().values.items()}
-    for label in short:
-        told = {i: _decided(row.records[0]) for i, row in enumerate(rows) if row.label == label}
+    for kin in dict.fromkeys(family.values()):
+        told = {i: _decided(row.records[0]) for i, row in enumerate(rows) if family[row.label] == kin}
         tables: dict[tuple[str, str], list[dict[str, str]]] = {}
         for i, values in told.items():
             tables.setdefault((rows[i].source, rows[i].scenario), []).append(values)
         differ = [k for k in next(iter(told.values())) if any(len({v[k] for v in t}) > 1 for t in tables.values())]
         usual: dict[str, str] = {}
-        if len({tuple(values[k] for k in differ) for values in told.values()}) >= MANY:
+        if len({(rows[i].label, *(values[k] for k in differ)) for i, values in told.items()}) >= MANY:
             usual = {k: Counter(values[k] for values in told.values()).most_common(1)[0][0] for k in differ}
             shared = _listed({k: v for k, v in usual.items() if v != plain.get(k)})
-            before = remarks.get(short[label], "where a row says nothing else")
-            remarks |= {short[label]: f"{before}{', ' if ':' in before else ': '}{shared}"} if shared else {}
+            before = remarks.get(kin, "where a row says nothing else")
+            remarks |= {kin: f"{before}{', ' if ':' in before else ': '}{shared}"} if shared else {}
         for i, values in told.items():
             own = _listed({k: values[k] for k in differ if values[k] != usual.get(k)})
-            names[i] = f"{short[label]}, {own}" if own else short[label]
+            name = short[rows[i].label]
+            names[i] = f"{name}, {own}" if own else name
     return names, remarks
 
 
@@ -55,10 +57,11 @@ def _decided(record: Record) -> dict[str, str]:
     return {k: _shown(v) for k, v in values.items()}
 
 
-def _labels(rows: Sequence[Row]) -> tuple[dict[str, str], dict[str, str]]:
-    """Every label, or a shorter one: of many methods of one head each says only where it differs from most of them."""
+def _labels(rows: Sequence[Row]) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """Every label, or a shorter one: of many methods of one head each says only where it differs from most of them. And by
+    label the family it is held against, and what the shorter ones leave out."""
     short = {row.label: row.label for row in rows}
-    remarks = {}
+    family, remarks = dict(short), {}
     for name, head in HEADS.items():
         told = {r.label: dict(r.records[0].recipe.options) for r in rows if r.records[0].recipe.head == name}
         if len(told) < MANY or "named" in vars(head):  # some heads have better names
@@ -71,6 +74,7 @@ def _labels(rows: Sequence[Row]) -> tuple[dict[str, str], dict[str, str]]:
         }
         if len(set(found.values())) == len(found):
             short |= found
+            family |= dict.fromkeys(found, head.title)
             shared = ", ".join(f"{k}={v}" for k, v in most.items() if v != usual[k])
             remarks |= {head.title: f"where a row says nothing else: {shared}"} if shared else {}
-    return short, remarks
+    return short, family, remarks
