@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from headcount.bags import Bags, tilt
 from headcount.checking import check_reading
 from headcount.data.columns import Named
 from headcount.data.read import read
-from headcount.judging import prospects, quick
+from headcount.judging import counsel, prospects, quick
 
 NAMES = ("ant", "bee", "cow", "dog")
 
@@ -280,6 +281,15 @@ def test_the_upper_end_stays_open_for_large_pictures_only():
     small = check_reading(read([x[:, :8, :8] for x in bags], labels=labels))
     assert small.found is not None
     assert small.accuracy == small.found.accuracy
+
+
+def test_an_open_upper_end_is_not_called_near_chance():
+    """What small pictures promise little of is hopeless in a table, and hard where a network would see more."""
+    said = checked(made())
+    assert said.found is not None
+    dim = replace(said.found, accuracy=(0.3, 0.45))
+    assert counsel.verdict(said.coverage, dim, part_seen=False)[0] == "hopeless"
+    assert counsel.verdict(said.coverage, dim, part_seen=True)[0] == "hard"
 
 
 def test_texts():
