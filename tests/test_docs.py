@@ -108,6 +108,12 @@ def test_the_speeds_told_are_those_measured():
     assert f"in the same run {ways['plain loop']:.3f} s" in readme
 
 
+def test_the_run_repeated_in_another_process_gave_the_same_record():
+    one, other = (json.loads((ROOT / "results" / d / "9893138dab6390cd.json").read_text()) for d in ("tuning", "tilt"))
+    assert one.pop("provenance")["started"] != other.pop("provenance")["started"]
+    assert one == other
+
+
 @pytest.mark.parametrize("table", ["table4", "table6"])
 def test_the_paper_remade_is_that_of_the_records(table):
     told, found = (ROOT / "docs" / "paper.md").read_text(), progress.found(ROOT / "results" / "paper")
