@@ -419,6 +419,36 @@ def test_the_mix_settles_when_training_goes_on():
     torch.testing.assert_close(head.mix, want)
 
 
+def test_a_label_that_never_occurs_is_known_as_such():
+    """What stands in ``seen`` before any label is seen is no label: the condition was 2,022."""
+    head, batch = head_of(teach=0), batch_of()
+    three = Batch(batch.segments, torch.eye(C)[torch.arange(6) % 3], batch.bag, batch.place, done=batch.done)
+    for mode in (True, False, True):
+        head.train(mode).loss(said(logits()), three)
+    assert head.estimate.condition == math.inf
+    head.loss(said(logits()), batch)
+    assert head.estimate.condition < math.inf
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"election": "exakt"}, "no election 'exakt'; there are auto, exact"),
+        ({"adapt": "no"}, "adapt is true or false, got 'no'"),
+        ({"tempered": 1}, "tempered is true or false, got 1"),
+        ({"share": 0.25}, "share is that of a majority, so above 1/4 for 4 classes, got 0.25"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options, words):
+    with pytest.raises(HeadcountError, match=words):
+        build_head("tilt", D, C, options)
+
+
+def test_a_background_may_leave_the_majority_less_than_its_part():
+    counted = torch.tensor([True, True, True, False])
+    assert float(build_head("tilt", D, C, {"share": 0.2}, counted).mix[0, 0]) == pytest.approx(0.2)
+
+
 def test_a_given_share_stays():
     head = head_of(share=0.55, teach=0)
     for mode in (False, True, True):
