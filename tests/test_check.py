@@ -143,6 +143,16 @@ def test_tiny_data_are_not_judged():
         assert check_reading(read(list(g.random((6, 3, 100))), labels=list("ababab"))).verdict == "hard"
 
 
+@pytest.mark.parametrize("labels", ["ab", "abc", "abcabc"])
+def test_of_a_few_bags_no_range_is_expected(labels):
+    """Of two instances each is the other's opposite, and a line through one is right of the other: 0.94 to 1 was expected."""
+    for seed in range(3):
+        g = np.random.default_rng(seed)
+        low, high = check_reading(read(list(g.normal(size=(len(labels), 1, 3))), labels=list(labels))).accuracy
+        assert low <= 1 / len(set(labels))
+        assert high == 1
+
+
 def test_a_handful_of_clear_bags_is_not_called_good():
     said = checked({k: v[:60] for k, v in made(bags=9).items()})
     assert said.verdict == "hard"
