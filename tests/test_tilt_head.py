@@ -256,6 +256,20 @@ def test_weight_two_counts_twice():
     assert float(a) == pytest.approx(float(b), rel=1e-5)
 
 
+@pytest.mark.parametrize("weight", [0.1, 1e-6])
+def test_weights_that_are_alike_change_no_frequencies(weight):
+    """Every label had been given one instance beforehand: as many as a million of these."""
+    z, rare = logits(), torch.eye(C)[torch.tensor([0, 0, 0, 0, 1, 2])]
+    found = []
+    for given in (None, torch.full((60,), weight)):
+        head, batch = head_of(bag=0, teach=0), batch_of(weight=given)
+        batch = Batch(batch.segments, rare, batch.bag, batch.place, done=batch.done)
+        losses = [float(head.train(mode).loss(said(z), batch)) for mode in (True, False, True)]
+        found.append((torch.tensor(losses), head.estimate.labels, head.estimate.mix))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
 def test_the_bag_weight_follows_the_shares():
     head, found = head_of(), []
     head.trust.fill_(1)
@@ -420,7 +434,7 @@ def test_the_mix_settles_when_training_goes_on():
 
 
 def test_a_label_that_never_occurs_is_known_as_such():
-    """What stands in ``seen`` before any label is seen is no label: the condition was 2,022."""
+    """Every label had been given one instance before any was seen: the condition was 2,022."""
     head, batch = head_of(teach=0), batch_of()
     three = Batch(batch.segments, torch.eye(C)[torch.arange(6) % 3], batch.bag, batch.place, done=batch.done)
     for mode in (True, False, True):

@@ -83,7 +83,8 @@ def first_guess(size: float, classes: int) -> float:
 
 def labels_of(seen: Tensor, counted: Tensor | None = None) -> Tensor:
     """(C,) label frequencies, from how often each was seen: never is still a small chance, unless a class cannot win."""
-    seen = seen + SLIGHT * seen.sum().clamp_min(1.0) / len(seen)
+    total = seen.sum()  # of weights that may be tiny: only where there are none is one of all taken
+    seen = seen + SLIGHT * torch.where(total > 0, total, 1.0) / len(seen)
     seen = seen if counted is None else seen * counted
     return seen / seen.sum()
 

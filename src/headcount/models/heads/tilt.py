@@ -127,7 +127,7 @@ class TiltHead(Head):
         )
         self.register_buffer("least", torch.zeros((), dtype=torch.float64))  # no majority share is smaller
         self.register_buffer("mix", torch.empty(classes, classes, dtype=torch.float64))
-        self.register_buffer("seen", torch.ones(classes, dtype=torch.float64))  # labels of training instances
+        self.register_buffer("seen", torch.zeros(classes, dtype=torch.float64))  # labels of training instances
         self.register_buffer("heap", torch.zeros(classes, classes, dtype=torch.float64))  # of validation instances
         self.register_buffer("bags", torch.zeros(classes, dtype=torch.float64))  # labels of validation bags
         self.register_buffer("said", torch.full((classes,), 1 / classes))  # mean of what the teacher says
@@ -162,8 +162,7 @@ class TiltHead(Head):
     @property
     def estimate(self) -> tilt.Tilt:
         """What was estimated: shares, matrix, condition."""
-        # less the one of each that stands there before any is seen: a label that never occurs is known as such
-        return tilt.Tilt(self.now().float(), steepness.labels_of(self.seen - 1, self.counted).float())
+        return tilt.Tilt(self.now().float(), steepness.labels_of(self.seen, self.counted).float())
 
     def now(self) -> Tensor:
         """(C, C) the mix, with what has been noted since it last settled."""
