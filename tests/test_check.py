@@ -344,6 +344,9 @@ def test_bags_filled_by_lot_are_told_of_smaller_ones():
     table["f"] = (5 * y + g.normal(size=y.shape)).ravel()
     said = check_reading(read({k: v.tolist() for k, v in table.items()}))
     assert any("smaller bags lean more" in line for line in said.advice)
+    table["weight"] = np.full(60 * 31, 1 / 31)  # shares of a bag: none is smaller for it
+    said = check_reading(read({k: v.tolist() for k, v in table.items()}))
+    assert any("smaller bags lean more, in bags of 7" in line for line in said.advice)
 
 
 def test_wrong_labels_are_pointed_at():
