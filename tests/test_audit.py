@@ -82,6 +82,9 @@ def test_few_instances_are_all_drawn_and_then_nothing_is_open():
     assert sorted(drawn.item.tolist()) == list(range(30))
     e = audit.stratified(right[drawn.item], drawn.stratum, drawn.held)
     assert e.low == e.value == e.high == pytest.approx(right.mean())
+    for all_ in (np.ones(30), np.zeros(30)):
+        e = audit.stratified(all_, drawn.stratum, drawn.held)
+        assert e.low == e.value == e.high == all_[0], "nor where all are right, or none"
 
 
 def test_the_estimate_is_the_formula_s():

@@ -103,6 +103,14 @@ def test_crowned_with_a_class_that_is_not_counted():
     torch.testing.assert_close(crowned(share, target, counted), torch.tensor([[0.25, 0.25, 0.5]]))
 
 
+def test_of_a_tie_either_winner_may_be_crowned():
+    """It was always the first: its rival was levelled with it, as if it had lost."""
+    share, tied = torch.tensor([[0.3, 0.4, 0.3], [0.4, 0.3, 0.3]]), torch.tensor([[0.5, 0.5, 0.0]] * 2)
+    torch.testing.assert_close(crowned(share, tied), share)
+    lost = torch.tensor([[0.2, 0.3, 0.5]])
+    torch.testing.assert_close(crowned(lost, tied[:1]), torch.tensor([[0.2, 0.4, 0.4]]))
+
+
 def test_a_tie_crowns_neither_of_its_winners():
     log_p = torch.full((200, 2), 0.5).log()
     tied, even = torch.full((20, 2), 0.5), Tilt(mix_of(0.5, 2), torch.ones(2) / 2)

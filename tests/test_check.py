@@ -144,6 +144,16 @@ def test_tiny_data_are_not_judged():
         assert check_reading(read(list(g.random((6, 3, 100))), labels=list("ababab"))).verdict == "hard"
 
 
+@pytest.mark.parametrize("labels", ["ab", "abc", "abcabc"])
+def test_of_a_few_bags_no_range_is_expected(labels):
+    """Of two instances each is the other's opposite, and a line through one is right of the other: 0.94 to 1 was expected."""
+    for seed in range(3):
+        g = np.random.default_rng(seed)
+        low, high = check_reading(read(list(g.normal(size=(len(labels), 1, 3))), labels=list(labels))).accuracy
+        assert low <= 1 / len(set(labels))
+        assert high == 1
+
+
 def test_a_handful_of_clear_bags_is_not_called_good():
     said = checked({k: v[:60] for k, v in made(bags=9).items()})
     assert said.verdict == "hard"
@@ -344,6 +354,9 @@ def test_bags_filled_by_lot_are_told_of_smaller_ones():
     table["f"] = (5 * y + g.normal(size=y.shape)).ravel()
     said = check_reading(read({k: v.tolist() for k, v in table.items()}))
     assert any("smaller bags lean more" in line for line in said.advice)
+    table["weight"] = np.full(60 * 31, 1 / 31)  # shares of a bag: none is smaller for it
+    said = check_reading(read({k: v.tolist() for k, v in table.items()}))
+    assert any("smaller bags lean more, in bags of 7" in line for line in said.advice)
 
 
 def test_wrong_labels_are_pointed_at():

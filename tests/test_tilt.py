@@ -249,6 +249,19 @@ def test_loose_instances_without_a_label_are_no_bags_filled_by_lot():
     near(beside.mix, alone.mix, 1e-6)  # the share was 0.38 where it is 0.19: that of bags of four filled by lot
 
 
+def test_bags_of_many_sizes_filled_by_lot_are_above_the_floor():
+    """The mean size was taken for all: a perfect classifier's share was 0.173 where it is 0.138."""
+    rng, sizes = np.random.default_rng(0), [1] * 900 + [500] * 100
+    y = rng.integers(10, size=sum(sizes))
+    bag = np.repeat(np.arange(1000), sizes)
+    counts = np.zeros((1000, 10))
+    np.add.at(counts, (bag, y), 1)
+    label = torch.eye(10)[torch.from_numpy(counts.argmax(1))]
+    found = steepness.estimate(torch.eye(10)[torch.from_numpy(y)], Segments.from_sizes(sizes), label, form="one")
+    assert float(found.share[0]) == pytest.approx(counts.max(1).sum() / sum(sizes), abs=1e-4)
+    assert steepness.size_of(Segments.from_sizes([24] * 7), torch.eye(10)[:7]) == pytest.approx(24)
+
+
 def test_weights_removal_and_unlabelled_bags():
     p, _, label, _, segments = world(1, 60, 12, 3)
     target = torch.eye(3)[label]

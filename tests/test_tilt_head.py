@@ -256,6 +256,20 @@ def test_weight_two_counts_twice():
     assert float(a) == pytest.approx(float(b), rel=1e-5)
 
 
+@pytest.mark.parametrize("weight", [0.1, 1e-6])
+def test_weights_that_are_alike_change_no_frequencies(weight):
+    """Every label had been given one instance beforehand: as many as a million of these."""
+    z, rare = logits(), torch.eye(C)[torch.tensor([0, 0, 0, 0, 1, 2])]
+    found = []
+    for given in (None, torch.full((60,), weight)):
+        head, batch = head_of(bag=0, teach=0), batch_of(weight=given)
+        batch = Batch(batch.segments, rare, batch.bag, batch.place, done=batch.done)
+        losses = [float(head.train(mode).loss(said(z), batch)) for mode in (True, False, True)]
+        found.append((torch.tensor(losses), head.estimate.labels, head.estimate.mix))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
 def test_the_bag_weight_follows_the_shares():
     head, found = head_of(), []
     head.trust.fill_(1)
@@ -417,6 +431,36 @@ def test_the_mix_settles_when_training_goes_on():
     assert not head.heap.any()
     head.loss(said(z), batch)
     torch.testing.assert_close(head.mix, want)
+
+
+def test_a_label_that_never_occurs_is_known_as_such():
+    """Every label had been given one instance before any was seen: the condition was 2,022."""
+    head, batch = head_of(teach=0), batch_of()
+    three = Batch(batch.segments, torch.eye(C)[torch.arange(6) % 3], batch.bag, batch.place, done=batch.done)
+    for mode in (True, False, True):
+        head.train(mode).loss(said(logits()), three)
+    assert head.estimate.condition == math.inf
+    head.loss(said(logits()), batch)
+    assert head.estimate.condition < math.inf
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"election": "exakt"}, "no election 'exakt'; there are auto, exact"),
+        ({"adapt": "no"}, "adapt is true or false, got 'no'"),
+        ({"tempered": 1}, "tempered is true or false, got 1"),
+        ({"share": 0.25}, "share is that of a majority, so above 1/4 for 4 classes, got 0.25"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options, words):
+    with pytest.raises(HeadcountError, match=words):
+        build_head("tilt", D, C, options)
+
+
+def test_a_background_may_leave_the_majority_less_than_its_part():
+    counted = torch.tensor([True, True, True, False])
+    assert float(build_head("tilt", D, C, {"share": 0.2}, counted).mix[0, 0]) == pytest.approx(0.2)
 
 
 def test_a_given_share_stays():

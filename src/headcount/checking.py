@@ -98,6 +98,8 @@ def check_reading(reading: Reading, seed: int = 0) -> Checked:
             found = prospect(seen, bags, cover.votes, cover.heard, seed)
         wrong = _wrong(seen, bags) if len(bags.index) == whole else None
     low, high = (1 / len(cover.classes), 1.0) if found is None else found.accuracy
+    if cover.labelled < counsel.LEAST:  # of so few bags strangers may be right, or agree, by chance
+        low, high = min(low, 1 / len(cover.classes)), 1.0
     high = 1.0 if part_seen else high  # nobody knows from a small picture what a network sees in a large one
     more = {} if found is None else counsel.wanted(cover, found)
     word, why = counsel.verdict(cover, found, part_seen)

@@ -91,14 +91,14 @@ def heard(log_p: Tensor, segments: Segments, prior: Tensor, alike: float) -> Ten
 
 def crowned(share: Tensor, target: Tensor, counted: Tensor | None = None) -> Tensor:
     """(B, C) the nearest shares in which the label's class is the largest: whoever exceeds it is levelled with it. A class that
-    is not ``counted`` (C,) is nobody's rival, and may.
+    is not ``counted`` (C,) is nobody's rival, and may. Of a tie the larger of the winners is crowned.
 
     >>> crowned(torch.tensor([[0.2, 0.5, 0.3]]), torch.tensor([[1.0, 0.0, 0.0]]))
     tensor([[0.3500, 0.3500, 0.3000]])
     >>> crowned(torch.tensor([[0.3, 0.5, 0.2]]), torch.tensor([[1.0, 0.0, 0.0]]))
     tensor([[0.4000, 0.4000, 0.2000]])
     """
-    label = target.argmax(1, keepdim=True)
+    label = share.masked_fill(target < target.amax(1, keepdim=True), -1.0).argmax(1, keepdim=True)
     own = share.gather(1, label)
     rivals = share if counted is None else share.masked_fill(~counted, -1.0)
     ranked = rivals.scatter(1, label, -1.0).sort(1, descending=True).values[:, :-1]  # the others

@@ -56,10 +56,16 @@ def least_share(size: int, classes: int) -> float:
 
 
 def size_of(segments: Segments, target: Tensor) -> float:
-    """How many instances a bag with a label has on average: loose instances, given as bags of one without, are no elections.
-    A weight of two stands for two of them; weights that are shares of a bag, all below one, make no bag smaller."""
+    """The size at which bags filled by lot lean as these would, of those with a label: loose instances, given as bags of one
+    without, are no elections. A weight of two stands for two of them; weights that are shares of a bag, all below one, make no
+    bag smaller.
+
+    What a winner has beyond 1/C goes as the root of a bag's size, and the share is of an instance drawn from all bags: the
+    mean size would make a few large bags among many small ones look steeper than by lot.
+    """
     size, told = torch.maximum(segments.total(), segments.instances()).double(), target.sum(1) > 0
-    return float(size[told].mean() if bool(told.any()) else size.mean())
+    size = size[told] if bool(told.any()) else size
+    return float((size.sum() / size.sqrt().sum().clamp_min(1e-12)) ** 2)
 
 
 def floor(size: float, classes: int, counted: Tensor | None = None) -> float:
@@ -77,7 +83,8 @@ def first_guess(size: float, classes: int) -> float:
 
 def labels_of(seen: Tensor, counted: Tensor | None = None) -> Tensor:
     """(C,) label frequencies, from how often each was seen: never is still a small chance, unless a class cannot win."""
-    seen = seen + SLIGHT * seen.sum().clamp_min(1.0) / len(seen)
+    total = seen.sum()  # of weights that may be tiny: only where there are none is one of all taken
+    seen = seen + SLIGHT * torch.where(total > 0, total, 1.0) / len(seen)
     seen = seen if counted is None else seen * counted
     return seen / seen.sum()
 

@@ -106,10 +106,7 @@ def stratified(right: np.ndarray, stratum: np.ndarray, held: np.ndarray, level: 
     p = float((part * hits / drawn).sum())
     q = (hits + p) / (drawn + 1)
     variance = float((part**2 * q * (1 - q) / drawn * np.maximum(0, 1 - drawn / size)).sum())
-    if p * (1 - p) < 1e-12:
-        worth = float(1 / (part**2 / drawn).sum())
-    elif variance < 1e-12:  # every instance was looked at
+    if (drawn >= size).all():  # every instance was looked at
         return Estimate(p, p, p, len(right))
-    else:
-        worth = p * (1 - p) / variance
+    worth = float(1 / (part**2 / drawn).sum()) if p * (1 - p) < 1e-12 else p * (1 - p) / variance
     return Estimate(p, *wilson(p, worth, level), len(right))

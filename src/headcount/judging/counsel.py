@@ -97,7 +97,7 @@ def _of_bags(cover: Coverage, found: Prospect, more: dict[str, int]) -> list[str
         said.append(
             f"larger majorities would help: at {larger:.0%} instead of {share:.0%} a bag is worth {times:.0f} times as many"
         )
-    size = max(1, round(cover.weight))
+    size = max(1, round(cover.size))
     least = steepness.least_share(size, classes)
     if size >= 4 and share - least < 0.05:
         half = max(2, size // 4)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from headcount.bags import Bags
+from headcount.bags import Bags, steepness
 from headcount.judging.evaluation import has_votes
 
 
@@ -26,7 +26,7 @@ class Coverage:
     votes: bool  # labels are shares
     instances: int
     sizes: tuple[int, float, int]  # least, median, most
-    weight: float  # mean size, instances counted with their weights
+    size: float  # at which bags filled by lot lean as these would (bags/steepness.py)
     singles: int  # bags of one instance
     known: int  # instances whose class is given as supervision
     groups: int | None
@@ -59,7 +59,7 @@ class Coverage:
             votes=has_votes(bags),
             instances=len(bags.index),
             sizes=(int(sizes.min()), float(np.median(sizes)), int(sizes.max())),
-            weight=float(bags.segments().total().double().mean()),
+            size=steepness.size_of(bags.segments(), bags.target),
             singles=int((sizes == 1).sum()),
             known=0 if bags.known is None else int((bags.known >= 0).sum()),
             groups=None if groups is None else len(set(groups)),

@@ -110,7 +110,7 @@ class Head(nn.Module):
         (buffers) per bag or per instance. It is checkpointed, and not part of the finished model."""
 
     def meet(self, size: float) -> None:
-        """Told once, after ``enrol``, how many instances the training bags that have a label hold on average."""
+        """Told once, after ``enrol``, how large the training bags that have a label are (``size_of`` of bags/steepness.py)."""
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
         instance, noted = self.hear(h, segments)

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from headcount.bags import Segments, steepness, tilt
 from headcount.bags.census import crowned
-from headcount.errors import HeadcountError, choose
+from headcount.errors import HeadcountError, choose, truth_value
 from headcount.models.heads.base import Batch, Head, Output, Pass, nll, told_loss, voices
-from headcount.models.heads.election import scores
+from headcount.models.heads.election import FORMS, scores
 
 SLOW = 0.99  # of the running means of what the teacher says
 JUDGED = 0.3  # the bag term's weight in validation
@@ -95,6 +95,7 @@ class TiltHead(Head):
         super().__init__(dim, classes, counted)
         self.form = choose("form of the tilt", form, steepness.FORMS)
         self.over = choose("over", over, ("bags", "instances"))
+        self.election = choose("election", election, FORMS)
         for name, value, high in (
             *(("instance", instance, 1e6), ("teach", teach, 1e6), ("bag", 0.0 if bag == "auto" else bag, 1e6)),
             *(("start", start, 1), ("fade", fade, 1), ("threshold", threshold, 1), ("align", align, 1)),
@@ -103,8 +104,14 @@ class TiltHead(Head):
         ):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high:
                 raise HeadcountError(f"{name} is a number from 0 to {high:g}, got {value!r}")
+        if share is not None and counted is None and share * classes <= 1:
+            raise HeadcountError(
+                f"share is that of a majority, so above 1/{classes} for {classes} classes, got {share!r}"
+            )
+        for name, value in (("adapt", adapt), ("tempered", tempered)):
+            truth_value(name, value)
         self.share, self.instance, self.bag, self.teach, self.start = share, instance, bag, teach, start
-        self.fade, self.threshold, self.adapt, self.align, self.election = fade, threshold, adapt, align, election
+        self.fade, self.threshold, self.adapt, self.align = fade, threshold, adapt, align
         self.piece, self.own, self.vote, self.doubt = piece, own, vote, doubt
         if isinstance(networks, bool) or not isinstance(networks, int) or networks < 1 or dim % networks:
             raise HeadcountError(f"networks is a whole number that divides the {dim} features, got {networks!r}")
@@ -120,7 +127,7 @@ class TiltHead(Head):
         )
         self.register_buffer("least", torch.zeros((), dtype=torch.float64))  # no majority share is smaller
         self.register_buffer("mix", torch.empty(classes, classes, dtype=torch.float64))
-        self.register_buffer("seen", torch.ones(classes, dtype=torch.float64))  # labels of training instances
+        self.register_buffer("seen", torch.zeros(classes, dtype=torch.float64))  # labels of training instances
         self.register_buffer("heap", torch.zeros(classes, classes, dtype=torch.float64))  # of validation instances
         self.register_buffer("bags", torch.zeros(classes, dtype=torch.float64))  # labels of validation bags
         self.register_buffer("said", torch.full((classes,), 1 / classes))  # mean of what the teacher says
