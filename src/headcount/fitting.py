@@ -101,11 +101,12 @@ def fit_reading(
     found = candidates(method, train, **how, **({"backbone": backbone, "start": seen.start} if eye is None else {}))
     place = begun.place_of(work, reading, found, seed, folds, minutes, where, seen.facts)
     most = len(crossval.splits(laid, folds, seed))
+    fewer = [n for n in plans.FEWER if n < most and crossval.splits(laid, n, seed)]
     asked = head is not None or not isinstance(method, str) or method != "auto"
     named = [w.strip() for w in (head or method).split(",")] if isinstance(method, str) else ["classifier"]
     must = named if asked else []
     spent = 0.0 if eye is None else time.monotonic() - clock
-    plan = begun.planned(place, lambda: plans.planned(found, most, train, valid, where, minutes, must, spent))
+    plan = begun.planned(place, lambda: plans.planned(found, most, train, valid, where, minutes, must, spent, fewer))
     tell(str(plan))
     for note in plan.notes:
         tell(note)

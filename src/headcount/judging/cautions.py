@@ -58,18 +58,19 @@ def _one_group(bags: Bags) -> str:
 
 
 def _of_choice(bags: Bags, best: Candidate, scores: dict[str, Score], split: bool) -> list[str]:
+    said = []
+    if best.baseline:
+        bolder = ", which a temperature makes bolder" if best.name in scores else ""
+        said.append(
+            f"A baseline was kept ({best.title.lower()}): it learned P(label of the bag){bolder}; take its probabilities, and "
+            "the expected majority share, with more salt than usual."
+        )
     if not scores:
         unknown = "nothing was compared, and nothing is known of how good this is."
         if not split and (together := _one_group(bags)):
-            return [f"{together} that none could be held out from the others: {unknown}"]
+            return [*said, f"{together} that none could be held out from the others: {unknown}"]
         what = "time was too short" if split else "bags were too few"
-        return [f"The {what} to cross-validate: {unknown}"]
-    said = []
-    if best.baseline:
-        said.append(
-            f"A baseline was kept ({best.title.lower()}): it learned P(label of the bag), which a temperature makes bolder; "
-            "take its probabilities, and the expected majority share, with more salt than usual."
-        )
+        return [*said, f"The {what} to cross-validate: {unknown}"]
     mine = scores.get(best.name)
     if mine is None:
         return said
