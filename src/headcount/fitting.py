@@ -84,9 +84,7 @@ def fit_reading(
     """
     alone_only("fit", "is one process's work: start it without torchrun, which is for headcount run")
     started, clock = datetime.now(UTC), time.monotonic()
-    if minutes is not None and not (isinstance(minutes, (int, float)) and math.isfinite(minutes) and minutes > 0):
-        raise HeadcountError(f"minutes is a number above zero, got {minutes!r}")
-    folds, seed = number("folds", folds, 2, 100, whole=True), number("seed", seed, 0, MOST_SEED, whole=True)
+    folds, seed = check_bounds(minutes, folds), number("seed", seed, 0, MOST_SEED, whole=True)
     tell = tell or (lambda line: None)
     laid = as_read(reading).laid.blind()
     check(laid)
@@ -163,6 +161,13 @@ def _kept(cache: Path | str | None, tell: Callable[[str], None], watch: Callable
         return featured(eye, bags, cache, look)
 
     return keep
+
+
+def check_bounds(minutes: float | None, folds: int) -> int:
+    """The folds, if they and the minutes are such as a fit can be bound by."""
+    if minutes is not None and not (isinstance(minutes, (int, float)) and math.isfinite(minutes) and minutes > 0):
+        raise HeadcountError(f"minutes is a number above zero, got {minutes!r}")
+    return number("folds", folds, 2, 100, whole=True)
 
 
 def check(bags: Bags) -> None:
