@@ -147,6 +147,23 @@ def test_unlabelled_bags_change_nothing():
     assert np.allclose(one.classifier.coef_, two.classifier.coef_, atol=1e-5)
 
 
+@pytest.mark.parametrize("labelled", [["one"] * 8, ["one"] * 4 + ["two"] * 4])
+def test_a_group_without_labels_is_no_fold(labelled):
+    """Dealt with the others, it made up a training part with nothing to learn from."""
+    bags = blobs(24, seed=3).blind()
+    target = bags.target.clone()
+    target[8:] = 0
+    bags = replace(bags, target=target, group=(*labelled, *["new"] * 16))
+    for valid in (None, bags.take(range(8))):
+        assert len(em(FOREST, bags, valid, rounds=1).curve) == 2
+
+
+def test_bags_that_tell_nothing_are_refused():
+    bags = blobs(6).blind()
+    with pytest.raises(HeadcountError, match="none of the 6 bags has a label or a known class"):
+        em(FOREST, replace(bags, target=torch.zeros_like(bags.target)))
+
+
 def test_known_classes_are_used():
     bags = blobs(30, 9, share=0.1, spread=0.5)
     known = replace(bags.blind(), known=bags.truth)

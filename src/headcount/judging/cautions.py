@@ -54,7 +54,9 @@ def _of_bags(bags: Bags, shared: bool) -> list[str]:
 def _one_group(bags: Bags) -> str:
     """The beginning of a sentence, where the bags stand or fall together."""
     told = bags.take(bags.labelled)
-    return f"All bags are in one group ({told.group[0]!r}), so" if told.group and len(set(told.group)) == 1 else ""
+    if not told.group or len(set(told.group)) > 1:
+        return ""
+    return f"All {'bags' if len(told) == len(bags) else 'labelled bags'} are in one group ({told.group[0]!r}), so"
 
 
 def _of_choice(bags: Bags, best: Candidate, scores: dict[str, Score], split: bool) -> list[str]:
