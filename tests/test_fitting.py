@@ -379,7 +379,7 @@ def test_soft_labels():
     made = fit_reading(reading, TREES, folds=3)
     assert made.facts["scores"]["bag_accuracy"] > 0.5
     assert made.facts["data"]["counted"]["share"] == pytest.approx([0.8] * 3), "votes tell how large majorities are"
-    assert any("counted from the votes: a 80%, b 80%, c 80%" in line for line in lines_of(made))
+    assert any("counted from the votes: a: 80%, b: 80%, c: 80%" in line for line in lines_of(made))
     assert not any("Majorities are slight" in line for line in lines_of(made))
 
 
