@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -84,6 +85,14 @@ def test_clear_bags_are_good_and_the_estimates_are_near():
     assert said.accuracy[1] > 0.97
     assert said.found.conditions.condition == pytest.approx(1 / (0.7 - 0.15), rel=0.25)
     assert str(said).splitlines()[-1].startswith("verdict: good: ")
+
+
+def test_classes_called_by_numbers_are_told_from_the_numbers_beside_them():
+    table = made(bags=12)
+    said = str(checked(table | {"label": [str(NAMES.index(c) + 1) for c in table["label"]]}))
+    assert "bags won: 1: 4, 2: 4, 3: 4" in said
+    assert re.search(r"hardest to tell apart by labels: '\d' and '\d'", said)
+    assert "intervals: 1: 0." in said
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

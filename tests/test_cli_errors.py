@@ -131,6 +131,7 @@ FILES = [
     ("report half_json", "half_json/a.json is not a record", "move it away"),
     ("report list_json", "list_json/a.json is not a record (it lacks everything)", "move it away"),
     ("report other_json", "other_json/a.json is not a record (it lacks data, fit", "move it away"),
+    ("report a_model", "a_model is a model, and report is for studies", "a_model/report.html"),
     ("paper table4 --out good.npz", "no folder good.npz; give the --out of a study"),
     ("paper table4 --csv --latex", "--csv and --latex", "give one of the two"),
     ("paper table4 --csv --missing", "--missing lists runs, --csv writes a table", "give one of the two"),
@@ -210,10 +211,11 @@ def place(tmp_path_factory) -> Path:
     (place / "torn.npz").write_bytes((place / "good.npz").read_bytes()[:-100])
     (place / "broken.py").write_text("def (:\n")
     (place / "heads.py").write_text(HEADS)
-    for folder in ("empty", "half_json", "list_json", "other_json", "folder.png", "folder.npz"):
+    for folder in ("empty", "half_json", "list_json", "other_json", "a_model", "folder.png", "folder.npz"):
         (place / folder).mkdir()
     (place / "half_json" / "a.json").write_text('{"key": "a", "rec')
     (place / "list_json" / "a.json").write_text("[]")
+    (place / "a_model" / "model.json").write_text('{"format": 2}')
     (place / "other_json" / "a.json").write_text('{"key": "a", "recipe": {}, "scores": {}}')
     return place
 

@@ -170,6 +170,14 @@ def test_a_mistake_is_one_line_and_leaves_nothing(what, tmp_path, monkeypatch, c
     assert sorted(p.name for p in tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("what", ["method", "head", "folds", "minutes", "device"])
+def test_what_needs_no_data_is_told_before_they_are_read(what, monkeypatch, capsys):
+    (_, *words), why = MISTAKES[what]
+    code, _, err = run(monkeypatch, capsys, "fit", "nowhere.csv", *words, "--out", "m")
+    assert code == 2
+    assert why in err
+
+
 def test_a_failure_while_writing_leaves_no_model(tmp_path, monkeypatch, capsys):
     path, _ = data("csv", tmp_path)
     monkeypatch.setattr("headcount.commands_own.model_card", lambda fitted: 1 / 0)

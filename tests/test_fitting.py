@@ -296,6 +296,20 @@ def test_two_bags_cannot_be_cross_validated():
     assert any("too few to cross-validate" in c for c in made.facts["cautions"])
 
 
+def test_time_takes_no_fold_without_which_nothing_is_cross_validated(monkeypatch):
+    monkeypatch.setattr(plans, "measured", lambda c, *_: 0.1 if c.baseline else 0.2)
+    made = fit_reading(reading_of(blobs(3, 6)), "forest,logistic", minutes=0.01)  # of two folds, one would teach alone
+    assert made.facts["splits"]["folds"] == 3
+    assert not any("folds for lack of time" in n for n in made.facts["notes"])
+
+
+def test_a_baseline_is_cautioned_of_where_nothing_was_compared():
+    made = fit_reading(reading_of(blobs(2, 6, classes=2)), "forest")
+    said = [c for c in made.facts["cautions"] if "A baseline was kept" in c]
+    assert said
+    assert "temperature" not in said[0]
+
+
 def test_the_card_does_not_blame_the_bags_where_time_was_short(monkeypatch):
     monkeypatch.setattr("headcount.judging.contest.Contest.cross_validate", lambda self: ({}, {}))
     made = fit_reading(reading_of(blobs(20, 5)), TREES)
@@ -365,7 +379,7 @@ def test_soft_labels():
     made = fit_reading(reading, TREES, folds=3)
     assert made.facts["scores"]["bag_accuracy"] > 0.5
     assert made.facts["data"]["counted"]["share"] == pytest.approx([0.8] * 3), "votes tell how large majorities are"
-    assert any("counted from the votes: a 80%, b 80%, c 80%" in line for line in lines_of(made))
+    assert any("counted from the votes: a: 80%, b: 80%, c: 80%" in line for line in lines_of(made))
     assert not any("Majorities are slight" in line for line in lines_of(made))
 
 

@@ -169,6 +169,13 @@ def test_prediction_reads_as_the_model_did(tmp_path):
         read({k: v for k, v in new.items() if k != "age"}, learned=learned, classes=["no", "yes"], need_labels=False)
 
 
+def test_of_data_without_labels_the_classes_are_told_and_no_counts():
+    table = {k: v for k, v in make.rows().items() if k != "label"}
+    said = read(table, classes=["no", "yes"], need_labels=False).described
+    assert "2 classes to choose from, no bag has a label: no, yes" in said
+    assert not any("0 bags" in line or "have no label" in line for line in said)
+
+
 def test_labels_that_no_model_knows_are_told():
     """Where labels are not needed, a strange one is none, and it is said."""
     table = make.rows(truth=["yes", "never"] * 15)

@@ -86,6 +86,7 @@ TABLES: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
     "empty parquet": ("t.parquet", b"", {}, "cannot read .*t.parquet as a table"),
     "not gzip": ("t.csv.gz", b"plain", {}, "cannot read .*t.csv.gz"),
     "unknown ending": ("t.xlsx", b"PK", {}, "give a folder, or a file ending in .csv"),
+    "one slide": ("t.h5", b"", {}, "t.h5 is one slide; give the folder that holds"),
     "not npz": ("t.npz", b"PK\x03\x04", {}, "cannot read .*t.npz"),
     "text as npz": ("t.npz", GOOD, {}, r"this is no \.npz file \(it begins with b'bag,la'\); write it with numpy.savez"),
     "text as npy": ("t.npy", GOOD, {}, r"this is no \.npy file .*; write it with numpy.save$"),

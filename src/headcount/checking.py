@@ -177,7 +177,7 @@ def _said(cover: Coverage, found: Prospect | None) -> list[str]:
     if found is None:
         return []
     rows = zip(cover.classes, found.share, found.share_low, found.share_high, strict=True)
-    shares = ", ".join(f"{c} {s:.2f} ({a:.2f} to {b:.2f})" for c, s, a, b in rows if not math.isnan(s))
+    shares = ", ".join(f"{c}: {s:.2f} ({a:.2f} to {b:.2f})" for c, s, a, b in rows if not math.isnan(s))
     known = "counted from the votes" if cover.votes else "estimated"
     c, (doubt, often) = found.conditions, found.confused
     i, j = (cover.classes[k] for k in c.pair)
@@ -186,10 +186,12 @@ def _said(cover: Coverage, found: Prospect | None) -> list[str]:
         f"majority shares, {known}, 90 % intervals: {shares}",
         f"tilt: smallest singular value {c.smallest:.2f}, condition {c.condition:.1f}: an error in P(label | x) becomes up to "
         f"{c.amplification:.1f} times as large in P(class | x){singular}",
-        f"hardest to tell apart by labels: {i} and {j} ({c.apart:.2f} of 1 apart)",
+        f"hardest to tell apart by labels: {i!r} and {j!r} ({c.apart:.2f} of 1 apart)",
     ]
     if often >= 0.005:
-        lines.append(f"by looks: {' and '.join(cover.classes[k] for k in doubt)} ({often:.0%} of instances in doubt)")
+        lines.append(
+            f"by looks: {' and '.join(repr(cover.classes[k]) for k in doubt)} ({often:.0%} of instances in doubt)"
+        )
     return lines
 
 

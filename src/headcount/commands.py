@@ -21,6 +21,7 @@ from headcount.judging import metrics, records, select
 from headcount.judging import study as studies
 from headcount.judging.launch import Launcher, here, processes
 from headcount.judging.rays import agreed, ray_cluster
+from headcount.models.folder import SAID
 from headcount.models.heads import HEADS, head_options
 from headcount.showing.names import own_names
 from headcount.showing.progress import epochs_bar, runs_bar
@@ -145,6 +146,10 @@ def _complain_of(failed: dict[Recipe, BaseException]) -> None:
 def report(folder: Path, out: Path | None, title: str | None) -> None:
     from headcount.showing.report import write_report
 
+    if (folder / SAID).is_file():
+        raise HeadcountError(
+            f"{folder} is a model, and report is for studies; the page of its fit is {folder}/report.html"
+        )
     found = records.load(folder)
     if not found:
         raise HeadcountError(f"no records in {folder}; give the --out of a study")

@@ -14,7 +14,8 @@ from headcount.answering import read_as
 from headcount.checking import check_reading
 from headcount.commands import console
 from headcount.files import alone
-from headcount.fitting import fit_reading
+from headcount.fitting import check_bounds, fit_reading
+from headcount.judging.candidates import method_of
 from headcount.models import folder, vision
 from headcount.models.fitted import Fitted
 from headcount.showing.ask_tables import say
@@ -43,7 +44,9 @@ def fit(
 ) -> None:
     """Read, fit (``training``: as :func:`fit_reading` takes it), write the folder whole. What is finished is kept beside it
     until then."""
-    device_for(training["device"])  # a typo is told before anything is read
+    device_for(training["device"])  # what is wrong without any data is told before they are read
+    method_of(training["method"], training["head"])
+    check_bounds(training["minutes"], training["folds"])
     vision.check_choice(*(training[k] for k in ("backbone", "frozen", "weights", "size")))
     training |= {"options": pairs_of(option), "cache": how["cache"]}
     out = out if out.name else Path(os.path.abspath(out))  # "." has no name to put the work beside

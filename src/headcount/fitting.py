@@ -84,9 +84,7 @@ def fit_reading(
     """
     alone_only("fit", "is one process's work: start it without torchrun, which is for headcount run")
     started, clock = datetime.now(UTC), time.monotonic()
-    if minutes is not None and not (isinstance(minutes, (int, float)) and math.isfinite(minutes) and minutes > 0):
-        raise HeadcountError(f"minutes is a number above zero, got {minutes!r}")
-    folds, seed = number("folds", folds, 2, 100, whole=True), number("seed", seed, 0, MOST_SEED, whole=True)
+    folds, seed = check_bounds(minutes, folds), number("seed", seed, 0, MOST_SEED, whole=True)
     tell = tell or (lambda line: None)
     laid = as_read(reading).laid.blind()
     check(laid)
@@ -101,11 +99,12 @@ def fit_reading(
     found = candidates(method, train, **how, **({"backbone": backbone, "start": seen.start} if eye is None else {}))
     place = begun.place_of(work, reading, found, seed, folds, minutes, where, seen.facts)
     most = len(crossval.splits(laid, folds, seed))
+    fewer = [n for n in plans.FEWER if n < most and crossval.splits(laid, n, seed)]
     asked = head is not None or not isinstance(method, str) or method != "auto"
     named = [w.strip() for w in (head or method).split(",")] if isinstance(method, str) else ["classifier"]
     must = named if asked else []
     spent = 0.0 if eye is None else time.monotonic() - clock
-    plan = begun.planned(place, lambda: plans.planned(found, most, train, valid, where, minutes, must, spent))
+    plan = begun.planned(place, lambda: plans.planned(found, most, train, valid, where, minutes, must, spent, fewer))
     tell(str(plan))
     for note in plan.notes:
         tell(note)
@@ -162,6 +161,13 @@ def _kept(cache: Path | str | None, tell: Callable[[str], None], watch: Callable
         return featured(eye, bags, cache, look)
 
     return keep
+
+
+def check_bounds(minutes: float | None, folds: int) -> int:
+    """The folds, if they and the minutes are such as a fit can be bound by."""
+    if minutes is not None and not (isinstance(minutes, (int, float)) and math.isfinite(minutes) and minutes > 0):
+        raise HeadcountError(f"minutes is a number above zero, got {minutes!r}")
+    return number("folds", folds, 2, 100, whole=True)
 
 
 def check(bags: Bags) -> None:

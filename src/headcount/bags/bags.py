@@ -141,8 +141,9 @@ class Bags:
         rows = self._rows(which)
         sizes = self.sizes[which]
         picked = {k: None if (v := getattr(self, k)) is None else v[rows] for k in _PER_INSTANCE}
+        numbers = which.tolist()
         per_bag = {
-            k: None if (v := getattr(self, k)) is None else tuple(v[int(i)] for i in which) for k in ("group", "names")
+            k: None if (v := getattr(self, k)) is None else tuple(v[b] for b in numbers) for k in ("group", "names")
         }
         return replace(
             self, offsets=_ends(sizes), target=self.target[which], index=self.index[rows], **picked, **per_bag

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from headcount.data.learned import Field, Learned, learn_field
+from headcount.data.values import again
 from headcount.errors import HeadcountError
 
 # Recognised whatever the case, with spaces and dashes read as underscores.
@@ -70,9 +71,8 @@ class Named:
     ) -> Named:  # fmt: skip
         """The same with every role filled in that a column of ``names`` plays; ``elsewhere`` is the label file's header.
         ``settled``: what the instances are is known. ``unasked``: roles that nobody plays where two columns may."""
-        twice = sorted({n for n in names if list(names).count(n) > 1}) if len(set(names)) < len(names) else []
-        if twice:
-            raise HeadcountError(f"{where} has two columns called {twice[0]!r}; give each column its own name")
+        if (twice := again(names)) is not None:
+            raise HeadcountError(f"{where} has two columns called {twice!r}; give each column its own name")
         known = {*names, *elsewhere}
         for field in fields(self):
             value = getattr(self, field.name)

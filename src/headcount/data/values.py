@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,6 +99,20 @@ def plain(value: Any) -> str | None:
         value = value.decode("utf-8", "backslashreplace")
     text = "" if value is None else str(value).strip()
     return text.encode("utf-8", "backslashreplace").decode() or None
+
+
+def again(names: Iterable[str]) -> str | None:
+    """The first name that has stood there before, None if each stands once.
+
+    >>> again(["a", "b", "a", "b"]), again("ab")
+    ('a', None)
+    """
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def vectors(column: pa.ChunkedArray, name: str) -> np.ndarray:

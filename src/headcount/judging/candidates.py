@@ -139,14 +139,7 @@ def candidates(
     """The candidates for such bags. ``method``: "auto", a name, several with commas, or a scikit-learn classifier.
     ``start``: a backbone of somebody else's, which is trained."""
     pictures = bags.pool.kind == "images"
-    if head is not None:
-        not_from_a_file(head)
-        choose("head", head, HEADS)
-        if method != "auto":
-            raise HeadcountError(
-                f"head {head} and method {method} were both given; a head's name is a method: give one"
-            )
-        method = head
+    method = method_of(method, head)
     if not isinstance(method, str):
         check(method)
         if pictures:
@@ -177,17 +170,33 @@ def candidates(
     return made + [_candidate(name, bags, pictures, how) for name in names]
 
 
+def method_of(method: Any, head: str | None = None) -> Any:
+    """The method, a head's name being one too, if all its names are there: no data are needed to tell that."""
+    if head is not None:
+        not_from_a_file(head)
+        choose("head", head, HEADS)
+        if method != "auto":
+            raise HeadcountError(
+                f"head {head} and method {method} were both given; a head's name is a method: give one"
+            )
+        return head
+    for name in _asked(method) if isinstance(method, str) and method != "auto" else ():
+        not_from_a_file(name)
+        if choose("method", name, ["auto", *METHODS]) == "auto":
+            raise HeadcountError(f"method {method}: auto chooses by itself; give it alone, or names without it")
+    return method
+
+
+def _asked(method: str) -> list[str]:
+    return list(dict.fromkeys(m.strip() for m in method.split(",")))
+
+
 def _names(method: str, pictures: bool) -> list[str]:
     """The methods that were asked for, and the baselines that are always shown."""
     usual = list(PICTURES if pictures else TABLES)
     if method == "auto":
         return usual
-    asked = list(dict.fromkeys(m.strip() for m in method.split(",")))
-    for name in asked:
-        not_from_a_file(name)
-        choose("method", name, ["auto", *METHODS])
-    if "auto" in asked:
-        raise HeadcountError(f"method {method}: auto chooses by itself; give it alone, or names without it")
+    asked = _asked(method)
     return [*asked, *(n for n in usual if n in BASELINES and n not in asked)]
 
 

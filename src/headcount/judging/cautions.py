@@ -54,22 +54,25 @@ def _of_bags(bags: Bags, shared: bool) -> list[str]:
 def _one_group(bags: Bags) -> str:
     """The beginning of a sentence, where the bags stand or fall together."""
     told = bags.take(bags.labelled)
-    return f"All bags are in one group ({told.group[0]!r}), so" if told.group and len(set(told.group)) == 1 else ""
+    if not told.group or len(set(told.group)) > 1:
+        return ""
+    return f"All {'bags' if len(told) == len(bags) else 'labelled bags'} are in one group ({told.group[0]!r}), so"
 
 
 def _of_choice(bags: Bags, best: Candidate, scores: dict[str, Score], split: bool) -> list[str]:
+    said = []
+    if best.baseline:
+        bolder = ", which a temperature makes bolder" if best.name in scores else ""
+        said.append(
+            f"A baseline was kept ({best.title.lower()}): it learned P(label of the bag){bolder}; take its probabilities, and "
+            "the expected majority share, with more salt than usual."
+        )
     if not scores:
         unknown = "nothing was compared, and nothing is known of how good this is."
         if not split and (together := _one_group(bags)):
-            return [f"{together} that none could be held out from the others: {unknown}"]
+            return [*said, f"{together} that none could be held out from the others: {unknown}"]
         what = "time was too short" if split else "bags were too few"
-        return [f"The {what} to cross-validate: {unknown}"]
-    said = []
-    if best.baseline:
-        said.append(
-            f"A baseline was kept ({best.title.lower()}): it learned P(label of the bag), which a temperature makes bolder; "
-            "take its probabilities, and the expected majority share, with more salt than usual."
-        )
+        return [*said, f"The {what} to cross-validate: {unknown}"]
     mine = scores.get(best.name)
     if mine is None:
         return said

@@ -86,7 +86,7 @@ def _of_bags(cover: Coverage, found: Prospect, more: dict[str, int]) -> list[str
             f"fits to other bags agree on {1 - found.dispute:.0%} of instances: more of the same would change little"
         )
     elif wanted:
-        named = ", ".join(f"{n:,} of {c}" for n, c in wanted[:5])
+        named = ", ".join(f"{n:,} of {c!r}" for n, c in wanted[:5])
         others = f" and of {len(wanted) - 5} other classes" if len(wanted) > 5 else ""
         said.append(f"more bags would help, about {named}{others}")
     share = float(np.nanmean(found.share))

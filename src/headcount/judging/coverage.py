@@ -88,13 +88,13 @@ class Coverage:
         }  # fmt: skip
 
     def lines(self) -> list[str]:
-        won = ", ".join(f"{c} {n:,}" for c, n in zip(self.classes, self.won, strict=True) if n)
+        won = ", ".join(f"{c}: {n:,}" for c, n in zip(self.classes, self.won, strict=True) if n)
         least, median, most = self.sizes
         said = [f"bags won: {won or 'none'}"]
         if self.never:
             said.append(f"never the majority: {', '.join(self.never)}")
         apart = {"without a label": self.bags - self.labelled, "tied": self.tied, "of one instance": self.singles}
-        said += [f"{n:,} of {self.bags:,} bags are {what}" for what, n in apart.items() if n]
+        said += [f"{n:,} of {self.bags:,} bags {'is' if n == 1 else 'are'} {what}" for what, n in apart.items() if n]
         said.append(f"sizes: {least:,} to {most:,} instances, median {median:,.0f}")
         if self.groups is not None:
             said.append(f"groups: {self.groups:,}")

@@ -139,11 +139,11 @@ def doubtful(bags: Bags, p: np.ndarray) -> pa.Table:
     wrong = (said != label) & ((likeliest >= usual[said]) | (likeliest >= SURELY * believed))
     order = np.argsort(believed, kind="stable")
     words = pa.array(bags.classes, pa.string())
-    names = bags.names or tuple(map(str, range(len(bags))))
+    names, winners = bags.names or tuple(map(str, range(len(bags)))), bags.winners
     return pa.table({
         "rank": np.arange(1, len(told) + 1),
         "bag": pa.array([names[b] for b in told[order]], pa.string()),
-        "label": pa.array([bags.winners[b] for b in told[order]], pa.string()),
+        "label": pa.array([winners[b] for b in told[order]], pa.string()),
         "p_label": believed[order].astype(np.float32),
         "suggestion": words.take(pa.array(said[order])),
         "p_suggestion": likeliest[order].astype(np.float32),

@@ -17,6 +17,7 @@ from headcount.training.em import FOLDS, em
 
 FEW_TREES = 10  # tell how long many take
 SAMPLE = 20_000  # instances, likewise
+FEWER = (2, 3)  # folds, when time is short
 HURRY = 0.85  # of the minutes given: a machine is not equally fast all the time
 
 
@@ -75,32 +76,34 @@ def planned(
     minutes: float | None,
     must: Sequence[str] = (),
     spent: float = 0.0,
+    fewer: Sequence[int] = FEWER,
 ) -> Plan:
     """Time a few steps of each candidate on these bags, and make the fullest plan that the minutes allow. ``must``: methods
-    that somebody asked for, and that are never left out. ``spent``: seconds of the minutes that are gone already."""
+    that somebody asked for, and that are never left out. ``spent``: seconds of the minutes that are gone already. ``fewer``:
+    those numbers of folds below ``folds`` that leave every training part two labels."""
     took = {c.name: measured(c, train, valid, device) for c in candidates}
     names = tuple(c.name for c in candidates)
     plan = Plan(names, folds, 1.0, took)
     if minutes is None:
         return plan
-    for lesser in _lesser(plan, must):
+    for lesser in _lesser(plan, must, fewer):
         plan = lesser
         if plan.total <= (60 * minutes - spent) * HURRY:
             return plan
     return replace(plan, notes=(*plan.notes, f"even so it may take longer than {minutes:g} minutes"))
 
 
-def _lesser(plan: Plan, must: Sequence[str] = ()) -> list[Plan]:
+def _lesser(plan: Plan, must: Sequence[str] = (), fewer: Sequence[int] = FEWER) -> list[Plan]:
     """The plan, and ever smaller ones: fewer methods nobody must have, fewer folds, fewer epochs, then fewer methods."""
     main = tuple(n for n in plan.names if n in must or n not in OPTIONAL) or plan.names
     left = tuple(n for n in plan.names if n not in main)
     said = (f"left out for lack of time: {', '.join(left)}",) if left else ()
     some = [plan, replace(plan, names=main, notes=said)]
     for folds, effort in ((3, 1.0), (3, 0.5), (2, 0.5), (2, 0.25), (2, 0.1)):
-        fewer = min(folds, plan.folds)
-        notes = [*said, f"{fewer} folds for lack of time"] if fewer < plan.folds else [*said]
+        held = min(n for n in (*fewer, plan.folds) if n >= min(folds, plan.folds))
+        notes = [*said, f"{held} folds for lack of time"] if held < plan.folds else [*said]
         notes += [f"{effort:.0%} of the usual epochs and rounds for lack of time"] if effort < 1 else []
-        some.append(replace(plan, names=main, folds=fewer, effort=effort, notes=tuple(notes)))
+        some.append(replace(plan, names=main, folds=held, effort=effort, notes=tuple(notes)))
     least, cheap_first = some[-1], sorted(main, key=lambda n: (n not in must, plan.seconds[n]))
     for keep in range(len(main) - 1, max(1, len(must)) - 1, -1):
         gone = [n for n in plan.names if n not in cheap_first[:keep]]

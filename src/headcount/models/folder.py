@@ -105,7 +105,7 @@ def get(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What the two files say, nothing of it understood yet but that it is JSON and finite arrays."""
     for name in (SAID, WEIGHTS):
         if not (path / name).exists():
-            raise HeadcountError(f"{name} is missing")
+            raise HeadcountError(f"{name} is missing; give the folder that headcount fit wrote")
         if not (path / name).is_file():  # a pipe would be waited for, a device read without end
             raise HeadcountError(f"{name} is not a file")
     if (path / SAID).stat().st_size > MOST_JSON:

@@ -18,6 +18,7 @@ import numpy as np
 
 from headcount.data.read import Reading
 from headcount.errors import HeadcountError
+from headcount.judging import metrics
 from headcount.judging.answers import Said
 from headcount.showing.looks import Look, look
 from headcount.showing.pages import page
@@ -47,7 +48,7 @@ class Share(NamedTuple):
 class BagView:
     name: str
     size: int
-    label: str  # as given, or nothing
+    label: str  # as given, all winners of a tie, or nothing
     said: str
     right: bool
     chance: float
@@ -79,8 +80,8 @@ def named_bags(reading: Reading, named: Sequence[str]) -> list[int]:
 
 def worth_a_look(reading: Reading, said: Said) -> list[int]:
     """A few bags: said otherwise than labelled first, then the least sure."""
-    label = reading.laid.label.numpy()
-    wrong = (label >= 0) & (label != said.bag_said)
+    target = reading.laid.target.numpy()
+    wrong = target.any(1) & ~metrics.right_bags(target, said.bag_said)
     return np.lexsort((said.bag.max(1), ~wrong))[:_BAGS].tolist()
 
 
@@ -109,15 +110,15 @@ def _bag(reading: Reading, said: Said, b: int) -> BagView:
     vote = said.p[here] * (weight / max(weight.sum(), 1e-12))[:, None]  # (n, C): adds up to the mean
     order = np.argsort(-said.bag[b], kind="stable")
     won, rival = int(order[0]), int(order[1])
-    label = int(laid.label[b])
+    (label,) = laid.take([b]).winners
     best, worst = (np.argsort(-vote[:, k], kind="stable")[:_VOTERS] for k in (won, rival))
     voters = lambda which, k: tuple(_voter(reading, said, int(here[j]), float(vote[j, k])) for j in which)  # noqa: E731
     return BagView(
         name=(laid.names or ())[b],
         size=len(here),
-        label=said.classes[label] if label >= 0 else "",
+        label=label or "",
         said=said.classes[won],
-        right=label == won,
+        right=bool(metrics.right_bags(laid.target[b : b + 1].numpy(), order[:1])[0]),
         chance=float(said.bag[b, won]),
         shares=tuple(
             Share(said.classes[k], *(float(a[b, k]) for a in (said.share, said.low, said.high, said.bag)))

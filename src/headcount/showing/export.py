@@ -128,7 +128,7 @@ def row_chunks(reading: Reading, said: Said) -> Iterator[pa.Table]:
     where = np.full(reading.inputs, -1)
     where[reading.rows] = np.arange(len(reading.rows))
     bag = bag_of_rows(reading) if len(names) > len(said.classes) + 1 else None
-    words = pa.array(said.classes, pa.string())
+    words, bags = (pa.array(names, pa.string()) for names in (said.classes, reading.laid.names))
     for start in range(0, reading.inputs, _CHUNK):
         own = where[start : start + _CHUNK]
         gone = own < 0
@@ -136,7 +136,7 @@ def row_chunks(reading: Reading, said: Said) -> Iterator[pa.Table]:
         added: list[Any] = []
         if bag is not None:
             code = bag[start : start + _CHUNK]
-            added.append(pa.array(reading.laid.names, pa.string()).take(pa.array(code, mask=code < 0)))
+            added.append(bags.take(pa.array(code, mask=code < 0)))
         added.append(words.take(pa.array(p.argmax(1), mask=gone)))
         added += [pa.array(p[:, k], mask=gone) for k in range(p.shape[1])]
         table = _plain(reading.ids.slice(start, _CHUNK))

@@ -177,6 +177,6 @@ def lines_of(fitted: Fitted) -> Sequence[str]:
             said.append(f"instances, against the truth given (used for nothing): accuracy {own}")
     if line := context_line(fitted):
         said.append(line)
-    shares = ", ".join(f"{c} {s}" for c, n, s, _ in _shares(fitted)[:12] if n)
+    shares = ", ".join(f"{c}: {s}" for c, n, s, _ in _shares(fitted)[:12] if n)
     how = "majority share, counted from the votes" if facts["data"].get("counted") else "expected majority share"
     return [*said, f"{how}: {shares}", *facts["cautions"]]

@@ -68,7 +68,7 @@ def em(
     check(classifier)
     if train.truth is not None or (valid is not None and valid.truth is not None):
         raise HeadcountError("these bags carry truth, and training must not see it; pass bags.blind()")
-    train, valid = _apart(train, valid, seed)
+    train, valid = _apart(_telling(train), valid, seed)
     task = _Task(classifier, train, folds, seed)
     if rounds == 0 and valid is not None:
         return _believed(task, valid, form, watch)
@@ -206,6 +206,18 @@ def _size(bags: Bags) -> float:
 
 def _single(found: tilt.Tilt) -> tilt.Tilt:
     return tilt.Tilt(found.mix.float(), found.labels.float())
+
+
+def _telling(bags: Bags) -> Bags:
+    """The bags that have a label or a known class. The others teach nobody here, and a fold of them alone would be no fold."""
+    told = bags.labelled
+    if bags.known is not None:
+        told = told | (torch.bincount(bags.bag[bags.known >= 0], minlength=len(bags)) > 0)
+    if not bool(told.any()):
+        raise HeadcountError(
+            f"none of the {len(bags)} bags has a label or a known class; at least two labels are needed"
+        )
+    return bags if bool(told.all()) else bags.take(told)
 
 
 def _apart(train: Bags, valid: Bags | None, seed: int) -> tuple[Bags, Bags | None]:

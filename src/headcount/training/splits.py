@@ -35,8 +35,9 @@ def deal(target: np.ndarray, group: np.ndarray, folds: int, seed: int = 0) -> np
     order = rng.permutation(groups)
     order = order[np.argsort(-held[order, -1], kind="stable")]
     has, fold_of = np.zeros((folds, held.shape[1])), np.empty(groups, dtype=int)
+    whole = np.maximum(held[:, :-1].sum(0), 1e-12)
     for g in order.tolist():
-        own = held[g, :-1] / np.maximum(held[:, :-1].sum(0), 1e-12)
+        own = held[g, :-1] / whole
         rich = (has[:, :-1] * own).sum(1).round(9)
         k = min(range(folds), key=lambda k: (rich[k], has[k, -1]))
         has[k] += held[g]

@@ -16,7 +16,7 @@ A table (a file, or a DataFrame of any make) has one row per instance. Its prepa
     >>> print(*reading.described, sep="\\n")
     read the table: a table of 4 rows and 3 columns
     2 bags of 2 to 2 instances (median 2), 4 instances in all
-    2 classes from column 'label': no (1 bags), yes (1 bags)
+    2 classes from column 'label': no (1 bag), yes (1 bag)
     columns: bag 'bag', label 'label'
     features, numbers: 'age'
     >>> learned = reading.learn([0])
@@ -50,7 +50,7 @@ import torch
 
 from headcount.data.columns import Columns, Named
 from headcount.data.learned import Learned
-from headcount.data.read import arrays, folders, rows, slides
+from headcount.data.read import arrays, folders, rows, slide_files, slides
 from headcount.data.read.found import Asked, Bad, Found
 from headcount.data.read.lay import Reading, lay
 from headcount.data.read.tables import SUFFIXES, is_frame, suffix
@@ -132,6 +132,8 @@ def _on_disk(path: Path, asked: Asked) -> Found:
         return arrays.read_file(path, asked)
     if suffix(path) in SUFFIXES:
         return rows.read_table(path, asked)
+    if path.suffix.lower() in slide_files.ENDINGS:
+        raise HeadcountError(f"{path} is one slide; give the folder that holds the slides' files, here {path.parent}")
     raise HeadcountError(f"{path}: give a folder, or a file ending in {', '.join([*SUFFIXES, '.npz', '.npy'])}")
 
 

@@ -17,6 +17,7 @@ from headcount.data.columns import Columns
 from headcount.data.learned import Learned
 from headcount.data.read.found import Asked, Found, some
 from headcount.data.read.targets import add_class, targets
+from headcount.data.values import again
 from headcount.errors import HeadcountError
 
 
@@ -156,8 +157,7 @@ def _fits(found: Found, model: Learned | None) -> None:
     if model is not None and (found.kind != model.kind or (not model.fields and model.shape != found.columns.shape)):
         shape = f"{found.kind} of shape {found.columns.shape}"
         raise HeadcountError(f"{found.where} holds {shape}, the model takes {model.kind} of {model.shape}")
-    if len(set(found.names)) < len(found.names):
-        twice = next(n for k, n in enumerate(found.names) if n in found.names[:k])
+    if (twice := again(found.names)) is not None:
         raise HeadcountError(f"{found.where} has two bags called {twice!r}; give each its own name")
 
 
@@ -205,16 +205,19 @@ def _described(laid: Bags, found: Found, asked: Asked) -> list[str]:
     ]
     label = laid.label.numpy()
     count = np.bincount(label[label >= 0], minlength=len(laid.classes))
-    shown = ", ".join(f"{c} ({n:,} bags)" for c, n in list(zip(laid.classes, count.tolist(), strict=True))[:20])
+    told = [f"{c} ({n:,} bag{'s' * (n != 1)})" for c, n in zip(laid.classes, count.tolist(), strict=True)]
+    shown = ", ".join((told if count.any() else laid.classes)[:20])
     more = f" and {len(laid.classes) - 20} more" if len(laid.classes) > 20 else ""
-    said.append(f"{len(laid.classes)} classes from {found.said.source}: {shown}{more}")
+    source = f"from {found.said.source}" if count.any() else "to choose from, no bag has a label"
+    said.append(f"{len(laid.classes)} classes {source}: {shown}{more}")
     soft = int(((laid.target > 0).sum(1) > 1).sum())
     if soft:
         said.append(f"{soft:,} bags have a soft label")
     none = np.flatnonzero(label < 0)
-    if len(none):
+    if 0 < len(none) < len(label):
         names = laid.names or ()
-        said.append(f"{len(none):,} bags have no label: {some([names[b] for b in none], 4)}")
+        have = "bag has" if len(none) == 1 else "bags have"
+        said.append(f"{len(none):,} {have} no label: {some([names[b] for b in none], 4)}")
     if asked.uncounted:
         said.append(f"never counted: {', '.join(asked.uncounted)}")
     if laid.group is not None:

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from headcount.data.columns import Named
 from headcount.data.read.found import Bad, short
+from headcount.data.values import again
 from headcount.errors import HeadcountError
 
 SUFFIXES = (".csv", ".tsv", ".tab", ".parquet", ".pq")
@@ -125,8 +126,7 @@ def header(path: Path) -> tuple[list[str], str]:
 
 def _read_csv(path: Path, named: Named, bad: Bad, verbatim: bool) -> pa.Table:
     names, sign = header(path)
-    if len(set(names)) < len(names):
-        twice = next(n for n in names if names.count(n) > 1)
+    if (twice := again(names)) is not None:
         raise HeadcountError(f"{path} has two columns called {twice!r}; give each column its own name")
     _closed_quotes(path, sign)
     types = dict.fromkeys(names, pa.string()) if verbatim else _types(names, named)
