@@ -31,7 +31,7 @@ def first_jump(epochs: np.ndarray, train: np.ndarray) -> int | None:
 
 
 def look(record: Record) -> dict[str, Any]:
-    """When it first jumped, which epoch was kept, and the least validation loss before the jump and of all."""
+    """When it first jumped, whether the epoch kept is later, and the least validation loss before the jump and of all."""
     fitted = record.body["fit"]
     epochs, train, valid = (np.array(fitted["curve"][name]) for name in ("epoch", "train", "valid"))
     jump = first_jump(epochs, train)
@@ -40,7 +40,7 @@ def look(record: Record) -> dict[str, Any]:
         "removal": record.recipe.removal,
         "fold": record.recipe.fold,
         "jump": jump,
-        "kept": fitted["best_epoch"],
+        "late": jump is not None and fitted["best_epoch"] >= jump,
         "before": float(valid[epochs < jump].min() if jump else valid.min()),
         "loss": fitted["valid_loss"],
         "right": record.scores["instance_accuracy"],
@@ -55,16 +55,19 @@ def together(runs: list[dict[str, Any]]) -> float:
     return float(np.corrcoef(left.T)[0, 1])
 
 
+def _line(run: dict[str, Any]) -> tuple[int, float]:
+    return METHODS.index(run["method"]), run["removal"]
+
+
 def lines(runs: list[dict[str, Any]]) -> Iterable[str]:
     yield "| method | first jump, epoch | kept after it | validation loss before it | kept | right |"
     yield "|---|---|---|---|---|---|"
-    key = lambda r: (METHODS.index(r["method"]), r["removal"])  # noqa: E731
-    for (which, removal), group in groupby(sorted(runs, key=key), key=key):
+    for (which, removal), group in groupby(sorted(runs, key=_line), key=_line):
         some = list(group)
         spans = [[r[name] for r in some if r[name] is not None] for name in ("jump", "before", "loss", "right")]
         jump = f"{min(spans[0])} to {max(spans[0])}" if spans[0] else "none"
         before, loss, right = (f"{min(span):.3f} to {max(span):.3f}" for span in spans[1:])
-        after = sum(r["jump"] is not None and r["kept"] >= r["jump"] for r in some)
+        after = sum(r["late"] for r in some)
         name = METHODS[which] + (f", r = {removal:g}" if removal else "")
         yield f"| {name} | {jump} | {after} of {len(some)} | {before} | {loss} | {right} |"
 
@@ -79,10 +82,8 @@ def main() -> None:
     here = [r for r in found if (r.recipe.source, r.recipe.scenario) == (args.source, args.scenario)]
     runs = [look(r) for r in here]
     print("\n".join(lines(runs)))
-    early = [r["right"] for r in runs if r["jump"] is None or r["kept"] < r["jump"]]
-    late = [r["right"] for r in runs if r["jump"] is not None and r["kept"] >= r["jump"]]
-    for name, right in (("before any jump", early), ("after one", late)):
-        if right:
+    for name, late in (("before any jump", False), ("after one", True)):
+        if right := [r["right"] for r in runs if r["late"] == late]:
             print(f"kept {name}: {len(right)} of {len(runs)} runs, right {np.mean(right):.3f} ± {np.std(right):.3f}")
     print(f"correlation of validation loss and right, within folds: {together(runs):.2f}")
 

@@ -28,7 +28,7 @@ from headcount.data.read import Reading
 from headcount.data.read.lay import as_read
 from headcount.errors import MOST_SEED, HeadcountError, number
 from headcount.judging import begun, crossval, facts, plans
-from headcount.judging.candidates import Trained, candidates
+from headcount.judging.candidates import Trained, candidates, names_in
 from headcount.judging.cautions import cautions
 from headcount.judging.contest import Contest, Step
 from headcount.judging.crossval import Score, Split, Unit
@@ -101,7 +101,7 @@ def fit_reading(
     most = len(crossval.splits(laid, folds, seed))
     fewer = [n for n in plans.FEWER if n < most and crossval.splits(laid, n, seed)]
     asked = head is not None or not isinstance(method, str) or method != "auto"
-    named = [w.strip() for w in (head or method).split(",")] if isinstance(method, str) else ["classifier"]
+    named = names_in(head or method) if isinstance(method, str) else ["classifier"]
     must = named if asked else []
     spent = 0.0 if eye is None else time.monotonic() - clock
     plan = begun.planned(place, lambda: plans.planned(found, most, train, valid, where, minutes, must, spent, fewer))

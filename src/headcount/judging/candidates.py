@@ -180,14 +180,15 @@ def method_of(method: Any, head: str | None = None) -> Any:
                 f"head {head} and method {method} were both given; a head's name is a method: give one"
             )
         return head
-    for name in _asked(method) if isinstance(method, str) and method != "auto" else ():
+    for name in names_in(method) if isinstance(method, str) and method != "auto" else ():
         not_from_a_file(name)
         if choose("method", name, ["auto", *METHODS]) == "auto":
             raise HeadcountError(f"method {method}: auto chooses by itself; give it alone, or names without it")
     return method
 
 
-def _asked(method: str) -> list[str]:
+def names_in(method: str) -> list[str]:
+    """Each name of a list with commas, once."""
     return list(dict.fromkeys(m.strip() for m in method.split(",")))
 
 
@@ -196,7 +197,7 @@ def _names(method: str, pictures: bool) -> list[str]:
     usual = list(PICTURES if pictures else TABLES)
     if method == "auto":
         return usual
-    asked = _asked(method)
+    asked = names_in(method)
     return [*asked, *(n for n in usual if n in BASELINES and n not in asked)]
 
 

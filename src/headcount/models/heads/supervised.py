@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from headcount.errors import HeadcountError, choose
+from headcount.errors import HeadcountError, choose, number
 from headcount.models.heads.base import Batch, Output, Pass, nll, told_loss, voices
 from headcount.models.heads.noisy import MeanProbability
 
@@ -36,8 +36,8 @@ class Supervised(MeanProbability):
         super().__init__(dim, classes, counted)
         if isinstance(views, bool) or not isinstance(views, int) or views < 1:
             raise HeadcountError(f"views is a whole number from 1 on, got {views!r}")
-        if decay is not None and (isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay <= 1):
-            raise HeadcountError(f"decay is a number from 0 to 1, got {decay!r}")
+        if decay is not None:
+            number("decay", decay, 0, 1, whole=False)
         self.views, self.teacher = views, decay
         self.passes = (Pass(choose("over", over, ("bags", "instances"))),)
 

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from headcount.bags import Segments, steepness, tilt
 from headcount.bags.census import crowned
-from headcount.errors import HeadcountError, choose, truth_value
+from headcount.errors import HeadcountError, choose, number, truth_value
 from headcount.models.heads.base import Batch, Head, Output, Pass, nll, told_loss, voices
 from headcount.models.heads.election import FORMS, scores
 
 SLOW = 0.99  # of the running means of what the teacher says
+MOST = 1_000_000  # times any other term: a slip, no weight
 JUDGED = 0.3  # the bag term's weight in validation
 PAIRS = 1 << 24  # of an instance and a bag that are looked at one by one
 TEMPERATURES = (1.0, 0.7, 1.5, 2.5)  # under which an epoch is judged, if any but the first
@@ -96,14 +97,13 @@ class TiltHead(Head):
         self.form = choose("form of the tilt", form, steepness.FORMS)
         self.over = choose("over", over, ("bags", "instances"))
         self.election = choose("election", election, FORMS)
-        for name, value, high in (
-            *(("instance", instance, 1e6), ("teach", teach, 1e6), ("bag", 0.0 if bag == "auto" else bag, 1e6)),
-            *(("start", start, 1), ("fade", fade, 1), ("threshold", threshold, 1), ("align", align, 1)),
-            *(("decay", decay, 1), ("share", 0.5 if share is None else share, 1), ("piece", piece, 1), ("own", own, 1)),
-            *(("vote", vote, 1), ("doubt", doubt, 1)),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= high:
-                raise HeadcountError(f"{name} is a number from 0 to {high:g}, got {value!r}")
+        parts = {"start": start, "fade": fade, "threshold": threshold, "align": align, "decay": decay, "piece": piece}
+        parts |= {"own": own, "vote": vote, "doubt": doubt, "share": 0.5 if share is None else share}
+        for name, value in parts.items():
+            number(name, value, 0, 1, whole=False)
+        bag = bag if bag == "auto" else number("bag", bag, 0, MOST, whole=False)
+        for name, value in (("instance", instance), ("teach", teach)):
+            number(name, value, 0, MOST, whole=False)
         if share is not None and counted is None and share * classes <= 1:
             raise HeadcountError(
                 f"share is that of a majority, so above 1/{classes} for {classes} classes, got {share!r}"
@@ -116,8 +116,8 @@ class TiltHead(Head):
         if isinstance(networks, bool) or not isinstance(networks, int) or networks < 1 or dim % networks:
             raise HeadcountError(f"networks is a whole number that divides the {dim} features, got {networks!r}")
         self.networks = networks
-        parts = [nn.Linear(dim // networks, classes) for _ in range(networks)]
-        self.classifier = parts[0] if networks == 1 else nn.ModuleList(parts)
+        linear = [nn.Linear(dim // networks, classes) for _ in range(networks)]
+        self.classifier = linear[0] if networks == 1 else nn.ModuleList(linear)
         self.temperatures = TEMPERATURES if tempered else (1.0,)
         self.readings = len(self.temperatures)
         self.views, self.teacher, self.alone = 2 if teach else 1, decay, start
