@@ -67,9 +67,12 @@ def test_the_same_view_twice_is_answered_once(name, monkeypatch):
 def test_tiny_map_convolution(side, stride):
     conv = nn.Conv2d(5, 7, 3, stride, 1, bias=False)
     x = torch.randn(4, 5, side, side)
+    conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
     want = conv(x)
     conv.__class__ = speed.TinyMapConv
     torch.testing.assert_close(conv(x), want, rtol=1e-5, atol=1e-5)
+    (slope,) = torch.autograd.grad(conv(x).sum(), conv.weight)
+    assert slope.stride() == conv.weight.stride()  # else it would be copied before it is added
 
 
 def test_compilation_that_fails_is_said_once_and_lived_with(monkeypatch):

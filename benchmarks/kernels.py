@@ -1,0 +1,79 @@
+"""The kernels of training/kernels.py, one by one, on a card: microseconds for each way to run it.
+
+    python benchmarks/kernels.py
+
+64 bags of 64 images of 32x32. The settings in training/stem.py are the fastest found by this; beside them what cuDNN takes
+for the convolution alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional as F
+from triton.testing import do_bench
+
+from headcount.training import kernels, stem
+from headcount.training.stem import Way
+
+n, K = 4096, 64
+HALF = {"device": "cuda", "dtype": torch.bfloat16}
+
+
+def calls() -> dict[str, tuple[Callable[[Way], object], list[Way]]]:
+    """Each kernel as a function of the way it is run, and the ways to try."""
+    torch.manual_seed(0)
+    rows, pitch, stride, Y, X, P, Q = stem.Sizes.of(3, 32, 32)
+    x, w = torch.randn(n, rows * pitch, **HALF), torch.randn(2 * K, stem.TAPS, **HALF)
+    y, pooled, grad = (torch.randn(n * places, K, **HALF) for places in (Y * X, P * Q, P * Q))
+    winner = torch.randint(0, 10, grad.shape, device="cuda", dtype=torch.uint8)
+    line, facts = torch.rand(4, K, device="cuda"), torch.empty(3, 1024, 2 * K, device="cuda")
+    sums, total = torch.empty(512, 2 * K, stem.TAPS, device="cuda"), torch.empty(512, K, device="cuda")
+    pairs, windows, laid = n * Y * Q, len(grad), (rows, pitch, stride, Y, X, Q, K, stem.TAPS, stem.SPAN)
+
+    def mapped(way: Way) -> None:
+        parts, steps = way.shared(pairs, x.device)
+        kernels.mapped[(parts,)](x, w, y, *facts, pairs, steps, *laid, way.tile, **way.settings)
+
+    def crossed(way: Way) -> None:
+        parts, steps = way.shared(pairs, x.device)
+        kernels.crossed[(parts,)](x, y, sums, pairs, steps, *laid, way.tile, **way.settings)
+
+    def pool(way: Way) -> None:
+        parts = (-(-windows // way.tile),)
+        kernels.pool[parts](y, line, pooled, winner, windows, Y, X, P, Q, K, way.tile, **way.settings)
+
+    def dealt(way: Way) -> None:
+        parts, steps = way.shared(windows, x.device)
+        own = (rows, pitch, stride, Y, P, Q, K, stem.TAPS, stem.SPAN, way.tile)
+        kernels.dealt[(parts,)](grad, winner, x, sums, total, windows, steps, *own, **way.settings)
+
+    return {
+        "MAPPED": (mapped, [Way(64, 8, 1, 2), Way(64, 8, 2, 1), Way(64, 8, 3, 1), Way(128, 8, 1, 1), Way(64, 4, 1, 2)]),
+        "CROSSED": (
+            crossed,
+            [Way(64, 8, 2, 1), Way(64, 8, 3, 1), Way(32, 8, 3, 1), Way(32, 8, 4, 1), Way(128, 8, 1, 1)],
+        ),
+        "POOL": (pool, [Way(16, 4, 1, 1), Way(32, 8, 1, 1)]),
+        "DEALT": (dealt, [*(Way(32, 8, stages, 1) for stages in (1, 2, 3)), Way(16, 8, 2, 1), Way(16, 8, 3, 1)]),
+    }
+
+
+def main() -> None:
+    blocks, weight = torch.randn(n, 19, 19, 16, **HALF), torch.randn(K, 4, 4, 16, **HALF)
+    blocks, weight = (t.permute(0, 3, 1, 2) for t in (blocks, weight))
+    print(f"cuDNN, convolution alone, 4x4 on blocks: {1e3 * do_bench(lambda: F.conv2d(blocks, weight)):.1f} us")
+    for name, (kernel, ways) in calls().items():
+        found = []
+        for way in ways:
+            try:
+                found.append((1e3 * do_bench(lambda: kernel(way), warmup=5, rep=20), way))  # noqa: B023
+            except Exception as e:
+                print(name, way, type(e).__name__, str(e).splitlines()[0][:80])
+        for us, way in sorted(found):
+            print(f"{us:7.1f} us  {name} = Way({', '.join(map(str, way))})", flush=True)
+
+
+if __name__ == "__main__":
+    main()
