@@ -1,7 +1,8 @@
 """A campaign: recipes one after the other in one process, those without a record, as long as the minutes last.
 
-No run is begun that would outlast them, as the longest so far foretells; the next call goes on. Several processes may work at
-one campaign in one folder (on one card: with NVIDIA's multi-process service running); each passes over what another has begun.
+No run is begun that would outlast them, as the epochs of the last one foretell (beside others a card is slow, but not for
+ever); the next call goes on. Several processes may work at one campaign in one folder (on one card: with NVIDIA's multi-process
+service running); each passes over what another has begun.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ def campaign(
     after: Callable[[Recipe], None] = lambda recipe: None,
 ) -> None:
     """Run the recipes, each under its name, and print a line for each: the validation loss, which needs no truth, first."""
-    started, longest = time.monotonic(), 0.0
+    started, pace = time.monotonic(), 0.0  # seconds of an epoch
     for name, recipe in named:
         if done(recipe, out):
             continue
-        if time.monotonic() - started + longest > 60 * minutes:
+        if time.monotonic() - started + pace * recipe.epochs > 60 * minutes:
             print("time is up", flush=True)
             return
         with alone(out / "running" / f"{recipe.key}.claim", wait=False) as mine:
@@ -39,7 +40,7 @@ def campaign(
             record: Record = runs.run(recipe, out, compile=compile)
             after(recipe)
         seconds = time.monotonic() - begun
-        longest = max(longest, min(seconds, 1.2 * longest or seconds))  # the first may have compiled
+        pace = seconds / recipe.epochs
         fitted, got = record.body["fit"], record.scores
         text = f"instance {got['instance_accuracy']:.4f}  bag {got['bag_accuracy']:.2f}  epoch {fitted['best_epoch']}"
         heard = f"criterion {record.body['tilt']['criterion']:.4f}  " if "tilt" in record.body else ""

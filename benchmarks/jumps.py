@@ -47,10 +47,12 @@ def look(record: Record) -> dict[str, Any]:
     }
 
 
-def together(runs: list[dict[str, Any]]) -> float:
-    """The correlation of validation loss and accuracy, the means of each fold taken away."""
-    names = ("loss", "right")
-    means = {fold: [np.mean([r[n] for r in runs if r["fold"] == fold]) for n in names] for fold in range(5)}
+def together(runs: list[dict[str, Any]]) -> float | None:
+    """The correlation of validation loss and accuracy, the means of each fold taken away; None if no fold has two runs."""
+    names, folds = ("loss", "right"), {r["fold"] for r in runs}
+    if len(folds) == len(runs):
+        return None
+    means = {fold: [np.mean([r[n] for r in runs if r["fold"] == fold]) for n in names] for fold in folds}
     left = np.array([[r[n] - means[r["fold"]][i] for i, n in enumerate(names)] for r in runs])
     return float(np.corrcoef(left.T)[0, 1])
 
@@ -85,7 +87,8 @@ def main() -> None:
     for name, late in (("before any jump", False), ("after one", True)):
         if right := [r["right"] for r in runs if r["late"] == late]:
             print(f"kept {name}: {len(right)} of {len(runs)} runs, right {np.mean(right):.3f} ± {np.std(right):.3f}")
-    print(f"correlation of validation loss and right, within folds: {together(runs):.2f}")
+    if (both := together(runs)) is not None:
+        print(f"correlation of validation loss and right, within folds: {both:.2f}")
 
 
 if __name__ == "__main__":

@@ -7,12 +7,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from headcount.errors import HeadcountError
 from headcount.files import alone
 from headcount.judging.records import load
+from headcount.training.recipe import Recipe
 
 ROOT = Path(__file__).parent.parent
 FILE = ROOT / "benchmarks" / "photographs.py"
@@ -97,6 +99,24 @@ def test_what_another_process_has_begun_is_passed_over(tmp_path):
     with alone(claim, wait=False) as again:
         assert again
     assert not (tmp_path / "running").exists()
+
+
+def test_a_campaign_expects_of_the_next_run_what_the_last_one_took(photographs, tmp_path, monkeypatch):
+    import campaign
+
+    clock, took = [0.0], iter([300.0, *7 * [50.0]])
+    body = {"fit": {"valid_loss": 1.0, "best_epoch": 1}}
+    record = SimpleNamespace(body=body, scores={"instance_accuracy": 0.5, "bag_accuracy": 0.5})
+
+    def run(recipe, out, **_):
+        clock[0] += next(took)
+        return record
+
+    monkeypatch.setattr(campaign.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(campaign.runs, "run", run)
+    recipes = [Recipe(source="digits", fold=f, seed=s, epochs=10) for s in (0, 1) for f in range(4)]
+    campaign.campaign(((str(r), r) for r in recipes), tmp_path, minutes=10)
+    assert clock[0] == 600.0, "a slow beginning stops nothing that is quick now; the eighth would end too late"
 
 
 def test_tuning_keeps_what_helps_by_the_criterion_alone(photographs, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """The fused stem against the layers it stands for: on the CPU by Triton's interpreter, on a card as it runs there."""
 
 import copy
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
@@ -15,8 +16,24 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 @pytest.fixture(autouse=True)
 def _exact(monkeypatch):
-    """On a card the layers and the kernels would both round to TF32, each in its own way."""
+    """On a card the layers would round to TF32."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+def fast() -> AbstractContextManager:
+    """A card's kernels multiply bf16 alone."""
+    return torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if DEVICE.type == "cuda" else nullcontext()
+
+
+def same(got: torch.Tensor, want: torch.Tensor, name: str) -> None:
+    """To the last digits of float32; on a card as far as bf16 lets slopes agree, which hang on the few windows that rounding
+    lifts above zero."""
+    if DEVICE.type == "cuda":
+        off = float((got.float() - want.float()).norm() / want.float().norm().clamp_min(1e-6))
+        assert off < (0.02 if name in ("pooled", "running_mean", "running_var") else 0.2), (name, off)
+    else:
+        scale = float(want.double().abs().max()) or 1.0
+        torch.testing.assert_close(got, want, rtol=2e-5, atol=2e-5 * scale, msg=lambda m: f"{name}: {m}")
 
 
 def pair(channels: int, seed: int, **options) -> tuple[ResNet18, ResNet18]:
@@ -51,11 +68,11 @@ def pixels(n: int, channels: int, side: int) -> tuple[torch.Tensor, torch.Tensor
 def test_the_fused_stem_is_the_layers(n, channels, side):
     layers, fused = pair(channels, seed=n)
     x, grad = pixels(n, channels, side)
-    want, got = outcome(layers, x, grad), outcome(fused, x, grad)
+    want = outcome(layers, x, grad)
+    with fast():
+        got = outcome(fused, x, grad)
     for name, value in want.items():
-        scale = float(value.double().abs().max()) or 1.0
-        loose = 2e-2 if DEVICE.type == "cuda" and name == "conv1.weight" else 2e-5  # its products are TF32 on a card
-        torch.testing.assert_close(got[name], value, rtol=loose, atol=loose * scale, msg=lambda m, k=name: f"{k}: {m}")
+        same(got[name], value, name)
 
 
 def test_bf16_rounds_no_worse_than_the_layers():
@@ -81,22 +98,23 @@ def test_bf16_rounds_no_worse_than_the_layers():
 def test_in_eval_mode_it_is_the_layers_with_what_was_learned():
     layers, fused = pair(3, seed=2)
     x, _ = pixels(6, 3, 32)
-    before = layers.train().stem(x), fused.train().stem(x)
-    assert before[0].requires_grad
-    with torch.no_grad():
-        want, got = layers.eval().stem(x), fused.eval().stem(x)
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    layers.train().stem(x)
     fused.load_state_dict(layers.state_dict())
-    assert torch.equal(layers.stem(x), fused.stem(x))  # with gradients the layers answer
+    want = layers.eval().stem(x).detach()
+    assert torch.equal(fused.eval().stem(x), want)  # with gradients the layers answer
+    with torch.no_grad(), fast():
+        same(fused.stem(x), want, "pooled")
 
 
 def test_it_traces():
     _, fused = pair(3, seed=3)
     x, grad = pixels(4, 3, 32)
-    want = outcome(copy.deepcopy(fused), x, grad)
-    fused.stem = torch.compile(fused.stem, backend="aot_eager", fullgraph=True)
-    for name, value in outcome(fused, x, grad).items():
-        torch.testing.assert_close(value, want[name], rtol=1e-4, atol=1e-4 * float(value.double().abs().max() or 1))
+    with fast():
+        want = outcome(copy.deepcopy(fused), x, grad)
+        fused.stem = torch.compile(fused.stem, backend="aot_eager", fullgraph=True)
+        got = outcome(fused, x, grad)
+    for name, value in want.items():
+        same(got[name], value, name)
 
 
 def test_only_the_stem_that_is_written_here_is_replaced(monkeypatch):

@@ -3,7 +3,6 @@
 Letters: Y X the map after the convolution, P Q after the pool, K channels (a power of two). Places of the map come in pairs,
 two neighbours of a row, and are numbered (image, row, pair); there are Q pairs in a row. Under the taps of a pair lie TAPS
 numbers of x: eight rows of SPAN, whose first stands at twice the pair's row and STRIDE times the pair.
-Products of float32 are taken in three parts (tf32x3), as exact as the layers they stand for; those of bf16 as they are.
 """
 
 import triton
@@ -33,7 +32,7 @@ def mapped(
         first = ((row // Y) * ROWS + 2 * (row % Y)) * PITCH + STRIDE * j
         v = tl.load(x + first[:, None] + under[None, :], mask=here[:, None], other=0.0)
         there = here[:, None] & (2 * j[:, None] + k[None, :] // K < X)  # the last pair of an odd row is one place
-        got = tl.where(there, tl.dot(v, line, input_precision="tf32x3"), 0.0).to(y.dtype.element_ty)
+        got = tl.where(there, tl.dot(v, line), 0.0).to(y.dtype.element_ty)
         tl.store(y + ((row * X + 2 * j) * K)[:, None] + k[None, :], got, mask=there)
         seen = got.to(tl.float32)
         one += tl.sum(seen, 0)
@@ -66,7 +65,7 @@ def crossed(
         v = tl.load(x + first[:, None] + under[None, :], mask=here, other=0.0)
         there = here & (2 * j[:, None] + k[None, :] // K < X)
         d = tl.load(y + ((row * X + 2 * j) * K)[:, None] + k[None, :], mask=there, other=0.0)
-        both = tl.dot(tl.trans(d), v, both, input_precision="tf32x3")
+        both = tl.dot(tl.trans(d), v, both)
     tl.store(out + part * (2 * K * TAPS) + k[:, None] * TAPS + e[None, :], both)
 
 
@@ -164,13 +163,13 @@ def dealt(
         first = ((row // P) * ROWS + 4 * i) * PITCH + STRIDE * j
         v = tl.load(x + first[:, None] + under[None, :], mask=here[:, None], other=0.0)
         d = tl.reshape(tl.join(won(g, w, 4), won(g, w, 5) + won(gr, wr, 3)), (TILE, 2 * K))
-        both = tl.dot(tl.trans(d.to(v.dtype)), v, both, input_precision="tf32x3")
+        both = tl.dot(tl.trans(d.to(v.dtype)), v, both)
         v = tl.load(
             x + (first + 2 * PITCH)[:, None] + under[None, :], mask=(here & (2 * i + 1 < Y))[:, None], other=0.0
         )
         left = won(g, w, 7) + won(gb, wb, 1)
         d = tl.reshape(tl.join(left, won(g, w, 8) + won(gr, wr, 6) + won(gb, wb, 2) + won(gd, wd, 0)), (TILE, 2 * K))
-        both = tl.dot(tl.trans(d.to(v.dtype)), v, both, input_precision="tf32x3")
+        both = tl.dot(tl.trans(d.to(v.dtype)), v, both)
         alone += tl.sum(tl.where(w < 9, g, 0.0), 0)
     r = tl.arange(0, 2 * K)
     tl.store(out + part * (2 * K * TAPS) + r[:, None] * TAPS + e[None, :], both)

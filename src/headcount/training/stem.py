@@ -56,8 +56,8 @@ class Way(NamedTuple):
 
 
 # The fastest found on an H200 by benchmarks/kernels.py; elements are pairs of places, and windows of the pool.
-MAPPED = Way(64, 8, 1, 2)
-CROSSED = Way(64, 8, 3, 1)
+MAPPED = Way(64, 4, 1, 2)
+CROSSED = Way(32, 8, 4, 1)
 POOL = Way(16, 4, 1, 1)
 DEALT = Way(32, 8, 1, 1)
 
@@ -229,10 +229,13 @@ class FusedStem(ResNet18):
         n, channels, height, width = x.shape
         sizes = Sizes.of(channels, height, width)
         count = n * sizes.Y * sizes.X  # addresses are 32 bits wide: a larger map takes the ordinary way
-        answers = not self.training and not torch.is_grad_enabled()
-        if x.requires_grad or not (self.training or answers) or 64 * count >= 1 << 31:
-            return super().stem(x)
         kind = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+        fits = 64 * count < 1 << 31 and (
+            kind == torch.bfloat16 or not x.is_cuda
+        )  # float32 is too large for a card's kernels
+        answers = not self.training and not torch.is_grad_enabled()
+        if x.requires_grad or not fits or not (self.training or answers):
+            return super().stem(x)
         norm: Any = self.bn1
         rows, weight = in_rows(x).to(kind), weight_in_rows(self.conv1.weight).to(kind)
         known = None if self.training else _line(norm)
