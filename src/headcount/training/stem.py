@@ -1,9 +1,9 @@
 """The stem of ResNet18 in few passes over memory: convolution, batch-norm, ReLU and max-pool as one operation (Triton).
 
 The stem is where a step's bytes are: its maps are four times as large as what the pool leaves of them. Written layer by
-layer, the large map and its gradients pass through memory some sixteen times a step; here twice:
+layer, the large map and its gradients pass through memory some sixteen times a step; here three times:
 
-    forward    y = conv(x) and its statistics    pooled = max of relu(norm(y)), and the winner's place
+    forward    y = conv(x) and its statistics    C, below    pooled = max of relu(norm(y)), and the winner's place
     backward   sum over winners of their gradient times x under the taps
 
 Nothing else is needed on the way back, because y is linear in the weights W. Batch-norm's gradient takes from dz, that of the
