@@ -6,6 +6,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -117,6 +118,26 @@ def test_ties_are_right_with_any_winner_and_groups_widen(tmp_path):
     together = evaluation.bags_scored(replace(reading.laid, group=("a", "a", "b", "b")), said)
     assert together["accuracy"]["low"] < alone["accuracy"]["low"]
     assert "groups" in together["interval"]
+
+
+def test_instances_of_one_group_are_one_witness():
+    """A patient whose slides are all right or all wrong: the interval of the instances goes by patients, and holds."""
+    draw, held = np.random.default_rng(0), {"bags": 0, "groups": 0}
+    for _ in range(200):
+        easy = np.repeat(draw.random(12) < 0.7, 5)  # 12 patients of 5 slides of 20 tiles
+        right = np.repeat(easy, 20) ^ (draw.random(1200) < 0.02)
+        said = SimpleNamespace(
+            said=np.where(right, 0, 1), p=np.full((1200, 2), 0.5), sure=np.full(1200, 0.5), classes=("a", "b")
+        )
+        bags = Bags.of(np.zeros((1200, 1)), sizes=[20] * 60, labels=[0] * 60, classes=2, truth=np.zeros(1200, int))
+        patients = tuple(f"p{b // 5}" for b in range(60))
+        for name, some in (("bags", bags), ("groups", replace(bags, group=patients))):
+            found = evaluation.instances_scored(some, said)
+            assert found["interval"].endswith(f"by {name}")
+            expected = 0.7 * 0.98 + 0.3 * 0.02
+            held[name] += found["accuracy"]["low"] <= expected <= found["accuracy"]["high"]
+    assert held["groups"] >= 184
+    assert held["bags"] <= 150
 
 
 def test_calibration_table_adds_up():

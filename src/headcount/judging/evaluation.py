@@ -90,22 +90,22 @@ def shares_scored(bags: Bags, said: Said) -> dict[str, Any]:
 
 
 def instances_scored(bags: Bags, said: Said, level: float = LEVEL) -> dict[str, Any]:
-    """Against the truth of single instances, where there is one; bags are the groups of the interval."""
+    """Against the truth of single instances, where there is one; the interval goes by groups, or by bags if there are none."""
     assert bags.truth is not None
     true, answer = bags.truth.numpy(), said.said
     known = true >= 0
     if not known.any():
         return {"instances": 0}
-    bag, right = bags.bag.numpy()[known], (true == answer)[known]
-    accuracy = intervals.clustered(
-        np.bincount(bag, weights=right, minlength=len(bags)), np.bincount(bag, minlength=len(bags)), level
-    )
+    right, apart = (true == answer)[known], "bags" if bags.group is None else "groups"
+    whole = np.arange(len(bags)) if bags.group is None else np.unique(bags.group, return_inverse=True)[1]
+    group = whole[bags.bag.numpy()[known]]
+    accuracy = intervals.clustered(np.bincount(group, weights=right), np.bincount(group), level)
     counts = metrics.confusion(true, answer, len(said.classes))
     own = np.maximum(said.p[known, true[known]].astype(float), 1e-12)
     return {
         "instances": int(known.sum()),
         "accuracy": accuracy.to_json(),
-        "interval": "Wilson at the effective number of instances, bags as groups",
+        "interval": f"Wilson at the effective number of instances, by {apart}",
         "balanced_accuracy": round(float(np.mean([counts[k, k] / n for k, n in enumerate(counts.sum(1)) if n])), 6),
         "miou": round(metrics.miou(counts), 6),
         "log_loss": round(float(-np.log(own).mean()), 6),
