@@ -651,3 +651,22 @@ def test_columns_beside_a_text_are_said_to_be_idle():
     assert "'id';" not in said
     assert "not used" not in "\n".join(read(table, Named(text="text", features=("price",))).described)
     assert "not used" not in "\n".join(read(make.texts()).described)
+
+
+def test_a_letter_is_one_whether_it_was_written_as_one_or_as_two(tmp_path):
+    """Some systems take file names apart (e and an accent), tables rarely do: the names are the same, the files are found."""
+    whole, apart = "caf\u00e9", "cafe\u0301"
+    for bag in (apart, "th\u00e9"):
+        (tmp_path / "bags" / bag).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "bags" / bag / f"{apart}.png")
+    (tmp_path / "bags" / "labels.csv").write_text(f"bag,label\n{whole},{apart}\nthe\u0301,th\u00e9\n")
+    reading = read(tmp_path / "bags", classes=[apart, "the\u0301"])
+    assert dict(zip(reading.laid.names, reading.laid.target.argmax(1).tolist(), strict=True)) == {
+        whole: 0,
+        "th\u00e9": 1,
+    }
+    assert reading.laid.classes == (whole, "th\u00e9")
+    assert (tmp_path / "bags" / reading.ids.column("file")[0].as_py()).exists()
+    rows = "".join(f"bags/{bag}/{apart}.png,{bag},{label}\n" for bag, label in ((apart, whole), ("th\u00e9", "x")))
+    (tmp_path / "table.csv").write_text(f"path,bag,label\n{rows}")
+    assert read(tmp_path / "table.csv").laid.names == (whole, "th\u00e9")

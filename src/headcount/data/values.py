@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
@@ -86,11 +87,18 @@ def without(code: np.ndarray, values: Sequence[str], words: Container[str]) -> t
 
 
 def plain(value: Any) -> str | None:
-    """A name as a person would write it: 3.0 is 3, blanks around it do not count, nothing and NaN are None.
+    """A name as a person reads it: 3.0 is 3, blanks around it do not count, an é is one letter whether it was written as one or
+    as two (some systems take file names apart), nothing and NaN are None.
 
-    >>> plain(3.0), plain(" cat "), plain(float("nan")), plain("")
-    ('3', 'cat', None, None)
+    >>> plain(3.0), plain(" cat "), plain(float("nan")), plain(""), plain("cafe\u0301") == "caf\u00e9"
+    ('3', 'cat', None, None, True)
     """
+    text = written(value)
+    return text and unicodedata.normalize("NFC", text)
+
+
+def written(value: Any) -> str | None:
+    """The same, letter by letter as it stands: a file is found under no other name."""
     if isinstance(value, (float, np.floating)):
         if math.isnan(value):
             return None

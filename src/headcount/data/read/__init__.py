@@ -55,6 +55,7 @@ from headcount.data.read.found import Asked, Bad, Found
 from headcount.data.read.lay import Reading, lay
 from headcount.data.read.tables import SUFFIXES, is_frame, suffix
 from headcount.data.read.targets import TIES
+from headcount.data.values import plain
 from headcount.errors import HeadcountError, choose
 
 __all__ = ["Columns", "Learned", "Named", "Reading", "read"]
@@ -146,10 +147,8 @@ def _names(classes: Sequence[str] | None) -> tuple[str, ...] | None:
 
 def _list(what: str, given: Any) -> tuple[str, ...]:
     """Names in a list; a word is one name, whatever its letters."""
-    if isinstance(given, str):
-        return (given,)
     try:
-        return tuple(map(str, given))
+        return tuple(plain(v) or "" for v in ([given] if isinstance(given, str) else given))
     except TypeError:
         raise HeadcountError(f"{what} must be a list of names, got {given!r}") from None
 

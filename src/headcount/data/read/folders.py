@@ -12,7 +12,7 @@ from headcount.data.columns import Columns
 from headcount.data.read.found import Asked, Found, Said, some
 from headcount.data.read.images import ENDINGS, read_images
 from headcount.data.read.labels import beside
-from headcount.data.values import plain
+from headcount.data.values import plain, written
 from headcount.errors import HeadcountError
 
 LABELS = ("labels.csv", "labels.tsv", "labels.parquet")
@@ -78,7 +78,7 @@ def _found(
     height, width, channels = array.shape[1:]
     ids = pa.table({
         "bag": pa.DictionaryArray.from_arrays(np.repeat(np.arange(len(names)), [len(fs) for fs in files]), list(names)),
-        "file": [plain(str(f.relative_to(folder))) for f in every],
+        "file": [written(str(f.relative_to(folder))) for f in every],
     })  # fmt: skip
     look = f"{width}x{height} {'grey' if channels == 1 else 'RGB'}"
     return Found(

@@ -17,7 +17,7 @@ from headcount.data.read.images import read_images
 from headcount.data.read.labels import beside, groups
 from headcount.data.read.tables import open_table
 from headcount.data.read.targets import as_numbers, by_rows, classes_in
-from headcount.data.values import numbered, plain, texts
+from headcount.data.values import numbered, texts, written
 from headcount.errors import HeadcountError
 
 HEAVIEST = 1e9  # an instance of more votes than that would drown the float32 sums of its bag
@@ -168,7 +168,7 @@ def _instances(table: pa.Table, roles: Named, found: Found, data: Any, asked: As
             both = f"{shown}: pictures (column {roles.path!r}) are learned from alone"
             raise HeadcountError(f"{both}, and {more[0]!r} is named in features= or categories=; leave it out")
         folder = Path(data).parent if isinstance(data, (str, Path)) else Path()
-        paths = [plain(v) for v in table.column(roles.path).to_pylist()]
+        paths = [written(v) for v in table.column(roles.path).to_pylist()]
         files = [folder / (p or "") for p in paths]
         called = lambda i: f"{shown} row {i + 1}: {paths[i] or 'no file'}"  # noqa: E731
         found.content, found.address, wrong, digest = read_images(files, asked, called, found.notes)
