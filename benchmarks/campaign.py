@@ -36,11 +36,11 @@ def campaign(
         with alone(out / "running" / f"{recipe.key}.claim", wait=False) as mine:
             if not mine or done(recipe, out):
                 continue
-            begun = time.monotonic()
+            begun, resumed = time.monotonic(), (out / "running" / recipe.key).exists()
             record: Record = runs.run(recipe, out, compile=compile)
             after(recipe)
         seconds = time.monotonic() - begun
-        pace = seconds / recipe.epochs
+        pace = pace if resumed else seconds / recipe.epochs
         fitted, got = record.body["fit"], record.scores
         text = f"instance {got['instance_accuracy']:.4f}  bag {got['bag_accuracy']:.2f}  epoch {fitted['best_epoch']}"
         heard = f"criterion {record.body['tilt']['criterion']:.4f}  " if "tilt" in record.body else ""

@@ -34,7 +34,7 @@ def calls() -> dict[str, tuple[Callable[[Way], object], list[Way]]]:
 
     def mapped(way: Way) -> None:
         parts, steps = way.shared(pairs, x.device)
-        kernels.mapped[(parts,)](x, w, y, *facts, pairs, steps, *laid, way.tile, **way.settings)
+        kernels.mapped[(parts,)](x, w, y, *facts, pairs, steps, True, *laid, way.tile, **way.settings)
 
     def crossed(way: Way) -> None:
         parts, steps = way.shared(pairs, x.device)

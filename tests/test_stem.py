@@ -56,6 +56,19 @@ def outcome(network: ResNet18, x: torch.Tensor, grad: torch.Tensor) -> dict[str,
     return {"pooled": said.detach(), **learned, **dict(network.bn1.named_buffers())}
 
 
+@pytest.fixture
+def called(monkeypatch) -> list[torch.dtype]:
+    """What the operation was called with, each time: that it is not the layers that answer."""
+    plain, seen = stem.stem, []
+
+    def spy(x, *rest):
+        seen.append(x.dtype)
+        return plain(x, *rest)
+
+    monkeypatch.setattr(stem, "stem", spy)
+    return seen
+
+
 def pixels(n: int, channels: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
     x = torch.randn(n, side, side, channels, device=DEVICE).permute(0, 3, 1, 2)
     small = (side + 3) // 4
@@ -65,17 +78,73 @@ def pixels(n: int, channels: int, side: int) -> tuple[torch.Tensor, torch.Tensor
 @pytest.mark.parametrize(
     ("n", "channels", "side"), [(3, 3, 32), (2, 1, 28), (5, 3, 12), (1, 2, 18), (9, 3, 6), (4, 3, 31), (3, 1, 9)]
 )
-def test_the_fused_stem_is_the_layers(n, channels, side):
+def test_the_fused_stem_is_the_layers(n, channels, side, called):
     layers, fused = pair(channels, seed=n)
     x, grad = pixels(n, channels, side)
     want = outcome(layers, x, grad)
     with fast():
         got = outcome(fused, x, grad)
+    assert len(called) == 1
     for name, value in want.items():
         same(got[name], value, name)
 
 
-def test_bf16_rounds_no_worse_than_the_layers():
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="bf16 cannot tell such pictures apart")
+def test_pictures_that_hardly_vary():
+    layers, fused = pair(3, seed=4)
+    x, _ = pixels(6, 3, 16)
+    for shade in (x * 1e-4 + 1, x * 0 + 1, x + 50):
+        want, said = (network.train().stem(shade) for network in (layers, fused))
+        torch.testing.assert_close(said, want, rtol=1e-2, atol=2e-3)
+
+
+def test_what_is_no_number_stays_none(called):
+    layers, fused = pair(3, seed=5)
+    x, _ = pixels(3, 3, 16)
+    fused.conv1.weight.data[0] = layers.conv1.weight.data[0] = float("nan")
+    with fast(), torch.no_grad():
+        for mode in (True, False):
+            want, said = (network.train(mode).stem(x) for network in (layers, fused))
+            assert torch.equal(said.isnan(), want.isnan())
+            assert said.isnan()[:, 0].all()
+    assert len(called) == 2
+
+
+def test_where_the_layers_answer(called, monkeypatch):
+    """Gradients of images, one value a channel, nothing at all, maps too large for addresses of 32 bits, batch-norm apart."""
+    _, fused = pair(3, seed=6)
+    x, _ = pixels(3, 3, 16)
+    with fast():
+        leaf = x.clone().requires_grad_()
+        fused.stem(leaf).sum().backward()
+        assert leaf.grad is not None
+        with pytest.raises(ValueError, match="more than 1 value per channel"):
+            fused.train().stem(x[:1, :, :2, :2])
+        with torch.no_grad():
+            assert fused.eval().stem(x[:0]).shape == (0, 64, 4, 4)
+            monkeypatch.setattr(stem, "MOST", 64 * 3 * 8 * 8)
+            fused.stem(x)
+        fused.train().bn1.eval()
+        fused.stem(x)
+    assert not called
+
+
+def test_the_operation_is_what_it_says_to_compilers():
+    layers, _ = pair(3, seed=7)
+    x, grad = pixels(2, 3, 12)
+    kind = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+    rows, weight = (t.to(kind).detach() for t in (stem.in_rows(x), stem.weight_in_rows(layers.conv1.weight)))
+    sizes, norm = list(stem.Sizes.of(3, 12, 12)), layers.bn1
+    for known in (None, stem._line(norm)):
+        learned = [t.detach().requires_grad_(known is None) for t in (weight, norm.weight, norm.bias)]
+        tests = ("test_schema", "test_faketensor") + (("test_autograd_registration",) if known is None else ())
+        torch.library.opcheck(stem.stem, (rows, sizes, *learned, norm.eps, known), test_utils=tests)
+    winner = torch.randint(0, 10, (2 * 3 * 3, 64), dtype=torch.uint8, device=DEVICE)
+    tests = ("test_schema", "test_faketensor")
+    torch.library.opcheck(stem.stem_backward, (grad.to(kind), rows, sizes, winner), test_utils=tests)
+
+
+def test_bf16_rounds_no_worse_than_the_layers(called):
     """Against float32 layers on the same rounded weights and images: the fused stem in bf16 may be no further off than the
     layers in bf16. (Half as much again for gradients: they hang on the few windows that rounding lifts above zero.)"""
     off: dict[str, list[list[float]]] = {}
@@ -90,20 +159,23 @@ def test_bf16_rounds_no_worse_than_the_layers():
         for name in ("pooled", "conv1.weight", "bn1.weight", "bn1.bias", "running_mean", "running_var"):
             apart = [float((one[name].float() - exact[name]).norm() / exact[name].norm()) for one in found]
             off.setdefault(name, []).append(apart)
+    assert called == [torch.bfloat16] * 3
     for name, rows in off.items():
         usual, ours = (sum(column) / len(rows) for column in zip(*rows, strict=True))
         assert ours <= (1.5 if name.endswith(("weight", "bias")) else 1.1) * usual + 2e-3, (name, ours, usual)
 
 
-def test_in_eval_mode_it_is_the_layers_with_what_was_learned():
+def test_in_eval_mode_it_is_the_layers_with_what_was_learned(called):
     layers, fused = pair(3, seed=2)
     x, _ = pixels(6, 3, 32)
     layers.train().stem(x)
+    layers.bn1.running_var[:32] = 1e-6  # eps counts
     fused.load_state_dict(layers.state_dict())
     want = layers.eval().stem(x).detach()
     assert torch.equal(fused.eval().stem(x), want)  # with gradients the layers answer
     with torch.no_grad(), fast():
         same(fused.stem(x), want, "pooled")
+    assert len(called) == 1
 
 
 def test_it_traces():
@@ -123,6 +195,9 @@ def test_only_the_stem_that_is_written_here_is_replaced(monkeypatch):
     assert not stem.usable(ResNet18(3, stem="pool"))
     assert not stem.usable(ResNet18(3, width=16))
     assert not stem.usable(ResNet18(4))
+    odd = ResNet18(3)
+    odd.bn1.momentum = None
+    assert not stem.usable(odd)
     monkeypatch.setattr(speed, "_stem_runs", lambda device: True)
     for precision, device, fused in (("bf16", "cuda", True), ("tf32", "cuda", False), ("bf16", "cpu", False)):
         network = ResNet18(3)

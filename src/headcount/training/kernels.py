@@ -10,17 +10,23 @@ import triton.language as tl
 
 
 @triton.jit
+def beneath(x, first, here, e, PITCH: tl.constexpr, SPAN: tl.constexpr):
+    """The numbers under the taps of pairs, the first of each at its place; zero where no pair is."""
+    under = (e // SPAN) * PITCH + e % SPAN
+    return tl.load(x + first[:, None] + under[None, :], mask=here[:, None], other=0.0)
+
+
+@triton.jit
 def mapped(
-    x, w, y, mean, spread, count, pairs, steps, ROWS: tl.constexpr, PITCH: tl.constexpr, STRIDE: tl.constexpr,
-    Y: tl.constexpr, X: tl.constexpr, Q: tl.constexpr, K: tl.constexpr,
-    TAPS: tl.constexpr, SPAN: tl.constexpr, TILE: tl.constexpr,
+    x, w, y, mean, spread, count, pairs, steps, LEARNS: tl.constexpr,
+    ROWS: tl.constexpr, PITCH: tl.constexpr, STRIDE: tl.constexpr, Y: tl.constexpr, X: tl.constexpr, Q: tl.constexpr,
+    K: tl.constexpr, TAPS: tl.constexpr, SPAN: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """y = the convolution of x by w, which has a row of TAPS for each of a pair's 2 K numbers; and y's moments, in parts: mean,
-    summed squared deviation, how many."""
+    """y = the convolution of x by w, which has a row of TAPS for each of a pair's 2 K numbers. LEARNS: y's moments too, in
+    parts: mean, summed squared deviation, how many."""
     part = tl.program_id(0)
     k = tl.arange(0, 2 * K)
     e = tl.arange(0, TAPS)
-    under = (e // SPAN) * PITCH + e % SPAN
     line = tl.load(w + k[None, :] * TAPS + e[:, None])
     one = tl.zeros((2 * K,), tl.float32)
     two = tl.zeros((2 * K,), tl.float32)
@@ -30,19 +36,21 @@ def mapped(
         row, j = p // Q, p % Q
         here = p < pairs
         first = ((row // Y) * ROWS + 2 * (row % Y)) * PITCH + STRIDE * j
-        v = tl.load(x + first[:, None] + under[None, :], mask=here[:, None], other=0.0)
+        v = beneath(x, first, here, e, PITCH, SPAN)
         there = here[:, None] & (2 * j[:, None] + k[None, :] // K < X)  # the last pair of an odd row is one place
         got = tl.where(there, tl.dot(v, line), 0.0).to(y.dtype.element_ty)
         tl.store(y + ((row * X + 2 * j) * K)[:, None] + k[None, :], got, mask=there)
-        seen = got.to(tl.float32)
-        one += tl.sum(seen, 0)
-        two += tl.sum(seen * seen, 0)
-        many += tl.sum(there.to(tl.float32), 0)
-    n = tl.maximum(many, 1.0)
-    at = part * 2 * K + k
-    tl.store(mean + at, one / n)
-    tl.store(spread + at, tl.maximum(two - one * one / n, 0.0))
-    tl.store(count + at, many)
+        if LEARNS:
+            seen = got.to(tl.float32)
+            one += tl.sum(seen, 0)
+            two += tl.sum(seen * seen, 0)
+            many += tl.sum(there.to(tl.float32), 0)
+    if LEARNS:
+        n = tl.maximum(many, 1.0)
+        at = part * 2 * K + k
+        tl.store(mean + at, one / n)
+        tl.store(spread + at, tl.maximum(two - one * one / n, 0.0, propagate_nan=tl.PropagateNan.ALL))
+        tl.store(count + at, many)
 
 
 @triton.jit
@@ -55,15 +63,14 @@ def crossed(
     part = tl.program_id(0)
     k = tl.arange(0, 2 * K)
     e = tl.arange(0, TAPS)
-    under = (e // SPAN) * PITCH + e % SPAN
     both = tl.zeros((2 * K, TAPS), tl.float32)
     for t in range(steps):
         p = (part * steps + t) * TILE + tl.arange(0, TILE)
         row, j = p // Q, p % Q
-        here = (p < pairs)[:, None]
+        here = p < pairs
         first = ((row // Y) * ROWS + 2 * (row % Y)) * PITCH + STRIDE * j
-        v = tl.load(x + first[:, None] + under[None, :], mask=here, other=0.0)
-        there = here & (2 * j[:, None] + k[None, :] // K < X)
+        v = beneath(x, first, here, e, PITCH, SPAN)
+        there = here[:, None] & (2 * j[:, None] + k[None, :] // K < X)
         d = tl.load(y + ((row * X + 2 * j) * K)[:, None] + k[None, :], mask=there, other=0.0)
         both = tl.dot(tl.trans(d), v, both)
     tl.store(out + part * (2 * K * TAPS) + k[:, None] * TAPS + e[None, :], both)
@@ -114,8 +121,8 @@ def pool(
         v = tl.load(y + ((image * Y + r) * X + c)[:, None] * K + k[None, :], mask=there, other=0.0).to(tl.float32)
         v = tl.where(there, sign * v, float("-inf"))
         who = tl.where(v > best, tap, who)
-        best = tl.maximum(v, best)
-    said = tl.maximum(a * sign * best + b, 0.0)
+        best = tl.maximum(v, best, propagate_nan=tl.PropagateNan.ALL)
+    said = tl.maximum(a * sign * best + b, 0.0, propagate_nan=tl.PropagateNan.ALL)
     to = p[:, None] * K + k[None, :]
     inside = (p < windows)[:, None]
     tl.store(pooled + to, said.to(pooled.dtype.element_ty), mask=inside)
@@ -138,19 +145,19 @@ def dealt(
     2k + 1 for the places of a pair); and the sum of that gradient.
 
     Window (i, j) of the pool stands around the place (2i, 2j); so the four places (2i, 2j) to (2i + 1, 2j + 1), a pair below
-    another, lie in this window, the one to the right, the one below and the one between these, and in no other.
+    another, lie in this window, the one to the right, the one below and the one between these, and in no other. At an edge
+    these are windows of another row or image; none of them has its winner outside its own, where the taps asked for here are.
     """
     part = tl.program_id(0)
     k = tl.arange(0, K)
     e = tl.arange(0, TAPS)
-    under = (e // SPAN) * PITCH + e % SPAN
     both = tl.zeros((2 * K, TAPS), tl.float32)
     alone = tl.zeros((K,), tl.float32)
     for t in range(steps):
         p = (part * steps + t) * TILE + tl.arange(0, TILE)
         row, j = p // Q, p % Q
         i = row % P
-        here, right, below = p < windows, (p < windows) & (j + 1 < Q), (p < windows) & (i + 1 < P)
+        here, right, below, last = p < windows, p + 1 < windows, p + Q < windows, p + Q + 1 < windows
         at = p[:, None] * K + k[None, :]
         g = tl.load(grad + at, mask=here[:, None], other=0.0).to(tl.float32)
         w = tl.load(winner + at, mask=here[:, None], other=9)
@@ -158,15 +165,13 @@ def dealt(
         wr = tl.load(winner + at + K, mask=right[:, None], other=9)
         gb = tl.load(grad + at + Q * K, mask=below[:, None], other=0.0).to(tl.float32)
         wb = tl.load(winner + at + Q * K, mask=below[:, None], other=9)
-        gd = tl.load(grad + at + Q * K + K, mask=(right & below)[:, None], other=0.0).to(tl.float32)
-        wd = tl.load(winner + at + Q * K + K, mask=(right & below)[:, None], other=9)
+        gd = tl.load(grad + at + Q * K + K, mask=last[:, None], other=0.0).to(tl.float32)
+        wd = tl.load(winner + at + Q * K + K, mask=last[:, None], other=9)
         first = ((row // P) * ROWS + 4 * i) * PITCH + STRIDE * j
-        v = tl.load(x + first[:, None] + under[None, :], mask=here[:, None], other=0.0)
+        v = beneath(x, first, here, e, PITCH, SPAN)
         d = tl.reshape(tl.join(won(g, w, 4), won(g, w, 5) + won(gr, wr, 3)), (TILE, 2 * K))
         both = tl.dot(tl.trans(d.to(v.dtype)), v, both)
-        v = tl.load(
-            x + (first + 2 * PITCH)[:, None] + under[None, :], mask=(here & (2 * i + 1 < Y))[:, None], other=0.0
-        )
+        v = beneath(x, first + 2 * PITCH, here & (2 * i + 1 < Y), e, PITCH, SPAN)
         left = won(g, w, 7) + won(gb, wb, 1)
         d = tl.reshape(tl.join(left, won(g, w, 8) + won(gr, wr, 6) + won(gb, wb, 2) + won(gd, wd, 0)), (TILE, 2 * K))
         both = tl.dot(tl.trans(d.to(v.dtype)), v, both)

@@ -21,6 +21,7 @@ Letters: n images, Y X the map after the convolution, P Q after the pool, K outp
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ from headcount.models.backbones import ResNet18
 
 SPAN = 32  # numbers of a row under the taps of a pair, filled up
 TAPS = 8 * SPAN  # seven rows, and one more to be a power of two
+MOST = 1 << 31  # numbers that a kernel can address
 
 
 class Way(NamedTuple):
@@ -75,11 +77,12 @@ def usable(network: nn.Module) -> bool:
     """Whether this network's stem is the one written here, and Triton is there to run it."""
     if type(network) is not ResNet18 or kernels() is None:
         return False
-    conv, pool = network.conv1, network.maxpool
+    conv, pool, norm = network.conv1, network.maxpool, network.bn1
     return (
         conv.out_channels == 64
         and (conv.kernel_size, conv.stride, conv.padding) == ((7, 7), (2, 2), (3, 3))
         and conv.in_channels * 9 <= SPAN
+        and (norm.affine, norm.track_running_stats, norm.momentum is None) == (True, True, False)
         and isinstance(pool, nn.MaxPool2d)
         and (pool.kernel_size, pool.stride, pool.padding) == (3, 2, 1)
     )
@@ -100,8 +103,7 @@ class Sizes(NamedTuple):
     def of(cls, channels: int, height: int, width: int) -> Sizes:
         Y, X = _up(height, 2), _up(width, 2)
         P, Q = _up(Y, 2), _up(X, 2)
-        pitch = max(4 * channels * (Q - 1) + SPAN, (width + 3) * channels)
-        return cls(2 * Y + 6, 8 * _up(pitch, 8), 4 * channels, Y, X, P, Q)
+        return cls(2 * Y + 6, 8 * _up(4 * channels * (Q - 1) + SPAN, 8), 4 * channels, Y, X, P, Q)
 
 
 def in_rows(x: Tensor) -> Tensor:
@@ -135,7 +137,7 @@ def stem(
     parts, steps = MAPPED.shared(pairs, x.device)
     facts = _sums(x, 3, parts, 2 * K)
     kernels().mapped[(parts,)](
-        pixels, _for_dots(weight), y, *facts, pairs, steps, *laid, MAPPED.tile, **MAPPED.settings
+        pixels, _for_dots(weight), y, *facts, pairs, steps, known is None, *laid, MAPPED.tile, **MAPPED.settings
     )
     line, cross = known, _sums(x, 0)
     if line is None:
@@ -204,7 +206,9 @@ def _back(ctx: Any, grads: Any) -> tuple[Tensor | None, ...]:
     sizes, (mean, variance, scale, _), K = Sizes(*ctx.sizes), line, line.shape[1]
     places, r = len(x) * sizes.Y * sizes.X, (variance + ctx.eps).rsqrt()
     D, total = (part.sum(0) for part in stem_backward(grads[0], x, ctx.sizes, winner))
-    D = D.view(K, 2, TAPS).transpose(0, 1)  # all by place of the pair, channel, tap
+    D = D.view(K, 2, TAPS).transpose(
+        0, 1
+    )  # as C and the weight: place of the pair, channel, tap (the kernel joins the places)
     C, S = cross.sum(0).view(2, K, TAPS), _under(x, sizes)[:, None]
     along = r * ((weight.float().view(2, K, TAPS) * D).sum((0, 2)) - mean * total)
     slope = (r * along / places)[:, None] * (C - mean[:, None] * S)
@@ -215,7 +219,7 @@ def _back(ctx: Any, grads: Any) -> tuple[Tensor | None, ...]:
 def _under(x: Tensor, sizes: Sizes) -> Tensor:
     """S: the sum of the numbers under the taps of all pairs, and of those that have a second place."""
     image = x.view(-1, sizes.rows, sizes.pitch).sum(0, dtype=torch.float32)
-    taps = image.unfold(0, 8, 2)[: sizes.Y].sum(0).unfold(0, SPAN, sizes.stride)  # (pairs, 8, SPAN)
+    taps = image.unfold(0, 8, 2).sum(0).unfold(0, SPAN, sizes.stride)  # (pairs, 8, SPAN)
     return torch.stack([taps[:pairs].sum(0).flatten() for pairs in (sizes.Q, sizes.X // 2)])
 
 
@@ -226,26 +230,34 @@ class FusedStem(ResNet18):
     """A ResNet18 whose stem is the operation above, with the statistics of the images while it learns, of before otherwise."""
 
     def stem(self, x: Tensor) -> Tensor:
-        n, channels, height, width = x.shape
-        sizes = Sizes.of(channels, height, width)
-        count = n * sizes.Y * sizes.X  # addresses are 32 bits wide: a larger map takes the ordinary way
-        kind = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
-        fits = 64 * count < 1 << 31 and (
-            kind == torch.bfloat16 or not x.is_cuda
-        )  # float32 is too large for a card's kernels
-        answers = not self.training and not torch.is_grad_enabled()
-        if x.requires_grad or not fits or not (self.training or answers):
-            return super().stem(x)
         norm: Any = self.bn1
-        rows, weight = in_rows(x).to(kind), weight_in_rows(self.conv1.weight).to(kind)
-        known = None if self.training else _line(norm)
+        if x.requires_grad or not _fits(x) or (torch.is_grad_enabled() and not norm.training):
+            return super().stem(x)
+        sizes = Sizes.of(*x.shape[1:])
+        rows, weight = (t.to(_kind(x)) for t in (in_rows(x), weight_in_rows(self.conv1.weight)))
+        known = None if norm.training else _line(norm)
         pooled, _, line, _ = stem(rows, list(sizes), weight, norm.weight, norm.bias, norm.eps, known)
-        if self.training:
+        if norm.training:
+            count = len(x) * sizes.Y * sizes.X
             with torch.no_grad():
                 norm.running_mean.lerp_(line[0], norm.momentum)
                 norm.running_var.lerp_(line[1] * (count / (count - 1)), norm.momentum)
                 norm.num_batches_tracked.add_(1)
         return pooled
+
+
+def _fits(x: Tensor) -> bool:
+    """More than one place (the layers say what is wrong with one), addresses of 32 bits, and numbers the kernels multiply: on a
+    card bf16 alone, as float32 takes too much of its shared memory; on a processor what Triton's interpreter does, in tests."""
+    sizes = Sizes.of(*x.shape[1:])
+    numbers = len(x) * max(64 * sizes.Y * sizes.X, sizes.rows * sizes.pitch)
+    multiplied = _kind(x) == torch.bfloat16 if x.is_cuda else os.environ.get("TRITON_INTERPRET") == "1"
+    return len(x) * sizes.Y * sizes.X > 1 and numbers < MOST and multiplied
+
+
+def _kind(x: Tensor) -> torch.dtype:
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def _line(norm: Any) -> Tensor:
