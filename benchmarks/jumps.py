@@ -31,7 +31,8 @@ def first_jump(epochs: np.ndarray, train: np.ndarray) -> int | None:
 
 
 def look(record: Record) -> dict[str, Any]:
-    """When it first jumped, whether the epoch kept is later, and the least validation loss before the jump and of all."""
+    """When it was first seen to have jumped, whether the epoch kept comes after the last one that was quiet, and the least
+    validation loss before the jump and of all."""
     fitted = record.body["fit"]
     epochs, train, valid = (np.array(fitted["curve"][name]) for name in ("epoch", "train", "valid"))
     jump = first_jump(epochs, train)
@@ -40,7 +41,7 @@ def look(record: Record) -> dict[str, Any]:
         "removal": record.recipe.removal,
         "fold": record.recipe.fold,
         "jump": jump,
-        "late": jump is not None and fitted["best_epoch"] >= jump,
+        "late": jump is not None and fitted["best_epoch"] > epochs[epochs < jump][-1],
         "before": float(valid[epochs < jump].min() if jump else valid.min()),
         "loss": fitted["valid_loss"],
         "right": record.scores["instance_accuracy"],
