@@ -14,6 +14,7 @@ import pyarrow.csv
 import pytest
 import torch
 from PIL import Image
+from sklearn.linear_model import LogisticRegression
 
 from headcount import checking, cli
 from headcount.bags import Bags, tilt
@@ -198,6 +199,26 @@ def test_a_class_of_one_group_is_warned_of():
     said = check_reading(read({k: v for k, v in table.items() if k != "truth"}, Named(group="site")))
     assert said.coverage.lone == ("ant",)
     assert any("may be the group" in line for line in said.advice)
+
+
+def test_with_votes_neighbours_that_resemble_each_other_promise_nothing():
+    """People of a precinct are alike whatever they vote: known shares are best explained by answers far too sure of
+    themselves. The range may not begin above what a regression told every single vote reaches."""
+    rng = np.random.default_rng(1)
+    share = rng.dirichlet([3, 3, 3], 100)
+    vote = np.stack([rng.choice(3, 40, p=s) for s in share])
+    x = (
+        2 * share[:, None]
+        + 0.7 * np.eye(3)[vote]
+        + 0.6 * rng.normal(size=(100, 40, 3))
+        + 0.2 * rng.normal(size=(100, 1, 3))
+    )
+    told = LogisticRegression().fit(x.reshape(-1, 3), vote.ravel()).score(x.reshape(-1, 3), vote.ravel())
+    table = {f"f{i}": x[..., i].ravel().tolist() for i in range(3)} | {"bag": np.repeat(np.arange(100), 40).tolist()}
+    votes = {f"votes {c}": np.repeat((vote == c).sum(1), 40).tolist() for c in range(3)}
+    said = check_reading(read(table | votes, Named(votes=tuple(votes))))
+    assert said.accuracy[0] < told
+    assert said.verdict == "hard"
 
 
 def test_with_votes_the_shares_are_counted():

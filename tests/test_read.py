@@ -670,3 +670,35 @@ def test_a_letter_is_one_whether_it_was_written_as_one_or_as_two(tmp_path):
     rows = "".join(f"bags/{bag}/{apart}.png,{bag},{label}\n" for bag, label in ((apart, whole), ("th\u00e9", "x")))
     (tmp_path / "table.csv").write_text(f"path,bag,label\n{rows}")
     assert read(tmp_path / "table.csv").laid.names == (whole, "th\u00e9")
+
+
+def test_values_the_model_never_met_the_like_of_are_said(tmp_path):
+    table = {
+        "bag": list("aabbccdd"), "label": list("xxyyxxyy"), "n": [1.0, 2, 3, 4, 5, 6, 7, 8],
+        "said": ["good bread", "good soup", "bad soup", "bad bread"] * 2,
+    }  # fmt: skip
+    learned = read(table, Named(text="said", features=("n",))).learn()
+    how = {
+        "learned": Learned.from_parts(learned.to_json(), learned.arrays()),
+        "classes": ["x", "y"],
+        "need_labels": False,
+    }
+    assert not [line for line in read(table, **how).described if "fitting" in line]
+    strange = {**table, "n": [1000.0, 2000, *table["n"][2:]], "said": ["gutes Brot", "", *table["said"][2:]]}
+    said = "\n".join(read(strange, **how).described)
+    assert (
+        "column 'n': 2 of 8 values lie more than 20 deviations from the mean in fitting; is it the same unit?" in said
+    )
+    assert "column 'said': 1 of 7 texts have no word of those in fitting" in said
+
+
+def test_bags_that_name_no_group_are_said(tmp_path):
+    table = {
+        "bag": list("aabbcc"),
+        "label": list("xxyyxx"),
+        "n": range(6),
+        "site": ["s", "s", "s", "s", "", ""],
+    }
+    said = read(table, Named(group="site")).described
+    assert "2 groups" in said
+    assert "of these, 1 for bags that name none, one each: 'c'" in said

@@ -60,6 +60,7 @@ def answered(fitted: Fitted, reading: Reading, listen: bool | None = None, **how
     alone = (
         "; their instances are answered without the bag's context" if met and listen is None and fitted.listens else ""
     )
+    scores = "; cross-validated scores are in model.json" if fitted.facts.get("scores") else ""
     say(f"{which} the model was trained on, and it may remember their labels: of single instances and shares it may say worse "
-        f"things than in new bags, of bags better ones; cross-validated scores are in model.json{alone}")  # fmt: skip
+        f"things than in new bags, of bags better ones{scores}{alone}")  # fmt: skip
     return said

@@ -57,6 +57,12 @@ class Words:
             x = vectorizer.transform(_strings(column.slice(start, _CHUNK)))
             out[start : start + _CHUNK] = x.toarray() if self.components is None else x @ self.components.T
 
+    def strange(self, column: pa.ChunkedArray) -> tuple[int, int]:
+        """How many texts have no known word, of how many: of all that say anything, or the first of very many."""
+        known, read = {*self.vocabulary}, _vectorizer().build_analyzer()
+        said = [words for text in _strings(column.slice(0, _SAMPLE // 10)) if (words := read(text))]
+        return sum(known.isdisjoint(words) for words in said), len(said)
+
     def arrays(self, name: str) -> dict[str, np.ndarray]:
         said = {f"{name}.idf": self.idf}
         return said if self.components is None else {**said, f"{name}.components": self.components}

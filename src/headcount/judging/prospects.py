@@ -17,7 +17,7 @@ Letters: N instances, B bags, C classes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -127,6 +127,14 @@ def from_votes(bags: Bags) -> tilt.Tilt:
     return tilt.Tilt(mix.float(), (labels / labels.sum()).float())
 
 
+def heard(bags: Bags) -> Bags:
+    """Bags with votes as one knows them who hears of the winners alone. Where instances resemble their neighbours, answers far
+    too sure of themselves explain known shares best; shares that are open as well do not lead astray so far."""
+    share = bags.target
+    won = (share >= share.amax(1, keepdim=True) - 1e-6) & bags.labelled[:, None]
+    return replace(bags, target=won.to(share.dtype) / won.sum(1, keepdim=True).clamp_min(1))
+
+
 def share_errors(look: Look, bags: Bags, start: tilt.Tilt, seed: int = 0) -> np.ndarray:
     """(C,) standard errors of the estimated shares: groups of bags drawn again with replacement, the answers kept."""
     rng = np.random.default_rng(seed_for(seed, "shares drawn again"))
@@ -184,7 +192,8 @@ def prospect(look: Look, bags: Bags, votes: bool, wins: np.ndarray, seed: int = 
     answers = tempered(look.p.clamp_min(1e-12), look.judgement.instance_temperature)
     blank = np.where(wins, 0.0, np.nan)
     low, high = np.maximum(low - SURE * error, 0), np.minimum(high + SURE * error, 1)
-    doubts = [1 - r.confidence for r in read if r.behind <= r.error]  # as judging/shares.py does: within one
+    sure = explanations(look, heard(bags)) if votes else read
+    doubts = [1 - r.confidence for r in sure if r.behind <= r.error]  # as judging/shares.py does: within one
     doubt = (min(doubts), max(doubts))
     return Prospect(
         read[0].tilt, share + blank, low + blank, high + blank, conditions(read[0].tilt, wins), confused(answers),

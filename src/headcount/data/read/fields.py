@@ -20,6 +20,7 @@ from headcount.data.values import numbers, texts, vectors, without
 from headcount.errors import HeadcountError
 
 _FEW = 10  # different numbers may still be names
+_FAR = 20  # standard deviations: hardly the same measure
 _PEEK = 20_000  # rows that show that two columns differ; only if they do not, all are compared
 
 
@@ -97,7 +98,15 @@ def _wanted(
 
 
 def _never_seen(column: pa.ChunkedArray, field: Field) -> list[str]:
-    """What to say of categories the model has never met: they are zeros to it."""
+    """What to say of values the model has never met the like of: categories and words are zeros to it, numbers far off."""
+    if field.kind == "number":
+        with np.errstate(over="ignore"):
+            off = np.abs(numbers(column) / field.scale - field.centre / field.scale)
+        far = f"{int((off > _FAR).sum()):,} of {len(off):,} values lie more than {_FAR} deviations from the mean in fitting"
+        return [f"column {field.name!r}: {far}; is it the same unit?"] if (off > _FAR).any() else []
+    if field.words is not None:
+        lost, among = field.words.strange(column)
+        return [f"column {field.name!r}: {lost:,} of {among:,} texts have no word of those in fitting"] if lost else []
     if field.kind != "category":
         return []
     code, values = texts(column)

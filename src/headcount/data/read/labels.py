@@ -123,7 +123,10 @@ def groups(column: pa.ChunkedArray, bag: np.ndarray, names: Sequence[str], where
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         both = f"{values[first[bag[row]]]!r} and {values[code[row]]!r}"
-        raise HeadcountError(f"{where} row {row + 1}: bag {names[bag[row]]!r} stands in two groups ({called}), {both}")
+        raise HeadcountError(
+            f"{where} row {row + 1}: bag {names[bag[row]]!r} stands in two groups ({called}), {both}; "
+            "a bag is of one group: make it two bags, or name another column"
+        )
     return tuple(values[k] if k >= 0 else f"only {names[b]}" for b, k in enumerate(first.tolist()))
 
 

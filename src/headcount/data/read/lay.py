@@ -222,6 +222,9 @@ def _described(laid: Bags, found: Found, asked: Asked) -> list[str]:
         said.append(f"never counted: {', '.join(asked.uncounted)}")
     if laid.group is not None:
         said.append(f"{len(set(laid.group)):,} groups")
+        lone = [name for name, group in zip(laid.names or (), laid.group, strict=False) if group == f"only {name}"]
+        if lone:
+            said.append(f"of these, {len(lone):,} for bags that name none, one each: {some(lone, 4)}")
     for what, there in (("truth, for scoring only", laid.truth), ("known class, as supervision", laid.known)):
         if there is not None:
             said.append(f"{int((there >= 0).sum()):,} instances have a {what}")

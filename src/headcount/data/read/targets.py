@@ -81,7 +81,12 @@ def votes_of(table: pa.Table, columns: Sequence[str], where: str, bad: Bad) -> n
     empty = np.isnan(votes).all(1)
     votes[empty] = 0
     wrong = np.asarray(~(np.isfinite(votes) & (votes >= 0) & (votes <= 1e15)).all(1))
-    bad.rows(wrong, lambda r: f"{where} row {r + 1}: votes {votes[r].tolist()} must be finite and not negative")
+    bad.rows(
+        wrong,
+        lambda r: (
+            f"{where} row {r + 1}: votes {votes[r].tolist()} must be from 0 to 1e15; mend the row or leave it out"
+        ),
+    )
     votes[wrong] = 0
     return votes
 
