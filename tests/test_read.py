@@ -702,3 +702,10 @@ def test_bags_that_name_no_group_are_said(tmp_path):
     said = read(table, Named(group="site")).described
     assert "2 groups" in said
     assert "of these, 1 for bags that name none, one each: 'c'" in said
+
+
+def test_votes_beside_a_label_decide_and_that_is_said():
+    table = {"bag": list("aabb"), "label": list("xxxx"), "n": range(4), "x": [1, 1, 1, 1], "y": [3, 3, 0, 0]}
+    reading = read(table, Named(votes=("x", "y"), label="label", features=("n",)))
+    assert reading.laid.target.tolist() == [[0.25, 0.75], [1.0, 0.0]]
+    assert "column 'label' is not used: the votes decide" in reading.described

@@ -31,7 +31,8 @@ def by_rows(
             wrong, bag, names, lambda r: f"{where} row {r + 1}: bag {names[bag[r]]!r} has two sets of votes", bad
         )
         per_bag = np.where(((first >= 0) & ~unclear)[:, None], votes[first], 0.0)
-        return Said(roles.votes, votes=per_bag, source=f"votes in columns {', '.join(roles.votes)}")
+        idle = (f"column {roles.label!r} is not used: the votes decide",) if roles.label in table.column_names else ()
+        return Said(roles.votes, votes=per_bag, source=f"votes in columns {', '.join(roles.votes)}", notes=idle)
     if roles.label is None or roles.label not in table.column_names:
         return None
     code, values, notes = classes_in(table, roles.label, where, asked)
