@@ -17,6 +17,20 @@ def beneath(x, first, here, e, PITCH: tl.constexpr, SPAN: tl.constexpr):
 
 
 @triton.jit
+def paired(
+    x, y, p, pairs, k, e, ROWS: tl.constexpr, PITCH: tl.constexpr, STRIDE: tl.constexpr,
+    Y: tl.constexpr, X: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    """Of pairs: the numbers under their taps, where their 2 K numbers stand in y, and which of these there are: the last pair
+    of an odd row is one place."""
+    row, j = p // Q, p % Q
+    here = p < pairs
+    first = ((row // Y) * ROWS + 2 * (row % Y)) * PITCH + STRIDE * j
+    there = here[:, None] & (2 * j[:, None] + k[None, :] // K < X)
+    return beneath(x, first, here, e, PITCH, SPAN), y + ((row * X + 2 * j) * K)[:, None] + k[None, :], there
+
+
+@triton.jit
 def mapped(
     x, w, y, mean, spread, count, pairs, steps, LEARNS: tl.constexpr,
     ROWS: tl.constexpr, PITCH: tl.constexpr, STRIDE: tl.constexpr, Y: tl.constexpr, X: tl.constexpr, Q: tl.constexpr,
@@ -33,13 +47,9 @@ def mapped(
     many = tl.zeros((2 * K,), tl.float32)
     for t in range(steps):
         p = (part * steps + t) * TILE + tl.arange(0, TILE)
-        row, j = p // Q, p % Q
-        here = p < pairs
-        first = ((row // Y) * ROWS + 2 * (row % Y)) * PITCH + STRIDE * j
-        v = beneath(x, first, here, e, PITCH, SPAN)
-        there = here[:, None] & (2 * j[:, None] + k[None, :] // K < X)  # the last pair of an odd row is one place
+        v, at, there = paired(x, y, p, pairs, k, e, ROWS, PITCH, STRIDE, Y, X, Q, K, SPAN)
         got = tl.where(there, tl.dot(v, line), 0.0).to(y.dtype.element_ty)
-        tl.store(y + ((row * X + 2 * j) * K)[:, None] + k[None, :], got, mask=there)
+        tl.store(at, got, mask=there)
         if LEARNS:
             seen = got.to(tl.float32)
             one += tl.sum(seen, 0)
@@ -66,13 +76,8 @@ def crossed(
     both = tl.zeros((2 * K, TAPS), tl.float32)
     for t in range(steps):
         p = (part * steps + t) * TILE + tl.arange(0, TILE)
-        row, j = p // Q, p % Q
-        here = p < pairs
-        first = ((row // Y) * ROWS + 2 * (row % Y)) * PITCH + STRIDE * j
-        v = beneath(x, first, here, e, PITCH, SPAN)
-        there = here[:, None] & (2 * j[:, None] + k[None, :] // K < X)
-        d = tl.load(y + ((row * X + 2 * j) * K)[:, None] + k[None, :], mask=there, other=0.0)
-        both = tl.dot(tl.trans(d), v, both)
+        v, at, there = paired(x, y, p, pairs, k, e, ROWS, PITCH, STRIDE, Y, X, Q, K, SPAN)
+        both = tl.dot(tl.trans(tl.load(at, mask=there, other=0.0)), v, both)
     tl.store(out + part * (2 * K * TAPS) + k[:, None] * TAPS + e[None, :], both)
 
 

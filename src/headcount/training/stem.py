@@ -206,9 +206,8 @@ def _back(ctx: Any, grads: Any) -> tuple[Tensor | None, ...]:
     sizes, (mean, variance, scale, _), K = Sizes(*ctx.sizes), line, line.shape[1]
     places, r = len(x) * sizes.Y * sizes.X, (variance + ctx.eps).rsqrt()
     D, total = (part.sum(0) for part in stem_backward(grads[0], x, ctx.sizes, winner))
-    D = D.view(K, 2, TAPS).transpose(
-        0, 1
-    )  # as C and the weight: place of the pair, channel, tap (the kernel joins the places)
+    # all by place of the pair, channel, tap, as C and the weight are; D's kernel joins the two places of a channel
+    D = D.view(K, 2, TAPS).transpose(0, 1)
     C, S = cross.sum(0).view(2, K, TAPS), _under(x, sizes)[:, None]
     along = r * ((weight.float().view(2, K, TAPS) * D).sum((0, 2)) - mean * total)
     slope = (r * along / places)[:, None] * (C - mean[:, None] * S)

@@ -100,7 +100,7 @@ def _wanted(
 def _never_seen(column: pa.ChunkedArray, field: Field) -> list[str]:
     """What to say of values the model has never met the like of: categories and words are zeros to it, numbers far off."""
     if field.kind == "number":
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             off = np.abs(numbers(column) / field.scale - field.centre / field.scale)
         far = f"{int((off > _FAR).sum()):,} of {len(off):,} values lie more than {_FAR} deviations from the mean in fitting"
         return [f"column {field.name!r}: {far}; is it the same unit?"] if (off > _FAR).any() else []
