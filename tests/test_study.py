@@ -383,6 +383,16 @@ def test_alone_means_alone(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_that_goes_between_two_looks_is_no_file(tmp_path, monkeypatch):
+    """Others take the folder away and make it again: whoever looks may find it gone each time, and is not told of a file."""
+    monkeypatch.setattr(Path, "is_dir", lambda self: False)
+    with alone(tmp_path / "running" / "x.lock") as mine:
+        assert mine
+    (tmp_path / "running").touch()
+    with pytest.raises(FileExistsError, match="is a file"), alone(tmp_path / "running" / "x.lock"):
+        pass
+
+
 # -- broken off ---------------------------------------------------------------------------------------------------------------
 
 

@@ -55,7 +55,7 @@ def alone(lock: Path, wait: bool = True) -> Iterator[bool]:
             if not lock.parent.is_dir():
                 with suppress(FileExistsError):  # made and taken away by others in the same moment: ask again
                     lock.parent.mkdir(parents=True, exist_ok=True)
-                if lock.parent.exists() and not lock.parent.is_dir():
+                if lock.parent.is_file():  # one look: of two, the folder may go between them
                     raise FileExistsError(f"{lock.parent} is a file, and a folder is needed there")
             with suppress(FileNotFoundError):  # whoever was here before us took the file away: ask again
                 f = held.enter_context(open(lock, "w"))
