@@ -40,6 +40,11 @@ def calls() -> dict[str, tuple[Callable[[Way], object], list[Way]]]:
         parts, steps = way.shared(pairs, x.device)
         kernels.crossed[(parts,)](x, y, sums, pairs, steps, *laid, way.tile, **way.settings)
 
+    def merged(way: Way) -> None:
+        kernels.merge[(K // way.tile,)](
+            *facts, line[0], line[1], 1e-5, line, 528, n * Y * X, K, 1024, way.tile, **way.settings
+        )
+
     def pool(way: Way) -> None:
         parts = (-(-windows // way.tile),)
         kernels.pool[parts](y, line, pooled, winner, windows, Y, X, P, Q, K, way.tile, **way.settings)
@@ -55,8 +60,12 @@ def calls() -> dict[str, tuple[Callable[[Way], object], list[Way]]]:
             crossed,
             [Way(64, 8, 2, 1), Way(64, 8, 3, 1), Way(32, 8, 3, 1), Way(32, 8, 4, 1), Way(128, 8, 1, 1)],
         ),
+        "MERGED": (merged, [Way(channels, warps, 1, 1) for channels in (4, 8, 16) for warps in (4, 8)]),
         "POOL": (pool, [Way(16, 4, 1, 1), Way(32, 8, 1, 1)]),
-        "DEALT": (dealt, [*(Way(32, 8, stages, 1) for stages in (1, 2, 3)), Way(16, 8, 2, 1), Way(16, 8, 3, 1)]),
+        "DEALT": (
+            dealt,
+            [*(Way(32, 8, stages, 1) for stages in (1, 2, 3)), Way(16, 8, 2, 1), Way(16, 8, 3, 1)],
+        ),
     }
 
 

@@ -128,7 +128,7 @@ KINDS = {  # of kernels, by their names; the first that fits
     "convolutions forward": "fprop|convolve_common",
     "convolutions, gradient of the input": "dgrad",
     "convolutions, gradient of the weights": "wgrad|workspace",
-    "the stem's operation": "^(dealt|pool|weights|moments|sums)$|_stem",
+    "the stem's operation": "^(mapped|merge|crossed|pool|dealt)$|_stem",
     "matrix products": "nvjet|gemm",
     "batch-norms, ReLUs, additions": "triton",
     "optimizer": "multi_tensor",
@@ -160,6 +160,7 @@ def main() -> None:
     plain = {"fast": lambda f, d: f}
     cudnn = {"PointConv": torch.nn.Conv2d}
     usual = {"arrange": lambda model, device, precision: None}
+    one = {**speed.COMBINED, "triton.cooperative_reductions": True}
     layers = {"arrange": lambda model, device, precision: ARRANGED(model, device, "tf32")}  # no kernel of our own
     variants = {
         "plain tf32": ("tf32", "off", plain),
@@ -170,6 +171,8 @@ def main() -> None:
         "compiled, captured bf16, the stem's layers": ("bf16", "on", layers),
         "compiled, captured bf16, 1x1 by cuDNN": ("bf16", "on", cudnn),
         "compiled, captured bf16, cuDNN's search": ("bf16", "on", {"set_convolutions": _searched}),
+        "compiled, captured bf16, kernels apart": ("bf16", "on", {"COMBINED": {}}),
+        "compiled, captured bf16, reductions in one": ("bf16", "on", {"COMBINED": one}),
         "compiled, captured bf16, eight channels": ("bf16", "on", {"arrange": _padded}),  # for tilt's network
         "compiled, captured tf32": ("tf32", "on", {}),
     }

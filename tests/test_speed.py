@@ -93,6 +93,15 @@ def test_compilation_that_fails_is_said_once_and_lived_with(monkeypatch):
         assert double(4) == 8
 
 
+def test_the_compiler_is_told_only_what_it_knows(monkeypatch):
+    told = []
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic, options: told.append(options) or function)
+    monkeypatch.setattr(speed, "COMBINED", {"combo_kernels": True, "of_another_torch": True})
+    for device in ("cuda", "cpu"):
+        assert speed.compiled(lambda x: 2 * x, "on", torch.device(device))(2) == 4
+    assert told == [{"combo_kernels": True}, None]
+
+
 def test_nothing_is_compiled_on_the_cpu_unless_asked():
     def function(x):
         return x

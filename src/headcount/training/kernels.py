@@ -42,9 +42,11 @@ def mapped(
     k = tl.arange(0, 2 * K)
     e = tl.arange(0, TAPS)
     line = tl.load(w + k[None, :] * TAPS + e[:, None])
-    one = tl.zeros((2 * K,), tl.float32)
-    two = tl.zeros((2 * K,), tl.float32)
-    many = tl.zeros((2 * K,), tl.float32)
+    # sums are kept where they arise and added up once, in the end: a sum over a tile passes between all its threads
+    one = tl.zeros((TILE, 2 * K), tl.float32)
+    two = tl.zeros((TILE, 2 * K), tl.float32)
+    many = tl.zeros((TILE,), tl.float32)
+    lone = tl.zeros((TILE,), tl.float32)
     for t in range(steps):
         p = (part * steps + t) * TILE + tl.arange(0, TILE)
         v, at, there = paired(x, y, p, pairs, k, e, ROWS, PITCH, STRIDE, Y, X, Q, K, SPAN)
@@ -52,15 +54,18 @@ def mapped(
         tl.store(at, got, mask=there)
         if LEARNS:
             seen = got.to(tl.float32)
-            one += tl.sum(seen, 0)
-            two += tl.sum(seen * seen, 0)
-            many += tl.sum(there.to(tl.float32), 0)
+            one += seen
+            two += seen * seen
+            many += (p < pairs).to(tl.float32)
+            lone += ((p < pairs) & (2 * (p % Q) + 1 == X)).to(tl.float32)
     if LEARNS:
-        n = tl.maximum(many, 1.0)
+        n = tl.sum(many, 0) - tl.where(k < K, 0.0, tl.sum(lone, 0))
+        whole = tl.sum(one, 0)
         at = part * 2 * K + k
-        tl.store(mean + at, one / n)
-        tl.store(spread + at, tl.maximum(two - one * one / n, 0.0, propagate_nan=tl.PropagateNan.ALL))
-        tl.store(count + at, many)
+        tl.store(mean + at, whole / tl.maximum(n, 1.0))
+        off = tl.sum(two, 0) - whole * whole / tl.maximum(n, 1.0)
+        tl.store(spread + at, tl.maximum(off, 0.0, propagate_nan=tl.PropagateNan.ALL))
+        tl.store(count + at, n)
 
 
 @triton.jit
@@ -83,11 +88,11 @@ def crossed(
 
 @triton.jit
 def merge(
-    mean, spread, count, gamma, beta, eps, out, parts, places, K: tl.constexpr, PARTS: tl.constexpr
+    mean, spread, count, gamma, beta, eps, out, parts, places, K: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
     """The parts' moments -> mean, variance, and batch-norm as a line: scale, shift (the rows of ``out``). Merged, not summed up
-    (Chan et al., 1983)."""
-    k = tl.arange(0, K)
+    (Chan et al., 1983). A program sees to TILE of the channels."""
+    k = tl.program_id(0) * TILE + tl.arange(0, TILE)
     r = tl.arange(0, PARTS)
     at = r[:, None] * K + k[None, :]
     m = tl.load(mean + at, mask=(r < parts)[:, None], other=0.0)
@@ -157,7 +162,7 @@ def dealt(
     k = tl.arange(0, K)
     e = tl.arange(0, TAPS)
     both = tl.zeros((2 * K, TAPS), tl.float32)
-    alone = tl.zeros((K,), tl.float32)
+    alone = tl.zeros((TILE, K), tl.float32)
     for t in range(steps):
         p = (part * steps + t) * TILE + tl.arange(0, TILE)
         row, j = p // Q, p % Q
@@ -180,7 +185,7 @@ def dealt(
         left = won(g, w, 7) + won(gb, wb, 1)
         d = tl.reshape(tl.join(left, won(g, w, 8) + won(gr, wr, 6) + won(gb, wb, 2) + won(gd, wd, 0)), (TILE, 2 * K))
         both = tl.dot(tl.trans(d.to(v.dtype)), v, both)
-        alone += tl.sum(tl.where(w < 9, g, 0.0), 0)
+        alone += tl.where(w < 9, g, 0.0)
     r = tl.arange(0, 2 * K)
     tl.store(out + part * (2 * K * TAPS) + r[:, None] * TAPS + e[None, :], both)
-    tl.store(total + part * K + k, alone)
+    tl.store(total + part * K + k, tl.sum(alone, 0))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, cast
@@ -23,6 +23,7 @@ from headcount.training import stem
 from headcount.training.parallel import local_rank
 
 COMPILE = ("auto", "on", "off")
+COMBINED = {"combo_kernels": True}  # of the compiler: small kernels that need not wait for each other become one
 
 
 def device_for(name: str = "auto") -> torch.device:
@@ -127,15 +128,17 @@ def compiled(function: Callable[..., Any], compile: str, device: torch.device) -
         return function
     settings = cast(Any, torch._dynamo.config)
     settings.recompile_limit = 64  # one for each length of batch, training and validation, and kind of model
-    return Compiled(function)
+    return Compiled(function, COMBINED if device.type == "cuda" else {})
 
 
 class Compiled:
     """A function that is compiled when first called, or runs as it is from when that has failed."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], options: Mapping[str, bool]) -> None:
         self.function, self.failed = function, False
-        self.ready = torch.compile(function, dynamic=False)
+        known = set(torch._inductor.list_options()) if options else set()  # another torch may have none of them
+        told: dict[str, Any] = {name: on for name, on in options.items() if name in known}
+        self.ready = torch.compile(function, dynamic=False, options=told or None)
 
     def __call__(self, *args: Any) -> Any:
         if self.failed:

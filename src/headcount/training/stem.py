@@ -34,6 +34,7 @@ from headcount.models.backbones import ResNet18
 
 SPAN = 32  # numbers of a row under the taps of a pair, filled up
 TAPS = 8 * SPAN  # seven rows, and one more to be a power of two
+LINE = 64  # numbers of bf16 in a line of the card's cache
 MOST = 1 << 31  # numbers that a kernel can address
 
 
@@ -57,9 +58,10 @@ class Way(NamedTuple):
         return {"num_warps": self.warps, "num_stages": self.stages}
 
 
-# The fastest found on an H200 by benchmarks/kernels.py; elements are pairs of places, and windows of the pool.
+# The fastest found on an H200 by benchmarks/kernels.py; elements are pairs of places, channels, and windows of the pool.
 MAPPED = Way(64, 4, 1, 2)
 CROSSED = Way(32, 8, 4, 1)
+MERGED = Way(16, 8, 1, 1)
 POOL = Way(16, 4, 1, 1)
 DEALT = Way(32, 8, 1, 1)
 
@@ -103,7 +105,8 @@ class Sizes(NamedTuple):
     def of(cls, channels: int, height: int, width: int) -> Sizes:
         Y, X = _up(height, 2), _up(width, 2)
         P, Q = _up(Y, 2), _up(X, 2)
-        return cls(2 * Y + 6, 8 * _up(4 * channels * (Q - 1) + SPAN, 8), 4 * channels, Y, X, P, Q)
+        # whole cache lines: images of another length the compiler lays out with gaps, and copies them for every use
+        return cls(2 * Y + 6, LINE * _up(4 * channels * (Q - 1) + SPAN, LINE), 4 * channels, Y, X, P, Q)
 
 
 def in_rows(x: Tensor) -> Tensor:
@@ -142,7 +145,10 @@ def stem(
     line, cross = known, _sums(x, 0)
     if line is None:
         line, most = _sums(x, 4, K), 1 << (2 * parts - 1).bit_length()  # the two places of a pair are two parts
-        kernels().merge[(1,)](*facts, gamma, beta, eps, line, 2 * parts, n * Y * X, K, most, num_warps=16)
+        channels = (_up(K, MERGED.tile),)
+        kernels().merge[channels](
+            *facts, gamma, beta, eps, line, 2 * parts, n * Y * X, K, most, MERGED.tile, **MERGED.settings
+        )
         parts, steps = CROSSED.shared(pairs, x.device)
         cross = _sums(x, parts, 2 * K, TAPS)
         kernels().crossed[(parts,)](pixels, y, cross, pairs, steps, *laid, CROSSED.tile, **CROSSED.settings)

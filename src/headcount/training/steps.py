@@ -208,6 +208,7 @@ class Training:
         for tensor in self.model.state_dict().values():
             began.update(bytes_of(tensor))
         content = {"recipe": self.recipe.changes, "head": self.recipe.code, "bags": bags, "began": began.hexdigest()}
+        content["optimizer"] = "the large first"  # its slots are numbered; they once stood in the network's own order
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def save(self, work: Path, progress: Progress) -> None:
