@@ -25,7 +25,7 @@ def main() -> None:
 
 def ablation(source: str) -> None:
     """The paper's methods, scenario Various: a dot for each fold."""
-    rows = [r for r in select.rows(records.load(ROOT / "results" / "paper")) if len(r.records) >= 4]
+    rows = [r for r in select.rows(records.load(ROOT / "results" / "paper")) if len(r.records) == 5]
     rows = [r for r in rows if (r.source, r.scenario) == (source, "various")]
     scores = {r.label: [record.scores["instance_accuracy"] for record in r.records] for r in rows}
     scores = dict(sorted(scores.items(), key=lambda pair: -sum(pair[1]) / len(pair[1])))
@@ -55,7 +55,8 @@ def paper() -> None:
 
 def jumps() -> None:
     """The loss of four of the paper's trainings, on the training and on the validation bags."""
-    some = [r for r in records.load(ROOT / "results" / "paper") if r.recipe.source == "cifar10"]
+    some = records.load(ROOT / "results" / "paper")
+    some = [r for r in some if (r.recipe.source, r.recipe.scenario) == ("cifar10", "various")]
     found = {(r.recipe.label, r.recipe.removal, r.recipe.fold): r for r in some}
     shown = {
         "Counting Network, fold 3": ("Counting Network", 0.0, 3),
