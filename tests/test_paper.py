@@ -179,6 +179,9 @@ def test_csv_and_latex():
     assert lines[0] == r"\begin{tabular}{llcccc}"
     assert lines[4] == rf"Various & Output+Mean & ${mean:.3f} \pm {deviation:.3f}$ & -- & -- & -- \\"
     assert len(lines) == 4 + 12 + 2
+    made.pop(wanted[0].recipes[0])
+    (mean, deviation, _), line = wanted[0].value(made), papers.as_latex(wanted, made).splitlines()[4]
+    assert line == rf"Various & Output+Mean & ${mean:.3f} \pm {deviation:.3f}$ (1/2) & -- & -- & -- \\"
 
 
 @pytest.fixture
