@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,10 +17,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import oracles
 from headcount import commands
 from headcount.errors import HeadcountError
 from headcount.files import alone
-from headcount.judging import records, select, study
+from headcount.judging import metrics, records, select, study
 from headcount.judging.launch import Submit, here, processes
 from headcount.judging.records import Record
 from headcount.judging.run import bags_for
@@ -251,6 +253,69 @@ def test_records_are_small_and_strict(done):
         assert body["fit"]["best_epoch"] >= 1
         assert len(body["fit"]["curve"]["epoch"]) == BASE.epochs
         assert ("sweep" in body, "mpem" in body) == (not record.recipe.removal, bool(record.recipe.removal))
+
+
+def test_a_record_scores_as_the_loops_do(done):
+    """Every number of a record against the slow loops, from its arrays and the bags it was asked about."""
+    for record in records.load(done[0]):
+        arrays, bags = record.arrays(), bags_for(record.recipe)
+        bag, label, true, bag_said, said = (
+            v.tolist()
+            for v in (
+                bags["test"].bag,
+                bags["test"].label,
+                bags["test"].truth,
+                arrays["test_bag_said"],
+                arrays["test_said"],
+            )
+        )
+        sits, counts = oracles.seats(bag, len(label)), oracles.confusion(true, said, 10)
+        gaps, kept = oracles.share_difference(true, said, label, sits), record.scores
+        wanted = {
+            "instance_accuracy": oracles.accuracy(true, said),
+            "bag_accuracy": oracles.accuracy(label, bag_said),
+            "consistency_rate": oracles.consistency_rate(label, bag_said, said, sits, 10),
+            "miou": oracles.miou(counts),
+            "miou_usual": oracles.miou(counts, balanced=False),
+            "share_difference": np.mean(gaps),
+        }
+        for name, want in wanted.items():
+            assert kept[name] == (None if math.isnan(want) else pytest.approx(want)), name
+        assert kept.keys() == wanted.keys()
+        assert record.body["share_difference"] == pytest.approx(gaps, abs=1e-4)
+        assert record.body["confusion"] == counts
+
+
+def test_what_a_removal_would_do_as_the_loops_say_it(done):
+    """The sweep of a run without removal; and that of a run with one, whose votes are those of the run it needed."""
+    found = {r.recipe: r for r in records.load(done[0])}
+    for recipe, record in found.items():
+        arrays, train = found[(recipe.needs or (recipe,))[0]].arrays(), bags_for(recipe)["train"]
+        bag, label, true = train.bag.tolist(), train.label.tolist(), train.truth.tolist()
+        said, far = arrays["train_said"].tolist(), arrays["train_euclidean_correct"].tolist()
+        far, sits = [None if math.isnan(d) else d for d in far], oracles.seats(bag, len(label))
+        sweep = record.body.get("sweep") or {
+            "removal": [recipe.removal],
+            **{k: [v] for k, v in record.body["mpem"].items()},
+        }
+        assert sweep["removal"] == [recipe.removal] or sweep["removal"] == [i / 10 for i in range(1, 11)]
+        for i, r in enumerate(sweep["removal"]):
+            gone = oracles.mpem_removed(far, said, bag, label, r)
+            left = oracles.seats(bag, len(label), gone)
+            control = [
+                metrics.random_removal(np.array(bag), np.array(gone), np.random.default_rng(k)) for k in range(10)
+            ]
+            by_lot = [oracles.agreement_rate(true, label, oracles.seats(bag, len(label), c), 10) for c in control]
+            wanted = {
+                "removed": sum(gone),
+                "purity": oracles.purity(true, label, bag, gone) if any(gone) else None,
+                "agreement": oracles.agreement_rate(true, label, left, 10),
+                "agreement_random": np.mean(by_lot),
+                "share_before": np.mean(oracles.share(true, label, sits)),
+                "share_after": np.mean(oracles.share(true, label, left)),
+            }
+            for name, want in wanted.items():
+                assert sweep[name][i] == (want if want is None else pytest.approx(want, abs=1e-5)), (name, r)
 
 
 def test_a_long_training_is_still_a_small_record(tmp_path):
