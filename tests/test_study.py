@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -22,9 +23,10 @@ from headcount import commands
 from headcount.errors import HeadcountError
 from headcount.files import alone
 from headcount.judging import metrics, records, select, study
+from headcount.judging import run as runs
 from headcount.judging.launch import Submit, here, processes
 from headcount.judging.records import Record
-from headcount.judging.run import bags_for
+from headcount.judging.run import bags_for, removed_for
 from headcount.judging.run import run as run_one
 from headcount.showing.report import write_report
 from headcount.training.recipe import Recipe
@@ -294,6 +296,7 @@ def test_what_a_removal_would_do_as_the_loops_say_it(done):
         bag, label, true = train.bag.tolist(), train.label.tolist(), train.truth.tolist()
         said, far = arrays["train_said"].tolist(), arrays["train_euclidean_correct"].tolist()
         far, sits = [None if math.isnan(d) else d for d in far], oracles.seats(bag, len(label))
+        assert arrays["train_share_said"].tolist() == pytest.approx(oracles.share(said, label, sits))
         sweep = record.body.get("sweep") or {
             "removal": [recipe.removal],
             **{k: [v] for k, v in record.body["mpem"].items()},
@@ -316,6 +319,38 @@ def test_what_a_removal_would_do_as_the_loops_say_it(done):
             }
             for name, want in wanted.items():
                 assert sweep[name][i] == (want if want is None else pytest.approx(want, abs=1e-5)), (name, r)
+
+
+def test_whom_mpem_removes_is_the_recipes_to_say(done):
+    """Distance, prototypes and r each decide: every variant against the loops, and no two of them alike."""
+    recipe, seen = BASE.but(removal=0.5), set()
+    train = bags_for(recipe)["train"]
+    bag, label = train.bag.tolist(), train.label.tolist()
+    (record,) = (r for r in records.load(done[0]) if r.recipe == BASE)
+    arrays = record.arrays()
+    for distance, bags in itertools.product(("euclidean", "mahalanobis"), ("correct", "all")):
+        far = [None if math.isnan(d) else d for d in arrays[f"train_{distance}_{bags}"].tolist()]
+        wanted = oracles.mpem_removed(far, arrays["train_said"].tolist(), bag, label, 0.5)
+        got = removed_for(recipe.but(distance=distance, prototype_bags=bags), done[0], train).tolist()
+        assert got == wanted, (distance, bags)
+        seen.add(tuple(got))
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_the_removed_leave_the_network_only_if_asked(done, tmp_path, monkeypatch, drop):
+    recipe, learned = BASE.but(removal=1.0, drop_before_forward=drop, seed=0), []
+    for path in done[0].glob(f"{BASE.key}.*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    inner = runs.fit
+    monkeypatch.setattr(
+        runs, "fit", lambda model, train, *a, **k: (learned.append(train), inner(model, train, *a, **k))[1]
+    )
+    record = run_one(recipe, tmp_path, device="cpu")
+    gone, held = record.body["mpem"]["removed"], BASE.train_bags * BASE.bag_size
+    assert gone > 0
+    assert len(learned[0].index) == held - gone * drop
+    assert (0 if learned[0].removed is None else int(learned[0].removed.sum())) == gone * (not drop)
 
 
 def test_a_long_training_is_still_a_small_record(tmp_path):
