@@ -18,6 +18,7 @@ import torch
 
 from headcount import cli, papers
 from headcount.data import sources
+from headcount.data.protocol import Protocol, draw_counts
 from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.judging import records as files
 from headcount.judging.paper import SCALES, TABLES, Scale, averages, cells, figure_recipes, progress
@@ -179,6 +180,9 @@ def test_csv_and_latex():
     assert lines[0] == r"\begin{tabular}{llcccc}"
     assert lines[4] == rf"Various & Output+Mean & ${mean:.3f} \pm {deviation:.3f}$ & -- & -- & -- \\"
     assert len(lines) == 4 + 12 + 2
+    made.pop(wanted[0].recipes[0])
+    (mean, deviation, _), line = wanted[0].value(made), papers.as_latex(wanted, made).splitlines()[4]
+    assert line == rf"Various & Output+Mean & ${mean:.3f} \pm {deviation:.3f}$ (1/2) & -- & -- & -- \\"
 
 
 @pytest.fixture
@@ -446,3 +450,19 @@ def test_runs_of_another_scale_say_nothing_of_what_one_costs():
     assert progress.seconds_each(FULL, {other: short}) == progress.SECONDS["full"]
     assert progress.seconds_each(FULL, {other: short, own: pretend(own)}) == 7.25
     assert progress.seconds_each(FULL, {own: pretend(own, provenance={})}) == progress.SECONDS["full"]
+
+
+def test_what_is_said_of_figure_6_on_training_bags():
+    """From the votes the Counting Network's records keep; the labels of a recipe's bags need no pictures."""
+    root, gaps = Path(__file__).parents[1], []
+    for record in files.load(root / "results" / "paper"):
+        arrays, recipe = record.arrays(), record.recipe
+        if "train_said" in arrays:
+            rng = np.random.default_rng([recipe.data_seed, recipe.fold, 0, 0])
+            counts, label = draw_counts(Protocol(), 10, 400, rng)
+            assert counts.max(1) / 64 == pytest.approx(arrays["train_share_before"])
+            gaps.append((arrays["train_said"].reshape(400, 64) == label[:, None]).mean(1) - counts.max(1) / 64)
+    middle, over = np.median(gaps), (np.array(gaps) > 0).mean()
+    assert len(gaps) == 5
+    text = " ".join((root / "docs" / "paper.md").read_text().split())
+    assert f"a median of −{-middle:.3f}, too many in {over:.0%} of the bags".replace("%", " %") in text

@@ -19,7 +19,9 @@ from headcount.bags.ahead import Ahead
 from headcount.bags.pictures import Pictures
 from headcount.data import prepare
 from headcount.errors import HeadcountError
-from headcount.judging.fewer import some_rows, thinned
+from headcount.judging import crossval
+from headcount.judging.fewer import some_bags, some_rows, thinned
+from headcount.models.fitted import log_shares
 from headcount.models.heads import HEADS, Tally, nll
 from headcount.models.model import Design, Model, say
 from headcount.training import stream
@@ -370,6 +372,53 @@ def test_what_is_known_stands_for_itself_in_a_part():
     whole = steepness.estimate(p, bags.segments(), bags.target).share
     part = steepness.estimate(p[rows], few.segments(), few.target).share
     assert part.tolist() == pytest.approx(whole.tolist(), abs=0.03)
+
+
+def shared_out(bags=600, size=10, classes=3):
+    """Bags whose shares differ much, and what somebody who cannot do better says of their instances."""
+    rng = np.random.default_rng(0)
+    truth = np.array([rng.choice(classes, size, p=p) for p in rng.dirichlet(np.ones(classes), bags)])
+    label = [np.bincount(row, minlength=classes).argmax() for row in truth]
+    x = rng.normal(size=(bags * size, classes)) + 1.5 * np.eye(classes)[truth.ravel()]
+    held = Bags.of(Pool(x.astype(np.float32)), sizes=[size] * bags, labels=label, classes=classes)
+    p = torch.from_numpy(1.5 * x).softmax(1)
+    return [crossval.Unit(np.arange(bags), p, log_shares(p, held.segments()), 0.0)], held
+
+
+def test_of_many_instances_some_are_witnesses_and_all_vote(monkeypatch):
+    """More bags than there is time for made the vote that of two in ten, and every method look worse than it is."""
+    units, held = shared_out()
+    whole = crossval.score(units, held)
+    monkeypatch.setattr(crossval, "MOST", 1200)
+    some = crossval.score(units, held)
+    assert some.judgement.bag_temperature == whole.judgement.bag_temperature
+    assert some.loss == pytest.approx(whole.loss, abs=0.03)
+    assert len(some.judgement.each) == len(held)
+
+
+@pytest.mark.parametrize(("bags", "size", "listened"), [(600, 10, 1500), (60, 300, 12_000)])
+def test_of_many_instances_whole_bags_tell_what_a_bag_is_worth(monkeypatch, bags, size, listened):
+    """One of ten tells nothing of the others: more data made the model deaf to the bags it is asked about."""
+    units, held = shared_out(bags, size)
+    whole = crossval.overheard(crossval.score(units, held), units, held)
+    monkeypatch.setattr(crossval, "LISTENED", listened)
+    some = crossval.overheard(crossval.score(units, held), units, held)
+    assert whole.helps
+    assert some.helps
+    assert whole.alike / 4 <= some.alike <= whole.alike * 4  # of few bags no more is known
+    assert some.bag_loss == pytest.approx(whole.bag_loss, abs=0.15)
+
+
+def test_some_bags_are_whole_or_cut_to_one_size():
+    sizes = [3, 500, 40, 900, 1] * 8
+    bags = Bags.of(Pool(np.arange(sum(sizes), dtype=np.float32)[:, None]), sizes=sizes, labels=[0, 1] * 20, classes=2)
+    few, rows = some_bags(bags, 2000)
+    assert torch.equal(few.index, bags.index[rows])
+    assert set(few.sizes.tolist()) <= {1, 3, 40, 200}
+    assert 1600 < len(rows) <= 2000
+    assert few.weight is None
+    assert torch.equal(few.target, bags.target[bags.bag[rows].unique()])
+    assert some_bags(bags, sum(sizes))[0] is bags
 
 
 def test_a_part_is_kept_of_a_large_bag_too():

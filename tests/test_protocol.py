@@ -81,6 +81,28 @@ def test_mix_of_laws():
     assert mean[9]["B"] == pytest.approx(40, abs=0.1)
 
 
+@pytest.mark.parametrize(("scenario", "classes", "block"), [("various", 6, 30_000), ("large", 7, 4000)])
+def test_mix_of_laws_is_that_of_the_blocks(monkeypatch, scenario, classes, block):
+    """All stages of both scenarios that have several, against blocks really drawn."""
+    monkeypatch.setattr(shares, "BLOCK", block)
+    stages = {"various": "U" * 5 + "A" * 3 + "B" * 2, "large": "A" * 4 + "B" * 3 + "G" * 3}[scenario]
+    rng, legacy, edges = np.random.default_rng(0), np.random.RandomState(0), shares.edges(scenario, classes)
+    ours, drawn = np.zeros((2, 4, 10))
+    for _ in range(40):
+        for b, parts in enumerate(shares.mix(scenario, classes, np.full(10, 4), rng)):
+            for law, count in parts.items():
+                ours["UABG".index(law), b] += count / 40
+        left = np.full(10, 4)
+        for law in dict.fromkeys(stages):
+            until = stages.rindex(law) + 1
+            while (np.sum(left == 0) < until) if (scenario, law) == ("large", "B") else left[:until].any():
+                got = np.minimum(left, np.histogram(shares._block(law, classes, block, legacy).max(1), edges)[0])
+                drawn["UABG".index(law)] += got / 40
+                left -= got
+    assert (drawn[["UABG".index(law) for law in dict.fromkeys(stages)]].sum(1) > 1).all(), "every law has its part"
+    np.testing.assert_allclose(ours, drawn, atol=0.6)
+
+
 @pytest.mark.parametrize(("law", "scenario"), [("U", "various"), ("A", "large"), ("B", "large"), ("G", "large")])
 def test_conditional_draws_have_the_law(law, scenario):
     """Against plain draws that happen to fall into the bin: same mean share and same spread of the minors."""
@@ -129,21 +151,82 @@ def test_official_sampler_has_the_same_statistics(monkeypatch):
     assert tied.mean() == pytest.approx(0.185, abs=0.03)
 
 
-def test_official_labels_come_in_the_released_order(monkeypatch):
-    """Class lists are shuffled by numbers of their own; every count and label after them is as the released code draws it."""
-    monkeypatch.setattr(shares, "official", partial(shares.official, block=20_000))
-    source = load("digits")
-    given = Protocol(scenario="small", bag_size=16, train_bags=20, valid_bags=10, test_bags=10, sampler="official")
-    rng = np.random.RandomState(42)
-    rng.shuffle(np.arange(len(source)))
+MINORS_AND_MAJOR = {"A": (0.3, 0.8), "B": (0.1, 0.9), "G": (0.05, 0.95)}
+
+
+def released_shares(scenario, classes, bags, rng, block):
+    """Sections 1.4 and 1.5 of the specification, word by word: stages of laws, every block tops up all bins, rows shuffled."""
+    low, high = {"various": (1 / classes, 1), "small": (1 / classes, 0.4), "large": (0.6, 1)}[scenario]
+    bins, laws = [[] for _ in range(10)], set()
+
+    def full(*which):
+        return sum(len(bins[i]) == bags // 10 for i in which)
+
+    stops = {
+        "various": [("U", lambda: full(*range(5)) == 5), ("A", lambda: full(*range(8)) == 8)],
+        "small": [],
+        "large": [("A", lambda: full(*range(4)) == 4), ("B", lambda: full(*range(10)) >= 7)],
+    }[scenario]
+    last = {"various": "B", "small": "U", "large": "G"}[scenario]
+    for law, stop in [*stops, (last, lambda: full(*range(10)) == 10)]:
+        while not stop():
+            laws.add(law)
+            if law == "U":
+                rows = rng.rand(block, classes)
+            else:
+                alpha, beta = MINORS_AND_MAJOR[law]
+                minors = rng.uniform(0, alpha, (block, classes - 1))
+                rows = np.column_stack([minors, rng.uniform(beta, 1, block)])
+            for row in rows:
+                p = row / row.sum()
+                for i in range(10):
+                    above, below = low + (high - low) * i / 10, low + (high - low) * (i + 1) / 10
+                    if above < p.max() < below and len(bins[i]) < bags // 10:
+                        bins[i].append(p)
+    rows = np.array([p for held in bins for p in held])
+    rng.shuffle(rows)
+    return rows, laws
+
+
+def released_counts(p, size):
+    counts = []
+    for share in p[:-1]:
+        counts.append(min(round(size * share), size - sum(counts)))  # Python rounds half to even
+    return [*counts, size - sum(counts)]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "classes", "block", "uses"),
+    [("small", 10, 4000, "U"), ("various", 6, 3000, "UAB"), ("large", 7, 100, "ABG")],
+)
+def test_official_bags_come_in_the_released_order(monkeypatch, scenario, classes, block, uses):
+    """Class lists are shuffled by numbers of their own; every share, count and label is as the released code draws it."""
+    monkeypatch.setattr(shares, "official", partial(shares.official, block=block))
+    truth = np.random.default_rng(0).integers(0, classes, 3003)
+    source = Source("toy", np.zeros((3003, 1), np.float32), truth, tuple(map(str, range(classes))), "0")
+    given = Protocol(scenario=scenario, bag_size=16, train_bags=20, valid_bags=10, test_bags=10, sampler="official")
+    rng, order, used = np.random.RandomState(42), np.arange(3003), set()
+    rng.shuffle(order)
+    blocks = [order[600 * i : 600 * (i + 1)].tolist() for i in range(5)]
     for fold in range(2):
         made = majority_bags(source, fold, given)
-        for split, addresses in pools(len(source), fold, 42).items():
-            counts, labels = draw_counts(given, 10, given.bags_of(split), rng)
-            lists = [addresses[source.truth[addresses] == c] for c in range(10)]
-            for want in counts:
-                rng.shuffle(np.concatenate([rng.choice(m, n, replace=False) for m, n in zip(lists, want, strict=True)]))
-            assert made[split].label.tolist() == labels.tolist(), (fold, split)
+        parts = {"train": blocks[fold + 2] + blocks[(fold + 3) % 5] + blocks[(fold + 4) % 5]}
+        for split, pool in {**parts, "valid": blocks[fold + 1], "test": blocks[fold]}.items():
+            p, laws = released_shares(scenario, classes, given.bags_of(split), rng, block)
+            used |= laws
+            wanted = [released_counts(row, 16) for row in p]
+            for counts in wanted:
+                rng.shuffle(counts)
+            for counts in wanted:
+                for c, n in enumerate(counts):
+                    rng.choice([i for i in pool if truth[i] == c], n, replace=False)
+                rng.shuffle(np.arange(16))
+            bags = made[split]
+            held = [np.bincount(truth[bags.index[bags.bag == b]], minlength=classes).tolist() for b in range(len(p))]
+            assert held == wanted, (fold, split)
+            assert bags.label.tolist() == [counts.index(max(counts)) for counts in wanted]
+            assert set(bags.index.tolist()) <= set(pool)
+    assert used == set(uses)
 
 
 def test_official_needs_a_multiple_of_ten():
@@ -274,6 +357,15 @@ def test_loss_of_a_perfect_classifier(classes, scenario, perfect, tolerance):
     log_p = head.top(majority, torch.full((len(votes),), 64.0))
     degenerate = float(head.loss(type("O", (), {"bag": log_p})(), batch))
     assert degenerate == pytest.approx({10: 4.1e-4, 9: 3.6e-4, 4: 1.4e-4}[classes], rel=0.05)
+
+
+@pytest.mark.parametrize(("scenario", "perfect"), [("various", 2.247), ("small", 2.287), ("large", 2.208)])
+def test_output_mean_of_a_perfect_classifier(scenario, perfect):
+    """Ten classes: through three softmaxes knowing everything is hardly told from knowing nothing (2.303)."""
+    counts, labels = many(10, scenario, 4000)
+    head = build_head("output_mean", 10, 10, {})
+    log_p = head.top(torch.from_numpy(counts).float(), torch.full((len(counts),), 64.0))
+    assert -log_p[torch.arange(len(labels)), labels].mean().item() == pytest.approx(perfect, abs=0.003)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,13 +18,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import oracles
 from headcount import commands
 from headcount.errors import HeadcountError
 from headcount.files import alone
-from headcount.judging import records, select, study
+from headcount.judging import metrics, records, select, study
+from headcount.judging import run as runs
 from headcount.judging.launch import Submit, here, processes
 from headcount.judging.records import Record
-from headcount.judging.run import bags_for
+from headcount.judging.run import bags_for, removed_for
 from headcount.judging.run import run as run_one
 from headcount.showing.report import write_report
 from headcount.training.recipe import Recipe
@@ -251,6 +255,102 @@ def test_records_are_small_and_strict(done):
         assert body["fit"]["best_epoch"] >= 1
         assert len(body["fit"]["curve"]["epoch"]) == BASE.epochs
         assert ("sweep" in body, "mpem" in body) == (not record.recipe.removal, bool(record.recipe.removal))
+
+
+def test_a_record_scores_as_the_loops_do(done):
+    """Every number of a record against the slow loops, from its arrays and the bags it was asked about."""
+    for record in records.load(done[0]):
+        arrays, bags = record.arrays(), bags_for(record.recipe)
+        bag, label, true, bag_said, said = (
+            v.tolist()
+            for v in (
+                bags["test"].bag,
+                bags["test"].label,
+                bags["test"].truth,
+                arrays["test_bag_said"],
+                arrays["test_said"],
+            )
+        )
+        sits, counts = oracles.seats(bag, len(label)), oracles.confusion(true, said, 10)
+        gaps, kept = oracles.share_difference(true, said, label, sits), record.scores
+        wanted = {
+            "instance_accuracy": oracles.accuracy(true, said),
+            "bag_accuracy": oracles.accuracy(label, bag_said),
+            "consistency_rate": oracles.consistency_rate(label, bag_said, said, sits, 10),
+            "miou": oracles.miou(counts),
+            "miou_usual": oracles.miou(counts, balanced=False),
+            "share_difference": np.mean(gaps),
+        }
+        for name, want in wanted.items():
+            assert kept[name] == (None if math.isnan(want) else pytest.approx(want)), name
+        assert kept.keys() == wanted.keys()
+        assert record.body["share_difference"] == pytest.approx(gaps, abs=1e-4)
+        assert record.body["confusion"] == counts
+
+
+def test_what_a_removal_would_do_as_the_loops_say_it(done):
+    """The sweep of a run without removal; and that of a run with one, whose votes are those of the run it needed."""
+    found = {r.recipe: r for r in records.load(done[0])}
+    for recipe, record in found.items():
+        arrays, train = found[(recipe.needs or (recipe,))[0]].arrays(), bags_for(recipe)["train"]
+        bag, label, true = train.bag.tolist(), train.label.tolist(), train.truth.tolist()
+        said, far = arrays["train_said"].tolist(), arrays["train_euclidean_correct"].tolist()
+        far, sits = [None if math.isnan(d) else d for d in far], oracles.seats(bag, len(label))
+        assert arrays["train_share_said"].tolist() == pytest.approx(oracles.share(said, label, sits))
+        sweep = record.body.get("sweep") or {
+            "removal": [recipe.removal],
+            **{k: [v] for k, v in record.body["mpem"].items()},
+        }
+        assert sweep["removal"] == [recipe.removal] or sweep["removal"] == [i / 10 for i in range(1, 11)]
+        for i, r in enumerate(sweep["removal"]):
+            gone = oracles.mpem_removed(far, said, bag, label, r)
+            left = oracles.seats(bag, len(label), gone)
+            control = [
+                metrics.random_removal(np.array(bag), np.array(gone), np.random.default_rng(k)) for k in range(10)
+            ]
+            by_lot = [oracles.agreement_rate(true, label, oracles.seats(bag, len(label), c), 10) for c in control]
+            wanted = {
+                "removed": sum(gone),
+                "purity": oracles.purity(true, label, bag, gone) if any(gone) else None,
+                "agreement": oracles.agreement_rate(true, label, left, 10),
+                "agreement_random": np.mean(by_lot),
+                "share_before": np.mean(oracles.share(true, label, sits)),
+                "share_after": np.mean(oracles.share(true, label, left)),
+            }
+            for name, want in wanted.items():
+                assert sweep[name][i] == (want if want is None else pytest.approx(want, abs=1e-5)), (name, r)
+
+
+def test_whom_mpem_removes_is_the_recipes_to_say(done):
+    """Distance, prototypes and r each decide: every variant against the loops, and no two of them alike."""
+    recipe, seen = BASE.but(removal=0.5), set()
+    train = bags_for(recipe)["train"]
+    bag, label = train.bag.tolist(), train.label.tolist()
+    (record,) = (r for r in records.load(done[0]) if r.recipe == BASE)
+    arrays = record.arrays()
+    for distance, bags in itertools.product(("euclidean", "mahalanobis"), ("correct", "all")):
+        far = [None if math.isnan(d) else d for d in arrays[f"train_{distance}_{bags}"].tolist()]
+        wanted = oracles.mpem_removed(far, arrays["train_said"].tolist(), bag, label, 0.5)
+        got = removed_for(recipe.but(distance=distance, prototype_bags=bags), done[0], train).tolist()
+        assert got == wanted, (distance, bags)
+        seen.add(tuple(got))
+    assert len(seen) == 4
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_the_removed_leave_the_network_only_if_asked(done, tmp_path, monkeypatch, drop):
+    recipe, learned = BASE.but(removal=1.0, drop_before_forward=drop, seed=0), []
+    for path in done[0].glob(f"{BASE.key}.*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    inner = runs.fit
+    monkeypatch.setattr(
+        runs, "fit", lambda model, train, *a, **k: (learned.append(train), inner(model, train, *a, **k))[1]
+    )
+    record = run_one(recipe, tmp_path, device="cpu")
+    gone, held = record.body["mpem"]["removed"], BASE.train_bags * BASE.bag_size
+    assert gone > 0
+    assert len(learned[0].index) == held - gone * drop
+    assert (0 if learned[0].removed is None else int(learned[0].removed.sum())) == gone * (not drop)
 
 
 def test_a_long_training_is_still_a_small_record(tmp_path):

@@ -141,7 +141,7 @@ def as_csv(wanted: list[Cell], records: Records) -> str:
 
 
 def as_latex(wanted: list[Cell], records: Records) -> str:
-    """A tabular of ours, a row per scenario and method; a dash where it is missing."""
+    """A tabular of ours, a row per scenario and method; a dash where it is missing, (4/5) where only so many runs are there."""
     datasets = list(dict.fromkeys(c.dataset for c in wanted))
     lines = [rf"\begin{{tabular}}{{ll{'c' * len(datasets)}}}", r"\toprule"]
     lines += [" & ".join(["Scenario", "Method", *datasets]) + r" \\", r"\midrule"]
@@ -149,7 +149,9 @@ def as_latex(wanted: list[Cell], records: Records) -> str:
     for scenario, method in dict.fromkeys((c.scenario, c.method) for c in wanted):
         shown = []
         for dataset in datasets:
-            mean, deviation, count = grid[scenario, method, dataset].value(records)
-            shown.append(rf"${mean:.3f} \pm {deviation:.3f}$" if count else "--")
+            cell = grid[scenario, method, dataset]
+            mean, deviation, count = cell.value(records)
+            part = f" ({count}/{cell.wanted})" if count < cell.wanted else ""
+            shown.append(rf"${mean:.3f} \pm {deviation:.3f}${part}" if count else "--")
         lines.append(" & ".join([scenario, method, *shown]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"

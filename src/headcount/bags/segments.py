@@ -62,7 +62,9 @@ class Segments:
     def from_padded(cls, mask: Tensor) -> Segments:
         """For somebody else's padded batch ``(B, L, ...)``: mask (B, L) is true where an instance is real.
 
-        Use with ``x.flatten(0, 1)``: the padding is addressed to the trash bag.
+        Use with ``x.flatten(0, 1)``: the padding is addressed to the trash bag and counts for nothing. It is still multiplied
+        by weights, so let it be finite (zeros, not NaN), and batch-norm in training (head ``additive``, a backbone's) still
+        sees it: there give the real instances alone, ``x[mask]``, and ``Segments.from_sizes(mask.sum(1))``.
         """
         if mask.ndim != 2:
             raise HeadcountError(f"a padding mask has two axes (bags, places), got shape {tuple(mask.shape)}")

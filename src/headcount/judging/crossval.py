@@ -20,7 +20,7 @@ from headcount.data.read import Reading
 from headcount.errors import HeadcountError
 from headcount.judging import intervals, metrics, shares
 from headcount.judging.candidates import MOST, Body
-from headcount.judging.fewer import some_rows, thinned
+from headcount.judging.fewer import some_bags, some_rows, thinned
 from headcount.models.fitted import Fitted, tempered
 from headcount.training.criterion import Judgement, bag_losses, best_temperature, judge
 from headcount.training.splits import bag_folds, groups_of
@@ -143,7 +143,7 @@ def score(units: Sequence[Unit], bags: Bags) -> Score:
     which = np.concatenate([u.bags for u in units])
     held = bags.take(which)
     p, log_p = torch.cat([u.instance for u in units]), torch.cat([u.bag for u in units])
-    found = judge(p[some_rows(held, MOST)], thinned(held, MOST))  # so many witnesses are enough
+    found = judge(p, held, (some_rows(held, MOST), thinned(held, MOST)))
     temperature = best_temperature(log_p, held.target)
     label, said = held.label.numpy(), log_p.argmax(1).numpy()
     right = intervals.in_groups(metrics.right_bags(held.target.numpy(), said), held.group)
@@ -157,9 +157,8 @@ def score(units: Sequence[Unit], bags: Bags) -> Score:
 
 def overheard(found: Score, units: Sequence[Unit], bags: Bags) -> shares.Overheard:
     """Whether instances of held-out bags are answered better in the light of their bags."""
-    held = bags.take(np.concatenate([u.bags for u in units]))
-    p = torch.cat([u.instance for u in units])[some_rows(held, LISTENED)].double().clamp_min(1e-30)
-    held, judged = thinned(held, LISTENED), found.judgement
+    held, rows = some_bags(bags.take(np.concatenate([u.bags for u in units])), LISTENED)
+    p, judged = torch.cat([u.instance for u in units])[rows].double().clamp_min(1e-30), found.judgement
     log_p = tempered(p, judged.instance_temperature).log()
     return shares.overheard(log_p, held.segments(), held.target.double(), judged.tilt.prior.double(), held.counted)
 

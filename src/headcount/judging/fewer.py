@@ -11,6 +11,7 @@ from headcount.bags import Bags
 from headcount.training.seeds import seed_for
 
 LARGE = 8192  # instances: a vote of so many is no close one
+ENOUGH = 200  # instances of a bag, to see what they tell of each other
 
 
 def in_pieces(bags: Bags, most: int | None = None) -> Bags:
@@ -32,16 +33,12 @@ def thinned(bags: Bags, most: int, seed: int = 0) -> Bags:
     if len(bags.index) <= most:
         return bags
     rows = some_rows(bags, most, seed)
-    bag, sizes = bags.bag, torch.bincount(bags.bag[rows], minlength=len(bags))
-    own = {k: None if (v := getattr(bags, k)) is None else v[rows] for k in ("known", "removed")}
+    few, bag = _only(bags, rows), bags.bag
     weight = torch.ones(len(bags.index), device=bag.device) if bags.weight is None else bags.weight
     drawn = weight if bags.known is None else weight.masked_fill(bags.known >= 0, 0)  # the known stand for themselves
     all_, here = (torch.bincount(bag[r], drawn[r].double(), len(bags)) for r in (slice(None), rows))
-    own["weight"] = (
-        weight[rows] - drawn[rows] + drawn[rows] * (all_ / here.clamp_min(1e-30))[bag[rows]].to(weight.dtype)
-    )
-    offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-    return replace(bags, index=bags.index[rows], offsets=offsets, truth=None, **own)
+    more = (all_ / here.clamp_min(1e-30))[few.bag].to(weight.dtype)
+    return replace(few, weight=weight[rows] - drawn[rows] + drawn[rows] * more)
 
 
 def some_rows(bags: Bags, most: int, seed: int = 0) -> torch.Tensor:
@@ -49,11 +46,39 @@ def some_rows(bags: Bags, most: int, seed: int = 0) -> torch.Tensor:
     n = len(bags.index)
     if n <= most:
         return torch.arange(n)
-    rng = np.random.default_rng(seed_for(seed, "thinned"))
-    bag = bags.bag.cpu().numpy()
+    quota = np.maximum(1, bags.sizes.cpu().numpy() * most // n)
+    return _drawn(bags, quota, np.random.default_rng(seed_for(seed, "thinned")))
+
+
+def some_bags(bags: Bags, most: int, seed: int = 0) -> tuple[Bags, torch.Tensor]:
+    """Bags drawn by lot with at most so many instances together, and which instances these are.
+
+    For what the instances of a bag tell of each other: one that is alone tells nothing, and one that stands for others is too
+    sure of them. So bags stay whole, and ``ENOUGH`` drawn from a larger one are a bag like it."""
+    if len(bags.index) <= most:
+        return bags, torch.arange(len(bags.index))
+    rng = np.random.default_rng(seed_for(seed, "some bags"))
+    each = min(most, max(ENOUGH, most // len(bags)))
+    quota, order = bags.sizes.cpu().numpy().clip(max=each), rng.permutation(len(bags))
+    quota[order[quota[order].cumsum() > most]] = 0
+    rows = _drawn(bags, quota, rng)
+    return _only(bags, rows).take(quota > 0), rows
+
+
+def _drawn(bags: Bags, quota: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
+    """So many instances of each bag, by lot; of a bag of which some are, all that are known."""
+    n, bag = len(bags.index), bags.bag.cpu().numpy()
     known = np.zeros(n, bool) if bags.known is None else bags.known.cpu().numpy() >= 0
     order = np.lexsort((rng.random(n), known, bag))  # the known need not be drawn
     rank = np.arange(n) - bags.offsets[:-1].cpu().numpy()[bag[order]]
     keep = np.zeros(n, bool)
-    keep[order] = rank < np.maximum(1, bags.sizes.cpu().numpy() * most // n)[bag[order]]
-    return torch.from_numpy(np.flatnonzero(keep | known))
+    keep[order] = rank < quota[bag[order]]
+    return torch.from_numpy(np.flatnonzero(keep | (known & (quota > 0)[bag])))
+
+
+def _only(bags: Bags, rows: torch.Tensor) -> Bags:
+    """The bags with these instances alone, blind."""
+    own = {k: None if (v := getattr(bags, k)) is None else v[rows] for k in ("known", "removed", "weight")}
+    sizes = torch.bincount(bags.bag[rows], minlength=len(bags))
+    offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    return replace(bags, index=bags.index[rows], offsets=offsets, truth=None, **own)

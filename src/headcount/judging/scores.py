@@ -110,7 +110,9 @@ def of_sweep(votes: Mapping[str, Tensor], train: Bags) -> tuple[dict[str, Any], 
     true, label, bag, _ = _truth(train)
     said, distance = votes["train_said"].long(), votes["train_euclidean_correct"]
     found: dict[str, list[Any]] = {"removal": list(REMOVALS)}
-    arrays = {"train_share_before": metrics.share(true, label, bag).astype(np.float32)}
+    # of the label's class, as it is and as it is said: their difference is figure 6 asked of training bags
+    both = {"before": true, "said": said.cpu().numpy()}
+    arrays = {f"train_share_{k}": metrics.share(of, label, bag).astype(np.float32) for k, of in both.items()}
     for removal in REMOVALS:
         removed = dissenters(distance, said, train.bag, train.label, removal)
         for name, value in of_removal(removed, train).items():

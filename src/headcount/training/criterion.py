@@ -41,12 +41,16 @@ class Judgement:
     bag_temperature: float
 
 
-def judge(p: Tensor, bags: Bags) -> Judgement:
-    """Judge instance probabilities ``p`` (N, C) on bags their method never saw."""
+def judge(p: Tensor, bags: Bags, witnesses: tuple[Tensor, Bags] | None = None) -> Judgement:
+    """Judge instance probabilities ``p`` (N, C) on bags their method never saw.
+
+    ``witnesses``: which of the N are enough, where they are many, and the same bags with these alone (``thinned`` of
+    judging/fewer.py). A vote is always that of the whole bag: two of its ten do not tell who won."""
     p = p.double().clamp_min(1e-12)
-    found = {t: label_loss(tempered(p, t), bags) for t in GRID}
+    rows, few = (slice(None), bags) if witnesses is None else witnesses
+    found = {t: label_loss(tempered(p[rows], t), few) for t in GRID}
     best = min(GRID, key=lambda t: (round(found[t][0], 9), abs(math.log(t))))
-    witness = instance_losses(tempered(p, best), bags, found[best][1])
+    witness = instance_losses(tempered(p[rows], best), few, found[best][1])
     log_p = log_shares(p, bags.segments(), bags.counted)
     t = best_temperature(log_p, bags.target)
     vote = bag_losses((log_p / t).log_softmax(1), bags.target)
