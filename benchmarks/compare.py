@@ -4,9 +4,10 @@
     python benchmarks/compare.py --small                                # a laptop: the same with few small images
 
 Random pixels of CIFAR-10's size; 400 training and 100 validation bags of 64, ResNet18 with the paper's stem, Counting Network,
-Adam, 64 bags a step; an epoch is training and validation. ``first_step_seconds`` is a process of its own from its start to the
-end of its first step, what was compiled by an earlier one at hand; ``seconds_per_run`` one from its start to its record (1,500
-epochs). Every stage is kept when it is done; called again on the same machine with the same ``--out``, it goes on where it was.
+Adam, 64 bags a step; an epoch is training and validation. ``starts`` are two processes of their own, a run of one epoch each,
+and when they are how far; ``first_step_seconds`` is the second's, which has at hand what the first has compiled.
+``seconds_per_run`` is a process from its start to its record (1,500 epochs). Every stage is kept when it is done; called again
+on the same machine with the same ``--out``, it goes on where it was.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +33,6 @@ from torch import nn
 from headcount.bags import Bags, Pool
 from headcount.files import write_whole
 from headcount.judging import run as runs
-from headcount.models.heads import Pass
 from headcount.models.model import Design, Model
 from headcount.training import speed
 from headcount.training.recipe import Recipe
@@ -126,7 +127,7 @@ def ways(sizes: dict[str, int], device: torch.device, width: int, precision: str
 
 
 def starts(file: Path, precision: str, more: dict[str, int]) -> dict[str, float]:
-    """Process start to the end of the first step: with nothing compiled yet, and again with what that left behind."""
+    """A run of one epoch from its process's start: with nothing compiled yet, and again with what that left behind."""
     seconds: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as kept:
         places = {
@@ -143,50 +144,47 @@ def starts(file: Path, precision: str, more: dict[str, int]) -> dict[str, float]
                     seconds[f"{line.strip()}_{name}"] = time.perf_counter() - begun
             if child.returncode:
                 raise SystemExit(f"the process that was to take a first step ended with {child.returncode}")
-    return {"first_step_seconds": seconds["first_step_warm"], "starts": seconds}
+    told = {"first_step_seconds": "first_step_warm", "seconds_per_run_of_one_epoch": "record_warm"}
+    return {**{name: seconds[at] for name, at in told.items()}, "starts": seconds}
 
 
 def first_step(file: str, precision: str, more: dict[str, int]) -> None:
-    """In a process of its own: a run as any other, which says how far it is and ends after its first step."""
+    """In a process of its own: a run of one epoch as any other, which says how far it is."""
     print("imported", flush=True)
-    recipe = Recipe(source=file, precision=precision, **more)
+    recipe = Recipe(source=file, precision=precision, epochs=1, **more)
     runs.bags_for(recipe, speed.device_for("auto"))
     print("bags", flush=True)
-    step = Training.step
-
-    def told(self: Training, one: Pass, which: torch.Tensor) -> torch.Tensor:
-        float(step(self, one, which))  # a number on the host: it is done
-        print("first_step", flush=True)
-        os._exit(0)
-
-    Training.step = told  # type: ignore[method-assign]
+    for name, said in (("step", "first_step"), ("train_epoch", "first_training"), ("valid_loss", "first_epoch")):
+        setattr(Training, name, _telling(getattr(Training, name), said))
     with tempfile.TemporaryDirectory() as out:
         runs.run(recipe, out)
+        print("record", flush=True)
+    os._exit(0)  # what libraries do on leaving is not the run's
+
+
+def _telling(method: Callable[..., torch.Tensor], said: str) -> Callable[..., torch.Tensor]:
+    """The same method, which says when it is first done: its number is on the host then."""
+    told: list[float] = []
+
+    def telling(*args: Any) -> torch.Tensor:
+        done = method(*args)
+        if not told:
+            told.append(float(done))
+            print(said, flush=True)
+        return done
+
+    return telling
 
 
 def whole_runs(file: Path, epochs: int, precision: str, more: dict[str, int]) -> dict[str, float]:
     """Process start to record, and a further run in a process that has started."""
     recipe = Recipe(source=str(file), precision=precision, epochs=epochs, **more)
     words = [f"--set={name}={value}" for name, value in {**more, "precision": precision}.items()]
-    seconds = {}
     with tempfile.TemporaryDirectory() as out:
-        for name, length in (("seconds_per_run_of_one_epoch", 1), ("seconds_per_run", epochs)):
-            command = [
-                "-m",
-                "headcount.cli",
-                "run",
-                "--source",
-                str(file),
-                "--epochs",
-                str(length),
-                "--out",
-                out,
-                *words,
-            ]
-            begun = time.perf_counter()
-            subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
-            seconds[name] = time.perf_counter() - begun
-            print(f"{name:20} {seconds[name]:9.1f}", flush=True)
+        command = ["-m", "headcount.cli", "run", "--source", str(file), "--epochs", str(epochs), "--out", out, *words]
+        begun = time.perf_counter()
+        subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
+        seconds = {"seconds_per_run": time.perf_counter() - begun}
         runs.run(recipe.but(epochs=2), out)
         begun = time.perf_counter()
         runs.run(recipe.but(fold=1), out)
