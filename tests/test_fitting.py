@@ -446,6 +446,17 @@ def test_plans_shrink_with_the_minutes():
     assert any("left out" in n for n in least.notes)
 
 
+def test_a_network_that_is_a_baseline_is_shortened_like_any_other(monkeypatch):
+    """Pictures: at all its epochs the baseline alone took what both take at a tenth, and tilt was left out for it."""
+    plan = Plan(("tilt", "noisy_label"), 5, 1.0, {"tilt": 3000.0, "noisy_label": 1000.0})
+    short = next(p for p in plans._lesser(plan) if p.total <= 1200)
+    assert (short.names, short.effort) == (("tilt", "noisy_label"), 0.1)
+    monkeypatch.setattr(plans, "measured", lambda candidate, *_: 100.0 if candidate.recipe else 0.01)
+    made = fit_reading(reading_of(blobs(20, 5)), "noisy_label", epochs=10, minutes=1)
+    assert made.facts["splits"]["folds"] == 2
+    assert len(made.facts["curve"]) == 1
+
+
 def test_what_was_asked_for_is_never_left_out():
     made = fit_reading(reading_of(blobs(20, 5)), "tilt", minutes=0.001)
     assert made.facts["method"]["name"] == "tilt"
