@@ -60,6 +60,23 @@ def test_scores_of_bags_and_instances(typed, tmp_path):  # noqa: F811
     assert "Wilson" in out
 
 
+def test_truth_alone_is_enough_for_the_instances(typed, tmp_path):  # noqa: F811
+    """Cells somebody named one by one, and no label of their slide: it used to be refused for want of a label column."""
+    model, data = case(tmp_path / "in", "table")
+    full = scores(typed, model, data)
+    table = people()
+    del table["label"]
+    bare = make.write_csv(tmp_path / "bare.csv", table)
+    assert scores(typed, model, bare)["instances"] == full["instances"]
+    assert "bags" not in scores(typed, model, bare)
+    held = {"features": np.zeros((2, 2), np.float32), "sizes": [1, 1], "truth": [0, 1]}
+    assert read(held, classes=("no", "yes"), or_truth=True).laid.truth.tolist() == [0, 1]
+    for unknown in ({**table, "truth": [""] * len(table["truth"])}, {k: v for k, v in table.items() if k != "truth"}):
+        code, _, err = typed("evaluate", model, make.write_csv(tmp_path / "none.csv", unknown))
+        assert code == 2
+        assert "label" in err.splitlines()[-1]
+
+
 def test_a_model_remembers_its_columns_in_a_second_file_too(typed, tmp_path):  # noqa: F811
     table = people()
     won = dict(zip(table["precinct"], table.pop("label"), strict=True))

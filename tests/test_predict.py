@@ -360,7 +360,6 @@ WRONG = [
     ("predict MODEL xy.csv --out p.csv --geojson g", "needs the side of the tiles", "--tile"),
     ("predict MODEL DATA --out p.csv --tile 0", "Invalid value for '--tile'"),
     ("evaluate MODEL other.csv", "'perhaps'", "none of the classes no, yes"),
-    ("evaluate MODEL unlabelled.csv", "no label column"),
     ("evaluate MODEL DATA --level 1.5", "level of an interval"),
     ("evaluate MODEL DATA --key k.json", "--key belongs to a sheet"),
     ("evaluate MODEL DATA --audit nowhere.csv", "no key nowhere.key.json"),

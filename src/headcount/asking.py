@@ -132,7 +132,7 @@ def evaluate(
     """Bags by their labels, shares by votes, instances by truth or by a sheet filled in by hand."""
     check_level(level)
     fitted = opened(model, device)
-    reading = read_as(fitted, data, how, labels=audit is None)
+    reading = read_as(fitted, data, how, labels=audit is None, or_truth=True)
     sheet = None if audit is None else auditing.read_sheet(audit, reading, fitted.classes, key)
     said = answered(fitted, reading, listen)
     scores: dict[str, Any] = {"model": str(model), "data": str(data), "classes": list(fitted.classes), "level": level}

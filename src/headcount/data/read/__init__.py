@@ -71,6 +71,7 @@ def read(
     uncounted: Sequence[str] = (),
     skip_bad: bool = False,
     need_labels: bool = True,
+    or_truth: bool = False,
     side: int | None = None,
     cache: str | Path | None = None,
     tile: int | None = None,
@@ -86,6 +87,7 @@ def read(
         uncounted    classes that never win, such as background
         skip_bad     leave out what cannot be read and list it in ``skipped``, instead of stopping at the first
         need_labels  False: data to be predicted; labels and truth are taken where they are there and known
+        or_truth     data without labels will do, if the class of instances is known
         side         resize pictures to a square of this side
         cache        a folder for pictures and slides that are larger than memory (used without being asked for if they are)
         tile         side of the tiles at the coordinates, where the files do not say it
@@ -93,8 +95,9 @@ def read(
     """
     asked = Asked(
         named=named or Named(), labels=labels, classes=_names(classes), ties=choose("rule for ties", ties, TIES),
-        uncounted=_list("uncounted", uncounted), need_labels=need_labels, side=_count("side", side),
-        cache=None if cache is None else Path(cache), tile=_count("tile", tile), learned=learned, bad=Bad(skip_bad),
+        uncounted=_list("uncounted", uncounted), need_labels=need_labels, or_truth=or_truth,
+        side=_count("side", side), cache=None if cache is None else Path(cache), tile=_count("tile", tile), learned=learned,
+        bad=Bad(skip_bad),
     )  # fmt: skip
     found = _found(data, asked)
     return lay(found, asked)

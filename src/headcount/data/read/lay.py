@@ -101,7 +101,7 @@ def lay(found: Found, asked: Asked) -> Reading:
     held, sizes = np.unique(found.bag[rows], return_counts=True)  # bags that lost all their rows are gone
     notes = [*_unvoted(found, asked), *_left_out(found, target, tied, held)]
     target = target[held]
-    if asked.need_labels and not target.any():
+    if asked.miss_labels(found.truth is not None and bool((found.truth[0] >= 0).any())) and not target.any():
         raise HeadcountError(f"{found.where}: no bag has a label ({found.said.source}); at least one is needed")
     extras = _extras(found, asked, rows, classes)
     group = found.group or found.said.group
