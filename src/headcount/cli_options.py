@@ -40,7 +40,8 @@ READING: dict[str, Any] = {
     "labels": Annotated[str | None, typer.Option(help="A second file with bag and label columns.")],
     "skip_bad": Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be read, and list it.")],
     "tile": Annotated[
-        int | None, typer.Option(min=1, help="Side of the tiles at the coordinates, where files do not say it.")
+        float | None,
+        typer.Option(help="Side of the tiles at the coordinates, in their unit, where files do not say it."),
     ],
     "cache": Annotated[
         Path | None, typer.Option(help="Folder for pictures and slides larger than memory; default $HEADCOUNT_DATA.")

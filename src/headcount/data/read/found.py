@@ -49,7 +49,7 @@ class Asked:
     or_truth: bool
     side: int | None
     cache: Path | None
-    tile: int | None
+    tile: float | None
     learned: Learned | None
     bad: Bad
 

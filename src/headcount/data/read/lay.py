@@ -150,7 +150,7 @@ def _has_use(found: Found, asked: Asked) -> None:
     if asked.side is not None and found.kind != "images":
         raise HeadcountError(f"side={asked.side} is for pictures, and {found.where} holds none; leave it out")
     if asked.tile is not None and found.coords is None:
-        raise HeadcountError(f"tile={asked.tile} is for coordinates, and {found.where} has none; leave it out")
+        raise HeadcountError(f"tile={asked.tile:g} is for coordinates, and {found.where} has none; leave it out")
 
 
 def _fits(found: Found, model: Learned | None) -> None:
