@@ -249,11 +249,15 @@ def _typed(how: Mapping[str, Any]) -> str:
     said = ""
     for name, value in how.items():
         if value:
-            words = (
-                "" if value is True else " " + shlex.quote(",".join(value) if isinstance(value, tuple) else str(value))
-            )
-            said += f" --{name.replace('_', '-')}{words}"
+            text = ",".join(map(_in_quotes, value)) if isinstance(value, tuple) else str(value)
+            said += f" --{name.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(text)}")
     return said
+
+
+def _in_quotes(name: str) -> str:
+    """A name as cli_options.py takes it in a list: in quotes if it has a comma of its own."""
+    inner = name.replace('"', '""')
+    return f'"{inner}"' if "," in name else name
 
 
 def to_onnx(model: Path, out: Path) -> None:
