@@ -6,6 +6,7 @@ import json
 import math
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from headcount.checking import check_reading
 from headcount.data.read import read
 from headcount.errors import HeadcountError
 from headcount.fitting import Step, fit_reading
-from headcount.judging import begun, candidates, crossval, fewer, networks, plans
+from headcount.judging import begun, candidates, cautions, crossval, fewer, networks, plans
 from headcount.judging.candidates import Candidate
 from headcount.judging.fewer import thinned
 from headcount.judging.plans import Plan
@@ -317,6 +318,18 @@ def test_the_card_does_not_blame_the_bags_where_time_was_short(monkeypatch):
     assert "not cross-validated" in said
     assert "time was too short" in said
     assert "too few" not in said
+
+
+def test_labels_that_are_never_foretold_are_cautioned_of():
+    """An accuracy of 0.69 hid that none of nine bags was foretold, and 0.68 that the commonest label alone has 0.64."""
+    score = SimpleNamespace(confusion=[[15, 0, 4], [5, 0, 4], [0, 0, 40]], bag_accuracy=0.81, bag_low=0.7)
+    (said,) = cautions._of_labels(score, ("a", "b", "c"))
+    assert said.startswith("No held-out bag with the label b (9 bags) was named so")
+    score = SimpleNamespace(confusion=[[5, 0, 6], [0, 1, 6], [3, 0, 29]], bag_accuracy=0.7, bag_low=0.55)
+    (said,) = cautions._of_labels(score, ("a", "b", "c"))
+    assert said.startswith(
+        "Who always names the commonest label, c, is right of 64% of the bags: 70% is not clearly more"
+    )
 
 
 def test_all_bags_one_class_is_refused():
