@@ -24,6 +24,7 @@ from headcount.errors import HeadcountError
 from headcount.judging import doubts, evaluation
 from headcount.judging.answers import ask
 from headcount.models.fitted import Fitted
+from headcount.showing import looks
 from test_predict import left, rows_of, typed  # noqa: F401  (a fixture)
 
 
@@ -58,6 +59,38 @@ def test_scores_of_bags_and_instances(typed, tmp_path):  # noqa: F811
     assert "bag accuracy" in out
     assert "instance accuracy" in out
     assert "Wilson" in out
+
+
+def test_truth_alone_is_enough_for_the_instances(typed, tmp_path):  # noqa: F811
+    """Cells somebody named one by one, and no label of their slide: it used to be refused for want of a label column."""
+    model, data = case(tmp_path / "in", "table")
+    full = scores(typed, model, data)
+    table = people()
+    del table["label"]
+    bare = make.write_csv(tmp_path / "bare.csv", table)
+    assert scores(typed, model, bare)["instances"] == full["instances"]
+    assert "bags" not in scores(typed, model, bare)
+    held = {"features": np.zeros((2, 2), np.float32), "sizes": [1, 1], "truth": [0, 1]}
+    assert read(held, classes=("no", "yes"), or_truth=True).laid.truth.tolist() == [0, 1]
+    for unknown in ({**table, "truth": [""] * len(table["truth"])}, {k: v for k, v in table.items() if k != "truth"}):
+        code, _, err = typed("evaluate", model, make.write_csv(tmp_path / "none.csv", unknown))
+        assert code == 2
+        assert "label" in err.splitlines()[-1]
+
+
+def test_a_text_is_shown_whole_and_what_stands_beside_it_under_its_name(tmp_path):
+    """Values came as bare lines of the text, those missing left out, and a review was cut after 200 letters."""
+    table = make.texts()
+    table["text"] = [f"{t} {'so ' * 300}end" for t in table["text"]]
+    table["price"] = [k % 9 + 1 for k in range(len(table["text"]))]
+    reading = read(table, Named(text="text", features=("price",)))
+    shown = looks.look(reading, 0, most=20_000)
+    assert shown.text == table["text"][int(reading.rows[0])]
+    assert dict(shown.values) == {"price": str(table["price"][int(reading.rows[0])])}
+    assert len(looks.look(reading, 0).text) == 600
+    said = ask(fitted(reading), reading)
+    auditing.write_sheet(tmp_path / "s.csv", reading, said, 4, 0)
+    assert all(r["text"].endswith("end") and r["price"] for r in rows_of(tmp_path / "s.csv"))
 
 
 def test_a_model_remembers_its_columns_in_a_second_file_too(typed, tmp_path):  # noqa: F811

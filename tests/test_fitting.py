@@ -6,6 +6,7 @@ import json
 import math
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from headcount.checking import check_reading
 from headcount.data.read import read
 from headcount.errors import HeadcountError
 from headcount.fitting import Step, fit_reading
-from headcount.judging import begun, candidates, crossval, fewer, networks, plans
+from headcount.judging import begun, candidates, cautions, crossval, fewer, networks, plans
 from headcount.judging.candidates import Candidate
 from headcount.judging.fewer import thinned
 from headcount.judging.plans import Plan
@@ -319,6 +320,18 @@ def test_the_card_does_not_blame_the_bags_where_time_was_short(monkeypatch):
     assert "too few" not in said
 
 
+def test_labels_that_are_never_foretold_are_cautioned_of():
+    """An accuracy of 0.69 hid that none of nine bags was foretold, and 0.68 that the commonest label alone has 0.64."""
+    score = SimpleNamespace(confusion=[[15, 0, 4], [5, 0, 4], [0, 0, 40]], bag_accuracy=0.81, bag_low=0.7)
+    (said,) = cautions._of_labels(score, ("a", "b", "c"))
+    assert said.startswith("No held-out bag with the label b (9 bags) was named so")
+    score = SimpleNamespace(confusion=[[5, 0, 6], [0, 1, 6], [3, 0, 29]], bag_accuracy=0.7, bag_low=0.55)
+    (said,) = cautions._of_labels(score, ("a", "b", "c"))
+    assert said.startswith(
+        "Who always names the commonest label, c, is right of 64% of the bags: 70% is not clearly more"
+    )
+
+
 def test_all_bags_one_class_is_refused():
     bags = blobs(9, 4)
     same = bags.take([0, 3, 6])
@@ -444,6 +457,17 @@ def test_plans_shrink_with_the_minutes():
     least = plan_of(0.05)
     assert len(least.names) < 4
     assert any("left out" in n for n in least.notes)
+
+
+def test_a_network_that_is_a_baseline_is_shortened_like_any_other(monkeypatch):
+    """Pictures: at all its epochs the baseline alone took what both take at a tenth, and tilt was left out for it."""
+    plan = Plan(("tilt", "noisy_label"), 5, 1.0, {"tilt": 3000.0, "noisy_label": 1000.0})
+    short = next(p for p in plans._lesser(plan) if p.total <= 1200)
+    assert (short.names, short.effort) == (("tilt", "noisy_label"), 0.1)
+    monkeypatch.setattr(plans, "measured", lambda candidate, *_: 100.0 if candidate.recipe else 0.01)
+    made = fit_reading(reading_of(blobs(20, 5)), "noisy_label", epochs=10, minutes=1)
+    assert made.facts["splits"]["folds"] == 2
+    assert len(made.facts["curve"]) == 1
 
 
 def test_what_was_asked_for_is_never_left_out():

@@ -12,6 +12,7 @@ import pytest
 import read_factory as make
 from ask_factory import case, fitted, people
 from headcount.checking import check_reading
+from headcount.data.columns import Named
 from headcount.data.learned import Learned
 from headcount.data.read import read
 from headcount.errors import HeadcountError
@@ -222,3 +223,21 @@ def test_the_next_command_can_be_pasted(typed, tmp_path):  # noqa: F811
     code, _, err = typed("audit", model, there[0], "--out", there[1], "--count", 4)
     assert code == 0, err
     assert f"headcount evaluate {model} '{there[0]}' --audit '{there[1]}'" in err
+
+
+def test_names_with_commas_can_be_named(typed, tmp_path):  # noqa: F811
+    table = people()
+    won = dict(zip(table["precinct"], table.pop("label"), strict=True))
+    votes = {
+        "precinct": [*won],
+        **{c: [1 + (w == k) for w in won.values()] for c, k in (("no", "no"), ("yes, but", "yes"))},
+    }
+    data, labels = make.write_csv(tmp_path / "d.csv", table), make.write_csv(tmp_path / "v.csv", votes)
+    said = ("--labels", labels, "--votes", 'no, "yes, but"')
+    code, out, err = typed("check", data, *said, "--truth", "truth", "--uncounted", "yes", "--json")
+    assert code == 0, err
+    assert set(json.loads(out)["shares"]["classes"]) == {"no", "yes, but", "yes"}
+    model = fitted(read(data, Named(votes=("no", "yes, but")), labels=labels, uncounted=["yes"])).save(tmp_path / "m")
+    code, _, err = typed("audit", model, data, *said, "--out", "sheet.csv", "--count", 4)
+    assert code == 0, err
+    assert """--votes 'no,"yes, but"'""" in err

@@ -21,6 +21,7 @@ from PIL import Image
 import read_factory as make
 from ask_factory import KINDS, case, fitted, people
 from headcount import cli
+from headcount.data.columns import Named
 from headcount.data.read import read
 from headcount.judging import answers
 from headcount.models.fitted import Fitted
@@ -287,6 +288,23 @@ def test_geojson_as_qupath_reads_it(typed, tmp_path):
             assert min(picture.size) > 100
 
 
+def test_tiles_in_degrees(typed, tmp_path):
+    """A side was a whole number: pixels of a hundredth of a degree became squares of one degree, each over all others."""
+    step = {"lon": [10 + 0.01 * (k % 6) for k in range(48)], "lat": [50 + 0.01 * (k // 6) for k in range(48)]}
+    data = make.write_csv(tmp_path / "people.csv", {**people(shuffle=False), **step})
+    model = fitted(read(data, Named(x="lon", y="lat"))).save(tmp_path / "model")
+    code, _, err = typed(
+        "predict", model, data, "--tile", 0.01, "--out", "p.csv", "--geojson", "geo", "--heatmap", "heat"
+    )
+    assert code == 0, err
+    assert "imshow" not in err
+    body = json.loads(next((tmp_path / "geo").iterdir()).read_text())
+    for feature in body["features"]:
+        (ring,) = feature["geometry"]["coordinates"]
+        assert ring[2][0] - ring[0][0] == pytest.approx(0.01)
+        assert ring[2][1] - ring[0][1] == pytest.approx(0.01)
+
+
 def test_a_heat_map_puts_colours_where_tiles_are():
     xy = np.array([[0, 0], [256, 0], [0, 512]], float)
     p = np.array([[0.9, 0.1], [0.2, 0.8], [1.0, 0.0]])
@@ -299,6 +317,8 @@ def test_a_heat_map_puts_colours_where_tiles_are():
         assert image[0, 1, :3].tolist() == [0, 0, 1]
         assert image[1].sum() == image[2, 1].sum() == 0
         assert image[2, 0, 3] > image[0, 0, 3] > image[0, 1, 3] > 0
+    over = np.array([[1.0000001, 0], [0, 1], [1, 0]], np.float32)  # as sums of float32 come out
+    assert places.raster(xy, np.full(3, 256.0), over, paint)[0].max() == 1
     huge = np.stack([np.arange(5000) * 256.0, np.zeros(5000)], 1)
     assert max(places.raster(huge, np.full(5000, 256.0), np.tile(p[:1], (5000, 1)), paint)[0].shape) <= 1201
 
@@ -358,9 +378,9 @@ WRONG = [
     ("predict MODEL DATA --out p.csv --geojson g", "--geojson needs coordinates"),
     ("predict MODEL DATA --out p.csv --heatmap g", "--heatmap needs coordinates"),
     ("predict MODEL xy.csv --out p.csv --geojson g", "needs the side of the tiles", "--tile"),
-    ("predict MODEL DATA --out p.csv --tile 0", "Invalid value for '--tile'"),
+    ("predict MODEL DATA --out p.csv --tile 0", "tile must be a number above zero"),
+    ("predict MODEL DATA --out p.csv --tile nan", "tile must be a number above zero"),
     ("evaluate MODEL other.csv", "'perhaps'", "none of the classes no, yes"),
-    ("evaluate MODEL unlabelled.csv", "no label column"),
     ("evaluate MODEL DATA --level 1.5", "level of an interval"),
     ("evaluate MODEL DATA --key k.json", "--key belongs to a sheet"),
     ("evaluate MODEL DATA --audit nowhere.csv", "no key nowhere.key.json"),

@@ -19,6 +19,9 @@ from headcount.errors import HeadcountError
 
 GOOD = b"bag,label,f,g\na,x,1,5\na,x,2,6\nb,y,3,7\nb,y,4,9\n"
 
+# ninety rows, of which each has another f
+MANY = "bag;label;n;f\n" + "".join(f"{'ab'[k % 2]};{'xy'[k % 2]};{k % 7};{{}}{k}\n" for k in range(10, 100))
+
 VOTES = {"named": Named(votes=("u", "v"))}
 
 # (file, its bytes, options, what the refusal says)
@@ -44,6 +47,13 @@ TABLES: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
     "no features": ("t.csv", b"bag,label\na,x\nb,y\n", {}, "no column to learn from"),
     "only empty features": ("t.csv", b"bag,label,f\na,x,\nb,y,\n", {}, "no column to learn from .'f': it is empty"),
     "infinite": ("t.csv", GOOD + b"b,y,inf,1\n", {}, "row 5: inf in column 'f'"),
+    "decimal commas, each another": ("t.csv", MANY.replace("{}", "1,").encode(), {}, r"decimal comma \('1,10'\)"),
+    "dates of another form": (
+        "t.csv",
+        MANY.replace("{}", "01/10/20").encode(),
+        {},
+        r"has dates that are not written as 2021-12-31 is \('01/10/2010'\)",
+    ),
     "decimal comma": ("t.csv", b"bag;label;f\na;x;1,5\nb;y;2,5\n", {}, r"decimal comma \('1,5'\)"),
     "a word among numbers": (
         "t.csv", b"bag,label,f\n" + b"".join(b"%d,%d,%d.5\n" % (i // 9, i // 9 % 2, i) for i in range(36)) + b"0,0,1O\n",

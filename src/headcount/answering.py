@@ -27,14 +27,16 @@ def opened(model: Path, device: str = "auto") -> Fitted:
     return Fitted.load(model).to(place)
 
 
-def read_as(fitted: Fitted | None, data: str, how: Mapping[str, Any], *, labels: bool, tell: Tell = say) -> Reading:
+def read_as(
+    fitted: Fitted | None, data: str, how: Mapping[str, Any], *, labels: bool, or_truth: bool = False, tell: Tell = say
+) -> Reading:
     """Read data as the command line says (cli_options.py); what was understood, and what was left out, is told."""
     named = Named(**{k: how[k] for k in NAMES if how.get(k) is not None})
     rest: dict[str, Any] = {k: v for k, v in how.items() if k not in NAMES and v is not None}
     if fitted is None:
         found = read(data, named, need_labels=labels, **rest)
     else:
-        found = fitted.read(data, named, need_labels=labels, **rest)
+        found = fitted.read(data, named, need_labels=labels, or_truth=or_truth, **rest)
     tell_of(found, tell)
     return found
 

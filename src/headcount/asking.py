@@ -132,7 +132,7 @@ def evaluate(
     """Bags by their labels, shares by votes, instances by truth or by a sheet filled in by hand."""
     check_level(level)
     fitted = opened(model, device)
-    reading = read_as(fitted, data, how, labels=audit is None)
+    reading = read_as(fitted, data, how, labels=audit is None, or_truth=True)
     sheet = None if audit is None else auditing.read_sheet(audit, reading, fitted.classes, key)
     said = answered(fitted, reading, listen)
     scores: dict[str, Any] = {"model": str(model), "data": str(data), "classes": list(fitted.classes), "level": level}
@@ -249,11 +249,15 @@ def _typed(how: Mapping[str, Any]) -> str:
     said = ""
     for name, value in how.items():
         if value:
-            words = (
-                "" if value is True else " " + shlex.quote(",".join(value) if isinstance(value, tuple) else str(value))
-            )
-            said += f" --{name.replace('_', '-')}{words}"
+            text = ",".join(map(_in_quotes, value)) if isinstance(value, tuple) else str(value)
+            said += f" --{name.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(text)}")
     return said
+
+
+def _in_quotes(name: str) -> str:
+    """A name as cli_options.py takes it in a list: in quotes if it has a comma of its own."""
+    inner = name.replace('"', '""')
+    return f'"{inner}"' if "," in name else name
 
 
 def to_onnx(model: Path, out: Path) -> None:

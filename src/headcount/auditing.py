@@ -30,6 +30,7 @@ from headcount.showing.pages import page
 
 FORMAT = 1
 _SIDE = 192
+_TEXT = 20_000  # characters: who is to name its class reads all of it
 _BLANK = ("", "?", "unsure", "skip")
 
 
@@ -45,7 +46,7 @@ class Sheet(NamedTuple):
 def write_sheet(out: Path, reading: Reading, said: Said, count: int, seed: int) -> tuple[int, Path]:
     """Draw, and write sheet and key; how many were drawn, and where the key is."""
     drawn = audit.draw(said.said, said.sure, count, np.random.default_rng([seed, 4099]))
-    looks = [look(reading, int(i), _SIDE) for i in drawn.item]
+    looks = [look(reading, int(i), _SIDE, _TEXT) for i in drawn.item]
     key = json.dumps(_key(reading, said, drawn, seed), indent=1).encode("utf-8", "backslashreplace")
     free(out)
     if out.suffix.lower() == ".csv":

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import csv
 import functools
 import inspect
 from collections.abc import Callable
@@ -40,7 +41,8 @@ READING: dict[str, Any] = {
     "labels": Annotated[str | None, typer.Option(help="A second file with bag and label columns.")],
     "skip_bad": Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be read, and list it.")],
     "tile": Annotated[
-        int | None, typer.Option(min=1, help="Side of the tiles at the coordinates, where files do not say it.")
+        float | None,
+        typer.Option(help="Side of the tiles at the coordinates, in their unit, where files do not say it."),
     ],
     "cache": Annotated[
         Path | None, typer.Option(help="Folder for pictures and slides larger than memory; default $HEADCOUNT_DATA.")
@@ -87,9 +89,11 @@ def reads(options: dict[str, Any] = READING) -> Callable[[Callable[..., None]], 
 
 
 def words(text: str | None) -> tuple[str, ...] | None:
-    """Names with commas between them; None where there are none.
+    """Names with commas between them, as a line of a CSV file has them: one with a comma of its own stands in quotes. None
+    where there are none.
 
-    >>> words("a, b,c,"), words("")
-    (('a', 'b', 'c'), None)
+    >>> words("a, b,c,"), words('a, "b, c"'), words("")
+    (('a', 'b', 'c'), ('a', 'b, c'), None)
     """
-    return tuple(w for w in (part.strip() for part in (text or "").split(",")) if w) or None
+    parts = next(csv.reader([text or ""], skipinitialspace=True), [])
+    return tuple(w for w in map(str.strip, parts) if w) or None

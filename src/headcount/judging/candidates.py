@@ -40,6 +40,7 @@ TABLES = ("tilt", "em_forest", "forest", "logistic", "count")
 PICTURES = ("tilt", "noisy_label")
 BASELINES = ("forest", "logistic", "noisy_label")
 OPTIONAL = ("count",)
+WHOLE = ("forest", "logistic")  # neither epochs nor rounds: they cannot be had by halves
 METHODS = tuple(dict.fromkeys([*TABLES, *PICTURES, *HEADS]))
 MOST = 50_000  # instances a forest or a logistic regression is shown; more of the same teach it little
 TREES = 100

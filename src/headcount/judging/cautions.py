@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,12 +15,14 @@ from headcount.judging.evaluation import has_votes
 from headcount.models.fitted import Fitted
 
 FEW = 30
+ENOUGH = 3  # bags of a label: if none of them is foretold, it is no accident
 
 
 def cautions(bags: Bags, best: Candidate, scores: dict[str, Score], shared: bool, split: bool = False) -> list[str]:
     """Sentences, the gravest first. ``split``: the bags were enough to cross-validate."""
     said = [*_of_bags(bags, shared), *_of_choice(bags, best, scores, split)]
     if best.name in scores:
+        said += _of_labels(scores[best.name], bags.classes)
         said += _of_tilt(scores[best.name].judgement.tilt, bags)
     said.append(
         "How often single instances are named right cannot be known from bag labels. headcount audit draws about a "
@@ -86,6 +89,25 @@ def _of_choice(bags: Bags, best: Candidate, scores: dict[str, Score], split: boo
         said.append(f"Clearly worse on these bags than {', '.join(better)}: it was kept because it was asked for.")
     if near:
         said.append(f"Not clearly better on these bags than {', '.join(near)}.")
+    return said
+
+
+def _of_labels(score: Score, classes: Sequence[str]) -> list[str]:
+    """What a single accuracy hides: labels that are never foretold, and how far the commonest one alone gets."""
+    said, counts = [], np.array(score.confusion)
+    held = counts.sum(1)
+    commonest = float(held.max() / max(1, held.sum()))
+    if score.bag_low <= commonest:
+        said.append(
+            f"Who always names the commonest label, {classes[int(held.argmax())]}, is right of {commonest:.0%} of the bags: "
+            f"{score.bag_accuracy:.0%} is not clearly more."
+        )
+    if lost := [
+        f"{c} ({n} bags)" for c, n, hit in zip(classes, held, counts.diagonal(), strict=True) if n >= ENOUGH and not hit
+    ]:
+        said.append(
+            f"No held-out bag with the label {', '.join(lost)} was named so: of single instances, too, expect few to be."
+        )
     return said
 
 

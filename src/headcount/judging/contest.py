@@ -75,9 +75,8 @@ class Contest:
             start = time.monotonic()
             train, valid, test, learned = crossval.prepared(self.reading, self.splits[k])
             inside = None if self.work is None else self.work / f"{candidate.name}-{k}"
-            effort = 1.0 if candidate.baseline else self.plan.effort
             trained = candidate.fit(
-                train, valid, seed=self.seed, device=self.device, effort=effort, work=inside,
+                train, valid, seed=self.seed, device=self.device, effort=self.plan.effort, work=inside,
                 watch=lambda share, said: self.tell(what, cost, share),
             )  # fmt: skip
             instance, bag = crossval.answers(trained.body, test, learned, self.device)
@@ -102,7 +101,7 @@ class Contest:
 
     def train(self, best: Candidate, train: Bags, valid: Bags, minutes: float | None, clock: float) -> Trained:
         """The last training, with the epochs there is still time for."""
-        cost, effort = self.plan.cost(best.name) * 1.2, 1.0 if best.baseline else self.plan.effort
+        cost, effort = self.plan.cost(best.name) * 1.2, self.plan.effort
         left = math.inf if minutes is None else clock + 60 * minutes - time.monotonic()
         effort *= min(1.0, max(0.05, left / max(cost, 1e-9)))
         self.done = self.plan.total - cost

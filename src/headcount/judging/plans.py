@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from headcount.bags import Bags
-from headcount.judging.candidates import BASELINES, MOST, OPTIONAL, Candidate
+from headcount.judging.candidates import MOST, OPTIONAL, WHOLE, Candidate
 from headcount.judging.fewer import thinned
 from headcount.training.em import FOLDS, em
 
@@ -39,7 +39,7 @@ class Plan:
 
     def cost(self, name: str) -> float:
         """Seconds of one fit under this plan."""
-        return self.seconds[name] * (1.0 if name in BASELINES else self.effort)
+        return self.seconds[name] * (1.0 if name in WHOLE else self.effort)
 
     @property
     def final(self) -> float:

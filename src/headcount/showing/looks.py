@@ -25,8 +25,8 @@ class Look(NamedTuple):
     values: tuple[tuple[str, str], ...]
 
 
-def look(reading: Reading, i: int, side: int = 72) -> Look:
-    """Instance i of N, its picture at most ``side`` pixels wide."""
+def look(reading: Reading, i: int, side: int = 72, most: int = _TEXT) -> Look:
+    """Instance i of N, its picture at most ``side`` pixels wide, its text at most so many characters long."""
     row, address = int(reading.rows[i]), int(reading.laid.index[i])
     ids = _row(reading.ids, row)
     picture, crisp, text, values = "", False, "", ()
@@ -34,15 +34,15 @@ def look(reading: Reading, i: int, side: int = 72) -> Look:
         pixels = np.asarray(reading.content[address])
         picture, crisp = picture_uri(pixels, side), max(pixels.shape[:2]) < side
     elif reading.columns.fields:
-        values = _row(reading.content, address)
-        if reading.kind == "text":
-            text, values = "\n".join(v for _, v in values), ()
-    return Look(ids, picture, crisp, _short(text, _TEXT), values)
+        texts = [f.name for f in reading.columns.fields if f.kind == "text"]
+        text = "\n".join(v for _, v in _row(reading.content.select(texts), address, most))
+        values = _row(reading.content.drop_columns(texts), address)
+    return Look(ids, picture, crisp, text, values)
 
 
-def _row(table: Any, row: int) -> tuple[tuple[str, str], ...]:
+def _row(table: Any, row: int, most: int = 200) -> tuple[tuple[str, str], ...]:
     said = [(name, plain(table.column(name)[row].as_py())) for name in table.column_names[:_VALUES]]
-    return tuple((name, _short(value, 200)) for name, value in said if value is not None)
+    return tuple((name, _short(value, most)) for name, value in said if value is not None)
 
 
 def _short(text: str, most: int) -> str:

@@ -1,6 +1,7 @@
 """Instances that have a place: GeoJSON that QuPath opens, and a heat map, one file for each bag.
 
-A tile is the square of side ``tile`` whose upper left corner is at the instance's coordinates, in pixels of the full slide.
+A tile is the square of side ``tile`` whose upper left corner is at the instance's coordinates, in their unit: pixels of the
+full slide, metres, degrees. y grows downwards, as in a picture.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def raster(
     last = np.maximum(first + 1, np.ceil((xy + side[:, None] - low) / cell - 1e-9).astype(int))
     sure, said = p.max(1), p.argmax(1)
     least = 1 / p.shape[1]
-    strength = 0.15 + 0.85 * (sure - least) / (1 - least)
+    strength = np.minimum(0.15 + 0.85 * (sure - least) / (1 - least), 1.0)  # a share of 1 may round to a little more
     for i in np.argsort(sure, kind="stable").tolist():  # the surest on top
         image[first[i, 1] : last[i, 1], first[i, 0] : last[i, 0]] = [*paint[said[i]], strength[i]]
     end = low + shape * cell

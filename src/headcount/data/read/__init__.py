@@ -41,6 +41,7 @@ What each input looks like is said in folders.py, rows.py, arrays.py and slides.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -71,9 +72,10 @@ def read(
     uncounted: Sequence[str] = (),
     skip_bad: bool = False,
     need_labels: bool = True,
+    or_truth: bool = False,
     side: int | None = None,
     cache: str | Path | None = None,
-    tile: int | None = None,
+    tile: float | None = None,
     learned: Learned | None = None,
 ) -> Reading:
     """Read ``data``: a folder, a file, a DataFrame, a dict of columns or arrays, a list of arrays, an array.
@@ -86,15 +88,17 @@ def read(
         uncounted    classes that never win, such as background
         skip_bad     leave out what cannot be read and list it in ``skipped``, instead of stopping at the first
         need_labels  False: data to be predicted; labels and truth are taken where they are there and known
+        or_truth     data without labels will do, if the class of instances is known
         side         resize pictures to a square of this side
         cache        a folder for pictures and slides that are larger than memory (used without being asked for if they are)
-        tile         side of the tiles at the coordinates, where the files do not say it
+        tile         side of the tiles at the coordinates, in their unit, where the files do not say it
         learned      a model's preparation: the data are read as the model's were
     """
     asked = Asked(
         named=named or Named(), labels=labels, classes=_names(classes), ties=choose("rule for ties", ties, TIES),
-        uncounted=_list("uncounted", uncounted), need_labels=need_labels, side=_count("side", side),
-        cache=None if cache is None else Path(cache), tile=_count("tile", tile), learned=learned, bad=Bad(skip_bad),
+        uncounted=_list("uncounted", uncounted), need_labels=need_labels, or_truth=or_truth,
+        side=_count("side", side), cache=None if cache is None else Path(cache), tile=_side("tile", tile), learned=learned,
+        bad=Bad(skip_bad),
     )  # fmt: skip
     found = _found(data, asked)
     return lay(found, asked)
@@ -151,6 +155,14 @@ def _list(what: str, given: Any) -> tuple[str, ...]:
         return tuple(plain(v) or "" for v in ([given] if isinstance(given, str) else given))
     except TypeError:
         raise HeadcountError(f"{what} must be a list of names, got {given!r}") from None
+
+
+def _side(what: str, given: Any) -> float | None:
+    if given is not None and (
+        not isinstance(given, (int, float)) or isinstance(given, bool) or not 0 < given < math.inf
+    ):
+        raise HeadcountError(f"{what} must be a number above zero, got {given!r}")
+    return given
 
 
 def _count(what: str, given: Any) -> int | None:

@@ -186,7 +186,7 @@ def _found(
 
 def _labels(held: Mapping[str, np.ndarray], asked: Asked, names: list[str], where: str) -> Said:
     given = asked.labels if asked.labels is not None else held.get("votes", held.get("labels"))
-    if given is None and asked.need_labels:
+    if given is None and asked.miss_labels("truth" in held):
         raise HeadcountError(f"{where} has no labels; give labels=, one per bag")
     return Said(code=np.full(len(names), -1)) if given is None else beside(asked, names, "bag", given)
 

@@ -2,11 +2,12 @@
 
 Left aside: empty columns, columns that never vary, row numbers, a different text in nearly every row (an id, or a text
 nobody named), a copy of the label or of the bag. Refused: a word among numbers, infinite numbers, numbers written with a
-decimal comma.
+decimal comma, dates written otherwise than 2021-12-31.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,11 +17,12 @@ from headcount.data.columns import Columns, Named
 from headcount.data.learned import COMMONEST, Field, Learned, same_clock
 from headcount.data.read.found import Asked, short, some
 from headcount.data.read.tables import MISSING
-from headcount.data.values import numbers, texts, vectors, without
+from headcount.data.values import numbers, plain, texts, vectors, without
 from headcount.errors import HeadcountError
 
 _FEW = 10  # different numbers may still be names
 _FAR = 20  # standard deviations: hardly the same measure
+_DATE = re.compile(r"(\d{1,2}[./-]\d{1,2}[./-]\d{4}|\d{1,2}/\d{1,2}/\d{2}|\d{4}[./]\d{1,2}[./]\d{1,2})([ T].*)?")
 _PEEK = 20_000  # rows that show that two columns differ; only if they do not, all are compared
 
 
@@ -41,7 +43,7 @@ def plan(
     learned = {f.name: f for f in asked.learned.fields} if asked.learned else {}
     columns: dict[str, pa.ChunkedArray] = {}
     for name, fixed in _wanted(table, roles, spoken, where, asked.learned):
-        kind, why = (fixed, "") if fixed else _kind(table.column(name), name in roles.categories)
+        kind, why = (fixed, "") if fixed else _kind(table.column(name), name in roles.categories, name, where)
         why = why or ("" if fixed else _copy(table.column(name), kind, label, bag))
         if not (why or fixed or name in (*roles.features, *roles.categories)) and _constant(table.column(name)):
             why = "it says the same in every row"
@@ -119,7 +121,7 @@ def _never_seen(column: pa.ChunkedArray, field: Field) -> list[str]:
     return [f"column {field.name!r}: {there} {said} ({some([v for v, s in zip(values, strange, strict=False) if s])})"]
 
 
-def _kind(column: pa.ChunkedArray, category: bool) -> tuple[str, str]:
+def _kind(column: pa.ChunkedArray, category: bool, name: str, where: str) -> tuple[str, str]:
     """What a column is taken as, or why it is not."""
     kind = column.type
     value = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -130,7 +132,7 @@ def _kind(column: pa.ChunkedArray, category: bool) -> tuple[str, str]:
         good = pa.types.is_floating(inner) or pa.types.is_integer(inner)
         return ("vector", "") if good else ("", f"it holds lists of {inner}")
     if pa.types.is_string(value) or pa.types.is_large_string(value) or pa.types.is_string_view(value) or category:
-        return _category(column, category)
+        return _category(column, category, name, where)
     if pa.types.is_integer(value):
         x = numbers(column)
         if len(x) > _FEW and np.array_equal(x, np.arange(len(x)) + x[0]):
@@ -140,11 +142,13 @@ def _kind(column: pa.ChunkedArray, category: bool) -> tuple[str, str]:
     return "", f"it holds {value}"
 
 
-def _category(column: pa.ChunkedArray, category: bool) -> tuple[str, str]:
-    if not category and not pa.types.is_dictionary(column.type):
+def _category(column: pa.ChunkedArray, category: bool, name: str, where: str) -> tuple[str, str]:
+    if not category:
         peek = column.slice(0, _PEEK)
-        values = [v for v in peek.unique().to_pylist() if v]
-        if len(values) > 50 and len(values) > len(peek) / 2 and sum(map(_is_number, values)) * 2 < len(values):
+        values = [v for v in map(plain, peek.unique().to_pylist()) if v and v not in MISSING]
+        _no_slips(values, name, where)
+        free = not pa.types.is_dictionary(column.type)
+        if free and len(values) > 50 and len(values) > len(peek) / 2 and sum(map(_is_number, values)) * 2 < len(values):
             return "", "it says something else in nearly every row (if it is the text, name it with text=)"
     return "category", ""
 
@@ -213,7 +217,6 @@ def _usable(
     code, values, blank = _without_blanks(code, values, column)
     looks = np.array([*map(_is_number, values), False])
     if kind == "category" and not fixed:
-        _no_decimal_commas(values, name, where)
         slips = _FEW < looks.sum() < len(values) < 2 * looks.sum()  # many numbers and a few words: not a category
         kind = "number" if slips or (blank and looks.sum() == len(values)) else kind
     if kind == "category":
@@ -252,11 +255,18 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _no_decimal_commas(values: Sequence[str], name: str, where: str) -> None:
+def _no_slips(values: Sequence[str], name: str, where: str) -> None:
+    """Refuse numbers and dates that would pass for words."""
     comma = [v for v in values if v.count(",") == 1 and _is_number(v.replace(",", "."))]
     if len(comma) * 2 > len(values):
         raise HeadcountError(
             f"column {name!r} of {where} has numbers with a decimal comma ({comma[0]!r}); write a point"
+        )
+    dates = [v for v in values if _DATE.fullmatch(v)]
+    if len(dates) * 2 > len(values):
+        raise HeadcountError(
+            f"column {name!r} of {where} has dates that are not written as 2021-12-31 is ({dates[0]!r}); write them so, or "
+            "name the column in categories="
         )
 
 

@@ -46,11 +46,16 @@ class Asked:
     ties: str
     uncounted: tuple[str, ...]
     need_labels: bool
+    or_truth: bool
     side: int | None
     cache: Path | None
-    tile: int | None
+    tile: float | None
     learned: Learned | None
     bad: Bad
+
+    def miss_labels(self, truth: bool) -> bool:
+        """Whether data without any label will not do; ``truth``: the class of instances is known."""
+        return self.need_labels and not (self.or_truth and truth)
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def lay(found: Found, asked: Asked) -> Reading:
     held, sizes = np.unique(found.bag[rows], return_counts=True)  # bags that lost all their rows are gone
     notes = [*_unvoted(found, asked), *_left_out(found, target, tied, held)]
     target = target[held]
-    if asked.need_labels and not target.any():
+    if asked.miss_labels(found.truth is not None and bool((found.truth[0] >= 0).any())) and not target.any():
         raise HeadcountError(f"{found.where}: no bag has a label ({found.said.source}); at least one is needed")
     extras = _extras(found, asked, rows, classes)
     group = found.group or found.said.group
@@ -150,7 +150,7 @@ def _has_use(found: Found, asked: Asked) -> None:
     if asked.side is not None and found.kind != "images":
         raise HeadcountError(f"side={asked.side} is for pictures, and {found.where} holds none; leave it out")
     if asked.tile is not None and found.coords is None:
-        raise HeadcountError(f"tile={asked.tile} is for coordinates, and {found.where} has none; leave it out")
+        raise HeadcountError(f"tile={asked.tile:g} is for coordinates, and {found.where} has none; leave it out")
 
 
 def _fits(found: Found, model: Learned | None) -> None:

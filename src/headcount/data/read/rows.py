@@ -146,9 +146,10 @@ def _said(table: pa.Table, roles: Named, bag: np.ndarray, names: Sequence[str], 
     if asked.labels is not None:
         return beside(asked, names, roles.bag)
     said = by_rows(table, roles, bag, names, where, asked)
-    if said is None and asked.need_labels:
+    if said is None and asked.miss_labels(roles.truth is not None):
+        own = ", or the instances' own class with truth=" if asked.or_truth else ""
         raise HeadcountError(
-            f"{where} has no label column ({some(table.column_names, 12)}); name it with label= or votes="
+            f"{where} has no label column ({some(table.column_names, 12)}); name it with label= or votes={own}"
         )
     return said or Said(code=np.full(len(names), -1))
 
