@@ -185,7 +185,8 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         names = tuple(map(str, self.classes_))
         names = names if len(set(names)) == len(names) else held.classes
         told = validated(trained, held, split, device, apart=self._told_apart)
-        return Fitted(trained.body, names, learned, facts={"method": {"name": chosen.name}}, eye=eye, **told)
+        facts = {"method": {"name": chosen.name, "baseline": trained.believed}}
+        return Fitted(trained.body, names, learned, facts=facts, eye=eye, **told)
 
     def _chosen(self, method: Any, held: Bags, start: Any, eye: Eye | None) -> Candidate:
         how: dict[str, Any] = {"epochs": self.epochs, "options": self.options}
