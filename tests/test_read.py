@@ -604,6 +604,22 @@ def test_the_same_bags_in_another_format_are_known(tmp_path):
     assert other.fingerprint != third.fingerprint
 
 
+def test_classes_that_differ_only_in_capitals_are_two_and_that_is_said():
+    bags = [np.ones((2, 1))] * 4
+    words = ["Ville", "ville", "Grand  lac", "grand lac"]
+    reading = read(bags, labels=words)
+    assert set(reading.laid.classes) == set(words)
+    line = (
+        "classes that differ only in capitals or blanks: 'Grand  lac' and 'grand lac', 'Ville' and 'ville'; "
+        "if they are one, write them alike"
+    )
+    assert line in reading.described
+    table = {"bag": list("aabb"), "label": ["Ville", "Ville", "ville ", "ville "], "v": [1.0, 2.0, 3.0, 5.0]}
+    assert any("'Ville' and 'ville'" in said for said in read(table).described)
+    for given, more in ((["Ville", "lac"] * 2, {}), (words, {"classes": words})):  # who lists them means them
+        assert not any("capitals" in said for said in read(bags, labels=given, **more).described)
+
+
 def test_a_folder_without_pictures_is_left_aside_and_said(tmp_path):
     folder = make.folder(tmp_path / "p")
     (folder / "emptyplot").mkdir()

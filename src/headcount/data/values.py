@@ -123,6 +123,18 @@ def again(names: Iterable[str]) -> str | None:
     return None
 
 
+def nearly_alike(names: Iterable[str]) -> list[list[str]]:
+    """Names that differ only in capitals or blanks: perhaps one and the same, written by two people.
+
+    >>> nearly_alike(["Ville", "forest", "ville", "the  sea", "The sea"])
+    [['Ville', 'ville'], ['the  sea', 'The sea']]
+    """
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(" ".join(name.lower().split()), []).append(name)
+    return [them for them in alike.values() if len(them) > 1]
+
+
 def vectors(column: pa.ChunkedArray, name: str) -> np.ndarray:
     """(n, length) float64 of a column of lists."""
     if column.null_count:
