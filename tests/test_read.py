@@ -626,6 +626,21 @@ def test_a_folder_without_pictures_is_left_aside_and_said(tmp_path):
     reading = read(folder)
     assert "emptyplot" not in reading.laid.names
     assert any("left aside: 'emptyplot', no pictures in it" in line for line in reading.described)
+    (folder / "bag0" / "thumbs").mkdir()
+    assert "left aside: 'emptyplot', 'bag0/thumbs', no pictures in them" in read(folder).described
+
+
+def test_so_is_an_empty_bag_among_folders_of_labels(tmp_path):
+    folder = make.by_label(tmp_path) / "bags"
+    for name in ("e1", "e2", "the\u0301"):
+        (folder / "cat" / name).mkdir()
+    (folder / "nobody" / "here").mkdir(parents=True)
+    reading = read(folder)
+    assert "left aside: 'nobody', 'cat/e1', 'cat/e2' and 1 more, no pictures in them" in reading.described
+    assert not any("e1" in name or "nobody" in name for name in (*reading.laid.names, *reading.laid.classes))
+    given = dict(zip(reading.laid.names, reading.laid.winners, strict=True))
+    with pytest.raises(HeadcountError, match="labels bag 'cat/th\u00e9', whose folder holds no pictures; fill it"):
+        read(folder, labels={**given, "cat/th\u00e9": "cat"})
 
 
 def test_minus_one_is_a_class_unless_classes_are_named_and_that_is_said():
