@@ -283,7 +283,7 @@ def test_large_data_are_thinned_and_sizes_stay_what_they_are(monkeypatch):
     assert said.found is not None
     assert said.found.share == pytest.approx([0.6] * 3, abs=0.07)
     assert said.looked == (30, 600)
-    assert said.wrong is None
+    assert said.doubted is None
     assert said.coverage.bags == 60
 
 
@@ -394,10 +394,24 @@ def test_wrong_labels_are_pointed_at():
     label = np.array(table["label"]).reshape(45, 10)
     label[[4, 20]] = [["cow"], ["ant"]]  # bag 4 is bee's, bag 20 is cow's
     table["label"] = label.ravel().tolist()
-    assert checked(clean).wrong == 0
+    assert checked(clean).doubted == 0
     said = checked(table)
-    assert said.wrong in (1, 2)
+    assert said.doubted in (1, 2)
     assert any("headcount issues" in line for line in said.advice)
+
+
+def test_what_a_quick_look_doubts_is_not_called_what_issues_marks(tmp_path, monkeypatch, capsys):
+    """Two judges of the same labels, whose counts differ: neither takes the other's words."""
+    table = {k: v for k, v in made(bags=60, apart=2.0, seed=1).items() if k != "truth"}
+    label = np.array(table["label"]).reshape(60, 10)
+    label[::8] = np.roll(label, 1, 0)[::8]
+    data = written(tmp_path, table | {"label": label.ravel().tolist()})
+    checked = run(monkeypatch, capsys, "check", data)[1]
+    found = json.loads(run(monkeypatch, capsys, "check", data, "--json")[1])["labels_doubted_at_a_quick_look"]
+    marked = int(re.search(r"(\d+) of 60 labelled bags look wrong", run(monkeypatch, capsys, "issues", data)[1])[1])
+    assert 0 < found != marked > 0
+    assert f"a quick look doubts {found} of the 60 labels it saw: headcount issues asks forests instead" in checked
+    assert "wrong" not in checked
 
 
 def test_the_hardest_pair():

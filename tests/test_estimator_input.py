@@ -18,7 +18,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 from headcount import Bags, Pool, cli
 from headcount.data.columns import Named
-from headcount.errors import HeadcountError
+from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.estimator import BagKFold, MajorityClassifier
 from headcount.models.fitted import Fitted
 from headcount.training.recipe import Recipe
@@ -292,3 +292,45 @@ def test_what_is_no_number_is_said_with_its_column(values, said):
     listed = [frame[["a", "more"]].iloc[i : i + 2] for i in range(0, 8, 2)]
     with pytest.raises(HeadcountError, match=re.escape(said)):
         MajorityClassifier("logistic").fit(listed, [0, 1, 0, 1])
+
+
+WHOLE, APART = "caf\u00e9", "cafe\u0301"  # the same word, its last letter written as one sign and as two
+
+
+@pytest.mark.parametrize("kind", [str, object])
+def test_an_accented_letter_is_one_letter_in_labels_and_ids(kind, tmp_path):
+    one = np.array([WHOLE, "cafz", "lait"], kind)
+    both = np.where(
+        np.arange(40) % 2, one[WIN], np.array([APART, "cafz", " lait "], kind)[WIN]
+    )  # as a table may have it
+    plain, model = of().fit(X, one[Y], bags=BAG), of().fit(X, both[BAG], bags=BAG)
+    assert model.classes_.tolist() == plain.classes_.tolist() == ["cafz", WHOLE, "lait"]
+    assert np.array_equal(model.predict_proba(X), plain.predict_proba(X))
+    ids = np.array([f"{WHOLE} {b}" for b in BAG], kind)
+    mixed = np.where(np.arange(len(BAG)) % 2, ids, np.array([f"{APART} {b}" for b in BAG], kind))
+    assert np.array_equal(of().fit(X, one[Y], bags=mixed).predict_proba(X), plain.predict_proba(X))
+    assert model.predict_shares(X, bags=mixed).bags.tolist() == list(dict.fromkeys(ids))
+    with pytest.warns(HeadcountWarning, match="to itself"):
+        folds = list(BagKFold(4, bags=mixed).split(X, one[Y]))
+    assert all(not {*BAG[train]} & {*BAG[test]} for train, test in folds)
+    of("logistic").fit(X, np.where(one[Y] == WHOLE, APART, one[Y]), bags=BAG).fitted_.save(tmp_path / "m")
+    assert Fitted.load(tmp_path / "m").classes == (WHOLE, "cafz", "lait")  # as files name them
+    assert of("logistic").fit(X, Y.astype(float), bags=BAG).fitted_.classes == ("0", "1", "2")
+
+
+def test_labels_written_in_one_way_come_back_as_they_were():
+    given = np.array([APART, "cafz", " lait"])
+    model = of().fit(X, given[Y], bags=BAG)
+    assert model.classes_.tolist() == np.unique(given).tolist()
+    assert set(model.predict(X)) == set(given)
+    here, there = (model.score(X, words[Y], bags=BAG) for words in (given, np.array([WHOLE, "cafz", "lait"])))
+    assert here == there > 0.7
+
+
+def test_a_bag_may_spell_its_label_in_two_ways_and_capitals_are_said():
+    words = np.array([WHOLE, "Lait", "lait"], object)[Y]
+    words[np.flatnonzero(Y == 0)[0]] = APART
+    said = "capitals or blanks: 'Lait' and 'lait'; if they are one, write them alike"
+    with pytest.warns(HeadcountWarning, match=said):
+        model = of().fit(X, words, bags=BAG)
+    assert model.classes_.tolist() == ["Lait", WHOLE, "lait"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from headcount.bags import Bags, Pool, steepness
 from headcount.checking import check_reading
 from headcount.data.read import read
 from headcount.errors import HeadcountError
+from headcount.estimator import MajorityClassifier
 from headcount.fitting import Step, fit_reading
 from headcount.judging import begun, candidates, cautions, crossval, fewer, networks, plans
 from headcount.judging.candidates import Candidate
@@ -309,6 +311,33 @@ def test_a_baseline_is_cautioned_of_where_nothing_was_compared():
     said = [c for c in made.facts["cautions"] if "A baseline was kept" in c]
     assert said
     assert "temperature" not in said[0]
+
+
+def test_em_that_keeps_its_first_round_is_cautioned_of_as_the_baseline_it_is():
+    made = fit_reading(reading_of(blobs(24, 1)), "em_forest,forest", folds=3)  # bags of one: EM has nothing to add
+    loss = {c["name"]: c["loss"] for c in made.facts["candidates"]}
+    assert made.facts["method"]["name"] == "em_forest"
+    assert loss["em_forest"] == loss["forest"]
+    said = " ".join(made.facts["cautions"])
+    assert "A baseline was kept (EM, random forest, no round of which was better than the first)" in said
+    assert re.search("Not clearly better on these bags than .*forest", said)
+    assert made.facts["method"]["baseline"] is True  # so that predict --bags says it too
+    made = fit_reading(reading_of(blobs(40, 5, share=0.4)), "em_forest", folds=3)
+    assert made.facts["best_epoch"] > 1
+    assert made.facts["method"]["baseline"] is False
+    assert "A baseline was kept" not in " ".join(made.facts["cautions"])
+    for name in ("logistic", "count"):
+        fitted = MajorityClassifier(name, epochs=1 if name == "count" else None).fit(np.eye(8), [0, 1] * 4).fitted_
+        assert fitted.facts["method"]["baseline"] == (name == "logistic")
+
+
+@pytest.mark.parametrize("method", ["logistic", "em_forest"])
+def test_a_model_that_foretells_no_more_than_chance_is_cautioned_of(method):
+    bags = blobs(40, 5, share=0.9)
+    by_lot = replace(bags, target=bags.target[torch.randperm(40, generator=torch.Generator().manual_seed(0))])
+    for given, said in ((bags, False), (by_lot, True)):
+        made = fit_reading(reading_of(given), method, folds=3)
+        assert any("not clearly foretold better than by chance" in c for c in made.facts["cautions"]) == said
 
 
 def test_the_card_does_not_blame_the_bags_where_time_was_short(monkeypatch):

@@ -604,12 +604,43 @@ def test_the_same_bags_in_another_format_are_known(tmp_path):
     assert other.fingerprint != third.fingerprint
 
 
+def test_classes_that_differ_only_in_capitals_are_two_and_that_is_said():
+    bags = [np.ones((2, 1))] * 4
+    words = ["Ville", "ville", "Grand  lac", "grand lac"]
+    reading = read(bags, labels=words)
+    assert set(reading.laid.classes) == set(words)
+    line = (
+        "classes that differ only in capitals or blanks: 'Grand  lac' and 'grand lac', 'Ville' and 'ville'; "
+        "if they are one, write them alike"
+    )
+    assert line in reading.described
+    table = {"bag": list("aabb"), "label": ["Ville", "Ville", "ville ", "ville "], "v": [1.0, 2.0, 3.0, 5.0]}
+    assert any("'Ville' and 'ville'" in said for said in read(table).described)
+    for given, more in ((["Ville", "lac"] * 2, {}), (words, {"classes": words})):  # who lists them means them
+        assert not any("capitals" in said for said in read(bags, labels=given, **more).described)
+
+
 def test_a_folder_without_pictures_is_left_aside_and_said(tmp_path):
     folder = make.folder(tmp_path / "p")
     (folder / "emptyplot").mkdir()
     reading = read(folder)
     assert "emptyplot" not in reading.laid.names
     assert any("left aside: 'emptyplot', no pictures in it" in line for line in reading.described)
+    (folder / "bag0" / "thumbs").mkdir()
+    assert "left aside: 'emptyplot', 'bag0/thumbs', no pictures in them" in read(folder).described
+
+
+def test_so_is_an_empty_bag_among_folders_of_labels(tmp_path):
+    folder = make.by_label(tmp_path) / "bags"
+    for name in ("e1", "e2", "the\u0301"):
+        (folder / "cat" / name).mkdir()
+    (folder / "nobody" / "here").mkdir(parents=True)
+    reading = read(folder)
+    assert "left aside: 'nobody', 'cat/e1', 'cat/e2' and 1 more, no pictures in them" in reading.described
+    assert not any("e1" in name or "nobody" in name for name in (*reading.laid.names, *reading.laid.classes))
+    given = dict(zip(reading.laid.names, reading.laid.winners, strict=True))
+    with pytest.raises(HeadcountError, match="labels bag 'cat/th\u00e9', whose folder holds no pictures; fill it"):
+        read(folder, labels={**given, "cat/th\u00e9": "cat"})
 
 
 def test_minus_one_is_a_class_unless_classes_are_named_and_that_is_said():

@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton comes with torch on a machine with a card, and with the extra dev")
 
+from headcount.errors import HeadcountError
 from headcount.models.backbones import ResNet18
 from headcount.training import speed, stem
 
@@ -187,6 +188,22 @@ def test_it_traces():
         got = outcome(fused, x, grad)
     for name, value in want.items():
         same(got[name], value, name)
+
+
+@pytest.mark.parametrize("power", [1, 2])  # of a loss that is linear in the maps only the stem itself has a second one
+def test_second_derivatives_are_refused(power, called):
+    """They would be wrong: what the way back keeps are numbers."""
+    _, fused = pair(3, seed=8)
+    x, grad = pixels(2, 3, 12)
+    learned = [fused.conv1.weight, fused.bn1.weight, fused.bn1.bias]
+    with fast():
+        loss = (fused.train().stem(x).float() ** power * grad).sum()
+    with pytest.raises(
+        HeadcountError, match=r"no second derivatives, and create_graph=True asks for them; take another"
+    ):
+        torch.autograd.grad(loss, learned, create_graph=True, retain_graph=True)
+    assert all(slope.isfinite().all() for slope in torch.autograd.grad(loss, learned))
+    assert len(called) == 1
 
 
 def test_only_the_stem_that_is_written_here_is_replaced(monkeypatch):

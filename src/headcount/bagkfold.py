@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from sklearn import get_config
 
+from headcount.data.values import one_spelling
 from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.membership import as_list, checked_ids, column_of, without
 from headcount.training.splits import deal
@@ -37,7 +38,7 @@ class BagKFold:
         """Row numbers (for a list: bag numbers) of training and test part."""
         ids = self._ids(X, groups)
         _, first, bag = np.unique(ids, return_index=True, return_inverse=True)
-        label = np.zeros(len(bag), int) if y is None else np.unique(np.asarray(y), return_inverse=True)[1]
+        label = np.zeros(len(bag), int) if y is None else np.unique(one_spelling(np.asarray(y)), return_inverse=True)[1]
         if len(label) != len(bag):
             raise HeadcountError(f"{len(bag)} rows have bags and {len(label)} have labels")
         fold = deal(np.eye(label.max() + 1)[label[first]], np.arange(len(first)), self.n_splits, self.random_state)

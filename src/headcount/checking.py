@@ -57,7 +57,9 @@ class Checked:
     found: Prospect | None  # None: too little to look at
     accuracy: tuple[float, float]  # the range expected for instances
     more: dict[str, int]  # about how many more bags of each class would help
-    wrong: int | None  # labels that look wrong; None where bags were looked at in part, for a part has other winners
+    doubted: (
+        int | None
+    )  # labels that the quick look doubts; None where bags were looked at in part, for a part has other winners
     advice: list[str]
     verdict: str  # good, hard or hopeless
     why: str
@@ -78,7 +80,7 @@ class Checked:
         return {
             "verdict": self.verdict, "why": self.why, "coverage": self.coverage.to_json(),
             **_numbers(self.coverage, self.found), "accuracy": {"low": _round(low), "high": _round(high)},
-            "more_bags": self.more, "labels_that_look_wrong": self.wrong, "advice": self.advice,
+            "more_bags": self.more, "labels_doubted_at_a_quick_look": self.doubted, "advice": self.advice,
             "looked_at": {"bags": self.looked[0], "instances": self.looked[1]}, "seconds": round(self.seconds, 2),
         }  # fmt: skip
 
@@ -90,13 +92,13 @@ def check_reading(reading: Reading, seed: int = 0) -> Checked:
     bags, whole = _some(reading, seed)
     part_seen = reading.kind == "images" and max(reading.laid.pool.shape[:2]) > SIDE
     folds = min(FOLDS, groups_of(bags)) if len(bags) else 0
-    found = wrong = None
+    found = doubted = None
     if folds > 1 and crossval.differs(bags):
         with _one_thread():
             known = from_votes(bags).mix.double() if cover.votes else None
             seen = look(_features(reading, bags), bags, folds, known, seed)
             found = prospect(seen, bags, cover.votes, cover.heard, seed)
-        wrong = _wrong(seen, bags) if len(bags.index) == whole else None
+        doubted = _doubted(seen, bags) if len(bags.index) == whole else None
     low, high = (1 / len(cover.classes), 1.0) if found is None else found.accuracy
     if cover.labelled < counsel.LEAST:  # of so few bags strangers may be right, or agree, by chance
         low, high = min(low, 1 / len(cover.classes)), 1.0
@@ -104,7 +106,7 @@ def check_reading(reading: Reading, seed: int = 0) -> Checked:
     more = {} if found is None else counsel.wanted(cover, found)
     word, why = counsel.verdict(cover, found, part_seen)
     return Checked(
-        cover, found, (low, high), more, wrong, counsel.advice(cover, found, more, wrong, len(bags), part_seen), word, why,
+        cover, found, (low, high), more, doubted, counsel.advice(cover, found, more, doubted, len(bags), part_seen), word, why,
         (len(bags), len(bags.index)), time.monotonic() - started,
     )  # fmt: skip
 
@@ -164,8 +166,9 @@ def _features(reading: Reading, bags: Bags) -> np.ndarray:
     return doubts.in_small(bags.pool.take(bags.index).cpu().numpy())
 
 
-def _wrong(seen: Look, bags: Bags) -> int:
-    """Labels that look wrong to strangers, by the rule of ``headcount issues``."""
+def _doubted(seen: Look, bags: Bags) -> int:
+    """Labels that the quick look doubts, by the rule of ``headcount issues``: that asks forests, which take too long here, and
+    so marks others."""
     said = log_shares(seen.p, bags.segments(), bags.counted) / seen.judgement.bag_temperature
     return sum(doubts.doubtful(bags, said.softmax(1).numpy()).column("looks_wrong").to_pylist())
 

@@ -28,6 +28,7 @@ column or a list of bags, which reach ``fit`` and ``score`` alike:
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,8 +41,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from headcount.bagkfold import BagKFold
 from headcount.bags import Bags, Pool
 from headcount.data.learned import Learned
+from headcount.data.read.found import said_alike
 from headcount.data.standard import Standard
-from headcount.errors import HeadcountError, choose
+from headcount.data.values import as_names, plain
+from headcount.errors import HeadcountError, HeadcountWarning, choose
 from headcount.judging import crossval
 from headcount.judging.candidates import METHODS, Candidate, candidates, not_from_a_file
 from headcount.judging.sight import sight
@@ -143,6 +146,8 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         if len(self.classes_) < 2:
             only = self.classes_.tolist()[0]
             raise HeadcountError(f"all bags have one class, {only!r}; a majority needs at least two classes")
+        for line in said_alike(list(map(str, self.classes_))):
+            warnings.warn(line, HeadcountWarning, stacklevel=2)
         self._told_apart = ids.spoken
         method = self._method()
         self._standard = Standard.of(x) if isinstance(method, str) and x.ndim == 2 else None
@@ -182,10 +187,11 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         chosen = self._chosen(method, held, start, eye)
         split = crossval.inner(held, np.arange(len(held)), np.zeros(0, int), seed)
         trained = chosen.fit(held.take(split.train), held.take(split.valid), seed=seed, device=device)
-        names = tuple(map(str, self.classes_))
+        names = tuple(plain(c) or "" for c in self.classes_)  # as files name them
         names = names if len(set(names)) == len(names) else held.classes
         told = validated(trained, held, split, device, apart=self._told_apart)
-        return Fitted(trained.body, names, learned, facts={"method": {"name": chosen.name}}, eye=eye, **told)
+        facts = {"method": {"name": chosen.name, "baseline": trained.believed}}
+        return Fitted(trained.body, names, learned, facts=facts, eye=eye, **told)
 
     def _chosen(self, method: Any, held: Bags, start: Any, eye: Eye | None) -> Candidate:
         how: dict[str, Any] = {"epochs": self.epochs, "options": self.options}
@@ -222,7 +228,8 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
     def score(self, X: Any, y: Any, bags: Any = None) -> float:  # ty: ignore[lost-keyword-for-regular-parameter]
         """The share of bags whose label is said right (:meth:`predict_bags`)."""
         x, ids = self._asked(X, bags)
-        return float(np.mean(self.classes_[self._said(x, ids)[1].bag.argmax(1).numpy()] == labels_of(y, ids, len(x))))
+        label = as_names(labels_of(y, ids, len(x)))
+        return float(np.mean(as_names(self.classes_)[self._said(x, ids)[1].bag.argmax(1).numpy()] == label))
 
     # -- inner --------------------------------------------------------------------------------------------------------
 

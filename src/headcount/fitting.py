@@ -127,12 +127,12 @@ def fit_reading(
             ).instance_accuracy
     tried = facts.of_candidates(list(run.candidates.values()), best, scores, units, unfinished)
     said = {
-        "method": facts.of_method(best, asked),
+        "method": facts.of_method(best, trained.believed, asked),
         "candidates": tried,
         "scores": next(({k: t[k] for k in facts.SCORES} for t in tried if t["chosen"] and t["loss"] is not None), None),
         "context": context,
         "confusion": scores[best.name].confusion if best.name in scores else None,
-        "cautions": cautions(laid, best, scores, final.shared, bool(run.splits)),
+        "cautions": cautions(laid, best, trained.believed, scores, final.shared, bool(run.splits)),
         **_about(run, trained, final),
         "created": started.isoformat(timespec="seconds"),
         "seconds": round(time.monotonic() - clock, 2),

@@ -17,6 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
 from headcount.bags.pool import array_of
+from headcount.data.values import one_spelling
 from headcount.errors import HeadcountError
 
 
@@ -94,7 +95,7 @@ def checked_ids(ids: Any, n: int) -> np.ndarray:
         np.sort(ids)
     except TypeError as e:
         raise HeadcountError(f"bag ids of several kinds ({e}); give all as text, or all as numbers") from None
-    return ids
+    return one_spelling(ids)
 
 
 def _missing(value: Any) -> bool:
@@ -226,6 +227,7 @@ def labels_of(y: Any, ids: Membership, n: int) -> np.ndarray:
         np.sort(y)
     except TypeError as e:
         raise HeadcountError(f"labels of several kinds ({e}); give all as text, or all as numbers") from None
+    y = one_spelling(y)
     if ids.listed and len(y) == len(ids.sizes):
         return y
     if len(y) != n:

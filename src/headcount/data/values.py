@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
@@ -109,6 +110,29 @@ def written(value: Any) -> str | None:
     return text.encode("utf-8", "backslashreplace").decode() or None
 
 
+def as_names(words: np.ndarray) -> np.ndarray:
+    """(n,) texts as plain names; anything else as it is."""
+    if not len(words) or not (words.dtype.kind in "UT" or all(isinstance(w, str) for w in words)):
+        return words
+    ways, code = np.unique(words, return_inverse=True)
+    return np.array([plain(w) or "" for w in ways], dtype=object if words.dtype == object else None)[code]
+
+
+def one_spelling(words: np.ndarray) -> np.ndarray:
+    """(n,) texts, those of one plain name written alike: by that name, or, where all were written in one way, as they were, so
+    that who gave them finds them again.
+
+    >>> one_spelling(np.array(["caf\u00e9", "cafe\u0301", "the\u0301"])).tolist() == ["caf\u00e9", "caf\u00e9", "the\u0301"]
+    True
+    """
+    if (names := as_names(words)) is words:
+        return words
+    ways, first, code = np.unique(words, return_index=True, return_inverse=True)
+    many = Counter(names[first].tolist())
+    spelled = [str(name) if many[name] > 1 else way for way, name in zip(ways, names[first], strict=True)]
+    return np.array(spelled, dtype=object if words.dtype == object else None)[code]
+
+
 def again(names: Iterable[str]) -> str | None:
     """The first name that has stood there before, None if each stands once.
 
@@ -121,6 +145,18 @@ def again(names: Iterable[str]) -> str | None:
             return name
         seen.add(name)
     return None
+
+
+def nearly_alike(names: Iterable[str]) -> list[list[str]]:
+    """Names that differ only in capitals or blanks: perhaps one and the same, written by two people.
+
+    >>> nearly_alike(["Ville", "forest", "ville", "the  sea", "The sea"])
+    [['Ville', 'ville'], ['the  sea', 'The sea']]
+    """
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(" ".join(name.lower().split()), []).append(name)
+    return [them for them in alike.values() if len(them) > 1]
 
 
 def vectors(column: pa.ChunkedArray, name: str) -> np.ndarray:

@@ -50,12 +50,14 @@ ROUNDS = 6
 
 @dataclass(frozen=True)
 class Trained:
-    """A body, the tilt it found on its way (None: it looked for none), and its learning curve."""
+    """A body, the tilt it found on its way (None: it looked for none), and its learning curve. ``believed``: it learned the
+    bag's label of each instance, as baselines do, and EM does whose first round is the best."""
 
     body: Body
     tilt: tilt.Tilt | None
     curve: list[tuple[float, float]]  # training loss (NaN where there is none) and validation loss
     best: int  # the epoch or round kept, from 1
+    believed: bool
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ class Candidate:
         classes = len(train.classes)
         body = from_sklearn(done.classifier, classes) if savable(done.classifier) else Held(done.classifier, classes)
         curve = [(float("nan"), loss) for loss in done.curve]
-        return Trained(body, done.tilt if self.rounds else None, curve, done.round + 1)
+        return Trained(body, done.tilt if self.rounds else None, curve, done.round + 1, believed=done.round == 0)
 
     def _network(
         self, train: Bags, valid: Bags, seed: int, device: Any, effort: float, work: Path | None, watch: Watch | None
@@ -115,7 +117,7 @@ class Candidate:
         if not done.progress.best_epoch:
             raise HeadcountError(f"{self.title}: the validation loss was never a number; leave this method out")
         model = done.model.cpu()
-        return Trained(model, model.head.estimate, done.progress.curve, done.progress.best_epoch)
+        return Trained(model, model.head.estimate, done.progress.curve, done.progress.best_epoch, self.baseline)
 
     def facts(self) -> dict[str, Any]:
         """How it learns, for people: parameters that are one word or number (judging/begun.py knows them all)."""

@@ -13,14 +13,19 @@ from headcount.judging.candidates import Candidate
 from headcount.judging.crossval import Score
 from headcount.judging.evaluation import has_votes
 from headcount.models.fitted import Fitted
+from headcount.training.criterion import clear
 
 FEW = 30
 ENOUGH = 3  # bags of a label: if none of them is foretold, it is no accident
 
 
-def cautions(bags: Bags, best: Candidate, scores: dict[str, Score], shared: bool, split: bool = False) -> list[str]:
-    """Sentences, the gravest first. ``split``: the bags were enough to cross-validate."""
-    said = [*_of_bags(bags, shared), *_of_choice(bags, best, scores, split)]
+def cautions(
+    bags: Bags, best: Candidate, believed: bool, scores: dict[str, Score], shared: bool, split: bool = False
+) -> list[str]:
+    """Sentences, the gravest first. ``believed``: what was kept learned the bag's label of each instance. ``split``: the bags
+    were enough to cross-validate."""
+    said = [*_of_bags(bags, shared), *(_of_belief(best, scores) if believed else ())]
+    said += _of_choice(bags, best, scores, split)
     if best.name in scores:
         said += _of_labels(scores[best.name], bags.classes)
         said += _of_tilt(scores[best.name].judgement.tilt, bags)
@@ -62,28 +67,35 @@ def _one_group(bags: Bags) -> str:
     return f"All {'bags' if len(told) == len(bags) else 'labelled bags'} are in one group ({told.group[0]!r}), so"
 
 
+def _of_belief(best: Candidate, scores: dict[str, Score]) -> list[str]:
+    what = best.title.lower() if best.baseline else f"{best.title}, no round of which was better than the first"
+    bolder = ", which a temperature makes bolder" if best.name in scores else ""
+    return [
+        f"A baseline was kept ({what}): it learned P(label of the bag){bolder}; take its probabilities, and "
+        "the expected majority share, with more salt than usual."
+    ]
+
+
 def _of_choice(bags: Bags, best: Candidate, scores: dict[str, Score], split: bool) -> list[str]:
-    said = []
-    if best.baseline:
-        bolder = ", which a temperature makes bolder" if best.name in scores else ""
-        said.append(
-            f"A baseline was kept ({best.title.lower()}): it learned P(label of the bag){bolder}; take its probabilities, and "
-            "the expected majority share, with more salt than usual."
-        )
     if not scores:
         unknown = "nothing was compared, and nothing is known of how good this is."
         if not split and (together := _one_group(bags)):
-            return [*said, f"{together} that none could be held out from the others: {unknown}"]
+            return [f"{together} that none could be held out from the others: {unknown}"]
         what = "time was too short" if split else "bags were too few"
-        return [*said, f"The {what} to cross-validate: {unknown}"]
+        return [f"The {what} to cross-validate: {unknown}"]
     mine = scores.get(best.name)
     if mine is None:
-        return said
-    near, better = [], []
+        return []
+    said, near, better = [], [], []
+    if not clear(mine.judgement):
+        said.append(
+            "The labels of held-out bags are not clearly foretold better than by chance: nothing shows that this model "
+            "tells one class from another."
+        )
     for name, other in scores.items():
         gap = other.judgement.each - mine.judgement.each
         error = 2 * gap.std() / math.sqrt(max(1, len(gap) - 1))
-        if name != best.name and gap.mean() < error:
+        if name != best.name and gap.mean() <= error:
             (better if gap.mean() < -error else near).append(name)
     if better:
         said.append(f"Clearly worse on these bags than {', '.join(better)}: it was kept because it was asked for.")

@@ -45,7 +45,7 @@ def verdict(cover: Coverage, found: Prospect | None, part_seen: bool) -> tuple[s
 
 
 def advice(
-    cover: Coverage, found: Prospect | None, more: dict[str, int], wrong: int | None, looked: int, part_seen: bool
+    cover: Coverage, found: Prospect | None, more: dict[str, int], doubted: int | None, looked: int, part_seen: bool
 ) -> list[str]:
     """Sentences, the most useful first."""
     said = _of_coverage(cover)
@@ -53,8 +53,11 @@ def advice(
         if not found.clear:
             said.append("see that the labels belong to these bags, and that the columns (or pictures) show the classes")
         said += _of_bags(cover, found, more)
-        if wrong and found.clear:
-            said.append(f"{wrong:,} of the {looked:,} labels looked at look wrong: headcount issues ranks them")
+        if doubted and found.clear:
+            said.append(
+                f"a quick look doubts {doubted:,} of the {looked:,} labels it saw: headcount issues asks forests instead, "
+                "which may doubt others, and ranks all labels"
+            )
     if part_seen:
         said.append("pictures were looked at in small: a network may see far more, so the upper end is left open")
     if cover.known:

@@ -76,9 +76,9 @@ def _row(c: Candidate, best: Candidate, scores: dict[str, Score], units: Sequenc
     return {**said, **row, "behind": behind, "note": note}
 
 
-def of_method(best: Candidate, asked: bool) -> dict[str, Any]:
+def of_method(best: Candidate, believed: bool, asked: bool) -> dict[str, Any]:
     how = json.loads(json.dumps(best.facts(), default=str))
-    return {"name": best.name, "title": best.title, "baseline": best.baseline, "asked": asked, "how": how}
+    return {"name": best.name, "title": best.title, "baseline": believed, "asked": asked, "how": how}
 
 
 def finite(numbers: Mapping[Any, float]) -> dict[Any, float | None]:

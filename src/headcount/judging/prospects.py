@@ -21,18 +21,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor
 
 from headcount.bags import Bags, steepness, tilt
 from headcount.judging.coverage import won_shares
 from headcount.judging.quick import Look
 from headcount.models.fitted import tempered
-from headcount.training.criterion import GRID, instance_losses, label_loss
+from headcount.training.criterion import GRID, clear, error_of, gain, instance_losses, label_loss
 from headcount.training.seeds import seed_for
 
 SURE = 1.645  # standard errors: intervals are of 90 %
-CLEAR = 0.977  # how sure a gain must be to be no chance: two standard errors of many bags, more of few
 DRAWS = 24
 # measured by benchmarks/check.py
 WORSE, SLACK, SETTLED = 1.5, 0.06, 3.0  # how the range is widened; a training settles at most so much of the dispute
@@ -107,12 +105,8 @@ def explanations(look: Look, bags: Bags, known: tilt.Tilt | None = None) -> list
         sure = float(sure.mean() if weight is None else (sure * weight).sum() / weight.sum())
         found.append((own, sure, instance_losses(q, bags, own).numpy()))
     best = min((losses for _, _, losses in found), key=lambda losses: losses.mean())
-    rows = [Explanation(own, sure, float((e - best).mean()), _error(e - best)) for own, sure, e in found]
+    rows = [Explanation(own, sure, float((e - best).mean()), error_of(e - best)) for own, sure, e in found]
     return sorted((r for r in rows if r.behind <= SURE * r.error + 1e-12), key=lambda r: r.behind)
-
-
-def _error(x: np.ndarray) -> float:
-    return float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.inf
 
 
 def from_votes(bags: Bags) -> tilt.Tilt:
@@ -185,9 +179,8 @@ def prospect(look: Look, bags: Bags, votes: bool, wins: np.ndarray, seed: int = 
         shares = np.stack([r.tilt.share.double().numpy() for r in read])
         share, low, high = shares[0], shares.min(0), shares.max(0)
         error = share_errors(look, bags, read[0].tilt, seed)
-    told = gain(look, bags)
-    clear = told[0] >= float(stats.t.ppf(CLEAR, max(1, len(bags) - 1))) * told[1]
-    if not votes and not clear:  # labels by lot, or features that show nothing: nobody knows which
+    foretold = clear(look.judgement)
+    if not votes and not foretold:  # labels by lot, or features that show nothing: nobody knows which
         low, high, error = np.full_like(share, 1 / len(wins)), np.ones_like(share), np.zeros_like(share)
     answers = tempered(look.p.clamp_min(1e-12), look.judgement.instance_temperature)
     blank = np.where(wins, 0.0, np.nan)
@@ -197,7 +190,7 @@ def prospect(look: Look, bags: Bags, votes: bool, wins: np.ndarray, seed: int = 
     doubt = (min(doubts), max(doubts))
     return Prospect(
         read[0].tilt, share + blank, low + blank, high + blank, conditions(read[0].tilt, wins), confused(answers),
-        look.dispute, doubt, accuracy(look.dispute, doubt, wins, share), told, clear,
+        look.dispute, doubt, accuracy(look.dispute, doubt, wins, share), gain(look.judgement), foretold,
     )  # fmt: skip
 
 
@@ -209,16 +202,6 @@ def accuracy(dispute: float, doubt: tuple[float, float], wins: np.ndarray, share
     # a class that never wins is never learned: all of what the majorities leave it may be lost
     lost = (1 - float(np.nanmean(share[wins]))) * float((~wins).sum()) / max(1, len(wins) - 1)
     return max(chance / 2, low * (1 - lost)), high  # what was learned from too little may be worse than a guess
-
-
-def gain(look: Look, bags: Bags) -> tuple[float, float]:
-    """Nats a bag by which strangers' answers explain held-out labels better than the labels' frequencies do (both parts of
-    training/criterion.py), and the standard error over bags. What is not clearly above nought may be chance."""
-    told = bags.target.double()[bags.labelled]
-    share = told.mean(0).clamp_min(1e-12)
-    chance = -2 * (told * share.log()).sum(1).numpy()
-    won = chance - look.judgement.each
-    return float(won.mean()), _error(won)
 
 
 def pull(share: float, classes: int) -> float:

@@ -20,12 +20,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor
 
 from headcount.bags import Bags, Segments, steepness, tilt
 from headcount.models.fitted import log_shares, tempered
 
 GRID = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5)
+CLEAR = 0.977  # how sure a gain must be to be no chance: two standard errors of many bags, more of few
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Judgement:
     each: np.ndarray = field(
         repr=False
     )  # (b,) the loss of each labelled bag, so that methods can be compared bag by bag
+    chance: np.ndarray = field(repr=False)  # (b,) the loss of one who knows only how often each label occurs
     instance_temperature: float  # under which the labels are explained best
     tilt: tilt.Tilt  # under that temperature: timid answers under none would make it look too steep
     bag_temperature: float
@@ -55,7 +58,7 @@ def judge(p: Tensor, bags: Bags, witnesses: tuple[Tensor, Bags] | None = None) -
     t = best_temperature(log_p, bags.target)
     vote = bag_losses((log_p / t).log_softmax(1), bags.target)
     each = (witness + vote).numpy()
-    return Judgement(float(each.mean()), each, best, found[best][1], t)
+    return Judgement(float(each.mean()), each, _by_chance(bags.target).numpy(), best, found[best][1], t)
 
 
 def label_loss(p: Tensor, bags: Bags, form: str = "full") -> tuple[float, tilt.Tilt]:
@@ -85,6 +88,29 @@ def best_temperature(log_p: Tensor, target: Tensor) -> float:
     """What the bags' log-probabilities are best divided by: the least loss on a grid from a fiftieth to fifty."""
     grid = np.exp(np.linspace(math.log(0.02), math.log(50), 81)).tolist()
     return min(grid, key=lambda t: float(bag_losses((log_p.double() / t).log_softmax(1), target).mean()))
+
+
+def _by_chance(target: Tensor) -> Tensor:
+    """(b,) what each labelled bag costs somebody, in both parts, who knows nothing but how often each label occurs."""
+    told = target.double()[target.sum(1) > 0]
+    return 2 * bag_losses(told.mean(0).clamp_min(1e-12).log().expand_as(told), told)
+
+
+def gain(found: Judgement) -> tuple[float, float]:
+    """Nats a bag by which held-out labels are explained better than by their frequencies, and the standard error over bags."""
+    won = found.chance - found.each
+    return float(won.mean()), error_of(won)
+
+
+def clear(found: Judgement) -> bool:
+    """Whether held-out labels are surely foretold better than by chance."""
+    told, error = gain(found)
+    return told >= float(stats.t.ppf(CLEAR, max(1, len(found.each) - 1))) * error
+
+
+def error_of(x: np.ndarray) -> float:
+    """The standard error of a mean."""
+    return float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.inf
 
 
 def entropy_of(target: Tensor) -> float:

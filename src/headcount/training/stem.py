@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from headcount.errors import HeadcountError
 from headcount.models.backbones import ResNet18
 
 SPAN = 32  # numbers of a row under the taps of a pair, filled up
@@ -207,7 +208,13 @@ def _remember(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _back(ctx: Any, grads: Any) -> tuple[Tensor | None, ...]:
-    """The gradients of weight, gamma and beta. Images have none."""
+    """The gradients of weight, gamma and beta. Images have none. C, D and the line are numbers here, and forget how they hang
+    on the weights: a second derivative would be wrong without a word."""
+    if torch.is_grad_enabled():
+        raise HeadcountError(
+            "the fused stem has no second derivatives, and create_graph=True asks for them; take another precision than bf16, "
+            "in which the stem runs layer by layer"
+        )
     x, weight, winner, line, cross = ctx.saved_tensors
     sizes, (mean, variance, scale, _), K = Sizes(*ctx.sizes), line, line.shape[1]
     places, r = len(x) * sizes.Y * sizes.X, (variance + ctx.eps).rsqrt()

@@ -31,8 +31,8 @@ def read_folder(folder: Path, asked: Asked) -> Found:
         labels = labels if labels is not None else label_file(root)
     inside = {sub: _pictures(sub, notes) for sub in _folders(root, folder, notes)}
     flat = {sub: files for sub, files in inside.items() if files}
-    deep = {s: {b: _pictures(b, notes) for b in _folders(s, folder, notes)} for s in inside}
-    deep = {s: {b: files for b, files in bags.items() if files} for s, bags in deep.items() if any(bags.values())}
+    below = {s: {b: _pictures(b, notes) for b in _folders(s, folder, notes)} for s in inside}
+    deep = {s: {b: files for b, files in bags.items() if files} for s, bags in below.items() if any(bags.values())}
     if flat and deep:
         both = f"{next(iter(flat))} holds pictures and {next(iter(next(iter(deep.values()))))} too"
         raise HeadcountError(f"is a bag one folder down or two? {both}; use folder/<bag>/* or folder/<label>/<bag>/*")
@@ -40,9 +40,10 @@ def read_folder(folder: Path, asked: Asked) -> Found:
         raise HeadcountError(
             f"no pictures in the sub-folders of {root}; they end in {' '.join(ENDINGS)}, one folder per bag"
         )
-    bare = [s.name for s in inside if s not in flat and s not in deep]
+    bare = [_name(s) for s in inside if s not in flat and s not in deep]
+    bare += [f"{_name(s)}/{_name(b)}" for s in (*flat, *deep) for b, files in below[s].items() if not files]
     if bare:
-        notes.append(f"left aside: {some(bare)}, no pictures in it")
+        notes.append(f"left aside: {some(bare)}, no pictures in {'it' if len(bare) == 1 else 'them'}")
     if flat:
         names, files = [_name(b) for b in flat], list(flat.values())
         said = _said(labels, asked, names, folder, bare)
@@ -51,7 +52,7 @@ def read_folder(folder: Path, asked: Asked) -> Found:
         names, files = [f"{label}/{bag}" for label, bag, _ in pairs], [f for _, _, f in pairs]
         said = _by_folder([label for label, _, _ in pairs], root)
         if asked.labels is not None:
-            said = _said(asked.labels, asked, names, folder)
+            said = _said(asked.labels, asked, names, folder, bare)
     return _found(folder, names, files, said, asked, notes)
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from headcount.data.columns import Columns, Named
 from headcount.data.learned import Learned
+from headcount.data.values import nearly_alike
 from headcount.errors import HeadcountError
 
 
@@ -113,6 +114,19 @@ def some(names: Sequence[Any], most: int = 3) -> str:
     """
     shown = ", ".join(short(n) for n in names[:most])
     return shown + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def said_alike(classes: Sequence[str]) -> list[str]:
+    """A line on classes that may be one.
+
+    >>> said_alike(["Ville", "sea", "ville"])
+    ["classes that differ only in capitals or blanks: 'Ville' and 'ville'; if they are one, write them alike"]
+    """
+    pairs = [" and ".join(map(short, them)) for them in nearly_alike(classes)]
+    if not pairs:
+        return []
+    shown = ", ".join(pairs[:3]) + (f", and {len(pairs) - 3:,} more such" if len(pairs) > 3 else "")
+    return [f"classes that differ only in capitals or blanks: {shown}; if they are one, write them alike"]
 
 
 def firsts(bag: np.ndarray, value: np.ndarray, bags: int) -> tuple[np.ndarray, np.ndarray]:

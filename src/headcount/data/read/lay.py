@@ -15,7 +15,7 @@ import torch
 from headcount.bags import Bags, Pool
 from headcount.data.columns import Columns
 from headcount.data.learned import Learned
-from headcount.data.read.found import Asked, Found, some
+from headcount.data.read.found import Asked, Found, said_alike, some
 from headcount.data.read.targets import add_class, targets
 from headcount.data.values import again
 from headcount.errors import HeadcountError
@@ -88,7 +88,7 @@ def as_read(given: Any) -> Reading:
 
 def lay(found: Found, asked: Asked) -> Reading:
     """The common end of every reader."""
-    asked = replace(asked, classes=asked.classes or found.classes)
+    listed, asked = asked.classes is not None, replace(asked, classes=asked.classes or found.classes)
     _fits(found, asked.learned)
     _has_use(found, asked)
     target, classes, tied = targets(found.said, asked, found.names, found.where)
@@ -100,6 +100,7 @@ def lay(found: Found, asked: Asked) -> Reading:
     rows = here[np.argsort(found.bag[here], kind="stable")]
     held, sizes = np.unique(found.bag[rows], return_counts=True)  # bags that lost all their rows are gone
     notes = [*_unvoted(found, asked), *_left_out(found, target, tied, held)]
+    notes += [] if listed else said_alike(classes)  # who lists them means them
     target = target[held]
     if asked.miss_labels(found.truth is not None and bool((found.truth[0] >= 0).any())) and not target.any():
         raise HeadcountError(f"{found.where}: no bag has a label ({found.said.source}); at least one is needed")
