@@ -228,6 +228,16 @@ def test_gradients(form):
         assert torch.autograd.gradcheck(lambda z, s=segments, k=counted: log_p(z, form, s, k)[:, ::2], z)
 
 
+def test_slopes_of_slopes_are_refused():
+    """They would be wrong without a word."""
+    log_p = torch.randn(1, 3, 2, dtype=torch.float64).log_softmax(2).requires_grad_()
+    law = elections.one_by_one(log_p, torch.log1p(-log_p.exp()))
+    with pytest.raises(
+        HeadcountError, match="no second derivatives, and create_graph=True asks for them; leave it out"
+    ):
+        torch.autograd.grad(law[..., 2].sum(), log_p, create_graph=True)
+
+
 @pytest.mark.parametrize("gap", [6.0, 40.0, 1e4])
 @pytest.mark.parametrize("form", ["exact", "independent", "conditioned"])
 def test_a_hopeless_class_is_told_what_would_help(form, gap):

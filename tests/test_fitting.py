@@ -357,7 +357,7 @@ def test_labels_that_are_never_foretold_are_cautioned_of():
     score = SimpleNamespace(confusion=[[5, 0, 6], [0, 1, 6], [3, 0, 29]], bag_accuracy=0.7, bag_low=0.55)
     (said,) = cautions._of_labels(score, ("a", "b", "c"))
     assert said.startswith(
-        "Who always names the commonest label, c, is right of 64% of the bags: 70% is not clearly more"
+        "Always to name the commonest label, c, is right in 64% of the bags: 70% is not clearly more"
     )
 
 

@@ -433,7 +433,8 @@ def test_links_that_go_round(tmp_path):
     (tmp_path / "data" / "bag9").symlink_to(tmp_path / "data" / "bag9")
     reading = read(tmp_path / "data")
     assert len(reading.laid) == 4
-    assert any("link back" in line for line in reading.described)
+    back = [line for line in reading.described if "link back" in line]
+    assert len(back) == len(set(back)) == 2  # each is said once
 
 
 # -- arrays -----------------------------------------------------------------------------------------------------------------
@@ -628,6 +629,19 @@ def test_a_folder_without_pictures_is_left_aside_and_said(tmp_path):
     assert any("left aside: 'emptyplot', no pictures in it" in line for line in reading.described)
     (folder / "bag0" / "thumbs").mkdir()
     assert "left aside: 'emptyplot', 'bag0/thumbs', no pictures in them" in read(folder).described
+
+
+def test_what_lies_beside_the_bags_is_said_to_be_left_aside(tmp_path):
+    flat, deep = make.folder(tmp_path / "p"), make.by_label(tmp_path / "q") / "bags"
+    assert not any("left aside" in line for folder in (flat, deep) for line in read(folder).described)
+    for folder in (flat, deep):
+        picture = next(folder.rglob("*.png"))
+        (folder / "loose.png").write_bytes(picture.read_bytes())
+        reading = read(folder)
+        assert f"left aside in {folder}: 'loose.png', beside the bags' folders and in none of them" in reading.described
+    (deep / "labels.csv").write_text("bag,label\ncat/x,cat\n")
+    line = f"left aside: {deep / 'labels.csv'}, the folders name the labels; to go by it, give it as labels="
+    assert line in read(deep).described
 
 
 def test_so_is_an_empty_bag_among_folders_of_labels(tmp_path):

@@ -20,6 +20,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 data_app = typer.Typer(help="Data sets: what is there, fetch one, import one.", no_args_is_help=True)
 app.add_typer(data_app, name="data")

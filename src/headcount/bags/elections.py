@@ -30,6 +30,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from headcount.errors import HeadcountError
+
 NEVER = -1e30  # the logarithm of nothing; finite, so that 0 times it is 0
 
 
@@ -133,6 +135,10 @@ class _Ways(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # ty: ignore[incompatible-method-override]
+        if torch.is_grad_enabled():  # what is kept forgets how it hangs on the odds: they would be wrong without a word
+            raise HeadcountError(
+                "an election has no second derivatives, and create_graph=True asks for them; leave it out"
+            )
         up, down, ways = ctx.saved_tensors
         slope, out = grad / ways, torch.zeros_like(up)
         for i in reversed(range(len(up))):

@@ -111,7 +111,7 @@ def _of_labels(score: Score, classes: Sequence[str]) -> list[str]:
     commonest = float(held.max() / max(1, held.sum()))
     if score.bag_low <= commonest:
         said.append(
-            f"Who always names the commonest label, {classes[int(held.argmax())]}, is right of {commonest:.0%} of the bags: "
+            f"Always to name the commonest label, {classes[int(held.argmax())]}, is right in {commonest:.0%} of the bags: "
             f"{score.bag_accuracy:.0%} is not clearly more."
         )
     if lost := [

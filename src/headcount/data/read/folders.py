@@ -26,10 +26,11 @@ def read_folder(folder: Path, asked: Asked) -> Found:
     """Bags in the order of their names, pictures too."""
     root, notes = folder, list[str]()
     labels = asked.labels if asked.labels is not None else label_file(folder)
-    if not _folders(root, folder, notes)[1:] and (root / "bags").is_dir():
+    subs = _folders(root, folder, notes)
+    if not subs[1:] and (root / "bags").is_dir():
         root = root / "bags"
-        labels = labels if labels is not None else label_file(root)
-    inside = {sub: _pictures(sub, notes) for sub in _folders(root, folder, notes)}
+        labels, subs = labels if labels is not None else label_file(root), _folders(root, folder, notes)
+    inside = {sub: _pictures(sub, notes) for sub in subs}
     flat = {sub: files for sub, files in inside.items() if files}
     below = {s: {b: _pictures(b, notes) for b in _folders(s, folder, notes)} for s in inside}
     deep = {s: {b: files for b, files in bags.items() if files} for s, bags in below.items() if any(bags.values())}
@@ -44,6 +45,8 @@ def read_folder(folder: Path, asked: Asked) -> Found:
     bare += [f"{_name(s)}/{_name(b)}" for s in (*flat, *deep) for b, files in below[s].items() if not files]
     if bare:
         notes.append(f"left aside: {some(bare)}, no pictures in {'it' if len(bare) == 1 else 'them'}")
+    if loose := [e.name for e in _sorted(root) if e.suffix.lower() in ENDINGS and not e.is_dir()]:
+        notes.append(f"left aside in {root}: {some(loose)}, beside the bags' folders and in none of them")
     if flat:
         names, files = [_name(b) for b in flat], list(flat.values())
         said = _said(labels, asked, names, folder, bare)
@@ -53,6 +56,8 @@ def read_folder(folder: Path, asked: Asked) -> Found:
         said = _by_folder([label for label, _, _ in pairs], root)
         if asked.labels is not None:
             said = _said(asked.labels, asked, names, folder, bare)
+        elif labels is not None:
+            notes.append(f"left aside: {labels}, the folders name the labels; to go by it, give it as labels=")
     return _found(folder, names, files, said, asked, notes)
 
 
