@@ -38,7 +38,7 @@ def verdict(cover: Coverage, found: Prospect | None, part_seen: bool) -> tuple[s
         return "hard", f"{cover.labelled} labelled bags are too few to be sure of anything"
     part = 1 - chance
     if low >= chance + 0.3 * part and (low + high) / 2 >= chance + 0.6 * part:
-        return "good", "the labels tell of the instances, and the bags are enough to learn them"
+        return "good", "the labels tell of the instances, and there are bags enough to learn from"
     if high < chance + 0.25 * part and not part_seen:
         return "hopeless", "even the upper end of what to expect is near chance"
     return "hard", "the labels tell of the instances, but little, or the bags are few: expect a wide range"
