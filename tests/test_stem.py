@@ -1,7 +1,11 @@
 """The fused stem against the layers it stands for: on the CPU by Triton's interpreter, on a card as it runs there."""
 
 import copy
+import os
+import subprocess
+import sys
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -236,6 +240,16 @@ def test_a_card_that_cannot_run_the_kernels_gets_the_layers(monkeypatch):
     assert type(network) is ResNet18
     speed.arrange(ResNet18(3), torch.device("cuda"), "bf16")  # said once
     speed._stem_runs.cache_clear()
+
+
+def test_the_kernels_compile_for_a_card_that_is_not_here(tmp_path):
+    """As they are on Hopper: within its registers."""
+    script = Path(__file__).parent.parent / "benchmarks" / "machine_code.py"
+    own = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, script], env={**os.environ, **own}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(" 0 bytes spilled") == 4
+    assert "a loop of" in done.stdout
 
 
 @pytest.mark.soak
