@@ -93,6 +93,29 @@ def test_compilation_that_fails_is_said_once_and_lived_with(monkeypatch):
         assert double(4) == 8
 
 
+@pytest.mark.parametrize("without", [True, False])
+def test_what_cannot_be_compiled_with_options_is_compiled_without(monkeypatch, without):
+    def compiler(function, dynamic, options=None):
+        def call(x):
+            if options or not without:
+                raise RuntimeError("no such kernel")
+            return 10 * function(x)  # so that it can be told apart
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    double = speed.compiled(lambda x: 2 * x, "on", torch.device("cuda"))
+    with pytest.warns(HeadcountWarning) as heard:
+        assert double(3) == (60 if without else 6)
+    said = ["not compiled with combo_kernels (RuntimeError: no such kernel); compiling without"]
+    said += [] if without else ["not compiled (RuntimeError: no such kernel); running as it is, which is slower"]
+    assert [str(w.message) for w in heard] == said
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert double(4) == (80 if without else 8)
+    assert double.failed == (not without)
+
+
 def test_the_compiler_is_told_only_what_it_knows(monkeypatch):
     told = []
     monkeypatch.setattr(torch, "compile", lambda function, dynamic, options: told.append(options) or function)

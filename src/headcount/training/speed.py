@@ -132,28 +132,27 @@ def compiled(function: Callable[..., Any], compile: str, device: torch.device) -
 
 
 class Compiled:
-    """A function that is compiled when first called, or runs as it is from when that has failed."""
+    """A function that is compiled when first called, first with the options; or runs as it is from when that has failed."""
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, bool]) -> None:
         self.function, self.failed = function, False
         known = set(torch._inductor.list_options()) if options else set()  # another torch may have none of them
-        told: dict[str, Any] = {name: on for name, on in options.items() if name in known}
-        self.ready = torch.compile(function, dynamic=False, options=told or None)
+        self.told: dict[str, Any] | None = {name: on for name, on in options.items() if name in known} or None
+        self.ready = torch.compile(function, dynamic=False, options=self.told)
 
     def __call__(self, *args: Any) -> Any:
-        if self.failed:
-            return self.function(*args)
-        try:
-            return self.ready(*args)
-        except Exception as e:
-            self.failed = True
-            why = (str(e).splitlines() or [""])[0]
-            warnings.warn(
-                f"not compiled ({type(e).__name__}: {why}); running as it is, which is slower",
-                HeadcountWarning,
-                stacklevel=2,
-            )
-            return self.function(*args)
+        while not self.failed:
+            try:
+                return self.ready(*args)
+            except Exception as e:
+                why = f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
+                if self.told:
+                    said = f"not compiled with {', '.join(self.told)} ({why}); compiling without"
+                    self.told, self.ready = None, torch.compile(self.function, dynamic=False)
+                else:
+                    self.failed, said = True, f"not compiled ({why}); running as it is, which is slower"
+                warnings.warn(said, HeadcountWarning, stacklevel=2)
+        return self.function(*args)
 
 
 # -- exact rewrites of convolutions on tiny maps ----------------------------------------------------------------------------
