@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -696,6 +699,34 @@ def test_columns_beside_a_text_are_said_to_be_idle():
     assert "'id';" not in said
     assert "not used" not in "\n".join(read(table, Named(text="text", features=("price",))).described)
     assert "not used" not in "\n".join(read(make.texts()).described)
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", None])
+def test_accents_in_names_of_columns_are_one_sign_or_two(tmp_path, ending):
+    """A file of one system, a name typed on another."""
+    table = {
+        "r\u00e9gion": list("aabb"),
+        "d\u00e9cision": list("xxyy"),
+        "\u00e9t\u00e9": [1.5, 2.5, 3.5, 4.0],
+        "v": [1.0, 2, 3, 5],
+    }
+    apart = {unicodedata.normalize("NFD", k): v for k, v in table.items()}
+    data: object = apart
+    if ending:
+        data = tmp_path / f"t.{ending}"
+        {"csv": pacsv.write_csv, "parquet": pq.write_table}[ending](pa.table(apart), data)
+    for form in ("NFC", "NFD"):
+        bag, label, summer = (unicodedata.normalize(form, k) for k in (*table,)[:3])
+        reading = read(data, Named(bag=bag, label=label, features=(summer, "v")))
+        assert reading.laid.names == ("a", "b")
+        assert [f.name for f in reading.columns.fields] == ["\u00e9t\u00e9", "v"]
+    model = Learned(
+        "table", tuple(replace(f, name=unicodedata.normalize("NFD", f.name)) for f in reading.columns.fields)
+    )
+    assert [f.name for f in model.fields] == ["\u00e9t\u00e9", "v"]
+    both = {**table, **apart}
+    with pytest.raises(HeadcountError, match="has two columns called 'r\u00e9gion'; give each column its own name"):
+        read(both, Named(label="d\u00e9cision"))
 
 
 def test_a_letter_is_one_whether_it_was_written_as_one_or_as_two(tmp_path):

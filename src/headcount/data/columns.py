@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from headcount.data.learned import Field, Learned, learn_field
-from headcount.data.values import again
+from headcount.data.values import again, composed
 from headcount.errors import HeadcountError
 
 # Recognised whatever the case, with spaces and dashes read as underscores.
@@ -62,8 +62,8 @@ class Named:
             good = isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value) if many else True
             if not good or not (many or value is None or isinstance(value, str)):
                 raise HeadcountError(f"{field.name} names {'columns' if many else 'a column'}, got {value!r}")
-            if many:
-                object.__setattr__(self, field.name, tuple(value))
+            if value is not None:  # as tables have them
+                object.__setattr__(self, field.name, tuple(map(composed, value)) if many else composed(value))
 
     def found(
         self, names: Sequence[str], where: str = "the table", elsewhere: Iterable[str] = (), *,

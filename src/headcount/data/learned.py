@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from headcount.data.values import clock, numbers, texts, vectors
+from headcount.data.values import clock, composed, numbers, texts, vectors
 from headcount.data.words import Words
 from headcount.errors import HeadcountError
 
@@ -46,6 +46,9 @@ class Field:
     categories: tuple[str, ...] = ()
     length: int = 0  # of a vector
     words: Words | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", composed(self.name))  # a model of before may have it as its file had
 
     @property
     def width(self) -> int:

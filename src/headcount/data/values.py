@@ -95,7 +95,12 @@ def plain(value: Any) -> str | None:
     ('3', 'cat', None, None, True)
     """
     text = written(value)
-    return text and unicodedata.normalize("NFC", text)
+    return text and composed(text)
+
+
+def composed(text: str) -> str:
+    """A letter with its accent as one sign."""
+    return unicodedata.normalize("NFC", text)
 
 
 def written(value: Any) -> str | None:

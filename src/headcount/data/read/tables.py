@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from headcount.data.columns import Named
 from headcount.data.read.found import Bad, short
-from headcount.data.values import again
+from headcount.data.values import again, composed
 from headcount.errors import HeadcountError
 
 SUFFIXES = (".csv", ".tsv", ".tab", ".parquet", ".pq")
@@ -48,7 +48,7 @@ def is_frame(data: Any) -> bool:
 def open_table(data: Any, named: Named, bad: Bad, verbatim: bool = False) -> tuple[pa.Table, str, str]:
     """The table, how complaints call it, and the sha256 of its content. ``verbatim``: every CSV column stays text."""
     if not isinstance(data, (str, Path)):
-        table = _without_views(_from_memory(data))
+        table = _usual(_from_memory(data))
         _usable(table, "the table")
         return table, "the table", _hashed(table)
     path = Path(data)
@@ -60,7 +60,7 @@ def open_table(data: Any, named: Named, bad: Bad, verbatim: bool = False) -> tup
             raise
         raise HeadcountError(f"cannot read {path} as a table: {e or type(e).__name__}") from None
     _usable(table, str(path))
-    return _without_views(table), str(path), _file_hash(path)
+    return _usual(table), str(path), _file_hash(path)
 
 
 def _from_memory(data: Any) -> pa.Table:
@@ -78,8 +78,10 @@ def _from_memory(data: Any) -> pa.Table:
         raise HeadcountError(f"cannot take the DataFrame: {e}; give each column one type") from None
 
 
-def _without_views(table: pa.Table) -> pa.Table:
-    """Strings as Arrow first had them: not every function knows the newer layout yet."""
+def _usual(table: pa.Table) -> pa.Table:
+    """Accents in the columns' names as one sign, and strings as Arrow first had them: not every function knows the newer
+    layout yet."""
+    table = table.rename_columns(list(map(composed, table.column_names)))
     for i, f in enumerate(table.schema):
         if pa.types.is_string_view(f.type) or pa.types.is_binary_view(f.type):
             plain = pa.large_string() if pa.types.is_string_view(f.type) else pa.large_binary()
@@ -125,11 +127,13 @@ def header(path: Path) -> tuple[list[str], str]:
 
 
 def _read_csv(path: Path, named: Named, bad: Bad, verbatim: bool) -> pa.Table:
-    names, sign = header(path)
+    written, sign = header(path)
+    names = list(map(composed, written))
     if (twice := again(names)) is not None:
         raise HeadcountError(f"{path} has two columns called {twice!r}; give each column its own name")
     _closed_quotes(path, sign)
     types = dict.fromkeys(names, pa.string()) if verbatim else _types(names, named)
+    types = {name: types[n] for name, n in zip(written, names, strict=True) if n in types}
 
     def rows(threads: bool, handler: Any = None) -> pa.Table:
         return pacsv.read_csv(
@@ -154,8 +158,8 @@ def _read_csv(path: Path, named: Named, bad: Bad, verbatim: bool) -> pa.Table:
         table = rows(threads=False, handler=write_down)  # again, one row after the other, so that rows have numbers
         for message in torn:
             bad.say(message)
-    if table.column_names != names:
-        raise HeadcountError(f"cannot make out the header of {path}: {short(names)} or {short(table.column_names)}?")
+    if table.column_names != written:
+        raise HeadcountError(f"cannot make out the header of {path}: {short(written)} or {short(table.column_names)}?")
     for name, column in zip(names, table.columns, strict=True):
         if pa.types.is_binary(column.type):
             raise HeadcountError(f"{path} is not UTF-8 in column {name!r}; save it as UTF-8")
