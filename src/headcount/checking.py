@@ -57,9 +57,7 @@ class Checked:
     found: Prospect | None  # None: too little to look at
     accuracy: tuple[float, float]  # the range expected for instances
     more: dict[str, int]  # about how many more bags of each class would help
-    doubted: (
-        int | None
-    )  # labels that the quick look doubts; None where bags were looked at in part, for a part has other winners
+    doubted: int | None  # labels, by the quick look; None if it saw a part of the bags: a part has other winners
     advice: list[str]
     verdict: str  # good, hard or hopeless
     why: str

@@ -36,7 +36,7 @@ from headcount.judging.sight import Keep, sight
 from headcount.models.eye import Eye, featured
 from headcount.models.fitted import Fitted
 from headcount.training import log
-from headcount.training.criterion import entropy_of, label_loss
+from headcount.training.criterion import by_chance, label_loss
 from headcount.training.parallel import alone_only
 from headcount.training.speed import device_for
 
@@ -206,7 +206,7 @@ def _fitted(
 def _about(run: Contest, trained: Trained, final: Split) -> dict[str, Any]:
     parts = {"train": len(final.train), "valid": len(final.valid), "shared": final.shared}
     return {
-        "chance_loss": 2 * entropy_of(run.bags.target),
+        "chance_loss": float(by_chance(run.bags.target).mean()),
         "data": facts.of_data(run.reading),
         "splits": {"folds": len(run.splits), **parts},
         "curve": log.thin(trained.curve, CURVE),

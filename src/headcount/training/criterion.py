@@ -58,7 +58,7 @@ def judge(p: Tensor, bags: Bags, witnesses: tuple[Tensor, Bags] | None = None) -
     t = best_temperature(log_p, bags.target)
     vote = bag_losses((log_p / t).log_softmax(1), bags.target)
     each = (witness + vote).numpy()
-    return Judgement(float(each.mean()), each, _by_chance(bags.target).numpy(), best, found[best][1], t)
+    return Judgement(float(each.mean()), each, by_chance(bags.target).numpy(), best, found[best][1], t)
 
 
 def label_loss(p: Tensor, bags: Bags, form: str = "full") -> tuple[float, tilt.Tilt]:
@@ -90,7 +90,7 @@ def best_temperature(log_p: Tensor, target: Tensor) -> float:
     return min(grid, key=lambda t: float(bag_losses((log_p.double() / t).log_softmax(1), target).mean()))
 
 
-def _by_chance(target: Tensor) -> Tensor:
+def by_chance(target: Tensor) -> Tensor:
     """(b,) what each labelled bag costs somebody, in both parts, who knows nothing but how often each label occurs."""
     told = target.double()[target.sum(1) > 0]
     return 2 * bag_losses(told.mean(0).clamp_min(1e-12).log().expand_as(told), told)
@@ -111,9 +111,3 @@ def clear(found: Judgement) -> bool:
 def error_of(x: np.ndarray) -> float:
     """The standard error of a mean."""
     return float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.inf
-
-
-def entropy_of(target: Tensor) -> float:
-    """What somebody loses, in either part, who knows nothing but how often each label occurs."""
-    share = target.double().sum(0) / target.double().sum().clamp_min(1e-12)
-    return float(-torch.xlogy(share, share).sum())
