@@ -236,7 +236,7 @@ def test_the_criterion_prefers_who_knows_more():
     noise = noise / noise.sum(1, keepdim=True)
     losses = [label_loss((1 - a) * truth + a * noise, bags.blind())[0] for a in (1.0, 0.9, 0.6, 0.0)]
     assert losses == sorted(losses, reverse=True)
-    assert losses[0] == pytest.approx(by_chance(bags.target).mean() / 2, abs=0.02)
+    assert losses[0] == pytest.approx(float(by_chance(bags.target).mean()) / 2, abs=0.02)
     assert losses[-1] < losses[0] - 0.05
     found = label_loss(truth, bags.blind())[1]
     labels = tilt.tilted(truth.clamp_min(1e-30).log(), found.mix.double(), found.labels.double()).exp()

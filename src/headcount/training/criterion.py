@@ -19,7 +19,6 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from scipy import stats
 from torch import Tensor
 
