@@ -22,13 +22,14 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.metrics import average_precision_score
 
-from headcount import asking
-from headcount.bags import Bags, Pool, census, tilt
-from headcount.data.read import read
-from headcount.judging import audit, doubts
-from headcount.judging.shares import count, learn_context
-from headcount.models.fitted import Fitted
-from headcount.models.model import Design, Model
+from headcount.bags import Bags, Pool
+from headcount.cli import model_actions
+from headcount.inference import audit, label_issues
+from headcount.majority import proportions, transition
+from headcount.majority.calibration import calibrated_proportions, fit_calibration
+from headcount.models.fitted import FittedModel
+from headcount.models.network import Model, ModelConfig
+from headcount.readers.read import read
 
 
 def coverage(draws: int = 2000, n: int = 20_000) -> None:
@@ -40,12 +41,12 @@ def coverage(draws: int = 2000, n: int = 20_000) -> None:
         right = g.random(n) < np.clip(sure + accuracy - sure.mean(), 0.02, 0.995)
         true, found = right.mean(), []
         for _ in range(draws):
-            drawn = audit.draw(said, sure, 100, g)
-            found.append(audit.stratified(right[drawn.item], drawn.stratum, drawn.held))
+            drawn = audit.draw_sample(said, sure, 100, g)
+            found.append(audit.stratified_accuracy(right[drawn.instance], drawn.stratum, drawn.stratum_sizes))
         covered = np.mean([e.low <= true <= e.high for e in found])
         values = np.array([e.value for e in found])
         plain = np.sqrt(true * (1 - true) / 100)
-        print(f"{classes:7d}  {true:8.3f}  {len(drawn.held):6d}  {covered:7.3f}  {values.mean() - true:+.4f}  "
+        print(f"{classes:7d}  {true:8.3f}  {len(drawn.stratum_sizes):6d}  {covered:7.3f}  {values.mean() - true:+.4f}  "
               f"{values.std():9.4f}  {plain:12.4f}")  # fmt: skip
 
 
@@ -62,7 +63,9 @@ def issues(bags: int = 100, size: int = 10, own: int = 6) -> None:
         wrong[g.choice(bags, bags // 10, replace=False)] = True
         given = np.where(wrong, (label + g.integers(1, 10, bags)) % 10, label)
         reading = read([d.data[i].astype(np.float32) for i in picked], labels=[str(v) for v in given])
-        ranked = doubts.doubtful(reading.laid, doubts.cross_fitted(reading, seed=seed))
+        ranked = label_issues.find_label_issues(
+            reading.bags, label_issues.cross_val_bag_probabilities(reading, seed=seed)
+        )
         order = [int(v) for v in ranked.column("bag").to_pylist()]
         found.append(average_precision_score(wrong[order], -ranked.column("p_label").to_numpy()))
         print(f"seed {seed}: average precision {found[-1]:.3f}")
@@ -78,17 +81,19 @@ def shares(bags: int = 200, classes: int = 4) -> None:
         for size in (8, 30, 200):
             for apart in (1.0, 1.8):
                 z, held, _ = _world(0, 60, size, classes, apart, spread)
-                context = learn_context(z, held.blind())
+                context = fit_calibration(z, held.blind())
                 z, held, true = _world(1, bags, size, classes, apart, spread)
                 log_p, segments = (z / context.temperature).log_softmax(1), held.segments()
-                row = f"{spread:6}  {size:4d}  {apart:5}  {context.alike:5g} |"
+                row = f"{spread:6}  {size:4d}  {apart:5}  {context.concentration:5g} |"
                 start = time.perf_counter()
-                found = census.estimated(log_p, segments, context.tilt.prior, context.alike)
+                found = proportions.laplace_proportions(
+                    log_p, segments, context.transition.prior, context.concentration
+                )
                 row += f" {_judged(*found, true)}  {time.perf_counter() - start:7.2f} |"
                 start = time.perf_counter()
-                lots = count(context, z, held.blind(), use_labels=False)
+                lots = calibrated_proportions(context, z, held.blind(), use_labels=False)
                 row += f" {_judged(lots.share, lots.low, lots.high, true):>20}  {time.perf_counter() - start:7.2f} |"
-                print(row, f"{_judged(*census.plainly(log_p.exp(), segments), true):>21}")
+                print(row, f"{_judged(*proportions.mean_proportions(log_p.exp(), segments), true):>21}")
 
 
 def _world(seed: int, bags: int, size: int, classes: int, apart: float, spread: float):
@@ -116,14 +121,14 @@ def predict(instances: int, width: int, size: int = 1000) -> None:
             held[b] = g.normal(size=shape[1:])
         held.flush()
         del held
-        learned = read(np.zeros((2, 1, width), np.float32), labels=[0, 1], classes=["a", "b"]).learn()
-        body = Model(Design((width,), ("a", "b"), "mlp", (("hidden", 64),), "tilt")).eval()
-        even = tilt.Tilt(tilt.mix_of(0.6, 2), torch.full((2,), 0.5))
-        Fitted(body, ("a", "b"), learned, even).save(root / "m")
+        learned = read(np.zeros((2, 1, width), np.float32), labels=[0, 1], classes=["a", "b"]).fit_preprocessor()
+        body = Model(ModelConfig((width,), ("a", "b"), "mlp", (("hidden", 64),), "tilt")).eval()
+        even = transition.Transition(transition.mix_from_shares(0.6, 2), torch.full((2,), 0.5))
+        FittedModel(body, ("a", "b"), learned, even).save(root / "m")
         most, stop = [0], threading.Event()
         threading.Thread(target=_watch, args=(most, stop), daemon=True).start()
         before, start = _own(), time.perf_counter()
-        asking.predict(root / "m", str(root / "x.npy"), root / "p.parquet", how={}, device="cpu")
+        model_actions.predict(root / "m", str(root / "x.npy"), root / "p.parquet", how={}, device="cpu")
         seconds = time.perf_counter() - start
         stop.set()
         file = (root / "x.npy").stat().st_size / 1e6

@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from headcount.files import alone
-from headcount.judging import run as runs
-from headcount.judging.records import Record
-from headcount.training.recipe import Recipe
+from headcount.experiments import run as runs
+from headcount.experiments.recipe import Recipe
+from headcount.experiments.records import Record
+from headcount.io import file_lock
 
 
 def campaign(
@@ -33,7 +33,7 @@ def campaign(
         if time.monotonic() - started + pace * recipe.epochs > 60 * minutes:
             print("time is up", flush=True)
             return
-        with alone(out / "running" / f"{recipe.key}.claim", wait=False) as mine:
+        with file_lock(out / "running" / f"{recipe.key}.claim", wait=False) as mine:
             if not mine or done(recipe, out):
                 continue
             begun, resumed = time.monotonic(), (out / "running" / recipe.key).exists()
@@ -41,9 +41,9 @@ def campaign(
             after(recipe)
         seconds = time.monotonic() - begun
         pace = pace if resumed else seconds / recipe.epochs
-        fitted, got = record.body["fit"], record.scores
+        fitted, got = record.data["fit"], record.scores
         text = f"instance {got['instance_accuracy']:.4f}  bag {got['bag_accuracy']:.2f}  epoch {fitted['best_epoch']}"
-        heard = f"criterion {record.body['tilt']['criterion']:.4f}  " if "tilt" in record.body else ""
+        heard = f"criterion {record.data['tilt']['criterion']:.4f}  " if "tilt" in record.data else ""
         print(f"{seconds:6.1f} s  valid {fitted['valid_loss']:.4f}  {heard}{text}  {name}", flush=True)
 
 

@@ -7,7 +7,7 @@ digits two by two as five classes ("pairs") and scikit-learn's made-up clusters,
 Of each table 30 % are held out; the others are dealt into bags, none twice, with the paper's shares (Various, Small, Large).
 Three more cases: a class that never wins, a fifth of the labels wrong, and labels dealt by lot. ``check`` sees bags and labels.
 A network under the tilt, the first that ``headcount fit`` tries, is then trained on the same bags and asked about the held-out
-instances; their truth, and that of the bags' shares, is used here and nowhere else. The constants of judging/prospects.py were
+instances; their truth, and that of the bags' shares, is used here and nowhere else. The constants of selection/check/learnability.py were
 chosen on all tables but HELD, which were made and run once when everything was chosen.
 """
 
@@ -25,12 +25,13 @@ import sklearn.datasets
 import torch
 
 from headcount.bags import Bags, Pool
-from headcount.checking import check_reading
-from headcount.data import shares as laws
-from headcount.data.read import Reading, read
-from headcount.files import write_whole
-from headcount.judging import crossval, prospects
-from headcount.judging.candidates import candidates
+from headcount.datasets import share_sampler as laws
+from headcount.io import atomic_write
+from headcount.readers.read import BagDataset, read
+from headcount.selection import cross_validation
+from headcount.selection.check import learnability
+from headcount.selection.check.check import check
+from headcount.selection.methods import methods
 
 HELD = ("pairs", "clusters")
 # the size of a bag, and how many bags
@@ -84,7 +85,7 @@ def dealt(y: np.ndarray, scenario: str, bags: int, size: int, rng: np.random.Gen
     law = scenario if scenario in SCENARIOS else "various"
     left = [list(rng.permutation(np.flatnonzero(y == k))) for k in range(classes)]
     rows, labels = [], []
-    for share in laws.conditional(law, classes, 20 * bags, rng):
+    for share in laws.sample_shares(law, classes, 20 * bags, rng):
         count = rng.multinomial(size, rng.permutation(share))
         won = int(count.argmax())
         if any(n > len(k) for n, k in zip(count, left, strict=True)) or (scenario == "never" and won == 0):
@@ -100,7 +101,7 @@ def dealt(y: np.ndarray, scenario: str, bags: int, size: int, rng: np.random.Gen
     return np.array(rows), rng.permutation(label) if scenario == "lot" else label
 
 
-def case(name: str, scenario: str, bags: int, seed: int) -> tuple[Reading, np.ndarray, np.ndarray, np.ndarray]:
+def case(name: str, scenario: str, bags: int, seed: int) -> tuple[BagDataset, np.ndarray, np.ndarray, np.ndarray]:
     """The bags as somebody would bring them, the truth of their instances, and held-out instances with theirs."""
     x, y = table(name, seed)
     rng = np.random.default_rng([seed, bags, *f"{name} {scenario}".encode()])
@@ -115,23 +116,23 @@ def case(name: str, scenario: str, bags: int, seed: int) -> tuple[Reading, np.nd
     return reading, y[rows], x[test], y[test]
 
 
-def trained(reading: Reading, x: np.ndarray, y: np.ndarray, seed: int) -> float:
+def trained(reading: BagDataset, x: np.ndarray, y: np.ndarray, seed: int) -> float:
     """The instance accuracy that a network under the tilt reaches."""
-    laid = reading.laid
-    split = crossval.inner(laid, np.arange(len(laid)), np.zeros(0, int), seed)
-    train, valid, _, learned = crossval.prepared(reading, split)
-    body = candidates("tilt", train)[0].fit(train, valid, seed=seed).body
+    laid = reading.bags
+    split = cross_validation.train_valid_split(laid, np.arange(len(laid)), np.zeros(0, int), seed)
+    train, valid, _, learned = cross_validation.prepare_split(reading, split)
+    body = methods("tilt", train)[0].fit(train, valid, seed=seed).estimator
     test = Bags.of(Pool(x), sizes=[len(x)], labels=[0], classes=laid.classes)
-    return float((crossval.answers(body, test, learned, "cpu")[0].argmax(1).numpy() == y).mean())
+    return float((cross_validation.predict_estimator(body, test, learned, "cpu")[0].argmax(1).numpy() == y).mean())
 
 
-def judged(reading: Reading, truth: np.ndarray, seed: int) -> dict[str, Any]:
+def judged(reading: BagDataset, truth: np.ndarray, seed: int) -> dict[str, Any]:
     """What check says, beside the true shares."""
     started = time.process_time()
-    said = check_reading(reading, seed).to_json()
+    said = check(reading, seed).to_json()
     seconds = time.process_time() - started
-    label = reading.laid.label[reading.laid.bag].numpy()
-    true = {c: float((truth[label == k] == k).mean()) for k, c in enumerate(reading.laid.classes) if (label == k).any()}
+    label = reading.bags.label[reading.bags.bag].numpy()
+    true = {c: float((truth[label == k] == k).mean()) for k, c in enumerate(reading.bags.classes) if (label == k).any()}
     own = said["shares"]["classes"] if said["shares"] else {}
     return {
         "verdict": said["verdict"], "low": said["accuracy"]["low"], "high": said["accuracy"]["high"],
@@ -172,7 +173,7 @@ def summary(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def worths(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """How far trained models stay behind the best reached on their table, by what a class's bags are worth (bags times the
-    squared pull of their true shares): where ENOUGH of judging/prospects.py comes from."""
+    squared pull of their true shares): where ENOUGH of selection/check/learnability.py comes from."""
     plain = {k: r for k, r in runs.items() if r["scenario"] in SCENARIOS}
     best: dict[str, float] = {}
     for key, row in plain.items():
@@ -181,7 +182,7 @@ def worths(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, list[float]] = {}
     for key, row in plain.items():
         classes = len(row["shares"])
-        pulls = [prospects.pull(s[0], classes) for s in row["shares"].values()]
+        pulls = [learnability.signal_strength(s[0], classes) for s in row["shares"].values()]
         worth = row["bags"] / classes * float(np.mean(pulls)) ** 2
         place = next(f"{low} to {high}" for low, high in pairwise(WORTH) if worth < high)
         found.setdefault(place, []).append(best[key.split("/")[0]] - row["trained"])
@@ -203,15 +204,15 @@ def main() -> None:
                 for bags in numbers if scenario in SCENARIOS else numbers[1:2]:
                     key = f"{name}/{scenario}/{bags}/{seed}"
                     reading, truth, x, y = case(name, scenario, bags, seed)
-                    row = {"scenario": scenario, "bags": len(reading.laid), **judged(reading, truth, seed)}
+                    row = {"scenario": scenario, "bags": len(reading.bags), **judged(reading, truth, seed)}
                     if scenario != "lot":
                         row["trained"] = kept.get(key, {}).get("trained") or trained(reading, x, y, seed)
                     runs[key] = row
                     print(key, {k: row.get(k) for k in ("low", "trained", "high", "verdict")}, flush=True)
                     whole = {"seeds": args.seeds, "summary": {}, "runs": kept | runs}
-                    write_whole(args.out, lambda f, whole=whole: f.write((json.dumps(whole) + "\n").encode()))
+                    atomic_write(args.out, lambda f, whole=whole: f.write((json.dumps(whole) + "\n").encode()))
     whole = {"seeds": args.seeds, "torch": torch.__version__, "summary": summary(runs), "runs": runs}
-    write_whole(args.out, lambda f: f.write((json.dumps(whole, indent=1) + "\n").encode()))
+    atomic_write(args.out, lambda f: f.write((json.dumps(whole, indent=1) + "\n").encode()))
     print(json.dumps(whole["summary"], indent=1))
 
 

@@ -31,12 +31,12 @@ from plain import Pictures, PlainLoop, Tensors
 from torch import nn
 
 from headcount.bags import Bags, Pool
-from headcount.files import write_whole
-from headcount.judging import run as runs
-from headcount.models.model import Design, Model
-from headcount.training import speed
-from headcount.training.recipe import Recipe
-from headcount.training.steps import Training
+from headcount.experiments import run as runs
+from headcount.experiments.recipe import Recipe
+from headcount.io import atomic_write
+from headcount.models.network import Model, ModelConfig
+from headcount.training.accel import device as speed
+from headcount.training.trainer import Trainer
 
 PAPER = {"bags": 400, "size": 64, "images": 60_000, "side": 32, "classes": 10}
 SMALL = {"bags": 24, "size": 8, "images": 2_000, "side": 16, "classes": 10}
@@ -66,14 +66,14 @@ def made(bags: int, size: int, images: int, side: int, classes: int, share: int 
 def network(train: Bags, width: int) -> Model:
     torch.manual_seed(0)
     options = () if width == 64 else (("width", width),)
-    return Model(Design(train.pool.shape, train.classes, backbone_options=options))
+    return Model(ModelConfig(train.pool.shape, train.classes, backbone_options=options))
 
 
 def ours(
     train: Bags, valid: Bags, device: torch.device, width: int, precision: str, batch: int = 64
 ) -> Callable[[], float]:
     recipe = Recipe(source="digits", precision=precision, batch_bags=batch)
-    state = Training(network(train, width).to(device), train.to(device), valid.to(device), recipe)
+    state = Trainer(network(train, width).to(device), train.to(device), valid.to(device), recipe)
     epoch = iter(range(1 << 30))
 
     def one() -> float:
@@ -86,7 +86,7 @@ def ours(
 def plain(train: Bags, valid: Bags, device: torch.device, width: int, kind: type[Tensors], workers: int):
     model = network(train, width)
     layers = nn.Sequential(model.backbone, model.head.classifier).to(device)
-    mean, std = model.prepare.mean, model.prepare.std
+    mean, std = model.normalize.mean, model.normalize.std
     return PlainLoop(layers, kind(train, mean, std), kind(valid, mean, std), 64, 3e-4, workers).epoch
 
 
@@ -152,10 +152,10 @@ def first_step(file: str, precision: str, more: dict[str, int]) -> None:
     """In a process of its own: a run of one epoch as any other, which says how far it is."""
     print("imported", flush=True)
     recipe = Recipe(source=file, precision=precision, epochs=1, **more)
-    runs.bags_for(recipe, speed.device_for("auto"))
+    runs.make_bags(recipe, speed.resolve_device("auto"))
     print("bags", flush=True)
     for name, said in (("step", "first_step"), ("train_epoch", "first_training"), ("valid_loss", "first_epoch")):
-        setattr(Training, name, _telling(getattr(Training, name), said))
+        setattr(Trainer, name, _telling(getattr(Trainer, name), said))
     with tempfile.TemporaryDirectory() as out:
         runs.run(recipe, out)
         print("record", flush=True)
@@ -181,13 +181,24 @@ def whole_runs(file: Path, epochs: int, precision: str, more: dict[str, int]) ->
     recipe = Recipe(source=str(file), precision=precision, epochs=epochs, **more)
     words = [f"--set={name}={value}" for name, value in {**more, "precision": precision}.items()]
     with tempfile.TemporaryDirectory() as out:
-        command = ["-m", "headcount.cli", "run", "--source", str(file), "--epochs", str(epochs), "--out", out, *words]
+        command = [
+            "-m",
+            "headcount.cli.main",
+            "run",
+            "--source",
+            str(file),
+            "--epochs",
+            str(epochs),
+            "--out",
+            out,
+            *words,
+        ]
         begun = time.perf_counter()
         subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
         seconds = {"seconds_per_run": time.perf_counter() - begun}
-        runs.run(recipe.but(epochs=2), out)
+        runs.run(recipe.replace(epochs=2), out)
         begun = time.perf_counter()
-        runs.run(recipe.but(fold=1), out)
+        runs.run(recipe.replace(fold=1), out)
         seconds["seconds_per_further_run"] = time.perf_counter() - begun
     return seconds | {"runs_per_hour": 3600 / seconds["seconds_per_further_run"]}
 
@@ -232,12 +243,12 @@ def main() -> None:
     args = parser.parse_args()
     if args.first_step:
         return first_step(*args.first_step)
-    device = speed.device_for("auto")
+    device = speed.resolve_device("auto")
     card = device.type == "cuda"
-    precision, workers = ("bf16" if card else "tf32"), min(8, speed.cores())
+    precision, workers = ("bf16" if card else "tf32"), min(8, speed.n_cores())
     base, width = (SMALL, 8) if args.small else (PAPER, 64)
     result = {
-        "device": speed.describe(device),
+        "device": speed.device_name(device),
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
         "workers": workers,
         "sizes": base,
@@ -253,7 +264,7 @@ def main() -> None:
         print(json.dumps(news or found), flush=True)
         result.update(found)
         if args.out:
-            write_whole(args.out, lambda f: f.write(json.dumps(result, indent=1).encode()))
+            atomic_write(args.out, lambda f: f.write(json.dumps(result, indent=1).encode()))
 
     if "ways" not in result:
         keep(ways(base, device, width, precision, workers))

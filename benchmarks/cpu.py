@@ -15,22 +15,22 @@ import torch
 from plain import Pictures, PlainLoop, Tensors
 from torch import nn
 
-from headcount.demo import recipes
-from headcount.judging import run as runs
-from headcount.training import speed
-from headcount.training.steps import Training
+from headcount.cli.demo import recipes
+from headcount.experiments import run as runs
+from headcount.training.accel import device
+from headcount.training.trainer import Trainer
 
 EPOCHS = 15
 
 
 def main() -> None:
     recipe = recipes(1)[3]
-    bags = {name: b.blind() for name, b in runs.bags_for(recipe).items()}
-    state = Training(runs.model_for(recipe, bags["train"]), bags["train"], bags["valid"], recipe)
+    bags = {name: b.blind() for name, b in runs.make_bags(recipe).items()}
+    state = Trainer(runs.initial_model(recipe, bags["train"]), bags["train"], bags["valid"], recipe)
 
     def plain(kind: type[Tensors]) -> PlainLoop:
-        model = runs.model_for(recipe, bags["train"])
-        data = [kind(bags[name], model.prepare.mean, model.prepare.std) for name in ("train", "valid")]
+        model = runs.initial_model(recipe, bags["train"])
+        data = [kind(bags[name], model.normalize.mean, model.normalize.std) for name in ("train", "valid")]
         layers = nn.Sequential(model.backbone, model.head.classifier)
         return PlainLoop(layers, *data, recipe.batch_bags, recipe.lr, workers=0)
 
@@ -50,7 +50,7 @@ def main() -> None:
         print(
             f"{name:16} {1 / seconds[name]:8.1f} epochs/s  {seconds[name] * 1e3:7.1f} ms per epoch  {ratio:5.1f} times ours"
         )
-    print(f"{speed.describe(torch.device('cpu'))}, torch {torch.__version__}")
+    print(f"{device.device_name(torch.device('cpu'))}, torch {torch.__version__}")
     print(json.dumps(seconds))
 
 

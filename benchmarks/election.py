@@ -13,9 +13,10 @@ import time
 import numpy as np
 import torch
 
-from headcount.bags import Segments, elections
-from headcount.data import shares
-from headcount.models.heads.election import LARGEST, Election, form_of, scores
+from headcount.bags import Segments
+from headcount.datasets import share_sampler
+from headcount.majority import vote_likelihood
+from headcount.models.heads.election import MAX_COUNTED_VOTES, Election, choose_form, election_log_probs
 
 FORMS = ("independent", "conditioned", "normal")
 VOTERS = {"vague": (0.8, 0.5), "unsure": (2.5, 1.0), "confident": (6.0, 1.5)}  # logit of the own class, noise on all
@@ -40,7 +41,7 @@ def bag(share: np.ndarray, n: int, voters: str, rng: np.random.Generator) -> tor
 
 
 def said(z: torch.Tensor, form: str) -> np.ndarray:
-    return scores(z, Segments.from_sizes([len(z)]), form).softmax(1)[0].numpy()
+    return election_log_probs(z, Segments.from_sizes([len(z)]), form).softmax(1)[0].numpy()
 
 
 def errors(cases, judge, forms) -> tuple[dict[str, float], dict[str, float], float]:
@@ -71,7 +72,7 @@ def small(rng: np.random.Generator) -> None:
     for c, n in ((2, 2), (2, 9), (2, 40), (3, 4), (3, 8), (3, 20), (4, 5), (4, 12), (5, 8), (6, 6), (10, 3), (10, 6)):
         cases = [bag(rng.dirichlet(np.ones(c)), n, v, rng) for v in VOTERS for _ in range(20)]
         most, mean, _ = errors(cases, lambda z: said(z, "exact"), FORMS)
-        auto = "exact" if c == 2 else form_of("auto", n, c)
+        auto = "exact" if c == 2 else choose_form("auto", n, c)
         row(c, n, auto, *(f"{most[f]:.3f} ({mean[f]:.3f})" for f in FORMS))
 
 
@@ -81,9 +82,9 @@ def large(rng: np.random.Generator, draws: int, bags: int) -> None:
     for n, c in ((24, 5), (64, 10), (200, 10)):
         for scenario in ("small", "various", "large"):
             for voters in VOTERS:
-                share = shares.conditional(scenario, c, max(bags, 10), rng)[:bags]
+                share = share_sampler.sample_shares(scenario, c, max(bags, 10), rng)[:bags]
                 cases = [bag(s, n, voters, rng) for s in share]
-                forms = ("normal",) if n > LARGEST else FORMS
+                forms = ("normal",) if n > MAX_COUNTED_VOTES else FORMS
                 number = max(1000, draws * 64 // max(n, 64))
                 most, mean, sure = errors(cases, lambda z, d=number: vote(z.softmax(1).numpy(), d, rng), forms)
                 cells = [f"{most[f]:.3f} ({mean[f]:.3f})" if f in forms else "" for f in FORMS]
@@ -119,7 +120,7 @@ def slopes(bags: int = 200) -> None:
         exact, cells = torch.zeros(0), []
         for form in ("exact", *FORMS):
             z = z.detach().requires_grad_()
-            lost = -scores(z, Segments.from_sizes([16] * bags), form).log_softmax(1)[:, 0].sum()
+            lost = -election_log_probs(z, Segments.from_sizes([16] * bags), form).log_softmax(1)[:, 0].sum()
             slope = torch.autograd.grad(lost, z)[0].reshape(bags, -1)
             exact = slope if form == "exact" else exact
             cells.append(f"{slope.abs().max():.2f}, {torch.cosine_similarity(slope, exact).min():.2f}")
@@ -132,11 +133,11 @@ def ways() -> None:
     for n in (24, 64, 128):
         z = torch.randn(64 * n, 10, generator=torch.Generator().manual_seed(0), requires_grad=True)
         cells = []
-        for way in (elections.one_by_one, elections.two_by_two):
+        for way in (vote_likelihood.count_pmf_sequential, vote_likelihood.count_pmf_tree):
             times = []
             for _ in range(5):
                 begun = time.perf_counter()
-                way(*(t.unflatten(0, (64, n)) for t in elections.ballots(z))).sum().backward()
+                way(*(t.unflatten(0, (64, n)) for t in vote_likelihood.log_p_and_complement(z))).sum().backward()
                 times.append(time.perf_counter() - begun)
             cells.append(f"{1e3 * min(times):.0f}")
         row(n, *cells)

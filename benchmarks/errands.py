@@ -18,7 +18,7 @@ from pathlib import Path
 
 import campaign
 
-from headcount.training.recipe import Recipe
+from headcount.experiments.recipe import Recipe
 
 LEAST = 0.4  # minutes: nothing is begun with less
 

@@ -17,7 +17,7 @@ import torch
 from headcount.bags import Segments
 from headcount.models.backbones import ResNet18
 from headcount.models.heads import HEADS, Batch, build_head
-from headcount.training import speed
+from headcount.training.accel import device as speed
 
 SIZE, DIM, CLASSES = 64, 512, 10
 
@@ -50,7 +50,7 @@ def saved_bytes(step) -> int:
 
 def head_step(name: str, bags: int, device: torch.device):
     head = build_head(name, DIM, CLASSES, {}).to(device)
-    head.enrol(bags, bags * SIZE)
+    head.setup_memory(bags, bags * SIZE)
     head.train()
     h = torch.randn(bags * SIZE, DIM, device=device).relu().requires_grad_()
     segments = Segments.from_sizes([SIZE] * bags, device=device)
@@ -59,7 +59,7 @@ def head_step(name: str, bags: int, device: torch.device):
         segments=segments,
         target=torch.eye(CLASSES, device=device)[label % CLASSES],
         bag=label,
-        place=torch.arange(bags * SIZE, device=device),
+        position=torch.arange(bags * SIZE, device=device),
         known=torch.zeros(bags * SIZE, dtype=torch.int64, device=device),
         epoch=torch.zeros((), dtype=torch.int64, device=device),
     )
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="auto")
     args = parser.parse_args()
-    device = speed.device_for(args.device)
+    device = speed.resolve_device(args.device)
     backbone = ResNet18(3).to(device).train()
     x = torch.randn(args.bags * SIZE, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
 
@@ -88,7 +88,7 @@ def main() -> None:
             loss.backward()
 
     base, base_bytes = median_seconds(whole, device, args.repeats), saved_bytes(whole)
-    print(f"{args.bags} bags of {SIZE}, forward and backward, {speed.describe(device)}, torch {torch.__version__}\n")
+    print(f"{args.bags} bags of {SIZE}, forward and backward, {speed.device_name(device)}, torch {torch.__version__}\n")
     print("| head | parameters | ms per bag | of the backbone | MiB kept per bag |\n|---|---|---|---|---|")
     per_bag = base / args.bags * 1e3
     kept = base_bytes / args.bags / 2**20

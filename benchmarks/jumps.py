@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from headcount.judging import records
-from headcount.judging.records import Record
+from headcount.experiments import records
+from headcount.experiments.records import Record
 
 FACTOR, LEAST = 5.0, 0.01
 METHODS = ("Counting Network w/o Count", "Counting Network", "Counting Network + MPEM")
@@ -33,7 +33,7 @@ def first_jump(epochs: np.ndarray, train: np.ndarray) -> int | None:
 def look(record: Record) -> dict[str, Any]:
     """When it was first seen to have jumped, whether the epoch kept comes after the last one that was quiet, and the least
     validation loss before the jump and of all."""
-    fitted = record.body["fit"]
+    fitted = record.data["fit"]
     epochs, train, valid = (np.array(fitted["curve"][name]) for name in ("epoch", "train", "valid"))
     jump = first_jump(epochs, train)
     return {
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--source", default="cifar10")
     parser.add_argument("--scenario", default="various")
     args = parser.parse_args()
-    found = [r for r in records.load(args.folder) if r.recipe.label in METHODS]
+    found = [r for r in records.load_records(args.folder) if r.recipe.label in METHODS]
     here = [r for r in found if (r.recipe.source, r.recipe.scenario) == (args.source, args.scenario)]
     runs = [look(r) for r in here]
     print("\n".join(lines(runs)))

@@ -1,8 +1,8 @@
-"""The kernels of training/kernels.py, one by one, on a card: microseconds for each way to run it.
+"""The kernels of training/accel/kernels.py, one by one, on a card: microseconds for each way to run it.
 
     python benchmarks/kernels.py
 
-64 bags of 64 images of 32x32. The settings in training/stem.py are the fastest found by this; beside them what cuDNN takes
+64 bags of 64 images of 32x32. The settings in training/accel/stem.py are the fastest found by this; beside them what cuDNN takes
 for the convolution alone.
 """
 
@@ -14,17 +14,17 @@ import torch
 from torch.nn import functional as F
 from triton.testing import do_bench
 
-from headcount.training import kernels, stem
-from headcount.training.stem import Way
+from headcount.training.accel import kernels, stem
+from headcount.training.accel.stem import KernelConfig
 
 n, K = 4096, 64
 HALF = {"device": "cuda", "dtype": torch.bfloat16}
 
 
-def calls() -> dict[str, tuple[Callable[[Way], object], list[Way]]]:
+def calls() -> dict[str, tuple[Callable[[KernelConfig], object], list[KernelConfig]]]:
     """Each kernel as a function of the way it is run, and the ways to try."""
     torch.manual_seed(0)
-    rows, pitch, stride, Y, X, P, Q = stem.Sizes.of(3, 32, 32)
+    rows, pitch, stride, Y, X, P, Q = stem.StemSizes.of(3, 32, 32)
     x, w = torch.randn(n, rows * pitch, **HALF), torch.randn(2 * K, stem.TAPS, **HALF)
     y, pooled, grad = (torch.randn(n * places, K, **HALF) for places in (Y * X, P * Q, P * Q))
     winner = torch.randint(0, 10, grad.shape, device="cuda", dtype=torch.uint8)
@@ -32,39 +32,58 @@ def calls() -> dict[str, tuple[Callable[[Way], object], list[Way]]]:
     sums, total = torch.empty(512, 2 * K, stem.TAPS, device="cuda"), torch.empty(512, K, device="cuda")
     pairs, windows, laid = n * Y * Q, len(grad), (rows, pitch, stride, Y, X, Q, K, stem.TAPS, stem.SPAN)
 
-    def mapped(way: Way) -> None:
-        parts, steps = way.shared(pairs, x.device)
+    def mapped(way: KernelConfig) -> None:
+        parts, steps = way.partition(pairs, x.device)
         kernels.mapped[(parts,)](x, w, y, *facts, pairs, steps, True, *laid, way.tile, **way.settings)
 
-    def crossed(way: Way) -> None:
-        parts, steps = way.shared(pairs, x.device)
+    def crossed(way: KernelConfig) -> None:
+        parts, steps = way.partition(pairs, x.device)
         kernels.crossed[(parts,)](x, y, sums, pairs, steps, *laid, way.tile, **way.settings)
 
-    def merged(way: Way) -> None:
+    def merged(way: KernelConfig) -> None:
         kernels.merge[(K // way.tile,)](
             *facts, line[0], line[1], 1e-5, line, 528, n * Y * X, K, 1024, way.tile, **way.settings
         )
 
-    def pool(way: Way) -> None:
+    def pool(way: KernelConfig) -> None:
         parts = (-(-windows // way.tile),)
         kernels.pool[parts](y, line, pooled, winner, windows, Y, X, P, Q, K, way.tile, **way.settings)
 
-    def dealt(way: Way) -> None:
-        parts, steps = way.shared(windows, x.device)
+    def dealt(way: KernelConfig) -> None:
+        parts, steps = way.partition(windows, x.device)
         own = (rows, pitch, stride, Y, P, Q, K, stem.TAPS, stem.SPAN, way.tile)
         kernels.dealt[(parts,)](grad, winner, x, sums, total, windows, steps, *own, **way.settings)
 
     return {
-        "MAPPED": (mapped, [Way(64, 8, 1, 2), Way(64, 8, 2, 1), Way(64, 8, 3, 1), Way(128, 8, 1, 1), Way(64, 4, 1, 2)]),
+        "MAPPED": (
+            mapped,
+            [
+                KernelConfig(64, 8, 1, 2),
+                KernelConfig(64, 8, 2, 1),
+                KernelConfig(64, 8, 3, 1),
+                KernelConfig(128, 8, 1, 1),
+                KernelConfig(64, 4, 1, 2),
+            ],
+        ),
         "CROSSED": (
             crossed,
-            [Way(64, 8, 2, 1), Way(64, 8, 3, 1), Way(32, 8, 3, 1), Way(32, 8, 4, 1), Way(128, 8, 1, 1)],
+            [
+                KernelConfig(64, 8, 2, 1),
+                KernelConfig(64, 8, 3, 1),
+                KernelConfig(32, 8, 3, 1),
+                KernelConfig(32, 8, 4, 1),
+                KernelConfig(128, 8, 1, 1),
+            ],
         ),
-        "MERGED": (merged, [Way(channels, warps, 1, 1) for channels in (4, 8, 16) for warps in (4, 8)]),
-        "POOL": (pool, [Way(16, 4, 1, 1), Way(32, 8, 1, 1)]),
+        "MERGED": (merged, [KernelConfig(channels, warps, 1, 1) for channels in (4, 8, 16) for warps in (4, 8)]),
+        "POOL": (pool, [KernelConfig(16, 4, 1, 1), KernelConfig(32, 8, 1, 1)]),
         "DEALT": (
             dealt,
-            [*(Way(32, 8, stages, 1) for stages in (1, 2, 3)), Way(16, 8, 2, 1), Way(16, 8, 3, 1)],
+            [
+                *(KernelConfig(32, 8, stages, 1) for stages in (1, 2, 3)),
+                KernelConfig(16, 8, 2, 1),
+                KernelConfig(16, 8, 3, 1),
+            ],
         ),
     }
 

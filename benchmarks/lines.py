@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from headcount.errors import choose
-from headcount.training.recipe import Recipe
+from headcount.errors import check_choice
+from headcount.experiments.recipe import Recipe
 
 OPTIONS = {
     "over": "instances", "form": "one", "decay": 0.995, "threshold": 0.95, "adapt": False, "align": 1.0, "start": 0.3,
@@ -27,7 +27,7 @@ TRUE_SHARE = {"various": 0.55, "small": 0.25, "large": 0.8}  # for the line that
 
 
 def but(recipe: Recipe, **options: Any) -> Recipe:
-    return recipe.but(options={**dict(recipe.options), **options})
+    return recipe.replace(options={**dict(recipe.options), **options})
 
 
 def _epochs(times: float) -> int:
@@ -35,12 +35,12 @@ def _epochs(times: float) -> int:
     return max(BEST.epochs // 4, round(BEST.epochs / max(1, times)))
 
 
-STEM = BEST.but(backbone="resnet18")
-BARE = STEM.but(views="none", mirror=False, epochs=30)  # what is seen unchanged is soon known by heart
-AUGMENTED = PAPER.but(views="image", mirror=True)  # flips and shifts, for those who ask for one view
+STEM = BEST.replace(backbone="resnet18")
+BARE = STEM.replace(views="none", mirror=False, epochs=30)  # what is seen unchanged is soon known by heart
+AUGMENTED = PAPER.replace(views="image", mirror=True)  # flips and shifts, for those who ask for one view
 GROUPS: dict[str, dict[str, Recipe]] = {
     "main": {"best": BEST},
-    "twin": {"supervised twin": BEST.but(head="supervised", options=TWIN)},
+    "twin": {"supervised twin": BEST.replace(head="supervised", options=TWIN)},
     "ablation": {
         "instance term alone": but(BEST, teach=0.0, bag=0.0),
         "bag term alone": but(BEST, instance=0.0, teach=0.0, bag=1.0, vote=0.0, over="bags"),
@@ -58,28 +58,28 @@ GROUPS: dict[str, dict[str, Recipe]] = {
         "teacher is the pupil": but(BEST, decay=0.0),
         "slow teacher": but(BEST, decay=0.999),
         "tilt of full rows": but(BEST, form="full"),
-        "shares of the label alone": BEST.but(options={k: v for k, v in OPTIONS.items() if k != "own"}),
-        "last epoch kept": BEST.but(selection="last"),
+        "shares of the label alone": BEST.replace(options={k: v for k, v in OPTIONS.items() if k != "own"}),
+        "last epoch kept": BEST.replace(selection="last"),
         "epochs judged under a temperature": but(BEST, tempered=True),
-        "two networks": but(BEST.but(backbone_options={"networks": 2}), networks=2),
-        "bags merged by four": BEST.but(trouble={"merge": 4}, batch_bags=2),
+        "two networks": but(BEST.replace(backbone_options={"networks": 2}), networks=2),
+        "bags merged by four": BEST.replace(trouble={"merge": 4}, batch_bags=2),
         "tilt given": BEST,  # its share is filled in by scenario
-        "weak views only": BEST.but(views="flip_crop"),
-        "no views": BEST.but(views="none", mirror=False),
-        "ResNet18, 3x3 stem": BEST.but(backbone="resnet18", backbone_options={"stem": "small"}),
-        "ResNet18, 3x3 stem and pooling": BEST.but(backbone="resnet18", backbone_options={"stem": "pool"}),
-        "rate 0.1": BEST.but(lr=0.1),
-        "rate down twice": but(BEST.but(schedule="twice"), start=0.5),
-        "AdamW": BEST.but(optimizer="adamw", lr=1e-3, weight_decay=0.05),
-        "50 epochs": BEST.but(epochs=50),
-        "200 epochs": BEST.but(epochs=200),
+        "weak views only": BEST.replace(views="flip_crop"),
+        "no views": BEST.replace(views="none", mirror=False),
+        "ResNet18, 3x3 stem": BEST.replace(backbone="resnet18", backbone_options={"stem": "small"}),
+        "ResNet18, 3x3 stem and pooling": BEST.replace(backbone="resnet18", backbone_options={"stem": "pool"}),
+        "rate 0.1": BEST.replace(lr=0.1),
+        "rate down twice": but(BEST.replace(schedule="twice"), start=0.5),
+        "AdamW": BEST.replace(optimizer="adamw", lr=1e-3, weight_decay=0.05),
+        "50 epochs": BEST.replace(epochs=50),
+        "200 epochs": BEST.replace(epochs=200),
     },
     "footing": {  # the paper's stem: without augmentation and with it
         "paper's stem, nothing else: tilt": BARE,
-        "paper's stem, nothing else: supervised twin": BARE.but(head="supervised", options={**TWIN, "views": 1}),
+        "paper's stem, nothing else: supervised twin": BARE.replace(head="supervised", options={**TWIN, "views": 1}),
         "paper's stem, augmented: tilt": STEM,
         **{
-            f"paper's stem, augmented{how}: {name}": recipe.but(head=head, options=options)
+            f"paper's stem, augmented{how}: {name}": recipe.replace(head=head, options=options)
             for how, recipe in {"": AUGMENTED, ", tilt's optimizer and epochs": STEM}.items()
             for name, head, options in (
                 ("count", "count", {}),
@@ -89,21 +89,23 @@ GROUPS: dict[str, dict[str, Recipe]] = {
         },
     },
     "robust": {
-        **{f"{r:.0%} wrong labels": BEST.but(trouble={"wrong": r}) for r in (0.1, 0.2, 0.3)},
+        **{f"{r:.0%} wrong labels": BEST.replace(trouble={"wrong": r}) for r in (0.1, 0.2, 0.3)},
         **{
-            f"bags of {n}": BEST.but(bag_size=n, batch_bags=512 // n, epochs=_epochs(n / 64))  # 512 instances a step
+            f"bags of {n}": BEST.replace(
+                bag_size=n, batch_bags=512 // n, epochs=_epochs(n / 64)
+            )  # 512 instances a step
             for n in (8, 32, 128, 512)
         },
         **{
-            f"{n} bags": BEST.but(train_bags=n, valid_bags=max(20, n // 4), epochs=_epochs(n / 400))
+            f"{n} bags": BEST.replace(train_bags=n, valid_bags=max(20, n // 4), epochs=_epochs(n / 400))
             for n in (50, 200, 800, 3200)
         },
-        "unequal classes": BEST.but(trouble={"unequal": 10.0}),
-        "a class that never wins": BEST.but(trouble={"never": 9}),
+        "unequal classes": BEST.replace(trouble={"unequal": 10.0}),
+        "a class that never wins": BEST.replace(trouble={"never": 9}),
     },
 }
 GROUPS["robust count"] = {  # the Counting Network beside it, 4,096 instances a step, 600 epochs where tilt has 100
-    f"{name}, count": PAPER.but(
+    f"{name}, count": PAPER.replace(
         epochs=6 * r.epochs,
         batch_bags=4096 // r.bag_size,
         **{what: getattr(r, what) for what in ("bag_size", "train_bags", "valid_bags", "trouble")},
@@ -115,11 +117,13 @@ LINES = {name: recipe for group in GROUPS.values() for name, recipe in group.ite
 
 def line(name: str, source: str, scenario: str, fold: int) -> Recipe:
     """A line's recipe for these data."""
-    recipe = LINES[name].but(source=source, scenario=scenario, fold=fold)
+    recipe = LINES[name].replace(source=source, scenario=scenario, fold=fold)
     if name == "tilt given":
         recipe = but(recipe, share=TRUE_SHARE[scenario])
     if source == "svhn":
-        recipe = recipe.but(views={"image": "digit", "flip_crop": "crop"}.get(recipe.views, recipe.views), mirror=False)
+        recipe = recipe.replace(
+            views={"image": "digit", "flip_crop": "crop"}.get(recipe.views, recipe.views), mirror=False
+        )
     return recipe
 
 
@@ -127,5 +131,5 @@ def names_of(text: str) -> list[str]:
     """Lines by name, groups as their lines. Some names have commas: those stand alone, or between semicolons."""
     words = [text] if text in LINES else [word.strip() for word in text.split(";" if ";" in text else ",")]
     for word in words:
-        choose("line", word, [*GROUPS, *LINES])
+        check_choice("line", word, [*GROUPS, *LINES])
     return [name for word in words for name in GROUPS.get(word, [word])]

@@ -19,8 +19,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from headcount.training import kernels, stem
-from headcount.training.stem import Way
+from headcount.training.accel import kernels, stem
+from headcount.training.accel.stem import KernelConfig
 
 CARD = GPUTarget("cuda", 90, 32)  # Hopper
 KINDS = {"*bf16": "x w y grad pooled", "*u8": "winner", "*fp32": "mean spread count line out total"}
@@ -28,7 +28,7 @@ SHOWN = ("SHFL", "LDG", "LDGSTS", "STS", "LDS", "LDSM", "HGMMA", "STG", "BAR", "
 INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?\w+\s+)?([A-Z][A-Z0-9_]*)[^;\n]*?(0x[0-9a-f]+)?\s*;", re.M)
 
 
-def compiled(kernel: Any, way: Way, constants: dict[str, Any]) -> bytes:
+def compiled(kernel: Any, way: KernelConfig, constants: dict[str, Any]) -> bytes:
     kinds = {name: kind for kind, names in KINDS.items() for name in names.split()}
     fixed = {name: value for name, value in constants.items() if name in kernel.arg_names} | {"TILE": way.tile}
     signature = {n: "constexpr" if n in fixed else kinds.get(n, "i32") for n in kernel.arg_names}
@@ -55,7 +55,7 @@ def loops(code: str) -> list[Counter]:
 
 
 def main() -> None:
-    rows, pitch, stride, Y, X, P, Q = stem.Sizes.of(3, 32, 32)
+    rows, pitch, stride, Y, X, P, Q = stem.StemSizes.of(3, 32, 32)
     constants = {
         "ROWS": rows, "PITCH": pitch, "STRIDE": stride, "Y": Y, "X": X, "P": P, "Q": Q, "K": 64,
         "TAPS": stem.TAPS, "SPAN": stem.SPAN, "LEARNS": True,

@@ -28,9 +28,9 @@ from campaign import campaign
 from lines import LINES, but, line, names_of
 from scoreboard import summary, table
 
-from headcount.files import write_whole
-from headcount.judging.records import Record
-from headcount.training.recipe import Recipe
+from headcount.experiments.recipe import Recipe
+from headcount.experiments.records import Record
+from headcount.io import atomic_write
 
 
 def main() -> None:
@@ -58,7 +58,7 @@ def main() -> None:
         return
     if args.summary:
         body = json.dumps(summary(args.summary), indent=1) + "\n"
-        write_whole(args.summary / "summary.json", lambda f: f.write(body.encode()))
+        atomic_write(args.summary / "summary.json", lambda f: f.write(body.encode()))
         return
     if args.table:
         print(table(summary(args.table)))
@@ -94,12 +94,12 @@ def tuned(
         if found < least:
             chosen, least = [*chosen, *words], found
             text = " ".join(chosen).encode()
-            write_whole(out / "chosen.txt", lambda f, text=text: f.write(text))
+            atomic_write(out / "chosen.txt", lambda f, text=text: f.write(text))
 
 
 def criterion_of(recipe: Recipe, out: Path) -> float:
     """What the validation bags say of a run that has a record."""
-    return Record.read(out / f"{recipe.key}.json").body["tilt"]["criterion"]
+    return Record.read(out / f"{recipe.key}.json").data["tilt"]["criterion"]
 
 
 def changed(recipe: Recipe, words: list[str]) -> Recipe:
@@ -107,7 +107,7 @@ def changed(recipe: Recipe, words: list[str]) -> Recipe:
     for word in words:
         name, _, value = word.partition("=")
         own = name.removeprefix("option.")
-        recipe = but(recipe, **{own: json.loads(value)}) if own != name else recipe.but(**{name: json.loads(value)})
+        recipe = but(recipe, **{own: json.loads(value)}) if own != name else recipe.replace(**{name: json.loads(value)})
     return recipe
 
 

@@ -19,13 +19,13 @@ from pathlib import Path
 import torch
 
 from headcount.bags import Bags, Pool
-from headcount.files import write_whole
-from headcount.judging.candidates import Candidate
-from headcount.judging.networks import recipe_for
-from headcount.judging.run import bags_for
-from headcount.models.model import say
-from headcount.training.criterion import judge
-from headcount.training.recipe import Recipe
+from headcount.experiments.recipe import Recipe
+from headcount.experiments.run import make_bags
+from headcount.io import atomic_write
+from headcount.majority.criterion import evaluate_criterion
+from headcount.models.network import predict
+from headcount.selection.methods import Method
+from headcount.selection.network_defaults import network_recipe
 
 TRIED = {
     "quick, a share for each label": ("quick", {"form": "class"}),
@@ -51,23 +51,23 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     recipe = Recipe(source=args.source, train_bags=160, valid_bags=40, test_bags=40, bag_size=24)
-    parts = {name: halved(bags) for name, bags in bags_for(recipe, torch.device("cpu")).items()}
+    parts = {name: halved(bags) for name, bags in make_bags(recipe, torch.device("cpu")).items()}
     train, valid, test = parts["train"].blind(), parts["valid"].blind(), parts["test"]
     rows = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
     for name, (backbone, options) in TRIED.items():
         if name in rows:
             continue
         begun = time.monotonic()
-        how = recipe_for("tilt", train, backbone=backbone, views=None, epochs=args.epochs, options=options)
-        body = Candidate("tilt", "Tilt", how).fit(train, valid).body
+        how = network_recipe("tilt", train, backbone=backbone, views=None, epochs=args.epochs, options=options)
+        body = Method("tilt", "Tilt", how).fit(train, valid).estimator
         seconds = time.monotonic() - begun
-        found = judge(say(body, valid).instance.softmax(1), valid)
-        right = (say(body, test).instance.argmax(1) == test.truth).float().mean()
+        found = evaluate_criterion(predict(body, valid).instance.softmax(1), valid)
+        right = (predict(body, test).instance.argmax(1) == test.truth).float().mean()
         rows[name] = {"criterion": round(found.loss, 4), "right": round(float(right), 4), "seconds": round(seconds)}
         print(name, rows[name], flush=True)
         if args.out:
             body_text = json.dumps(rows, indent=1) + "\n"
-            write_whole(args.out, lambda f, text=body_text: f.write(text.encode()))
+            atomic_write(args.out, lambda f, text=body_text: f.write(text.encode()))
 
 
 if __name__ == "__main__":

@@ -52,15 +52,15 @@ def write(folder: Path, rows: int, bags: int, shuffled: bool) -> None:
 
 
 def measure(path: Path) -> dict[str, float]:
-    from headcount.data.read import read
+    from headcount.readers.read import read
 
     base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     clock = [time.perf_counter()]
     reading = read(path)
     clock.append(time.perf_counter())
-    learned = reading.learn(np.arange(len(reading.laid) // 2))
+    learned = reading.fit_preprocessor(np.arange(len(reading.bags) // 2))
     clock.append(time.perf_counter())
-    bags = reading.bags(learned)
+    bags = reading.to_bags(learned)
     clock.append(time.perf_counter())
     steps = dict(zip(("read", "learn", "features"), np.diff(clock).round(2).tolist(), strict=True))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from campaign import campaign
 
-from headcount.errors import choose
-from headcount.judging.scores import REMOVALS
-from headcount.training import speed
-from headcount.training.recipe import Recipe
+from headcount.errors import check_choice
+from headcount.experiments.recipe import Recipe
+from headcount.experiments.scores import REMOVALS
+from headcount.training.accel import device as speed
 
 
 def wanted(
@@ -30,13 +30,13 @@ def wanted(
     base = Recipe(source=source, scenario=scenario, precision=precision, epochs=epochs)
     methods = {
         "count": base,
-        "without": base.but(options={"t1": 1.0}),
-        "nll": base.but(head="output_mean", options={"form": "nll"}),
-        "official": base.but(head="output_mean"),
+        "without": base.replace(options={"t1": 1.0}),
+        "nll": base.replace(head="output_mean", options={"form": "nll"}),
+        "official": base.replace(head="output_mean"),
     }
     chosen = only.split(",") if only else [*methods, "mpem"]
-    recipes = [method.but(fold=fold) for name, method in methods.items() if name in chosen for fold in range(5)]
-    return recipes + [base.but(fold=f, removal=r) for f in range(5) for r in removals if "mpem" in chosen]
+    recipes = [method.replace(fold=fold) for name, method in methods.items() if name in chosen for fold in range(5)]
+    return recipes + [base.replace(fold=f, removal=r) for f in range(5) for r in removals if "mpem" in chosen]
 
 
 def main() -> None:
@@ -52,9 +52,11 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="neither compiled nor captured")
     parser.add_argument("--minutes", type=float, default=9.0)
     args = parser.parse_args()
-    removals = tuple(float(choose("r", r, list(map(str, REMOVALS)))) for r in args.removal.split(",") if r) or REMOVALS
+    removals = (
+        tuple(float(check_choice("r", r, list(map(str, REMOVALS)))) for r in args.removal.split(",") if r) or REMOVALS
+    )
     recipes = (
-        recipe.but(seed=args.seed)
+        recipe.replace(seed=args.seed)
         for scenario in args.scenario.split(",")
         for recipe in wanted(args.source, scenario, args.precision, args.epochs, args.only, removals)
     )
@@ -65,12 +67,12 @@ def main() -> None:
 @contextmanager
 def plainly() -> Iterator[None]:
     """Steps as they are written, networks as they are laid out."""
-    before = speed.fast, speed.arrange
-    speed.fast, speed.arrange = lambda step, device: step, lambda model, device, precision: None
+    before = speed.cuda_graph, speed.optimize_layout
+    speed.cuda_graph, speed.optimize_layout = lambda step, device: step, lambda model, device, precision: None
     try:
         yield
     finally:
-        speed.fast, speed.arrange = before
+        speed.cuda_graph, speed.optimize_layout = before
 
 
 if __name__ == "__main__":

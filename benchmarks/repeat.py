@@ -24,23 +24,23 @@ from compare import PAPER, SMALL, made
 from lines import BEST
 
 from headcount.bags import Bags
-from headcount.judging.run import fresh_model
-from headcount.training import speed
-from headcount.training.recipe import Recipe
-from headcount.training.seeds import seed_for
-from headcount.training.steps import Training
+from headcount.experiments.recipe import Recipe
+from headcount.experiments.run import build_model
+from headcount.seeds import seed_for
+from headcount.training.accel import device as speed
+from headcount.training.trainer import Trainer
 
 
 def trained(recipe: Recipe, train: Bags, valid: Bags, device: torch.device) -> tuple[list[float], torch.Tensor, float]:
     """Losses of each epoch, all weights in a row, and the median seconds of an epoch."""
-    state = Training(fresh_model(recipe, train).to(device), train.to(device), valid.to(device), recipe)
+    state = Trainer(build_model(recipe, train).to(device), train.to(device), valid.to(device), recipe)
     losses, seconds = [], []
     for epoch in range(recipe.epochs):
         begun = time.perf_counter()
         torch.manual_seed(seed_for(recipe.seed, "noise", epoch))
         losses += [float(state.train_epoch(epoch)), float(state.valid_loss())]
         seconds.append(time.perf_counter() - begun)
-    weights = torch.cat([p.detach().flatten().float().cpu() for p in state.answering.parameters()])
+    weights = torch.cat([p.detach().flatten().float().cpu() for p in state.eval_model.parameters()])
     return losses, weights, sorted(seconds)[len(seconds) // 2]
 
 
@@ -53,13 +53,13 @@ def main() -> None:
     fixed = args.fixed.split(",") if args.fixed else []
     torch.backends.cudnn.deterministic = "cudnn" in fixed
     cast(Any, torch._inductor.config).deterministic = "compiler" in fixed
-    device = speed.device_for("auto")
+    device = speed.resolve_device("auto")
     precision = "bf16" if device.type == "cuda" else "fp32"
     train, valid = made(**(SMALL if args.small else PAPER))
     width = {"backbone_options": {"width": 8}} if args.small else {}
-    recipes = {"paper": Recipe(precision=precision), "tilt, photographs": BEST.but(precision=precision)}
+    recipes = {"paper": Recipe(precision=precision), "tilt, photographs": BEST.replace(precision=precision)}
     for name, recipe in recipes.items():
-        recipe = recipe.but(source="digits", epochs=args.epochs, **width)  # never loaded: the pixels are random
+        recipe = recipe.replace(source="digits", epochs=args.epochs, **width)  # never loaded: the pixels are random
         (first, weights, seconds), (again, others, _) = (trained(recipe, train, valid, device) for _ in range(2))
         apart = [i // 2 + 1 for i, (a, b) in enumerate(zip(first, again, strict=True)) if a != b]
         line = {

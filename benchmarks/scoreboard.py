@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from lines import GROUPS, LINES, TRUE_SHARE, line
 
-from headcount.judging.records import Record
-from headcount.training.recipe import Recipe
+from headcount.experiments.recipe import Recipe
+from headcount.experiments.records import Record
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -32,8 +32,8 @@ def summary(folder: Path) -> dict[str, Any]:
         if len(others := [folds[f].scores["instance_accuracy"] for f in sorted(folds) if f]) > 1:
             row |= {"mean_without_fold_0": round(np.mean(others), 5)}
         row["each"] = {str(f): round(float(folds[f].scores["instance_accuracy"]), 5) for f in sorted(folds)}
-        row["minutes"] = round(np.mean([r.body["provenance"]["seconds"] for r in folds.values()]) / 60, 2)
-        if found_tilts := [folds[f].body["tilt"] for f in sorted(folds) if "tilt" in folds[f].body]:
+        row["minutes"] = round(np.mean([r.data["provenance"]["seconds"] for r in folds.values()]) / 60, 2)
+        if found_tilts := [folds[f].data["tilt"] for f in sorted(folds) if "tilt" in folds[f].data]:
             keys = ("share", "true_share", "mix_error", "shares_error", "shares_error_in_context", "shares_inside")
             keys += ("shares_error_unlabelled", "shares_inside_unlabelled")  # which the first records lack
             means = {
@@ -42,7 +42,7 @@ def summary(folder: Path) -> dict[str, Any]:
                 if all(k in t for t in found_tilts)
             }
             row |= {"in_context": means.pop("context_instance_accuracy"), "tilt": means}
-            row["criteria"] = {str(f): folds[f].body["tilt"]["criterion"] for f in sorted(folds)}
+            row["criteria"] = {str(f): folds[f].data["tilt"]["criterion"] for f in sorted(folds)}
         where = said if name == "best" else said.setdefault("lines", {}).setdefault(name, {})
         where.setdefault(source, {})[scenario] = row
     return said

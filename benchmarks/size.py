@@ -95,40 +95,40 @@ def ready(asked: argparse.Namespace) -> tuple[Any, Any, Any, float]:
     import torch
 
     from headcount.bags import Bags, Pool
-    from headcount.judging.run import fresh_model
-    from headcount.training import speed
-    from headcount.training.recipe import Recipe
+    from headcount.experiments.recipe import Recipe
+    from headcount.experiments.run import build_model
+    from headcount.training.accel import device as speed
 
-    device = speed.device_for(asked.device)
+    device = speed.resolve_device(asked.device)
     torch.ones(64, 64, device=device) @ torch.ones(
         64, 64, device=device
     )  # libraries are loaded now, not in what follows
     before = peak_mib()
-    bags = Bags.of(Pool.mapped(asked.file), sizes=[len(np.load(asked.file, mmap_mode="r"))], labels=[1], classes=10)
+    bags = Bags.of(Pool.from_npy(asked.file), sizes=[len(np.load(asked.file, mmap_mode="r"))], labels=[1], classes=10)
     recipe = Recipe(backbone="mlp", epochs=1, chunk_instances=CHUNK)
-    return fresh_model(recipe, bags).to(device), bags, recipe, before
+    return build_model(recipe, bags).to(device), bags, recipe, before
 
 
 def of_fit(asked: argparse.Namespace) -> dict[str, Any]:
     """An epoch of training on the bag and its validation on it: it is read three times."""
-    from headcount.training.steps import Training
+    from headcount.training.trainer import Trainer
 
     model, bags, recipe, before = ready(asked)
-    state = Training(model, bags, bags, recipe)
+    state = Trainer(model, bags, bags, recipe)
     clock = Clock()
     loss = state.train_epoch(0).item()
     train = clock.read()
     state.valid_loss().item()
-    waited = round(state.train.waited + state.valid.waited, 3)
+    waited = round(state.train_loader.stall_seconds + state.valid_loader.stall_seconds, 3)
     return {**clock.read(), "train": train, "waited_seconds": waited, "loss": loss, **memory(before, asked)}
 
 
 def of_predict(asked: argparse.Namespace) -> dict[str, Any]:
-    from headcount.models.model import say
+    from headcount.models.network import predict
 
     model, bags, _, before = ready(asked)
     clock = Clock()
-    said = say(model, bags, batch_instances=CHUNK)
+    said = predict(model, bags, batch_instances=CHUNK)
     assert len(said.instance) == len(bags.index)
     return {**clock.read(), **memory(before, asked)}
 
@@ -161,18 +161,18 @@ def pace(asked: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from headcount.bags import Bags, Pool
-    from headcount.training import speed
+    from headcount.training.accel import device as speed
 
     rng = np.random.default_rng(0)
     sizes = rng.integers(500, 2000, 64)
     x = rng.standard_normal((int(sizes.sum()), DIM), dtype=np.float32)
     labels = rng.integers(0, 2, len(sizes))
-    device = speed.device_for(asked.device)
+    device = speed.resolve_device(asked.device)
     bags = Bags.of(Pool(x), sizes=sizes, labels=labels, classes=2).to(device)
     torchmil, why = found_torchmil()
     out: dict[str, Any] = {"instances": len(x), "bags": len(sizes), "threads": torch.get_num_threads()}
     out["versions"] = {"torch": torch.__version__, "python": platform.python_version()}
-    out["device"] = speed.describe(device)
+    out["device"] = speed.device_name(device)
     for batch in (1, 8):
         rounds = {"ours": ours(bags, batch, device)}
         if torchmil:
@@ -205,13 +205,13 @@ def found_torchmil() -> tuple[bool, str]:
 
 
 def ours(bags: Any, batch: int, device: Any) -> Any:
-    from headcount.models.model import Design, Model
-    from headcount.training.recipe import Recipe
-    from headcount.training.steps import Training
+    from headcount.experiments.recipe import Recipe
+    from headcount.models.network import Model, ModelConfig
+    from headcount.training.trainer import Trainer
 
     recipe = Recipe(backbone="linear", head="attention", batch_bags=batch, lr=1e-4, chunk_instances=CHUNK)
-    model = Model(Design((DIM,), bags.classes, "linear", head="attention")).to(device)
-    state = Training(model, bags, bags.take([0]), recipe)
+    model = Model(ModelConfig((DIM,), bags.classes, "linear", head="attention")).to(device)
+    state = Trainer(model, bags, bags.take([0]), recipe)
     return lambda: state.train_epoch(0)
 
 

@@ -22,12 +22,13 @@ import torch
 from lines import BEST
 
 from headcount.bags import Bags, Pool
-from headcount.judging.run import fresh_model
-from headcount.training import speed, steps
-from headcount.training.recipe import Recipe
+from headcount.experiments.recipe import Recipe
+from headcount.experiments.run import build_model
+from headcount.training import trainer
+from headcount.training.accel import device as speed
 
 CLASSES, SIZE = 10, 64
-ARRANGED = speed.arrange
+ARRANGED = speed.optimize_layout
 
 
 def random_bags(pool: Pool, bags: int, rng: np.random.Generator) -> Bags:
@@ -56,17 +57,17 @@ PHASES = {
 
 def build(
     of: str, precision: str, compile: str, device: torch.device, sizes: tuple[int, int] = (400, 100)
-) -> steps.Training:
+) -> trainer.Trainer:
     rng = np.random.default_rng(0)
     pool = Pool(rng.integers(0, 256, (60_000, 32, 32, 3), dtype=np.uint8)).to(device)
     bags = [random_bags(pool, n, rng).to(device) for n in sizes]
-    recipe = RECIPES[of].but(source="digits", precision=precision)  # never loaded: the pixels are random
-    return steps.Training(fresh_model(recipe, bags[0]).to(device), *bags, recipe, compile)
+    recipe = RECIPES[of].replace(source="digits", precision=precision)  # never loaded: the pixels are random
+    return trainer.Trainer(build_model(recipe, bags[0]).to(device), *bags, recipe, compile)
 
 
 def measure(
     name: str, of: str, phase: str, epochs: int, precision: str, compile: str, device: torch.device, **changes
-) -> tuple[dict, steps.Training]:
+) -> tuple[dict, trainer.Trainer]:
     at = PHASES[of][phase]
     gc.collect()
     torch.cuda.empty_cache()
@@ -136,7 +137,7 @@ KINDS = {  # of kernels, by their names; the first that fits
 }
 
 
-def profile(state: steps.Training, at: int) -> str:
+def profile(state: trainer.Trainer, at: int) -> str:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as prof:
         float(state.train_epoch(at))
     found = prof.key_averages()
@@ -156,11 +157,11 @@ def main() -> None:
     parser.add_argument("--variants", default="", help="some of them, with semicolons")
     parser.add_argument("--of", default="paper", choices=list(RECIPES))
     args = parser.parse_args()
-    device = speed.device_for("auto")
+    device = speed.resolve_device("auto")
     plain = {"fast": lambda f, d: f}
     cudnn = {"PointConv": torch.nn.Conv2d}
     usual = {"arrange": lambda model, device, precision: None}
-    one = {**speed.COMBINED, "triton.cooperative_reductions": True}
+    one = {**speed.COMBO_KERNELS, "triton.cooperative_reductions": True}
     layers = {"arrange": lambda model, device, precision: ARRANGED(model, device, "tf32")}  # no kernel of our own
     variants = {
         "plain tf32": ("tf32", "off", plain),
@@ -180,7 +181,7 @@ def main() -> None:
     rows = []
     for name in chosen:
         precision, compile, changes = variants[name]
-        steps._encoder.cache_clear()
+        trainer._encoder.cache_clear()
         torch._dynamo.reset()
         for phase, at in PHASES[args.of].items():
             try:
@@ -194,7 +195,7 @@ def main() -> None:
                 torch.backends.cudnn.benchmark = False
             state = None
     result = {
-        "device": speed.describe(device),
+        "device": speed.device_name(device),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "rows": rows,

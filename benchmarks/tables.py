@@ -21,11 +21,11 @@ import torch
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from sklearn.ensemble import RandomForestClassifier
 
-from headcount.data.read import Reading, read
-from headcount.files import write_whole
-from headcount.fitting import fit_reading
-from headcount.judging import crossval
-from headcount.judging.candidates import BASELINES, candidates
+from headcount.io import atomic_write
+from headcount.readers.read import BagDataset, read
+from headcount.selection import cross_validation
+from headcount.selection.fit import fit
+from headcount.selection.methods import BASELINES, methods
 
 TABLES = {"digits": (load_digits, 12), "wine": (load_wine, 5), "breast cancer": (load_breast_cancer, 7)}
 MAJORITIES = {"wide": (0.35, 0.9), "close": (0.2, 0.5)}
@@ -53,7 +53,7 @@ def deal(y: np.ndarray, size: int, low: float, high: float, rng: np.random.Gener
     return bags, labels
 
 
-def reading_of(table: str, majority: str, seed: int) -> tuple[Reading, np.ndarray, np.ndarray, float]:
+def reading_of(table: str, majority: str, seed: int) -> tuple[BagDataset, np.ndarray, np.ndarray, float]:
     """The bags, the held-out instances and their classes, and the true mean share of the majority."""
     load, size = TABLES[table]
     x, y = load(return_X_y=True)
@@ -74,18 +74,18 @@ def one(table: str, majority: str, seed: int) -> dict[str, Any]:
     """One fit, the other methods trained on the same bags, and all of them asked about held-out instances."""
     reading, x, y, share = reading_of(table, majority, seed)
     start = time.perf_counter()
-    fitted = fit_reading(reading, folds=FOLDS, seed=seed, device="cpu")
+    fitted = fit(reading, folds=FOLDS, seed=seed, device="cpu")
     took = time.perf_counter() - start
-    losses = {c["name"]: c["loss"] for c in fitted.facts["candidates"]}
-    kept = fitted.facts["method"]["name"]
+    losses = {c["name"]: c["loss"] for c in fitted.metadata["candidates"]}
+    kept = fitted.metadata["method"]["name"]
     new = read({"features": x, "sizes": np.ones(len(x), int)}, classes=fitted.classes, need_labels=False)
-    laid = reading.laid.blind()
-    split = crossval.inner(laid, np.arange(len(laid)), np.zeros(0, int), seed)
-    train, valid, _, learned = crossval.prepared(reading, split)
+    laid = reading.bags.blind()
+    split = cross_validation.train_valid_split(laid, np.arange(len(laid)), np.zeros(0, int), seed)
+    train, valid, _, learned = cross_validation.prepare_split(reading, split)
     accuracy = {}
-    for c in candidates("auto", train):
-        body = fitted.body if c.name == kept else c.fit(train, valid, seed=seed).body
-        said = crossval.answers(body, new.bags(learned), learned, "cpu")[0]
+    for c in methods("auto", train):
+        body = fitted.estimator if c.name == kept else c.fit(train, valid, seed=seed).estimator
+        said = cross_validation.predict_estimator(body, new.to_bags(learned), learned, "cpu")[0]
         accuracy[c.name] = float((said.argmax(1).numpy() == y).mean())
     bound = RandomForestClassifier(100, min_samples_leaf=3, random_state=seed)
     load, _ = TABLES[table]
@@ -95,8 +95,8 @@ def one(table: str, majority: str, seed: int) -> dict[str, Any]:
     bound.fit(told_x[rest].astype(np.float32), told_y[rest])
     return {
         "table": table, "majority": majority, "seed": seed, "bags": len(laid), "share": share,
-        "estimated_share": float(fitted.tilt.share.mean()), "kept": kept, "loss": losses, "accuracy": accuracy,
-        "bag_accuracy": fitted.facts["scores"]["bag_accuracy"], "told": float((bound.predict(x) == y).mean()),
+        "estimated_share": float(fitted.transition.share.mean()), "kept": kept, "loss": losses, "accuracy": accuracy,
+        "bag_accuracy": fitted.metadata["scores"]["bag_accuracy"], "told": float((bound.predict(x) == y).mean()),
         "seconds": round(took, 1),
     }  # fmt: skip
 
@@ -154,7 +154,7 @@ def main() -> None:
                     continue
                 runs.append(one(table, majority, seed))
                 body = {"command": "python benchmarks/tables.py", "folds": FOLDS, "runs": runs}
-                write_whole(asked.out, lambda f, body=body: f.write(json.dumps(body, indent=1).encode()))
+                atomic_write(asked.out, lambda f, body=body: f.write(json.dumps(body, indent=1).encode()))
                 print({k: v for k, v in runs[-1].items() if k != "loss"}, flush=True)
     print(shown(runs))
 

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from headcount.bags import Segments, steepness, tilt
+from headcount.bags import Segments
+from headcount.majority import transition, transition_em
 
 ROOT = Path(__file__).parent.parent
 
@@ -203,13 +204,13 @@ def climbed(seen: np.ndarray, symbols: np.ndarray, labels: np.ndarray, rounds: i
     the present tilt, one step of the tilt's EM on held-out bags, and again."""
     C, size = seen.shape[1], symbols.shape[1]
     target = torch.eye(C, dtype=torch.float64)[torch.from_numpy(labels)]
-    rows, seen_labels = target.repeat_interleave(size, 0), steepness.labels_of(size * target.sum(0))
-    mix = tilt.mix_of(torch.tensor(steepness.first_guess(size, C), dtype=torch.float64), C)
+    rows, seen_labels = target.repeat_interleave(size, 0), transition_em.label_prior_from_counts(size * target.sum(0))
+    mix = transition.mix_from_shares(torch.tensor(transition_em.initial_share(size, C), dtype=torch.float64), C)
     eta = None
     for _ in range(rounds):
-        eta = learned(seen, tilt.matrix_of(mix, seen_labels).numpy(), 800 if eta is None else 20, eta)
-        heap = steepness.heaped(torch.from_numpy(eta[symbols.ravel()]), rows, mix, seen_labels)
-        mix = steepness.settled(heap, target.sum(0), "full", steepness.floor(size, C))
+        eta = learned(seen, transition.transition_matrix(mix, seen_labels).numpy(), 800 if eta is None else 20, eta)
+        heap = transition_em.e_step(torch.from_numpy(eta[symbols.ravel()]), rows, mix, seen_labels)
+        mix = transition_em.m_step(heap, target.sum(0), "full", transition_em.min_majority_share(size, C))
     return float(mix.diagonal().mean())
 
 
@@ -231,7 +232,7 @@ def estimated(
             symbols, labels = draw(w, max(20, B // 4), 16, share, rng)
             segments = Segments.from_sizes([16] * len(symbols))
             target = torch.eye(4)[torch.from_numpy(labels)]
-            with_it = steepness.estimate(torch.from_numpy(eta[symbols.ravel()]), segments, target).share
+            with_it = transition_em.estimate_transition(torch.from_numpy(eta[symbols.ravel()]), segments, target).share
             alone = [climbed(seen, symbols, labels, n) for n in rounds]
             found.append([float(np.mean(np.diag(T))), float(with_it.mean()), *alone])
         for values, mean in zip(list(rows.values())[1:], np.mean(found, 0).tolist(), strict=True):
@@ -240,13 +241,13 @@ def estimated(
 
 
 def main() -> None:
-    from headcount.showing import canvas
+    from headcount.reporting import svg
 
     def lines(name: str, rows: dict[str, list[float]], x: str, title: str, log: bool = False, only=None) -> None:
-        with canvas.panel(420, 300, (56, 34, 24, 46)) as (figure, ax):
+        with svg.panel(420, 300, (56, 34, 24, 46)) as (figure, ax):
             for (label, y), colour in zip(
                 [(k, v) for k, v in rows.items() if k != x and (only is None or k in only)],
-                canvas.PALETTE,
+                svg.PALETTE,
                 strict=False,
             ):
                 ax.plot(rows[x], y, "o-", color=colour, label=label)
@@ -260,7 +261,7 @@ def main() -> None:
             ax.set_title(title)
             ax.set_xlabel(x, loc="right")
             ax.legend(frameon=False, loc="best", fontsize="small")
-        canvas.save(figure, ROOT / "docs" / "img" / f"theory-{name}.svg")
+        svg.save(figure, ROOT / "docs" / "img" / f"theory-{name}.svg")
         print(name, {k: [round(v, 4) for v in values] for k, values in rows.items()}, flush=True)
 
     lines("consistency", consistency(), "bags", "error of the learned distribution", log=True)

@@ -20,14 +20,13 @@ import sklearn.datasets
 import torch
 
 from headcount.bags import Bags, Pool
-from headcount.data import shares as laws
-from headcount.files import write_whole
-from headcount.judging import run as runs
-from headcount.judging import shares
-from headcount.models.model import say
-from headcount.training import speed
-from headcount.training.recipe import Recipe
-from headcount.training.train import fit
+from headcount.datasets import share_sampler as laws
+from headcount.experiments import run as runs
+from headcount.experiments.recipe import Recipe
+from headcount.io import atomic_write
+from headcount.majority import calibration
+from headcount.models.network import predict
+from headcount.training.accel import device
 
 SIZE, BAGS = 24, {"train": 200, "valid": 50, "test": 50}
 METHODS: dict[str, dict[str, Any]] = {
@@ -58,14 +57,14 @@ def bags_of(data: str, seed: int) -> dict[str, Bags]:
     """Training, validation and test bags over disjoint instances."""
     name, scenario = data.split("/")
     if name == "digits":
-        return runs.bags_for(recipe_for(data, seed, 1))
+        return runs.make_bags(recipe_for(data, seed, 1))
     x, y = table(name, seed)
     rng = np.random.default_rng([seed, 7])
     order, classes, made, pool = rng.permutation(len(y)), int(y.max()) + 1, {}, Pool(x)
     for split, part in zip(BAGS, np.split(order, [int(0.6 * len(y)), int(0.8 * len(y))]), strict=True):
         of_class = [part[y[part] == k] for k in range(classes)]
         index, labels = [], []
-        for share in laws.conditional(scenario, classes, BAGS[split], rng):
+        for share in laws.sample_shares(scenario, classes, BAGS[split], rng):
             counts = rng.multinomial(SIZE, rng.permutation(share))
             index += [rng.choice(of_class[k], n) for k, n in enumerate(counts)]
             labels.append(counts.argmax())
@@ -77,18 +76,20 @@ def bags_of(data: str, seed: int) -> dict[str, Bags]:
 
 def recipe_for(data: str, seed: int, epochs: int, **method: Any) -> Recipe:
     base = Recipe(source="digits", bag_size=SIZE, train_bags=200, valid_bags=50, test_bags=50, epochs=epochs, lr=2e-3)
-    base = base.but(backbone="mlp", backbone_options={"hidden": 128}, batch_bags=32, views="noise", selection="mean")
+    base = base.replace(
+        backbone="mlp", backbone_options={"hidden": 128}, batch_bags=32, views="noise", selection="mean"
+    )
     name, scenario = data.split("/")
-    return base.but(seed=seed, fold=seed % 5 if name == "digits" else 0, scenario=scenario, **method)
+    return base.replace(seed=seed, fold=seed % 5 if name == "digits" else 0, scenario=scenario, **method)
 
 
 def train_and_score(recipe: Recipe, bags: dict[str, Bags]) -> dict[str, float]:
-    train, valid = (runs.learned_from(bags[split], recipe) for split in ("train", "valid"))
+    train, valid = (runs.hide_truth(bags[split], recipe) for split in ("train", "valid"))
     started = time.process_time()
-    model = fit(runs.fresh_model(recipe, train), train, valid, recipe).model
+    model = train(runs.build_model(recipe, train), train, valid, recipe).model
     seconds = time.process_time() - started
     test = bags["test"]
-    said, truth = say(model, test), test.truth
+    said, truth = predict(model, test), test.truth
     assert truth is not None
     found = {
         "instance": float((said.instance.argmax(1) == truth).float().mean()),
@@ -100,8 +101,8 @@ def train_and_score(recipe: Recipe, bags: dict[str, Bags]) -> dict[str, float]:
         assert known is not None
         found["share"] = float(model.head.estimate.share.mean())
         found["true share"] = float((known == bags["train"].label[bags["train"].bag]).float().mean())
-        context = shares.learn_context(say(model, valid).instance, valid)
-        answers = shares.answer(context, said.instance, test.blind())
+        context = calibration.fit_calibration(predict(model, valid).instance, valid)
+        answers = calibration.calibrated_probabilities(context, said.instance, test.blind())
         found["in context"] = float((answers.argmax(1) == truth).float().mean())
         found["context used"] = float(context.helps)
     return found
@@ -115,7 +116,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "tilt.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    where = {"device": speed.describe(torch.device("cpu")), "torch": torch.__version__}
+    where = {"device": device.device_name(torch.device("cpu")), "torch": torch.__version__}
     results: dict[str, Any] = {"seeds": args.seeds, "epochs": args.epochs, **where, "data": {}}
     for data in args.only.split(","):
         rows = results["data"].setdefault(data, {})
@@ -130,7 +131,7 @@ def main() -> None:
             extra = "".join(f"  {k} {v:.3f}" for k, v in means.items() if k not in ("instance", "bag", "seconds"))
             text = f"{means['instance']:.3f} ± {spread:.3f} ({means['bag']:.2f})  {means['seconds']:5.1f} s{extra}"
             print(f"{data:22} {method:26} {text}", flush=True)
-            write_whole(args.out, lambda f: f.write((json.dumps(results, indent=1) + "\n").encode()))
+            atomic_write(args.out, lambda f: f.write((json.dumps(results, indent=1) + "\n").encode()))
 
 
 if __name__ == "__main__":

@@ -24,15 +24,15 @@ from typing import Any
 import torch
 from step import PHASES, build
 
-from headcount.files import write_whole
-from headcount.training import speed
+from headcount.io import atomic_write
+from headcount.training.accel import device as speed
 
 Epoch = Callable[[], Any]
 
 
 def training(of: str, small: bool) -> Epoch:
     """An epoch of a training that has compiled, warmed up and captured what it needs."""
-    device = speed.device_for("auto")
+    device = speed.resolve_device("auto")
     state = build(of, "bf16" if device.type == "cuda" else "fp32", "auto", device, (6, 3) if small else (400, 100))
     at = list(PHASES[of].values())[-1]
 
@@ -119,9 +119,9 @@ def main() -> None:
         )
         print(json.dumps(rows[-1]), flush=True)
     if args.out:
-        device = speed.describe(speed.device_for("auto"))
+        device = speed.device_name(speed.resolve_device("auto"))
         body = json.dumps({"device": device, "torch": torch.__version__, "rows": rows}, indent=1) + "\n"
-        write_whole(args.out, lambda f: f.write(body.encode()))
+        atomic_write(args.out, lambda f: f.write(body.encode()))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ import csv
 import json
 from pathlib import Path
 
-from headcount.judging import records, select
-from headcount.showing import canvas, plots
+from headcount.experiments import records, select
+from headcount.reporting import plots, svg
 
 ROOT = Path(__file__).parent.parent
 
@@ -25,7 +25,7 @@ def main() -> None:
 
 def ablation(source: str) -> None:
     """The paper's methods, scenario Various: a dot for each fold."""
-    rows = [r for r in select.rows(records.load(ROOT / "results" / "paper")) if len(r.records) == 5]
+    rows = [r for r in select.rows(records.load_records(ROOT / "results" / "paper")) if len(r.records) == 5]
     rows = [r for r in rows if (r.source, r.scenario) == (source, "various")]
     scores = {r.label: [record.scores["instance_accuracy"] for record in r.records] for r in rows}
     scores = dict(sorted(scores.items(), key=lambda pair: -sum(pair[1]) / len(pair[1])))
@@ -36,17 +36,19 @@ def ablation(source: str) -> None:
 def paper() -> None:
     """Figures 6 to 9 for CIFAR-10, Various: of the paper's page, what there are records of."""
     found = [
-        r for r in records.load(ROOT / "results" / "paper") if (r.recipe.source, r.recipe.removal) == ("cifar10", 0)
+        r
+        for r in records.load_records(ROOT / "results" / "paper")
+        if (r.recipe.source, r.recipe.removal) == ("cifar10", 0)
     ]
     found = sorted((r for r in found if r.recipe.scenario == "various"), key=lambda r: r.recipe.fold)
     by_label = {name: [r for r in found if r.recipe.label == name] for name in ("Output+Mean", "Counting Network")}
-    gaps = {name: [v for r in some for v in r.body["share_difference"]] for name, some in by_label.items()}
-    figure = plots.share_boxes(gaps, dict(zip(gaps, (canvas.PALETTE[2], canvas.PALETTE[0]), strict=True)))
+    gaps = {name: [v for r in some for v in r.data["share_difference"]] for name, some in by_label.items()}
+    figure = plots.share_boxes(gaps, dict(zip(gaps, (svg.PALETTE[2], svg.PALETTE[0]), strict=True)))
     plots.save(figure, ROOT / "docs" / "img" / "cifar10_figure6.svg")
     first = by_label["Counting Network"][0].arrays()
     figure = plots.share_scatter(first["train_share_before"], first["train_share_after_0.5"])
     plots.save(figure, ROOT / "docs" / "img" / "cifar10_figure7.svg")
-    sweeps = [r.body["sweep"] for r in by_label["Counting Network"]]
+    sweeps = [r.data["sweep"] for r in by_label["Counting Network"]]
     purity, agreement, control = ([s[k] for s in sweeps] for k in ("purity", "agreement", "agreement_random"))
     plots.save(plots.purity(sweeps[0]["removal"], purity), ROOT / "docs" / "img" / "cifar10_figure8.svg")
     figure = plots.agreement(sweeps[0]["removal"], agreement, control)
@@ -55,7 +57,7 @@ def paper() -> None:
 
 def jumps() -> None:
     """The loss of four of the paper's trainings, on the training and on the validation bags."""
-    some = records.load(ROOT / "results" / "paper")
+    some = records.load_records(ROOT / "results" / "paper")
     some = [r for r in some if (r.recipe.source, r.recipe.scenario) == ("cifar10", "various")]
     found = {(r.recipe.label, r.recipe.removal, r.recipe.fold): r for r in some}
     shown = {
@@ -64,27 +66,27 @@ def jumps() -> None:
         "MPEM, r = 0.8, fold 2": ("Counting Network + MPEM", 0.8, 2),
         "MPEM, r = 1, fold 3": ("Counting Network + MPEM", 1.0, 3),
     }
-    with canvas.panel(900, 260, (48, 34, 16, 46), columns=4) as (figure, axes):
+    with svg.panel(900, 260, (48, 34, 16, 46), columns=4) as (figure, axes):
         figure.subplots_adjust(wspace=0.12)
         for ax, (title, key) in zip(axes, shown.items(), strict=True):
-            fitted = found[key].body["fit"]
-            for name, colour in (("train", canvas.PALETTE[1]), ("valid", canvas.PALETTE[0])):
+            fitted = found[key].data["fit"]
+            for name, colour in (("train", svg.PALETTE[1]), ("valid", svg.PALETTE[0])):
                 ax.plot(fitted["curve"]["epoch"], fitted["curve"][name], color=colour, label=name, lw=1.2)
-            ax.plot(fitted["best_epoch"], fitted["valid_loss"], "o", color=canvas.INK, ms=4, label="kept")
+            ax.plot(fitted["best_epoch"], fitted["valid_loss"], "o", color=svg.INK, ms=4, label="kept")
             ax.set(title=title, yscale="log", ylim=(3e-4, 2))
             ax.set_xticks([0, 500, 1000, 1500])
             ax.set_yticks([0.001, 0.01, 0.1, 1], ["0.001", "0.01", "0.1", "1"] if ax is axes[0] else [""] * 4)
             ax.minorticks_off()
         axes[-1].set_xlabel("epoch", loc="right")
         axes[0].legend(loc="lower right")
-    canvas.save(figure, ROOT / "docs" / "img" / "cifar10_jumps.svg")
+    svg.save(figure, ROOT / "docs" / "img" / "cifar10_jumps.svg")
 
 
 def tilt(source: str, title: str) -> None:
     """What the paper prints, tilt, and the twin that is told every instance, if it was run."""
     said = json.loads((ROOT / "results" / "tilt" / "summary.json").read_text())
     twin = said["lines"]["supervised twin"].get(source, {})
-    table = csv.DictReader((ROOT / "src" / "headcount" / "judging" / "paper" / "table2.csv").open())
+    table = csv.DictReader((ROOT / "src" / "headcount" / "experiments" / "paper" / "table2.csv").open())
     printed = {r["scenario"]: float(r["mean"]) for r in table if (r["method"], r["dataset"]) == ("Ours", title)}
     scores, colours = {}, {}
     for scenario in ("Various", "Small", "Large"):
@@ -93,7 +95,7 @@ def tilt(source: str, title: str) -> None:
             "tilt": list(said[source][scenario.lower()]["each"].values()),
             "every label given": list(twin.get(scenario.lower(), {"each": {}})["each"].values()),
         }
-        for (name, values), colour in zip(rows.items(), (canvas.MUTED, *canvas.PALETTE), strict=False):
+        for (name, values), colour in zip(rows.items(), (svg.MUTED, *svg.PALETTE), strict=False):
             if values:
                 scores[f"{scenario}: {name}"], colours[f"{scenario}: {name}"] = values, colour
     plots.save(plots.accuracy_dots(scores, colours), ROOT / "docs" / "img" / f"{source}_tilt.svg")
@@ -103,17 +105,15 @@ def speed() -> None:
     """An epoch in three ways, and how many images a second ours sees whatever grows."""
     said = json.loads((ROOT / "benchmarks" / "results" / "h200.json").read_text())
     names = {"size": "instances in a bag", "bags": "bags", "images": "images", "classes": "classes"}
-    with canvas.panel(780, 300, (112, 34, 24, 46), columns=2) as (figure, (ways, growth)):
+    with svg.panel(780, 300, (112, 34, 24, 46), columns=2) as (figure, (ways, growth)):
         figure.subplots_adjust(wspace=0.22)
         seconds = {name: way["seconds_per_epoch"] for name, way in reversed(said["ways"].items())}
-        ways.barh([*seconds], [*seconds.values()], color=[canvas.MUTED, canvas.MUTED, canvas.PALETTE[0]], height=0.55)
+        ways.barh([*seconds], [*seconds.values()], color=[svg.MUTED, svg.MUTED, svg.PALETTE[0]], height=0.55)
         for at, value in enumerate(seconds.values()):
-            ways.annotate(
-                f"{value:.3g}", (value, at), (6, 0), textcoords="offset points", va="center", color=canvas.INK
-            )
+            ways.annotate(f"{value:.3g}", (value, at), (6, 0), textcoords="offset points", va="center", color=svg.INK)
         ways.set(title="seconds of an epoch", xlim=(0, 1.2 * max(seconds.values())))
         ways.grid(False)
-        for (name, label), colour in zip(names.items(), canvas.PALETTE, strict=False):
+        for (name, label), colour in zip(names.items(), svg.PALETTE, strict=False):
             rows = [r for r in said["growth"] if r["varied"] == name]
             times = [r["value"] / rows[0]["value"] for r in rows]
             growth.plot(times, [r["images_per_second"] / 1e6 for r in rows], "o-", color=colour, label=label)
@@ -124,21 +124,21 @@ def speed() -> None:
         for ax in (ways, growth):
             ax.minorticks_off()
         growth.legend(loc="lower right", ncols=2)
-    canvas.save(figure, ROOT / "docs" / "img" / "speed.svg")
+    svg.save(figure, ROOT / "docs" / "img" / "speed.svg")
 
 
 def size() -> None:
     """Time and memory against the size of one bag, with the straight line through the largest."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "size-cpu.json").read_text())["rows"]
-    with canvas.panel(780, 300, (56, 34, 24, 46), columns=2) as (figure, (time, memory)):
+    with svg.panel(780, 300, (56, 34, 24, 46), columns=2) as (figure, (time, memory)):
         figure.subplots_adjust(wspace=0.3)
-        for what, colour in zip(("fit", "predict"), canvas.PALETTE, strict=False):
+        for what, colour in zip(("fit", "predict"), svg.PALETTE, strict=False):
             mine = [r for r in rows if r["what"] == what and r["dtype"] == "float32"]
             n, last = [r["instances"] for r in mine], mine[-1]
             time.plot(n, [r["cpu_seconds"] for r in mine], "o-", color=colour, label=what)
-            time.plot(n, [last["cpu_seconds"] * k / last["instances"] for k in n], "--", color=canvas.MUTED, lw=1)
+            time.plot(n, [last["cpu_seconds"] * k / last["instances"] for k in n], "--", color=svg.MUTED, lw=1)
             memory.plot(n, [r["peak_mib"] - r["before_mib"] for r in mine], "o-", color=colour, label=what)
-        memory.plot(n, [r["file_mib"] for r in mine], "--", color=canvas.MUTED, lw=1, label="the file")
+        memory.plot(n, [r["file_mib"] for r in mine], "--", color=svg.MUTED, lw=1, label="the file")
         time.set(title="CPU seconds (dashes: straight line)", xscale="log", yscale="log")
         time.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
         memory.set(title="peak MiB of its own", xscale="log", ylim=(0, None))
@@ -146,8 +146,8 @@ def size() -> None:
             ax.set_xticks([1e4, 1e5, 1e6], ["10,000", "100,000", "1,000,000"])
             ax.minorticks_off()
             ax.set_xlabel("instances in the bag", loc="right")
-            canvas.legend(ax)
-    canvas.save(figure, ROOT / "docs" / "img" / "size.svg")
+            svg.legend(ax)
+    svg.save(figure, ROOT / "docs" / "img" / "size.svg")
 
 
 if __name__ == "__main__":

@@ -11,17 +11,17 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 
 import read_factory as make
-from headcount.bags import tilt
-from headcount.data.read import Reading, read
-from headcount.models.fitted import Fitted
-from headcount.models.forest import from_sklearn
-from headcount.models.model import Design, Model
+from headcount.majority import transition
+from headcount.models.fitted import FittedModel
+from headcount.models.network import Model, ModelConfig
+from headcount.models.trees import from_sklearn
+from headcount.readers.read import BagDataset, read
 
 KINDS = ("table", "images", "slides", "text")
 
 
-def even(classes: int) -> tilt.Tilt:
-    return tilt.Tilt(tilt.mix_of(0.6, classes), torch.full((classes,), 1 / classes))
+def even(classes: int) -> transition.Transition:
+    return transition.Transition(transition.mix_from_shares(0.6, classes), torch.full((classes,), 1 / classes))
 
 
 def people(bags: int = 8, size: int = 6, seed: int = 0, share: float = 0.75, shuffle: bool = True, **more: Any) -> dict:
@@ -44,23 +44,23 @@ def people(bags: int = 8, size: int = 6, seed: int = 0, share: float = 0.75, shu
     return {**table, **more}
 
 
-def fitted(reading: Reading, body: str = "forest", head: str = "tilt", **more: Any) -> Fitted:
+def fitted(reading: BagDataset, body: str = "forest", head: str = "tilt", **more: Any) -> FittedModel:
     """A model of this body on the bags' labels (a network is left as it is born)."""
-    learned, classes = reading.learn(), reading.laid.classes
-    bags = reading.bags(learned)
+    learned, classes = reading.fit_preprocessor(), reading.bags.classes
+    bags = reading.to_bags(learned)
     if body == "network":
         torch.manual_seed(0)
         backbone = (
             ("resnet18", (("stem", "small"), ("width", 4))) if reading.kind == "images" else ("mlp", (("hidden", 8),))
         )
-        made: Any = Model(Design(learned.shape, classes, *backbone, head)).eval()
+        made: Any = Model(ModelConfig(learned.shape, classes, *backbone, head)).eval()
     else:
         x, y = bags.pool.take(bags.index).numpy(), bags.label[bags.bag].numpy()
         kind = (
             RandomForestClassifier(20, random_state=0, min_samples_leaf=8) if body == "forest" else LogisticRegression()
         )
         made = from_sklearn(kind.fit(x, y), len(classes))
-    return Fitted(made, classes, learned, even(len(classes)), **more)
+    return FittedModel(made, classes, learned, even(len(classes)), **more)
 
 
 def case(root: Path, kind: str) -> tuple[Path, Path]:

@@ -11,17 +11,17 @@ import torch
 from torch import nn
 
 from headcount.bags import Bags, Pool
+from headcount.experiments.recipe import Recipe
 from headcount.models.heads import HEADS, head_options
-from headcount.models.model import Design, Model
+from headcount.models.network import Model, ModelConfig
 from headcount.training import checkpoint
-from headcount.training.recipe import Recipe
-from headcount.training.steps import Training
+from headcount.training.trainer import Trainer
 
 D, C, BAGS, EPOCHS = 6, 3, 11, 2
 TOY = f"{Path(__file__).parent / 'toy_head.py'}:Toy"
 SMALL = {"width": 8, "student_width": 8, "layers": 2, "heads": 2, "drop_path": 0.0, "dropout": 0.0}
 MORE = {"additive_trans": {"attn": "exact"}}
-NAMES = [*(name for name in HEADS if not HEADS[name].indivisible), TOY]
+NAMES = [*(name for name in HEADS if not HEADS[name].requires_full_batch), TOY]
 
 
 def bags() -> Bags:
@@ -39,17 +39,17 @@ def bags() -> Bags:
     return Bags.of(pool, sizes=sizes, labels=labels, classes=C, weight=weight, removed=removed, known=known)
 
 
-def training(name: str) -> Training:
+def training(name: str) -> Trainer:
     options = {k: v for k, v in SMALL.items() if k in head_options(name)} | MORE.get(name, {})
     given = bags()
     torch.manual_seed(1)
-    design = Design((D,), given.classes, "mlp", (("hidden", 8),), name, tuple(options.items()))
+    design = ModelConfig((D,), given.classes, "mlp", (("hidden", 8),), name, tuple(options.items()))
     # without momentum's help or Adam's: what differs in a gradient differs as much in the weights
     recipe = Recipe(backbone="mlp", head=name, options=options, batch_bags=5, lr=0.05, optimizer="sgd", epochs=EPOCHS)
-    return Training(Model(design), given, given.take(range(7)), recipe)
+    return Trainer(Model(design), given, given.take(range(7)), recipe)
 
 
-def has_batch_norm(state: Training) -> bool:
+def has_batch_norm(state: Trainer) -> bool:
     return any(isinstance(m, nn.BatchNorm1d) for m in state.model.modules())
 
 
@@ -67,7 +67,7 @@ def main(out: Path) -> None:
     for i, name in enumerate(NAMES):
         kept = outcome(name)
         state = training(name)
-        checkpoint.save(out / f"{i}-{state.team.rank}.safetensors", kept, {"of": state.team.size})
+        checkpoint.save(out / f"{i}-{state.process_group.rank}.safetensors", kept, {"of": state.process_group.size})
 
 
 if __name__ == "__main__":

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from headcount.data.protocol import Protocol, majority_bags
-from headcount.data.sources import Source
-from headcount.judging import metrics, records
-from headcount.judging.records import Record
-from headcount.training.recipe import Recipe
+from headcount.datasets.protocol import Protocol, majority_bags
+from headcount.datasets.registry import Source
+from headcount.experiments import records
+from headcount.experiments.recipe import Recipe
+from headcount.experiments.records import Record
+from headcount.majority import metrics
 
 REMOVALS = tuple(round(0.1 * k, 1) for k in range(1, 11))
 SKILL = {"count": 0.86, "output_mean": 0.74, "tilt": 0.9}
@@ -29,7 +30,7 @@ def pictures(classes: tuple[str, ...], count: int = 1000, seed: int = 0) -> Sour
 
 def features(classes: tuple[str, ...], count: int = 1000) -> Source:
     data = np.random.default_rng(1).normal(size=(count, 5)).astype(np.float32)
-    return Source("table", data, np.arange(count) % len(classes), classes, checksum="1e" * 16, views="features")
+    return Source("table", data, np.arange(count) % len(classes), classes, checksum="1e" * 16, content="features")
 
 
 def make_record(folder: Path, source: Source, recipe: Recipe, arrays: bool = True) -> Record:
@@ -45,7 +46,7 @@ def make_record(folder: Path, source: Source, recipe: Recipe, arrays: bool = Tru
         kept |= shares
     if recipe.removal:
         body["mpem"] = {"removed": 80, "purity": 0.9, "agreement": 1.0, "agreement_random": 0.9}
-    record = records.write(folder, body, kept)
+    record = records.write_record(folder, body, kept)
     if not arrays:
         record.path.with_suffix(".npz").unlink()
     return record
@@ -57,8 +58,8 @@ def make_study(folder: Path, source: Source, folds: int = 3, **fields: Any) -> l
     base = Recipe(**{"source": source.name, **small, **fields})
     made = []
     for fold in range(folds):
-        for recipe in (base, base.but(head="output_mean"), *(base.but(removal=r) for r in REMOVALS)):
-            made.append(make_record(folder, source, recipe.but(fold=fold)))
+        for recipe in (base, base.replace(head="output_mean"), *(base.replace(removal=r) for r in REMOVALS)):
+            made.append(make_record(folder, source, recipe.replace(fold=fold)))
     return made
 
 
@@ -73,7 +74,7 @@ def _said(source: Source, recipe: Recipe, rng: np.random.Generator) -> dict[str,
     slip = rng.random(len(bag)) > skill[bag]
     other = np.where(rng.random(len(bag)) < 0.6, label[bag], rng.integers(0, len(source.classes), len(bag)))
     said = np.where(slip, other, truth)
-    bag_said = metrics.votes(said, bag, len(label), len(source.classes)).argmax(1)
+    bag_said = metrics.count_votes(said, bag, len(label), len(source.classes)).argmax(1)
     sure = np.where(said == truth, rng.beta(9, 1, len(bag)), rng.beta(4, 3, len(bag)))
     return {
         "bag": bag, "test_index": np.asarray(bags.index), "test_offsets": np.asarray(bags.offsets), "test_label": label,
@@ -84,7 +85,7 @@ def _said(source: Source, recipe: Recipe, rng: np.random.Generator) -> dict[str,
 
 def _body(source: Source, recipe: Recipe, key: str, rng: np.random.Generator, said: dict[str, np.ndarray]) -> dict:
     truth, guess, label = said["test_truth"], said["test_said"].astype(int), said["test_label"]
-    counts = metrics.confusion(truth, guess, len(source.classes))
+    counts = metrics.confusion_matrix(truth, guess, len(source.classes))
     gaps = metrics.share_difference(truth, guess, label, said["bag"])
     epoch = np.linspace(1, recipe.epochs, 60).round().astype(int)
     noise = rng.normal(0, 0.02, (2, 60)).cumsum(1) * 0.3
@@ -107,7 +108,7 @@ def _body(source: Source, recipe: Recipe, key: str, rng: np.random.Generator, sa
             "instance_accuracy": metrics.instance_accuracy(truth, guess),
             "bag_accuracy": metrics.bag_accuracy(label, said["test_bag_said"]),
             "consistency_rate": None if recipe.head == "output_mean" and recipe.fold == 0 else 0.97,
-            "miou": metrics.miou(counts), "miou_usual": metrics.miou(counts, balanced=False),
+            "miou": metrics.mean_iou(counts), "miou_usual": metrics.mean_iou(counts, balanced=False),
             "share_difference": float(gaps.mean()),
         },
         "confusion": counts.tolist(), "share_difference": gaps.tolist(),

@@ -13,21 +13,21 @@ import pytest
 
 import read_factory as make
 from ask_factory import KINDS, case, people
-from headcount.bags import Bags, Pool, prints
-from headcount.judging.answers import Said
-from headcount.judging.cautions import contradicted
-from headcount.models.fitted import Fitted
-from headcount.showing import explain
+from headcount.bags import Bags, Pool, hashing
+from headcount.inference.predict import Predictions
+from headcount.models.fitted import FittedModel
+from headcount.reporting import explain
+from headcount.selection.fit_warnings import contradicts_shares
 from test_predict import rows_of, typed  # noqa: F401  (a fixture)
 
 
 def listening(root, kind="table"):
     """(model that listens and knows the bags it was trained on, these bags)."""
     model, data = case(root, kind)
-    kept = Fitted.load(model)
-    bags = kept.read(data).bags(kept.learned)
-    facts = {"data": {"prints": prints.written(prints.prints(bags))}}
-    return kept.but(alike=2.0, listens=True, facts=facts).save(model, overwrite=True), data
+    kept = FittedModel.load(model)
+    bags = kept.read(data).to_bags(kept.preprocessor)
+    facts = {"data": {"prints": hashing.hashes_to_hex(hashing.bag_hashes(bags))}}
+    return kept.replace(alike=2.0, use_context=True, facts=facts).save(model, overwrite=True), data
 
 
 def said_of(typed, tmp_path, model, data, *more):  # noqa: F811
@@ -85,13 +85,13 @@ def test_every_service_says_the_same(typed, tmp_path, monkeypatch):  # noqa: F81
         yes = float(want[ids[item["item"]]])
         assert item["p"] == pytest.approx(max(yes, 1 - yes), abs=1e-5)
     seen = []
-    shown = explain.explained
+    shown = explain.render_explanation
     monkeypatch.setattr(
-        explain, "explained", lambda reading, said, *rest: seen.append(said) or shown(reading, said, *rest)
+        explain, "render_explanation", lambda reading, said, *rest: seen.append(said) or shown(reading, said, *rest)
     )
     code, _, err = typed("explain", model, data, "--out", "e.html")
     assert (code, err.count("trained on")) == (0, 1)
-    reading = Fitted.load(model).read(data)
+    reading = FittedModel.load(model).read(data)
     ids = reading.ids.column("id").take(reading.rows).to_pylist()
     assert seen[0].p[:, 1] == pytest.approx([float(want[f"{int(i):03d}"]) for i in ids], abs=1e-5)
     assert "trained on" in typed("issues", data, "--model", model)[2]
@@ -99,10 +99,10 @@ def test_every_service_says_the_same(typed, tmp_path, monkeypatch):  # noqa: F81
 
 def test_a_model_that_knows_no_bags_listens_as_it_was_told_to(typed, tmp_path):  # noqa: F811
     model, data = listening(tmp_path / "in")
-    kept = Fitted.load(model)
+    kept = FittedModel.load(model)
     for facts in ({}, {"data": "?"}, {"data": {"prints": 7}}, {"data": {"prints": "no hex"}}):
-        kept.but(facts=facts).save(model, overwrite=True)
-        assert not Fitted.load(model).met(kept.read(data).bags(kept.learned)).any()
+        kept.replace(facts=facts).save(model, overwrite=True)
+        assert not FittedModel.load(model).seen_in_training(kept.read(data).to_bags(kept.preprocessor)).any()
     said, err = said_of(typed, tmp_path, model, data)
     assert "trained on" not in err
     assert said == said_of(typed, tmp_path, model, data, "--context", "on")[0]
@@ -111,11 +111,11 @@ def test_a_model_that_knows_no_bags_listens_as_it_was_told_to(typed, tmp_path): 
 def test_a_table_of_bags_does_not_contradict_itself_without_a_word(typed, tmp_path, monkeypatch):  # noqa: F811
     model, data = listening(tmp_path / "in")
     assert "caution" not in typed("predict", model, data, "--out", "p.csv", "--bags", "b.csv")[2]
-    kept = Fitted.load(model)
+    kept = FittedModel.load(model)
     turned = lambda self, alone, bags: tuple(t.flip(1) for t in shares(self, alone, bags))  # noqa: E731
-    shares = Fitted.shares
-    monkeypatch.setattr(Fitted, "shares", turned)
-    kept.but(facts={"method": {"name": "logistic", "baseline": True}}).save(model, overwrite=True)
+    shares = FittedModel.estimate_shares
+    monkeypatch.setattr(FittedModel, "estimate_shares", turned)
+    kept.replace(facts={"method": {"name": "logistic", "baseline": True}}).save(model, overwrite=True)
     err = typed("predict", model, data, "--out", "p.csv", "--bags", "b.csv")[2]
     apart = sum((float(r["share_yes"]) > 0.5) != (r["prediction"] == "yes") for r in rows_of(tmp_path / "b.csv"))
     assert apart
@@ -126,21 +126,21 @@ def test_a_table_of_bags_does_not_contradict_itself_without_a_word(typed, tmp_pa
 
 def test_a_class_that_never_wins_may_have_the_largest_share():
     bag, share = np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]]), np.array([[0.3, 0.2, 0.5], [0.6, 0.3, 0.1]])
-    said = Said(("a", "b", "c"), bag, bag, share, share, share, np.zeros(2, bool))
-    assert contradicted(said).tolist() == [True, True]
-    assert contradicted(said, (True, True, False)).tolist() == [False, True]
+    said = Predictions(("a", "b", "c"), bag, bag, share, share, share, np.zeros(2, bool))
+    assert contradicts_shares(said).tolist() == [True, True]
+    assert contradicts_shares(said, (True, True, False)).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bags_of_every_kind_are_known_again(kind, tmp_path):
     """Asked in parts, as predict does; a bag that lost an instance is another."""
     model, data = listening(tmp_path, kind)
-    kept = Fitted.load(model)
-    bags = kept.read(data).bags(kept.learned)
-    assert all(bool(kept.met(bags.take([b])).all()) for b in range(len(bags)))
+    kept = FittedModel.load(model)
+    bags = kept.read(data).to_bags(kept.preprocessor)
+    assert all(bool(kept.seen_in_training(bags.take([b])).all()) for b in range(len(bags)))
     first = int(bags.sizes[0])
     less = Bags.of(bags.pool, index=bags.index[1:first], sizes=[first - 1], labels=[0], classes=bags.classes)
-    assert not kept.met(less).any()
+    assert not kept.seen_in_training(less).any()
 
 
 def test_prints_are_of_numbers_not_of_their_width():
@@ -148,17 +148,17 @@ def test_prints_are_of_numbers_not_of_their_width():
     wide, narrow = (
         Bags.of(Pool(a), sizes=[10] * 4, labels=[0, 1, 0, 1], classes=["a", "b"]) for a in (x, x.astype(np.float32))
     )
-    assert prints.prints(wide).tolist() == prints.prints(narrow).tolist()
-    assert len(set(prints.prints(wide).tolist())) == 4
+    assert hashing.bag_hashes(wide).tolist() == hashing.bag_hashes(narrow).tolist()
+    assert len(set(hashing.bag_hashes(wide).tolist())) == 4
     swapped = x.copy()
     swapped[[0, 10]] = swapped[[10, 0]]  # the same instances, two of them in each other's bag
-    other = prints.prints(replace(wide, pool=Pool(swapped)))
-    assert (other == prints.prints(wide)).tolist() == [False, False, True, True]
+    other = hashing.bag_hashes(replace(wide, pool=Pool(swapped)))
+    assert (other == hashing.bag_hashes(wide)).tolist() == [False, False, True, True]
 
 
 def test_prints_of_many_instances_do_not_depend_on_the_pieces(monkeypatch):
     x = np.random.default_rng(0).integers(0, 256, (30, 5, 5, 3), np.uint8)
     bags = Bags.of(Pool(x), sizes=[12, 18], labels=[0, 1], classes=["a", "b"])
-    whole = prints.prints(bags).tolist()
-    monkeypatch.setattr(prints, "_WORDS", 40)
-    assert prints.prints(bags).tolist() == whole
+    whole = hashing.bag_hashes(bags).tolist()
+    monkeypatch.setattr(hashing, "_CHUNK_WORDS", 40)
+    assert hashing.bag_hashes(bags).tolist() == whole

@@ -16,15 +16,15 @@ from sklearn.metrics import average_precision_score
 
 import read_factory as make
 from ask_factory import KINDS, case, fitted, people
-from headcount import auditing
 from headcount.bags import Bags, Pool
-from headcount.data.columns import Named
-from headcount.data.read import read
 from headcount.errors import HeadcountError
-from headcount.judging import doubts, evaluation
-from headcount.judging.answers import ask
-from headcount.models.fitted import Fitted
-from headcount.showing import looks
+from headcount.inference import evaluate, label_issues
+from headcount.inference.predict import predict
+from headcount.models.fitted import FittedModel
+from headcount.readers.columns import ColumnRoles
+from headcount.readers.read import read
+from headcount.reporting import audit_sheet
+from headcount.reporting import instance_view as looks
 from test_predict import left, rows_of, typed  # noqa: F401  (a fixture)
 
 
@@ -40,13 +40,13 @@ def scores(typed, *words):  # noqa: F811
 def test_scores_of_bags_and_instances(typed, tmp_path):  # noqa: F811
     model, data = case(tmp_path / "in", "table")
     found = scores(typed, model, data)
-    again = Fitted.load(model)
+    again = FittedModel.load(model)
     reading = again.read(data)
-    answer = again.say(reading.bags(again.learned))
-    p, label = answer.bag.exp().numpy(), reading.laid.label.numpy()
+    answer = again.predict(reading.to_bags(again.preprocessor))
+    p, label = answer.bag_log_probabilities.exp().numpy(), reading.bags.label.numpy()
     assert found["bags"]["accuracy"]["value"] == pytest.approx((p.argmax(1) == label).mean())
     assert found["bags"]["log_loss"] == pytest.approx(-np.log(p[np.arange(8), label]).mean(), abs=1e-4)
-    truth, said = reading.laid.truth.numpy(), answer.instance.argmax(1).numpy()
+    truth, said = reading.bags.truth.numpy(), answer.instance_probabilities.argmax(1).numpy()
     own = found["instances"]
     assert own["accuracy"]["value"] == pytest.approx((truth == said).mean(), abs=1e-6)
     assert own["accuracy"]["low"] < own["accuracy"]["value"] < own["accuracy"]["high"]
@@ -71,7 +71,7 @@ def test_truth_alone_is_enough_for_the_instances(typed, tmp_path):  # noqa: F811
     assert scores(typed, model, bare)["instances"] == full["instances"]
     assert "bags" not in scores(typed, model, bare)
     held = {"features": np.zeros((2, 2), np.float32), "sizes": [1, 1], "truth": [0, 1]}
-    assert read(held, classes=("no", "yes"), or_truth=True).laid.truth.tolist() == [0, 1]
+    assert read(held, classes=("no", "yes"), truth_suffices=True).bags.truth.tolist() == [0, 1]
     for unknown in ({**table, "truth": [""] * len(table["truth"])}, {k: v for k, v in table.items() if k != "truth"}):
         code, _, err = typed("evaluate", model, make.write_csv(tmp_path / "none.csv", unknown))
         assert code == 2
@@ -83,13 +83,13 @@ def test_a_text_is_shown_whole_and_what_stands_beside_it_under_its_name(tmp_path
     table = make.texts()
     table["text"] = [f"{t} {'so ' * 300}end" for t in table["text"]]
     table["price"] = [k % 9 + 1 for k in range(len(table["text"]))]
-    reading = read(table, Named(text="text", features=("price",)))
-    shown = looks.look(reading, 0, most=20_000)
+    reading = read(table, ColumnRoles(text="text", features=("price",)))
+    shown = looks.view_instance(reading, 0, max_text=20_000)
     assert shown.text == table["text"][int(reading.rows[0])]
     assert dict(shown.values) == {"price": str(table["price"][int(reading.rows[0])])}
-    assert len(looks.look(reading, 0).text) == 600
-    said = ask(fitted(reading), reading)
-    auditing.write_sheet(tmp_path / "s.csv", reading, said, 4, 0)
+    assert len(looks.view_instance(reading, 0).text) == 600
+    said = predict(fitted(reading), reading)
+    audit_sheet.write_sheet(tmp_path / "s.csv", reading, said, 4, 0)
     assert all(r["text"].endswith("end") and r["price"] for r in rows_of(tmp_path / "s.csv"))
 
 
@@ -101,9 +101,9 @@ def test_a_model_remembers_its_columns_in_a_second_file_too(typed, tmp_path):  #
     both = {"precinct": [*won], "outcome": [*won.values()], "no": [v[0] for v in votes.values()]}
     both |= {"yes": [v[1] for v in votes.values()]}
     labels = make.write_csv(tmp_path / "outcomes.csv", both)
-    model = fitted(read(data, Named(label="outcome"), labels=labels)).save(tmp_path / "winners")
+    model = fitted(read(data, ColumnRoles(label="outcome"), labels=labels)).save(tmp_path / "winners")
     assert scores(typed, model, data, "--labels", labels)["bags"]["bags"] == len(won)
-    model = fitted(read(data, Named(votes=("no", "yes")), labels=labels)).save(tmp_path / "votes")
+    model = fitted(read(data, ColumnRoles(votes=("no", "yes")), labels=labels)).save(tmp_path / "votes")
     assert "shares" in scores(typed, model, data, "--labels", labels)
     assert "shares" not in scores(typed, model, data, "--labels", labels, "--label", "outcome")  # the user's word first
 
@@ -129,26 +129,26 @@ def test_votes_are_compared_with_shares(typed, tmp_path):  # noqa: F811
     del table["label"]
     data = make.write_csv(tmp_path / "votes.csv", table)
     found = scores(typed, model, data, "--votes", "no,yes")
-    again = Fitted.load(model)
-    said = ask(again, reading := again.read(data, Named(votes=("no", "yes"))))
-    true = reading.laid.target.numpy()
+    again = FittedModel.load(model)
+    said = predict(again, reading := again.read(data, ColumnRoles(votes=("no", "yes"))))
+    true = reading.bags.target.numpy()
     assert true.max() < 1 or len(np.unique(true)) > 2
-    assert found["shares"]["mean_error"] == pytest.approx(np.abs(said.share - true).mean(), abs=1e-5)
+    assert found["shares"]["mean_error"] == pytest.approx(np.abs(said.shares - true).mean(), abs=1e-5)
     assert found["shares"]["mean_error"] < 0.2
-    inside = (said.low <= true) & (true <= said.high)
+    inside = (said.shares_low <= true) & (true <= said.shares_high)
     assert found["shares"]["inside_90_interval"] == pytest.approx(inside.mean(), abs=1e-6)
 
 
 def test_ties_are_right_with_any_winner_and_groups_widen(tmp_path):
     reading = read(make.write_csv(tmp_path / "a.csv", people(bags=4)))
-    said = ask(fitted(reading), reading)
-    tied = reading.laid.target.clone()
+    said = predict(fitted(reading), reading)
+    tied = reading.bags.target.clone()
     tied[:] = 0.5
-    everyone = evaluation.bags_scored(replace(reading.laid, target=tied), said)
+    everyone = evaluate.evaluate_bags(replace(reading.bags, target=tied), said)
     assert everyone["accuracy"]["value"] == 1
-    assert not evaluation.has_votes(replace(reading.laid, target=tied))
-    alone = evaluation.bags_scored(reading.laid, said)
-    together = evaluation.bags_scored(replace(reading.laid, group=("a", "a", "b", "b")), said)
+    assert not evaluate.has_votes(replace(reading.bags, target=tied))
+    alone = evaluate.evaluate_bags(reading.bags, said)
+    together = evaluate.evaluate_bags(replace(reading.bags, group=("a", "a", "b", "b")), said)
     assert together["accuracy"]["low"] < alone["accuracy"]["low"]
     assert "groups" in together["interval"]
 
@@ -165,7 +165,7 @@ def test_instances_of_one_group_are_one_witness():
         bags = Bags.of(np.zeros((1200, 1)), sizes=[20] * 60, labels=[0] * 60, classes=2, truth=np.zeros(1200, int))
         patients = tuple(f"p{b // 5}" for b in range(60))
         for name, some in (("bags", bags), ("groups", replace(bags, group=patients))):
-            found = evaluation.instances_scored(some, said)
+            found = evaluate.evaluate_instances(some, said)
             assert found["interval"].endswith(f"by {name}")
             expected = 0.7 * 0.98 + 0.3 * 0.02
             held[name] += found["accuracy"]["low"] <= expected <= found["accuracy"]["high"]
@@ -175,7 +175,7 @@ def test_instances_of_one_group_are_one_witness():
 
 def test_calibration_table_adds_up():
     sure, right = np.array([0.55, 0.95, 0.97, 1.0]), np.array([True, True, False, True])
-    found = evaluation.calibration(sure, right)
+    found = evaluate.calibration_table(sure, right)
     assert [r["answers"] for r in found["table"]] == [1, 3]
     assert found["error"] == pytest.approx((abs(0.55 - 1) + 3 * abs(sure[1:].mean() - 2 / 3)) / 4, abs=1e-5)
 
@@ -212,7 +212,7 @@ def test_a_sheet_goes_out_blind_and_comes_back_as_accuracy(out, typed, tmp_path,
     assert len(rows) == 100
     assert set(rows[0]) == {"item", "id", "precinct", "height", "colour", "label"}
     assert all(r["label"] == "" for r in rows)
-    key = json.loads(auditing.key_of(sheet).read_text())
+    key = json.loads(audit_sheet.key_path(sheet).read_text())
     assert {i["prediction"] for i in key["items"]} == {"yes", "no"}
     by_row = rows_of(data)
     assert [by_row[i["row"]]["id"] for i in key["items"]] == [r["id"] for r in rows]
@@ -240,8 +240,8 @@ def test_a_sheet_judges_the_next_model_too(typed, tmp_path, big):  # noqa: F811
     model, data, truth = big
     typed("audit", model, data, "--out", "s.csv")
     fill(tmp_path / "s.csv", truth)
-    contrary = Fitted.load(model)
-    contrary = contrary.but(body=replace(contrary.body, value=contrary.body.value[:, ::-1].copy())).save(
+    contrary = FittedModel.load(model)
+    contrary = contrary.replace(body=replace(contrary.estimator, value=contrary.estimator.value[:, ::-1].copy())).save(
         tmp_path / "m2"
     )
     one, two = (scores(typed, m, data, "--audit", "s.csv")["audit"]["accuracy"]["value"] for m in (model, contrary))
@@ -325,7 +325,7 @@ def test_a_sheet_is_never_written_over(typed, tmp_path, big):  # noqa: F811
 
 
 def test_a_sheet_without_room_leaves_no_key(typed, tmp_path, big, monkeypatch):  # noqa: F811
-    from headcount.showing import export
+    from headcount.reporting import export
     from test_predict import Full
 
     model, data, _ = big
@@ -359,8 +359,8 @@ def test_a_page_of_every_kind(kind, typed, tmp_path):  # noqa: F811
     code, _, err = typed("explain", model, data, "--out", "page.html")
     assert code == 0, err
     text = (tmp_path / "page.html").read_text()
-    reading = Fitted.load(model).read(data)
-    assert sum(f"<h4>{n}<span" in text for n in reading.laid.names) == min(6, len(reading.laid))
+    reading = FittedModel.load(model).read(data)
+    assert sum(f"<h4>{n}<span" in text for n in reading.bags.names) == min(6, len(reading.bags))
     assert ("data:image/png" in text) == (kind == "images")
     assert "http" not in text.replace("http-equiv", "")
 
@@ -368,40 +368,40 @@ def test_a_page_of_every_kind(kind, typed, tmp_path):  # noqa: F811
 @pytest.mark.parametrize("alike", [None, 0.5])
 def test_votes_add_up_to_the_mean(alike, tmp_path):
     """Which is the share only where nobody knows how alike bags are; the page gives both numbers, and says which is which."""
-    from headcount.showing import explain
+    from headcount.reporting import explain
 
     reading = read(make.write_csv(tmp_path / "a.csv", people(size=5)))
     model = fitted(reading, alike=alike)
-    said = ask(model, reading)
+    said = predict(model, reading)
     view = explain._bag(reading, said, 2)
-    won = said.classes.index(view.said)
-    mean = float(said.p[reading.laid.bag.numpy() == 2, won].mean())
-    assert sum(v.vote for v in view.own) == pytest.approx(mean, abs=1e-5)
-    assert view.voted == pytest.approx(mean, abs=1e-5)
-    assert {s.name: s.share for s in view.shares}[view.said] == pytest.approx(float(said.share[2, won]))
-    assert (abs(mean - float(said.share[2, won])) < 1e-5) == (alike is None)
-    text = explain.explained(reading, said, [2], "t", "m")
+    won = said.classes.index(view.predicted)
+    mean = float(said.instance_probabilities[reading.bags.bag.numpy() == 2, won].mean())
+    assert sum(v.vote for v in view.votes_for) == pytest.approx(mean, abs=1e-5)
+    assert view.vote_sum == pytest.approx(mean, abs=1e-5)
+    assert {s.name: s.share for s in view.shares}[view.predicted] == pytest.approx(float(said.shares[2, won]))
+    assert (abs(mean - float(said.shares[2, won])) < 1e-5) == (alike is None)
+    text = explain.render_explanation(reading, said, [2], "t", "m")
     assert f"of its votes, which add up to {100 * mean:.1f} %" in text
     assert "votes add up to that mean" in text
-    assert [v.vote for v in view.own] == sorted((v.vote for v in view.own), reverse=True)
-    assert view.carried == pytest.approx(1)
+    assert [v.vote for v in view.votes_for] == sorted((v.vote for v in view.votes_for), reverse=True)
+    assert view.vote_fraction == pytest.approx(1)
     whole = explain._class(reading, said, 1, 9)
-    mine = np.flatnonzero(said.said == 1)
-    assert whole.typical[0].sure == pytest.approx(float(said.p[mine, 1].max()))
-    assert whole.doubtful[0].sure == pytest.approx(float(said.p[mine, 1].min()))
+    mine = np.flatnonzero(said.instance_prediction == 1)
+    assert whole.typical[0].confidence == pytest.approx(float(said.instance_probabilities[mine, 1].max()))
+    assert whole.ambiguous[0].confidence == pytest.approx(float(said.instance_probabilities[mine, 1].min()))
 
 
 def test_either_winner_of_a_tie_is_right_on_the_page_too(tmp_path):
-    from headcount.showing import explain
+    from headcount.reporting import explain
 
     reading = read(make.write_csv(tmp_path / "a.csv", people(bags=4)))
-    said = ask(fitted(reading), reading)
-    tied = replace(reading.laid, target=torch.full_like(reading.laid.target, 0.5))
-    views = [explain._bag(replace(reading, laid=tied), said, b) for b in range(4)]
-    assert all(v.right and v.label == "|".join(said.classes) for v in views)
-    assert len({v.said for v in views}) > 1
-    sure = said.bag.max(1)
-    assert explain.worth_a_look(replace(reading, laid=tied), said) == np.argsort(sure, kind="stable").tolist()
+    said = predict(fitted(reading), reading)
+    tied = replace(reading.bags, target=torch.full_like(reading.bags.target, 0.5))
+    views = [explain._bag(replace(reading, bags=tied), said, b) for b in range(4)]
+    assert all(v.correct and v.label == "|".join(said.classes) for v in views)
+    assert len({v.predicted for v in views}) > 1
+    sure = said.bag_probabilities.max(1)
+    assert explain.bags_to_inspect(replace(reading, bags=tied), said) == np.argsort(sure, kind="stable").tolist()
 
 
 def test_one_bag_by_name(typed, tmp_path):  # noqa: F811
@@ -434,7 +434,7 @@ def test_flipped_labels_come_first(seed):
     """Measured over seeds 0 to 9: average precision 0.985 on average and 0.95 at least, where a ranking by lot has 0.1."""
     bags, given, wrong = digit_bags(seed)
     reading = read(bags, labels=[str(v) for v in given])
-    found = doubts.doubtful(reading.laid, doubts.cross_fitted(reading, seed=seed))
+    found = label_issues.find_label_issues(reading.bags, label_issues.cross_val_bag_probabilities(reading, seed=seed))
     order = [int(v) for v in found.column("bag").to_pylist()]
     precision = average_precision_score(wrong[order], -found.column("p_label").to_numpy())
     print(f"average precision {precision:.3f}, chance {wrong.mean():.3f}")
@@ -445,10 +445,10 @@ def test_flipped_labels_come_first(seed):
 
 def test_ranking_reads_the_labels_once(monkeypatch):
     """Read for each bag anew, 8,000 bags took two minutes."""
-    asked, winners = [], Bags.winners.fget
-    monkeypatch.setattr(Bags, "winners", property(lambda self: asked.append(1) or winners(self)))
+    asked, winners = [], Bags.label_names.fget
+    monkeypatch.setattr(Bags, "label_names", property(lambda self: asked.append(1) or winners(self)))
     bags = Bags.of(Pool(np.zeros((9, 1), np.float32)), sizes=[1] * 9, labels=[0, 1, 2] * 3, classes=["a", "b", "c"])
-    doubts.doubtful(bags, np.full((9, 3), 1 / 3))
+    label_issues.find_label_issues(bags, np.full((9, 3), 1 / 3))
     assert len(asked) == 1
 
 
@@ -456,7 +456,7 @@ def test_a_label_looks_wrong_if_nothing_speaks_for_it():
     """Less sure than of other bags, and still twenty times surer of another class than of the label."""
     bags = Bags.of(Pool(np.zeros((5, 1), np.float32)), sizes=[1] * 5, labels=[0, 0, 1, 1, 1], classes=["a", "b"])
     p = np.array([[0.99, 0.01], [0.99, 0.01], [0.97, 0.03], [0.9, 0.1], [0.01, 0.99]])
-    found = doubts.doubtful(bags, p)
+    found = label_issues.find_label_issues(bags, p)
     looks = dict(zip(found.column("bag").to_pylist(), found.column("looks_wrong").to_pylist(), strict=True))
     assert looks == {"0": False, "1": False, "2": True, "3": False, "4": False}
 
@@ -504,17 +504,17 @@ def test_folds_keep_groups_together_and_never_judge_their_own(monkeypatch, tmp_p
     table["county"] = [f"c{int(p[1:]) // 2}" for p in table["precinct"]]
     reading = read(make.write_csv(tmp_path / "t.csv", table))
     seen = []
-    says = doubts._forest_says
+    says = label_issues._forest_predict
 
     def watched(reading, fit, asked, rng):
-        group = reading.laid.group
+        group = reading.bags.group
         assert not {group[b] for b in fit} & {group[b] for b in asked}
         seen.extend(asked.tolist())
         return says(reading, fit, asked, rng)
 
-    monkeypatch.setattr(doubts, "_forest_says", watched)
-    monkeypatch.setattr(doubts, "TREES", 5)
-    doubts.cross_fitted(reading)
+    monkeypatch.setattr(label_issues, "_forest_predict", watched)
+    monkeypatch.setattr(label_issues, "N_TREES", 5)
+    label_issues.cross_val_bag_probabilities(reading)
     assert sorted(seen) == list(range(20))
 
 
@@ -524,16 +524,16 @@ def test_a_forest_sees_each_instance_in_its_own_bag():
     reading = read(
         {"features": np.stack([bag, np.arange(30)], 1).astype(np.float32), "bag": bag}, labels=list("ababab")
     )
-    x, at = doubts._sample(reading, None, np.array([1, 3, 4]), g)
-    names = np.array(reading.laid.names).astype(int)
+    x, at = label_issues._sample_instances(reading, None, np.array([1, 3, 4]), g)
+    names = np.array(reading.bags.names).astype(int)
     assert x[:, 0].tolist() == names[at].tolist()
     assert len(set(x[:, 1].tolist())) == 15
 
 
 def test_pictures_are_looked_at_in_small():
     x = np.arange(2 * 30 * 26 * 3, dtype=np.float32).reshape(2, 30, 26, 3)
-    small = doubts.in_small(x)
+    small = label_issues.downsample(x)
     assert small.shape == (2, 12 * 12 * 3)
     assert small[0].reshape(12, 12, 3)[0, 0] == pytest.approx(x[0, :2, :2].mean((0, 1)))
     with pytest.raises(HeadcountError, match="too few"):
-        doubts.cross_fitted(read([np.ones((2, 2))] * 3, labels=["a", "b", "a"]))
+        label_issues.cross_val_bag_probabilities(read([np.ones((2, 2))] * 3, labels=["a", "b", "a"]))

@@ -7,9 +7,10 @@ import pytest
 import torch
 from scipy import stats
 
-from headcount.bags import Segments, census
+from headcount.bags import Segments
 from headcount.errors import HeadcountError
-from headcount.judging import audit, intervals
+from headcount.inference import audit
+from headcount.majority import intervals, proportions
 
 DRAWS = 300
 
@@ -28,8 +29,8 @@ def test_the_audit_s_interval_covers_and_its_estimate_does_not_lean(classes, acc
     true, g = right.mean(), np.random.default_rng(1)
     found = []
     for _ in range(DRAWS):
-        drawn = audit.draw(said, sure, 100, g)
-        found.append(audit.stratified(right[drawn.item], drawn.stratum, drawn.held))
+        drawn = audit.draw_sample(said, sure, 100, g)
+        found.append(audit.stratified_accuracy(right[drawn.instance], drawn.stratum, drawn.stratum_sizes))
     covered = np.mean([e.low <= true <= e.high for e in found])
     values = np.array([e.value for e in found])
     assert 0.91 <= covered <= 0.995
@@ -44,33 +45,33 @@ def test_strata_by_confidence_pay_where_confidence_tells_right_from_wrong():
     said = np.arange(6000) % 2
     values = []
     for _ in range(200):
-        drawn = audit.draw(said, sure, 100, g)
-        values.append(audit.stratified(right[drawn.item], drawn.stratum, drawn.held).value)
+        drawn = audit.draw_sample(said, sure, 100, g)
+        values.append(audit.stratified_accuracy(right[drawn.instance], drawn.stratum, drawn.stratum_sizes).value)
     plain = np.sqrt(right.mean() * (1 - right.mean()) / 100)
     assert np.std(values) < 0.75 * plain
 
 
 def test_weights_add_up_to_everybody():
     said, sure, _ = population(4, 0.8, 0)
-    drawn = audit.draw(said, sure, 100, np.random.default_rng(0))
-    assert len(drawn.item) == len(set(drawn.item.tolist())) == 100
+    drawn = audit.draw_sample(said, sure, 100, np.random.default_rng(0))
+    assert len(drawn.instance) == len(set(drawn.instance.tolist())) == 100
     assert drawn.weight.sum() == pytest.approx(len(said))
     assert np.bincount(drawn.stratum).min() >= 2
-    for h in range(len(drawn.held)):  # a stratum is of one predicted class
-        assert len(set(said[drawn.item[drawn.stratum == h]].tolist())) == 1
+    for h in range(len(drawn.stratum_sizes)):  # a stratum is of one predicted class
+        assert len(set(said[drawn.instance[drawn.stratum == h]].tolist())) == 1
 
 
 def test_doubtful_strata_are_drawn_from_more():
     said, sure, _ = population(2, 0.9, 0)
-    drawn = audit.draw(said, sure, 100, np.random.default_rng(0))
-    each = np.bincount(drawn.stratum) / drawn.held
+    drawn = audit.draw_sample(said, sure, 100, np.random.default_rng(0))
+    each = np.bincount(drawn.stratum) / drawn.stratum_sizes
     assert each[0] > each[2]
     assert each[3] > each[5]
 
 
 def test_the_order_says_nothing_of_the_strata():
     said, sure, _ = population(3, 0.9, 0)
-    runs = [audit.draw(said, sure, 100, np.random.default_rng(s)).stratum for s in range(30)]
+    runs = [audit.draw_sample(said, sure, 100, np.random.default_rng(s)).stratum for s in range(30)]
     place = [stats.spearmanr(np.arange(100), r).statistic for r in runs]
     assert abs(np.mean(place)) < 0.06
     assert np.std(place) > 0.03
@@ -78,12 +79,12 @@ def test_the_order_says_nothing_of_the_strata():
 
 def test_few_instances_are_all_drawn_and_then_nothing_is_open():
     said, sure, right = population(2, 0.8, 0, n=30)
-    drawn = audit.draw(said, sure, 100, np.random.default_rng(0))
-    assert sorted(drawn.item.tolist()) == list(range(30))
-    e = audit.stratified(right[drawn.item], drawn.stratum, drawn.held)
+    drawn = audit.draw_sample(said, sure, 100, np.random.default_rng(0))
+    assert sorted(drawn.instance.tolist()) == list(range(30))
+    e = audit.stratified_accuracy(right[drawn.instance], drawn.stratum, drawn.stratum_sizes)
     assert e.low == e.value == e.high == pytest.approx(right.mean())
     for all_ in (np.ones(30), np.zeros(30)):
-        e = audit.stratified(all_, drawn.stratum, drawn.held)
+        e = audit.stratified_accuracy(all_, drawn.stratum, drawn.stratum_sizes)
         assert e.low == e.value == e.high == all_[0], "nor where all are right, or none"
 
 
@@ -102,28 +103,28 @@ def test_the_estimate_is_the_formula_s():
             mine = right[stratum == h]
             q = (mine.sum() + p) / (len(mine) + 1)
             v += (held[h] / held.sum()) ** 2 * q * (1 - q) / len(mine) * (1 - len(mine) / held[h])
-        want = (p, *intervals.wilson(p, p * (1 - p) / v))
-        assert audit.stratified(right, stratum, held)[:3] == pytest.approx(want)
+        want = (p, *intervals.wilson_interval(p, p * (1 - p) / v))
+        assert audit.stratified_accuracy(right, stratum, held)[:3] == pytest.approx(want)
 
 
 def test_blank_strata_go_to_their_neighbours():
     held = np.array([100, 100, 200])
-    e = audit.stratified(np.array([1, 0, 1, 1]), np.array([0, 0, 2, 2]), held)
+    e = audit.stratified_accuracy(np.array([1, 0, 1, 1]), np.array([0, 0, 2, 2]), held)
     assert e.value == pytest.approx(0.5 * 200 / 400 + 1.0 * 200 / 400)  # stratum 1 went to stratum 0
-    assert audit.stratified(np.zeros(0), np.zeros(0, int), held) == intervals.NOTHING
+    assert audit.stratified_accuracy(np.zeros(0), np.zeros(0, int), held) == intervals.NO_ESTIMATE
 
 
 def test_all_right_is_not_certain():
-    e = audit.stratified(np.ones(100), np.arange(100) % 10, np.full(10, 500))
+    e = audit.stratified_accuracy(np.ones(100), np.arange(100) % 10, np.full(10, 500))
     assert e.value == e.high == 1
-    assert e.low == pytest.approx(intervals.wilson(1, 100)[0])
-    uneven = audit.stratified(np.ones(4), np.array([0, 0, 1, 1]), np.array([10, 990]))
-    assert uneven.low < intervals.wilson(1, 3)[0]
+    assert e.low == pytest.approx(intervals.wilson_interval(1, 100)[0])
+    uneven = audit.stratified_accuracy(np.ones(4), np.array([0, 0, 1, 1]), np.array([10, 990]))
+    assert uneven.low < intervals.wilson_interval(1, 3)[0]
 
 
 def test_too_few_to_draw():
     with pytest.raises(HeadcountError, match="at least 2"):
-        audit.draw(np.zeros(5, int), np.ones(5), 1, np.random.default_rng(0))
+        audit.draw_sample(np.zeros(5, int), np.ones(5), 1, np.random.default_rng(0))
 
 
 # -- other intervals ----------------------------------------------------------------------------------------------------------
@@ -132,7 +133,7 @@ def test_too_few_to_draw():
 def test_wilson_is_wilson():
     for k, n in ((0, 10), (3, 10), (97, 100), (10, 10)):
         want = stats.binomtest(k, n).proportion_ci(0.9, method="wilson")
-        low, high = intervals.wilson(k / n, n, 0.9)
+        low, high = intervals.wilson_interval(k / n, n, 0.9)
         assert (low, high) == pytest.approx((want.low, want.high), abs=1e-9)
 
 
@@ -144,17 +145,17 @@ def test_groups_widen_the_interval_as_they_must():
         p = g.beta(4, 1, 30)  # each bag its own share right
         n = g.integers(5, 60, 30)
         right = g.binomial(n, p)
-        e = intervals.clustered(right, n)
+        e = intervals.clustered_estimate(right, n)
         covered.append(e.low <= 0.8 <= e.high)
-        low, high = intervals.wilson(right.sum() / n.sum(), n.sum())
+        low, high = intervals.wilson_interval(right.sum() / n.sum(), n.sum())
         naive.append(low <= 0.8 <= high)
     assert 0.91 <= np.mean(covered) <= 0.99
     assert np.mean(naive) < 0.7
 
 
 def test_one_group_says_nothing_of_others():
-    assert intervals.clustered(np.array([9]), np.array([10]))[:3] == (0.9, 0.0, 1.0)
-    assert intervals.clustered(np.array([0]), np.array([0])) == intervals.NOTHING
+    assert intervals.clustered_estimate(np.array([9]), np.array([10]))[:3] == (0.9, 0.0, 1.0)
+    assert intervals.clustered_estimate(np.array([0]), np.array([0])) == intervals.NO_ESTIMATE
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -164,13 +165,13 @@ def test_shares_of_bags_hold_if_the_probabilities_do(weighted):
     n = int(sizes.sum())
     p = (torch.randn(n, 3, generator=g) * 2).softmax(1)
     weight = torch.rand(n, generator=g) * 3 if weighted else None
-    segments = Segments.from_sizes(sizes).weighted(weight)
-    share, low, high = census.plainly(p, segments, level=0.9)
+    segments = Segments.from_sizes(sizes).with_weight(weight)
+    share, low, high = proportions.mean_proportions(p, segments, level=0.9)
     truth = torch.nn.functional.one_hot(torch.multinomial(p, 1, generator=g)[:, 0], 3).float()
     true = segments.mean(truth)
     inside = ((low <= true + 1e-6) & (true <= high + 1e-6)).float().mean()
     assert 0.88 <= float(inside) <= 0.93
     assert torch.allclose(share, segments.mean(p), atol=1e-5)
     assert abs(float((share - true).mean())) < 0.01
-    sure = census.plainly(torch.eye(3)[[0, 0, 1]], Segments.from_sizes([3]))
+    sure = proportions.mean_proportions(torch.eye(3)[[0, 0, 1]], Segments.from_sizes([3]))
     assert torch.equal(sure[1], sure[2])

@@ -64,9 +64,11 @@ def test_without_counts_less_and_dropped_forgets():
     gone = torch.zeros(10, dtype=torch.bool)
     gone[[0, 5]] = True
     b = bags().without(gone)
-    assert b.segments().total().tolist() == [1, 3, 4]
-    assert b.without(torch.arange(10) == 6).segments().total().tolist() == [1, 3, 3], "what was removed stays removed"
-    small = b.dropped()
+    assert b.segments().total_weight().tolist() == [1, 3, 4]
+    assert b.without(torch.arange(10) == 6).segments().total_weight().tolist() == [1, 3, 3], (
+        "what was removed stays removed"
+    )
+    small = b.drop_removed()
     assert small.sizes.tolist() == [1, 3, 4]
     assert small.index.tolist() == [1, 2, 3, 4, 6, 7, 8, 9]
     assert small.removed is None
@@ -136,12 +138,12 @@ def test_pools_refused(data, says):
 
 def test_pool_mapped_from_disk(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(12, dtype=np.float32).reshape(4, 3))
-    assert Pool.mapped(tmp_path / "x.npy").take(torch.tensor([2])).tolist() == [[6, 7, 8]]
+    assert Pool.from_npy(tmp_path / "x.npy").take(torch.tensor([2])).tolist() == [[6, 7, 8]]
     with pytest.raises(HeadcountError, match=r"cannot map .*y\.npy"):
-        Pool.mapped(tmp_path / "y.npy")
+        Pool.from_npy(tmp_path / "y.npy")
     (tmp_path / "z.npy").write_bytes(b"not an array")
     with pytest.raises(HeadcountError, match=r"cannot map .*z\.npy"):
-        Pool.mapped(tmp_path / "z.npy")
+        Pool.from_npy(tmp_path / "z.npy")
 
 
 def test_gray_pictures_get_a_channel():

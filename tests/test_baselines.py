@@ -17,12 +17,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import test_heads as contract
 from headcount.bags import Bags, Pool, Segments
 from headcount.errors import HeadcountError
+from headcount.experiments.recipe import Recipe
 from headcount.models.heads import HEADS, Batch, build_head
 from headcount.models.heads.mctformer import rank_pool
-from headcount.models.model import Design, Model
-from headcount.training.recipe import Recipe
-from headcount.training.steps import Training
-from headcount.training.train import fit
+from headcount.models.network import Model, ModelConfig
+from headcount.training import loop
+from headcount.training.trainer import Trainer
 from oracles import add, bag_logsumexp, bag_max, bag_mean, bag_softmax, bag_sum, examine, ragged, seats, softmax
 
 D, C = 5, 4
@@ -64,7 +64,7 @@ class Case:
         self.x = np.round(bags.values(D, scale), 3)
         self.h = torch.tensor(self.x, dtype=torch.float32)
         s = Segments.from_sizes(bags.sizes)
-        s = s.weighted(torch.tensor(bags.weight, dtype=torch.float32)) if weight else s
+        s = s.with_weight(torch.tensor(bags.weight, dtype=torch.float32)) if weight else s
         self.segments = s.without(torch.tensor(bags.removed))
         self.sits = seats(bags.index, len(bags.sizes), bags.removed, bags.weight if weight else None)
         self.kept = [j for j in range(bags.n) if not bags.removed[j]]
@@ -77,7 +77,7 @@ class Case:
         self.target = soft * (rng.random(len(bags.sizes)) < 0.8)[:, None]
 
     def batch(self, **more):
-        b = self.segments.bags
+        b = self.segments.n_bags
         more = {"epoch": torch.zeros((), dtype=torch.int64), **more}
         return Batch(
             self.segments, torch.tensor(self.target).float(), torch.arange(b), torch.arange(len(self.h)), **more
@@ -165,8 +165,8 @@ def test_rank_pooling_of_the_specification():
 def test_rank_pooling_against_a_loop():
     def law(bags, decay):
         case = Case(bags, weight=True)
-        said, _ = case.segments.dense(case.h)
-        u, _ = case.segments.dense(case.segments.weight)
+        said, _ = case.segments.to_dense(case.h)
+        u, _ = case.segments.to_dense(case.segments.weight)
         want = [[ranked([case.x[j][d] for j in sit], decay) for d in range(D)] for sit in case.sits]
         close(rank_pool(said, u, decay), want)
 
@@ -419,7 +419,7 @@ def transformers(options=None, mute=False, **more):
     head = made("additive_trans", options, **more).double()
     if mute:
         for attention in head.layers:
-            torch.nn.init.zeros_(attention.along.weight)
+            torch.nn.init.zeros_(attention.residual_conv.weight)
     return head
 
 
@@ -706,7 +706,7 @@ def loosened(case, bags, weight):
     """The same instances, each a bag of one with its bag's label."""
     loose = Case(bags, weight)
     s = Segments.from_sizes([1] * bags.n)
-    s = s.weighted(torch.tensor(bags.weight, dtype=torch.float32)) if weight else s
+    s = s.with_weight(torch.tensor(bags.weight, dtype=torch.float32)) if weight else s
     loose.segments, loose.target = s.without(torch.tensor(bags.removed)), case.target[bags.index]
     return loose
 
@@ -772,7 +772,7 @@ def tiny(name, even=True, options=None, known=None, seed=0):
         parts.append(Bags.of(pool, sizes=sizes, labels=rng.integers(0, C, 10), classes=C, **extras))
     options = {**SMALL.get(name, {}), **(options or {})}
     torch.manual_seed(seed)
-    design = Design((3,), parts[0].classes, "mlp", (("hidden", 8),), name, tuple(options.items()))
+    design = ModelConfig((3,), parts[0].classes, "mlp", (("hidden", 8),), name, tuple(options.items()))
     recipe = Recipe(backbone="mlp", head=name, options=options, epochs=2, batch_bags=4, lr=1e-2)
     return Model(design), *parts, recipe
 
@@ -801,7 +801,7 @@ def test_every_head_trains(name, options, even, precision):
     before = {k: v.clone() for k, v in model.named_parameters()}
     gone = torch.zeros(len(train.index), dtype=torch.bool)
     gone[1] = True
-    fitted = fit(model, train.without(gone), valid, recipe.but(precision=precision))
+    fitted = loop.train(model, train.without(gone), valid, recipe.replace(precision=precision))
     assert np.isfinite(fitted.progress.curve).all()
     assert fitted.progress.epoch == 2
     for k, v in fitted.model.named_parameters():
@@ -812,21 +812,21 @@ def test_every_head_trains(name, options, even, precision):
 def test_supervised_without_labels_does_not_train():
     model, train, valid, recipe = tiny("supervised")
     with pytest.raises(HeadcountError, match="instance labels"):
-        fit(model, train, valid, recipe)
+        loop.train(model, train, valid, recipe)
 
 
 @pytest.mark.parametrize("kind", ["one_vs_rest", "classwise"])
 def test_weno_passes_train_what_they_declare(kind):
     model, train, valid, recipe = tiny("weno", options={"loss": kind})
-    state = Training(model, train, valid, recipe)
+    state = Trainer(model, train, valid, recipe)
     assert list(state.optimizers) == ["backbone", "head.teaching", "head.student"]
     declared = {n for n, _ in state.model.named_parameters() if n.startswith(tuple(state.optimizers))}
     assert declared == {n for n, _ in state.model.named_parameters()}
     state.model.train()
     for one, spared in zip(state.head.passes, ("head.student", "head.teaching"), strict=True):
         before = {n: p.detach().clone() for n, p in state.model.named_parameters()}
-        for which in state.train.shuffled(one.over, 0, 0):
-            state.steps[one](which)
+        for which in state.train_loader.shuffled(one.over, 0, 0):
+            state.pass_steps[one](which)
         moved = {n for n, p in state.model.named_parameters() if not torch.equal(p, before[n])}
         assert moved == {n for n in before if not n.startswith(spared)}
 
@@ -834,11 +834,11 @@ def test_weno_passes_train_what_they_declare(kind):
 def test_weno_range_is_of_the_last_teacher_pass():
     """Over a real epoch: neither the student's pass nor validation moves it, and a new epoch begins anew."""
     model, train, valid, recipe = tiny("weno")
-    state = Training(model, train, valid, recipe)
+    state = Trainer(model, train, valid, recipe)
     said, noted = [], []
     state.head.teaching.register_forward_hook(lambda _module, _given, output: said.append(output[1].detach().clone()))
-    original = state.head.note_range
-    state.head.note_range = lambda *given: (noted.append(said[-1]), original(*given))
+    original = state.head.update_range
+    state.head.update_range = lambda *given: (noted.append(said[-1]), original(*given))
     for epoch in range(2):
         noted.clear()
         state.train_epoch(epoch)
@@ -928,7 +928,9 @@ def test_a_step_asks_the_device_nothing(name, options, extras, monkeypatch):
         head = build_head(name, D, C, {**SMALL.get(name, {}), **options}, counted)
         for over in dict.fromkeys(one.over for one in head.passes):
             b, size = (3, 7) if over == "bags" else (21, 1)
-            s = Segments(torch.arange(21) // size, b, size).weighted(torch.rand(21) if extras == "weighted" else None)
+            s = Segments(torch.arange(21) // size, b, size).with_weight(
+                torch.rand(21) if extras == "weighted" else None
+            )
             s = s.without(torch.rand(21) < 0.3) if extras == "removed" else s
             where = torch.arange(b), torch.arange(21)
             batch = Batch(s, torch.rand(b, C), *where, torch.arange(21) % C, torch.zeros((), dtype=torch.int64), over)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headcount.showing.report import write_report
+from headcount.reporting.report import write_report
 from showing_factory import make_study, pictures
 
 CLASSES = ("<img src=x onerror=alert(1)>", "colorectal adenocarcinoma epithelium", "drusen", "9")

@@ -9,8 +9,8 @@ import pytest
 
 import read_factory as make
 from ask_factory import fitted, people
-from headcount import asking
-from headcount.data.read import read
+from headcount.cli import model_actions
+from headcount.readers.read import read
 from test_browser import browser  # noqa: F401  (a fixture)
 
 EVIL = (
@@ -36,12 +36,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     del table["truth"]
     data = make.write_csv(root / "t.csv", table)
     model = fitted(read(data)).save(root / "m")
-    asking.explain(model, str(data), root / "explain.html", how=HOW)
-    asking.audit(model, str(data), root / "sheet", count=20, how=HOW)
+    model_actions.explain(model, str(data), root / "explain.html", how=HOW)
+    model_actions.audit(model, str(data), root / "sheet", count=20, how=HOW)
     texts = make.texts()
     texts["text"] = [f"{EVIL[i % 4]} {t}" for i, t in enumerate(texts["text"])]
     words = make.write_csv(root / "w.csv", texts)
-    asking.explain(fitted(read(words), "linear").save(root / "mw"), str(words), root / "words.html", how=HOW)
+    model_actions.explain(fitted(read(words), "linear").save(root / "mw"), str(words), root / "words.html", how=HOW)
     folder = root / "pictures"
     for b, evil in enumerate(("<script>alert(4)<", "'onload='alert(5)")):
         for i in range(4):
@@ -50,8 +50,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         folder / "labels.csv", {"bag": ["<script>alert(4)<0", "'onload='alert(5)1"], "label": list(EVIL[:2])}
     )
     model = fitted(read(folder), "network").save(root / "mp")
-    asking.explain(model, str(folder), root / "pictures.html", how=HOW)
-    asking.audit(model, str(folder), root / "pictures_sheet", count=4, how=HOW)
+    model_actions.explain(model, str(folder), root / "pictures.html", how=HOW)
+    model_actions.audit(model, str(folder), root / "pictures_sheet", count=4, how=HOW)
     return {
         "explain": root / "explain.html",
         "sheet": root / "sheet" / "index.html",

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headcount.data.read import read
-from headcount.fitting import fit_reading
-from headcount.judging import candidates
-from headcount.showing.fit_page import fit_page, lines_of, model_card
+from headcount.readers.read import read
+from headcount.reporting.fit_page import model_card, render_fit_page, summary_lines
+from headcount.selection import methods
+from headcount.selection.fit import fit
 from test_browser import browser  # noqa: F401  a fixture
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -30,15 +30,15 @@ def fitted():
             for column, value in zip(table.values(), values, strict=True):
                 column.append(value)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(candidates, "TREES", 5)
-        patch.setattr(candidates, "ROUNDS", 1)
-        return fit_reading(read(table), "em_forest,tilt", folds=2, epochs=3)
+        patch.setattr(methods, "N_TREES", 5)
+        patch.setattr(methods, "EM_ROUNDS", 1)
+        return fit(read(table), "em_forest,tilt", folds=2, epochs=3)
 
 
 @pytest.fixture(scope="module")
 def page_file(fitted, tmp_path_factory):
     path = tmp_path_factory.mktemp("fit") / "report.html"
-    path.write_text(fit_page(fitted, f"A model from {SCRIPT}"))
+    path.write_text(render_fit_page(fitted, f"A model from {SCRIPT}"))
     return path
 
 
@@ -88,4 +88,4 @@ def test_the_card_keeps_words_inside_code(fitted):
             assert line.lstrip("*| ").startswith("``")
     row = next(line for line in card.splitlines() if "{{" in line and line.startswith("|"))
     assert row.count("|") == 4  # a bar in a name makes no new cell
-    assert len(lines_of(fitted)) >= 4
+    assert len(summary_lines(fitted)) >= 4

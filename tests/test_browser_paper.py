@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from headcount.judging.paper import figure_recipes
-from headcount.showing.paper_page import write_paper
+from headcount.experiments.paper import figure_recipes
+from headcount.reporting.paper_page import write_paper
 from test_browser import (  # noqa: F401  the same browser, the same visits, the same demands
     browser,
     test_figures_wear_the_page_s_colours,

@@ -10,22 +10,22 @@ import pytest
 import torch
 
 from headcount.bags import Bags, Pool, Segments
-from headcount.bags import census as censuses
-from headcount.bags.census import (
-    census,
-    centres,
-    crowned,
-    estimated,
-    halves_gain,
-    heard,
-    how_alike,
-    in_context,
-    plainly,
-    shares_of,
-)
-from headcount.bags.tilt import Tilt, mix_of
 from headcount.errors import HeadcountError
-from headcount.judging import shares
+from headcount.majority import calibration
+from headcount.majority import proportions as censuses
+from headcount.majority.proportions import (
+    estimate_proportions,
+    fit_concentration,
+    fit_shares,
+    laplace_proportions,
+    log_posterior_given_share,
+    mean_proportions,
+    posterior_in_context,
+    prior_means,
+    project_to_majority,
+    split_half_gain,
+)
+from headcount.majority.transition import Transition, mix_from_shares
 
 C = 4
 EVEN = torch.full((C,), 1 / C, dtype=torch.float64)
@@ -46,7 +46,7 @@ def world(seed, bags=80, size=30, apart=1.8, spread=0.7):
 @cache
 def learned(seed):
     z, valid, _ = world(seed, bags=60)
-    return shares.learn_context(z, valid.blind())
+    return calibration.fit_calibration(z, valid.blind())
 
 
 def accuracy(p, bags):
@@ -61,10 +61,10 @@ def test_weights_that_are_alike_change_no_interval(weight):
     g = torch.Generator().manual_seed(0)
     log_p = (2 * torch.randn(300, 3, generator=g)).log_softmax(1)
     plain, target = Segments.from_sizes([30] * 10), torch.zeros(10, 3)
-    even = Tilt(mix_of(1 / 3, 3), torch.ones(3) / 3)
+    even = Transition(mix_from_shares(1 / 3, 3), torch.ones(3) / 3)
     one, other = (
-        censuses.census(log_p, s, target, even, 2.0, torch.Generator().manual_seed(1))
-        for s in (plain, plain.weighted(torch.full((300,), weight)))
+        censuses.estimate_proportions(log_p, s, target, even, 2.0, torch.Generator().manual_seed(1))
+        for s in (plain, plain.with_weight(torch.full((300,), weight)))
     )
     for name in ("share", "low", "high"):
         torch.testing.assert_close(getattr(one, name), getattr(other, name))
@@ -74,11 +74,11 @@ def test_weights_that_are_alike_change_no_interval(weight):
 def test_weights_that_are_alike_change_nothing_of_what_is_heard(weight):
     z, made, _ = world(3, bags=40)
     log_p, plain = z.log_softmax(1), made.segments()
-    heavy = plain.weighted(torch.full((len(z),), weight))
-    one, other = (how_alike(log_p, s, EVEN.expand(40, -1), EVEN) for s in (plain, heavy))
+    heavy = plain.with_weight(torch.full((len(z),), weight))
+    one, other = (fit_concentration(log_p, s, EVEN.expand(40, -1), EVEN) for s in (plain, heavy))
     assert one[0] == other[0]  # the census counts instances, and so must what it is told of bags
     torch.testing.assert_close(one[1], other[1], rtol=1e-4, atol=1e-4)
-    one, other = (heard(log_p, s, EVEN, 2.0).exp() for s in (plain, heavy))
+    one, other = (posterior_in_context(log_p, s, EVEN, 2.0).exp() for s in (plain, heavy))
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
@@ -91,7 +91,7 @@ def test_a_class_that_is_not_counted_may_be_larger_than_the_label():
     labels = 1 + counts[:, 1:].argmax(1)
     made = Bags.of(Pool(x.astype(np.float32)), sizes=[30] * 60, labels=labels, classes=3, counted=[False, True, True])
     z = torch.tensor(2.5 * x + np.log(counts.mean(0)))
-    found = shares.count(shares.learn_context(z, made), z, made)
+    found = calibration.calibrated_proportions(calibration.fit_calibration(z, made), z, made)
     real = torch.from_numpy(counts / 30).float()
     assert float((found.share - real).abs().mean()) < 0.04  # 0.12 if background had to stay below the label's class
     inside = (real >= found.low - 1e-6) & (real <= found.high + 1e-6)
@@ -100,21 +100,23 @@ def test_a_class_that_is_not_counted_may_be_larger_than_the_label():
 
 def test_crowned_with_a_class_that_is_not_counted():
     share, target, counted = torch.tensor([[0.2, 0.3, 0.5]]), torch.eye(3)[:1], torch.tensor([True, True, False])
-    torch.testing.assert_close(crowned(share, target, counted), torch.tensor([[0.25, 0.25, 0.5]]))
+    torch.testing.assert_close(project_to_majority(share, target, counted), torch.tensor([[0.25, 0.25, 0.5]]))
 
 
 def test_of_a_tie_either_winner_may_be_crowned():
     """It was always the first: its rival was levelled with it, as if it had lost."""
     share, tied = torch.tensor([[0.3, 0.4, 0.3], [0.4, 0.3, 0.3]]), torch.tensor([[0.5, 0.5, 0.0]] * 2)
-    torch.testing.assert_close(crowned(share, tied), share)
+    torch.testing.assert_close(project_to_majority(share, tied), share)
     lost = torch.tensor([[0.2, 0.3, 0.5]])
-    torch.testing.assert_close(crowned(lost, tied[:1]), torch.tensor([[0.2, 0.4, 0.4]]))
+    torch.testing.assert_close(project_to_majority(lost, tied[:1]), torch.tensor([[0.2, 0.4, 0.4]]))
 
 
 def test_a_tie_crowns_neither_of_its_winners():
     log_p = torch.full((200, 2), 0.5).log()
-    tied, even = torch.full((20, 2), 0.5), Tilt(mix_of(0.5, 2), torch.ones(2) / 2)
-    found = census(log_p, Segments.from_sizes([10] * 20), tied, even, 4.0, torch.Generator().manual_seed(0))
+    tied, even = torch.full((20, 2), 0.5), Transition(mix_from_shares(0.5, 2), torch.ones(2) / 2)
+    found = estimate_proportions(
+        log_p, Segments.from_sizes([10] * 20), tied, even, 4.0, torch.Generator().manual_seed(0)
+    )
     assert abs(float(found.share[:, 0].mean()) - 0.5) < 0.02  # 0.7 if only the first of them might be the largest
 
 
@@ -133,13 +135,15 @@ def test_shares_against_a_loop():
             theta = [v / (size + alike) for v in found]
         want.append(theta)
         start += size
-    got = shares_of(torch.tensor(p).log(), Segments.from_sizes(sizes), torch.tensor(centre), torch.tensor(prior), alike)
+    got = fit_shares(
+        torch.tensor(p).log(), Segments.from_sizes(sizes), torch.tensor(centre), torch.tensor(prior), alike
+    )
     np.testing.assert_allclose(got, want, rtol=1e-6)  # sizes are counted in float32
 
 
 def test_context_without_difference_is_none():
     log_p = torch.tensor(np.random.default_rng(0).dirichlet(np.ones(C), 12)).log()
-    same = in_context(log_p, Segments.from_sizes([5, 7]), EVEN.expand(2, -1), EVEN)
+    same = log_posterior_given_share(log_p, Segments.from_sizes([5, 7]), EVEN.expand(2, -1), EVEN)
     torch.testing.assert_close(same, log_p)
 
 
@@ -149,7 +153,7 @@ def test_the_crown():
     share = torch.tensor(rng.dirichlet(np.ones(C), 200))
     target = torch.eye(C)[torch.from_numpy(rng.integers(0, C, 200))].double()
     target[:20] = 0
-    found = crowned(share, target)
+    found = project_to_majority(share, target)
     torch.testing.assert_close(found[:20], share[:20])
     own = (found * target).sum(1)[20:]
     assert (own >= found[20:].amax(1) - 1e-12).all()
@@ -165,20 +169,20 @@ def test_the_crown():
 def test_halves_tell_of_each_other_only_where_bags_differ():
     z, bags, _ = world(0)
     s, centre = bags.segments(), EVEN.expand(len(bags), -1)
-    alike, gain = how_alike(z.log_softmax(1), s, centre, EVEN)
+    alike, gain = fit_concentration(z.log_softmax(1), s, centre, EVEN)
     assert alike <= 8
     assert gain.mean() > 5 * gain.std() / len(gain) ** 0.5
     mixed = torch.randperm(len(z), generator=torch.Generator().manual_seed(0))
-    alike, gain = how_alike(z[mixed].log_softmax(1), s, centre, EVEN)
+    alike, gain = fit_concentration(z[mixed].log_softmax(1), s, centre, EVEN)
     assert alike >= 128
     assert abs(gain.mean()) < 0.1
-    assert halves_gain(z[mixed].log_softmax(1), s, centre, EVEN, 1.0).mean() < 0
+    assert split_half_gain(z[mixed].log_softmax(1), s, centre, EVEN, 1.0).mean() < 0
 
 
 def test_centres():
-    mix = mix_of(torch.tensor(0.7, dtype=torch.float64), C)
+    mix = mix_from_shares(torch.tensor(0.7, dtype=torch.float64), C)
     target = torch.tensor([[1.0, 0, 0, 0], [0, 0, 0, 0], [0, 0.5, 0.5, 0]], dtype=torch.float64)
-    found = centres(Tilt(mix, EVEN), target)
+    found = prior_means(Transition(mix, EVEN), target)
     torch.testing.assert_close(found, torch.stack([mix[0], EVEN, (mix[1] + mix[2]) / 2]))
 
 
@@ -193,7 +197,7 @@ def test_intervals_cover(use_labels, level):
     for seed in range(3):
         context = learned(2 * seed)
         z, test, true = world(2 * seed + 1, bags=60)
-        found = shares.count(context, z, test.blind(), use_labels=use_labels, level=level)
+        found = calibration.calibrated_proportions(context, z, test.blind(), use_labels=use_labels, level=level)
         hits.append(((true >= found.low - 1e-6) & (true <= found.high + 1e-6)).float().mean())
         far.append((found.share - true).abs().mean() - (test.segments().mean(z.softmax(1)) - true).abs().mean())
         assert ((found.low <= found.share) & (found.share <= found.high)).all()
@@ -206,25 +210,25 @@ def test_intervals_cover(use_labels, level):
 
 def test_a_sharper_level_is_a_narrower_interval():
     context, (z, bags, _) = learned(0), world(3, bags=20)
-    wide, narrow = (shares.count(context, z, bags.blind(), level=level) for level in (0.9, 0.5))
+    wide, narrow = (calibration.calibrated_proportions(context, z, bags.blind(), level=level) for level in (0.9, 0.5))
     assert (wide.high - wide.low).mean() > 1.5 * (narrow.high - narrow.low).mean()
     with pytest.raises(HeadcountError, match="level of an interval lies between 0 and 1, got 1"):
-        shares.count(context, z, bags.blind(), level=1)
+        calibration.calibrated_proportions(context, z, bags.blind(), level=1)
 
 
 @pytest.mark.parametrize(("size", "apart", "spread"), [(8, 1.8, 0.7), (30, 1.8, 0.7), (30, 1.0, 4.0), (200, 1.8, 0.3)])
 def test_the_formula_agrees_with_the_lots(size, apart, spread):
     """Shares and intervals by curvature against Gibbs sampling, and both against the truth."""
     z, valid, _ = world(0, bags=60, size=size, apart=apart, spread=spread)
-    context = shares.learn_context(z, valid.blind())
+    context = calibration.fit_calibration(z, valid.blind())
     z, test, true = world(1, bags=60, size=size, apart=apart, spread=spread)
-    log_p, prior = (z / context.temperature).log_softmax(1), context.tilt.prior.double()
-    share, low, high = estimated(log_p, test.segments(), prior, context.alike)
-    lots = shares.count(context, z, test.blind(), use_labels=False)
+    log_p, prior = (z / context.temperature).log_softmax(1), context.transition.prior.double()
+    share, low, high = laplace_proportions(log_p, test.segments(), prior, context.concentration)
+    lots = calibration.calibrated_proportions(context, z, test.blind(), use_labels=False)
     assert (share - lots.share).abs().mean() < 0.25 * (share - true).abs().mean() + 0.003
     assert abs(float(((high - low) / (lots.high - lots.low).mean()).mean()) - 1) < 0.15
     assert 0.83 <= float(((true >= low - 1e-6) & (true <= high + 1e-6)).float().mean()) <= 0.99
-    plain = plainly(log_p.exp(), test.segments())
+    plain = mean_proportions(log_p.exp(), test.segments())
     assert (share - true).abs().mean() <= (plain[0] - true).abs().mean() + 0.002
     torch.testing.assert_close(share.sum(1), torch.ones(len(test)))
 
@@ -232,44 +236,50 @@ def test_the_formula_agrees_with_the_lots(size, apart, spread):
 def test_the_formula_in_parts_with_weights_and_without_the_removed(monkeypatch):
     z, bags, _ = world(2, bags=12, size=9)
     log_p, s = z.log_softmax(1), bags.segments()
-    whole = estimated(log_p, s, EVEN, 4.0)
-    ragged = estimated(log_p, Segments(s.index, s.bags), EVEN, 4.0)
-    monkeypatch.setattr(censuses, "_PART", 3 * C * C)
-    parts = estimated(log_p, Segments(s.index, s.bags), EVEN, 4.0)
+    whole = laplace_proportions(log_p, s, EVEN, 4.0)
+    ragged = laplace_proportions(log_p, Segments(s.index, s.n_bags), EVEN, 4.0)
+    monkeypatch.setattr(censuses, "_MAX_PRODUCTS", 3 * C * C)
+    parts = laplace_proportions(log_p, Segments(s.index, s.n_bags), EVEN, 4.0)
     for a, b, c in zip(whole, ragged, parts, strict=True):
         torch.testing.assert_close(a, b)
         torch.testing.assert_close(a, c)
     gone = torch.arange(len(z)) % 3 == 0
-    fewer = estimated(log_p, s.without(gone), EVEN, 4.0)
-    left = estimated(log_p[~gone], Segments(s.index[~gone], s.bags), EVEN, 4.0)
+    fewer = laplace_proportions(log_p, s.without(gone), EVEN, 4.0)
+    left = laplace_proportions(log_p[~gone], Segments(s.index[~gone], s.n_bags), EVEN, 4.0)
     for a, b in zip(fewer, left, strict=True):
         torch.testing.assert_close(a, b)
-    heavy = [estimated(log_p, s.weighted(torch.full((len(z),), w)), EVEN, 4.0) for w in (1.0, 1e6)]
+    heavy = [laplace_proportions(log_p, s.with_weight(torch.full((len(z),), w)), EVEN, 4.0) for w in (1.0, 1e6)]
     for a, b in zip(*heavy, strict=True):
         torch.testing.assert_close(a, b)  # votes are not witnesses
-    first = estimated(log_p, s.weighted(torch.where(torch.arange(len(z)) % 9 == 0, 1e6, 1.0)), EVEN, 4.0)[0]
+    first = laplace_proportions(log_p, s.with_weight(torch.where(torch.arange(len(z)) % 9 == 0, 1e6, 1.0)), EVEN, 4.0)[
+        0
+    ]
     assert (first.argmax(1) == log_p[::9].argmax(1)).all(), "one instance holds nearly all the votes"
 
 
 def test_nobody_is_a_witness_for_himself():
     log_p = torch.tensor(np.random.default_rng(0).dirichlet(np.ones(C), 10)).log()
-    torch.testing.assert_close(heard(log_p, Segments.from_sizes([1] * 10), EVEN, 1.0), log_p)
-    weighted = Segments.from_sizes([1] * 10).weighted(torch.full((10,), 7.0))
-    torch.testing.assert_close(heard(log_p, weighted, EVEN, 1.0), log_p)
-    two = heard(log_p[:2], Segments.from_sizes([2]), EVEN, 1e-6).exp()
-    want = log_p[0].exp() * shares_of(log_p[1:2], Segments.from_sizes([1]), EVEN[None], EVEN, 1e-6)[0] / EVEN
+    torch.testing.assert_close(posterior_in_context(log_p, Segments.from_sizes([1] * 10), EVEN, 1.0), log_p)
+    weighted = Segments.from_sizes([1] * 10).with_weight(torch.full((10,), 7.0))
+    torch.testing.assert_close(posterior_in_context(log_p, weighted, EVEN, 1.0), log_p)
+    two = posterior_in_context(log_p[:2], Segments.from_sizes([2]), EVEN, 1e-6).exp()
+    want = log_p[0].exp() * fit_shares(log_p[1:2], Segments.from_sizes([1]), EVEN[None], EVEN, 1e-6)[0] / EVEN
     assert (two[0] - want / want.sum()).abs().max() < 0.2, "the other is heard"
     gone = torch.tensor([True, False])
-    torch.testing.assert_close(heard(log_p[:2], Segments.from_sizes([2]).without(gone), EVEN, 1.0), log_p[:2])
+    torch.testing.assert_close(
+        posterior_in_context(log_p[:2], Segments.from_sizes([2]).without(gone), EVEN, 1.0), log_p[:2]
+    )
 
 
 def test_context_helps_where_classes_overlap_and_shares_vary():
     context = learned(4)
     assert context.helps
     z, test, _ = world(5)
-    alone, joined = (shares.answer(context, z, test.blind(), listen=listen) for listen in (False, True))
+    alone, joined = (
+        calibration.calibrated_probabilities(context, z, test.blind(), use_context=listen) for listen in (False, True)
+    )
     assert accuracy(joined, test) > accuracy(alone, test) + 0.04
-    assert torch.equal(shares.answer(context, z, test.blind()), joined)
+    assert torch.equal(calibration.calibrated_probabilities(context, z, test.blind()), joined)
     assert accuracy(alone, test) == accuracy(z, test), "a temperature changes nobody's class"
 
 
@@ -277,17 +287,24 @@ def test_answers_and_shares_use_the_temperature():
     context, (z, bags, _) = learned(0), world(3, bags=10)
     warm = replace(context, temperature=2 * context.temperature)
     for listen in (False, True):
-        want = shares.answer(context, z / 2, bags.blind(), listen=listen)
-        torch.testing.assert_close(shares.answer(warm, z, bags.blind(), listen=listen), want)
-    assert torch.equal(shares.count(warm, z, bags.blind()).share, shares.count(context, z / 2, bags.blind()).share)
+        want = calibration.calibrated_probabilities(context, z / 2, bags.blind(), use_context=listen)
+        torch.testing.assert_close(
+            calibration.calibrated_probabilities(warm, z, bags.blind(), use_context=listen), want
+        )
+    assert torch.equal(
+        calibration.calibrated_proportions(warm, z, bags.blind()).share,
+        calibration.calibrated_proportions(context, z / 2, bags.blind()).share,
+    )
 
 
 def test_context_keeps_out_where_bags_are_alike():
     z, valid, _ = world(6, spread=1000.0)
-    context = shares.learn_context(z, valid.blind())
+    context = calibration.fit_calibration(z, valid.blind())
     assert not context.helps
     z, test, _ = world(7, spread=1000.0)
-    assert torch.equal(shares.answer(context, z, test.blind()), (z / context.temperature).softmax(1).float())
+    assert torch.equal(
+        calibration.calibrated_probabilities(context, z, test.blind()), (z / context.temperature).softmax(1).float()
+    )
 
 
 def test_context_keeps_out_where_it_spoils_the_labels():
@@ -295,10 +312,13 @@ def test_context_keeps_out_where_it_spoils_the_labels():
     are wrong together. The labels tell."""
     z, valid, _ = world(8, bags=60, apart=1.5, spread=4.0)
     z = z + 2.0 * ((valid.bag % 2 == 0)[:, None] & (torch.arange(C) == 0))
-    context = shares.learn_context(z, valid.blind())
-    assert context.overheard.gain > shares.SURE * context.overheard.gain_error
+    context = calibration.fit_calibration(z, valid.blind())
+    assert context.assessment.gain > calibration.MIN_STANDARD_ERRORS * context.assessment.gain_error
     assert not context.helps
-    assert accuracy(shares.answer(context, z, valid, listen=True), valid) < accuracy(z, valid) - 0.01
+    assert (
+        accuracy(calibration.calibrated_probabilities(context, z, valid, use_context=True), valid)
+        < accuracy(z, valid) - 0.01
+    )
 
 
 @pytest.mark.parametrize("heat", [0.5, 2.0])
@@ -308,7 +328,7 @@ def test_the_temperature_is_found_from_the_labels(heat):
     for seed in range(3):
         z, valid, _ = world(10 + seed, bags=100, apart=1.6)
         spoilt = z / heat
-        tau = shares.temperature(spoilt, valid.segments(), valid.target.double())
+        tau = calibration.fit_instance_temperature(spoilt, valid.segments(), valid.target.double())
         found.append(tau)
         truth = valid.truth[:, None]
         before -= float(spoilt.log_softmax(1).gather(1, truth).mean())
@@ -319,20 +339,22 @@ def test_the_temperature_is_found_from_the_labels(heat):
 
 def test_right_logits_are_left_alone():
     z, valid, _ = world(13)
-    assert shares.temperature(z, valid.segments(), valid.target.double()) == 1
+    assert calibration.fit_instance_temperature(z, valid.segments(), valid.target.double()) == 1
 
 
 def test_truth_is_never_asked_and_shapes_are_checked():
     z, valid, _ = world(14, bags=20)
     with pytest.raises(HeadcountError, match=r"600 instances of 4 classes need as many logits, got \(599, 4\)"):
-        shares.learn_context(z[1:], valid)
+        calibration.fit_calibration(z[1:], valid)
     lying = Bags(**{**vars(valid), "truth": valid.truth.flip(0)})
-    assert shares.learn_context(z, valid).temperature == shares.learn_context(z, lying).temperature
+    assert calibration.fit_calibration(z, valid).temperature == calibration.fit_calibration(z, lying).temperature
 
 
 def test_a_bag_that_cannot_be_explained_is_levelled():
     """Every instance surely of class 1 in a bag labelled 0: no draw fits, and the answer still obeys the label."""
     z = torch.tensor([[0.0, 60.0, 0.0]]).repeat(6, 1)
-    tilt = Tilt(mix_of(0.6, 3), torch.full((3,), 1 / 3))
-    found = census(z.log_softmax(1), Segments.from_sizes([6]), torch.eye(3)[:1], tilt, 4.0, torch.Generator(), draws=30)
+    tilt = Transition(mix_from_shares(0.6, 3), torch.full((3,), 1 / 3))
+    found = estimate_proportions(
+        z.log_softmax(1), Segments.from_sizes([6]), torch.eye(3)[:1], tilt, 4.0, torch.Generator(), draws=30
+    )
     torch.testing.assert_close(found.share, torch.tensor([[0.5, 0.5, 0.0]]))

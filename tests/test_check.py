@@ -16,12 +16,14 @@ import torch
 from PIL import Image
 from sklearn.linear_model import LogisticRegression
 
-from headcount import checking, cli
-from headcount.bags import Bags, tilt
-from headcount.checking import check_reading
-from headcount.data.columns import Named
-from headcount.data.read import read
-from headcount.judging import counsel, prospects, quick
+from headcount.bags import Bags
+from headcount.cli import main
+from headcount.majority import transition
+from headcount.readers.columns import ColumnRoles
+from headcount.readers.read import read
+from headcount.selection.check import advice, learnability, linear_baseline
+from headcount.selection.check import check as checking
+from headcount.selection.check.check import check
 
 NAMES = ("ant", "bee", "cow", "dog")
 
@@ -50,14 +52,14 @@ def made(bags=36, size=10, share=0.7, classes=3, apart=4.0, seed=0, never=None, 
 
 def checked(table, truth=False, **how):
     table = {k: v for k, v in table.items() if truth or k != "truth"}
-    return check_reading(read(table, **how))
+    return check(read(table, **how))
 
 
 def run(monkeypatch, capsys, *words):
     """(exit code, stdout, stderr)"""
     monkeypatch.setattr(sys, "argv", ["headcount", *map(str, words)])
     with pytest.raises(SystemExit) as e:
-        cli.main()
+        main.main()
     said = capsys.readouterr()
     return e.value.code, said.out, said.err
 
@@ -79,12 +81,12 @@ def test_clear_bags_are_good_and_the_estimates_are_near():
     table = made()
     said = checked(table)
     assert said.verdict == "good"
-    assert said.found is not None
-    assert said.found.share == pytest.approx([0.7] * 3, abs=0.06)
-    assert np.all((said.found.share_low <= 0.7) & (said.found.share_high >= 0.7))
+    assert said.learnability is not None
+    assert said.learnability.share == pytest.approx([0.7] * 3, abs=0.06)
+    assert np.all((said.learnability.share_low <= 0.7) & (said.learnability.share_high >= 0.7))
     assert said.accuracy[0] > 0.67
     assert said.accuracy[1] > 0.97
-    assert said.found.conditions.condition == pytest.approx(1 / (0.7 - 0.15), rel=0.25)
+    assert said.learnability.conditioning.condition == pytest.approx(1 / (0.7 - 0.15), rel=0.25)
     assert str(said).splitlines()[-1].startswith("verdict: good: ")
 
 
@@ -101,9 +103,9 @@ def test_labels_that_say_nothing_are_hopeless(seed):
     by_lot = checked(made(bags=40, labels_by_lot=True, seed=seed))
     assert by_lot.verdict == "hopeless"
     assert by_lot.accuracy[0] < 0.5
-    assert by_lot.found is not None
-    assert by_lot.found.share_low[0] <= 1 / 3  # nothing is known of the shares, and nothing is claimed
-    assert by_lot.found.share_high[0] == 1
+    assert by_lot.learnability is not None
+    assert by_lot.learnability.share_low[0] <= 1 / 3  # nothing is known of the shares, and nothing is claimed
+    assert by_lot.learnability.share_high[0] == 1
     assert any("labels belong to these bags" in line for line in by_lot.advice)
 
 
@@ -119,16 +121,16 @@ def test_features_that_show_nothing_are_hopeless():
 
 def test_a_class_that_never_wins_is_named():
     said = checked(made(never=2), classes=NAMES[:3])
-    assert said.coverage.never == ("cow",)
+    assert said.coverage.never_win == ("cow",)
     assert said.verdict == "hard"
-    assert "cow" in said.why
+    assert "cow" in said.reason
     text = str(said)
     assert "never the majority: cow" in text
     assert "cannot be inverted" in text
     assert said.to_json()["tilt"]["condition"] is None
     assert said.to_json()["tilt"]["condition_of_winners"] > 1
     assert said.to_json()["shares"]["classes"]["cow"]["share"] is None
-    assert said.more["cow"] > 0
+    assert said.more_bags["cow"] > 0
     whole = checked(made(), classes=NAMES[:3])
     assert said.accuracy[0] < whole.accuracy[0]  # its instances are lost, whoever else is told well
 
@@ -138,7 +140,7 @@ def test_one_class_only():
     table["label"] = ["ant"] * len(table["label"])
     said = checked(table, classes=NAMES[:3])
     assert said.verdict == "hopeless"
-    assert said.found is None
+    assert said.learnability is None
     assert said.accuracy == (pytest.approx(1 / 3), 1.0)
     assert said.to_json()["tilt"] is None
 
@@ -148,10 +150,10 @@ def test_tiny_data_are_not_judged():
         said = checked(made(bags=bags, classes=2))
         assert said.verdict == "hard"
         assert said.accuracy[1] - said.accuracy[0] > 0.3
-    assert "too few" in checked(made(bags=2, classes=2)).why
+    assert "too few" in checked(made(bags=2, classes=2)).reason
     for seed in range(4):  # noise in many columns, which any fit finds something in
         g = np.random.default_rng(seed)
-        assert check_reading(read(list(g.random((6, 3, 100))), labels=list("ababab"))).verdict == "hard"
+        assert check(read(list(g.random((6, 3, 100))), labels=list("ababab"))).verdict == "hard"
 
 
 @pytest.mark.parametrize("labels", ["ab", "abc", "abcabc"])
@@ -159,7 +161,7 @@ def test_of_a_few_bags_no_range_is_expected(labels):
     """Of two instances each is the other's opposite, and a line through one is right of the other: 0.94 to 1 was expected."""
     for seed in range(3):
         g = np.random.default_rng(seed)
-        low, high = check_reading(read(list(g.normal(size=(len(labels), 1, 3))), labels=list(labels))).accuracy
+        low, high = check(read(list(g.normal(size=(len(labels), 1, 3))), labels=list(labels))).accuracy
         assert low <= 1 / len(set(labels))
         assert high == 1
 
@@ -167,15 +169,15 @@ def test_of_a_few_bags_no_range_is_expected(labels):
 def test_a_handful_of_clear_bags_is_not_called_good():
     said = checked({k: v[:60] for k, v in made(bags=9).items()})
     assert said.verdict == "hard"
-    assert "6 labelled bags" in said.why
+    assert "6 labelled bags" in said.reason
 
 
 def test_bags_of_one_instance_are_supervision():
     said = checked(made(bags=60, size=1, share=1.0))
     assert said.verdict == "good"
     assert any("ordinary supervision" in line for line in said.advice)
-    assert said.found is not None
-    assert said.found.share.min() > 0.98
+    assert said.learnability is not None
+    assert said.learnability.share.min() > 0.98
 
 
 def test_unlabelled_and_tied_bags_are_counted_and_groups():
@@ -185,10 +187,10 @@ def test_unlabelled_and_tied_bags_are_counted_and_groups():
     label[6] = "ant|bee"
     table["label"] = label.ravel().tolist()
     table["site"] = np.repeat([f"s{b % 9}" for b in range(36)], 10).tolist()
-    said = check_reading(read({k: v for k, v in table.items() if k != "truth"}, Named(group="site")))
+    said = check(read({k: v for k, v in table.items() if k != "truth"}, ColumnRoles(group="site")))
     cover = said.to_json()["coverage"]
     assert (cover["unlabelled"], cover["tied"], cover["groups"], cover["votes"]) == (6, 1, 9, False)
-    assert said.looked[0] == 30
+    assert said.examined[0] == 30
     assert "6 of 36 bags are without a label" in str(said)
 
 
@@ -196,8 +198,8 @@ def test_a_class_of_one_group_is_warned_of():
     table = made()
     place = [int(b[1:]) % 2 for b in table["bag"]]
     table["site"] = ["north" if c == "ant" else ("east", "west")[k] for c, k in zip(table["label"], place, strict=True)]
-    said = check_reading(read({k: v for k, v in table.items() if k != "truth"}, Named(group="site")))
-    assert said.coverage.lone == ("ant",)
+    said = check(read({k: v for k, v in table.items() if k != "truth"}, ColumnRoles(group="site")))
+    assert said.coverage.single_group == ("ant",)
     assert any("may be the group" in line for line in said.advice)
 
 
@@ -216,7 +218,7 @@ def test_with_votes_neighbours_that_resemble_each_other_promise_nothing():
     told = LogisticRegression().fit(x.reshape(-1, 3), vote.ravel()).score(x.reshape(-1, 3), vote.ravel())
     table = {f"f{i}": x[..., i].ravel().tolist() for i in range(3)} | {"bag": np.repeat(np.arange(100), 40).tolist()}
     votes = {f"votes {c}": np.repeat((vote == c).sum(1), 40).tolist() for c in range(3)}
-    said = check_reading(read(table | votes, Named(votes=tuple(votes))))
+    said = check(read(table | votes, ColumnRoles(votes=tuple(votes))))
     assert said.accuracy[0] < told
     assert said.verdict == "hard"
 
@@ -226,15 +228,15 @@ def test_with_votes_the_shares_are_counted():
     truth = np.array(table["truth"]).reshape(24, 10)
     votes = {f"votes {c}": np.repeat((truth == c).sum(1), 10).tolist() for c in NAMES[:3]}
     table = {k: v for k, v in table.items() if k not in ("truth", "label")} | votes
-    said = check_reading(read(table, Named(votes=tuple(votes))))
+    said = check(read(table, ColumnRoles(votes=tuple(votes))))
     assert said.coverage.votes
-    assert said.found is not None
-    assert said.found.share == pytest.approx([0.6] * 3, abs=1e-6)
+    assert said.learnability is not None
+    assert said.learnability.share == pytest.approx([0.6] * 3, abs=1e-6)
     assert said.verdict == "good"
     assert "counted from the votes" in str(said)
     share = np.stack([(truth == c).mean(1) for c in NAMES[:3]], 1)
     joint = share.T @ share
-    assert said.found.tilt.matrix.numpy() == pytest.approx(joint / joint.sum(1, keepdims=True), abs=1e-5)
+    assert said.learnability.transition.matrix.numpy() == pytest.approx(joint / joint.sum(1, keepdims=True), abs=1e-5)
 
 
 # -- what is looked at ------------------------------------------------------------------------------------------------------
@@ -261,29 +263,29 @@ def test_truth_is_taken_away_before_anything_else(monkeypatch):
 
 
 def test_the_same_seed_gives_the_same_answer(monkeypatch):
-    monkeypatch.setattr(checking, "INSTANCES", 150)
+    monkeypatch.setattr(checking, "MAX_INSTANCES", 150)
     table = made()
     first, again = checked(table), checked(table)
     assert plain(first) == plain(again)
     assert str(first) == str(again)
-    other = check_reading(read({k: v for k, v in table.items() if k != "truth"}), seed=1)
+    other = check(read({k: v for k, v in table.items() if k != "truth"}), seed=1)
     assert plain(other) != plain(first)
 
 
 def test_large_data_are_thinned_and_sizes_stay_what_they_are(monkeypatch):
-    monkeypatch.setattr(checking, "BAGS", 30)
-    monkeypatch.setattr(checking, "INSTANCES", 600)
+    monkeypatch.setattr(checking, "MAX_BAGS", 30)
+    monkeypatch.setattr(checking, "MAX_INSTANCES", 600)
     table = made(bags=60, size=40, share=0.6)
     reading = read({k: v for k, v in table.items() if k != "truth"})
-    some, whole = checking._some(reading, 0)
+    some, whole = checking._subsample(reading, 0)
     assert (len(some), len(some.index), whole) == (30, 600, 1200)
-    assert some.segments().total().tolist() == pytest.approx([40.0] * 30)
+    assert some.segments().total_weight().tolist() == pytest.approx([40.0] * 30)
     assert torch.bincount(some.label).tolist() == [10, 10, 10]
-    said = check_reading(reading)
-    assert said.found is not None
-    assert said.found.share == pytest.approx([0.6] * 3, abs=0.07)
-    assert said.looked == (30, 600)
-    assert said.doubted is None
+    said = check(reading)
+    assert said.learnability is not None
+    assert said.learnability.share == pytest.approx([0.6] * 3, abs=0.07)
+    assert said.examined == (30, 600)
+    assert said.n_label_issues is None
     assert said.coverage.bags == 60
 
 
@@ -314,22 +316,22 @@ def test_the_upper_end_stays_open_for_large_pictures_only():
         light = (90 + 12 * y + 25 * g.normal(size=5).clip(-2, 2))[:, None, None, None]
         bags.append((g.random((5, 24, 24, 1)) * 60 + light).astype(np.uint8))
         labels.append(NAMES[b % 2])
-    said = check_reading(read(bags, labels=labels))
-    assert said.found is not None
-    assert said.found.accuracy[1] < 0.99
-    assert said.accuracy == (said.found.accuracy[0], 1.0)
-    small = check_reading(read([x[:, :8, :8] for x in bags], labels=labels))
-    assert small.found is not None
-    assert small.accuracy == small.found.accuracy
+    said = check(read(bags, labels=labels))
+    assert said.learnability is not None
+    assert said.learnability.accuracy[1] < 0.99
+    assert said.accuracy == (said.learnability.accuracy[0], 1.0)
+    small = check(read([x[:, :8, :8] for x in bags], labels=labels))
+    assert small.learnability is not None
+    assert small.accuracy == small.learnability.accuracy
 
 
 def test_an_open_upper_end_is_not_called_near_chance():
     """What small pictures promise little of is hopeless in a table, and hard where a network would see more."""
     said = checked(made())
-    assert said.found is not None
-    dim = replace(said.found, accuracy=(0.3, 0.45))
-    assert counsel.verdict(said.coverage, dim, part_seen=False)[0] == "hopeless"
-    assert counsel.verdict(said.coverage, dim, part_seen=True)[0] == "hard"
+    assert said.learnability is not None
+    dim = replace(said.learnability, accuracy=(0.3, 0.45))
+    assert advice.verdict(said.coverage, dim, downscaled=False)[0] == "hopeless"
+    assert advice.verdict(said.coverage, dim, downscaled=True)[0] == "hard"
 
 
 def test_texts():
@@ -342,7 +344,7 @@ def test_texts():
             bag.append(b)
             label.append(NAMES[b % 2])
             text.append(" ".join(g.choice([*words[y].split(), "the", "it", "was"], 6)))
-    said = check_reading(read({"bag": bag, "label": label, "review": text}, Named(text="review")))
+    said = check(read({"bag": bag, "label": label, "review": text}, ColumnRoles(text="review")))
     assert said.verdict == "good"
 
 
@@ -351,9 +353,9 @@ def test_texts():
 
 def test_fewer_bags_and_smaller_majorities_want_more():
     few, many = checked(made(bags=18, share=0.5)), checked(made(bags=72, share=0.5))
-    assert sum(few.more.values()) > sum(many.more.values())
+    assert sum(few.more_bags.values()) > sum(many.more_bags.values())
     slight, large = (checked(made(bags=36, share=s)) for s in (0.4, 0.8))
-    assert sum(slight.more.values()) > sum(large.more.values())
+    assert sum(slight.more_bags.values()) > sum(large.more_bags.values())
     assert any("larger majorities would help" in line for line in slight.advice)
     assert not any("larger majorities" in line for line in large.advice)
     assert few.accuracy[0] < many.accuracy[0]
@@ -361,11 +363,11 @@ def test_fewer_bags_and_smaller_majorities_want_more():
 
 
 def test_more_bags_by_hand():
-    assert prospects.more_bags(1.0, 0, 5) == prospects.ENOUGH
+    assert learnability.additional_bags(1.0, 0, 5) == learnability.SUFFICIENT_BAGS
     half = 1 / 5 + 0.5 * 4 / 5  # half the pull: four times the bags
-    assert prospects.more_bags(half, 0, 5) == 4 * prospects.ENOUGH
-    assert prospects.more_bags(half, 10, 5) == 4 * prospects.ENOUGH - 10
-    assert prospects.more_bags(half, 1000, 5) == 0
+    assert learnability.additional_bags(half, 0, 5) == 4 * learnability.SUFFICIENT_BAGS
+    assert learnability.additional_bags(half, 10, 5) == 4 * learnability.SUFFICIENT_BAGS - 10
+    assert learnability.additional_bags(half, 1000, 5) == 0
 
 
 def test_a_rare_class_is_asked_for():
@@ -374,7 +376,7 @@ def test_a_rare_class_is_asked_for():
     mine = np.isin(table["bag"], [f"b{b}" for b in keep])
     rare = {k: [v for v, m in zip(values, mine, strict=True) if m] for k, values in table.items()}
     said = checked(rare)
-    assert said.more["cow"] > max(said.more["ant"], said.more["bee"])
+    assert said.more_bags["cow"] > max(said.more_bags["ant"], said.more_bags["bee"])
 
 
 def test_bags_filled_by_lot_are_told_of_smaller_ones():
@@ -382,10 +384,10 @@ def test_bags_filled_by_lot_are_told_of_smaller_ones():
     y = g.integers(2, size=(60, 31))
     table = {"bag": np.repeat(np.arange(60), 31), "label": np.repeat((y.mean(1) > 0.5).astype(int), 31)}
     table["f"] = (5 * y + g.normal(size=y.shape)).ravel()
-    said = check_reading(read({k: v.tolist() for k, v in table.items()}))
+    said = check(read({k: v.tolist() for k, v in table.items()}))
     assert any("smaller bags lean more" in line for line in said.advice)
     table["weight"] = np.full(60 * 31, 1 / 31)  # shares of a bag: none is smaller for it
-    said = check_reading(read({k: v.tolist() for k, v in table.items()}))
+    said = check(read({k: v.tolist() for k, v in table.items()}))
     assert any("smaller bags lean more, in bags of 7" in line for line in said.advice)
 
 
@@ -394,9 +396,9 @@ def test_wrong_labels_are_pointed_at():
     label = np.array(table["label"]).reshape(45, 10)
     label[[4, 20]] = [["cow"], ["ant"]]  # bag 4 is bee's, bag 20 is cow's
     table["label"] = label.ravel().tolist()
-    assert checked(clean).doubted == 0
+    assert checked(clean).n_label_issues == 0
     said = checked(table)
-    assert said.doubted in (1, 2)
+    assert said.n_label_issues in (1, 2)
     assert any("headcount issues" in line for line in said.advice)
 
 
@@ -416,26 +418,29 @@ def test_what_a_quick_look_doubts_is_not_called_what_issues_marks(tmp_path, monk
 
 def test_the_hardest_pair():
     mix = torch.tensor([[0.6, 0.35, 0.05], [0.35, 0.6, 0.05], [0.1, 0.1, 0.8]])
-    said = prospects.conditions(tilt.Tilt(mix, torch.ones(3) / 3), np.ones(3, bool))
-    assert said.pair == (0, 1)
-    matrix = tilt.matrix_of(mix, torch.ones(3) / 3).double().numpy()
+    said = learnability.conditioning(transition.Transition(mix, torch.ones(3) / 3), np.ones(3, bool))
+    assert said.hardest_pair == (0, 1)
+    matrix = transition.transition_matrix(mix, torch.ones(3) / 3).double().numpy()
     assert said.condition == pytest.approx(np.linalg.cond(matrix), rel=1e-5)
     assert said.smallest == pytest.approx(np.linalg.svd(matrix)[1][-1], rel=1e-5)
     assert said.amplification == pytest.approx(np.linalg.norm(np.linalg.inv(matrix.T), 1), rel=1e-5)
-    assert said.apart == pytest.approx(0.5 * np.abs(matrix[0] - matrix[1]).sum(), rel=1e-5)
+    assert said.distance == pytest.approx(0.5 * np.abs(matrix[0] - matrix[1]).sum(), rel=1e-5)
     p = torch.tensor([[0.5, 0.0, 0.5], [0.4, 0.0, 0.6], [0.0, 1.0, 0.0]])
-    assert prospects.confused(p)[0] == (0, 2)
+    assert learnability.most_confused_pair(p)[0] == (0, 2)
 
 
 def test_the_slope_of_the_quick_look_is_that_of_the_loss():
     g = np.random.default_rng(0)
     x, label = g.normal(size=(40, 3)), g.integers(3, size=40)
-    mix, labels = tilt.mix_of(torch.tensor([0.5, 0.6, 0.8]).double(), 3), torch.tensor([0.5, 0.3, 0.2]).double()
+    mix, labels = (
+        transition.mix_from_shares(torch.tensor([0.5, 0.6, 0.8]).double(), 3),
+        torch.tensor([0.5, 0.3, 0.2]).double(),
+    )
     rows = np.eye(3)[label]
-    w = quick._fit(np.zeros((3, 3)), x, rows, tilt.matrix_of(mix, labels).numpy(), 0.05)
+    w = linear_baseline._fit_softmax(np.zeros((3, 3)), x, rows, transition.transition_matrix(mix, labels).numpy(), 0.05)
     v = torch.from_numpy(w).double().requires_grad_()
     log_p = (torch.from_numpy(x) @ v).log_softmax(1)
-    loss = tilt.forward_loss(log_p, torch.from_numpy(rows), mix, labels) + 0.05 * (v * v).sum()
+    loss = transition.forward_loss(log_p, torch.from_numpy(rows), mix, labels) + 0.05 * (v * v).sum()
     loss.backward()
     assert v.grad is not None
     assert float(v.grad.abs().max()) < 3e-3
@@ -476,12 +481,16 @@ def test_hopeless_is_no_error(tmp_path, monkeypatch, capsys):
 def test_it_reads_with_the_options_of_fit():
     import inspect
 
-    from headcount import cli_own
+    from headcount.cli import own_data_commands
 
-    fit = set(inspect.signature(cli_own.fit).parameters)
+    fit = set(inspect.signature(own_data_commands.fit).parameters)
     own = {"out", "overwrite", "method", "minutes", "folds", "head", "option", "backbone", "views", "epochs", "device"}
     own |= {"frozen", "weights", "size"}
-    check = next(c.callback for c in cli_own.own.registered_commands if getattr(c.callback, "__name__", "") == "check")
+    check = next(
+        c.callback
+        for c in own_data_commands.own_data_app.registered_commands
+        if getattr(c.callback, "__name__", "") == "check"
+    )
     assert set(inspect.signature(check).parameters) == (fit - own) | {"json_"}
 
 
@@ -530,7 +539,7 @@ def test_arrays_that_are_not_numbers_are_refused(tmp_path, monkeypatch, capsys):
 
 def test_a_look_takes_one_thread_and_gives_the_others_back(monkeypatch):
     """Where others work on the same cores, thousands of small products shared among threads made minutes of seconds."""
-    threads, look = [], checking.look
+    threads, look = [], checking.fit_linear_baseline
     monkeypatch.setattr(checking, "look", lambda *a, **k: threads.append(torch.get_num_threads()) or look(*a, **k))
     before = torch.get_num_threads()
     torch.set_num_threads(2)

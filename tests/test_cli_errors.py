@@ -17,11 +17,11 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from headcount import cli
+from headcount.cli import main
 from headcount.errors import HeadcountError
-from headcount.files import beside, write_whole
-from headcount.judging import study
-from headcount.training.recipe import Recipe
+from headcount.experiments import study
+from headcount.experiments.recipe import Recipe
+from headcount.io import atomic_path, atomic_write
 
 SMALL = (
     "--source digits --set backbone=mlp --set train_bags=20 --set valid_bags=10 --set test_bags=10 "
@@ -245,7 +245,7 @@ def typed(place, monkeypatch, capsys):
         before = files_in(place)
         capsys.readouterr()
         with pytest.raises(SystemExit) as left:
-            cli.main()
+            main.main()
         assert files_in(place) == before
         return (left.value.code, *capsys.readouterr())
 
@@ -331,7 +331,7 @@ def kept(tmp_path_factory) -> Path:
     """A folder with a record."""
     folder = tmp_path_factory.mktemp("kept")
     small = {"bag_size": 8, "train_bags": 20, "valid_bags": 10, "test_bags": 10, "epochs": 2}  # as SMALL has it
-    assert study.run([Recipe(source="digits", backbone="mlp", **small)], folder, device="cpu").records
+    assert study.study([Recipe(source="digits", backbone="mlp", **small)], folder, device="cpu").records
     return folder
 
 
@@ -397,7 +397,7 @@ def interrupt() -> None:
 
 @pytest.mark.parametrize("how", [interrupt, broken_import])
 def test_interrupted(typed, monkeypatch, how):
-    monkeypatch.setattr("headcount.commands.list_heads", lambda as_json: how())
+    monkeypatch.setattr("headcount.cli.experiment_actions.list_heads", lambda as_json: how())
     code, out, err = typed("heads")
     assert (code, out) == (130, "")
     assert err == "headcount: interrupted; the same command goes on where it stopped\n"
@@ -416,7 +416,7 @@ def test_a_bug_is_not_hushed_up(typed, monkeypatch):
     def stumble(as_json: bool) -> None:
         raise ImportError("no module named nothing")
 
-    monkeypatch.setattr("headcount.commands.list_heads", stumble)
+    monkeypatch.setattr("headcount.cli.experiment_actions.list_heads", stumble)
     with pytest.raises(ImportError, match="no module named nothing"):
         typed("heads")
 
@@ -440,7 +440,7 @@ def test_a_disk_that_refuses(typed, place, monkeypatch, line, number):
 
 def test_a_full_disk_in_the_words_of_a_library(tmp_path):
     def save() -> None:
-        with beside(tmp_path / "weights") as part:
+        with atomic_path(tmp_path / "weights") as part:
             part.write_bytes(b"half")
             raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
@@ -455,7 +455,7 @@ def test_a_device_is_never_renamed_over(tmp_path):
     """A folder or a device under the name is refused before anything is written."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(HeadcountError, match="pipe is a folder or a device"):
-        write_whole(tmp_path / "pipe", lambda f: f.write(b"x"))
+        atomic_write(tmp_path / "pipe", lambda f: f.write(b"x"))
     assert (tmp_path / "pipe").is_fifo()
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -484,7 +484,7 @@ def test_a_finished_study_on_a_read_only_disk(typed, kept, monkeypatch):
     code, out, _ = typed(f"study --out {kept} {SMALL} --fold 0")
     assert code == 0
     assert "1 records in" in out
-    with pytest.raises(OSError, match="full") as told, beside(kept / "page.html"):
+    with pytest.raises(OSError, match="full") as told, atomic_path(kept / "page.html"):
         raise OSError(errno.ENOSPC, "full", str(kept / "page.html.part"))
     assert told.value.filename == str(kept / "page.html")
 
@@ -493,7 +493,7 @@ def test_a_finished_study_on_a_read_only_disk(typed, kept, monkeypatch):
 
 
 def typed_outside(line: str, cwd: Path, **how) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "headcount.cli", *shlex.split(line)]
+    command = [sys.executable, "-m", "headcount.cli.main", *shlex.split(line)]
     return subprocess.run(command, cwd=cwd, text=True, timeout=120, stderr=subprocess.PIPE, **how)
 
 
@@ -552,12 +552,12 @@ def test_a_disk_that_is_really_full(typed, small_disk, monkeypatch, kilobytes, s
     line = f"run --out {small_disk}/out {SMALL}"
     page = resource.getpagesize()
     (small_disk / "other").write_bytes(bytes((64 << 10) - max(page, kilobytes << 10)))
-    monkeypatch.setitem(study.run.__kwdefaults__, "checkpoint_seconds", seconds)
+    monkeypatch.setitem(study.study.__kwdefaults__, "checkpoint_seconds", seconds)
     code, _, err = typed(line)
     one_line(code, err, f"No space left on device: {small_disk}/out", file, "free some space")
     assert {p.name for p in files_in(small_disk)} == {"other"}
     (small_disk / "other").unlink()
-    monkeypatch.setitem(study.run.__kwdefaults__, "checkpoint_seconds", 30)
+    monkeypatch.setitem(study.study.__kwdefaults__, "checkpoint_seconds", 30)
     code, _, err = typed(line)
     assert (code, err) == (0, "")
     assert {p.suffix for p in files_in(small_disk)} == {".json", ".npz"}

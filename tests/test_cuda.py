@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from headcount.bags import Bags, Pool
+from headcount.experiments.recipe import Recipe
 from headcount.models.heads import HEADS
-from headcount.models.model import Design, Model
-from headcount.training import speed
-from headcount.training.recipe import Recipe
-from headcount.training.steps import Training
+from headcount.models.network import Model, ModelConfig
+from headcount.training.accel import device as speed
+from headcount.training.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card")
 
@@ -27,11 +27,11 @@ def curve(head: str, shape: tuple[int, ...], backbone: str, epochs: int, compile
     rng = np.random.default_rng(0)
     kind = rng.integers(0, 256, (300, *shape), dtype=np.uint8) if len(shape) == 3 else rng.normal(size=(300, *shape))
     pool = Pool(kind.astype(np.uint8 if len(shape) == 3 else np.float32)).to("cuda")
-    told = HEADS[head].told
+    told = HEADS[head].uses_instance_labels
     torch.manual_seed(0)
-    model = Model(Design(shape, ("a", "b", "c"), backbone=backbone, head=head)).to("cuda")
+    model = Model(ModelConfig(shape, ("a", "b", "c"), backbone=backbone, head=head)).to("cuda")
     recipe = Recipe(source="digits", head=head, backbone=backbone, batch_bags=8, precision=precision)
-    state = Training(model, some_bags(pool, 20, 8, told, 1), some_bags(pool, 12, 8, told, 2), recipe, compile)
+    state = Trainer(model, some_bags(pool, 20, 8, told, 1), some_bags(pool, 12, 8, told, 2), recipe, compile)
     losses = []
     for epoch in range(epochs):
         torch.manual_seed(epoch)
@@ -42,7 +42,7 @@ def curve(head: str, shape: tuple[int, ...], backbone: str, epochs: int, compile
 @pytest.mark.parametrize("head", HEADS)
 def test_a_captured_head_learns_as_the_plain_one(head, monkeypatch):
     captured, _ = curve(head, (20,), "mlp", 8)
-    monkeypatch.setattr(speed, "fast", lambda function, device: function)
+    monkeypatch.setattr(speed, "cuda_graph", lambda function, device: function)
     plain, _ = curve(head, (20,), "mlp", 8)
     assert np.isfinite(captured).all()
     np.testing.assert_allclose(captured, plain, rtol=2e-3, atol=2e-4)

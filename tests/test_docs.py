@@ -17,11 +17,11 @@ from statistics import mean, pstdev
 import pytest
 
 import headcount
-from headcount.data.columns import IDS, USUAL
-from headcount.data.read.tables import MISSING
-from headcount.judging import records
-from headcount.judging.paper import SCALES, cells, progress
-from headcount.training.recipe import Recipe
+from headcount.experiments import records
+from headcount.experiments.paper import SCALES, completeness, table_cells
+from headcount.experiments.recipe import Recipe
+from headcount.readers.columns import COMMON_NAMES, ID_NAMES
+from headcount.readers.tables import MISSING_VALUES
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
@@ -60,7 +60,9 @@ def test_a_page_runs(page, tmp_path):
         else:
             lines = [shlex.split(line, comments=True) for line in block.replace("\\\n", "").splitlines()]
             lines = [
-                [sys.executable, *(["-m", "headcount.cli"] if w[0] == "headcount" else []), *w[1:]] for w in lines if w
+                [sys.executable, *(["-m", "headcount.cli.main"] if w[0] == "headcount" else []), *w[1:]]
+                for w in lines
+                if w
             ]
         for line in lines:
             done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
@@ -90,7 +92,9 @@ def test_a_recipe_says_what_its_fields_are():
 
 def test_the_names_that_are_recognised_are_listed():
     told = (ROOT / "docs" / "fitting.md").read_text()
-    missing = [n for names in (*USUAL.values(), IDS, MISSING[1:]) for n in names if f"`{n}`" not in told]
+    missing = [
+        n for names in (*COMMON_NAMES.values(), ID_NAMES, MISSING_VALUES[1:]) for n in names if f"`{n}`" not in told
+    ]
     assert not missing, f"docs/fitting.md does not name {missing}"
 
 
@@ -118,9 +122,9 @@ def test_the_run_repeated_in_another_process_gave_the_same_record():
 
 @pytest.mark.parametrize("table", ["table4", "table6"])
 def test_the_paper_remade_is_that_of_the_records(table):
-    told, found = (ROOT / "docs" / "paper.md").read_text(), progress.found(ROOT / "results" / "paper")
+    told, found = (ROOT / "docs" / "paper.md").read_text(), completeness.records_by_recipe(ROOT / "results" / "paper")
     shown = 0
-    for cell in cells(table, SCALES["full"]):
+    for cell in table_cells(table, SCALES["full"]):
         middle, deviation, folds = cell.value(found)
         if folds and (table == "table4" or cell.dataset == "CIFAR10"):
             name = (
@@ -134,12 +138,12 @@ def test_the_paper_remade_is_that_of_the_records(table):
 def test_the_fast_path_told_beside_the_plain_one_is_that_of_the_records():
     told = (ROOT / "docs" / "speed.md").read_text()
     for name, folder in (("fast path", "paper"), ("plain", "plain")):
-        runs = [r for r in records.load(ROOT / "results" / folder) if r.recipe.source == "cifar10"]
+        runs = [r for r in records.load_records(ROOT / "results" / folder) if r.recipe.source == "cifar10"]
         runs = [r for r in runs if (r.recipe.label, r.recipe.scenario) == ("Counting Network", "various")]
         runs = sorted(runs, key=lambda r: r.recipe.fold)
         right = [r.scores["instance_accuracy"] for r in runs]
         assert f"| {name} | {' | '.join(f'{r:.3f}' for r in right)} | {mean(right):.3f} ± {pstdev(right):.3f} |" in told
-        assert name == "fast path" or not any(r.body["provenance"]["compiled"] for r in runs)
+        assert name == "fast path" or not any(r.data["provenance"]["compiled"] for r in runs)
 
 
 def test_the_jumps_told_of_other_records_are_theirs():
@@ -154,7 +158,7 @@ def test_the_jumps_told_of_other_records_are_theirs():
     assert "kept after one: 10 of 10 runs" in said["small"]
     assert "jumps after 255 to 636 epochs, without Count after 636 to 839, and all ten are kept" in told
     assert all(f"({said[which].split()[-1]})" in told for which in ("svhn", "small"))
-    right = sorted(r.scores["instance_accuracy"] for r in records.load(ROOT / "results" / "seeds"))
+    right = sorted(r.scores["instance_accuracy"] for r in records.load_records(ROOT / "results" / "seeds"))
     assert f"`results/seeds`) {right[1]:.3f} and {right[0]:.3f}," in told
 
 

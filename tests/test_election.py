@@ -13,11 +13,12 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from headcount.bags import Segments, elections
-from headcount.data import shares
+from headcount.bags import Segments
+from headcount.datasets import share_sampler
 from headcount.errors import HeadcountError
+from headcount.majority import vote_likelihood
 from headcount.models.heads.base import Batch
-from headcount.models.heads.election import FORMS, LARGEST, Election, form_of, scores
+from headcount.models.heads.election import ELECTION_FORMS, MAX_COUNTED_VOTES, Election, choose_form, election_log_probs
 from oracles import examine, ragged
 
 APPROXIMATE = ("independent", "conditioned", "normal")
@@ -58,7 +59,7 @@ def bag(share, n, voters, rng):
 def log_p(z, form, sizes=None, counted=None):
     """(B, C) log-probabilities, as the head makes them."""
     segments = sizes if isinstance(sizes, Segments) else Segments.from_sizes([len(z)] if sizes is None else sizes)
-    able = scores(z, segments, form, counted)
+    able = election_log_probs(z, segments, form, counted)
     return (able if counted is None else able.masked_fill(~counted, -torch.inf)).log_softmax(1)
 
 
@@ -105,14 +106,14 @@ def test_two_classes_are_exact():
 def test_laws_of_the_counts():
     """One vote after the other, as the definition of the Poisson-binomial has it; and its far tail."""
     p = random_logits(1, 37, 3, 4.0).softmax(1)
-    law = elections.count_laws(p.log()[None], (-p).log1p()[None])[0].exp().numpy()
+    law = vote_likelihood.count_log_pmfs(p.log()[None], (-p).log1p()[None])[0].exp().numpy()
     for k in range(3):
         want = np.array([1.0])
         for chance in p[:, k].tolist():
             want = np.convolve(want, [1 - chance, chance])
         np.testing.assert_allclose(law[k], want, rtol=1e-9)
     sure = torch.full((1, 64, 1), -50.0, dtype=torch.double)
-    tail = elections.count_laws(sure, (-sure.exp()).log1p())[0, 0]
+    tail = vote_likelihood.count_log_pmfs(sure, (-sure.exp()).log1p())[0, 0]
     assert tail[64] == pytest.approx(-3200)
     assert tail[1] == pytest.approx(math.log(64) - 50)
 
@@ -120,15 +121,17 @@ def test_laws_of_the_counts():
 @pytest.mark.parametrize("scale", [0.3, 4.0, 60.0])
 def test_laws_one_by_one_and_two_by_two(scale):
     """A processor's way and a card's: the same laws and the same slopes, in the far tails and beside empty places too."""
-    log_p, log_q = (t.unflatten(0, (4, 19)) for t in elections.ballots(random_logits(3, 76, 5, scale)))
+    log_p, log_q = (
+        t.unflatten(0, (4, 19)) for t in vote_likelihood.log_p_and_complement(random_logits(3, 76, 5, scale))
+    )
     empty = torch.arange(19) >= torch.tensor([19, 12, 1, 0])[:, None]
-    log_p, log_q = log_p.masked_fill(empty[..., None], elections.NEVER), log_q.masked_fill(empty[..., None], 0)
+    log_p, log_q = log_p.masked_fill(empty[..., None], vote_likelihood.LOG_ZERO), log_q.masked_fill(empty[..., None], 0)
     found = []
-    for way in (elections.one_by_one, elections.two_by_two):
+    for way in (vote_likelihood.count_pmf_sequential, vote_likelihood.count_pmf_tree):
         p, q = log_p.clone().requires_grad_(), log_q.clone().requires_grad_()
         law = way(p, q)
         possible = torch.arange(20) <= (~empty).sum(1)[:, None, None]
-        assert (law.masked_fill(possible, elections.NEVER) < elections.NEVER / 2).all()
+        assert (law.masked_fill(possible, vote_likelihood.LOG_ZERO) < vote_likelihood.LOG_ZERO / 2).all()
         law = law.masked_fill(~possible, 0)
         (law * torch.linspace(-1, 2, law.numel()).view_as(law)).sum().backward()
         found.append([law.detach(), p.grad, q.grad])
@@ -162,7 +165,7 @@ def test_error_on_small_bags(shape):
 def test_error_on_64_votes_for_10_classes(scenario, voters):
     """Against 200,000 elections, which are themselves off by up to 0.003."""
     rng = np.random.default_rng([len(scenario), len(voters)])
-    share = min(shares.conditional(scenario, 10, 10, rng), key=max)  # the closest race of ten
+    share = min(share_sampler.sample_shares(scenario, 10, 10, rng), key=max)  # the closest race of ten
     z = bag(share, 64, voters, rng)
     want = drawn(z.softmax(1).numpy(), 200_000, rng)
     for form, bound in (("independent", 0.045), ("conditioned", 0.01), ("normal", 0.012)):
@@ -173,7 +176,7 @@ def test_error_on_large_bags():
     rng = np.random.default_rng(2)
     for voters in VOTERS:
         z = bag(np.full(10, 0.1), 200, voters, rng)
-        assert form_of("auto", 200, 10) == "normal"
+        assert choose_form("auto", 200, 10) == "normal"
         assert np.abs(said(z, "auto")[0] - drawn(z.softmax(1).numpy(), 60_000, rng)).max() < 0.01
 
 
@@ -231,7 +234,7 @@ def test_gradients(form):
 def test_slopes_of_slopes_are_refused():
     """They would be wrong without a word."""
     log_p = torch.randn(1, 3, 2, dtype=torch.float64).log_softmax(2).requires_grad_()
-    law = elections.one_by_one(log_p, torch.log1p(-log_p.exp()))
+    law = vote_likelihood.count_pmf_sequential(log_p, torch.log1p(-log_p.exp()))
     with pytest.raises(
         HeadcountError, match="no second derivatives, and create_graph=True asks for them; leave it out"
     ):
@@ -267,19 +270,19 @@ def test_a_hopeless_class_of_a_large_bag():
 # -- bags --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ELECTION_FORMS)
 def test_removal_and_weights(form):
     """Removed is forgotten, twice is two; and bags of one size are answered as if they were not."""
 
     def law(bags, even):
         z, gone, weight = random_logits(bags.seed, bags.n, 4), torch.tensor(bags.removed), torch.tensor(bags.weight)
         whole = Segments.from_sizes(bags.sizes)
-        whole = whole if even else Segments(whole.index, whole.bags)
+        whole = whole if even else Segments(whole.index, whole.n_bags)
         left = np.bincount(bags.index, ~gone.numpy()).astype(int)
         np.testing.assert_allclose(said(z, form, whole.without(gone)), said(z[~gone], form, left), atol=1e-9)
         twins = z.repeat_interleave(weight, 0)
         many = np.bincount(bags.index, weight.numpy()).astype(int)
-        np.testing.assert_allclose(said(z, form, whole.weighted(weight.float())), said(twins, form, many), atol=1e-9)
+        np.testing.assert_allclose(said(z, form, whole.with_weight(weight.float())), said(twins, form, many), atol=1e-9)
 
     examine(law, 12, bags=ragged(most=6), even=st.booleans())
 
@@ -288,14 +291,14 @@ def test_weights_beyond_the_sheet_and_fractions():
     z = random_logits(5, 6, 4)
     for weight in (torch.full((6,), 0.5), torch.tensor([400.0, 2, 3, 4, 5, 6])):
         for segments in (Segments.from_sizes([6]), Segments(torch.zeros(6, dtype=torch.int64), 1)):
-            got = said(z, "conditioned", segments.weighted(weight))
-            np.testing.assert_allclose(got, said(z, "normal", segments.weighted(weight)))
+            got = said(z, "conditioned", segments.with_weight(weight))
+            np.testing.assert_allclose(got, said(z, "normal", segments.with_weight(weight)))
 
 
 def test_a_bag_is_the_same_in_any_company():
     z = random_logits(6, 1 + 3 + 40 + 200, 4)
     sizes = [1, 3, 40, 200]
-    assert {form_of("auto", n, 4) for n in sizes} == {"exact", "conditioned", "normal"}
+    assert {choose_form("auto", n, 4) for n in sizes} == {"exact", "conditioned", "normal"}
     together = said(z, "auto", sizes)
     for b, alone in enumerate(z.split(sizes)):
         np.testing.assert_allclose(together[b], said(alone, "auto")[0], atol=1e-9)
@@ -305,22 +308,22 @@ def test_a_bag_is_the_same_in_any_company():
 def test_an_emptied_bag_is_a_tie(form):
     z = random_logits(7, 4, 3)
     for segments in (Segments.from_sizes([2, 2]), Segments.from_sizes([3, 1]), Segments(torch.zeros(4).long(), 1)):
-        empty = segments.without(segments.index == segments.bags - 1)
+        empty = segments.without(segments.index == segments.n_bags - 1)
         np.testing.assert_allclose(said(z, form, empty)[-1], np.full(3, 1 / 3), atol=1e-9)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("places", [3, 20, LARGEST + 1])
+@pytest.mark.parametrize("form", ELECTION_FORMS)
+@pytest.mark.parametrize("places", [3, 20, MAX_COUNTED_VOTES + 1])
 def test_bags_of_one_size_are_never_looked_at(form, weighted, places):
     """On a device without values whatever asks for one fails: so no step waits for the device, and all can be captured."""
     if form == "exact" and (weighted or places > 20):
         pytest.skip("exact asks how many votes there are")
     z = torch.randn(2 * places, 4, device="meta", requires_grad=True)
     segments = Segments(torch.zeros(2 * places, dtype=torch.int64, device="meta"), 2, places)
-    segments = segments.weighted(torch.ones(2 * places, device="meta")) if weighted else segments
+    segments = segments.with_weight(torch.ones(2 * places, device="meta")) if weighted else segments
     counted = torch.ones(4, dtype=torch.bool, device="meta")
-    out = scores(z, segments.without(z[:, 0] > 0), form, counted)
+    out = election_log_probs(z, segments.without(z[:, 0] > 0), form, counted)
     assert out.shape == (2, 4)
     out.sum().backward()
 
@@ -329,24 +332,24 @@ def test_bags_of_one_size_are_never_looked_at(form, weighted, places):
 
 
 def test_which_form_a_bag_gets():
-    assert [form_of("auto", n, 10) for n in (1, 4, 5, LARGEST, LARGEST + 1)] == [
+    assert [choose_form("auto", n, 10) for n in (1, 4, 5, MAX_COUNTED_VOTES, MAX_COUNTED_VOTES + 1)] == [
         "exact", "exact", "conditioned", "conditioned", "normal",
     ]  # fmt: skip
-    assert form_of("auto", 3, 2) == form_of("exact", 3, 2) == "conditioned"  # exact for two classes
-    assert form_of("independent", 5, 4) == "independent"
-    assert form_of("independent", 5000, 4) == "normal"
+    assert choose_form("auto", 3, 2) == choose_form("exact", 3, 2) == "conditioned"  # exact for two classes
+    assert choose_form("independent", 5, 4) == "independent"
+    assert choose_form("independent", 5000, 4) == "normal"
     with pytest.raises(HeadcountError, match="outcomes for 64 votes and 10 classes"):
-        form_of("exact", 64, 10)
+        choose_form("exact", 64, 10)
     with pytest.raises(HeadcountError, match="no form 'exakt'; there are auto, exact"):
         Election(3, 4, form="exakt")
 
 
 def test_names():
-    assert Election.named({}) == Election.named({"form": "auto"}) == "Election"
-    assert Election.named({"form": "normal"}) == "Election (normal)"
+    assert Election.display_name({}) == Election.display_name({"form": "auto"}) == "Election"
+    assert Election.display_name({"form": "normal"}) == "Election (normal)"
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ELECTION_FORMS)
 def test_half_precision_features(form):
     """The votes are counted in full precision, whatever the features come in."""
     torch.manual_seed(0)

@@ -17,12 +17,13 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 
-from headcount.bags import Bags, Pool, tilt
+from headcount.bags import Bags, Pool
+from headcount.bags.folds import assign_folds, assign_group_folds
 from headcount.errors import HeadcountError
+from headcount.majority import transition
+from headcount.majority.criterion import fit_transition_loss, instance_losses, prior_loss
 from headcount.training import em as module
-from headcount.training.criterion import by_chance, instance_losses, label_loss
 from headcount.training.em import em, features, probabilities
-from headcount.training.splits import bag_folds, deal
 
 
 def blobs(bags=60, size=9, classes=3, share=0.5, seed=0, spread=0.6, **more):
@@ -60,8 +61,8 @@ def test_em_beats_the_bags_label_as_instance_label():
         train, valid, test = (blobs(60, 9, share=0.2, seed=10 * seed + k, spread=0.4) for k in range(3))
         made = em(FOREST, train.blind(), valid.blind(), rounds=6, seed=seed)
         plain = em(FOREST, train.blind(), valid.blind(), rounds=0, seed=seed)
-        assert made.round > 0
-        assert plain.round == 0
+        assert made.best_round > 0
+        assert plain.best_round == 0
         gains.append(accuracy(made.classifier, test) - accuracy(plain.classifier, test))
     assert min(gains) > 0.03
 
@@ -71,7 +72,7 @@ def test_believing_the_labels_takes_one_fit(monkeypatch):
     monkeypatch.setattr(type(FOREST), "fit", lambda self, *args, **how: fits.append(0) or fit(self, *args, **how))
     train, valid = blobs(), blobs(seed=1)
     done = em(FOREST, train.blind(), valid.blind(), rounds=0)
-    assert (len(fits), done.round, len(done.curve)) == (1, 0, 1)
+    assert (len(fits), done.best_round, len(done.curve)) == (1, 0, 1)
     assert accuracy(done.classifier, valid) > 0.5
 
 
@@ -79,7 +80,7 @@ def test_the_tilt_comes_out_near_the_truth():
     train = blobs(150, 9, share=0.4, spread=0.35)
     true = float((train.truth == train.label[train.bag]).float().mean())
     made = em(FOREST, train.blind(), blobs(90, 9, share=0.4, spread=0.35, seed=1).blind(), rounds=5)
-    assert abs(float(made.tilt.share.mean()) - true) < 0.1  # somewhat high: a forest doubts more than it need
+    assert abs(float(made.transition.share.mean()) - true) < 0.1  # somewhat high: a forest doubts more than it need
 
 
 def test_the_kept_round_is_the_best_on_validation_bags():
@@ -87,10 +88,12 @@ def test_the_kept_round_is_the_best_on_validation_bags():
     for seed in range(4):
         heard = []
         tell = lambda r, loss, heard=heard: heard.append(loss)  # noqa: E731
-        made = em(FOREST, blobs(15).blind(), blobs(12, seed=1).blind(), rounds=3, patience=9, seed=seed, watch=tell)
+        made = em(
+            FOREST, blobs(15).blind(), blobs(12, seed=1).blind(), rounds=3, patience=9, seed=seed, on_progress=tell
+        )
         assert heard == made.curve
-        assert made.curve[made.round] == min(made.curve)
-        several.append(made.round < 3)
+        assert made.curve[made.best_round] == min(made.curve)
+        several.append(made.best_round < 3)
     assert any(several)  # not always the last
 
 
@@ -133,7 +136,7 @@ def test_weights_are_multiplicities():
     thrice = Bags.of(bags.pool, index=places.numpy(), sizes=[7] * 12, labels=bags.label.numpy(), classes=3)
     one, two = (em(LogisticRegression(), b, rounds=3) for b in (heavy, thrice))
     assert np.allclose(one.classifier.coef_, two.classifier.coef_, atol=1e-3)
-    assert torch.allclose(one.tilt.mix, two.tilt.mix, atol=1e-3)
+    assert torch.allclose(one.transition.mix, two.transition.mix, atol=1e-3)
 
 
 def test_unlabelled_bags_change_nothing():
@@ -179,7 +182,7 @@ def test_removed_instances_are_not_learned_from():
     gone[::5] = True
     one, two = (
         em(LogisticRegression(), b, rounds=1)
-        for b in (bags.blind().without(gone), bags.blind().without(gone).dropped())
+        for b in (bags.blind().without(gone), bags.blind().without(gone).drop_removed())
     )
     assert np.allclose(one.classifier.coef_, two.classifier.coef_, atol=1e-5)
 
@@ -234,19 +237,21 @@ def test_the_criterion_prefers_who_knows_more():
     g = torch.Generator().manual_seed(0)
     noise = torch.rand(truth.shape, generator=g, dtype=torch.float64)
     noise = noise / noise.sum(1, keepdim=True)
-    losses = [label_loss((1 - a) * truth + a * noise, bags.blind())[0] for a in (1.0, 0.9, 0.6, 0.0)]
+    losses = [fit_transition_loss((1 - a) * truth + a * noise, bags.blind())[0] for a in (1.0, 0.9, 0.6, 0.0)]
     assert losses == sorted(losses, reverse=True)
-    assert losses[0] == pytest.approx(float(by_chance(bags.target).mean()) / 2, abs=0.02)
+    assert losses[0] == pytest.approx(float(prior_loss(bags.target).mean()) / 2, abs=0.02)
     assert losses[-1] < losses[0] - 0.05
-    found = label_loss(truth, bags.blind())[1]
-    labels = tilt.tilted(truth.clamp_min(1e-30).log(), found.mix.double(), found.labels.double()).exp()
-    assert label_loss(labels, bags.blind())[0] == pytest.approx(losses[-1], abs=0.02)
+    found = fit_transition_loss(truth, bags.blind())[1]
+    labels = transition.forward_correct(
+        truth.clamp_min(1e-30).log(), found.mix.double(), found.label_prior.double()
+    ).exp()
+    assert fit_transition_loss(labels, bags.blind())[0] == pytest.approx(losses[-1], abs=0.02)
 
 
 def test_the_criterion_is_a_mean_over_bags():
     bags = blobs(12, 5).blind()
     p = torch.full((60, 3), 1 / 3)
-    loss, found = label_loss(p, bags)
+    loss, found = fit_transition_loss(p, bags)
     each = instance_losses(p, bags, found)
     assert len(each) == 12
     assert float(each.mean()) == pytest.approx(loss)
@@ -257,33 +262,33 @@ def test_the_criterion_is_a_mean_over_bags():
 
 def test_folds_keep_groups_together_and_labels_apart():
     bags = blobs(60, 3, group=[f"p{b // 4}" for b in range(60)])
-    fold = bag_folds(bags, 5, seed=3)
+    fold = assign_folds(bags, 5, seed=3)
     for g in range(15):
         assert len(set(fold[4 * g : 4 * g + 4])) == 1
     assert sorted(set(fold)) == [0, 1, 2, 3, 4]
-    plain = bag_folds(blobs(60, 3), 5)
+    plain = assign_folds(blobs(60, 3), 5)
     for c in range(3):
         assert np.bincount(plain[np.arange(60) % 3 == c], minlength=5).tolist() == [4] * 5
-    assert not np.array_equal(plain, bag_folds(blobs(60, 3), 5, seed=1))
-    assert np.array_equal(plain, bag_folds(blobs(60, 3), 5))
+    assert not np.array_equal(plain, assign_folds(blobs(60, 3), 5, seed=1))
+    assert np.array_equal(plain, assign_folds(blobs(60, 3), 5))
 
 
 def test_many_bags_are_dealt_at_once():
     """The labels were added up anew for every bag: 40,000 bags took half a minute, and a fit deals ten times."""
     start = time.perf_counter()
-    fold = deal(np.eye(3)[np.arange(40_000) % 3], np.arange(40_000), 5)
+    fold = assign_group_folds(np.eye(3)[np.arange(40_000) % 3], np.arange(40_000), 5)
     assert time.perf_counter() - start < 5  # 0.3 s
     assert np.ptp(np.bincount(fold)) <= 3
 
 
 def test_unlabelled_bags_are_dealt_too():
     bags = Bags.of(Pool(np.zeros((10, 1))), sizes=[1] * 10, labels=[-1] * 6 + [0, 1, 0, 1], classes=2)
-    assert np.bincount(bag_folds(bags, 2)).tolist() == [5, 5]
+    assert np.bincount(assign_folds(bags, 2)).tolist() == [5, 5]
 
 
 @pytest.mark.parametrize("folds", [0, 4])
 def test_more_folds_than_groups(folds):
     bags = blobs(12, 3, group=["a", "b", "c"] * 4)
     with pytest.raises(HeadcountError, match="groups"):
-        bag_folds(bags, folds)
-    assert len(set(bag_folds(bags, 3))) == 3
+        assign_folds(bags, folds)
+    assert len(set(assign_folds(bags, 3))) == 3

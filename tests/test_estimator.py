@@ -20,9 +20,9 @@ from sklearn.utils.estimator_checks import estimator_checks_generator, parametri
 import headcount
 from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError, HeadcountWarning
-from headcount.estimator import BagKFold, MajorityClassifier
-from headcount.membership import as_list
-from headcount.models.fitted import Fitted
+from headcount.estimators.inputs import as_bag_list
+from headcount.estimators.majority_classifier import BagKFold, MajorityClassifier
+from headcount.models.fitted import FittedModel
 
 
 # Nothing is declared as failing (expected_failed_checks): plain fit(X, y), a bag of one per row, is ordinary classification.
@@ -65,8 +65,8 @@ FOREST = RandomForestClassifier(10, min_samples_leaf=3)
 
 @pytest.mark.parametrize("estimator", [FOREST, LogisticRegression(), GaussianNB(), "em_forest"], ids=str)
 def test_three_ways_to_say_the_bags(estimator, monkeypatch):
-    monkeypatch.setattr("headcount.judging.candidates.TREES", 8)
-    monkeypatch.setattr("headcount.judging.candidates.ROUNDS", 2)
+    monkeypatch.setattr("headcount.selection.methods.N_TREES", 8)
+    monkeypatch.setattr("headcount.selection.methods.EM_ROUNDS", 2)
     x, y, bag, truth = data()
     made = MajorityClassifier(estimator)
     one = made.fit(x, y, bags=bag)
@@ -99,7 +99,7 @@ def test_a_network():
     assert np.array_equal(made.predict_proba(x), again.predict_proba(x))
     other = MajorityClassifier("count", epochs=10, random_state=1).fit(x, y, bags=bag)
     assert other.predict(x).shape == (300,)
-    assert 0.5 < float(made.tilt_.share.mean()) < 1
+    assert 0.5 < float(made.transition_.share.mean()) < 1
 
 
 def test_inside_a_search_the_bags_are_seen_and_the_score_is_of_bags(monkeypatch):
@@ -111,7 +111,7 @@ def test_inside_a_search_the_bags_are_seen_and_the_score_is_of_bags(monkeypatch)
 
     def fit(self, X, y, bags=None, weight=None):
         made = usual_fit(self, X, y, bags, weight)
-        fits.append((set(X[:, 0]), self._taken(X, bags, False)[1].sizes))
+        fits.append((set(X[:, 0]), self._validate_input(X, bags, False)[1].sizes))
         return made
 
     def score(self, X, y, bags=None):
@@ -219,19 +219,19 @@ SMALL = {"mctformer": {"width": 8, "heads": 2, "layers": 1}, "additive_trans": {
 @pytest.mark.parametrize("name", ["weno", "additive", "mctformer", "additive_trans", "count", "tilt", "em_forest"])
 def test_bags_are_answered_as_on_the_command_line(name, monkeypatch):
     """A head has its own word on a bag, and may judge an instance by its bag: what a search ranks is what evaluate says."""
-    monkeypatch.setattr("headcount.judging.candidates.TREES", 5)
+    monkeypatch.setattr("headcount.selection.methods.N_TREES", 5)
     x, y, bag, _ = data(30)
     how = {} if name == "em_forest" else {"epochs": 3, "options": SMALL.get(name)}
     made = MajorityClassifier(name, **how).fit(x, y, bags=bag)
     order = np.argsort(bag, kind="stable")
     held = Bags.of(Pool(x[order]), sizes=[5] * 30, labels=[-1] * 30, classes=2)
-    asked = made.fitted_.say(held)  # what evaluate and predict ask
-    labels, said = y[order][::5], made.classes_[asked.bag.argmax(1).numpy()]
+    asked = made.fitted_.predict(held)  # what evaluate and predict ask
+    labels, said = y[order][::5], made.classes_[asked.bag_log_probabilities.argmax(1).numpy()]
     listed = [x[bag == b] for b in range(30)]
     assert made.predict_bags(listed).tolist() == said.tolist()
     assert made.score(listed, labels) == made.score(x, y, bags=bag) == (said == labels).mean()
     p = made.predict_proba(listed)
-    assert np.allclose(np.concatenate(p), asked.instance, atol=1e-4)
+    assert np.allclose(np.concatenate(p), asked.instance_probabilities, atol=1e-4)
     assert np.allclose(made.predict_proba(x, bags=bag)[order], np.concatenate(p), atol=1e-5)
     assert np.concatenate(made.predict(listed)).tolist() == made.predict(x, bags=bag)[order].tolist()
     alone = made.predict_proba(x)[order]
@@ -272,7 +272,7 @@ def test_what_was_fitted_can_be_saved(tmp_path):
     x, y, bag, _ = data(20)
     made = MajorityClassifier(LogisticRegression()).fit(x, y, bags=bag)
     made.fitted_.save(tmp_path / "m")
-    assert Fitted.load(tmp_path / "m").classes == ("no", "yes")
+    assert FittedModel.load(tmp_path / "m").classes == ("no", "yes")
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_more_that_is_refused():
         next(BagKFold().split(x, y))
     with pytest.raises(HeadcountError, match="n_splits"):
         BagKFold(1)
-    assert as_list([[1, 2], [3, 4]]) is None  # rows, not bags
+    assert as_bag_list([[1, 2], [3, 4]]) is None  # rows, not bags
 
 
 @pytest.mark.parametrize("seed", range(5))

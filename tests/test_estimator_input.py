@@ -16,12 +16,13 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
-from headcount import Bags, Pool, cli
-from headcount.data.columns import Named
+from headcount import Bags, Pool
+from headcount.cli import main
 from headcount.errors import HeadcountError, HeadcountWarning
-from headcount.estimator import BagKFold, MajorityClassifier
-from headcount.models.fitted import Fitted
-from headcount.training.recipe import Recipe
+from headcount.estimators.majority_classifier import BagKFold, MajorityClassifier
+from headcount.experiments.recipe import Recipe
+from headcount.models.fitted import FittedModel
+from headcount.readers.columns import ColumnRoles
 
 G = np.random.default_rng(0)
 BAG = np.repeat(np.arange(40), G.integers(3, 9, 40))
@@ -64,11 +65,11 @@ def test_a_classifier_of_scikit_learns_gets_the_numbers_as_they_are():
 @pytest.mark.parametrize("estimator", [LogisticRegression(), "noisy_label", "forest"], ids=str)
 def test_what_is_saved_answers_the_same_about_plain_numbers(estimator, tmp_path, monkeypatch):
     """Inside, columns may be standardised; outside nobody knows."""
-    monkeypatch.setattr("headcount.judging.candidates.TREES", 5)
+    monkeypatch.setattr("headcount.selection.methods.N_TREES", 5)
     made = of(estimator, **({"epochs": 5} if estimator == "noisy_label" else {})).fit(X * 2 + 3, Y, bags=BAG)
     made.fitted_.save(tmp_path / "m")
     alone = Bags.of(Pool(X * 2 + 3), sizes=[1] * len(X), labels=[-1] * len(X), classes=3)
-    said = Fitted.load(tmp_path / "m").say(alone).instance.numpy()
+    said = FittedModel.load(tmp_path / "m").predict(alone).instance_probabilities.numpy()
     assert np.allclose(said, made.predict_proba(X * 2 + 3), atol=1e-4)
 
 
@@ -80,7 +81,7 @@ def test_a_model_of_a_dataframe_is_asked_about_a_file(estimator, tmp_path):
     made.fitted_.save(tmp_path / "model")
     FRAME.assign(other="z")[["e", "street", "b", "a", "other", "c", "d"]].to_csv(tmp_path / "d.csv", index=False)
     words = ["predict", str(tmp_path / "model"), str(tmp_path / "d.csv"), "--out", str(tmp_path / "said.csv")]
-    assert cli.app(words, standalone_mode=False) in (None, 0)
+    assert main.app(words, standalone_mode=False) in (None, 0)
     said = pd.read_csv(tmp_path / "said.csv")
     found = said[[c for c in said.columns if c.endswith(("0", "1", "2"))]].to_numpy()
     assert np.allclose(found, made.predict_proba(FRAME), atol=1e-4)
@@ -96,8 +97,8 @@ def test_a_saved_forest_rounds_time_stamps_as_it_did_in_memory(kind, width):
     """scikit-learn's trees compare float32, in which 1.7e9 is known to two minutes; a table is centred first."""
     late = pd.DataFrame({"at": 1_700_000_000 + (X[:, 0] * width).round(), "b": X[:, 1]})
     made = of(kind(20, random_state=0)).fit(late, Y, bags=BAG)
-    read = made.fitted_.read(late.assign(bag=BAG), Named(bag="bag")).bags(made.fitted_.learned)
-    assert np.allclose(made.fitted_.say(read).instance, made.predict_proba(late), atol=1e-5)
+    read = made.fitted_.read(late.assign(bag=BAG), ColumnRoles(bag="bag")).to_bags(made.fitted_.preprocessor)
+    assert np.allclose(made.fitted_.predict(read).instance_probabilities, made.predict_proba(late), atol=1e-5)
 
 
 def test_in_a_list_of_dataframes_columns_have_names_and_the_bag_is_none():
@@ -136,7 +137,7 @@ def test_weights_of_a_list():
     heavy = np.where(np.arange(len(X)) % 3 == 0, 4.0, 1.0)
     one = of().fit(LISTED, WIN, weight=[heavy[b == BAG] for b in range(40)])
     two = of().fit(X, Y, bags=BAG, weight=heavy)
-    assert np.allclose(one.fitted_.body.weight, two.fitted_.body.weight)
+    assert np.allclose(one.fitted_.estimator.weight, two.fitted_.estimator.weight)
 
 
 # -- ids, columns, weights ------------------------------------------------------------------------------------------------
@@ -314,7 +315,7 @@ def test_an_accented_letter_is_one_letter_in_labels_and_ids(kind, tmp_path):
         folds = list(BagKFold(4, bags=mixed).split(X, one[Y]))
     assert all(not {*BAG[train]} & {*BAG[test]} for train, test in folds)
     of("logistic").fit(X, np.where(one[Y] == WHOLE, APART, one[Y]), bags=BAG).fitted_.save(tmp_path / "m")
-    assert Fitted.load(tmp_path / "m").classes == (WHOLE, "cafz", "lait")  # as files name them
+    assert FittedModel.load(tmp_path / "m").classes == (WHOLE, "cafz", "lait")  # as files name them
     assert of("logistic").fit(X, Y.astype(float), bags=BAG).fitted_.classes == ("0", "1", "2")
 
 

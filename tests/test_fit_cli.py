@@ -18,10 +18,10 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from headcount import cli, complaints
-from headcount.data.read import read
-from headcount.judging import candidates, plans
-from headcount.models.fitted import Fitted
+from headcount.cli import main, messages
+from headcount.models.fitted import FittedModel
+from headcount.readers.read import read
+from headcount.selection import methods, time_budget
 
 CLASSES = ("cat", "dog")
 FILES = ["MODEL_CARD.md", "model.json", "model.safetensors", "report.html"]
@@ -29,16 +29,16 @@ FILES = ["MODEL_CARD.md", "model.json", "model.safetensors", "report.html"]
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(candidates, "TREES", 5)
-    monkeypatch.setattr(candidates, "ROUNDS", 1)
-    monkeypatch.setattr(plans, "measured", lambda *_: 0.1)
+    monkeypatch.setattr(methods, "N_TREES", 5)
+    monkeypatch.setattr(methods, "EM_ROUNDS", 1)
+    monkeypatch.setattr(time_budget, "estimate_seconds", lambda *_: 0.1)
 
 
 def run(monkeypatch, capsys, *words):
     """(exit code, stdout, stderr)"""
     monkeypatch.setattr(sys, "argv", ["headcount", *map(str, words)])
     with pytest.raises(SystemExit) as e:
-        cli.main()
+        main.main()
     said = capsys.readouterr()
     return e.value.code, said.out, said.err
 
@@ -110,11 +110,11 @@ def test_every_kind_of_data(kind, tmp_path, monkeypatch, capsys):
     assert "kept" in said
     assert "cannot be known from bag labels" in said
     assert not list(tmp_path.glob("m.*"))
-    fitted = Fitted.load(tmp_path / "m")
+    fitted = FittedModel.load(tmp_path / "m")
     assert fitted.classes == CLASSES
     new = fitted.read(path)
-    assert fitted.say(new.bags(fitted.learned)).instance.shape == (len(new.rows), 2)
-    assert (fitted.facts["scores"]["instance_accuracy"] is not None) == (kind in ("csv", "parquet"))
+    assert fitted.predict(new.to_bags(fitted.preprocessor)).instance_probabilities.shape == (len(new.rows), 2)
+    assert (fitted.metadata["scores"]["instance_accuracy"] is not None) == (kind in ("csv", "parquet"))
     card = (tmp_path / "m" / "MODEL_CARD.md").read_text()
     assert "How good it is" in card
 
@@ -180,9 +180,9 @@ def test_what_needs_no_data_is_told_before_they_are_read(what, monkeypatch, caps
 
 def test_a_failure_while_writing_leaves_no_model(tmp_path, monkeypatch, capsys):
     path, _ = data("csv", tmp_path)
-    monkeypatch.setattr("headcount.commands_own.model_card", lambda fitted: 1 / 0)
+    monkeypatch.setattr("headcount.cli.own_data.model_card", lambda fitted: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        cli.app(
+        main.app(
             ["fit", str(path), "--out", str(tmp_path / "m"), "--method", "logistic", "--folds", "2"],
             standalone_mode=False,
         )
@@ -192,7 +192,7 @@ def test_a_failure_while_writing_leaves_no_model(tmp_path, monkeypatch, capsys):
 
 def test_what_was_understood_names_options_as_typed():
     said: list[str] = []
-    complaints.tell_of(read(table(note=[f"words of row {i}" for i in range(64)])), said.append)
+    messages.log_dataset(read(table(note=[f"words of row {i}" for i in range(64)])), said.append)
     assert any(line.endswith("name it with --text)") for line in said)
 
 
@@ -206,13 +206,13 @@ def test_skip_bad_lists_what_was_left_out(tmp_path, monkeypatch, capsys):
     code, said, _ = run(monkeypatch, capsys, *words, "--skip-bad")
     assert code == 0
     assert "left out: " in said
-    assert any("0.png" in line for line in Fitted.load(tmp_path / "m").facts["data"]["skipped"])
+    assert any("0.png" in line for line in FittedModel.load(tmp_path / "m").metadata["data"]["skipped"])
 
 
 @pytest.mark.soak
 def test_killed_again_and_again_it_still_ends_with_the_same_model(tmp_path):
     path, _ = data("csv", tmp_path)
-    words = [sys.executable, "-m", "headcount.cli", "fit", str(path), "--folds", "3", "--epochs", "4"]
+    words = [sys.executable, "-m", "headcount.cli.main", "fit", str(path), "--folds", "3", "--epochs", "4"]
     env = {**os.environ, "HEADCOUNT_CHECKPOINT_SECONDS": "0"}
     subprocess.run([*words, "--out", str(tmp_path / "whole")], check=True, env=env, capture_output=True)
     whole = (tmp_path / "whole" / "model.safetensors").read_bytes()

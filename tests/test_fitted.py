@@ -16,14 +16,14 @@ from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifie
 from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 
-from headcount.bags import tilt
-from headcount.bags.census import heard
-from headcount.data.read import read
 from headcount.errors import HeadcountError
-from headcount.models.fitted import Fitted, log_shares
-from headcount.models.forest import Forest, Linear, from_sklearn
+from headcount.majority import transition
+from headcount.majority.proportions import posterior_in_context
+from headcount.models.fitted import FittedModel, log_mean_shares
 from headcount.models.heads import HEADS
-from headcount.models.model import Design, Model, say
+from headcount.models.network import Model, ModelConfig, predict
+from headcount.models.trees import LinearModel, Trees, from_sklearn
+from headcount.readers.read import read
 
 CLASSES = ("a", "b", "c")
 
@@ -35,13 +35,13 @@ def reading(seed=0, bags=12, dim=4, **more):
 
 
 def some_tilt(classes=3):
-    return tilt.Tilt(tilt.mix_of(0.6, classes), torch.full((classes,), 1 / classes))
+    return transition.Transition(transition.mix_from_shares(0.6, classes), torch.full((classes,), 1 / classes))
 
 
 def fitted_of(kind="forest", r=None, **more):
     r = r or reading()
-    learned = r.learn()
-    x, g = r.bags(learned).pool.data.numpy(), np.random.default_rng(1)
+    learned = r.fit_preprocessor()
+    x, g = r.to_bags(learned).pool.data.numpy(), np.random.default_rng(1)
     y = g.integers(0, 3, len(x))
     if kind == "forest":
         body = from_sklearn(RandomForestClassifier(7, random_state=0).fit(x, y), 3)
@@ -49,8 +49,8 @@ def fitted_of(kind="forest", r=None, **more):
         body = from_sklearn(LogisticRegression().fit(x, y), 3)
     else:
         torch.manual_seed(0)
-        body = Model(Design(learned.shape, CLASSES, "mlp", (("hidden", 8),), more.pop("head", "tilt"))).eval()
-    return Fitted(body, CLASSES, learned, some_tilt(), facts={"method": kind, "scores": {"x": 0.5}}, **more), r
+        body = Model(ModelConfig(learned.shape, CLASSES, "mlp", (("hidden", 8),), more.pop("head", "tilt"))).eval()
+    return FittedModel(body, CLASSES, learned, some_tilt(), metadata={"method": kind, "scores": {"x": 0.5}}, **more), r
 
 
 # -- arrays of scikit-learn -----------------------------------------------------------------------------------------------
@@ -77,27 +77,27 @@ def test_arrays_answer_as_scikit_learn_does(classifier, seen):
     classifier.fit(x, y, sample_weight=g.random(300))
     made = from_sklearn(classifier, 4)
     new = g.normal(size=(500, 6)).astype(np.float32)
-    new[:100] = np.float32(made.threshold[:100, None] if isinstance(made, Forest) and len(made.threshold) > 99 else 0)
-    said = made.probabilities(new)
+    new[:100] = np.float32(made.threshold[:100, None] if isinstance(made, Trees) and len(made.threshold) > 99 else 0)
+    said = made.predict_proba(new)
     want = np.zeros((500, 4))
     want[:, classifier.classes_] = classifier.predict_proba(new)
     assert np.abs(said - want).max() < 1e-6
     again = type(made).from_arrays(made.arrays(), 6, 4)
-    assert np.array_equal(again.probabilities(new), said)
+    assert np.array_equal(again.predict_proba(new), said)
 
 
 def test_a_tree_of_one_leaf():
     made = from_sklearn(DecisionTreeClassifier().fit(np.ones((4, 2)), [0, 0, 0, 1]), 2)
-    assert made.probabilities(np.zeros((2, 2))).tolist() == [[0.75, 0.25]] * 2
+    assert made.predict_proba(np.zeros((2, 2))).tolist() == [[0.75, 0.25]] * 2
 
 
 def test_parts_do_not_change_the_answer(monkeypatch):
     fitted, r = fitted_of()
-    whole = fitted.say(r.bags())
-    monkeypatch.setattr("headcount.models.forest._PART", 10)
-    parts = fitted.say(r.bags(), batch_instances=3)
-    assert torch.equal(whole.instance, parts.instance)
-    assert torch.equal(whole.bag, parts.bag)
+    whole = fitted.predict(r.to_bags())
+    monkeypatch.setattr("headcount.models.trees._CHUNK", 10)
+    parts = fitted.predict(r.to_bags(), batch_instances=3)
+    assert torch.equal(whole.instance_probabilities, parts.instance_probabilities)
+    assert torch.equal(whole.bag_log_probabilities, parts.bag_log_probabilities)
 
 
 @pytest.mark.parametrize("classifier", [HistGradientBoostingClassifier(), object()])
@@ -123,38 +123,47 @@ def test_there_and_back(kind, tmp_path):
     fitted.save(tmp_path / "m", {"report.html": "<p>"})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m"]
     assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["model.json", "model.safetensors", "report.html"]
-    again = Fitted.load(tmp_path / "m")
-    bags = r.bags(fitted.learned)
-    one, two = fitted.say(bags), again.say(bags)
-    assert torch.equal(one.instance, two.instance)
-    assert torch.equal(one.bag, two.bag)
-    assert (again.classes, again.kind, again.facts, again.counted) == (CLASSES, kind, fitted.facts, fitted.counted)
-    assert torch.equal(again.tilt.mix, fitted.tilt.mix)
-    assert one.instance.sum(1).sub(1).abs().max() < 1e-5
-    assert one.bag.exp().sum(1).sub(1).abs().max() < 1e-5
-    assert bool((one.bag[:, 2] == -torch.inf).all())
+    again = FittedModel.load(tmp_path / "m")
+    bags = r.to_bags(fitted.preprocessor)
+    one, two = fitted.predict(bags), again.predict(bags)
+    assert torch.equal(one.instance_probabilities, two.instance_probabilities)
+    assert torch.equal(one.bag_log_probabilities, two.bag_log_probabilities)
+    assert (again.classes, again.kind, again.metadata, again.counted) == (
+        CLASSES,
+        kind,
+        fitted.metadata,
+        fitted.counted,
+    )
+    assert torch.equal(again.transition.mix, fitted.transition.mix)
+    assert one.instance_probabilities.sum(1).sub(1).abs().max() < 1e-5
+    assert one.bag_log_probabilities.exp().sum(1).sub(1).abs().max() < 1e-5
+    assert bool((one.bag_log_probabilities[:, 2] == -torch.inf).all())
 
 
 @pytest.mark.parametrize("head", [h for h in HEADS if h != "mctformer"])
 def test_every_head_there_and_back(head, tmp_path):
     fitted, r = fitted_of("network", head=head)
     fitted.save(tmp_path / "m")
-    one, two = (f.say(r.bags()) for f in (fitted, Fitted.load(tmp_path / "m")))
-    assert torch.equal(one.instance, two.instance)
-    assert torch.equal(one.bag, two.bag)
-    said = say(fitted.body, r.bags())
-    assert torch.allclose(one.instance, said.instance.softmax(1), atol=1e-6)
-    assert torch.allclose(one.bag, said.bag, atol=1e-5)
+    one, two = (f.predict(r.to_bags()) for f in (fitted, FittedModel.load(tmp_path / "m")))
+    assert torch.equal(one.instance_probabilities, two.instance_probabilities)
+    assert torch.equal(one.bag_log_probabilities, two.bag_log_probabilities)
+    said = predict(fitted.estimator, r.to_bags())
+    assert torch.allclose(one.instance_probabilities, said.instance.softmax(1), atol=1e-6)
+    assert torch.allclose(one.bag_log_probabilities, said.bag, atol=1e-5)
 
 
 def test_images_there_and_back(tmp_path):
     g = np.random.default_rng(0)
     r = read([g.integers(0, 256, (3, 8, 8, 3), dtype=np.uint8) for _ in range(3)], labels=["a", "b", "c"])
-    body = Model(Design((8, 8, 3), CLASSES, "resnet18", (("stem", "small"), ("width", 8)), "tilt", mirror=True)).eval()
-    fitted = Fitted(body, CLASSES, r.learn(), some_tilt())
+    body = Model(
+        ModelConfig((8, 8, 3), CLASSES, "resnet18", (("stem", "small"), ("width", 8)), "tilt", mirror=True)
+    ).eval()
+    fitted = FittedModel(body, CLASSES, r.fit_preprocessor(), some_tilt())
     fitted.save(tmp_path / "m")
-    again = Fitted.load(tmp_path / "m")
-    assert torch.equal(fitted.say(r.bags()).instance, again.say(r.bags()).instance)
+    again = FittedModel.load(tmp_path / "m")
+    assert torch.equal(
+        fitted.predict(r.to_bags()).instance_probabilities, again.predict(r.to_bags()).instance_probabilities
+    )
 
 
 def test_text_comes_back_with_its_words(tmp_path):
@@ -164,58 +173,66 @@ def test_text_comes_back_with_its_words(tmp_path):
         "text": ["good day", "day", "bad", "so bad", "good", "fine"],
     }
     r = read(table)
-    learned = r.learn()
-    x = r.bags(learned).pool.data.numpy()
+    learned = r.fit_preprocessor()
+    x = r.to_bags(learned).pool.data.numpy()
     body = from_sklearn(LogisticRegression().fit(x, [0, 0, 1, 1, 0, 0]), 2)
-    fitted = Fitted(body, ("x", "y"), learned, some_tilt(2))
+    fitted = FittedModel(body, ("x", "y"), learned, some_tilt(2))
     fitted.save(tmp_path / "m")
-    again = Fitted.load(tmp_path / "m")
+    again = FittedModel.load(tmp_path / "m")
     new = again.read({"bag": ["q", "q"], "text": ["so good", "bad"]})
-    assert again.say(new.bags(again.learned)).instance.argmax(1).tolist() == [0, 1]
+    assert again.predict(new.to_bags(again.preprocessor)).instance_probabilities.argmax(1).tolist() == [0, 1]
 
 
 def test_weights_and_removal_count_in_the_share():
     fitted, r = fitted_of(r=reading(bags=3))
-    bags = r.bags()
-    p = fitted.say(bags).instance
+    bags = r.to_bags()
+    p = fitted.predict(bags).instance_probabilities
     gone = torch.zeros(len(bags.index), dtype=torch.bool)
     gone[int(bags.offsets[1])] = int(bags.sizes[1]) > 1
-    said = fitted.say(bags.without(gone)).bag
+    said = fitted.predict(bags.without(gone)).bag_log_probabilities
     slow = torch.stack([p[(bags.bag == b) & ~gone].mean(0) for b in range(3)]).log()
     assert torch.allclose(said, slow, atol=1e-5)
-    assert torch.allclose(fitted.say(bags).bag, log_shares(p, bags.segments()))
+    assert torch.allclose(fitted.predict(bags).bag_log_probabilities, log_mean_shares(p, bags.segments()))
 
 
 def test_temperatures():
     fitted, r = fitted_of()
-    one, two = fitted.say(r.bags()), fitted.but(temperature=0.5, instance_temperature=0.5).say(r.bags())
-    assert torch.allclose(two.bag, (2 * one.bag).log_softmax(1), atol=1e-5)
-    square = one.instance.clamp_min(1e-30).square()
-    assert torch.allclose(two.instance, square / square.sum(1, keepdim=True), atol=1e-5)
+    one, two = (
+        fitted.predict(r.to_bags()),
+        fitted.replace(temperature=0.5, instance_temperature=0.5).predict(r.to_bags()),
+    )
+    assert torch.allclose(two.bag_log_probabilities, (2 * one.bag_log_probabilities).log_softmax(1), atol=1e-5)
+    square = one.instance_probabilities.clamp_min(1e-30).square()
+    assert torch.allclose(two.instance_probabilities, square / square.sum(1, keepdim=True), atol=1e-5)
 
 
 def test_a_bag_is_listened_to_where_it_helps(tmp_path):
     fitted, r = fitted_of(alike=2.0, listens=True)
-    bags = r.bags(fitted.learned)
-    said = fitted.say(bags)
-    assert torch.equal(said.alone, fitted.say(bags, listen=False).instance)
-    want = heard(said.alone.clamp_min(1e-30).double().log(), bags.segments(), fitted.prior, 2.0).exp()
-    torch.testing.assert_close(said.instance, want.float())
-    assert not torch.allclose(said.instance, said.alone)
+    bags = r.to_bags(fitted.preprocessor)
+    said = fitted.predict(bags)
+    assert torch.equal(said.instance_without_context, fitted.predict(bags, use_context=False).instance_probabilities)
+    want = posterior_in_context(
+        said.instance_without_context.clamp_min(1e-30).double().log(), bags.segments(), fitted.prior, 2.0
+    ).exp()
+    torch.testing.assert_close(said.instance_probabilities, want.float())
+    assert not torch.allclose(said.instance_probabilities, said.instance_without_context)
     single = bags.sizes == 1
     assert bool(single.any())
-    alone = bags.segments().spread(single.float()).bool()
-    torch.testing.assert_close(said.instance[alone], said.alone[alone])
+    alone = bags.segments().broadcast(single.float()).bool()
+    torch.testing.assert_close(said.instance_probabilities[alone], said.instance_without_context[alone])
     fitted.save(tmp_path / "m")
-    again = Fitted.load(tmp_path / "m")
-    assert (again.alike, again.listens) == (2.0, True)
-    assert torch.equal(again.say(bags).instance, said.instance)
-    share, low, high = fitted.shares(said.alone, bags)
+    again = FittedModel.load(tmp_path / "m")
+    assert (again.concentration, again.use_context) == (2.0, True)
+    assert torch.equal(again.predict(bags).instance_probabilities, said.instance_probabilities)
+    share, low, high = fitted.estimate_shares(said.instance_without_context, bags)
     assert ((low <= share) & (share <= high)).all()
     plain, _ = fitted_of()
-    torch.testing.assert_close(plain.shares(said.alone, bags)[0], bags.segments().mean(said.alone))
+    torch.testing.assert_close(
+        plain.estimate_shares(said.instance_without_context, bags)[0],
+        bags.segments().mean(said.instance_without_context),
+    )
     with pytest.raises(HeadcountError, match="too few bags to know what a bag tells"):
-        plain.say(bags, listen=True)
+        plain.predict(bags, use_context=True)
 
 
 def test_a_model_is_only_replaced_when_asked(tmp_path):
@@ -223,8 +240,8 @@ def test_a_model_is_only_replaced_when_asked(tmp_path):
     fitted.save(tmp_path / "m")
     with pytest.raises(HeadcountError, match="give overwrite=True"):
         fitted.save(tmp_path / "m")
-    fitted.but(temperature=2.0).save(tmp_path / "m", overwrite=True)
-    assert Fitted.load(tmp_path / "m").temperature == 2.0
+    fitted.replace(temperature=2.0).save(tmp_path / "m", overwrite=True)
+    assert FittedModel.load(tmp_path / "m").temperature == 2.0
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").write_text("x")
     with pytest.raises(HeadcountError, match="not empty"):
@@ -249,14 +266,14 @@ def test_a_failure_leaves_the_old_model(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="full"):
         fitted.save(tmp_path / "m", overwrite=True)
     monkeypatch.undo()
-    assert Fitted.load(tmp_path / "m").kind == "forest"
+    assert FittedModel.load(tmp_path / "m").kind == "forest"
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
 
 
 def test_other_instances_are_refused():
     fitted, _ = fitted_of()
     with pytest.raises(HeadcountError, match="takes instances of shape"):
-        fitted.say(reading(dim=5).bags())
+        fitted.predict(reading(dim=5).to_bags())
 
 
 # -- strangers ------------------------------------------------------------------------------------------------------------
@@ -434,7 +451,7 @@ def _refused(fitted, edit, why, tmp_path):
     fitted.save(tmp_path / "m")
     edit(tmp_path / "m")
     with pytest.raises(HeadcountError, match=why) as e:
-        Fitted.load(tmp_path / "m")
+        FittedModel.load(tmp_path / "m")
     assert str(tmp_path / "m") in str(e.value)
     assert "\n" not in str(e.value)
     assert len(str(e.value)) < 700
@@ -443,10 +460,10 @@ def _refused(fitted, edit, why, tmp_path):
 
 def test_no_folder(tmp_path):
     with pytest.raises(HeadcountError, match=r"model\.json is missing"):
-        Fitted.load(tmp_path / "nowhere")
+        FittedModel.load(tmp_path / "nowhere")
 
 
 def test_linear_never_says_a_class_nobody_had():
     made = from_sklearn(LogisticRegression().fit([[0.0], [1.0]], [0, 2]), 3)
-    assert isinstance(made, Linear)
-    assert made.probabilities(np.zeros((1, 1)))[0, 1] == 0
+    assert isinstance(made, LinearModel)
+    assert made.predict_proba(np.zeros((1, 1)))[0, 1] == 0

@@ -22,31 +22,33 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from headcount.bags import Bags, Pool, steepness
-from headcount.checking import check_reading
-from headcount.data.read import read
+from headcount.bags import Bags, Pool
+from headcount.bags import subsample as fewer
+from headcount.bags.subsample import subsample_instances
 from headcount.errors import HeadcountError
-from headcount.estimator import MajorityClassifier
-from headcount.fitting import Step, fit_reading
-from headcount.judging import begun, candidates, cautions, crossval, fewer, networks, plans
-from headcount.judging.candidates import Candidate
-from headcount.judging.fewer import thinned
-from headcount.judging.plans import Plan
-from headcount.models.fitted import Fitted
-from headcount.showing.fit_page import context_line, lines_of, model_card
-from headcount.training.batches import Feed
-from headcount.training.criterion import judge
+from headcount.estimators.majority_classifier import MajorityClassifier
+from headcount.majority import transition_em
+from headcount.majority.criterion import evaluate_criterion
+from headcount.models.fitted import FittedModel
+from headcount.readers.read import read
+from headcount.reporting.fit_page import context_sentence, model_card, summary_lines
+from headcount.selection import cross_validation, fit_warnings, methods, network_defaults, resume, time_budget
+from headcount.selection.check.check import check
+from headcount.selection.fit import SearchProgress, fit
+from headcount.selection.methods import Method
+from headcount.selection.time_budget import TimePlan
+from headcount.training.loader import BagLoader
 from test_em import blobs
 
 TREES = "em_forest,forest,logistic"
-measured = plans.measured
+measured = time_budget.estimate_seconds
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(candidates, "TREES", 4)
-    monkeypatch.setattr(candidates, "ROUNDS", 1)
-    monkeypatch.setattr(plans, "measured", lambda *_: 0.1)
+    monkeypatch.setattr(methods, "N_TREES", 4)
+    monkeypatch.setattr(methods, "EM_ROUNDS", 1)
+    monkeypatch.setattr(time_budget, "estimate_seconds", lambda *_: 0.1)
 
 
 def reading_of(bags, names="abcdefgh", **more):
@@ -71,19 +73,19 @@ def reading_of(bags, names="abcdefgh", **more):
 @pytest.fixture(scope="module")
 def one():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(candidates, "TREES", 6)
-        patch.setattr(candidates, "ROUNDS", 2)
+        patch.setattr(methods, "N_TREES", 6)
+        patch.setattr(methods, "EM_ROUNDS", 2)
         reading = reading_of(blobs(40, 5, share=0.4))
         lines: list[str] = []
-        steps: list[Step] = []
-        fitted = fit_reading(reading, epochs=2, folds=3, tell=lines.append, watch=steps.append)
+        steps: list[SearchProgress] = []
+        fitted = fit(reading, epochs=2, folds=3, log=lines.append, on_progress=steps.append)
     return reading, fitted, lines, steps
 
 
 def test_auto_keeps_what_held_out_bags_prefer(one):
     _, fitted, lines, _ = one
     tried = fitted.facts["candidates"]
-    assert {c["name"] for c in tried} == set(candidates.TABLES)
+    assert {c["name"] for c in tried} == set(methods.TABLE_METHODS)
     losses = [c["loss"] for c in tried]
     assert losses == sorted(losses)
     assert tried[0]["chosen"]
@@ -98,20 +100,20 @@ def test_the_facts_are_json_and_the_folder_comes_back(one, tmp_path):
     reading, fitted, _, _ = one
     json.dumps(fitted.facts, allow_nan=False)
     fitted.save(tmp_path / "m")
-    again = Fitted.load(tmp_path / "m")
-    bags = reading.bags(fitted.learned)
-    assert torch.equal(fitted.say(bags).instance, again.say(bags).instance)
-    assert again.facts == json.loads(json.dumps(fitted.facts))
+    again = FittedModel.load(tmp_path / "m")
+    bags = reading.bags(fitted.preprocessor)
+    assert torch.equal(fitted.say(bags).instance, again.predict(bags).instance_probabilities)
+    assert again.metadata == json.loads(json.dumps(fitted.facts))
 
 
 def test_what_a_bag_tells_is_learned_from_held_out_bags(one):
     _, fitted, _, _ = one
     told = fitted.facts["context"]
-    assert (fitted.alike, fitted.listens) == (told["alike"], told["listens"])
+    assert (fitted.concentration, fitted.use_context) == (told["alike"], told["listens"])
     assert ("instance_accuracy" in told) == fitted.facts["data"]["truth"]
-    line = context_line(fitted)
+    line = context_sentence(fitted)
     assert line is not None
-    assert ("in the light of the bag" in line) == fitted.listens
+    assert ("in the light of the bag" in line) == fitted.use_context
 
 
 def test_overlapping_classes_in_bags_that_differ_are_heard_together():
@@ -124,30 +126,30 @@ def test_overlapping_classes_in_bags_that_differ_are_heard_together():
         labels.append("ab"[int(y.mean() > 0.5)])
         truth.extend("ab"[v] for v in y)
     reading = read({"features": np.concatenate(held), "sizes": [20] * 60, "labels": labels, "truth": truth})
-    fitted = fit_reading(reading, "logistic")
-    told = fitted.facts["context"]
+    fitted = fit(reading, "logistic")
+    told = fitted.metadata["context"]
     assert told["listens"], told
-    assert told["instance_accuracy"] > fitted.facts["scores"]["instance_accuracy"] + 0.05
+    assert told["instance_accuracy"] > fitted.metadata["scores"]["instance_accuracy"] + 0.05
 
 
 @pytest.mark.parametrize("views", ["digit", "image", "tissue", "crop"])
 def test_views_of_pictures_are_not_for_tables(views, tmp_path):
     """Before anything is written."""
     with pytest.raises(HeadcountError, match=f"views '{views}' are for pictures"):
-        fit_reading(reading_of(blobs(8, 5)), "tilt", views=views, epochs=1, folds=2, work=tmp_path / "m.work")
+        fit(reading_of(blobs(8, 5)), "tilt", views=views, epochs=1, folds=2, work=tmp_path / "m.work")
     assert not list(tmp_path.iterdir())
     with pytest.raises(HeadcountError, match="feature"):  # a typo is told what there is
-        fit_reading(reading_of(blobs(8, 5)), "tilt", views="digits", epochs=1, folds=2)
+        fit(reading_of(blobs(8, 5)), "tilt", views="digits", epochs=1, folds=2)
 
 
 def test_a_model_knows_its_bags_again(one):
     """Each of those whose labels it has learned, and no others."""
     reading, fitted, _, _ = one
-    bags = reading.bags(fitted.learned)
-    assert fitted.met(bags.take([3, 1])).tolist() == [True, True]
-    assert bool(fitted.met(bags).all())
+    bags = reading.bags(fitted.preprocessor)
+    assert fitted.seen_in_training(bags.take([3, 1])).tolist() == [True, True]
+    assert bool(fitted.seen_in_training(bags).all())
     moved = replace(bags, pool=Pool(bags.pool.data + 1))
-    assert not fitted.met(moved).any()
+    assert not fitted.seen_in_training(moved).any()
 
 
 def test_progress_goes_forward(one):
@@ -155,21 +157,21 @@ def test_progress_goes_forward(one):
     done = [s.done for s in steps]
     assert done == sorted(done)
     assert all(0 <= s.done <= s.total for s in steps)
-    assert any("final" in s.what for s in steps)
+    assert any("final" in s.message for s in steps)
 
 
 def test_truth_is_used_for_nothing():
     """Another truth, or none: the same choice, the same model, bit for bit."""
     bags = blobs(24, 5, share=0.4)
     other = replace(bags, truth=(bags.truth + 1) % 3)
-    made = [fit_reading(reading_of(b), TREES, folds=3) for b in (bags, other, bags.blind())]
+    made = [fit(reading_of(b), TREES, folds=3) for b in (bags, other, bags.blind())]
     x = bags.pool.data.numpy()
-    said = [f.body.probabilities(x) for f in made]
+    said = [f.estimator.predict_proba(x) for f in made]
     assert np.array_equal(said[0], said[1])
     assert np.array_equal(said[0], said[2])
-    rows = [[{k: c[k] for k in ("name", "loss", "bag_accuracy")} for c in f.facts["candidates"]] for f in made]
+    rows = [[{k: c[k] for k in ("name", "loss", "bag_accuracy")} for c in f.metadata["candidates"]] for f in made]
     assert rows[0] == rows[1] == rows[2]
-    accuracies = [f.facts["scores"]["instance_accuracy"] for f in made]
+    accuracies = [f.metadata["scores"]["instance_accuracy"] for f in made]
     assert accuracies[0] > 0.6 > accuracies[1]
     assert accuracies[2] is None
 
@@ -181,9 +183,9 @@ def test_intervals_know_how_few_bags_there_are():
         Pool(np.zeros((60, 2), np.float32)), sizes=[10] * 6, labels=[0, 1] * 3, classes=2, truth=truth, **more
     )
     p = torch.eye(2)[torch.from_numpy(truth)] * 0.98 + 0.01
-    unit = crossval.Unit(np.arange(6), p, p[::10].log(), 0.0)
+    unit = cross_validation.FoldResult(np.arange(6), p, p[::10].log(), 0.0)
     plain, grouped = (
-        crossval.with_truth(crossval.score([unit], bags.blind()), [unit], bags)
+        cross_validation.add_instance_accuracy(cross_validation.score_method([unit], bags.blind()), [unit], bags)
         for bags in (make(), make(group=[*"aabbcc"]))
     )
     assert plain.instance_high == grouped.instance_high == 1
@@ -193,52 +195,56 @@ def test_intervals_know_how_few_bags_there_are():
 
 def test_either_winner_of_a_tie_is_right():
     tied = Bags.of(Pool(np.zeros((12, 2), np.float32)), sizes=[2] * 6, labels=np.full((6, 2), 0.5), classes=2)
-    unit = crossval.Unit(np.arange(6), torch.full((12, 2), 0.5), torch.tensor([[0.1, 0.9]] * 6).log(), 0.0)
-    assert crossval.score([unit], tied).bag_accuracy == 1
+    unit = cross_validation.FoldResult(
+        np.arange(6), torch.full((12, 2), 0.5), torch.tensor([[0.1, 0.9]] * 6).log(), 0.0
+    )
+    assert cross_validation.score_method([unit], tied).bag_accuracy == 1
 
 
 def test_scoring_refuses_bags_with_truth():
     bags = blobs(4, 3)
-    unit = crossval.Unit(np.arange(4), torch.full((12, 3), 1 / 3), torch.zeros(4, 3), 0.0)
+    unit = cross_validation.FoldResult(np.arange(4), torch.full((12, 3), 1 / 3), torch.zeros(4, 3), 0.0)
     with pytest.raises(HeadcountError, match="truth"):
-        crossval.score([unit], bags)
-    assert crossval.score([unit], bags.blind()).bag_accuracy == 0.5
+        cross_validation.score_method([unit], bags)
+    assert cross_validation.score_method([unit], bags.blind()).bag_accuracy == 0.5
 
 
 def test_a_method_that_was_asked_for_is_kept():
     """Even where a baseline is better."""
     bags = blobs(24, 1)  # bags of one: the bag's label is the truth, and nothing beats the baselines
-    made = fit_reading(reading_of(bags), GaussianNB(), folds=3)
-    assert made.facts["method"]["name"] == "classifier"
-    assert {c["name"] for c in made.facts["candidates"]} == {"classifier", "forest", "logistic"}
+    made = fit(reading_of(bags), GaussianNB(), folds=3)
+    assert made.metadata["method"]["name"] == "classifier"
+    assert {c["name"] for c in made.metadata["candidates"]} == {"classifier", "forest", "logistic"}
     assert made.kind == "held"
     with pytest.raises(HeadcountError, match="without pickle"):
         made.save("/nonexistent/m")
 
 
 def test_who_named_a_baseline_gets_it_and_hears_what_is_better(monkeypatch):
-    monkeypatch.setattr(candidates, "TREES", 6)
+    monkeypatch.setattr(methods, "N_TREES", 6)
     reading = reading_of(blobs(40, 5, share=0.4))
     for name in ("logistic", "forest"):
-        made = fit_reading(reading, name, folds=3)
-        assert made.facts["method"]["name"] == name
-    made = fit_reading(reading, "count", folds=3, epochs=1)
+        made = fit(reading, name, folds=3)
+        assert made.metadata["method"]["name"] == name
+    made = fit(reading, "count", folds=3, epochs=1)
     better = [
-        c["name"] for c in made.facts["candidates"] if c["behind"] and c["behind"]["loss"] < -2 * c["behind"]["error"]
+        c["name"]
+        for c in made.metadata["candidates"]
+        if c["behind"] and c["behind"]["loss"] < -2 * c["behind"]["error"]
     ]
-    said = " ".join(made.facts["cautions"])
+    said = " ".join(made.metadata["cautions"])
     assert better
     assert f"Clearly worse on these bags than {', '.join(sorted(better, key=said.find))}" in said
     with pytest.raises(HeadcountError, match="both given"):
-        fit_reading(reading, "logistic", head="count")
+        fit(reading, "logistic", head="count")
     with pytest.raises(HeadcountError, match="views: for networks, and method logistic is none"):
-        fit_reading(reading, "logistic", views="noise")
+        fit(reading, "logistic", views="noise")
 
 
 def test_same_seed_same_model():
     reading = reading_of(blobs(20, 5))
-    x = reading.bags(reading.learn()).pool.data.numpy()
-    one, two, three = (fit_reading(reading, "em_forest", folds=2, seed=s).body.probabilities(x) for s in (3, 3, 4))
+    x = reading.to_bags(reading.fit_preprocessor()).pool.data.numpy()
+    one, two, three = (fit(reading, "em_forest", folds=2, seed=s).estimator.predict_proba(x) for s in (3, 3, 4))
     assert np.array_equal(one, two)
     assert not np.array_equal(one, three)
 
@@ -253,10 +259,10 @@ def test_no_group_on_two_sides(seed):
     group = [f"p{k}" for k in g.integers(0, max(6, n // 3), n)]
     labels = g.integers(-1, 3, n)
     bags = Bags.of(Pool(np.zeros((n, 1))), sizes=[1] * n, labels=labels, classes=3, group=group)
-    made = crossval.splits(bags, 4, seed)
+    made = cross_validation.make_splits(bags, 4, seed)
     assert sorted(np.concatenate([s.test for s in made]).tolist()) == np.flatnonzero(labels >= 0).tolist()
     for s in made:
-        parts = [s.train, s.test] if s.shared else [s.train, s.valid, s.test]
+        parts = [s.train, s.test] if s.valid_is_train else [s.train, s.valid, s.test]
         sides = [{group[b] for b in part} for part in parts]
         for i, a in enumerate(sides):
             for b in sides[:i]:
@@ -267,18 +273,18 @@ def test_no_group_on_two_sides(seed):
 def test_validation_takes_no_label_away():
     """The only bag of a class is learned from."""
     bags = Bags.of(Pool(np.zeros((12, 1))), sizes=[1] * 12, labels=[0] * 11 + [1], classes=2)
-    made = [crossval.inner(bags, np.arange(12), np.zeros(0, int), seed) for seed in range(12)]
+    made = [cross_validation.train_valid_split(bags, np.arange(12), np.zeros(0, int), seed) for seed in range(12)]
     assert all(11 in s.train for s in made)
-    assert {s.shared for s in made} == {True, False}
+    assert {s.valid_is_train for s in made} == {True, False}
 
 
 def test_preparation_never_sees_held_out_bags(monkeypatch):
     seen = []
     reading = reading_of(blobs(20, 5))
-    learn = type(reading).learn
+    learn = type(reading).fit_preprocessor
     monkeypatch.setattr(type(reading), "learn", lambda self, bags=None: (seen.append(set(bags)), learn(self, bags))[1])
-    fit_reading(reading, "logistic", folds=4)
-    splits = crossval.splits(reading.laid.blind(), 4, 0)
+    fit(reading, "logistic", folds=4)
+    splits = cross_validation.make_splits(reading.bags.blind(), 4, 0)
     assert all(any(s == set(split.train) for s in seen) for split in splits)
     assert all(len(s) < 20 for s in seen)
 
@@ -287,48 +293,48 @@ def test_preparation_never_sees_held_out_bags(monkeypatch):
 
 
 def test_three_bags():
-    made = fit_reading(reading_of(blobs(3, 6)), TREES)
-    assert any("only 3 labelled bags" in c for c in made.facts["cautions"])
-    assert made.facts["splits"]["shared"]
+    made = fit(reading_of(blobs(3, 6)), TREES)
+    assert any("only 3 labelled bags" in c for c in made.metadata["cautions"])
+    assert made.metadata["splits"]["shared"]
 
 
 def test_two_bags_cannot_be_cross_validated():
-    made = fit_reading(reading_of(blobs(2, 6, classes=2)), TREES)
-    assert made.facts["scores"] is None
-    assert made.facts["splits"]["folds"] == 0
-    assert any("too few to cross-validate" in c for c in made.facts["cautions"])
+    made = fit(reading_of(blobs(2, 6, classes=2)), TREES)
+    assert made.metadata["scores"] is None
+    assert made.metadata["splits"]["folds"] == 0
+    assert any("too few to cross-validate" in c for c in made.metadata["cautions"])
 
 
 def test_time_takes_no_fold_without_which_nothing_is_cross_validated(monkeypatch):
-    monkeypatch.setattr(plans, "measured", lambda c, *_: 0.1 if c.baseline else 0.2)
-    made = fit_reading(reading_of(blobs(3, 6)), "forest,logistic", minutes=0.01)  # of two folds, one would teach alone
-    assert made.facts["splits"]["folds"] == 3
-    assert not any("folds for lack of time" in n for n in made.facts["notes"])
+    monkeypatch.setattr(time_budget, "estimate_seconds", lambda c, *_: 0.1 if c.baseline else 0.2)
+    made = fit(reading_of(blobs(3, 6)), "forest,logistic", minutes=0.01)  # of two folds, one would teach alone
+    assert made.metadata["splits"]["folds"] == 3
+    assert not any("folds for lack of time" in n for n in made.metadata["notes"])
 
 
 def test_a_baseline_is_cautioned_of_where_nothing_was_compared():
-    made = fit_reading(reading_of(blobs(2, 6, classes=2)), "forest")
-    said = [c for c in made.facts["cautions"] if "A baseline was kept" in c]
+    made = fit(reading_of(blobs(2, 6, classes=2)), "forest")
+    said = [c for c in made.metadata["cautions"] if "A baseline was kept" in c]
     assert said
     assert "temperature" not in said[0]
 
 
 def test_em_that_keeps_its_first_round_is_cautioned_of_as_the_baseline_it_is():
-    made = fit_reading(reading_of(blobs(24, 1)), "em_forest,forest", folds=3)  # bags of one: EM has nothing to add
-    loss = {c["name"]: c["loss"] for c in made.facts["candidates"]}
-    assert made.facts["method"]["name"] == "em_forest"
+    made = fit(reading_of(blobs(24, 1)), "em_forest,forest", folds=3)  # bags of one: EM has nothing to add
+    loss = {c["name"]: c["loss"] for c in made.metadata["candidates"]}
+    assert made.metadata["method"]["name"] == "em_forest"
     assert loss["em_forest"] == loss["forest"]
-    said = " ".join(made.facts["cautions"])
+    said = " ".join(made.metadata["cautions"])
     assert "A baseline was kept (EM, random forest, no round of which was better than the first)" in said
     assert re.search("Not clearly better on these bags than .*forest", said)
-    assert made.facts["method"]["baseline"] is True  # so that predict --bags says it too
-    made = fit_reading(reading_of(blobs(40, 5, share=0.4)), "em_forest", folds=3)
-    assert made.facts["best_epoch"] > 1
-    assert made.facts["method"]["baseline"] is False
-    assert "A baseline was kept" not in " ".join(made.facts["cautions"])
+    assert made.metadata["method"]["baseline"] is True  # so that predict --bags says it too
+    made = fit(reading_of(blobs(40, 5, share=0.4)), "em_forest", folds=3)
+    assert made.metadata["best_epoch"] > 1
+    assert made.metadata["method"]["baseline"] is False
+    assert "A baseline was kept" not in " ".join(made.metadata["cautions"])
     for name in ("logistic", "count"):
         fitted = MajorityClassifier(name, epochs=1 if name == "count" else None).fit(np.eye(8), [0, 1] * 4).fitted_
-        assert fitted.facts["method"]["baseline"] == (name == "logistic")
+        assert fitted.metadata["method"]["baseline"] == (name == "logistic")
 
 
 @pytest.mark.parametrize("method", ["logistic", "em_forest"])
@@ -336,13 +342,13 @@ def test_a_model_that_foretells_no_more_than_chance_is_cautioned_of(method):
     bags = blobs(40, 5, share=0.9)
     by_lot = replace(bags, target=bags.target[torch.randperm(40, generator=torch.Generator().manual_seed(0))])
     for given, said in ((bags, False), (by_lot, True)):
-        made = fit_reading(reading_of(given), method, folds=3)
-        assert any("not clearly foretold better than by chance" in c for c in made.facts["cautions"]) == said
+        made = fit(reading_of(given), method, folds=3)
+        assert any("not clearly foretold better than by chance" in c for c in made.metadata["cautions"]) == said
 
 
 def test_the_card_does_not_blame_the_bags_where_time_was_short(monkeypatch):
-    monkeypatch.setattr("headcount.judging.contest.Contest.cross_validate", lambda self: ({}, {}))
-    made = fit_reading(reading_of(blobs(20, 5)), TREES)
+    monkeypatch.setattr("headcount.selection.search.ModelSearch.cross_validate", lambda self: ({}, {}))
+    made = fit(reading_of(blobs(20, 5)), TREES)
     said = model_card(made)
     assert "not cross-validated" in said
     assert "time was too short" in said
@@ -352,10 +358,10 @@ def test_the_card_does_not_blame_the_bags_where_time_was_short(monkeypatch):
 def test_labels_that_are_never_foretold_are_cautioned_of():
     """An accuracy of 0.69 hid that none of nine bags was foretold, and 0.68 that the commonest label alone has 0.64."""
     score = SimpleNamespace(confusion=[[15, 0, 4], [5, 0, 4], [0, 0, 40]], bag_accuracy=0.81, bag_low=0.7)
-    (said,) = cautions._of_labels(score, ("a", "b", "c"))
+    (said,) = fit_warnings._label_warnings(score, ("a", "b", "c"))
     assert said.startswith("No held-out bag with the label b (9 bags) was named so")
     score = SimpleNamespace(confusion=[[5, 0, 6], [0, 1, 6], [3, 0, 29]], bag_accuracy=0.7, bag_low=0.55)
-    (said,) = cautions._of_labels(score, ("a", "b", "c"))
+    (said,) = fit_warnings._label_warnings(score, ("a", "b", "c"))
     assert said.startswith(
         "Always to name the commonest label, c, is right in 64% of the bags: 70% is not clearly more"
     )
@@ -365,24 +371,26 @@ def test_all_bags_one_class_is_refused():
     bags = blobs(9, 4)
     same = bags.take([0, 3, 6])
     with pytest.raises(HeadcountError, match="all 3 labelled bags say the same"):
-        fit_reading(reading_of(same, classes=["a", "b", "c"]))
+        fit(reading_of(same, classes=["a", "b", "c"]))
     with pytest.raises(HeadcountError, match="1 bag has a label"):
-        fit_reading(reading_of(bags.take([0]), classes=["a", "b", "c"]))
+        fit(reading_of(bags.take([0]), classes=["a", "b", "c"]))
 
 
 def test_a_class_that_never_wins():
-    made = fit_reading(reading_of(blobs(18, 5, classes=2), classes=["a", "b", "c<i>"]), TREES, folds=2)
-    assert any("No bag has the label c<i>" in c for c in made.facts["cautions"])
+    made = fit(reading_of(blobs(18, 5, classes=2), classes=["a", "b", "c<i>"]), TREES, folds=2)
+    assert any("No bag has the label c<i>" in c for c in made.metadata["cautions"])
     assert (
-        made.say(reading_of(blobs(18, 5, classes=2), classes=["a", "b", "c<i>"]).bags(made.learned)).instance.shape[1]
+        made.predict(
+            reading_of(blobs(18, 5, classes=2), classes=["a", "b", "c<i>"]).to_bags(made.preprocessor)
+        ).instance_probabilities.shape[1]
         == 3
     )
 
 
 def test_bags_of_one_are_ordinary_supervision():
-    made = fit_reading(reading_of(blobs(60, 1, share=1.0, spread=0.3)), TREES, folds=3)
-    assert any("ordinary supervision" in c for c in made.facts["cautions"])
-    assert made.facts["scores"]["instance_accuracy"] > 0.9
+    made = fit(reading_of(blobs(60, 1, share=1.0, spread=0.3)), TREES, folds=3)
+    assert any("ordinary supervision" in c for c in made.metadata["cautions"])
+    assert made.metadata["scores"]["instance_accuracy"] > 0.9
 
 
 def test_one_huge_bag():
@@ -395,8 +403,8 @@ def test_one_huge_bag():
         bags.pool, index=index, sizes=[len(more), *sizes[1:]], labels=bags.label.numpy(), classes=3,
         truth=bags.truth.numpy()[index],
     )  # fmt: skip
-    made = fit_reading(reading_of(huge), "em_forest,tilt", folds=2, epochs=1)
-    assert any("more than half" in c for c in made.facts["cautions"])
+    made = fit(reading_of(huge), "em_forest,tilt", folds=2, epochs=1)
+    assert any("more than half" in c for c in made.metadata["cautions"])
 
 
 def test_unlabelled_bags_known_classes_and_weights():
@@ -407,10 +415,10 @@ def test_unlabelled_bags_known_classes_and_weights():
     known[::10] = bags.truth[::10]
     some = replace(bags, target=target, weight=torch.rand(100) + 0.5)
     reading = reading_of(some)
-    reading = replace(reading, laid=replace(reading.laid, known=known))
-    made = fit_reading(reading, "em_forest,tilt", folds=3, epochs=1)
-    assert made.facts["data"]["labelled"] == 15
-    assert sum(map(sum, made.facts["confusion"])) == 15
+    reading = replace(reading, bags=replace(reading.bags, known=known))
+    made = fit(reading, "em_forest,tilt", folds=3, epochs=1)
+    assert made.metadata["data"]["labelled"] == 15
+    assert sum(map(sum, made.metadata["confusion"])) == 15
 
 
 def test_soft_labels():
@@ -418,18 +426,18 @@ def test_soft_labels():
     x = bags.pool.data.numpy()
     votes = bags.target.numpy() * 0.7 + 0.1
     reading = read({"features": x, "sizes": np.array([5] * 20), "votes": votes, "classes": np.array(["a", "b", "c"])})
-    made = fit_reading(reading, TREES, folds=3)
-    assert made.facts["scores"]["bag_accuracy"] > 0.5
-    assert made.facts["data"]["counted"]["share"] == pytest.approx([0.8] * 3), "votes tell how large majorities are"
-    assert any("counted from the votes: a: 80%, b: 80%, c: 80%" in line for line in lines_of(made))
-    assert not any("Majorities are slight" in line for line in lines_of(made))
+    made = fit(reading, TREES, folds=3)
+    assert made.metadata["scores"]["bag_accuracy"] > 0.5
+    assert made.metadata["data"]["counted"]["share"] == pytest.approx([0.8] * 3), "votes tell how large majorities are"
+    assert any("counted from the votes: a: 80%, b: 80%, c: 80%" in line for line in summary_lines(made))
+    assert not any("Majorities are slight" in line for line in summary_lines(made))
 
 
 def test_uncounted_classes_are_never_said_of_a_bag():
     reading = reading_of(blobs(20, 5, classes=2), uncounted=["zz"])
-    made = fit_reading(reading, "tilt", folds=2, epochs=1)
-    said = made.say(reading.bags(made.learned))
-    assert bool((said.bag[:, 2] == -math.inf).all())
+    made = fit(reading, "tilt", folds=2, epochs=1)
+    said = made.predict(reading.to_bags(made.preprocessor))
+    assert bool((said.bag_log_probabilities[:, 2] == -math.inf).all())
 
 
 # -- kinds of data ------------------------------------------------------------------------------------------------------------
@@ -440,13 +448,13 @@ def test_pictures():
     label = np.arange(12) % 2
     held = [(g.random((3, 8, 8, 1)) * 60 + 120 * c).astype(np.uint8) for c in label]
     reading = read(held, labels=["dark", "light"] * 6)
-    made = fit_reading(reading, folds=2, epochs=1)
-    assert {c["name"] for c in made.facts["candidates"]} == {"tilt", "noisy_label"}
-    assert made.body.design.backbone == "quick"
-    chosen = fit_reading(reading, "tilt", folds=2, epochs=1, backbone="resnet18").body.design
+    made = fit(reading, folds=2, epochs=1)
+    assert {c["name"] for c in made.metadata["candidates"]} == {"tilt", "noisy_label"}
+    assert made.estimator.config.backbone == "quick"
+    chosen = fit(reading, "tilt", folds=2, epochs=1, backbone="resnet18").estimator.config
     assert dict(chosen.backbone_options)["stem"] == "small"
     with pytest.raises(HeadcountError, match="pictures"):
-        fit_reading(reading, "em_forest")
+        fit(reading, "em_forest")
 
 
 def test_texts():
@@ -460,9 +468,9 @@ def test_texts():
             table["bag"].append(f"p{b}")
             table["label"].append(label)
             table["text"].append(" ".join(g.choice(said, 3)))
-    made = fit_reading(read(table), TREES, folds=2)
+    made = fit(read(table), TREES, folds=2)
     new = made.read({"bag": ["q", "q"], "text": ["great lovely", "awful broken poor"]})
-    assert made.say(new.bags(made.learned)).instance.argmax(1).tolist() == [1, 0]  # bad, good
+    assert made.predict(new.to_bags(made.preprocessor)).instance_probabilities.argmax(1).tolist() == [1, 0]  # bad, good
 
 
 # -- time -------------------------------------------------------------------------------------------------------------------
@@ -470,18 +478,18 @@ def test_texts():
 
 def plan_of(minutes, **seconds):
     seconds = {"tilt": 10.0, "em_forest": 5.0, "forest": 1.0, "logistic": 0.1, "count": 8.0} | seconds
-    plan = Plan(tuple(seconds), 5, 1.0, seconds)
-    return next(p for p in plans._lesser(plan) if p.total <= 60 * minutes)
+    plan = TimePlan(tuple(seconds), 5, 1.0, seconds)
+    return next(p for p in time_budget._reduced_plans(plan) if p.total_seconds <= 60 * minutes)
 
 
 def test_plans_shrink_with_the_minutes():
-    assert plan_of(10) == Plan(("tilt", "em_forest", "forest", "logistic", "count"), 5, 1.0, plan_of(10).seconds)
+    assert plan_of(10) == TimePlan(("tilt", "em_forest", "forest", "logistic", "count"), 5, 1.0, plan_of(10).seconds)
     less = plan_of(1.6)
     assert "count" not in less.names
     assert less.folds == 5
     assert "left out for lack of time: count" in less.notes
     fewer = plan_of(0.9)
-    assert (fewer.folds, fewer.effort) == (3, 0.5)
+    assert (fewer.folds, fewer.epoch_fraction) == (3, 0.5)
     assert "3 folds for lack of time" in fewer.notes
     least = plan_of(0.05)
     assert len(least.names) < 4
@@ -490,37 +498,37 @@ def test_plans_shrink_with_the_minutes():
 
 def test_a_network_that_is_a_baseline_is_shortened_like_any_other(monkeypatch):
     """Pictures: at all its epochs the baseline alone took what both take at a tenth, and tilt was left out for it."""
-    plan = Plan(("tilt", "noisy_label"), 5, 1.0, {"tilt": 3000.0, "noisy_label": 1000.0})
-    short = next(p for p in plans._lesser(plan) if p.total <= 1200)
-    assert (short.names, short.effort) == (("tilt", "noisy_label"), 0.1)
-    monkeypatch.setattr(plans, "measured", lambda candidate, *_: 100.0 if candidate.recipe else 0.01)
-    made = fit_reading(reading_of(blobs(20, 5)), "noisy_label", epochs=10, minutes=1)
-    assert made.facts["splits"]["folds"] == 2
-    assert len(made.facts["curve"]) == 1
+    plan = TimePlan(("tilt", "noisy_label"), 5, 1.0, {"tilt": 3000.0, "noisy_label": 1000.0})
+    short = next(p for p in time_budget._reduced_plans(plan) if p.total_seconds <= 1200)
+    assert (short.names, short.epoch_fraction) == (("tilt", "noisy_label"), 0.1)
+    monkeypatch.setattr(time_budget, "estimate_seconds", lambda candidate, *_: 100.0 if candidate.recipe else 0.01)
+    made = fit(reading_of(blobs(20, 5)), "noisy_label", epochs=10, minutes=1)
+    assert made.metadata["splits"]["folds"] == 2
+    assert len(made.metadata["curve"]) == 1
 
 
 def test_what_was_asked_for_is_never_left_out():
-    made = fit_reading(reading_of(blobs(20, 5)), "tilt", minutes=0.001)
-    assert made.facts["method"]["name"] == "tilt"
-    plan = Plan(
+    made = fit(reading_of(blobs(20, 5)), "tilt", minutes=0.001)
+    assert made.metadata["method"]["name"] == "tilt"
+    plan = TimePlan(
         ("tilt", "count", "forest", "logistic"), 5, 1.0, {"tilt": 9.0, "count": 9.0, "forest": 1.0, "logistic": 0.1}
     )
-    for lesser in plans._lesser(plan, ["tilt", "count"]):
+    for lesser in time_budget._reduced_plans(plan, ["tilt", "count"]):
         assert {"tilt", "count"} <= set(lesser.names)
 
 
 def test_minutes_bound_the_whole(monkeypatch):
-    monkeypatch.setattr(plans, "measured", lambda *_: 1e-3)  # it believes in more than it can do
-    monkeypatch.setattr("headcount.fitting.time.monotonic", iter(np.arange(0, 1e6, 5.0).tolist()).__next__)
-    made = fit_reading(reading_of(blobs(20, 5)), "em_forest,logistic", minutes=1, folds=5)
-    tried = {c["name"]: c for c in made.facts["candidates"]}
+    monkeypatch.setattr(time_budget, "estimate_seconds", lambda *_: 1e-3)  # it believes in more than it can do
+    monkeypatch.setattr("headcount.selection.fit.time.monotonic", iter(np.arange(0, 1e6, 5.0).tolist()).__next__)
+    made = fit(reading_of(blobs(20, 5)), "em_forest,logistic", minutes=1, folds=5)
+    tried = {c["name"]: c for c in made.metadata["candidates"]}
     assert any(c["note"] == "not finished in the time given" for c in tried.values())
-    assert made.facts["method"]["name"] in tried
+    assert made.metadata["method"]["name"] in tried
 
 
 def test_a_full_fit_is_foretold_from_a_part():
     bags = blobs(20, 5).blind()
-    for found in candidates.candidates("em_forest,tilt", bags, epochs=4):
+    for found in methods.methods("em_forest,tilt", bags, epochs=4):
         found.fit(bags, bags)  # whatever is done once in a process
         start = time.perf_counter()
         found.fit(bags, bags)
@@ -529,12 +537,12 @@ def test_a_full_fit_is_foretold_from_a_part():
 
 
 def test_too_little_time_still_makes_a_model(monkeypatch):
-    monkeypatch.setattr(plans, "measured", measured)
+    monkeypatch.setattr(time_budget, "estimate_seconds", measured)
     lines = []
-    made = fit_reading(reading_of(blobs(20, 5)), minutes=0.001, tell=lines.append)
-    assert made.facts["notes"]
+    made = fit(reading_of(blobs(20, 5)), minutes=0.001, log=lines.append)
+    assert made.metadata["notes"]
     assert any("may take longer" in line for line in lines)
-    assert made.say(reading_of(blobs(20, 5)).bags(made.learned)).instance.shape == (100, 3)
+    assert made.predict(reading_of(blobs(20, 5)).to_bags(made.preprocessor)).instance_probabilities.shape == (100, 3)
 
 
 @pytest.mark.parametrize(("how", "why"), [
@@ -547,11 +555,11 @@ def test_too_little_time_still_makes_a_model(monkeypatch):
 ])  # fmt: skip
 def test_what_is_refused(how, why):
     with pytest.raises(HeadcountError, match=why) as e:
-        fit_reading(reading_of(blobs(6, 3)), **how)
+        fit(reading_of(blobs(6, 3)), **how)
     assert "\n" not in str(e.value)
 
 
-@pytest.mark.parametrize("ask", [fit_reading, check_reading])
+@pytest.mark.parametrize("ask", [fit, check])
 def test_what_was_not_read_and_odd_seeds_are_refused(ask):
     with pytest.raises(HeadcountError, match=r"what headcount\.read gives, got list; read it first"):
         ask([np.ones((2, 1))])
@@ -565,8 +573,8 @@ def test_what_was_not_read_and_odd_seeds_are_refused(ask):
 
 def test_an_interrupted_fit_is_taken_up(tmp_path, monkeypatch):
     reading = reading_of(blobs(20, 5))
-    whole = fit_reading(reading, TREES, folds=3)
-    fits, usual = [], Candidate.fit
+    whole = fit(reading, TREES, folds=3)
+    fits, usual = [], Method.fit
 
     def counting(self, *args, **how):
         if how.get("work") is not None:
@@ -575,15 +583,15 @@ def test_an_interrupted_fit_is_taken_up(tmp_path, monkeypatch):
                 raise KeyboardInterrupt
         return usual(self, *args, **how)
 
-    monkeypatch.setattr(Candidate, "fit", counting)
+    monkeypatch.setattr(Method, "fit", counting)
     with pytest.raises(KeyboardInterrupt):
-        fit_reading(reading, TREES, folds=3, work=tmp_path / "w")
+        fit(reading, TREES, folds=3, work=tmp_path / "w")
     assert len(list(tmp_path.rglob("*.npz"))) == 4
-    again = fit_reading(reading, TREES, folds=3, work=tmp_path / "w")
+    again = fit(reading, TREES, folds=3, work=tmp_path / "w")
     assert len(fits) == 5 + 5 + 1  # nine folds, four of them done; then the final training
-    x = reading.bags(reading.learn()).pool.data.numpy()
-    assert np.array_equal(whole.body.probabilities(x), again.body.probabilities(x))
-    assert [c["loss"] for c in whole.facts["candidates"]] == [c["loss"] for c in again.facts["candidates"]]
+    x = reading.to_bags(reading.fit_preprocessor()).pool.data.numpy()
+    assert np.array_equal(whole.estimator.predict_proba(x), again.estimator.predict_proba(x))
+    assert [c["loss"] for c in whole.metadata["candidates"]] == [c["loss"] for c in again.metadata["candidates"]]
     assert not list(tmp_path.rglob("*.npz"))
 
 
@@ -597,8 +605,8 @@ def test_what_was_begun_with_other_data_or_options_is_not_taken_up(tmp_path, mon
 
 
 def fitting_place(tmp_path, reading, seed, folds):
-    found = candidates.candidates("logistic", reading.bags(reading.learn()))
-    return begun.place_of(tmp_path, reading, found, seed, folds, None, torch.device("cpu"))
+    found = methods.methods("logistic", reading.bags(reading.learn()))
+    return resume.resume_folder(tmp_path, reading, found, seed, folds, None, torch.device("cpu"))
 
 
 def test_what_was_begun_with_another_classifier_is_not_taken_up(tmp_path):
@@ -612,8 +620,8 @@ def test_what_was_begun_with_another_classifier_is_not_taken_up(tmp_path):
     ]
 
     def place(classifier):
-        one = Candidate("classifier", "EM", classifier=classifier, rounds=1)
-        return begun.place_of(tmp_path, reading, [one], 0, 3, None, torch.device("cpu"))
+        one = Method("classifier", "EM", classifier=classifier, rounds=1)
+        return resume.resume_folder(tmp_path, reading, [one], 0, 3, None, torch.device("cpu"))
 
     assert len({place(c) for c in made}) == len(made)
     assert [place(c) for c in made] == [place(clone(c)) for c in made]
@@ -624,8 +632,8 @@ def test_a_damaged_unit_is_done_again(tmp_path):
     place = fitting_place(tmp_path, reading, 0, 2)
     (place / "logistic-0.npz").write_bytes(b"PK\x03\x04 nonsense")
     (place / "plan.json").write_text("{")
-    made = fit_reading(reading, "logistic", folds=2, work=tmp_path)
-    assert made.facts["scores"] is not None
+    made = fit(reading, "logistic", folds=2, work=tmp_path)
+    assert made.metadata["scores"] is not None
 
 
 # -- pieces -----------------------------------------------------------------------------------------------------------------
@@ -633,18 +641,18 @@ def test_a_damaged_unit_is_done_again(tmp_path):
 
 def test_thinned_takes_from_every_bag_alike():
     bags = Bags.of(Pool(np.arange(1000.0)[:, None]), sizes=[1, 99, 900], labels=[0, 1, 0], classes=2)
-    few = thinned(bags, 100)
+    few = subsample_instances(bags, 100)
     assert few.sizes.tolist() == [1, 9, 90]
     assert torch.equal(few.index, few.index.unique())
     assert few.bag.tolist() == np.digitize(few.index.numpy(), [1, 100]).tolist()
-    assert thinned(bags, 1000) is bags
+    assert subsample_instances(bags, 1000) is bags
 
 
 def test_logistic_standardises_and_answers_for_raw_columns():
     g = np.random.default_rng(0)
     x = (g.normal(size=(200, 3)) * [1e-3, 1, 1e4] + [5, 0, 1e5]).astype(np.float32)
     y = (x[:, 0] > 5).astype(int)
-    made = candidates.logistic().fit(x, y)
+    made = methods.logistic_regression().fit(x, y)
     assert (made.predict(x) == y).mean() > 0.95
 
 
@@ -669,43 +677,43 @@ def test_the_criterion_tracks_instance_accuracy(table):
         told = np.where(g.random(half) < wrong, g.integers(0, classes, half), y[order[:half]])
         p = RandomForestClassifier(20, random_state=0).fit(x[order[:half]], told).predict_proba(x[where])
         accuracy.append(float((p.argmax(1) == y[where]).mean()))
-        losses.append(judge(torch.from_numpy(p), bags).loss)
+        losses.append(evaluate_criterion(torch.from_numpy(p), bags).loss)
     assert spearmanr(accuracy, losses)[0] < -0.8
     assert losses[0] == min(losses)
 
 
 def test_a_classifier_that_cannot_be_saved_answers_in_memory():
-    made = fit_reading(reading_of(blobs(12, 5)), HistGradientBoostingClassifier(max_iter=3), folds=2)
+    made = fit(reading_of(blobs(12, 5)), HistGradientBoostingClassifier(max_iter=3), folds=2)
     assert made.kind == "held"
-    assert made.say(reading_of(blobs(12, 5)).bags(made.learned)).instance.shape == (60, 3)
+    assert made.predict(reading_of(blobs(12, 5)).to_bags(made.preprocessor)).instance_probabilities.shape == (60, 3)
 
 
 def test_the_expected_share_is_that_of_held_out_bags(monkeypatch):
     """And the probabilities are read under the temperature that goes with it."""
-    monkeypatch.setattr(candidates, "TREES", 20)
+    monkeypatch.setattr(methods, "N_TREES", 20)
     bags = blobs(90, 9, share=0.4, spread=0.35)
-    made = fit_reading(reading_of(bags), "em_forest,forest", folds=3)
+    made = fit(reading_of(bags), "em_forest,forest", folds=3)
     true = float((bags.truth == bags.label[bags.bag]).float().mean())
-    assert abs(float(made.tilt.share.mean()) - true) < 0.05
+    assert abs(float(made.transition.share.mean()) - true) < 0.05
     assert made.instance_temperature < 1  # a few trees are timid
 
 
 def test_large_bags_are_cut_for_tilt_and_heard_in_chunks_by_others(monkeypatch):
-    monkeypatch.setattr(fewer, "LARGE", 64)
-    monkeypatch.setattr(networks, "CHUNK", 32)
+    monkeypatch.setattr(fewer, "MAX_BAG_SIZE", 64)
+    monkeypatch.setattr(network_defaults, "CHUNK_INSTANCES", 32)
     reading = reading_of(blobs(12, 200, share=0.7))
-    bags = reading.bags(reading.learn()).blind()
-    cut = candidates.in_pieces(bags, 64)
+    bags = reading.to_bags(reading.fit_preprocessor()).blind()
+    cut = methods.split_large_bags(bags, 64)
     assert cut.sizes.tolist() == [50] * 48
     assert torch.equal(cut.index, bags.index)
     assert torch.equal(cut.label, bags.label.repeat_interleave(4))
-    assert candidates.in_pieces(bags, 200).sizes.tolist() == [200] * 12
-    tilted, counted = candidates.candidates("tilt,count", bags, epochs=2)[:2]
+    assert methods.split_large_bags(bags, 200).sizes.tolist() == [200] * 12
+    tilted, counted = methods.methods("tilt,count", bags, epochs=2)[:2]
     assert dict(tilted.recipe.options)["piece"] == pytest.approx(12 / 48)
     assert (tilted.recipe.chunk_instances, counted.recipe.chunk_instances) == (0, 32)
     most = []
-    inner = Feed.read
-    monkeypatch.setattr(Feed, "read", lambda self, place: (most.append(len(place)), inner(self, place))[1])
+    inner = BagLoader.read
+    monkeypatch.setattr(BagLoader, "read", lambda self, place: (most.append(len(place)), inner(self, place))[1])
     for one in (tilted, counted):
         most.clear()
         one.fit(bags, bags)
@@ -714,33 +722,35 @@ def test_large_bags_are_cut_for_tilt_and_heard_in_chunks_by_others(monkeypatch):
 
 def test_thinned_bags_are_as_large_as_they_were(monkeypatch):
     """Majorities of large bags may be slight: the floor of the share is that of the whole bags, not of what is looked at."""
-    monkeypatch.setattr(candidates, "MOST", 200)
+    monkeypatch.setattr(methods, "MAX_FIT_INSTANCES", 200)
     asked = []
-    inner = steepness.least_share
-    monkeypatch.setattr(steepness, "least_share", lambda size, classes: (asked.append(size), inner(size, classes))[1])
+    inner = transition_em.random_majority_share
+    monkeypatch.setattr(
+        transition_em, "random_majority_share", lambda size, classes: (asked.append(size), inner(size, classes))[1]
+    )
     reading = reading_of(blobs(40, 50))
-    bags = reading.bags(reading.learn()).blind()
-    candidates.candidates(GaussianNB(), bags)[0].fit(bags, bags)
+    bags = reading.to_bags(reading.fit_preprocessor()).blind()
+    methods.methods(GaussianNB(), bags)[0].fit(bags, bags)
     assert set(asked) == {50}
 
 
 def test_many_instances_are_foretold_from_some(monkeypatch):
-    monkeypatch.setattr(plans, "SAMPLE", 50)
+    monkeypatch.setattr(time_budget, "TIMING_INSTANCES", 50)
     reading = reading_of(blobs(40, 5))
-    bags = reading.bags(reading.learn()).blind()
+    bags = reading.to_bags(reading.fit_preprocessor()).blind()
     seen = []
-    inner = Candidate.fit
-    monkeypatch.setattr(Candidate, "fit", lambda self, train, valid, **how: (seen.append(len(train.index)), inner(self, train, valid, **how))[1])  # noqa: E501  # fmt: skip
+    inner = Method.fit
+    monkeypatch.setattr(Method, "fit", lambda self, train, valid, **how: (seen.append(len(train.index)), inner(self, train, valid, **how))[1])  # fmt: skip
     for name, epochs in (("tilt", 4), ("logistic", None)):
-        one = candidates.candidates(name, bags, epochs=epochs)[0]
+        one = methods.methods(name, bags, epochs=epochs)[0]
         assert measured(one, bags, bags, torch.device("cpu")) > 0
     assert seen == [40]
-    big, small = candidates.forest(1_000_000), candidates.forest(500)
-    assert big.max_samples == pytest.approx(candidates.PER_TREE / candidates.MOST)
+    big, small = methods.random_forest(1_000_000), methods.random_forest(500)
+    assert big.max_samples == pytest.approx(methods.INSTANCES_PER_TREE / methods.MAX_FIT_INSTANCES)
     assert small.max_samples is None
 
 
 def test_options_are_of_the_first_network_where_nobody_named_the_others():
-    made = {c.name: c for c in candidates.candidates("auto", blobs(20, 5).blind(), options={"share": 0.5})}
+    made = {c.name: c for c in methods.methods("auto", blobs(20, 5).blind(), options={"share": 0.5})}
     assert dict(made["tilt"].recipe.options)["share"] == 0.5
     assert "share" not in dict(made["count"].recipe.options)

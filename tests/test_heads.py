@@ -25,7 +25,7 @@ from torch import Tensor
 from headcount.bags import Bags, Pool, Segments
 from headcount.errors import HeadcountError
 from headcount.models.heads import HEADS, Batch, Output, build_head, find_head, head_options
-from headcount.models.model import Design, Model, load, save, say, say_alone
+from headcount.models.network import Model, ModelConfig, load_network, predict, predict_instances, save_network
 from oracles import Ragged, examine, ragged
 
 VARIANTS = {
@@ -126,8 +126,8 @@ def features(bags, scale=1.0):
 
 def segments_of(bags, removed=False, weight=False, even=True):
     s = Segments.from_sizes(bags.sizes)
-    s = Segments(s.index, s.bags, s.size if even else None)
-    s = s.weighted(torch.tensor(bags.weight, dtype=torch.float32)) if weight else s
+    s = Segments(s.index, s.n_bags, s.size if even else None)
+    s = s.with_weight(torch.tensor(bags.weight, dtype=torch.float32)) if weight else s
     return s.without(torch.tensor(bags.removed)) if removed else s
 
 
@@ -136,7 +136,7 @@ def labels(bags, classes=C):
 
 
 def loss_of(head, h, s, target, output=None):
-    batch = Batch(s, target, torch.arange(s.bags), torch.arange(len(h)), epoch=torch.zeros((), dtype=torch.int64))
+    batch = Batch(s, target, torch.arange(s.n_bags), torch.arange(len(h)), epoch=torch.zeros((), dtype=torch.int64))
     return head.loss(head(h, s) if output is None else output, batch)
 
 
@@ -162,7 +162,7 @@ def test_introduces_itself(name, options):
     about = (type(head).__doc__ or "").splitlines()[0]  # what `headcount heads` shows
     assert about.endswith(".")
     assert not about.startswith("``"), "a head says what it is before it says its options"
-    assert head.named(options).startswith(head.title)
+    assert head.display_name(options).startswith(head.title)
     assert head.views >= 1
     assert head.passes
     assert head_options(name).keys() >= options.keys()
@@ -189,7 +189,7 @@ def test_order_of_instances_is_irrelevant(name, options):
         ends = np.cumsum([0, *bags.sizes])
         rng = bags.rng(2)
         order = torch.from_numpy(np.concatenate([a + rng.permutation(b - a) for a, b in pairwise(ends)]))
-        alike(head(h, s), head(h[order], Segments(s.index[order], s.bags, s.size)), instances=order)
+        alike(head(h, s), head(h[order], Segments(s.index[order], s.n_bags, s.size)), instances=order)
 
     examine(law, CASES, bags=ragged())
 
@@ -258,7 +258,7 @@ def test_weight_two_is_a_twin(name, options):
 def test_weight_zero_is_removal(name, options):
     def law(bags):
         head, h, gone = made(name, options), features(bags), torch.tensor(bags.removed)
-        weightless = segments_of(bags).weighted((~gone).float())
+        weightless = segments_of(bags).with_weight((~gone).float())
         a, b = head(h, weightless), head(h, segments_of(bags, removed=True))
         near(a.bag.exp(), b.bag.exp())
         near(a.instance[~gone], b.instance[~gone])
@@ -343,7 +343,7 @@ def test_votes_are_counted_in_float32(name, options):
     copies, s = h.repeat_interleave(torch.tensor([1500, 500]), 0).bfloat16(), Segments.from_sizes([2000])
     with torch.autocast("cpu", torch.bfloat16):
         many = head(copies, s)
-        two = head(h.bfloat16(), Segments.from_sizes([2]).weighted(torch.tensor([1500.0, 500.0])))
+        two = head(h.bfloat16(), Segments.from_sizes([2]).with_weight(torch.tensor([1500.0, 500.0])))
         loss = loss_of(head, copies, s, torch.eye(C)[:1], many)
     assert many.instance.dtype is many.bag.dtype is loss.dtype is torch.float32
     near(many.bag.exp(), two.bag.exp(), 2e-3)
@@ -425,20 +425,20 @@ def training(head, bags, target, sweep, done=0.0):
         s, target, bag = Segments(loose, bags.n, 1), target[rows], rows
     else:
         bag = torch.arange(len(bags.sizes))
-    v = head.views if sweep.taught else 1
+    v = head.views if sweep.uses_teacher else 1
     batch = Batch(
         segments=s.repeat(v),
         target=target.repeat(v, 1),
         bag=bag.repeat(v),
-        place=torch.arange(bags.n).repeat(v),
+        position=torch.arange(bags.n).repeat(v),
         known=known.repeat(v),
         epoch=torch.zeros((), dtype=torch.int64),
-        done=torch.tensor(done),
+        fraction_done=torch.tensor(done),
         over=over,
         views=v,
     )
     h = features(bags).repeat(v, 1).requires_grad_()
-    teacher = None if head.teacher is None or not sweep.taught else head.eval()(h.detach(), batch.segments)
+    teacher = None if head.teacher is None or not sweep.uses_teacher else head.eval()(h.detach(), batch.segments)
     return h, batch, teacher
 
 
@@ -449,7 +449,7 @@ def test_a_step_of_training(name, options):
     def law(bags):
         assume(bags.n > 1)  # batch-norm cannot learn from one instance
         head = made(name, options)
-        head.enrol(len(bags.sizes), bags.n)
+        head.setup_memory(len(bags.sizes), bags.n)
         for sweep, done in product(head.passes, (0.0, 0.9)):
             h, batch, teacher = training(head, bags, labels(bags), sweep, done)
             head.train().zero_grad()
@@ -470,20 +470,20 @@ def test_no_number_is_asked_for_inside_a_step(name, options, monkeypatch):
     capture of the step. Bags of one size, as captured steps have."""
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # it knows no meta device
     head = made(name, options)
-    head.enrol(3, 12)
+    head.setup_memory(3, 12)
     for sweep in head.passes:
-        views = head.views if sweep.taught else 1
+        views = head.views if sweep.uses_teacher else 1
         n, b = (12, 12) if sweep.over == "instances" else (12, 3)
         with torch.device("meta"):
             batch = Batch(
                 segments=Segments(torch.zeros(n, dtype=torch.int64), b, n // b).repeat(views),
                 target=torch.zeros(b * views, C), bag=torch.zeros(b * views, dtype=torch.int64),
-                place=torch.zeros(n * views, dtype=torch.int64), known=torch.zeros(n * views, dtype=torch.int64),
-                epoch=torch.zeros((), dtype=torch.int64), done=torch.zeros(()), over=sweep.over, views=views,
+                position=torch.zeros(n * views, dtype=torch.int64), known=torch.zeros(n * views, dtype=torch.int64),
+                epoch=torch.zeros((), dtype=torch.int64), fraction_done=torch.zeros(()), over=sweep.over, views=views,
             )  # fmt: skip
             h = torch.zeros(n * views, D, requires_grad=True)
         far = copy.deepcopy(head).to("meta")
-        teacher = None if head.teacher is None or not sweep.taught else far.eval()(h.detach(), batch.segments)
+        teacher = None if head.teacher is None or not sweep.uses_teacher else far.eval()(h.detach(), batch.segments)
         far.train().loss(far(h, batch.segments), batch, teacher).backward()
         far.eval().loss(far(h, batch.segments), batch, None)
 
@@ -492,9 +492,9 @@ def test_no_number_is_asked_for_inside_a_step(name, options, monkeypatch):
 def test_a_batch_without_labels_teaches_nothing(name, options):
     bags = Ragged([3, 1, 4], [False, True, False, False, True, False, False, False], [1] * 8, 1)
     head = made(name, options)
-    if head.told:
+    if head.uses_instance_labels:
         pytest.skip("it is told the instances' own labels")
-    head.enrol(3, 8)
+    head.setup_memory(3, 8)
     for sweep in head.passes:
         h, batch, teacher = training(head, bags, torch.zeros(3, C), sweep)
         loss = head.train().loss(head(h, batch.segments), batch, teacher)
@@ -580,7 +580,7 @@ def test_ties_go_to_the_lowest_class():
 
 def model_and_bags(name="count", options=None, counted=None, backbone="mlp"):
     rng = np.random.default_rng(0)
-    design = Design(
+    design = ModelConfig(
         (3,),
         tuple("abcd"),
         backbone,
@@ -621,11 +621,11 @@ def test_state_dict_round_trip(name, options):
 @pytest.mark.parametrize("counted", [None, (True, True, False, True)])
 def test_saved_and_loaded_says_the_same(name, options, counted, tmp_path):
     model, bags = model_and_bags(name, options, counted)
-    save(model, tmp_path / "m", extra={"note": "of no consequence"})
-    again = load(tmp_path / "m")
-    assert again.design == model.design
+    save_network(model, tmp_path / "m", extra={"note": "of no consequence"})
+    again = load_network(tmp_path / "m")
+    assert again.config == model.config
     assert not again.training
-    a, b = say(model, bags), say(again, bags)
+    a, b = predict(model, bags), predict(again, bags)
     assert torch.equal(a.instance, b.instance)
     assert torch.equal(a.bag, b.bag)
 
@@ -636,18 +636,18 @@ def test_a_loose_instance_is_answered_or_refused(name, options):
     model, bags = model_and_bags(name, options)
     x = bags.pool.take(bags.index)
     if model.head.whole_bag or model.head.order_matters:
-        complaint(lambda: say_alone(model, x), name, "whole bags")
+        complaint(lambda: predict_instances(model, x), name, "whole bags")
     else:
-        said = say_alone(model, x, batch_instances=7)
+        said = predict_instances(model, x, batch_instances=7)
         kept = ~bags.removed
-        near(said[kept], say(model, bags).instance[kept])
+        near(said[kept], predict(model, bags).instance[kept])
 
 
 @over_heads
 def test_asked_in_parts_says_the_same(name, options):
     model, bags = model_and_bags(name, options)
     model.train()
-    whole, parts = say(model, bags, keep=("features",)), say(model, bags, keep=("features",), batch_instances=1)
+    whole, parts = predict(model, bags, keep=("features",)), predict(model, bags, keep=("features",), batch_instances=1)
     assert model.training
     alike(whole, parts)
     near(whole.parts["features"], parts.parts["features"])
@@ -658,7 +658,7 @@ def test_asked_in_parts_says_the_same(name, options):
 @over_heads
 def test_asking_respects_removal(name, options):
     model, bags = model_and_bags(name, options)
-    alike(say(model, bags), say(model, bags.dropped()), instances=~bags.removed)
+    alike(predict(model, bags), predict(model, bags.drop_removed()), instances=~bags.removed)
 
 
 def spoil_json(**changes):
@@ -721,10 +721,10 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_load_refuses(what, tmp_path):
     model, _ = model_and_bags()
-    save(model, tmp_path)
+    save_network(model, tmp_path)
     spoil, words = REFUSED[what]
     spoil(tmp_path)
-    complaint(lambda: load(tmp_path), words)
+    complaint(lambda: load_network(tmp_path), words)
 
 
 def test_a_pickle_is_not_run(tmp_path):
@@ -732,9 +732,9 @@ def test_a_pickle_is_not_run(tmp_path):
         def __reduce__(self):
             return (open, (str(tmp_path / "sprung"), "w"))
 
-    save(model_and_bags()[0], tmp_path)
+    save_network(model_and_bags()[0], tmp_path)
     (tmp_path / "model.safetensors").write_bytes(pickle.dumps(Trap()))
-    complaint(lambda: load(tmp_path), "no readable model")
+    complaint(lambda: load_network(tmp_path), "no readable model")
     assert not (tmp_path / "sprung").exists()
 
 
@@ -742,32 +742,32 @@ def test_head_of_ones_own_is_not_saved(tmp_path):
     (tmp_path / "own.py").write_text("from headcount.models.heads.count import Count\nclass Own(Count):\n    pass\n")
     model, bags = model_and_bags(f"{tmp_path / 'own.py'}:Own")
     plain, _ = model_and_bags()
-    assert torch.equal(say(model, bags).bag, say(plain, bags).bag)
-    complaint(lambda: save(model, tmp_path / "m"), "own.py:Own", "runs no code")
+    assert torch.equal(predict(model, bags).bag, predict(plain, bags).bag)
+    complaint(lambda: save_network(model, tmp_path / "m"), "own.py:Own", "runs no code")
 
 
 @pytest.mark.parametrize("step", ["save_file", "write_whole"])
 def test_a_save_that_fails_leaves_the_old_model(step, tmp_path, monkeypatch):
     old, bags = model_and_bags()
-    save(old, tmp_path)
+    save_network(old, tmp_path)
 
     def fail(*given):
         if step == "save_file":
             given[1].write_bytes(b"half")
         raise OSError(errno.ENOSPC, "no space left")
 
-    monkeypatch.setattr(f"headcount.models.model.{step}", fail)
+    monkeypatch.setattr(f"headcount.models.network.{step}", fail)
     new, _ = model_and_bags(options={"t1": 1.0})
     with torch.no_grad():
         new.head.classifier.weight += 1
     with pytest.raises(OSError, match="no space"):
-        save(new, tmp_path)
+        save_network(new, tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.json", "model.safetensors"]
     try:
-        again = load(tmp_path)
+        again = load_network(tmp_path)
     except HeadcountError:
         return  # no model is better than half of two
-    assert torch.equal(say(again, bags).bag, say(old, bags).bag)
+    assert torch.equal(predict(again, bags).bag, predict(old, bags).bag)
 
 
 SPOILT = {
@@ -785,7 +785,7 @@ SPOILT = {
 
 @pytest.mark.parametrize("what", SPOILT)
 def test_load_helps(what, tmp_path):
-    save(model_and_bags()[0], tmp_path)
+    save_network(model_and_bags()[0], tmp_path)
     spoil, words = SPOILT[what]
     spoil(tmp_path)
-    complaint(lambda: load(tmp_path), words)
+    complaint(lambda: load_network(tmp_path), words)

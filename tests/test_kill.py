@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from headcount.judging import records
-from headcount.judging.records import Record
+from headcount.experiments import records
+from headcount.experiments.records import Record
 from test_study import living, same
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
@@ -89,7 +89,7 @@ class Target:
         }
         with open(self.said, "w") as said:
             study = subprocess.Popen(
-                [sys.executable, "-m", "headcount.cli", *STUDY, "--out", str(out)],
+                [sys.executable, "-m", "headcount.cli.main", *STUDY, "--out", str(out)],
                 env={**os.environ, **settings},
                 stdout=subprocess.DEVNULL,
                 stderr=said,
@@ -200,7 +200,7 @@ def whole_records(out: Path) -> dict[str, tuple[bytes, bytes]]:
 
 def compare(out: Path, reference: Path) -> None:
     """The study is complete, equal to the undisturbed one, and nothing else lies there."""
-    found, wanted = records.load(out), records.load(reference)
+    found, wanted = records.load_records(out), records.load_records(reference)
     assert [r.key for r in found] == [r.key for r in wanted]
     for one, other in zip(found, wanted, strict=True):
         same(one, other)
@@ -216,7 +216,7 @@ def reference(tmp_path_factory) -> Path:
         target.undisturbed(folder / "out")
     finally:
         target.end()
-    assert len(records.load(folder / "out")) == RUNS
+    assert len(records.load_records(folder / "out")) == RUNS
     assert target.resumed() == []
     return folder / "out"
 

@@ -13,13 +13,21 @@ from pathlib import Path
 
 import pytest
 
-from headcount import cli
+from headcount.cli import main
 from headcount.errors import HeadcountError
-from headcount.judging import rays, records, study
-from headcount.judging.rays import Errand, Parcel, away, files_of, opened, put, ray_cluster
-from headcount.judging.records import Record
-from headcount.judging.run import run as run_one
-from headcount.training.recipe import Recipe
+from headcount.experiments import ray_launcher, records, study
+from headcount.experiments.ray_launcher import (
+    RemoteResult,
+    RemoteTask,
+    ray_cluster,
+    read_files,
+    run_remote,
+    unpack_result,
+    write_files,
+)
+from headcount.experiments.recipe import Recipe
+from headcount.experiments.records import Record
+from headcount.experiments.run import run as run_one
 
 BASE = Recipe(
     source="digits",
@@ -31,7 +39,7 @@ BASE = Recipe(
     epochs=4,
     batch_bags=8,
 )
-MPEM = BASE.but(removal=0.5)
+MPEM = BASE.replace(removal=0.5)
 SMALL = (
     "study --source digits --set backbone=mlp --set train_bags=20 --set valid_bags=10 --set test_bags=10 "
     "--bag-size 8 --epochs 2 --fold 0"
@@ -54,7 +62,7 @@ class Moody(Count):
 def here(tmp_path_factory) -> Path:
     """A Counting Network and its MPEM, run in this process."""
     out = tmp_path_factory.mktemp("here")
-    study.run([BASE, MPEM], out, device="cpu")
+    study.study([BASE, MPEM], out, device="cpu")
     return out
 
 
@@ -71,11 +79,11 @@ def moody(tmp_path) -> Recipe:
     (tmp_path / "heads").mkdir()
     (tmp_path / "heads" / "moody.py").write_text(MOODY)
     (tmp_path / "heads" / "bad mood").touch()
-    return BASE.but(head=f"{tmp_path}/heads/moody.py:Moody")
+    return BASE.replace(head=f"{tmp_path}/heads/moody.py:Moody")
 
 
-def errand(recipe: Recipe, task=run_one, key: str | None = None, **options) -> Errand:
-    return Errand(task, recipe, key or recipe.key, {"device": "cpu"} | options, "test", os.getcwd(), 1)
+def errand(recipe: Recipe, task=run_one, key: str | None = None, **options) -> RemoteTask:
+    return RemoteTask(task, recipe, key or recipe.key, {"device": "cpu"} | options, "test", os.getcwd(), 1)
 
 
 def same(mine: Record, theirs: Record) -> None:
@@ -89,24 +97,24 @@ def same(mine: Record, theirs: Record) -> None:
 
 
 def test_a_run_takes_along_what_it_needs(here, temp, tmp_path):
-    parcel = away(errand(MPEM), files_of(here, BASE.key))
+    parcel = run_remote(errand(MPEM), read_files(here, BASE.key))
     assert list(parcel.files) == [f"{MPEM.key}.npz", f"{MPEM.key}.json"]
-    put(tmp_path / "out", opened(parcel))
+    write_files(tmp_path / "out", unpack_result(parcel))
     same(Record.read(tmp_path / "out" / f"{MPEM.key}.json"), Record.read(here / f"{MPEM.key}.json"))
     assert not list(temp.iterdir())
 
 
 def test_a_run_without_what_it_needs(temp):
-    parcel = away(errand(MPEM))
+    parcel = run_remote(errand(MPEM))
     with pytest.raises(HeadcountError, match=f"needs the run {BASE.key}") as failed:
-        opened(parcel)
+        unpack_result(parcel)
     assert "removed_for" in str(failed.value.__cause__)  # where it arose on the node
     assert not list(temp.iterdir())
 
 
 def test_a_node_with_other_data(temp):
     with pytest.raises(HeadcountError, match="has another digits"):
-        opened(away(errand(BASE, key="0123456789abcdef")))
+        unpack_result(run_remote(errand(BASE, key="0123456789abcdef")))
     assert not list(temp.iterdir())
 
 
@@ -119,8 +127,8 @@ def test_a_second_try_goes_on_from_the_checkpoint(here, temp):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_one(BASE, temp / "headcount-test" / BASE.key, device="cpu", watch=stop)
-    parcel = away(errand(BASE, watch=lambda p: seen.append(p.epoch)))
+        run_one(BASE, temp / "headcount-test" / BASE.key, device="cpu", on_progress=stop)
+    parcel = run_remote(errand(BASE, watch=lambda p: seen.append(p.epoch)))
     assert seen == [3, 4]
     mine = json.loads(parcel.files[f"{BASE.key}.json"])
     assert mine["scores"] == Record.read(here / f"{BASE.key}.json").scores
@@ -135,10 +143,10 @@ def test_an_exception_that_only_the_node_knows(temp):
         raise Own("of a kind")
 
     with pytest.raises(RuntimeError, match="Own: of a kind") as failed:
-        opened(away(errand(BASE, task)))
+        unpack_result(run_remote(errand(BASE, task)))
     assert 'raise Own("of a kind")' in str(failed.value.__cause__)
     with pytest.raises(RuntimeError, match="Unknown: gone"):
-        opened(Parcel({}, b"no pickle", "Traceback ...\nUnknown: gone\n"))
+        unpack_result(RemoteResult({}, b"no pickle", "Traceback ...\nUnknown: gone\n"))
 
 
 def test_a_record_is_put_whole_or_not_at_all(here, tmp_path, monkeypatch):
@@ -147,9 +155,9 @@ def test_a_record_is_put_whole_or_not_at_all(here, tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         path.write_bytes(b"")
 
-    monkeypatch.setattr(rays, "write_whole", full)
+    monkeypatch.setattr(ray_launcher, "atomic_write", full)
     with pytest.raises(OSError, match="No space"):
-        put(tmp_path, files_of(here, BASE.key))
+        write_files(tmp_path, read_files(here, BASE.key))
     assert not list(tmp_path.iterdir())
 
 
@@ -178,10 +186,10 @@ class Played(types.SimpleNamespace):
     def remote(self, **options):
         self.said.append(("remote", options))
 
-        def submit(errand: Errand, *needs):
+        def submit(errand: RemoteTask, *needs):
             self.tasks.append(errand)
             back: Future = Future()
-            back.set_result(away(errand, *needs))
+            back.set_result(run_remote(errand, *needs))
             return types.SimpleNamespace(future=lambda: back)
 
         return lambda task: types.SimpleNamespace(remote=submit)
@@ -190,16 +198,16 @@ class Played(types.SimpleNamespace):
 @pytest.fixture
 def played(temp, monkeypatch) -> Played:
     ray = Played(CPU=2)
-    monkeypatch.setattr(rays, "_ray", lambda: ray)
+    monkeypatch.setattr(ray_launcher, "_import_ray", lambda: ray)
     return ray
 
 
 def test_a_study_over_the_cluster(played, here, moody, tmp_path):
     """The records of a study at home, what is needed put into the cluster once, a failure kept, and the cluster left."""
     out = tmp_path / "out"
-    done = study.run([MPEM, BASE.but(removal=1.0), moody], out, launch=ray_cluster("auto"))
+    done = study.study([MPEM, BASE.replace(removal=1.0), moody], out, launch=ray_cluster("auto"))
     same(done.records[0], Record.read(here / f"{MPEM.key}.json"))
-    assert [r.recipe for r in done.records] == [MPEM, BASE.but(removal=1.0)]
+    assert [r.recipe for r in done.records] == [MPEM, BASE.replace(removal=1.0)]
     assert [(r, type(e)) for r, e in done.failed.items()] == [(moody, ArithmeticError)]
     assert (
         'raise ArithmeticError("not today")' in json.loads((out / f"{moody.key}.failed.json").read_text())["traceback"]
@@ -217,7 +225,7 @@ def test_a_study_over_the_cluster(played, here, moody, tmp_path):
 def test_a_gpu_is_used_where_it_is_paid_for(played, tmp_path):
     """On a node whose torch sees none, the run fails instead of training on its CPU for days."""
     played.nodes = lambda: [{"Alive": True, "Resources": {"CPU": 1, "GPU": 1}}]
-    done = study.run([BASE], tmp_path, launch=ray_cluster("auto", gpus_each=0.5))
+    done = study.study([BASE], tmp_path, launch=ray_cluster("auto", gpus_each=0.5))
     assert played.tasks[0].options["device"] == "cuda"
     if not done.records:
         assert "torch sees no GPU" in str(done.failed[BASE])
@@ -225,13 +233,13 @@ def test_a_gpu_is_used_where_it_is_paid_for(played, tmp_path):
 
 def test_no_node_is_large_enough(played, tmp_path):
     with pytest.raises(HeadcountError, match="wants 4 CPUs and 0 GPUs of one node; the nodes have 2 CPUs and 0 GPUs"):
-        study.run([BASE], tmp_path, launch=ray_cluster("auto", cpus_each=4))
+        study.study([BASE], tmp_path, launch=ray_cluster("auto", cpus_each=4))
     assert played.said[-1] == ("shutdown",)
 
 
 def test_nobody_at_the_address(played, tmp_path):
     with pytest.raises(HeadcountError, match=r"nobody answers at 127\.0\.0\.1:1 .*is the cluster's head up"):
-        study.run([BASE], tmp_path, launch=ray_cluster("127.0.0.1:1"))
+        study.study([BASE], tmp_path, launch=ray_cluster("127.0.0.1:1"))
     assert not played.said
 
 
@@ -262,30 +270,30 @@ def test_ray_is_not_installed(monkeypatch):
 
 def test_a_failure_is_kept_until_it_is_mended(moody, tmp_path):
     out = tmp_path / "out"
-    done = study.run([moody, moody.but(removal=0.5), BASE], out, device="cpu")
+    done = study.study([moody, moody.replace(removal=0.5), BASE], out, device="cpu")
     assert len(done.records) == 1
     assert len(done.failed) == 2
     (left,) = out.glob("*.failed.json")  # what was never run has no traceback to keep
     body = json.loads(left.read_text())
-    assert (body["key"], Recipe.of(body["recipe"])) == (moody.key, moody)
+    assert (body["key"], Recipe.from_dict(body["recipe"])) == (moody.key, moody)
     assert body["error"] == "ArithmeticError: not today"
     assert 'raise ArithmeticError("not today")' in body["traceback"]
-    assert [r.recipe for r in records.load(out)] == [BASE]
+    assert [r.recipe for r in records.load_records(out)] == [BASE]
 
     (tmp_path / "heads" / "bad mood").unlink()
-    done = study.run([moody, moody.but(removal=0.5), BASE], out, device="cpu")
+    done = study.study([moody, moody.replace(removal=0.5), BASE], out, device="cpu")
     assert not done.failed
-    assert len(records.load(out)) == 3
+    assert len(records.load_records(out)) == 3
     assert not list(out.glob("*.failed.json"))
 
 
 def test_a_mistake_is_kept_only_among_records(tmp_path):
     """A study that is all mistake says so in a line and leaves nothing; one run that diverges among others is kept."""
-    wrong = BASE.but(options={"t1": -1})
-    done = study.run([wrong], tmp_path, device="cpu")
+    wrong = BASE.replace(options={"t1": -1})
+    done = study.study([wrong], tmp_path, device="cpu")
     assert isinstance(done.failed[wrong], HeadcountError)
     assert not list(tmp_path.iterdir())
-    study.run([wrong, BASE], tmp_path, device="cpu")
+    study.study([wrong, BASE], tmp_path, device="cpu")
     assert [p.name for p in tmp_path.glob("*.failed.json")] == [f"{wrong.key}.failed.json"]
 
 
@@ -295,7 +303,7 @@ def test_a_mistake_is_kept_only_among_records(tmp_path):
 def typed(monkeypatch, capsys, line: str) -> tuple[int, str, str]:
     monkeypatch.setattr(sys, "argv", ["headcount", *shlex.split(line)])
     with pytest.raises(SystemExit) as left:
-        cli.main()
+        main.main()
     return (left.value.code, *capsys.readouterr())
 
 

@@ -99,5 +99,5 @@ def test_every_file_opens_with_its_claim(module):
 
 def test_help_needs_no_torch():
     """So that --help answers in a fraction of a second."""
-    code = "import sys, headcount.cli; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    code = "import sys, headcount.cli.main; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

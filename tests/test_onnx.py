@@ -10,11 +10,11 @@ import torch
 
 import read_factory as make
 from ask_factory import case, even, fitted, people
-from headcount.data.read import read
 from headcount.errors import HeadcountError
 from headcount.models import onnx as export
-from headcount.models.fitted import Fitted
-from headcount.models.model import Design, Model
+from headcount.models.fitted import FittedModel
+from headcount.models.network import Model, ModelConfig
+from headcount.readers.read import read
 from test_predict import left, typed  # noqa: F401  (a fixture)
 
 pytest.importorskip("onnx")
@@ -33,15 +33,15 @@ def test_forests_and_lines(body, three, tmp_path):
     bags = [g.normal(size=(6, 5)).astype(np.float32) + b % (3 if three else 2) for b in range(12)]
     reading = read(bags, labels=[f"c{b % (3 if three else 2)}" for b in range(12)])
     model = fitted(reading, body)
-    assert export.export(model, tmp_path / "m.onnx") < 1e-5
+    assert export.export_onnx(model, tmp_path / "m.onnx") < 1e-5
     x = (g.normal(size=(4000, 5)) * 3).astype(np.float32)
-    want = model.body.probabilities(x)
+    want = model.estimator.predict_proba(x)
     assert np.abs(answers(tmp_path / "m.onnx", x) - want).max() < 1e-5
 
 
 def test_a_threshold_between_two_floats_decides_the_same():
     t = np.array([0.1, 1 / 3, -0.1, 5.0, np.nextafter(np.float64(2), 3)])
-    for threshold, cut in zip(t, export._below(t), strict=True):
+    for threshold, cut in zip(t, export._round_down(t), strict=True):
         for x in (cut, np.nextafter(cut, np.float32(np.inf)), np.nextafter(cut, np.float32(-np.inf))):
             assert (np.float64(x) <= threshold) == (x <= cut)
 
@@ -53,12 +53,12 @@ def test_a_table_through_the_command(typed, tmp_path):  # noqa: F811
     code, _, err = typed("export", model, "--onnx", "m.onnx")
     assert code == 0, err
     about = json.loads({p.key: p.value for p in onnx.load(tmp_path / "m.onnx").metadata_props}["headcount"])
-    again = Fitted.load(model)
+    again = FittedModel.load(model)
     assert about["classes"] == ["no", "yes"]
     assert about["preparation"]["fields"][0]["name"] == "height"
-    bags = again.read(data).bags(again.learned)
+    bags = again.read(data).to_bags(again.preprocessor)
     x = bags.pool.take(bags.index).numpy()
-    assert np.abs(answers(tmp_path / "m.onnx", x) - again.say(bags).instance.numpy()).max() < 1e-5
+    assert np.abs(answers(tmp_path / "m.onnx", x) - again.predict(bags).instance_probabilities.numpy()).max() < 1e-5
 
 
 @pytest.mark.parametrize("backbone", ["mlp", "linear", "quick"])
@@ -69,13 +69,13 @@ def test_networks_with_their_preparation(backbone, tmp_path):
     bags = [g.integers(0, 256, (4, *shape)).astype(np.uint8 if images else np.float32) for _ in range(4)]
     reading = read(bags, labels=["a", "b"] * 2)
     torch.manual_seed(0)
-    body = Model(Design(shape, ("a", "b"), backbone, (), "tilt", mirror=images)).eval()
-    body.prepare.mean.copy_(torch.tensor([0.3, 0.4, 0.5]) if images else torch.full((7,), 120.0))
-    body.prepare.std.copy_(torch.tensor([0.2, 0.2, 0.1]) if images else torch.full((7,), 70.0))
-    model = Fitted(body, ("a", "b"), reading.learn(), even(2))
-    assert export.export(model, tmp_path / "m.onnx") < 1e-5
+    body = Model(ModelConfig(shape, ("a", "b"), backbone, (), "tilt", mirror=images)).eval()
+    body.normalize.mean.copy_(torch.tensor([0.3, 0.4, 0.5]) if images else torch.full((7,), 120.0))
+    body.normalize.std.copy_(torch.tensor([0.2, 0.2, 0.1]) if images else torch.full((7,), 70.0))
+    model = FittedModel(body, ("a", "b"), reading.fit_preprocessor(), even(2))
+    assert export.export_onnx(model, tmp_path / "m.onnx") < 1e-5
     x = np.concatenate(bags)
-    want = model.say(reading.bags()).instance.numpy()
+    want = model.predict(reading.to_bags()).instance_probabilities.numpy()
     assert want.std() > 0.01
     for part in (x, x[:1]):
         assert np.abs(answers(tmp_path / "m.onnx", part) - want[: len(part)]).max() < 1e-5
@@ -84,16 +84,18 @@ def test_networks_with_their_preparation(backbone, tmp_path):
 def test_a_head_that_needs_the_bag_is_refused(tmp_path):
     reading = read(make.write_csv(tmp_path / "t.csv", people()))
     with pytest.raises(HeadcountError, match="judges an instance by its bag"):
-        export.export(fitted(reading, "network", head="additive"), tmp_path / "m.onnx")
+        export.export_onnx(fitted(reading, "network", head="additive"), tmp_path / "m.onnx")
     assert not (tmp_path / "m.onnx").exists()
 
 
 def test_another_answer_is_not_written(tmp_path, monkeypatch):
     model = fitted(read(make.write_csv(tmp_path / "t.csv", people())), "linear")
-    line = export._line
-    monkeypatch.setattr(export, "_line", lambda body, onnx: line(type(body)(body.weight * 1.01, body.bias), onnx))
+    line = export._linear_nodes
+    monkeypatch.setattr(
+        export, "_linear_nodes", lambda body, onnx: line(type(body)(body.weight * 1.01, body.bias), onnx)
+    )
     with pytest.raises(HeadcountError, match="answers otherwise"):
-        export.export(model, tmp_path / "m.onnx")
+        export.export_onnx(model, tmp_path / "m.onnx")
     assert left(tmp_path) == {"t.csv"}
 
 

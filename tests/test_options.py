@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from headcount import cli, complaints, papers
+from headcount.cli import main, messages, paper_command
 from headcount.errors import HeadcountError, HeadcountWarning
-from headcount.judging import records
-from headcount.judging import run as runs
-from headcount.training.recipe import Recipe
-from headcount.training.train import fit
+from headcount.experiments import records
+from headcount.experiments import run as runs
+from headcount.experiments.recipe import Recipe
+from headcount.training.loop import train
 
 WORDS = (
     "--source digits --set backbone=mlp --set train_bags=20 --set valid_bags=10 --set test_bags=10 "
@@ -29,7 +29,7 @@ def typed(monkeypatch, capsys, tmp_path):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["headcount", *words])
         with pytest.raises(SystemExit) as left:
-            cli.main()
+            main.main()
         return (left.value.code, *capsys.readouterr())
 
     return typed
@@ -42,7 +42,7 @@ def asked(monkeypatch):
 
     def listen(*args, compile, **more):
         told.append(compile)
-        return fit(*args, **more)
+        return train(*args, **more)
 
     monkeypatch.setattr(runs, "fit", listen)
     return told
@@ -55,7 +55,7 @@ def test_compile_reaches_the_training_and_is_no_part_of_the_recipe(typed, asked,
     code, _, err = typed(command, "--out", "out", "--fold", "0", *SMALL, *words)
     assert (code, err) == (0, "")
     assert asked == [compile or "auto"]
-    (record,) = records.load(tmp_path / "out")
+    (record,) = records.load_records(tmp_path / "out")
     plain = Recipe(source="digits", bag_size=8, train_bags=20, valid_bags=10, test_bags=10, backbone="mlp", epochs=2)
     assert record.recipe == plain
     body = json.loads(record.path.read_text())
@@ -66,7 +66,7 @@ def test_compile_reaches_the_training_and_is_no_part_of_the_recipe(typed, asked,
 def test_precision_is_part_of_the_recipe_and_may_be_a_list(typed, tmp_path):
     code, _, err = typed("study", "--out", "out", "--fold", "0", *SMALL, "--precision", "fp32,bf16")
     assert (code, err) == (0, "")
-    assert {r.recipe.precision for r in records.load(tmp_path / "out")} == {"fp32", "bf16"}
+    assert {r.recipe.precision for r in records.load_records(tmp_path / "out")} == {"fp32", "bf16"}
 
 
 @pytest.mark.parametrize("command", ["run", "study", "paper"])
@@ -90,15 +90,17 @@ def test_wrong_words(typed, tmp_path, command, words, says):
 
 def test_the_paper_is_run_as_it_is_told(monkeypatch, tmp_path):
     ran = []
-    monkeypatch.setattr(papers, "run_study", lambda recipes, *args, **how: ran.append((recipes, how["compile"])))
-    monkeypatch.setattr(papers.sources, "ready", lambda name: True)
+    monkeypatch.setattr(paper_command, "run_study", lambda recipes, *args, **how: ran.append((recipes, how["compile"])))
+    monkeypatch.setattr(paper_command.sources, "ready", lambda name: True)
     how = {"missing": False, "run": True, "style": None, "page": None}
-    papers.paper("table4", "smoke", tmp_path, **how, precision="bf16", how=papers.How(compile="off"))
+    paper_command.paper(
+        "table4", "smoke", tmp_path, **how, precision="bf16", run_options=paper_command.RunOptions(compile="off")
+    )
     ((recipes, compile),) = ran
     assert {r.precision for r in recipes} == {"bf16"}
     assert compile == "off"
     with pytest.raises(HeadcountError, match="no precision 'fp16'"):
-        papers.paper("table4", "smoke", tmp_path, **how, precision="fp16")
+        paper_command.paper("table4", "smoke", tmp_path, **how, precision="fp16")
 
 
 def test_generated_data_are_called_so(typed):
@@ -109,9 +111,9 @@ def test_generated_data_are_called_so(typed):
 
 
 def test_a_warning_of_ours_is_one_line_and_others_are_as_ever():
-    ours = complaints.formatted(HeadcountWarning("not\ncompiled"), HeadcountWarning, "speed.py", 3)
+    ours = messages.format_warning(HeadcountWarning("not\ncompiled"), HeadcountWarning, "speed.py", 3)
     assert ours == "headcount: not compiled\n"
-    assert complaints.formatted("old", DeprecationWarning, "x.py", 3).startswith("x.py:3: DeprecationWarning: old")
+    assert messages.format_warning("old", DeprecationWarning, "x.py", 3).startswith("x.py:3: DeprecationWarning: old")
 
 
 @pytest.mark.soak
@@ -120,10 +122,20 @@ def test_compilation_that_fails_is_told_once_on_stderr(tmp_path):
     (tmp_path / "bin").mkdir()
     env = {**os.environ, "PATH": str(tmp_path / "bin"), "CXX": "no-such-compiler"}
     env |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "PYTHONWARNINGS": "default::UserWarning"}
-    command = [sys.executable, "-m", "headcount.cli", "study", "--out", str(tmp_path / "out"), *SMALL, "--fold", "0,1"]
+    command = [
+        sys.executable,
+        "-m",
+        "headcount.cli.main",
+        "study",
+        "--out",
+        str(tmp_path / "out"),
+        *SMALL,
+        "--fold",
+        "0,1",
+    ]
     done = subprocess.run([*command, "--compile", "on"], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("headcount: not compiled (")
     assert done.stderr.endswith("; running as it is, which is slower\n")
     assert done.stderr.count("\n") == 1
-    assert len(records.load(tmp_path / "out")) == 2
+    assert len(records.load_records(tmp_path / "out")) == 2

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import oracles
 from headcount.bags import Segments
-from headcount.judging import metrics
+from headcount.majority import metrics
 from headcount.models.heads import Batch, build_head
 from headcount.training.mpem import dissenters, distances, prototypes
 from oracles import examine, ragged
@@ -83,9 +83,9 @@ def asked(name, options, bags, h, weight, bias, target, counted, grad=False):
         head.classifier.weight.copy_(torch.tensor(weight))
         head.classifier.bias.copy_(torch.tensor(bias))
     x = torch.tensor(h, requires_grad=grad)
-    s = Segments.from_sizes(bags.sizes).weighted(torch.tensor(bags.weight)).without(torch.tensor(bags.removed))
+    s = Segments.from_sizes(bags.sizes).with_weight(torch.tensor(bags.weight)).without(torch.tensor(bags.removed))
     output = head(x, s)
-    batch = Batch(s, torch.tensor(target), torch.arange(s.bags), torch.arange(len(h)))
+    batch = Batch(s, torch.tensor(target), torch.arange(s.n_bags), torch.arange(len(h)))
     return output, head.loss(output, batch), x
 
 
@@ -280,13 +280,13 @@ def test_perfect_votes_are_removed_perfectly():
 
     def law(bags, removal):
         true, bag = bags.rng(24).integers(0, 3, bags.n), np.array(bags.index)
-        label = metrics.votes(true, bag, len(bags.sizes), 3).argmax(1)
+        label = metrics.count_votes(true, bag, len(bags.sizes), 3).argmax(1)
         h = bags.rng(25).normal(size=(bags.n, 2))
         _, distance = measured(h, true, bag, label, label, 3, "correct", "euclidean")
         gone = dissenters(distance, *map(torch.tensor, (true, bag, label)), removal).numpy()
         assert metrics.agreement_rate(true, label, bag, gone, 3) == 1
         assert metrics.purity(true, label, bag, gone) == 1 or not gone.any()
-        before, after = (metrics.share(true, label, bag, kept) for kept in (None, ~gone))
+        before, after = (metrics.label_share(true, label, bag, kept) for kept in (None, ~gone))
         assert (after >= before).all()
 
     examine(law, 50, bags=ragged(most=MOST_MPEM), removal=REMOVAL)
@@ -306,7 +306,7 @@ def verdicts(bags, classes):
     rng, b = bags.rng(31), len(bags.sizes)
     bag = np.array(bags.index)
     true = rng.integers(0, classes, bags.n)
-    label = metrics.votes(true, bag, b, classes).argmax(1)
+    label = metrics.count_votes(true, bag, b, classes).argmax(1)
     said = np.where(rng.random(bags.n) < 0.5, true, rng.integers(0, classes, bags.n))
     bag_said = np.where(rng.random(b) < 0.5, label, rng.integers(0, classes, b))
     return true, said, label, bag_said, bag
@@ -317,12 +317,14 @@ def test_metrics_of_answers():
         true, said, label, bag_said, bag = verdicts(bags, classes)
         sits = oracles.seats(bags.index, len(bags.sizes))
         assert label.tolist() == [oracles.majority(oracles.tally(true, sit, classes)) for sit in sits]
-        assert metrics.votes(said, bag, len(label), classes).tolist() == [oracles.tally(said, s, classes) for s in sits]
+        assert metrics.count_votes(said, bag, len(label), classes).tolist() == [
+            oracles.tally(said, s, classes) for s in sits
+        ]
         close(metrics.instance_accuracy(true, said), oracles.accuracy(true, said))
         close(metrics.bag_accuracy(label, bag_said), oracles.accuracy(label, bag_said))
         want = oracles.consistency_rate(label, bag_said, said, sits, classes)
         close(metrics.consistency_rate(label, bag_said, said, bag, classes), want)
-        close(metrics.share(said, label, bag), oracles.share(said, label, sits))
+        close(metrics.label_share(said, label, bag), oracles.share(said, label, sits))
         close(metrics.share_difference(true, said, label, bag), oracles.share_difference(true, said, label, sits))
 
     examine(law, CASES, bags=ragged(most=MOST_MPEM), classes=st.integers(2, 5))
@@ -337,7 +339,7 @@ def test_metrics_of_removal():
         close(
             metrics.agreement_rate(true, label, bag, gone, classes), oracles.agreement_rate(true, label, kept, classes)
         )
-        close(metrics.share(true, label, bag, ~gone), oracles.share(true, label, kept))
+        close(metrics.label_share(true, label, bag, ~gone), oracles.share(true, label, kept))
 
     examine(law, CASES, bags=ragged(most=MOST_MPEM), classes=st.integers(2, 5))
 
@@ -346,9 +348,9 @@ def test_confusion_and_miou():
     def law(bags, classes, balanced, unknown):
         true, said, *_ = verdicts(bags, classes)
         true = np.where(bags.rng(32).random(bags.n) < unknown, -1, true)
-        counts = metrics.confusion(true, said, classes)
+        counts = metrics.confusion_matrix(true, said, classes)
         assert counts.tolist() == oracles.confusion(true, said, classes)
-        close(metrics.miou(counts, balanced), oracles.miou(counts.tolist(), balanced))
+        close(metrics.mean_iou(counts, balanced), oracles.miou(counts.tolist(), balanced))
         close(metrics.instance_accuracy(true, said), oracles.accuracy(true, said))
 
     unknown = st.sampled_from([0.0, 0.5, 1.0])
@@ -383,7 +385,7 @@ UNKNOWN = {
     "agreement, first bag": lambda t, label, bag, gone: metrics.agreement_rate(t[::-1], label[::-1], bag, gone, 3),
     "agreement": lambda t, label, bag, gone: metrics.agreement_rate(t, label, bag, gone, 3),
     "purity": lambda t, label, bag, gone: 1 - metrics.purity(t, label, bag, np.isin(np.arange(8), [0, 4])),
-    "share": lambda t, label, bag, gone: float(metrics.share(t, label, bag).min()),
+    "share": lambda t, label, bag, gone: float(metrics.label_share(t, label, bag).min()),
 }
 
 

@@ -11,15 +11,15 @@ import pytest
 
 import read_factory as make
 from ask_factory import case, fitted, people
-from headcount.checking import check_reading
-from headcount.data.columns import Named
-from headcount.data.learned import Learned
-from headcount.data.read import read
 from headcount.errors import HeadcountError
-from headcount.estimator import MajorityClassifier
-from headcount.fitting import fit_reading
-from headcount.judging import evaluation
-from headcount.judging.answers import ask
+from headcount.estimators.majority_classifier import MajorityClassifier
+from headcount.inference import evaluate
+from headcount.inference.predict import predict
+from headcount.readers.columns import ColumnRoles
+from headcount.readers.preprocessing import Preprocessor
+from headcount.readers.read import read
+from headcount.selection.check.check import check
+from headcount.selection.fit import fit
 from test_predict import rows_of, typed  # noqa: F401  (a fixture)
 
 # -- dates -----------------------------------------------------------------------------------------------------------------
@@ -42,16 +42,16 @@ WRITTEN = {
 @pytest.mark.parametrize("fitting", WRITTEN)
 def test_a_date_is_the_same_day_however_it_is_written(fitting, tmp_path):
     model = fitted(read(make.write_csv(tmp_path / "fit.csv", dated(WRITTEN[fitting])))).save(tmp_path / "m")
-    from headcount.models.fitted import Fitted
+    from headcount.models.fitted import FittedModel
 
-    again = Fitted.load(model)
+    again = FittedModel.load(model)
     said = {
-        name: ask(again, again.read(make.write_csv(tmp_path / "d.csv", dated(write)))).p
+        name: predict(again, again.read(make.write_csv(tmp_path / "d.csv", dated(write)))).instance_probabilities
         for name, write in WRITTEN.items()
     }
     for unit in ("s", "ms", "us", "ns"):
         days = pa.array(dated(lambda d: d)["when"], pa.timestamp(unit))
-        said[unit] = ask(again, again.read(pa.table({**dated(str), "when": days}))).p
+        said[unit] = predict(again, again.read(pa.table({**dated(str), "when": days}))).instance_probabilities
     assert len({said[fitting].argmax(1).sum(), 0, len(said[fitting])}) == 3, "both classes are said"
     for p in said.values():
         np.testing.assert_array_equal(p, said[fitting])
@@ -70,14 +70,14 @@ def test_dates_are_no_numbers_and_no_times_of_day(tmp_path):
 
 
 def test_a_preparation_says_what_its_clock_is(tmp_path):
-    learned = read(make.write_csv(tmp_path / "fit.csv", dated(WRITTEN["days"]))).learn()
+    learned = read(make.write_csv(tmp_path / "fit.csv", dated(WRITTEN["days"]))).fit_preprocessor()
     said = json.loads(json.dumps(learned.to_json()))
-    assert Learned.from_parts(said) == learned
+    assert Preprocessor.from_parts(said) == learned
     (when,) = (f for f in said["fields"] if f["name"] == "when")
     assert when["clock"] == "dates"
     when["clock"] = "fortnights"
     with pytest.raises(HeadcountError, match="'fortnights'"):
-        Learned.from_parts(said)
+        Preprocessor.from_parts(said)
 
 
 # -- nobody's file is written over ------------------------------------------------------------------------------------------
@@ -108,36 +108,36 @@ def test_no_output_over_labels_or_into_the_data(typed, tmp_path):  # noqa: F811
 
 def test_a_group_that_is_one_is_none(tmp_path):
     reading = read(people(site=["Basel"] * 48))
-    assert reading.laid.group is None
-    assert "column 'site' says the same of every bag: not taken as the group" in reading.described
-    assert "site" not in [f.name for f in reading.columns.fields]
-    named = read(make.write_csv(tmp_path / "t.csv", people(site=["Basel"] * 48)), named=_named(group="site"))
-    assert named.laid.group == ("Basel",) * 8, "who names it means it"
-    said = " ".join(fit_reading(named, "logistic", folds=2).facts["cautions"])
+    assert reading.bags.group is None
+    assert "column 'site' says the same of every bag: not taken as the group" in reading.description
+    assert "site" not in [f.name for f in reading.schema.fields]
+    named = read(make.write_csv(tmp_path / "t.csv", people(site=["Basel"] * 48)), roles=_named(group="site"))
+    assert named.bags.group == ("Basel",) * 8, "who names it means it"
+    said = " ".join(fit(named, "logistic", folds=2).metadata["cautions"])
     assert "All bags are in one group ('Basel'), so that none could be held out from the others" in said
     assert "in one group ('Basel'), so that the training bags also chose the epoch" in said
     assert "too few" not in said
-    assert check_reading(named).why.startswith("all bags are in one group")
+    assert check(named).reason.startswith("all bags are in one group")
 
 
 def _named(**roles):
-    from headcount.data.columns import Named
+    from headcount.readers.columns import ColumnRoles
 
-    return Named(**roles)
+    return ColumnRoles(**roles)
 
 
 def test_what_never_varies_is_not_learned_from():
     reading = read(people(year=[2024] * 48, place=["Ulm"] * 48))
-    assert {f.name for f in reading.columns.fields} == {"height", "colour"}
-    assert "not used: column 'year', it says the same in every row" in reading.described
+    assert {f.name for f in reading.schema.fields} == {"height", "colour"}
+    assert "not used: column 'year', it says the same in every row" in reading.description
     asked = read(people(year=[2024] * 48), _named(features=("height", "year")))
-    assert {f.name for f in asked.columns.fields} == {"height", "year"}
+    assert {f.name for f in asked.schema.fields} == {"height", "year"}
 
 
 def test_many_categories_are_said():
     towns = [f"town {i % 70}" for i in range(700)]
     reading = read(people(bags=100, size=7, town=towns), _named(categories=("town",)))
-    assert any("column 'town' has 70 values: the 64 commonest" in line for line in reading.described)
+    assert any("column 'town' has 70 values: the 64 commonest" in line for line in reading.description)
 
 
 def test_a_model_asks_for_no_roles_it_has_no_use_for(typed, tmp_path):  # noqa: F811
@@ -158,20 +158,20 @@ def test_a_model_asks_for_no_roles_it_has_no_use_for(typed, tmp_path):  # noqa: 
 def test_a_number_names_the_class_of_that_name():
     x = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
     arrays = {"features": x, "sizes": [2] * 6}
-    named = lambda labels, classes: read({**arrays, "labels": np.array(labels)}, classes=classes).laid  # noqa: E731
+    named = lambda labels, classes: read({**arrays, "labels": np.array(labels)}, classes=classes).bags  # noqa: E731
     assert named([1, 2, 1, 2, 1, 2], ["1", "2"]).label.tolist() == [0, 1] * 3
     with pytest.raises(HeadcountError, match=r"'0'.* is none of the classes 1, 2"):
         named([0, 1] * 3, ["1", "2"])
     assert named([0, 1, -1, 1, 0, 1], ["cat", "dog"]).label.tolist() == [0, 1, -1, 1, 0, 1]
-    said = read({**arrays, "labels": np.array([0, 1] * 3)}, classes=["cat", "dog"]).described
+    said = read({**arrays, "labels": np.array([0, 1] * 3)}, classes=["cat", "dog"]).description
     assert "labels are numbers: 0 is cat, 1 is dog, and so on" in said
 
 
 def test_votes_are_foretold_by_their_winner(tmp_path):
     model, _ = case(tmp_path / "in", "table")
-    from headcount.models.fitted import Fitted
+    from headcount.models.fitted import FittedModel
 
-    again = Fitted.load(model)
+    again = FittedModel.load(model)
     table = people()
     votes = {
         "no": [4 if v == "no" else 2 for v in table["label"]],
@@ -179,12 +179,12 @@ def test_votes_are_foretold_by_their_winner(tmp_path):
     }
     by_label = again.read(table)
     by_votes = again.read({**table, **votes}, _named(votes=("no", "yes")))
-    said = ask(again, by_label)
-    one, other = (evaluation.bags_scored(r.laid, said) for r in (by_label, by_votes))
+    said = predict(again, by_label)
+    one, other = (evaluate.evaluate_bags(r.bags, said) for r in (by_label, by_votes))
     assert one["log_loss"] == pytest.approx(other["log_loss"])
-    assert evaluation.shares_scored(by_votes.laid, said)["bags"] == 8
+    assert evaluate.evaluate_shares(by_votes.bags, said)["bags"] == 8
     half = again.read({**table, "yes": votes["yes"]}, _named(votes=("yes",)))
-    assert "no column of votes for 'no': taken as none" in half.described
+    assert "no column of votes for 'no': taken as none" in half.description
 
 
 def test_two_classes_must_count():
@@ -237,7 +237,9 @@ def test_names_with_commas_can_be_named(typed, tmp_path):  # noqa: F811
     code, out, err = typed("check", data, *said, "--truth", "truth", "--uncounted", "yes", "--json")
     assert code == 0, err
     assert set(json.loads(out)["shares"]["classes"]) == {"no", "yes, but", "yes"}
-    model = fitted(read(data, Named(votes=("no", "yes, but")), labels=labels, uncounted=["yes"])).save(tmp_path / "m")
+    model = fitted(read(data, ColumnRoles(votes=("no", "yes, but")), labels=labels, uncounted=["yes"])).save(
+        tmp_path / "m"
+    )
     code, _, err = typed("audit", model, data, *said, "--out", "sheet.csv", "--count", 4)
     assert code == 0, err
     assert """--votes 'no,"yes, but"'""" in err

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from headcount import cli
 from headcount.bags import Bags, Pool, Segments
-from headcount.data.read import read
+from headcount.cli import main
 from headcount.errors import HeadcountError
-from headcount.fitting import fit_reading
-from headcount.judging import records
-from headcount.judging.run import run
+from headcount.experiments import records
+from headcount.experiments.recipe import Recipe
+from headcount.experiments.run import run
 from headcount.models.heads import HEADS, Batch, build_head, find_head, head_options
-from headcount.training import beforehand
-from headcount.training.batches import Feed
-from headcount.training.recipe import Recipe
+from headcount.readers.read import read
+from headcount.selection.fit import fit
+from headcount.training import compatibility
+from headcount.training.loader import BagLoader
 
 OWN = '''"""Median: a class is as strong as its median vote."""
 from headcount.models.heads import Head, Output
@@ -48,7 +48,7 @@ SMALL += [w for s in ("backbone=mlp", "train_bags=20", "valid_bags=10", "test_ba
 def headcount(monkeypatch, *words):
     monkeypatch.setattr(sys, "argv", ["headcount", *map(str, words)])
     with pytest.raises(SystemExit) as end:
-        cli.main()
+        main.main()
     assert end.value.code == 0
 
 
@@ -81,10 +81,10 @@ def test_a_head_that_was_edited_is_the_new_one(tmp_path):
     titles = []
     for title in ("Median vote", "Middle vote"):
         file.write_text(source.replace("Median vote", title))
-        record = run(TINY.but(head=f"{file}:One"), tmp_path / "out", device="cpu")
+        record = run(TINY.replace(head=f"{file}:One"), tmp_path / "out", device="cpu")
         titles.append((record.label, record.path.stem == record.key, find_head(f"{file}:One").title))
     assert titles == [("Median vote", True, "Median vote"), ("Middle vote", True, "Middle vote")]
-    assert len({r.seen["code"] for r in records.load(tmp_path / "out")}) == 2
+    assert len({r.fingerprint["code"] for r in records.load_records(tmp_path / "out")}) == 2
 
 
 def test_two_folders_two_heads(tmp_path, monkeypatch):
@@ -112,7 +112,7 @@ def test_what_a_head_of_ones_own_says_is_looked_at_once(tmp_path, said):
     assert right in OWN
     (tmp_path / "own.py").write_text(OWN.replace(right, said))
     with pytest.raises(HeadcountError, match=WRONG[said]):
-        run(TINY.but(head=f"{tmp_path / 'own.py'}:Median"), tmp_path / "out", device="cpu")
+        run(TINY.replace(head=f"{tmp_path / 'own.py'}:Median"), tmp_path / "out", device="cpu")
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -121,16 +121,16 @@ def test_all_our_heads_would_pass(name, monkeypatch):
     options = {k: v for k, v in sizes.items() if k in head_options(name)}
     head = build_head(name, dim=8, classes=3, options=options)
     bags = Bags.of(Pool(np.zeros((9, 8), np.float32)), sizes=[4, 2, 3], labels=[0, 1, 2], classes=3, known=[0] * 9)
-    head.enrol(3, 9)
-    monkeypatch.setattr(beforehand, "HEADS", {})
-    beforehand.listen(head, Feed(bags, 2))
+    head.setup_memory(3, 9)
+    monkeypatch.setattr(compatibility, "HEADS", {})
+    compatibility.check_head_output(head, BagLoader(bags, 2))
 
 
 def test_a_fit_leaves_a_model_behind_and_so_takes_no_head_from_a_file():
     reading = read([np.ones((2, 3)), np.zeros((2, 3))], labels=["a", "b"])
     for how in ({"head": "vote.py:Vote"}, {"method": "tilt,vote.py:Vote"}):
         with pytest.raises(HeadcountError, match=r"vote.py:Vote is a head of one's own.*never runs code"):
-            fit_reading(reading, **how)
+            fit(reading, **how)
 
 
 def test_heads_as_json(monkeypatch, capsys):

@@ -16,20 +16,20 @@ import numpy as np
 import pytest
 import torch
 
-from headcount import cli, papers
-from headcount.data import sources
-from headcount.data.protocol import Protocol, draw_counts
+from headcount.cli import main, paper_command
+from headcount.datasets import registry
+from headcount.datasets.protocol import Protocol, draw_counts
 from headcount.errors import HeadcountError, HeadcountWarning
-from headcount.judging import records as files
-from headcount.judging.paper import SCALES, TABLES, Scale, averages, cells, figure_recipes, progress
-from headcount.judging.paper.cells import OURS, printed_values
-from headcount.judging.paper.scales import DATASETS, METHODS, SCENARIOS
-from headcount.judging.records import Record
-from headcount.judging.scores import REMOVALS, SCATTERED
-from headcount.judging.select import Paired, paired
+from headcount.experiments import records as files
+from headcount.experiments.paper import SCALES, TABLES, Scale, averages, completeness, figure_recipes, table_cells
+from headcount.experiments.paper.cells import OURS, printed_values
+from headcount.experiments.paper.scales import DATASETS, METHODS, SCENARIOS
+from headcount.experiments.recipe import Recipe
+from headcount.experiments.records import Record
+from headcount.experiments.scores import FIGURE7_REMOVALS, REMOVALS
+from headcount.experiments.select import PairedTest, paired_t_test
 from headcount.models.heads import find_head
-from headcount.showing import paper_page, paper_plots, paper_runs, paper_tables
-from headcount.training.recipe import Recipe
+from headcount.reporting import paper_page, paper_plots, paper_runs, paper_tables
 from test_report import HOSTILE, Page
 
 CELLS = {"table2": 144, "table3": 120, "table4": 48, "table5": 33, "table6": 48}
@@ -58,15 +58,15 @@ def pretend(recipe: Recipe, folder: Path | None = None, **changes: object) -> Re
         curves = dict.fromkeys(("purity", "agreement", "agreement_random"), falling)
         body["sweep"] = {"removal": list(REMOVALS), **curves, "purity": [None, *falling[1:]]}
         before = rng.uniform(0.1, 0.9, 30)
-        arrays = {"train_share_before": before} | {f"train_share_after_{r}": before**0.5 for r in SCATTERED}
+        arrays = {"train_share_before": before} | {f"train_share_after_{r}": before**0.5 for r in FIGURE7_REMOVALS}
     body |= changes
-    return files.write(folder, body, arrays) if folder else Record(body, Path("nowhere.json"))
+    return files.write_record(folder, body, arrays) if folder else Record(body, Path("nowhere.json"))
 
 
 def all_recipes(scale: Scale) -> list[Recipe]:
     """Each once; they take seconds to make, and many ask."""
     if scale.name not in _MADE:
-        wanted = (r for item in progress.items() for r in progress.recipes(item, scale))
+        wanted = (r for item in completeness.items() for r in completeness.required_recipes(item, scale))
         _MADE[scale.name] = list(dict.fromkeys(wanted))
     return _MADE[scale.name]
 
@@ -80,7 +80,9 @@ def pretend_all(recipes: Iterable[Recipe], folder: Path, **changes: object) -> d
 
 
 def one(table: str, scenario: str, method: str, dataset: str, scale: Scale = FULL):
-    return next(c for c in cells(table, scale) if (c.scenario, c.method, c.dataset) == (scenario, method, dataset))
+    return next(
+        c for c in table_cells(table, scale) if (c.scenario, c.method, c.dataset) == (scenario, method, dataset)
+    )
 
 
 # -- cells ------------------------------------------------------------------------------------------------------------
@@ -88,7 +90,7 @@ def one(table: str, scenario: str, method: str, dataset: str, scale: Scale = FUL
 
 @pytest.mark.parametrize(("table", "count"), CELLS.items())
 def test_every_printed_number_is_a_cell(table, count):
-    made = cells(table, FULL)
+    made = table_cells(table, FULL)
     assert len(made) == count == sum(d != "Average" for _, _, d in printed_values(table))
     assert all(0 <= c.printed.mean <= 1 and c.printed.deviation is not None for c in made)
     assert {c.scenario for c in made} == ({"Various"} if table == "table6" else set(SCENARIOS))
@@ -97,13 +99,13 @@ def test_every_printed_number_is_a_cell(table, count):
 @pytest.mark.parametrize("scale", SCALES.values(), ids=list(SCALES))
 def test_every_cell_has_its_runs(scale):
     for table in TABLES:
-        for cell in cells(table, scale):
+        for cell in table_cells(table, scale):
             assert cell.recipes
-            assert cell.wanted == len(scale.folds) * (4 if table == "table5" else 1)
-            assert len(cell.recipes) == cell.wanted * (len(scale.removals) if cell.method in OURS else 1)
+            assert cell.n_runs == len(scale.folds) * (4 if table == "table5" else 1)
+            assert len(cell.recipes) == cell.n_runs * (len(scale.removals) if cell.method in OURS else 1)
             assert {r.scenario for r in cell.recipes} == {cell.scenario.lower()}
     recipes = all_recipes(scale)
-    assert {r.source for r in recipes} == set(scale.sources.values()) <= set(sources.SOURCES)
+    assert {r.source for r in recipes} == set(scale.sources.values()) <= set(registry.SOURCES)
     assert all(set(r.needs) <= set(recipes) for r in recipes)
     for head, options in {(r.head, r.options) for r in recipes}:  # those of a small head must fit together, too
         assert isinstance(find_head(head)(24, 9, None, **dict(options)), torch.nn.Module)
@@ -116,7 +118,7 @@ def test_full_is_the_paper_s_size():
 
 
 def test_two_printed_averages_are_wrong_and_no_third():
-    wrong = {(t, *where): a for t in TABLES for where, a in averages(t).items() if a.wrong}
+    wrong = {(t, *where): a for t in TABLES for where, a in averages(t).items() if a.is_wrong}
     assert {k: (a.printed, round(a.recomputed, 3)) for k, a in wrong.items()} == {
         ("table2", "Various", "Output+Mean"): (0.422, 0.528),
         ("table4", "Various", "Output+Mean"): (0.422, 0.528),  # the same row, printed again
@@ -129,9 +131,9 @@ def test_ours_takes_the_smallest_validation_loss_of_each_fold():
     cell = one("table2", "Small", "Ours", "SVHN", TINY)
     loss = {(0, 0.5): 0.2, (0, 1.0): 0.1, (1, 0.5): 0.3, (1, 1.0): 0.3}
     made = {r: pretend(r, fit={"valid_loss": loss[r.fold, r.removal]}) for r in cell.recipes}
-    assert [(r.recipe.fold, r.recipe.removal) for r in cell.chosen(made)] == [(0, 1.0), (1, 0.5)]
+    assert [(r.recipe.fold, r.recipe.removal) for r in cell.selected_records(made)] == [(0, 1.0), (1, 0.5)]
     half = {r: v for r, v in made.items() if (r.fold, r.removal) != (1, 1.0)}
-    assert [(r.recipe.fold, r.recipe.removal) for r in cell.chosen(half)] == [(0, 1.0)]
+    assert [(r.recipe.fold, r.recipe.removal) for r in cell.selected_records(half)] == [(0, 1.0)]
     accuracy = made[next(r for r in cell.recipes if (r.fold, r.removal) == (0, 1.0))].scores["instance_accuracy"]
     assert cell.value(half) == (accuracy, 0.0, 1)
     assert [r.fold for r in cell.missing(half)] == [1]
@@ -144,31 +146,31 @@ def test_what_has_not_run_is_missing():
     assert math.isnan(deviation)
     assert count == 0
     assert cell.missing({}) == list(cell.recipes)
-    assert len(progress.missing(progress.items(), FULL, {})) == 1380
+    assert len(completeness.missing_recipes(completeness.items(), FULL, {})) == 1380
 
 
 def test_a_metric_that_is_undefined_is_not_missing():
     cell = one("table5", "Small", "Feature+Max", "all", TINY)
     made = {r: pretend(r) for r in cell.recipes}
     made[cell.recipes[0]].scores["consistency_rate"] = None
-    assert cell.value(made)[2] == cell.wanted - 1 == 7
+    assert cell.value(made)[2] == cell.n_runs - 1 == 7
     assert not cell.missing(made)
 
 
 def test_smoke_never_fills_a_full_cell():
     small = {r: pretend(r) for r in all_recipes(SMOKE)}
     assert not small.keys() & set(all_recipes(FULL))
-    assert all(c.value(small)[2] == 0 for t in TABLES for c in cells(t, FULL))
-    assert all(not c.missing(small) for t in TABLES for c in cells(t, SMOKE))
+    assert all(c.value(small)[2] == 0 for t in TABLES for c in table_cells(t, FULL))
+    assert all(not c.missing(small) for t in TABLES for c in table_cells(t, SMOKE))
 
 
 # -- tables as text -----------------------------------------------------------------------------------------------------
 
 
 def test_csv_and_latex():
-    wanted = cells("table4", TINY)
+    wanted = table_cells("table4", TINY)
     made = {r: pretend(r) for r in wanted[0].recipes}
-    rows = list(csv.DictReader(io.StringIO(papers.as_csv(wanted, made))))
+    rows = list(csv.DictReader(io.StringIO(paper_command.as_csv(wanted, made))))
     assert len(rows) == 48
     mean, deviation, _ = wanted[0].value(made)
     assert rows[0] == {
@@ -176,12 +178,12 @@ def test_csv_and_latex():
         "mean": f"{mean:.4f}", "std": f"{deviation:.4f}", "runs": "2", "runs_wanted": "2",
     }  # fmt: skip
     assert (rows[1]["mean"], rows[1]["runs"]) == ("", "0")
-    lines = papers.as_latex(wanted, made).splitlines()
+    lines = paper_command.as_latex(wanted, made).splitlines()
     assert lines[0] == r"\begin{tabular}{llcccc}"
     assert lines[4] == rf"Various & Output+Mean & ${mean:.3f} \pm {deviation:.3f}$ & -- & -- & -- \\"
     assert len(lines) == 4 + 12 + 2
     made.pop(wanted[0].recipes[0])
-    (mean, deviation, _), line = wanted[0].value(made), papers.as_latex(wanted, made).splitlines()[4]
+    (mean, deviation, _), line = wanted[0].value(made), paper_command.as_latex(wanted, made).splitlines()[4]
     assert line == rf"Various & Output+Mean & ${mean:.3f} \pm {deviation:.3f}$ (1/2) & -- & -- & -- \\"
 
 
@@ -191,7 +193,7 @@ def typed(monkeypatch, capsys, tmp_path):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["headcount", "paper", *words])
         with pytest.raises(SystemExit) as left:
-            cli.main()
+            main.main()
         return (left.value.code, *capsys.readouterr())
 
     return typed
@@ -200,7 +202,7 @@ def typed(monkeypatch, capsys, tmp_path):
 def test_the_command_lists_shows_and_complains(typed):
     code, out, _ = typed()
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()[1:]] == progress.items()
+    assert [line.split()[0] for line in out.splitlines()[1:]] == completeness.items()
     assert re.search(r"table2 .* 1320 +0\n", out)
     code, out, _ = typed("table6", "--scale", "smoke")
     assert code == 0
@@ -220,21 +222,21 @@ def test_the_command_lists_shows_and_complains(typed):
 def test_paired_is_the_t_test_of_the_differences():
     a, b = [0.51, 0.48, 0.55, 0.50, 0.53], [0.49, 0.47, 0.50, 0.51, 0.50]
     gaps = np.subtract(a, b)
-    made = paired(a, b)
+    made = paired_t_test(a, b)
     assert made.n == 5
     assert made.difference == pytest.approx(gaps.mean())
     statistic = abs(gaps.mean() / (gaps.std(ddof=1) / math.sqrt(5)))
     draws = np.random.default_rng(0).standard_t(4, 200_000)
     assert made.p == pytest.approx((np.abs(draws) > statistic).mean(), abs=0.005)
-    assert paired(b, a).p == pytest.approx(made.p)
+    assert paired_t_test(b, a).p == pytest.approx(made.p)
 
 
 def test_paired_without_a_test():
-    assert paired([0.5], [0.25]) == Paired(0.25, pytest.approx(math.nan, nan_ok=True), 1)
-    assert math.isnan(paired([0.4, 0.6], [0.3, 0.5]).p)  # the differences are one
-    assert paired([], []).n == 0
+    assert paired_t_test([0.5], [0.25]) == PairedTest(0.25, pytest.approx(math.nan, nan_ok=True), 1)
+    assert math.isnan(paired_t_test([0.4, 0.6], [0.3, 0.5]).p)  # the differences are one
+    assert paired_t_test([], []).n == 0
     with pytest.raises(HeadcountError, match="got 2 and 1"):
-        paired([0.1, 0.2], [0.1])
+        paired_t_test([0.1, 0.2], [0.1])
 
 
 # -- the page -------------------------------------------------------------------------------------------------------------
@@ -257,7 +259,7 @@ def test_a_whole_page_misses_nothing(html):
     page = Page(html)
     assert "missing" not in html.lower()
     assert "undefined" not in page.text
-    for item in progress.items():
+    for item in completeness.items():
         assert item in page.all("id")
     assert f"{len(all_recipes(TINY)):,} of {len(all_recipes(TINY)):,}" in page.text
     assert html.count('<td class="cell">') == sum(CELLS.values()) + sum(len(averages(t)) for t in TABLES)
@@ -268,7 +270,7 @@ def test_a_whole_page_misses_nothing(html):
 
 
 def test_same_records_same_bytes(html, whole):
-    assert paper_page.render(TINY, whole) == html
+    assert paper_page.render_paper(TINY, whole) == html
 
 
 def test_every_value_leads_to_its_runs(html, whole):
@@ -298,11 +300,11 @@ def test_a_cell_says_what_it_is_made_of(html, whole):
 
 def test_marks_need_more_than_two_deviations():
     printed = one("table2", "Various", "MILLET", "SVHN").printed  # 0.560 ± 0.020
-    assert paper_tables.apart(0.60, printed) == paper_tables.apart(0.52, printed) == ""
-    assert (paper_tables.apart(0.602, printed), paper_tables.apart(0.518, printed)) == ("▲", "▼")
+    assert paper_tables.deviation_flag(0.60, printed) == paper_tables.deviation_flag(0.52, printed) == ""
+    assert (paper_tables.deviation_flag(0.602, printed), paper_tables.deviation_flag(0.518, printed)) == ("▲", "▼")
     perfect = one("table3", "Large", "Output+Mean", "SVHN").printed  # 1.000 ± 0.000
-    assert paper_tables.apart(0.999, perfect) == ""  # rounding
-    assert paper_tables.apart(0.998, perfect) == "▼"
+    assert paper_tables.deviation_flag(0.999, perfect) == ""  # rounding
+    assert paper_tables.deviation_flag(0.998, perfect) == "▼"
 
 
 def cells_of(html: str, table: str, scenario: str, method: str) -> list[str]:
@@ -331,9 +333,10 @@ def test_averages_and_footnotes(html, whole):
 
 def test_pairs_on_the_page(html, whole):
     ours, count = (
-        one(t, "Small", m, "PATH", TINY).chosen(whole) for t, m in (("table2", "Ours"), ("table4", "Counting Network"))
+        one(t, "Small", m, "PATH", TINY).selected_records(whole)
+        for t, m in (("table2", "Ours"), ("table4", "Counting Network"))
     )
-    made = paired(*([r.scores["instance_accuracy"] for r in run] for run in (ours, count)))
+    made = paired_t_test(*([r.scores["instance_accuracy"] for r in run] for run in (ours, count)))
     part = html[html.index('id="pairs"') :]
     row = next(r for r in re.findall(r"<tr>.*?</tr>", part, re.S) if "Small" in r and "PATH" in r)
     values = re.findall(r'<td class="number">([^<]*)</td>', row)
@@ -341,20 +344,20 @@ def test_pairs_on_the_page(html, whole):
 
 
 def test_pairs_want_the_same_folds(whole):
-    given = cells("table2", TINY) + cells("table4", TINY)
+    given = table_cells("table2", TINY) + table_cells("table4", TINY)
     dashes = ("–", "–", "–")
     nothing = paper_runs.comparisons(given, {})
     assert len(nothing) == 12
     assert {(p.ours, p.other, p.against_other, p.against_count) for p in nothing} == {("–", "", dashes, dashes)}
     less = {r: v for r, v in whole.items() if r.head != "count" or r.removal or r.options or r.fold == 0}
     assert {p.against_count for p in paper_runs.comparisons(given, less)} == {dashes}
-    assert {p.among for p in paper_runs.comparisons(given, less)} == {11}
+    assert {p.n_others for p in paper_runs.comparisons(given, less)} == {11}
     fewer = {r: v for r, v in whole.items() if r.head != "weno" or r.fold == 0}
-    assert {p.among for p in paper_runs.comparisons(given, fewer)} == {10}
+    assert {p.n_others for p in paper_runs.comparisons(given, fewer)} == {10}
 
 
 def test_an_empty_page_is_the_printed_paper():
-    page = Page(paper_page.render(FULL, {}))
+    page = Page(paper_page.render_paper(FULL, {}))
     assert page.text.count("missing") == sum(CELLS.values())
     assert page.text.count("Missing: ") == 5
     assert "0 of 1,380" in page.text
@@ -368,7 +371,7 @@ def test_an_empty_page_is_the_printed_paper():
 def test_a_page_in_between_says_what_is_there(whole):
     few = [r for r in whole if (r.source, r.scenario, r.fold) == ("cifar10", "various", 0)]
     few += [r for r in whole if r.head == "millet" and r.scenario == "various" and r.fold == 0]
-    html = paper_page.render(TINY, {r: whole[r] for r in few})
+    html = paper_page.render_paper(TINY, {r: whole[r] for r in few})
     page = Page(html)
     made = cells_of(html, "table2", "Various", "MILLET")
     assert all("(1/2)" in cell for cell in made[:4])
@@ -389,15 +392,15 @@ def test_a_lost_array_is_said(whole):
 
 def test_smoke_says_that_it_is_small():
     made = {r: pretend(r) for r in SMOKE.recipes("Counting Network", "PATH", "Various")}
-    page = Page(paper_page.render(SMOKE, made))
+    page = Page(paper_page.render_paper(SMOKE, made))
     assert "a declared small version: it says nothing about the methods" in page.text
     assert "PATH: standin9" in page.text
 
 
 def test_records_of_no_table_are_listed_apart(whole):
-    stranger = TINY.base.but(head="output_mean", options={"form": "nll"})
+    stranger = TINY.base.replace(head="output_mean", options={"form": "nll"})
     record = pretend(stranger)
-    page = Page(paper_page.render(TINY, {stranger: record}))
+    page = Page(paper_page.render_paper(TINY, {stranger: record}))
     assert "1 further records" in page.text
     assert record.key in page.text
     assert f"0 of {len(all_recipes(TINY)):,}" in page.text
@@ -406,14 +409,14 @@ def test_records_of_no_table_are_listed_apart(whole):
 def test_words_are_inert():
     bad, worse = HOSTILE[0], HOSTILE[1]
     recipe = TINY.recipes("Output+Mean", "OCT", "Large")[0]
-    stranger = recipe.but(epochs=7)
+    stranger = recipe.replace(epochs=7)
     made = {
         recipe: pretend(
             recipe, data={"note": bad}, provenance={"device": worse, "commit": bad, "versions": {"torch": worse}}
         ),
         stranger: pretend(stranger, text=worse),
     }
-    html = paper_page.render(TINY, made)
+    html = paper_page.render_paper(TINY, made)
     page = Page(html)
     assert "script" not in {tag for tag, _ in page.tags}
     assert not [k for _, attrs in page.tags for k in attrs if k.startswith("on")]
@@ -425,7 +428,7 @@ def test_words_are_inert():
 
 def test_a_full_page_stays_light():
     made = {r: pretend(r) for r in all_recipes(FULL)}
-    html = paper_page.render(FULL, made)
+    html = paper_page.render_paper(FULL, made)
     assert len(html.encode()) < 3_000_000
     assert " of 20 runs" not in html  # said of a box that has not all of them
     assert METHODS.keys() <= set(re.findall(r'colspan="6">([^<]*?) <span', html))
@@ -434,28 +437,30 @@ def test_a_full_page_stays_light():
 def test_two_versions_of_a_data_set_are_not_averaged(tmp_path):
     base = Recipe(source="digits")
     for fold in range(3):
-        pretend(base.but(fold=fold), tmp_path)
-    other = pretend(base.but(fold=0), tmp_path, key="f" * 16, data={**DATA, "checksum": "two"})
+        pretend(base.replace(fold=fold), tmp_path)
+    other = pretend(base.replace(fold=0), tmp_path, key="f" * 16, data={**DATA, "checksum": "two"})
     with pytest.warns(HeadcountWarning, match="2 versions of digits.*; the 3 runs on one count, 1 do not"):
-        found = progress.found(tmp_path)
-    assert {r.body["data"]["checksum"] for r in found.values()} == {"one"}
+        found = completeness.records_by_recipe(tmp_path)
+    assert {r.data["data"]["checksum"] for r in found.values()} == {"one"}
     assert len(found) == 3
     other.path.unlink()
-    assert len(progress.found(tmp_path)) == 3
+    assert len(completeness.records_by_recipe(tmp_path)) == 3
 
 
 def test_runs_of_another_scale_say_nothing_of_what_one_costs():
     own, other = (all_recipes(scale)[0] for scale in (FULL, SMOKE))
     short = pretend(other, provenance={"seconds": 0.5})
-    assert progress.seconds_each(FULL, {other: short}) == progress.SECONDS["full"]
-    assert progress.seconds_each(FULL, {other: short, own: pretend(own)}) == 7.25
-    assert progress.seconds_each(FULL, {own: pretend(own, provenance={})}) == progress.SECONDS["full"]
+    assert completeness.seconds_per_run(FULL, {other: short}) == completeness.DEFAULT_SECONDS["full"]
+    assert completeness.seconds_per_run(FULL, {other: short, own: pretend(own)}) == 7.25
+    assert (
+        completeness.seconds_per_run(FULL, {own: pretend(own, provenance={})}) == completeness.DEFAULT_SECONDS["full"]
+    )
 
 
 def test_what_is_said_of_figure_6_on_training_bags():
     """From the votes the Counting Network's records keep; the labels of a recipe's bags need no pictures."""
     root, gaps = Path(__file__).parents[1], []
-    for record in files.load(root / "results" / "paper"):
+    for record in files.load_records(root / "results" / "paper"):
         arrays, recipe = record.arrays(), record.recipe
         if "train_said" in arrays:
             rng = np.random.default_rng([recipe.data_seed, recipe.fold, 0, 0])

@@ -16,15 +16,15 @@ import torch
 import parallel_case as case
 from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError
-from headcount.fitting import fit_reading
-from headcount.judging.launch import processes
-from headcount.judging.rays import ray_cluster
-from headcount.judging.records import Record
-from headcount.judging.run import fresh_model, run
+from headcount.experiments.launch import processes
+from headcount.experiments.ray_launcher import ray_cluster
+from headcount.experiments.recipe import Recipe
+from headcount.experiments.records import Record
+from headcount.experiments.run import build_model, run
 from headcount.models.heads import HEADS
-from headcount.training import checkpoint, parallel
-from headcount.training.recipe import Recipe
-from headcount.training.steps import Training
+from headcount.selection.fit import fit
+from headcount.training import checkpoint, distributed
+from headcount.training.trainer import Trainer
 
 HERE = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -71,11 +71,11 @@ def test_the_cases_would_notice(made):
 def test_what_a_head_keeps_across_bags_is_refused():
     state = case.training("count")
     state.model.head.register_buffer("prior", torch.zeros(3))
-    memory = parallel.Memory(state, set())
-    memory.merge()
+    memory = distributed.BufferSync(state, set())
+    memory.sync()
     state.model.head.prior += 1
     with pytest.raises(HeadcountError, match=r"head count keeps 'prior' across bags.*train it with one process"):
-        memory.merge()
+        memory.sync()
 
 
 def test_a_teacher_keeps_its_own_batch_norm():
@@ -83,51 +83,51 @@ def test_a_teacher_keeps_its_own_batch_norm():
     pool = Pool(np.random.default_rng(0).integers(0, 256, (48, 8, 8, 1), dtype=np.uint8))
     bags = Bags.of(pool, sizes=[4] * 12, labels=[0, 1, 2] * 4, classes=3, known=np.arange(48) % 3)
     recipe = Recipe(backbone="quick", backbone_options={"width": 8}, batch_bags=4)
-    recipe = recipe.but(head="supervised", options={"views": 2, "decay": 0.995}, views="noise")
-    state = Training(fresh_model(recipe, bags), bags, bags, recipe)
-    memory = parallel.Memory(state, set())
+    recipe = recipe.replace(head="supervised", options={"views": 2, "decay": 0.995}, views="noise")
+    state = Trainer(build_model(recipe, bags), bags, bags, recipe)
+    memory = distributed.BufferSync(state, set())
     for epoch in range(3):
         state.train_epoch(epoch)
     before = {k: v.clone() for k, v in state.teacher.named_buffers()}
-    memory.merge()
+    memory.sync()
     after, pupil = dict(state.teacher.named_buffers()), dict(state.model.named_buffers())
     averaged = [k for k in before if k.endswith("running_mean")]
     assert all(torch.equal(before[k], after[k]) for k in averaged)
     assert any(not torch.equal(pupil[k], after[k]) for k in averaged)
 
 
-@pytest.mark.parametrize("name", [n for n in HEADS if HEADS[n].indivisible])
+@pytest.mark.parametrize("name", [n for n in HEADS if HEADS[n].requires_full_batch])
 def test_a_head_that_needs_its_batch_whole_is_refused(name):
     state = case.training(name)
-    state.team = parallel.Team(0, 2)
+    state.process_group = distributed.ProcessGroup(0, 2)
     with pytest.raises(
         HeadcountError, match=f"head {name} cannot be trained by several processes: .*; train it with one"
     ):
-        parallel.Step(state, state.head.passes[0], lambda f: f)
+        distributed.DistributedStep(state, state.head.passes[0], lambda f: f)
 
 
 def test_too_few_bags_for_everybody(monkeypatch):
     state = case.training("count")
-    state.team = parallel.Team(0, 6)
+    state.process_group = distributed.ProcessGroup(0, 6)
     with pytest.raises(HeadcountError, match="a step has 5 of 11 bags, too few for 6 processes"):
-        parallel.Step(state, state.head.passes[0], lambda f: f)
+        distributed.DistributedStep(state, state.head.passes[0], lambda f: f)
 
 
 def test_shares_are_all_of_it():
     which = torch.arange(11)
-    shares = [parallel.Team(r, 3).share(which) for r in range(3)]
+    shares = [distributed.ProcessGroup(r, 3).shard(which) for r in range(3)]
     assert torch.equal(torch.cat(shares), which)
     assert [len(s) for s in shares] == [4, 4, 3]
 
 
 def test_alone_there_is_no_team():
-    assert parallel.size() == 1
-    assert parallel.team(torch.device("cpu")).size == 1
+    assert distributed.world_size() == 1
+    assert distributed.process_group(torch.device("cpu")).size == 1
 
 
 @pytest.mark.parametrize(
     "start",
-    [lambda: processes(2), lambda: ray_cluster(None), lambda: fit_reading(None)],  # ty: ignore[invalid-argument-type]
+    [lambda: processes(2), lambda: ray_cluster(None), lambda: fit(None)],  # ty: ignore[invalid-argument-type]
     ids=["processes", "ray", "fit"],
 )
 def test_one_kind_of_many_at_a_time(monkeypatch, start):
@@ -150,7 +150,7 @@ RECIPE = Recipe(
     batch_bags=15,
 )
 WORDS = [
-    *("-m", "headcount.cli", "run", "--source", "digits", "--bag-size", "16", "--device", "cpu"),
+    *("-m", "headcount.cli.main", "run", "--source", "digits", "--bag-size", "16", "--device", "cpu"),
     *(
         w
         for k in ("train_bags", "valid_bags", "test_bags", "batch_bags")
@@ -174,15 +174,15 @@ def the_other(torchrun: subprocess.Popen) -> int:
 
 @pytest.mark.soak
 def test_one_record_as_from_one_process(tmp_path):
-    recipe = RECIPE.but(epochs=4)
+    recipe = RECIPE.replace(epochs=4)
     done = together(*WORDS, "--epochs", "4", "--out", str(tmp_path / "two"))
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("record ") == 1, "only the first process speaks"
     two, one = Record.read(tmp_path / "two" / f"{recipe.key}.json"), run(recipe, tmp_path / "one", device="cpu")
-    assert two.body["provenance"]["processes"] == 2
-    assert two.body["fit"]["best_epoch"] == one.body["fit"]["best_epoch"]
+    assert two.data["provenance"]["processes"] == 2
+    assert two.data["fit"]["best_epoch"] == one.data["fit"]["best_epoch"]
     for part in ("train", "valid"):
-        assert two.body["fit"]["curve"][part] == pytest.approx(one.body["fit"]["curve"][part], abs=2e-5)
+        assert two.data["fit"]["curve"][part] == pytest.approx(one.data["fit"]["curve"][part], abs=2e-5)
     assert two.scores["instance_accuracy"] == pytest.approx(one.scores["instance_accuracy"], abs=0.02)
     assert {p.suffix for p in (tmp_path / "two").iterdir()} == {".json", ".npz"}
 
@@ -191,7 +191,7 @@ def test_one_record_as_from_one_process(tmp_path):
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc to look for processes in")
 def test_a_killed_process_ends_in_one_line_and_the_same_command_goes_on(tmp_path):
     env = {**ENV, "HEADCOUNT_CHECKPOINT_SECONDS": "0.05"}
-    recipe = RECIPE.but(removal=0.5)
+    recipe = RECIPE.replace(removal=0.5)
     words = [*WORDS, "--removal", "0.5", "--epochs", "60"]
     command = [*TORCHRUN, *words, "--out", str(tmp_path / "torn")]
     child = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -202,7 +202,9 @@ def test_a_killed_process_ends_in_one_line_and_the_same_command_goes_on(tmp_path
     os.kill(the_other(child), signal.SIGKILL)
     _, said = child.communicate(timeout=60)
     assert child.returncode != 0
-    assert [line for line in said.splitlines() if line.startswith("headcount:")] == [f"headcount: {parallel.LOST}"]
+    assert [line for line in said.splitlines() if line.startswith("headcount:")] == [
+        f"headcount: {distributed.LOST_MESSAGE}"
+    ]
     assert (log.parent / "checkpoint.safetensors").exists()
     assert not list((tmp_path / "torn").glob("*.json"))
 
@@ -214,5 +216,5 @@ def test_a_killed_process_ends_in_one_line_and_the_same_command_goes_on(tmp_path
     for each in (needed, recipe):
         torn, other = (Record.read(tmp_path / w / f"{each.key}.json") for w in ("torn", "whole"))
         assert torn.result() == other.result()
-        assert other.body["provenance"]["processes"] == 2
+        assert other.data["provenance"]["processes"] == 2
     assert not (tmp_path / "torn" / "running").exists()

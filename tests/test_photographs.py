@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from headcount.errors import HeadcountError
-from headcount.files import alone
-from headcount.judging.records import load
-from headcount.training.recipe import Recipe
+from headcount.experiments.recipe import Recipe
+from headcount.experiments.records import load_records
+from headcount.io import file_lock
 
 ROOT = Path(__file__).parent.parent
 FILE = ROOT / "benchmarks" / "photographs.py"
@@ -93,10 +93,10 @@ def test_errands_are_lines_of_scripts_and_know_what_is_missing(photographs, tmp_
 
 def test_what_another_process_has_begun_is_passed_over(tmp_path):
     claim = tmp_path / "running" / "a.claim"
-    with alone(claim, wait=False) as mine, alone(claim, wait=False) as theirs:
+    with file_lock(claim, wait=False) as mine, file_lock(claim, wait=False) as theirs:
         assert mine
         assert not theirs
-    with alone(claim, wait=False) as again:
+    with file_lock(claim, wait=False) as again:
         assert again
     assert not (tmp_path / "running").exists()
 
@@ -140,7 +140,9 @@ def test_the_summary_in_the_repository_is_that_of_its_records(photographs):
         pytest.skip("no records yet")
     said = photographs.summary(folder)
     assert json.loads((folder / "summary.json").read_text()) == json.loads(json.dumps(said))
-    assert len(load(folder)) == len(list(folder.glob("*.json"))) - 1, "a report of the folder passes over the summary"
+    assert len(load_records(folder)) == len(list(folder.glob("*.json"))) - 1, (
+        "a report of the folder passes over the summary"
+    )
     told = (ROOT / "docs" / "tilt.md").read_text()
     for row in photographs.table(said).splitlines():
         assert row in told, "docs/tilt.md has another table than the records make"

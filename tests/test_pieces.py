@@ -13,29 +13,30 @@ import torch
 from hypothesis import assume
 from torch import nn
 
-from headcount.bags import Bags, Pool, steepness
+from headcount.bags import Bags, Pool
 from headcount.bags import pool as pools
-from headcount.bags.ahead import Ahead
-from headcount.bags.pictures import Pictures
-from headcount.data import prepare
+from headcount.bags.image_pool import ImageFilePool
+from headcount.bags.prefetch import Prefetcher
+from headcount.bags.subsample import sample_rows, subsample_bags, subsample_instances
 from headcount.errors import HeadcountError
-from headcount.judging import crossval
-from headcount.judging.fewer import some_bags, some_rows, thinned
-from headcount.models.fitted import log_shares
-from headcount.models.heads import HEADS, Tally, nll
-from headcount.models.model import Design, Model, say
-from headcount.training import stream
-from headcount.training.batches import Feed
-from headcount.training.recipe import Recipe
-from headcount.training.steps import Training
-from headcount.training.train import fit
+from headcount.experiments.recipe import Recipe
+from headcount.majority import transition_em
+from headcount.models import normalize
+from headcount.models.fitted import log_mean_shares
+from headcount.models.heads import HEADS, SumHead, nll
+from headcount.models.network import Model, ModelConfig, predict
+from headcount.selection import cross_validation
+from headcount.training import chunked
+from headcount.training.loader import BagLoader
+from headcount.training.loop import train
+from headcount.training.trainer import Trainer
 from oracles import examine, ragged
 from test_heads import CASES, C, D, features, made, near, over_heads, small
 
 
 @pytest.fixture(autouse=True)
 def _every_file_is_large(monkeypatch):
-    monkeypatch.setattr(pools, "NEAR", 0)
+    monkeypatch.setattr(pools, "MAX_RESIDENT_BYTES", 0)
 
 
 NEVER_CUT = {"additive", "additive_trans", "mctformer"}  # what they say of an instance depends on the others
@@ -66,7 +67,7 @@ def large_bags(path=None, weight=True, sizes=SIZES) -> Bags:
     removed[64:128] = True  # a whole chunk of the first bag
     removed[starts] = False
     return Bags.of(
-        Pool(x) if path is None else Pool.mapped(path),
+        Pool(x) if path is None else Pool.from_npy(path),
         sizes=sizes,
         labels=[int(v) for v in rng.integers(0, C, len(sizes) - 1)] + [-1],
         classes=C,
@@ -76,14 +77,14 @@ def large_bags(path=None, weight=True, sizes=SIZES) -> Bags:
     )
 
 
-def training(name, options, chunk, bags=None, dropout=0.0, **more) -> Training:
+def training(name, options, chunk, bags=None, dropout=0.0, **more) -> Trainer:
     given = large_bags() if bags is None else bags
     made = small(name, options)
     torch.manual_seed(1)
     backbone = (("dropout", dropout), ("hidden", 16))
-    design = Design((D,), given.classes, "mlp", backbone, name, tuple(made.items()))
+    design = ModelConfig((D,), given.classes, "mlp", backbone, name, tuple(made.items()))
     recipe = Recipe(backbone="mlp", head=name, options=made, batch_bags=8, chunk_instances=chunk, **more)
-    return Training(Model(design), given, given, recipe)
+    return Trainer(Model(design), given, given, recipe)
 
 
 def quiet(head: nn.Module) -> nn.Module:
@@ -114,10 +115,10 @@ def test_losses_of_parts_average_to_the_loss_of_the_whole(name, options):
     def law(given):
         assume(len(given.sizes) > 1)
         bags, head = bags_of(given), quiet(made(name, options))
-        if head.batch_matters or head.indivisible:
+        if head.batch_matters or head.requires_full_batch:
             return
-        head.enrol(len(bags), len(bags.index))
-        feed = Feed(bags, len(bags))
+        head.setup_memory(len(bags), len(bags.index))
+        feed = BagLoader(bags, len(bags))
         for sweep in head.passes:
             every = torch.arange(len(bags) if sweep.over == "bags" else len(bags.index))
             loss, mass = zip(*(said(head, feed, w, sweep.over) for w in (every, *every.split(2))), strict=True)
@@ -128,18 +129,18 @@ def test_losses_of_parts_average_to_the_loss_of_the_whole(name, options):
 
 
 def said(head, feed, which, over):
-    h, batch = feed.deal(which, over, head.views)
+    h, batch = feed.batch(which, over, head.views)
     return head.loss(head(h, batch.segments), batch).detach(), head.mass(batch).float()
 
 
 def test_groups_are_all_of_it_and_within_the_budget():
-    feed, which = Feed(large_bags(), 8), torch.tensor([6, 1, 2, 0, 7, 5, 4, 3])
-    made = stream.groups(feed, which, "bags", 1, 64)
+    feed, which = BagLoader(large_bags(), 8), torch.tensor([6, 1, 2, 0, 7, 5, 4, 3])
+    made = chunked.split_into_groups(feed, which, "bags", 1, 64)
     assert [g.tolist() for g in made] == [[6], [1, 2], [0], [7, 5, 4], [3]]
-    assert [g.tolist() for g in stream.groups(feed, which, "bags", 2, 64)][:2] == [[6], [1]]
-    assert stream.groups(feed, which, "bags", 1, 0) == [which]
-    assert [len(g) for g in stream.groups(feed, torch.arange(100), "instances", 2, 64)] == [32, 32, 32, 4]
-    places = list(stream.reads(feed, [which], budget=64, times=2))
+    assert [g.tolist() for g in chunked.split_into_groups(feed, which, "bags", 2, 64)][:2] == [[6], [1]]
+    assert chunked.split_into_groups(feed, which, "bags", 1, 0) == [which]
+    assert [len(g) for g in chunked.split_into_groups(feed, torch.arange(100), "instances", 2, 64)] == [32, 32, 32, 4]
+    places = list(chunked.read_order(feed, [which], budget=64, times=2))
     assert max(map(len, places)) <= 64
     assert sum(map(len, places)) == sum(SIZES) + 260 + 180 + 150
 
@@ -158,7 +159,9 @@ def slopes(state, one, which):
 def test_the_gradient_in_pieces_is_the_gradient(name, options, chunk):
     """Several bags a step, ragged, weights, removal (a whole chunk of it), unlabelled bags; and every pass of the head."""
     whole = training(name, options, 0)
-    batch_wide = name == "additive" or whole.head.batch_matters or whole.head.indivisible  # batch-norm, Nystrom, tilt
+    batch_wide = (
+        name == "additive" or whole.head.batch_matters or whole.head.requires_full_batch
+    )  # batch-norm, Nystrom, tilt
     if batch_wide or (chunk == 64 and not able(name, options)):  # at 300 no bag is cut
         with pytest.raises(HeadcountError, match=f"head {name}"):
             training(name, options, chunk)
@@ -167,8 +170,10 @@ def test_the_gradient_in_pieces_is_the_gradient(name, options, chunk):
     for state in (whole, pieces):
         quiet(state.model)
     for one in whole.head.passes:
-        which = torch.randperm(len(whole.train.bags) if one.over == "bags" else len(whole.train.bags.index))
-        assert pieces.stream.needed(pieces.train, which, one.over)
+        which = torch.randperm(
+            len(whole.train_loader.bags) if one.over == "bags" else len(whole.train_loader.bags.index)
+        )
+        assert pieces.chunked.needed(pieces.train_loader, which, one.over)
         want, loss, mass = slopes(whole, one, which)
         got, loss_too, mass_too = slopes(pieces, one, which)
         near(loss_too, loss)
@@ -185,11 +190,11 @@ def test_the_gradient_in_pieces_is_the_gradient(name, options, chunk):
 
 
 def test_who_can():
-    divided = {n for n in HEADS if not made(n, {}).undivided(large_bags().take([0]).segments())}
-    assert divided == set(HEADS) - NEVER_CUT - {n for n in HEADS if HEADS[n].indivisible}
+    divided = {n for n in HEADS if not made(n, {}).why_not_chunkable(large_bags().take([0]).segments())}
+    assert divided == set(HEADS) - NEVER_CUT - {n for n in HEADS if HEADS[n].requires_full_batch}
 
 
-@pytest.mark.parametrize("name", [n for n in HEADS if HEADS[n].indivisible])
+@pytest.mark.parametrize("name", [n for n in HEADS if HEADS[n].requires_full_batch])
 def test_a_head_that_needs_its_batch_whole_says_so(name):
     with pytest.raises(
         HeadcountError, match=rf"chunk_instances 64 takes a batch in pieces, and head {name} needs it whole"
@@ -207,14 +212,14 @@ def test_dropout_is_replayed(name):
     got = {k: v.clone() for k, v in got.items()}
     torch.manual_seed(3)
     seed = int(torch.randint(1 << 62, ()))
-    batch, place = state.train.batch(bag)
+    batch, place = state.train_loader.batch_info(bag)
     rows = torch.arange(len(place)).split(64)
     noted = [
-        state.stream._hear(state.model, state.train.read(place[r]), stream._chunk(batch, r).segments, seed + i)
+        state.chunked._hear(state.model, state.train_loader.read(place[r]), chunked._chunk(batch, r).segments, seed + i)
         for i, r in enumerate(rows)
     ]
     state.model.zero_grad()
-    want = state.stream._decided(state.model, noted, batch)
+    want = state.chunked._decided(state.model, noted, batch)
     want.backward()
     near(loss, want)
     for parameter, slope in state.model.named_parameters():
@@ -232,9 +237,9 @@ def test_a_training_in_pieces_is_the_training():
     fits = []
     for chunk in (0, 64):
         torch.manual_seed(0)
-        model = Model(Design((D,), bags.classes, "mlp"))
+        model = Model(ModelConfig((D,), bags.classes, "mlp"))
         recipe = Recipe(backbone="mlp", epochs=5, batch_bags=3, lr=1e-3, chunk_instances=chunk)
-        fits.append(fit(model, bags, bags.take([0, 1, 2, 3]), recipe))
+        fits.append(train(model, bags, bags.take([0, 1, 2, 3]), recipe))
     curves = [f.progress.curve for f in fits]
     np.testing.assert_allclose(*curves, rtol=1e-4)
     assert curves[0][-1][0] < curves[0][0][0]
@@ -242,16 +247,16 @@ def test_a_training_in_pieces_is_the_training():
 
 def test_nothing_larger_than_a_chunk_is_ever_in_work(tmp_path):
     bags, seen = large_bags(tmp_path / "x.npy"), []
-    model = Model(Design((D,), bags.classes, "mlp"))
+    model = Model(ModelConfig((D,), bags.classes, "mlp"))
     recipe = Recipe(backbone="mlp", epochs=1, batch_bags=8, chunk_instances=64)
-    state = Training(model, bags, bags, recipe)
+    state = Trainer(model, bags, bags, recipe)
     for m in (state.model, model):
         m.backbone.register_forward_pre_hook(lambda _module, given: seen.append(len(given[0])))
     state.train_epoch(0)
     state.valid_loss()
     cut = 260 + 180 + 150
     assert sum(seen) == 2 * sum(SIZES) + cut - 64, "cut bags twice in training; the removed chunk not the second time"
-    say(model, bags, batch_instances=64)
+    predict(model, bags, batch_instances=64)
     assert max(seen) == 64
 
 
@@ -259,10 +264,10 @@ IN_A_PROCESS = """
 import sys, numpy as np
 from pathlib import Path
 from headcount.bags import Bags, Pool, pool
-from headcount.judging.run import fresh_model
-from headcount.models.model import say
-from headcount.training.recipe import Recipe
-from headcount.training.train import fit
+from headcount.experiments.run import fresh_model
+from headcount.models.network import say
+from headcount.experiments.recipe import Recipe
+from headcount.training.loop import fit
 
 pool.NEAR = 0
 rows = int(sys.argv[1])
@@ -295,24 +300,24 @@ def test_memory_does_not_grow_with_the_bag(tmp_path):
 def test_batch_norm_is_refused():
     pool = Pool(np.zeros((40, 8, 8, 1), dtype=np.uint8))
     bags = Bags.of(pool, sizes=[20, 20], labels=[0, 1], classes=2)
-    model = Model(Design((8, 8, 1), bags.classes, backbone_options=(("width", 2),)))
+    model = Model(ModelConfig((8, 8, 1), bags.classes, backbone_options=(("width", 2),)))
     with pytest.raises(HeadcountError, match=r"chunk_instances 30 takes a batch in pieces, and batch-norm.*resnet18"):
-        Training(model, bags, bags, Recipe(chunk_instances=30))
-    Training(model, bags, bags, Recipe(chunk_instances=40))  # every batch fits
-    Training(model, bags, bags, Recipe(chunk_instances=20, batch_bags=1))
+        Trainer(model, bags, bags, Recipe(chunk_instances=30))
+    Trainer(model, bags, bags, Recipe(chunk_instances=40))  # every batch fits
+    Trainer(model, bags, bags, Recipe(chunk_instances=20, batch_bags=1))
 
 
 def test_loose_instances_are_looked_at_too():
     """Bags fit one by one; a step of loose instances does not, and its head needs it whole."""
     bags = Bags.of(Pool(np.zeros((20, D), dtype=np.float32)), sizes=[5, 7, 8], labels=[0, 1, 2], classes=3)
     model = Model(
-        Design((D,), bags.classes, backbone="mlp", head="tilt", options=(("over", "instances"), ("bag", 0.0)))
+        ModelConfig((D,), bags.classes, backbone="mlp", head="tilt", options=(("over", "instances"), ("bag", 0.0)))
     )
     recipe = Recipe(backbone="mlp", head="tilt", options={"over": "instances", "bag": 0.0}, batch_bags=1)
     largest = int(bags.sizes.max()) * model.head.views
-    Training(model, bags, bags, recipe.but(batch_instances=4, chunk_instances=largest))
+    Trainer(model, bags, bags, recipe.replace(batch_instances=4, chunk_instances=largest))
     with pytest.raises(HeadcountError, match=rf"chunk_instances {largest} takes .* head tilt needs it whole"):
-        Training(model, bags, bags, recipe.but(batch_instances=largest, chunk_instances=largest))
+        Trainer(model, bags, bags, recipe.replace(batch_instances=largest, chunk_instances=largest))
 
 
 def test_a_small_bag_is_not_elected_in_pieces():
@@ -330,7 +335,7 @@ def test_a_loss_that_reads_instances_is_refused(tmp_path):
         with pytest.raises(HeadcountError, match=r"Peeks reads the instances' logits"):
             how()
     with pytest.raises(HeadcountError, match="reads the instances' logits"):
-        torch.log_softmax(stream.Absent("x"), 1)
+        torch.log_softmax(chunked.MissingLogits("x"), 1)
 
 
 def test_a_teacher_or_views_are_refused_for_a_bag_in_pieces(monkeypatch):
@@ -349,11 +354,11 @@ def test_asked_in_chunks_says_the_same(name, options, mapped, tmp_path):
     bags = large_bags(tmp_path / "x.npy" if mapped else None)
     torch.manual_seed(2)
     head = small(name, options)
-    model = Model(Design((D,), bags.classes, "mlp", (("hidden", 16),), name, tuple(head.items()))).eval()
+    model = Model(ModelConfig((D,), bags.classes, "mlp", (("hidden", 16),), name, tuple(head.items()))).eval()
     if model.head.batch_matters:
         return
-    whole = say(model, large_bags(), keep=("features",), batch_instances=10**6)
-    chunks = say(model, bags, keep=("features",), batch_instances=64)
+    whole = predict(model, large_bags(), keep=("features",), batch_instances=10**6)
+    chunks = predict(model, bags, keep=("features",), batch_instances=64)
     near(chunks.instance, whole.instance, 1e-6)
     near(chunks.bag.exp(), whole.bag.exp(), 2e-6)
     near(chunks.parts["features"], whole.parts["features"], 1e-6)
@@ -366,11 +371,11 @@ def test_what_is_known_stands_for_itself_in_a_part():
     truth = np.where(rng.random((20, 1000)) < 0.6, label[:, None], 1 - label[:, None]).ravel()
     known = np.where((truth == 0) & (rng.random(20_000) < 0.3), 0, -1)
     bags = Bags.of(Pool(np.zeros((20_000, 1), np.float32)), sizes=[1000] * 20, labels=label, classes=2, known=known)
-    few, rows = thinned(bags, 4000), some_rows(bags, 4000)
-    assert few.segments().total().tolist() == pytest.approx([1000.0] * 20, rel=1e-5)
+    few, rows = subsample_instances(bags, 4000), sample_rows(bags, 4000)
+    assert few.segments().total_weight().tolist() == pytest.approx([1000.0] * 20, rel=1e-5)
     p = torch.eye(2)[torch.from_numpy(truth)] * 0.98 + 0.01
-    whole = steepness.estimate(p, bags.segments(), bags.target).share
-    part = steepness.estimate(p[rows], few.segments(), few.target).share
+    whole = transition_em.estimate_transition(p, bags.segments(), bags.target).share
+    part = transition_em.estimate_transition(p[rows], few.segments(), few.target).share
     assert part.tolist() == pytest.approx(whole.tolist(), abs=0.03)
 
 
@@ -382,52 +387,54 @@ def shared_out(bags=600, size=10, classes=3):
     x = rng.normal(size=(bags * size, classes)) + 1.5 * np.eye(classes)[truth.ravel()]
     held = Bags.of(Pool(x.astype(np.float32)), sizes=[size] * bags, labels=label, classes=classes)
     p = torch.from_numpy(1.5 * x).softmax(1)
-    return [crossval.Unit(np.arange(bags), p, log_shares(p, held.segments()), 0.0)], held
+    return [cross_validation.FoldResult(np.arange(bags), p, log_mean_shares(p, held.segments()), 0.0)], held
 
 
 def test_of_many_instances_some_are_witnesses_and_all_vote(monkeypatch):
     """More bags than there is time for made the vote that of two in ten, and every method look worse than it is."""
     units, held = shared_out()
-    whole = crossval.score(units, held)
-    monkeypatch.setattr(crossval, "MOST", 1200)
-    some = crossval.score(units, held)
-    assert some.judgement.bag_temperature == whole.judgement.bag_temperature
+    whole = cross_validation.score_method(units, held)
+    monkeypatch.setattr(cross_validation, "MOST", 1200)
+    some = cross_validation.score_method(units, held)
+    assert some.criterion.bag_temperature == whole.criterion.bag_temperature
     assert some.loss == pytest.approx(whole.loss, abs=0.03)
-    assert len(some.judgement.each) == len(held)
+    assert len(some.criterion.loss_per_bag) == len(held)
 
 
 @pytest.mark.parametrize(("bags", "size", "listened"), [(600, 10, 1500), (60, 300, 12_000)])
 def test_of_many_instances_whole_bags_tell_what_a_bag_is_worth(monkeypatch, bags, size, listened):
     """One of ten tells nothing of the others: more data made the model deaf to the bags it is asked about."""
     units, held = shared_out(bags, size)
-    whole = crossval.overheard(crossval.score(units, held), units, held)
-    monkeypatch.setattr(crossval, "LISTENED", listened)
-    some = crossval.overheard(crossval.score(units, held), units, held)
+    whole = cross_validation.assess_held_out_context(cross_validation.score_method(units, held), units, held)
+    monkeypatch.setattr(cross_validation, "CONTEXT_INSTANCES", listened)
+    some = cross_validation.assess_held_out_context(cross_validation.score_method(units, held), units, held)
     assert whole.helps
     assert some.helps
-    assert whole.alike / 4 <= some.alike <= whole.alike * 4  # of few bags no more is known
+    assert whole.concentration / 4 <= some.concentration <= whole.concentration * 4  # of few bags no more is known
     assert some.bag_loss == pytest.approx(whole.bag_loss, abs=0.15)
 
 
 def test_some_bags_are_whole_or_cut_to_one_size():
     sizes = [3, 500, 40, 900, 1] * 8
     bags = Bags.of(Pool(np.arange(sum(sizes), dtype=np.float32)[:, None]), sizes=sizes, labels=[0, 1] * 20, classes=2)
-    few, rows = some_bags(bags, 2000)
+    few, rows = subsample_bags(bags, 2000)
     assert torch.equal(few.index, bags.index[rows])
     assert set(few.sizes.tolist()) <= {1, 3, 40, 200}
     assert 1600 < len(rows) <= 2000
     assert few.weight is None
     assert torch.equal(few.target, bags.target[bags.bag[rows].unique()])
-    assert some_bags(bags, sum(sizes))[0] is bags
+    assert subsample_bags(bags, sum(sizes))[0] is bags
 
 
 def test_a_part_is_kept_of_a_large_bag_too():
     bags = large_bags()
-    model = Model(Design((D,), bags.classes, "mlp", head="attention")).eval()
-    whole = say(model, bags, keep=("attention",), batch_instances=10**6)
-    near(say(model, bags, keep=("attention",), batch_instances=64).parts["attention"], whole.parts["attention"], 1e-6)
+    model = Model(ModelConfig((D,), bags.classes, "mlp", head="attention")).eval()
+    whole = predict(model, bags, keep=("attention",), batch_instances=10**6)
+    near(
+        predict(model, bags, keep=("attention",), batch_instances=64).parts["attention"], whole.parts["attention"], 1e-6
+    )
     with pytest.raises(HeadcountError, match="no part of what a model says 'mood'"):
-        say(model, bags, keep=("mood",), batch_instances=64)
+        predict(model, bags, keep=("mood",), batch_instances=64)
 
 
 # -- reading ahead -----------------------------------------------------------------------------------------------------------
@@ -437,11 +444,11 @@ def test_training_from_a_file_is_training_from_memory(tmp_path):
     fits = []
     for path in (None, tmp_path / "x.npy"):
         bags = large_bags(path)
-        assert bags.pool.far == (path is not None)
+        assert bags.pool.on_disk == (path is not None)
         torch.manual_seed(0)
         recipe = Recipe(backbone="mlp", head="weno", options={"width": 8, "student_width": 8}, epochs=3, batch_bags=3)
-        model = Model(Design((D,), bags.classes, "mlp", head="weno", options=recipe.options))
-        fits.append(fit(model, bags, bags.take([0, 1, 2, 3]), recipe))
+        model = Model(ModelConfig((D,), bags.classes, "mlp", head="weno", options=recipe.options))
+        fits.append(train(model, bags, bags.take([0, 1, 2, 3]), recipe))
     assert fits[0].progress.curve == fits[1].progress.curve
     for a, b in zip(fits[0].model.parameters(), fits[1].model.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -454,20 +461,20 @@ def test_training_from_picture_files_is_training_from_memory(tmp_path):
     pixels = rng.integers(0, 256, (24, 6, 5, 3), dtype=np.uint8)
     for i, p in enumerate(pixels):
         Image.fromarray(p).save(tmp_path / f"{i}.png")
-    files = Pictures([tmp_path / f"{i}.png" for i in range(24)], 6, 5, workers=2)
+    files = ImageFilePool([tmp_path / f"{i}.png" for i in range(24)], 6, 5, n_threads=2)
     assert (files.kind, len(files), files.shape, files.to("cpu")) == ("images", 24, (6, 5, 3), files)
     curves = []
     for pool in (Pool(pixels), files):
         bags = Bags.of(pool, sizes=[5, 9, 2, 8], labels=[0, 1, 1, 0], classes=2)
         torch.manual_seed(0)
         recipe = Recipe(backbone="mlp", epochs=3, batch_bags=2)
-        fitted = fit(Model(Design((6, 5, 3), bags.classes, "mlp")), bags, bags, recipe)
-        curves.append((fitted.progress.curve, say(fitted.model, bags).bag.tolist()))
+        fitted = train(Model(ModelConfig((6, 5, 3), bags.classes, "mlp")), bags, bags, recipe)
+        curves.append((fitted.progress.curve, predict(fitted.model, bags).bag.tolist()))
     assert curves[0] == curves[1]
     (tmp_path / "3.png").write_bytes(b"no picture")
     with pytest.raises(HeadcountError, match=r"3.png: not a picture, or damaged"):
-        say(fitted.model, bags)
-    half = Pictures([tmp_path / "0.png"], 3, 4)
+        predict(fitted.model, bags)
+    half = ImageFilePool([tmp_path / "0.png"], 3, 4)
     assert half.take(torch.tensor([0])).shape == (1, 3, 4, 3)
 
 
@@ -485,13 +492,13 @@ class Slow(Pool):
 def test_reading_that_keeps_up_is_not_waited_for():
     """Each read takes 20 ms and each step 30: together 0.6 s, one after the other 1."""
     pool, plan = Slow(np.zeros((40, 3), dtype=np.float32)), list(torch.arange(40).split(2))
-    ahead, began = Ahead(pool, torch.device("cpu"), plan), time.perf_counter()
+    ahead, began = Prefetcher(pool, torch.device("cpu"), plan), time.perf_counter()
     for addresses in plan:
         assert len(ahead.take(addresses)) == 2
         time.sleep(0.03)
     whole = time.perf_counter() - began
     ahead.close()
-    assert ahead.waited < 0.1, "the first read, and little else"
+    assert ahead.stall_seconds < 0.1, "the first read, and little else"
     assert whole < 0.9
 
 
@@ -506,7 +513,7 @@ def test_no_more_than_the_depth_is_read_ahead():
             return super().take(addresses)
 
     plan = list(torch.arange(40).split(2))
-    ahead = Ahead(Watched(np.zeros((40, 3), dtype=np.float32)), torch.device("cpu"), plan, depth=2)
+    ahead = Prefetcher(Watched(np.zeros((40, 3), dtype=np.float32)), torch.device("cpu"), plan, depth=2)
     ahead.take(plan[0])
     time.sleep(0.2)
     assert 3 <= len(read) <= 4, "one taken, two ready, one in hand"
@@ -520,11 +527,11 @@ def test_a_read_that_fails_is_told_to_who_waits():
             raise HeadcountError("row 3 is gone")
 
     plan = [torch.arange(2)]
-    ahead = Ahead(Broken(np.zeros((4, 3), dtype=np.float32)), torch.device("cpu"), plan)
+    ahead = Prefetcher(Broken(np.zeros((4, 3), dtype=np.float32)), torch.device("cpu"), plan)
     with pytest.raises(HeadcountError, match="row 3 is gone"):
         ahead.take(plan[0])
     ahead.close()
-    honest = Ahead(Slow(np.zeros((4, 3), dtype=np.float32)), torch.device("cpu"), plan)
+    honest = Prefetcher(Slow(np.zeros((4, 3), dtype=np.float32)), torch.device("cpu"), plan)
     with pytest.raises(RuntimeError, match="not what was planned"):
         honest.take(torch.tensor([2, 3]))
     with pytest.raises(RuntimeError, match="more is read than was planned"):
@@ -533,32 +540,32 @@ def test_a_read_that_fails_is_told_to_who_waits():
 
 
 def test_a_tally_of_ones_own_needs_nothing_more():
-    class Vote(Tally):
+    class Vote(SumHead):
         title = "Vote"
 
         def local(self, h):
             return self.classifier(h), self.classifier(h).softmax(1)
 
         def top(self, sums, total):
-            return self.elect((sums / total[:, None]).log())
+            return self.masked_log_softmax((sums / total[:, None]).log())
 
     bags = large_bags(weight=False)
     head, h = Vote(D, C), bags.pool.data[:180]
     target, segments = torch.eye(C)[:1], bags.take([0]).segments()
     nll(head(h, segments).bag, target).backward()
-    assert head.undivided(segments) == ""
+    assert head.why_not_chunkable(segments) == ""
     assert head.classifier.weight.grad.any()
 
 
 def test_normalisation_is_learned_in_parts(monkeypatch):
     """Mean and deviation of each feature, and of each channel, as numpy has them; a constant feature stays as it is."""
-    monkeypatch.setattr(prepare, "_PART", 7)
+    monkeypatch.setattr(normalize, "_CHUNK", 7)
     rng = np.random.default_rng(0)
     x, pixels = rng.normal(3, 2, size=(50, 4)).astype(np.float32), rng.integers(0, 256, (50, 4, 5, 3), dtype=np.uint8)
     x[:, 1] = 5
     for data, flat in ((x, x), (pixels, pixels.reshape(-1, 3) / 255)):
         bags = Bags.of(Pool(data), sizes=[20, 30], labels=[0, 1], classes=2)
-        learned = prepare.Prepare.learn(bags)
+        learned = normalize.Normalize.fit(bags)
         std = flat.std(0)
         np.testing.assert_allclose(learned.mean, flat.mean(0), rtol=1e-5)
         np.testing.assert_allclose(learned.std, np.where(std > 1e-6, std, 1), rtol=1e-5)

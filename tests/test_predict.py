@@ -20,12 +20,12 @@ from PIL import Image
 
 import read_factory as make
 from ask_factory import KINDS, case, fitted, people
-from headcount import cli
-from headcount.data.columns import Named
-from headcount.data.read import read
-from headcount.judging import answers
-from headcount.models.fitted import Fitted
-from headcount.showing import export, places
+from headcount.cli import main
+from headcount.inference import predict
+from headcount.models.fitted import FittedModel
+from headcount.readers.columns import ColumnRoles
+from headcount.readers.read import read
+from headcount.reporting import export, geo
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def typed(monkeypatch, capsys, tmp_path):
     def run(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["headcount", *map(str, words)])
         with pytest.raises(SystemExit) as e:
-            cli.main()
+            main.main()
         out, err = capsys.readouterr()
         return int(e.value.code or 0), out, err
 
@@ -59,27 +59,31 @@ def test_every_kind_comes_back_row_by_row(kind, typed, tmp_path):
     model, data = case(tmp_path / "in", kind)
     code, out, err = typed("predict", model, data, "--out", "p.csv", "--bags", "b.csv")
     assert (code, out) == (0, ""), err
-    again = Fitted.load(model)
+    again = FittedModel.load(model)
     reading = again.read(data)
-    want = again.say(reading.bags(again.learned))
+    want = again.predict(reading.to_bags(again.preprocessor))
     rows = rows_of(tmp_path / "p.csv")
-    assert len(rows) == reading.inputs == len(reading.rows)
+    assert len(rows) == reading.n_rows == len(reading.rows)
     for name in reading.ids.column_names:
         assert [r[name] for r in rows] == [_shown(v) for v in reading.ids.column(name).to_pylist()]
     p = np.array([[float(r[f"p_{c}"]) for c in again.classes] for r in rows])
-    assert np.abs(p[reading.rows] - want.instance.numpy()).max() < 1e-5
+    assert np.abs(p[reading.rows] - want.instance_probabilities.numpy()).max() < 1e-5
     assert [r["prediction"] for r in rows] == [again.classes[k] for k in p.argmax(1)]
-    names = np.array(reading.laid.names)
-    assert np.array([r["bag"] for r in rows])[reading.rows].tolist() == names[reading.laid.bag].tolist()
+    names = np.array(reading.bags.names)
+    assert np.array([r["bag"] for r in rows])[reading.rows].tolist() == names[reading.bags.bag].tolist()
     bags = rows_of(tmp_path / "b.csv")
     assert [b["bag"] for b in bags] == names.tolist()
     for b, row in enumerate(bags):
-        here = reading.laid.bag.numpy() == b
+        here = reading.bags.bag.numpy() == b
         for k, c in enumerate(again.classes):
-            assert float(row[f"share_{c}"]) == pytest.approx(float(want.instance.numpy()[here, k].mean()), abs=1e-5)
+            assert float(row[f"share_{c}"]) == pytest.approx(
+                float(want.instance_probabilities.numpy()[here, k].mean()), abs=1e-5
+            )
             assert float(row[f"low_{c}"]) <= float(row[f"share_{c}"]) <= float(row[f"high_{c}"])
-            assert float(row[f"p_majority_{c}"]) == pytest.approx(float(want.bag[b, k].exp()), abs=1e-5)
-        assert row["prediction"] == again.classes[int(want.bag[b].argmax())]
+            assert float(row[f"p_majority_{c}"]) == pytest.approx(
+                float(want.bag_log_probabilities[b, k].exp()), abs=1e-5
+            )
+        assert row["prediction"] == again.classes[int(want.bag_log_probabilities[b].argmax())]
 
 
 def _shown(v: object) -> str:
@@ -100,8 +104,8 @@ def test_rows_of_several_bags_stay_where_they_were(typed, tmp_path):
 def test_the_context_of_a_bag(typed, tmp_path):
     """A model that listens answers otherwise; --context off is the instance by itself; shares are the same in both."""
     model, data = case(tmp_path / "in", "table")
-    kept = Fitted.load(model)
-    kept.but(alike=2.0, listens=True).save(model, overwrite=True)
+    kept = FittedModel.load(model)
+    kept.replace(alike=2.0, use_context=True).save(model, overwrite=True)
     for how in ("auto", "on", "off"):
         more = ("--out", f"{how}.csv", "--bags", f"{how}-bags.csv", "--context", how)
         assert typed("predict", model, data, *more)[0] == 0
@@ -112,7 +116,7 @@ def test_the_context_of_a_bag(typed, tmp_path):
     scores = [json.loads(typed("evaluate", model, data, "--json", "--context", how)[1]) for how in ("on", "off")]
     assert scores[0]["instances"] != scores[1]["instances"]
     assert scores[0]["bags"] == scores[1]["bags"]
-    kept.but(alike=2.0, listens=False).save(model, overwrite=True)
+    kept.replace(alike=2.0, use_context=False).save(model, overwrite=True)
     assert typed("predict", model, data, "--out", "again.csv")[0] == 0
     assert (tmp_path / "again.csv").read_text() == (tmp_path / "off.csv").read_text()
 
@@ -154,15 +158,15 @@ def test_hdf5_per_bag(how, typed, tmp_path):
     code, _, err = typed("predict", model, data, "--out", how)
     assert code == 0, err
     reading = read(data)
-    again = Fitted.load(model)
-    p = again.say(reading.bags()).instance.numpy()
-    for b, name in enumerate(reading.laid.names):
-        here = reading.laid.bag.numpy() == b
+    again = FittedModel.load(model)
+    p = again.predict(reading.to_bags()).instance_probabilities.numpy()
+    for b, name in enumerate(reading.bags.names):
+        here = reading.bags.bag.numpy() == b
         file = h5py.File(tmp_path / how / f"{name}.h5") if how == "folder" else h5py.File(tmp_path / how)[name]
         assert np.allclose(file["p"][()], p[here], atol=1e-6)
         assert file["prediction"][()].tolist() == p[here].argmax(1).tolist()
         assert np.array_equal(file["coords"][()], reading.coords[here])
-        assert file["coords"].attrs["patch_size_level0"] == reading.tiles[here][0]
+        assert file["coords"].attrs["patch_size_level0"] == reading.tile_sizes[here][0]
         assert file["row"][()].tolist() == reading.rows[here].tolist()
         assert (file.attrs["bag"], list(file.attrs["classes"])) == (name, list(again.classes))
 
@@ -207,10 +211,10 @@ def test_shards_and_chunks_do_not_change_the_answer(typed, tmp_path, monkeypatch
     """Data larger than memory go through in parts: small ones here, and answers kept on disk."""
     model, data = case(tmp_path / "in", "table")
     typed("predict", model, data, "--out", "whole.csv", "--bags", "whole_b.csv")
-    monkeypatch.setattr(answers, "SHARD", 7)
-    monkeypatch.setattr(answers.shards, "__defaults__", (7,))
-    monkeypatch.setattr(answers, "ROOM", 0)
-    monkeypatch.setattr(export, "_CHUNK", 5)
+    monkeypatch.setattr(predict, "SHARD_INSTANCES", 7)
+    monkeypatch.setattr(predict.plan_shards, "__defaults__", (7,))
+    monkeypatch.setattr(predict, "MEMORY_BYTES", 0)
+    monkeypatch.setattr(export, "_CHUNK_NUMBERS", 5)
     assert typed("predict", model, data, "--out", "parts.csv", "--bags", "parts_b.csv")[0] == 0
     for a, b in (("whole.csv", "parts.csv"), ("whole_b.csv", "parts_b.csv")):
         assert (tmp_path / a).read_text() == (tmp_path / b).read_text()
@@ -267,22 +271,22 @@ def test_geojson_as_qupath_reads_it(typed, tmp_path):
     assert code == 0, err
     reading = read(data)
     rows = rows_of(tmp_path / "p.csv")
-    assert left(tmp_path / "geo") == {f"{n}.geojson" for n in reading.laid.names}
-    for b, name in enumerate(reading.laid.names):
-        here = np.flatnonzero(reading.laid.bag.numpy() == b)
+    assert left(tmp_path / "geo") == {f"{n}.geojson" for n in reading.bags.names}
+    for b, name in enumerate(reading.bags.names):
+        here = np.flatnonzero(reading.bags.bag.numpy() == b)
         body = json.loads((tmp_path / "geo" / f"{name}.geojson").read_text())
         assert body["type"] == "FeatureCollection"
         assert len(body["features"]) == len(here)
         for i, feature in zip(here, body["features"], strict=True):
             (ring,) = feature["geometry"]["coordinates"]
-            x, y, side = *reading.coords[i], reading.tiles[i]
+            x, y, side = *reading.coords[i], reading.tile_sizes[i]
             assert ring == [[x, y], [x + side, y], [x + side, y + side], [x, y + side], [x, y]]
             own = feature["properties"]
             assert own["objectType"] == "tile"
             assert own["classification"]["name"] == rows[reading.rows[i]]["prediction"]
             assert len(own["classification"]["color"]) == 3
             assert set(own["measurements"]) == {"p_normal", "p_tumour"}
-    for name in reading.laid.names:
+    for name in reading.bags.names:
         with Image.open(tmp_path / "heat" / f"{name}.png") as picture:
             assert picture.format == "PNG"
             assert min(picture.size) > 100
@@ -292,7 +296,7 @@ def test_tiles_in_degrees(typed, tmp_path):
     """A side was a whole number: pixels of a hundredth of a degree became squares of one degree, each over all others."""
     step = {"lon": [10 + 0.01 * (k % 6) for k in range(48)], "lat": [50 + 0.01 * (k // 6) for k in range(48)]}
     data = make.write_csv(tmp_path / "people.csv", {**people(shuffle=False), **step})
-    model = fitted(read(data, Named(x="lon", y="lat"))).save(tmp_path / "model")
+    model = fitted(read(data, ColumnRoles(x="lon", y="lat"))).save(tmp_path / "model")
     code, _, err = typed(
         "predict", model, data, "--tile", 0.01, "--out", "p.csv", "--geojson", "geo", "--heatmap", "heat"
     )
@@ -310,7 +314,7 @@ def test_a_heat_map_puts_colours_where_tiles_are():
     p = np.array([[0.9, 0.1], [0.2, 0.8], [1.0, 0.0]])
     paint = np.array([[1.0, 0, 0], [0, 0, 1.0]])
     for tile in (np.full(3, 256.0), np.full(3, np.nan)):
-        image, extent = places.raster(xy, tile, p, paint)
+        image, extent = geo.rasterize(xy, tile, p, paint)
         assert image.shape == (3, 2, 4)
         assert extent == (0, 512, 768, 0)
         assert image[0, 0, :3].tolist() == image[2, 0, :3].tolist() == [1, 0, 0]
@@ -318,14 +322,14 @@ def test_a_heat_map_puts_colours_where_tiles_are():
         assert image[1].sum() == image[2, 1].sum() == 0
         assert image[2, 0, 3] > image[0, 0, 3] > image[0, 1, 3] > 0
     over = np.array([[1.0000001, 0], [0, 1], [1, 0]], np.float32)  # as sums of float32 come out
-    assert places.raster(xy, np.full(3, 256.0), over, paint)[0].max() == 1
+    assert geo.rasterize(xy, np.full(3, 256.0), over, paint)[0].max() == 1
     huge = np.stack([np.arange(5000) * 256.0, np.zeros(5000)], 1)
-    assert max(places.raster(huge, np.full(5000, 256.0), np.tile(p[:1], (5000, 1)), paint)[0].shape) <= 1201
+    assert max(geo.rasterize(huge, np.full(5000, 256.0), np.tile(p[:1], (5000, 1)), paint)[0].shape) <= 1201
 
 
 @pytest.mark.parametrize("name", ["../../evil", "a/b", "..", ".hidden", "x" * 400, "CON\x00", "ä/ö", " "])
 def test_bag_names_never_leave_the_folder(name, tmp_path):
-    (made,) = export.file_names([name], ".png")
+    (made,) = export.unique_file_names([name], ".png")
     assert Path(made).name == made
     assert not made.startswith(".")
     (tmp_path / made).write_text("x")
@@ -333,7 +337,7 @@ def test_bag_names_never_leave_the_folder(name, tmp_path):
 
 
 def test_bag_names_never_meet():
-    made = export.file_names(["a/b", "a:b", "A_B", "a_b"], ".h5")
+    made = export.unique_file_names(["a/b", "a:b", "A_B", "a_b"], ".h5")
     assert len({m.casefold() for m in made}) == 4
 
 

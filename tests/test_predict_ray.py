@@ -24,13 +24,14 @@ import pytest
 import torch
 
 from ask_factory import KINDS, case, fitted
-from headcount import cli
 from headcount.bags import Bags
-from headcount.data.read import read
+from headcount.cli import main
 from headcount.errors import HeadcountError
-from headcount.judging import answers, shards
-from headcount.judging.answers import Shard, ask
-from headcount.models.fitted import Fitted
+from headcount.inference import predict as answers
+from headcount.inference import predict_ray
+from headcount.inference.predict import PredictionShard, predict
+from headcount.models.fitted import FittedModel
+from headcount.readers.read import read
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def typed(monkeypatch, capsys, tmp_path):
     def run(*words: object) -> tuple[int, str]:
         monkeypatch.setattr("sys.argv", ["headcount", *map(str, words)])
         with pytest.raises(SystemExit) as e:
-            cli.main()
+            main.main()
         return int(e.value.code or 0), capsys.readouterr().err
 
     return run
@@ -62,22 +63,27 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_node_answers_as_we_do(kind, listen, tmp_path, monkeypatch, one_thread):
     """Every kind of data, in many shards, there and back as Ray would take them."""
-    monkeypatch.setattr(answers, "SHARD", 3)
+    monkeypatch.setattr(answers, "SHARD_INSTANCES", 3)
     model, data = case(tmp_path / "in", kind)
-    there = Fitted.load(model).but(alike=2.0)
+    there = FittedModel.load(model).replace(alike=2.0)
     there.save(model, overwrite=True)
     reading = there.read(data)
     travelled = []
 
     def each(parts, listen):
         for bags in parts:
-            sent = pickle.dumps(shards.apart(bags))
+            sent = pickle.dumps(predict_ray.detach_bags(bags))
             travelled.append(pickle.loads(sent))
-            arrays, parcel = shards.answer_fitted(shards.files_of(model), pickle.loads(sent), listen, "cpu", 1)
+            arrays, parcel = predict_ray.predict_shard_on_node(
+                predict_ray.model_files(model), pickle.loads(sent), listen, "cpu", 1
+            )
             assert not parcel.error
-            yield Shard(**arrays)
+            yield PredictionShard(**arrays)
 
-    here, away = ask(there, reading, listen=listen), ask(there, reading, each=each, listen=listen)
+    here, away = (
+        predict(there, reading, use_context=listen),
+        predict(there, reading, shard_predictor=each, use_context=listen),
+    )
     assert len(travelled) > 2
     for name in ("p", "bag", "share", "low", "high"):
         assert np.array_equal(getattr(here, name), getattr(away, name)), name
@@ -87,24 +93,30 @@ def test_a_node_answers_as_we_do(kind, listen, tmp_path, monkeypatch, one_thread
 
 
 def test_what_goes_wrong_on_a_node_is_told(tmp_path):
-    bags = read(case(tmp_path / "in", "images")[1]).laid
-    arrays, parcel = shards.answer_fitted(dict.fromkeys(shards.FILES, b"damaged"), shards.apart(bags), None, "cpu", 1)
+    bags = read(case(tmp_path / "in", "images")[1]).bags
+    arrays, parcel = predict_ray.predict_shard_on_node(
+        dict.fromkeys(predict_ray.MODEL_FILES, b"damaged"), predict_ray.detach_bags(bags), None, "cpu", 1
+    )
     assert arrays == {}
     with pytest.raises(HeadcountError, match="model"):
-        shards.opened(parcel)
+        predict_ray.unpack_result(parcel)
 
 
 def test_a_shard_of_pictures_is_small_enough_to_travel(monkeypatch, tmp_path):
     reading = read(case(tmp_path / "in", "images")[1])
-    each = int(np.prod(reading.laid.pool.shape))
-    assert answers._budget(reading, reading.learn()) == min(answers.SHARD, answers.SHARD_BYTES // each)
+    each = int(np.prod(reading.bags.pool.shape))
+    assert answers._shard_instances(reading, reading.fit_preprocessor()) == min(
+        answers.SHARD_INSTANCES, answers.SHARD_BYTES // each
+    )
     monkeypatch.setattr(answers, "SHARD_BYTES", 4 * each)
-    assert answers._budget(reading, reading.learn()) == 4
+    assert answers._shard_instances(reading, reading.fit_preprocessor()) == 4
     monkeypatch.setattr(answers, "SHARD_BYTES", 1)
-    assert answers._budget(reading, reading.learn()) == 1
+    assert answers._shard_instances(reading, reading.fit_preprocessor()) == 1
     table = read(case(tmp_path / "table", "table")[1])
     monkeypatch.setattr(answers, "SHARD_BYTES", 4 * 3 * 5)
-    assert answers._budget(table, table.learn()) == 5, "a table's rows travel as what was made of them"
+    assert answers._shard_instances(table, table.fit_preprocessor()) == 5, (
+        "a table's rows travel as what was made of them"
+    )
 
 
 # -- the command, with a Ray that runs everything here ------------------------------------------------------------------------
@@ -156,7 +168,7 @@ class Here:
         task, words = self.sent[number]
         self.going.discard(number)
         if number == self.fail_at:
-            words = (dict.fromkeys(shards.FILES, b"damaged"), *words[1:])
+            words = (dict.fromkeys(predict_ray.MODEL_FILES, b"damaged"), *words[1:])
         return task(*words)
 
     def cancel(self, number: int) -> None:
@@ -166,8 +178,8 @@ class Here:
 @pytest.fixture
 def ray(monkeypatch) -> Here:
     made = Here()
-    monkeypatch.setattr(shards, "_ray", lambda: made)
-    monkeypatch.setattr(answers, "SHARD", 3)
+    monkeypatch.setattr(predict_ray, "_import_ray", lambda: made)
+    monkeypatch.setattr(answers, "SHARD_INSTANCES", 3)
     return made
 
 
@@ -189,9 +201,9 @@ def test_the_same_files_as_without_it(kind, ray, typed, tmp_path, one_thread):
 def test_shards_are_read_only_when_there_is_room(ray, tmp_path):
     """A generator of shards is not drained into the cluster: two for each place to run."""
     model, data = case(tmp_path / "in", "table")
-    there = Fitted.load(model)
+    there = FittedModel.load(model)
     reading, at = there.read(data), []
-    asked = shards.asker(model)
+    asked = predict_ray.remote_predictor(model)
 
     def each(parts, listen):
         def counted():
@@ -201,7 +213,7 @@ def test_shards_are_read_only_when_there_is_room(ray, tmp_path):
 
         yield from asked(counted())
 
-    ask(there, reading, each=each)
+    predict(there, reading, shard_predictor=each)
     assert len(at) == 8
     assert max(going for _, going in at) == 4 == ray.most
 
@@ -247,7 +259,7 @@ def test_without_ray_the_extra_is_named_before_anything_is_read(typed, tmp_path,
 
 
 def test_nobody_at_the_address(typed, tmp_path, monkeypatch):
-    monkeypatch.setattr(shards, "_ray", Here)
+    monkeypatch.setattr(predict_ray, "_import_ray", Here)
     model, data = case(tmp_path / "in", "table")
     code, err = typed("predict", model, data, "--out", "p.csv", "--launch", "ray", "--address", "127.0.0.1:1")
     assert code == 2
@@ -258,7 +270,7 @@ def test_nobody_at_the_address(typed, tmp_path, monkeypatch):
 
 
 def command(*words: object) -> list[str]:
-    return [sys.executable, "-m", "headcount.cli", *map(str, words)]
+    return [sys.executable, "-m", "headcount.cli.main", *map(str, words)]
 
 
 def at_work() -> dict[int, int]:

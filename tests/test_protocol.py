@@ -11,9 +11,18 @@ import torch
 from scipy.stats import irwinhall
 
 from headcount.bags import Segments
-from headcount.data import shares
-from headcount.data.protocol import SPLITS, Protocol, draw_counts, folds, label_of, majority_bags, pools, round_shares
-from headcount.data.sources import Source, load
+from headcount.datasets import share_sampler
+from headcount.datasets.protocol import (
+    SPLITS,
+    Protocol,
+    draw_counts,
+    fold_blocks,
+    majority_bags,
+    majority_labels,
+    round_shares,
+    split_indices,
+)
+from headcount.datasets.registry import Source, load_source
 from headcount.errors import HeadcountError
 from headcount.models.heads import Batch, build_head
 
@@ -64,15 +73,15 @@ def test_label_prior_is_skewed_by_ties():
 
 @pytest.mark.parametrize("scenario", ["various", "small", "large"])
 def test_forty_bags_in_each_bin_before_rounding(scenario):
-    p = shares.conditional(scenario, 10, 400, np.random.default_rng(1))
+    p = share_sampler.sample_shares(scenario, 10, 400, np.random.default_rng(1))
     np.testing.assert_allclose(p.sum(1), 1)
-    assert np.histogram(p.max(1), shares.edges(scenario, 10))[0].tolist() == [40] * 10
+    assert np.histogram(p.max(1), share_sampler.bin_edges(scenario, 10))[0].tolist() == [40] * 10
 
 
 def test_mix_of_laws():
     """The staged procedure, without its blocks of ten million: mean number of samples from each law, per bin."""
     rng = np.random.default_rng(0)
-    drawn = [shares.mix("various", 10, np.full(10, 40), rng) for _ in range(200)]
+    drawn = [share_sampler.samples_per_law("various", 10, np.full(10, 40), rng) for _ in range(200)]
     mean = [{law: np.mean([d[b].get(law, 0) for d in drawn]) for law in "UAB"} for b in range(10)]
     assert all(mean[b]["U"] == 40 for b in range(5))
     assert mean[5]["U"] == pytest.approx(4.4, abs=0.6)
@@ -84,19 +93,19 @@ def test_mix_of_laws():
 @pytest.mark.parametrize(("scenario", "classes", "block"), [("various", 6, 30_000), ("large", 7, 4000)])
 def test_mix_of_laws_is_that_of_the_blocks(monkeypatch, scenario, classes, block):
     """All stages of both scenarios that have several, against blocks really drawn."""
-    monkeypatch.setattr(shares, "BLOCK", block)
+    monkeypatch.setattr(share_sampler, "BLOCK", block)
     stages = {"various": "U" * 5 + "A" * 3 + "B" * 2, "large": "A" * 4 + "B" * 3 + "G" * 3}[scenario]
-    rng, legacy, edges = np.random.default_rng(0), np.random.RandomState(0), shares.edges(scenario, classes)
+    rng, legacy, edges = np.random.default_rng(0), np.random.RandomState(0), share_sampler.bin_edges(scenario, classes)
     ours, drawn = np.zeros((2, 4, 10))
     for _ in range(40):
-        for b, parts in enumerate(shares.mix(scenario, classes, np.full(10, 4), rng)):
+        for b, parts in enumerate(share_sampler.samples_per_law(scenario, classes, np.full(10, 4), rng)):
             for law, count in parts.items():
                 ours["UABG".index(law), b] += count / 40
         left = np.full(10, 4)
         for law in dict.fromkeys(stages):
             until = stages.rindex(law) + 1
             while (np.sum(left == 0) < until) if (scenario, law) == ("large", "B") else left[:until].any():
-                got = np.minimum(left, np.histogram(shares._block(law, classes, block, legacy).max(1), edges)[0])
+                got = np.minimum(left, np.histogram(share_sampler._block(law, classes, block, legacy).max(1), edges)[0])
                 drawn["UABG".index(law)] += got / 40
                 left -= got
     assert (drawn[["UABG".index(law) for law in dict.fromkeys(stages)]].sum(1) > 1).all(), "every law has its part"
@@ -107,13 +116,13 @@ def test_mix_of_laws_is_that_of_the_blocks(monkeypatch, scenario, classes, block
 def test_conditional_draws_have_the_law(law, scenario):
     """Against plain draws that happen to fall into the bin: same mean share and same spread of the minors."""
     rng = np.random.default_rng(2)
-    e = shares.edges(scenario, 4)
-    plain = shares._block(law, 4, 400_000, np.random.RandomState(0))
+    e = share_sampler.bin_edges(scenario, 4)
+    plain = share_sampler._block(law, 4, 400_000, np.random.RandomState(0))
     b = int(np.argmax([np.count_nonzero((e[i] < plain.max(1)) & (plain.max(1) < e[i + 1])) for i in range(10)]))
     want = plain[(e[b] < plain.max(1)) & (plain.max(1) < e[b + 1])]
-    got = shares.draw(law, 4, e[b], e[b + 1], 4000, rng)
+    got = share_sampler.sample_given_bin(law, 4, e[b], e[b + 1], 4000, rng)
     assert len(want) > 4000
-    assert shares.chance(law, 4, e[b], e[b + 1]) == pytest.approx(len(want) / 400_000, rel=0.1)
+    assert share_sampler.bin_probability(law, 4, e[b], e[b + 1]) == pytest.approx(len(want) / 400_000, rel=0.1)
     for figure in (lambda p: p.max(1), lambda p: p.min(1), lambda p: np.sort(p, 1)[:, 1]):
         assert figure(got).mean() == pytest.approx(figure(want).mean(), rel=0.02)
         assert figure(got).std() == pytest.approx(figure(want).std(), rel=0.08)
@@ -122,28 +131,30 @@ def test_conditional_draws_have_the_law(law, scenario):
 @pytest.mark.parametrize("classes", [2, 3, 7, 100])
 def test_any_number_of_classes(classes):
     for scenario in ("various", "large") if classes == 2 else ("various", "small", "large"):
-        p = shares.conditional(scenario, classes, 40, np.random.default_rng(0))
+        p = share_sampler.sample_shares(scenario, classes, 40, np.random.default_rng(0))
         assert p.shape == (40, classes)
-        assert np.histogram(p.max(1), shares.edges(scenario, classes))[0].tolist() == [4] * 10
+        assert np.histogram(p.max(1), share_sampler.bin_edges(scenario, classes))[0].tolist() == [4] * 10
 
 
 @pytest.mark.parametrize("n", [1, 2, 9, 25, 99])
 def test_the_law_of_a_sum_of_uniforms(n):
     x = np.linspace(-0.5, n + 0.5, 301)
-    ours = shares._irwin_hall(n, x)
+    ours = share_sampler._irwin_hall(n, x)
     assert ours == pytest.approx(irwinhall.cdf(np.clip(x, 0, n), n), rel=1e-9, abs=1e-12)
     corner = np.linspace(0.1, 0.99, 50)
     assert ours.max() == pytest.approx(1, abs=1e-14)
-    assert np.log(shares._irwin_hall(n, corner)) == pytest.approx(n * np.log(corner) - math.lgamma(n + 1), rel=1e-12)
+    assert np.log(share_sampler._irwin_hall(n, corner)) == pytest.approx(
+        n * np.log(corner) - math.lgamma(n + 1), rel=1e-12
+    )
 
 
 def test_official_sampler_has_the_same_statistics(monkeypatch):
     """The block procedure on smaller blocks: same bins, same ties."""
-    monkeypatch.setattr(shares, "BLOCK", 200_000)
+    monkeypatch.setattr(share_sampler, "BLOCK", 200_000)
     rng = np.random.RandomState(42)
-    rows = [shares.official("small", 4, 400, rng, block=200_000) for _ in range(5)]
+    rows = [share_sampler.sample_shares_official("small", 4, 400, rng, block=200_000) for _ in range(5)]
     p = np.concatenate(rows)
-    assert np.histogram(p.max(1), shares.edges("small", 4))[0].tolist() == [200] * 10
+    assert np.histogram(p.max(1), share_sampler.bin_edges("small", 4))[0].tolist() == [200] * 10
     counts = round_shares(p, 64)
     for row in counts:
         rng.shuffle(row)
@@ -201,7 +212,9 @@ def released_counts(p, size):
 )
 def test_official_bags_come_in_the_released_order(monkeypatch, scenario, classes, block, uses):
     """Class lists are shuffled by numbers of their own; every share, count and label is as the released code draws it."""
-    monkeypatch.setattr(shares, "official", partial(shares.official, block=block))
+    monkeypatch.setattr(
+        share_sampler, "sample_shares_official", partial(share_sampler.sample_shares_official, block=block)
+    )
     truth = np.random.default_rng(0).integers(0, classes, 3003)
     source = Source("toy", np.zeros((3003, 1), np.float32), truth, tuple(map(str, range(classes))), "0")
     given = Protocol(scenario=scenario, bag_size=16, train_bags=20, valid_bags=10, test_bags=10, sampler="official")
@@ -212,7 +225,7 @@ def test_official_bags_come_in_the_released_order(monkeypatch, scenario, classes
         made = majority_bags(source, fold, given)
         parts = {"train": blocks[fold + 2] + blocks[(fold + 3) % 5] + blocks[(fold + 4) % 5]}
         for split, pool in {**parts, "valid": blocks[fold + 1], "test": blocks[fold]}.items():
-            p, laws = released_shares(scenario, classes, given.bags_of(split), rng, block)
+            p, laws = released_shares(scenario, classes, given.n_bags(split), rng, block)
             used |= laws
             wanted = [released_counts(row, 16) for row in p]
             for counts in wanted:
@@ -231,7 +244,7 @@ def test_official_bags_come_in_the_released_order(monkeypatch, scenario, classes
 
 def test_official_needs_a_multiple_of_ten():
     with pytest.raises(HeadcountError, match="divide by 10"):
-        shares.official("small", 4, 25, np.random.RandomState(0), block=1000)
+        share_sampler.sample_shares_official("small", 4, 25, np.random.RandomState(0), block=1000)
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------------
@@ -243,14 +256,14 @@ def test_tie_rules():
     counts, _ = many(2, "large", 400, tie="reject", bag_size=4)  # where law A cannot go
     assert (counts[:, 0] != counts[:, 1]).all()
     tied = np.array([[3, 5, 5, 1]] * 400)
-    drawn = label_of(tied, "random", np.random.default_rng(0))
+    drawn = majority_labels(tied, "random", np.random.default_rng(0))
     assert set(drawn) == {1, 2}
     assert 0.4 < (drawn == 1).mean() < 0.6
-    assert set(label_of(tied, "lowest", np.random.default_rng(0))) == {1}
+    assert set(majority_labels(tied, "lowest", np.random.default_rng(0))) == {1}
 
 
 def test_largest_remainder_sums_and_stays_close():
-    p = shares.conditional("various", 10, 400, np.random.default_rng(3))
+    p = share_sampler.sample_shares("various", 10, 400, np.random.default_rng(3))
     counts = round_shares(p, 64, "largest_remainder")
     assert (counts.sum(1) == 64).all()
     assert np.abs(counts - 64 * p).max() < 1
@@ -267,14 +280,14 @@ def test_folds_are_the_released_permutation():
     order = np.arange(103)
     np.random.seed(42)  # noqa: NPY002  the released code's legacy generator
     np.random.shuffle(order)  # noqa: NPY002
-    made = folds(103)
+    made = fold_blocks(103)
     assert np.concatenate(made).tolist() == order[:100].tolist()
     assert [len(f) for f in made] == [20] * 5
 
 
 @pytest.mark.parametrize("fold", range(5))
 def test_no_instance_is_in_two_splits(fold):
-    made = pools(1797, fold)
+    made = split_indices(1797, fold)
     seen = np.concatenate([made[s] for s in SPLITS])
     assert len(seen) == len(set(seen.tolist())) == 5 * (1797 // 5)
     assert len(made["train"]) == 3 * len(made["test"])
@@ -285,12 +298,12 @@ def small(**options):
 
 
 def test_bags_hold_what_they_say():
-    source = load("digits")
+    source = load_source("digits")
     made = majority_bags(source, 2, small())
     for split, bags in made.items():
         truth, bag = bags.truth.numpy(), bags.bag.numpy()
         assert (truth == source.truth[bags.index.numpy()]).all()
-        assert set(bags.index.tolist()) <= set(pools(len(source), 2)[split].tolist())
+        assert set(bags.index.tolist()) <= set(split_indices(len(source), 2)[split].tolist())
         for b in range(len(bags)):
             mine = bags.index.numpy()[bag == b]
             assert len(mine) == len(set(mine.tolist())) == 24, "no instance twice in a bag"
@@ -298,7 +311,7 @@ def test_bags_hold_what_they_say():
 
 
 def test_seeded():
-    source = load("digits")
+    source = load_source("digits")
     one, two = (majority_bags(source, 0, small())["train"] for _ in range(2))
     assert torch.equal(one.index, two.index)
     assert not torch.equal(one.index, majority_bags(source, 0, small(seed=43))["train"].index)
@@ -307,13 +320,13 @@ def test_seeded():
 
 def test_pinned_bags():
     """Records name bags by recipe: if this changes, every record is worth nothing."""
-    bags = majority_bags(load("digits"), 0, small())["train"]
+    bags = majority_bags(load_source("digits"), 0, small())["train"]
     assert bags.label[:12].tolist() == [8, 0, 3, 3, 1, 4, 1, 8, 9, 0, 9, 0]
     assert bags.index[:8].tolist() == [182, 852, 1527, 465, 556, 1284, 1302, 130]
 
 
 def test_without_overlap_no_instance_is_shared():
-    source = load("digits")
+    source = load_source("digits")
     made = majority_bags(source, 0, small(overlap=False, train_bags=40))
     assert len(set(made["train"].index.tolist())) == len(made["train"].index)
     assert len(made["train"]) == len(made["train"].label) < 40  # the pool runs out, and the labels are cut with it
@@ -388,7 +401,7 @@ def test_what_a_protocol_cannot_be(options, says):
 def test_what_a_fold_cannot_be(fold):
     for sampler in ("conditional", "official"):
         with pytest.raises(HeadcountError, match="fold is a whole number from 0 to 4, got"):
-            majority_bags(load("digits"), fold, small(sampler=sampler))
+            majority_bags(load_source("digits"), fold, small(sampler=sampler))
 
 
 def test_numbers_of_numpy_make_the_same_protocol():

@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 
 from headcount.errors import HeadcountError
-from headcount.judging import records, study
-from headcount.judging.launch import processes
-from headcount.judging.rays import ray_cluster
-from headcount.judging.records import Record
-from headcount.training.recipe import Recipe
+from headcount.experiments import records, study
+from headcount.experiments.launch import processes
+from headcount.experiments.ray_launcher import ray_cluster
+from headcount.experiments.recipe import Recipe
+from headcount.experiments.records import Record
 
 pytestmark = [
     pytest.mark.soak,
@@ -78,7 +78,7 @@ def loopback() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory) -> dict[str, Record]:
     """The same study on this machine, undisturbed."""
-    done = study.run(RECIPES, tmp_path_factory.mktemp("quiet"), launch=processes(2), device="cpu")
+    done = study.study(RECIPES, tmp_path_factory.mktemp("quiet"), launch=processes(2), device="cpu")
     assert len(done.records) == len(RECIPES) == 40
     return {record.key: record for record in done.records}
 
@@ -195,7 +195,7 @@ def test_what_fits_no_node_is_told(cluster, tmp_path):
     with pytest.raises(
         HeadcountError, match="a run wants 1 CPUs and 1 GPUs of one node; the nodes have 1 CPUs and 0 GPUs"
     ):
-        study.run([BASE], tmp_path, launch=ray_cluster(cluster.address, gpus_each=1))
+        study.study([BASE], tmp_path, launch=ray_cluster(cluster.address, gpus_each=1))
     assert not list(tmp_path.iterdir())
 
 
@@ -203,7 +203,7 @@ def test_a_process_that_is_killed_and_a_run_that_fails(cluster, quiet, tmp_path)
     """The killed run goes on from its checkpoint where it lands on the same machine; the failed one is not tried again."""
     out, notes, before = tmp_path / "out", Notes(tmp_path / "notes"), scratch()
     (own := tmp_path / "own.py").write_text(STUMBLES)
-    fails = BASE.but(head=f"{own}:Stumbles")
+    fails = BASE.replace(head=f"{own}:Stumbles")
 
     def kill() -> int:
         with notes.halted():
@@ -213,8 +213,8 @@ def test_a_process_that_is_killed_and_a_run_that_fails(cluster, quiet, tmp_path)
 
     killer, struck = at_a_third(out, kill)
     launch = ray_cluster(cluster.address)
-    wanted = [fails, fails.but(removal=0.5), *RECIPES]
-    done = study.run(wanted, out, launch=launch, run_watch=notes.watch(), checkpoint_seconds=0)
+    wanted = [fails, fails.replace(removal=0.5), *RECIPES]
+    done = study.study(wanted, out, launch=launch, on_run_progress=notes.watch(), checkpoint_seconds=0)
     killer.join()
     assert len(struck) == 1
     assert notes.epoch(struck[0]) in MIDDLE
@@ -222,16 +222,16 @@ def test_a_process_that_is_killed_and_a_run_that_fails(cluster, quiet, tmp_path)
     for record in done.records:
         same(record, quiet[record.key])
 
-    assert [study.explain(e) for e in done.failed.values()] == [
+    assert [study.error_line(e) for e in done.failed.values()] == [
         "RuntimeError: Trouble: on purpose",  # its class is known only to the file of the head
         f"RuntimeError: not run, because {fails} failed",
     ]
     (left,) = out.glob("*.failed.json")
     body = json.loads(left.read_text())
     assert (left.name, body["key"]) == (f"{fails.key}.failed.json", fails.key)
-    assert Recipe.of(body["recipe"]) == fails
+    assert Recipe.from_dict(body["recipe"]) == fails
     assert 'raise Trouble("on purpose")' in body["traceback"]
-    assert len(records.load(out)) == len(RECIPES)
+    assert len(records.load_records(out)) == len(RECIPES)
     assert scratch() == before
 
 
@@ -249,13 +249,13 @@ def test_a_node_that_dies(cluster, quiet, tmp_path):
         return pid
 
     killer, struck = at_a_third(out, kill)
-    done = study.run(RECIPES, out, launch=ray_cluster(cluster.address), run_watch=notes.watch())
+    done = study.study(RECIPES, out, launch=ray_cluster(cluster.address), on_run_progress=notes.watch())
     killer.join()
     assert len(struck) == 1
     assert notes.epoch(struck[0]) in MIDDLE
     assert notes.begun() > len(RECIPES)
     assert not done.failed
-    assert len(records.load(out)) == len(RECIPES)
+    assert len(records.load_records(out)) == len(RECIPES)
     for record in done.records:
         same(record, quiet[record.key])
     assert {p.suffix for p in out.iterdir()} == {".json", ".npz"}
@@ -267,7 +267,16 @@ def test_ctrl_c(tmp_path):
     before = scratch()
     words = "--source digits --bag-size 8 --fold 0,1,2 --epochs 1000000 --launch ray --address local --set backbone=mlp"
     small = "--set train_bags=20 --set valid_bags=10 --set test_bags=10"
-    command = [sys.executable, "-m", "headcount.cli", "study", "--out", str(tmp_path), *words.split(), *small.split()]
+    command = [
+        sys.executable,
+        "-m",
+        "headcount.cli.main",
+        "study",
+        "--out",
+        str(tmp_path),
+        *words.split(),
+        *small.split(),
+    ]
     driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         until(lambda: [p for s in scratch() - before for p in s.glob("*/running/*/metrics.jsonl")])

@@ -14,15 +14,15 @@ import torch
 from PIL import Image
 
 import read_factory as make
-from headcount.data.read import Learned, Named, read
 from headcount.errors import HeadcountError
+from headcount.readers.read import ColumnRoles, Preprocessor, read
 
 GOOD = b"bag,label,f,g\na,x,1,5\na,x,2,6\nb,y,3,7\nb,y,4,9\n"
 
 # ninety rows, of which each has another f
 MANY = "bag;label;n;f\n" + "".join(f"{'ab'[k % 2]};{'xy'[k % 2]};{k % 7};{{}}{k}\n" for k in range(10, 100))
 
-VOTES = {"named": Named(votes=("u", "v"))}
+VOTES = {"named": ColumnRoles(votes=("u", "v"))}
 
 # (file, its bytes, options, what the refusal says)
 TABLES: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
@@ -59,10 +59,10 @@ TABLES: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
         "t.csv", b"bag,label,f\n" + b"".join(b"%d,%d,%d.5\n" % (i // 9, i // 9 % 2, i) for i in range(36)) + b"0,0,1O\n",
         {}, r"row 37: '1O' among the numbers of column 'f'",
     ),
-    "named column missing": ("t.csv", GOOD, {"named": Named(weight="mass")}, r"no column 'mass' \(weight\)"),
-    "one column, two roles": ("t.csv", GOOD, {"named": Named(label="label", truth="label")}, "named as label and as truth"),
-    "only x": ("t.csv", GOOD, {"named": Named(x="f")}, "name both"),
-    "feature is the label": ("t.csv", GOOD, {"named": Named(features=("label",), label="f")}, "cannot be a feature|two labels"),
+    "named column missing": ("t.csv", GOOD, {"named": ColumnRoles(weight="mass")}, r"no column 'mass' \(weight\)"),
+    "one column, two roles": ("t.csv", GOOD, {"named": ColumnRoles(label="label", truth="label")}, "named as label and as truth"),
+    "only x": ("t.csv", GOOD, {"named": ColumnRoles(x="f")}, "name both"),
+    "feature is the label": ("t.csv", GOOD, {"named": ColumnRoles(features=("label",), label="f")}, "cannot be a feature|two labels"),
     "weight negative": ("t.csv", b"bag,label,f,weight\na,x,1,1\nb,y,2,-1\n", {}, "row 2: -1.0 in column 'weight' is no weight"),
     "weight huge": ("t.csv", b"bag,label,f,weight\na,x,1,1e300\nb,y,2,1\n", {}, "row 1: 1e.300 in column 'weight'"),
     "weight missing": ("t.csv", b"bag,label,f,weight\na,x,1,1\nb,y,2,\n", {}, "row 2: nan in column 'weight'"),
@@ -74,15 +74,15 @@ TABLES: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
     "votes half": ("t.csv", b"bag,u,v,f\na,1,,1\nb,1,2,2\n", VOTES, r"row 1: votes \[1.0, nan\]"),
     "votes differ": ("t.csv", b"bag,u,v,f\na,1,2,1\na,2,2,2\n", VOTES, "row 2: bag 'a' has two sets of votes"),
     "votes in words": ("t.csv", b"bag,u,v,f\na,1,q,1\n", VOTES, "row 1: 'q' in column 'v' is not a number"),
-    "group differs": ("t.csv", b"bag,label,g,f\na,x,1,1\na,x,2,2\nb,y,1,3\n", {"named": Named(group="g")}, "row 2: .*groups"),
+    "group differs": ("t.csv", b"bag,label,g,f\na,x,1,1\na,x,2,2\nb,y,1,3\n", {"named": ColumnRoles(group="g")}, "row 2: .*groups"),
     "truth unknown": ("t.csv", b"bag,label,truth,f\na,x,x,1\nb,y,q,2\n", {}, "row 2: truth 'q' is none of the classes x, y"),
     "known unknown": ("t.csv", b"bag,label,known,f\na,x,x,1\nb,y,q,2\n", {}, "row 2: known 'q' is none of the classes x, y"),
     "only NA": ("t.csv", b"bag,label,f\na,x,1\nb,NA,2\n", {}, "only class 'x'"),
     "category not a feature": (
-        "t.csv", GOOD, {"named": Named(features=("f",), categories=("g",))}, "'g' .* is in categories= and not in features=",
+        "t.csv", GOOD, {"named": ColumnRoles(features=("f",), categories=("g",))}, "'g' .* is in categories= and not in features=",
     ),
     "category beside pictures": (
-        "t.csv", b"bag,label,path,g\na,x,p.png,1\n", {"named": Named(categories=("g",))}, "'g' is named in features= or",
+        "t.csv", b"bag,label,path,g\na,x,p.png,1\n", {"named": ColumnRoles(categories=("g",))}, "'g' is named in features= or",
     ),
     "unknown class": ("t.csv", GOOD, {"classes": ["x", "z"]}, r"row 3: 'y', the label of bag 'b', is none of the classes"),
     "uncounted unknown": ("t.csv", GOOD, {"classes": ["x", "y"], "uncounted": ["z"]}, "no class 'z' to leave out"),
@@ -113,7 +113,7 @@ TABLES: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
 def outcome(data: Any, options: dict[str, Any]) -> Any:
     """The tables' bottom line: a reading that becomes bags."""
     reading = read(data, **options)
-    return reading.bags(reading.learn())
+    return reading.to_bags(reading.fit_preprocessor())
 
 
 def finite(reading: Any) -> bool:
@@ -155,9 +155,9 @@ def test_skipped_and_listed(tmp_path, case):
     assert all("row" in line for line in reading.skipped)
     assert finite(reading)
     if case == "two labels":
-        assert reading.laid.label.tolist() == [-1, 1, 0], "two labels are none"
+        assert reading.bags.label.tolist() == [-1, 1, 0], "two labels are none"
     if case == "all of a bag":
-        assert any("1 bags left out" in line for line in reading.described)
+        assert any("1 bags left out" in line for line in reading.description)
 
 
 @pytest.mark.parametrize("word", ["NA", "nan", "None", "null", "N/A", "<NA>"])
@@ -167,29 +167,29 @@ def test_words_for_nothing_are_no_class(tmp_path, word):
     table["known"] = ["x", *[word] * 5]
     file = make.write_csv(tmp_path / "t.csv", table)
     reading = read(file)
-    laid = reading.laid
+    laid = reading.bags
     assert laid.classes == ("x", "y")
     assert laid.label.tolist() == [0, 1, -1]
     assert laid.truth is not None
     assert laid.known is not None
     assert (laid.truth.tolist(), laid.known.tolist()) == ([0, 0, 1, 1, 0, -1], [0, -1, -1, -1, -1, -1])
     assert f"column 'label': '{word}' in 2 rows read as missing; a class of that name must be named in classes=" in (
-        reading.described
+        reading.description
     )
     beside = make.write_csv(tmp_path / "l.csv", {"bag": [*"abc"], "label": ["x", "y", word]})
-    assert read(file, labels=beside).laid.label.tolist() == [0, 1, -1]
+    assert read(file, labels=beside).bags.label.tolist() == [0, 1, -1]
     given = {"features": np.eye(6, dtype="f4"), "sizes": [2, 2, 2], "labels": ["x", "y", word]}
     np.savez(tmp_path / "t.npz", **given, truth=[*"xxyyx", word], known=["x", *[word] * 5])
     for arrays in (tmp_path / "t.npz", {**given, "truth": [*"xxyyx", word], "known": ["x", *[word] * 5]}):
         again = read(arrays)
         assert f"labels: '{word}' in 1 bags read as missing; a class of that name must be named in classes=" in (
-            again.described
+            again.description
         )
-        assert again.laid.classes == ("x", "y")
-        assert again.laid.label.tolist() == [0, 1, -1]
-        assert (again.laid.truth.tolist(), again.laid.known.tolist()) == (laid.truth.tolist(), laid.known.tolist())
-        assert read(arrays, classes=["x", "y", word]).laid.label.tolist() == [0, 1, 2]
-    named = read(file, classes=["x", "y", word]).laid
+        assert again.bags.classes == ("x", "y")
+        assert again.bags.label.tolist() == [0, 1, -1]
+        assert (again.bags.truth.tolist(), again.bags.known.tolist()) == (laid.truth.tolist(), laid.known.tolist())
+        assert read(arrays, classes=["x", "y", word]).bags.label.tolist() == [0, 1, 2]
+    named = read(file, classes=["x", "y", word]).bags
     assert named.label.tolist() == [0, 1, 2], "who names it has the class"
     assert named.truth is not None
     assert named.truth.tolist()[-1] == 2
@@ -198,7 +198,7 @@ def test_words_for_nothing_are_no_class(tmp_path, word):
 def test_a_known_class_that_no_bag_won_is_named():
     table = {"bag": [*"aabb"], "label": [*"xxyy"], "known": ["x", "q", None, None], "f": [1, 5, 2, 7]}
     for how in ({"classes": ["x", "y", "q"]}, {"uncounted": ["q"]}):
-        laid = read(table, **how).laid
+        laid = read(table, **how).bags
         assert laid.known is not None
         assert laid.known.tolist() == [0, 2, -1, -1]
 
@@ -227,16 +227,16 @@ def test_a_slip_among_numbers_is_skipped():
     table["f"][7] = "1O"
     reading = read(table, skip_bad=True)
     assert len(reading.skipped) == 1
-    assert [f.kind for f in reading.columns.fields] == ["number"]
-    assert reading.bags(reading.learn()).pool.data.shape == (39, 1)
-    named = read(table, Named(categories=("f",)))
-    assert [f.kind for f in named.columns.fields] == ["category"]
+    assert [f.kind for f in reading.schema.fields] == ["number"]
+    assert reading.to_bags(reading.fit_preprocessor()).pool.data.shape == (39, 1)
+    named = read(table, ColumnRoles(categories=("f",)))
+    assert [f.kind for f in named.schema.fields] == ["category"]
 
 
 def test_a_model_is_not_told_what_to_name():
     """A model's columns and classes are what they are: nobody can name them anew."""
     table = {"bag": [*"aabb"], "label": [*"xxyy"], "f": [1, 5, 2, 7]}
-    how = {"learned": read(table).learn(), "classes": ["x", "y"]}
+    how = {"learned": read(table).fit_preprocessor(), "classes": ["x", "y"]}
     with pytest.raises(
         HeadcountError, match=r"row 2: '1O' among the numbers of column 'f'; mend it or leave it empty$"
     ):
@@ -247,18 +247,18 @@ def test_a_model_is_not_told_what_to_name():
 
 def test_categories_a_model_has_never_seen():
     table = {"bag": [*"aabb"], "label": [*"xxyy"], "soil": ["clay", "sand", "sand", "clay"], "f": [1, 5, 2, 7]}
-    how = {"learned": read(table).learn(), "classes": ["x", "y"], "need_labels": False}
+    how = {"learned": read(table).fit_preprocessor(), "classes": ["x", "y"], "need_labels": False}
     new = read({**table, "soil": ["lava", "sand", None, "lava"]}, **how)
-    assert "column 'soil': 2 of 3 values were not seen in fitting ('lava')" in new.described
-    assert not any("not seen" in line for line in read(table, **how).described)
+    assert "column 'soil': 2 of 3 values were not seen in fitting ('lava')" in new.description
+    assert not any("not seen" in line for line in read(table, **how).description)
 
 
 def test_quotes_that_are_fine(tmp_path):
     """Newlines and quotes inside quotes; an inch sign in the middle of a word."""
     (tmp_path / "t.csv").write_bytes(b'bag,label,f,note\r\n"a\r\nb",x,1,"say ""hi"""\r\nb,y,2,5" pipe\r\n')
     reading = read(tmp_path / "t.csv")
-    assert reading.laid.names == ("a\r\nb", "b")
-    assert "note" in [f.name for f in reading.columns.fields]
+    assert reading.bags.names == ("a\r\nb", "b")
+    assert "note" in [f.name for f in reading.schema.fields]
 
 
 # -- frames and arrays -------------------------------------------------------------------------------------------------
@@ -323,17 +323,17 @@ def test_skipped_rows_of_arrays():
     x[1, 0] = np.nan
     reading = read([x, X], labels=[0, 1], skip_bad=True)
     assert reading.rows.tolist() == [0, 2, 3, 4, 5, *range(6, 12)]
-    assert reading.inputs == 12
-    assert reading.bags().pool.data.shape == (11, 2)
-    assert np.array_equal(reading.bags().pool.take(reading.laid.index).numpy(), np.concatenate([x, X])[reading.rows])
+    assert reading.n_rows == 12
+    assert reading.to_bags().pool.data.shape == (11, 2)
+    assert np.array_equal(reading.to_bags().pool.take(reading.bags.index).numpy(), np.concatenate([x, X])[reading.rows])
     assert "row 2" in reading.skipped[0]
 
 
 def test_an_empty_bag_is_skipped_with_its_label():
     given = {"features": X, "sizes": [3, 0, 3], "labels": ["u", "v", "w"], "names": ["a", "b", "c"]}
     reading = read(given, skip_bad=True)
-    assert reading.laid.names == ("a", "c")
-    assert [reading.laid.classes[k] for k in reading.laid.label.tolist()] == ["u", "w"]
+    assert reading.bags.names == ("a", "c")
+    assert [reading.bags.classes[k] for k in reading.bags.label.tolist()] == ["u", "w"]
     assert "bag 2 of 3 ('b') is empty" in reading.skipped[0]
 
 
@@ -344,12 +344,12 @@ def test_a_misnamed_array_is_listed(tmp_path):
 
 
 def test_odd_but_fine():
-    assert read([X.astype(">f8"), X], labels=["u", "v"]).bags().pool.data.dtype.is_floating_point
-    assert read([X[::-1], X], labels=["u", "v"]).bags().pool.data[0].tolist() == [10, 11]
-    assert read([X.astype(bool), X > 3], labels=[True, False]).laid.classes == ("False", "True")
+    assert read([X.astype(">f8"), X], labels=["u", "v"]).to_bags().pool.data.dtype.is_floating_point
+    assert read([X[::-1], X], labels=["u", "v"]).to_bags().pool.data[0].tolist() == [10, 11]
+    assert read([X.astype(bool), X > 3], labels=[True, False]).bags.classes == ("False", "True")
     assert read(
         [X.astype(np.uint16), X.astype(np.int8)], labels=[1.0, np.nan], classes=["1", "2"]
-    ).laid.label.tolist() == [0, -1]
+    ).bags.label.tolist() == [0, -1]
 
 
 # -- folders -----------------------------------------------------------------------------------------------------------
@@ -428,18 +428,18 @@ def test_bad_pictures_are_skipped(tmp_path, how, cached):
         assert len(reading.skipped) == 1
         assert "bag1/1.png" in reading.skipped[0]
         assert reading.rows.tolist() == [0, 1, 2, 3, *range(5, 12)]
-        x = reading.bags().pool.take(reading.laid.index)
-        assert np.array_equal(x.numpy(), good.bags().pool.data[reading.rows].numpy())
+        x = reading.to_bags().pool.take(reading.bags.index)
+        assert np.array_equal(x.numpy(), good.to_bags().pool.data[reading.rows].numpy())
 
 
 def test_pictures_of_another_size_than_the_models(tmp_path):
-    learned = read(make.folder(tmp_path / "f")).learn()
+    learned = read(make.folder(tmp_path / "f")).fit_preprocessor()
     new = make.folder(tmp_path / "new")
     how = {"learned": learned, "classes": ["cat", "dog"], "need_labels": False}
-    assert not any("resized" in line for line in read(new, **how).described)
+    assert not any("resized" in line for line in read(new, **how).description)
     make.picture(new / "bag1" / "0.png", size=(9, 12))
     said = f"1 of 12 pictures are resized to the model's 5x6; the first, {new / 'bag1' / '0.png'}, is 12x9"
-    assert said in read(new, **how).described
+    assert said in read(new, **how).description
 
 
 def test_folder_that_is_not_there(tmp_path):
@@ -457,9 +457,9 @@ def test_strange_names(tmp_path):
     os.rename(bytes(tmp_path / "bag1"), bytes(tmp_path) + b"/\xff\xfe")
     (tmp_path / "labels.csv").unlink()
     reading = read(tmp_path, labels={"bag2": "u", "bag3": "v"})
-    assert len(reading.laid) == 4
-    assert "<b>日本\n'\"" in reading.laid.names
-    assert all(name.encode() for name in reading.laid.names)
+    assert len(reading.bags) == 4
+    assert "<b>日本\n'\"" in reading.bags.names
+    assert all(name.encode() for name in reading.bags.names)
 
 
 # -- hostile preparations ----------------------------------------------------------------------------------------------
@@ -537,14 +537,14 @@ HOSTILE = [
 
 @pytest.mark.parametrize("how", HOSTILE)
 def test_hostile_preparation_is_refused(how):
-    said = read(make.rows()).learn().to_json()
-    assert Learned.from_parts(said).shape == (6,)
+    said = read(make.rows()).fit_preprocessor().to_json()
+    assert Preprocessor.from_parts(said).shape == (6,)
     with pytest.raises(HeadcountError):
-        Learned.from_parts(spoilt(said, how))
+        Preprocessor.from_parts(spoilt(said, how))
 
 
 def test_hostile_arrays_are_refused():
-    learned = read(make.texts()).learn()
+    learned = read(make.texts()).fit_preprocessor()
     said, arrays = learned.to_json(), learned.arrays()
     idf = arrays["text.0.idf"]
     wrong: list[dict[str, Any]] = [
@@ -554,24 +554,24 @@ def test_hostile_arrays_are_refused():
     ]  # fmt: skip
     for held in wrong:
         with pytest.raises(HeadcountError):
-            Learned.from_parts(said, held)
+            Preprocessor.from_parts(said, held)
 
 
 def test_model_and_data_of_two_kinds(tmp_path):
     table, pictures, arrays = (
-        read(make.rows()).learn(),
-        read(make.folder(tmp_path / "f")).learn(),
-        read([X, X], labels=[0, 1]).learn(),
+        read(make.rows()).fit_preprocessor(),
+        read(make.folder(tmp_path / "f")).fit_preprocessor(),
+        read([X, X], labels=[0, 1]).fit_preprocessor(),
     )
     how: dict[str, Any] = {"classes": ["a", "b"], "need_labels": False}
     with pytest.raises(HeadcountError, match="the model takes table"):
-        read(tmp_path / "f", learned=table, **how)
+        read(tmp_path / "f", preprocessor=table, **how)
     with pytest.raises(HeadcountError, match="the model takes images, and the table is a table without pictures"):
-        read(make.rows(), learned=pictures, **how)
+        read(make.rows(), preprocessor=pictures, **how)
     with pytest.raises(HeadcountError, match=r"features of shape \(1,\), the model takes features of \(2,\)"):
-        read([X[:, :1]], learned=arrays, **how)
+        read([X[:, :1]], preprocessor=arrays, **how)
     with pytest.raises(HeadcountError, match="the model takes images"):
-        read([X], learned=pictures, **how)
+        read([X], preprocessor=pictures, **how)
 
 
 def test_parquet_of_odd_types(tmp_path):
@@ -588,6 +588,6 @@ def test_parquet_of_odd_types(tmp_path):
     pq.write_table(table, tmp_path / "t.parquet")
     for way in (table, tmp_path / "t.parquet"):
         reading = read(way)
-        assert reading.laid.names == ("a", "z")
-        assert {f.name: f.kind for f in reading.columns.fields} == {"d": "number", "t": "number", "s": "category"}
+        assert reading.bags.names == ("a", "z")
+        assert {f.name: f.kind for f in reading.schema.fields} == {"d": "number", "t": "number", "s": "category"}
         assert finite(reading)

@@ -19,41 +19,41 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import read_factory as make
-from headcount.data.read import Learned, Named, Reading, read
 from headcount.errors import HeadcountError
+from headcount.readers.read import BagDataset, ColumnRoles, Preprocessor, read
 
 FEW = settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 
-def promises(reading: Reading) -> None:
+def promises(reading: BagDataset) -> None:
     """What every reading promises."""
-    laid, n = reading.laid, len(reading.rows)
+    laid, n = reading.bags, len(reading.rows)
     assert len(laid.index) == n == int(laid.sizes.sum())
     assert len(set(reading.rows.tolist())) == n
-    assert n == 0 or (reading.rows.min() >= 0 and reading.rows.max() < reading.inputs)
-    assert reading.ids.num_rows == reading.inputs
+    assert n == 0 or (reading.rows.min() >= 0 and reading.rows.max() < reading.n_rows)
+    assert reading.ids.num_rows == reading.n_rows
     assert len(set(laid.names)) == len(laid)
     assert int(laid.sizes.min()) > 0
     totals = laid.target.double().sum(1)
     assert bool(((totals - 1).abs() < 1e-5).logical_or(totals == 0).all())
-    assert reading.described
-    assert all("\n" not in line or line for line in reading.described)
-    for part in (reading.coords, reading.tiles):
+    assert reading.description
+    assert all("\n" not in line or line for line in reading.description)
+    for part in (reading.coords, reading.tile_sizes):
         assert part is None or len(part) == n
     try:
-        learned = reading.learn()
+        learned = reading.fit_preprocessor()
     except HeadcountError:  # no words, or nothing but empty columns
         return
-    bags = reading.bags(learned)
+    bags = reading.to_bags(learned)
     assert bool(torch.isfinite(bags.pool.take(bags.index).float()).all())
-    again = Learned.from_parts(json.loads(json.dumps(learned.to_json())), learned.arrays())
-    assert torch.equal(reading.bags(again).pool.data, bags.pool.data)
-    json.loads(json.dumps(reading.described + reading.skipped))
+    again = Preprocessor.from_parts(json.loads(json.dumps(learned.to_json())), learned.arrays())
+    assert torch.equal(reading.to_bags(again).pool.data, bags.pool.data)
+    json.loads(json.dumps(reading.description + reading.skipped))
 
 
-def attempt(data: Any, **options: Any) -> Reading | None:
+def attempt(data: Any, **options: Any) -> BagDataset | None:
     """A reading, or a refusal of one line; both ways of treating what is bad."""
     got = None
     for skip in (False, True):
@@ -136,11 +136,11 @@ def test_tables_that_nearly_work(data):
     named = data.draw(
         st.sampled_from(
             [
-                Named(),
-                Named(text="colour"),
-                Named(features=("age",)),
-                Named(categories=("age",)),
-                Named(votes=("age", "height")),
+                ColumnRoles(),
+                ColumnRoles(text="colour"),
+                ColumnRoles(features=("age",)),
+                ColumnRoles(categories=("age",)),
+                ColumnRoles(votes=("age", "height")),
             ]
         )
     )
@@ -291,7 +291,7 @@ def test_tensor_files_of_anything(raw):
         root = make.slides(Path(folder))
         (root / "TCGA.1.h5").unlink()
         (root / "TCGA.1.pt").write_bytes(raw)
-        assert len(attempt(root).laid) == 3
+        assert len(attempt(root).bags) == 3
 
 
 @FEW
@@ -306,10 +306,10 @@ def test_tensor_files_of_anything(raw):
     )
 )
 def test_preparations_of_anything(said):
-    good = read(make.rows()).learn().to_json()
+    good = read(make.rows()).fit_preprocessor().to_json()
     for hostile in (said, {**good, "fields": said}, {**good, "named": said}, {**good, "shape": said}):
         try:
-            learned = Learned.from_parts(hostile)
+            learned = Preprocessor.from_parts(hostile)
         except HeadcountError:
             continue
         assert learned.kind in ("images", "features", "table", "text")

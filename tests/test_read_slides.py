@@ -17,14 +17,15 @@ import pytest
 import torch
 
 import read_factory as make
-from headcount.data.read import Learned, Named, flat, read
 from headcount.errors import HeadcountError
+from headcount.readers import flat_array
+from headcount.readers.read import ColumnRoles, Preprocessor, read
 
 
 @pytest.mark.parametrize("layout", ["trident", "batched", "clam"])
 def test_layouts(tmp_path, layout):
     reading = read(make.slides(tmp_path, layout))
-    bags = reading.bags()
+    bags = reading.to_bags()
     assert (reading.kind, bags.names) == ("features", ("TCGA.0", "TCGA.1", "TCGA.2", "TCGA.3"))
     assert bags.sizes.tolist() == [4, 5, 6, 7]
     assert bags.classes == ("normal", "tumour")
@@ -33,10 +34,10 @@ def test_layouts(tmp_path, layout):
     with h5py.File(tmp_path / "TCGA.2.h5") as f:
         assert np.array_equal(bags.pool.data[9:15].numpy(), f["features"][()].reshape(6, 4))
         assert np.array_equal(reading.coords[9:15], f["coords"][()])
-    assert reading.tiles is not None
-    assert reading.tiles[[0, 4, 9, 15]].tolist() == [512, 256, 512, 256]
+    assert reading.tile_sizes is not None
+    assert reading.tile_sizes[[0, 4, 9, 15]].tolist() == [512, 256, 512, 256]
     assert reading.ids.column_names == ["slide", "tile", "x", "y"]
-    assert read(tmp_path, tile=99).tiles[3] == 99
+    assert read(tmp_path, tile=99).tile_sizes[3] == 99
 
 
 def test_tensors_and_both(tmp_path):
@@ -46,33 +47,35 @@ def test_tensors_and_both(tmp_path):
     make.label_table(tmp_path / "labels.csv")
     alone = read(tmp_path)
     assert alone.coords is None
-    assert np.array_equal(alone.bags().pool.data, read(tmp_path / "pt_files").bags().pool.data)
+    assert np.array_equal(alone.to_bags().pool.data, read(tmp_path / "pt_files").to_bags().pool.data)
     for i in range(3):
         make.slide(tmp_path / "h5_files" / f"TCGA.{i}.h5", rows=4 + i, seed=i, layout="plain")
     both = read(tmp_path)
-    assert torch.equal(both.bags().pool.data, alone.bags().pool.data)
+    assert torch.equal(both.to_bags().pool.data, alone.to_bags().pool.data)
     assert np.isnan(both.coords).any(1).tolist() == [False] * 15 + [True] * 7
-    assert both.tiles is None
-    assert any("tile size not said" in line for line in both.described)
+    assert both.tile_sizes is None
+    assert any("tile size not said" in line for line in both.description)
 
 
 def test_patients_are_bags(tmp_path):
-    reading = read(make.slides(tmp_path), Named(bag="case_id"))
-    assert reading.laid.names == ("case0", "case1")
-    assert reading.laid.sizes.tolist() == [9, 13]
-    assert reading.tiles[[0, 4]].tolist() == [512, 256], "each slide keeps its own tile"
+    reading = read(make.slides(tmp_path), ColumnRoles(bag="case_id"))
+    assert reading.bags.names == ("case0", "case1")
+    assert reading.bags.sizes.tolist() == [9, 13]
+    assert reading.tile_sizes[[0, 4]].tolist() == [512, 256], "each slide keeps its own tile"
     assert reading.ids.column("slide").to_pylist()[4] == "TCGA.1"
     assert reading.ids.column("bag").to_pylist()[4] == "case0"
 
 
 def test_prediction_needs_no_table(tmp_path):
-    learned = read(make.slides(tmp_path / "a")).learn()
+    learned = read(make.slides(tmp_path / "a")).fit_preprocessor()
     make.slide(tmp_path / "b" / "new.h5", rows=3)
-    new = read(tmp_path / "b", learned=Learned.from_parts(learned.to_json()), classes=["n", "t"], need_labels=False)
-    assert new.bags().names == ("new",)
+    new = read(
+        tmp_path / "b", preprocessor=Preprocessor.from_parts(learned.to_json()), classes=["n", "t"], need_labels=False
+    )
+    assert new.to_bags().names == ("new",)
     make.slide(tmp_path / "b" / "new.h5", width=5)
     with pytest.raises(HeadcountError, match=r"new\.h5 has features of 5 numbers, the model 4"):
-        read(tmp_path / "b", learned=learned, classes=["n", "t"], need_labels=False)
+        read(tmp_path / "b", preprocessor=learned, classes=["n", "t"], need_labels=False)
 
 
 # -- the cache --------------------------------------------------------------------------------------------------------------
@@ -81,8 +84,8 @@ def test_prediction_needs_no_table(tmp_path):
 def test_cache_is_the_same_data_in_half(tmp_path):
     make.slides(tmp_path / "s")
     a, b = read(tmp_path / "s"), read(tmp_path / "s", cache=tmp_path / "c")
-    assert b.laid.pool.data.dtype == torch.float16
-    torch.testing.assert_close(b.laid.pool.data.float(), a.laid.pool.data, rtol=1e-3, atol=1e-3)
+    assert b.bags.pool.data.dtype == torch.float16
+    torch.testing.assert_close(b.bags.pool.data.float(), a.bags.pool.data, rtol=1e-3, atol=1e-3)
     assert a.fingerprint == b.fingerprint, "of what was read, not of how it is kept"
     assert sorted(p.suffix for p in (tmp_path / "c").iterdir()) == [".jsonl", ".npy"]
 
@@ -91,22 +94,22 @@ def test_larger_than_memory_goes_to_the_cache(tmp_path, monkeypatch):
     make.slides(tmp_path / "s")
     make.folder(tmp_path / "p")
     monkeypatch.setenv("HEADCOUNT_DATA", str(tmp_path / "home"))
-    monkeypatch.setattr(flat, "room", lambda: 100)
-    assert read(tmp_path / "s").laid.pool.data.dtype == torch.float16
-    pictures = read(tmp_path / "p").bags().pool
+    monkeypatch.setattr(flat_array, "available_memory", lambda: 100)
+    assert read(tmp_path / "s").bags.pool.data.dtype == torch.float16
+    pictures = read(tmp_path / "p").to_bags().pool
     assert len(list((tmp_path / "home" / "flat").glob("*.npy"))) == 2
     monkeypatch.undo()
-    assert torch.equal(pictures.data, read(tmp_path / "p").bags().pool.data)
+    assert torch.equal(pictures.data, read(tmp_path / "p").to_bags().pool.data)
 
 
 def test_cache_is_used_and_renewed(tmp_path, monkeypatch):
-    from headcount.data.read import slide_files
+    from headcount.readers import slide_files
 
     make.slides(tmp_path / "s")
     first = read(tmp_path / "s", cache=tmp_path / "c")
     opened = []
-    honest = slide_files.features
-    monkeypatch.setattr(slide_files, "features", lambda s: opened.append(s.file.name) or honest(s))
+    honest = slide_files.load_features
+    monkeypatch.setattr(slide_files, "load_features", lambda s: opened.append(s.file.name) or honest(s))
     assert read(tmp_path / "s", cache=tmp_path / "c").fingerprint == first.fingerprint
     assert opened == []
     make.slide(tmp_path / "s" / "TCGA.1.h5", rows=5, seed=99)
@@ -116,7 +119,7 @@ def test_cache_is_used_and_renewed(tmp_path, monkeypatch):
 
 KILLED = """
 import os, signal, sys
-from headcount.data.read import read, slide_files
+from headcount.readers.read import read, slide_files
 honest, count = slide_files.features, 0
 def dying(s):
     global count
@@ -131,7 +134,7 @@ read(sys.argv[1], cache=sys.argv[2])
 
 def test_killed_and_taken_up(tmp_path, monkeypatch):
     """Killed in the third slide: nothing but a .part; the next run reads the last two and is whole."""
-    from headcount.data.read import slide_files
+    from headcount.readers import slide_files
 
     make.slides(tmp_path / "s")
     run = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "s", tmp_path / "c"], env={**os.environ})
@@ -141,12 +144,12 @@ def test_killed_and_taken_up(tmp_path, monkeypatch):
     assert len(log.read_text().splitlines()) == 2
     log.write_text(log.read_text() + '{"digest": "torn')
     opened = []
-    honest = slide_files.features
-    monkeypatch.setattr(slide_files, "features", lambda s: opened.append(s.file.name) or honest(s))
+    honest = slide_files.load_features
+    monkeypatch.setattr(slide_files, "load_features", lambda s: opened.append(s.file.name) or honest(s))
     again = read(tmp_path / "s", cache=tmp_path / "c")
     assert opened == ["TCGA.2.h5", "TCGA.3.h5"]
     assert again.fingerprint == read(tmp_path / "s").fingerprint
-    torch.testing.assert_close(again.laid.pool.data.float(), read(tmp_path / "s").laid.pool.data, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(again.bags.pool.data.float(), read(tmp_path / "s").bags.pool.data, rtol=1e-3, atol=1e-3)
     assert not list((tmp_path / "c").glob("*.part"))
 
 
@@ -171,9 +174,9 @@ def test_bad_tiles_in_the_cache_are_listed_again(tmp_path):
     for _ in range(2):
         reading = read(tmp_path / "s", cache=tmp_path / "c", skip_bad=True)
         assert [line.split("/")[-1].split(":")[0] for line in reading.skipped] == ["TCGA.1.h5 row 4"]
-        assert reading.laid.sizes.tolist() == [4, 4, 6, 7]
-        assert reading.inputs == 22
-        assert reading.spread(np.ones(21), 0).tolist() == [1] * 7 + [0] + [1] * 14
+        assert reading.bags.sizes.tolist() == [4, 4, 6, 7]
+        assert reading.n_rows == 22
+        assert reading.broadcast(np.ones(21), 0).tolist() == [1] * 7 + [0] + [1] * 14
     with pytest.raises(HeadcountError, match=r"TCGA\.1\.h5 row 4: a feature is not finite, or beyond 65504"):
         read(tmp_path / "s", cache=tmp_path / "c")
     assert len(read(tmp_path / "s").rows) == 22, "float32 holds it"
@@ -282,7 +285,7 @@ def test_bad_slides(tmp_path, monkeypatch, how):
     reading = read(tmp_path / "s", skip_bad=True)
     assert all("TCGA.2" in line for line in reading.skipped)
     assert reading.skipped
-    names = set(reading.laid.names)
+    names = set(reading.bags.names)
     assert names == {"TCGA.0", "TCGA.1", "TCGA.3"} | ({"TCGA.2"} if how in ("nan", "inf") else set())
     assert not (tmp_path / "ran").exists(), "it ran"
 
@@ -294,13 +297,13 @@ def test_tables_of_slides(tmp_path):
     with pytest.raises(HeadcountError, match=r"labels\.csv row 2 labels bag 'TCGA\.9', and there is no such bag"):
         read(tmp_path)
     reading = read(tmp_path, skip_bad=True)
-    assert reading.laid.label.tolist() == [0, -1, -1, 1]
-    assert any("2 bags have no label" in line for line in reading.described)
+    assert reading.bags.label.tolist() == [0, -1, -1, 1]
+    assert any("2 bags have no label" in line for line in reading.description)
     with pytest.raises(HeadcountError, match=r"slide 'TCGA\.1' is not in .*, so that its case_id is unknown"):
-        read(tmp_path, Named(bag="case_id"))
+        read(tmp_path, ColumnRoles(bag="case_id"))
     make.write_csv(tmp_path / "labels.csv", {**table, "slide_id": ["TCGA.0", "TCGA.1", "TCGA.0"]})
     with pytest.raises(HeadcountError, match=r"slide 'TCGA\.0' belongs to two bags"):
-        read(tmp_path, Named(bag="case_id"))
+        read(tmp_path, ColumnRoles(bag="case_id"))
     (tmp_path / "labels.csv").unlink()
     with pytest.raises(HeadcountError, match=r"has no labels\.csv"):
         read(tmp_path)
@@ -314,14 +317,14 @@ def test_without_h5py_the_extra_is_named(tmp_path, monkeypatch):
 
 
 def test_learned_is_plain_json(tmp_path):
-    learned = read(make.slides(tmp_path)).learn()
-    assert Learned.from_parts(json.loads(json.dumps(learned.to_json()))).shape == (4,)
+    learned = read(make.slides(tmp_path)).fit_preprocessor()
+    assert Preprocessor.from_parts(json.loads(json.dumps(learned.to_json()))).shape == (4,)
 
 
 def test_a_disk_that_fills_up_is_one_line_and_can_be_taken_up(tmp_path):
     """A limit on the size of files stands for the disk: the write fails, no signal kills us, and the rest comes later."""
     make.slides(tmp_path / "s")
-    whole = read(tmp_path / "s", cache=tmp_path / "other").laid.pool.data
+    whole = read(tmp_path / "s", cache=tmp_path / "other").bags.pool.data
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, before[1]))
     try:
@@ -330,7 +333,7 @@ def test_a_disk_that_fills_up_is_one_line_and_can_be_taken_up(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list((tmp_path / "c").glob("*.npy"))
-    assert torch.equal(read(tmp_path / "s", cache=tmp_path / "c").laid.pool.data, whole)
+    assert torch.equal(read(tmp_path / "s", cache=tmp_path / "c").bags.pool.data, whole)
 
 
 def test_the_commonest_width_is_right(tmp_path):
@@ -341,8 +344,8 @@ def test_the_commonest_width_is_right(tmp_path):
     with pytest.raises(HeadcountError, match=r"A\.0\.h5 has features of 3 numbers, others 4"):
         read(tmp_path)
     reading = read(tmp_path, skip_bad=True)
-    assert reading.laid.pool.shape == (4,)
-    assert len(reading.laid) == 4
+    assert reading.bags.pool.shape == (4,)
+    assert len(reading.bags) == 4
 
 
 def test_new_slides_are_not_held_to_the_labels_of_others(tmp_path):
@@ -350,9 +353,9 @@ def test_new_slides_are_not_held_to_the_labels_of_others(tmp_path):
     make.slides(tmp_path)
     new = make.slide(tmp_path / "new" / "case_new1.h5").parent
     reading = read(new, need_labels=False, classes=["normal", "tumour"])
-    assert reading.laid.names == ("case_new1",)
+    assert reading.bags.names == ("case_new1",)
     make.label_table(new / "labels.csv")
-    assert read(new, need_labels=False, classes=["normal", "tumour"]).laid.label.tolist() == [-1]
+    assert read(new, need_labels=False, classes=["normal", "tumour"]).bags.label.tolist() == [-1]
     for _ in range(2):
         with pytest.raises(HeadcountError, match=r"labels\.csv row 1 labels bag 'TCGA\.0', and there is no such bag"):
             read(new)

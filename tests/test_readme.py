@@ -44,7 +44,7 @@ def test_readme_runs(tmp_path):
         else:
             words = [shlex.split(line, comments=True) for line in block.splitlines() if line.strip()]
             assert all(w[0] == "headcount" for w in words)
-            lines = [[sys.executable, "-m", "headcount.cli", *w[1:]] for w in words]
+            lines = [[sys.executable, "-m", "headcount.cli.main", *w[1:]] for w in words]
         for line in lines:
             done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True)
             assert done.returncode == 0, f"{' '.join(line)}\n{done.stderr}"
@@ -70,11 +70,11 @@ def test_links_lead_somewhere(path):
 
 
 def test_results_in_the_readme_are_those_of_the_records():
-    from headcount.judging import records, select
+    from headcount.experiments import records, select
 
     rows = [[cell.strip() for cell in line.split("|")] for line in README.splitlines() if line.startswith("|")]
     told, shown = {cells[1]: cells for cells in rows}, {"various": 0, "small": 0}
-    for row in select.rows(records.load(ROOT / "results" / "paper")):
+    for row in select.rows(records.load_records(ROOT / "results" / "paper")):
         if len(row.records) == 5 and not row.records[0].recipe.removal:
             mean, deviation, _ = row.score("instance_accuracy")
             said = f"{mean:.3f} ± {deviation:.3f}"

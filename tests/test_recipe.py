@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from headcount.errors import HeadcountError
-from headcount.judging.study import grid
-from headcount.training import recipe as module
-from headcount.training.recipe import Recipe
+from headcount.experiments import recipe as module
+from headcount.experiments.recipe import Recipe
+from headcount.experiments.study import grid
 
 DIGITS = Recipe(source="digits")
 
@@ -17,9 +17,9 @@ DIGITS = Recipe(source="digits")
 def test_pinned_keys():
     """Defaults do not change once records exist; if this fails, every record has lost its name."""
     assert DIGITS.key == "9de59d92e8a95cfe"
-    assert DIGITS.but(removal=0.5).key == "3e1f22ebccf8f8a3"
-    assert DIGITS.but(fold=1).key == "f3731b23c7604b0b"
-    assert DIGITS.but(fold=1, removal=0.5).key == "d3ee455108e7de69"
+    assert DIGITS.replace(removal=0.5).key == "3e1f22ebccf8f8a3"
+    assert DIGITS.replace(fold=1).key == "f3731b23c7604b0b"
+    assert DIGITS.replace(fold=1, removal=0.5).key == "d3ee455108e7de69"
 
 
 def test_pinned_keys_of_the_committed_records(monkeypatch):
@@ -29,9 +29,11 @@ def test_pinned_keys_of_the_committed_records(monkeypatch):
 
 
 def test_a_field_that_keeps_its_default_is_not_in_the_key():
-    assert DIGITS.but(lr=3e-4).key == DIGITS.key
-    assert DIGITS.but(options={}).key == DIGITS.key
-    assert Recipe.of({"source": "digits"}).key == DIGITS.key, "a record written before a field existed keeps its name"
+    assert DIGITS.replace(lr=3e-4).key == DIGITS.key
+    assert DIGITS.replace(options={}).key == DIGITS.key
+    assert Recipe.from_dict({"source": "digits"}).key == DIGITS.key, (
+        "a record written before a field existed keeps its name"
+    )
 
 
 def test_everything_that_decides_a_number_is_in_the_key():
@@ -73,23 +75,23 @@ def test_everything_that_decides_a_number_is_in_the_key():
         "decay": "weights",
         "mirror": True,
     }
-    keys = {DIGITS.but(**{name: value}).key for name, value in changes.items()}
+    keys = {DIGITS.replace(**{name: value}).key for name, value in changes.items()}
     assert len(keys | {DIGITS.key}) == len(changes) + 1
     assert set(changes) | {"source"} == set(DIGITS.values)
 
 
 def test_round_trip():
-    recipe = DIGITS.but(options={"t1": 1.0, "t2": 0.5}, fold=2)
-    assert Recipe.of(recipe.values) == recipe
-    assert Recipe.of(recipe.values).key == recipe.key
-    assert hash(recipe) == hash(Recipe.of(recipe.values))
+    recipe = DIGITS.replace(options={"t1": 1.0, "t2": 0.5}, fold=2)
+    assert Recipe.from_dict(recipe.values) == recipe
+    assert Recipe.from_dict(recipe.values).key == recipe.key
+    assert hash(recipe) == hash(Recipe.from_dict(recipe.values))
 
 
 def test_a_head_from_a_file_is_what_the_file_says(tmp_path):
     file = tmp_path / "mine.py"
     source = "from headcount.models.heads.count import Count\n\n\nclass Mine(Count):\n    title = 'Mine'\n"
     file.write_text(source)
-    recipe = DIGITS.but(head=f"{file}:Mine")
+    recipe = DIGITS.replace(head=f"{file}:Mine")
     first = recipe.key
     file.write_text(source + "# another thought\n")
     assert recipe.key != first
@@ -97,12 +99,12 @@ def test_a_head_from_a_file_is_what_the_file_says(tmp_path):
 
 def test_needs_and_labels():
     assert DIGITS.needs == ()
-    assert DIGITS.but(removal=0.3, distance="mahalanobis").needs == (DIGITS,)
+    assert DIGITS.replace(removal=0.3, distance="mahalanobis").needs == (DIGITS,)
     assert DIGITS.label == "Counting Network"
-    assert DIGITS.but(options={"t1": 1.0}).label == "Counting Network w/o Count"
-    assert DIGITS.but(removal=0.3).label == "Counting Network + MPEM"
-    assert DIGITS.but(head="output_mean", options={"form": "nll"}).label == "Output+Mean (nll)"
-    assert str(DIGITS.but(epochs=600)) == "Counting Network, digits various fold 0 (epochs=600)"
+    assert DIGITS.replace(options={"t1": 1.0}).label == "Counting Network w/o Count"
+    assert DIGITS.replace(removal=0.3).label == "Counting Network + MPEM"
+    assert DIGITS.replace(head="output_mean", options={"form": "nll"}).label == "Output+Mean (nll)"
+    assert str(DIGITS.replace(epochs=600)) == "Counting Network, digits various fold 0 (epochs=600)"
 
 
 @pytest.mark.parametrize(
@@ -131,12 +133,12 @@ def test_needs_and_labels():
 )
 def test_typos_raise(changes, says):
     with pytest.raises(HeadcountError, match=says):
-        DIGITS.but(**changes)
+        DIGITS.replace(**changes)
 
 
 def test_numbers_of_numpy_and_torch_are_numbers():
-    given = DIGITS.but(fold=np.int64(1), lr=np.float32(0.5), mirror=np.True_, options={"t1": torch.tensor(2.0)})
-    plain = DIGITS.but(fold=1, lr=0.5, mirror=True, options={"t1": 2.0})
+    given = DIGITS.replace(fold=np.int64(1), lr=np.float32(0.5), mirror=np.True_, options={"t1": torch.tensor(2.0)})
+    plain = DIGITS.replace(fold=1, lr=0.5, mirror=True, options={"t1": 2.0})
     assert given == plain
     assert given.key == plain.key
     assert [type(v) for v in (given.fold, given.lr, given.mirror, dict(given.options)["t1"])] == [
@@ -151,7 +153,7 @@ def test_numbers_of_numpy_and_torch_are_numbers():
 def test_a_recipe_that_is_read_runs_nobodys_code(tmp_path):
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     for file in (tmp_path / "evil.py", tmp_path / "gone.py"):
-        assert Recipe.of({"head": f"{file}:X", "removal": 0.5}).needs
+        assert Recipe.from_dict({"head": f"{file}:X", "removal": 0.5}).needs
     assert not (tmp_path / "ran").exists()
     with pytest.raises(HeadcountError, match=r"no file .*gone\.py"):
-        _ = DIGITS.but(head=f"{tmp_path / 'gone.py'}:X").key
+        _ = DIGITS.replace(head=f"{tmp_path / 'gone.py'}:X").key

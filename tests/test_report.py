@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headcount.data.sources import Source
+from headcount.datasets.registry import Source
 from headcount.errors import HeadcountError, HeadcountWarning
-from headcount.judging.records import Record
-from headcount.judging.select import rows
+from headcount.experiments.recipe import Recipe
+from headcount.experiments.records import Record
+from headcount.experiments.select import rows
 from headcount.models.heads import HEADS
-from headcount.showing import gallery, plots, report, tables
-from headcount.showing.figures import figures
-from headcount.showing.names import own_names
-from headcount.training.recipe import Recipe
+from headcount.reporting import gallery, plots, report, results_table
+from headcount.reporting.figures import section_figures
+from headcount.reporting.method_names import display_names
 from showing_factory import features, make_record, make_study, pictures
 
 HOSTILE = ("<img src=x onerror=alert(1)>", '"><script>alert(2)</script>', "$5 & up", "日本 🎈", "{{ 7 * 7 }}")
@@ -122,7 +122,7 @@ def test_provenance_is_said_and_the_host_is_not(html: str) -> None:
 
 def test_same_records_same_bytes(study: list[Record], source: Source) -> None:
     few = study[:3]
-    assert report.render(few, "t", lambda _: source) == report.render(few, "t", lambda _: source)
+    assert report.render_report(few, "t", lambda _: source) == report.render_report(few, "t", lambda _: source)
 
 
 def test_no_records() -> None:
@@ -144,35 +144,35 @@ def _missing(name: str) -> Source:
 )
 def test_gallery_says_why_it_is_empty(tmp_path: Path, source: Source, arrays: bool, load, excuse: str) -> None:
     record = make_record(tmp_path, source, SMALL, arrays)
-    assert excuse in report.render([record], "t", load(source))
+    assert excuse in report.render_report([record], "t", load(source))
 
 
 def test_gallery_never_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gallery.sources, "ready", lambda name: False)
     with pytest.raises(HeadcountError, match="not prepared"):
-        gallery.local_source("cifar10")
+        gallery.cached_source("cifar10")
 
 
 def test_gallery_counts_votes(tmp_path: Path, source: Source) -> None:
     record = make_record(tmp_path, source, SMALL)
     arrays = record.arrays()
-    shown = gallery.gallery(record, "m", lambda _: source)
-    right = [bag.hits / bag.known for bag in shown.bags]
+    shown = gallery.build_gallery(record, "m", lambda _: source)
+    right = [bag.n_correct / bag.n_known for bag in shown.bags]
     assert right == sorted(right, reverse=True)
     for bag in shown.bags:
         here = slice(*arrays["test_offsets"][bag.number : bag.number + 2])
         truth, said = arrays["test_truth"][here], arrays["test_said"][here]
         label = arrays["test_label"][bag.number]
-        assert bag.hits == (truth == said).sum()
+        assert bag.n_correct == (truth == said).sum()
         assert bag.true_share == pytest.approx((truth == label).mean())
-        assert bag.said_share == pytest.approx((said == label).mean())
-        assert sum(v.count for v in bag.votes) == sum(len(v.tiles) for v in bag.votes) == bag.size == 12
-        assert sum(t.wrong for v in bag.votes for t in v.tiles) == bag.size - bag.hits
+        assert bag.predicted_share == pytest.approx((said == label).mean())
+        assert sum(v.count for v in bag.votes) == sum(len(v.instances) for v in bag.votes) == bag.size == 12
+        assert sum(t.wrong for v in bag.votes for t in v.instances) == bag.size - bag.n_correct
 
 
 def test_gallery_of_features_is_chips(tmp_path: Path) -> None:
     table = features(HOSTILE[:3])
-    page = report.render([make_record(tmp_path, table, SMALL.but(source="digits"))], "t", lambda _: table)
+    page = report.render_report([make_record(tmp_path, table, SMALL.replace(source="digits"))], "t", lambda _: table)
     assert page.count('class="tile') == page.count(" chip") == 36
     assert "<img" not in page
 
@@ -182,88 +182,88 @@ def test_heavy_pictures_lose_colours_then_leave(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (300, 80, 80, 3), dtype=np.uint8)
     heavy = replace(heavy, data=noise)
     record = make_record(tmp_path, heavy, SMALL)
-    full = _weight(gallery.gallery(record, "m", lambda _: heavy, 1 << 24))
-    assert 0 < _weight(gallery.gallery(record, "m", lambda _: heavy, full // 2)) <= full // 2
-    assert "too heavy" in gallery.gallery(record, "m", lambda _: heavy, 1000).excuse
+    full = _weight(gallery.build_gallery(record, "m", lambda _: heavy, 1 << 24))
+    assert 0 < _weight(gallery.build_gallery(record, "m", lambda _: heavy, full // 2)) <= full // 2
+    assert "too heavy" in gallery.build_gallery(record, "m", lambda _: heavy, 1000).missing_reason
 
 
 def _weight(shown: gallery.Gallery) -> int:
-    return sum(len(t.picture) for bag in shown.bags for v in bag.votes for t in v.tiles)
+    return sum(len(t.picture) for bag in shown.bags for v in bag.votes for t in v.instances)
 
 
 def test_bare_records_still_make_a_page(tmp_path: Path, source: Source) -> None:
     """An old record, or a foreign one: no curve, no confusion, no sweep, no provenance."""
     whole = make_record(tmp_path, source, SMALL)
-    body = {k: v for k, v in whole.body.items() if k not in ("confusion", "sweep", "share_difference", "provenance")}
+    body = {k: v for k, v in whole.data.items() if k not in ("confusion", "sweep", "share_difference", "provenance")}
     body["fit"] = {k: v for k, v in body["fit"].items() if k != "curve"}
     body["scores"] = {"instance_accuracy": 0.5}
-    page = report.render([Record(body, tmp_path / "gone.json")], "t", lambda _: source)
+    page = report.render_report([Record(body, tmp_path / "gone.json")], "t", lambda _: source)
     assert 'class="number best">0.500</td>' in page
     assert page.count(">–<") >= 4
 
 
 def test_an_oracle_is_never_the_best(study: list[Record], source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HEADS["count"], "told", True)
-    named = tables.methods(rows(study))
-    assert tables.best_of(named).name == "Output+Mean"
+    monkeypatch.setattr(HEADS["count"], "uses_instance_labels", True)
+    named = results_table.rank_methods(rows(study))
+    assert results_table.best_method(named).name == "Output+Mean"
     assert [m.oracle for m in named] == [False, True, True]
 
 
 def test_twins_are_told_apart(tmp_path: Path, source: Source) -> None:
     made = [
-        make_record(tmp_path, source, SMALL.but(epochs=e, scenario=s)) for e in (30, 60) for s in ("large", "small")
+        make_record(tmp_path, source, SMALL.replace(epochs=e, scenario=s)) for e in (30, 60) for s in ("large", "small")
     ]
-    names = {m.name for m in tables.methods(rows(made)[::2])}
+    names = {m.name for m in results_table.rank_methods(rows(made)[::2])}
     assert names == {"Counting Network, epochs 30", "Counting Network, epochs 60"}
-    page = report.render(made, "t", lambda _: source)
+    page = report.render_report(made, "t", lambda _: source)
     assert 'id="overview"' in page
     assert page.count('class="number best"') == 4
 
 
 def test_of_many_methods_of_one_head_each_says_where_it_differs(tmp_path: Path, source: Source) -> None:
-    base = SMALL.but(head="tilt", options={"decay": 0.9, "own": 1.0})
+    base = SMALL.replace(head="tilt", options={"decay": 0.9, "own": 1.0})
     tried = [
         base,
-        *(base.but(options={**dict(base.options), k: v}) for k, v in (("own", 0.0), ("bag", 0.0), ("form", "one"))),
+        *(base.replace(options={**dict(base.options), k: v}) for k, v in (("own", 0.0), ("bag", 0.0), ("form", "one"))),
     ]
-    made = [make_record(tmp_path, source, r) for r in [*tried, base.but(epochs=60)]]
-    made.append(make_record(tmp_path, source, base.but(scenario="large")))
-    names, remarks = own_names(rows(made))
+    made = [make_record(tmp_path, source, r) for r in [*tried, base.replace(epochs=60)]]
+    made.append(make_record(tmp_path, source, base.replace(scenario="large")))
+    names, remarks = display_names(rows(made))
     assert set(names) == {"Tilt", "Tilt, epochs 60", "Tilt (own=0.0)", "Tilt (bag=0.0)", "Tilt (form=one)"}
     assert names.count("Tilt") == 2, (
         "one method has one name, whatever table it is in; what most are is not said in each"
     )
     assert remarks == {"Tilt": "where a row says nothing else: decay=0.9, own=1.0, epochs 30"}, "but once"
-    assert f"Tilt, {remarks['Tilt']}" in Page(report.render(made, "t", lambda _: source)).text
-    made += [make_record(tmp_path, source, base.but(**c)) for c in ({"lr": 0.1}, {"trouble": {"wrong": 0.2}})]
-    names, remarks = own_names(rows(made))
+    assert f"Tilt, {remarks['Tilt']}" in Page(report.render_report(made, "t", lambda _: source)).text
+    made += [make_record(tmp_path, source, base.replace(**c)) for c in ({"lr": 0.1}, {"trouble": {"wrong": 0.2}})]
+    names, remarks = display_names(rows(made))
     assert {"Tilt", "Tilt, epochs 60", "Tilt, lr 0.1", "Tilt, trouble wrong=0.2"} < set(names)
-    made.append(make_record(tmp_path, source, base.but(options={"decay": 0.9, "own": 0.5}, schedule="twice")))
-    assert "Tilt (own=0.5), schedule twice" in own_names(rows(made))[0], "an option tells it apart, and is not all"
-    few, none = own_names(rows([r for r in made if r.recipe in tried[:3]]))
+    made.append(make_record(tmp_path, source, base.replace(options={"decay": 0.9, "own": 0.5}, schedule="twice")))
+    assert "Tilt (own=0.5), schedule twice" in display_names(rows(made))[0], "an option tells it apart, and is not all"
+    few, none = display_names(rows([r for r in made if r.recipe in tried[:3]]))
     assert "Tilt (decay=0.9, own=1.0)" in few
     assert not none
 
 
 def test_other_data_and_other_code_are_other_rows(tmp_path: Path, source: Source) -> None:
-    made = [make_record(tmp_path, source, SMALL.but(fold=fold)) for fold in (0, 1)]
-    made += [Record({**r.body, "data": {**r.body["data"], "checksum": "77" * 16}}, r.path) for r in made]
-    names = [m.name for m in tables.methods(rows(made))]
+    made = [make_record(tmp_path, source, SMALL.replace(fold=fold)) for fold in (0, 1)]
+    made += [Record({**r.data, "data": {**r.data["data"], "checksum": "77" * 16}}, r.path) for r in made]
+    names = [m.name for m in results_table.rank_methods(rows(made))]
     assert sorted(names) == ["Counting Network, data 0f0f0f0f", "Counting Network, data 77777777"]
-    own = {**made[0].body["recipe"], "head": "away/own.py:Own"}
-    body = {**made[0].body, "recipe": own, "label": "Own", "text": "Own, fold 0"}
+    own = {**made[0].data["recipe"], "head": "away/own.py:Own"}
+    body = {**made[0].data, "recipe": own, "label": "Own", "text": "Own, fold 0"}
     made = [
         Record({**body, "own_head": {"code": code * 8, "told": code == "ab"}}, made[0].path) for code in ("ab", "cd")
     ]
-    named = tables.methods(rows(made))
+    named = results_table.rank_methods(rows(made))
     assert [(m.name, m.oracle) for m in named] == [("Own, code cdcdcdcd", False), ("Own, code abababab", True)]
-    assert "Own, code abababab" in report.render(made, "t", lambda _: source)
+    assert "Own, code abababab" in report.render_report(made, "t", lambda _: source)
 
 
 def test_a_run_under_two_keys_counts_once_the_newest(tmp_path: Path, source: Source) -> None:
-    made = [make_record(tmp_path, source, SMALL.but(options={"t1": t1}, fold=0)) for t1 in (1, 1.0)]
+    made = [make_record(tmp_path, source, SMALL.replace(options={"t1": t1}, fold=0)) for t1 in (1, 1.0)]
     assert made[0].key != made[1].key
-    late = {**made[0].body, "provenance": {**made[0].body["provenance"], "started": "2025-02-01T00:00:00+00:00"}}
+    late = {**made[0].data, "provenance": {**made[0].data["provenance"], "started": "2025-02-01T00:00:00+00:00"}}
     made[0] = Record(late, made[0].path)
     with pytest.warns(HeadcountWarning, match="1 of 2 records of Counting Network w/o Count repeat a run"):
         (row,) = rows(made)
@@ -273,11 +273,11 @@ def test_a_run_under_two_keys_counts_once_the_newest(tmp_path: Path, source: Sou
 def test_a_report_runs_nobodys_code(tmp_path: Path, source: Source) -> None:
     """A record names the file of its head: somebody else's, or long gone."""
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    body = make_record(tmp_path, source, SMALL).body
+    body = make_record(tmp_path, source, SMALL).data
     for file in ("evil.py", "gone.py"):
         recipe = {**body["recipe"], "head": f"{tmp_path / file}:X", "options": {"what": 1}}
         record = Record({**body, "recipe": recipe, "label": "X marks"}, tmp_path / "x.json")
-        assert "X marks" in report.render([record], "t", lambda _: source)
+        assert "X marks" in report.render_report([record], "t", lambda _: source)
     assert not (tmp_path / "ran").exists()
 
 
@@ -300,7 +300,7 @@ def test_other_suffixes_are_refused(tmp_path: Path) -> None:
 
 def test_svg_follows_the_page() -> None:
     counts = np.array([[9, 1], [0, 10]])
-    text = plots.svg(plots.confusion_matrix(counts, ["a<b>", "#0072b2"]), "one", 'said "so"')
+    text = plots.inline_svg(plots.confusion_matrix(counts, ["a<b>", "#0072b2"]), "one", 'said "so"')
     assert "a&lt;b&gt;" in text
     assert ">#0072b2<" in text  # a word keeps its letters, a colour becomes a variable
     assert "var(--c0)" in text
@@ -311,12 +311,12 @@ def test_svg_follows_the_page() -> None:
 @pytest.mark.parametrize("size", [1, 30, 60])
 def test_confusion_of_any_size(size: int) -> None:
     figure = plots.confusion_matrix(np.eye(size, dtype=int), [str(k) for k in range(size)])
-    assert plots.svg(figure, "x", "y").startswith("<svg")
+    assert plots.inline_svg(figure, "x", "y").startswith("<svg")
 
 
 def test_sweep_marks_what_was_chosen() -> None:
     folds = [[0.5, np.nan, 0.3], [0.4, 0.2, 0.6]]
-    figure = plots.sweep([0.1, 0.5, 1.0], folds, [1.0, 0.5], "validation loss", 0.45)
+    figure = plots.removal_sweep([0.1, 0.5, 1.0], folds, [1.0, 0.5], "validation loss", 0.45)
     rings = next(line for line in figure.axes[0].lines if line.get_label() == "chosen r")
     assert rings.get_xydata().tolist() == [[1.0, 0.3], [0.5, 0.2]]
 
@@ -329,16 +329,16 @@ def test_methods_keep_their_colours() -> None:
 
 def test_drawing_is_paid_for_late_and_without_pyplot() -> None:
     code = (
-        "import sys; from headcount.showing import plots, report; assert 'matplotlib' not in sys.modules;"
+        "import sys; from headcount.reporting import plots, report; assert 'matplotlib' not in sys.modules;"
         "plots.svg(plots.share_scatter([.1], [.2]), 'a', 'b'); assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_page_of_many_sections_is_lean(study: list[Record]) -> None:
-    named = tables.methods(rows(study))
+    named = results_table.rank_methods(rows(study))
     colours = plots.method_colours([m.name for m in named])
-    full, lean = (figures(named, study, colours, "s", lean=x) for x in (False, True))
+    full, lean = (section_figures(named, study, colours, "s", compact=x) for x in (False, True))
     assert [g.title for g in full] == [g.title for g in lean]
     assert sum(len(p.svg) for g in lean for p in g.panels) < sum(len(p.svg) for g in full for p in g.panels)
     assert "mean of the folds" in lean[1].text

@@ -40,9 +40,9 @@ def same(got, want, tolerance=1e-9):
 def segments_of(bags, removed=True, weight=False, size="auto"):
     s = Segments.from_sizes(bags.sizes)
     if size != "auto":
-        s = Segments(s.index, s.bags, size)
+        s = Segments(s.index, s.n_bags, size)
     if weight:
-        s = s.weighted(torch.tensor(bags.weight, dtype=torch.float32))
+        s = s.with_weight(torch.tensor(bags.weight, dtype=torch.float32))
     return s.without(torch.tensor(bags.removed)) if removed else s
 
 
@@ -88,7 +88,7 @@ def test_weight_two_is_a_twin(op):
         sizes[bags.index[who]] += 1
         weight = torch.ones(bags.n)
         weight[who] = 2
-        one = getattr(Segments.from_sizes(bags.sizes).weighted(weight), op)(tensor(x))
+        one = getattr(Segments.from_sizes(bags.sizes).with_weight(weight), op)(tensor(x))
         two = getattr(Segments.from_sizes(sizes), op)(tensor(x[twin]))
         same(one[twin] if op == "softmax" else one, two)
 
@@ -100,9 +100,9 @@ def test_fractional_weights():
 
     def law(bags):
         x, whole = tensor(bags.values(2)), segments_of(bags, weight=True)
-        quarter = whole.weighted(whole.weight / 4)
+        quarter = whole.with_weight(whole.weight / 4)
         same(quarter.sum(x) * 4, whole.sum(x))
-        same(quarter.total() * 4, whole.total())
+        same(quarter.total_weight() * 4, whole.total_weight())
         same(quarter.mean(x), whole.mean(x))
         same(quarter.logsumexp(x) + math.log(4), whole.logsumexp(x))
         same(quarter.softmax(x) / 4, whole.softmax(x))
@@ -117,7 +117,7 @@ def test_removed_is_weight_zero_is_absent(op):
         keep = np.flatnonzero(~gone)
         sizes = [len(sit) for sit in seats_of(bags)]
         removed = getattr(segments_of(bags), op)(tensor(x))
-        weightless = getattr(segments_of(bags, removed=False).weighted(torch.tensor(~gone).float()), op)(tensor(x))
+        weightless = getattr(segments_of(bags, removed=False).with_weight(torch.tensor(~gone).float()), op)(tensor(x))
         absent = getattr(Segments.from_sizes(sizes), op)(tensor(x[keep]))
         if op == "softmax":
             assert not removed[gone].any()
@@ -130,7 +130,7 @@ def test_removed_is_weight_zero_is_absent(op):
 
 @pytest.mark.parametrize(("op", "want"), [("max", [0.0]), ("logsumexp", [0.0]), ("softmax", [1.0])])
 def test_nobody_hears_a_loud_instance_of_weight_zero(op, want):
-    s = Segments.from_sizes([2]).weighted(torch.tensor([1.0, 0.0]))
+    s = Segments.from_sizes([2]).with_weight(torch.tensor([1.0, 0.0]))
     same(getattr(s, op)(torch.tensor([0.0, 1e4]))[:1], want)
 
 
@@ -144,11 +144,11 @@ def test_even_path_equals_ragged_path():
         assert even.size == size == segments_of(bags).size
         for op in REDUCTIONS:
             same(getattr(even, op)(x), getattr(loose, op)(x))
-        same(even.total(), loose.total())
+        same(even.total_weight(), loose.total_weight())
         v = torch.arange(2.0 * len(bags.sizes)).view(-1, 2)
-        same(even.spread(v), loose.spread(v))
+        same(even.broadcast(v), loose.broadcast(v))
         for s in (even, loose):
-            same(s.flat(s.dense(x)[0]), x.masked_fill(s.removed[:, None], 0))
+            same(s.to_flat(s.to_dense(x)[0]), x.masked_fill(s.removed[:, None], 0))
 
     examine(law, 2 * CASES, bags=ragged(even=True, spare=False), weight=st.booleans())
 
@@ -171,7 +171,7 @@ def test_padding_is_removal():
         for op in ("sum", "mean", "max", "logsumexp"):
             same(getattr(s, op)(padded), getattr(flat, op)(tensor(x)))
         same(s.softmax(padded)[mask.flatten()], flat.softmax(tensor(x)))
-        same(s.total(), flat.total())
+        same(s.total_weight(), flat.total_weight())
 
     examine(law, CASES, bags=ragged())
 
@@ -179,7 +179,7 @@ def test_padding_is_removal():
 def test_offsets_and_sizes_say_the_same():
     def law(bags):
         a, b = Segments.from_sizes(bags.sizes), Segments.from_offsets(np.cumsum([0, *bags.sizes]).tolist())
-        assert (a.index.tolist(), a.bags, a.size) == (b.index.tolist(), b.bags, b.size)
+        assert (a.index.tolist(), a.n_bags, a.size) == (b.index.tolist(), b.n_bags, b.size)
         assert a.index.tolist() == bags.index
 
     examine(law, CASES, bags=ragged())
@@ -191,12 +191,12 @@ def test_order_does_not_matter():
     def law(bags, weight):
         x, s = tensor(bags.values(2)), segments_of(bags, weight=weight, size=None)
         order = torch.from_numpy(bags.rng(3).permutation(bags.n))
-        mixed = Segments(s.index[order], s.bags, None, None if s.weight is None else s.weight[order])
+        mixed = Segments(s.index[order], s.n_bags, None, None if s.weight is None else s.weight[order])
         for op in ("sum", "mean", "max", "logsumexp"):
             same(getattr(mixed, op)(x[order]), getattr(s, op)(x))
         same(mixed.softmax(x[order]), s.softmax(x)[order])
-        same(mixed.spread(mixed.sum(x[order])), s.spread(s.sum(x))[order])
-        same(mixed.flat(mixed.dense(x[order])[0]), s.flat(s.dense(x)[0])[order])
+        same(mixed.broadcast(mixed.sum(x[order])), s.broadcast(s.sum(x))[order])
+        same(mixed.to_flat(mixed.to_dense(x[order])[0]), s.to_flat(s.to_dense(x)[0])[order])
 
     examine(law, CASES, bags=ragged(spare=False), weight=st.booleans())
 
@@ -209,9 +209,9 @@ def test_repeat_is_one_whole_set_after_the_other(even):
         often = s.repeat(times)
         for op in REDUCTIONS:
             same(getattr(often, op)(torch.cat(views)), torch.cat([getattr(s, op)(x) for x in views]))
-        same(often.total(), s.total().repeat(times))
+        same(often.total_weight(), s.total_weight().repeat(times))
         assert often.removed.tolist() == s.removed.tolist() * times
-        assert (often.bags, often.size) == (s.bags * times, s.size)
+        assert (often.n_bags, often.size) == (s.n_bags * times, s.size)
 
     examine(law, CASES, bags=ragged(even=even, spare=False), times=st.integers(1, 3), weight=st.booleans())
 
@@ -223,9 +223,9 @@ def test_any_number_of_axes():
             whole = getattr(s, op)(x)
             same(getattr(s, op)(x.view(-1, 2, 3)).flatten(1), whole)
             same(getattr(s, op)(x[:, 4]), whole[:, 4])
-        same(s.spread(s.sum(x.view(-1, 2, 3))).flatten(1), s.spread(s.sum(x)))
-        same(s.dense(x.view(-1, 2, 3))[0].flatten(2), s.dense(x)[0])
-        same(s.dense(x[:, 4])[0], s.dense(x)[0][..., 4])
+        same(s.broadcast(s.sum(x.view(-1, 2, 3))).flatten(1), s.broadcast(s.sum(x)))
+        same(s.to_dense(x.view(-1, 2, 3))[0].flatten(2), s.to_dense(x)[0])
+        same(s.to_dense(x[:, 4])[0], s.to_dense(x)[0][..., 4])
 
     examine(law, CASES, bags=ragged(spare=False))
 
@@ -236,8 +236,8 @@ def test_any_number_of_axes():
 def test_spread_equals_the_loop():
     def law(bags):
         v = bags.rng(4).normal(size=(len(bags.sizes), 2))
-        want = oracles.spread(v.tolist(), bags.index, bags.removed, len(bags.sizes))
-        same(segments_of(bags).spread(tensor(v)), want)
+        want = oracles.broadcast(v.tolist(), bags.index, bags.removed, len(bags.sizes))
+        same(segments_of(bags).broadcast(tensor(v)), want)
 
     examine(law, CASES, bags=ragged(spare=False))
 
@@ -246,8 +246,8 @@ def test_dense_equals_the_loop():
     def law(bags, fill):
         x, sits = bags.values(2), seats_of(bags)
         length = max(map(len, sits))
-        sheet, taken = segments_of(bags, size=None).dense(tensor(x), fill)
-        want, mask = oracles.dense(x.tolist(), sits, length, fill)
+        sheet, taken = segments_of(bags, size=None).to_dense(tensor(x), fill)
+        want, mask = oracles.to_dense(x.tolist(), sits, length, fill)
         same(sheet, np.array(want).reshape(len(sits), length, 2))
         assert taken.tolist() == mask
 
@@ -257,7 +257,7 @@ def test_dense_equals_the_loop():
 def test_dense_of_even_bags_keeps_the_places():
     def law(bags, fill):
         x, size = bags.values(2), bags.sizes[0]
-        sheet, taken = segments_of(bags).dense(tensor(x), fill)
+        sheet, taken = segments_of(bags).to_dense(tensor(x), fill)
         for j, gone in enumerate(bags.removed):
             assert taken[j // size, j % size] == (not gone)
             same(sheet[j // size, j % size], [fill, fill] if gone else x[j])
@@ -268,9 +268,9 @@ def test_dense_of_even_bags_keeps_the_places():
 def test_there_and_back():
     def law(bags):
         x, s = tensor(bags.values(2)), segments_of(bags)
-        sheet, taken = s.dense(x, -math.inf)
+        sheet, taken = s.to_dense(x, -math.inf)
         assert int(taken.sum()) == int((~s.removed).sum())
-        same(s.flat(sheet), x.masked_fill(s.removed[:, None], 0))
+        same(s.to_flat(sheet), x.masked_fill(s.removed[:, None], 0))
         same(sheet.amax(1), s.max(x)) if sheet.shape[1] else None
 
     examine(law, CASES, bags=ragged(spare=False))
@@ -280,7 +280,7 @@ def test_sum_and_spread_are_adjoint():
     def law(bags):
         x, s = tensor(bags.values(2)), segments_of(bags)
         v = tensor(bags.rng(4).normal(size=(len(bags.sizes), 2)))
-        same((s.sum(x) * v).sum(), (x * s.spread(v)).sum(), 1e-8)
+        same((s.sum(x) * v).sum(), (x * s.broadcast(v)).sum(), 1e-8)
 
     examine(law, CASES, bags=ragged(spare=False))
 
@@ -337,12 +337,12 @@ def test_equal_maxima_share_the_gradient(size):
 def test_gradient_through_the_sheet_is_the_way_back():
     def law(bags):
         s, x = segments_of(bags), tensor(bags.values(2)).requires_grad_()
-        sheet, taken = s.dense(x)
+        sheet, taken = s.to_dense(x)
         c = tensor(bags.rng(2).normal(size=sheet.shape))
         (sheet * c).sum().backward()
-        same(x.grad, s.flat(c))
+        same(x.grad, s.to_flat(c))
         c.requires_grad_()
-        s.flat(c).sum().backward()
+        s.to_flat(c).sum().backward()
         same(c.grad, taken[..., None].expand(c.shape).double())
 
     examine(law, CASES, bags=ragged(spare=False))
@@ -358,7 +358,7 @@ def test_emptied_bag(sizes, loud):
     index = np.repeat(np.arange(3), sizes)
     x = np.where(index == 1, loud, 1.0)[:, None]
     s = Segments.from_sizes(sizes).without(torch.tensor(index == 1))
-    assert s.total().tolist() == [sizes[0], 0, sizes[2]]
+    assert s.total_weight().tolist() == [sizes[0], 0, sizes[2]]
     for op, want in {"sum": 0.0, "mean": 0.0, "max": -math.inf, "logsumexp": -math.inf}.items():
         assert float(getattr(s, op)(tensor(x))[1, 0]) == want
         slopes = gradient(s, op, x, [[1.0], [2.0], [3.0]])
@@ -366,8 +366,8 @@ def test_emptied_bag(sizes, loud):
         assert not slopes[index == 1].any()
     assert not s.softmax(tensor(x))[index == 1].any()
     assert torch.isfinite(gradient(s, "softmax", x, np.arange(6.0)[:, None])).all()
-    assert not s.spread(torch.ones(3, 1))[index == 1].any()
-    sheet, taken = s.dense(tensor(x), 5.0)
+    assert not s.broadcast(torch.ones(3, 1))[index == 1].any()
+    sheet, taken = s.to_dense(tensor(x), 5.0)
     assert not taken[1].any()
     assert (sheet[1] == 5).all()
 
@@ -376,7 +376,7 @@ def test_bags_born_empty():
     s = Segments.from_sizes([0, 2, 0])
     assert s.sum(torch.ones(2)).tolist() == [0, 2, 0]
     assert s.mean(torch.ones(2)).tolist() == [0, 1, 0]
-    assert s.dense(torch.ones(2))[1].tolist() == [[False, False], [True, True], [False, False]]
+    assert s.to_dense(torch.ones(2))[1].tolist() == [[False, False], [True, True], [False, False]]
     assert Segments.from_sizes([]).sum(torch.ones(0, 3)).shape == (0, 3)
 
 
@@ -386,7 +386,7 @@ def test_votes_are_counted_in_float32(dtype, size):
     """64 votes of 0.1 added in bfloat16 give 6.16."""
     x = torch.full((128, 1), 0.1, dtype=dtype)
     s = Segments(torch.arange(128) // 64, 2, size)
-    for t in (s, s.weighted(torch.ones(128, dtype=dtype))):
+    for t in (s, s.with_weight(torch.ones(128, dtype=dtype))):
         assert t.sum(x).dtype is torch.float32
         same(t.sum(x), torch.full((2, 1), float(x[0]) * 64), 1e-6)
         same(t.mean(x), torch.full((2, 1), float(x[0])), 1e-6)
@@ -399,7 +399,7 @@ def test_votes_are_counted_in_float32(dtype, size):
 def test_heads_are_counted_past_the_reach_of_half_precision(size):
     s = Segments(torch.arange(1200) // 600, 2, size)
     for votes in (torch.ones(1200, dtype=torch.bfloat16), torch.ones(1200, dtype=torch.bool), torch.ones(1200).long()):
-        assert s.sum(votes).tolist() == s.total().tolist() == [600, 600]
+        assert s.sum(votes).tolist() == s.total_weight().tolist() == [600, 600]
 
 
 def test_float64_stays():
@@ -455,7 +455,7 @@ def test_dot_is_the_sum_of_products(dtype):
     def law(bags):
         rng = bags.rng(9)
         share, x = (torch.tensor(rng.normal(size=s)).to(dtype) for s in ((bags.n,), (bags.n, 3)))
-        s = Segments.from_sizes(bags.sizes).weighted(torch.tensor(bags.weight, dtype=torch.float32))
+        s = Segments.from_sizes(bags.sizes).with_weight(torch.tensor(bags.weight, dtype=torch.float32))
         s = s.without(torch.tensor(bags.removed))
         wide = share.float() if dtype == torch.bfloat16 else share
         leaves = [(a.clone().requires_grad_(), x.clone().requires_grad_()) for a in (share, wide)]
@@ -473,9 +473,9 @@ def test_dot_is_the_sum_of_products(dtype):
 @pytest.mark.parametrize("sizes", [[3, 3], [2, 5, 1]])
 def test_the_first_of_several_copies_is_what_was_repeated(sizes):
     n = sum(sizes)
-    one = Segments.from_sizes(sizes).weighted(torch.arange(n) % 3).without(torch.arange(n) == 4)
+    one = Segments.from_sizes(sizes).with_weight(torch.arange(n) % 3).without(torch.arange(n) == 4)
     for times in (1, 3):
-        again = one.repeat(times).first(times)
+        again = one.repeat(times).first_copy(times)
         assert torch.equal(again.index, one.index)
         assert torch.equal(again.weight, one.weight)
-        assert (again.bags, again.size) == (one.bags, one.size)
+        assert (again.n_bags, again.size) == (one.n_bags, one.size)

@@ -16,9 +16,15 @@ import torch
 
 from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError
-from headcount.judging import shards
-from headcount.judging.shards import answer, cut, files_of, say_many, say_shards
-from headcount.models.model import Design, Model, load, save, say
+from headcount.inference import predict_ray as shards
+from headcount.inference.predict_ray import (
+    model_files,
+    predict_network_on_node,
+    predict_on_ray,
+    predict_shards_on_ray,
+    split_bags,
+)
+from headcount.models.network import Model, ModelConfig, load_network, predict, save_network
 
 
 def bags(count: int = 30) -> Bags:
@@ -40,7 +46,7 @@ def bags(count: int = 30) -> Bags:
 @pytest.fixture
 def folder(tmp_path) -> Path:
     torch.manual_seed(0)
-    save(Model(Design((6,), ("a", "b", "c"), "mlp", head="attention")), tmp_path / "model")
+    save_network(Model(ModelConfig((6,), ("a", "b", "c"), "mlp", head="attention")), tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -54,43 +60,43 @@ def same(got, want) -> None:
 
 def test_shards_are_all_of_it_with_their_own_instances_and_no_truth():
     given = bags()
-    shards = list(cut(given, 100))
+    shards = list(split_bags(given, 100))
     assert len(shards) > 5
     assert sum(map(len, shards)) == len(given)
     assert all(s.truth is None and len(s.pool) <= len(s.index) for s in shards)
     again = torch.cat([s.pool.take(s.index) for s in shards])
     assert torch.equal(again, given.pool.take(given.index))
-    for wrong in (lambda: list(cut(given, 0)), lambda: list(cut(given.take([]), 10))):
+    for wrong in (lambda: list(split_bags(given, 0)), lambda: list(split_bags(given.take([]), 10))):
         with pytest.raises(HeadcountError, match="at least one"):
             wrong()
 
 
 @pytest.mark.parametrize("made", [lambda s: s, lambda s: lambda: s], ids=["bags", "function"])
 def test_a_node_answers_as_say_does(folder, made):
-    given, model = bags(), load(folder)
-    files = files_of(folder)
-    for shard in cut(given, 200):
-        arrays, parcel = answer(files, made(shard), ("features",), 64, "cpu", torch.get_num_threads())
+    given, model = bags(), load_network(folder)
+    files = model_files(folder)
+    for shard in split_bags(given, 200):
+        arrays, parcel = predict_network_on_node(files, made(shard), ("features",), 64, "cpu", torch.get_num_threads())
         assert not parcel.error
-        want = say(model, shard, keep=("features",), batch_instances=64)
+        want = predict(model, shard, keep=("features",), batch_instances=64)
         assert np.array_equal(arrays["instance"], want.instance)
         assert np.array_equal(arrays["bag"], want.bag)
         assert np.array_equal(arrays["part.features"], want.parts["features"])
-    assert shards._model.cache_info().hits >= 1, "a node builds a model once"
+    assert shards._cached_model.cache_info().n_correct >= 1, "a node builds a model once"
 
 
 def test_what_goes_wrong_on_a_node_is_told(folder):
     def lost():
         raise HeadcountError("shard 3 is not on this disk")
 
-    _, parcel = answer(files_of(folder), lost, (), 64, "cpu", 1)
+    _, parcel = predict_network_on_node(model_files(folder), lost, (), 64, "cpu", 1)
     with pytest.raises(HeadcountError, match="shard 3 is not on this disk"):
-        shards.opened(parcel)
+        shards.unpack_result(parcel)
 
 
 def test_a_bad_model_is_told_before_anything_travels(tmp_path):
     with pytest.raises(HeadcountError, match=r"no model in .*nothing"):
-        say_many(tmp_path / "nothing", bags())
+        predict_on_ray(tmp_path / "nothing", bags())
 
 
 # -- on a cluster -------------------------------------------------------------------------------------------------------
@@ -125,7 +131,10 @@ class TestOnACluster:
 
     def test_the_same_answer_in_the_same_order(self, cluster, folder):
         given = bags(60)
-        same(say_many(folder, given, shard_instances=100, address=cluster.address), say(load(folder), given))
+        same(
+            predict_on_ray(folder, given, shard_instances=100, address=cluster.address),
+            predict(load_network(folder), given),
+        )
 
     def test_a_shard_that_fails_ends_it(self, cluster, folder):
         def lost():
@@ -134,7 +143,7 @@ class TestOnACluster:
             raise HeadcountError("shard 3 is not on this disk")
 
         with pytest.raises(HeadcountError, match="shard 3 is not on this disk"):
-            list(say_shards(folder, [*cut(bags(), 200), lost], address=cluster.address))
+            list(predict_shards_on_ray(folder, [*split_bags(bags(), 200), lost], address=cluster.address))
 
     def test_a_node_that_dies(self, cluster, folder, tmp_path):
         """Twenty shards of half a second; the second node goes while it has one. It is asked again on the first."""
@@ -161,7 +170,7 @@ class TestOnACluster:
 
             return read
 
-        shards = list(cut(given, 80))
+        shards = list(split_bags(given, 80))
         assert len(shards) >= 15
 
         def kill() -> None:
@@ -180,9 +189,9 @@ class TestOnACluster:
 
         killer = threading.Thread(target=kill)
         killer.start()
-        said = say_many(folder, [slowly(i, s) for i, s in enumerate(shards)], address=cluster.address)
+        said = predict_on_ray(folder, [slowly(i, s) for i, s in enumerate(shards)], address=cluster.address)
         killer.join()
-        same(said, say(load(folder), given))
+        same(said, predict(load_network(folder), given))
         asked = [p.name.split("-")[0] for p in notes.iterdir()]
         assert len(asked) > len(shards), "a shard was asked again"
         assert not cluster.worker_nodes

@@ -17,19 +17,19 @@ from safetensors.torch import save_file as save_torch
 from sklearn.base import clone
 
 from ask_factory import even
-from headcount import cli
 from headcount.bags import Bags, Pool
-from headcount.data.read import read
+from headcount.cli import main
 from headcount.errors import HeadcountError
-from headcount.estimator import MajorityClassifier
-from headcount.fitting import fit_reading
-from headcount.judging import candidates, plans
-from headcount.models import eye as eyes
-from headcount.models import vision
-from headcount.models.eye import Eye, featured
-from headcount.models.fitted import Fitted
-from headcount.models.model import Design, Model, say
-from headcount.training.recipe import Recipe
+from headcount.estimators.majority_classifier import MajorityClassifier
+from headcount.experiments.recipe import Recipe
+from headcount.models import frozen_backbone as eyes
+from headcount.models import library_backbones
+from headcount.models.fitted import FittedModel
+from headcount.models.frozen_backbone import FrozenBackbone, extract_features
+from headcount.models.network import Model, ModelConfig, predict
+from headcount.readers.read import read
+from headcount.selection import methods, time_budget
+from headcount.selection.fit import fit
 from vision_factory import CLASSES, Net, published, stand_in
 
 
@@ -41,9 +41,9 @@ def downloads(monkeypatch):
 @pytest.fixture
 def small(monkeypatch, tmp_path):
     """Small forests, no timing, a cache of its own."""
-    monkeypatch.setattr(candidates, "TREES", 5)
-    monkeypatch.setattr(candidates, "ROUNDS", 1)
-    monkeypatch.setattr(plans, "measured", lambda *_: 0.1)
+    monkeypatch.setattr(methods, "N_TREES", 5)
+    monkeypatch.setattr(methods, "EM_ROUNDS", 1)
+    monkeypatch.setattr(time_budget, "estimate_seconds", lambda *_: 0.1)
     monkeypatch.setenv("HEADCOUNT_DATA", str(tmp_path / "cache"))
 
 
@@ -52,7 +52,7 @@ def typed(monkeypatch, capsys, small):
     def run(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["headcount", *map(str, words)])
         with pytest.raises(SystemExit) as e:
-            cli.main()
+            main.main()
         said = capsys.readouterr()
         return int(e.value.code or 0), said.out, said.err
 
@@ -86,8 +86,8 @@ def picture_folder(folder: Path) -> Path:
     return folder
 
 
-def an_eye(shape=(8, 8, 3), **more) -> Eye:
-    return Eye.of(vision.chosen("timm:small", shape, **more), shape)
+def an_eye(shape=(8, 8, 3), **more) -> FrozenBackbone:
+    return FrozenBackbone.from_pretrained(library_backbones.load_pretrained("timm:small", shape, **more), shape)
 
 
 # -- the eye --------------------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def an_eye(shape=(8, 8, 3), **more) -> Eye:
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_features_are_those_of_the_network_in_half_precision(channels, downloads):
-    bags = reading(channels=channels).bags()
+    bags = reading(channels=channels).to_bags()
     eye = an_eye((8, 8, channels))
     net = published(Net(3, 0)).eval()
     x = bags.pool.data.permute(0, 3, 1, 2).expand(-1, 3, -1, -1)
@@ -104,7 +104,7 @@ def test_features_are_those_of_the_network_in_half_precision(channels, downloads
     got = eye(bags.pool.data)
     assert got.dtype == torch.float16
     assert torch.allclose(got.float(), want, rtol=1e-3, atol=1e-3)
-    seen = eye.over(bags.pool)
+    seen = eye.lazy_features(bags.pool)
     assert (len(seen), seen.shape, seen.kind) == (len(bags.pool), (6,), "features")
     some = torch.tensor([5, 2, 2])
     assert torch.allclose(seen.take(some).float(), want[some], rtol=1e-3, atol=1e-3)
@@ -112,12 +112,12 @@ def test_features_are_those_of_the_network_in_half_precision(channels, downloads
 
 
 def test_features_are_computed_once(downloads, tmp_path):
-    bags, calls, told = reading().bags(), [], []
+    bags, calls, told = reading().to_bags(), [], []
     eye = an_eye()
     eye.backbone.net.register_forward_hook(lambda *_: calls.append(1))
-    first = featured(eye, bags, tmp_path, watch=lambda done, of: told.append((done, of)))
+    first = extract_features(eye, bags, tmp_path, on_progress=lambda done, of: told.append((done, of)))
     assert (len(calls), told) == (1, [(48, 48)])
-    again = featured(eye, bags, tmp_path)
+    again = extract_features(eye, bags, tmp_path)
     assert len(calls) == 1
     assert first.pool.data.dtype == torch.float16
     assert torch.equal(first.pool.data, again.pool.data)
@@ -125,17 +125,17 @@ def test_features_are_computed_once(downloads, tmp_path):
     assert len(list((tmp_path / "features").iterdir())) == 1
     one = bags.pool.data.clone()
     one[7, 3, 3, 1] ^= 1  # another picture, by one bit
-    featured(eye, Bags.of(Pool(one), sizes=[48], labels=[0], classes=2), tmp_path)
+    extract_features(eye, Bags.of(Pool(one), sizes=[48], labels=[0], classes=2), tmp_path)
     with torch.no_grad():
         eye.backbone.net.conv.weight.add_(0.1)
-    other = featured(eye, bags, tmp_path)
+    other = extract_features(eye, bags, tmp_path)
     assert not torch.equal(first.pool.data, other.pool.data)
-    featured(an_eye(size=12), bags, tmp_path)
+    extract_features(an_eye(size=12), bags, tmp_path)
     assert len(list((tmp_path / "features").iterdir())) == 4
 
 
 def test_a_failure_leaves_no_half_cache(downloads, tmp_path, monkeypatch):
-    monkeypatch.setattr(eyes, "BATCH", 10)
+    monkeypatch.setattr(eyes, "BATCH_IMAGES", 10)
     eye, count = an_eye(), []
 
     def fail(*_):
@@ -145,26 +145,29 @@ def test_a_failure_leaves_no_half_cache(downloads, tmp_path, monkeypatch):
 
     eye.backbone.net.register_forward_hook(fail)
     with pytest.raises(OSError, match="full"):
-        featured(eye, reading().bags(), tmp_path)
+        extract_features(eye, reading().to_bags(), tmp_path)
     assert list(tmp_path.rglob("*.npy*")) == []
 
 
 @pytest.mark.parametrize("head", ["tilt", "attention"])
 def test_a_model_behind_an_eye_answers_as_on_features(head, downloads, tmp_path):
     r = reading()
-    bags, eye = r.bags(), an_eye()
-    features = featured(eye, bags, tmp_path)
+    bags, eye = r.to_bags(), an_eye()
+    features = extract_features(eye, bags, tmp_path)
     torch.manual_seed(0)
-    body = Model(Design((6,), CLASSES, "mlp", (("hidden", 8),), head)).eval()
-    whole = Fitted(body, CLASSES, r.learn(), even(2), eye=eye)
-    want = say(body, features)
+    body = Model(ModelConfig((6,), CLASSES, "mlp", (("hidden", 8),), head)).eval()
+    whole = FittedModel(body, CLASSES, r.fit_preprocessor(), even(2), frozen_backbone=eye)
+    want = predict(body, features)
     for batch in (8192, 5):
-        got = whole.say(bags, batch_instances=batch)
-        assert torch.allclose(got.instance, want.instance.softmax(1), atol=1e-5)
+        got = whole.predict(bags, batch_instances=batch)
+        assert torch.allclose(got.instance_probabilities, want.instance.softmax(1), atol=1e-5)
     whole.save(tmp_path / "m")
-    assert torch.equal(Fitted.load(tmp_path / "m").say(bags).instance, whole.say(bags).instance)
+    assert torch.equal(
+        FittedModel.load(tmp_path / "m").predict(bags).instance_probabilities,
+        whole.predict(bags).instance_probabilities,
+    )
     with pytest.raises(HeadcountError, match="shape"):
-        whole.say(features)
+        whole.predict(features)
 
 
 # -- headcount fit --------------------------------------------------------------------------------------------------------
@@ -176,32 +179,32 @@ NO_NETWORK = ("em_forest", "logistic")
 @pytest.mark.parametrize("method", ["auto", "tilt", "em_forest", "logistic", "count"])
 def test_every_candidate_for_features_learns_from_pictures(method, downloads, small, tmp_path):
     lines = []
-    made = fit_reading(
+    made = fit(
         reading(),
         method,
         backbone="timm:small",
         epochs=None if method in NO_NETWORK else 3,
         folds=2,
         work=tmp_path / "work",
-        tell=lines.append,
+        log=lines.append,
     )
-    facts = made.facts
+    facts = made.metadata
     tried = {c["name"] for c in facts["candidates"]}
-    assert tried == (set(candidates.TABLES) if method == "auto" else {method, "forest", "logistic"})
+    assert tried == (set(methods.TABLE_METHODS) if method == "auto" else {method, "forest", "logistic"})
     assert facts["eye"]["backbone"] == "timm:small"
     assert (facts["eye"]["features"], facts["data"]["kind"]) == (6, "images")
     assert any("download" in line for line in lines)
     assert any(
         "timm:small (frozen, weights pretrained) makes 6 features" in line for line in facts["data"]["described"]
     )
-    assert made.eye is not None
-    assert made.learned.shape == (8, 8, 3)
-    bags = reading().bags()
+    assert made.frozen_backbone is not None
+    assert made.preprocessor.shape == (8, 8, 3)
+    bags = reading().to_bags()
     made.save(tmp_path / "m")
     downloads.clear()
-    again = Fitted.load(tmp_path / "m")
+    again = FittedModel.load(tmp_path / "m")
     assert downloads == [], "nothing is fetched when a model is loaded"
-    assert torch.equal(made.say(bags).instance, again.say(bags).instance)
+    assert torch.equal(made.predict(bags).instance_probabilities, again.predict(bags).instance_probabilities)
 
 
 @pytest.mark.soak
@@ -240,39 +243,46 @@ def test_from_the_command_line_to_every_answer(downloads, typed, tmp_path):
 
 def test_a_trained_backbone_starts_from_the_weights(downloads, small, monkeypatch):
     begun = []
-    into = vision.Start.into
+    into = library_backbones.PretrainedBackbone.load_into
     monkeypatch.setattr(
-        vision.Start, "into", lambda self, b: (into(self, b), begun.append(b.net.conv.weight.clone()))[0]
+        library_backbones.PretrainedBackbone,
+        "load_into",
+        lambda self, b: (into(self, b), begun.append(b.net.conv.weight.clone()))[0],
     )
-    made = fit_reading(reading(), "tilt", backbone="timm:small", frozen=False, size=12, epochs=2, folds=2)
-    assert made.eye is None
-    assert {c["name"] for c in made.facts["candidates"]} == {"tilt", "noisy_label"}
-    assert (made.body.design.backbone, dict(made.body.design.backbone_options)) == ("timm:small", {"size": 12})
+    made = fit(reading(), "tilt", backbone="timm:small", frozen=False, size=12, epochs=2, folds=2)
+    assert made.frozen_backbone is None
+    assert {c["name"] for c in made.metadata["candidates"]} == {"tilt", "noisy_label"}
+    assert (made.estimator.config.backbone, dict(made.estimator.config.backbone_options)) == (
+        "timm:small",
+        {"size": 12},
+    )
     want = published(Net(3, 0)).conv.weight
     assert begun
     assert all(torch.equal(w, want) for w in begun), "each fold begins there"
-    assert not torch.equal(made.body.backbone.net.conv.weight, want), "and goes on"
-    assert made.body.prepare.mean.tolist() == [0.5] * 3, "pictures as the weights know them"
-    assert made.facts["method"]["how"]["start"]["weights"] == "pretrained"
+    assert not torch.equal(made.estimator.backbone.net.conv.weight, want), "and goes on"
+    assert made.estimator.normalize.mean.tolist() == [0.5] * 3, "pictures as the weights know them"
+    assert made.metadata["method"]["how"]["start"]["weights"] == "pretrained"
 
 
 def test_without_weights_it_is_trained_and_fetches_nothing(downloads, small, tmp_path):
-    made = fit_reading(reading(), "tilt", backbone="torchvision:small", weights="none", epochs=2, folds=2)
-    assert made.eye is None
+    made = fit(reading(), "tilt", backbone="torchvision:small", weights="none", epochs=2, folds=2)
+    assert made.frozen_backbone is None
     assert downloads == []
-    assert made.body.prepare.mean.tolist() != [0.5] * 3
+    assert made.estimator.normalize.mean.tolist() != [0.5] * 3
     made.save(tmp_path / "m")
-    assert Fitted.load(tmp_path / "m").body.design.backbone == "torchvision:small"
+    assert FittedModel.load(tmp_path / "m").estimator.config.backbone == "torchvision:small"
 
 
 def test_other_weights_are_another_fit(downloads, small, tmp_path, monkeypatch):
     """What is finished with one set of weights is not taken up with another."""
-    monkeypatch.setattr("headcount.judging.contest.Contest.train", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(
+        "headcount.selection.search.ModelSearch.train_final", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    )
     state = published(Net(3, 10)).state_dict()
     for k, scale in enumerate((1.0, 2.0, 2.0)):
         save_torch({**state, "conv.bias": state["conv.bias"] * scale}, tmp_path / "w.safetensors")
         with pytest.raises(KeyboardInterrupt):
-            fit_reading(
+            fit(
                 reading(), "logistic", backbone="timm:small", weights=str(tmp_path / "w.safetensors"), folds=2,
                 work=tmp_path / "work",
             )  # fmt: skip
@@ -306,7 +316,7 @@ def test_without_the_library_the_extra_is_named_before_anything_is_read(typed, t
     def broken(name):
         raise ImportError("none")
 
-    monkeypatch.setattr(vision.importlib, "import_module", broken)
+    monkeypatch.setattr(library_backbones.importlib, "import_module", broken)
     code, _, err = typed("fit", tmp_path / "nothing", "--out", tmp_path / "m", "--backbone", "timm:resnet18")
     assert code == 2
     assert "headcount[vision]" in err
@@ -324,8 +334,8 @@ def test_a_recipe_takes_plain_names_only():
 
 def forged(folder: Path, said=None, arrays=None) -> Path:
     eye = an_eye(size=12)
-    body = Model(Design((6,), CLASSES, "linear", (), "tilt")).eval()
-    Fitted(body, CLASSES, reading().learn(), even(2), eye=eye).save(folder / "m")
+    body = Model(ModelConfig((6,), CLASSES, "linear", (), "tilt")).eval()
+    FittedModel(body, CLASSES, reading().fit_preprocessor(), even(2), frozen_backbone=eye).save(folder / "m")
     if said is not None:
         body = json.loads((folder / "m" / "model.json").read_text())
         (folder / "m" / "model.json").write_text(json.dumps(said(body)))
@@ -351,7 +361,7 @@ def test_a_forged_eye_is_refused(said, why, downloads, tmp_path):
     path = forged(tmp_path, said)
     downloads.clear()
     with pytest.raises(HeadcountError, match=why) as e:
-        Fitted.load(path)
+        FittedModel.load(path)
     assert "\n" not in str(e.value)
     assert downloads == []
 
@@ -364,7 +374,7 @@ def test_a_forged_eye_is_refused(said, why, downloads, tmp_path):
 ], ids=["lacking", "more", "shape", "nan"])  # fmt: skip
 def test_forged_weights_of_an_eye_are_refused(arrays, downloads, tmp_path):
     with pytest.raises(HeadcountError, match=r"eye\.|conv\.bias|'more'"):
-        Fitted.load(forged(tmp_path, arrays=arrays))
+        FittedModel.load(forged(tmp_path, arrays=arrays))
 
 
 # -- MajorityClassifier and ONNX --------------------------------------------------------------------------------------------
@@ -378,17 +388,17 @@ def test_the_estimator_takes_pictures(estimator, downloads, caplog):
     with caplog.at_level(logging.WARNING):
         model.fit(bags, labels)
     assert "download" in caplog.text
-    assert model.fitted_.eye.size == 12
+    assert model.fitted_.frozen_backbone.size == 12
     assert [p.shape for p in model.predict_proba(bags)] == [(4, 2)] * 12
-    want = model.fitted_.say(Bags.of(Pool(np.concatenate(bags)), sizes=[4] * 12, labels=[-1] * 12, classes=2))
-    assert np.allclose(np.concatenate(model.predict_proba(bags)), want.instance.numpy(), atol=1e-6)
+    want = model.fitted_.predict(Bags.of(Pool(np.concatenate(bags)), sizes=[4] * 12, labels=[-1] * 12, classes=2))
+    assert np.allclose(np.concatenate(model.predict_proba(bags)), want.instance_probabilities.numpy(), atol=1e-6)
 
 
 def test_the_estimator_trains_a_backbone(downloads):
     bags, labels = shots(), [CLASSES[b % 2] for b in range(12)]
     model = MajorityClassifier(backbone="timm:small", weights="none", epochs=2).fit(bags, labels)
-    assert model.fitted_.eye is None
-    assert model.fitted_.body.design.backbone == "timm:small"
+    assert model.fitted_.frozen_backbone is None
+    assert model.fitted_.estimator.config.backbone == "timm:small"
     with pytest.raises(HeadcountError, match="weights is for"):
         MajorityClassifier(weights="none").fit(bags, labels)
 
@@ -398,19 +408,21 @@ def test_onnx_holds_the_eye_too(method, downloads, small, tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     from headcount.models import onnx
 
-    made = fit_reading(reading(), method, backbone="timm:small", epochs=None if method in NO_NETWORK else 2, folds=2)
-    onnx.export(made, tmp_path / "m.onnx")
+    made = fit(reading(), method, backbone="timm:small", epochs=None if method in NO_NETWORK else 2, folds=2)
+    onnx.export_onnx(made, tmp_path / "m.onnx")
     session = runtime.InferenceSession((tmp_path / "m.onnx").read_bytes(), providers=["CPUExecutionProvider"])
-    x = reading().bags().pool.data
+    x = reading().to_bags().pool.data
     got = session.run(["probabilities"], {"instances": x.numpy()})[0]
-    assert np.abs(got - made._part(made.eye(x)).numpy()).max() < 1e-4
+    assert np.abs(got - made.instance_probabilities(made.frozen_backbone(x)).numpy()).max() < 1e-4
 
 
 def test_the_time_spent_on_looking_is_gone(monkeypatch):
     """A minute allows five folds of two methods of two seconds; with most of it gone, fewer."""
-    monkeypatch.setattr(plans, "measured", lambda *_: 2.0)
-    bags = reading().laid
-    made = candidates.candidates("auto", bags)
-    full, late = (plans.planned(made, 5, bags, bags, torch.device("cpu"), 1.0, spent=s) for s in (0, 50))
-    assert (full.folds, full.effort) == (5, 1.0)
-    assert late.total <= 10 * plans.HURRY < full.total
+    monkeypatch.setattr(time_budget, "estimate_seconds", lambda *_: 2.0)
+    bags = reading().bags
+    made = methods.methods("auto", bags)
+    full, late = (
+        time_budget.make_plan(made, 5, bags, bags, torch.device("cpu"), 1.0, spent_seconds=s) for s in (0, 50)
+    )
+    assert (full.folds, full.epoch_fraction) == (5, 1.0)
+    assert late.total_seconds <= 10 * time_budget.TIME_MARGIN < full.total_seconds

@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from headcount.data import cache as caches
-from headcount.data import official, sources
-from headcount.data.download import Remote, fetch
+from headcount.datasets import cache as caches
+from headcount.datasets import parsers, registry
+from headcount.datasets.download import Remote, fetch
 from headcount.errors import HeadcountError
 
 RNG = np.random.default_rng(0)
@@ -95,11 +95,11 @@ def shrink(tmp_path, monkeypatch):
         downloads = tmp_path / "downloads"
         downloads.mkdir(exist_ok=True)
         images, labels = WRITERS[name](downloads)
-        entry = sources.SOURCES[name]
+        entry = registry.SOURCES[name]
         files = tuple(Remote(old.url, md5(downloads / old.file)) for old in entry.files)
         digest = hashlib.sha256(images.tobytes()).hexdigest() if entry.sha256 else None
         small = replace(entry, count=len(images), files=files, sha256=digest)
-        monkeypatch.setitem(sources.SOURCES, name, small)
+        monkeypatch.setitem(registry.SOURCES, name, small)
         return tmp_path, images, labels
 
     return make
@@ -109,7 +109,7 @@ def shrink(tmp_path, monkeypatch):
 
 
 def test_the_table_has_the_papers_counts():
-    real = {name: e for name, e in sources.SOURCES.items() if not name.startswith("standin")}
+    real = {name: e for name, e in registry.SOURCES.items() if not name.startswith("standin")}
     said = {name: (e.count, len(e.classes), e.shape) for name, e in real.items()}
     assert said == {
         "digits": (1797, 10, (8, 8, 1)),
@@ -123,8 +123,8 @@ def test_the_table_has_the_papers_counts():
 @pytest.mark.parametrize("name", WRITERS)
 def test_official_files_become_train_then_test(shrink, name):
     cache, images, labels = shrink(name)
-    assert not sources.ready(name, cache)
-    source = sources.load(name, cache)
+    assert not registry.is_available(name, cache)
+    source = registry.load_source(name, cache)
     assert np.array_equal(source.data, images)
     assert np.array_equal(source.truth, labels)
     assert source.truth.dtype == np.int64
@@ -133,48 +133,48 @@ def test_official_files_become_train_then_test(shrink, name):
     assert source.note == ""
     assert isinstance(source.data, np.memmap)
     assert len(source.pool()) == len(source) == len(images)
-    assert sources.ready(name, cache)
+    assert registry.is_available(name, cache)
 
 
 def test_loading_again_parses_nothing(shrink, monkeypatch):
     cache, images, _ = shrink("svhn")
-    first = sources.load("svhn", cache)
-    assert sources.load("svhn", str(cache)) is first
-    sources._named.cache_clear()  # as another process would find it
-    monkeypatch.setitem(sources.SOURCES, "svhn", replace(sources.SOURCES["svhn"], parse=None))
-    again = sources.load("svhn", cache)
+    first = registry.load_source("svhn", cache)
+    assert registry.load_source("svhn", str(cache)) is first
+    registry._load_named.cache_clear()  # as another process would find it
+    monkeypatch.setitem(registry.SOURCES, "svhn", replace(registry.SOURCES["svhn"], parse=None))
+    again = registry.load_source("svhn", cache)
     assert again is not first
     assert np.array_equal(again.data, images)
-    assert sources.checksum("svhn", cache) == first.checksum
+    assert registry.source_checksum("svhn", cache) == first.checksum
 
 
 def test_checksum_prepares_what_is_not_there_yet(shrink):
     cache, _, _ = shrink("oct")
-    assert sources.checksum("oct", cache) == sources.load("oct", cache).checksum
+    assert registry.source_checksum("oct", cache) == registry.load_source("oct", cache).checksum
 
 
 def test_the_cache_folder_may_come_from_the_environment(shrink, monkeypatch):
     cache, _, _ = shrink("oct")
     monkeypatch.setenv("HEADCOUNT_DATA", str(cache))
-    assert len(sources.load("oct")) == 15
-    assert caches.home("/elsewhere") == Path("/elsewhere")
+    assert len(registry.load_source("oct")) == 15
+    assert caches.cache_folder("/elsewhere") == Path("/elsewhere")
     monkeypatch.delenv("HEADCOUNT_DATA")
-    assert caches.home() == Path.home() / ".cache" / "headcount"
+    assert caches.cache_folder() == Path.home() / ".cache" / "headcount"
 
 
 def test_digits_need_no_cache(tmp_path):
-    source = sources.load("digits", tmp_path)
+    source = registry.load_source("digits", tmp_path)
     assert (source.kind, source.data.shape, source.data.max()) == ("images", (1797, 8, 8, 1), 255)
     assert source.mean is None
-    assert source.views == "digits"
-    assert sources.checksum("digits") == "0b7e9c3202d7bcd255d6a19a238d3743bf5e320ba74812a6679958a017c55382"
+    assert source.content == "digits"
+    assert registry.source_checksum("digits") == "0b7e9c3202d7bcd255d6a19a238d3743bf5e320ba74812a6679958a017c55382"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_digits_wherever_their_library_keeps_them(monkeypatch):
-    here = official.digits()
-    monkeypatch.setattr(official, "find_spec", lambda name: None)
-    for ours, theirs in zip(here, official.digits(), strict=True):
+    here = parsers.parse_digits()
+    monkeypatch.setattr(parsers, "find_spec", lambda name: None)
+    for ours, theirs in zip(here, parsers.parse_digits(), strict=True):
         np.testing.assert_array_equal(ours, theirs, strict=True)
 
 
@@ -182,9 +182,9 @@ def test_unknown_names_list_the_choices():
     with pytest.raises(
         HeadcountError, match=r"no source 'cifr10'; there are digits, .*FILE.npz.*did you mean 'cifar10'"
     ):
-        sources.load("cifr10")
+        registry.load_source("cifr10")
     with pytest.raises(HeadcountError, match=r"no file nowhere/cells.npz"):
-        sources.load("nowhere/cells.npz")
+        registry.load_source("nowhere/cells.npz")
 
 
 @pytest.mark.parametrize(
@@ -197,9 +197,9 @@ def test_unknown_names_list_the_choices():
 )
 def test_what_is_not_the_source_is_refused(shrink, monkeypatch, wrong, says):
     cache, _, _ = shrink("cifar10")
-    monkeypatch.setitem(sources.SOURCES, "cifar10", replace(sources.SOURCES["cifar10"], **wrong))
+    monkeypatch.setitem(registry.SOURCES, "cifar10", replace(registry.SOURCES["cifar10"], **wrong))
     with pytest.raises(HeadcountError, match=says):
-        sources.load("cifar10", cache)
+        registry.load_source("cifar10", cache)
     assert not (cache / "cifar10").exists()
 
 
@@ -207,10 +207,10 @@ def test_a_cut_archive_is_one_line(shrink, monkeypatch):
     cache, _, _ = shrink("cifar10")
     file = cache / "downloads" / "cifar-10-binary.tar.gz"
     file.write_bytes(file.read_bytes()[:4000])
-    entry = sources.SOURCES["cifar10"]
-    monkeypatch.setitem(sources.SOURCES, "cifar10", replace(entry, files=(Remote(entry.files[0].url, md5(file)),)))
+    entry = registry.SOURCES["cifar10"]
+    monkeypatch.setitem(registry.SOURCES, "cifar10", replace(entry, files=(Remote(entry.files[0].url, md5(file)),)))
     with pytest.raises(HeadcountError, match=r"cannot read .*cifar-10-binary.tar.gz"):
-        sources.load("cifar10", cache)
+        registry.load_source("cifar10", cache)
 
 
 # -- the cache: whole or absent ----------------------------------------------------------------------------------------
@@ -219,8 +219,8 @@ def test_a_cut_archive_is_one_line(shrink, monkeypatch):
 @pytest.mark.parametrize("harm", ["no facts", "half facts", "older format", "cut images", "other labels", "no images"])
 def test_a_damaged_cache_names_the_file_and_what_to_do(shrink, harm):
     cache, _, _ = shrink("path")
-    sources.load("path", cache)
-    sources._named.cache_clear()
+    registry.load_source("path", cache)
+    registry._load_named.cache_clear()
     folder = cache / "path"
     facts = json.loads((folder / "source.json").read_text())
     file = {"cut images": "images.npy", "no images": "images.npy", "other labels": "labels.npy"}.get(
@@ -237,14 +237,14 @@ def test_a_damaged_cache_names_the_file_and_what_to_do(shrink, harm):
     else:
         np.save(folder / file, np.zeros(3, dtype=np.int64))
     with pytest.raises(HeadcountError, match=f"{file} is missing or damaged .*delete {re.escape(str(folder))}"):
-        sources.load("path", cache)
+        registry.load_source("path", cache)
 
 
 def test_what_a_crash_left_is_replaced(shrink):
     cache, images, _ = shrink("oct")
     (cache / "oct.part").mkdir()
     (cache / "oct.part" / "images.npy").write_bytes(b"half")
-    assert np.array_equal(sources.load("oct", cache).data, images)
+    assert np.array_equal(registry.load_source("oct", cache).data, images)
     assert not (cache / "oct.part").exists()
 
 
@@ -258,15 +258,15 @@ def test_a_full_disk_leaves_nothing_behind(shrink, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(caches.np, "save", full)
         with pytest.raises(HeadcountError, match=r"cannot write .*No space left on device.*HEADCOUNT_DATA"):
-            sources.load("oct", cache)
+            registry.load_source("oct", cache)
     assert {p.name for p in cache.iterdir()} == {"downloads", ".lock"}
-    assert np.array_equal(sources.load("oct", cache).data, images)
+    assert np.array_equal(registry.load_source("oct", cache).data, images)
 
 
 def test_a_folder_nobody_may_write(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(HeadcountError, match=r"cannot write into .*set HEADCOUNT_DATA"):
-        sources.load("oct", tmp_path / "file")
+        registry.load_source("oct", tmp_path / "file")
 
 
 # -- bringing a source from elsewhere ----------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ def test_a_folder_nobody_may_write(tmp_path):
 
 def test_import_keeps_the_note_and_replaces_what_was_there(shrink, tmp_path):
     cache, images, labels = shrink("svhn")
-    before = sources.load("svhn", cache)
+    before = registry.load_source("svhn", cache)
     file = tmp_path / "mine.npz"
     np.savez(
         file,
@@ -283,19 +283,19 @@ def test_import_keeps_the_note_and_replaces_what_was_there(shrink, tmp_path):
         split=np.arange(14) >= 11,
         class_names=[*"0123456789"],
     )
-    source = sources.import_npz("svhn", file, cache, note="cropped anew")
+    source = registry.import_npz("svhn", file, cache, note="cropped anew")
     assert source.note == "cropped anew"
     assert "cropped anew" in repr(source)
     assert np.array_equal(source.data, images[::-1])
-    assert source.checksum == sources.checksum("svhn", cache) != before.checksum
-    assert "not compared" in sources.import_npz("svhn", file, cache).note
+    assert source.checksum == registry.source_checksum("svhn", cache) != before.checksum
+    assert "not compared" in registry.import_npz("svhn", file, cache).note
     assert {p.name for p in cache.iterdir()} == {"downloads", ".lock", "mine.npz", "svhn"}
 
 
 def test_import_copies_gray_into_colour(shrink, tmp_path):
     cache, images, labels = shrink("oct")
     np.savez(tmp_path / "mine.npz", images=images[..., 0], labels=labels)
-    assert np.array_equal(sources.import_npz("oct", tmp_path / "mine.npz", cache).data, images)
+    assert np.array_equal(registry.import_npz("oct", tmp_path / "mine.npz", cache).data, images)
 
 
 @pytest.mark.parametrize(
@@ -315,13 +315,13 @@ def test_import_checks_what_it_is_given(shrink, tmp_path, change, says):
     cache, images, labels = shrink("cifar10")
     np.savez(tmp_path / "mine.npz", **{"images": images, "labels": labels, **change})
     with pytest.raises(HeadcountError, match=says):
-        sources.import_npz("cifar10", tmp_path / "mine.npz", cache)
+        registry.import_npz("cifar10", tmp_path / "mine.npz", cache)
     assert not (cache / "cifar10").exists()
 
 
 def test_import_has_no_other_names(tmp_path):
     with pytest.raises(HeadcountError, match="no source to import 'digits'; there are cifar10, svhn, path, oct"):
-        sources.import_npz("digits", tmp_path / "mine.npz", tmp_path)
+        registry.import_npz("digits", tmp_path / "mine.npz", tmp_path)
 
 
 # -- a person's own file -----------------------------------------------------------------------------------------------
@@ -338,22 +338,22 @@ def test_import_has_no_other_names(tmp_path):
 )
 def test_a_file_is_a_source(tmp_path, given, kind, shape):
     np.savez(tmp_path / "cells.npz", y=np.array([[0], [1], [2], [0], [1], [2]]), **given)
-    source = sources.load(tmp_path / "cells.npz")
-    assert (source.kind, source.views, source.data.shape, source.name) == (kind, kind, shape, "cells.npz")
+    source = registry.load_source(tmp_path / "cells.npz")
+    assert (source.kind, source.content, source.data.shape, source.name) == (kind, kind, shape, "cells.npz")
     assert source.classes == ("0", "1", "2")
     assert source.data.dtype == (np.uint8 if kind == "images" else np.float32)
-    assert sources.load(str(tmp_path / "cells.npz")) is source
-    assert sources.checksum(tmp_path / "cells.npz") == source.checksum
+    assert registry.load_source(str(tmp_path / "cells.npz")) is source
+    assert registry.source_checksum(tmp_path / "cells.npz") == source.checksum
     assert source.pool().kind == kind
 
 
 def test_a_file_written_anew_is_read_anew(tmp_path):
     file = tmp_path / "cells.npz"
     np.savez(file, features=np.ones((3, 2)), labels=[0, 1, 1], class_names=["healthy", "ill"])
-    first = sources.load(file)
+    first = registry.load_source(file)
     np.savez(file, features=np.ones((4, 2)), labels=[0, 1, 1, 0], classes=["healthy", "ill"])
-    assert first.classes == sources.load(file).classes == ("healthy", "ill")
-    assert (len(first), len(sources.load(file))) == (3, 4)
+    assert first.classes == registry.load_source(file).classes == ("healthy", "ill")
+    assert (len(first), len(registry.load_source(file))) == (3, 4)
 
 
 NAN = np.ones((4, 3), dtype=np.float32)
@@ -385,7 +385,7 @@ OK = {"features": np.ones((4, 3)), "labels": np.array([0, 1, 0, 1])}
 def test_every_complaint_names_the_file(tmp_path, given, says):
     np.savez(tmp_path / "cells.npz", **given)
     with pytest.raises(HeadcountError, match=says) as caught:
-        sources.load(tmp_path / "cells.npz")
+        registry.load_source(tmp_path / "cells.npz")
     assert str(tmp_path / "cells.npz") in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -399,7 +399,7 @@ def test_what_is_no_npz_is_refused(tmp_path):
     (tmp_path / "empty.npz").write_bytes(b"")
     for file in ("one.npy", "table.csv", "evil.npz", "cut.npz", "empty.npz"):
         with pytest.raises(HeadcountError, match=f"{file}.*give an .npz with 'images' or 'features'"):
-            sources.load(tmp_path / file)
+            registry.load_source(tmp_path / file)
 
 
 # -- download ----------------------------------------------------------------------------------------------------------
@@ -510,10 +510,10 @@ def test_without_network_the_error_is_the_recipe(tmp_path, monkeypatch):
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/cifar-10-binary.tar.gz"
     monkeypatch.setenv("no_proxy", "*")
-    entry = replace(sources.SOURCES["cifar10"], files=(Remote(url, "0" * 32),))
-    monkeypatch.setitem(sources.SOURCES, "cifar10", entry)
+    entry = replace(registry.SOURCES["cifar10"], files=(Remote(url, "0" * 32),))
+    monkeypatch.setitem(registry.SOURCES, "cifar10", entry)
     with pytest.raises(HeadcountError) as caught:
-        sources.load("cifar10", tmp_path)
+        registry.load_source("cifar10", tmp_path)
     said = str(caught.value)
     assert said.startswith("cannot download cifar-10-binary.tar.gz (")
     assert f"from {url} and put it at {tmp_path / 'downloads' / 'cifar-10-binary.tar.gz'}" in said

@@ -11,8 +11,8 @@ from torch import nn
 
 from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.models.backbones import MLP, ResNet18, build_backbone
-from headcount.training import speed
-from headcount.training.steps import encode
+from headcount.training.accel import device as speed
+from headcount.training.trainer import encode
 
 
 def outcome(model, x):
@@ -32,7 +32,7 @@ def test_rewrites_are_exact(side, stem):
     x = torch.randn(6, 3, side, side, dtype=torch.float64)
     want = outcome(model, x)
     fast = copy.deepcopy(model)
-    speed.arrange(fast, torch.device("cuda"), "tf32")  # the layout for a card runs on the CPU too
+    speed.optimize_layout(fast, torch.device("cuda"), "tf32")  # the layout for a card runs on the CPU too
     assert isinstance(fast.conv1, speed.StemConv) == (stem == "paper")
     assert sum(isinstance(m, speed.TinyMapConv) for m in fast.modules()) >= 16
     assert sum(isinstance(m, speed.PointConv) for m in fast.modules()) == 3
@@ -57,7 +57,7 @@ def test_the_same_view_twice_is_answered_once(name, monkeypatch):
         return [out.detach(), *(p.grad for p in network.parameters()), *means]
 
     short = once()
-    monkeypatch.setattr(type(model), "steady", False)
+    monkeypatch.setattr(type(model), "deterministic", False)
     for a, b in zip(short, once(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
     assert seen == [8, 16]
@@ -83,7 +83,7 @@ def test_compilation_that_fails_is_said_once_and_lived_with(monkeypatch):
         return call
 
     monkeypatch.setattr(torch, "compile", broken)
-    double = speed.compiled(lambda x: 2 * x, "on", torch.device("cpu"))
+    double = speed.compile_function(lambda x: 2 * x, "on", torch.device("cpu"))
     with pytest.warns(
         HeadcountWarning, match="not compiled .RuntimeError: no compiler here.; running as it is, which is slower"
     ):
@@ -104,7 +104,7 @@ def test_what_cannot_be_compiled_with_options_is_compiled_without(monkeypatch, w
         return call
 
     monkeypatch.setattr(torch, "compile", compiler)
-    double = speed.compiled(lambda x: 2 * x, "on", torch.device("cuda"))
+    double = speed.compile_function(lambda x: 2 * x, "on", torch.device("cuda"))
     with pytest.warns(HeadcountWarning) as heard:
         assert double(3) == (60 if without else 6)
     said = ["not compiled with combo_kernels (RuntimeError: no such kernel); compiling without"]
@@ -119,9 +119,9 @@ def test_what_cannot_be_compiled_with_options_is_compiled_without(monkeypatch, w
 def test_the_compiler_is_told_only_what_it_knows(monkeypatch):
     told = []
     monkeypatch.setattr(torch, "compile", lambda function, dynamic, options: told.append(options) or function)
-    monkeypatch.setattr(speed, "COMBINED", {"combo_kernels": True, "of_another_torch": True})
+    monkeypatch.setattr(speed, "COMBO_KERNELS", {"combo_kernels": True, "of_another_torch": True})
     for device in ("cuda", "cpu"):
-        assert speed.compiled(lambda x: 2 * x, "on", torch.device(device))(2) == 4
+        assert speed.compile_function(lambda x: 2 * x, "on", torch.device(device))(2) == 4
     assert told == [{"combo_kernels": True}, None]
 
 
@@ -129,25 +129,25 @@ def test_nothing_is_compiled_on_the_cpu_unless_asked():
     def function(x):
         return x
 
-    assert speed.compiled(function, "auto", torch.device("cpu")) is function
-    assert speed.compiled(function, "off", torch.device("cuda")) is function
-    assert speed.fast(function, torch.device("cpu")) is function
+    assert speed.compile_function(function, "auto", torch.device("cpu")) is function
+    assert speed.compile_function(function, "off", torch.device("cuda")) is function
+    assert speed.cuda_graph(function, torch.device("cpu")) is function
     with pytest.raises(HeadcountError, match="no compile 'maybe'"):
-        speed.compiled(function, "maybe", torch.device("cpu"))
+        speed.compile_function(function, "maybe", torch.device("cpu"))
 
 
 def test_devices():
-    assert speed.device_for("cpu") == torch.device("cpu")
+    assert speed.resolve_device("cpu") == torch.device("cpu")
     with pytest.raises(HeadcountError, match="no device 'nonsense'; give auto, cpu, cuda"):
-        speed.device_for("nonsense")
+        speed.resolve_device("nonsense")
     if not torch.cuda.is_available():
         with pytest.raises(HeadcountError, match="torch sees no GPU here"):
-            speed.device_for("cuda")
+            speed.resolve_device("cuda")
 
 
 def test_threads_share_the_cores():
-    assert speed.threads(10_000) == 1
-    assert speed.threads(1) == speed.cores() >= 1
+    assert speed.threads_per_process(10_000) == 1
+    assert speed.threads_per_process(1) == speed.n_cores() >= 1
 
 
 # -- the backbone is the usual one ------------------------------------------------------------------------------------------

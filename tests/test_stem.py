@@ -14,7 +14,8 @@ pytest.importorskip("triton", reason="Triton comes with torch on a machine with 
 
 from headcount.errors import HeadcountError
 from headcount.models.backbones import ResNet18
-from headcount.training import speed, stem
+from headcount.training.accel import device as speed
+from headcount.training.accel import stem
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -127,7 +128,7 @@ def test_where_the_layers_answer(called, monkeypatch):
             fused.train().stem(x[:1, :, :2, :2])
         with torch.no_grad():
             assert fused.eval().stem(x[:0]).shape == (0, 64, 4, 4)
-            monkeypatch.setattr(stem, "MOST", 64 * 3 * 8 * 8)
+            monkeypatch.setattr(stem, "MAX_ELEMENTS", 64 * 3 * 8 * 8)
             fused.stem(x)
         fused.train().bn1.eval()
         fused.stem(x)
@@ -139,7 +140,7 @@ def test_the_operation_is_what_it_says_to_compilers():
     x, grad = pixels(2, 3, 12)
     kind = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
     rows, weight = (t.to(kind).detach() for t in (stem.in_rows(x), stem.weight_in_rows(layers.conv1.weight)))
-    sizes, norm = list(stem.Sizes.of(3, 12, 12)), layers.bn1
+    sizes, norm = list(stem.StemSizes.of(3, 12, 12)), layers.bn1
     for known in (None, stem._line(norm)):
         learned = [t.detach().requires_grad_(known is None) for t in (weight, norm.weight, norm.bias)]
         tests = ("test_schema", "test_faketensor") + (("test_autograd_registration",) if known is None else ())
@@ -211,19 +212,19 @@ def test_second_derivatives_are_refused(power, called):
 
 
 def test_only_the_stem_that_is_written_here_is_replaced(monkeypatch):
-    assert stem.usable(ResNet18(3))
-    assert not stem.usable(ResNet18(3, stem="small"))
-    assert not stem.usable(ResNet18(3, stem="pool"))
-    assert not stem.usable(ResNet18(3, width=16))
-    assert not stem.usable(ResNet18(4))
+    assert stem.can_fuse(ResNet18(3))
+    assert not stem.can_fuse(ResNet18(3, stem="small"))
+    assert not stem.can_fuse(ResNet18(3, stem="pool"))
+    assert not stem.can_fuse(ResNet18(3, width=16))
+    assert not stem.can_fuse(ResNet18(4))
     odd = ResNet18(3)
     odd.bn1.momentum = None
-    assert not stem.usable(odd)
+    assert not stem.can_fuse(odd)
     monkeypatch.setattr(speed, "_stem_runs", lambda device: True)
     for precision, device, fused in (("bf16", "cuda", True), ("tf32", "cuda", False), ("bf16", "cpu", False)):
         network = ResNet18(3)
         names = list(network.state_dict())
-        speed.arrange(network, torch.device(device), precision)
+        speed.optimize_layout(network, torch.device(device), precision)
         assert isinstance(network, stem.FusedStem) == fused
         assert list(network.state_dict()) == names
 
@@ -232,13 +233,13 @@ def test_a_card_that_cannot_run_the_kernels_gets_the_layers(monkeypatch):
     def too_small(device):
         raise RuntimeError("out of resource: shared memory\nand more")
 
-    monkeypatch.setattr(stem, "try_out", too_small)
+    monkeypatch.setattr(stem, "self_test", too_small)
     speed._stem_runs.cache_clear()
     network = ResNet18(3)
     with pytest.warns(UserWarning, match=r"layer by layer, .*\(RuntimeError: out of resource: shared memory\)$"):
-        speed.arrange(network, torch.device("cuda"), "bf16")
+        speed.optimize_layout(network, torch.device("cuda"), "bf16")
     assert type(network) is ResNet18
-    speed.arrange(ResNet18(3), torch.device("cuda"), "bf16")  # said once
+    speed.optimize_layout(ResNet18(3), torch.device("cuda"), "bf16")  # said once
     speed._stem_runs.cache_clear()
 
 
@@ -254,4 +255,4 @@ def test_the_kernels_compile_for_a_card_that_is_not_here(tmp_path):
 
 @pytest.mark.soak
 def test_trying_out():
-    stem.try_out(DEVICE)
+    stem.self_test(DEVICE)

@@ -19,17 +19,18 @@ import numpy as np
 import pytest
 
 import oracles
-from headcount import commands
+from headcount.cli import experiment_actions
 from headcount.errors import HeadcountError
-from headcount.files import alone
-from headcount.judging import metrics, records, select, study
-from headcount.judging import run as runs
-from headcount.judging.launch import Submit, here, processes
-from headcount.judging.records import Record
-from headcount.judging.run import bags_for, removed_for
-from headcount.judging.run import run as run_one
-from headcount.showing.report import write_report
-from headcount.training.recipe import Recipe
+from headcount.experiments import records, select, study
+from headcount.experiments import run as runs
+from headcount.experiments.launch import Submit, in_process, processes
+from headcount.experiments.recipe import Recipe
+from headcount.experiments.records import Record
+from headcount.experiments.run import find_dissenters, make_bags
+from headcount.experiments.run import run as run_one
+from headcount.io import file_lock
+from headcount.majority import metrics
+from headcount.reporting.report import write_report
 
 BASE = Recipe(
     source="digits",
@@ -42,11 +43,11 @@ BASE = Recipe(
     batch_bags=8,
 )
 RECIPES = [
-    BASE.but(removal=0.5),  # its Counting Network is not asked for, and needed
-    BASE.but(removal=1.0),
-    BASE.but(head="output_mean"),
-    BASE.but(fold=1),
-    BASE.but(fold=1, removal=0.5),
+    BASE.replace(removal=0.5),  # its Counting Network is not asked for, and needed
+    BASE.replace(removal=1.0),
+    BASE.replace(head="output_mean"),
+    BASE.replace(fold=1),
+    BASE.replace(fold=1, removal=0.5),
 ]
 OWN_HEADS = """
 import os, signal
@@ -81,10 +82,10 @@ def own(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory) -> tuple[Path, study.Study]:
+def done(tmp_path_factory) -> tuple[Path, study.StudyResult]:
     """One study, run here."""
     out = tmp_path_factory.mktemp("here")
-    return out, study.run(RECIPES, out, device="cpu")
+    return out, study.study(RECIPES, out, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ def listening(heard: list[Recipe]):
 
     @contextmanager
     def launch() -> Iterator[Submit]:
-        with here() as submit:
+        with in_process() as submit:
 
             def note(task, recipe, *args, **kwargs):
                 heard.append(recipe)
@@ -159,28 +160,28 @@ def living(relation: str, pid: int) -> list[int]:
 
 def test_needs_come_first_and_once(tmp_path):
     heard: list[Recipe] = []
-    asked = [BASE.but(removal=0.5), BASE.but(removal=1.0), BASE, BASE.but(removal=0.5)]
-    ended = study.run(asked, tmp_path, launch=listening(heard), device="cpu")
-    assert heard == [BASE, BASE.but(removal=0.5), BASE.but(removal=1.0)]
-    assert [r.recipe for r in ended.records] == [BASE.but(removal=0.5), BASE.but(removal=1.0), BASE]
+    asked = [BASE.replace(removal=0.5), BASE.replace(removal=1.0), BASE, BASE.replace(removal=0.5)]
+    ended = study.study(asked, tmp_path, launch=listening(heard), device="cpu")
+    assert heard == [BASE, BASE.replace(removal=0.5), BASE.replace(removal=1.0)]
+    assert [r.recipe for r in ended.records] == [BASE.replace(removal=0.5), BASE.replace(removal=1.0), BASE]
     assert not ended.failed
-    assert len(records.load(tmp_path)) == 3
+    assert len(records.load_records(tmp_path)) == 3
 
 
 def test_what_was_only_needed_is_a_record_too(done):
     out, ended = done
     assert [r.recipe for r in ended.records] == RECIPES
-    assert {r.recipe for r in records.load(out)} == {*RECIPES, BASE}
+    assert {r.recipe for r in records.load_records(out)} == {*RECIPES, BASE}
     assert {p.suffix for p in out.iterdir()} == {".json", ".npz"}
 
 
 def test_a_second_call_runs_nothing(done):
     out, ended = done
     before, heard, tallies = times(out), [], []
-    again = study.run(RECIPES, out, launch=listening(heard), device="cpu", watch=tallies.append)
+    again = study.study(RECIPES, out, launch=listening(heard), device="cpu", on_progress=tallies.append)
     assert heard == []
     assert times(out) == before
-    assert [r.body for r in again.records] == [r.body for r in ended.records]
+    assert [r.data for r in again.records] == [r.data for r in ended.records]
 
 
 def test_more_recipes_run_only_what_is_new(done, tmp_path):
@@ -188,17 +189,17 @@ def test_more_recipes_run_only_what_is_new(done, tmp_path):
     for path in out.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     before, heard = times(tmp_path), []
-    study.run([*RECIPES, BASE.but(seed=1)], tmp_path, launch=listening(heard), device="cpu")
-    assert heard == [BASE.but(seed=1)]
+    study.study([*RECIPES, BASE.replace(seed=1)], tmp_path, launch=listening(heard), device="cpu")
+    assert heard == [BASE.replace(seed=1)]
     assert times(tmp_path).items() >= before.items()
 
 
 def test_the_tally_counts(tmp_path):
     seen = []
     watch = lambda t: seen.append((t.total, t.done, t.found, len(t.failed)))  # noqa: E731
-    study.run([BASE], tmp_path, device="cpu", watch=watch)
+    study.study([BASE], tmp_path, device="cpu", on_progress=watch)
     assert seen[-1] == (1, 1, 0, 0)
-    study.run([BASE, BASE.but(seed=1)], tmp_path, device="cpu", watch=watch)
+    study.study([BASE, BASE.replace(seed=1)], tmp_path, device="cpu", on_progress=watch)
     assert seen[-1] == (2, 2, 1, 0)
 
 
@@ -215,13 +216,13 @@ def test_a_source_that_was_written_anew_is_read_anew(tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
         x = np.random.default_rng(seed).normal(size=(300, 4)).astype(np.float32)
         np.savez(tmp_path / name / "own.npz", features=x, labels=np.arange(300) % 3)
-    base, seen = BASE.but(source="own.npz", epochs=1), []
+    base, seen = BASE.replace(source="own.npz", epochs=1), []
     for name in ("a", "b"):
         monkeypatch.chdir(tmp_path / name)
-        seen.append((run_one(base, tmp_path / "out", device="cpu"), bags_for(base)["train"].pool.data))
+        seen.append((run_one(base, tmp_path / "out", device="cpu"), make_bags(base)["train"].pool.data))
     monkeypatch.chdir(tmp_path / "a")
     os.replace(tmp_path / "b" / "own.npz", tmp_path / "a" / "own.npz")
-    seen.append((run_one(base, tmp_path / "again", device="cpu"), bags_for(base)["train"].pool.data))
+    seen.append((run_one(base, tmp_path / "again", device="cpu"), make_bags(base)["train"].pool.data))
     first, second, third = seen
     assert first[0].seen != second[0].seen == third[0].seen
     assert not first[1].equal(second[1])
@@ -230,8 +231,8 @@ def test_a_source_that_was_written_anew_is_read_anew(tmp_path, monkeypatch):
 
 
 def test_the_table_tells_its_rows_apart(tmp_path, capsys):
-    done = study.run(study.grid(BASE, lr=(1e-2, 1e-4)), tmp_path, device="cpu")
-    commands.print_rows(select.rows(done.records))
+    done = study.study(study.grid(BASE, lr=(1e-2, 1e-4)), tmp_path, device="cpu")
+    experiment_actions.print_results(select.rows(done.records))
     said = capsys.readouterr().out
     assert "Counting Network, lr 0.01 " in said
     assert "Counting Network, lr 0.0001 " in said
@@ -246,11 +247,11 @@ def test_records_are_small_and_strict(done):
     def refuse(word: str) -> None:
         raise AssertionError(f"JSON has no {word}")
 
-    for record in records.load(done[0]):
+    for record in records.load_records(done[0]):
         assert record.path.stat().st_size < 8192
         assert record.path.stem == record.key == record.recipe.key
         body = json.loads(record.path.read_text(), parse_constant=refuse)
-        assert body == record.body
+        assert body == record.data
         assert all(v is None or 0 <= v <= 1 for k, v in record.scores.items() if k != "share_difference")
         assert body["fit"]["best_epoch"] >= 1
         assert len(body["fit"]["curve"]["epoch"]) == BASE.epochs
@@ -259,8 +260,8 @@ def test_records_are_small_and_strict(done):
 
 def test_a_record_scores_as_the_loops_do(done):
     """Every number of a record against the slow loops, from its arrays and the bags it was asked about."""
-    for record in records.load(done[0]):
-        arrays, bags = record.arrays(), bags_for(record.recipe)
+    for record in records.load_records(done[0]):
+        arrays, bags = record.arrays(), make_bags(record.recipe)
         bag, label, true, bag_said, said = (
             v.tolist()
             for v in (
@@ -284,22 +285,22 @@ def test_a_record_scores_as_the_loops_do(done):
         for name, want in wanted.items():
             assert kept[name] == (None if math.isnan(want) else pytest.approx(want)), name
         assert kept.keys() == wanted.keys()
-        assert record.body["share_difference"] == pytest.approx(gaps, abs=1e-4)
-        assert record.body["confusion"] == counts
+        assert record.data["share_difference"] == pytest.approx(gaps, abs=1e-4)
+        assert record.data["confusion"] == counts
 
 
 def test_what_a_removal_would_do_as_the_loops_say_it(done):
     """The sweep of a run without removal; and that of a run with one, whose votes are those of the run it needed."""
-    found = {r.recipe: r for r in records.load(done[0])}
+    found = {r.recipe: r for r in records.load_records(done[0])}
     for recipe, record in found.items():
-        arrays, train = found[(recipe.needs or (recipe,))[0]].arrays(), bags_for(recipe)["train"]
+        arrays, train = found[(recipe.needs or (recipe,))[0]].arrays(), make_bags(recipe)["train"]
         bag, label, true = train.bag.tolist(), train.label.tolist(), train.truth.tolist()
         said, far = arrays["train_said"].tolist(), arrays["train_euclidean_correct"].tolist()
         far, sits = [None if math.isnan(d) else d for d in far], oracles.seats(bag, len(label))
         assert arrays["train_share_said"].tolist() == pytest.approx(oracles.share(said, label, sits))
-        sweep = record.body.get("sweep") or {
+        sweep = record.data.get("sweep") or {
             "removal": [recipe.removal],
-            **{k: [v] for k, v in record.body["mpem"].items()},
+            **{k: [v] for k, v in record.data["mpem"].items()},
         }
         assert sweep["removal"] == [recipe.removal] or sweep["removal"] == [i / 10 for i in range(1, 11)]
         for i, r in enumerate(sweep["removal"]):
@@ -323,15 +324,15 @@ def test_what_a_removal_would_do_as_the_loops_say_it(done):
 
 def test_whom_mpem_removes_is_the_recipes_to_say(done):
     """Distance, prototypes and r each decide: every variant against the loops, and no two of them alike."""
-    recipe, seen = BASE.but(removal=0.5), set()
-    train = bags_for(recipe)["train"]
+    recipe, seen = BASE.replace(removal=0.5), set()
+    train = make_bags(recipe)["train"]
     bag, label = train.bag.tolist(), train.label.tolist()
-    (record,) = (r for r in records.load(done[0]) if r.recipe == BASE)
+    (record,) = (r for r in records.load_records(done[0]) if r.recipe == BASE)
     arrays = record.arrays()
     for distance, bags in itertools.product(("euclidean", "mahalanobis"), ("correct", "all")):
         far = [None if math.isnan(d) else d for d in arrays[f"train_{distance}_{bags}"].tolist()]
         wanted = oracles.mpem_removed(far, arrays["train_said"].tolist(), bag, label, 0.5)
-        got = removed_for(recipe.but(distance=distance, prototype_bags=bags), done[0], train).tolist()
+        got = find_dissenters(recipe.replace(distance=distance, prototype_bags=bags), done[0], train).tolist()
         assert got == wanted, (distance, bags)
         seen.add(tuple(got))
     assert len(seen) == 4
@@ -339,30 +340,30 @@ def test_whom_mpem_removes_is_the_recipes_to_say(done):
 
 @pytest.mark.parametrize("drop", [False, True])
 def test_the_removed_leave_the_network_only_if_asked(done, tmp_path, monkeypatch, drop):
-    recipe, learned = BASE.but(removal=1.0, drop_before_forward=drop, seed=0), []
+    recipe, learned = BASE.replace(removal=1.0, drop_before_forward=drop, seed=0), []
     for path in done[0].glob(f"{BASE.key}.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    inner = runs.fit
+    inner = runs.train
     monkeypatch.setattr(
         runs, "fit", lambda model, train, *a, **k: (learned.append(train), inner(model, train, *a, **k))[1]
     )
     record = run_one(recipe, tmp_path, device="cpu")
-    gone, held = record.body["mpem"]["removed"], BASE.train_bags * BASE.bag_size
+    gone, held = record.data["mpem"]["removed"], BASE.train_bags * BASE.bag_size
     assert gone > 0
     assert len(learned[0].index) == held - gone * drop
     assert (0 if learned[0].removed is None else int(learned[0].removed.sum())) == gone * (not drop)
 
 
 def test_a_long_training_is_still_a_small_record(tmp_path):
-    (record,) = study.run([BASE.but(epochs=90)], tmp_path, device="cpu").records
-    curve = record.body["fit"]["curve"]
+    (record,) = study.study([BASE.replace(epochs=90)], tmp_path, device="cpu").records
+    curve = record.data["fit"]["curve"]
     assert record.path.stat().st_size < 8192
     assert len(curve["epoch"]) == len(curve["train"]) == len(curve["valid"]) == 60
     assert (curve["epoch"][0], curve["epoch"][-1]) == (1, 90)
 
 
 def test_arrays_are_there(done):
-    for record in records.load(done[0]):
+    for record in records.load_records(done[0]):
         kept = record.arrays()
         test, train = BASE.test_bags * BASE.bag_size, BASE.train_bags * BASE.bag_size
         assert kept["test_index"].shape == kept["test_said"].shape == kept["test_truth"].shape == (test,)
@@ -376,17 +377,17 @@ def test_arrays_are_there(done):
 def test_a_record_leads_back_to_its_run(done, tmp_path):
     """The JSON alone is enough to make it again."""
     record = next(r for r in done[1].records if not r.recipe.removal)
-    same(record, run_one(Recipe.of(json.loads(record.path.read_text())["recipe"]), tmp_path, device="cpu"))
+    same(record, run_one(Recipe.from_dict(json.loads(record.path.read_text())["recipe"]), tmp_path, device="cpu"))
 
 
 def test_mpem_without_its_counting_network(tmp_path):
     with pytest.raises(HeadcountError, match=f"needs the run {BASE.key} .* run it first"):
-        run_one(BASE.but(removal=0.5), tmp_path, device="cpu")
+        run_one(BASE.replace(removal=0.5), tmp_path, device="cpu")
     assert not list(tmp_path.iterdir())
     run_one(BASE, tmp_path, device="cpu")
     (tmp_path / f"{BASE.key}.npz").unlink()
     with pytest.raises(HeadcountError, match="npz is missing, and MPEM needs its votes; delete"):
-        run_one(BASE.but(removal=0.5), tmp_path, device="cpu")
+        run_one(BASE.replace(removal=0.5), tmp_path, device="cpu")
 
 
 def test_what_killed_runs_left_is_swept(done):
@@ -395,7 +396,7 @@ def test_what_killed_runs_left_is_swept(done):
     (running / key).mkdir(parents=True)
     for left in (running / key / "metrics.jsonl", running / f"{key}.lock", out / f"{key}.json.part"):
         left.write_text("x")
-    study.run([BASE], out, device="cpu")
+    study.study([BASE], out, device="cpu")
     assert {p.suffix for p in out.iterdir()} == {".json", ".npz"}
 
 
@@ -405,40 +406,44 @@ def test_what_killed_runs_left_is_swept(done):
 @pytest.mark.soak
 def test_here_and_in_processes_are_equal(done, pool, own, tmp_path):
     """The same records; and one run that fails in its process stops nothing but the run that needs it."""
-    fails = BASE.but(head=f"{own}:Stumbles")
-    ended = study.run(
-        [fails.but(removal=0.5), *RECIPES, fails], tmp_path, launch=borrowed(pool), device="cpu", checkpoint_seconds=0
+    fails = BASE.replace(head=f"{own}:Stumbles")
+    ended = study.study(
+        [fails.replace(removal=0.5), *RECIPES, fails],
+        tmp_path,
+        launch=borrowed(pool),
+        device="cpu",
+        checkpoint_seconds=0,
     )
     assert len(ended.records) == len(RECIPES)
     for one, other in zip(done[1].records, ended.records, strict=True):
         same(one, other)
     assert {r: type(e) for r, e in ended.failed.items()} == {
         fails: ArithmeticError,
-        fails.but(removal=0.5): RuntimeError,
+        fails.replace(removal=0.5): RuntimeError,
     }
-    assert str(ended.failed[fails.but(removal=0.5)]).startswith("not run, because Stumbles")
+    assert str(ended.failed[fails.replace(removal=0.5)]).startswith("not run, because Stumbles")
     assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".npz"}
 
 
 def test_a_failure_stops_only_what_needs_it(own, tmp_path):
-    fails = BASE.but(head=f"{own}:Stumbles")
-    ended = study.run([fails, fails.but(removal=0.5), BASE, BASE.but(removal=0.5)], tmp_path, device="cpu")
-    assert [r.recipe for r in ended.records] == [BASE, BASE.but(removal=0.5)]
-    assert [study.explain(e) for e in ended.failed.values()] == [
+    fails = BASE.replace(head=f"{own}:Stumbles")
+    ended = study.study([fails, fails.replace(removal=0.5), BASE, BASE.replace(removal=0.5)], tmp_path, device="cpu")
+    assert [r.recipe for r in ended.records] == [BASE, BASE.replace(removal=0.5)]
+    assert [study.error_line(e) for e in ended.failed.values()] == [
         "ArithmeticError: on purpose",
         f"RuntimeError: not run, because {fails} failed",
     ]
     assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".npz"}
     assert [p.name for p in tmp_path.glob("*.failed.json")] == [f"{fails.key}.failed.json"]
-    assert len(records.load(tmp_path)) == 2
+    assert len(records.load_records(tmp_path)) == 2
 
 
 @pytest.mark.soak
 def test_a_process_that_is_killed(own, tmp_path):
     """Say, for want of memory: one line instead of a traceback out of the pool."""
     with pytest.raises(HeadcountError, match=r"a run's process was killed.*goes on where it stopped"):
-        study.run([BASE.but(head=f"{own}:Dies"), BASE], tmp_path, launch=processes(1), device="cpu")
-    study.run([BASE], tmp_path, device="cpu")
+        study.study([BASE.replace(head=f"{own}:Dies"), BASE], tmp_path, launch=processes(1), device="cpu")
+    study.study([BASE], tmp_path, device="cpu")
 
 
 def meet_and_run(folder: Path, me: int, recipe: Recipe, out: Path) -> tuple[dict, int]:
@@ -446,13 +451,13 @@ def meet_and_run(folder: Path, me: int, recipe: Recipe, out: Path) -> tuple[dict
     (folder / str(me)).touch()
     until(lambda: len(list(folder.iterdir())) == 2)
     epochs = []
-    record = run_one(recipe, out, device="cpu", watch=lambda p: epochs.append(p.epoch))
-    return record.body, len(epochs)
+    record = run_one(recipe, out, device="cpu", on_progress=lambda p: epochs.append(p.epoch))
+    return record.data, len(epochs)
 
 
 def test_two_processes_at_the_same_run(pool, tmp_path):
     """One trains, the other waits, both get the record."""
-    recipe, out, meeting = BASE.but(epochs=60), tmp_path / "out", tmp_path / "meeting"
+    recipe, out, meeting = BASE.replace(epochs=60), tmp_path / "out", tmp_path / "meeting"
     meeting.mkdir()
     both = [pool(meet_and_run, meeting, me, recipe, out) for me in range(2)]
     (one, trained), (other, waited) = sorted((f.result(120) for f in both), key=lambda pair: -pair[1])
@@ -467,7 +472,7 @@ def test_alone_means_alone(tmp_path):
 
     def visit() -> None:
         for _ in range(40):
-            with alone(tmp_path / "running" / "x.lock"):
+            with file_lock(tmp_path / "running" / "x.lock"):
                 inside[0] += 1
                 most[0] = max(most[0], inside[0])
                 time.sleep(0.0005)
@@ -486,10 +491,10 @@ def test_alone_means_alone(tmp_path):
 def test_a_folder_that_goes_between_two_looks_is_no_file(tmp_path, monkeypatch):
     """Others take the folder away and make it again: whoever looks may find it gone each time, and is not told of a file."""
     monkeypatch.setattr(Path, "is_dir", lambda self: False)
-    with alone(tmp_path / "running" / "x.lock") as mine:
+    with file_lock(tmp_path / "running" / "x.lock") as mine:
         assert mine
     (tmp_path / "running").touch()
-    with pytest.raises(FileExistsError, match="is a file"), alone(tmp_path / "running" / "x.lock"):
+    with pytest.raises(FileExistsError, match="is a file"), file_lock(tmp_path / "running" / "x.lock"):
         pass
 
 
@@ -498,27 +503,29 @@ def test_a_folder_that_goes_between_two_looks_is_no_file(tmp_path, monkeypatch):
 
 def test_interrupted_goes_on_where_it_stopped(tmp_path):
     """Ctrl-C keeps the epochs that are done, and the record is the one an undisturbed run makes."""
-    recipe, seen = BASE.but(epochs=12), []
+    recipe, seen = BASE.replace(epochs=12), []
 
     def stop(progress) -> None:
         if progress.epoch == 7:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        study.run([recipe], tmp_path / "torn", device="cpu", run_watch=stop)
-    assert not records.load(tmp_path / "torn")
-    (torn,) = study.run([recipe], tmp_path / "torn", device="cpu", run_watch=lambda p: seen.append(p.epoch)).records
+        study.study([recipe], tmp_path / "torn", device="cpu", on_run_progress=stop)
+    assert not records.load_records(tmp_path / "torn")
+    (torn,) = study.study(
+        [recipe], tmp_path / "torn", device="cpu", on_run_progress=lambda p: seen.append(p.epoch)
+    ).records
     assert seen == list(range(8, 13))
-    (whole,) = study.run([recipe], tmp_path / "whole", device="cpu").records
+    (whole,) = study.study([recipe], tmp_path / "whole", device="cpu").records
     same(torn, whole)
     assert {p.suffix for p in (tmp_path / "torn").iterdir()} == {".json", ".npz"}
 
 
 def test_a_training_that_drifts_off(own, tmp_path):
     """The best epoch is kept, the curve says null from then on, and the report can be had."""
-    (record,) = study.run([BASE.but(head=f"{own}:Drifts")], tmp_path, device="cpu").records
-    assert record.body["fit"]["best_epoch"] in (1, 2)
-    assert record.body["fit"]["curve"]["valid"][2:] == [None, None]
+    (record,) = study.study([BASE.replace(head=f"{own}:Drifts")], tmp_path, device="cpu").records
+    assert record.data["fit"]["best_epoch"] in (1, 2)
+    assert record.data["fit"]["curve"]["valid"][2:] == [None, None]
     assert "NaN" not in record.path.read_text()
     write_report([record], tmp_path / "report.html")
 
@@ -528,7 +535,16 @@ def test_a_training_that_drifts_off(own, tmp_path):
 def test_a_killed_parent_leaves_no_workers(tmp_path):
     words = "--source digits --bag-size 8 --epochs 1000000 --fold 0,1 --device cpu --processes 2 --set backbone=mlp"
     small = "--set train_bags=20 --set valid_bags=10 --set test_bags=10"
-    command = [sys.executable, "-m", "headcount.cli", "study", "--out", str(tmp_path), *words.split(), *small.split()]
+    command = [
+        sys.executable,
+        "-m",
+        "headcount.cli.main",
+        "study",
+        "--out",
+        str(tmp_path),
+        *words.split(),
+        *small.split(),
+    ]
     parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         until(lambda: len(list(tmp_path.glob("running/*/metrics.jsonl"))) == 2 or parent.poll() is not None)
@@ -537,4 +553,4 @@ def test_a_killed_parent_leaves_no_workers(tmp_path):
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait()
     until(lambda: not living("pgrp", parent.pid), 10)
-    assert not records.load(tmp_path)
+    assert not records.load_records(tmp_path)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from headcount.bags import Segments, steepness, tilt
+from headcount.bags import Segments
 from headcount.errors import HeadcountError
+from headcount.majority import transition, transition_em
 from oracles import examine
 
 
@@ -51,35 +52,39 @@ def test_formulas_against_loops(classes):
     target = torch.tensor(np.eye(classes)[y] * (y >= 0)[:, None])
     t_mix, t_labels, log_p = torch.tensor(mix), torch.tensor(labels), torch.tensor(p).log()
     matrix, prior = slow_matrix(mix, labels)
-    near(tilt.matrix_of(t_mix, t_labels), matrix)
-    near(tilt.prior_of(t_mix, t_labels), prior)
-    near(tilt.matrix_of(t_mix, t_labels).sum(1), np.ones(classes))
-    back, seen = tilt.mix_from(tilt.matrix_of(t_mix, t_labels), torch.tensor(prior))
+    near(transition.transition_matrix(t_mix, t_labels), matrix)
+    near(transition.class_prior(t_mix, t_labels), prior)
+    near(transition.transition_matrix(t_mix, t_labels).sum(1), np.ones(classes))
+    back, seen = transition.mix_from_matrix(transition.transition_matrix(t_mix, t_labels), torch.tensor(prior))
     near(back, mix)
     near(seen, labels)
     said = [[sum(p[i][k] * matrix[k][c] for k in range(classes)) for c in range(classes)] for i in range(9)]
-    near(tilt.tilted(log_p, t_mix, t_labels).exp(), said)
+    near(transition.forward_correct(log_p, t_mix, t_labels).exp(), said)
     weight = torch.arange(9.0).double()
     told = [i for i in range(9) if y[i] >= 0]
     loss = -sum(i * math.log(said[i][y[i]]) for i in told) / sum(told)
-    near(tilt.forward_loss(log_p, target, t_mix, t_labels, weight), loss)
-    q = tilt.posterior(log_p, target, t_mix, t_labels)
+    near(transition.forward_loss(log_p, target, t_mix, t_labels, weight), loss)
+    q = transition.posterior(log_p, target, t_mix, t_labels)
     for i in range(9):
         near(q[i], slow_posterior(p[i], y[i], mix, prior) if y[i] >= 0 else p[i])
-    near(tilt.leaning(target, t_mix, t_labels)[3], np.ones(classes))
+    near(transition.label_likelihood_ratio(target, t_mix, t_labels)[3], np.ones(classes))
     heap = np.zeros((classes, classes))
     for i in told:
         heap[y[i]] += i * np.array(slow_posterior(p[i], y[i], mix, prior))
-    near(steepness.heaped(torch.tensor(p), weight[:, None] * target, t_mix, t_labels), heap)
+    near(transition_em.e_step(torch.tensor(p), weight[:, None] * target, t_mix, t_labels), heap)
 
 
 def test_half_precision_around_it_changes_nothing():
     rng = np.random.default_rng(0)
     log_p, target = torch.tensor(rng.dirichlet(np.ones(5), 40)).float().log(), torch.eye(5)[torch.arange(40) % 5]
-    given = log_p, target, tilt.mix_of(0.3, 5), torch.full((5,), 0.2)
-    plain = tilt.forward_loss(*given), tilt.posterior(*given), steepness.heaped(log_p.exp(), *given[1:])
+    given = log_p, target, transition.mix_from_shares(0.3, 5), torch.full((5,), 0.2)
+    plain = transition.forward_loss(*given), transition.posterior(*given), transition_em.e_step(log_p.exp(), *given[1:])
     with torch.autocast("cpu", torch.bfloat16):
-        again = tilt.forward_loss(*given), tilt.posterior(*given), steepness.heaped(log_p.exp(), *given[1:])
+        again = (
+            transition.forward_loss(*given),
+            transition.posterior(*given),
+            transition_em.e_step(log_p.exp(), *given[1:]),
+        )
     for a, b in zip(plain, again, strict=True):
         near(a, b, 1e-6)
 
@@ -88,8 +93,8 @@ def test_a_soft_label_adds_to_every_heap_by_its_part():
     rng = np.random.default_rng(0)
     mix, labels = torch.tensor(random_mix(rng, 3)), torch.tensor([0.2, 0.3, 0.5])
     p = torch.tensor(rng.dirichlet(np.ones(3), 1))
-    whole = [steepness.heaped(p, torch.eye(3)[[c]].double(), mix, labels.double()) for c in range(3)]
-    mixed = steepness.heaped(p, torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64), mix, labels.double())
+    whole = [transition_em.e_step(p, torch.eye(3)[[c]].double(), mix, labels.double()) for c in range(3)]
+    mixed = transition_em.e_step(p, torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64), mix, labels.double())
     near(mixed, 0.5 * whole[0] + 0.3 * whole[1] + 0.2 * whole[2])
 
 
@@ -97,9 +102,13 @@ def test_a_soft_label_adds_to_every_heap_by_its_part():
 def test_least_share_is_that_of_bags_filled_by_lot(size, classes):
     rng = np.random.default_rng(0)
     drawn = rng.multinomial(size, np.full(classes, 1 / classes), 40_000).max(1) / size
-    assert steepness.least_share(size, classes) == pytest.approx(drawn.mean(), abs=4 * drawn.std() / 200 + 0.001)
-    assert 1 / classes < steepness.least_share(size, classes)
-    assert min(steepness.least_share(size, classes), 0.999) <= steepness.first_guess(size, classes) < 1
+    assert transition_em.random_majority_share(size, classes) == pytest.approx(
+        drawn.mean(), abs=4 * drawn.std() / 200 + 0.001
+    )
+    assert 1 / classes < transition_em.random_majority_share(size, classes)
+    assert (
+        min(transition_em.random_majority_share(size, classes), 0.999) <= transition_em.initial_share(size, classes) < 1
+    )
 
 
 @pytest.mark.parametrize(("classes", "too_much"), [(2, 0.01), (10, 0.05), (100, 0.26)])
@@ -108,25 +117,30 @@ def test_least_share_of_large_bags_is_a_little_too_large(classes, too_much):
     x = torch.linspace(-8, 8, 4001, dtype=torch.float64)
     upto = torch.special.ndtr(x) ** classes
     top = float(((x[1:] + x[:-1]) / 2 * upto.diff()).sum())
-    excess = (steepness.least_share(10**6, classes) - 1 / classes) * 1000 * math.sqrt(classes)
+    excess = (transition_em.random_majority_share(10**6, classes) - 1 / classes) * 1000 * math.sqrt(classes)
     assert -0.01 < excess / top - 1 < too_much
 
 
 def test_condition():
     even = torch.full((4,), 0.25)
-    assert tilt.Tilt(torch.eye(4), even).condition == pytest.approx(1)
-    steep, slight = (tilt.Tilt(tilt.mix_of(s, 4), even).condition for s in (0.7, 0.3))
+    assert transition.Transition(torch.eye(4), even).condition_number == pytest.approx(1)
+    steep, slight = (transition.Transition(transition.mix_from_shares(s, 4), even).condition_number for s in (0.7, 0.3))
     assert 1 < steep < slight < math.inf
     lead = (0.7 - 0.1) / 1  # the eigenvalues of such a T are 1 and the lead
     assert steep == pytest.approx(1 / lead, rel=1e-5)
-    assert tilt.Tilt(tilt.mix_of(0.7, 4), torch.tensor([0.5, 0.5, 0.0, 0.0])).condition == math.inf
+    assert (
+        transition.Transition(transition.mix_from_shares(0.7, 4), torch.tensor([0.5, 0.5, 0.0, 0.0])).condition_number
+        == math.inf
+    )
     y = torch.arange(600) % 4
-    never = steepness.estimate(torch.eye(4)[y], Segments.from_sizes([10] * 60), torch.eye(4)[torch.arange(60) % 3])
-    assert never.condition == math.inf, "label 3 never occurs"
-    rare = steepness.estimate(
+    never = transition_em.estimate_transition(
+        torch.eye(4)[y], Segments.from_sizes([10] * 60), torch.eye(4)[torch.arange(60) % 3]
+    )
+    assert never.condition_number == math.inf, "label 3 never occurs"
+    rare = transition_em.estimate_transition(
         torch.eye(4)[y], Segments.from_sizes([10] * 60), torch.eye(4)[torch.arange(60).clamp_max(3)]
     )
-    assert rare.condition < math.inf
+    assert rare.condition_number < math.inf
 
 
 # -- estimation -----------------------------------------------------------------------------------------------------------
@@ -146,7 +160,7 @@ def world(seed, bags, size, classes, apart=2.0, spread=1.0, tie="lowest"):
     return p, y, torch.from_numpy(label), mix, Segments.from_sizes([size] * bags)
 
 
-@pytest.mark.parametrize("form", steepness.FORMS)
+@pytest.mark.parametrize("form", transition_em.TRANSITION_FORMS)
 @pytest.mark.parametrize(("classes", "spread"), [(2, 1.0), (4, 1.0), (4, 5.0)])
 def test_the_estimate_converges_to_the_true_shares(form, classes, spread):
     """With many bags the error is small, and smaller than with few; overlapping classes are no excuse."""
@@ -155,7 +169,7 @@ def test_the_estimate_converges_to_the_true_shares(form, classes, spread):
         off = []
         for seed in range(3):
             p, _, label, mix, segments = world(seed, bags, 20, classes, apart=1.8, spread=spread)
-            found = steepness.estimate(p, segments, torch.eye(classes)[label], form=form)
+            found = transition_em.estimate_transition(p, segments, torch.eye(classes)[label], form=form)
             if bags == 2000:  # against the bags' own mix
                 off.append(abs(found.share.numpy() - np.diag(mix)).max())
             else:
@@ -174,7 +188,9 @@ def test_the_full_form_finds_what_the_simple_one_cannot():
     x = rng.normal(size=(len(y), 3))
     x[np.arange(len(y)), y] += 2.5
     p, segments = torch.tensor(2.5 * x).softmax(1), Segments.from_sizes([20] * 450)
-    full, one = (steepness.estimate(p, segments, torch.eye(3)[label], form=f).mix.numpy() for f in ("full", "one"))
+    full, one = (
+        transition_em.estimate_transition(p, segments, torch.eye(3)[label], form=f).mix.numpy() for f in ("full", "one")
+    )
     assert abs(full - true).max() < 0.03
     assert abs(one - true).max() > 0.1
 
@@ -182,18 +198,18 @@ def test_the_full_form_finds_what_the_simple_one_cannot():
 def test_few_bags_get_the_simple_form():
     """Two bags of each label: the rows lean on what all have in common; two hundred stand for themselves."""
     rows = torch.tensor([[0.9, 0.05, 0.05], [0.1, 0.6, 0.3], [0.1, 0.3, 0.6]], dtype=torch.float64)
-    few, many = (steepness.settled(rows * 100, torch.full((3,), n).double()) for n in (2.0, 2000.0))
+    few, many = (transition_em.m_step(rows * 100, torch.full((3,), n).double()) for n in (2.0, 2000.0))
     near(many, rows, 0.01)
-    common = tilt.mix_of(torch.tensor(0.7, dtype=torch.float64), 3)
+    common = transition.mix_from_shares(torch.tensor(0.7, dtype=torch.float64), 3)
     assert abs(few - common).max() < 0.5 * abs(rows - common).max()
-    near(steepness.settled(rows * 100, torch.full((3,), 2000.0).double(), "one"), common)
+    near(transition_em.m_step(rows * 100, torch.full((3,), 2000.0).double(), "one"), common)
 
 
 def test_a_classifier_that_knows_nothing_moves_nothing():
     """With uninformative probabilities every mix explains the labels alike, and the estimate stays where it began."""
     label = torch.arange(40) % 4
     p, segments = torch.full((400, 4), 0.25), Segments.from_sizes([10] * 40)
-    found = steepness.estimate(p, segments, torch.eye(4)[label], start=0.6)
+    found = transition_em.estimate_transition(p, segments, torch.eye(4)[label], start_share=0.6)
     near(found.share, np.full(4, 0.6), 1e-4)
 
 
@@ -204,21 +220,21 @@ def test_never_degenerate():
         rng = np.random.default_rng(seed)
         heap = torch.tensor(rng.gamma(0.05, 100, (classes, classes))) * (torch.rand(classes, 1) > 0.2)
         bags = torch.tensor(rng.integers(0, 3 if few else 300, classes)).double()
-        mix = steepness.settled(heap, bags, form, least=0.3 if classes > 3 else 0.0)
+        mix = transition_em.m_step(heap, bags, form, min_share=0.3 if classes > 3 else 0.0)
         near(mix.sum(1), np.ones(classes))
         assert (mix > 0).all()
         others = mix.masked_fill(torch.eye(classes, dtype=torch.bool), 0)
         assert (mix.diagonal() > others.amax(1)).all()
-        labels = steepness.labels_of(bags)
+        labels = transition_em.label_prior_from_counts(bags)
         assert labels.sum() == pytest.approx(1)
-        assert torch.isfinite(tilt.matrix_of(mix, labels)).all()
+        assert torch.isfinite(transition.transition_matrix(mix, labels)).all()
 
     examine(
         law,
         60,
         classes=st.integers(2, 6),
         seed=st.integers(0, 999),
-        form=st.sampled_from(steepness.FORMS),
+        form=st.sampled_from(transition_em.TRANSITION_FORMS),
         few=st.booleans(),
     )
 
@@ -233,9 +249,9 @@ def test_background_may_be_the_largest():
     x[np.arange(len(y)), y] += 3
     prior = torch.tensor([0.1, 0.1, 0.1, 0.7]).log()
     p = (torch.tensor(3 * x) + prior).softmax(1)
-    found = steepness.estimate(p, Segments.from_sizes([30] * 300), torch.eye(4)[label], counted=counted)
+    found = transition_em.estimate_transition(p, Segments.from_sizes([30] * 300), torch.eye(4)[label], counted=counted)
     assert abs(found.mix[:3].numpy() - true).max() < 0.04
-    assert found.labels[3] == 0
+    assert found.label_prior[3] == 0
 
 
 def test_loose_instances_without_a_label_are_no_bags_filled_by_lot():
@@ -243,9 +259,9 @@ def test_loose_instances_without_a_label_are_no_bags_filled_by_lot():
     counts = np.stack([rng.multinomial(64, t) for t in rng.dirichlet(np.full(10, 8.0), 100)])
     y = torch.from_numpy(np.concatenate([np.repeat(np.arange(10), row) for row in counts]))
     p, label = torch.eye(10)[y], torch.eye(10)[torch.from_numpy(counts.argmax(1))]
-    alone = steepness.estimate(p, Segments.from_sizes([64] * 100), label)
+    alone = transition_em.estimate_transition(p, Segments.from_sizes([64] * 100), label)
     p, label = torch.cat([p, torch.full((2000, 10), 0.1)]), torch.cat([label, torch.zeros(2000, 10)])
-    beside = steepness.estimate(p, Segments.from_sizes([64] * 100 + [1] * 2000), label)
+    beside = transition_em.estimate_transition(p, Segments.from_sizes([64] * 100 + [1] * 2000), label)
     near(beside.mix, alone.mix, 1e-6)  # the share was 0.38 where it is 0.19: that of bags of four filled by lot
 
 
@@ -257,38 +273,40 @@ def test_bags_of_many_sizes_filled_by_lot_are_above_the_floor():
     counts = np.zeros((1000, 10))
     np.add.at(counts, (bag, y), 1)
     label = torch.eye(10)[torch.from_numpy(counts.argmax(1))]
-    found = steepness.estimate(torch.eye(10)[torch.from_numpy(y)], Segments.from_sizes(sizes), label, form="one")
+    found = transition_em.estimate_transition(
+        torch.eye(10)[torch.from_numpy(y)], Segments.from_sizes(sizes), label, form="one"
+    )
     assert float(found.share[0]) == pytest.approx(counts.max(1).sum() / sum(sizes), abs=1e-4)
-    assert steepness.size_of(Segments.from_sizes([24] * 7), torch.eye(10)[:7]) == pytest.approx(24)
+    assert transition_em.effective_bag_size(Segments.from_sizes([24] * 7), torch.eye(10)[:7]) == pytest.approx(24)
 
 
 def test_weights_removal_and_unlabelled_bags():
     p, _, label, _, segments = world(1, 60, 12, 3)
     target = torch.eye(3)[label]
-    plain = steepness.estimate(p, segments, target).mix
+    plain = transition_em.estimate_transition(p, segments, target).mix
     weight = torch.arange(720) % 4
     rows = torch.arange(720).repeat_interleave(weight)
-    twins = steepness.estimate(p[rows], Segments.from_sizes([18] * 60), target).mix
-    near(steepness.estimate(p, segments.weighted(weight.float()), target).mix, twins, 1e-5)
+    twins = transition_em.estimate_transition(p[rows], Segments.from_sizes([18] * 60), target).mix
+    near(transition_em.estimate_transition(p, segments.with_weight(weight.float()), target).mix, twins, 1e-5)
     assert abs(twins - plain).max() > 1e-3
     rubbish = torch.cat([p, torch.eye(3)[[0] * 24].double()])
     more = Segments.from_sizes([12] * 62)
-    silent = steepness.estimate(rubbish, more, torch.cat([target, torch.zeros(2, 3)])).mix
+    silent = transition_em.estimate_transition(rubbish, more, torch.cat([target, torch.zeros(2, 3)])).mix
     near(silent, plain, 1e-5)
     gone = torch.arange(720) % 12 == 5
-    kept = steepness.estimate(p[~gone], Segments.from_sizes([11] * 60), target).mix
+    kept = transition_em.estimate_transition(p[~gone], Segments.from_sizes([11] * 60), target).mix
     loud = torch.where(gone[:, None], torch.eye(3)[[0]].double(), p)
-    near(steepness.estimate(loud, segments.without(gone), target).mix, kept, 1e-5)
+    near(transition_em.estimate_transition(loud, segments.without(gone), target).mix, kept, 1e-5)
 
 
 def test_the_estimate_refuses():
     segments = Segments.from_sizes([2, 2])
     with pytest.raises(HeadcountError, match="no bag has a label"):
-        steepness.estimate(torch.ones(4, 3) / 3, segments, torch.zeros(2, 3))
+        transition_em.estimate_transition(torch.ones(4, 3) / 3, segments, torch.zeros(2, 3))
     with pytest.raises(HeadcountError, match=r"got shapes \(5, 3\) and \(2, 3\)"):
-        steepness.estimate(torch.ones(5, 3) / 3, segments, torch.zeros(2, 3))
+        transition_em.estimate_transition(torch.ones(5, 3) / 3, segments, torch.zeros(2, 3))
     with pytest.raises(HeadcountError, match="no form of the tilt 'half'; there are one, class, full"):
-        steepness.settled(torch.eye(3), torch.ones(3), "half")
+        transition_em.m_step(torch.eye(3), torch.ones(3), "half")
 
 
 @pytest.mark.parametrize("weight", [0.1, 1.0])
@@ -297,5 +315,7 @@ def test_weights_that_are_shares_make_no_bag_smaller(weight):
     label = torch.arange(90) % 3
     y = (label[:, None] + torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 2, 2])) % 3
     p = torch.eye(3)[y.flatten()] * 0.97 + 0.01
-    segments = Segments.from_sizes([10] * 90).weighted(torch.full((900,), weight))
-    assert steepness.estimate(p, segments, torch.eye(3)[label]).share.tolist() == pytest.approx([0.6] * 3, abs=0.02)
+    segments = Segments.from_sizes([10] * 90).with_weight(torch.full((900,), weight))
+    assert transition_em.estimate_transition(p, segments, torch.eye(3)[label]).share.tolist() == pytest.approx(
+        [0.6] * 3, abs=0.02
+    )

@@ -15,18 +15,17 @@ import numpy as np
 import pytest
 import torch
 
-from headcount.bags import Bags, Pool, prints
-from headcount.data.sources import load
+from headcount.bags import Bags, Pool, hashing
+from headcount.datasets.registry import load_source
 from headcount.errors import HeadcountError
-from headcount.judging import run as runs
-from headcount.judging.records import Record
-from headcount.models.model import Design, Model, say
-from headcount.training import checkpoint, views
-from headcount.training.batches import Feed
-from headcount.training.recipe import Recipe
-from headcount.training.steps import Progress, Training
-from headcount.training.train import fit
-from headcount.training.updates import schedule
+from headcount.experiments import run as runs
+from headcount.experiments.recipe import Recipe
+from headcount.experiments.records import Record
+from headcount.models.network import Model, ModelConfig, predict
+from headcount.training import augment, checkpoint, loop
+from headcount.training.loader import BagLoader
+from headcount.training.optim import lr_factor
+from headcount.training.trainer import Trainer, TrainProgress
 
 HERE = Path(__file__).parent
 TOY = f"{HERE / 'toy_head.py'}:Toy"
@@ -36,8 +35,8 @@ TINY = Recipe(
 
 
 def made(recipe):
-    bags = runs.bags_for(recipe)
-    return runs.model_for(recipe, bags["train"].blind()), bags["train"].blind(), bags["valid"].blind()
+    bags = runs.make_bags(recipe)
+    return runs.initial_model(recipe, bags["train"].blind()), bags["train"].blind(), bags["valid"].blind()
 
 
 def same(a, b):
@@ -45,11 +44,11 @@ def same(a, b):
 
 
 def test_it_learns_instances_from_majorities():
-    recipe = TINY.but(bag_size=24, train_bags=120, valid_bags=30, test_bags=30, epochs=40, lr=1e-3, batch_bags=16)
+    recipe = TINY.replace(bag_size=24, train_bags=120, valid_bags=30, test_bags=30, epochs=40, lr=1e-3, batch_bags=16)
     model, train, valid = made(recipe)
-    fitted = fit(model, train, valid, recipe)
-    test = runs.bags_for(recipe)["test"]
-    right = (say(fitted.model, test).instance.argmax(1) == test.truth).float().mean()
+    fitted = loop.train(model, train, valid, recipe)
+    test = runs.make_bags(recipe)["test"]
+    right = (predict(fitted.model, test).instance.argmax(1) == test.truth).float().mean()
     assert right > 0.75  # chance is 0.1
     assert 1 <= fitted.progress.best_epoch <= 40
     assert fitted.progress.best == min(valid for _, valid in fitted.progress.curve)
@@ -57,32 +56,33 @@ def test_it_learns_instances_from_majorities():
 
 @pytest.mark.parametrize("part", ["train", "valid"])
 def test_truth_is_refused(part):
-    bags = runs.bags_for(TINY)
+    bags = runs.make_bags(TINY)
     given = {name: b if name == part else b.blind() for name, b in bags.items()}
-    model = runs.model_for(TINY, bags["train"].blind())
+    model = runs.initial_model(TINY, bags["train"].blind())
     with pytest.raises(HeadcountError, match=r"carry truth.*blind"):
-        fit(model, given["train"], given["valid"], TINY)
+        loop.train(model, given["train"], given["valid"], TINY)
 
 
 def test_truth_changes_nothing_that_is_learned():
     """Permuting the instances' true classes inside the pool's truth leaves training as it was, bit for bit."""
     model, train, valid = made(TINY)
-    a = fit(model, train, valid, TINY).model
-    bags = runs.bags_for(TINY)
+    a = loop.train(model, train, valid, TINY).model
+    bags = runs.make_bags(TINY)
     lying = Bags(**{**vars(bags["train"]), "truth": bags["train"].truth.flip(0)})
-    b = fit(runs.model_for(TINY, lying.blind()), lying.blind(), valid, TINY).model
+    b = loop.train(runs.initial_model(TINY, lying.blind()), lying.blind(), valid, TINY).model
     assert same(a, b)
 
 
 def test_the_same_seed_twice_and_another():
-    fits = [fit(*made(r), r).model for r in (TINY, TINY, TINY.but(seed=1))]
+    fits = [loop.train(*made(r), r).model for r in (TINY, TINY, TINY.replace(seed=1))]
     assert same(fits[0], fits[1])
     assert not same(fits[0], fits[2])
 
 
 def test_every_fold_and_removal_starts_from_the_same_weights():
     models = [
-        runs.model_for(r, runs.bags_for(r)["train"].blind()) for r in (TINY, TINY.but(fold=3), TINY.but(removal=0.5))
+        runs.initial_model(r, runs.make_bags(r)["train"].blind())
+        for r in (TINY, TINY.replace(fold=3), TINY.replace(removal=0.5))
     ]
     for other in models[1:]:
         assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), other.parameters(), strict=True))
@@ -90,9 +90,9 @@ def test_every_fold_and_removal_starts_from_the_same_weights():
 
 def test_validation_loss_is_the_official_one():
     """Batches of 64 and 36 weigh the same, so a bag of the last batch counts 1.78 times; ``mean`` repairs that."""
-    recipe = TINY.but(valid_bags=10, batch_bags=8)
+    recipe = TINY.replace(valid_bags=10, batch_bags=8)
     model, train, valid = made(recipe)
-    state = Training(model, train, valid, recipe)
+    state = Trainer(model, train, valid, recipe)
     official = float(state.valid_loss())
     each = []
     for which in (range(8), range(8, 10)):
@@ -102,40 +102,40 @@ def test_validation_loss_is_the_official_one():
         p = (output.bag.exp() + 1e-8).log()
         each.append(-(part.target * p).sum(1) / 10)
     assert official == pytest.approx(float((each[0].mean() + each[1].mean()) / 2), rel=1e-5)
-    plain = Training(model, train, valid, recipe.but(selection="mean"))
+    plain = Trainer(model, train, valid, recipe.replace(selection="mean"))
     assert float(plain.valid_loss()) == pytest.approx(float(torch.cat(each).mean()), rel=1e-5)
 
 
 def test_patience():
-    recipe = TINY.but(epochs=200, patience=3, lr=0.05)
-    progress = fit(*made(recipe), recipe).progress
+    recipe = TINY.replace(epochs=200, patience=3, lr=0.05)
+    progress = loop.train(*made(recipe), recipe).progress
     assert progress.epoch == progress.best_epoch + 3 < 200
 
 
 def test_the_last_epoch_is_kept_if_asked_for():
-    recipe = TINY.but(epochs=30, lr=0.01, selection="mean")
-    chosen, last = (fit(*made(r), r) for r in (recipe, recipe.but(selection="last")))
+    recipe = TINY.replace(epochs=30, lr=0.01, selection="mean")
+    chosen, last = (loop.train(*made(r), r) for r in (recipe, recipe.replace(selection="last")))
     assert chosen.progress.best_epoch < 30 == last.progress.best_epoch
     assert last.progress.best > chosen.progress.best
-    state = Training(*made(recipe), recipe)
+    state = Trainer(*made(recipe), recipe)
     for epoch in range(30):
         state.train_epoch(epoch)
-    for own, then in zip(last.model.parameters(), state.answering.parameters(), strict=True):
+    for own, then in zip(last.model.parameters(), state.eval_model.parameters(), strict=True):
         assert torch.equal(own, then)
     with pytest.raises(HeadcountError, match="give one of the two"):
-        recipe.but(selection="last", patience=3)
+        recipe.replace(selection="last", patience=3)
 
 
 def test_a_last_epoch_that_is_no_number_is_not_kept():
-    recipe = TINY.but(selection="last")
-    state, progress = Training(*made(recipe), recipe), Progress()
-    state.note(progress, 1.0, 2.0)
-    state.note(progress, 1.0, float("nan"))
+    recipe = TINY.replace(selection="last")
+    state, progress = Trainer(*made(recipe), recipe), TrainProgress()
+    state.record_epoch(progress, 1.0, 2.0)
+    state.record_epoch(progress, 1.0, float("nan"))
     assert (progress.epoch, progress.best_epoch, progress.best) == (2, 1, 2.0)
 
 
 def test_last_short_batch_is_kept():
-    feed = Feed(made(TINY)[1], 8)
+    feed = BagLoader(made(TINY)[1], 8)
     sizes = [len(w) for w in feed.shuffled("bags", 0, 0)]
     assert sizes == [8, 8, 8, 6]
     assert sorted(torch.cat(feed.shuffled("bags", 0, 0)).tolist()) == list(range(30))
@@ -145,10 +145,10 @@ def test_last_short_batch_is_kept():
 def test_removed_instances_are_still_seen_by_batch_norm_and_dropped_ones_are_not():
     _, train, _ = made(TINY)
     gone = torch.arange(240) % 8 == 3
-    x, batch = Feed(train.without(gone), 8).deal(torch.arange(8))
+    x, batch = BagLoader(train.without(gone), 8).batch(torch.arange(8))
     assert len(x) == 64
-    assert batch.segments.total().tolist() == [7] * 8
-    assert len(Feed(train.without(gone).dropped(), 8).deal(torch.arange(8))[0]) == 56
+    assert batch.segments.total_weight().tolist() == [7] * 8
+    assert len(BagLoader(train.without(gone).drop_removed(), 8).batch(torch.arange(8))[0]) == 56
 
 
 def test_ragged_bags_train():
@@ -156,60 +156,60 @@ def test_ragged_bags_train():
     pool = Pool(rng.normal(size=(60, 4)).astype(np.float32))
     bags = Bags.of(pool, sizes=[5, 9, 2, 14, 1, 29], labels=[0, 1, 2, 0, -1, 1], classes=3)
     model, recipe = (
-        Model(Design((4,), bags.classes, "linear")),
-        TINY.but(backbone="linear", epochs=30, lr=0.05, batch_bags=4),
+        Model(ModelConfig((4,), bags.classes, "linear")),
+        TINY.replace(backbone="linear", epochs=30, lr=0.05, batch_bags=4),
     )
-    progress = fit(model, bags, bags.take([0, 1, 4]), recipe).progress
+    progress = loop.train(model, bags, bags.take([0, 1, 4]), recipe).progress
     assert progress.curve[-1][0] < progress.curve[0][0]
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "twice"])
 def test_optimizers_and_schedules(optimizer, schedule):
-    recipe = TINY.but(optimizer=optimizer, schedule=schedule, warmup=0.2, weight_decay=0.01, epochs=8)
-    recipe = recipe.but(lr=0.01 if optimizer == "sgd" else 0.001)
-    curve = fit(*made(recipe), recipe).progress.curve
+    recipe = TINY.replace(optimizer=optimizer, schedule=schedule, warmup=0.2, weight_decay=0.01, epochs=8)
+    recipe = recipe.replace(lr=0.01 if optimizer == "sgd" else 0.001)
+    curve = loop.train(*made(recipe), recipe).progress.curve
     assert curve[-1][0] < curve[0][0]
 
 
 def test_schedule_shape():
-    assert schedule("constant", 0.0, 0.7) == 1
-    assert schedule("cosine", 0.0, 0.5) == pytest.approx(0.5)
-    assert schedule("cosine", 0.2, 0.2) == 1
-    assert schedule("twice", 0.2, 0.2) == 1
-    assert schedule("twice", 0.1, 0.499999) == pytest.approx(0, abs=1e-6)
-    assert schedule("twice", 0.1, 0.5) == 0.5
-    assert schedule("twice", 0.1, 0.75) == pytest.approx(0.25)
+    assert lr_factor("constant", 0.0, 0.7) == 1
+    assert lr_factor("cosine", 0.0, 0.5) == pytest.approx(0.5)
+    assert lr_factor("cosine", 0.2, 0.2) == 1
+    assert lr_factor("twice", 0.2, 0.2) == 1
+    assert lr_factor("twice", 0.1, 0.499999) == pytest.approx(0, abs=1e-6)
+    assert lr_factor("twice", 0.1, 0.5) == 0.5
+    assert lr_factor("twice", 0.1, 0.75) == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize("kind", ["crop", "flip_crop"])
 def test_views_of_images(kind):
-    recipe = TINY.but(views=kind, epochs=2)
-    assert np.isfinite(fit(*made(recipe), recipe).progress.curve).all()
+    recipe = TINY.replace(views=kind, epochs=2)
+    assert np.isfinite(loop.train(*made(recipe), recipe).progress.curve).all()
 
 
 def test_an_oblong_is_cropped_too():
     x = torch.rand(5, 3, 64, 4, generator=torch.Generator().manual_seed(0))
     for side in (x, x.transpose(2, 3), x[:, :, :1]):
-        assert views.crop(side).shape == side.shape
+        assert augment.crop(side).shape == side.shape
 
 
 def test_no_step_is_left_with_a_single_instance():
     """Batch-norm could not learn from it."""
     pool = Pool(np.random.default_rng(0).integers(0, 256, (9, 8, 8, 1), dtype=np.uint8))
     bags = Bags.of(pool, sizes=[1] * 9, labels=[0, 1, 2] * 3, classes=3)
-    recipe = TINY.but(backbone="resnet18", backbone_options={"width": 4}, epochs=1, batch_bags=4)
-    assert np.isfinite(fit(runs.fresh_model(recipe, bags), bags, bags, recipe).progress.curve).all()
-    feed = Feed(bags, 4, batch_instances=8)
-    assert [feed.lengths(over) for over in ("bags", "instances")] == [[4, 5], [9]]
-    pairs = Feed(Bags.of(pool, index=[0] * 18, sizes=[2] * 9, labels=[0] * 9, classes=3), 4, batch_instances=18)
-    assert [pairs.lengths(over) for over in ("bags", "instances")] == [[4, 4, 1], [18]]
-    assert [pairs.steps(over) for over in ("bags", "instances")] == [3, 1]
+    recipe = TINY.replace(backbone="resnet18", backbone_options={"width": 4}, epochs=1, batch_bags=4)
+    assert np.isfinite(loop.train(runs.build_model(recipe, bags), bags, bags, recipe).progress.curve).all()
+    feed = BagLoader(bags, 4, batch_instances=8)
+    assert [feed.step_sizes(over) for over in ("bags", "instances")] == [[4, 5], [9]]
+    pairs = BagLoader(Bags.of(pool, index=[0] * 18, sizes=[2] * 9, labels=[0] * 9, classes=3), 4, batch_instances=18)
+    assert [pairs.step_sizes(over) for over in ("bags", "instances")] == [[4, 4, 1], [18]]
+    assert [pairs.n_steps(over) for over in ("bags", "instances")] == [3, 1]
 
 
 def test_bf16_trains_on_the_cpu():
-    recipe = TINY.but(precision="bf16", epochs=2)
-    assert np.isfinite(fit(*made(recipe), recipe).progress.curve).all()
+    recipe = TINY.replace(precision="bf16", epochs=2)
+    assert np.isfinite(loop.train(*made(recipe), recipe).progress.curve).all()
 
 
 # -- interrupted ------------------------------------------------------------------------------------------------------------
@@ -227,26 +227,26 @@ def interrupted(recipe, work, at):
             raise Unplugged
 
     with pytest.raises(Unplugged):
-        fit(*made(recipe), recipe, work=work, watch=watch, checkpoint_seconds=0)
+        loop.train(*made(recipe), recipe, work_dir=work, on_progress=watch, checkpoint_seconds=0)
 
 
 @pytest.mark.parametrize(
     "recipe",
     [
         TINY,
-        TINY.but(head=TOY, views="crop", epochs=5),
-        TINY.but(optimizer="sgd", schedule="cosine", backbone_options={"dropout": 0.3}),
-        TINY.but(optimizer="adamw", patience=3, lr=0.05, epochs=30),
-        TINY.but(backbone="quick", backbone_options={"width": 8}, epochs=5),
-        TINY.but(backbone="quick", backbone_options={"width": 8}, epochs=5, optimizer="sgd"),
+        TINY.replace(head=TOY, views="crop", epochs=5),
+        TINY.replace(optimizer="sgd", schedule="cosine", backbone_options={"dropout": 0.3}),
+        TINY.replace(optimizer="adamw", patience=3, lr=0.05, epochs=30),
+        TINY.replace(backbone="quick", backbone_options={"width": 8}, epochs=5),
+        TINY.replace(backbone="quick", backbone_options={"width": 8}, epochs=5, optimizer="sgd"),
     ],
     ids=["count", "toy", "sgd", "adamw", "convolutions", "convolutions, sgd"],
 )
 def test_resumes_bit_for_bit(recipe, tmp_path):
-    whole = fit(*made(recipe), recipe, work=tmp_path / "whole")
+    whole = loop.train(*made(recipe), recipe, work_dir=tmp_path / "whole")
     for at in (1, 3):
         interrupted(recipe, tmp_path / "torn", at)
-    again = fit(*made(recipe), recipe, work=tmp_path / "torn")
+    again = loop.train(*made(recipe), recipe, work_dir=tmp_path / "torn")
     assert same(whole.model, again.model)
     assert whole.progress.curve == again.progress.curve
     assert whole.progress.best_epoch == again.progress.best_epoch
@@ -257,8 +257,8 @@ def test_resumes_bit_for_bit(recipe, tmp_path):
 @pytest.mark.parametrize("step", [4, 6, 11])
 def test_interrupted_in_the_middle_of_an_epoch(tmp_path, monkeypatch, step):
     """Four steps an epoch: what the torn epoch had learned is not taken for a finished one's."""
-    whole = fit(*made(TINY), TINY)
-    steps, real = iter(range(1, 100)), Training.step
+    whole = loop.train(*made(TINY), TINY)
+    steps, real = iter(range(1, 100)), Trainer.step
 
     def torn(self, *given):
         if next(steps) == step:
@@ -266,22 +266,27 @@ def test_interrupted_in_the_middle_of_an_epoch(tmp_path, monkeypatch, step):
         return real(self, *given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "step", torn)
+        patch.setattr(Trainer, "step", torn)
         with pytest.raises(KeyboardInterrupt):
-            fit(*made(TINY), TINY, work=tmp_path)
-    again = fit(*made(TINY), TINY, work=tmp_path)
+            loop.train(*made(TINY), TINY, work_dir=tmp_path)
+    again = loop.train(*made(TINY), TINY, work_dir=tmp_path)
     assert same(whole.model, again.model)
     assert whole.progress.curve == again.progress.curve
 
 
 def test_a_checkpoint_of_another_recipe_or_a_broken_one_is_not_taken_up(tmp_path):
     interrupted(TINY, tmp_path, 3)
-    other = TINY.but(lr=1e-3)
-    assert fit(*made(other), other, work=tmp_path).progress.curve == fit(*made(other), other).progress.curve
+    other = TINY.replace(lr=1e-3)
+    assert (
+        loop.train(*made(other), other, work_dir=tmp_path).progress.curve
+        == loop.train(*made(other), other).progress.curve
+    )
     interrupted(TINY, tmp_path, 5)
     file = tmp_path / "checkpoint.safetensors"
     file.write_bytes(file.read_bytes()[:100])
-    assert fit(*made(TINY), TINY, work=tmp_path).progress.curve == fit(*made(TINY), TINY).progress.curve
+    assert (
+        loop.train(*made(TINY), TINY, work_dir=tmp_path).progress.curve == loop.train(*made(TINY), TINY).progress.curve
+    )
 
 
 def test_a_checkpoint_of_another_version_is_not_taken_up(tmp_path):
@@ -289,12 +294,12 @@ def test_a_checkpoint_of_another_version_is_not_taken_up(tmp_path):
     file = tmp_path / "checkpoint.safetensors"
     tensors, facts = checkpoint.load(file)
     checkpoint.save(file, tensors | {"model.head.forgotten_since": torch.zeros(1)}, facts)
-    whole = fit(*made(TINY), TINY)
-    assert fit(*made(TINY), TINY, work=tmp_path).progress.curve == whole.progress.curve
+    whole = loop.train(*made(TINY), TINY)
+    assert loop.train(*made(TINY), TINY, work_dir=tmp_path).progress.curve == whole.progress.curve
     interrupted(TINY, tmp_path, 3)
     name = next(name for name in tensors if name.startswith("best.head"))
     checkpoint.save(file, {k: v for k, v in tensors.items() if k != name}, facts)
-    assert fit(*made(TINY), TINY, work=tmp_path).progress.curve == whole.progress.curve
+    assert loop.train(*made(TINY), TINY, work_dir=tmp_path).progress.curve == whole.progress.curve
 
 
 def features(shift=0.0, **more):
@@ -309,7 +314,7 @@ def test_a_checkpoint_of_other_bags_or_weights_is_not_taken_up(tmp_path):
     one = features()
 
     def epochs(work, train, stop=0, seed=0):
-        seen, model = [], runs.fresh_model(recipe.but(seed=seed), one)
+        seen, model = [], runs.build_model(recipe.replace(seed=seed), one)
 
         def watch(progress):
             seen.append(progress.epoch)
@@ -317,7 +322,7 @@ def test_a_checkpoint_of_other_bags_or_weights_is_not_taken_up(tmp_path):
                 raise Unplugged
 
         with suppress(Unplugged):
-            fit(model, train, one, recipe, work=str(work), watch=watch, checkpoint_seconds=0)
+            loop.train(model, train, one, recipe, work_dir=str(work), on_progress=watch, checkpoint_seconds=0)
         return seen
 
     others = {
@@ -334,12 +339,12 @@ def test_a_checkpoint_of_other_bags_or_weights_is_not_taken_up(tmp_path):
 
 def test_a_far_pool_is_not_read_through_for_its_print(monkeypatch):
     bags, taken = features(), []
-    monkeypatch.setattr(prints, "_SPREAD", 5)
-    whole = prints.fingerprint(bags)
-    assert whole == prints.fingerprint(features()) != prints.fingerprint(features(1.0))
-    bags.pool.far = True
+    monkeypatch.setattr(hashing, "_SAMPLE_SIZE", 5)
+    whole = hashing.fingerprint(bags)
+    assert whole == hashing.fingerprint(features()) != hashing.fingerprint(features(1.0))
+    bags.pool.on_disk = True
     monkeypatch.setattr(Pool, "take", lambda self, rows: taken.append(rows) or self.data[rows])
-    assert prints.fingerprint(bags) == prints.fingerprint(bags) != whole
+    assert hashing.fingerprint(bags) == hashing.fingerprint(bags) != whole
     assert taken[0].tolist() == [0, 5, 11, 17, 23]
 
 
@@ -362,27 +367,27 @@ def test_a_far_pool_is_not_read_through_for_its_print(monkeypatch):
 )
 def test_what_does_not_belong_together_is_refused(change, says):
     recipe = Recipe(backbone="mlp", epochs=1)
-    model = runs.fresh_model(recipe, features())
+    model = runs.build_model(recipe, features())
     given = [features(**change.get(part, {})) for part in ("train", "valid")]
     with pytest.raises(HeadcountError, match=says):
-        fit(model, *given, recipe.but(**change.get("recipe", {})))
+        loop.train(model, *given, recipe.replace(**change.get("recipe", {})))
 
 
 def test_bags_of_another_shape_are_refused_and_the_last_epoch_needs_no_labels():
     recipe = Recipe(backbone="mlp", epochs=2, selection="last")
-    model, silent = runs.fresh_model(recipe, features()), features(labels=[-1] * 6)
-    assert fit(model, features(), silent, recipe).progress.best_epoch == 2
+    model, silent = runs.build_model(recipe, features()), features(labels=[-1] * 6)
+    assert loop.train(model, features(), silent, recipe).progress.best_epoch == 2
     wide = Bags.of(Pool(np.zeros((4, 7), np.float32)), sizes=[4], labels=[0], classes=3)
     with pytest.raises(HeadcountError, match=r"training bags has shape \(7,\), the model was built for \(3,\)"):
-        fit(model, wide, wide, recipe)
+        loop.train(model, wide, wide, recipe)
     with pytest.raises(HeadcountError, match="there are no validation bags"):
-        fit(model, features(), features().take([]), recipe)
+        loop.train(model, features(), features().take([]), recipe)
 
 
 def test_toy_uses_all_the_loop_offers():
-    recipe = TINY.but(head=TOY, views="crop", epochs=3)
+    recipe = TINY.replace(head=TOY, views="crop", epochs=3)
     model, train, valid = made(recipe)
-    state = Training(model, train, valid, recipe)
+    state = Trainer(model, train, valid, recipe)
     before = {k: v.clone() for k, v in state.model.state_dict().items()}
     state.train_epoch(0)
     head = state.head
@@ -400,9 +405,20 @@ def test_toy_uses_all_the_loop_offers():
 @pytest.mark.soak
 def test_toy_killed_for_real_resumes(tmp_path):
     """SIGKILL in the middle of training, twice, through the command line: the record is that of an undisturbed run."""
-    recipe = TINY.but(head=TOY, views="crop", epochs=120)  # so many that no kill comes too late
+    recipe = TINY.replace(head=TOY, views="crop", epochs=120)  # so many that no kill comes too late
     options = {k: v for k, v in recipe.changes.items() if k not in ("source", "bag_size", "epochs", "head")}
-    command = [sys.executable, "-m", "headcount.cli", "run", "--source", "digits", "--bag-size", "8", "--epochs", "120"]
+    command = [
+        sys.executable,
+        "-m",
+        "headcount.cli.main",
+        "run",
+        "--source",
+        "digits",
+        "--bag-size",
+        "8",
+        "--epochs",
+        "120",
+    ]
     command += ["--head", TOY, "--device", "cpu", *(w for k, v in options.items() for w in ("--set", f"{k}={v}"))]
     env = {**os.environ, "HEADCOUNT_CHECKPOINT_SECONDS": "0.05"}
     work = tmp_path / "torn" / "running" / recipe.key
@@ -422,19 +438,19 @@ def test_toy_killed_for_real_resumes(tmp_path):
 
 
 def test_digits_is_what_it_was():
-    assert load("digits").checksum.startswith("0b7e9c32")
+    assert load_source("digits").checksum.startswith("0b7e9c32")
 
 
 def test_a_backbone_with_nothing_to_learn_is_no_obstacle(tmp_path):
     """WENO trains backbone and head by optimizers of their own, and linear has no weights; stopped and taken up too."""
-    recipe = TINY.but(head="weno", backbone="linear", options={"width": 8, "student_width": 8}, epochs=3)
-    whole = fit(*made(recipe), recipe).model
+    recipe = TINY.replace(head="weno", backbone="linear", options={"width": 8, "student_width": 8}, epochs=3)
+    whole = loop.train(*made(recipe), recipe).model
 
-    def stop(progress: Progress) -> None:
+    def stop(progress: TrainProgress) -> None:
         if progress.epoch == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit(*made(recipe), recipe, work=tmp_path, watch=stop)
-    assert same(whole, fit(*made(recipe), recipe, work=tmp_path).model)
+        loop.train(*made(recipe), recipe, work_dir=tmp_path, on_progress=stop)
+    assert same(whole, loop.train(*made(recipe), recipe, work_dir=tmp_path).model)
     assert not same(whole, made(recipe)[0])

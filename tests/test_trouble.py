@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from headcount.bags import Bags, Pool
-from headcount.data.trouble import troubled
+from headcount.cli.recipe_args import build_recipes
+from headcount.datasets.corruption import corrupt
 from headcount.errors import HeadcountError
-from headcount.judging.run import bags_for, run
-from headcount.training.recipe import Recipe
-from headcount.typed import recipes_of
+from headcount.experiments.recipe import Recipe
+from headcount.experiments.run import make_bags, run
 
 
 def bags(n=200, classes=4):
@@ -23,34 +23,34 @@ def bags(n=200, classes=4):
 
 
 def test_so_many_labels_are_wrong_and_no_more():
-    before, after = bags(), troubled(bags(), {"wrong": 0.3}, 0)
+    before, after = bags(), corrupt(bags(), {"wrong": 0.3}, 0)
     for split in ("train", "valid"):
         changed = after[split].label != before[split].label
         assert int(changed.sum()) == 60
         assert len(set(after[split].label[changed].tolist())) == 4
         assert torch.equal(after[split].index, before[split].index)
     assert torch.equal(after["test"].label, before["test"].label)
-    again = troubled(bags(), {"wrong": 0.3}, 0)
+    again = corrupt(bags(), {"wrong": 0.3}, 0)
     assert torch.equal(again["train"].label, after["train"].label)
-    assert not torch.equal(troubled(bags(), {"wrong": 0.3}, 1)["train"].label, after["train"].label)
+    assert not torch.equal(corrupt(bags(), {"wrong": 0.3}, 1)["train"].label, after["train"].label)
     assert not torch.equal(after["train"].label, after["valid"].label), "other lots for other bags"
 
 
 def test_rarer_and_missing_labels():
-    after = troubled(bags(400), {"unequal": 8}, 0)
+    after = corrupt(bags(400), {"unequal": 8}, 0)
     assert np.bincount(after["train"].label).tolist() == [100, 50, 25, round(100 / 8)]
     assert np.bincount(after["test"].label).tolist() == [100] * 4
-    after = troubled(bags(), {"never": 2, "wrong": 0.0}, 0)
+    after = corrupt(bags(), {"never": 2, "wrong": 0.0}, 0)
     assert np.bincount(after["valid"].label, minlength=4).tolist() == [50, 50, 0, 50]
     with pytest.raises(HeadcountError, match="a class from 0 to 3, got 4"):
-        troubled(bags(), {"never": 4}, 0)
+        corrupt(bags(), {"never": 4}, 0)
 
 
 def test_merged_bags_keep_their_label_and_their_instances():
     pool = Pool(np.arange(46)[:, None].astype(np.float32))
     sizes, labels = [2, 3] * 9 + [1], [0, 1] * 9 + [1]
     held = Bags.of(pool, sizes=sizes, labels=labels, classes=2, truth=np.repeat(labels, sizes))
-    after = troubled({"train": held, "valid": held, "test": held}, {"merge": 4}, 0)
+    after = corrupt({"train": held, "valid": held, "test": held}, {"merge": 4}, 0)
     train = after["train"]
     assert train.label.tolist() == [0, 0, 1, 1]
     assert train.sizes.tolist()[:2] == [8, 8]
@@ -58,22 +58,22 @@ def test_merged_bags_keep_their_label_and_their_instances():
     assert len(set(train.index.tolist())) == len(train.index)
     assert after["valid"] is held
     with pytest.raises(HeadcountError, match="no label has 11 training bags"):
-        troubled(after | {"train": held}, {"merge": 11}, 0)
+        corrupt(after | {"train": held}, {"merge": 11}, 0)
 
 
 def test_a_recipe_in_trouble(tmp_path):
     plain = Recipe(source="digits", bag_size=8, train_bags=20, valid_bags=10, test_bags=10, backbone="mlp", epochs=1)
-    recipe = plain.but(trouble={"wrong": 0.5})
+    recipe = plain.replace(trouble={"wrong": 0.5})
     assert recipe.key != plain.key
-    assert plain.but(trouble={}).key == plain.key
-    changed = bags_for(recipe)["train"].label != bags_for(plain)["train"].label
+    assert plain.replace(trouble={}).key == plain.key
+    changed = make_bags(recipe)["train"].label != make_bags(plain)["train"].label
     assert int(changed.sum()) == 10
     record = run(recipe, tmp_path)
-    assert Recipe.of(record.body["recipe"]) == recipe
+    assert Recipe.from_dict(record.data["recipe"]) == recipe
 
 
 def test_fields_of_fields_on_the_command_line():
     words = ["trouble.wrong=0.1,0.2", "backbone.stem=small", "backbone.width=32"]
-    made = recipes_of("cifar10", "various", "0", "tilt", None, "0", None, None, None, words)
+    made = build_recipes("cifar10", "various", "0", "tilt", None, "0", None, None, None, words)
     assert [dict(r.trouble) for r in made] == [{"wrong": 0.1}, {"wrong": 0.2}]
     assert {r.backbone_options for r in made} == {(("stem", "small"), ("width", 32))}

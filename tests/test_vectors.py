@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from headcount.bags import Segments
-from headcount.data.protocol import round_shares
-from headcount.judging.metrics import miou
+from headcount.datasets.protocol import round_shares
+from headcount.majority.metrics import mean_iou
 from headcount.models.heads import Batch, build_head
 
 Z = torch.tensor([[2.0, 1, 0], [0.5, 0, 0.2], [0, 1, 0.9], [1, 0, 2]])
@@ -98,7 +98,7 @@ def test_output_mean_has_a_floor(classes, floor):
 
 
 def test_miou():
-    close(miou(np.array([[8, 2, 0], [1, 6, 3], [0, 0, 10]])), 0.665501)
+    close(mean_iou(np.array([[8, 2, 0], [1, 6, 3], [0, 0, 10]])), 0.665501)
 
 
 def test_rounding():

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import save_file
 
 from ask_factory import even
-from headcount.data.read import read
 from headcount.errors import HeadcountError
-from headcount.models import vision
+from headcount.experiments.recipe import Recipe
+from headcount.models import library_backbones
 from headcount.models.backbones import build_backbone
-from headcount.models.fitted import Fitted
-from headcount.models.model import Design, Model
-from headcount.training.recipe import Recipe
-from headcount.training.train import fit
+from headcount.models.fitted import FittedModel
+from headcount.models.network import Model, ModelConfig
+from headcount.readers.read import read
+from headcount.training.loop import train
 from vision_factory import CLASSES, Net, published, stand_in
 
 
@@ -36,7 +36,7 @@ def pictures(bags: int = 8, size: int = 6, channels: int = 3):
 
 def model_of(name="timm:small", channels=3, **options) -> Model:
     torch.manual_seed(0)
-    return Model(Design((8, 8, channels), CLASSES, name, tuple(options.items()), "tilt"))
+    return Model(ModelConfig((8, 8, channels), CLASSES, name, tuple(options.items()), "tilt"))
 
 
 @pytest.mark.parametrize("name", ["timm:small", "torchvision:small"])
@@ -54,28 +54,30 @@ def test_any_name_is_a_backbone(name, channels, downloads):
 def test_published_weights_come_only_when_asked_for(name, mean, downloads):
     model, said = model_of(name), []
     before = model.backbone.net.conv.weight.clone()
-    start = vision.chosen(name, (8, 8, 3), tell=lambda line: said.append((line, list(downloads))))
+    start = library_backbones.load_pretrained(name, (8, 8, 3), log=lambda line: said.append((line, list(downloads))))
     assert downloads == ["small"]
     assert [(name in line and "download" in line, asked) for line, asked in said] == [(True, [])], "said before"
     assert (start.frozen, start.weights, start.mean[0]) == (True, "pretrained", mean)
-    start.into(model.backbone)
+    start.load_into(model.backbone)
     assert not torch.equal(before, model.backbone.net.conv.weight)
     assert model.backbone.net.conv.weight.flatten()[0] == -1
-    assert vision.chosen(name, (8, 8, 1)).mean == pytest.approx((mean if mean == 0.5 else 0.449,), abs=1e-3)
+    assert library_backbones.load_pretrained(name, (8, 8, 1)).mean == pytest.approx(
+        (mean if mean == 0.5 else 0.449,), abs=1e-3
+    )
 
 
 def test_weights_that_cannot_be_had(downloads):
     with pytest.raises(HeadcountError, match=r"offline: its published weights could not be had .*name resolution") as e:
-        vision.chosen("timm:offline", (8, 8, 3))
+        library_backbones.load_pretrained("timm:offline", (8, 8, 3))
     assert "\n" not in str(e.value)
-    assert vision.chosen("timm:offline", (8, 8, 3), weights="none").state is None
+    assert library_backbones.load_pretrained("timm:offline", (8, 8, 3), weights="none").state is None
 
 
 def test_a_size_that_a_network_does_not_take(downloads):
     with pytest.raises(HeadcountError, match=r"does not take pictures of 8 x 8 .*doesn't match.* give the size"):
-        vision.chosen("timm:picky", (8, 8, 3))
+        library_backbones.load_pretrained("timm:picky", (8, 8, 3))
     assert downloads == [], "told before anything is fetched"
-    assert vision.chosen("timm:picky", (8, 8, 3), size=16).size == 16
+    assert library_backbones.load_pretrained("timm:picky", (8, 8, 3), size=16).size == 16
 
 
 # -- weights from a file --------------------------------------------------------------------------------------------------
@@ -96,11 +98,11 @@ def weights_file(folder, change=None, classifier=True):
 ], ids=["whole", "half", "bfloat16", "no count"])  # fmt: skip
 @pytest.mark.parametrize("classifier", [True, False])
 def test_a_file_of_weights(name, change, classifier, downloads, tmp_path):
-    start = vision.chosen(name, (8, 8, 3), weights=weights_file(tmp_path, change, classifier))
+    start = library_backbones.load_pretrained(name, (8, 8, 3), weights=weights_file(tmp_path, change, classifier))
     assert downloads == []
     assert (start.weights, start.frozen) == ("w.safetensors", True)
     model = model_of(name)
-    start.into(model.backbone)
+    start.load_into(model.backbone)
     assert model.backbone.net.conv.weight.flatten()[0] == -1
     assert model.backbone.net.conv.weight.dtype == torch.float32
 
@@ -115,7 +117,7 @@ def test_a_file_of_weights(name, change, classifier, downloads, tmp_path):
 def test_wrong_weights_are_refused_in_one_line(change, why, downloads, tmp_path):
     path = weights_file(tmp_path, change)
     with pytest.raises(HeadcountError, match=why) as e:
-        vision.chosen("timm:small", (8, 8, 3), weights=path)
+        library_backbones.load_pretrained("timm:small", (8, 8, 3), weights=path)
     assert path in str(e.value)
     assert "\n" not in str(e.value)
 
@@ -137,7 +139,7 @@ def test_what_is_no_safetensors_file_is_refused(content, downloads, tmp_path, mo
     elif content is not None:
         path.write_bytes(content)
     with pytest.raises(HeadcountError, match=r"cannot read the weights .*w\.safetensors") as e:
-        vision.chosen("timm:small", (8, 8, 3), weights=str(path))
+        library_backbones.load_pretrained("timm:small", (8, 8, 3), weights=str(path))
     assert "\n" not in str(e.value)
     assert not (tmp_path / "bomb.txt").exists()
 
@@ -154,7 +156,7 @@ def test_what_is_no_safetensors_file_is_refused(content, downloads, tmp_path, mo
 ])  # fmt: skip
 def test_choices_that_do_not_go_together(choice, why, downloads):
     with pytest.raises(HeadcountError, match=why):
-        vision.check_choice(*choice)
+        library_backbones.check_backbone_options(*choice)
 
 
 # -- a model's file -------------------------------------------------------------------------------------------------------
@@ -163,13 +165,15 @@ def test_choices_that_do_not_go_together(choice, why, downloads):
 def test_a_saved_model_needs_no_download_and_comes_back(downloads, tmp_path):
     reading = pictures()
     model = model_of(frozen=True, size=12)
-    vision.chosen("timm:small", (8, 8, 3)).into(model.backbone)
-    saved = Fitted(model.eval(), CLASSES, reading.learn(), even(2))
+    library_backbones.load_pretrained("timm:small", (8, 8, 3)).load_into(model.backbone)
+    saved = FittedModel(model.eval(), CLASSES, reading.fit_preprocessor(), even(2))
     saved.save(tmp_path / "m")
     downloads.clear()
-    again = Fitted.load(tmp_path / "m")
+    again = FittedModel.load(tmp_path / "m")
     assert downloads == []
-    assert torch.equal(saved.say(reading.bags()).instance, again.say(reading.bags()).instance)
+    assert torch.equal(
+        saved.predict(reading.to_bags()).instance_probabilities, again.predict(reading.to_bags()).instance_probabilities
+    )
 
 
 @pytest.mark.parametrize(
@@ -188,12 +192,12 @@ def test_a_saved_model_needs_no_download_and_comes_back(downloads, tmp_path):
 def test_names_are_names_and_not_addresses(name, why, downloads, tmp_path):
     with pytest.raises(HeadcountError, match=why):
         build_backbone(name, (8, 8, 3), {})
-    Fitted(model_of().eval(), CLASSES, pictures().learn(), even(2)).save(tmp_path / "m")
+    FittedModel(model_of().eval(), CLASSES, pictures().fit_preprocessor(), even(2)).save(tmp_path / "m")
     said = json.loads((tmp_path / "m" / "model.json").read_text())
     said["design"]["backbone"] = name
     (tmp_path / "m" / "model.json").write_text(json.dumps(said))
     with pytest.raises(HeadcountError, match=why):
-        Fitted.load(tmp_path / "m")
+        FittedModel.load(tmp_path / "m")
     assert downloads == []
 
 
@@ -203,7 +207,7 @@ def test_a_missing_or_broken_library_names_the_extra(library, error, monkeypatch
     def broken(name):
         raise error
 
-    monkeypatch.setattr(vision.importlib, "import_module", broken)
+    monkeypatch.setattr(library_backbones.importlib, "import_module", broken)
     with pytest.raises(HeadcountError, match=r"headcount\[vision\]") as e:
         build_backbone(f"{library}:small", (8, 8, 3), {})
     assert "\n" not in str(e.value)
@@ -221,7 +225,7 @@ def test_wrong_options(options, why, downloads):
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_frozen_weights_and_running_means_stay(frozen, downloads):
-    bags = pictures().bags()
+    bags = pictures().to_bags()
     model = model_of(frozen=frozen)
     model.train()
     assert model.backbone.net.training != frozen
@@ -229,7 +233,7 @@ def test_frozen_weights_and_running_means_stay(frozen, downloads):
     recipe = Recipe(
         backbone="timm:small", head="tilt", epochs=2, batch_bags=4, lr=0.05, optimizer="adamw", precision="fp32"
     )
-    fit(model, bags, bags, recipe)
+    train(model, bags, bags, recipe)
     after = model.state_dict()
     own = [k for k in before if k.startswith("backbone.net.")]
     assert all(torch.equal(before[k], after[k]) for k in own) == frozen

@@ -18,90 +18,89 @@ _DOOR = {
     "Bags": ("bags", "Bags"),
     "Pool": ("bags", "Pool"),
     "Segments": ("bags", "Segments"),
-    "load_source": ("data.sources", "load"),
-    "Protocol": ("data.protocol", "Protocol"),
-    "majority_bags": ("data.protocol", "majority_bags"),
-    "read": ("data.read", "read"),
-    "Named": ("data.read", "Named"),
-    "Reading": ("data.read", "Reading"),
+    "load_source": ("datasets.registry", "load_source"),
+    "Protocol": ("datasets.protocol", "Protocol"),
+    "majority_bags": ("datasets.protocol", "majority_bags"),
+    "read": ("readers.read", "read"),
+    "ColumnRoles": ("readers.read", "ColumnRoles"),
+    "BagDataset": ("readers.read", "BagDataset"),
     "HEADS": ("models.heads", "HEADS"),
     "Head": ("models.heads", "Head"),
-    "Tally": ("models.heads", "Tally"),
+    "SumHead": ("models.heads", "SumHead"),
     "Output": ("models.heads", "Output"),
     "build_head": ("models.heads", "build_head"),
-    "Model": ("models.model", "Model"),
-    "say": ("models.model", "say"),
-    "say_alone": ("models.model", "say_alone"),
-    "Fitted": ("models.fitted", "Fitted"),
-    "Recipe": ("training.recipe", "Recipe"),
-    "fit": ("training.train", "fit"),
+    "Model": ("models.network", "Model"),
+    "predict": ("models.network", "predict"),
+    "predict_instances": ("models.network", "predict_instances"),
+    "FittedModel": ("models.fitted", "FittedModel"),
+    "Recipe": ("experiments.recipe", "Recipe"),
+    "train": ("training.loop", "train"),
     "prototypes": ("training.mpem", "prototypes"),
     "dissenters": ("training.mpem", "dissenters"),
-    "fresh_model": ("judging.run", "fresh_model"),
-    "run": ("judging.run", "run"),
-    "study": ("judging.study", "run"),
-    "grid": ("judging.study", "grid"),
-    "fit_reading": ("fitting", "fit_reading"),
-    "check_reading": ("checking", "check_reading"),
-    "MajorityClassifier": ("estimator", "MajorityClassifier"),
-    "BagKFold": ("bagkfold", "BagKFold"),
+    "build_model": ("experiments.run", "build_model"),
+    "run": ("experiments.run", "run"),
+    "study": ("experiments.study", "study"),
+    "grid": ("experiments.study", "grid"),
+    "fit": ("selection.fit", "fit"),
+    "check": ("selection.check.check", "check"),
+    "MajorityClassifier": ("estimators.majority_classifier", "MajorityClassifier"),
+    "BagKFold": ("estimators.bag_kfold", "BagKFold"),
     "HeadcountError": ("errors", "HeadcountError"),
 }
 
 __all__ = [  # the same names, written out: type checkers and editors run nothing
     "HEADS",
+    "BagDataset",
     "BagKFold",
     "Bags",
-    "Fitted",
+    "ColumnRoles",
+    "FittedModel",
     "Head",
     "HeadcountError",
     "MajorityClassifier",
     "Model",
-    "Named",
     "Output",
     "Pool",
     "Protocol",
-    "Reading",
     "Recipe",
     "Segments",
-    "Tally",
+    "SumHead",
     "__version__",
     "build_head",
-    "check_reading",
+    "build_model",
+    "check",
     "dissenters",
     "fit",
-    "fit_reading",
-    "fresh_model",
     "grid",
     "load_source",
     "majority_bags",
+    "predict",
+    "predict_instances",
     "prototypes",
     "read",
     "run",
-    "say",
-    "say_alone",
     "study",
+    "train",
 ]
 
 if TYPE_CHECKING:
-    from headcount.bagkfold import BagKFold
     from headcount.bags import Bags, Pool, Segments
-    from headcount.checking import check_reading
-    from headcount.data.protocol import Protocol, majority_bags
-    from headcount.data.read import Named, Reading, read
-    from headcount.data.sources import load as load_source
+    from headcount.datasets.protocol import Protocol, majority_bags
+    from headcount.datasets.registry import load_source
     from headcount.errors import HeadcountError
-    from headcount.estimator import MajorityClassifier
-    from headcount.fitting import fit_reading
-    from headcount.judging.run import fresh_model, run
-    from headcount.judging.study import grid
-    from headcount.judging.study import run as study
-    from headcount.models.fitted import Fitted
-    from headcount.models.heads import HEADS, Head, Output, Tally, build_head
-    from headcount.models.model import Model, say, say_alone
+    from headcount.estimators.bag_kfold import BagKFold
+    from headcount.estimators.majority_classifier import MajorityClassifier
+    from headcount.experiments.recipe import Recipe
+    from headcount.experiments.run import build_model, run
+    from headcount.experiments.study import grid, study
+    from headcount.models.fitted import FittedModel
+    from headcount.models.heads import HEADS, Head, Output, SumHead, build_head
+    from headcount.models.network import Model, predict, predict_instances
+    from headcount.readers.read import BagDataset, ColumnRoles, read
+    from headcount.selection.check.check import check
+    from headcount.selection.fit import fit
+    from headcount.training.loop import train
     from headcount.training.mpem import dissenters, prototypes
-    from headcount.training.recipe import Recipe
-    from headcount.training.train import fit
 else:  # unseen by type checkers, to whom every name would be one of ours
 
     def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-MOST_SEED = (1 << 63) - 1
+MAX_SEED = (1 << 63) - 1
 
 
 class HeadcountError(ValueError):
@@ -20,7 +20,7 @@ class HeadcountWarning(UserWarning):
     """Something the user should know and need not mend: the work goes on. The command line prints it as one line."""
 
 
-def choose(kind: str, given: object, choices: Iterable[str]) -> str:
+def check_choice(kind: str, given: object, choices: Iterable[str]) -> str:
     """Return ``given`` if it is one of ``choices``; otherwise say what there is.
 
     >>> choose("tie rule", "lowest", ["lowest", "random"])
@@ -29,20 +29,20 @@ def choose(kind: str, given: object, choices: Iterable[str]) -> str:
     Traceback (most recent call last):
     headcount.errors.HeadcountError: no head 'cuont'; there are count, output_mean (did you mean 'count'?)
     """
-    known = list(choices)
-    if given in known:
+    allowed = list(choices)
+    if given in allowed:
         return str(given)
-    near = difflib.get_close_matches(str(given), known, n=1)
+    near = difflib.get_close_matches(str(given), allowed, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
-    raise HeadcountError(f"no {kind} {given!r}; there are {', '.join(known)}{hint}")
+    raise HeadcountError(f"no {kind} {given!r}; there are {', '.join(allowed)}{hint}")
 
 
-def plain(given: Any) -> Any:
+def to_python_scalar(given: Any) -> Any:
     """A number, truth value or word of numpy or torch as Python's own; anything else as it is."""
-    return given.item() if getattr(given, "ndim", None) == 0 and hasattr(given, "item") else given
+    return given.item() if getattr(given, "ndim", None) == 0 and hasattr(given, "instance") else given
 
 
-def number(name: str, given: Any, low: float, high: float, *, whole: bool) -> Any:
+def check_number(name: str, given: Any, low: float, high: float, *, integer: bool) -> Any:
     """Return ``given`` as a number of Python if it is one in the range.
 
     >>> number("lr", 1, 0.0, 10.0, whole=False)
@@ -51,14 +51,14 @@ def number(name: str, given: Any, low: float, high: float, *, whole: bool) -> An
     Traceback (most recent call last):
     headcount.errors.HeadcountError: fold is a whole number from 0 to 4, got 2.5
     """
-    value = plain(given)
-    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or not low <= value <= high:
-        raise HeadcountError(f"{name} is a {'whole ' * whole}number from {low} to {high}, got {given!r}")
-    return value if whole else float(value)
+    value = to_python_scalar(given)
+    if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)) or not low <= value <= high:
+        raise HeadcountError(f"{name} is a {'whole ' * integer}number from {low} to {high}, got {given!r}")
+    return value if integer else float(value)
 
 
-def truth_value(name: str, given: Any) -> bool:
+def check_bool(name: str, given: Any) -> bool:
     """Return ``given`` if it is true or false, and not merely taken for it."""
-    if not isinstance(plain(given), bool):
+    if not isinstance(to_python_scalar(given), bool):
         raise HeadcountError(f"{name} is true or false, got {given!r}")
-    return plain(given)
+    return to_python_scalar(given)

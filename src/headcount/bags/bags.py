@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headcount.bags import door
+from headcount.bags import validation
 from headcount.bags.pool import Pool
 from headcount.bags.segments import Segments
-from headcount.errors import HeadcountError, choose
+from headcount.errors import HeadcountError, check_choice
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,25 +60,25 @@ class Bags:
         offsets: Any = None,
         **extras: Any,
     ) -> Bags:
-        """Plain lists or arrays in, everything checked once (bags/door.py), and trusted ever after.
+        """Plain lists or arrays in, everything checked once (bags/validation.py), and trusted ever after.
 
         ``labels``: (B,) class numbers with -1 for an unlabelled bag, or (B, C) votes or shares.
         """
         for key in extras:
-            choose("field of bags", key, [f.name for f in fields(cls) if f.default is None])
-        names = door.class_names(classes)
-        addresses = door.addresses(range(len(pool)) if index is None else index, len(pool))
-        ends = door.offsets_of(sizes, offsets, len(addresses), extras.get("names"))
-        target = door.target_of(labels, len(ends) - 1, len(names), extras.get("names"))
+            check_choice("field of bags", key, [f.name for f in fields(cls) if f.default is None])
+        names = validation.check_class_names(classes)
+        addresses = validation.check_addresses(range(len(pool)) if index is None else index, len(pool))
+        ends = validation.check_offsets(sizes, offsets, len(addresses), extras.get("names"))
+        target = validation.check_target(labels, len(ends) - 1, len(names), extras.get("names"))
         for key in ("known", "truth"):
             if extras.get(key) is not None:
-                extras[key] = door.instance_labels(key, extras[key], len(addresses), len(names))
+                extras[key] = validation.check_instance_labels(key, extras[key], len(addresses), len(names))
         if extras.get("removed") is not None:
-            extras["removed"] = door.per_instance("removed", extras["removed"], len(addresses)).bool()
+            extras["removed"] = validation.check_per_instance("removed", extras["removed"], len(addresses)).bool()
         if extras.get("weight") is not None:
-            extras["weight"] = door.weights(extras["weight"], len(addresses))
+            extras["weight"] = validation.check_weights(extras["weight"], len(addresses))
         if extras.get("counted") is not None:
-            extras["counted"] = door.counted_of(extras["counted"], names, target, extras.get("names"))
+            extras["counted"] = validation.check_counted(extras["counted"], names, target, extras.get("names"))
         for key in ("group", "names"):
             if extras.get(key) is not None:
                 extras[key] = tuple(map(str, extras[key]))
@@ -87,7 +87,7 @@ class Bags:
                         f"{key} has {len(extras[key])} entries for {len(target)} bags; give one per bag"
                     )
         bags = cls(pool, addresses, ends, target, names, **extras)
-        door.nobody_empty(bags)
+        validation.check_not_empty(bags)
         return bags
 
     # -- asking -------------------------------------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class Bags:
         return self.target.sum(1) > 0
 
     @property
-    def winners(self) -> tuple[str | None, ...]:
+    def label_names(self) -> tuple[str | None, ...]:
         """(B,) the label as a person would write it: a tie names all who won, as in "a|b"; None where there is none."""
         most = self.target.amax(1, keepdim=True)
         rows = ((self.target >= most - 1e-6) & (most > 0)).tolist()
@@ -122,22 +122,22 @@ class Bags:
         return torch.arange(len(self), device=self.offsets.device).repeat_interleave(self.sizes)
 
     def segments(self) -> Segments:
-        s = Segments.from_sizes(self.sizes).weighted(self.weight)
+        s = Segments.from_sizes(self.sizes).with_weight(self.weight)
         return s if self.removed is None else s.without(self.removed)
 
     def __len__(self) -> int:
         return len(self.target)
 
     def __repr__(self) -> str:
-        gone = "" if self.removed is None else f", {int(self.removed.sum())} removed"
-        seen = ", with truth" if self.truth is not None else ""
-        return f"Bags({len(self)} bags, {len(self.index)} instances, {len(self.classes)} classes{gone}{seen})"
+        removed = "" if self.removed is None else f", {int(self.removed.sum())} removed"
+        truth = ", with truth" if self.truth is not None else ""
+        return f"Bags({len(self)} bags, {len(self.index)} instances, {len(self.classes)} classes{removed}{truth})"
 
     # -- varying ------------------------------------------------------------------------------------------------------
 
     def take(self, which: Any) -> Bags:
         """These bags (their numbers, or a mask over all of them), in this order, over the same pool."""
-        which = door.numbers_of(which, len(self)).to(self.offsets.device)
+        which = validation.check_bag_numbers(which, len(self)).to(self.offsets.device)
         rows = self._rows(which)
         sizes = self.sizes[which]
         picked = {k: None if (v := getattr(self, k)) is None else v[rows] for k in _PER_INSTANCE}
@@ -146,24 +146,24 @@ class Bags:
             k: None if (v := getattr(self, k)) is None else tuple(v[b] for b in numbers) for k in ("group", "names")
         }
         return replace(
-            self, offsets=_ends(sizes), target=self.target[which], index=self.index[rows], **picked, **per_bag
+            self, offsets=_offsets(sizes), target=self.target[which], index=self.index[rows], **picked, **per_bag
         )
 
     def without(self, removed: Any) -> Bags:
         """Take instances (a mask over the N) out of the count. What was removed before stays removed."""
-        mask = door.per_instance("removed", removed, len(self.index)).to(torch.bool).to(self.index.device)
+        mask = validation.check_per_instance("removed", removed, len(self.index)).to(torch.bool).to(self.index.device)
         bags = replace(self, removed=mask if self.removed is None else mask | self.removed)
-        door.nobody_empty(bags)
+        validation.check_not_empty(bags)
         return bags
 
-    def dropped(self) -> Bags:
+    def drop_removed(self) -> Bags:
         """Really leave the removed instances out, so that the network does not see them either."""
         if self.removed is None:
             return self
         rows = (~self.removed).nonzero().flatten()
         picked = {k: None if (v := getattr(self, k)) is None else v[rows] for k in _PER_INSTANCE}
         sizes = torch.bincount(self.bag[rows], minlength=len(self))
-        return replace(self, offsets=_ends(sizes), index=self.index[rows], **{**picked, "removed": None})
+        return replace(self, offsets=_offsets(sizes), index=self.index[rows], **{**picked, "removed": None})
 
     def blind(self) -> Bags:
         """The same bags with the truth taken away: what training may see."""
@@ -177,12 +177,12 @@ class Bags:
     def _rows(self, which: Tensor) -> Tensor:
         """The instances of these bags, bag after bag."""
         sizes = self.sizes[which]
-        within = torch.arange(int(sizes.sum()), device=sizes.device) - _ends(sizes)[:-1].repeat_interleave(sizes)
+        within = torch.arange(int(sizes.sum()), device=sizes.device) - _offsets(sizes)[:-1].repeat_interleave(sizes)
         return self.offsets[:-1][which].repeat_interleave(sizes) + within
 
 
 _PER_INSTANCE = ("weight", "known", "truth", "removed")
 
 
-def _ends(sizes: Tensor) -> Tensor:
+def _offsets(sizes: Tensor) -> Tensor:
     return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])

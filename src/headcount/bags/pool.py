@@ -19,8 +19,8 @@ from torch import Tensor
 
 from headcount.errors import HeadcountError
 
-_CHUNK = 1 << 22  # numbers that are looked at together
-NEAR = 1 << 28  # bytes; a mapped file up to this size is simply memory
+_CHUNK_NUMBERS = 1 << 22  # numbers that are looked at together
+MAX_RESIDENT_BYTES = 1 << 28  # bytes; a mapped file up to this size is simply memory
 
 
 class Pool:
@@ -35,19 +35,19 @@ class Pool:
 
     data: Tensor
     _file: mmap.mmap | None = None
-    far: bool = False  # true where instances come from a disk each time they are taken: it pays to read ahead
+    on_disk: bool = False  # true where instances come from a disk each time they are taken: it pays to read ahead
 
-    def __init__(self, data: Any, trusted: bool = False, exact: bool = False) -> None:
+    def __init__(self, data: Any, trusted: bool = False, keep_float64: bool = False) -> None:
         """``trusted``: the numbers were seen to be finite when they were written; a pool on disk is not read again.
         ``exact``: float64 stays what it is."""
-        if isinstance(data, np.memmap) and data.nbytes > NEAR:
+        if isinstance(data, np.memmap) and data.nbytes > MAX_RESIDENT_BYTES:
             self._file = cast(Any, data)._mmap
-        self.data = _checked(data, trusted, self._let_go, exact)
+        self.data = _check_data(data, trusted, self._release_pages, keep_float64)
         # what had to be converted lies in memory after all
-        self.far = self._file is not None and self.data.data_ptr() == data.ctypes.data
+        self.on_disk = self._file is not None and self.data.data_ptr() == data.ctypes.data
 
     @classmethod
-    def mapped(cls, path: str | Path) -> Pool:
+    def from_npy(cls, path: str | Path) -> Pool:
         """Map an .npy file: it may be larger than memory. It is looked through once, and what was read is let go again.
 
         Numbers other than float16 and float32 are converted, and so are read into memory.
@@ -73,8 +73,8 @@ class Pool:
     def take(self, addresses: Tensor) -> Tensor:
         """(n,) addresses -> (n, ...) instances, on the pool's device."""
         taken = self.data.index_select(0, addresses.to(self.data.device))
-        if self.far:
-            self._let_go()
+        if self.on_disk:
+            self._release_pages()
         return taken
 
     def to(self, device: torch.device | str) -> Pool:
@@ -85,7 +85,7 @@ class Pool:
         moved.data = self.data.to(device)
         return moved
 
-    def _let_go(self) -> None:
+    def _release_pages(self) -> None:
         """Give mapped pages back: they stay in the system's cache while there is room, and are not this process's memory."""
         if self._file is not None and hasattr(self._file, "madvise"):
             self._file.madvise(mmap.MADV_DONTNEED)
@@ -97,9 +97,11 @@ class Pool:
         return f"Pool({len(self)} {self.kind} of {'x'.join(map(str, self.shape))} on {self.device})"
 
 
-def _checked(data: Any, trusted: bool, let_go: Callable[[], None] = lambda: None, exact: bool = False) -> Tensor:
+def _check_data(
+    data: Any, trusted: bool, release_pages: Callable[[], None] = lambda: None, keep_float64: bool = False
+) -> Tensor:
     """Images as uint8 (M, H, W, channels), features as float (M, D), every number finite."""
-    x = data if isinstance(data, Tensor) else _tensor(np.asanyarray(data))
+    x = data if isinstance(data, Tensor) else _to_tensor(np.asanyarray(data))
     if x.is_complex():
         raise HeadcountError("a pool holds plain numbers, got complex ones; give real and imaginary parts as columns")
     if x.dtype == torch.uint8 and x.ndim == 3:
@@ -109,12 +111,12 @@ def _checked(data: Any, trusted: bool, let_go: Callable[[], None] = lambda: None
     if x.ndim != 2:
         want = "images as uint8 (count, height, width, channels) or features as (count, dimension)"
         raise HeadcountError(f"a pool holds {want}, got {x.dtype} of shape {tuple(x.shape)}")
-    if not x.is_floating_point() or (x.dtype == torch.float64 and not exact):
+    if not x.is_floating_point() or (x.dtype == torch.float64 and not keep_float64):
         x = x.float()
-    rows = max(1, _CHUNK // max(1, x.shape[1]))
+    rows = max(1, _CHUNK_NUMBERS // max(1, x.shape[1]))
     for start in range(0, 0 if trusted else len(x), rows):
         bad = ~torch.isfinite(x[start : start + rows]).all(1)
-        let_go()
+        release_pages()
         if bad.any():
             row = start + int(bad.nonzero()[0])
             col = int((~torch.isfinite(x[row])).nonzero()[0])
@@ -124,18 +126,18 @@ def _checked(data: Any, trusted: bool, let_go: Callable[[], None] = lambda: None
     return x
 
 
-def plain(x: Tensor) -> np.ndarray:
+def to_feature_array(x: Tensor) -> np.ndarray:
     """Features as scikit-learn takes them: (n, D) float32, or float64 where a pool kept it."""
     return (x if x.dtype == torch.float64 else x.float()).cpu().numpy()
 
 
-def array_of(x: Tensor) -> np.ndarray:
+def to_numpy(x: Tensor) -> np.ndarray:
     """A tensor as numpy takes it, wherever it lies and whatever follows its gradient; bfloat16, unknown there, as float32."""
     x = x.detach().cpu()
     return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
 
 
-def _tensor(array: np.ndarray) -> Tensor:
+def _to_tensor(array: np.ndarray) -> Tensor:
     """Over the same memory where numpy and torch agree on it: an array that cannot be written to is only ever read."""
     if array.dtype.kind not in "biufc":
         raise HeadcountError(f"a pool holds numbers, got an array of {array.dtype}")

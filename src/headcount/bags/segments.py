@@ -34,8 +34,8 @@ class Segments:
     Give weights by :meth:`weighted`: it sends those of zero to the trash bag, and no reduction asks again.
     """
 
-    def __init__(self, index: Tensor, bags: int, size: int | None = None, weight: Tensor | None = None) -> None:
-        self.index, self.bags, self.size, self.weight = index, bags, size, weight
+    def __init__(self, index: Tensor, n_bags: int, size: int | None = None, weight: Tensor | None = None) -> None:
+        self.index, self.n_bags, self.size, self.weight = index, n_bags, size, weight
 
     # -- where segments come from -----------------------------------------------------------------------------------
 
@@ -74,31 +74,31 @@ class Segments:
 
     def without(self, removed: Tensor) -> Segments:
         """The same places, with these instances sent to the trash bag."""
-        return Segments(torch.where(removed, self.bags, self.index), self.bags, self.size, self.weight)
+        return Segments(torch.where(removed, self.n_bags, self.index), self.n_bags, self.size, self.weight)
 
-    def weighted(self, weight: Tensor | None) -> Segments:
+    def with_weight(self, weight: Tensor | None) -> Segments:
         """The same places, each instance counting ``weight`` times. Zero times is not at all: the trash bag."""
-        index = self.index if weight is None else torch.where(weight == 0, self.bags, self.index)
-        return Segments(index, self.bags, self.size, weight)
+        index = self.index if weight is None else torch.where(weight == 0, self.n_bags, self.index)
+        return Segments(index, self.n_bags, self.size, weight)
 
     def to(self, device: torch.device | str) -> Segments:
         weight = None if self.weight is None else self.weight.to(device)
-        return Segments(self.index.to(device), self.bags, self.size, weight)
+        return Segments(self.index.to(device), self.n_bags, self.size, weight)
 
     def repeat(self, times: int) -> Segments:
         """``times`` copies of every bag, one whole set after the other: how several views of a batch are laid out."""
         if times == 1:
             return self
-        trash = self.index == self.bags
-        copies = [torch.where(trash, self.bags * times, self.index + v * self.bags) for v in range(times)]
+        trash = self.index == self.n_bags
+        copies = [torch.where(trash, self.n_bags * times, self.index + v * self.n_bags) for v in range(times)]
         weight = None if self.weight is None else self.weight.repeat(times)
-        return Segments(torch.cat(copies), self.bags * times, self.size, weight)
+        return Segments(torch.cat(copies), self.n_bags * times, self.size, weight)
 
-    def first(self, times: int) -> Segments:
+    def first_copy(self, times: int) -> Segments:
         """The first of so many copies: what :meth:`repeat` was given."""
         if times == 1:
             return self
-        n, bags = len(self.index) // times, self.bags // times
+        n, bags = len(self.index) // times, self.n_bags // times
         index = self.index[:n]  # the trash of all copies is behind the first one's bags
         weight = None if self.weight is None else self.weight[:n]
         return Segments(torch.where(index < bags, index, bags), bags, self.size, weight)
@@ -107,43 +107,43 @@ class Segments:
 
     def sum(self, x: Tensor) -> Tensor:
         """(N, ...) -> (B, ...). Counted in float32 at least: 64 votes of 0.1 added in bfloat16 give 6.16."""
-        x = _wide(x)
+        x = _to_float32(x)
         x = x if self.weight is None else x * _as_column(self.weight.to(x.dtype), x)
         if self.size is not None:
             return self._rows(x.masked_fill(_as_column(self.removed, x), 0)).sum(1)
-        out = x.new_zeros((self.bags + 1, *x.shape[1:]))
-        return out.index_add(0, self.index, x)[: self.bags]
+        out = x.new_zeros((self.n_bags + 1, *x.shape[1:]))
+        return out.index_add(0, self.index, x)[: self.n_bags]
 
     def dot(self, share: Tensor, x: Tensor) -> Tensor:
         """(N,), (N, D) -> (B, D): the sum of share * x. Where bags have one size it is a product of matrices, with no
         (N, D) of products to write down and read again."""
         if self.size is None:
-            return self.sum(_wide(share)[:, None] * x)
-        share = _wide(share).masked_fill(self.removed, 0)
+            return self.sum(_to_float32(share)[:, None] * x)
+        share = _to_float32(share).masked_fill(self.removed, 0)
         share = share if self.weight is None else share * self.weight.to(share.dtype)
         with torch.autocast(x.device.type, enabled=False):  # counted in float32, as all sums
-            return torch.bmm(self._rows(share)[:, None], self._rows(_wide(x)).to(share.dtype))[:, 0]
+            return torch.bmm(self._rows(share)[:, None], self._rows(_to_float32(x)).to(share.dtype))[:, 0]
 
-    def total(self) -> Tensor:
+    def total_weight(self) -> Tensor:
         """(B,) how many instances each bag has, the removed left out, weights counted."""
         return self.sum(torch.ones(self.index.shape, device=self.index.device))
 
-    def instances(self) -> Tensor:
+    def n_instances(self) -> Tensor:
         """(B,) how many instances each bag has, the removed left out, whatever they weigh."""
-        return Segments(self.index, self.bags, self.size).total()
+        return Segments(self.index, self.n_bags, self.size).total_weight()
 
     def mean(self, x: Tensor) -> Tensor:
         """(N, ...) -> (B, ...); an emptied bag gives zeros."""
         sums = self.sum(x)
-        return sums / _as_column(_above_zero(self.total()).to(sums.dtype), sums)
+        return sums / _as_column(_one_where_zero(self.total_weight()).to(sums.dtype), sums)
 
     def max(self, x: Tensor) -> Tensor:
         """(N, ...) -> (B, ...); an emptied bag gives -inf. Equal maxima share the gradient."""
-        x = _wide(x).masked_fill(_as_column(self.removed, x), -torch.inf)
+        x = _to_float32(x).masked_fill(_as_column(self.removed, x), -torch.inf)
         if self.size is not None:
             return self._rows(x).amax(1)
-        out = x.new_full((self.bags + 1, *x.shape[1:]), -torch.inf)
-        return out.scatter_reduce(0, _as_column(self.index, x).expand_as(x), x, "amax")[: self.bags]
+        out = x.new_full((self.n_bags + 1, *x.shape[1:]), -torch.inf)
+        return out.scatter_reduce(0, _as_column(self.index, x).expand_as(x), x, "amax")[: self.n_bags]
 
     def logsumexp(self, x: Tensor) -> Tensor:
         """(N, ...) -> (B, ...); an emptied bag gives -inf."""
@@ -156,68 +156,68 @@ class Segments:
         An instance of weight 2 is two copies, and each copy gets this share.
         """
         e = self._exp(x, self._finite_max(x))
-        return e / self.spread(_above_zero(self.sum(e))).masked_fill(_as_column(self.removed, x), 1)
+        return e / self.broadcast(_one_where_zero(self.sum(e))).masked_fill(_as_column(self.removed, x), 1)
 
     # -- to and fro -------------------------------------------------------------------------------------------------
 
-    def spread(self, v: Tensor) -> Tensor:
+    def broadcast(self, v: Tensor) -> Tensor:
         """(B, ...) -> (N, ...): each instance gets its bag's row; removed ones get zeros."""
         if self.size is not None:
-            rows = v.unsqueeze(1).expand(self.bags, self.size, *v.shape[1:]).flatten(0, 1)
+            rows = v.unsqueeze(1).expand(self.n_bags, self.size, *v.shape[1:]).flatten(0, 1)
             return rows.masked_fill(_as_column(self.removed, rows), 0)
         return torch.cat([v, v.new_zeros((1, *v.shape[1:]))]).index_select(0, self.index)
 
-    def dense(self, x: Tensor, fill: float = 0.0) -> tuple[Tensor, Tensor]:
+    def to_dense(self, x: Tensor, fill: float = 0.0) -> tuple[Tensor, Tensor]:
         """(N, ...) -> (B, L, ...) and a mask (B, L) of the places taken, L the largest bag (or the common size)."""
         if self.size is not None:
             return self._rows(x.masked_fill(_as_column(self.removed, x), fill)), self._rows(~self.removed)
-        place, length = self._places()
-        out = x.new_full((self.bags * length + 1, *x.shape[1:]), fill).index_copy(0, place, x)
-        taken = torch.zeros(self.bags * length + 1, dtype=torch.bool, device=x.device).index_fill(0, place, True)
-        return out[:-1].unflatten(0, (self.bags, length)), taken[:-1].view(self.bags, length)
+        place, length = self._dense_positions()
+        out = x.new_full((self.n_bags * length + 1, *x.shape[1:]), fill).index_copy(0, place, x)
+        taken = torch.zeros(self.n_bags * length + 1, dtype=torch.bool, device=x.device).index_fill(0, place, True)
+        return out[:-1].unflatten(0, (self.n_bags, length)), taken[:-1].view(self.n_bags, length)
 
-    def flat(self, dense: Tensor) -> Tensor:
+    def to_flat(self, dense: Tensor) -> Tensor:
         """(B, L, ...) -> (N, ...), the way back from :meth:`dense`; removed instances get zeros."""
         if self.size is not None:
             rows = dense.flatten(0, 1)
             return rows.masked_fill(_as_column(self.removed, rows), 0)
         rows = torch.cat([dense.flatten(0, 1), dense.new_zeros((1, *dense.shape[2:]))])
-        return rows.index_select(0, self._places()[0])
+        return rows.index_select(0, self._dense_positions()[0])
 
     @property
     def removed(self) -> Tensor:
         """(N,) true for the instances in the trash bag."""
-        return self.index == self.bags
+        return self.index == self.n_bags
 
     def __repr__(self) -> str:
         shape = f", size={self.size}" if self.size is not None else ""
-        return f"Segments({len(self.index)} instances in {self.bags} bags{shape})"
+        return f"Segments({len(self.index)} instances in {self.n_bags} bags{shape})"
 
     # -- inner --------------------------------------------------------------------------------------------------------
 
     def _rows(self, x: Tensor) -> Tensor:
-        return x.unflatten(0, (self.bags, self.size or 0))
+        return x.unflatten(0, (self.n_bags, self.size or 0))
 
     def _exp(self, x: Tensor, top: Tensor) -> Tensor:
         # the removed become exp(-inf) = 0 *before* exp: masked afterwards, a large one would leave 0 * inf in the gradient
-        return torch.exp(_wide(x).masked_fill(_as_column(self.removed, x), -torch.inf) - self.spread(top))
+        return torch.exp(_to_float32(x).masked_fill(_as_column(self.removed, x), -torch.inf) - self.broadcast(top))
 
     def _finite_max(self, x: Tensor) -> Tensor:
         top = self.max(x.detach())
         return torch.where(torch.isfinite(top), top, torch.zeros_like(top))
 
-    def _places(self) -> tuple[Tensor, int]:
+    def _dense_positions(self) -> tuple[Tensor, int]:
         """Where each instance goes in a dense (B, L) sheet, flattened; the trash goes one past its end."""
-        counts = torch.bincount(self.index, minlength=self.bags + 1)[: self.bags]
-        length = int(counts.max()) if self.bags else 0
+        counts = torch.bincount(self.index, minlength=self.n_bags + 1)[: self.n_bags]
+        length = int(counts.max()) if self.n_bags else 0
         order = torch.argsort(self.index, stable=True)
         starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         rank = torch.empty_like(order)
         rank[order] = torch.arange(len(order), device=order.device) - starts[self.index[order]]
-        return torch.where(self.removed, self.bags * length, self.index * length + rank), length
+        return torch.where(self.removed, self.n_bags * length, self.index * length + rank), length
 
 
-def _wide(x: Tensor) -> Tensor:
+def _to_float32(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) or not x.is_floating_point() else x
 
 
@@ -226,5 +226,5 @@ def _as_column(v: Tensor, like: Tensor) -> Tensor:
     return v.reshape(v.shape + (1,) * (like.ndim - 1))
 
 
-def _above_zero(total: Tensor) -> Tensor:
+def _one_where_zero(total: Tensor) -> Tensor:
     return torch.where(total > 0, total, torch.ones_like(total))

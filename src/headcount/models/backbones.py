@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headcount.errors import HeadcountError, choose
-from headcount.models import vision
+from headcount.errors import HeadcountError, check_choice
+from headcount.models import library_backbones
 
 
 class BasicBlock(nn.Module):
@@ -39,11 +39,11 @@ class BasicBlock(nn.Module):
 class ResNet18(nn.Module):
     """``stem``: "paper" (7x7 stride 2, then max-pool), "small" (3x3, no pooling) or "pool" (3x3, then max-pool)."""
 
-    steady = True
+    deterministic = True
 
     def __init__(self, channels: int = 3, *, stem: str = "paper", width: int = 64) -> None:
         super().__init__()
-        choose("stem", stem, ("paper", "small", "pool"))
+        check_choice("stem", stem, ("paper", "small", "pool"))
         kernel, stride = (7, 2) if stem == "paper" else (3, 1)
         self.conv1 = nn.Conv2d(channels, width, kernel, stride, kernel // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
@@ -84,14 +84,14 @@ class Stage(nn.Module):
         return x + self.relu(self.bn2(self.conv2(x)))
 
 
-class Quick(nn.Module):
+class SmallConvNet(nn.Module):
     """A shallow network for small pictures (8 to 64 pixels): seven convolutions, most of its work on small maps.
 
     The shape is that of the networks that learn CIFAR-10 in seconds (Page, 2018; Jordan, 2024): halve early, widen at once.
     A quarter of the arithmetic of a ResNet18 with a 3x3 stem.
     """
 
-    steady = True
+    deterministic = True
 
     def __init__(self, channels: int = 3, *, width: int = 64) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Quick(nn.Module):
         return x.amax((2, 3)) / 8  # maxima are large, and so would be the classifier's slopes
 
 
-class Networks(nn.Module):
+class ConcatBackbones(nn.Module):
     """Several of a kind side by side, each with a beginning of its own; their features one after the other."""
 
     def __init__(self, networks: list[Any]) -> None:
@@ -139,7 +139,7 @@ class MLP(nn.Module):
         return self.layers(x)
 
 
-class Linear(nn.Module):
+class LinearBackbone(nn.Module):
     """The instance itself, flattened: with a head on top this is a linear classifier."""
 
     def __init__(self, inputs: int) -> None:
@@ -150,7 +150,7 @@ class Linear(nn.Module):
         return x.flatten(1)
 
 
-def _reads_images(name: str, network: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+def _image_backbone(name: str, network: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     def build(shape: tuple[int, ...], **options: Any) -> nn.Module:
         if len(shape) != 3:
             raise HeadcountError(
@@ -162,10 +162,10 @@ def _reads_images(name: str, network: Callable[..., nn.Module]) -> Callable[...,
 
 
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
-    "resnet18": _reads_images("resnet18", ResNet18),
-    "quick": _reads_images("quick", Quick),
+    "resnet18": _image_backbone("resnet18", ResNet18),
+    "quick": _image_backbone("quick", SmallConvNet),
     "mlp": lambda shape, **options: MLP(math.prod(shape), **options),
-    "linear": lambda shape, **options: Linear(math.prod(shape), **options),
+    "linear": lambda shape, **options: LinearBackbone(math.prod(shape), **options),
 }
 
 
@@ -173,13 +173,17 @@ def build_backbone(name: str, shape: tuple[int, ...], options: Mapping[str, Any]
     """A backbone for instances of this shape, images as (H, W, channels); ``timm:NAME`` is somebody else's (vision.py).
     The option ``networks`` puts so many of them side by side."""
     try:
-        if vision.foreign(name):
-            return vision.build(name, shape, options)
-        build = BACKBONES[choose("backbone", name, BACKBONES)]
-        own = {k: v for k, v in options.items() if k != "networks"}
+        if library_backbones.is_library_backbone(name):
+            return library_backbones.build_library_backbone(name, shape, options)
+        build = BACKBONES[check_choice("backbone", name, BACKBONES)]
+        remaining = {k: v for k, v in options.items() if k != "networks"}
         networks = options.get("networks", 1)
         if isinstance(networks, bool) or not isinstance(networks, int) or networks < 1:
             raise HeadcountError(f"networks is a whole number from 1, got {networks!r}")
-        return build(shape, **own) if networks == 1 else Networks([build(shape, **own) for _ in range(networks)])
+        return (
+            build(shape, **remaining)
+            if networks == 1
+            else ConcatBackbones([build(shape, **remaining) for _ in range(networks)])
+        )
     except (TypeError, RuntimeError) as e:  # torch's own word for a width below zero is a RuntimeError
         raise HeadcountError(f"backbone {name} cannot be built with {dict(options)}: {e}") from None

@@ -10,13 +10,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from headcount.files import beside
+from headcount.io import atomic_path
 
 
-def save(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    with beside(path) as part:
-        held = {k: v.detach().contiguous().cpu() for k, v in tensors.items()}
-        save_file(held, part, metadata={"facts": json.dumps(facts)})
+def save(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+    with atomic_path(path) as part:
+        contiguous = {k: v.detach().contiguous().cpu() for k, v in tensors.items()}
+        save_file(contiguous, part, metadata={"facts": json.dumps(metadata)})
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:

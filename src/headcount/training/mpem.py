@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headcount.errors import HeadcountError, choose
+from headcount.errors import HeadcountError, check_choice
 
 DISTANCES = ("euclidean", "mahalanobis")
 PROTOTYPE_BAGS = ("correct", "all")
@@ -32,55 +32,55 @@ class Prototypes:
 
 def prototypes(
     h: Tensor,
-    said: Tensor,
+    votes: Tensor,
     bag: Tensor,
     label: Tensor,
-    bag_said: Tensor,
+    bag_prediction: Tensor,
     classes: int,
     bags: str = "correct",
     distance: str = "euclidean",
 ) -> Prototypes:
     """The mean feature of the instances that vote for their bag's class: in bags said right (``correct``, as released),
     or in all bags of the class (``all``, as the paper has it)."""
-    choose("prototype bags", bags, PROTOTYPE_BAGS)
-    choose("distance", distance, DISTANCES)
-    loyal = said == label[bag]
+    check_choice("prototype bags", bags, PROTOTYPE_BAGS)
+    check_choice("distance", distance, DISTANCES)
+    loyal = votes == label[bag]
     if bags == "correct":
-        loyal &= (bag_said == label)[bag]
+        loyal &= (bag_prediction == label)[bag]
     h = h.double()
-    members = torch.bincount(said[loyal], minlength=classes)
-    centre = h.new_zeros(classes, h.shape[1]).index_add(0, said[loyal], h[loyal])
+    members = torch.bincount(votes[loyal], minlength=classes)
+    centre = h.new_zeros(classes, h.shape[1]).index_add(0, votes[loyal], h[loyal])
     centre /= members.clamp_min(1)[:, None]
     if distance == "euclidean":
         return Prototypes(centre, members)
     # one instance has no covariance: nobody is removed for its class
     members = torch.where(members > 1, members, 0)
     spread = [
-        h[loyal & (said == c)].T.cov() if members[c] else h.new_zeros(h.shape[1], h.shape[1]) for c in range(classes)
+        h[loyal & (votes == c)].T.cov() if members[c] else h.new_zeros(h.shape[1], h.shape[1]) for c in range(classes)
     ]
     covariance = torch.stack([s.reshape(h.shape[1], h.shape[1]) for s in spread])
     return Prototypes(centre, members, torch.linalg.pinv(covariance, hermitian=True))
 
 
-def distances(h: Tensor, bag: Tensor, label: Tensor, to: Prototypes) -> Tensor:
+def distances(h: Tensor, bag: Tensor, label: Tensor, prototypes: Prototypes) -> Tensor:
     """(N,) how far each instance is from the prototype of its bag's class; NaN where there is no prototype."""
     own = label[bag]
     d = torch.full((len(h),), torch.nan, dtype=torch.float64, device=h.device)
-    for c in to.members.nonzero().flatten().tolist():
-        away = h[own == c].double() - to.centre[c]
-        square = (away * (away if to.precision is None else away @ to.precision[c])).sum(1)
+    for c in prototypes.members.nonzero().flatten().tolist():
+        away = h[own == c].double() - prototypes.centre[c]
+        square = (away * (away if prototypes.precision is None else away @ prototypes.precision[c])).sum(1)
         d[own == c] = square.clamp_min(0).sqrt()
     return d
 
 
-def dissenters(distance: Tensor, said: Tensor, bag: Tensor, label: Tensor, removal: float) -> Tensor:
+def dissenters(distance: Tensor, votes: Tensor, bag: Tensor, label: Tensor, removal: float) -> Tensor:
     """(N,) whom to remove: of each bag's a dissenters the int(a * removal) farthest from the prototype.
 
     A bag that would lose everybody keeps the instance nearest to the prototype. Instances lie bag by bag.
     """
     if not 0 <= removal <= 1:
         raise HeadcountError(f"removal is a share from 0 to 1, got {removal}")
-    dissent = (said != label[bag]) & torch.isfinite(distance) & (label[bag] >= 0)
+    dissent = (votes != label[bag]) & torch.isfinite(distance) & (label[bag] >= 0)
     sizes = torch.bincount(bag, minlength=len(label))
     many = torch.bincount(bag[dissent], minlength=len(label))
     quota = torch.minimum((many.double() * removal).long(), sizes - 1)  # truncated, as released

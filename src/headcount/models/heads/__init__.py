@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
-from headcount.errors import HeadcountError, choose
+from headcount.errors import HeadcountError, check_choice
 from headcount.models.heads.additive import Additive
 from headcount.models.heads.additive_trans import AdditiveTrans
 from headcount.models.heads.attention import Attention
-from headcount.models.heads.base import Batch, Head, Noted, Output, Pass, Tally, nll
+from headcount.models.heads.base import BagStats, Batch, Head, Output, Pass, SumHead, nll
 from headcount.models.heads.count import Count
 from headcount.models.heads.election import Election
 from headcount.models.heads.feature import FeatureLSE, FeatureMax, FeatureMean, FeaturePNorm
@@ -53,7 +53,7 @@ def find_head(name: str) -> type[Head]:
     if not isinstance(name, str):  # a class has no name that a record, or a second process, could find it by
         raise HeadcountError(f"a head is named, got {name!r}; give one of {', '.join(HEADS)}, or path/to/file.py:Class")
     if ":" not in name:
-        return HEADS[choose("head", name, HEADS)]
+        return HEADS[check_choice("head", name, HEADS)]
     path, _, own = name.rpartition(":")
     return _from_file(path, os.path.abspath(path), own, head_code(name))
 
@@ -78,7 +78,7 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
     for option in options:
         if not known:
             raise HeadcountError(f"head {name} takes no options, got {option!r}")
-        choose(f"option of head {name}", option, known)
+        check_choice(f"option of head {name}", option, known)
 
 
 def build_head(name: str, dim: int, classes: int, options: Mapping[str, Any], counted: Tensor | None = None) -> Head:
@@ -118,12 +118,12 @@ def _from_file(path: str, whole: str, name: str, code: bytes) -> type[Head]:
 
 __all__ = [
     "HEADS",
+    "BagStats",
     "Batch",
     "Head",
-    "Noted",
     "Output",
     "Pass",
-    "Tally",
+    "SumHead",
     "build_head",
     "check_options",
     "find_head",

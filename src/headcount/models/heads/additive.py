@@ -30,11 +30,11 @@ class Additive(Head):
             *(nn.Linear(width, width), nn.BatchNorm1d(width), nn.LeakyReLU(0.2)),
             nn.Linear(width, 1),
         )
-        self.voice = nn.Sequential(
+        self.classifier = nn.Sequential(
             nn.Linear(dim, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes)
         )
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
         share = segments.softmax(self.score(h).float())  # (N, 1)
-        instance = self.voice((share * h).to(h.dtype)).float()
-        return Output(instance, self.elect(segments.sum(instance)), {"attention": share})
+        instance = self.classifier((share * h).to(h.dtype)).float()
+        return Output(instance, self.masked_log_softmax(segments.sum(instance)), {"attention": share})

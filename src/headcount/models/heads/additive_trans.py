@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headcount.bags import Segments
-from headcount.errors import HeadcountError, choose
+from headcount.errors import HeadcountError, check_choice
 from headcount.models.heads.base import Head, Output
 
 TAPS = 33
@@ -52,31 +52,31 @@ class AdditiveTrans(Head):
         heads: int = 8,
     ) -> None:
         super().__init__(dim, classes, counted)
-        self.batch_matters = choose("attn", attn, ("nystrom", "exact")) == "nystrom"
+        self.batch_matters = check_choice("attn", attn, ("nystrom", "exact")) == "nystrom"
         if width % heads:
             raise HeadcountError(f"width {width} cannot be shared out over {heads} heads; give a multiple")
-        self.enter = nn.Sequential(nn.Linear(dim, width), nn.ReLU())
-        kind = Nystrom if attn == "nystrom" else Exact
+        self.embed = nn.Sequential(nn.Linear(dim, width), nn.ReLU())
+        kind = NystromAttention if attn == "nystrom" else ExactAttention
         self.layers = nn.ModuleList(kind(width, heads, dropout, landmarks, iterations) for _ in range(2))
-        self.voice = nn.Sequential(
+        self.classifier = nn.Sequential(
             nn.LayerNorm(width), nn.Linear(width, width // 2), nn.ReLU(), nn.Linear(width // 2, classes)
         )
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
-        row, taken = segments.dense(torch.arange(len(h), device=h.device))
+        row, taken = segments.to_dense(torch.arange(len(h), device=h.device))
         right = taken.byte().argsort(dim=1, stable=True)  # gaps first, then the instances in their order
         row, taken = row.gather(1, right), taken.gather(1, right)
         times = taken.float() if segments.weight is None else taken * segments.weight[row]  # (B, L)
         home = torch.where(taken, row, len(h)).flatten()
-        t = self.enter(h)
+        t = self.embed(h)
         for layer in self.layers:
             told = layer(t, row, times, segments.weight is None).flatten(0, 1)  # (B * L, width)
             t = t + told.new_zeros(len(h) + 1, told.shape[1]).index_copy(0, home, told)[:-1]
-        instance = self.voice(t).float()
-        return Output(instance, self.elect(segments.sum(instance)), {})
+        instance = self.classifier(t).float()
+        return Output(instance, self.masked_log_softmax(segments.sum(instance)), {})
 
 
-class Exact(nn.Module):
+class ExactAttention(nn.Module):
     """Attention over a bag's rows and its zero rows, plus the convolution along the rows."""
 
     def __init__(self, width: int, heads: int, dropout: float, landmarks: int, iterations: int) -> None:
@@ -84,7 +84,7 @@ class Exact(nn.Module):
         self.heads, self.landmarks, self.iterations = heads, landmarks, iterations
         self.norm = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.along = nn.Conv2d(heads, heads, (TAPS, 1), padding=(TAPS // 2, 0), groups=heads, bias=False)
+        self.residual_conv = nn.Conv2d(heads, heads, (TAPS, 1), padding=(TAPS // 2, 0), groups=heads, bias=False)
         self.out = nn.Sequential(nn.Linear(width, width), nn.Dropout(dropout))
 
     def forward(self, t: Tensor, row: Tensor, times: Tensor, plain: bool) -> Tensor:
@@ -92,40 +92,40 @@ class Exact(nn.Module):
         x = self.qkv(self.norm(t)).index_select(0, row.flatten()).unflatten(0, row.shape)
         x = x.unflatten(2, (3, self.heads, -1))  # (B, L, 3, H, W)
         q, k, v = (x * (times > 0)[..., None, None, None]).permute(2, 0, 3, 1, 4)  # (B, H, L, W) each
-        mixed = self.attend(q, k, v, times, plain) + self.along(v)
+        mixed = self.attend(q, k, v, times, plain) + self.residual_conv(v)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, times: Tensor, plain: bool) -> Tensor:
         k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
-        bias = self.with_zeros(times).log().to(q.dtype)[:, None, None]
+        bias = self.multiplicities(times).log().to(q.dtype)[:, None, None]
         return F.scaled_dot_product_attention(q, k, v, bias.expand(-1, -1, q.shape[2], -1))
 
-    def with_zeros(self, times: Tensor) -> Tensor:
+    def multiplicities(self, times: Tensor) -> Tensor:
         """(B, L+1): how often each row stands in the bag, the zero row last."""
         total, m = times.sum(1, keepdim=True), self.landmarks
         return torch.cat([times, (total / m).ceil().clamp_min(1) * m - total], 1)
 
 
-class Nystrom(Exact):
+class NystromAttention(ExactAttention):
     """As released. In float32 at least: an inverse is no place for half precision."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, times: Tensor, plain: bool) -> Tensor:
         with torch.autocast(q.device.type, enabled=False):
-            way = self.few if plain and q.shape[2] <= self.landmarks else self.many
+            way = self.attend_rows if plain and q.shape[2] <= self.landmarks else self.attend_landmarks
             wide = torch.promote_types(q.dtype, torch.float32)
-            return way(*(x.to(wide) for x in (q * q.shape[3] ** -0.5, k, v, self.with_zeros(times)))).to(q.dtype)
+            return way(*(x.to(wide) for x in (q * q.shape[3] ** -0.5, k, v, self.multiplicities(times)))).to(q.dtype)
 
-    def few(self, q: Tensor, k: Tensor, v: Tensor, u: Tensor) -> Tensor:
+    def attend_rows(self, q: Tensor, k: Tensor, v: Tensor, u: Tensor) -> Tensor:
         """Every row is its own landmark. A row that stands u times is one row, with root u on either side of a product."""
         q, k, v = (F.pad(x, (0, 0, 0, 1)) for x in (q, k, v))
         u, root = u[:, None, :, None], u.sqrt()[:, None, :, None]  # (B, 1, L+1, 1)
         score = q @ k.mT
         a = (score - (score + u.mT.log()).logsumexp(3, keepdim=True)).exp()  # one copy's attention to one copy
         whole = root * a * root.mT  # A, in the basis of what is alike
-        z = self.inverse(whole, (u * a * (u.mT > 0)).sum(2))
+        z = self.pseudo_inverse(whole, (u * a * (u.mT > 0)).sum(2))
         return ((a * root.mT) @ (z @ (whole @ (root * v))))[:, :, :-1]
 
-    def many(self, q: Tensor, k: Tensor, v: Tensor, u: Tensor) -> Tensor:
+    def attend_landmarks(self, q: Tensor, k: Tensor, v: Tensor, u: Tensor) -> Tensor:
         """Each landmark is the mean of l rows on end, l the least that will do for the bag; zero rows stand in front."""
         m = self.landmarks
         group = (u.sum(1) / m)[:, None, None]  # (B, 1, 1) l
@@ -137,11 +137,11 @@ class Nystrom(Exact):
         member = (shared.clamp_min(0) / group)[:, None]  # (B, 1, m, L)
         q_mark, k_mark = member @ q, member @ k
         whole = (q_mark @ k_mark.mT).softmax(3)
-        z = self.inverse(whole, whole.sum(2))
+        z = self.pseudo_inverse(whole, whole.sum(2))
         reach = (q_mark @ F.pad(k, (0, 0, 0, 1)).mT + u.log()[:, None, None]).softmax(3)[..., :-1]
         return (q @ k_mark.mT).softmax(3) @ (z @ (reach @ v))
 
-    def inverse(self, a: Tensor, columns: Tensor) -> Tensor:
+    def pseudo_inverse(self, a: Tensor, columns: Tensor) -> Tensor:
         """A's pseudo-inverse, nearly: z <- z (13 - az (15 - az (7 - az))) / 4. It begins at A' over the largest sum of a column
         and the largest sum of a row, here one, *of the whole batch*."""
         one, z = torch.eye(a.shape[3], dtype=a.dtype, device=a.device), a.mT / columns.max()

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from headcount.bags import Segments
-from headcount.models.heads.base import Head, Noted, Output
-from headcount.models.heads.feature import attended, join_attended, read
+from headcount.models.heads.base import BagStats, Head, Output
+from headcount.models.heads.feature import attention_pool, linear_float32, merge_attention_pools
 
 
 class Attention(Head):
@@ -25,28 +25,28 @@ class Attention(Head):
         self, dim: int, classes: int, counted: Tensor | None = None, *, gated: bool = False, width: int = 128
     ) -> None:
         super().__init__(dim, classes, counted)
-        self.look = nn.Linear(dim, width)
+        self.project = nn.Linear(dim, width)
         self.gate = nn.Linear(dim, width) if gated else None
         self.score = nn.Linear(width, 1)
         self.classifier = nn.Linear(dim, classes)
 
     def scores(self, h: Tensor) -> Tensor:
         """(N, 1)"""
-        seen = torch.tanh(self.look(h))
+        seen = torch.tanh(self.project(h))
         if self.gate is not None:
             seen = seen * torch.sigmoid(self.gate(h))
         return self.score(seen).float()
 
-    def hear(self, h: Tensor, segments: Segments) -> tuple[Tensor, Noted]:
-        return self.classifier(h).float(), attended(self.scores(h), h, segments)
+    def accumulate(self, h: Tensor, segments: Segments) -> tuple[Tensor, BagStats]:
+        return self.classifier(h).float(), attention_pool(self.scores(h), h, segments)
 
-    def join(self, pieces: Sequence[Noted]) -> Noted:
-        return join_attended(pieces)
+    def merge(self, pieces: Sequence[BagStats]) -> BagStats:
+        return merge_attention_pools(pieces)
 
-    def decide(self, noted: Noted) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return self.elect(read(self.classifier, noted["pool"][:, 0])), {}
+    def readout(self, stats: BagStats) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return self.masked_log_softmax(linear_float32(self.classifier, stats["pool"][:, 0])), {}
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
         share = segments.softmax(self.scores(h))
-        bag, _ = self.decide({"pool": segments.dot(share[:, 0], h)[:, None]})
+        bag, _ = self.readout({"pool": segments.dot(share[:, 0], h)[:, None]})
         return Output(self.classifier(h).float(), bag, {"attention": share})

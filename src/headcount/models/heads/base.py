@@ -6,7 +6,7 @@
     bag       (B, C)  log-probabilities: the argmax is the class said of a bag
 
 A head that hears instances one by one may say so in three steps, ``hear``, ``join`` and ``decide``: what is noted of pieces
-of a bag is joined to what is noted of the bag. Its ``forward`` is then given, and bags of any size follow (training/stream.py).
+of a bag is joined to what is noted of the bag. Its ``forward`` is then given, and bags of any size follow (training/chunked.py).
 
 A head sees no images, no recipes, no devices. What it needs of the training loop it declares as data: how many ``views`` of
 each bag, a ``teacher`` (the decay of a moving average), and its ``passes``. Memory per bag or per instance is a buffer
@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from headcount.bags import Segments
-from headcount.bags.tilt import Tilt
+from headcount.majority.transition import Transition
 
-Noted = dict[str, Tensor]  # what is noted of each bag, or of a piece of it: (B, ...) by name
+BagStats = dict[str, Tensor]  # what is noted of each bag, or of a piece of it: (B, ...) by name
 
 
 class Output(NamedTuple):
@@ -43,10 +43,10 @@ class Batch:
     segments: Segments
     target: Tensor  # (B, C)
     bag: Tensor  # (B,) which training bags these are
-    place: Tensor  # (N,) where each instance stands in the training bags' order
+    position: Tensor  # (N,) where each instance stands in the training bags' order
     known: Tensor | None = None  # (N,) instance labels given as supervision, -1 where unknown
     epoch: Tensor | None = None  # () the epoch, on the device
-    done: Tensor | None = None  # () the share of the training that lies behind, on the device
+    fraction_done: Tensor | None = None  # () the share of the training that lies behind, on the device
     over: str = "bags"  # the pass: "bags", or "instances" (each instance a bag of one with its bag's target)
     views: int = 1
 
@@ -64,8 +64,8 @@ class Pass:
 
     over: str = "bags"
     trains: tuple[str, ...] = ("",)
-    taught: bool = True  # false: one view of each bag, and the teacher is not asked
-    since: float = 0.0  # the share of the training before which it is left out
+    uses_teacher: bool = True  # false: one view of each bag, and the teacher is not asked
+    start: float = 0.0  # the share of the training before which it is left out
 
 
 class Head(nn.Module):
@@ -77,16 +77,22 @@ class Head(nn.Module):
     views: int = 1
     teacher: float | None = None  # decay of the moving average that plays teacher, and then also answers
     passes: tuple[Pass, ...] = (Pass(),)
-    alone: float = 0.0  # the share of the training before the teacher is asked: until then one view is enough
+    teacher_start: float = 0.0  # the share of the training before the teacher is asked: until then one view is enough
     weak_teacher: ClassVar[bool] = False  # true if all the teacher's views are of the weakest kind
-    readings: int = 1  # numbers a validation loss consists of: the same answers read in so many ways, the best counts
+    n_temperatures: int = (
+        1  # numbers a validation loss consists of: the same answers read in so many ways, the best counts
+    )
     counted: Tensor | None
-    extremes: ClassVar[Mapping[str, str]] = {}  # buffers that keep the least or greatest of a pass: name -> min or max
-    told: ClassVar[bool] = False  # true for the one head that is told the instances' classes: a bound, not a method
+    minmax_buffers: ClassVar[
+        Mapping[str, str]
+    ] = {}  # buffers that keep the least or greatest of a pass: name -> min or max
+    uses_instance_labels: ClassVar[bool] = (
+        False  # true for the one head that is told the instances' classes: a bound, not a method
+    )
     whole_bag: ClassVar[bool] = False  # true if what is said of an instance depends on the others in its bag
     mean_of_instances: ClassVar[bool] = False  # true if a bag is nothing but the mean of its instances' probabilities
     order_matters: bool = False  # true if the order of the instances in a bag changes what is said
-    indivisible: ClassVar[str] = ""  # why a batch cannot be taken in pieces or shared out; nothing if it can
+    requires_full_batch: ClassVar[str] = ""  # why a batch cannot be taken in pieces or shared out; nothing if it can
     batch_matters: bool = False  # true if the other bags of a batch change what is said of a bag, even in eval mode
 
     def __init__(self, dim: int, classes: int, counted: Tensor | None = None) -> None:
@@ -95,64 +101,64 @@ class Head(nn.Module):
         self.register_buffer("counted", counted, persistent=False)
 
     @property
-    def estimate(self) -> Tilt | None:
+    def estimate(self) -> Transition | None:
         """What training found out of what bags' labels say of instances; None for heads that do not look for it."""
         return None
 
     @classmethod
-    def named(cls, options: Mapping[str, Any]) -> str:
+    def display_name(cls, options: Mapping[str, Any]) -> str:
         """What tables call this head under these options."""
         extra = ", ".join(f"{k}={v}" for k, v in sorted(options.items()))
         return f"{cls.title} ({extra})" if extra else cls.title
 
-    def enrol(self, bags: int, instances: int) -> None:
+    def setup_memory(self, bags: int, instances: int) -> None:
         """Told once, before training, how many training bags and instances there are: the place to register memory
         (buffers) per bag or per instance. It is checkpointed, and not part of the finished model."""
 
-    def meet(self, size: float) -> None:
-        """Told once, after ``enrol``, how large the training bags that have a label are (``size_of`` of bags/steepness.py)."""
+    def setup_bag_size(self, size: float) -> None:
+        """Told once, after ``enrol``, how large the training bags that have a label are (``size_of`` of majority/transition_em.py)."""
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
-        instance, noted = self.hear(h, segments)
-        return Output(instance, *self.decide(noted))
+        instance, stats = self.accumulate(h, segments)
+        return Output(instance, *self.readout(stats))
 
-    def hear(self, h: Tensor, segments: Segments) -> tuple[Tensor, Noted]:
+    def accumulate(self, h: Tensor, segments: Segments) -> tuple[Tensor, BagStats]:
         """(N, C) instance logits, and what is to be noted of each bag, or of the piece of it that is here."""
         raise NotImplementedError
 
-    def join(self, pieces: Sequence[Noted]) -> Noted:
+    def merge(self, pieces: Sequence[BagStats]) -> BagStats:
         """What was noted of the pieces of a bag, as if it had been heard in one."""
         return {name: torch.stack([piece[name] for piece in pieces]).sum(0) for name in pieces[0]}
 
-    def decide(self, noted: Noted) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def readout(self, stats: BagStats) -> tuple[Tensor, Mapping[str, Tensor]]:
         """(B, C) bag log-probabilities and parts. A bag is decided, and its loss computed, from what was noted alone."""
         raise NotImplementedError
 
-    def undivided(self, segments: Segments) -> str:
+    def why_not_chunkable(self, segments: Segments) -> str:
         """Why bags like these cannot be heard in pieces; nothing if they can."""
         if self.whole_bag:
             return "what it says of an instance depends on the others in the bag"
         if self.order_matters:
             return "the order of a bag's instances matters to it"
-        return "it is written without hear and decide" if type(self).hear is Head.hear else ""
+        return "it is written without hear and decide" if type(self).accumulate is Head.accumulate else ""
 
     def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
         """The negative log-likelihood of the bags' labels. In validation there is no teacher."""
         return nll(output.bag, batch.target)
 
-    def mass(self, batch: Batch) -> Tensor:
+    def loss_weight(self, batch: Batch) -> Tensor:
         """() how much the loss is a mean over: here the bags that have a label. By it, the losses of parts of a batch
         average to the loss of the batch, so that a batch can be shared out or taken bit by bit, exactly."""
         return (batch.target.sum(1) > 0).sum()
 
-    def elect(self, scores: Tensor) -> Tensor:
+    def masked_log_softmax(self, scores: Tensor) -> Tensor:
         """(B, C) scores -> log-probabilities of winning; classes that do not count cannot win."""
         if self.counted is not None:
             scores = scores.masked_fill(~self.counted, -torch.inf)
         return scores.log_softmax(1)
 
 
-class Tally(Head):
+class SumHead(Head):
     """A head that hears every instance alone, adds up what it heard, and then decides.
 
     ``local(h) -> instance logits, summands (N, K)``; ``top(sums (B, K), total (B,)) -> bag log-probabilities``.
@@ -163,20 +169,20 @@ class Tally(Head):
         super().__init__(dim, classes, counted)
         self.classifier = nn.Linear(dim, classes)
 
-    def local(self, h: Tensor) -> tuple[Tensor, Tensor]:
+    def instance_terms(self, h: Tensor) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
-    def top(self, sums: Tensor, total: Tensor) -> Tensor:
+    def readout_sums(self, sums: Tensor, total: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def hear(self, h: Tensor, segments: Segments) -> tuple[Tensor, Noted]:
-        instance, summands = self.local(h)
-        return instance, {"sums": segments.sum(summands), "total": segments.total()}
+    def accumulate(self, h: Tensor, segments: Segments) -> tuple[Tensor, BagStats]:
+        instance, summands = self.instance_terms(h)
+        return instance, {"sums": segments.sum(summands), "total": segments.total_weight()}
 
-    def decide(self, noted: Noted) -> tuple[Tensor, Mapping[str, Tensor]]:
-        sums, total = noted["sums"], noted["total"]
+    def readout(self, stats: BagStats) -> tuple[Tensor, Mapping[str, Tensor]]:
+        sums, total = stats["sums"], stats["total"]
         total = torch.where(total > 0, total, torch.ones_like(total))
-        return self.top(sums, total), {"sums": sums, "total": total}
+        return self.readout_sums(sums, total), {"sums": sums, "total": total}
 
 
 def nll(log_p: Tensor, target: Tensor, eps: float = 0.0) -> Tensor:
@@ -187,17 +193,27 @@ def nll(log_p: Tensor, target: Tensor, eps: float = 0.0) -> Tensor:
     return each.sum() / (target.sum(1) > 0).sum().clamp_min(1)
 
 
-def voices(segments: Segments) -> Tensor:
+def instance_weights(segments: Segments) -> Tensor:
     """(N,) how often each instance counts: the removed not at all."""
     here = (~segments.removed).float()
     return here if segments.weight is None else here * segments.weight
 
 
-def told_loss(z: Tensor, known: Tensor, weight: Tensor) -> Tensor:
+def instance_cross_entropy(z: Tensor, known: Tensor, weight: Tensor) -> Tensor:
     """() cross-entropy of ``z`` (N, C) on the instances whose own class is given, -1 where it is not."""
     told = weight * (known >= 0)
     each = -z.log_softmax(1).gather(1, known.clamp_min(0)[:, None])[:, 0]
     return (told * each).sum() / told.sum().clamp_min(1e-12)
 
 
-__all__ = ["Batch", "Head", "Noted", "Output", "Pass", "Tally", "nll", "told_loss", "voices"]
+__all__ = [
+    "BagStats",
+    "Batch",
+    "Head",
+    "Output",
+    "Pass",
+    "SumHead",
+    "instance_cross_entropy",
+    "instance_weights",
+    "nll",
+]

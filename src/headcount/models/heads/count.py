@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from headcount.errors import HeadcountError, choose
-from headcount.models.heads.base import Batch, Output, Tally, nll
+from headcount.errors import HeadcountError, check_choice
+from headcount.models.heads.base import Batch, Output, SumHead, nll
 
 
-class Count(Tally):
+class Count(SumHead):
     """votes = softmax(z / t1); share = their mean over the bag; the bag's class = softmax(share / t2).
 
     ``t1=1`` is the ablation "without Count". ``mode="count"`` puts the votes themselves, not their share, into the second
@@ -41,22 +41,22 @@ class Count(Tally):
             if not t > 0:
                 raise HeadcountError(f"temperature {name} must be above 0, got {t}")
         self.t1, self.t2 = t1, t2
-        self.mode = choose("mode", mode, ("proportion", "count"))
-        self.reduction = choose("reduction", reduction, ("official", "paper"))
+        self.mode = check_choice("mode", mode, ("proportion", "count"))
+        self.reduction = check_choice("reduction", reduction, ("official", "paper"))
 
     @classmethod
-    def named(cls, options: Mapping[str, Any]) -> str:
+    def display_name(cls, options: Mapping[str, Any]) -> str:
         if dict(options) == {"t1": 1.0}:
             return "Counting Network w/o Count"
-        return super().named(options)
+        return super().display_name(options)
 
-    def local(self, h: Tensor) -> tuple[Tensor, Tensor]:
+    def instance_terms(self, h: Tensor) -> tuple[Tensor, Tensor]:
         z = self.classifier(h).float()
         return z, (z / self.t1).softmax(1)
 
-    def top(self, sums: Tensor, total: Tensor) -> Tensor:
+    def readout_sums(self, sums: Tensor, total: Tensor) -> Tensor:
         share = sums / total[:, None]
-        return self.elect((share if self.mode == "proportion" else sums) / self.t2)
+        return self.masked_log_softmax((share if self.mode == "proportion" else sums) / self.t2)
 
     def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
         if self.reduction == "paper":

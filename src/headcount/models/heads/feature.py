@@ -19,43 +19,43 @@ from torch.nn import functional as F
 
 from headcount.bags import Segments
 from headcount.errors import HeadcountError
-from headcount.models.heads.base import Head, Noted, Tally
+from headcount.models.heads.base import BagStats, Head, SumHead
 
 
-def read(classifier: nn.Linear, pool: Tensor) -> Tensor:
+def linear_float32(classifier: nn.Linear, pool: Tensor) -> Tensor:
     """(B, D) -> (B, C) in float32 whatever the precision: a bag's few numbers cost nothing, and nobody averages them again."""
     with torch.autocast(pool.device.type, enabled=False):
         return F.linear(pool.float(), classifier.weight.float(), classifier.bias.float())
 
 
-def attended(score: Tensor, x: Tensor, segments: Segments) -> Noted:
+def attention_pool(score: Tensor, x: Tensor, segments: Segments) -> BagStats:
     """(N, A) scores, (N, K) -> A pools (B, A, K), each the mean of x weighted by softmax(score), and the softmax's sum."""
     share = segments.softmax(score)
     pools = [segments.dot(one, x) for one in share.unbind(1)]
     return {"pool": torch.stack(pools, 1), "lse": segments.logsumexp(score)}
 
 
-def join_attended(pieces: Sequence[Noted]) -> Noted:
+def merge_attention_pools(pieces: Sequence[BagStats]) -> BagStats:
     """A piece weighs as much as its part of the softmax's sum."""
     lse = torch.stack([piece["lse"] for piece in pieces])  # (pieces, B, A)
     pool = torch.stack([piece["pool"] for piece in pieces])
     return {"pool": (lse.softmax(0)[..., None] * pool).sum(0), "lse": lse.logsumexp(0)}
 
 
-class FeatureMean(Tally):
+class FeatureMean(SumHead):
     """The classifier reads the mean of the features."""
 
     title = "Feature+Mean"
     cites = "Ilse, Tomczak and Welling, Deep multiple instance learning for digital histopathology, 2020"
 
-    def local(self, h: Tensor) -> tuple[Tensor, Tensor]:
+    def instance_terms(self, h: Tensor) -> tuple[Tensor, Tensor]:
         return self.classifier(h).float(), h
 
-    def top(self, sums: Tensor, total: Tensor) -> Tensor:
-        return self.elect(read(self.classifier, sums / total[:, None]))
+    def readout_sums(self, sums: Tensor, total: Tensor) -> Tensor:
+        return self.masked_log_softmax(linear_float32(self.classifier, sums / total[:, None]))
 
 
-class FeaturePNorm(Tally):
+class FeaturePNorm(SumHead):
     """The classifier reads (sum of ReLU(h)^p)^(1/p), or with ``norm`` (mean of ReLU(h)^p)^(1/p)."""
 
     title = "Feature+P-norm"
@@ -69,15 +69,15 @@ class FeaturePNorm(Tally):
             raise HeadcountError(f"the exponent p must be 1 or more, got {p}")
         self.p, self.norm = p, norm
 
-    def local(self, h: Tensor) -> tuple[Tensor, Tensor]:
+    def instance_terms(self, h: Tensor) -> tuple[Tensor, Tensor]:
         # powers are added in float64: 1e-5 or 1e5 to the eighth lie beyond what float32 can hold
         return self.classifier(h).float(), h.double().relu() ** self.p
 
-    def top(self, sums: Tensor, total: Tensor) -> Tensor:
+    def readout_sums(self, sums: Tensor, total: Tensor) -> Tensor:
         mass = sums / total[:, None] if self.norm else sums
         some = mass > 0  # the root of nothing is nothing, but has no slope
         pool = torch.where(some, mass, 1.0) ** (1 / self.p)
-        return self.elect(read(self.classifier, torch.where(some, pool, 0.0)))
+        return self.masked_log_softmax(linear_float32(self.classifier, torch.where(some, pool, 0.0)))
 
 
 class FeatureMax(Head):
@@ -90,16 +90,16 @@ class FeatureMax(Head):
         super().__init__(dim, classes, counted)
         self.classifier = nn.Linear(dim, classes)
 
-    def hear(self, h: Tensor, segments: Segments) -> tuple[Tensor, Noted]:
+    def accumulate(self, h: Tensor, segments: Segments) -> tuple[Tensor, BagStats]:
         return self.classifier(h).float(), {"pool": segments.max(h)}  # (B, D)
 
-    def join(self, pieces: Sequence[Noted]) -> Noted:
+    def merge(self, pieces: Sequence[BagStats]) -> BagStats:
         return {"pool": torch.stack([piece["pool"] for piece in pieces]).amax(0)}
 
-    def decide(self, noted: Noted) -> tuple[Tensor, Mapping[str, Tensor]]:
-        pool = noted["pool"]
+    def readout(self, stats: BagStats) -> tuple[Tensor, Mapping[str, Tensor]]:
+        pool = stats["pool"]
         pool = torch.where(pool.isfinite(), pool, 0.0)  # of an emptied bag
-        return self.elect(read(self.classifier, pool)), {}
+        return self.masked_log_softmax(linear_float32(self.classifier, pool)), {}
 
 
 class FeatureLSE(FeatureMax):
@@ -116,13 +116,16 @@ class FeatureLSE(FeatureMax):
             raise HeadcountError(f"the sharpness r must be above 0, got {r}")
         self.r, self.norm = r, norm
 
-    def hear(self, h: Tensor, segments: Segments) -> tuple[Tensor, Noted]:
-        return self.classifier(h).float(), {"pool": segments.logsumexp(self.r * h.float()), "total": segments.total()}
+    def accumulate(self, h: Tensor, segments: Segments) -> tuple[Tensor, BagStats]:
+        return self.classifier(h).float(), {
+            "pool": segments.logsumexp(self.r * h.float()),
+            "total": segments.total_weight(),
+        }
 
-    def join(self, pieces: Sequence[Noted]) -> Noted:
+    def merge(self, pieces: Sequence[BagStats]) -> BagStats:
         pool = torch.stack([piece["pool"] for piece in pieces]).logsumexp(0)
         return {"pool": pool, "total": torch.stack([piece["total"] for piece in pieces]).sum(0)}
 
-    def decide(self, noted: Noted) -> tuple[Tensor, Mapping[str, Tensor]]:
-        pool = noted["pool"]
-        return super().decide({"pool": (pool - noted["total"].log()[:, None]) / self.r if self.norm else pool})
+    def readout(self, stats: BagStats) -> tuple[Tensor, Mapping[str, Tensor]]:
+        pool = stats["pool"]
+        return super().readout({"pool": (pool - stats["total"].log()[:, None]) / self.r if self.norm else pool})

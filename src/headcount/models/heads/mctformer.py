@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headcount.bags import Segments
-from headcount.errors import HeadcountError, choose
+from headcount.errors import HeadcountError, check_choice
 from headcount.models.heads.base import Batch, Head, Output, nll
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """The usual pre-norm block. Returns the tokens, and the queries and keys for the maps."""
 
     def __init__(self, width: int, heads: int, drop_path: float) -> None:
@@ -36,10 +36,10 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.qkv(self.norm1(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, H, K, W/H)
-        x = x + self.path(self.out(attend(q, k, v, bias).transpose(1, 2).flatten(2)))
-        return x + self.path(self.mlp(self.norm2(x))), q.detach(), k.detach()
+        x = x + self.stochastic_depth(self.out(attend(q, k, v, bias).transpose(1, 2).flatten(2)))
+        return x + self.stochastic_depth(self.mlp(self.norm2(x))), q.detach(), k.detach()
 
-    def path(self, x: Tensor) -> Tensor:
+    def stochastic_depth(self, x: Tensor) -> Tensor:
         """Now and then a bag takes the short way round."""
         return x * F.dropout(x.new_ones(len(x), 1, 1), self.drop_path, self.training)
 
@@ -82,9 +82,9 @@ class MCTformer(Head):
         validation: str = "full",
     ) -> None:
         super().__init__(dim, classes, counted)
-        self.kind = choose("loss", loss, ("multilabel", "softmax"))
-        self.mode = choose("instance", instance, ("fused", "patch", "attention"))
-        self.validation = choose("validation", validation, ("full", "bag"))
+        self.kind = check_choice("loss", loss, ("multilabel", "softmax"))
+        self.mode = check_choice("instance", instance, ("fused", "patch", "attention"))
+        self.validation = check_choice("validation", validation, ("full", "bag"))
         if not 0 < decay <= 1:
             raise HeadcountError(f"the decay lies above 0 and not above 1, got {decay}")
         if layers < 1 or width % heads:
@@ -92,15 +92,19 @@ class MCTformer(Head):
         self.decay = decay
         self.embed, self.patch = nn.Linear(dim, width), nn.Linear(width, classes)
         self.token = nn.Parameter(nn.init.trunc_normal_(torch.empty(classes, width), std=0.02))
-        self.seat = nn.Parameter(nn.init.trunc_normal_(torch.empty(classes, width), std=0.02))  # a token's own position
-        self.blocks = nn.ModuleList(Block(width, heads, drop_path * i / max(1, layers - 1)) for i in range(layers))
+        self.position = nn.Parameter(
+            nn.init.trunc_normal_(torch.empty(classes, width), std=0.02)
+        )  # a token's own position
+        self.blocks = nn.ModuleList(
+            TransformerBlock(width, heads, drop_path * i / max(1, layers - 1)) for i in range(layers)
+        )
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
-        sheet, taken = segments.dense(self.embed(h))  # (B, L, W)
+        sheet, taken = segments.to_dense(self.embed(h))  # (B, L, W)
         weight = taken.new_ones(len(h)) if segments.weight is None else segments.weight
-        u = segments.dense(weight.float())[0]  # nobody in a gap
+        u = segments.to_dense(weight.float())[0]  # nobody in a gap
         bias = F.pad(u.log(), (self.classes, 0))  # (B, K): u copies of a key are one key with log u more
-        x = torch.cat([(self.token + self.seat).expand(len(sheet), -1, -1).to(sheet.dtype), sheet], 1)
+        x = torch.cat([(self.token + self.position).expand(len(sheet), -1, -1).to(sheet.dtype), sheet], 1)
         queries, keys, contrast = [], [], []
         for block in self.blocks:
             x, q, k = block(x, bias)
@@ -110,18 +114,18 @@ class MCTformer(Head):
             contrast.append((token @ token.mT).log_softmax(2).diagonal(dim1=1, dim2=2))
         said = self.patch(x[:, self.classes :]).float()  # (B, L, C)
         token, pooled = x[:, : self.classes].float().mean(2), rank_pool(said, u, self.decay)
-        instance = said if self.mode == "patch" else self.maps(queries, keys, bias, said.detach())
+        instance = said if self.mode == "patch" else self.instance_maps(queries, keys, bias, said.detach())
         parts = {"token": token, "pooled": pooled, "contrast": torch.stack(contrast).mean(0)}
-        return Output(segments.flat(instance), self.elect((token + pooled) / 2), parts)
+        return Output(segments.to_flat(instance), self.masked_log_softmax((token + pooled) / 2), parts)
 
     @torch.no_grad()
-    def maps(self, queries: list[Tensor], keys: list[Tensor], bias: Tensor, said: Tensor) -> Tensor:
+    def instance_maps(self, queries: list[Tensor], keys: list[Tensor], bias: Tensor, logits: Tensor) -> Tensor:
         """(B, L, C), as logits. The original's map is P sqrt(M F): M how much the class tokens listened, F the plain logits
         above zero, P how the instances listened to each other. A bag's map may be scaled without changing who is largest,
         so M is taken times the bag's size and P as a mean over blocks: the map is then of the size of sqrt(F), whatever the
         bag, and its softmax neither flat nor certain. Where nothing was felt for any class the plain logits speak. The
         logarithm of M alone makes the softmax a class's share of the listening. No gradient: no loss reads a map."""
-        c, heard, refined = self.classes, torch.zeros_like(said), torch.zeros_like(said)
+        c, heard, refined = self.classes, torch.zeros_like(logits), torch.zeros_like(logits)
         for q, k in list(zip(queries, keys, strict=True))[-12:]:
             score = q[:, :, :c].float() @ k.float().mT * q.shape[3] ** -0.5
             share = (score - (score + bias[:, None, None]).logsumexp(3, keepdim=True)).exp()[..., c:]  # of one copy
@@ -129,12 +133,12 @@ class MCTformer(Head):
         if self.mode == "attention":
             return heard.clamp_min(torch.finfo(torch.float32).tiny).log()
         size = bias[:, c:].exp().sum(1)[:, None, None]
-        felt = (size * heard * said.relu()).sqrt()
+        felt = (size * heard * logits.relu()).sqrt()
         room = max(0, queries[0].shape[3] - c)  # as wide as the keys: what the fast kernels ask for
         value = F.pad(felt, (0, room, c, 0))[:, None].expand(-1, queries[0].shape[1], -1, -1)  # class tokens carry none
         for q, k in zip(queries, keys, strict=True):
             refined += attend(q[:, :, c:], k, value.to(q.dtype), bias).float().mean(1)[..., :c] / len(keys)
-        return torch.where((refined > 0).any(2, keepdim=True), refined, said)
+        return torch.where((refined > 0).any(2, keepdim=True), refined, logits)
 
     def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
         target = batch.target
@@ -143,11 +147,13 @@ class MCTformer(Head):
         both = nll(output.parts["contrast"], target)
         for logits in (output.parts["token"], output.parts["pooled"]):
             both = both + (
-                nll(self.elect(logits), target) if self.kind == "softmax" else self.yes_or_no(logits, target)
+                nll(self.masked_log_softmax(logits), target)
+                if self.kind == "softmax"
+                else self.multilabel_loss(logits, target)
             )
         return both
 
-    def yes_or_no(self, logits: Tensor, target: Tensor) -> Tensor:
+    def multilabel_loss(self, logits: Tensor, target: Tensor) -> Tensor:
         """Sigmoid cross-entropy, the mean over classes that count and over bags that have a label."""
         each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
         each = each.mean(1) if self.counted is None else (each * self.counted).sum(1) / self.counted.sum()
@@ -155,14 +161,14 @@ class MCTformer(Head):
         return torch.where(labelled, each, 0.0).sum() / labelled.sum().clamp_min(1)
 
 
-def rank_pool(said: Tensor, u: Tensor, decay: float) -> Tensor:
+def rank_pool(logits: Tensor, u: Tensor, decay: float) -> Tensor:
     """(B, L, C), (B, L) -> (B, C): the mean of the values, the k-th largest weighing decay^k. u copies take u ranks.
 
     >>> rank_pool(torch.tensor([[[3.0], [1.0], [2.0]]]), torch.ones(1, 3), 0.996)
     tensor([[2.0027]])
     """
-    order = said.masked_fill((u == 0)[..., None], -torch.inf).argsort(1, descending=True)
-    said, u = said.gather(1, order), u[..., None].expand_as(said).gather(1, order)
+    order = logits.masked_fill((u == 0)[..., None], -torch.inf).argsort(1, descending=True)
+    logits, u = logits.gather(1, order), u[..., None].expand_as(logits).gather(1, order)
     before, slope = u.cumsum(1) - u, math.log(decay)
     weight = -(before * slope).exp() * torch.expm1(u * slope) if decay < 1 else u  # d^before + ... + d^(before+u-1)
-    return (weight * said).sum(1) / weight.sum(1).clamp_min(1e-12)
+    return (weight * logits).sum(1) / weight.sum(1).clamp_min(1e-12)

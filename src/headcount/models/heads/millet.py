@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from headcount.bags import Segments
-from headcount.models.heads.base import Output, Tally
+from headcount.models.heads.base import Output, SumHead
 
 
-class Millet(Tally):
+class Millet(SumHead):
     """a = sigmoid(w tanh(V h)), z = W h; a bag's logits are the mean of a z, not divided by the attention spent.
 
     ``confidence`` is the reading of the paper on majority labels: the mean of softmax(z), weighted by a, is the bag's
@@ -43,15 +43,15 @@ class Millet(Tally):
         self.confidence = confidence
         self.order_matters = positions
 
-    def local(self, h: Tensor) -> tuple[Tensor, Tensor]:
+    def instance_terms(self, h: Tensor) -> tuple[Tensor, Tensor]:
         h = self.dropout(h)
         a, z = self.score(h).float(), self.classifier(h).float()
         return z, a * torch.cat([z.softmax(1), torch.ones_like(a)], 1) if self.confidence else a * z
 
-    def top(self, sums: Tensor, total: Tensor) -> Tensor:
+    def readout_sums(self, sums: Tensor, total: Tensor) -> Tensor:
         if self.confidence:
-            return self.elect((sums[:, :-1] / sums[:, -1:].clamp_min(1e-12)).clamp_min(1e-30).log())
-        return self.elect(sums / total[:, None])
+            return self.masked_log_softmax((sums[:, :-1] / sums[:, -1:].clamp_min(1e-12)).clamp_min(1e-30).log())
+        return self.masked_log_softmax(sums / total[:, None])
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
         return super().forward(h + sinusoids(segments, self.dim).to(h.dtype) if self.order_matters else h, segments)
@@ -59,8 +59,8 @@ class Millet(Tally):
 
 def sinusoids(segments: Segments, dim: int) -> Tensor:
     """(N, D): sine and cosine in turn of each instance's position in its bag, the removed not counted."""
-    _, taken = segments.dense(segments.index)
-    position = segments.flat((taken.cumsum(1) - 1).float())  # (N,)
+    _, taken = segments.to_dense(segments.index)
+    position = segments.to_flat((taken.cumsum(1) - 1).float())  # (N,)
     slow = torch.arange(0, dim, 2, device=position.device) * (-math.log(10000.0) / dim)
     angle = position[:, None] * slow.exp()
     return torch.stack([angle.sin(), angle.cos()], 2).flatten(1)[:, :dim]

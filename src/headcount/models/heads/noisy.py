@@ -10,21 +10,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headcount.errors import HeadcountError, choose
-from headcount.models.heads.base import Batch, Output, Tally, nll
+from headcount.errors import HeadcountError, check_choice
+from headcount.models.heads.base import Batch, Output, SumHead, nll
 
 
-class MeanProbability(Tally):
+class MeanProbability(SumHead):
     """Instances are classified; a bag's probability is the mean of theirs."""
 
     mean_of_instances = True
 
-    def local(self, h: Tensor) -> tuple[Tensor, Tensor]:
+    def instance_terms(self, h: Tensor) -> tuple[Tensor, Tensor]:
         z = self.classifier(h).float()
         return z, z.softmax(1)
 
-    def top(self, sums: Tensor, total: Tensor) -> Tensor:
-        return self.elect((sums[:, : self.classes] / total[:, None]).clamp_min(1e-30).log())
+    def readout_sums(self, sums: Tensor, total: Tensor) -> Tensor:
+        return self.masked_log_softmax((sums[:, : self.classes] / total[:, None]).clamp_min(1e-30).log())
 
 
 class NoisyLabel(MeanProbability):
@@ -42,13 +42,13 @@ class NoisyLabel(MeanProbability):
         self, dim: int, classes: int, counted: Tensor | None = None, *, loss: str = "ce", q: float = 0.7
     ) -> None:
         super().__init__(dim, classes, counted)
-        self.kind = choose("loss", loss, ("ce", "gce"))
+        self.kind = check_choice("loss", loss, ("ce", "gce"))
         if not 0 < q <= 1:
             raise HeadcountError(f"the exponent q lies above 0 and not above 1, got {q}")
         self.q = q
 
-    def local(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        z, p = super().local(h)
+    def instance_terms(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        z, p = super().instance_terms(h)
         log_p = z.log_softmax(1)
         each = log_p if self.kind == "ce" else torch.expm1(self.q * log_p) / self.q  # minus the loss of each class
         return z, torch.cat([p, each], 1)

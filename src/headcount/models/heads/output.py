@@ -11,13 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
-from headcount.errors import choose
-from headcount.models.heads.base import Batch, Output, Tally, nll
+from headcount.errors import check_choice
+from headcount.models.heads.base import Batch, Output, SumHead, nll
 
 FORMS = ("official", "nll", "tempered", "logit")
 
 
-class OutputMean(Tally):
+class OutputMean(SumHead):
     """The bag's output is the mean of softmax(z).
 
     ``form`` says what becomes of that mean p::
@@ -33,22 +33,22 @@ class OutputMean(Tally):
 
     def __init__(self, dim: int, classes: int, counted: Tensor | None = None, *, form: str = "official") -> None:
         super().__init__(dim, classes, counted)
-        self.form = choose("form", form, FORMS)
+        self.form = check_choice("form", form, FORMS)
 
     @classmethod
-    def named(cls, options: Mapping[str, Any]) -> str:
+    def display_name(cls, options: Mapping[str, Any]) -> str:
         form = options.get("form", "official")
         return cls.title if form == "official" else f"{cls.title} ({form})"
 
-    def local(self, h: Tensor) -> tuple[Tensor, Tensor]:
+    def instance_terms(self, h: Tensor) -> tuple[Tensor, Tensor]:
         z = self.classifier(h).float()
         return z, z if self.form == "logit" else z.softmax(1)
 
-    def top(self, sums: Tensor, total: Tensor) -> Tensor:
+    def readout_sums(self, sums: Tensor, total: Tensor) -> Tensor:
         mean = sums / total[:, None]
         if self.form == "official":
-            return self.elect(self.elect(mean).exp())
-        return self.elect(mean.clamp_min(1e-30).log() if self.form == "nll" else mean)
+            return self.masked_log_softmax(self.masked_log_softmax(mean).exp())
+        return self.masked_log_softmax(mean.clamp_min(1e-30).log() if self.form == "nll" else mean)
 
     def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
         if self.form == "tempered":

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from headcount.errors import HeadcountError, choose, number
-from headcount.models.heads.base import Batch, Output, Pass, nll, told_loss, voices
+from headcount.errors import HeadcountError, check_choice, check_number
+from headcount.models.heads.base import Batch, Output, Pass, instance_cross_entropy, instance_weights, nll
 from headcount.models.heads.noisy import MeanProbability
 
 
@@ -21,7 +21,7 @@ class Supervised(MeanProbability):
 
     title = "Supervised twin (instance labels given)"
     cites = "cross-entropy on the instances' own labels: the bound, not a method for bags"
-    told = True
+    uses_instance_labels = True
 
     def __init__(
         self,
@@ -37,9 +37,9 @@ class Supervised(MeanProbability):
         if isinstance(views, bool) or not isinstance(views, int) or views < 1:
             raise HeadcountError(f"views is a whole number from 1 on, got {views!r}")
         if decay is not None:
-            number("decay", decay, 0, 1, whole=False)
+            check_number("decay", decay, 0, 1, integer=False)
         self.views, self.teacher = views, decay
-        self.passes = (Pass(choose("over", over, ("bags", "instances"))),)
+        self.passes = (Pass(check_choice("over", over, ("bags", "instances"))),)
 
     def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
         if batch.known is None:
@@ -48,7 +48,11 @@ class Supervised(MeanProbability):
                     "head supervised learns from instance labels, and these bags have none; give Bags.of(known=...)"
                 )
             return nll(output.bag, batch.target)
-        return told_loss(output.instance, batch.known, voices(batch.segments))
+        return instance_cross_entropy(output.instance, batch.known, instance_weights(batch.segments))
 
-    def mass(self, batch: Batch) -> Tensor:
-        return super().mass(batch) if batch.known is None else (voices(batch.segments) * (batch.known >= 0)).sum()
+    def loss_weight(self, batch: Batch) -> Tensor:
+        return (
+            super().loss_weight(batch)
+            if batch.known is None
+            else (instance_weights(batch.segments) * (batch.known >= 0)).sum()
+        )

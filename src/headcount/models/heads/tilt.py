@@ -1,7 +1,7 @@
 """Tilt: every instance carries its bag's label as a noisy label, and how noisy is estimated from the bags.
 
-Three terms. *Instance*: -log P(bag label | x) under the tilt matrix (bags/tilt.py). *Bag*: the likelihood of the election's
-outcome (bags/elections.py), which carries close elections, where the tilt is slight. *Teaching*: a teacher's posterior, given
+Three terms. *Instance*: -log P(bag label | x) under the tilt matrix (majority/transition.py). *Bag*: the likelihood of the election's
+outcome (majority/vote_likelihood.py), which carries close elections, where the tilt is slight. *Teaching*: a teacher's posterior, given
 the bag's label, is the target of a strongly changed view (Sohn et al., FixMatch, NeurIPS 2020; thresholds per class: Wang et
 al., FreeMatch, ICLR 2023).
 
@@ -16,16 +16,17 @@ import math
 import torch
 from torch import Tensor, nn
 
-from headcount.bags import Segments, steepness, tilt
-from headcount.bags.census import crowned
-from headcount.errors import HeadcountError, choose, number, truth_value
-from headcount.models.heads.base import Batch, Head, Output, Pass, nll, told_loss, voices
-from headcount.models.heads.election import FORMS, scores
+from headcount.bags import Segments
+from headcount.errors import HeadcountError, check_bool, check_choice, check_number
+from headcount.majority import transition, transition_em
+from headcount.majority.proportions import project_to_majority
+from headcount.models.heads.base import Batch, Head, Output, Pass, instance_cross_entropy, instance_weights, nll
+from headcount.models.heads.election import ELECTION_FORMS, election_log_probs
 
-SLOW = 0.99  # of the running means of what the teacher says
-MOST = 1_000_000  # times any other term: a slip, no weight
-JUDGED = 0.3  # the bag term's weight in validation
-PAIRS = 1 << 24  # of an instance and a bag that are looked at one by one
+RUNNING_MEAN_DECAY = 0.99  # of the running means of what the teacher says
+MAX_WEIGHT = 1_000_000  # times any other term: a slip, no weight
+VALIDATION_BAG_WEIGHT = 0.3  # the bag term's weight in validation
+MAX_DENSE_PAIRS = 1 << 24  # of an instance and a bag that are looked at one by one
 TEMPERATURES = (1.0, 0.7, 1.5, 2.5)  # under which an epoch is judged, if any but the first
 
 
@@ -52,7 +53,7 @@ class TiltHead(Head):
 
     title = "Tilt"
     cites = "forward correction: Patrini et al., CVPR 2017; sets with tilted priors: Lu et al., ICML 2021"
-    indivisible = "its terms are means over different things, and it estimates the tilt over all bags"
+    requires_full_batch = "its terms are means over different things, and it estimates the tilt over all bags"
     weak_teacher = True
     mean_of_instances = True
     least: Tensor
@@ -94,22 +95,22 @@ class TiltHead(Head):
         networks: int = 1,
     ) -> None:
         super().__init__(dim, classes, counted)
-        self.form = choose("form of the tilt", form, steepness.FORMS)
-        self.over = choose("over", over, ("bags", "instances"))
-        self.election = choose("election", election, FORMS)
+        self.form = check_choice("form of the tilt", form, transition_em.TRANSITION_FORMS)
+        self.over = check_choice("over", over, ("bags", "instances"))
+        self.election = check_choice("election", election, ELECTION_FORMS)
         parts = {"start": start, "fade": fade, "threshold": threshold, "align": align, "decay": decay, "piece": piece}
         parts |= {"own": own, "vote": vote, "doubt": doubt, "share": 0.5 if share is None else share}
         for name, value in parts.items():
-            number(name, value, 0, 1, whole=False)
-        bag = bag if bag == "auto" else number("bag", bag, 0, MOST, whole=False)
+            check_number(name, value, 0, 1, integer=False)
+        bag = bag if bag == "auto" else check_number("bag", bag, 0, MAX_WEIGHT, integer=False)
         for name, value in (("instance", instance), ("teach", teach)):
-            number(name, value, 0, MOST, whole=False)
+            check_number(name, value, 0, MAX_WEIGHT, integer=False)
         if share is not None and counted is None and share * classes <= 1:
             raise HeadcountError(
                 f"share is that of a majority, so above 1/{classes} for {classes} classes, got {share!r}"
             )
         for name, value in (("adapt", adapt), ("tempered", tempered)):
-            truth_value(name, value)
+            check_bool(name, value)
         self.share, self.instance, self.bag, self.teach, self.start = share, instance, bag, teach, start
         self.fade, self.threshold, self.adapt, self.align = fade, threshold, adapt, align
         self.piece, self.own, self.vote, self.doubt = piece, own, vote, doubt
@@ -119,11 +120,13 @@ class TiltHead(Head):
         linear = [nn.Linear(dim // networks, classes) for _ in range(networks)]
         self.classifier = linear[0] if networks == 1 else nn.ModuleList(linear)
         self.temperatures = TEMPERATURES if tempered else (1.0,)
-        self.readings = len(self.temperatures)
-        self.views, self.teacher, self.alone = 2 if teach else 1, decay, start
-        bags = (Pass("bags", taught=False, since=vote),) if bag else ()
+        self.n_temperatures = len(self.temperatures)
+        self.views, self.teacher, self.teacher_start = 2 if teach else 1, decay, start
+        bags = (Pass("bags", uses_teacher=False, start=vote),) if bag else ()
         self.passes = (
-            (Pass("bags", taught=bool(teach)),) if over == "bags" else (Pass("instances", taught=bool(teach)), *bags)
+            (Pass("bags", uses_teacher=bool(teach)),)
+            if over == "bags"
+            else (Pass("instances", uses_teacher=bool(teach)), *bags)
         )
         self.register_buffer("least", torch.zeros((), dtype=torch.float64))  # no majority share is smaller
         self.register_buffer("mix", torch.empty(classes, classes, dtype=torch.float64))
@@ -136,39 +139,43 @@ class TiltHead(Head):
         self._trust_nobody(persistent=False)  # of a finished model nothing depends on it
         self._begin(32)
 
-    def enrol(self, bags: int, instances: int) -> None:
+    def setup_memory(self, bags: int, instances: int) -> None:
         self._begin(instances / bags)
         self._trust_nobody(persistent=True)  # a training that is taken up again goes on with it
         if self.own:
             # two sweeps over a bag are remembered, by every network's lessons
-            self.pace = min(0.5, bags / max(1.0, 2 * instances * self.networks))
+            self.ema_rate = min(0.5, bags / max(1.0, 2 * instances * self.networks))
             self.register_buffer("found", torch.zeros(bags, self.classes))  # shares of each training bag
 
-    def meet(self, size: float) -> None:
+    def setup_bag_size(self, size: float) -> None:
         self._begin(size)
 
     def _begin(self, size: float) -> None:
         """What is believed of bags of this size before anything is seen."""
-        self.least.fill_(steepness.floor(size, self.classes, self.counted))
+        self.least.fill_(transition_em.min_majority_share(size, self.classes, self.counted))
         guess = (
-            steepness.first_guess(size, self.classes) if self.share is None else min(self.share, 1 - steepness.LEAST)
+            transition_em.initial_share(size, self.classes)
+            if self.share is None
+            else min(self.share, 1 - transition_em.MIN_PROBABILITY)
         )
-        self.mix.copy_(tilt.mix_of(torch.tensor(guess, dtype=torch.float64), self.classes))
+        self.mix.copy_(transition.mix_from_shares(torch.tensor(guess, dtype=torch.float64), self.classes))
 
     def _trust_nobody(self, persistent: bool) -> None:
         for name in ("missed", "trust"):  # what elections did not foretell of validation labels; 0 to 1, what they did
             self.register_buffer(name, torch.zeros((), dtype=torch.float64), persistent)
 
     @property
-    def estimate(self) -> tilt.Tilt:
+    def estimate(self) -> transition.Transition:
         """What was estimated: shares, matrix, condition."""
-        return tilt.Tilt(self.now().float(), steepness.labels_of(self.seen, self.counted).float())
+        return transition.Transition(
+            self.current_mix().float(), transition_em.label_prior_from_counts(self.seen, self.counted).float()
+        )
 
-    def now(self) -> Tensor:
+    def current_mix(self) -> Tensor:
         """(C, C) the mix, with what has been noted since it last settled."""
         if self.share is not None:
             return self.mix
-        found = steepness.settled(self.heap, self.bags, self.form, self.least, self.counted)
+        found = transition_em.m_step(self.heap, self.bags, self.form, self.least, self.counted)
         return torch.where(self.heap.sum() > 0, found, self.mix)
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
@@ -179,50 +186,58 @@ class TiltHead(Head):
             z = parts["each"].softmax(2).mean(0).clamp_min(1e-30).log()
         else:
             z = self.classifier(h).float()
-        return Output(z, self.elect(segments.mean(z.softmax(1)).clamp_min(1e-30).log()), parts)
+        return Output(z, self.masked_log_softmax(segments.mean(z.softmax(1)).clamp_min(1e-30).log()), parts)
 
     def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
         if self.networks == 1 or not self.training:
-            return self.loss_of(output, batch, teacher)
+            return self.network_loss(output, batch, teacher)
         others = [None] * self.networks if teacher is None else [*teacher.parts["each"].roll(-1, 0)]
         losses = [
-            self.loss_of(Output(z, output.bag, {}), batch, None if said is None else Output(said, output.bag, {}))
-            for z, said in zip(output.parts["each"], others, strict=True)
+            self.network_loss(
+                Output(z, output.bag, {}),
+                batch,
+                None if teacher_logits is None else Output(teacher_logits, output.bag, {}),
+            )
+            for z, teacher_logits in zip(output.parts["each"], others, strict=True)
         ]
         return torch.stack(losses).sum()  # as if each had an optimizer of its own
 
-    def loss_of(self, output: Output, batch: Batch, teacher: Output | None) -> Tensor:
+    def network_loss(self, output: Output, batch: Batch, teacher: Output | None) -> Tensor:
         """The three terms for one network's answers, or in validation for what all say together."""
         z, s, target, known = _first(output.instance, batch)
-        rows = s.spread(target)  # (n, C)
-        weight = voices(s)
-        self.note(z.detach(), rows * weight[:, None], target)
-        labels = steepness.labels_of(self.seen, self.counted)
-        done = torch.zeros((), device=z.device) if batch.done is None or not self.training else batch.done
+        rows = s.broadcast(target)  # (n, C)
+        weight = instance_weights(s)
+        self.update_estimate(z.detach(), rows * weight[:, None], target)
+        labels = transition_em.label_prior_from_counts(self.seen, self.counted)
+        done = (
+            torch.zeros((), device=z.device)
+            if batch.fraction_done is None or not self.training
+            else batch.fraction_done
+        )
         whole = batch.over == "instances" or self.over == "bags" or not self.training
         loss = z.new_zeros(())
         if whole and self.instance:
             late = ((done - self.start) / max(1e-6, 1 - self.start)).clamp(0, 1)
             fading = 1 - (1 - self.fade) * late if self.teach and self.training else 1.0
             read = [
-                tilt.forward_loss((z / t).log_softmax(1), rows, self.mix, labels, weight)
+                transition.forward_loss((z / t).log_softmax(1), rows, self.mix, labels, weight)
                 for t in ((1.0,) if self.training else self.temperatures)
             ]
             loss = loss + self.instance * fading * (read[0] if len(read) == 1 else torch.stack(read))
         if batch.over == "bags" and self.bag:
-            heard = self.elect(scores(z, s, self.election, self.counted)).float()
+            heard = self.masked_log_softmax(election_log_probs(z, s, self.election, self.counted)).float()
             missed = nll(heard, target, self.doubt)
             if not self.training:
                 self.missed.add_(self.piece * (target.sum(1) > 0).sum() * missed.detach())
             # in validation always the same, so that epochs are judged by one measure
-            weighed = self.bag_weight() * (done >= self.vote) if self.training else JUDGED
+            weighed = self.bag_weight() * (done >= self.vote) if self.training else VALIDATION_BAG_WEIGHT
             loss = loss + weighed * missed
         if whole and known is not None:
-            loss = loss + told_loss(z, known, weight)
+            loss = loss + instance_cross_entropy(z, known, weight)
         if teacher is not None and self.training and self.teach and whole:
             strong = output.instance[-len(z) :]
-            loss = loss + self.teach * (done >= self.start) * self.teaching(
-                strong, teacher, rows, weight, labels, batch.bag[: s.bags][s.index.clamp_max(s.bags - 1)]
+            loss = loss + self.teach * (done >= self.start) * self.pseudo_label_loss(
+                strong, teacher, rows, weight, labels, batch.bag[: s.n_bags][s.index.clamp_max(s.n_bags - 1)]
             )
         return loss
 
@@ -232,39 +247,41 @@ class TiltHead(Head):
         not driven by them, unless there is nothing else to begin with."""
         if isinstance(self.bag, int | float):
             return self.bag
-        pull = tilt.pull(self.mix).clamp_min(1e-3)
+        pull = transition.signal_strength(self.mix).clamp_min(1e-3)
         weight = (0.1 * (1 - pull) / pull).clamp_max(0.2)
         return (weight * self.trust if self.instance else weight).float()
 
-    def foretold(self) -> Tensor:
+    def explained_fraction(self) -> Tensor:
         """() how much of what labels leave open the elections foretell of the validation bags: 0, no more than who knows but
         how frequent labels are among them, and doubts as much; 1, all of it. Where no bag had a label, as before."""
-        labels = steepness.labels_of(self.bags, self.counted)
+        labels = transition_em.label_prior_from_counts(self.bags, self.counted)
         sure = self.bags.sum() * math.log1p(self.doubt)  # who is sure and right has missed nothing
         open_ = sure - (self.bags * (labels + self.doubt).clamp_min(1e-30).log()).sum()
         found = (1 - (self.missed + sure) / open_.clamp_min(1e-12)).clamp(0, 1)
         return torch.where(self.bags.sum() > 0, found, self.trust)
 
     @torch.no_grad()
-    def note(self, z: Tensor, rows: Tensor, target: Tensor) -> None:
+    def update_estimate(self, z: Tensor, rows: Tensor, target: Tensor) -> None:
         """Validation bags add to the heap; the first training batch after them lets mix and trust settle, and begins anew."""
         if not self.training:
-            labels = steepness.labels_of(self.seen, self.counted)
-            self.heap.add_(steepness.heaped(z.double().softmax(1), rows.double(), self.mix, labels))
+            labels = transition_em.label_prior_from_counts(self.seen, self.counted)
+            self.heap.add_(transition_em.e_step(z.double().softmax(1), rows.double(), self.mix, labels))
             self.bags.add_(self.piece * target.double().sum(0))
         else:
-            self.mix.copy_(self.now())
-            self.trust.copy_(self.foretold())
+            self.mix.copy_(self.current_mix())
+            self.trust.copy_(self.explained_fraction())
             self.missed.zero_()
             self.heap.zero_()
             self.bags.zero_()
             self.seen.add_(rows.double().sum(0))
 
-    def teaching(self, z: Tensor, teacher: Output, rows: Tensor, weight: Tensor, labels: Tensor, bag: Tensor) -> Tensor:
+    def pseudo_label_loss(
+        self, z: Tensor, teacher: Output, rows: Tensor, weight: Tensor, labels: Tensor, bag: Tensor
+    ) -> Tensor:
         """Cross-entropy of strongly changed views with what the teacher makes of weak ones and of the bag's label."""
         with torch.no_grad():
             p = teacher.instance.softmax(1).unflatten(0, (-1, len(z))).mean(0)  # (n, C), the mean over weak views
-            lopsided = self.said / tilt.prior_of(self.mix, labels).float()
+            lopsided = self.said / transition.class_prior(self.mix, labels).float()
             log_p = p.clamp_min(1e-30).log() - self.align * lopsided.clamp_min(1e-6).log()
             q = self._posterior(log_p.log_softmax(1), rows, weight, labels, bag)
             top, choice = q.max(1)
@@ -277,24 +294,24 @@ class TiltHead(Head):
     def _posterior(self, log_p: Tensor, rows: Tensor, weight: Tensor, labels: Tensor, bag: Tensor) -> Tensor:
         """(n, C) what is known of an instance once its bag's label is, and what lessons found in this bag."""
         if not self.own:
-            return tilt.posterior(log_p, rows, self.mix, labels)
-        prior = tilt.prior_of(self.mix, labels).float().clamp_min(1e-30)
-        lean = tilt.leaning(rows, self.mix, labels) * prior  # the shares of all bags of this label
+            return transition.posterior(log_p, rows, self.mix, labels)
+        prior = transition.class_prior(self.mix, labels).float().clamp_min(1e-30)
+        lean = transition.label_likelihood_ratio(rows, self.mix, labels) * prior  # the shares of all bags of this label
         mine = self.found[bag]
-        mine = torch.where(mine.sum(1, keepdim=True) > 0.5, crowned(mine, rows, self.counted), lean)
+        mine = torch.where(mine.sum(1, keepdim=True) > 0.5, project_to_majority(mine, rows, self.counted), lean)
         q = (log_p + (((1 - self.own) * lean + self.own * mine) / prior).clamp_min(1e-30).log()).softmax(1)
         heavy = weight[:, None]
         sums = _by_bag(torch.cat([(heavy > 0).to(q.dtype), heavy, heavy * q, heavy * lean], 1), bag, len(self.found))
         many, whole, said, usual = sums.split([1, 1, self.classes, self.classes], 1)
         said, usual = (x / whole.clamp_min(1e-12) for x in (said, usual))
         before = torch.where(self.found.sum(1, keepdim=True) > 0.5, self.found, usual)
-        step = 1 - (1 - self.pace) ** many  # as if each instance of the bag had taken its own
+        step = 1 - (1 - self.ema_rate) ** many  # as if each instance of the bag had taken its own
         self.found.copy_(torch.where(many > 0, before.lerp(said, step), self.found))
         return q
 
     def _remember(self, p: Tensor, top: Tensor, choice: Tensor, weight: Tensor) -> None:
         """Running means: of all lessons at first, then of about the last hundred."""
-        pace = (1 / (1 + self.lessons)).clamp_min(1 - SLOW)
+        pace = (1 / (1 + self.lessons)).clamp_min(1 - RUNNING_MEAN_DECAY)
         self.lessons.add_(1)
         whole = weight.sum()
         mean = (weight[:, None] * p).sum(0) / whole.clamp_min(1e-12)
@@ -306,14 +323,14 @@ class TiltHead(Head):
 
 def _first(z: Tensor, batch: Batch) -> tuple[Tensor, Segments, Tensor, Tensor | None]:
     """The first view alone: logits, segments, targets, known labels."""
-    s = batch.segments.first(batch.views)
+    s = batch.segments.first_copy(batch.views)
     n = len(s.index)
-    return z[:n], s, batch.target[: s.bags], None if batch.known is None else batch.known[:n]
+    return z[:n], s, batch.target[: s.n_bags], None if batch.known is None else batch.known[:n]
 
 
 def _by_bag(x: Tensor, bag: Tensor, bags: int) -> Tensor:
     """(bags, ...) sums over the loose instances of each bag. A product has the same bits every time, scattering on a card has
     not: it is for batches too large to say of each instance and each bag whether they belong together."""
-    if len(bag) * bags > PAIRS:
+    if len(bag) * bags > MAX_DENSE_PAIRS:
         return Segments(bag, bags).sum(x)
-    return tilt.times((bag == torch.arange(bags, device=bag.device)[:, None]).to(x.dtype), x)
+    return transition.matmul_full_precision((bag == torch.arange(bags, device=bag.device)[:, None]).to(x.dtype), x)

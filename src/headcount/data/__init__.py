@@ -1,1 +1,0 @@
-"""Where bags come from: labelled sources sent through the paper's protocol."""

@@ -1,0 +1,131 @@
+"""The canonical cache: every named source once, in one form, so that loading it is mapping a file.
+
+    <cache>/<name>/images.npy    (M, H, W, channels) uint8, mapped, never read whole
+    <cache>/<name>/labels.npy    (M,) int64
+    <cache>/<name>/source.json   name, classes, count, shape, checksum, note, format
+
+A folder is written beside its place and renamed into it: it is whole or absent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headcount.errors import HeadcountError
+
+FORMAT = 1
+_CHUNK = 1 << 12  # rows hashed at a time: no second copy of the pictures
+
+
+def cache_folder(cache: str | Path | None = None) -> Path:
+    """The cache folder: the one given, else $HEADCOUNT_DATA, else ~/.cache/headcount."""
+    return Path(cache or os.environ.get("HEADCOUNT_DATA") or "~/.cache/headcount").expanduser().absolute()
+
+
+def data_checksum(data: np.ndarray, truth: np.ndarray) -> str:
+    """sha256 over the rows in order, then the class numbers as int64; little-endian, whatever the machine."""
+    digest = hashlib.sha256()
+    dtype = data.dtype.newbyteorder("<")
+    for start in range(0, len(data), _CHUNK):
+        digest.update(np.ascontiguousarray(data[start : start + _CHUNK], dtype).data)
+    digest.update(truth.astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def write_source(folder: Path, images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], note: str) -> None:
+    """Put a source into the cache, replacing whatever was there."""
+    facts = {
+        "name": folder.name,
+        "classes": list(classes),
+        "count": len(images),
+        "shape": list(images.shape[1:]),
+        "checksum": data_checksum(images, labels),
+        "note": note,
+        "format": FORMAT,
+    }
+    part = folder.with_name(folder.name + ".part")
+    try:
+        shutil.rmtree(part, ignore_errors=True)  # what a crash may have left
+        part.mkdir(parents=True)
+        np.save(part / "images.npy", images, allow_pickle=False)
+        np.save(part / "labels.npy", labels.astype("<i8"), allow_pickle=False)
+        (part / "source.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        _into_place(part, folder)
+    except OSError as e:
+        shutil.rmtree(part, ignore_errors=True)
+        room = f"{images.nbytes / 1e6:.0f} MB"
+        raise HeadcountError(f"cannot write {folder}: {e}; it needs {room}, or set HEADCOUNT_DATA elsewhere") from None
+
+
+def _into_place(part: Path, folder: Path) -> None:
+    """A folder cannot be renamed onto a full one, so the old one steps aside first."""
+    old = folder.with_name(folder.name + ".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    part.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """What source.json says of a cached source: a few hundred bytes, so it is always asked afresh."""
+    path = folder / "source.json"
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        lacking = {"classes", "count", "shape", "checksum", "note", "format"} - set(said)
+    except (OSError, ValueError) as e:
+        raise _damaged(path, str(e)) from None
+    if lacking:
+        raise _damaged(path, f"it lacks {', '.join(sorted(lacking))}")
+    if said["format"] != FORMAT:
+        raise _damaged(path, f"it has format {said['format']}, this version reads {FORMAT}")
+    return said
+
+
+def read_source(folder: Path) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
+    """Images (M, H, W, channels) mapped copy-on-write, labels (M,), and the facts; all three agree."""
+    said = read_metadata(folder)
+    images = _array(folder / "images.npy", (said["count"], *said["shape"]), np.uint8, mmap_mode="c")
+    labels = _array(folder / "labels.npy", (said["count"],), np.int64)
+    return images, labels, said
+
+
+def _array(path: Path, shape: tuple[int, ...], dtype: type, **how: Any) -> np.ndarray:
+    try:
+        array = np.load(path, allow_pickle=False, **how)
+    except (OSError, ValueError, EOFError) as e:
+        raise _damaged(path, str(e)) from None
+    if array.shape != shape or array.dtype != dtype:
+        raise _damaged(path, f"it holds {array.dtype} {array.shape}, source.json says {np.dtype(dtype)} {shape}")
+    return array
+
+
+def _damaged(path: Path, why: str) -> HeadcountError:
+    return HeadcountError(f"{path} is missing or damaged ({why}); delete {path.parent} and prepare the source again")
+
+
+@contextmanager
+def cache_lock(cache: Path) -> Generator[None]:
+    """One process at a time prepares sources; the others wait here and find the work done."""
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        lock = open(cache / ".lock", "w")  # noqa: SIM115  (closed below; closing is what unlocks)
+    except OSError as e:
+        raise HeadcountError(f"cannot write into {cache}: {e}; set HEADCOUNT_DATA to a folder you own") from None
+    with lock:
+        try:
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except (ImportError, OSError):
+            pass  # Windows and some network disks have no such lock; two at once only waste work
+        yield

@@ -1,0 +1,199 @@
+"""Class shares of bags: ten equal bins of the majority's share, filled as the paper's generator fills them.
+
+The generator draws blocks of ten million proposals from a law, keeps for each bin the first that fall into it, and moves
+on to the next law when the bins a stage is meant for are full. A bin is therefore an independent sample from "law, given
+the bin", and only the mix of laws per bin matters. ``conditional`` draws from exactly that in milliseconds; ``official``
+repeats the blocks in the order of the released code's random numbers.
+
+Shapes: p (n, C) rows that sum to one. The majority stands in the last column for laws A, B, G and anywhere for U.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import ceil
+
+import numpy as np
+
+from headcount.errors import HeadcountError
+
+BINS = 10
+BLOCK = 10_000_000
+
+# minors are uniform on (0, alpha), the major on (beta, 1); U draws all coordinates from (0, 1)
+LAWS = {"U": (1.0, 0.0), "A": (0.3, 0.8), "B": (0.1, 0.9), "G": (0.05, 0.95)}
+
+# (law, bins that must be full before the next law): a tuple of bins, or how many bins of any kind
+STAGES: dict[str, tuple[tuple[str, tuple[int, ...] | int], ...]] = {
+    "various": (("U", tuple(range(5))), ("A", tuple(range(8))), ("B", 10)),
+    "small": (("U", 10),),
+    "large": (("A", tuple(range(4))), ("B", 7), ("G", 10)),
+}
+
+
+def bin_edges(scenario: str, classes: int) -> np.ndarray:
+    """(11,) the bins of the majority's share."""
+    low, high = {"various": (1 / classes, 1.0), "small": (1 / classes, 0.4), "large": (0.6, 1.0)}[scenario]
+    if low >= high:
+        raise HeadcountError(
+            f"scenario {scenario} needs at least {3 if scenario == 'small' else 2} classes, got {classes}"
+        )
+    return low + (high - low) * np.arange(BINS + 1) / BINS
+
+
+def bags_per_bin(bags: int, rng: np.random.Generator) -> np.ndarray:
+    """(10,) bags per bin; what does not divide by ten goes to bins drawn at random."""
+    need = np.full(BINS, bags // BINS)
+    need[rng.choice(BINS, bags % BINS, replace=False)] += 1
+    return need
+
+
+# -- conditional ----------------------------------------------------------------------------------------------------------
+
+
+def sample_shares(scenario: str, classes: int, bags: int, rng: np.random.Generator) -> np.ndarray:
+    """(bags, C) shares, the majority's share spread over the bins, rows in random order."""
+    e = bin_edges(scenario, classes)
+    rows = []
+    for b, parts in enumerate(samples_per_law(scenario, classes, bags_per_bin(bags, rng), rng)):
+        for law, count in parts.items():
+            rows.append(sample_given_bin(law, classes, e[b], e[b + 1], count, rng))
+    return rng.permutation(np.concatenate(rows))
+
+
+def samples_per_law(scenario: str, classes: int, need: np.ndarray, rng: np.random.Generator) -> list[dict[str, int]]:
+    """For each bin, how many samples come from which law, when blocks are drawn stage by stage.
+
+    Hits of a bin arrive like the clicks of a counter, so no block has to be drawn to know when each comes.
+    """
+    e, left = bin_edges(scenario, classes), need.copy()
+    parts: list[dict[str, int]] = [{} for _ in range(BINS)]
+    for law, stop in STAGES[scenario]:
+        clicks = []  # for each bin, the block in which its 1st, 2nd, ... hit falls
+        for b in range(BINS):
+            gaps = rng.standard_exponential(left[b]) / (
+                BLOCK * max(bin_probability(law, classes, e[b], e[b + 1]), 1e-280)
+            )
+            clicks.append(np.ceil(gaps.cumsum()))
+        full = np.array([c[-1] if len(c) else 0.0 for c in clicks])
+        last = full[list(stop)].max() if isinstance(stop, tuple) else np.sort(full)[stop - 1]
+        for b in range(BINS):
+            if got := int(np.count_nonzero(clicks[b] <= last)):
+                # where the law cannot go at all (two classes, Large) the released loop never ends; U goes everywhere
+                reachable = law if bin_probability(law, classes, e[b], e[b + 1]) > 0 else "U"
+                parts[b][reachable] = parts[b].get(reachable, 0) + got
+                left[b] -= got
+    return parts
+
+
+@lru_cache
+def bin_probability(law: str, classes: int, low: float, high: float) -> float:
+    """The probability that one proposal of the law puts the majority's share into (low, high).
+
+    The share is above s where the minors' sum is below major * (1/s - 1), and a sum of uniforms is Irwin-Hall. For U,
+    whose minors are uniform below the major, the major cancels.
+    """
+    alpha, beta = LAWS[law]
+    major = np.array([1.0]) if law == "U" else beta + (1 - beta) * (np.arange(200) + 0.5) / 200
+    below = [_irwin_hall(classes - 1, major * (1 / s - 1) / alpha).mean() for s in (low, high)]
+    return max(0.0, float(below[0] - below[1]))
+
+
+def _irwin_hall(n: int, x: np.ndarray) -> np.ndarray:
+    """P(the sum of n uniforms < x): B-splines of degree n at x, x - 1, ..., by their recurrence, summed.
+
+    Only positive numbers are added, so that small chances keep their digits.
+    """
+    t = np.clip(x, 0, n)[:, None] - np.arange(n + 1)
+    spline = ((t >= 0) & (t < 1)).astype(float)
+    for m in range(1, n + 1):
+        later = np.pad(spline[:, 1:], ((0, 0), (0, 1)))
+        spline = (t * spline + (m + 1 - t) * later) / m
+    return spline.sum(1)
+
+
+def sample_given_bin(
+    law: str, classes: int, low: float, high: float, count: int, rng: np.random.Generator
+) -> np.ndarray:
+    """(count, C) rows of the law, given that the majority's share lies in (low, high)."""
+    plain = law == "U" and bin_probability("U", classes, float(low), float(high)) > _acceptance(
+        classes, float(low), float(high)
+    )
+    found: list[np.ndarray] = []
+    missing, tries = count, 4 * count + 64
+    for _ in range(60):
+        if plain:
+            p = rng.random((tries, classes))
+            share = p.max(1) / p.sum(1)
+            p = p[(low < share) & (share < high)]
+        else:
+            p, accepted = _major(law, classes, low, high, tries, rng)
+            p = p[accepted]
+            if law == "U":  # there the major may be any class
+                p = rng.permuted(p, axis=1)
+        found.append(p[:missing] / p[:missing].sum(1, keepdims=True))
+        missing -= len(found[-1])
+        if not missing:
+            return np.concatenate(found)
+        tries = min(4 * tries, ceil(2e6 / classes) + 64)
+    raise HeadcountError(f"no class shares found with a majority of {low:.3f} to {high:.3f} among {classes} classes")
+
+
+@lru_cache
+def _acceptance(classes: int, low: float, high: float) -> float:
+    return float(_major("U", classes, low, high, 50_000, np.random.default_rng(0))[1].mean())
+
+
+def _major(
+    law: str, classes: int, low: float, high: float, tries: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Proposals whose minors are uniform on the simplex {x >= 0, sum x < 1/low - 1}, and which of them the law accepts."""
+    alpha, beta = LAWS[law]
+    major = rng.uniform(beta, 1, tries)
+    direction = rng.standard_exponential((tries, classes - 1))
+    direction /= direction.sum(1, keepdims=True)
+    minors = direction * ((1 / low - 1) * rng.random(tries) ** (1 / (classes - 1)))[:, None]
+    share = major / (major + minors.sum(1))
+    limit = major if law == "U" else np.full(tries, alpha)
+    accepted = (minors <= limit[:, None]).all(1) & (low < share) & (share < high)
+    return np.column_stack([minors, major]), accepted
+
+
+# -- official -------------------------------------------------------------------------------------------------------------
+
+
+def sample_shares_official(
+    scenario: str, classes: int, bags: int, rng: np.random.RandomState, block: int = BLOCK
+) -> np.ndarray:
+    """(bags, C) shares by the released procedure: blocks of proposals, every block tops up all bins."""
+    if bags % BINS:
+        raise HeadcountError(f"the official sampler fills ten equal bins: {bags} bags do not divide by 10")
+    e, need = bin_edges(scenario, classes), bags // BINS
+    bins: list[np.ndarray] = [np.empty((0, classes)) for _ in range(BINS)]
+    for law, stop in STAGES[scenario]:
+        while not _full(bins, need, stop):
+            p = _block(law, classes, block, rng)
+            share = p.max(1)
+            for b in range(BINS):
+                if len(bins[b]) < need:
+                    hit = p[(e[b] < share) & (share < e[b + 1])]
+                    bins[b] = np.concatenate([bins[b], hit])[:need]
+    rows = np.concatenate(bins)
+    rng.shuffle(rows)
+    return rows
+
+
+def _block(law: str, classes: int, block: int, rng: np.random.RandomState) -> np.ndarray:
+    alpha, beta = LAWS[law]
+    if law == "U":
+        p = rng.rand(block, classes)
+    else:
+        minors = rng.uniform(0, alpha, (block, classes - 1))  # minors first, then majors: the released order
+        p = np.concatenate([minors, rng.uniform(beta, 1, (block, 1))], axis=1)
+    p /= p.sum(1, keepdims=True)
+    return p
+
+
+def _full(bins: list[np.ndarray], need: int, stop: tuple[int, ...] | int) -> bool:
+    full = [len(rows) >= need for rows in bins]
+    return all(full[b] for b in stop) if isinstance(stop, tuple) else sum(full) >= stop

@@ -1,0 +1,1 @@
+"""Recipes, runs, records and studies: the side of the researcher."""

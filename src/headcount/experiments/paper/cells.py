@@ -1,0 +1,155 @@
+"""Cells: one printed number, the recipes that remake it, the metric, and the rule that chooses among them.
+
+The printed values are read from the CSV files beside this one, as the paper prints them, averages included; where a printed
+average is not the average of its cells (there are two such), both are shown.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from itertools import groupby
+
+from headcount.experiments.paper.scales import DATASETS, SCENARIOS, Scale
+from headcount.experiments.recipe import Recipe
+from headcount.experiments.records import Record
+from headcount.experiments.select import best_removal, mean_and_deviation
+
+OURS = ("Ours", "Minimum loss (Ours)")
+ALL_DATASETS = "all"  # table 5 pools the data sets
+
+# table -> what it holds, and the metric of its cells
+TABLES: dict[str, tuple[str, str]] = {
+    "table2": ("Instance accuracy", "instance_accuracy"),
+    "table3": ("Bag accuracy", "bag_accuracy"),
+    "table4": ("Ablation, instance accuracy", "instance_accuracy"),
+    "table5": ("Consistency rate, pooled over the data sets", "consistency_rate"),
+    "table6": ("MPEM's removal ratio r, instance accuracy", "instance_accuracy"),
+}
+
+FIGURES: dict[str, str] = {
+    "figure3": "Counting Network, instance accuracy by scenario and data set",
+    "figure6": "Estimated minus true share of the majority, by scenario",
+    "figure7": "The majority's share before and after MPEM",
+    "figure8": "Purity of what MPEM removes, against r",
+    "figure9": "Agreement of what is left with the label, against r",
+}
+
+
+@dataclass(frozen=True)
+class PrintedValue:
+    mean: float
+    deviation: float | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of the paper."""
+
+    table: str
+    scenario: str
+    method: str
+    dataset: str
+    printed: PrintedValue
+    metric: str
+    recipes: tuple[Recipe, ...]
+
+    @property
+    def rule(self) -> Callable[[list[Record]], Record] | None:
+        return best_removal if self.method in OURS else None
+
+    def selected_records(self, records: Mapping[Recipe, Record]) -> list[Record]:
+        """The records the value is made of; with a rule, one for each fold and data set that is complete."""
+        if self.rule is None:
+            return [records[r] for r in self.recipes if r in records]
+        ordered = sorted(self.recipes, key=_cell_of)
+        groups = [list(group) for _, group in groupby(ordered, key=_cell_of)]
+        return [self.rule([records[r] for r in g]) for g in groups if all(r in records for r in g)]
+
+    def value(self, records: Mapping[Recipe, Record]) -> tuple[float, float, int]:
+        """Mean, population deviation, number of runs."""
+        return mean_and_deviation(r.scores.get(self.metric) for r in self.selected_records(records))
+
+    @property
+    def n_runs(self) -> int:
+        """How many runs the complete value averages over."""
+        return len({_cell_of(r) for r in self.recipes})
+
+    def missing(self, records: Mapping[Recipe, Record]) -> list[Recipe]:
+        return [r for r in self.recipes if r not in records]
+
+
+def _cell_of(recipe: Recipe) -> tuple[str, str, int]:
+    return recipe.source, recipe.scenario, recipe.fold
+
+
+def table_cells(table: str, scale: Scale) -> list[Cell]:
+    """The table's cells in the paper's order, averages left out (they are made of the others)."""
+    metric = TABLES[table][1]
+    return [
+        Cell(table, scenario, method, dataset, printed, metric, _recipes(scale, method, dataset, scenario))
+        for (scenario, method, dataset), printed in printed_values(table).items()
+        if dataset in (*DATASETS, ALL_DATASETS)
+    ]
+
+
+def _recipes(scale: Scale, method: str, dataset: str, scenario: str) -> tuple[Recipe, ...]:
+    if dataset == ALL_DATASETS:
+        return tuple(r for d in DATASETS for r in _recipes(scale, method, d, scenario))
+    if method in OURS:
+        return scale.sweep(dataset, scenario)
+    if method.startswith("r="):
+        return scale.recipes("Counting Network", dataset, scenario, float(method.removeprefix("r=")))
+    return scale.recipes(method, dataset, scenario)
+
+
+@lru_cache
+def printed_values(table: str) -> dict[tuple[str, str, str], PrintedValue]:
+    """(scenario, method, data set) -> what the paper prints; the data set "Average" is its printed average."""
+    text = files("headcount.experiments.paper").joinpath(f"{table}.csv").read_text()
+    found = {}
+    for row in csv.DictReader(text.splitlines()):
+        dataset = ALL_DATASETS if row["dataset"].startswith("all") else row["dataset"]
+        deviation = float(row["std"]) if row["std"] else None
+        found[row["scenario"], row["method"], dataset] = PrintedValue(float(row["mean"]), deviation)
+    return found
+
+
+@dataclass(frozen=True)
+class Average:
+    """A printed average, and what its cells really average to."""
+
+    printed: float
+    recomputed: float
+
+    @property
+    def is_wrong(self) -> bool:
+        """Off by more than rounding can explain."""
+        return abs(self.printed - self.recomputed) > 0.0011
+
+
+def averages(table: str) -> dict[tuple[str, str], Average]:
+    """(scenario, method) -> the row's average, as printed and as its cells give it."""
+    values = printed_values(table)
+    made = {}
+    for (scenario, method, dataset), printed in values.items():
+        if dataset == "Average":
+            mine = [values[scenario, method, d].mean for d in DATASETS]
+            made[scenario, method] = Average(printed.mean, sum(mine) / len(mine))
+    return made
+
+
+def figure_recipes(figure: str, scale: Scale) -> list[Recipe]:
+    """The runs a figure is drawn from; figures 7 to 9 need nothing beyond the Counting Network."""
+
+    def of(method: str, datasets: Iterable[str], scenarios: Iterable[str]) -> list[Recipe]:
+        return [r for d in datasets for s in scenarios for r in scale.recipes(method, d, s)]
+
+    if figure == "figure6":
+        return of("Output+Mean", DATASETS, SCENARIOS) + of("Counting Network", DATASETS, SCENARIOS)
+    if figure == "figure7":
+        return [r for r in of("Counting Network", DATASETS[:1], SCENARIOS) if r.fold == scale.folds[0]]
+    return of("Counting Network", DATASETS, SCENARIOS if figure == "figure3" else SCENARIOS[:1])

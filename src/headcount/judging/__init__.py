@@ -1,1 +1,0 @@
-"""How good it is: metrics, runs, records, and the rules that choose among them."""

@@ -1,0 +1,1 @@
+"""The mathematics of majority labels: pure functions of probabilities, labels and bags, without models."""

@@ -1,0 +1,302 @@
+"""Backbones by name from timm or torchvision: ``timm:resnet18``, ``torchvision:convnext_tiny``. Needs ``headcount[vision]``.
+
+    Foreign   the network without its classifier, as a backbone; frozen or trained
+    Start     such a backbone as somebody chose it, and the weights it begins with
+    chosen    a person's words become a Start: the only place where a library may download anything
+
+Building never downloads: a saved model's weights live in its own safetensors file, and the names a file may give are plain
+names of the library's list, not addresses. A frozen backbone's features are models/frozen_backbone.py's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from headcount.errors import HeadcountError, check_choice
+from headcount.models import weight_files
+
+LIBRARIES = ("timm", "torchvision")
+_CHANNELS = (1, 3)
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # what published weights were trained with, unless they say
+
+
+def is_library_backbone(name: str | None) -> bool:
+    """Whether a backbone's name says a library.
+
+    >>> foreign("timm:resnet18"), foreign("resnet18")
+    (True, False)
+    """
+    return name is not None and ":" in name
+
+
+def build_library_backbone(name: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> LibraryBackbone:
+    """A backbone for pictures (H, W, channels), with random weights."""
+    if len(shape) != 3 or shape[2] not in _CHANNELS:
+        raise HeadcountError(f"backbone {name} reads pictures of 1 or 3 channels, the instances have shape {shape}")
+    weightless = torch.get_default_device().type == "meta"
+    return LibraryBackbone(_build_on_meta(name) if weightless else _build_without_classifier(name), shape, **options)
+
+
+def _build_on_meta(name: str) -> nn.Module:
+    """The network on the meta device. The libraries compute with small tensors while they build, so that only parameters may
+    be weightless then, each as soon as it is born."""
+
+    def hook(module: nn.Module, key: str, p: nn.Parameter | None) -> Any:
+        return None if p is None else nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad)
+
+    handle = register_module_parameter_registration_hook(hook)
+    try:
+        with torch.device("cpu"):
+            return _build_without_classifier(name).to("meta")
+    finally:
+        handle.remove()
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """The library and its own name of the network; nothing that could be an address."""
+    library, _, own = name.partition(":")
+    check_choice("library of backbones", library, LIBRARIES)
+    if not re.fullmatch(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?", own):  # no hf-hub: or local-dir: addresses
+        raise HeadcountError(f"backbone {name!r}: give a plain name of {library}, such as {library}:resnet18")
+    return library, own
+
+
+def import_library(name: str) -> Any:
+    """The library, imported, that knows this name."""
+    library, own = split_name(name)
+    try:
+        source = importlib.import_module("timm" if library == "timm" else "torchvision.models")
+        known = source.is_model(own.split(".")[0]) if library == "timm" else own in source.list_models()
+    except (ImportError, RuntimeError) as e:  # a torchvision built for another torch raises RuntimeError
+        why = " ".join(str(e).split())[:120]
+        raise HeadcountError(f"backbone {name} needs {library}: pip install 'headcount[vision]' ({why})") from None
+    if not known:
+        raise HeadcountError(f"{library} has no model {own!r}; its list_models() names them")
+    return source
+
+
+def _build_without_classifier(name: str, weights: bool = False) -> nn.Module:
+    """The network without its classifier."""
+    source, (library, own) = import_library(name), split_name(name)
+    if library == "timm":
+        return source.create_model(own, pretrained=weights, num_classes=0)
+    return _remove_classifier(source.get_model(own, weights="DEFAULT" if weights else None))
+
+
+def _build_with_classifier(name: str) -> nn.Module:
+    source, (library, own) = import_library(name), split_name(name)
+    return source.create_model(own, pretrained=False) if library == "timm" else source.get_model(own, weights=None)
+
+
+def _remove_classifier(net: nn.Module) -> nn.Module:
+    """The last linear layer, which is the classifier in all of torchvision's, becomes nothing."""
+    last = [name for name, m in net.named_modules() if isinstance(m, nn.Linear)][-1:]
+    if not last:
+        raise HeadcountError(f"{type(net).__name__} has no linear classifier to take away; choose another backbone")
+    owner, _, leaf = last[0].rpartition(".")
+    setattr(net.get_submodule(owner), leaf, nn.Identity())
+    return net
+
+
+class LibraryBackbone(nn.Module):
+    """(n, channels, H, W) -> (n, dim). ``size``: resize to a square first. ``frozen``: never trained, batch-norm at rest.
+
+    Gray pictures are shown in all three colours alike: that is what the libraries' weights are for.
+    """
+
+    def __init__(
+        self, net: nn.Module, shape: tuple[int, ...], *, size: int | None = None, frozen: bool = False
+    ) -> None:
+        super().__init__()
+        check_size(size)
+        if not isinstance(frozen, bool):
+            raise HeadcountError(f"frozen is true or false, got {frozen!r}")
+        self.net, self.size, self.frozen = net.eval(), size, frozen
+        self.dim = self._feature_dim(shape)
+        if frozen:
+            self.net.requires_grad_(False)
+        self.train()
+
+    @torch.no_grad()
+    def _feature_dim(self, shape: tuple[int, ...]) -> int:
+        height, width = shape[:2] if self.size is None else (self.size, self.size)
+        try:
+            h = self._apply_net(torch.zeros(1, shape[2], height, width))
+        except Exception as e:  # every network has its own words for it
+            why = " ".join(str(e).split())[:120]
+            raise HeadcountError(
+                f"the backbone does not take pictures of {height} x {width} ({why}); give the size it was made for, "
+                "such as 224"
+            ) from None
+        if not isinstance(h, Tensor) or h.ndim != 2:
+            got = f"features of shape {tuple(h.shape[1:])}" if isinstance(h, Tensor) else type(h).__name__
+            raise HeadcountError(f"the backbone gives {got}; choose one that pools them")
+        return int(h.shape[1])
+
+    def _apply_net(self, x: Tensor) -> Tensor:
+        return self.net(x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else x)
+
+    def train(self, mode: bool = True) -> LibraryBackbone:
+        super().train(mode)
+        if self.frozen:
+            self.net.eval()  # running means stay as they are
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.size is not None and x.shape[2:] != (self.size, self.size):
+            x = F.interpolate(x, (self.size, self.size), mode="bilinear", antialias=True)
+        return self._apply_net(x)
+
+
+def check_size(size: Any) -> None:
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or not 8 <= size <= 2048):
+        raise HeadcountError(f"size of a backbone's pictures is a whole number from 8 to 2048, got {size!r}")
+
+
+# -- where it begins ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class PretrainedBackbone:
+    """A backbone of somebody else's, and the weights it begins with."""
+
+    name: str
+    frozen: bool
+    size: int | None
+    weights: str  # pretrained, none, or the name of a file
+    state: dict[str, Tensor] | None  # of the network without its classifier; None: as it is born
+    mean: tuple[float, ...] | None  # of the pictures these weights were trained on; None: to be learned
+    std: tuple[float, ...] | None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """For a backbone that is trained."""
+        return {} if self.size is None else {"size": self.size}
+
+    def load_into(self, backbone: nn.Module) -> None:
+        """Give a backbone these weights."""
+        if self.state is not None:
+            net: Any = backbone.net
+            net.load_state_dict(self.state)
+
+    @cached_property
+    def metadata(self) -> dict[str, Any]:
+        """For the record, and for whoever asks whether two are the same."""
+        facts = {"backbone": self.name, "frozen": self.frozen, "size": self.size, "weights": self.weights}
+        return facts if self.state is None else {**facts, "sha256": state_digest(self.state)}
+
+
+def state_digest(state: Mapping[str, Tensor]) -> str:
+    """sha256 of tensors and their names."""
+    made = hashlib.sha256()
+    for name, x in sorted(state.items()):
+        made.update(f"{name}{x.dtype}{tuple(x.shape)}".encode())
+        made.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return made.hexdigest()
+
+
+def check_backbone_options(backbone: str | None, frozen: bool | None, weights: str | None, size: int | None) -> None:
+    """What does not go together, or is not installed, is told before anything is read."""
+    if not is_library_backbone(backbone):
+        for name, given in (("frozen", frozen), ("weights", weights), ("size", size)):
+            if given is not None:
+                raise HeadcountError(f"{name} is for a backbone of timm or torchvision, such as timm:resnet18")
+        return
+    assert backbone is not None
+    check_size(size)
+    if frozen is not None and not isinstance(frozen, bool):
+        raise HeadcountError(f"frozen is true or false, got {frozen!r}")
+    if weights not in (None, "pretrained", "none") and not str(weights).lower().endswith(".safetensors"):
+        raise HeadcountError(f"weights are pretrained, none or FILE.safetensors, got {weights!r}")
+    if weights == "none" and frozen:
+        raise HeadcountError("a frozen backbone with random weights sees nothing; give weights, or train it")
+    import_library(backbone)
+
+
+def load_pretrained(
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    frozen: bool | None = None,
+    weights: str | None = None,
+    size: int | None = None,
+    log: Callable[[str], None] | None = None,
+) -> PretrainedBackbone:
+    """A person's choice, for pictures of this shape. ``weights``: pretrained (the default: the library may download them,
+    and ``tell`` hears of it before), none, or a .safetensors file. ``frozen``: by default wherever there are weights."""
+    check_backbone_options(name, frozen, weights, size)
+    net = build_library_backbone(
+        name, shape, {"size": size}
+    ).net  # what does not fit is told before anything is fetched
+    weights = weights or "pretrained"
+    if weights == "none":
+        return PretrainedBackbone(name, False, size, weights, None, None, None)
+    if weights == "pretrained":
+        if log is not None:
+            log(
+                f"{name}: asking {split_name(name)[0]} for the published weights, which it downloads unless it has them"
+            )
+        state = _download_weights(name)
+    else:
+        state, weights = (
+            _match_weights(weight_files.load_weights(Path(weights)), net, name, weights),
+            Path(weights).name,
+        )
+    mean, std = _normalization_constants(net, shape[2])
+    return PretrainedBackbone(name, True if frozen is None else frozen, size, weights, state, mean, std)
+
+
+def _download_weights(name: str) -> dict[str, Tensor]:
+    try:
+        return _build_without_classifier(name, weights=True).state_dict()
+    except HeadcountError:
+        raise
+    except Exception as e:  # no network, no such file, a library's own words
+        why = f"{type(e).__name__}: {' '.join(str(e).split())[:160]}"
+        raise HeadcountError(
+            f"{name}: its published weights could not be had ({why}); give weights as FILE.safetensors, or none"
+        ) from None
+
+
+def _match_weights(given: dict[str, Tensor], net: nn.Module, name: str, path: str) -> dict[str, Tensor]:
+    """The weights of this network, by name and shape; those of its classifier are left out."""
+    wanted = net.state_dict()
+    extra = given.keys() - wanted.keys()
+    if extra:
+        extra -= _build_with_classifier(name).state_dict().keys()
+    if extra:
+        raise HeadcountError(f"the weights {path} hold {min(extra)[:80]!r}, which {name} does not have")
+    for key, own in wanted.items():
+        if key not in given:
+            if key.endswith("num_batches_tracked"):  # a count that older files lack, and no answer depends on
+                continue
+            raise HeadcountError(f"the weights {path} lack {key!r}, which {name} needs")
+        if given[key].shape != own.shape or given[key].is_floating_point() != own.is_floating_point():
+            got = f"{tuple(given[key].shape)} {given[key].dtype}"
+            raise HeadcountError(f"the weights {path}: {key!r} is {got}, {name} needs {tuple(own.shape)} {own.dtype}")
+    return {key: given.get(key, own).to(own.dtype) for key, own in wanted.items()}
+
+
+def _normalization_constants(net: nn.Module, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of the pictures that weights of this network are for; timm's networks say theirs."""
+    config: Any = getattr(net, "pretrained_cfg", None)
+    config = config if isinstance(config, Mapping) else {}
+    constants = [
+        tuple(map(float, config.get(key) or usual)) for key, usual in zip(("mean", "std"), _IMAGENET, strict=True)
+    ]
+    if any(len(v) != 3 for v in constants):
+        constants = list(_IMAGENET)
+    mean, std = constants if channels == 3 else [(sum(v) / 3,) for v in constants]
+    return mean, std

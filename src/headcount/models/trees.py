@@ -1,0 +1,242 @@
+"""Classifiers of scikit-learn as plain arrays: trees and straight lines that can be saved without pickle and asked by numpy.
+
+    Forest   M nodes of all trees in one row; a node is a leaf (feature -1) or sends x[feature] <= threshold to the left
+    Linear   softmax(x W' + b)
+    Held     any other classifier, in memory only
+
+The first two answer what scikit-learn's ``predict_proba`` answers (to 1e-6). What comes from a file is looked at node by
+node: children stand behind their parent, inside their own tree, and have one parent each, so that every walk ends in a leaf.
+
+Letters: n instances, D features, C classes, M nodes, T trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from headcount.errors import HeadcountError
+
+_CHUNK = 1 << 20  # walkers (instances times trees) at a time
+_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Trees:
+    """The mean of T trees' answers."""
+
+    roots: np.ndarray  # (T,) int64, the first node of each tree
+    feature: np.ndarray  # (M,) int32, -1 at a leaf
+    threshold: np.ndarray  # (M,) float64
+    left: np.ndarray  # (M,) int32, own number at a leaf
+    right: np.ndarray  # (M,) int32
+    value: np.ndarray  # (M, C) float32, probabilities
+
+    def predict_proba(self, x: np.ndarray) -> np.ndarray:
+        """(n, D) -> (n, C) float64."""
+        x = np.ascontiguousarray(x, dtype=np.float32)  # as scikit-learn compares
+        out = np.empty((len(x), self.value.shape[1]))
+        step = max(1, _CHUNK // len(self.roots))
+        for start in range(0, len(x), step):
+            out[start : start + step] = self._walk(x[start : start + step])
+        return out
+
+    def _walk(self, x: np.ndarray) -> np.ndarray:
+        node = np.tile(self.roots, len(x))
+        row = np.repeat(np.arange(len(x)), len(self.roots))
+        active = np.flatnonzero(self.feature[node] >= 0)
+        while len(active):
+            at = node[active]
+            lower = x[row[active], self.feature[at]] <= self.threshold[at]
+            node[active] = np.where(lower, self.left[at], self.right[at])
+            active = active[self.feature[node[active]] >= 0]
+        votes = self.value[node].reshape(len(x), len(self.roots), -1)
+        return votes.mean(1, dtype=np.float64)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any], features: int, classes: int) -> Trees:
+        """Back from a file that may be anybody's."""
+        _check_names(arrays, {f.name for f in fields(cls)}, "a forest")
+        a = dict(arrays)
+        m = len(a["feature"]) if a["feature"].ndim else 0
+        trees = len(a["roots"]) if a["roots"].ndim else 0
+        for name, dtype, shape in (
+            ("roots", np.int64, (trees,)),
+            ("feature", np.int32, (m,)),
+            ("threshold", np.float64, (m,)),
+            ("left", np.int32, (m,)),
+            ("right", np.int32, (m,)),
+            ("value", np.float32, (m, classes)),
+        ):
+            _check_array(a[name], name, dtype, shape)
+        if not 0 < trees <= m:
+            raise _damaged(f"it has {trees} trees and {m} nodes")
+        _check_trees(a, features)
+        return cls(**a)
+
+
+def _check_trees(a: Mapping[str, np.ndarray], features: int) -> None:
+    """Every tree is a tree: children inside it, behind their parent, one parent each; leaves say probabilities."""
+    roots, feature, left, right = a["roots"], a["feature"], a["left"].astype(np.int64), a["right"].astype(np.int64)
+    m = len(feature)
+    ends = np.append(roots[1:], m)
+    if roots[0] != 0 or (roots < 0).any() or (ends <= roots).any():
+        raise _damaged("its trees do not follow one another")
+    tree_end = np.repeat(ends, ends - roots)
+    leaf, own = feature == -1, np.arange(m)
+    if (feature < -1).any() or (feature >= features).any():
+        bad = int(np.flatnonzero((feature < -1) | (feature >= features))[0])
+        raise _damaged(f"node {bad} asks for feature {feature[bad]} of {features}")
+    for name, child in (("left", left), ("right", right)):
+        good = np.where(leaf, child == own, (child > own) & (child < tree_end))
+        if not good.all():
+            bad = int(np.flatnonzero(~good)[0])
+            raise _damaged(f"the {name} child of node {bad} is node {child[bad]}, outside its tree or not behind it")
+    parents = np.bincount(np.concatenate([left[~leaf], right[~leaf], roots]), minlength=m)
+    if (parents != 1).any():
+        bad = int(np.flatnonzero(parents != 1)[0])
+        raise _damaged(f"node {bad} has {int(parents[bad])} parents")
+    value = a["value"]
+    if (value < 0).any() or (np.abs(value.sum(1, dtype=np.float64) - 1) > 1e-3).any():
+        raise _damaged("what a node says does not add up to one")
+
+
+@dataclass(frozen=True, eq=False)
+class LinearModel:
+    """Logistic regression."""
+
+    weight: np.ndarray  # (C, D) float64
+    bias: np.ndarray  # (C,) float64; very low for a class that was never seen
+
+    def predict_proba(self, x: np.ndarray) -> np.ndarray:
+        """(n, D) -> (n, C) float64."""
+        z = np.asarray(x, dtype=np.float64) @ self.weight.T + self.bias
+        z = np.exp(z - z.max(1, keepdims=True))
+        return z / z.sum(1, keepdims=True)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {"weight": self.weight, "bias": self.bias}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any], features: int, classes: int) -> LinearModel:
+        _check_names(arrays, {"weight", "bias"}, "a linear model")
+        _check_array(arrays["weight"], "weight", np.float64, (classes, features))
+        _check_array(arrays["bias"], "bias", np.float64, (classes,))
+        return cls(arrays["weight"], arrays["bias"])
+
+
+@dataclass(frozen=True, eq=False)
+class SklearnModel:
+    """A fitted scikit-learn classifier as it is: it answers, and cannot be saved."""
+
+    classifier: Any  # classes_ are class numbers
+    classes: int
+
+    def predict_proba(self, x: np.ndarray) -> np.ndarray:
+        """(n, D) -> (n, C) float64, a column for every class, those it never saw included."""
+        out = np.zeros((len(x), self.classes))
+        out[:, np.asarray(self.classifier.classes_)] = self.classifier.predict_proba(x)
+        return out
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        raise _unsavable(self.classifier)
+
+
+# -- from scikit-learn ----------------------------------------------------------------------------------------------------
+
+
+def is_savable(classifier: Any) -> bool:
+    """Whether :func:`from_sklearn` knows this kind of classifier, fitted or not."""
+    from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.tree import DecisionTreeClassifier
+
+    kinds = (DecisionTreeClassifier, RandomForestClassifier, ExtraTreesClassifier, LogisticRegression)
+    return isinstance(classifier, kinds)
+
+
+def from_sklearn(classifier: Any, classes: int) -> Trees | LinearModel:
+    """The arrays of a fitted classifier whose ``classes_`` are class numbers below ``classes``.
+
+    Trees (DecisionTree, RandomForest, ExtraTrees) and LogisticRegression; others keep what they learned in private places.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    if not is_savable(classifier):
+        raise _unsavable(classifier)
+    seen = np.asarray(classifier.classes_)
+    if seen.dtype.kind not in "iu" or seen.min() < 0 or seen.max() >= classes:
+        raise HeadcountError(f"the classifier knows classes {seen.tolist()[:8]}, and there are {classes} numbers")
+    kind = _linear_from_sklearn if isinstance(classifier, LogisticRegression) else _trees_from_sklearn
+    made = kind(classifier, seen, classes)
+    _check_equal_predictions(made, classifier, seen)
+    return made
+
+
+def _trees_from_sklearn(classifier: Any, seen: np.ndarray, classes: int) -> Trees:
+    trees = [t.tree_ for t in getattr(classifier, "estimators_", [classifier])]
+    sizes = np.array([t.node_count for t in trees])
+    roots = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
+    value = np.zeros((int(sizes.sum()), classes), dtype=np.float32)
+    left, right, feature, threshold = ([] for _ in range(4))
+    for root, tree in zip(roots.tolist(), trees, strict=True):
+        leaf, own = tree.children_left < 0, np.arange(root, root + tree.node_count)
+        left.append(np.where(leaf, own, tree.children_left + root).astype(np.int32))
+        right.append(np.where(leaf, own, tree.children_right + root).astype(np.int32))
+        feature.append(np.where(leaf, -1, tree.feature).astype(np.int32))
+        threshold.append(np.where(leaf, 0.0, tree.threshold))
+        said = tree.value[:, 0, :]
+        value[np.ix_(own, seen)] = said / said.sum(1, keepdims=True)
+    parts = [np.concatenate(a) for a in (feature, threshold, left, right)]
+    return Trees(roots, *parts, value)
+
+
+def _linear_from_sklearn(classifier: Any, seen: np.ndarray, classes: int) -> LinearModel:
+    coef, intercept = classifier.coef_.astype(np.float64), np.asarray(classifier.intercept_, dtype=np.float64)
+    if len(coef) == 1:  # two classes: the first one's logit is nought
+        coef, intercept = np.vstack([np.zeros_like(coef), coef]), np.append(0.0, intercept)
+    weight, bias = np.zeros((classes, coef.shape[1])), np.full(classes, -1e4)
+    weight[seen], bias[seen] = coef, intercept
+    return LinearModel(weight, bias)
+
+
+def _check_equal_predictions(made: Trees | LinearModel, classifier: Any, seen: np.ndarray) -> None:
+    """Asked the same, they answer the same: an unusual variety (one-against-rest, say) is not passed off as the usual."""
+    x = np.random.default_rng(0).normal(size=(64, classifier.n_features_in_)).astype(np.float32)
+    off = np.abs(made.predict_proba(x)[:, seen] - classifier.predict_proba(x)).max()
+    if not off < _TOLERANCE:
+        raise HeadcountError(f"this {type(classifier).__name__} answers otherwise than its arrays say (by {off:.2g})")
+
+
+# -- checks ---------------------------------------------------------------------------------------------------------------
+
+
+def _check_names(arrays: Mapping[str, Any], wanted: set[str], what: str) -> None:
+    if set(arrays) != wanted:
+        odd = sorted(set(arrays) ^ wanted)[:4]
+        raise _damaged(f"{what} has {', '.join(sorted(wanted))}, and the file differs in {', '.join(odd)}")
+
+
+def _check_array(a: Any, name: str, dtype: Any, shape: tuple[int, ...]) -> None:
+    if not isinstance(a, np.ndarray) or a.dtype != dtype or a.shape != shape:
+        got = f"{a.dtype} of shape {a.shape}" if isinstance(a, np.ndarray) else type(a).__name__
+        raise _damaged(f"{name} is {got}, not {np.dtype(dtype)} of shape {shape}")
+    if a.dtype.kind == "f" and not np.isfinite(a).all():
+        raise _damaged(f"{name} holds numbers that are not finite")
+
+
+def _unsavable(classifier: Any) -> HeadcountError:
+    return HeadcountError(
+        f"a {type(classifier).__name__} cannot be saved without pickle; use a decision tree, a random forest, extra "
+        "trees or a logistic regression of scikit-learn, or keep the model in memory"
+    )
+
+
+def _damaged(why: str) -> HeadcountError:
+    return HeadcountError(f"the model's arrays are damaged or not ours: {why}")

@@ -1,0 +1,103 @@
+"""Texts as numbers: TF-IDF of words and pairs of words, then a truncated SVD, kept as a word list and two arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from headcount.errors import HeadcountError
+
+MAX_COMPONENTS = 100
+MAX_VOCABULARY = 20_000
+_SAMPLE = 200_000  # texts are enough to learn the words from
+_CHUNK = 1 << 14
+
+
+@dataclass(frozen=True, eq=False)
+class Tfidf:
+    """V words, their idf (V,), and the K directions (K, V) on which a text is looked at; none: the words themselves."""
+
+    vocabulary: tuple[str, ...]
+    idf: np.ndarray
+    components: np.ndarray | None
+
+    @property
+    def width(self) -> int:
+        return len(self.vocabulary) if self.components is None else len(self.components)
+
+    @classmethod
+    def fit(cls, column: pa.ChunkedArray, rows: np.ndarray | None, name: str) -> Tfidf:
+        """From the texts of these rows; the same texts give the same numbers."""
+        from sklearn.decomposition import TruncatedSVD
+
+        rows = np.arange(len(column)) if rows is None else rows
+        rows = rows[:: -(-len(rows) // _SAMPLE) or 1]
+        vectorizer = _vectorizer(min_df=2 if len(rows) >= 50 else 1, max_features=MAX_VOCABULARY)
+        try:
+            x = vectorizer.fit_transform(_texts(column, rows))
+        except ValueError:  # sklearn's word for it: empty vocabulary
+            raise HeadcountError(f"column {name!r} has no words to learn from; is it the text?") from None
+        words = tuple(map(str, vectorizer.get_feature_names_out()))
+        idf = np.asarray(vectorizer.idf_, dtype=np.float64)
+        k = min(MAX_COMPONENTS, len(words) - 1, len(rows) - 1)
+        if len(words) <= MAX_COMPONENTS or k < 1:
+            return cls(words, idf, None)
+        svd = TruncatedSVD(k, random_state=0).fit(x)
+        return cls(words, idf, np.ascontiguousarray(svd.components_, dtype=np.float32))
+
+    def transform(self, column: pa.ChunkedArray, out: np.ndarray) -> None:
+        """Fill ``out`` (n, K); a text without a known word is zeros."""
+        vectorizer = _vectorizer(vocabulary={w: i for i, w in enumerate(self.vocabulary)})
+        vectorizer.idf_ = self.idf
+        for start in range(0, len(column), _CHUNK):
+            x = vectorizer.transform(_strings(column.slice(start, _CHUNK)))
+            out[start : start + _CHUNK] = x.toarray() if self.components is None else x @ self.components.T
+
+    def count_oov(self, column: pa.ChunkedArray) -> tuple[int, int]:
+        """How many texts have no known word, of how many: of all that say anything, or the first of very many."""
+        known, read = {*self.vocabulary}, _vectorizer().build_analyzer()
+        documents = [words for text in _strings(column.slice(0, _SAMPLE // 10)) if (words := read(text))]
+        return sum(known.isdisjoint(words) for words in documents), len(documents)
+
+    def arrays(self, name: str) -> dict[str, np.ndarray]:
+        arrays = {f"{name}.idf": self.idf}
+        return arrays if self.components is None else {**arrays, f"{name}.components": self.components}
+
+    @classmethod
+    def from_arrays(
+        cls, words: tuple[str, ...], arrays: Mapping[str, Any], name: str, error: Callable[[str], Any]
+    ) -> Tfidf:
+        idf, components = (arrays.get(f"{name}.{part}") for part in ("idf", "components"))
+        if not words:
+            raise error("it has no words")
+        for what, a, kind, ndim in (("idf", idf, np.float64, 1), ("components", components, np.float32, 2)):
+            if what == "components" and a is None:
+                continue
+            if not isinstance(a, np.ndarray) or a.dtype != kind or a.ndim != ndim or a.shape[-1] != len(words):
+                raise error(f"{name}.{what} does not fit its {len(words)} words")
+            if not np.isfinite(a).all():
+                raise error(f"{name}.{what} holds numbers that are not finite")
+        if components is not None and not 1 <= len(components) <= MAX_COMPONENTS:
+            raise error(f"{name}.components has {len(components)} rows, at most {MAX_COMPONENTS} are used")
+        return cls(words, np.asarray(idf), components)
+
+
+def _vectorizer(**how: Any) -> Any:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    return TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\b\w+\b", **how)
+
+
+def _texts(column: pa.ChunkedArray, rows: np.ndarray) -> Iterator[str]:
+    """The texts of these rows. In one piece first: picking rows out of many pieces would look through all of them."""
+    whole = pa.concat_arrays(column.cast(pa.large_string()).chunks)
+    for start in range(0, len(rows), _CHUNK):
+        yield from _strings(whole.take(pa.array(rows[start : start + _CHUNK])))
+
+
+def _strings(values: Any) -> list[str]:
+    return ["" if value is None else str(value) for value in values.to_pylist()]

@@ -1,0 +1,1 @@
+"""Records and predictions as pages, figures, tables and files."""

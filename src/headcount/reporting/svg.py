@@ -1,0 +1,183 @@
+"""A blank panel, its colours, and how it leaves: as a file, or as an SVG that sits inside a page.
+
+Figures are drawn in the light colours below. Inside a page every one of them becomes a CSS variable, so the same
+drawing follows the reader into dark mode, and text stays text in the page's own font.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headcount.errors import HeadcountError
+from headcount.io import atomic_write
+
+if TYPE_CHECKING:  # matplotlib takes half a second to import: only who draws pays for it
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, MUTED, RULE, PAPER = "#1c2024", "#5f6770", "#e2e3e0", "#fdfdfb"
+# Okabe and Ito's colours, told apart by the colour-blind; without their yellow, which white swallows.
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b5609a", "#c98b00", "#3f9fd6", "#7d6223", "#7b828b")
+THEME = {INK: "--ink", MUTED: "--muted", RULE: "--rule", PAPER: "--paper"} | {
+    c: f"--c{i}" for i, c in enumerate(PALETTE)
+}
+_FIXED = {"Counting Network": PALETTE[0], "Counting Network + MPEM": PALETTE[1]}
+_DPI = 72  # one pixel of ours is one unit of the drawing
+
+STYLE: Any = {
+    "figure.dpi": _DPI,
+    "font.family": "DejaVu Sans",  # comes with matplotlib; a page replaces it, and it is the wider of the two
+    "font.size": 11,
+    "text.color": INK,
+    "text.parse_math": False,  # a class may be called "$5"
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.titlecolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "axes.edgecolor": MUTED,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": RULE,
+    "grid.linewidth": 1,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelsize": 10.5,
+    "ytick.labelsize": 10.5,
+    "xtick.major.size": 3.5,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "legend.fontsize": 10.5,
+    "legend.handlelength": 1.2,
+    "legend.borderpad": 0,
+    "legend.borderaxespad": 0.3,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "path.simplify_threshold": 0.4,
+    "svg.fonttype": "none",
+}
+
+_TAG = re.compile(r"<[^>]+>")  # all that we rewrite; what stands between tags is a person's words
+Margins = tuple[float, float, float, float]
+
+
+def method_colours(labels: Iterable[str]) -> dict[str, str]:
+    """A colour for each method: the paper's two always have theirs, the others take what is left in turn.
+
+    >>> method_colours(["Max", "Counting Network"])["Counting Network"]
+    '#0072b2'
+    """
+    others = [label for label in dict.fromkeys(labels) if label not in _FIXED]
+    return _FIXED | {label: PALETTE[2 + i % (len(PALETTE) - 2)] for i, label in enumerate(others)}
+
+
+@contextmanager
+def panel(
+    width: float, height: float, margins: Margins = (40, 26, 10, 30), columns: int = 1
+) -> Iterator[tuple[Figure, Any]]:
+    """A figure of so many pixels and its axes; margins are left, top, right, bottom, in pixels too."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    left, top, right, bottom = margins
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(width / _DPI, height / _DPI))
+        axes = figure.subplots(1, columns)
+        figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height)
+        yield figure, axes
+
+
+def legend(ax: Axes) -> None:
+    """Above the panel at the right, where no curve can hide it."""
+    ax.legend(loc="lower right", bbox_to_anchor=(1, 1.01), ncols=3, columnspacing=1.2)
+
+
+def save(figure: Figure, path: Path | str) -> Path:
+    """Write a figure whole, as its suffix says: .png, .svg or .pdf."""
+    path = Path(path)
+    kind = path.suffix.lower().lstrip(".")
+    if kind not in ("png", "svg", "pdf"):
+        raise HeadcountError(f"a figure is saved as .png, .svg or .pdf, got {path.name!r}")
+    atomic_write(path, lambda f: f.write(_render(figure, kind, path.stem, facecolor="white")))
+    return path
+
+
+def inline_svg(figure: Figure, name: str, label: str) -> str:
+    """The figure as an inline SVG element: ``name`` makes its ids unique in the page, ``label`` is read aloud."""
+    text = _render(figure, "svg", name).decode()
+    body = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index("<svg") :], flags=re.S)
+    body = _TAG.sub(lambda tag: _light(tag[0]), body)
+    body = re.sub(r'(<g[^>]*)>((?:\s*<use [^>]*style="([^"]*)"/>)+)\s*</g>', _hoist, body)
+    body = _unwrapped(re.sub(r">\s+<", "><", _own_ids(body, name)))
+    width, height = figure.get_size_inches() * _DPI
+    box = f'viewBox="0 0 {width:g} {height:g}" style="--width:{width:g}px"'
+    head = f'<svg class="plot" role="img" aria-label="{html.escape(label)}" {box}>'
+    return head + body[body.index(">") + 1 :].strip()
+
+
+def _render(figure: Figure, kind: str, salt: str, facecolor: str = "none") -> bytes:
+    import matplotlib
+
+    out = io.BytesIO()
+    dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # the same numbers, the same bytes
+    with matplotlib.rc_context(STYLE | {"svg.hashsalt": salt}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader's own fonts draw the text
+        figure.savefig(out, format=kind, dpi=160, facecolor=facecolor, metadata=dated)
+    return out.getvalue()
+
+
+def _light(tag: str) -> str:
+    """A tag in the page's colours, without font lists and the sixth decimal of a pixel: a third of what it was."""
+    tag = re.sub(r"font-family: [^;\"]*;? ?|transform=\"rotate\(-0 [^\"]*\"", "", tag)
+    tag = re.sub(r' (?:d|x|y|transform)="[^"]*"', lambda m: re.sub(r"(\d\.\d)\d+", r"\1", m[0]), tag)
+    for colour, variable in THEME.items():
+        tag = tag.replace(colour, f"var({variable})")
+    tag = re.sub(r"\s+", " ", tag.replace("xlink:href", "href")).replace(' "', '"').replace(" >", ">")
+    if tag.startswith("<text"):  # the commonest look is in the page's style sheet
+        tag = tag.replace("font-size: 10.5px; ", "").replace("; fill: var(--muted)", "")
+    return tag if " C " in tag else tag.replace(" L ", " ")  # after a move, more points are a line
+
+
+def _hoist(match: re.Match[str]) -> str:
+    """Four hundred points that look alike say so once, on their group."""
+    opening, uses, style = match.groups()
+    if uses.count(f'style="{style}"') != uses.count("<use"):
+        return match[0]
+    return f'{opening} style="{style}">' + uses.replace(f' style="{style}"', "") + "</g>"
+
+
+def _own_ids(body: str, name: str) -> str:
+    """Drop the ids nobody refers to; the others get this figure's name, for a page holds many figures."""
+    used = re.findall(r'<[^>]*(?:href="#|url\(#)([\w.-]+)', body)
+    names = {old: f"{name}-{i}" for i, old in enumerate(dict.fromkeys(used))}
+
+    def renamed(tag: re.Match[str]) -> str:
+        own = re.sub(r' id="([^"]*)"', lambda m: f' id="{names[m[1]]}"' if m[1] in names else "", tag[0])
+        return re.sub(r'(href="#|url\(#)([\w.-]+)', lambda m: m[1] + names[m[2]], own)
+
+    return _TAG.sub(renamed, body)
+
+
+def _unwrapped(body: str) -> str:
+    """Without the groups that say nothing: matplotlib wraps every stroke in three."""
+    body = body.replace("<defs></defs>", "").replace("<g/>", "")
+    open_groups: list[bool] = []  # does the group say something?
+
+    def keep(tag: re.Match[str]) -> str:
+        if tag[0].startswith("<g"):
+            open_groups.append(tag[0] != "<g>")
+            return tag[0] if open_groups[-1] else ""
+        return tag[0] if tag[0] != "</g>" or open_groups.pop() else ""
+
+    return _TAG.sub(keep, body)

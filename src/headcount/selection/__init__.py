@@ -1,0 +1,1 @@
+"""Choosing and fitting a model on bags whose instances have no labels."""

@@ -1,0 +1,1 @@
+"""What bags let one expect before any training."""

@@ -1,1 +1,0 @@
-"""What people see: records become figures, and figures become one page that opens anywhere."""

@@ -1,0 +1,288 @@
+"""The stem of ResNet18 in few passes over memory: convolution, batch-norm, ReLU and max-pool as one operation (Triton).
+
+The stem is where a step's bytes are: its maps are four times as large as what the pool leaves of them. Written layer by
+layer, the large map and its gradients pass through memory some sixteen times a step; here three times:
+
+    forward    y = conv(x) and its statistics    C, below    pooled = max of relu(norm(y)), and the winner's place
+    backward   sum over winners of their gradient times x under the taps
+
+Nothing else is needed on the way back, because y is linear in the weights W. Batch-norm's gradient takes from dz, that of the
+normalised map, its mean and its slope along y. So with D the sum of dz times x under the taps, C that of y times the same
+(taken on the way there) and S that of x alone, the gradient of W is a line in D, S and C, and the sum of dz y is that of W D.
+
+Images are laid out as padded rows of pixels. Two places side by side look at nine neighbouring pixels of seven rows, at most 32
+numbers of each: a matrix product over pairs of places moves half the bytes of one over places.
+
+``FusedStem`` is the same function of the same weights as the layers it replaces, up to rounding; the tests hold it to them,
+on the CPU by Triton's interpreter. Where Triton is missing, or the shapes are others, the layers run as they are.
+
+Letters: n images, Y X the map after the convolution, P Q after the pool, K output channels (a power of two).
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headcount.errors import HeadcountError
+from headcount.models.backbones import ResNet18
+
+SPAN = 32  # numbers of a row under the taps of a pair, filled up
+TAPS = 8 * SPAN  # seven rows, and one more to be a power of two
+LINE = 64  # numbers of bf16 in a line of the card's cache
+MAX_ELEMENTS = 1 << 31  # numbers that a kernel can address
+
+
+class KernelConfig(NamedTuple):
+    """How a kernel is run: elements of a tile, warps, stages, and programs for each multiprocessor."""
+
+    tile: int
+    warps: int
+    stages: int
+    programs_per_core: int
+
+    def partition(self, elements: int, device: torch.device) -> tuple[int, int]:
+        """How many programs share the elements, and how many tiles each of them takes."""
+        cores = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
+        tiles = _up(elements, self.tile)
+        steps = _up(tiles, self.programs_per_core * cores)
+        return _up(tiles, steps), steps
+
+    @property
+    def settings(self) -> dict[str, int]:
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
+
+# The fastest found on an H200 by benchmarks/kernels.py; elements are pairs of places, channels, and windows of the pool.
+MAPPED = KernelConfig(64, 4, 1, 2)
+CROSSED = KernelConfig(32, 8, 4, 1)
+MERGED = KernelConfig(16, 8, 1, 1)
+POOL = KernelConfig(16, 4, 1, 1)
+DEALT = KernelConfig(32, 8, 1, 1)
+
+
+@cache
+def kernels() -> Any:
+    """Loaded when first wanted: who has no card does not wait for Triton. None where there is no Triton."""
+    try:
+        return import_module("headcount.training.accel.kernels")  # a language of its own: type checkers stay outside
+    except ImportError:
+        return None
+
+
+def can_fuse(network: nn.Module) -> bool:
+    """Whether this network's stem is the one written here, and Triton is there to run it."""
+    if type(network) is not ResNet18 or kernels() is None:
+        return False
+    conv, pool, norm = network.conv1, network.maxpool, network.bn1
+    return (
+        conv.out_channels == 64
+        and (conv.kernel_size, conv.stride, conv.padding) == ((7, 7), (2, 2), (3, 3))
+        and conv.in_channels * 9 <= SPAN
+        and (norm.affine, norm.track_running_stats, norm.momentum is None) == (True, True, False)
+        and isinstance(pool, nn.MaxPool2d)
+        and (pool.kernel_size, pool.stride, pool.padding) == (3, 2, 1)
+    )
+
+
+class StemSizes(NamedTuple):
+    """Of the rows of pixels that x consists of, and of the maps."""
+
+    rows: int  # of an image
+    pitch: int  # numbers of a row
+    stride: int  # numbers from a pair to the next
+    Y: int
+    X: int
+    P: int
+    Q: int
+
+    @classmethod
+    def of(cls, channels: int, height: int, width: int) -> StemSizes:
+        Y, X = _up(height, 2), _up(width, 2)
+        P, Q = _up(Y, 2), _up(X, 2)
+        # whole cache lines: images of another length the compiler lays out with gaps, and copies them for every use
+        return cls(2 * Y + 6, LINE * _up(4 * channels * (Q - 1) + SPAN, LINE), 4 * channels, Y, X, P, Q)
+
+
+def in_rows(x: Tensor) -> Tensor:
+    """(n, channels, height, width) -> (n, rows pitch), padded for the convolution."""
+    _, channels, height, width = x.shape
+    sizes = StemSizes.of(channels, height, width)
+    pixels = x.permute(0, 2, 3, 1).flatten(2)
+    after = sizes.pitch - 3 * channels - pixels.shape[2], sizes.rows - 3 - height
+    return F.pad(pixels, (3 * channels, after[0], 3, after[1])).flatten(1)
+
+
+def weight_in_rows(weight: Tensor) -> Tensor:
+    """(K, channels, 7, 7) -> (2 K, TAPS): for the first place of a pair, and for the second, two pixels further on."""
+    rows, on = weight.permute(0, 2, 3, 1).flatten(2), 2 * weight.shape[1]
+    return torch.stack([F.pad(rows, (o, SPAN - o - rows.shape[2], 0, 1)) for o in (0, on)]).flatten(2).flatten(0, 1)
+
+
+# What is kept for the way back is flat: the compiler lays every tensor of four dimensions that it keeps out anew, channels
+# last, and would so turn it around twice a step. Sums are handed on in parts: the compiler adds them up where it uses them.
+
+
+@torch.library.custom_op("headcount::stem", mutates_args=())
+def stem(
+    x: Tensor, sizes: list[int], weight: Tensor, gamma: Tensor, beta: Tensor, eps: float, known: Tensor | None
+) -> list[Tensor]:
+    """Rows of images -> pooled (n, K, P, Q), and for the way back winner (n P Q, K), the line (four rows of K: mean, variance,
+    scale and shift), and C (2 K, TAPS) in parts. A line that is known is used instead, and nothing is learned."""
+    rows, pitch, stride, Y, X, P, Q = sizes
+    n, K, pairs, pixels = len(x), len(gamma), len(x) * Y * Q, _for_dots(x)
+    y, laid = pixels.new_empty(n * Y * X, K), (rows, pitch, stride, Y, X, Q, K, TAPS, SPAN)
+    parts, steps = MAPPED.partition(pairs, x.device)
+    facts = _sums(x, 3, parts, 2 * K)
+    kernels().mapped[(parts,)](
+        pixels, _for_dots(weight), y, *facts, pairs, steps, known is None, *laid, MAPPED.tile, **MAPPED.settings
+    )
+    line, cross = known, _sums(x, 0)
+    if line is None:
+        line, most = _sums(x, 4, K), 1 << (2 * parts - 1).bit_length()  # the two places of a pair are two parts
+        channels = (_up(K, MERGED.tile),)
+        kernels().merge[channels](
+            *facts, gamma, beta, eps, line, 2 * parts, n * Y * X, K, most, MERGED.tile, **MERGED.settings
+        )
+        parts, steps = CROSSED.partition(pairs, x.device)
+        cross = _sums(x, parts, 2 * K, TAPS)
+        kernels().crossed[(parts,)](pixels, y, cross, pairs, steps, *laid, CROSSED.tile, **CROSSED.settings)
+    pooled, winner = x.new_empty(n, P, Q, K), x.new_empty(n * P * Q, K, dtype=torch.uint8)
+    windows = (_up(len(winner), POOL.tile),)
+    kernels().pool[windows](y, line, pooled, winner, len(winner), Y, X, P, Q, K, POOL.tile, **POOL.settings)
+    return [pooled.permute(0, 3, 1, 2), winner, line if known is None else line.clone(), cross]
+
+
+@stem.register_fake
+def _(
+    x: Tensor, sizes: list[int], weight: Tensor, gamma: Tensor, beta: Tensor, eps: float, known: Tensor | None
+) -> list[Tensor]:
+    (_, _, _, Y, _, P, Q), n, K = sizes, len(x), len(gamma)
+    parts, _ = CROSSED.partition(n * Y * Q, x.device)
+    pooled, winner = x.new_empty(n, P, Q, K).permute(0, 3, 1, 2), x.new_empty(n * P * Q, K, dtype=torch.uint8)
+    return [pooled, winner, _sums(x, 4, K), _sums(x, parts, 2 * K, TAPS) if known is None else _sums(x, 0)]
+
+
+@torch.library.custom_op("headcount::stem_backward", mutates_args=())
+def stem_backward(grad: Tensor, x: Tensor, sizes: list[int], winner: Tensor) -> list[Tensor]:
+    """D (2 K, TAPS), its rows 2k and 2k + 1 of the places of a pair, and the sum of dz (K), both in parts."""
+    (rows, pitch, stride, Y, _, P, Q), (windows, K) = sizes, winner.shape
+    parts, steps = DEALT.partition(windows, x.device)
+    D, total, laid = _sums(x, parts, 2 * K, TAPS), _sums(x, parts, K), (rows, pitch, stride, Y, P, Q, K, TAPS, SPAN)
+    kernels().dealt[(parts,)](
+        *(grad.permute(0, 2, 3, 1).contiguous(), winner, _for_dots(x), D, total, windows, steps),
+        *(*laid, DEALT.tile),
+        **DEALT.settings,
+    )
+    return [D, total]
+
+
+@stem_backward.register_fake
+def _(grad: Tensor, x: Tensor, sizes: list[int], winner: Tensor) -> list[Tensor]:
+    K, (parts, _) = winner.shape[1], DEALT.partition(len(winner), x.device)
+    return [_sums(x, parts, 2 * K, TAPS), _sums(x, parts, K)]
+
+
+def _sums(like: Tensor, *shape: int) -> Tensor:
+    return like.new_empty(*shape, dtype=torch.float32)
+
+
+def _for_dots(x: Tensor) -> Tensor:
+    """Triton's interpreter multiplies no bf16, and rounds to it by cutting off."""
+    return x if x.is_cuda else x.float()
+
+
+def _up(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _remember(ctx: Any, inputs: Any, output: Any) -> None:
+    x, ctx.sizes, weight, _, _, ctx.eps, _ = inputs
+    ctx.save_for_backward(x, weight, *output[1:])
+
+
+def _back(ctx: Any, grads: Any) -> tuple[Tensor | None, ...]:
+    """The gradients of weight, gamma and beta. Images have none. C, D and the line are numbers here, and forget how they hang
+    on the weights: a second derivative would be wrong without a word."""
+    if torch.is_grad_enabled():
+        raise HeadcountError(
+            "the fused stem has no second derivatives, and create_graph=True asks for them; take another precision than bf16, "
+            "in which the stem runs layer by layer"
+        )
+    x, weight, winner, line, cross = ctx.saved_tensors
+    sizes, (mean, variance, scale, _), K = StemSizes(*ctx.sizes), line, line.shape[1]
+    places, r = len(x) * sizes.Y * sizes.X, (variance + ctx.eps).rsqrt()
+    D, total = (part.sum(0) for part in stem_backward(grads[0], x, ctx.sizes, winner))
+    # all by place of the pair, channel, tap, as C and the weight are; D's kernel joins the two places of a channel
+    D = D.view(K, 2, TAPS).transpose(0, 1)
+    C, S = cross.sum(0).view(2, K, TAPS), _under(x, sizes)[:, None]
+    along = r * ((weight.float().view(2, K, TAPS) * D).sum((0, 2)) - mean * total)
+    slope = (r * along / places)[:, None] * (C - mean[:, None] * S)
+    dw = scale[:, None] * (D - (total / places)[:, None] * S - slope)
+    return None, None, dw.flatten(0, 1).to(weight.dtype), along, total, None, None
+
+
+def _under(x: Tensor, sizes: StemSizes) -> Tensor:
+    """S: the sum of the numbers under the taps of all pairs, and of those that have a second place."""
+    image = x.view(-1, sizes.rows, sizes.pitch).sum(0, dtype=torch.float32)
+    taps = image.unfold(0, 8, 2).sum(0).unfold(0, SPAN, sizes.stride)  # (pairs, 8, SPAN)
+    return torch.stack([taps[:pairs].sum(0).flatten() for pairs in (sizes.Q, sizes.X // 2)])
+
+
+stem.register_autograd(_back, setup_context=_remember)
+
+
+class FusedStem(ResNet18):
+    """A ResNet18 whose stem is the operation above, with the statistics of the images while it learns, of before otherwise."""
+
+    def stem(self, x: Tensor) -> Tensor:
+        norm: Any = self.bn1
+        if x.requires_grad or not _fits(x) or (torch.is_grad_enabled() and not norm.training):
+            return super().stem(x)
+        sizes = StemSizes.of(*x.shape[1:])
+        rows, weight = (t.to(_kind(x)) for t in (in_rows(x), weight_in_rows(self.conv1.weight)))
+        known = None if norm.training else _line(norm)
+        pooled, _, line, _ = stem(rows, list(sizes), weight, norm.weight, norm.bias, norm.eps, known)
+        if norm.training:
+            count = len(x) * sizes.Y * sizes.X
+            with torch.no_grad():
+                norm.running_mean.lerp_(line[0], norm.momentum)
+                norm.running_var.lerp_(line[1] * (count / (count - 1)), norm.momentum)
+                norm.num_batches_tracked.add_(1)
+        return pooled
+
+
+def _fits(x: Tensor) -> bool:
+    """More than one place (the layers say what is wrong with one), addresses of 32 bits, and numbers the kernels multiply: on a
+    card bf16 alone, as float32 takes too much of its shared memory; on a processor what Triton's interpreter does, in tests."""
+    sizes = StemSizes.of(*x.shape[1:])
+    numbers = len(x) * max(64 * sizes.Y * sizes.X, sizes.rows * sizes.pitch)
+    multiplied = _kind(x) == torch.bfloat16 if x.is_cuda else os.environ.get("TRITON_INTERPRET") == "1"
+    return len(x) * sizes.Y * sizes.X > 1 and numbers < MAX_ELEMENTS and multiplied
+
+
+def _kind(x: Tensor) -> torch.dtype:
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def _line(norm: Any) -> Tensor:
+    """Batch-norm as it answers in eval mode: mean, variance, scale and shift."""
+    mean, variance = norm.running_mean, norm.running_var
+    scale = norm.weight / (variance + norm.eps).sqrt()
+    return torch.stack([mean, variance, scale, norm.bias - mean * scale]).detach()
+
+
+def self_test(device: torch.device) -> None:
+    """One way there and back on 64 images of 32x32; whatever the kernels cannot do here is raised."""
+    network = ResNet18(3).to(device)
+    network.__class__ = FusedStem
+    with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
+        pooled = network.train().stem(torch.zeros(64, 32, 32, 3, device=device).permute(0, 3, 1, 2))
+    pooled.float().sum().backward()
