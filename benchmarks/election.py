@@ -1,4 +1,4 @@
-"""How far each form of the election is from the truth, and what it costs: the tables of docs/election.md.
+"""How far each form of the election is from the truth, and what it costs: the tables of docs/explanation/election.md.
 
     OMP_NUM_THREADS=1 python benchmarks/election.py [--draws 1000000] [--bags 6] [--cost | --slopes]
 

@@ -3,7 +3,7 @@
     python benchmarks/heads.py [--bags 4] [--device cpu]
 
 Bags of 64 instances, features of 512, ten classes; the backbone is ResNet18 with the paper's stem on 32x32 images, timed
-in the same run. Prints the table of docs/heads.md.
+in the same run. Prints the table of docs/reference/heads.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     TRITON_INTERPRET=0 python benchmarks/machine_code.py
 
 Triton compiles for a card that is not there, and its package reads the result. The kernels are bound by the instructions they
-issue as much as by memory, so what shortens a loop here shortens its time there (docs/speed.md). 64 bags of 64 images of 32x32.
+issue as much as by memory, so what shortens a loop here shortens its time there (docs/explanation/speed.md). 64 bags of 64 images of 32x32.
 """
 
 from __future__ import annotations

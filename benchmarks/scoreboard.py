@@ -1,4 +1,4 @@
-"""What the lines reached: a summary made of records, and the summary as the tables of docs/tilt.md."""
+"""What the lines reached: a summary made of records, and the summary as the tables of docs/explanation/tilt.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulations behind docs/theory.md: small worlds where everything is known, so that every statement can be seen.
+"""The simulations behind docs/explanation/theory.md: small worlds where everything is known, so that every statement can be seen.
 
     python benchmarks/theory.py            # draws docs/img/theory-*.svg, about two minutes on one core
 

@@ -1,4 +1,4 @@
-"""Tilt beside the other methods on data that ships with scikit-learn: the tables of docs/tilt.md.
+"""Tilt beside the other methods on data that ships with scikit-learn: the tables of docs/explanation/tilt.md.
 
     OMP_NUM_THREADS=1 python benchmarks/tilt.py [--seeds 5] [--epochs 40] [--only digits/various,wine/various]
 

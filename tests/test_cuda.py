@@ -50,7 +50,7 @@ def test_a_captured_head_learns_as_the_plain_one(head, monkeypatch):
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")  # of torch's own, on importing its compiler
 def test_a_compiled_network_repeats_itself():
-    """The whole fast path twice; printed, so that the bound in docs/speed.md can be seen again."""
+    """The whole fast path twice; printed, so that the bound in docs/explanation/speed.md can be seen again."""
     (one, a), (two, b) = (curve("count", (32, 32, 3), "resnet18", 6, "on", "bf16") for _ in range(2))
     apart = max(float((a[k].float() - b[k].float()).abs().max()) for k in a)
     print(f"largest difference of a weight after 6 epochs: {apart:g}; of a loss: {np.abs(one - two).max():g}")

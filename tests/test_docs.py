@@ -33,12 +33,13 @@ def fenced(text: str) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w+)\n(.*?)^```$", text, flags=re.M | re.S)
 
 
-SLOW = ("index.md", "api.md", "check.md", "estimator.md", "fitting.md")
+FAST = ("cluster.md", "size.md", "predict.md")
 
 
 def quick_or_soak(page: Path) -> object:
-    """Guides and some other pages fit models: they run with the campaigns."""
-    marks = pytest.mark.soak if page.parent.name == "guides" or page.name in SLOW else ()
+    """Tutorials, guides and some other pages train models: they run with the campaigns."""
+    slow = page.parent.name in ("docs", "tutorials", "how-to") or page.name == "api.md"
+    marks = pytest.mark.soak if slow and page.name not in FAST else ()
     return pytest.param(page, marks=marks, id=str(page.relative_to(ROOT / "docs")))
 
 
@@ -69,19 +70,18 @@ def test_a_page_runs(page, tmp_path):
             assert done.returncode == 0, f"{page.name}: {' '.join(line)}\n{done.stdout}\n{done.stderr}"
 
 
-def test_the_house_names_all_its_rooms():
-    said = (ROOT / "docs" / "architecture.md").read_text()
-    house = ROOT / "src" / "headcount"
-    rooms = [path for path in [*house.glob("*.py"), *house.glob("*/*.py")] if path.name != "__init__.py"]
-    missing = [str(path.relative_to(house)) for path in rooms if not re.search(rf"\b{path.name}\b", said)]
-    assert not missing, f"docs/architecture.md does not say what is in {missing}"
+def test_the_architecture_describes_every_package():
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text()
+    packages = [p.parent.name for p in (ROOT / "src" / "headcount").glob("*/__init__.py")]
+    missing = [name for name in packages if f"\n**`{name}/`**" not in page]
+    assert not missing, f"docs/explanation/architecture.md has no paragraph on {missing}"
 
 
 def test_the_library_page_names_the_front_door():
-    told = (ROOT / "docs" / "api.md").read_text()
+    told = (ROOT / "docs" / "reference" / "api.md").read_text()
     names = [*headcount.__all__, *(head.__name__ for head in headcount.HEADS.values())]
     missing = [name for name in names if name != "__version__" and not re.search(rf"\b{name}\b", told)]
-    assert not missing, f"docs/api.md says nothing of {missing}"
+    assert not missing, f"docs/reference/api.md says nothing of {missing}"
 
 
 def test_a_recipe_says_what_its_fields_are():
@@ -91,16 +91,16 @@ def test_a_recipe_says_what_its_fields_are():
 
 
 def test_the_names_that_are_recognised_are_listed():
-    told = (ROOT / "docs" / "fitting.md").read_text()
+    told = (ROOT / "docs" / "how-to" / "fit.md").read_text()
     missing = [
         n for names in (*COMMON_NAMES.values(), ID_NAMES, MISSING_VALUES[1:]) for n in names if f"`{n}`" not in told
     ]
-    assert not missing, f"docs/fitting.md does not name {missing}"
+    assert not missing, f"docs/how-to/fit.md does not name {missing}"
 
 
 def test_the_speeds_told_are_those_measured():
     found = json.loads((ROOT / "benchmarks" / "results" / "h200.json").read_text())
-    told, readme = ((ROOT / name).read_text() for name in ("docs/speed.md", "README.md"))
+    told, readme = ((ROOT / name).read_text() for name in ("docs/explanation/speed.md", "README.md"))
     ways = {name: way["seconds_per_epoch"] for name, way in found["ways"].items()}
     assert f"| ours | {ways['ours']:.4f} | 1 |" in told
     assert f"TF32 | {ways['plain loop']:.3f} | {ways['plain loop'] / ways['ours']:.1f} |" in told
@@ -122,7 +122,7 @@ def test_the_run_repeated_in_another_process_gave_the_same_record():
 
 @pytest.mark.parametrize("table", ["table4", "table6"])
 def test_the_paper_remade_is_that_of_the_records(table):
-    told, found = (ROOT / "docs" / "paper.md").read_text(), completeness.records_by_recipe(ROOT / "results" / "paper")
+    told, found = (ROOT / "docs" / "explanation" / "paper.md").read_text(), completeness.records_by_recipe(ROOT / "results" / "paper")
     shown = 0
     for cell in table_cells(table, SCALES["full"]):
         middle, deviation, folds = cell.value(found)
@@ -136,7 +136,7 @@ def test_the_paper_remade_is_that_of_the_records(table):
 
 
 def test_the_fast_path_told_beside_the_plain_one_is_that_of_the_records():
-    told = (ROOT / "docs" / "speed.md").read_text()
+    told = (ROOT / "docs" / "explanation" / "speed.md").read_text()
     for name, folder in (("fast path", "paper"), ("plain", "plain")):
         runs = [r for r in records.load_records(ROOT / "results" / folder) if r.recipe.source == "cifar10"]
         runs = [r for r in runs if (r.recipe.label, r.recipe.scenario) == ("Counting Network", "various")]
@@ -147,7 +147,7 @@ def test_the_fast_path_told_beside_the_plain_one_is_that_of_the_records():
 
 
 def test_the_jumps_told_of_other_records_are_theirs():
-    told, said = (ROOT / "docs" / "paper.md").read_text(), {}
+    told, said = (ROOT / "docs" / "explanation" / "paper.md").read_text(), {}
     for words in (["plain"], ["seeds"], ["paper", "--source", "svhn"], ["paper", "--scenario", "small"]):
         script = [sys.executable, str(ROOT / "benchmarks" / "jumps.py"), str(ROOT / "results" / words[0]), *words[1:]]
         said[words[-1]] = subprocess.run(script, capture_output=True, text=True, check=True).stdout
@@ -165,7 +165,7 @@ def test_the_jumps_told_of_other_records_are_theirs():
 def test_the_jumps_told_are_those_of_the_records():
     script = [sys.executable, str(ROOT / "benchmarks" / "jumps.py"), str(ROOT / "results" / "paper")]
     said = subprocess.run(script, capture_output=True, text=True, check=True).stdout
-    told = (ROOT / "docs" / "paper.md").read_text()
+    told = (ROOT / "docs" / "explanation" / "paper.md").read_text()
     rows = [line for line in said.splitlines() if line.startswith("|")]
     assert len(rows) == 14
     assert not [row for row in rows if row not in told]
@@ -178,7 +178,7 @@ def test_the_site_builds(tmp_path):
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", "-d", str(tmp_path / "trees")]
     done = subprocess.run([*command, str(ROOT / "docs"), str(tmp_path / "site")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "site" / "api.html").read_text().count("sig-object") > 40
+    assert (tmp_path / "site" / "reference" / "api.html").read_text().count("sig-object") > 40
     for page in tmp_path.glob("site/**/*.html"):
         assert not re.search(r'(src|href)="https?://[^"]*\.(js|css|woff2?)"', page.read_text()), (
             f"{page} is not offline"

@@ -1,6 +1,6 @@
 """The election against its definition: all outcomes of a small vote, drawn votes of a large one.
 
-The bounds on the errors were measured (benchmarks/election.py, docs/election.md) and rounded up.
+The bounds on the errors were measured (benchmarks/election.py, docs/explanation/election.md) and rounded up.
 """
 
 from __future__ import annotations

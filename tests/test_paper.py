@@ -469,5 +469,5 @@ def test_what_is_said_of_figure_6_on_training_bags():
             gaps.append((arrays["train_said"].reshape(400, 64) == label[:, None]).mean(1) - counts.max(1) / 64)
     middle, over = np.median(gaps), (np.array(gaps) > 0).mean()
     assert len(gaps) == 5
-    text = " ".join((root / "docs" / "paper.md").read_text().split())
+    text = " ".join((root / "docs" / "explanation" / "paper.md").read_text().split())
     assert f"a median of −{-middle:.3f}, too many in {over:.0%} of the bags".replace("%", " %") in text

@@ -143,9 +143,9 @@ def test_the_summary_in_the_repository_is_that_of_its_records(photographs):
     assert len(load_records(folder)) == len(list(folder.glob("*.json"))) - 1, (
         "a report of the folder passes over the summary"
     )
-    told = (ROOT / "docs" / "tilt.md").read_text()
+    told = (ROOT / "docs" / "explanation" / "tilt.md").read_text()
     for row in photographs.table(said).splitlines():
-        assert row in told, "docs/tilt.md has another table than the records make"
+        assert row in told, "docs/explanation/tilt.md has another table than the records make"
     readme = (ROOT / "README.md").read_text()
     for scenario in said["cifar10"].values():
         assert f"**{scenario['mean']:.3f}** ± {scenario['std']:.3f}" in readme

@@ -572,7 +572,7 @@ def test_normalisation_is_learned_in_parts(monkeypatch):
 
 
 def test_the_page_on_size_tells_the_truth(tmp_path, monkeypatch):
-    page = (Path(__file__).parent.parent / "docs" / "size.md").read_text()
+    page = (Path(__file__).parent.parent / "docs" / "how-to" / "size.md").read_text()
     monkeypatch.chdir(tmp_path)
     found = {}
     exec(page.split("```python\n")[1].split("```")[0], found)

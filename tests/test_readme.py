@@ -60,7 +60,7 @@ def test_commands_outside_the_blocks_that_run_are_installation_tests_or_gpu():
 
 @pytest.mark.parametrize(
     "path",
-    [p.relative_to(ROOT) for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("[!.]*/README.md")]],
+    [p.relative_to(ROOT) for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("[!.]*/README.md")]],
     ids=str,
 )
 def test_links_lead_somewhere(path):

@@ -1,4 +1,4 @@
-"""The statements of docs/theory.md, seen in small worlds (benchmarks/theory.py draws the same, larger)."""
+"""The statements of docs/explanation/theory.md, seen in small worlds (benchmarks/theory.py draws the same, larger)."""
 
 import sys
 from pathlib import Path

@@ -44,7 +44,7 @@ RecipeField = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Any other recipe field (docs/api.md), NAME=VALUE, backbone.NAME=VALUE or trouble.NAME=VALUE; repeat for more.",
+        help="Any other recipe field (docs/reference/api.md), NAME=VALUE, backbone.NAME=VALUE or trouble.NAME=VALUE; repeat for more.",
     ),
 ]
 Epochs = Annotated[int | None, typer.Option(help="Epochs of training; default 1500.")]
@@ -119,7 +119,7 @@ def study(
     compile: Compile = "auto",
     processes: Annotated[int, typer.Option(min=1, help="Runs side by side on this machine.")] = 1,
     launch: Annotated[
-        str, typer.Option(help="processes (this machine) or ray (a cluster; see docs/cluster.md).")
+        str, typer.Option(help="processes (this machine) or ray (a cluster; see docs/how-to/cluster.md).")
     ] = "processes",
     address: Annotated[
         str | None, typer.Option(help="The Ray cluster: auto, local or host:port; default auto, else local.")

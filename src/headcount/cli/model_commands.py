@@ -34,7 +34,7 @@ def predict(
     heatmap: Annotated[Path | None, typer.Option(help="Also a folder of heat maps, one PNG per bag.")] = None,
     context: Context = "auto",
     device: Device = "auto",
-    launch: Annotated[str, typer.Option(help="here, or ray (a cluster; see docs/cluster.md).")] = "here",
+    launch: Annotated[str, typer.Option(help="here, or ray (a cluster; see docs/how-to/cluster.md).")] = "here",
     address: Annotated[
         str | None, typer.Option(help="The Ray cluster: auto, local or host:port; default auto, else local.")
     ] = None,

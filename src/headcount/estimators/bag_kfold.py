@@ -64,7 +64,7 @@ class BagKFold:
         if column is None and not get_config().get("enable_metadata_routing", False):
             warnings.warn(
                 "BagKFold keeps its ids to itself: in a search or cross_val_score the estimator takes every row for a bag. "
-                "Give both the column that is the bag, or a list of bags, or switch on metadata routing (docs/estimator.md); in"
+                "Give both the column that is the bag, or a list of bags, or switch on metadata routing (docs/how-to/estimator.md); in"
                 " a loop of your own give fit and score bags=ids[rows]",
                 HeadcountWarning,
                 stacklevel=3,

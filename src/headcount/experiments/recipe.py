@@ -45,7 +45,7 @@ class Recipe:
         epochs            of training, batch_bags bags a step
         optimizer         adam, adamw or sgd, with lr and weight_decay
         schedule          of the rate: constant, cosine, or twice (down by the middle, again from half); warmup: while it rises
-        views             none, noise, crop, flip_crop, image, digit, tissue or feature (docs/tilt.md)
+        views             none, noise, crop, flip_crop, image, digit, tissue or feature (docs/explanation/tilt.md)
         selection         the epoch kept: least validation loss, batch by batch (official) or bag by bag (mean), or the last
         patience          epochs without a better one after which training stops; 0: never
         seed              of the weights and of all that training draws
@@ -55,7 +55,7 @@ class Recipe:
         batch_instances   of a pass over loose instances; 0: as many as batch_bags bags hold
         decay             what weight_decay pulls at: all, or weights (no biases, no batch-norm)
         mirror            whether to answer with the mean over an image and its mirror image
-        chunk_instances   in work at once (docs/size.md); 0: all of a batch
+        chunk_instances   in work at once (docs/how-to/size.md); 0: all of a batch
         trouble           wrong: share of wrong labels; unequal: how many times rarer the last class's label is; never: a class
                           that wins no bag; merge: so many training bags of one label become one
 

@@ -14,7 +14,7 @@ Letters: N instances, B bags, C classes, and
 
 T follows from the mix and the label frequencies; how a mix is estimated stands in steepness.py. Nothing here knows a model or
 an instance's true class, and no function asks a tensor for its value, so a captured step may use them. What is identifiable:
-docs/tilt.md.
+docs/explanation/tilt.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Letters are those of tilt.py, and
 
 A training gathers its heap batch by batch, and lets it settle when all have been heard: neither step asks a tensor for its
 value, so a captured one may take them. Nothing here knows a model or an instance's true class. Why the estimate climbs from
-below: docs/tilt.md.
+below: docs/explanation/tilt.md.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ its slope still says which votes would help. Nothing here looks at a tensor's va
     law           (B, C, J)  log P(N_k = j), j = 0 .. S
     counted       (C,)       classes that can win; the others take votes, and are nobody's rivals
 
-Measured errors and costs: docs/election.md.
+Measured errors and costs: docs/explanation/election.md.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def count_log_pmfs(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def count_pmf_sequential(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """The product voter by voter, those first who lean most to the class: for a processor (times of both: docs/election.md).
+    """The product voter by voter, those first who lean most to the class: for a processor (times of both: docs/explanation/election.md).
 
     Of all ways in which j voters can vote for a class, the likeliest is that the first j do. The others are counted beside
     it, each by how likely it is in comparison: numbers from 1 to 2^S, whatever the tails, and no logarithms on the way.

@@ -161,7 +161,7 @@ def share_warnings(fitted: FittedModel, predictions: Predictions) -> list[str]:
     if apart:
         lines.append(
             f"caution: in {apart:,} of the {len(predictions.bag_probabilities):,} bags the prediction is not the class with the largest share: they "
-            "are two estimates (docs/asking.md), and where they differ neither is sure"
+            "are two estimates (docs/how-to/predict.md), and where they differ neither is sure"
         )
     return lines
 

@@ -222,7 +222,7 @@ class BufferSync:
         if self.training.teacher is not None:
             for (name, kept), now in zip(
                 self.training.teacher.named_buffers(), self.training.model.buffers(), strict=True
-            ):  # the teacher's own batch-norm is an average too, and must not become its pupil's (docs/tilt.md)
+            ):  # the teacher's own batch-norm is an average too, and must not become its pupil's (docs/explanation/tilt.md)
                 kept.copy_(self.team.add(kept.clone()) / self.team.size if self.rules.get(name) == "mean" else now)
         self.before = self._now()
 

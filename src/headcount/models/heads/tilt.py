@@ -243,7 +243,7 @@ class TiltHead(Head):
 
     def bag_weight(self) -> Tensor | float:
         """Close elections high, landslides low: a tenth of the odds that a label says nothing of an instance; a fifth at most.
-        Measured in docs/tilt.md: more hurts where classes overlap. Times the trust: a network that cannot foretell elections is
+        Measured in docs/explanation/tilt.md: more hurts where classes overlap. Times the trust: a network that cannot foretell elections is
         not driven by them, unless there is nothing else to begin with."""
         if isinstance(self.bag, int | float):
             return self.bag

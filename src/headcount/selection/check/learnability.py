@@ -2,7 +2,7 @@
 
     shares      P(y = c | label = c), read from a quick look's answers (quick.py) at every temperature that explains held-out
                 labels about as well as the best one: a steeper tilt with a more doubtful classifier is as good an explanation
-                (docs/theory.md, section 4), so this ridge, not the noise alone, is the uncertainty. With votes they are known
+                (docs/explanation/theory.md, section 4), so this ridge, not the noise alone, is the uncertainty. With votes they are known
     conditions  how far T is from not being invertible (sections 1 to 3, and 5 where a class never wins)
     accuracy    two witnesses of the quick look's error: its own doubt (1 - confidence, at those temperatures) sees classes
                 that overlap; the dispute between regressions of other bags sees that bags are few (two fits that err by
@@ -59,7 +59,7 @@ class Conditioning:
 
     smallest: float  # singular value
     condition: float  # the largest over the smallest
-    amplification: float  # of the error of P(label | x), at most: equation (2) of docs/theory.md
+    amplification: float  # of the error of P(label | x), at most: equation (2) of docs/explanation/theory.md
     hardest_pair: tuple[int, int]  # the two classes whose labels lean most alike
     distance: float  # total variation between their rows of T, from 0 (nothing tells them apart) to 1
     all_win: bool  # whether every class wins somewhere; if not, T as a whole is singular (section 5)

@@ -3,9 +3,9 @@
     x     (N, D)  features, standardised; many columns as their first principal components; waves of them (random Fourier
                   features, an approximate Gaussian kernel) are added where held-out labels are explained better with them
     W_f           the regression of fold f: least forward-corrected loss (majority/transition.py) on the bags of the other folds
-    mix           one for all folds, by EM from the strangers' answers, begun low (docs/tilt.md says why)
+    mix           one for all folds, by EM from the strangers' answers, begun low (docs/explanation/tilt.md says why)
 
-It is the consistent instance loss of docs/theory.md, section 2, with the plainest of models, in place of a training: seconds
+It is the consistent instance loss of docs/explanation/theory.md, section 2, with the plainest of models, in place of a training: seconds
 instead of minutes, and no luck of an optimiser. A fold's answers depend on its own labels only through the mix.
 
 Letters: N instances, B bags, C classes, D features.

@@ -1,6 +1,6 @@
 """Everything that only makes it fast, and decides no meaning: device, precision, compilation, CUDA graphs, threads.
 
-What was gained on one H200 (Counting Network, 64 bags of 64, see docs/speed.md): the step is bound by memory traffic and
+What was gained on one H200 (Counting Network, 64 bags of 64, see docs/explanation/speed.md): the step is bound by memory traffic and
 many small kernels, not by arithmetic. So the pool stays on the card, the step is compiled (fewer passes over memory),
 captured (no launches), and convolutions on maps of 1x1 and 2x2 are written as the matrix products they are.
 """
@@ -192,7 +192,7 @@ class PointConv(nn.Conv2d):
 class StemConv(nn.Conv2d):
     """The 7x7 stride-2 convolution on three channels, as a 4x4 stride-1 one on twelve: each 2x2 block of pixels becomes a
     place with four times the channels, padded to sixteen, a number the matrix units like. The same function, same weights;
-    cuDNN takes a quarter of the time for it (docs/speed.md).
+    cuDNN takes a quarter of the time for it (docs/explanation/speed.md).
     """
 
     def forward(self, input: Tensor) -> Tensor:
