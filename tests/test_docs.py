@@ -122,7 +122,10 @@ def test_the_run_repeated_in_another_process_gave_the_same_record():
 
 @pytest.mark.parametrize("table", ["table4", "table6"])
 def test_the_paper_remade_is_that_of_the_records(table):
-    told, found = (ROOT / "docs" / "explanation" / "paper.md").read_text(), completeness.records_by_recipe(ROOT / "results" / "paper")
+    told, found = (
+        (ROOT / "docs" / "explanation" / "paper.md").read_text(),
+        completeness.records_by_recipe(ROOT / "results" / "paper"),
+    )
     shown = 0
     for cell in table_cells(table, SCALES["full"]):
         middle, deviation, folds = cell.value(found)

@@ -36,7 +36,10 @@ def verdict(coverage: Coverage, learnability: Learnability | None, downscaled: b
         return "hopeless", f"{nothing}: the labels say nothing of these instances, or the majorities lead by nothing"
     if coverage.unlabelled_classes:
         names = ", ".join(coverage.unlabelled_classes)
-        return "hard", f"{names}: never the majority, so told only by what they are not (docs/explanation/theory.md, section 5)"
+        return (
+            "hard",
+            f"{names}: never the majority, so told only by what they are not (docs/explanation/theory.md, section 5)",
+        )
     if coverage.labelled < MIN_BAGS:
         return "hard", f"{coverage.labelled} labelled bags are too few to be sure of anything"
     part = 1 - chance
