@@ -43,7 +43,7 @@ class StandardScaler:
     def to_preprocessor(self, names: Sequence[str], bag: str | None) -> Preprocessor:
         """The preparation of a table whose columns are called so."""
         fields = tuple(replace(f, name=str(n)) for f, n in zip(self.columns.fields, names, strict=True))
-        return replace(self.columns, fields=fields, named=ColumnRoles(bag=bag).to_json())
+        return replace(self.columns, fields=fields, roles=ColumnRoles(bag=bag).to_json())
 
 
 def _table(x: np.ndarray) -> pa.Table:

@@ -34,7 +34,7 @@ def calibrate_on_validation(
         result.estimator, valid, Preprocessor(bags.pool.kind, shape=bags.pool.shape), device
     )
     if split.valid_is_train or not bags_given:
-        return {"tilt": result.transition or fit_transition_loss(p, valid)[1]}
+        return {"transition": result.transition or fit_transition_loss(p, valid)[1]}
     strangers = [FoldResult(split.valid, p, log_p, seconds=0.0)]
     score = cross_validation.score_method(strangers, bags)
     if score.criterion.instance_temperature < MIN_TEMPERATURE:
@@ -43,8 +43,8 @@ def calibrate_on_validation(
             score, criterion=replace(score.criterion, instance_temperature=MIN_TEMPERATURE, transition=mild)
         )
     return {
-        "tilt": score.criterion.transition,
+        "transition": score.criterion.transition,
         "temperature": max(MIN_TEMPERATURE, score.temperature),
         "instance_temperature": score.criterion.instance_temperature,
-        "alike": cross_validation.assess_held_out_context(score, strangers, bags).concentration,
+        "concentration": cross_validation.assess_held_out_context(score, strangers, bags).concentration,
     }
