@@ -183,7 +183,7 @@ def whole_runs(file: Path, epochs: int, precision: str, more: dict[str, int]) ->
     with tempfile.TemporaryDirectory() as out:
         command = [
             "-m",
-            "headcount.cli.main",
+            "headcount",
             "run",
             "--source",
             str(file),

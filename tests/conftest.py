@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Callable
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -30,3 +32,21 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("soak") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(900))
+
+
+@pytest.fixture
+def run_cli(monkeypatch, capsys, tmp_path) -> Callable[..., tuple[int, str, str]]:
+    """Run a command line in this process and in the test's own folder. Takes its words, or one line; returns exit code, stdout and stderr."""
+    from headcount.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> tuple[int, str, str]:
+        arguments = shlex.split(str(words[0])) if len(words) == 1 else [str(w) for w in words]
+        monkeypatch.setattr("sys.argv", ["headcount", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        return (int(exit_.value.code or 0), *capsys.readouterr())
+
+    return run

@@ -493,7 +493,7 @@ def test_a_finished_study_on_a_read_only_disk(typed, kept, monkeypatch):
 
 
 def typed_outside(line: str, cwd: Path, **how) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "headcount.cli.main", *shlex.split(line)]
+    command = [sys.executable, "-m", "headcount", *shlex.split(line)]
     return subprocess.run(command, cwd=cwd, text=True, timeout=120, stderr=subprocess.PIPE, **how)
 
 

@@ -212,7 +212,7 @@ def test_skip_bad_lists_what_was_left_out(tmp_path, monkeypatch, capsys):
 @pytest.mark.soak
 def test_killed_again_and_again_it_still_ends_with_the_same_model(tmp_path):
     path, _ = data("csv", tmp_path)
-    words = [sys.executable, "-m", "headcount.cli.main", "fit", str(path), "--folds", "3", "--epochs", "4"]
+    words = [sys.executable, "-m", "headcount", "fit", str(path), "--folds", "3", "--epochs", "4"]
     env = {**os.environ, "HEADCOUNT_CHECKPOINT_SECONDS": "0"}
     subprocess.run([*words, "--out", str(tmp_path / "whole")], check=True, env=env, capture_output=True)
     whole = (tmp_path / "whole" / "model.safetensors").read_bytes()

@@ -89,7 +89,7 @@ class Target:
         }
         with open(self.said, "w") as said:
             study = subprocess.Popen(
-                [sys.executable, "-m", "headcount.cli.main", *STUDY, "--out", str(out)],
+                [sys.executable, "-m", "headcount", *STUDY, "--out", str(out)],
                 env={**os.environ, **settings},
                 stdout=subprocess.DEVNULL,
                 stderr=said,

@@ -125,7 +125,7 @@ def test_compilation_that_fails_is_told_once_on_stderr(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "headcount.cli.main",
+        "headcount",
         "study",
         "--out",
         str(tmp_path / "out"),

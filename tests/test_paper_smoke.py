@@ -22,7 +22,7 @@ def test_one_command_fills_the_paper(tmp_path: Path) -> None:
     command = ["paper", "--scale", "smoke", "--run", "--processes", "2", "--device", "cpu"]
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "headcount.cli.main", *command, "--out", str(out), "--page", str(page)],
+        [sys.executable, "-m", "headcount", *command, "--out", str(out), "--page", str(page)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -150,7 +150,7 @@ RECIPE = Recipe(
     batch_bags=15,
 )
 WORDS = [
-    *("-m", "headcount.cli.main", "run", "--source", "digits", "--bag-size", "16", "--device", "cpu"),
+    *("-m", "headcount", "run", "--source", "digits", "--bag-size", "16", "--device", "cpu"),
     *(
         w
         for k in ("train_bags", "valid_bags", "test_bags", "batch_bags")

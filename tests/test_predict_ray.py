@@ -270,7 +270,7 @@ def test_nobody_at_the_address(typed, tmp_path, monkeypatch):
 
 
 def command(*words: object) -> list[str]:
-    return [sys.executable, "-m", "headcount.cli.main", *map(str, words)]
+    return [sys.executable, "-m", "headcount", *map(str, words)]
 
 
 def at_work() -> dict[int, int]:

@@ -270,7 +270,7 @@ def test_ctrl_c(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "headcount.cli.main",
+        "headcount",
         "study",
         "--out",
         str(tmp_path),

@@ -44,7 +44,7 @@ def test_readme_runs(tmp_path):
         else:
             words = [shlex.split(line, comments=True) for line in block.splitlines() if line.strip()]
             assert all(w[0] == "headcount" for w in words)
-            lines = [[sys.executable, "-m", "headcount.cli.main", *w[1:]] for w in words]
+            lines = [[sys.executable, "-m", "headcount", *w[1:]] for w in words]
         for line in lines:
             done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True)
             assert done.returncode == 0, f"{' '.join(line)}\n{done.stderr}"

@@ -538,7 +538,7 @@ def test_a_killed_parent_leaves_no_workers(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "headcount.cli.main",
+        "headcount",
         "study",
         "--out",
         str(tmp_path),

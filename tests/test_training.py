@@ -410,7 +410,7 @@ def test_toy_killed_for_real_resumes(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "headcount.cli.main",
+        "headcount",
         "run",
         "--source",
         "digits",

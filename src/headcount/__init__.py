@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# the front door: a name and the room it lives in; a room (and torch) is opened when somebody asks for it
-_DOOR = {
+# the public names and where they are defined; a module (and torch) is imported when one of its names is first used
+_LAZY = {
     "Bags": ("bags", "Bags"),
     "Pool": ("bags", "Pool"),
     "Segments": ("bags", "Segments"),
@@ -101,13 +101,13 @@ if TYPE_CHECKING:
     from headcount.selection.fit import fit
     from headcount.training.loop import train
     from headcount.training.mpem import dissenters, prototypes
-else:  # unseen by type checkers, to whom every name would be one of ours
+else:  # hidden from type checkers, which would otherwise accept any name
 
     def __getattr__(name: str) -> Any:
-        if name not in _DOOR:
-            raise AttributeError(f"module 'headcount' has no attribute {name!r}; there are {', '.join(_DOOR)}")
-        room, thing = _DOOR[name]
-        return getattr(import_module(f"headcount.{room}"), thing)
+        if name not in _LAZY:
+            raise AttributeError(f"module 'headcount' has no attribute {name!r}; there are {', '.join(_LAZY)}")
+        module, attribute = _LAZY[name]
+        return getattr(import_module(f"headcount.{module}"), attribute)
 
 
 def __dir__() -> list[str]:
