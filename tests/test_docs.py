@@ -61,9 +61,7 @@ def test_a_page_runs(page, tmp_path):
         else:
             lines = [shlex.split(line, comments=True) for line in block.replace("\\\n", "").splitlines()]
             lines = [
-                [sys.executable, *(["-m", "headcount"] if w[0] == "headcount" else []), *w[1:]]
-                for w in lines
-                if w
+                [sys.executable, *(["-m", "headcount"] if w[0] == "headcount" else []), *w[1:]] for w in lines if w
             ]
         for line in lines:
             done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
