@@ -73,7 +73,7 @@ def ours(
     train: Bags, valid: Bags, device: torch.device, width: int, precision: str, batch: int = 64
 ) -> Callable[[], float]:
     recipe = Recipe(source="digits", precision=precision, batch_bags=batch)
-    state = Trainer(network(train, width).to(device), train.to(device), valid.to(device), recipe)
+    state = Trainer(network(train, width).to(device), train.to(device), valid.to(device), recipe.train_config)
     epoch = iter(range(1 << 30))
 
     def one() -> float:

@@ -26,7 +26,7 @@ EPOCHS = 15
 def main() -> None:
     recipe = recipes(1)[3]
     bags = {name: b.blind() for name, b in runs.make_bags(recipe).items()}
-    state = Trainer(runs.initial_model(recipe, bags["train"]), bags["train"], bags["valid"], recipe)
+    state = Trainer(runs.initial_model(recipe, bags["train"]), bags["train"], bags["valid"], recipe.train_config)
 
     def plain(kind: type[Tensors]) -> PlainLoop:
         model = runs.initial_model(recipe, bags["train"])

@@ -25,7 +25,7 @@ from lines import BEST
 
 from headcount.bags import Bags
 from headcount.experiments.recipe import Recipe
-from headcount.experiments.run import build_model
+from headcount.models.network import build_model
 from headcount.seeds import seed_for
 from headcount.training.accel import device as speed
 from headcount.training.trainer import Trainer
@@ -33,7 +33,12 @@ from headcount.training.trainer import Trainer
 
 def trained(recipe: Recipe, train: Bags, valid: Bags, device: torch.device) -> tuple[list[float], torch.Tensor, float]:
     """Losses of each epoch, all weights in a row, and the median seconds of an epoch."""
-    state = Trainer(build_model(recipe, train).to(device), train.to(device), valid.to(device), recipe)
+    state = Trainer(
+        build_model(recipe.model_config(train), train, seed=recipe.seed).to(device),
+        train.to(device),
+        valid.to(device),
+        recipe.train_config,
+    )
     losses, seconds = [], []
     for epoch in range(recipe.epochs):
         begun = time.perf_counter()

@@ -96,7 +96,7 @@ def ready(asked: argparse.Namespace) -> tuple[Any, Any, Any, float]:
 
     from headcount.bags import Bags, Pool
     from headcount.experiments.recipe import Recipe
-    from headcount.experiments.run import build_model
+    from headcount.models.network import build_model
     from headcount.training.accel import device as speed
 
     device = speed.resolve_device(asked.device)
@@ -106,7 +106,7 @@ def ready(asked: argparse.Namespace) -> tuple[Any, Any, Any, float]:
     before = peak_mib()
     bags = Bags.of(Pool.from_npy(asked.file), sizes=[len(np.load(asked.file, mmap_mode="r"))], labels=[1], classes=10)
     recipe = Recipe(backbone="mlp", epochs=1, chunk_instances=CHUNK)
-    return build_model(recipe, bags).to(device), bags, recipe, before
+    return build_model(recipe.model_config(bags), bags, seed=recipe.seed).to(device), bags, recipe, before
 
 
 def of_fit(asked: argparse.Namespace) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def of_fit(asked: argparse.Namespace) -> dict[str, Any]:
     from headcount.training.trainer import Trainer
 
     model, bags, recipe, before = ready(asked)
-    state = Trainer(model, bags, bags, recipe)
+    state = Trainer(model, bags, bags, recipe.train_config)
     clock = Clock()
     loss = state.train_epoch(0).item()
     train = clock.read()
@@ -211,7 +211,7 @@ def ours(bags: Any, batch: int, device: Any) -> Any:
 
     recipe = Recipe(backbone="linear", head="attention", batch_bags=batch, lr=1e-4, chunk_instances=CHUNK)
     model = Model(ModelConfig((DIM,), bags.classes, "linear", head="attention")).to(device)
-    state = Trainer(model, bags, bags.take([0]), recipe)
+    state = Trainer(model, bags, bags.take([0]), recipe.train_config)
     return lambda: state.train_epoch(0)
 
 

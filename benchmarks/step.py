@@ -23,7 +23,7 @@ from lines import BEST
 
 from headcount.bags import Bags, Pool
 from headcount.experiments.recipe import Recipe
-from headcount.experiments.run import build_model
+from headcount.models.network import build_model
 from headcount.training import trainer
 from headcount.training.accel import device as speed
 
@@ -62,7 +62,12 @@ def build(
     pool = Pool(rng.integers(0, 256, (60_000, 32, 32, 3), dtype=np.uint8)).to(device)
     bags = [random_bags(pool, n, rng).to(device) for n in sizes]
     recipe = RECIPES[of].replace(source="digits", precision=precision)  # never loaded: the pixels are random
-    return trainer.Trainer(build_model(recipe, bags[0]).to(device), *bags, recipe, compile)
+    return trainer.Trainer(
+        build_model(recipe.model_config(bags[0]), bags[0], seed=recipe.seed).to(device),
+        *bags,
+        recipe.train_config,
+        compile,
+    )
 
 
 def measure(

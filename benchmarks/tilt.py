@@ -25,7 +25,7 @@ from headcount.experiments import run as runs
 from headcount.experiments.recipe import Recipe
 from headcount.io import atomic_write
 from headcount.majority import calibration
-from headcount.models.network import predict
+from headcount.models.network import build_model, predict
 from headcount.training.accel import device
 
 SIZE, BAGS = 24, {"train": 200, "valid": 50, "test": 50}
@@ -86,7 +86,9 @@ def recipe_for(data: str, seed: int, epochs: int, **method: Any) -> Recipe:
 def train_and_score(recipe: Recipe, bags: dict[str, Bags]) -> dict[str, float]:
     train, valid = (runs.hide_truth(bags[split], recipe) for split in ("train", "valid"))
     started = time.process_time()
-    model = train(runs.build_model(recipe, train), train, valid, recipe).model
+    model = train(
+        build_model(recipe.model_config(train), train, seed=recipe.seed), train, valid, recipe.train_config
+    ).model
     seconds = time.process_time() - started
     test = bags["test"]
     said, truth = predict(model, test), test.truth

@@ -46,7 +46,7 @@ def training(name: str) -> Trainer:
     design = ModelConfig((D,), given.classes, "mlp", (("hidden", 8),), name, tuple(options.items()))
     # without momentum's help or Adam's: what differs in a gradient differs as much in the weights
     recipe = Recipe(backbone="mlp", head=name, options=options, batch_bags=5, lr=0.05, optimizer="sgd", epochs=EPOCHS)
-    return Trainer(Model(design), given, given.take(range(7)), recipe)
+    return Trainer(Model(design), given, given.take(range(7)), recipe.train_config)
 
 
 def has_batch_norm(state: Trainer) -> bool:

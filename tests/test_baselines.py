@@ -801,7 +801,7 @@ def test_every_head_trains(name, options, even, precision):
     before = {k: v.clone() for k, v in model.named_parameters()}
     gone = torch.zeros(len(train.index), dtype=torch.bool)
     gone[1] = True
-    fitted = loop.train(model, train.without(gone), valid, recipe.replace(precision=precision))
+    fitted = loop.train(model, train.without(gone), valid, recipe.replace(precision=precision).train_config)
     assert np.isfinite(fitted.progress.curve).all()
     assert fitted.progress.epoch == 2
     for k, v in fitted.model.named_parameters():
@@ -812,13 +812,13 @@ def test_every_head_trains(name, options, even, precision):
 def test_supervised_without_labels_does_not_train():
     model, train, valid, recipe = tiny("supervised")
     with pytest.raises(HeadcountError, match="instance labels"):
-        loop.train(model, train, valid, recipe)
+        loop.train(model, train, valid, recipe.train_config)
 
 
 @pytest.mark.parametrize("kind", ["one_vs_rest", "classwise"])
 def test_weno_passes_train_what_they_declare(kind):
     model, train, valid, recipe = tiny("weno", options={"loss": kind})
-    state = Trainer(model, train, valid, recipe)
+    state = Trainer(model, train, valid, recipe.train_config)
     assert list(state.optimizers) == ["backbone", "head.teaching", "head.student"]
     declared = {n for n, _ in state.model.named_parameters() if n.startswith(tuple(state.optimizers))}
     assert declared == {n for n, _ in state.model.named_parameters()}
@@ -834,7 +834,7 @@ def test_weno_passes_train_what_they_declare(kind):
 def test_weno_range_is_of_the_last_teacher_pass():
     """Over a real epoch: neither the student's pass nor validation moves it, and a new epoch begins anew."""
     model, train, valid, recipe = tiny("weno")
-    state = Trainer(model, train, valid, recipe)
+    state = Trainer(model, train, valid, recipe.train_config)
     said, noted = [], []
     state.head.teaching.register_forward_hook(lambda _module, _given, output: said.append(output[1].detach().clone()))
     original = state.head.update_range

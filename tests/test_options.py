@@ -12,9 +12,8 @@ import pytest
 from headcount.cli import main, messages, paper_command
 from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.experiments import records
-from headcount.experiments import run as runs
 from headcount.experiments.recipe import Recipe
-from headcount.training.loop import train
+from headcount.training import loop
 
 WORDS = (
     "--source digits --set backbone=mlp --set train_bags=20 --set valid_bags=10 --set test_bags=10 "
@@ -38,13 +37,13 @@ def typed(monkeypatch, capsys, tmp_path):
 @pytest.fixture
 def asked(monkeypatch):
     """What fit was told of compilation, run by run."""
-    told = []
+    told, train = [], loop.train
 
     def listen(*args, compile, **more):
         told.append(compile)
         return train(*args, **more)
 
-    monkeypatch.setattr(runs, "fit", listen)
+    monkeypatch.setattr(loop, "train", listen)
     return told
 
 

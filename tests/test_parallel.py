@@ -20,8 +20,9 @@ from headcount.experiments.launch import processes
 from headcount.experiments.ray_launcher import ray_cluster
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
-from headcount.experiments.run import build_model, run
+from headcount.experiments.run import run
 from headcount.models.heads import HEADS
+from headcount.models.network import build_model
 from headcount.selection.fit import fit
 from headcount.training import checkpoint, distributed
 from headcount.training.trainer import Trainer
@@ -84,7 +85,7 @@ def test_a_teacher_keeps_its_own_batch_norm():
     bags = Bags.of(pool, sizes=[4] * 12, labels=[0, 1, 2] * 4, classes=3, known=np.arange(48) % 3)
     recipe = Recipe(backbone="quick", backbone_options={"width": 8}, batch_bags=4)
     recipe = recipe.replace(head="supervised", options={"views": 2, "decay": 0.995}, views="noise")
-    state = Trainer(build_model(recipe, bags), bags, bags, recipe)
+    state = Trainer(build_model(recipe.model_config(bags), bags, seed=recipe.seed), bags, bags, recipe.train_config)
     memory = distributed.BufferSync(state, set())
     for epoch in range(3):
         state.train_epoch(epoch)

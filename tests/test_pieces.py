@@ -84,7 +84,7 @@ def training(name, options, chunk, bags=None, dropout=0.0, **more) -> Trainer:
     backbone = (("dropout", dropout), ("hidden", 16))
     design = ModelConfig((D,), given.classes, "mlp", backbone, name, tuple(made.items()))
     recipe = Recipe(backbone="mlp", head=name, options=made, batch_bags=8, chunk_instances=chunk, **more)
-    return Trainer(Model(design), given, given, recipe)
+    return Trainer(Model(design), given, given, recipe.train_config)
 
 
 def quiet(head: nn.Module) -> nn.Module:
@@ -239,7 +239,7 @@ def test_a_training_in_pieces_is_the_training():
         torch.manual_seed(0)
         model = Model(ModelConfig((D,), bags.classes, "mlp"))
         recipe = Recipe(backbone="mlp", epochs=5, batch_bags=3, lr=1e-3, chunk_instances=chunk)
-        fits.append(train(model, bags, bags.take([0, 1, 2, 3]), recipe))
+        fits.append(train(model, bags, bags.take([0, 1, 2, 3]), recipe.train_config))
     curves = [f.progress.curve for f in fits]
     np.testing.assert_allclose(*curves, rtol=1e-4)
     assert curves[0][-1][0] < curves[0][0][0]
@@ -249,7 +249,7 @@ def test_nothing_larger_than_a_chunk_is_ever_in_work(tmp_path):
     bags, seen = large_bags(tmp_path / "x.npy"), []
     model = Model(ModelConfig((D,), bags.classes, "mlp"))
     recipe = Recipe(backbone="mlp", epochs=1, batch_bags=8, chunk_instances=64)
-    state = Trainer(model, bags, bags, recipe)
+    state = Trainer(model, bags, bags, recipe.train_config)
     for m in (state.model, model):
         m.backbone.register_forward_pre_hook(lambda _module, given: seen.append(len(given[0])))
     state.train_epoch(0)
@@ -264,10 +264,9 @@ IN_A_PROCESS = """
 import sys, numpy as np
 from pathlib import Path
 from headcount.bags import Bags, Pool, pool
-from headcount.experiments.run import fresh_model
-from headcount.models.network import say
-from headcount.experiments.recipe import Recipe
-from headcount.training.loop import fit
+from headcount.models.network import ModelConfig, build_model, predict
+from headcount.training.config import TrainConfig
+from headcount.training.loop import train
 
 pool.NEAR = 0
 rows = int(sys.argv[1])
@@ -276,8 +275,8 @@ out[:] = np.random.default_rng(0).standard_normal(128, dtype=np.float32)
 del out
 bags = Bags.of(Pool.mapped("x.npy"), sizes=[rows], labels=[1], classes=10)
 Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
-recipe = Recipe(backbone="mlp", epochs=1, chunk_instances=4096)
-say(fit(fresh_model(recipe, bags), bags, bags, recipe).model, bags, batch_instances=4096)
+model = build_model(ModelConfig.for_bags(bags, backbone="mlp"), bags)
+predict(train(model, bags, bags, TrainConfig(epochs=1, chunk_instances=4096)).model, bags, batch_instances=4096)
 print(next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")))
 """
 
@@ -302,9 +301,9 @@ def test_batch_norm_is_refused():
     bags = Bags.of(pool, sizes=[20, 20], labels=[0, 1], classes=2)
     model = Model(ModelConfig((8, 8, 1), bags.classes, backbone_options=(("width", 2),)))
     with pytest.raises(HeadcountError, match=r"chunk_instances 30 takes a batch in pieces, and batch-norm.*resnet18"):
-        Trainer(model, bags, bags, Recipe(chunk_instances=30))
-    Trainer(model, bags, bags, Recipe(chunk_instances=40))  # every batch fits
-    Trainer(model, bags, bags, Recipe(chunk_instances=20, batch_bags=1))
+        Trainer(model, bags, bags, Recipe(chunk_instances=30).train_config)
+    Trainer(model, bags, bags, Recipe(chunk_instances=40).train_config)  # every batch fits
+    Trainer(model, bags, bags, Recipe(chunk_instances=20, batch_bags=1).train_config)
 
 
 def test_loose_instances_are_looked_at_too():
@@ -315,9 +314,9 @@ def test_loose_instances_are_looked_at_too():
     )
     recipe = Recipe(backbone="mlp", head="tilt", options={"over": "instances", "bag": 0.0}, batch_bags=1)
     largest = int(bags.sizes.max()) * model.head.views
-    Trainer(model, bags, bags, recipe.replace(batch_instances=4, chunk_instances=largest))
+    Trainer(model, bags, bags, recipe.replace(batch_instances=4, chunk_instances=largest).train_config)
     with pytest.raises(HeadcountError, match=rf"chunk_instances {largest} takes .* head tilt needs it whole"):
-        Trainer(model, bags, bags, recipe.replace(batch_instances=largest, chunk_instances=largest))
+        Trainer(model, bags, bags, recipe.replace(batch_instances=largest, chunk_instances=largest).train_config)
 
 
 def test_a_small_bag_is_not_elected_in_pieces():
@@ -448,7 +447,7 @@ def test_training_from_a_file_is_training_from_memory(tmp_path):
         torch.manual_seed(0)
         recipe = Recipe(backbone="mlp", head="weno", options={"width": 8, "student_width": 8}, epochs=3, batch_bags=3)
         model = Model(ModelConfig((D,), bags.classes, "mlp", head="weno", options=recipe.options))
-        fits.append(train(model, bags, bags.take([0, 1, 2, 3]), recipe))
+        fits.append(train(model, bags, bags.take([0, 1, 2, 3]), recipe.train_config))
     assert fits[0].progress.curve == fits[1].progress.curve
     for a, b in zip(fits[0].model.parameters(), fits[1].model.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -468,7 +467,7 @@ def test_training_from_picture_files_is_training_from_memory(tmp_path):
         bags = Bags.of(pool, sizes=[5, 9, 2, 8], labels=[0, 1, 1, 0], classes=2)
         torch.manual_seed(0)
         recipe = Recipe(backbone="mlp", epochs=3, batch_bags=2)
-        fitted = train(Model(ModelConfig((6, 5, 3), bags.classes, "mlp")), bags, bags, recipe)
+        fitted = train(Model(ModelConfig((6, 5, 3), bags.classes, "mlp")), bags, bags, recipe.train_config)
         curves.append((fitted.progress.curve, predict(fitted.model, bags).bag.tolist()))
     assert curves[0] == curves[1]
     (tmp_path / "3.png").write_bytes(b"no picture")
@@ -576,5 +575,5 @@ def test_the_page_on_size_tells_the_truth(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = {}
     exec(page.split("```python\n")[1].split("```")[0], found)
-    assert found["said"].instance.shape == (5000, 2)
-    assert found["said"].bag.shape == (3, 2)
+    assert found["predictions"].instance.shape == (5000, 2)
+    assert found["predictions"].bag.shape == (3, 2)

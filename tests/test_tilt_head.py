@@ -18,7 +18,15 @@ from headcount.majority import transition, transition_em
 from headcount.models.heads import Batch, Output, build_head
 from headcount.models.heads import tilt as tilt_head
 from headcount.models.heads.election import election_log_probs
-from headcount.models.network import Model, ModelConfig, load_network, predict, predict_instances, save_network
+from headcount.models.network import (
+    Model,
+    ModelConfig,
+    build_model,
+    load_network,
+    predict,
+    predict_instances,
+    save_network,
+)
 from headcount.training import augment as views
 from headcount.training import loop, optim
 from headcount.training.loader import BagLoader
@@ -88,7 +96,7 @@ def test_an_epoch_that_grew_too_sure_is_read_more_coolly():
     model, train, valid = plain.made(recipe)
     with torch.no_grad():
         model.head.classifier.weight.mul_(40)
-    state = Trainer(model, train, valid, recipe)
+    state = Trainer(model, train, valid, recipe.train_config)
     state.eval_model.eval()
     parts = torch.stack([state.valid_step(which) for which in state.valid_loader.in_order()]).double()
     sizes = torch.tensor([len(which) for which in state.valid_loader.in_order()]).double()
@@ -407,7 +415,7 @@ def test_the_trust_is_checkpointed_and_no_part_of_the_model():
     model, train, valid = plain.made(recipe)
     memory = {"head.missed", "head.trust"}
     assert not memory & model.state_dict().keys()
-    state = Trainer(model, train, valid, recipe)
+    state = Trainer(model, train, valid, recipe.train_config)
     assert memory <= state.model.state_dict().keys()
     assert memory <= state.teacher.state_dict().keys()
     for epoch in range(6):
@@ -425,7 +433,7 @@ def test_loose_instances_without_a_label_do_not_raise_the_least_share():
     pool = Pool(np.random.default_rng(0).normal(size=(116, 4)).astype(np.float32))
     bags = Bags.of(pool, sizes=[16] * 4 + [1] * 52, labels=[0, 1, 2, 0] + [-1] * 52, classes=3)
     design = ModelConfig((4,), bags.classes, "linear", head="tilt")
-    state = Trainer(Model(design), bags, bags, TINY.replace(backbone="linear"))
+    state = Trainer(Model(design), bags, bags, TINY.replace(backbone="linear").train_config)
     assert float(state.head.least) == transition_em.random_majority_share(16, 3)
     assert float(state.head.mix[0, 0]) == pytest.approx(transition_em.initial_share(16, 3))
 
@@ -494,7 +502,7 @@ def test_it_learns_and_finds_the_shares(scenario, least):
     )
     recipe = recipe.replace(batch_bags=16, options={} if scenario == "small" else {"bag": 0})
     bags = runs.make_bags(recipe)
-    fitted = loop.train(*plain.made(recipe), recipe)
+    fitted = loop.train(*plain.made(recipe), recipe.train_config)
     assert (predict(fitted.model, bags["test"]).instance.argmax(1) == bags["test"].truth).float().mean() > least
     true = (bags["train"].truth == bags["train"].label[bags["train"].bag]).float().mean()
     assert abs(float(fitted.model.head.estimate.share.mean()) - float(true)) < 0.06
@@ -525,7 +533,7 @@ def test_two_classes_and_ragged_bags_with_everything():
             recipe = TINY.replace(backbone="linear", epochs=12, lr=0.02, batch_bags=4, options=options)
             design = ModelConfig((4,), made.classes, "linear", head="tilt", options=recipe.options)
             design = design if counted is None else ModelConfig(**{**vars(design), "counted": tuple(counted)})
-            curve = loop.train(Model(design), made, made.take([0, 1, 4]), recipe).progress.curve
+            curve = loop.train(Model(design), made, made.take([0, 1, 4]), recipe.train_config).progress.curve
             assert np.isfinite(curve).all()
             assert curve[-1][1] < curve[0][1]
 
@@ -588,7 +596,9 @@ def test_only_weights_decay():
     recipe = TINY.replace(optimizer="sgd", lr=0.1, weight_decay=0.1, backbone="resnet18", backbone_options={"width": 4})
     model, train, valid = plain.made(recipe.replace(backbone="mlp", backbone_options={}))
     for decay, kinds in (("all", {0.1}), ("weights", {0.1, 0.0})):
-        state = Trainer(model, train, valid, recipe.replace(decay=decay, backbone="mlp", backbone_options={}))
+        state = Trainer(
+            model, train, valid, recipe.replace(decay=decay, backbone="mlp", backbone_options={}).train_config
+        )
         groups = state.optimizers[""].param_groups
         assert {g["weight_decay"] for g in groups} == kinds
         assert sum(len(g["params"]) for g in groups) == len(list(state.model.parameters()))
@@ -607,7 +617,7 @@ def test_batches_of_instances():
 
 
 def test_the_loop_says_how_much_is_done():
-    state = Trainer(*plain.made(TINY), TINY)
+    state = Trainer(*plain.made(TINY), TINY.train_config)
     heard = []
     inner = state.head.loss
     state.head.loss = lambda output, batch, teacher: (
@@ -650,7 +660,7 @@ def test_bags_vote_only_once_the_network_knows_something():
     assert float(late) > 0
     by_pass = head_of(over="instances", vote=0.4, start=0.2)
     recipe = TINY.replace(epochs=10, options=(("over", "instances"), ("vote", 0.4), ("start", 0.2)))
-    state = Trainer(*plain.made(recipe), recipe)
+    state = Trainer(*plain.made(recipe), recipe.train_config)
     assert by_pass.passes[1].start == 0.4
     seen = [tuple((one.over, one.uses_teacher) for one in state.passes(epoch)) for epoch in range(10)]
     assert seen[:2] == [(("instances", False),)] * 2
@@ -660,7 +670,7 @@ def test_bags_vote_only_once_the_network_knows_something():
 
 def test_the_rate_follows_what_is_done_however_many_steps_an_epoch_has():
     recipe = TINY.replace(epochs=4, options=(("over", "instances"), ("vote", 0.5), ("start", 0.0)))
-    state = Trainer(*plain.made(recipe), recipe)
+    state = Trainer(*plain.made(recipe), recipe.train_config)
     heard = []
     for one, step in list(state.pass_steps.items()):
         state.pass_steps[one] = lambda which, step=step: (
@@ -686,7 +696,7 @@ def test_an_election_lost_beyond_doubt_pulls_less_than_a_close_one():
 
 def test_the_teacher_sees_weak_views_and_notes_for_both():
     recipe = TINY.replace(views="feature")
-    state = Trainer(*plain.made(recipe.replace(views="none")), recipe)
+    state = Trainer(*plain.made(recipe.replace(views="none")), recipe.train_config)
     asked = []
     inner = state.encode
     state.encode = lambda *given: (asked.append(given[3:]), inner(*given))[1]
@@ -778,7 +788,7 @@ def test_answers_over_the_mirror_image(tmp_path):
     torch.testing.assert_close(predict(load_network(tmp_path), bags).instance, both.instance)
     with pytest.raises(HeadcountError, match="only images have a mirror image"):
         ModelConfig((8,), ("a", "b"), "mlp", mirror=True)
-    assert runs.build_model(TINY.replace(mirror=True), bags).config.mirror
+    assert build_model(TINY.replace(mirror=True).model_config(bags), bags).config.mirror
     assert math.isclose(float(both.bag.exp().sum(1).mean()), 1, rel_tol=1e-5)
 
 
@@ -800,7 +810,7 @@ def test_the_record_holds_the_estimate_beside_the_truth(tmp_path):
 
 def test_a_loaded_model_still_knows_its_shares(tmp_path):
     recipe = TINY.replace(bag_size=16, epochs=3)
-    model = loop.train(*plain.made(recipe), recipe).model
+    model = loop.train(*plain.made(recipe), recipe.train_config).model
     save_network(model, tmp_path)
     again = load_network(tmp_path)
     assert torch.equal(again.head.estimate.mix, model.head.estimate.mix)

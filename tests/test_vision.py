@@ -233,7 +233,7 @@ def test_frozen_weights_and_running_means_stay(frozen, downloads):
     recipe = Recipe(
         backbone="timm:small", head="tilt", epochs=2, batch_bags=4, lr=0.05, optimizer="adamw", precision="fp32"
     )
-    train(model, bags, bags, recipe)
+    train(model, bags, bags, recipe.train_config)
     after = model.state_dict()
     own = [k for k in before if k.startswith("backbone.net.")]
     assert all(torch.equal(before[k], after[k]) for k in own) == frozen

@@ -30,14 +30,16 @@ _LAZY = {
     "Output": ("models.heads", "Output"),
     "build_head": ("models.heads", "build_head"),
     "Model": ("models.network", "Model"),
+    "ModelConfig": ("models.network", "ModelConfig"),
+    "build_model": ("models.network", "build_model"),
     "predict": ("models.network", "predict"),
     "predict_instances": ("models.network", "predict_instances"),
     "FittedModel": ("models.fitted", "FittedModel"),
     "Recipe": ("experiments.recipe", "Recipe"),
+    "TrainConfig": ("training.config", "TrainConfig"),
     "train": ("training.loop", "train"),
     "prototypes": ("training.mpem", "prototypes"),
     "dissenters": ("training.mpem", "dissenters"),
-    "build_model": ("experiments.run", "build_model"),
     "run": ("experiments.run", "run"),
     "study": ("experiments.study", "study"),
     "grid": ("experiments.study", "grid"),
@@ -59,12 +61,14 @@ __all__ = [  # the same names, written out: type checkers and editors run nothin
     "HeadcountError",
     "MajorityClassifier",
     "Model",
+    "ModelConfig",
     "Output",
     "Pool",
     "Protocol",
     "Recipe",
     "Segments",
     "SumHead",
+    "TrainConfig",
     "__version__",
     "build_head",
     "build_model",
@@ -91,14 +95,15 @@ if TYPE_CHECKING:
     from headcount.estimators.bag_kfold import BagKFold
     from headcount.estimators.majority_classifier import MajorityClassifier
     from headcount.experiments.recipe import Recipe
-    from headcount.experiments.run import build_model, run
+    from headcount.experiments.run import run
     from headcount.experiments.study import grid, study
     from headcount.models.fitted import FittedModel
     from headcount.models.heads import HEADS, Head, Output, SumHead, build_head
-    from headcount.models.network import Model, predict, predict_instances
+    from headcount.models.network import Model, ModelConfig, build_model, predict, predict_instances
     from headcount.readers.read import BagDataset, ColumnRoles, read
     from headcount.selection.check.check import check
     from headcount.selection.fit import fit
+    from headcount.training.config import TrainConfig
     from headcount.training.loop import train
     from headcount.training.mpem import dissenters, prototypes
 else:  # hidden from type checkers, which would otherwise accept any name

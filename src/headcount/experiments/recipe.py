@@ -14,13 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from headcount.bags import Bags
 from headcount.datasets import corruption as troubles
 from headcount.datasets import protocol, registry
 from headcount.errors import HeadcountError, check_bool, check_choice, check_number, to_python_scalar
 from headcount.models import library_backbones
 from headcount.models.backbones import BACKBONES
 from headcount.models.heads import check_options, find_head, head_code
-from headcount.training.augment import VIEWS
+from headcount.models.network import ModelConfig
+from headcount.training.config import TrainConfig
 
 Options = tuple[tuple[str, Any], ...]
 
@@ -122,12 +124,10 @@ class Recipe:
         for name, (low, high) in _RANGES.items():
             whole = isinstance(getattr(Recipe, name), int)
             object.__setattr__(self, name, check_number(name, getattr(self, name), low, high, integer=whole))
+        for name, value in vars(self.train_config).items():  # checked there
+            object.__setattr__(self, name, value)
         for name in ("overlap", "drop_before_forward", "mirror"):
             check_bool(name, getattr(self, name))
-        if self.patience and self.selection == "last":
-            raise HeadcountError(
-                f"patience={self.patience} waits for a better epoch, selection=last keeps the last one; give one of the two"
-            )
         if not isinstance(self.head, str) or ":" not in self.head:
             check_options(self.head, dict(self.options))
         troubles.check_corruption(dict(self.trouble))
@@ -145,6 +145,16 @@ class Recipe:
         for name in changes:
             check_choice("recipe field", name, [f.name for f in fields(self)])
         return replace(self, **changes)
+
+    @property
+    def train_config(self) -> TrainConfig:
+        """How the model is trained: what :func:`headcount.train` takes."""
+        return TrainConfig(**{f.name: getattr(self, f.name) for f in fields(TrainConfig)})
+
+    def model_config(self, bags: Bags) -> ModelConfig:
+        """The network of this recipe for bags like these: what :func:`headcount.build_model` takes."""
+        names = ("backbone", "backbone_options", "head", "options", "mirror")
+        return ModelConfig.for_bags(bags, **{name: getattr(self, name) for name in names})
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -220,12 +230,6 @@ _CHOICES = {
     "sampler": ("conditional", "official"),
     "tie": ("lowest", "random", "reject"),
     "rounding": ("official", "largest_remainder"),
-    "optimizer": ("adam", "adamw", "sgd"),
-    "schedule": ("constant", "cosine", "twice"),
-    "views": tuple(VIEWS),
-    "decay": ("all", "weights"),
-    "selection": ("official", "mean", "last"),
-    "precision": ("tf32", "fp32", "bf16"),
     "distance": ("euclidean", "mahalanobis"),
     "prototype_bags": ("correct", "all"),
 }
@@ -233,14 +237,5 @@ _RANGES: dict[str, tuple[float, float]] = {
     "fold": (0, protocol.FOLDS - 1),
     **{name: protocol.RANGES[name] for name in ("bag_size", "train_bags", "valid_bags", "test_bags")},
     "data_seed": protocol.RANGES["seed"],
-    "epochs": (1, 1 << 24),
-    "batch_bags": (1, 1 << 24),
-    "batch_instances": (0, 1 << 24),
-    "lr": (0.0, 1e6),
-    "weight_decay": (0.0, 1e6),
-    "warmup": (0.0, 1.0),
-    "patience": (0, 1 << 24),
-    "seed": (0, (1 << 63) - 1),
     "removal": (0.0, 1.0),
-    "chunk_instances": (0, 1 << 40),
 }

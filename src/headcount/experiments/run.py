@@ -32,9 +32,7 @@ from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.io import file_lock
 from headcount.models.heads import find_head
-from headcount.models.network import Model, ModelConfig, predict
-from headcount.models.normalize import Normalize
-from headcount.seeds import seed_for
+from headcount.models.network import Model, build_model, predict
 from headcount.training import distributed, loop, loss_curve, mpem
 from headcount.training.accel import device as speed
 from headcount.training.loop import CHECKPOINT_SECONDS, TrainResult
@@ -87,8 +85,7 @@ def _train(
         train = train.without(removed)
         train = train.drop_removed() if recipe.drop_before_forward else train
     model = initial_model(recipe, bags["train"].blind()).to(device)
-    settled = recipe.needs[0] if recipe.removal else recipe  # they are gone; the training is like any other
-    fitted = loop.train(model, train, valid, settled, work_dir=work, **how)
+    fitted = loop.train(model, train, valid, recipe.train_config, work_dir=work, **how)
     if not fitted.progress.best_epoch:
         raise HeadcountError(f"{recipe}: the validation loss was never a number; try a smaller lr than {recipe.lr:g}")
     return bags, removed, fitted
@@ -165,24 +162,8 @@ def protocol_of(recipe: Recipe) -> Protocol:
 def initial_model(recipe: Recipe, train: Bags) -> Model:
     """Fresh weights: the same for every fold and every removal of one seed."""
     source = registry.load_source(recipe.source)
-    return build_model(recipe, train, source.mean, source.std)
-
-
-def build_model(recipe: Recipe, train: Bags, mean: Any = None, std: Any = None) -> Model:
-    """The recipe's network for instances like these; what is not given of the normalisation is learned from them."""
-    design = ModelConfig(
-        shape=train.pool.shape,
-        classes=train.classes,
-        backbone=recipe.backbone,
-        backbone_options=recipe.backbone_options,
-        head=recipe.head,
-        options=recipe.options,
-        counted=None if train.counted is None else tuple(train.counted.tolist()),
-        mirror=recipe.mirror,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_for(recipe.seed, "initialisation"))
-        return Model(design, Normalize.fit(train, mean, std).cpu())
+    config = recipe.model_config(train)
+    return build_model(config, train, seed=recipe.seed, mean=source.mean, std=source.std)
 
 
 # -- MPEM -------------------------------------------------------------------------------------------------------------

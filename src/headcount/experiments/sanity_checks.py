@@ -19,9 +19,9 @@ import numpy as np
 
 from headcount.bags import Bags, Pool
 from headcount.experiments.recipe import Recipe
-from headcount.experiments.run import build_model, hide_truth
+from headcount.experiments.run import hide_truth
 from headcount.majority import metrics
-from headcount.models.network import predict
+from headcount.models.network import build_model, predict
 from headcount.training import loop
 
 CLASSES = 4
@@ -111,7 +111,8 @@ def run_sanity_check(recipe: Recipe, name: str, seeds: int = 3) -> CheckScore:
 
 def _once(recipe: Recipe, bags: dict[str, Bags], name: str) -> tuple[float, float]:
     train, valid = (hide_truth(bags[split], recipe) for split in ("train", "valid"))
-    said = predict(loop.train(build_model(recipe, train), train, valid, recipe).model, bags["test"])
+    model = build_model(recipe.model_config(train), train, seed=recipe.seed)
+    said = predict(loop.train(model, train, valid, recipe.train_config).model, bags["test"])
     assert bags["test"].truth is not None
     truth, answer = bags["test"].truth.numpy(), said.instance.argmax(1).numpy()
     judged = truth < CLASSES - 1 if name == "never" else truth >= 0

@@ -24,6 +24,7 @@ from headcount.models.backbones import build_backbone
 from headcount.models.heads import Output, build_head, find_head
 from headcount.models.normalize import Normalize
 from headcount.models.weight_files import check_header
+from headcount.seeds import seed_for
 
 FORMAT = 1
 
@@ -53,6 +54,17 @@ class ModelConfig:
                 f"only images have a mirror image, and the instances have shape {self.shape}; leave mirror out"
             )
 
+    @classmethod
+    def for_bags(cls, bags: Bags, **fields: Any) -> ModelConfig:
+        """The configuration for instances and classes like those of these bags; ``fields`` are the other fields.
+
+        >>> from headcount.bags import Pool
+        >>> ModelConfig.for_bags(Bags.of(Pool(torch.eye(4).numpy()), sizes=[4], labels=[1], classes=2), backbone="mlp").shape
+        (4,)
+        """
+        counted = None if bags.counted is None else tuple(bags.counted.tolist())
+        return cls(shape=bags.pool.shape, classes=bags.classes, counted=counted, **fields)
+
 
 class Model(nn.Module):
     """(n, ...) stored instances -> Output."""
@@ -81,6 +93,32 @@ class Model(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.normalize.mean.device
+
+
+def build_model(config: ModelConfig, bags: Bags, *, seed: int = 0, mean: Any = None, std: Any = None) -> Model:
+    """A model with fresh weights.
+
+    Parameters
+    ----------
+    config : ModelConfig
+        The network; see :meth:`ModelConfig.for_bags`.
+    bags : Bags
+        Training bags; mean and standard deviation of the normalisation are those of their instances.
+    seed : int
+        Seed of the weights.
+    mean, std : optional
+        Mean and standard deviation, where they are known.
+
+    Examples
+    --------
+    >>> from headcount.bags import Pool
+    >>> bags = Bags.of(Pool(torch.eye(4).numpy()), sizes=[2, 2], labels=[0, 1], classes=2)
+    >>> build_model(ModelConfig.for_bags(bags, backbone="mlp", head="tilt"), bags).head.title
+    'Tilt'
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_for(seed, "initialisation"))
+        return Model(config, Normalize.fit(bags, mean, std).cpu())
 
 
 @torch.no_grad()

@@ -24,11 +24,10 @@ from headcount.bags import Bags
 from headcount.bags.subsample import split_large_bags, subsample_instances
 from headcount.errors import HeadcountError, check_choice
 from headcount.experiments.recipe import Recipe
-from headcount.experiments.run import build_model
 from headcount.majority import transition as tilt
 from headcount.models.heads import HEADS, check_options, find_head, head_options
 from headcount.models.library_backbones import PretrainedBackbone
-from headcount.models.network import Model
+from headcount.models.network import Model, build_model
 from headcount.models.trees import LinearModel, SklearnModel, Trees, from_sklearn, is_savable
 from headcount.selection.network_defaults import network_recipe
 from headcount.training import loop
@@ -131,11 +130,14 @@ class Method:
         if "piece" in dict(recipe.options):
             train_bags, valid_bags = split_large_bags(train_bags), split_large_bags(valid_bags)
         if self.start is None:
-            model = build_model(recipe, train_bags).to(device)
+            model = build_model(recipe.model_config(train_bags), train_bags, seed=recipe.seed).to(device)
         else:
-            model = build_model(recipe, train_bags, self.start.mean, self.start.std).to(device)
+            config, start = recipe.model_config(train_bags), self.start
+            model = build_model(config, train_bags, seed=recipe.seed, mean=start.mean, std=start.std).to(device)
             self.start.load_into(model.backbone)
-        done = loop.train(model, train_bags.to(device), valid_bags.to(device), recipe, work_dir=work, on_progress=tell)
+        done = loop.train(
+            model, train_bags.to(device), valid_bags.to(device), recipe.train_config, work_dir=work, on_progress=tell
+        )
         if not done.progress.best_epoch:
             raise HeadcountError(f"{self.title}: the validation loss was never a number; leave this method out")
         model = done.model.cpu()

@@ -60,7 +60,7 @@ class ChunkedStep:
     """Steps in pieces for one training. Made only where the recipe sets ``chunk_instances``."""
 
     def __init__(self, training: Any) -> None:
-        self.training, self.budget = training, training.recipe.chunk_instances
+        self.training, self.budget = training, training.config.chunk_instances
         self.head, self.device = training.head, training.device
         self.times = 1 if self.head.uses_instance_labels and training.train_loader.bags.known is not None else 2
         self._check(training.train_loader, self.head.views, learns=True)
@@ -75,7 +75,9 @@ class ChunkedStep:
         t = self.training
         views = t.views(one)
         parts = split_into_groups(t.train_loader, which, one.over, views, self.budget)
-        masses = torch.stack([self.head.mass(t.train_loader.batch(g, one.over, views)[0]).float() for g in parts])
+        masses = torch.stack(
+            [self.head.loss_weight(t.train_loader.batch(g, one.over, views)[0]).float() for g in parts]
+        )
         shares = masses / masses.sum().clamp_min(1e-12)
         t.model.zero_grad(set_to_none=True)
         losses = []
@@ -94,7 +96,7 @@ class ChunkedStep:
         """The validation loss of a batch."""
         t = self.training
         parts = split_into_groups(t.valid_loader, which, "bags", 1, self.budget)
-        masses = torch.stack([t.eval_model.head.mass(t.valid_loader.batch(g)[0]).float() for g in parts])
+        masses = torch.stack([t.eval_model.head.loss_weight(t.valid_loader.batch(g)[0]).float() for g in parts])
         losses = [
             self._bag(t.eval_model, t.valid_loader, g, None)
             if self._cut(t.valid_loader, g)
@@ -137,13 +139,13 @@ class ChunkedStep:
 
     def _hear(self, model: Model, x: Tensor, segments: Segments, seed: int) -> BagStats:
         t = self.training
-        kind = t.recipe.views if model.training else "none"
-        with replay_rng(seed, self.device), speed.autocast(t.recipe.precision, self.device):
+        kind = t.config.views if model.training else "none"
+        with replay_rng(seed, self.device), speed.autocast(t.config.precision, self.device):
             return model.head.accumulate(t.features(model, x, kind), segments)[1]
 
     def _decided(self, model: Model, noted: list[BagStats], batch: Batch) -> Tensor:
-        with speed.autocast(self.training.recipe.precision, self.device):
-            absent: Any = MissingLogits(self.training.recipe.head)
+        with speed.autocast(self.training.config.precision, self.device):
+            absent: Any = MissingLogits(self.training.model.config.head)
             output = Output(absent, *model.head.readout(model.head.merge(noted)))
             return model.head.loss(output, batch, None)
 
@@ -173,20 +175,20 @@ class ChunkedStep:
             most = max(most, views * max(feed.step_sizes("instances")))
         if most <= self.budget:
             return  # every batch fits
-        recipe = self.training.recipe
+        network = self.training.model.config
         sets = f"chunk_instances {self.budget} takes a batch in pieces, and"
         instead = "give chunk_instances 0 (and fewer batch_bags, if memory is short)"
         if learns and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.training.model.modules()):
             raise HeadcountError(
-                f"{sets} batch-norm learns from whole batches (backbone {recipe.backbone}, head {recipe.head}); "
+                f"{sets} batch-norm learns from whole batches (backbone {network.backbone}, head {network.head}); "
                 f"use a backbone and head without it, such as mlp and count, or {instead}"
             )
         if self.head.requires_full_batch:
             raise HeadcountError(
-                f"{sets} head {recipe.head} needs it whole: {self.head.requires_full_batch}; {instead}"
+                f"{sets} head {network.head} needs it whole: {self.head.requires_full_batch}; {instead}"
             )
         if self.head.batch_matters:
-            raise HeadcountError(f"{sets} to head {recipe.head} the other bags of a batch matter; {instead}")
+            raise HeadcountError(f"{sets} to head {network.head} the other bags of a batch matter; {instead}")
         large = (sizes > self.budget).nonzero().flatten()
         for bag in large:
             why = self.head.why_not_chunkable(feed.batch_info(bag[None])[0].segments)
@@ -195,7 +197,7 @@ class ChunkedStep:
             if why:
                 raise HeadcountError(
                     f"bag {int(bag)} has {int(feed.bags.sizes[bag])} instances, more than chunk_instances {self.budget}, "
-                    f"and head {recipe.head} cannot hear a bag in pieces: {why}; give a larger chunk_instances, or another "
+                    f"and head {network.head} cannot hear a bag in pieces: {why}; give a larger chunk_instances, or another "
                     "head, such as count"
                 )
 
@@ -234,5 +236,5 @@ def _chunk(batch: Batch, rows: Tensor) -> Batch:
     weight = None if s.weight is None else s.weight[rows]
     known = None if batch.known is None else batch.known[rows]
     return replace(
-        batch, segments=Segments(s.index[rows], 1, len(rows), weight), place=batch.position[rows], known=known
+        batch, segments=Segments(s.index[rows], 1, len(rows), weight), position=batch.position[rows], known=known
     )

@@ -8,41 +8,28 @@ import torch
 
 from headcount.bags import Bags
 from headcount.errors import HeadcountError
-from headcount.experiments.recipe import Recipe
 from headcount.models.heads import HEADS, Head, Output
 from headcount.models.network import Model
 from headcount.training.augment import FEATURE_VIEWS
+from headcount.training.config import TrainConfig
 from headcount.training.loader import BagLoader
 
-_BUILT = ("backbone", "head", "backbone_options", "options", "mirror")  # what a model has of its recipe
 
-
-def check_compatible(model: Model, train: Bags, valid: Bags, recipe: Recipe) -> None:
+def check_compatible(model: Model, train: Bags, valid: Bags, config: TrainConfig) -> None:
     """Refuse what does not belong together, and bags from which nothing can be learned or chosen."""
     for what, bags in (("training", train), ("validation", valid)):
         _fitting(model, what, bags)
-    for name in _BUILT:
-        built, given = getattr(model.config, name), getattr(recipe, name)
-        if built != given and (given or name in ("backbone", "head")):  # no options: none are said
-            raise HeadcountError(
-                f"the model was built with {name}={built!r}, the recipe says {given!r}; give one of the two"
-            )
-    if recipe.removal:
-        raise HeadcountError(
-            f"removal={recipe.removal:g}: fit removes nobody; leave it out and give train.without(whom), or use run, "
-            "which does MPEM"
-        )
-    if train.pool.kind == "features" and recipe.views not in FEATURE_VIEWS:
+    if train.pool.kind == "features" and config.views not in FEATURE_VIEWS:
         there = ", ".join(filter(None, FEATURE_VIEWS))
         raise HeadcountError(
-            f"views={recipe.views} change pictures, and the instances are features; give one of {there}"
+            f"views={config.views} change pictures, and the instances are features; give one of {there}"
         )
     if not train.target.any() and train.known is None:
         raise HeadcountError("no training bag has a label, so there is nothing to learn from; label some")
-    if not valid.target.any() and recipe.selection != "last":
+    if not valid.target.any() and config.selection != "last":
         raise HeadcountError(
             f"no validation bag has a label to choose an epoch by; label some, or give selection=last (it is "
-            f"{recipe.selection})"
+            f"{config.selection})"
         )
 
 

@@ -145,7 +145,7 @@ class DistributedStep:
         self.training, self.one, self.team = training, one, training.process_group
         if training.head.requires_full_batch:
             raise HeadcountError(
-                f"head {training.recipe.head} cannot be trained by several processes: {training.head.requires_full_batch}; "
+                f"head {training.model.config.head} cannot be trained by several processes: {training.head.requires_full_batch}; "
                 "train it with one process"
             )
         if min(training.train_loader.batch_bags, len(training.train_loader.bags)) < self.team.size:
@@ -160,9 +160,9 @@ class DistributedStep:
         self.slope, self.update = fast(self._slope), fast(self._update)
 
     def __call__(self, which: Tensor) -> Tensor:
-        share = self.team.share(which)
+        share = self.team.shard(which)
         mine = self.slope(share) if len(share) else torch.zeros(self.ends[-1] + 2, device=self.team.device)
-        return self.update(self.team.add(mine))
+        return self.update(self.team.all_reduce(mine))
 
     def _slope(self, share: Tensor) -> Tensor:
         """(P + 2,): gradient and loss, both times the mass; and the mass."""
@@ -215,21 +215,23 @@ class BufferSync:
             if rule is None:
                 self._unchanged(name, buffer, before)
             elif rule in ("changes", "mean"):
-                change = self.team.add(buffer - before)
+                change = self.team.all_reduce(buffer - before)
                 buffer.copy_(before + (change / self.team.size if rule == "mean" else change))
             else:
-                self.team.add(buffer, distributed.ReduceOp.MIN if rule == "min" else distributed.ReduceOp.MAX)
+                self.team.all_reduce(buffer, distributed.ReduceOp.MIN if rule == "min" else distributed.ReduceOp.MAX)
         if self.training.teacher is not None:
             for (name, kept), now in zip(
                 self.training.teacher.named_buffers(), self.training.model.buffers(), strict=True
-            ):  # the teacher's own batch-norm is an average too, and must not become its pupil's (docs/explanation/tilt.md)
-                kept.copy_(self.team.add(kept.clone()) / self.team.size if self.rules.get(name) == "mean" else now)
+            ):  # the teacher's own batch-norm is an average too, and must not become its pupil's (docs/tilt.md)
+                kept.copy_(
+                    self.team.all_reduce(kept.clone()) / self.team.size if self.rules.get(name) == "mean" else now
+                )
         self.before = self._now()
 
     def _unchanged(self, name: str, buffer: Tensor, before: Tensor) -> None:
-        changed = self.team.add(torch.tensor(int(not torch.equal(buffer, before)), device=self.team.device))
+        changed = self.team.all_reduce(torch.tensor(int(not torch.equal(buffer, before)), device=self.team.device))
         if bool(changed):
             raise HeadcountError(
-                f"head {self.training.recipe.head} keeps {name.removeprefix('head.')!r} across bags, and several processes "
+                f"head {self.training.model.config.head} keeps {name.removeprefix('head.')!r} across bags, and several processes "
                 "would each keep their own; train it with one process"
             )

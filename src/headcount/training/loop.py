@@ -16,12 +16,12 @@ import torch
 
 from headcount.bags import Bags
 from headcount.errors import HeadcountError
-from headcount.experiments.recipe import Recipe
 from headcount.models.network import Model
 from headcount.seeds import seed_for
 from headcount.training import loss_curve
 from headcount.training.accel import device
 from headcount.training.compatibility import check_compatible, check_head_output
+from headcount.training.config import TrainConfig
 from headcount.training.trainer import Trainer, TrainProgress
 
 
@@ -50,7 +50,7 @@ def train(
     model: Model,
     train: Bags,
     valid: Bags,
-    recipe: Recipe,
+    config: TrainConfig,
     *,
     work_dir: Path | str | None = None,
     on_progress: Callable[[TrainProgress], None] | None = None,
@@ -61,9 +61,9 @@ def train(
 
     ``work`` is a folder for the checkpoint and ``metrics.jsonl``; ``watch`` is told after each epoch.
     """
-    check_compatible(model, train, valid, recipe)
+    check_compatible(model, train, valid, config)
     work_dir = None if work_dir is None else Path(work_dir)
-    state = Trainer(model, train, valid, recipe, compile)
+    state = Trainer(model, train, valid, config, compile)
     first = state.process_group.is_main  # of several processes only one writes and shows
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         check_head_output(state.head, state.train_loader)
@@ -72,9 +72,9 @@ def train(
         started = time.monotonic() - progress.seconds
         saved = time.monotonic()
         try:
-            while progress.epoch < recipe.epochs and not _patience_over(progress, recipe.patience):
+            while progress.epoch < config.epochs and not _patience_over(progress, config.patience):
                 # views and dropout; the first process (or the only one) draws as ever, the others differently
-                torch.manual_seed(seed_for(recipe.seed, "noise", progress.epoch, *state.process_group.seed_suffix))
+                torch.manual_seed(seed_for(config.seed, "noise", progress.epoch, *state.process_group.seed_suffix))
                 losses = state.train_epoch(progress.epoch), state.valid_loss()
                 state.record_epoch(progress, float(losses[0]), float(losses[1]))
                 progress.seconds = time.monotonic() - started
@@ -93,7 +93,7 @@ def train(
             if "more than 1 value per channel" not in str(e):
                 raise
             raise HeadcountError(
-                f"a step of {recipe.batch_bags} bags is down to one instance, and batch-norm cannot learn from one alone; "
+                f"a step of {config.batch_bags} bags is down to one instance, and batch-norm cannot learn from one alone; "
                 "give larger or more bags (bag_size, train_bags), more of them a step (batch_bags), or another backbone or head"
             ) from e
     model.load_state_dict({k: state.best_state[k] for k in model.state_dict()})  # all but what was only memory

@@ -8,25 +8,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headcount.experiments.recipe import Recipe
+from headcount.training.config import TrainConfig
 
 
-def build_optimizer(model: nn.Module, prefix: str, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, prefix: str, config: TrainConfig, device: torch.device) -> torch.optim.Optimizer:
     """The recipe's optimizer, over the parameters whose names begin so, the large first: torch's fused step takes some thirty
     at a time, and a card has work for all its parts only when the large ones are taken together."""
     chosen = [p for name, p in model.named_parameters() if name.startswith(prefix)]
     chosen.sort(key=torch.numel, reverse=True)
     groups: list[Any] = chosen
-    if recipe.decay == "weights":  # not biases, nor what batch-norm scales and shifts by
+    if config.decay == "weights":  # not biases, nor what batch-norm scales and shifts by
         parts = [p for p in chosen if p.ndim > 1], [p for p in chosen if p.ndim <= 1]
         groups = [{"params": part, **extra} for part, extra in zip(parts, ({}, {"weight_decay": 0.0}), strict=True)]
     on_gpu = device.type == "cuda"
     # a tensor for the rate: it can change under a captured graph
-    rate = torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr
-    if recipe.optimizer == "sgd":
-        return torch.optim.SGD(groups, rate, 0.9, weight_decay=recipe.weight_decay, nesterov=True, fused=True)
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[recipe.optimizer]
-    return kind(groups, rate, (0.9, 0.999), 1e-8, recipe.weight_decay, capturable=on_gpu, fused=True)
+    rate = torch.tensor(config.lr, device=device) if on_gpu else config.lr
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(groups, rate, 0.9, weight_decay=config.weight_decay, nesterov=True, fused=True)
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
+    return kind(groups, rate, (0.9, 0.999), 1e-8, config.weight_decay, capturable=on_gpu, fused=True)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

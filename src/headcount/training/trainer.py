@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from headcount.bags import Bags
 from headcount.bags.hashing import fingerprint, tensor_bytes
-from headcount.experiments.recipe import Recipe
 from headcount.majority.transition_em import effective_bag_size
-from headcount.models.heads import Batch, Output, Pass
+from headcount.models.heads import Batch, Output, Pass, head_code
 from headcount.models.network import Model
 from headcount.training import checkpoint, chunked, distributed, loss_curve
 from headcount.training.accel import device as speed
 from headcount.training.augment import apply_views
+from headcount.training.config import TrainConfig
 from headcount.training.loader import BagLoader
 from headcount.training.optim import (
     build_optimizer,
@@ -67,28 +67,28 @@ def _encoder(compile: str, device: str) -> Callable[..., Tensor]:
 class Trainer:
     """What changes while a model learns: weights, teacher, optimizers, the best so far."""
 
-    def __init__(self, model: Model, train: Bags, valid: Bags, recipe: Recipe, compile: str = "auto") -> None:
+    def __init__(self, model: Model, train: Bags, valid: Bags, config: TrainConfig, compile: str = "auto") -> None:
         device = model.device
-        self.train_loader = BagLoader(train, recipe.batch_bags, device, recipe.batch_instances)
-        self.valid_loader = BagLoader(valid, recipe.batch_bags, device)
-        speed.set_tf32(recipe.precision, device)
-        self.model, self.recipe, self.device = copy.deepcopy(model), recipe, device
+        self.train_loader = BagLoader(train, config.batch_bags, device, config.batch_instances)
+        self.valid_loader = BagLoader(valid, config.batch_bags, device)
+        speed.set_tf32(config.precision, device)
+        self.model, self.config, self.device = copy.deepcopy(model), config, device
         self.head = self.model.head
         own = {name for name, _ in self.model.named_buffers()}
         self.head.setup_memory(len(train), len(train.index))
         self.head.setup_bag_size(effective_bag_size(train.segments(), train.target))
         enrolled = {name for name, _ in self.model.named_buffers()} - own
         self.model.to(device)  # what enrolling added
-        speed.optimize_layout(self.model, device, recipe.precision)
+        speed.optimize_layout(self.model, device, config.precision)
         self.teacher = copy.deepcopy(self.model).requires_grad_(False).eval() if self.head.teacher is not None else None
         self.eval_model = self.teacher or self.model
         self.encode = _encoder(compile, device.type)
         prefixes = dict.fromkeys(p for one in self.head.passes for p in one.trains)
         learned = [name for name, _ in self.model.named_parameters()]
         prefixes = [prefix for prefix in prefixes if any(name.startswith(prefix) for name in learned)]
-        self.optimizers = {prefix: build_optimizer(self.model, prefix, recipe, device) for prefix in prefixes}
+        self.optimizers = {prefix: build_optimizer(self.model, prefix, config, device) for prefix in prefixes}
         self.process_group, self.mid_epoch = distributed.process_group(device), False
-        self.chunked = chunked.ChunkedStep(self) if recipe.chunk_instances else None
+        self.chunked = chunked.ChunkedStep(self) if config.chunk_instances else None
         still = all(feed.resident and feed.bag_size is not None for feed in (self.train_loader, self.valid_loader))
         # only steps that do the same every time can be captured
         fast = partial(speed.cuda_graph, device=device) if still and self.chunked is None else lambda step: step
@@ -102,7 +102,7 @@ class Trainer:
             self.pass_steps = {one: distributed.DistributedStep(self, one, fast) for one in passes}
             self.memory = distributed.BufferSync(self, enrolled)
         self.run_valid_step = fast(self.valid_step)
-        self.total_steps = recipe.epochs * sum(self.train_loader.n_steps(one.over) for one in self.head.passes)
+        self.total_steps = config.epochs * sum(self.train_loader.n_steps(one.over) for one in self.head.passes)
         self.best_state = {k: v.clone() for k, v in self.eval_model.state_dict().items()}
 
     def train_epoch(self, epoch: int) -> Tensor:
@@ -114,10 +114,10 @@ class Trainer:
         passes = self.passes(epoch)
         total, losses = sum(self.train_loader.n_steps(one.over) for one in passes), []
         for one in passes:
-            order = self.train_loader.shuffled(one.over, self.recipe.seed, epoch)
+            order = self.train_loader.shuffled(one.over, self.config.seed, epoch)
             with self.train_loader.prefetching(self._reads(one, order)):
                 for which in order:
-                    done = (epoch * total + len(losses)) / (self.recipe.epochs * total)
+                    done = (epoch * total + len(losses)) / (self.config.epochs * total)
                     self._set_rate(done)
                     self.train_loader.fraction_done.fill_(done)
                     losses.append(self.pass_steps[one](which))
@@ -127,7 +127,7 @@ class Trainer:
 
     def passes(self, epoch: int) -> tuple[Pass, ...]:
         """The head's, those that have begun; before it wants to be taught, without teacher and with one view."""
-        done = epoch / self.recipe.epochs
+        done = epoch / self.config.epochs
         begun = (one for one in self.head.passes if done >= one.start)
         return tuple(replace(one, uses_teacher=one.uses_teacher and done >= self.head.teacher_start) for one in begun)
 
@@ -149,8 +149,8 @@ class Trainer:
         return loss.detach(), self.head.loss_weight(batch)
 
     def loss(self, x: Tensor, batch: Batch, taught: bool = True) -> Tensor:
-        with speed.autocast(self.recipe.precision, self.device):
-            output = self.head(self.features(self.model, x, self.recipe.views, batch.views), batch.segments)
+        with speed.autocast(self.config.precision, self.device):
+            output = self.head(self.features(self.model, x, self.config.views, batch.views), batch.segments)
             return self.head.loss(output, batch, self._taught(x, batch) if taught else None)
 
     def features(self, model: Model, x: Tensor, kind: str = "none", views: int = 1, weak: bool = False) -> Tensor:
@@ -178,7 +178,7 @@ class Trainer:
 
     @torch.no_grad()
     def batch_valid_loss(self, x: Tensor, batch: Batch) -> Tensor:
-        with speed.autocast(self.recipe.precision, self.device):
+        with speed.autocast(self.config.precision, self.device):
             output = self.eval_model.head(self.features(self.eval_model, x), batch.segments)
             return self.eval_model.head.loss(output, batch, None)
 
@@ -192,7 +192,7 @@ class Trainer:
         ]  # the others' are theirs, and zero here: the sum is all of them
         each = torch.zeros(len(parts), self.head.n_temperatures, dtype=torch.float64, device=self.device)
         with self.valid_loader.prefetching(
-            chunked.read_order(self.valid_loader, mine, budget=self.recipe.chunk_instances)
+            chunked.read_order(self.valid_loader, mine, budget=self.config.chunk_instances)
         ):
             losses = [self.run_valid_step(which) for which in mine]
         if mine:
@@ -205,7 +205,7 @@ class Trainer:
                 own.copy_(noted)
         labelled = self.valid_loader.bags.labelled.double()
         weight = torch.stack([labelled[which].sum() for which in parts]).to(self.device)
-        if self.recipe.selection == "official":
+        if self.config.selection == "official":
             weight = (weight > 0).double()
         return (each * weight[:, None]).sum(0).amin() / weight.sum().clamp_min(1e-12)
 
@@ -215,7 +215,7 @@ class Trainer:
         progress.epoch += 1
         self.mid_epoch = False
         progress.curve.append((train, valid))
-        if math.isfinite(valid) if self.recipe.selection == "last" else valid < progress.best:
+        if math.isfinite(valid) if self.config.selection == "last" else valid < progress.best:
             progress.best, progress.best_epoch = valid, progress.epoch
             for name, now in self.eval_model.state_dict().items():
                 self.best_state[name].copy_(now)
@@ -231,8 +231,9 @@ class Trainer:
         for tensor in self.model.state_dict().values():
             began.update(tensor_bytes(tensor))
         content = {
-            "recipe": self.recipe.changes,
-            "head": self.recipe.code_hash,
+            "config": vars(self.config),
+            "model": vars(self.model.config),
+            "head": hashlib.sha256(head_code(self.model.config.head)).hexdigest(),
             "bags": bags,
             "began": began.hexdigest(),
         }
@@ -284,19 +285,19 @@ class Trainer:
         """What the teacher says of views of its own."""
         if self.teacher is None:
             return None
-        h = self.features(self.teacher, x, self.recipe.views, batch.views, self.head.weak_teacher)
+        h = self.features(self.teacher, x, self.config.views, batch.views, self.head.weak_teacher)
         return self.teacher.head(h, batch.segments)
 
     def _reads(self, one: Pass, order: Iterable[Tensor]) -> Iterator[Tensor]:
         shares, times = map(self.process_group.shard, order), self.chunked.times if self.chunked else 1
         return chunked.read_order(
-            self.train_loader, shares, one.over, self.views(one), self.recipe.chunk_instances, times
+            self.train_loader, shares, one.over, self.views(one), self.config.chunk_instances, times
         )
 
     def _set_rate(self, done: float) -> None:
-        if self.recipe.schedule == "constant" and not self.recipe.warmup:
+        if self.config.schedule == "constant" and not self.config.warmup:
             return
-        rate = self.recipe.lr * lr_factor(self.recipe.schedule, self.recipe.warmup, done)
+        rate = self.config.lr * lr_factor(self.config.schedule, self.config.warmup, done)
         for optimizer in self.optimizers.values():
             set_lr(optimizer, rate)
 

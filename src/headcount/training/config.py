@@ -1,0 +1,99 @@
+"""TrainConfig: everything that :func:`~headcount.training.loop.train` can be asked to do differently."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from headcount.errors import HeadcountError, check_choice, check_number, to_python_scalar
+from headcount.training.augment import VIEWS
+
+CHOICES = {
+    "optimizer": ("adam", "adamw", "sgd"),
+    "schedule": ("constant", "cosine", "twice"),
+    "views": tuple(VIEWS),
+    "decay": ("all", "weights"),
+    "selection": ("official", "mean", "last"),
+    "precision": ("tf32", "fp32", "bf16"),
+}
+RANGES: dict[str, tuple[float, float]] = {
+    "epochs": (1, 1 << 24),
+    "batch_bags": (1, 1 << 24),
+    "batch_instances": (0, 1 << 24),
+    "lr": (0.0, 1e6),
+    "weight_decay": (0.0, 1e6),
+    "warmup": (0.0, 1.0),
+    "patience": (0, 1 << 24),
+    "seed": (0, (1 << 63) - 1),
+    "chunk_instances": (0, 1 << 40),
+}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a model is trained. The defaults are those of the paper.
+
+    Parameters
+    ----------
+    epochs : int
+        Epochs of training.
+    batch_bags : int
+        Bags per step.
+    optimizer : {"adam", "adamw", "sgd"}
+        SGD has Nesterov momentum 0.9.
+    lr, weight_decay : float
+        Learning rate and weight decay.
+    schedule : {"constant", "cosine", "twice"}
+        Of the learning rate. ``twice``: cosine to 0 by the middle, and once more from half the rate.
+    warmup : float
+        The fraction of the training over which the learning rate rises.
+    views : str
+        Augmentation policy: none, noise, crop, flip_crop, image, digit, tissue or feature (training/augment.py).
+    selection : {"official", "mean", "last"}
+        The epoch that is kept: that of the lowest validation loss, averaged over batches (official) or over bags (mean), or the last.
+    patience : int
+        Epochs without improvement after which training stops; 0: never.
+    seed : int
+        Seed of the order of the bags, augmentation and dropout.
+    precision : {"tf32", "fp32", "bf16"}
+        ``tf32``: float32 with TF32 convolutions on a GPU; ``fp32``: float32 throughout; ``bf16``: autocast.
+    batch_instances : int
+        Instances per step of a pass over single instances; 0: as many as ``batch_bags`` bags hold.
+    decay : {"all", "weights"}
+        The parameters with weight decay: all, or weights only (no biases, no batch-norm).
+    chunk_instances : int
+        The most instances processed at once; larger batches and bags are split (docs/size.md). 0: batches are not split.
+
+    Examples
+    --------
+    >>> TrainConfig(epochs=20, lr=1e-3).batch_bags
+    64
+    """
+
+    epochs: int = 1500
+    batch_bags: int = 64
+    optimizer: str = "adam"
+    lr: float = 3e-4
+    weight_decay: float = 0.0
+    schedule: str = "constant"
+    warmup: float = 0.0
+    views: str = "none"
+    selection: str = "official"
+    patience: int = 0
+    seed: int = 0
+    precision: str = "tf32"
+    batch_instances: int = 0
+    decay: str = "all"
+    chunk_instances: int = 0
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            object.__setattr__(self, f.name, to_python_scalar(getattr(self, f.name)))
+        for name, choices in CHOICES.items():
+            check_choice(name, getattr(self, name), choices)
+        for name, (low, high) in RANGES.items():
+            integer = isinstance(getattr(TrainConfig, name), int)
+            object.__setattr__(self, name, check_number(name, getattr(self, name), low, high, integer=integer))
+        if self.patience and self.selection == "last":
+            raise HeadcountError(
+                f"patience={self.patience} waits for a better epoch, selection=last keeps the last one; give one of the two"
+            )
