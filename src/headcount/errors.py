@@ -39,7 +39,7 @@ def check_choice(kind: str, given: object, choices: Iterable[str]) -> str:
 
 def to_python_scalar(given: Any) -> Any:
     """A number, truth value or word of numpy or torch as Python's own; anything else as it is."""
-    return given.item() if getattr(given, "ndim", None) == 0 and hasattr(given, "instance") else given
+    return given.item() if getattr(given, "ndim", None) == 0 and hasattr(given, "item") else given
 
 
 def check_number(name: str, given: Any, low: float, high: float, *, integer: bool) -> Any:

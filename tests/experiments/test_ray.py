@@ -146,7 +146,7 @@ def busy(node) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == raylet and (folder / "cmdline").read_bytes().startswith(b"ray::away"):
+            if parent == raylet and (folder / "cmdline").read_bytes().startswith(b"ray::run_remote"):
                 found.append(int(folder.name))
         except (OSError, IndexError):
             continue

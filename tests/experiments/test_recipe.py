@@ -24,7 +24,7 @@ def test_pinned_keys():
 
 def test_pinned_keys_of_the_committed_records(monkeypatch):
     checksum = "679a0a54bc26fa5422e7f7f6ea2ae1a0b1bb4a0ee2a8ef4bb5f8b5ae77d4a9ee"
-    monkeypatch.setattr(module.sources, "checksum", lambda source: checksum)
+    monkeypatch.setattr(module.registry, "source_checksum", lambda source: checksum)
     assert Recipe().key == Recipe(source="cifar10").key != Recipe(fold=1).key
 
 

@@ -363,11 +363,11 @@ def test_loss_of_a_perfect_classifier(classes, scenario, perfect, tolerance):
     head = build_head("count", classes, classes, {"reduction": "paper"})
     votes = torch.from_numpy(counts).float()
     batch = Batch(Segments.from_sizes([1]), torch.eye(classes)[labels], torch.zeros(1), torch.zeros(1))
-    log_p = head.top(votes, torch.full((len(votes),), 64.0))
+    log_p = head.readout_sums(votes, torch.full((len(votes),), 64.0))
     loss = float(head.loss(type("O", (), {"bag": log_p})(), batch))
     assert loss == pytest.approx(perfect, abs=tolerance)
     majority = torch.nn.functional.one_hot(torch.from_numpy(labels), classes).float() * 64
-    log_p = head.top(majority, torch.full((len(votes),), 64.0))
+    log_p = head.readout_sums(majority, torch.full((len(votes),), 64.0))
     degenerate = float(head.loss(type("O", (), {"bag": log_p})(), batch))
     assert degenerate == pytest.approx({10: 4.1e-4, 9: 3.6e-4, 4: 1.4e-4}[classes], rel=0.05)
 
@@ -377,7 +377,7 @@ def test_output_mean_of_a_perfect_classifier(scenario, perfect):
     """Ten classes: through three softmaxes knowing everything is hardly told from knowing nothing (2.303)."""
     counts, labels = many(10, scenario, 4000)
     head = build_head("output_mean", 10, 10, {})
-    log_p = head.top(torch.from_numpy(counts).float(), torch.full((len(counts),), 64.0))
+    log_p = head.readout_sums(torch.from_numpy(counts).float(), torch.full((len(counts),), 64.0))
     assert -log_p[torch.arange(len(labels)), labels].mean().item() == pytest.approx(perfect, abs=0.003)
 
 

@@ -196,7 +196,7 @@ def test_more_recipes_run_only_what_is_new(done, tmp_path):
 
 def test_the_tally_counts(tmp_path):
     seen = []
-    watch = lambda t: seen.append((t.total, t.done, t.found, len(t.failed)))  # noqa: E731
+    watch = lambda t: seen.append((t.total, t.done, t.reused, len(t.failed)))  # noqa: E731
     study.study([BASE], tmp_path, device="cpu", on_progress=watch)
     assert seen[-1] == (1, 1, 0, 0)
     study.study([BASE, BASE.replace(seed=1)], tmp_path, device="cpu", on_progress=watch)
@@ -224,7 +224,7 @@ def test_a_source_that_was_written_anew_is_read_anew(tmp_path, monkeypatch):
     os.replace(tmp_path / "b" / "own.npz", tmp_path / "a" / "own.npz")
     seen.append((run_one(base, tmp_path / "again", device="cpu"), make_bags(base)["train"].pool.data))
     first, second, third = seen
-    assert first[0].seen != second[0].seen == third[0].seen
+    assert first[0].fingerprint != second[0].fingerprint == third[0].fingerprint
     assert not first[1].equal(second[1])
     assert second[1].equal(third[1])
     assert second[0].scores == third[0].scores
@@ -343,9 +343,9 @@ def test_the_removed_leave_the_network_only_if_asked(done, tmp_path, monkeypatch
     recipe, learned = BASE.replace(removal=1.0, drop_before_forward=drop, seed=0), []
     for path in done[0].glob(f"{BASE.key}.*"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    inner = runs.train
+    inner = runs.loop.train
     monkeypatch.setattr(
-        runs, "fit", lambda model, train, *a, **k: (learned.append(train), inner(model, train, *a, **k))[1]
+        runs.loop, "train", lambda model, train, *a, **k: (learned.append(train), inner(model, train, *a, **k))[1]
     )
     record = run_one(recipe, tmp_path, device="cpu")
     gone, held = record.data["mpem"]["removed"], BASE.train_bags * BASE.bag_size

@@ -108,7 +108,7 @@ def test_a_run_without_what_it_needs(temp):
     parcel = run_remote(errand(MPEM))
     with pytest.raises(HeadcountError, match=f"needs the run {BASE.key}") as failed:
         unpack_result(parcel)
-    assert "removed_for" in str(failed.value.__cause__)  # where it arose on the node
+    assert "find_dissenters" in str(failed.value.__cause__)  # where it arose on the node
     assert not list(temp.iterdir())
 
 

@@ -459,7 +459,7 @@ def test_runs_of_another_scale_say_nothing_of_what_one_costs():
 
 def test_what_is_said_of_figure_6_on_training_bags():
     """From the votes the Counting Network's records keep; the labels of a recipe's bags need no pictures."""
-    root, gaps = Path(__file__).parents[1], []
+    root, gaps = Path(__file__).parents[2], []
     for record in files.load_records(root / "results" / "paper"):
         arrays, recipe = record.arrays(), record.recipe
         if "train_said" in arrays:

@@ -16,7 +16,7 @@ from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import load_records
 from headcount.io import file_lock
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 FILE = ROOT / "benchmarks" / "photographs.py"
 
 
