@@ -106,7 +106,7 @@ def test_a_campaign_expects_of_the_next_run_what_the_last_one_took(photographs, 
 
     clock, took = [0.0], iter([300.0, *7 * [50.0]])
     body = {"fit": {"valid_loss": 1.0, "best_epoch": 1}}
-    record = SimpleNamespace(body=body, scores={"instance_accuracy": 0.5, "bag_accuracy": 0.5})
+    record = SimpleNamespace(data=body, scores={"instance_accuracy": 0.5, "bag_accuracy": 0.5})
 
     def run(recipe, out, **_):
         clock[0] += next(took)

@@ -128,7 +128,7 @@ def test_a_second_try_goes_on_from_the_checkpoint(here, temp):
 
     with pytest.raises(KeyboardInterrupt):
         run_one(BASE, temp / "headcount-test" / BASE.key, device="cpu", on_progress=stop)
-    parcel = run_remote(errand(BASE, watch=lambda p: seen.append(p.epoch)))
+    parcel = run_remote(errand(BASE, on_progress=lambda p: seen.append(p.epoch)))
     assert seen == [3, 4]
     mine = json.loads(parcel.files[f"{BASE.key}.json"])
     assert mine["scores"] == Record.read(here / f"{BASE.key}.json").scores
