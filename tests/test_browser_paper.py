@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_paper import TINY, all_recipes, pretend_all
 
 from headcount.experiments.paper import figure_recipes
 from headcount.reporting.paper_page import write_paper
@@ -16,7 +17,6 @@ from test_browser import (  # noqa: F401  the same browser, the same visits, the
     test_quiet_and_alone,
     visit,
 )
-from test_paper import TINY, all_recipes, pretend_all
 from test_report import HOSTILE
 
 

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from test_study import living, same
 
 from headcount.experiments import records
 from headcount.experiments.records import Record
-from test_study import living, same
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
 
