@@ -148,7 +148,7 @@ def test_gallery_says_why_it_is_empty(tmp_path: Path, source: Source, arrays: bo
 
 
 def test_gallery_never_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gallery.sources, "ready", lambda name: False)
+    monkeypatch.setattr(gallery.registry, "is_available", lambda name: False)
     with pytest.raises(HeadcountError, match="not prepared"):
         gallery.cached_source("cifar10")
 
@@ -330,7 +330,7 @@ def test_methods_keep_their_colours() -> None:
 def test_drawing_is_paid_for_late_and_without_pyplot() -> None:
     code = (
         "import sys; from headcount.reporting import plots, report; assert 'matplotlib' not in sys.modules;"
-        "plots.svg(plots.share_scatter([.1], [.2]), 'a', 'b'); assert 'matplotlib.pyplot' not in sys.modules"
+        "plots.inline_svg(plots.share_scatter([.1], [.2]), 'a', 'b'); assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

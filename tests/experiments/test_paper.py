@@ -393,7 +393,7 @@ def test_a_lost_array_is_said(whole):
 def test_smoke_says_that_it_is_small():
     made = {r: pretend(r) for r in SMOKE.recipes("Counting Network", "PATH", "Various")}
     page = Page(paper_page.render_paper(SMOKE, made))
-    assert "a declared small version: it says nothing about the methods" in page.text
+    assert "a reduced version that allows no conclusions about the methods" in page.text
     assert "PATH: standin9" in page.text
 
 
@@ -401,7 +401,7 @@ def test_records_of_no_table_are_listed_apart(whole):
     stranger = TINY.base.replace(head="output_mean", options={"form": "nll"})
     record = pretend(stranger)
     page = Page(paper_page.render_paper(TINY, {stranger: record}))
-    assert "1 further records" in page.text
+    assert "1 records that belong to no table" in page.text
     assert record.key in page.text
     assert f"0 of {len(all_recipes(TINY)):,}" in page.text
 

@@ -1,4 +1,4 @@
-"""What several figures draw alike: rows with names above them, boxes, cells, lines against r, limits with some air."""
+"""What several figures share: rows with names above them, box plots, matrices, curves against r, and axis limits."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 Numbers = Sequence[float] | np.ndarray
 Matrix = Sequence[Numbers] | np.ndarray
-_ROW = 38  # pixels for a method: its name, and its dots or its box under it
+_ROW_HEIGHT = 38  # pixels of a method: its name, and its dots or its box below
 
 
 @contextmanager
 def method_rows(labels: Sequence[str], width: float = 390) -> Iterator[tuple[Figure, Axes]]:
-    """A panel with one row a method, its name above its dots rather than beside them: a phone is narrow."""
-    with panel(width, 54 + _ROW * len(labels), (10, 18, 52, 36)) as (figure, ax):
+    """A panel with one row per method, its name above its dots rather than beside them: a phone is narrow."""
+    with panel(width, 54 + _ROW_HEIGHT * len(labels), (10, 18, 52, 36)) as (figure, ax):
         ax.set(ylim=(len(labels) - 0.5, -0.72), yticks=[])
         ax.grid(visible=True, axis="x")
-        behind = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}  # no rule may strike a name through
+        background = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}  # hides grid lines behind a name
         for y, label in enumerate(labels):
             ax.annotate(
-                label, (0, y - 0.26), (0, 0), ("axes fraction", "data"), "offset points", va="bottom", bbox=behind
+                label, (0, y - 0.26), (0, 0), ("axes fraction", "data"), "offset points", va="bottom", bbox=background
             )
         yield figure, ax
 
@@ -38,10 +38,10 @@ def method_rows(labels: Sequence[str], width: float = 390) -> Iterator[tuple[Fig
 def lines_against_removal(
     title: str, removal: Numbers, lines: Mapping[str, Matrix], colours: Mapping[str, str]
 ) -> Iterator[tuple[Figure, Axes]]:
-    """A panel over r from 0 to 1: for each name a thin line a fold and a strong one for their mean."""
+    """A panel over r from 0 to 1: for each name, a thin line per fold and a thick one for their mean."""
     with panel(390, 220) as (figure, ax):
         for name, folds in lines.items():
-            table = np.asarray(folds, dtype=float)  # (folds, removals), NaN where nobody ran
+            table = np.asarray(folds, dtype=float)  # (folds, removals), NaN where there is no run
             if len(table) > 1:
                 ax.plot(removal, table.T, color=colours[name], lw=0.8, alpha=0.45)
             mean = [mean_and_deviation(column)[0] for column in table.T]
@@ -55,80 +55,77 @@ def lines_against_removal(
 
 
 def box_plot(ax: Axes, y: float, values: np.ndarray, colour: str) -> None:
-    """A box to the quartiles, whiskers to the last value within 1.5 boxes, dots beyond."""
-    low, middle, high = np.percentile(values, [25, 50, 75])
+    """A box over the quartiles, whiskers to the last value within 1.5 box lengths, dots beyond."""
+    low, median, high = np.percentile(values, [25, 50, 75])
     reach = 1.5 * (high - low)
-    inside = values[(values >= low - reach) & (values <= high + reach)]
-    ax.plot([inside.min(), inside.max()], [y, y], color=colour, lw=1.2)
+    inside = (values >= low - reach) & (values <= high + reach)
+    ax.plot([values[inside].min(), values[inside].max()], [y, y], color=colour, lw=1.2)
     ax.barh(y, high - low, 0.34, low, color=colour, alpha=0.3)
-    ax.plot([middle, middle], [y - 0.17, y + 0.17], color=colour, lw=2.4, solid_capstyle="butt")
-    out = np.unique(values[(values < low - reach) | (values > high + reach)])
-    ax.plot(out, np.full(len(out), y), "o", ms=3, color=colour, alpha=0.5, mew=0)
+    ax.plot([median, median], [y - 0.17, y + 0.17], color=colour, lw=2.4, solid_capstyle="butt")
+    outliers = np.unique(values[~inside])
+    ax.plot(outliers, np.full(len(outliers), y), "o", ms=3, color=colour, alpha=0.5, mew=0)
 
 
 def matrix_cell(ax: Axes, row: int, column: int, share: float, count: float | None) -> None:
-    """One cell of a confusion matrix: blue where right, orange where wrong, stronger with its share of the row."""
-    colour = PALETTE[0] if row == column else PALETTE[1]
-    ax.fill(
-        column + np.array([-0.5, 0.5, 0.5, -0.5]), row + np.array([-0.5, -0.5, 0.5, 0.5]),
-        color=colour, alpha=float(share) ** 0.5,  # by the root: a few mistakes should be seen
-        lw=0,
-    )  # fmt: skip
+    """One cell of a confusion matrix: blue on the diagonal, orange elsewhere, darker with its share of the row."""
+    x, y = column + np.array([-0.5, 0.5, 0.5, -0.5]), row + np.array([-0.5, -0.5, 0.5, 0.5])
+    # the square root keeps rare errors visible
+    ax.fill(x, y, color=PALETTE[0] if row == column else PALETTE[1], alpha=float(share) ** 0.5, lw=0)
     if count is not None:
         ink = PAPER if share > 0.4 else INK
         ax.text(column, row, f"{count:.0f}", ha="center", va="center", color=ink, size=10.5 if count < 10_000 else 8.5)
 
 
 def matrix_grid(ax: Axes, size: int, names: Sequence[str]) -> None:
-    """The rules and names of a square table, the first row at the top."""
+    """The rules and names of a square matrix, its first row at the top."""
     ticks = range(0, size, 1 if size <= 40 else 10)
-    turned: Any = {"rotation": 40, "ha": "left", "rotation_mode": "anchor"} if max(map(len, names)) > 3 else {}
+    rotated: Any = {"rotation": 40, "ha": "left", "rotation_mode": "anchor"} if max(map(len, names)) > 3 else {}
     ax.set(xlim=(-0.5, size - 0.5), ylim=(size - 0.5, -0.5))
-    ax.set_xticks(ticks, [names[k] for k in ticks], **turned)
+    ax.set_xticks(ticks, [names[k] for k in ticks], **rotated)
     ax.set_yticks(ticks, [names[k] for k in ticks])
     ax.tick_params(length=0, bottom=False, labeltop=True, labelbottom=False, pad=5)
     ax.grid(visible=False)
     ax.spines[:].set_visible(False)
     if size <= 40:
-        at = np.arange(size + 1) - 0.5
-        ax.hlines(at, -0.5, size - 0.5, color=RULE, lw=1, zorder=0)
-        ax.vlines(at, -0.5, size - 0.5, color=RULE, lw=1, zorder=0)
+        edges = np.arange(size + 1) - 0.5
+        ax.hlines(edges, -0.5, size - 0.5, color=RULE, lw=1, zorder=0)
+        ax.vlines(edges, -0.5, size - 0.5, color=RULE, lw=1, zorder=0)
 
 
 def truncate(name: str, length: int) -> str:
     """
-    >>> short("cancer-associated stroma", 16)
+    >>> truncate("cancer-associated stroma", 16)
     'cancer-associat…'
     """
     return name if len(name) <= length else name[: length - 1] + "…"
 
 
 def finite(values: Numbers) -> np.ndarray:
-    """Without what is not a number."""
-    given = np.asarray(values, dtype=float)
-    return given[np.isfinite(given)]
+    """The values without NaN and infinities."""
+    array = np.asarray(values, dtype=float)
+    return array[np.isfinite(array)]
 
 
 def pad_limits(ax: Axes, values: Numbers) -> tuple[float, float]:
-    """Limits that leave the outermost dots some air."""
-    seen = finite(values)
-    low, high = (float(seen.min()), float(seen.max())) if len(seen) else (0.0, 1.0)
-    air = max(0.06 * (high - low), 0.01)
-    ax.set_xlim(low - air, high + air)
-    return low - air, high + air
+    """Set and return x limits with some room beyond the outermost values."""
+    shown = finite(values)
+    low, high = (float(shown.min()), float(shown.max())) if len(shown) else (0.0, 1.0)
+    padding = max(0.06 * (high - low), 0.01)
+    ax.set_xlim(low - padding, high + padding)
+    return low - padding, high + padding
 
 
 def loss_limits(ax: Axes, values: Numbers) -> None:
-    """From zero, unless the loss never comes near it; and a wild first epoch must not flatten all the others."""
-    seen = finite(values)
-    if len(seen):
-        low, high = float(seen.min()), min(float(seen.max()), 3 * float(np.percentile(seen, 95)))
-        floor = low - 0.1 * (high - low) if low > 0.4 * high else 0.0
-        ax.set_ylim(floor, high + 0.06 * (high - floor) + 1e-9)
+    """From zero unless the loss stays far above it; an extreme first epoch does not flatten the rest."""
+    shown = finite(values)
+    if len(shown):
+        low, high = float(shown.min()), min(float(shown.max()), 3 * float(np.percentile(shown, 95)))
+        bottom = low - 0.1 * (high - low) if low > 0.4 * high else 0.0
+        ax.set_ylim(bottom, high + 0.06 * (high - bottom) + 1e-9)
 
 
 def limit_ticks(ax: Axes) -> None:
-    """No more numbers up the side than are read."""
+    """At most five intervals on the y axis."""
     from matplotlib.ticker import MaxNLocator
 
     ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))

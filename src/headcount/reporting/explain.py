@@ -100,7 +100,7 @@ def render_explanation(
         classes=[_class(dataset, predictions, int(k), int(count[k])) for k in sorted(shown.tolist())],
         hidden=len(predictions.classes) - len(shown),
         counts={"bags": len(label), "instances": len(dataset.rows), "labelled": int((label >= 0).sum())},
-        named=bool(bags),
+        selected=bool(bags),
     )
 
 

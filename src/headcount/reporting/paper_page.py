@@ -40,19 +40,19 @@ def render_paper(scale: Scale, records: Records) -> str:
     return render_template(
         "paper.html",
         scale=scale,
-        stand_ins={d: s for d, s in scale.sources.items() if s != d.lower()},
+        substitutes={d: s for d, s in scale.sources.items() if s != d.lower()},
         base=", ".join(f"{k}={v}" for k, v in scale.base.changes.items()),
         count=len(used),
         wanted=len(wanted),
         notes=_data_notes(used),
-        made=provenance(used),
+        provenance=provenance(used),
         tables=tables,
         items=[(item, sum(r in records for r in recipes), len(recipes)) for item, recipes in items.items()],
-        glance=agreement_scatter([e.pair for t in tables for e in t.entries if e.pair and e.complete]),
+        agreement=agreement_scatter([e.pair for t in tables for e in t.entries if e.pair and e.complete]),
         pairs=comparisons(given["table2"] + given["table4"], records),
         figures=paper_figures(scale, records),
         runs=[(scenario, run_groups(scenario, scale, records, chosen, removals)) for scenario in SCENARIOS],
-        strange=[(record, summarize_run(record)) for recipe, record in records.items() if recipe not in wanted],
+        unrelated=[(record, summarize_run(record)) for recipe, record in records.items() if recipe not in wanted],
     )
 
 

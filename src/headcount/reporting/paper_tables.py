@@ -166,7 +166,7 @@ def _with_best(lines: list[list[PaperEntry]]) -> list[list[PaperEntry]]:
     columns = []
     for column in zip(*lines, strict=True):
         printed = max(e.recomputed or e.printed for e in column)
-        ours = max(e.ours for e in column) if all(e.whole for e in column) else None
+        ours = max(e.ours for e in column) if all(e.complete for e in column) else None
         columns.append(
             [replace(e, best=e.ours == ours, printed_best=(e.recomputed or e.printed) == printed) for e in column]
         )

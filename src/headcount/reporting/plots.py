@@ -1,18 +1,19 @@
-"""Figures: pure functions from numbers to one matplotlib Figure each, small enough for a phone.
+"""Pure functions from numbers to one matplotlib Figure each, small enough for a phone.
 
-    share_boxes        figure 6   how far the majority's share is over- or under-estimated
-    share_scatter      figure 7   the majority's share before and after MPEM
-    purity             figure 8   how many of the removed really were dissenters
-    agreement          figure 9   how often the majority survives the removal
+    share_boxes     figure 6   error of the estimated share of the majority
+    share_scatter   figure 7   share of the majority before and after MPEM
+    purity          figure 8   fraction of the removed instances that were dissenters
+    agreement       figure 9   how often the majority survives the removal
 
-and, beyond the paper's: learning_curves, accuracy_dots, confusion_matrix, sweep, protocol_figure. Titles and
-captions are the page's business; a panel says only what its axes are.
+and, beyond the paper: learning_curves, accuracy_dots, confusion_matrix, removal_sweep, bag_sizes, protocol_figure. Titles
+and captions belong to the page; a panel only names its axes.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class LossCurve(NamedTuple):
-    """One run's losses and the epoch that was kept."""
+    """The losses of one run and the epoch that was kept."""
 
     epoch: Numbers
     train: Numbers
@@ -37,13 +38,13 @@ class LossCurve(NamedTuple):
 
 
 def learning_curves(curves: Sequence[LossCurve], colour: str = PALETTE[0]) -> Figure:
-    """Training and validation loss over the epochs, a thin line a fold; a ring marks the epoch that was kept."""
+    """Training and validation loss over the epochs, a thin line per fold; a ring marks the kept epoch."""
     with panel(340, 200) as (figure, ax):
-        thin = 1.6 if len(curves) == 1 else 1.0
+        width = 1.6 if len(curves) == 1 else 1.0
         for i, curve in enumerate(curves):
-            named = i == 0
-            ax.plot(curve.epoch, curve.train, color=MUTED, lw=0.8, alpha=0.6, label="training" if named else None)
-            ax.plot(curve.epoch, curve.valid, color=colour, lw=thin, label="validation" if named else None)
+            first = i == 0
+            ax.plot(curve.epoch, curve.train, color=MUTED, lw=0.8, alpha=0.6, label="training" if first else None)
+            ax.plot(curve.epoch, curve.valid, color=colour, lw=width, label="validation" if first else None)
         best = [c.best_epoch for c in curves], [c.best_loss for c in curves]
         ax.plot(*best, "o", ms=5.5, mfc=PAPER, mec=colour, mew=1.6, clip_on=False, label="kept", zorder=4)
         axes.loss_limits(ax, [v for c in curves for v in (*c.train, *c.valid)])
@@ -56,7 +57,7 @@ def learning_curves(curves: Sequence[LossCurve], colour: str = PALETTE[0]) -> Fi
 
 
 def accuracy_dots(scores: Mapping[str, Numbers], colours: Mapping[str, str]) -> Figure:
-    """Instance accuracy of each method: faint dots for the folds, a full one for their mean, which is printed."""
+    """Instance accuracy of each method: faint dots for the folds, a solid one for their mean, which is printed."""
     with axes.method_rows(list(scores)) as (figure, ax):
         for y, (label, values) in enumerate(scores.items()):
             mean, _, runs = mean_and_deviation(values)
@@ -73,24 +74,23 @@ def accuracy_dots(scores: Mapping[str, Numbers], colours: Mapping[str, str]) -> 
 
 
 def share_boxes(differences: Mapping[str, Numbers], colours: Mapping[str, str]) -> Figure:
-    """Estimated minus true share of the majority, a box a method; above zero it is over-estimated."""
+    """Predicted minus true share of the majority, a box per method; above zero it is over-estimated."""
     with axes.method_rows(list(differences)) as (figure, ax):
         ax.axvline(0, color=MUTED, lw=1, dashes=(4, 3))
-        for y, (label, given) in enumerate(differences.items()):
-            values = axes.finite(given)
-            if len(values):
-                axes.box_plot(ax, y, values, colours[label])
+        for y, (label, values) in enumerate(differences.items()):
+            if len(shown := axes.finite(values)):
+                axes.box_plot(ax, y, shown, colours[label])
         low, high = axes.pad_limits(ax, [0.0, *(v for values in differences.values() for v in values)])
-        ax.set_xlabel("share of the majority, estimated − true", loc="right")
-        for at, word, side in ((low, "too few", "left"), (high, "too many", "right")):
+        ax.set_xlabel("share of the majority, predicted − true", loc="right")
+        for x, text, side in ((low, "under-estimated", "left"), (high, "over-estimated", "right")):
             ax.annotate(
-                word, (at, 1), (0, 4), ("data", "axes fraction"), "offset points", ha=side, color=MUTED, size=10
+                text, (x, 1), (0, 4), ("data", "axes fraction"), "offset points", ha=side, color=MUTED, size=10
             )
     return figure
 
 
 def share_scatter(before: Numbers, after: Numbers, colour: str = PALETTE[1]) -> Figure:
-    """The majority's share in each training bag before and after removal; above the dashed line it has grown."""
+    """The share of the majority in each training bag before and after removal; it has grown above the dashed line."""
     with panel(220, 220, (34, 22, 8, 32)) as (figure, ax):
         ax.plot([0, 1], [0, 1], color=MUTED, lw=1, dashes=(4, 3))
         ax.plot(before, after, "o", ms=4, color=colour, alpha=0.45, mew=0, clip_on=False)
@@ -100,13 +100,13 @@ def share_scatter(before: Numbers, after: Numbers, colour: str = PALETTE[1]) -> 
 
 
 def purity(removal: Numbers, folds: Matrix) -> Figure:
-    """The share of removed instances that really are not of their bag's class, against r."""
+    """The fraction of removed instances that do not belong to their bag's class, against r."""
     with axes.lines_against_removal("purity", removal, {"MPEM": folds}, {"MPEM": PALETTE[1]}) as (figure, _):
         return figure
 
 
 def agreement(removal: Numbers, folds: Matrix, control: Matrix) -> Figure:
-    """How often the label is still the majority of what is left, against r, beside removal at random."""
+    """How often the label is the majority of the remaining instances, against r, with removal at random as control."""
     lines, colours = {"MPEM": folds, "at random": control}, {"MPEM": PALETTE[1], "at random": PALETTE[7]}
     with axes.lines_against_removal("agreement", removal, lines, colours) as (figure, _):
         return figure
@@ -115,42 +115,55 @@ def agreement(removal: Numbers, folds: Matrix, control: Matrix) -> Figure:
 def removal_sweep(
     removal: Numbers, folds: Matrix, chosen: Numbers, title: str, baseline: float | None = None
 ) -> Figure:
-    """A score of MPEM against r, a line a fold; rings mark each fold's chosen r, the dashes what no removal scored."""
-    at = {round(float(r), 6): i for i, r in enumerate(removal)}
-    marked = [(r, fold[at[round(float(r), 6)]]) for r, fold in zip(chosen, folds, strict=True)]
+    """A score of MPEM against r, a line per fold; rings mark the chosen r, the dashed line the score without removal."""
+    column = {round(float(r), 6): i for i, r in enumerate(removal)}
+    rings = [(r, fold[column[round(float(r), 6)]]) for r, fold in zip(chosen, folds, strict=True)]
     with axes.lines_against_removal(title, removal, {"": folds}, {"": PALETTE[1]}) as (figure, ax):
-        ring: Any = {"ms": 6, "mfc": PAPER, "mec": PALETTE[1], "mew": 1.7, "zorder": 4}
-        ax.plot(*zip(*marked, strict=True), "o", label="chosen r", **ring)
+        style: Any = {"ms": 6, "mfc": PAPER, "mec": PALETTE[1], "mew": 1.7, "zorder": 4}
+        ax.plot(*zip(*rings, strict=True), "o", label="chosen r", **style)
         if baseline is not None and math.isfinite(baseline):
             ax.axhline(baseline, color=PALETTE[0], lw=1.4, dashes=(4, 3), label="no removal")
     return figure
 
 
 def confusion_matrix(counts: Matrix, classes: Sequence[str]) -> Figure:
-    """Counts, a row per true class, shaded by the row's share; beside them the share of each class said right."""
+    """Counts, a row per true class, shaded by the share of the row; at the right the recall of each class."""
     table = np.asarray(counts, dtype=float)
     share = table / np.maximum(table.sum(1, keepdims=True), 1)
-    size, few = len(table), len(table) <= 12  # with more classes than that, colour must do
-    short = [axes.truncate(name, 16) for name in classes]
-    side = 6.6 * max(map(len, short), default=1) + 14
-    top, grid = max(26, 0.7 * side + 14), size * (40 if few else max(8, 420 / size))
+    size, with_numbers = len(table), len(table) <= 12  # more classes are shown by colour alone
+    names = [axes.truncate(name, 16) for name in classes]
+    side = 6.6 * max(map(len, names), default=1) + 14
+    top, grid = max(26, 0.7 * side + 14), size * (40 if with_numbers else max(8, 420 / size))
     with panel(side + grid + 56, top + grid + 6, (side, top, 56, 6)) as (figure, ax):
         for row, column in zip(*np.nonzero(table), strict=True):
-            axes.matrix_cell(ax, row, column, share[row, column], table[row, column] if few else None)
-        for k in range(size if few else 0):
-            hits = f"{100 * share[k, k]:.0f} %" if table[k].any() else "–"
-            ax.text(size - 0.3, k, hits, va="center", color=MUTED, size=10.5)
-        axes.matrix_grid(ax, size, short)
+            count = table[row, column] if with_numbers else None
+            axes.matrix_cell(ax, row, column, share[row, column], count)
+        for k in range(size if with_numbers else 0):
+            recall = f"{100 * share[k, k]:.0f} %" if table[k].any() else "–"
+            ax.text(size - 0.3, k, recall, va="center", color=MUTED, size=10.5)
+        axes.matrix_grid(ax, size, names)
+    return figure
+
+
+def bag_sizes(edges: Sequence[int], counts: Sequence[int]) -> Figure:
+    """How many bags have how many instances: a bar per bin."""
+    with panel(340, 180) as (figure, ax):
+        names = [f"{a:,}" if b == a + 1 else f"{a:,} to {b - 1:,}" for a, b in pairwise(edges)]
+        ax.bar(range(len(counts)), counts, color=PALETTE[0], width=0.85)
+        step = max(1, len(counts) // 4)
+        ax.set(title="bags", xticks=range(0, len(counts), step), xticklabels=names[::step])
+        ax.set_xlabel("instances in a bag", loc="right")
+        axes.limit_ticks(ax)
     return figure
 
 
 def protocol_figure(
     share: Numbers, labels: Numbers, tied: Numbers | float, classes: Sequence[str], edges: Numbers
 ) -> Figure:
-    """What n bags are like: their majority's share over the protocol's bins, and how many have each label.
+    """What n bags are like: the share of their majority over the protocol's bins, and how many have each label.
 
-    ``share``, ``labels`` and ``tied`` (two classes lead) are (n,), one for each bag; ``tied`` may also be their mean.
-    Bags that rounding pushed out of the protocol's range are said, not hidden.
+    ``share``, ``labels`` and ``tied`` (two classes lead) are (n,), one value per bag; ``tied`` may also be their mean.
+    Bags that rounding pushed out of the protocol's range are counted in the axis label.
     """
     share, edges = np.asarray(share, dtype=float), np.asarray(edges, dtype=float)
     with panel(780, max(250, 90 + 20 * len(classes)), (44, 34, 24, 42), columns=2) as (figure, (left, right)):
@@ -160,29 +173,18 @@ def protocol_figure(
         left.set_xticks(edges[::2], [f"{e:.2f}" for e in edges[::2]])
         outside = int(((share < edges[0]) | (share > edges[-1])).sum())
         left.set_xlabel(f"share of the majority{f'; {outside} outside the range' if outside else ''}", loc="right")
-        spots, counts = np.arange(len(classes)), np.bincount(np.asarray(labels, dtype=int), minlength=len(classes))
-        right.barh(spots, counts, 0.7, color=PALETTE[0])
+        rows, counts = np.arange(len(classes)), np.bincount(np.asarray(labels, dtype=int), minlength=len(classes))
+        right.barh(rows, counts, 0.7, color=PALETTE[0])
         right.axvline(counts.mean(), color=INK, lw=1, dashes=(4, 3))
-        right.set_yticks(spots, [axes.truncate(name, 18) for name in classes])
+        right.set_yticks(rows, [axes.truncate(name, 18) for name in classes])
         right.invert_yaxis()
-        right.set_title(f"bags by their label; {100 * float(np.mean(tied)):.1f} % tied")
-        right.set_xlabel("bags (dashes: were all labels alike)", loc="right")
+        right.set_title(f"bags by label; {100 * float(np.mean(tied)):.1f} % tied")
+        right.set_xlabel("bags (dashed: uniform labels)", loc="right")
         right.grid(visible=False)
     return figure
 
 
 __all__ = [
-    "LossCurve",
-    "accuracy_dots",
-    "agreement",
-    "confusion_matrix",
-    "inline_svg",
-    "learning_curves",
-    "method_colours",
-    "protocol_figure",
-    "purity",
-    "removal_sweep",
-    "save",
-    "share_boxes",
-    "share_scatter",
+    "LossCurve", "accuracy_dots", "agreement", "bag_sizes", "confusion_matrix", "inline_svg", "learning_curves",
+    "method_colours", "protocol_figure", "purity", "removal_sweep", "save", "share_boxes", "share_scatter",
 ]  # fmt: skip

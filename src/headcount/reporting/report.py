@@ -100,7 +100,7 @@ def render_report(records: Sequence[Record], title: str, load_source: LoadSource
         metrics=list(METRICS.values()),
         sections=[(s, _gallery(s, load_source, room), _runs(s)) for s in sections],
         overview=_overview(sections) if len(sections) > 1 else [],
-        made=provenance(records),
+        provenance=provenance(records),
         count=len(records),
         seeds=len({r.data["recipe"]["seed"] for r in records}) > 1,
     )

@@ -1,7 +1,7 @@
-"""A blank panel, its colours, and how it leaves: as a file, or as an SVG that sits inside a page.
+"""Figures as files or as inline SVG: style, colours, and what makes a drawing small and themeable inside a page.
 
-Figures are drawn in the light colours below. Inside a page every one of them becomes a CSS variable, so the same
-drawing follows the reader into dark mode, and text stays text in the page's own font.
+Figures are drawn in the light colours below. Inside a page each colour becomes a CSS variable, so that a drawing follows
+the reader into dark mode; text stays text, in the font of the page.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, Any
 from headcount.errors import HeadcountError
 from headcount.io import atomic_write
 
-if TYPE_CHECKING:  # matplotlib takes half a second to import: only who draws pays for it
+if TYPE_CHECKING:  # matplotlib takes half a second to import: only drawing pays for it
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 INK, MUTED, RULE, PAPER = "#1c2024", "#5f6770", "#e2e3e0", "#fdfdfb"
-# Okabe and Ito's colours, told apart by the colour-blind; without their yellow, which white swallows.
+# The colour-blind safe palette of Okabe and Ito, without its yellow, which is invisible on white.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b5609a", "#c98b00", "#3f9fd6", "#7d6223", "#7b828b")
 THEME = {INK: "--ink", MUTED: "--muted", RULE: "--rule", PAPER: "--paper"} | {
     c: f"--c{i}" for i, c in enumerate(PALETTE)
 }
 _FIXED = {"Counting Network": PALETTE[0], "Counting Network + MPEM": PALETTE[1]}
-_DPI = 72  # one pixel of ours is one unit of the drawing
+_DPI = 72  # one pixel is one unit of the drawing
 
 STYLE: Any = {
     "figure.dpi": _DPI,
-    "font.family": "DejaVu Sans",  # comes with matplotlib; a page replaces it, and it is the wider of the two
+    "font.family": "DejaVu Sans",  # comes with matplotlib and is wider than the fonts that pages replace it with
     "font.size": 11,
     "text.color": INK,
     "text.parse_math": False,  # a class may be called "$5"
@@ -68,12 +68,12 @@ STYLE: Any = {
     "svg.fonttype": "none",
 }
 
-_TAG = re.compile(r"<[^>]+>")  # all that we rewrite; what stands between tags is a person's words
+_TAG = re.compile(r"<[^>]+>")  # only tags are rewritten; the text between them is user data
 Margins = tuple[float, float, float, float]
 
 
 def method_colours(labels: Iterable[str]) -> dict[str, str]:
-    """A colour for each method: the paper's two always have theirs, the others take what is left in turn.
+    """A colour for each method: fixed for the two of the paper, the rest of the palette in turn for the others.
 
     >>> method_colours(["Max", "Counting Network"])["Counting Network"]
     '#0072b2'
@@ -86,7 +86,7 @@ def method_colours(labels: Iterable[str]) -> dict[str, str]:
 def panel(
     width: float, height: float, margins: Margins = (40, 26, 10, 30), columns: int = 1
 ) -> Iterator[tuple[Figure, Any]]:
-    """A figure of so many pixels and its axes; margins are left, top, right, bottom, in pixels too."""
+    """A figure and its axes; all sizes in pixels, margins as left, top, right, bottom."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -99,85 +99,85 @@ def panel(
 
 
 def legend(ax: Axes) -> None:
-    """Above the panel at the right, where no curve can hide it."""
+    """A legend above the panel at the right, where it cannot hide a curve."""
     ax.legend(loc="lower right", bbox_to_anchor=(1, 1.01), ncols=3, columnspacing=1.2)
 
 
 def save(figure: Figure, path: Path | str) -> Path:
-    """Write a figure whole, as its suffix says: .png, .svg or .pdf."""
+    """Write a figure atomically in the format of its suffix: .png, .svg or .pdf."""
     path = Path(path)
-    kind = path.suffix.lower().lstrip(".")
-    if kind not in ("png", "svg", "pdf"):
+    fmt = path.suffix.lower().lstrip(".")
+    if fmt not in ("png", "svg", "pdf"):
         raise HeadcountError(f"a figure is saved as .png, .svg or .pdf, got {path.name!r}")
-    atomic_write(path, lambda f: f.write(_render(figure, kind, path.stem, facecolor="white")))
+    atomic_write(path, lambda f: f.write(_render(figure, fmt, path.stem, facecolor="white")))
     return path
 
 
 def inline_svg(figure: Figure, name: str, label: str) -> str:
-    """The figure as an inline SVG element: ``name`` makes its ids unique in the page, ``label`` is read aloud."""
+    """The figure as an SVG element: ``name`` makes its ids unique in a page, screen readers read ``label``."""
     text = _render(figure, "svg", name).decode()
     body = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index("<svg") :], flags=re.S)
-    body = _TAG.sub(lambda tag: _light(tag[0]), body)
-    body = re.sub(r'(<g[^>]*)>((?:\s*<use [^>]*style="([^"]*)"/>)+)\s*</g>', _hoist, body)
-    body = _unwrapped(re.sub(r">\s+<", "><", _own_ids(body, name)))
+    body = _TAG.sub(lambda tag: _simplify_tag(tag[0]), body)
+    body = re.sub(r'(<g[^>]*)>((?:\s*<use [^>]*style="([^"]*)"/>)+)\s*</g>', _hoist_style, body)
+    body = _drop_empty_groups(re.sub(r">\s+<", "><", _unique_ids(body, name)))
     width, height = figure.get_size_inches() * _DPI
     box = f'viewBox="0 0 {width:g} {height:g}" style="--width:{width:g}px"'
     head = f'<svg class="plot" role="img" aria-label="{html.escape(label)}" {box}>'
     return head + body[body.index(">") + 1 :].strip()
 
 
-def _render(figure: Figure, kind: str, salt: str, facecolor: str = "none") -> bytes:
+def _render(figure: Figure, fmt: str, salt: str, facecolor: str = "none") -> bytes:
     import matplotlib
 
     out = io.BytesIO()
-    dated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # the same numbers, the same bytes
+    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(fmt)  # same numbers, same bytes
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": salt}), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader's own fonts draw the text
-        figure.savefig(out, format=kind, dpi=160, facecolor=facecolor, metadata=dated)
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # the reader's fonts draw the text
+        figure.savefig(out, format=fmt, dpi=160, facecolor=facecolor, metadata=dates)
     return out.getvalue()
 
 
-def _light(tag: str) -> str:
-    """A tag in the page's colours, without font lists and the sixth decimal of a pixel: a third of what it was."""
+def _simplify_tag(tag: str) -> str:
+    """A tag in the colours of the page, without font lists and excess decimals: a third of its size."""
     tag = re.sub(r"font-family: [^;\"]*;? ?|transform=\"rotate\(-0 [^\"]*\"", "", tag)
     tag = re.sub(r' (?:d|x|y|transform)="[^"]*"', lambda m: re.sub(r"(\d\.\d)\d+", r"\1", m[0]), tag)
     for colour, variable in THEME.items():
         tag = tag.replace(colour, f"var({variable})")
     tag = re.sub(r"\s+", " ", tag.replace("xlink:href", "href")).replace(' "', '"').replace(" >", ">")
-    if tag.startswith("<text"):  # the commonest look is in the page's style sheet
+    if tag.startswith("<text"):  # the usual text style is in the style sheet of the page
         tag = tag.replace("font-size: 10.5px; ", "").replace("; fill: var(--muted)", "")
-    return tag if " C " in tag else tag.replace(" L ", " ")  # after a move, more points are a line
+    return tag if " C " in tag else tag.replace(" L ", " ")  # points after a move are a line already
 
 
-def _hoist(match: re.Match[str]) -> str:
-    """Four hundred points that look alike say so once, on their group."""
+def _hoist_style(match: re.Match[str]) -> str:
+    """Move the style that all markers of a group share to the group."""
     opening, uses, style = match.groups()
     if uses.count(f'style="{style}"') != uses.count("<use"):
         return match[0]
     return f'{opening} style="{style}">' + uses.replace(f' style="{style}"', "") + "</g>"
 
 
-def _own_ids(body: str, name: str) -> str:
-    """Drop the ids nobody refers to; the others get this figure's name, for a page holds many figures."""
+def _unique_ids(body: str, name: str) -> str:
+    """Drop unreferenced ids and prefix the others with the figure's name: a page holds many figures."""
     used = re.findall(r'<[^>]*(?:href="#|url\(#)([\w.-]+)', body)
     names = {old: f"{name}-{i}" for i, old in enumerate(dict.fromkeys(used))}
 
-    def renamed(tag: re.Match[str]) -> str:
-        own = re.sub(r' id="([^"]*)"', lambda m: f' id="{names[m[1]]}"' if m[1] in names else "", tag[0])
-        return re.sub(r'(href="#|url\(#)([\w.-]+)', lambda m: m[1] + names[m[2]], own)
+    def rename(tag: re.Match[str]) -> str:
+        text = re.sub(r' id="([^"]*)"', lambda m: f' id="{names[m[1]]}"' if m[1] in names else "", tag[0])
+        return re.sub(r'(href="#|url\(#)([\w.-]+)', lambda m: m[1] + names[m[2]], text)
 
-    return _TAG.sub(renamed, body)
+    return _TAG.sub(rename, body)
 
 
-def _unwrapped(body: str) -> str:
-    """Without the groups that say nothing: matplotlib wraps every stroke in three."""
+def _drop_empty_groups(body: str) -> str:
+    """Without groups that have no attributes: matplotlib wraps every stroke in three."""
     body = body.replace("<defs></defs>", "").replace("<g/>", "")
-    open_groups: list[bool] = []  # does the group say something?
+    has_attributes: list[bool] = []  # of each open group
 
     def keep(tag: re.Match[str]) -> str:
         if tag[0].startswith("<g"):
-            open_groups.append(tag[0] != "<g>")
-            return tag[0] if open_groups[-1] else ""
-        return tag[0] if tag[0] != "</g>" or open_groups.pop() else ""
+            has_attributes.append(tag[0] != "<g>")
+            return tag[0] if has_attributes[-1] else ""
+        return tag[0] if tag[0] != "</g>" or has_attributes.pop() else ""
 
     return _TAG.sub(keep, body)
