@@ -83,9 +83,7 @@ def share_boxes(differences: Mapping[str, Numbers], colours: Mapping[str, str]) 
         low, high = axes.pad_limits(ax, [0.0, *(v for values in differences.values() for v in values)])
         ax.set_xlabel("share of the majority, predicted − true", loc="right")
         for x, text, side in ((low, "under-estimated", "left"), (high, "over-estimated", "right")):
-            ax.annotate(
-                text, (x, 1), (0, 4), ("data", "axes fraction"), "offset points", ha=side, color=MUTED, size=10
-            )
+            ax.annotate(text, (x, 1), (0, 4), ("data", "axes fraction"), "offset points", ha=side, color=MUTED, size=10)
     return figure
 
 
