@@ -1,9 +1,10 @@
-"""Writing files whole: beside, then renamed into place; and one process at a time where two would write the same."""
+"""Files and folders that are written whole or not at all, and locks between processes."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -14,28 +15,28 @@ from headcount.errors import HeadcountError
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """A name next to ``path`` to write to; renamed over it at the end, removed if anything goes wrong.
+    """Yield a temporary name next to ``path``; rename it to ``path`` at the end, or remove it after an error.
 
-    The name is always the same, so what a killed process left is overwritten by the next try and not left lying about.
+    The temporary name is always the same, so that the next attempt overwrites what a killed process left behind.
     """
-    if path.exists() and not path.is_file():  # renaming would put a file in the place of a device
+    if path.exists() and not path.is_file():  # renaming would replace a device by a file
         raise HeadcountError(f"{path} is a folder or a device, not a file to write over; choose another path")
     part = path.with_name(path.name + ".part")
     try:
         yield part
         os.replace(part, path)
     except BaseException as e:
-        with suppress(OSError):  # where nothing can be removed either, the first complaint is the one to hear
+        with suppress(OSError):  # if removing fails too, the first error is the one to report
             part.unlink(missing_ok=True)
-        if isinstance(e, OSError) and (not e.filename or str(e.filename) == str(part)):  # the user typed the other name
+        if isinstance(e, OSError) and (not e.filename or str(e.filename) == str(part)):  # name the file the user named
             e.filename = str(path)
-        elif os_error := re.search(r"\(os error (\d+)\)", str(e)):  # safetensors has words of its own for a full disk
+        elif os_error := re.search(r"\(os error (\d+)\)", str(e)):  # how safetensors reports a full disk
             raise OSError(int(os_error[1]), os.strerror(int(os_error[1])), str(path)) from e
         raise
 
 
 def atomic_write(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
-    """Write, flush to the disk, rename: a reader sees the old file or the new one, never half of one."""
+    """Write, flush to disk, rename: a reader sees the old file or the new one, never part of one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(path) as part, open(part, "wb") as f:
         write(f)
@@ -44,32 +45,69 @@ def atomic_write(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
 
 
 @contextmanager
-def file_lock(lock: Path, wait: bool = True) -> Iterator[bool]:
-    """One process at a time. The lock goes with its process, however that ends; its file goes when the work is done. Who does
-    not ``wait`` is told whether it is the one."""
-    import fcntl
+def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yield a temporary folder next to ``path``; rename it to ``path`` at the end, or remove it after an error.
 
-    acquired = True
+    Only an empty folder is replaced, or any with ``replace``: the old one is moved aside first, and back if renaming fails.
+    """
+    if not replace and path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise HeadcountError(f"{path} is there already; choose another place, or empty the folder first")
+    part, old = (path.with_name(path.name + ending) for ending in (".part", ".old"))
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        yield part
+        shutil.rmtree(old, ignore_errors=True)
+        if path.exists():
+            os.replace(path, old)
+        try:
+            os.replace(part, path)
+        except BaseException:
+            if old.exists():
+                os.replace(old, path)
+            raise
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def file_lock(path: Path, *, wait: bool = True, required: bool = True) -> Iterator[bool]:
+    """Hold a lock between processes; yields whether it was acquired, which without ``wait`` may be False.
+
+    The lock ends with its process, however that ends. Its file is removed afterwards, and so is the folder if it is empty.
+    With ``required=False`` a system or disk that has no locks is no error: the work is then done without one.
+    """
     with ExitStack() as stack:
         while True:
-            if not lock.parent.is_dir():
-                with suppress(FileExistsError):  # made and taken away by others in the same moment: ask again
-                    lock.parent.mkdir(parents=True, exist_ok=True)
-                if lock.parent.is_file():  # one look: of two, the folder may go between them
-                    raise FileExistsError(f"{lock.parent} is a file, and a folder is needed there")
-            with suppress(FileNotFoundError):  # whoever was here before us took the file away: ask again
-                f = stack.enter_context(open(lock, "w"))
-                try:
-                    fcntl.flock(f, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    acquired = False
-                    break
-                if os.path.samestat(os.fstat(f.fileno()), lock.stat()):
+            if not path.parent.is_dir():
+                with suppress(FileExistsError):  # created and removed by others at the same moment: try again
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                if path.parent.is_file():  # checked once: between two checks the folder may be removed
+                    raise FileExistsError(f"{path.parent} is a file, and a folder is needed there")
+            with suppress(FileNotFoundError):  # the previous holder removed the file: try again
+                f = stack.enter_context(open(path, "w"))
+                acquired = _lock(f, wait, required)
+                if not acquired or os.path.samestat(os.fstat(f.fileno()), path.stat()):
                     break
         try:
             yield acquired
         finally:
             if acquired:
-                lock.unlink(missing_ok=True)
-                with suppress(OSError):  # others are still at work there
-                    lock.parent.rmdir()
+                path.unlink(missing_ok=True)
+                with suppress(OSError):  # others still use the folder
+                    path.parent.rmdir()
+
+
+def _lock(f: IO[str], wait: bool, required: bool) -> bool:
+    try:
+        import fcntl
+
+        fcntl.flock(f, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except (ImportError, OSError):  # Windows, and some network disks
+        if required:
+            raise
+    return True

@@ -12,15 +12,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from headcount.errors import HeadcountError
+from headcount.io import atomic_folder, file_lock
 
 FORMAT = 1
 _CHUNK = 1 << 12  # rows hashed at a time: no second copy of the pictures
@@ -52,28 +52,14 @@ def write_source(folder: Path, images: np.ndarray, labels: np.ndarray, classes: 
         "note": note,
         "format": FORMAT,
     }
-    part = folder.with_name(folder.name + ".part")
     try:
-        shutil.rmtree(part, ignore_errors=True)  # what a crash may have left
-        part.mkdir(parents=True)
-        np.save(part / "images.npy", images, allow_pickle=False)
-        np.save(part / "labels.npy", labels.astype("<i8"), allow_pickle=False)
-        (part / "source.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        _into_place(part, folder)
+        with atomic_folder(folder, replace=True) as part:
+            np.save(part / "images.npy", images, allow_pickle=False)
+            np.save(part / "labels.npy", labels.astype("<i8"), allow_pickle=False)
+            (part / "source.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     except OSError as e:
-        shutil.rmtree(part, ignore_errors=True)
         room = f"{images.nbytes / 1e6:.0f} MB"
         raise HeadcountError(f"cannot write {folder}: {e}; it needs {room}, or set HEADCOUNT_DATA elsewhere") from None
-
-
-def _into_place(part: Path, folder: Path) -> None:
-    """A folder cannot be renamed onto a full one, so the old one steps aside first."""
-    old = folder.with_name(folder.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    part.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
@@ -116,16 +102,9 @@ def _damaged(path: Path, why: str) -> HeadcountError:
 @contextmanager
 def cache_lock(cache: Path) -> Generator[None]:
     """One process at a time prepares sources; the others wait here and find the work done."""
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        lock = open(cache / ".lock", "w")  # noqa: SIM115  (closed below; closing is what unlocks)
-    except OSError as e:
-        raise HeadcountError(f"cannot write into {cache}: {e}; set HEADCOUNT_DATA to a folder you own") from None
-    with lock:
+    with ExitStack() as stack:
         try:
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except (ImportError, OSError):
-            pass  # Windows and some network disks have no such lock; two at once only waste work
+            stack.enter_context(file_lock(cache / ".lock", required=False))
+        except OSError as e:
+            raise HeadcountError(f"cannot write into {cache}: {e}; set HEADCOUNT_DATA to a folder you own") from None
         yield

@@ -7,8 +7,6 @@ parsed, and a network is first built without memory (torch's meta device) and co
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from safetensors.numpy import load_file, save
 from torch import Tensor
 
 from headcount.errors import HeadcountError
-from headcount.io import atomic_write
+from headcount.io import atomic_folder, atomic_write
 from headcount.models import library_backbones
 from headcount.models.file_checks import MAX_JSON, build_with_weights, check_keys
 from headcount.models.frozen_backbone import FrozenBackbone
@@ -43,10 +41,7 @@ def write_folder(
 ) -> Path:
     """A whole folder or none. ``over``: replace a model that is there; anything else that is there is always refused."""
     check_writable(path, overwrite)
-    part = path.with_name(path.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    try:
+    with atomic_folder(path, replace=True) as part:
         for name, text in documents.items():
             if Path(name).name != name or name in (WEIGHTS_FILE, JSON_FILE):
                 raise HeadcountError(f"{name!r} is no name for a file beside a model")
@@ -55,10 +50,6 @@ def write_folder(
         atomic_write(part / WEIGHTS_FILE, lambda f: f.write(weights))
         text = json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False)
         atomic_write(part / JSON_FILE, lambda f: f.write(text.encode("utf-8", "backslashreplace")))
-        _replace_folder(part, path)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
     return path
 
 
@@ -72,21 +63,6 @@ def check_writable(path: Path, overwrite: bool = False) -> None:
         raise HeadcountError(f"{path} is not empty and holds no model; choose another place")
     if not overwrite:
         raise HeadcountError(f"{path} holds a model already; choose another place, or give overwrite=True")
-
-
-def _replace_folder(part: Path, path: Path) -> None:
-    """A folder cannot be renamed over a full one: the old one steps aside first, and comes back if the rename fails."""
-    old = path.with_name(path.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
-    if path.exists():
-        os.replace(path, old)
-    try:
-        os.replace(part, path)
-    except BaseException:
-        if old.exists():
-            os.replace(old, path)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 # -- reading --------------------------------------------------------------------------------------------------------------

@@ -19,12 +19,12 @@ import pyarrow as pa
 from headcount.errors import HeadcountError
 from headcount.inference import audit
 from headcount.inference.predict import Predictions
-from headcount.io import atomic_write
+from headcount.io import atomic_folder, atomic_write
 from headcount.readers.columns import ColumnRoles
 from headcount.readers.raw_data import ErrorPolicy
 from headcount.readers.read import BagDataset
 from headcount.readers.tables import open_table
-from headcount.reporting.export import whole_folder, write_table
+from headcount.reporting.export import write_table
 from headcount.reporting.instance_view import InstanceView, view_instance
 from headcount.reporting.templates import render_template
 
@@ -59,7 +59,7 @@ def write_sheet(out: Path, dataset: BagDataset, predictions: Predictions, count:
             key_path(out).unlink(missing_ok=True)
             raise
         return len(drawn.instance), key_path(out)
-    with whole_folder(out) as part:
+    with atomic_folder(out) as part:
         text = render_template(
             "sheet.html",
             items=list(enumerate(looks, 1)),

@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import os
 import re
-import shutil
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ import pyarrow.parquet as pq
 
 from headcount.errors import HeadcountError
 from headcount.inference.predict import Predictions
-from headcount.io import atomic_path, atomic_write
+from headcount.io import atomic_folder, atomic_path, atomic_write
 from headcount.readers.preprocessing import factorize
 from headcount.readers.read import BagDataset
 
@@ -51,24 +50,6 @@ def output_kind(path: Path) -> str:
             f"{path} ends in {suffix}; give {', '.join(TABLE_SUFFIXES)}, .h5, or a folder for one HDF5 file per bag"
         )
     return "folder"
-
-
-@contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, beside its place; renamed into it at the end, gone if anything goes wrong."""
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise HeadcountError(f"{path} is there already; choose another place, or empty the folder first")
-    part = path.with_name(path.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    try:
-        yield part
-        if path.exists():
-            path.rmdir()
-        os.replace(part, path)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
 
 
 def unique_file_names(names: Sequence[str], ending: str) -> list[str]:
@@ -244,7 +225,7 @@ def write_hdf5(path: Path, dataset: BagDataset, predictions: Predictions) -> Non
 def write_hdf5_folder(path: Path, dataset: BagDataset, predictions: Predictions) -> None:
     """One file per bag."""
     h5py = require_h5py()
-    with whole_folder(path) as folder:
+    with atomic_folder(path) as folder:
         for name, b, rows in _bags(dataset, ".h5"):
             made = io.BytesIO()
             with h5py.File(made, "w") as f:

@@ -16,10 +16,10 @@ import numpy as np
 
 from headcount.errors import HeadcountError
 from headcount.inference.predict import Predictions
-from headcount.io import atomic_write
+from headcount.io import atomic_folder, atomic_write
 from headcount.readers.read import BagDataset
 from headcount.reporting import svg
-from headcount.reporting.export import unique_file_names, whole_folder
+from headcount.reporting.export import unique_file_names
 
 _CELLS = 1200  # of a heat map's longer side
 _PIXELS = 480.0  # of its longer side, before the resolution
@@ -62,7 +62,7 @@ def _each(folder: Path, reading: BagDataset, said: Predictions, ending: str, wri
     """One file for each bag that has places; how many."""
     names = unique_file_names(reading.bags.names or (), ending)
     made = 0
-    with whole_folder(folder) as part:
+    with atomic_folder(folder) as part:
         for b, xy, tile, p in _places(reading, said):
             if len(xy):
                 write(part / names[b], b, xy, tile, p)
