@@ -17,8 +17,9 @@ from headcount.bags import Segments
 from headcount.datasets import share_sampler
 from headcount.errors import HeadcountError
 from headcount.majority import vote_likelihood
+from headcount.majority.ragged_votes import ELECTION_FORMS, MAX_COUNTED_VOTES, choose_form, election_log_probs
 from headcount.models.heads.base import Batch
-from headcount.models.heads.election import ELECTION_FORMS, MAX_COUNTED_VOTES, Election, choose_form, election_log_probs
+from headcount.models.heads.election import Election
 from oracles import examine, ragged
 
 APPROXIMATE = ("independent", "conditioned", "normal")

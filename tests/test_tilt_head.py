@@ -15,9 +15,9 @@ from headcount.errors import HeadcountError
 from headcount.experiments import run as runs
 from headcount.experiments.sanity_checks import recipe_for, run_sanity_check
 from headcount.majority import transition, transition_em
+from headcount.majority.ragged_votes import election_log_probs
 from headcount.models.heads import Batch, Output, build_head
 from headcount.models.heads import tilt as tilt_head
-from headcount.models.heads.election import election_log_probs
 from headcount.models.network import (
     Model,
     ModelConfig,

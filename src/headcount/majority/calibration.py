@@ -29,9 +29,9 @@ from headcount.majority.proportions import (
     posterior_in_context,
     prior_means,
 )
+from headcount.majority.ragged_votes import election_log_probs
 from headcount.majority.transition import Transition
 from headcount.majority.transition_em import estimate_transition
-from headcount.models.heads.election import election_log_probs
 from headcount.seeds import make_generator
 
 TEMPERATURES = tuple(2 ** (e / 4) for e in range(-4, 9))  # candidates for the temperature, 1/2 to 4

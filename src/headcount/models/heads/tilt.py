@@ -20,8 +20,8 @@ from headcount.bags import Segments
 from headcount.errors import HeadcountError, check_bool, check_choice, check_number
 from headcount.majority import transition, transition_em
 from headcount.majority.proportions import project_to_majority
+from headcount.majority.ragged_votes import ELECTION_FORMS, election_log_probs
 from headcount.models.heads.base import Batch, Head, Output, Pass, instance_cross_entropy, instance_weights, nll
-from headcount.models.heads.election import ELECTION_FORMS, election_log_probs
 
 RUNNING_MEAN_DECAY = 0.99  # of the running means of what the teacher says
 MAX_WEIGHT = 1_000_000  # times any other term: a slip, no weight
