@@ -76,7 +76,7 @@ def one(table: str, majority: str, seed: int) -> dict[str, Any]:
     start = time.perf_counter()
     fitted = fit(reading, folds=FOLDS, seed=seed, device="cpu")
     took = time.perf_counter() - start
-    losses = {c["name"]: c["loss"] for c in fitted.metadata["candidates"]}
+    losses = {c["name"]: c["loss"] for c in fitted.metadata["methods"]}
     kept = fitted.metadata["method"]["name"]
     new = read({"features": x, "sizes": np.ones(len(x), int)}, classes=fitted.classes, need_labels=False)
     laid = reading.bags.blind()

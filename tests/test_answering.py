@@ -26,7 +26,7 @@ def listening(root, kind="table"):
     model, data = case(root, kind)
     kept = FittedModel.load(model)
     bags = kept.read(data).to_bags(kept.preprocessor)
-    facts = {"data": {"prints": hashing.hashes_to_hex(hashing.bag_hashes(bags))}}
+    facts = {"data": {"bag_hashes": hashing.hashes_to_hex(hashing.bag_hashes(bags))}}
     return kept.replace(alike=2.0, use_context=True, facts=facts).save(model, overwrite=True), data
 
 
@@ -100,7 +100,7 @@ def test_every_service_says_the_same(typed, tmp_path, monkeypatch):  # noqa: F81
 def test_a_model_that_knows_no_bags_listens_as_it_was_told_to(typed, tmp_path):  # noqa: F811
     model, data = listening(tmp_path / "in")
     kept = FittedModel.load(model)
-    for facts in ({}, {"data": "?"}, {"data": {"prints": 7}}, {"data": {"prints": "no hex"}}):
+    for facts in ({}, {"data": "?"}, {"data": {"bag_hashes": 7}}, {"data": {"bag_hashes": "no hex"}}):
         kept.replace(facts=facts).save(model, overwrite=True)
         assert not FittedModel.load(model).seen_in_training(kept.read(data).to_bags(kept.preprocessor)).any()
     said, err = said_of(typed, tmp_path, model, data)

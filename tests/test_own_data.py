@@ -113,7 +113,7 @@ def test_a_group_that_is_one_is_none(tmp_path):
     assert "site" not in [f.name for f in reading.schema.fields]
     named = read(make.write_csv(tmp_path / "t.csv", people(site=["Basel"] * 48)), roles=_named(group="site"))
     assert named.bags.group == ("Basel",) * 8, "who names it means it"
-    said = " ".join(fit(named, "logistic", folds=2).metadata["cautions"])
+    said = " ".join(fit(named, "logistic", folds=2).metadata["warnings"])
     assert "All bags are in one group ('Basel'), so that none could be held out from the others" in said
     assert "in one group ('Basel'), so that the training bags also chose the epoch" in said
     assert "too few" not in said

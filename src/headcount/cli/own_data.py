@@ -79,7 +79,7 @@ def print_methods(fitted: FittedModel) -> None:
     truth = fitted.metadata["data"]["truth"]
     for name in ("method", "loss on held-out labels", "bag accuracy", *(["instances (not used)"] if truth else []), ""):
         table.add_column(name, justify="right" if table.columns else "left", no_wrap=True)
-    for c in fitted.metadata["candidates"]:
+    for c in fitted.metadata["methods"]:
         cells = [
             _number(c["loss"], 4),
             _number(c["bag_accuracy"], 3),

@@ -50,7 +50,7 @@ def read_for_model(
 def is_training_data(fitted: FittedModel, reading: BagDataset) -> bool:
     """Whether these are all the bags of the model's data, whatever became of their numbers on the way."""
     data = fitted.metadata.get("data", {})
-    same = reading.bag_signature is not None and data.get("whose") == reading.bag_signature
+    same = reading.bag_signature is not None and data.get("bag_signature") == reading.bag_signature
     return same or data.get("fingerprint") == reading.fingerprint
 
 

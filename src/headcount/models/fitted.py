@@ -139,7 +139,7 @@ class FittedModel:
     @cached_property
     def _training_hashes(self) -> np.ndarray:
         data = self.metadata.get("data")
-        return hashing.hashes_from_hex(data.get("prints") if isinstance(data, dict) else None)
+        return hashing.hashes_from_hex(data.get("bag_hashes") if isinstance(data, dict) else None)
 
     def posterior_in_context(self, p: Tensor, segments: Segments) -> Tensor:
         """(N, C) probabilities of instances in the light of the others in their bag, from those of each alone."""

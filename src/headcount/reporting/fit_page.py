@@ -107,7 +107,7 @@ def model_card(fitted: FittedModel) -> str:
         f"{method['title']}: names the class of single instances, learned from the majority labels of bags.",
     ]
     lines += ["", "## Data", ""]
-    lines += [f"* {markdown_escape(line)}" for line in data["described"]]
+    lines += [f"* {markdown_escape(line)}" for line in data["description"]]
     lines += [f"* fingerprint {data['fingerprint'][:16]}"]
     lines += ["", "## How good it is", ""]
     if scores:
@@ -122,7 +122,7 @@ def model_card(fitted: FittedModel) -> str:
         lines.append("* not cross-validated")  # why, the cautions say
     if line := context_sentence(fitted):
         lines.append(f"* {line}")
-    lines += [f"* {markdown_escape(line)}" for line in facts["cautions"]]
+    lines += [f"* {markdown_escape(line)}" for line in facts["warnings"]]
     lines += [
         "",
         "## Classes",
@@ -132,7 +132,7 @@ def model_card(fitted: FittedModel) -> str:
     ]
     lines += [f"| {markdown_escape(c)} | {n} | {s} |" for c, n, s, _ in _shares(fitted)]
     lines += ["", "## Other methods tried", "", "| method | loss on held-out labels | bag accuracy |", "|---|---|---|"]
-    for c in facts["candidates"]:
+    for c in facts["methods"]:
         loss = "–" if c["loss"] is None else f"{c['loss']:.4f}"
         lines.append(f"| {c['title']}{' (kept)' * c['chosen']} | {loss} | {score_with_interval(c['bag_accuracy'])} |")
     made = ", ".join(f"{k} {v}" for k, v in facts["versions"].items())
@@ -147,7 +147,7 @@ def context_sentence(fitted: FittedModel) -> str | None:
         return None
     right = told.get("instance_accuracy")
     seen = "" if right is None else f" (instances so read, against the truth given: {right:.3f})"
-    if told["listens"]:
+    if told["use_context"]:
         return f"predictions are read in the light of the bag: one half of a held-out bag foretells the other{seen}"
     return f"predictions are of each instance by itself: its bag would not help, by held-out bags{seen}"
 
@@ -179,4 +179,4 @@ def summary_lines(fitted: FittedModel) -> Sequence[str]:
         said.append(line)
     shares = ", ".join(f"{c}: {s}" for c, n, s, _ in _shares(fitted)[:12] if n)
     how = "majority share, counted from the votes" if facts["data"].get("counted") else "expected majority share"
-    return [*said, f"{how}: {shares}", *facts["cautions"]]
+    return [*said, f"{how}: {shares}", *facts["warnings"]]

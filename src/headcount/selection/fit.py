@@ -134,13 +134,13 @@ def fit(
     tried = metadata.method_rows(list(run.methods.values()), best, scores, units, unfinished)
     said = {
         "method": metadata.method_metadata(best, trained.naive_labels, asked),
-        "candidates": tried,
+        "methods": tried,
         "scores": next(
             ({k: t[k] for k in metadata.SCORE_KEYS} for t in tried if t["chosen"] and t["loss"] is not None), None
         ),
         "context": context,
         "confusion": scores[best.name].confusion if best.name in scores else None,
-        "cautions": fit_warnings(laid, best, trained.naive_labels, scores, final.valid_is_train, bool(run.splits)),
+        "warnings": fit_warnings(laid, best, trained.naive_labels, scores, final.valid_is_train, bool(run.splits)),
         **_run_metadata(run, trained, final),
         "created": started.isoformat(timespec="seconds"),
         "seconds": round(time.monotonic() - clock, 2),
@@ -151,7 +151,7 @@ def fit(
         return _with_bag_hashes(fitted.replace(metadata=said), given)
     return _with_bag_hashes(
         fitted.replace(
-            metadata={**said, "eye": seen.metadata}, preprocessor=given.fit_preprocessor(), frozen_backbone=eye
+            metadata={**said, "frozen_backbone": seen.metadata}, preprocessor=given.fit_preprocessor(), frozen_backbone=eye
         ),
         given,
     )
@@ -161,7 +161,7 @@ def _with_bag_hashes(fitted: FittedModel, dataset: BagDataset) -> FittedModel:
     """The same, knowing the bags whose labels it has learned when it meets them again."""
     bags = dataset.to_bags(fitted.preprocessor)
     told = hashing.bag_hashes(bags.take(bags.labelled))
-    data = {**fitted.metadata["data"], "prints": hashing.hashes_to_hex(told)}
+    data = {**fitted.metadata["data"], "bag_hashes": hashing.hashes_to_hex(told)}
     return fitted.replace(metadata={**fitted.metadata, "data": data})
 
 
@@ -214,7 +214,7 @@ def _fitted_model(
             result.estimator, bags.classes, preprocessor, judged.transition, counted, heat, judged.instance_temperature,
             told.concentration, told.helps,
         )  # fmt: skip
-        return made, {**metadata.finite_numbers(vars(told)), "listens": told.helps}
+        return made, {**metadata.finite_numbers(vars(told)), "use_context": told.helps}
     held, found = search.dataset.to_bags(preprocessor).blind(), result.transition
     found = (
         found
@@ -226,15 +226,15 @@ def _fitted_model(
 
 
 def _run_metadata(search: ModelSearch, result: FitResult, final: Split) -> dict[str, Any]:
-    parts = {"train": len(final.train), "valid": len(final.valid), "shared": final.valid_is_train}
+    parts = {"train": len(final.train), "valid": len(final.valid), "valid_is_train": final.valid_is_train}
     return {
-        "chance_loss": float(prior_loss(search.bags.target).mean()),
+        "prior_loss": float(prior_loss(search.bags.target).mean()),
         "data": metadata.dataset_metadata(search.dataset),
         "splits": {"folds": len(search.splits), **parts},
         "curve": log.thin_curve(result.curve, CURVE_POINTS),
         "best_epoch": result.best_epoch,
         "seed": search.seed,
-        "effort": search.plan.epoch_fraction,
+        "epoch_fraction": search.plan.epoch_fraction,
         "notes": list(search.plan.notes),
         "versions": metadata.library_versions(),
         "device": str(search.device),

@@ -30,9 +30,9 @@ def dataset_metadata(dataset: BagDataset) -> dict[str, Any]:
     sizes, label = bags.sizes.numpy(), bags.label.numpy()
     return {
         "fingerprint": dataset.fingerprint,
-        "whose": dataset.bag_signature,
+        "bag_signature": dataset.bag_signature,
         "kind": dataset.kind,
-        "described": list(dataset.description),
+        "description": list(dataset.description),
         "skipped": list(dataset.skipped),
         "bags": len(bags),
         "labelled": int((label >= 0).sum()),
@@ -86,7 +86,7 @@ def _method_row(
 
 def method_metadata(best: Method, naive_labels: bool, requested: bool) -> dict[str, Any]:
     how = json.loads(json.dumps(best.metadata(), default=str))
-    return {"name": best.name, "title": best.title, "baseline": naive_labels, "asked": requested, "how": how}
+    return {"name": best.name, "title": best.title, "baseline": naive_labels, "requested": requested, "parameters": how}
 
 
 def finite_numbers(numbers: Mapping[Any, float]) -> dict[Any, float | None]:

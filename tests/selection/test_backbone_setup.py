@@ -189,13 +189,13 @@ def test_every_candidate_for_features_learns_from_pictures(method, downloads, sm
         log=lines.append,
     )
     facts = made.metadata
-    tried = {c["name"] for c in facts["candidates"]}
+    tried = {c["name"] for c in facts["methods"]}
     assert tried == (set(methods.TABLE_METHODS) if method == "auto" else {method, "forest", "logistic"})
-    assert facts["eye"]["backbone"] == "timm:small"
-    assert (facts["eye"]["features"], facts["data"]["kind"]) == (6, "images")
+    assert facts["frozen_backbone"]["backbone"] == "timm:small"
+    assert (facts["frozen_backbone"]["features"], facts["data"]["kind"]) == (6, "images")
     assert any("download" in line for line in lines)
     assert any(
-        "timm:small (frozen, weights pretrained) makes 6 features" in line for line in facts["data"]["described"]
+        "timm:small (frozen, weights pretrained) makes 6 features" in line for line in facts["data"]["description"]
     )
     assert made.frozen_backbone is not None
     assert made.preprocessor.shape == (8, 8, 3)
@@ -251,7 +251,7 @@ def test_a_trained_backbone_starts_from_the_weights(downloads, small, monkeypatc
     )
     made = fit(reading(), "tilt", backbone="timm:small", frozen=False, size=12, epochs=2, folds=2)
     assert made.frozen_backbone is None
-    assert {c["name"] for c in made.metadata["candidates"]} == {"tilt", "noisy_label"}
+    assert {c["name"] for c in made.metadata["methods"]} == {"tilt", "noisy_label"}
     assert (made.estimator.config.backbone, dict(made.estimator.config.backbone_options)) == (
         "timm:small",
         {"size": 12},
@@ -261,7 +261,7 @@ def test_a_trained_backbone_starts_from_the_weights(downloads, small, monkeypatc
     assert all(torch.equal(w, want) for w in begun), "each fold begins there"
     assert not torch.equal(made.estimator.backbone.net.conv.weight, want), "and goes on"
     assert made.estimator.normalize.mean.tolist() == [0.5] * 3, "pictures as the weights know them"
-    assert made.metadata["method"]["how"]["start"]["weights"] == "pretrained"
+    assert made.metadata["method"]["parameters"]["start"]["weights"] == "pretrained"
 
 
 def test_without_weights_it_is_trained_and_fetches_nothing(downloads, small, tmp_path):

@@ -84,33 +84,33 @@ def one():
 
 def test_auto_keeps_what_held_out_bags_prefer(one):
     _, fitted, lines, _ = one
-    tried = fitted.facts["candidates"]
+    tried = fitted.metadata["methods"]
     assert {c["name"] for c in tried} == set(methods.TABLE_METHODS)
     losses = [c["loss"] for c in tried]
     assert losses == sorted(losses)
     assert tried[0]["chosen"]
-    assert fitted.facts["method"]["name"] == tried[0]["name"]
+    assert fitted.metadata["method"]["name"] == tried[0]["name"]
     assert [c["chosen"] for c in tried].count(True) == 1
     assert lines[0].startswith("about ")
-    assert fitted.facts["scores"]["loss"] == tried[0]["loss"]
-    assert sum(map(sum, fitted.facts["confusion"])) == 40
+    assert fitted.metadata["scores"]["loss"] == tried[0]["loss"]
+    assert sum(map(sum, fitted.metadata["confusion"])) == 40
 
 
 def test_the_facts_are_json_and_the_folder_comes_back(one, tmp_path):
     reading, fitted, _, _ = one
-    json.dumps(fitted.facts, allow_nan=False)
+    json.dumps(fitted.metadata, allow_nan=False)
     fitted.save(tmp_path / "m")
     again = FittedModel.load(tmp_path / "m")
-    bags = reading.bags(fitted.preprocessor)
-    assert torch.equal(fitted.say(bags).instance, again.predict(bags).instance_probabilities)
-    assert again.metadata == json.loads(json.dumps(fitted.facts))
+    bags = reading.to_bags(fitted.preprocessor)
+    assert torch.equal(fitted.predict(bags).instance, again.predict(bags).instance_probabilities)
+    assert again.metadata == json.loads(json.dumps(fitted.metadata))
 
 
 def test_what_a_bag_tells_is_learned_from_held_out_bags(one):
     _, fitted, _, _ = one
-    told = fitted.facts["context"]
-    assert (fitted.concentration, fitted.use_context) == (told["alike"], told["listens"])
-    assert ("instance_accuracy" in told) == fitted.facts["data"]["truth"]
+    told = fitted.metadata["context"]
+    assert (fitted.concentration, fitted.use_context) == (told["concentration"], told["use_context"])
+    assert ("instance_accuracy" in told) == fitted.metadata["data"]["truth"]
     line = context_sentence(fitted)
     assert line is not None
     assert ("in the light of the bag" in line) == fitted.use_context
@@ -128,7 +128,7 @@ def test_overlapping_classes_in_bags_that_differ_are_heard_together():
     reading = read({"features": np.concatenate(held), "sizes": [20] * 60, "labels": labels, "truth": truth})
     fitted = fit(reading, "logistic")
     told = fitted.metadata["context"]
-    assert told["listens"], told
+    assert told["use_context"], told
     assert told["instance_accuracy"] > fitted.metadata["scores"]["instance_accuracy"] + 0.05
 
 
@@ -145,7 +145,7 @@ def test_views_of_pictures_are_not_for_tables(views, tmp_path):
 def test_a_model_knows_its_bags_again(one):
     """Each of those whose labels it has learned, and no others."""
     reading, fitted, _, _ = one
-    bags = reading.bags(fitted.preprocessor)
+    bags = reading.to_bags(fitted.preprocessor)
     assert fitted.seen_in_training(bags.take([3, 1])).tolist() == [True, True]
     assert bool(fitted.seen_in_training(bags).all())
     moved = replace(bags, pool=Pool(bags.pool.data + 1))
@@ -169,7 +169,7 @@ def test_truth_is_used_for_nothing():
     said = [f.estimator.predict_proba(x) for f in made]
     assert np.array_equal(said[0], said[1])
     assert np.array_equal(said[0], said[2])
-    rows = [[{k: c[k] for k in ("name", "loss", "bag_accuracy")} for c in f.metadata["candidates"]] for f in made]
+    rows = [[{k: c[k] for k in ("name", "loss", "bag_accuracy")} for c in f.metadata["methods"]] for f in made]
     assert rows[0] == rows[1] == rows[2]
     accuracies = [f.metadata["scores"]["instance_accuracy"] for f in made]
     assert accuracies[0] > 0.6 > accuracies[1]
@@ -214,7 +214,7 @@ def test_a_method_that_was_asked_for_is_kept():
     bags = blobs(24, 1)  # bags of one: the bag's label is the truth, and nothing beats the baselines
     made = fit(reading_of(bags), GaussianNB(), folds=3)
     assert made.metadata["method"]["name"] == "classifier"
-    assert {c["name"] for c in made.metadata["candidates"]} == {"classifier", "forest", "logistic"}
+    assert {c["name"] for c in made.metadata["methods"]} == {"classifier", "forest", "logistic"}
     assert made.kind == "held"
     with pytest.raises(HeadcountError, match="without pickle"):
         made.save("/nonexistent/m")
@@ -229,10 +229,10 @@ def test_who_named_a_baseline_gets_it_and_hears_what_is_better(monkeypatch):
     made = fit(reading, "count", folds=3, epochs=1)
     better = [
         c["name"]
-        for c in made.metadata["candidates"]
+        for c in made.metadata["methods"]
         if c["behind"] and c["behind"]["loss"] < -2 * c["behind"]["error"]
     ]
-    said = " ".join(made.metadata["cautions"])
+    said = " ".join(made.metadata["warnings"])
     assert better
     assert f"Clearly worse on these bags than {', '.join(sorted(better, key=said.find))}" in said
     with pytest.raises(HeadcountError, match="both given"):
@@ -282,7 +282,7 @@ def test_preparation_never_sees_held_out_bags(monkeypatch):
     seen = []
     reading = reading_of(blobs(20, 5))
     learn = type(reading).fit_preprocessor
-    monkeypatch.setattr(type(reading), "learn", lambda self, bags=None: (seen.append(set(bags)), learn(self, bags))[1])
+    monkeypatch.setattr(type(reading), "fit_preprocessor", lambda self, bags=None: (seen.append(set(bags)), learn(self, bags))[1])
     fit(reading, "logistic", folds=4)
     splits = cross_validation.make_splits(reading.bags.blind(), 4, 0)
     assert all(any(s == set(split.train) for s in seen) for split in splits)
@@ -294,15 +294,15 @@ def test_preparation_never_sees_held_out_bags(monkeypatch):
 
 def test_three_bags():
     made = fit(reading_of(blobs(3, 6)), TREES)
-    assert any("only 3 labelled bags" in c for c in made.metadata["cautions"])
-    assert made.metadata["splits"]["shared"]
+    assert any("only 3 labelled bags" in c for c in made.metadata["warnings"])
+    assert made.metadata["splits"]["valid_is_train"]
 
 
 def test_two_bags_cannot_be_cross_validated():
     made = fit(reading_of(blobs(2, 6, classes=2)), TREES)
     assert made.metadata["scores"] is None
     assert made.metadata["splits"]["folds"] == 0
-    assert any("too few to cross-validate" in c for c in made.metadata["cautions"])
+    assert any("too few to cross-validate" in c for c in made.metadata["warnings"])
 
 
 def test_time_takes_no_fold_without_which_nothing_is_cross_validated(monkeypatch):
@@ -314,24 +314,24 @@ def test_time_takes_no_fold_without_which_nothing_is_cross_validated(monkeypatch
 
 def test_a_baseline_is_cautioned_of_where_nothing_was_compared():
     made = fit(reading_of(blobs(2, 6, classes=2)), "forest")
-    said = [c for c in made.metadata["cautions"] if "A baseline was kept" in c]
+    said = [c for c in made.metadata["warnings"] if "A baseline was kept" in c]
     assert said
     assert "temperature" not in said[0]
 
 
 def test_em_that_keeps_its_first_round_is_cautioned_of_as_the_baseline_it_is():
     made = fit(reading_of(blobs(24, 1)), "em_forest,forest", folds=3)  # bags of one: EM has nothing to add
-    loss = {c["name"]: c["loss"] for c in made.metadata["candidates"]}
+    loss = {c["name"]: c["loss"] for c in made.metadata["methods"]}
     assert made.metadata["method"]["name"] == "em_forest"
     assert loss["em_forest"] == loss["forest"]
-    said = " ".join(made.metadata["cautions"])
+    said = " ".join(made.metadata["warnings"])
     assert "A baseline was kept (EM, random forest, no round of which was better than the first)" in said
     assert re.search("Not clearly better on these bags than .*forest", said)
     assert made.metadata["method"]["baseline"] is True  # so that predict --bags says it too
     made = fit(reading_of(blobs(40, 5, share=0.4)), "em_forest", folds=3)
     assert made.metadata["best_epoch"] > 1
     assert made.metadata["method"]["baseline"] is False
-    assert "A baseline was kept" not in " ".join(made.metadata["cautions"])
+    assert "A baseline was kept" not in " ".join(made.metadata["warnings"])
     for name in ("logistic", "count"):
         fitted = MajorityClassifier(name, epochs=1 if name == "count" else None).fit(np.eye(8), [0, 1] * 4).fitted_
         assert fitted.metadata["method"]["baseline"] == (name == "logistic")
@@ -343,7 +343,7 @@ def test_a_model_that_foretells_no_more_than_chance_is_cautioned_of(method):
     by_lot = replace(bags, target=bags.target[torch.randperm(40, generator=torch.Generator().manual_seed(0))])
     for given, said in ((bags, False), (by_lot, True)):
         made = fit(reading_of(given), method, folds=3)
-        assert any("not clearly foretold better than by chance" in c for c in made.metadata["cautions"]) == said
+        assert any("not clearly foretold better than by chance" in c for c in made.metadata["warnings"]) == said
 
 
 def test_the_card_does_not_blame_the_bags_where_time_was_short(monkeypatch):
@@ -378,7 +378,7 @@ def test_all_bags_one_class_is_refused():
 
 def test_a_class_that_never_wins():
     made = fit(reading_of(blobs(18, 5, classes=2), classes=["a", "b", "c<i>"]), TREES, folds=2)
-    assert any("No bag has the label c<i>" in c for c in made.metadata["cautions"])
+    assert any("No bag has the label c<i>" in c for c in made.metadata["warnings"])
     assert (
         made.predict(
             reading_of(blobs(18, 5, classes=2), classes=["a", "b", "c<i>"]).to_bags(made.preprocessor)
@@ -389,7 +389,7 @@ def test_a_class_that_never_wins():
 
 def test_bags_of_one_are_ordinary_supervision():
     made = fit(reading_of(blobs(60, 1, share=1.0, spread=0.3)), TREES, folds=3)
-    assert any("ordinary supervision" in c for c in made.metadata["cautions"])
+    assert any("ordinary supervision" in c for c in made.metadata["warnings"])
     assert made.metadata["scores"]["instance_accuracy"] > 0.9
 
 
@@ -404,7 +404,7 @@ def test_one_huge_bag():
         truth=bags.truth.numpy()[index],
     )  # fmt: skip
     made = fit(reading_of(huge), "em_forest,tilt", folds=2, epochs=1)
-    assert any("more than half" in c for c in made.metadata["cautions"])
+    assert any("more than half" in c for c in made.metadata["warnings"])
 
 
 def test_unlabelled_bags_known_classes_and_weights():
@@ -449,7 +449,7 @@ def test_pictures():
     held = [(g.random((3, 8, 8, 1)) * 60 + 120 * c).astype(np.uint8) for c in label]
     reading = read(held, labels=["dark", "light"] * 6)
     made = fit(reading, folds=2, epochs=1)
-    assert {c["name"] for c in made.metadata["candidates"]} == {"tilt", "noisy_label"}
+    assert {c["name"] for c in made.metadata["methods"]} == {"tilt", "noisy_label"}
     assert made.estimator.config.backbone == "quick"
     chosen = fit(reading, "tilt", folds=2, epochs=1, backbone="resnet18").estimator.config
     assert dict(chosen.backbone_options)["stem"] == "small"
@@ -521,7 +521,7 @@ def test_minutes_bound_the_whole(monkeypatch):
     monkeypatch.setattr(time_budget, "estimate_seconds", lambda *_: 1e-3)  # it believes in more than it can do
     monkeypatch.setattr("headcount.selection.fit.time.monotonic", iter(np.arange(0, 1e6, 5.0).tolist()).__next__)
     made = fit(reading_of(blobs(20, 5)), "em_forest,logistic", minutes=1, folds=5)
-    tried = {c["name"]: c for c in made.metadata["candidates"]}
+    tried = {c["name"]: c for c in made.metadata["methods"]}
     assert any(c["note"] == "not finished in the time given" for c in tried.values())
     assert made.metadata["method"]["name"] in tried
 
@@ -591,7 +591,7 @@ def test_an_interrupted_fit_is_taken_up(tmp_path, monkeypatch):
     assert len(fits) == 5 + 5 + 1  # nine folds, four of them done; then the final training
     x = reading.to_bags(reading.fit_preprocessor()).pool.data.numpy()
     assert np.array_equal(whole.estimator.predict_proba(x), again.estimator.predict_proba(x))
-    assert [c["loss"] for c in whole.metadata["candidates"]] == [c["loss"] for c in again.metadata["candidates"]]
+    assert [c["loss"] for c in whole.metadata["methods"]] == [c["loss"] for c in again.metadata["methods"]]
     assert not list(tmp_path.rglob("*.npz"))
 
 
@@ -605,7 +605,7 @@ def test_what_was_begun_with_other_data_or_options_is_not_taken_up(tmp_path, mon
 
 
 def fitting_place(tmp_path, reading, seed, folds):
-    found = methods.methods("logistic", reading.bags(reading.learn()))
+    found = methods.methods("logistic", reading.to_bags(reading.fit_preprocessor()))
     return resume.resume_folder(tmp_path, reading, found, seed, folds, None, torch.device("cpu"))
 
 
