@@ -540,7 +540,9 @@ def test_arrays_that_are_not_numbers_are_refused(tmp_path, monkeypatch, capsys):
 def test_a_look_takes_one_thread_and_gives_the_others_back(monkeypatch):
     """Where others work on the same cores, thousands of small products shared among threads made minutes of seconds."""
     threads, look = [], checking.fit_linear_baseline
-    monkeypatch.setattr(checking, "fit_linear_baseline", lambda *a, **k: threads.append(torch.get_num_threads()) or look(*a, **k))
+    monkeypatch.setattr(
+        checking, "fit_linear_baseline", lambda *a, **k: threads.append(torch.get_num_threads()) or look(*a, **k)
+    )
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

@@ -228,9 +228,7 @@ def test_who_named_a_baseline_gets_it_and_hears_what_is_better(monkeypatch):
         assert made.metadata["method"]["name"] == name
     made = fit(reading, "count", folds=3, epochs=1)
     better = [
-        c["name"]
-        for c in made.metadata["methods"]
-        if c["behind"] and c["behind"]["loss"] < -2 * c["behind"]["error"]
+        c["name"] for c in made.metadata["methods"] if c["behind"] and c["behind"]["loss"] < -2 * c["behind"]["error"]
     ]
     said = " ".join(made.metadata["warnings"])
     assert better
@@ -282,7 +280,9 @@ def test_preparation_never_sees_held_out_bags(monkeypatch):
     seen = []
     reading = reading_of(blobs(20, 5))
     learn = type(reading).fit_preprocessor
-    monkeypatch.setattr(type(reading), "fit_preprocessor", lambda self, bags=None: (seen.append(set(bags)), learn(self, bags))[1])
+    monkeypatch.setattr(
+        type(reading), "fit_preprocessor", lambda self, bags=None: (seen.append(set(bags)), learn(self, bags))[1]
+    )
     fit(reading, "logistic", folds=4)
     splits = cross_validation.make_splits(reading.bags.blind(), 4, 0)
     assert all(any(s == set(split.train) for s in seen) for split in splits)

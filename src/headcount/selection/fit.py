@@ -151,7 +151,9 @@ def fit(
         return _with_bag_hashes(fitted.replace(metadata=said), given)
     return _with_bag_hashes(
         fitted.replace(
-            metadata={**said, "frozen_backbone": seen.metadata}, preprocessor=given.fit_preprocessor(), frozen_backbone=eye
+            metadata={**said, "frozen_backbone": seen.metadata},
+            preprocessor=given.fit_preprocessor(),
+            frozen_backbone=eye,
         ),
         given,
     )
