@@ -241,9 +241,9 @@ def test_a_sheet_judges_the_next_model_too(typed, tmp_path, big):  # noqa: F811
     typed("audit", model, data, "--out", "s.csv")
     fill(tmp_path / "s.csv", truth)
     contrary = FittedModel.load(model)
-    contrary = contrary.replace(body=replace(contrary.estimator, value=contrary.estimator.value[:, ::-1].copy())).save(
-        tmp_path / "m2"
-    )
+    contrary = contrary.replace(
+        estimator=replace(contrary.estimator, value=contrary.estimator.value[:, ::-1].copy())
+    ).save(tmp_path / "m2")
     one, two = (scores(typed, m, data, "--audit", "s.csv")["audit"]["accuracy"]["value"] for m in (model, contrary))
     assert one + two == pytest.approx(1, abs=1e-5)
     assert one > 0.8
@@ -371,7 +371,7 @@ def test_votes_add_up_to_the_mean(alike, tmp_path):
     from headcount.reporting import explain
 
     reading = read(make.write_csv(tmp_path / "a.csv", people(size=5)))
-    model = fitted(reading, alike=alike)
+    model = fitted(reading, concentration=alike)
     said = predict(model, reading)
     view = explain._bag(reading, said, 2)
     won = said.classes.index(view.predicted)
@@ -491,9 +491,9 @@ def test_issues_of_a_table_through_the_command(typed, tmp_path):  # noqa: F811
 def test_a_model_that_saw_the_bags_is_said_to_have(typed, tmp_path):  # noqa: F811
     data = make.write_csv(tmp_path / "t.csv", people())
     reading = read(data)
-    model = fitted(reading, facts={"data": {"fingerprint": "x"}})
+    model = fitted(reading, metadata={"data": {"fingerprint": "x"}})
     model.save(tmp_path / "a")
-    fitted(reading, facts={"data": {"fingerprint": reading.fingerprint}}).save(tmp_path / "b")
+    fitted(reading, metadata={"data": {"fingerprint": reading.fingerprint}}).save(tmp_path / "b")
     assert "trained on" not in typed("issues", data, "--model", tmp_path / "a")[2]
     assert "trained on" in typed("issues", data, "--model", tmp_path / "b")[2]
     assert [scores(typed, tmp_path / m, data)["trained_on_these"] for m in "ab"] == [False, True]

@@ -207,7 +207,7 @@ def test_temperatures():
 
 
 def test_a_bag_is_listened_to_where_it_helps(tmp_path):
-    fitted, r = fitted_of(alike=2.0, listens=True)
+    fitted, r = fitted_of(concentration=2.0, use_context=True)
     bags = r.to_bags(fitted.preprocessor)
     said = fitted.predict(bags)
     assert torch.equal(said.instance_without_context, fitted.predict(bags, use_context=False).instance_probabilities)

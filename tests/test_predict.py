@@ -105,7 +105,7 @@ def test_the_context_of_a_bag(typed, tmp_path):
     """A model that listens answers otherwise; --context off is the instance by itself; shares are the same in both."""
     model, data = case(tmp_path / "in", "table")
     kept = FittedModel.load(model)
-    kept.replace(alike=2.0, use_context=True).save(model, overwrite=True)
+    kept.replace(concentration=2.0, use_context=True).save(model, overwrite=True)
     for how in ("auto", "on", "off"):
         more = ("--out", f"{how}.csv", "--bags", f"{how}-bags.csv", "--context", how)
         assert typed("predict", model, data, *more)[0] == 0
@@ -116,7 +116,7 @@ def test_the_context_of_a_bag(typed, tmp_path):
     scores = [json.loads(typed("evaluate", model, data, "--json", "--context", how)[1]) for how in ("on", "off")]
     assert scores[0]["instances"] != scores[1]["instances"]
     assert scores[0]["bags"] == scores[1]["bags"]
-    kept.replace(alike=2.0, use_context=False).save(model, overwrite=True)
+    kept.replace(concentration=2.0, use_context=False).save(model, overwrite=True)
     assert typed("predict", model, data, "--out", "again.csv")[0] == 0
     assert (tmp_path / "again.csv").read_text() == (tmp_path / "off.csv").read_text()
 

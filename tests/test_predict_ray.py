@@ -65,7 +65,7 @@ def test_a_node_answers_as_we_do(kind, listen, tmp_path, monkeypatch, one_thread
     """Every kind of data, in many shards, there and back as Ray would take them."""
     monkeypatch.setattr(answers, "SHARD_INSTANCES", 3)
     model, data = case(tmp_path / "in", kind)
-    there = FittedModel.load(model).replace(alike=2.0)
+    there = FittedModel.load(model).replace(concentration=2.0)
     there.save(model, overwrite=True)
     reading = there.read(data)
     travelled = []
@@ -74,18 +74,18 @@ def test_a_node_answers_as_we_do(kind, listen, tmp_path, monkeypatch, one_thread
         for bags in parts:
             sent = pickle.dumps(predict_ray.detach_bags(bags))
             travelled.append(pickle.loads(sent))
-            arrays, parcel = predict_ray.predict_shard_on_node(
+            parcel = predict_ray.predict_shard_on_node(
                 predict_ray.model_files(model), pickle.loads(sent), listen, "cpu", 1
             )
             assert not parcel.error
-            yield PredictionShard(**arrays)
+            yield PredictionShard(**parcel.unpack())
 
     here, away = (
         predict(there, reading, use_context=listen),
         predict(there, reading, shard_predictor=each, use_context=listen),
     )
     assert len(travelled) > 2
-    for name in ("p", "bag", "share", "low", "high"):
+    for name in ("instance_probabilities", "bag_probabilities", "shares", "shares_low", "shares_high"):
         assert np.array_equal(getattr(here, name), getattr(away, name)), name
     assert all(bags.truth is None and len(bags.pool) <= len(bags.index) for bags in travelled), (
         "only what is asked about"
@@ -94,12 +94,12 @@ def test_a_node_answers_as_we_do(kind, listen, tmp_path, monkeypatch, one_thread
 
 def test_what_goes_wrong_on_a_node_is_told(tmp_path):
     bags = read(case(tmp_path / "in", "images")[1]).bags
-    arrays, parcel = predict_ray.predict_shard_on_node(
+    parcel = predict_ray.predict_shard_on_node(
         dict.fromkeys(predict_ray.MODEL_FILES, b"damaged"), predict_ray.detach_bags(bags), None, "cpu", 1
     )
-    assert arrays == {}
+    assert parcel.value is None
     with pytest.raises(HeadcountError, match="model"):
-        predict_ray.unpack_result(parcel)
+        parcel.unpack()
 
 
 def test_a_shard_of_pictures_is_small_enough_to_travel(monkeypatch, tmp_path):
@@ -178,7 +178,7 @@ class Here:
 @pytest.fixture
 def ray(monkeypatch) -> Here:
     made = Here()
-    monkeypatch.setattr(predict_ray, "_import_ray", lambda: made)
+    monkeypatch.setattr(predict_ray, "import_ray", lambda: made)
     monkeypatch.setattr(answers, "SHARD_INSTANCES", 3)
     return made
 
@@ -259,11 +259,11 @@ def test_without_ray_the_extra_is_named_before_anything_is_read(typed, tmp_path,
 
 
 def test_nobody_at_the_address(typed, tmp_path, monkeypatch):
-    monkeypatch.setattr(predict_ray, "_import_ray", Here)
+    monkeypatch.setattr(predict_ray, "import_ray", Here)
     model, data = case(tmp_path / "in", "table")
     code, err = typed("predict", model, data, "--out", "p.csv", "--launch", "ray", "--address", "127.0.0.1:1")
     assert code == 2
-    assert "nobody answers at 127.0.0.1:1" in err
+    assert "cannot connect to 127.0.0.1:1" in err
 
 
 # -- on a cluster -------------------------------------------------------------------------------------------------------------

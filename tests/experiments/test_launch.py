@@ -17,16 +17,15 @@ from headcount.cli import main
 from headcount.errors import HeadcountError
 from headcount.experiments import ray_launcher, records, study
 from headcount.experiments.ray_launcher import (
-    RemoteResult,
     RemoteTask,
     ray_cluster,
     read_files,
     run_remote,
-    unpack_result,
     write_files,
 )
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
+from headcount.inference.ray_cluster import RemoteResult
 from headcount.experiments.run import run as run_one
 
 BASE = Recipe(
@@ -98,8 +97,8 @@ def same(mine: Record, theirs: Record) -> None:
 
 def test_a_run_takes_along_what_it_needs(here, temp, tmp_path):
     parcel = run_remote(errand(MPEM), read_files(here, BASE.key))
-    assert list(parcel.files) == [f"{MPEM.key}.npz", f"{MPEM.key}.json"]
-    write_files(tmp_path / "out", unpack_result(parcel))
+    assert list(parcel.value) == [f"{MPEM.key}.npz", f"{MPEM.key}.json"]
+    write_files(tmp_path / "out", parcel.unpack())
     same(Record.read(tmp_path / "out" / f"{MPEM.key}.json"), Record.read(here / f"{MPEM.key}.json"))
     assert not list(temp.iterdir())
 
@@ -107,14 +106,14 @@ def test_a_run_takes_along_what_it_needs(here, temp, tmp_path):
 def test_a_run_without_what_it_needs(temp):
     parcel = run_remote(errand(MPEM))
     with pytest.raises(HeadcountError, match=f"needs the run {BASE.key}") as failed:
-        unpack_result(parcel)
+        parcel.unpack()
     assert "find_dissenters" in str(failed.value.__cause__)  # where it arose on the node
     assert not list(temp.iterdir())
 
 
 def test_a_node_with_other_data(temp):
     with pytest.raises(HeadcountError, match="has another digits"):
-        unpack_result(run_remote(errand(BASE, key="0123456789abcdef")))
+        run_remote(errand(BASE, key="0123456789abcdef")).unpack()
     assert not list(temp.iterdir())
 
 
@@ -130,7 +129,7 @@ def test_a_second_try_goes_on_from_the_checkpoint(here, temp):
         run_one(BASE, temp / "headcount-test" / BASE.key, device="cpu", on_progress=stop)
     parcel = run_remote(errand(BASE, on_progress=lambda p: seen.append(p.epoch)))
     assert seen == [3, 4]
-    mine = json.loads(parcel.files[f"{BASE.key}.json"])
+    mine = json.loads(parcel.value[f"{BASE.key}.json"])
     assert mine["scores"] == Record.read(here / f"{BASE.key}.json").scores
     assert not list(temp.iterdir())
 
@@ -143,10 +142,10 @@ def test_an_exception_that_only_the_node_knows(temp):
         raise Own("of a kind")
 
     with pytest.raises(RuntimeError, match="Own: of a kind") as failed:
-        unpack_result(run_remote(errand(BASE, task)))
+        run_remote(errand(BASE, task)).unpack()
     assert 'raise Own("of a kind")' in str(failed.value.__cause__)
     with pytest.raises(RuntimeError, match="Unknown: gone"):
-        unpack_result(RemoteResult({}, b"no pickle", "Traceback ...\nUnknown: gone\n"))
+        RemoteResult({}, b"no pickle", "Traceback ...\nUnknown: gone\n").unpack()
 
 
 def test_a_record_is_put_whole_or_not_at_all(here, tmp_path, monkeypatch):
@@ -198,7 +197,7 @@ class Played(types.SimpleNamespace):
 @pytest.fixture
 def played(temp, monkeypatch) -> Played:
     ray = Played(CPU=2)
-    monkeypatch.setattr(ray_launcher, "_import_ray", lambda: ray)
+    monkeypatch.setattr(ray_launcher, "import_ray", lambda: ray)
     return ray
 
 
@@ -238,7 +237,7 @@ def test_no_node_is_large_enough(played, tmp_path):
 
 
 def test_nobody_at_the_address(played, tmp_path):
-    with pytest.raises(HeadcountError, match=r"nobody answers at 127\.0\.0\.1:1 .*is the cluster's head up"):
+    with pytest.raises(HeadcountError, match=r"cannot connect to 127\.0\.0\.1:1 .*is the head of the cluster running"):
         study.study([BASE], tmp_path, launch=ray_cluster("127.0.0.1:1"))
     assert not played.said
 
@@ -250,7 +249,7 @@ def test_nobody_at_the_address(played, tmp_path):
         ({"gpus_each": -1}, r"a part of a GPU or whole ones .*, got -1"),
         ({"gpus_each": 1.5}, r"a part of a GPU or whole ones .*, got 1.5"),
         ({"gpus_each": float("nan")}, "got nan"),
-        ({"cpus_each": 0}, r"some of a CPU .*, got 0"),
+        ({"cpus_each": 0}, r"part of a CPU .*, got 0"),
         ({"retries": -1}, "retries is 0 or more, got -1"),
     ],
 )
@@ -261,7 +260,7 @@ def test_wrong_words(words, says):
 
 def test_ray_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(HeadcountError, match=r"Ray is not installed.*pip install 'headcount\[ray\]'"):
+    with pytest.raises(HeadcountError, match=r"needs Ray, which is not installed.*pip install 'headcount\[ray\]'"):
         ray_cluster("auto")
 
 
@@ -317,7 +316,7 @@ def typed(monkeypatch, capsys, line: str) -> tuple[int, str, str]:
         ("--launch ray --device cuda:1", "--device is auto, cpu or cuda, got 'cuda:1'"),
         ("--launch ray --device cuda", "--device cuda and --gpus-each 0 contradict each other"),
         ("--launch ray --device cpu --gpus-each 1", "--device cpu and --gpus-each 1 contradict each other"),
-        ("--launch ray --gpus-each 1.5", "a run takes a part of a GPU or whole ones"),
+        ("--launch ray --gpus-each 1.5", "a task takes a part of a GPU or whole ones"),
         ("--launch ray --address ray://x:1", "give auto, local or host:port"),
     ],
 )

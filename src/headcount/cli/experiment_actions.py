@@ -20,8 +20,9 @@ from headcount.errors import HeadcountError, check_choice
 from headcount.experiments import records, select
 from headcount.experiments import study as studies
 from headcount.experiments.launch import Launcher, in_process, processes
-from headcount.experiments.ray_launcher import check_device, ray_cluster
+from headcount.experiments.ray_launcher import ray_cluster
 from headcount.experiments.recipe import Recipe
+from headcount.inference.ray_cluster import check_device
 from headcount.io import atomic_write
 from headcount.majority import metrics
 from headcount.models.heads import HEADS, head_options

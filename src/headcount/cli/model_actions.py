@@ -19,11 +19,11 @@ import pyarrow as pa
 
 from headcount.cli.predicting import is_training_data, load_model, predict_all, read_for_model
 from headcount.errors import HeadcountError, check_choice
-from headcount.experiments.ray_launcher import check_device
 from headcount.inference import evaluate as evaluation
 from headcount.inference import label_issues
 from headcount.inference.predict import Predictions, ShardPredictor
 from headcount.inference.predict_ray import remote_predictor
+from headcount.inference.ray_cluster import check_device
 from headcount.io import atomic_write
 from headcount.majority.intervals import check_level
 from headcount.readers.read import BagDataset

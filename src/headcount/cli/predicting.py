@@ -42,7 +42,7 @@ def read_for_model(
     if fitted is None:
         dataset = read(data, roles, need_labels=labels, **rest)
     else:
-        dataset = fitted.read(data, roles, need_labels=labels, or_truth=or_truth, **rest)
+        dataset = fitted.read(data, roles, need_labels=labels, truth_suffices=or_truth, **rest)
     log_dataset(dataset, log)
     return dataset
 

@@ -6,14 +6,10 @@ travels with it, its own record travels back as bytes, and the driver puts it in
 
 from __future__ import annotations
 
-import logging
 import os
-import pickle
 import platform
 import shutil
-import socket
 import tempfile
-import traceback
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,11 +24,11 @@ from headcount.errors import HeadcountError
 from headcount.experiments.launch import Launcher, Submit
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
+from headcount.inference.ray_cluster import RayOptions, RemoteResult, as_remote, connected, import_ray
 from headcount.io import atomic_write, file_lock
 from headcount.training.distributed import require_single_process
 
 Files = dict[str, bytes]  # by name
-CONNECT_TIMEOUT = 10.0
 CANCEL_TIMEOUT = 10.0  # for runs to leave their nodes tidy after Ctrl-C
 
 
@@ -46,17 +42,14 @@ def ray_cluster(address: str | None, gpus_each: float = 0, cpus_each: float = 1,
     What is submitted must be a run, ``task(recipe, folder, **options)`` that leaves its record in the folder.
     """
     require_single_process("a study on Ray")
-    check_resources(address, gpus_each, cpus_each, retries)
-    ray = _import_ray()
+    ray_options = RayOptions(address, gpus_each, cpus_each, retries)
+    ray = import_ray()
 
     @contextmanager
     def launch() -> Iterator[Submit]:
-        with connected(ray, address), ThreadPoolExecutor(1) as writer_thread:
-            _check_resources(ray, cpus_each, gpus_each)
-            send = ray.remote(num_cpus=cpus_each, num_gpus=gpus_each, max_retries=retries, retry_exceptions=False)(
-                run_remote
-            )
-            driver = _Driver(ray, send, writer_thread, max(1, int(cpus_each)), "cuda" if gpus_each else "cpu")
+        with connected(ray, ray_options), ThreadPoolExecutor(1) as writer_thread:
+            send = as_remote(ray, run_remote, ray_options)
+            driver = _Driver(ray, send, writer_thread, ray_options.threads, ray_options.device)
             try:
                 yield driver.submit
             except BaseException:
@@ -82,23 +75,14 @@ class RemoteTask:
     threads: int
 
 
-@dataclass(frozen=True)
-class RemoteResult:
-    """What comes back: the record's files; or the exception, pickled, and where it arose."""
-
-    files: Files
-    error: bytes = b""
-    trace: str = ""
-
-
-def run_remote(remote_task: RemoteTask, *needs: Files) -> RemoteResult:
+def run_remote(remote_task: RemoteTask, *needs: Files) -> RemoteResult[Files]:
     """One run, wherever this is. A second try on the same node finds the first one's checkpoint; else nothing is left."""
     scratch = Path(tempfile.gettempdir()) / f"headcount-{remote_task.study_id}" / remote_task.key
     with file_lock(scratch.with_suffix(".lock")):
         try:
             return RemoteResult(_run_in(scratch, remote_task, needs))
         except Exception as e:
-            return RemoteResult({}, _pickle_error(e), f"on {platform.node()}:\n{traceback.format_exc()}")
+            return RemoteResult.of_exception(e)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
@@ -116,16 +100,6 @@ def _run_in(scratch: Path, remote_task: RemoteTask, needs: tuple[Files, ...]) ->
         write_files(scratch, files)
     remote_task.task(remote_task.recipe, scratch, **remote_task.options)
     return read_files(scratch, remote_task.key)
-
-
-def _pickle_error(error: Exception) -> bytes:
-    """An exception for a machine that may not know its class."""
-    try:
-        packed = pickle.dumps(error)
-        pickle.loads(packed)
-        return packed
-    except Exception:
-        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
 
 
 # -- what travels -----------------------------------------------------------------------------------------------------
@@ -146,21 +120,6 @@ def write_files(folder: Path, files: Files) -> None:
         for name in files:
             (folder / name).unlink(missing_ok=True)
         raise
-
-
-class _RemoteTraceback(Exception):
-    """Where on its node a run failed, shown as the cause of its exception."""
-
-
-def unpack_result(result: RemoteResult) -> Files:
-    """The files; or the exception, raised here."""
-    if not result.error:
-        return result.files
-    try:
-        error = pickle.loads(result.error)
-    except Exception:  # a class that only the node knows
-        error = RuntimeError(result.trace.strip().splitlines()[-1])
-    raise error from _RemoteTraceback(result.trace)
 
 
 # -- on the driver ----------------------------------------------------------------------------------------------------
@@ -197,7 +156,7 @@ class _Driver:
 
     def _store_result(self, future: Future, back: Future, out: Path, key: str) -> None:
         try:
-            files = unpack_result(back.result())
+            files = back.result().unpack()
             with file_lock(out / "running" / f"{key}.arrives.lock"):  # another driver may bring the same
                 if not (out / f"{key}.json").exists():
                     write_files(out, files)
@@ -215,70 +174,3 @@ class _Driver:
                 self.ray.cancel(run)
         if going:
             self.ray.wait(going, num_returns=len(going), timeout=CANCEL_TIMEOUT, fetch_local=False)
-
-
-def check_resources(address: str | None, gpus: float, cpus: float, retries: int) -> None:
-    if address is not None and "://" in address:
-        raise HeadcountError(f"this starts on a machine of the cluster; give auto, local or host:port, not {address!r}")
-    if not 0 <= gpus < 1e6 or (gpus > 1 and gpus != int(gpus)):
-        raise HeadcountError(f"a run takes a part of a GPU or whole ones (0, 0.25, 1, 2), got {gpus:g}")
-    if not 0 < cpus < 1e6:
-        raise HeadcountError(f"a run takes some of a CPU (0.5, 1, 4), got {cpus:g}")
-    if retries < 0:
-        raise HeadcountError(f"retries is 0 or more, got {retries}")
-
-
-def check_device(device: str, gpus_each: float) -> None:
-    """On Ray the device is given by Ray; what contradicts that is told before anything runs."""
-    if device not in ("auto", "cpu", "cuda"):
-        raise HeadcountError(f"on Ray a run takes the GPU it is given; --device is auto, cpu or cuda, got {device!r}")
-    if device != "auto" and (device == "cuda") != bool(gpus_each):
-        raise HeadcountError(
-            f"--device {device} and --gpus-each {gpus_each:g} contradict each other; give only --gpus-each"
-        )
-
-
-def _import_ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError:
-        raise HeadcountError("Ray is not installed, and this is to run on it; pip install 'headcount[ray]'") from None
-    return ray
-
-
-@contextmanager
-def connected(ray: Any, address: str | None) -> Iterator[None]:
-    if ray.is_initialized():  # somebody's session: used, and left as it was
-        yield
-        return
-    _check_reachable(address or os.environ.get("RAY_ADDRESS"))
-    try:
-        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as e:
-        why = str(e).partition("\n")[0].partition(". ")[0]
-        raise HeadcountError(f"no Ray cluster at {address!r} ({why}); `ray start --head` starts one") from e
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _check_reachable(address: str | None) -> None:
-    """Ray would stand before a closed door for minutes."""
-    host, _, port = (address or "").rpartition(":")
-    if host and port.isdigit():
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT).close()
-        except (OSError, OverflowError) as e:
-            raise HeadcountError(
-                f"nobody answers at {address} ({e}); is the cluster's head up? (`ray start --head`)"
-            ) from None
-
-
-def _check_resources(ray: Any, cpus: float, gpus: float) -> None:
-    """A run that fits no node would wait for ever."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
-        there = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
-        raise HeadcountError(f"a run wants {cpus:g} CPUs and {gpus:g} GPUs of one node; the nodes have {there}")

@@ -11,9 +11,7 @@ whose process or node is lost is asked again elsewhere.
 from __future__ import annotations
 
 import hashlib
-import platform
 import tempfile
-import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
@@ -27,18 +25,9 @@ import torch
 
 from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError
-from headcount.experiments.ray_launcher import (
-    Files,
-    RemoteResult,
-    _check_resources,
-    _import_ray,
-    _pickle_error,
-    check_resources,
-    connected,
-    unpack_result,
-)
 from headcount.inference import predict as answers
 from headcount.inference.predict import ShardPredictor
+from headcount.inference.ray_cluster import RayOptions, RemoteResult, as_remote, connected, import_ray, task_slots
 from headcount.models.fitted import FittedModel
 from headcount.models.heads import Output
 from headcount.models.network import load_network, predict, split_by_instances
@@ -46,6 +35,7 @@ from headcount.training.distributed import require_single_process
 
 ShardSource = Bags | Callable[[], Bags]
 Arrays = dict[str, np.ndarray]
+Files = dict[str, bytes]  # by name
 MODEL_FILES = ("model.safetensors", "model.json")
 
 
@@ -75,7 +65,7 @@ def predict_shards_on_ray(
     """
     load_network(model)  # what is wrong with it is told before anything travels
     for arrays in _map_on_cluster(
-        predict_network_on_node, model_files(model), shards, (keep, batch_instances), **ray_options
+        predict_network_on_node, model_files(model), shards, (keep, batch_instances), RayOptions(**ray_options)
     ):
         tensors = {k: torch.tensor(v) for k, v in arrays.items()}  # a copy: what Ray holds can only be read
         parts = {k.removeprefix("part."): v for k, v in tensors.items() if k.startswith("part.")}
@@ -85,59 +75,47 @@ def predict_shards_on_ray(
 def remote_predictor(
     model: Path | str, *, address: str | None = None, gpus_each: float = 0, cpus_each: float = 1, retries: int = 3
 ) -> ShardPredictor:
-    """Who asks the fitted model in this folder on a cluster, for :func:`headcount.inference.predict.ask`. What is wrong with
-    the options is told at once."""
+    """The fitted model in this folder on a cluster, for :func:`headcount.inference.predict.predict`. Wrong options and a missing
+    Ray are reported at once."""
     require_single_process("prediction on Ray")
-    check_resources(address, gpus_each, cpus_each, retries)
-    _import_ray()
-    ray_options: dict[str, Any] = {
-        "address": address,
-        "gpus_each": gpus_each,
-        "cpus_each": cpus_each,
-        "retries": retries,
-    }
+    ray_options = RayOptions(address, gpus_each, cpus_each, retries)
+    import_ray()
 
-    def each(parts: Iterator[Bags], listen: bool | None = None) -> Generator[answers.PredictionShard, None, None]:
-        for arrays in _map_on_cluster(
-            predict_shard_on_node, model_files(model), map(detach_bags, parts), (listen,), **ray_options
-        ):
+    def predict_shards(
+        parts: Iterator[Bags], use_context: bool | None = None
+    ) -> Generator[answers.PredictionShard, None, None]:
+        task = (model_files(model), map(detach_bags, parts), (use_context,), ray_options)
+        for arrays in _map_on_cluster(predict_shard_on_node, *task):
             yield answers.PredictionShard(**arrays)
 
-    return each
+    return predict_shards
 
 
 def _map_on_cluster(
-    task: Callable[..., tuple[Arrays, RemoteResult]],
+    task: Callable[..., RemoteResult[Arrays]],
     files: Files,
     shards: Iterable[ShardSource],
-    more: tuple[Any, ...],
-    *,
-    address: str | None = None,
-    gpus_each: float = 0,
-    cpus_each: float = 1,
-    retries: int = 3,
+    arguments: tuple[Any, ...],
+    options: RayOptions,
 ) -> Iterator[Arrays]:
-    """What ``task`` says of each shard on some node, in order. No more shards are under way than keep the cluster busy, so that
-    ``shards`` may be a generator that reads them one by one."""
+    """What ``task`` predicts of each shard on some node, in order. No more shards are submitted than keep the cluster busy, so
+    that ``shards`` may be a generator that reads them one by one."""
     require_single_process("prediction on Ray")
-    check_resources(address, gpus_each, cpus_each, retries)
-    ray = _import_ray()
-    with connected(ray, address):
-        _check_resources(ray, cpus_each, gpus_each)
-        send = ray.remote(num_cpus=cpus_each, num_gpus=gpus_each, max_retries=retries, retry_exceptions=False)(task)
-        there, device = ray.put(files), "cuda" if gpus_each else "cpu"
-        most, going = 2 * _cluster_slots(ray, cpus_each, gpus_each), deque()
+    ray = import_ray()
+    with connected(ray, options):
+        send, stored = as_remote(ray, task, options), ray.put(files)
+        limit, submitted = 2 * task_slots(ray, options), deque()
         try:
             for shard in shards:
-                if len(going) >= most:
-                    yield _fetch(ray, going.popleft(), retries)
-                going.append(send.remote(there, shard, *more, device, max(1, int(cpus_each))))
-            while going:
-                yield _fetch(ray, going.popleft(), retries)
+                if len(submitted) >= limit:
+                    yield _fetch(ray, submitted.popleft(), options.retries)
+                submitted.append(send.remote(stored, shard, *arguments, options.device, options.threads))
+            while submitted:
+                yield _fetch(ray, submitted.popleft(), options.retries)
         finally:
-            for task_ in going:
+            for reference in submitted:
                 with suppress(Exception):
-                    ray.cancel(task_)
+                    ray.cancel(reference)
 
 
 def split_bags(bags: Bags, shard_instances: int) -> Iterator[Bags]:
@@ -166,7 +144,7 @@ def model_files(model: Path | str) -> Files:
 
 def predict_network_on_node(
     files: Files, shard: ShardSource, keep: tuple[str, ...], batch_instances: int, device: str, threads: int
-) -> tuple[Arrays, RemoteResult]:
+) -> RemoteResult[Arrays]:
     """What the model says of a shard; or an account of what went wrong."""
     try:
         torch.set_num_threads(threads)
@@ -175,27 +153,23 @@ def predict_network_on_node(
             _cached_model(_ModelFiles(files), load_network, device), bags, keep=keep, batch_instances=batch_instances
         )
         arrays = {"instance": output.instance, "bag": output.bag, **{f"part.{k}": v for k, v in output.parts.items()}}
-        return {k: v.numpy() for k, v in arrays.items()}, RemoteResult({})
+        return RemoteResult({k: v.numpy() for k, v in arrays.items()})
     except Exception as e:
-        return {}, _failure(e)
+        return RemoteResult.of_exception(e)
 
 
 def predict_shard_on_node(
     files: Files, bags: Bags, use_context: bool | None, device: str, threads: int
-) -> tuple[Arrays, RemoteResult]:
+) -> RemoteResult[Arrays]:
     """What a fitted model says of a shard; or an account of what went wrong."""
     try:
         torch.set_num_threads(threads)
         predictions = answers.predict_shard(
             _cached_model(_ModelFiles(files), FittedModel.load, device), bags, use_context
         )
-        return predictions._asdict(), RemoteResult({})
+        return RemoteResult(predictions._asdict())
     except Exception as e:
-        return {}, _failure(e)
-
-
-def _failure(error: Exception) -> RemoteResult:
-    return RemoteResult({}, _pickle_error(error), f"on {platform.node()}:\n{traceback.format_exc()}")
+        return RemoteResult.of_exception(e)
 
 
 class _ModelFiles:
@@ -223,21 +197,13 @@ def _cached_model(files: _ModelFiles, load: Callable[[Path], Any], device: str) 
 # -- on the driver ------------------------------------------------------------------------------------------------------------
 
 
-def _fetch(ray: Any, task: Any, retries: int) -> Arrays:
+def _fetch(ray: Any, reference: Any, retries: int) -> Arrays:
     try:
-        arrays, parcel = ray.get(task)
+        result = ray.get(reference)
     except ray.exceptions.RayError as e:
         why = str(e).strip().partition("\n")[0]
         raise HeadcountError(
             f"a shard was lost {retries + 1} times ({type(e).__name__}: {why}); perhaps it is too large for the memory of a "
             "node: give it nodes with more, or in Python smaller shards"
         ) from e
-    unpack_result(parcel)
-    return arrays
-
-
-def _cluster_slots(ray: Any, cpus: float, gpus: float) -> int:
-    """How many tasks the cluster runs side by side."""
-    there = ray.cluster_resources()
-    rooms = [there.get(kind, 0) / each for kind, each in (("CPU", cpus), ("GPU", gpus)) if each]
-    return max(1, int(min(rooms)))
+    return result.unpack()

@@ -84,7 +84,7 @@ class FittedModel:
     @property
     def kind(self) -> str:
         """network, forest or linear; held for a classifier that lives in memory only."""
-        return "network" if isinstance(self.estimator, Model) else type(self.estimator).__name__.lower()
+        return "network" if isinstance(self.estimator, Model) else self.estimator.kind
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.preprocessor.shape))

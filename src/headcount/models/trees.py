@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -26,7 +26,9 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Trees:
-    """The mean of T trees' answers."""
+    """The mean of the predictions of T trees."""
+
+    kind: ClassVar[str] = "forest"
 
     roots: np.ndarray  # (T,) int64, the first node of each tree
     feature: np.ndarray  # (M,) int32, -1 at a leaf
@@ -111,6 +113,8 @@ def _check_trees(a: Mapping[str, np.ndarray], features: int) -> None:
 class LinearModel:
     """Logistic regression."""
 
+    kind: ClassVar[str] = "linear"
+
     weight: np.ndarray  # (C, D) float64
     bias: np.ndarray  # (C,) float64; very low for a class that was never seen
 
@@ -133,7 +137,9 @@ class LinearModel:
 
 @dataclass(frozen=True, eq=False)
 class SklearnModel:
-    """A fitted scikit-learn classifier as it is: it answers, and cannot be saved."""
+    """A fitted scikit-learn classifier as it is: it predicts, and cannot be saved."""
+
+    kind: ClassVar[str] = "held"
 
     classifier: Any  # classes_ are class numbers
     classes: int
