@@ -93,7 +93,7 @@ def test_every_service_says_the_same(typed, tmp_path, monkeypatch):  # noqa: F81
     assert (code, err.count("trained on")) == (0, 1)
     reading = FittedModel.load(model).read(data)
     ids = reading.ids.column("id").take(reading.rows).to_pylist()
-    assert seen[0].p[:, 1] == pytest.approx([float(want[f"{int(i):03d}"]) for i in ids], abs=1e-5)
+    assert seen[0].instance_probabilities[:, 1] == pytest.approx([float(want[f"{int(i):03d}"]) for i in ids], abs=1e-5)
     assert "trained on" in typed("issues", data, "--model", model)[2]
 
 

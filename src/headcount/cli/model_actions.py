@@ -73,7 +73,7 @@ def predict(
     out.parent.mkdir(parents=True, exist_ok=True)
     with bags_bar() as on_progress:
         predictions = predict_all(
-            fitted, reading, use_context, scratch=out.parent, watch=on_progress, each=shard_predictor
+            fitted, reading, use_context, scratch=out.parent, on_progress=on_progress, shard_predictor=shard_predictor
         )
     for line in share_warnings(fitted, predictions) if bags is not None else ():
         print_message(line)
