@@ -25,8 +25,8 @@ from headcount.experiments.ray_launcher import (
 )
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
-from headcount.inference.ray_cluster import RemoteResult
 from headcount.experiments.run import run as run_one
+from headcount.inference.ray_cluster import RemoteResult
 
 BASE = Recipe(
     source="digits",
