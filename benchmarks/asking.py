@@ -29,7 +29,7 @@ from headcount.majority import proportions, transition
 from headcount.majority.calibration import calibrated_proportions, fit_calibration
 from headcount.models.fitted import FittedModel
 from headcount.models.network import Model, ModelConfig
-from headcount.readers.read import read
+from headcount.readers import read
 
 
 def coverage(draws: int = 2000, n: int = 20_000) -> None:

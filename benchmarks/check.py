@@ -27,7 +27,7 @@ import torch
 from headcount.bags import Bags, Pool
 from headcount.datasets import share_sampler as laws
 from headcount.io import atomic_write
-from headcount.readers.read import BagDataset, read
+from headcount.readers import BagDataset, read
 from headcount.selection import cross_validation
 from headcount.selection.check import learnability
 from headcount.selection.check.check import check

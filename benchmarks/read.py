@@ -52,7 +52,7 @@ def write(folder: Path, rows: int, bags: int, shuffled: bool) -> None:
 
 
 def measure(path: Path) -> dict[str, float]:
-    from headcount.readers.read import read
+    from headcount.readers import read
 
     base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     clock = [time.perf_counter()]

@@ -22,7 +22,7 @@ from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from sklearn.ensemble import RandomForestClassifier
 
 from headcount.io import atomic_write
-from headcount.readers.read import BagDataset, read
+from headcount.readers import BagDataset, read
 from headcount.selection import cross_validation
 from headcount.selection.fit import fit
 from headcount.selection.methods import BASELINES, methods

@@ -15,7 +15,7 @@ from headcount.majority import transition
 from headcount.models.fitted import FittedModel
 from headcount.models.network import Model, ModelConfig
 from headcount.models.trees import from_sklearn
-from headcount.readers.read import BagDataset, read
+from headcount.readers import BagDataset, read
 
 KINDS = ("table", "images", "slides", "text")
 

@@ -21,8 +21,8 @@ from headcount.errors import HeadcountError
 from headcount.inference import evaluate, label_issues
 from headcount.inference.predict import predict
 from headcount.models.fitted import FittedModel
+from headcount.readers import read
 from headcount.readers.columns import ColumnRoles
-from headcount.readers.read import read
 from headcount.reporting import audit_sheet
 from headcount.reporting import instance_view as looks
 from test_predict import left, rows_of, typed  # noqa: F401  (a fixture)

@@ -10,7 +10,7 @@ import pytest
 import read_factory as make
 from ask_factory import fitted, people
 from headcount.cli import model_actions
-from headcount.readers.read import read
+from headcount.readers import read
 from test_browser import browser  # noqa: F401  (a fixture)
 
 EVIL = (

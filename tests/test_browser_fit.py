@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headcount.readers.read import read
+from headcount.readers import read
 from headcount.reporting.fit_page import model_card, render_fit_page, summary_lines
 from headcount.selection import methods
 from headcount.selection.fit import fit

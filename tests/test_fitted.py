@@ -23,7 +23,7 @@ from headcount.models.fitted import FittedModel, log_mean_shares
 from headcount.models.heads import HEADS
 from headcount.models.network import Model, ModelConfig, predict
 from headcount.models.trees import LinearModel, Trees, from_sklearn
-from headcount.readers.read import read
+from headcount.readers import read
 
 CLASSES = ("a", "b", "c")
 

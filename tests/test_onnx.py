@@ -14,7 +14,7 @@ from headcount.errors import HeadcountError
 from headcount.models import onnx as export
 from headcount.models.fitted import FittedModel
 from headcount.models.network import Model, ModelConfig
-from headcount.readers.read import read
+from headcount.readers import read
 from test_predict import left, typed  # noqa: F401  (a fixture)
 
 pytest.importorskip("onnx")

@@ -15,9 +15,9 @@ from headcount.errors import HeadcountError
 from headcount.estimators.majority_classifier import MajorityClassifier
 from headcount.inference import evaluate
 from headcount.inference.predict import predict
+from headcount.readers import read
 from headcount.readers.columns import ColumnRoles
 from headcount.readers.preprocessing import Preprocessor
-from headcount.readers.read import read
 from headcount.selection.check.check import check
 from headcount.selection.fit import fit
 from test_predict import rows_of, typed  # noqa: F401  (a fixture)

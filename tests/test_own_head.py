@@ -16,7 +16,7 @@ from headcount.experiments import records
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.run import run
 from headcount.models.heads import HEADS, Batch, build_head, find_head, head_options
-from headcount.readers.read import read
+from headcount.readers import read
 from headcount.selection.fit import fit
 from headcount.training import compatibility
 from headcount.training.loader import BagLoader

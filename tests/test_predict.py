@@ -23,8 +23,8 @@ from ask_factory import KINDS, case, fitted, people
 from headcount.cli import main
 from headcount.inference import predict
 from headcount.models.fitted import FittedModel
+from headcount.readers import read
 from headcount.readers.columns import ColumnRoles
-from headcount.readers.read import read
 from headcount.reporting import export, geo
 
 

@@ -31,7 +31,7 @@ from headcount.inference import predict as answers
 from headcount.inference import predict_ray
 from headcount.inference.predict import PredictionShard, predict
 from headcount.models.fitted import FittedModel
-from headcount.readers.read import read
+from headcount.readers import read
 
 
 @pytest.fixture

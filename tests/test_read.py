@@ -17,7 +17,8 @@ from PIL import Image
 
 import read_factory as make
 from headcount.errors import HeadcountError
-from headcount.readers.read import ColumnRoles, Preprocessor, read
+from headcount.readers import ColumnRoles, read
+from headcount.readers.preprocessing import Preprocessor
 
 
 def same(a, b) -> bool:
@@ -764,7 +765,7 @@ def test_values_the_model_never_met_the_like_of_are_said(tmp_path):
     }  # fmt: skip
     learned = read(table, ColumnRoles(text="said", features=("n",))).fit_preprocessor()
     how = {
-        "learned": Preprocessor.from_parts(learned.to_json(), learned.arrays()),
+        "preprocessor": Preprocessor.from_parts(learned.to_json(), learned.arrays()),
         "classes": ["x", "y"],
         "need_labels": False,
     }

@@ -15,14 +15,15 @@ from PIL import Image
 
 import read_factory as make
 from headcount.errors import HeadcountError
-from headcount.readers.read import ColumnRoles, Preprocessor, read
+from headcount.readers import ColumnRoles, read
+from headcount.readers.preprocessing import Preprocessor
 
 GOOD = b"bag,label,f,g\na,x,1,5\na,x,2,6\nb,y,3,7\nb,y,4,9\n"
 
 # ninety rows, of which each has another f
 MANY = "bag;label;n;f\n" + "".join(f"{'ab'[k % 2]};{'xy'[k % 2]};{k % 7};{{}}{k}\n" for k in range(10, 100))
 
-VOTES = {"named": ColumnRoles(votes=("u", "v"))}
+VOTES = {"roles": ColumnRoles(votes=("u", "v"))}
 
 # (file, its bytes, options, what the refusal says)
 TABLES: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
@@ -59,10 +60,10 @@ TABLES: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
         "t.csv", b"bag,label,f\n" + b"".join(b"%d,%d,%d.5\n" % (i // 9, i // 9 % 2, i) for i in range(36)) + b"0,0,1O\n",
         {}, r"row 37: '1O' among the numbers of column 'f'",
     ),
-    "named column missing": ("t.csv", GOOD, {"named": ColumnRoles(weight="mass")}, r"no column 'mass' \(weight\)"),
-    "one column, two roles": ("t.csv", GOOD, {"named": ColumnRoles(label="label", truth="label")}, "named as label and as truth"),
-    "only x": ("t.csv", GOOD, {"named": ColumnRoles(x="f")}, "name both"),
-    "feature is the label": ("t.csv", GOOD, {"named": ColumnRoles(features=("label",), label="f")}, "cannot be a feature|two labels"),
+    "named column missing": ("t.csv", GOOD, {"roles": ColumnRoles(weight="mass")}, r"no column 'mass' \(weight\)"),
+    "one column, two roles": ("t.csv", GOOD, {"roles": ColumnRoles(label="label", truth="label")}, "named as label and as truth"),
+    "only x": ("t.csv", GOOD, {"roles": ColumnRoles(x="f")}, "name both"),
+    "feature is the label": ("t.csv", GOOD, {"roles": ColumnRoles(features=("label",), label="f")}, "cannot be a feature|two labels"),
     "weight negative": ("t.csv", b"bag,label,f,weight\na,x,1,1\nb,y,2,-1\n", {}, "row 2: -1.0 in column 'weight' is no weight"),
     "weight huge": ("t.csv", b"bag,label,f,weight\na,x,1,1e300\nb,y,2,1\n", {}, "row 1: 1e.300 in column 'weight'"),
     "weight missing": ("t.csv", b"bag,label,f,weight\na,x,1,1\nb,y,2,\n", {}, "row 2: nan in column 'weight'"),
@@ -74,15 +75,15 @@ TABLES: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
     "votes half": ("t.csv", b"bag,u,v,f\na,1,,1\nb,1,2,2\n", VOTES, r"row 1: votes \[1.0, nan\]"),
     "votes differ": ("t.csv", b"bag,u,v,f\na,1,2,1\na,2,2,2\n", VOTES, "row 2: bag 'a' has two sets of votes"),
     "votes in words": ("t.csv", b"bag,u,v,f\na,1,q,1\n", VOTES, "row 1: 'q' in column 'v' is not a number"),
-    "group differs": ("t.csv", b"bag,label,g,f\na,x,1,1\na,x,2,2\nb,y,1,3\n", {"named": ColumnRoles(group="g")}, "row 2: .*groups"),
+    "group differs": ("t.csv", b"bag,label,g,f\na,x,1,1\na,x,2,2\nb,y,1,3\n", {"roles": ColumnRoles(group="g")}, "row 2: .*groups"),
     "truth unknown": ("t.csv", b"bag,label,truth,f\na,x,x,1\nb,y,q,2\n", {}, "row 2: truth 'q' is none of the classes x, y"),
     "known unknown": ("t.csv", b"bag,label,known,f\na,x,x,1\nb,y,q,2\n", {}, "row 2: known 'q' is none of the classes x, y"),
     "only NA": ("t.csv", b"bag,label,f\na,x,1\nb,NA,2\n", {}, "only class 'x'"),
     "category not a feature": (
-        "t.csv", GOOD, {"named": ColumnRoles(features=("f",), categories=("g",))}, "'g' .* is in categories= and not in features=",
+        "t.csv", GOOD, {"roles": ColumnRoles(features=("f",), categories=("g",))}, "'g' .* is in categories= and not in features=",
     ),
     "category beside pictures": (
-        "t.csv", b"bag,label,path,g\na,x,p.png,1\n", {"named": ColumnRoles(categories=("g",))}, "'g' is named in features= or",
+        "t.csv", b"bag,label,path,g\na,x,p.png,1\n", {"roles": ColumnRoles(categories=("g",))}, "'g' is named in features= or",
     ),
     "unknown class": ("t.csv", GOOD, {"classes": ["x", "z"]}, r"row 3: 'y', the label of bag 'b', is none of the classes"),
     "uncounted unknown": ("t.csv", GOOD, {"classes": ["x", "y"], "uncounted": ["z"]}, "no class 'z' to leave out"),
@@ -117,7 +118,7 @@ def outcome(data: Any, options: dict[str, Any]) -> Any:
 
 
 def finite(reading: Any) -> bool:
-    return bool(torch.isfinite(reading.bags(reading.learn()).pool.data).all())
+    return bool(torch.isfinite(reading.to_bags(reading.fit_preprocessor()).pool.data).all())
 
 
 @pytest.mark.parametrize("case", TABLES)
@@ -236,7 +237,7 @@ def test_a_slip_among_numbers_is_skipped():
 def test_a_model_is_not_told_what_to_name():
     """A model's columns and classes are what they are: nobody can name them anew."""
     table = {"bag": [*"aabb"], "label": [*"xxyy"], "f": [1, 5, 2, 7]}
-    how = {"learned": read(table).fit_preprocessor(), "classes": ["x", "y"]}
+    how = {"preprocessor": read(table).fit_preprocessor(), "classes": ["x", "y"]}
     with pytest.raises(
         HeadcountError, match=r"row 2: '1O' among the numbers of column 'f'; mend it or leave it empty$"
     ):
@@ -247,7 +248,7 @@ def test_a_model_is_not_told_what_to_name():
 
 def test_categories_a_model_has_never_seen():
     table = {"bag": [*"aabb"], "label": [*"xxyy"], "soil": ["clay", "sand", "sand", "clay"], "f": [1, 5, 2, 7]}
-    how = {"learned": read(table).fit_preprocessor(), "classes": ["x", "y"], "need_labels": False}
+    how = {"preprocessor": read(table).fit_preprocessor(), "classes": ["x", "y"], "need_labels": False}
     new = read({**table, "soil": ["lava", "sand", None, "lava"]}, **how)
     assert "column 'soil': 2 of 3 values were not seen in fitting ('lava')" in new.description
     assert not any("not seen" in line for line in read(table, **how).description)
@@ -435,7 +436,7 @@ def test_bad_pictures_are_skipped(tmp_path, how, cached):
 def test_pictures_of_another_size_than_the_models(tmp_path):
     learned = read(make.folder(tmp_path / "f")).fit_preprocessor()
     new = make.folder(tmp_path / "new")
-    how = {"learned": learned, "classes": ["cat", "dog"], "need_labels": False}
+    how = {"preprocessor": learned, "classes": ["cat", "dog"], "need_labels": False}
     assert not any("resized" in line for line in read(new, **how).description)
     make.picture(new / "bag1" / "0.png", size=(9, 12))
     said = f"1 of 12 pictures are resized to the model's 5x6; the first, {new / 'bag1' / '0.png'}, is 12x9"

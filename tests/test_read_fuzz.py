@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 import read_factory as make
 from headcount.errors import HeadcountError
-from headcount.readers.read import BagDataset, ColumnRoles, Preprocessor, read
+from headcount.readers import BagDataset, ColumnRoles, read
+from headcount.readers.preprocessing import Preprocessor
 
 FEW = settings(
     max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -147,8 +148,8 @@ def test_tables_that_nearly_work(data):
     ties = data.draw(st.sampled_from(["split", "drop", "lowest"]))
     with tempfile.TemporaryDirectory() as folder:
         path = make.write_csv(Path(folder) / "t.csv", columns)
-        attempt(path, named=named, ties=ties)
-    attempt(columns, named=named, ties=ties)
+        attempt(path, roles=named, ties=ties)
+    attempt(columns, roles=named, ties=ties)
 
 
 @FEW

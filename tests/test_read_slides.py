@@ -18,8 +18,8 @@ import torch
 
 import read_factory as make
 from headcount.errors import HeadcountError
-from headcount.readers import flat_array
-from headcount.readers.read import ColumnRoles, Preprocessor, read
+from headcount.readers import ColumnRoles, flat_array, read
+from headcount.readers.preprocessing import Preprocessor
 
 
 @pytest.mark.parametrize("layout", ["trident", "batched", "clam"])
@@ -119,15 +119,16 @@ def test_cache_is_used_and_renewed(tmp_path, monkeypatch):
 
 KILLED = """
 import os, signal, sys
-from headcount.readers.read import read, slide_files
-honest, count = slide_files.features, 0
+from headcount.readers import read
+from headcount.readers import slide_files
+honest, count = slide_files.load_features, 0
 def dying(s):
     global count
     count += 1
     if count == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     return honest(s)
-slide_files.features = dying
+slide_files.load_features = dying
 read(sys.argv[1], cache=sys.argv[2])
 """
 

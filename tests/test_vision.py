@@ -17,7 +17,7 @@ from headcount.models import library_backbones
 from headcount.models.backbones import build_backbone
 from headcount.models.fitted import FittedModel
 from headcount.models.network import Model, ModelConfig
-from headcount.readers.read import read
+from headcount.readers import read
 from headcount.training.loop import train
 from vision_factory import CLASSES, Net, published, stand_in
 

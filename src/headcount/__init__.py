@@ -21,9 +21,9 @@ _LAZY = {
     "load_source": ("datasets.registry", "load_source"),
     "Protocol": ("datasets.protocol", "Protocol"),
     "majority_bags": ("datasets.protocol", "majority_bags"),
-    "read": ("readers.read", "read"),
-    "ColumnRoles": ("readers.read", "ColumnRoles"),
-    "BagDataset": ("readers.read", "BagDataset"),
+    "read": ("readers", "read"),
+    "ColumnRoles": ("readers", "ColumnRoles"),
+    "BagDataset": ("readers", "BagDataset"),
     "HEADS": ("models.heads", "HEADS"),
     "Head": ("models.heads", "Head"),
     "SumHead": ("models.heads", "SumHead"),
@@ -100,7 +100,7 @@ if TYPE_CHECKING:
     from headcount.models.fitted import FittedModel
     from headcount.models.heads import HEADS, Head, Output, SumHead, build_head
     from headcount.models.network import Model, ModelConfig, build_model, predict, predict_instances
-    from headcount.readers.read import BagDataset, ColumnRoles, read
+    from headcount.readers import BagDataset, ColumnRoles, read
     from headcount.selection.check.check import check
     from headcount.selection.fit import fit
     from headcount.training.config import TrainConfig

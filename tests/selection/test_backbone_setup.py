@@ -27,7 +27,7 @@ from headcount.models import library_backbones
 from headcount.models.fitted import FittedModel
 from headcount.models.frozen_backbone import FrozenBackbone, extract_features
 from headcount.models.network import Model, ModelConfig, predict
-from headcount.readers.read import read
+from headcount.readers import read
 from headcount.selection import methods, time_budget
 from headcount.selection.fit import fit
 from vision_factory import CLASSES, Net, published, stand_in

@@ -19,8 +19,8 @@ from sklearn.linear_model import LogisticRegression
 from headcount.bags import Bags
 from headcount.cli import main
 from headcount.majority import transition
+from headcount.readers import read
 from headcount.readers.columns import ColumnRoles
-from headcount.readers.read import read
 from headcount.selection.check import advice, learnability, linear_baseline
 from headcount.selection.check import check as checking
 from headcount.selection.check.check import check

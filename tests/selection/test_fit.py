@@ -30,7 +30,7 @@ from headcount.estimators.majority_classifier import MajorityClassifier
 from headcount.majority import transition_em
 from headcount.majority.criterion import evaluate_criterion
 from headcount.models.fitted import FittedModel
-from headcount.readers.read import read
+from headcount.readers import read
 from headcount.reporting.fit_page import context_sentence, model_card, summary_lines
 from headcount.selection import cross_validation, fit_warnings, methods, network_defaults, resume, time_budget
 from headcount.selection.check.check import check

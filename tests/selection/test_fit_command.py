@@ -20,7 +20,7 @@ from PIL import Image
 
 from headcount.cli import main, messages
 from headcount.models.fitted import FittedModel
-from headcount.readers.read import read
+from headcount.readers import read
 from headcount.selection import methods, time_budget
 
 CLASSES = ("cat", "dog")

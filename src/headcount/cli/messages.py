@@ -15,7 +15,7 @@ import typer
 from headcount.errors import HeadcountError, HeadcountWarning
 
 if TYPE_CHECKING:
-    from headcount.readers.read import BagDataset
+    from headcount.readers import BagDataset
 
 DISK_ADVICE = {
     errno.ENOSPC: "free some space and run the same command again, nothing half-written is left",

@@ -26,7 +26,7 @@ from headcount.inference.predict_ray import remote_predictor
 from headcount.inference.ray_cluster import check_device
 from headcount.io import atomic_write
 from headcount.majority.intervals import check_level
-from headcount.readers.read import BagDataset
+from headcount.readers import BagDataset
 from headcount.reporting import audit_sheet, export, geo
 from headcount.reporting import explain as explaining
 from headcount.reporting.console import print_label_issues, print_message, print_scores

@@ -12,8 +12,8 @@ from typing import Any
 from headcount.cli.messages import log_dataset
 from headcount.inference.predict import Predictions, predict
 from headcount.models.fitted import FittedModel
+from headcount.readers import BagDataset, read
 from headcount.readers.columns import ColumnRoles
-from headcount.readers.read import BagDataset, read
 from headcount.reporting.console import print_message
 from headcount.training.accel.device import resolve_device
 

@@ -16,7 +16,7 @@ from scipy.optimize import minimize_scalar
 
 from headcount.bags import Bags
 from headcount.errors import HeadcountError
-from headcount.readers.read import BagDataset
+from headcount.readers import BagDataset
 
 TREES, FOLDS = 100, 5
 LIKELIHOOD_RATIO = 20  # times as likely: nothing speaks for the label

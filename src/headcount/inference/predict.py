@@ -23,8 +23,8 @@ import torch
 
 from headcount.bags import Bags, Pool
 from headcount.models.fitted import FittedModel
+from headcount.readers import BagDataset
 from headcount.readers.preprocessing import Preprocessor
-from headcount.readers.read import BagDataset
 
 SHARD_INSTANCES = 1 << 16  # instances asked together; a larger bag is a shard of its own
 SHARD_BYTES = 1 << 26  # and no more than so many bytes of them: a shard may have to travel

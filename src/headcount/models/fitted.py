@@ -37,9 +37,9 @@ from headcount.models import file_checks, serialization
 from headcount.models.frozen_backbone import FrozenBackbone
 from headcount.models.network import Model, predict, predict_instances
 from headcount.models.trees import LinearModel, SklearnModel, Trees
+from headcount.readers import BagDataset, read
 from headcount.readers.columns import ColumnRoles
 from headcount.readers.preprocessing import Preprocessor
-from headcount.readers.read import BagDataset, read
 
 MODEL_KEYS = {
     *("format", "kind", "classes", "counted", "temperature", "instance_temperature", "tilt", "alike", "listens"),
@@ -93,7 +93,7 @@ class FittedModel:
     def read(
         self, data: Any, roles: ColumnRoles | None = None, *, need_labels: bool = False, **options: Any
     ) -> BagDataset:
-        """Read data as this model's were: its columns, its classes; ``how`` as :func:`headcount.readers.read.read` takes it."""
+        """Read data as this model's were: its columns, its classes; ``how`` as :func:`headcount.readers.read` takes it."""
         uncounted = (
             [] if self.counted is None else [c for c, on in zip(self.classes, self.counted, strict=True) if not on]
         )

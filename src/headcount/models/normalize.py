@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from headcount.bags import Bags
 from headcount.errors import HeadcountError
+from headcount.readers.standard_scaler import StandardScaler
 
 _CHUNK = 1 << 12
 _MAX_SAMPLE = 50_000  # instances are enough for a mean and a deviation
@@ -45,17 +46,14 @@ class Normalize(nn.Module):
         addresses = train.index.unique()
         addresses = addresses[:: max(1, len(addresses) // _MAX_SAMPLE)]
 
-        def average(of: Callable[[Tensor], Tensor]) -> Tensor:
-            """In parts: large images, or many features, need not lie there all at once."""
-            sums = torch.zeros(train.pool.shape[-1], dtype=torch.float64, device=train.pool.device)
+        def chunks() -> Iterator[np.ndarray]:
+            """(n, channels) or (n, D): large images, or many features, need not be in memory all at once."""
             for part in addresses.split(_CHUNK):
                 x = train.pool.take(part).float()
-                sums += of((x / 255 if train.pool.kind == "images" else x).flatten(0, -2).double()).sum(0)
-            return sums / (len(addresses) * math.prod(train.pool.shape[:-1]))
+                yield (x / 255 if train.pool.kind == "images" else x).flatten(0, -2).cpu().numpy()
 
-        mean = average(lambda x: x)
-        std = average(lambda x: (x - mean).square()).sqrt()
-        return cls(train.pool.shape, mean.float(), torch.where(std > 1e-6, std, torch.ones_like(std)).float())
+        scaler = StandardScaler.fit_chunks(chunks, min_deviation=1e-6)
+        return cls(train.pool.shape, scaler.mean_, scaler.scale_)
 
     def forward(self, x: Tensor) -> Tensor:
         if tuple(x.shape[1:]) != self.shape:

@@ -15,6 +15,8 @@ import torch
 from headcount.models.fitted import FittedModel
 from headcount.models.network import Model
 from headcount.models.trees import LinearModel, SklearnModel, Trees
+from headcount.readers.columns import ColumnRoles
+from headcount.readers.preprocessing import Preprocessor, number_fields
 from headcount.readers.standard_scaler import StandardScaler
 
 ScalableEstimator = Model | Trees | LinearModel
@@ -68,4 +70,7 @@ def export_unscaled(
     if scaler is None:
         scaler = StandardScaler.fit(x)
         body = fold_in_scaler(without_float32_rounding(body), -scaler.mean_ / scaler.scale_, 1 / scaler.scale_)
-    return model.replace(preprocessor=scaler.to_preprocessor(names, bag), estimator=body)
+    preprocessor = Preprocessor(
+        "table", number_fields(x, [str(n) for n in names]), (x.shape[1],), roles=ColumnRoles(bag=bag).to_json()
+    )
+    return model.replace(preprocessor=preprocessor, estimator=body)

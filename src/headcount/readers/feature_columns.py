@@ -109,8 +109,7 @@ def _candidates(
 def _unfamiliar_values(column: pa.ChunkedArray, field: Field) -> list[str]:
     """What to say of values the model has never met the like of: categories and words are zeros to it, numbers far off."""
     if field.kind == "number":
-        with np.errstate(over="ignore", invalid="ignore"):
-            off = np.abs(as_float(column) / field.scale - field.centre / field.scale)
+        off = np.abs(field.scaler.deviations(as_float(column)[:, None])[:, 0])
         far = f"{int((off > _MAX_DEVIATIONS).sum()):,} of {len(off):,} values lie more than {_MAX_DEVIATIONS} deviations from the mean in fitting"
         return [f"column {field.name!r}: {far}; is it the same unit?"] if (off > _MAX_DEVIATIONS).any() else []
     if field.tfidf is not None:

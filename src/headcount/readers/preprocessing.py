@@ -12,14 +12,15 @@ It is plain JSON and arrays, so that a model file carries it without pickle, and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from headcount.errors import HeadcountError
+from headcount.readers.standard_scaler import StandardScaler
 from headcount.readers.tfidf import Tfidf
 from headcount.readers.values import as_float, as_vectors, factorize, nfc, time_kind
 
@@ -27,7 +28,6 @@ FORMAT = 1
 KINDS = ("images", "features", "table", "text")
 MAX_CATEGORIES = 64
 TIME_KINDS = ("dates", "times of day", "durations")
-_MAX_DEVIATION = 1e6  # deviations from the mean: a wild value stays finite in float32 and in the squares taken of it
 _MAX_COUNT = 1 << 20
 _MAX_INSTANCE_SIZE = 1 << 26  # numbers in one instance
 
@@ -55,6 +55,11 @@ class Field:
         """Columns of features this becomes."""
         widths = {"number": 1, "category": len(self.categories), "vector": self.length}
         return (self.tfidf.width if self.tfidf else 0 if self.kind == "text" else widths[self.kind]) + self.missing
+
+    @property
+    def scaler(self) -> StandardScaler:
+        """Of a column of numbers."""
+        return StandardScaler(np.array([self.centre]), np.array([self.scale]))
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -158,11 +163,9 @@ def fit_field(f: Field, column: pa.ChunkedArray, rows: np.ndarray | None) -> Fie
         there = x[~np.isnan(x)]
         if len(there) == 0:
             return Field(f.name, "number", missing=False, clock=time_kind(column.type))
-        big = float(np.abs(there).max()) or 1.0  # so that squares of very large numbers stay finite
-        y = there / big
-        centre, scale, fill = float(y.mean()) * big, float(y.std()) * big, float(np.median(y)) * big
-        scale = scale if math.isfinite(scale) and scale > 1e-12 * abs(centre) and scale > 1e-300 else 1.0
-        return Field(f.name, "number", fill, centre, scale, missing=len(there) < len(x), clock=time_kind(column.type))
+        return replace(
+            number_fields(there[:, None], [f.name])[0], missing=len(there) < len(x), clock=time_kind(column.type)
+        )
     if f.kind == "category":
         codes, values = factorize(column)
         codes = codes if rows is None else codes[rows]
@@ -173,6 +176,17 @@ def fit_field(f: Field, column: pa.ChunkedArray, rows: np.ndarray | None) -> Fie
     if f.kind == "vector":
         return Field(f.name, "vector", length=as_vectors(column, f.name).shape[1])
     return Field(f.name, "text", tfidf=Tfidf.fit(column, rows, f.name))
+
+
+def number_fields(x: np.ndarray, names: Sequence[str]) -> tuple[Field, ...]:
+    """The fields of (N, D) finite numbers whose columns have these names."""
+    x = np.asarray(x, np.float64)
+    scaler = StandardScaler.fit(x)
+    largest = np.abs(x).max(0)
+    largest = np.where(largest > 0, largest, 1.0)  # the median of two very large numbers stays finite
+    medians = np.median(x / largest, axis=0) * largest
+    stats = zip(names, medians.tolist(), scaler.mean_.tolist(), scaler.scale_.tolist(), strict=True)
+    return tuple(Field(name, "number", fill, mean, scale) for name, fill, mean, scale in stats)
 
 
 # -- applying -----------------------------------------------------------------------------------------------------------
@@ -191,9 +205,7 @@ def _transform_number(f: Field, column: pa.ChunkedArray, out: np.ndarray) -> Non
     gone = np.isnan(x)
     if f.missing:
         out[:, 1] = gone
-    with np.errstate(over="ignore", invalid="ignore"):
-        x = np.where(gone, f.fill, x) / f.scale - f.centre / f.scale
-    out[:, 0] = np.clip(np.nan_to_num(x, nan=0.0), -_MAX_DEVIATION, _MAX_DEVIATION)
+    out[:, 0] = f.scaler.transform(np.where(gone, f.fill, x)[:, None])[:, 0]
 
 
 def _transform_category(f: Field, column: pa.ChunkedArray, out: np.ndarray) -> None:

@@ -39,7 +39,7 @@ class ErrorPolicy:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The options of :func:`headcount.readers.read.read`."""
+    """The options of :func:`headcount.readers.read`."""
 
     roles: ColumnRoles
     labels: Any

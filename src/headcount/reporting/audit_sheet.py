@@ -20,9 +20,9 @@ from headcount.errors import HeadcountError
 from headcount.inference import audit
 from headcount.inference.predict import Predictions
 from headcount.io import atomic_folder, atomic_write
+from headcount.readers import BagDataset
 from headcount.readers.columns import ColumnRoles
 from headcount.readers.raw_data import ErrorPolicy
-from headcount.readers.read import BagDataset
 from headcount.readers.tables import open_table
 from headcount.reporting.export import write_table
 from headcount.reporting.instance_view import InstanceView, view_instance

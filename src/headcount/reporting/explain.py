@@ -19,7 +19,7 @@ import numpy as np
 from headcount.errors import HeadcountError
 from headcount.inference.predict import Predictions
 from headcount.majority import metrics
-from headcount.readers.read import BagDataset
+from headcount.readers import BagDataset
 from headcount.reporting.instance_view import InstanceView, view_instance
 from headcount.reporting.templates import render_template
 

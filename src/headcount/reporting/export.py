@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 from headcount.errors import HeadcountError
 from headcount.inference.predict import Predictions
 from headcount.io import atomic_folder, atomic_path, atomic_write
+from headcount.readers import BagDataset
 from headcount.readers.preprocessing import factorize
-from headcount.readers.read import BagDataset
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 HDF5_SUFFIXES = (".h5", ".hdf5")

@@ -17,7 +17,7 @@ import numpy as np
 from headcount.errors import HeadcountError
 from headcount.inference.predict import Predictions
 from headcount.io import atomic_folder, atomic_write
-from headcount.readers.read import BagDataset
+from headcount.readers import BagDataset
 from headcount.reporting import svg
 from headcount.reporting.export import unique_file_names
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headcount.readers.read import BagDataset
+from headcount.readers import BagDataset
 from headcount.readers.values import clean_name
 
 _VALUES = 24  # columns of a table that are shown

@@ -16,7 +16,7 @@ from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError
 from headcount.models import library_backbones
 from headcount.models.frozen_backbone import FrozenBackbone
-from headcount.readers.read import BagDataset
+from headcount.readers import BagDataset
 from headcount.training.augment import FEATURE_VIEWS
 
 ExtractFeatures = Callable[[FrozenBackbone, Bags], Bags]  # bags of pictures -> the same bags over features

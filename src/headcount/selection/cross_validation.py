@@ -22,7 +22,7 @@ from headcount.errors import HeadcountError
 from headcount.majority import calibration, intervals, metrics, transition
 from headcount.majority.criterion import CriterionResult, bag_losses, evaluate_criterion, fit_bag_temperature
 from headcount.models.fitted import FittedModel, apply_temperature
-from headcount.readers.read import BagDataset
+from headcount.readers import BagDataset
 from headcount.selection.methods import MAX_FIT_INSTANCES, Estimator
 
 CONTEXT_INSTANCES = 20_000  # instances from which it is learned what a bag tells of its instances

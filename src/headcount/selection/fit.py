@@ -1,6 +1,6 @@
 """Fitting: somebody's own bags become a model, with an honest word on how good it is. The service behind ``headcount fit``.
 
-    >>> from headcount.readers.read import read
+    >>> from headcount.readers import read
     >>> from headcount.selection.fit import fit_reading
     >>> fitted = fit_reading(read("data.csv"), minutes=5)                               # doctest: +SKIP
     >>> fitted.save("model")                                                            # doctest: +SKIP
@@ -28,8 +28,8 @@ from headcount.errors import MAX_SEED, HeadcountError, check_number
 from headcount.majority.criterion import fit_transition_loss, prior_loss
 from headcount.models.fitted import FittedModel
 from headcount.models.frozen_backbone import FrozenBackbone, extract_features
+from headcount.readers import BagDataset
 from headcount.readers.dataset import check_dataset
-from headcount.readers.read import BagDataset
 from headcount.selection import cross_validation, metadata, resume, time_budget
 from headcount.selection.backbone_setup import ExtractFeatures, prepare_backbone
 from headcount.selection.cross_validation import FoldResult, MethodScore, Split

@@ -14,7 +14,7 @@ import torch
 from headcount import __version__
 from headcount.bags import Bags
 from headcount.inference.evaluate import has_votes
-from headcount.readers.read import BagDataset
+from headcount.readers import BagDataset
 from headcount.selection.check.coverage import mean_winner_share
 from headcount.selection.cross_validation import FoldResult, MethodScore
 from headcount.selection.methods import Method

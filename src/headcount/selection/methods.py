@@ -29,6 +29,7 @@ from headcount.models.heads import HEADS, check_options, find_head, head_options
 from headcount.models.library_backbones import PretrainedBackbone
 from headcount.models.network import Model, build_model
 from headcount.models.trees import LinearModel, SklearnModel, Trees, from_sklearn, is_savable
+from headcount.readers.standard_scaler import StandardScaler
 from headcount.selection.network_defaults import network_recipe
 from headcount.training import loop
 from headcount.training.augment import FEATURE_VIEWS, VIEWS
@@ -269,11 +270,10 @@ def logistic_regression() -> Any:
 
     class Logistic(LogisticRegression):
         def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
-            mean, scale = X.mean(0, dtype=np.float64), X.std(0, dtype=np.float64)
-            scale = np.where(scale > 1e-9, scale, 1.0)
-            super().fit((X - mean) / scale, y, sample_weight)
-            self.coef_ = self.coef_ / scale
-            self.intercept_ = self.intercept_ - self.coef_ @ mean
+            scaler = StandardScaler.fit(X, min_deviation=1e-9)
+            super().fit(scaler.transform(X, np.float64), y, sample_weight)
+            self.coef_ = self.coef_ / scaler.scale_
+            self.intercept_ = self.intercept_ - self.coef_ @ scaler.mean_
             return self
 
     return Logistic(max_iter=300, tol=1e-3)

@@ -17,7 +17,7 @@ import torch
 
 from headcount import __version__
 from headcount.io import atomic_write
-from headcount.readers.read import BagDataset
+from headcount.readers import BagDataset
 from headcount.selection.cross_validation import FoldResult
 from headcount.selection.methods import Method
 from headcount.selection.time_budget import TimePlan

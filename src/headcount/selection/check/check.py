@@ -2,7 +2,7 @@
 
     >>> import numpy as np
     >>> from headcount.selection.check.check import check_reading
-    >>> from headcount.readers.read import read
+    >>> from headcount.readers import read
     >>> rng = np.random.default_rng(0)
     >>> classes = [np.where(rng.random(8) < 0.8, b % 2, rng.integers(2, size=8)) for b in range(24)]
     >>> bags = [rng.normal(6.0 * y[:, None], 1.0, (8, 2)) for y in classes]
@@ -34,8 +34,8 @@ from headcount.bags.subsample import sample_rows
 from headcount.errors import MAX_SEED, check_number
 from headcount.inference import label_issues
 from headcount.models.fitted import log_mean_shares
+from headcount.readers import BagDataset
 from headcount.readers.dataset import check_dataset
-from headcount.readers.read import BagDataset
 from headcount.seeds import seed_for
 from headcount.selection import cross_validation
 from headcount.selection.check import advice as counsel

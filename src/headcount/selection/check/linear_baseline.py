@@ -27,6 +27,7 @@ from headcount.bags import Bags
 from headcount.bags.folds import assign_folds
 from headcount.majority import transition, transition_em
 from headcount.majority.criterion import CriterionResult, evaluate_criterion
+from headcount.readers.standard_scaler import StandardScaler
 from headcount.seeds import seed_for
 
 N_FOLDS = 3
@@ -65,10 +66,8 @@ def fit_linear_baseline(
 def standardized_components(x: np.ndarray, seed: int = 0) -> np.ndarray:
     """(N, at most COLUMNS + 1) columns of mean nought and deviation one, or their first principal components, and a column
     of ones. Needs no label."""
-    x = x.astype(np.float64)
-    x = x - x.mean(0)
-    spread = x.std(0)
-    x = x[:, spread > 1e-9] / spread[spread > 1e-9]
+    varies = x.std(0, dtype=np.float64) > 1e-9
+    x = StandardScaler.fit(x[:, varies]).transform(x[:, varies], np.float64)
     if x.shape[1] > MAX_COMPONENTS and len(x) > MAX_COMPONENTS:
         from sklearn.decomposition import PCA
 

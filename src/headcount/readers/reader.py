@@ -1,7 +1,7 @@
 """A person's own data as bags: folders, tables, texts, arrays and slides, read by one function.
 
     >>> import numpy as np
-    >>> from headcount.readers.read import Named, read
+    >>> from headcount.readers import read
     >>> bags = [np.random.rand(4, 3), np.random.rand(2, 3), np.random.rand(5, 3)]
     >>> reading = read(bags, labels=["cat", "dog", "cat"])
     >>> reading
