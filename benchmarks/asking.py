@@ -26,7 +26,7 @@ from headcount.bags import Bags, Pool
 from headcount.cli import model_actions
 from headcount.inference import audit, label_issues
 from headcount.majority import proportions, transition
-from headcount.majority.calibration import calibrated_proportions, fit_calibration
+from headcount.majority.context import calibrated_proportions, fit_context
 from headcount.models.fitted import FittedModel
 from headcount.models.network import Model, ModelConfig
 from headcount.readers import read
@@ -81,7 +81,7 @@ def shares(bags: int = 200, classes: int = 4) -> None:
         for size in (8, 30, 200):
             for apart in (1.0, 1.8):
                 z, held, _ = _world(0, 60, size, classes, apart, spread)
-                context = fit_calibration(z, held.blind())
+                context = fit_context(z, held.blind())
                 z, held, true = _world(1, bags, size, classes, apart, spread)
                 log_p, segments = (z / context.temperature).log_softmax(1), held.segments()
                 row = f"{spread:6}  {size:4d}  {apart:5}  {context.concentration:5g} |"

@@ -24,7 +24,7 @@ from headcount.datasets import share_sampler as laws
 from headcount.experiments import run as runs
 from headcount.experiments.recipe import Recipe
 from headcount.io import atomic_write
-from headcount.majority import calibration
+from headcount.majority import context as contexts
 from headcount.models.network import build_model, predict
 from headcount.training.accel import device
 
@@ -103,8 +103,8 @@ def train_and_score(recipe: Recipe, bags: dict[str, Bags]) -> dict[str, float]:
         assert known is not None
         found["share"] = float(model.head.estimate.share.mean())
         found["true share"] = float((known == bags["train"].label[bags["train"].bag]).float().mean())
-        context = calibration.fit_calibration(predict(model, valid).instance, valid)
-        answers = calibration.calibrated_probabilities(context, said.instance, test.blind())
+        context = contexts.fit_context(predict(model, valid).instance, valid)
+        answers = contexts.calibrated_probabilities(context, said.instance, test.blind())
         found["in context"] = float((answers.argmax(1) == truth).float().mean())
         found["context used"] = float(context.helps)
     return found

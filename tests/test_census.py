@@ -11,7 +11,7 @@ import torch
 
 from headcount.bags import Bags, Pool, Segments
 from headcount.errors import HeadcountError
-from headcount.majority import calibration
+from headcount.majority import context as contexts
 from headcount.majority import proportions as censuses
 from headcount.majority.proportions import (
     estimate_proportions,
@@ -46,7 +46,7 @@ def world(seed, bags=80, size=30, apart=1.8, spread=0.7):
 @cache
 def learned(seed):
     z, valid, _ = world(seed, bags=60)
-    return calibration.fit_calibration(z, valid.blind())
+    return contexts.fit_context(z, valid.blind())
 
 
 def accuracy(p, bags):
@@ -91,7 +91,7 @@ def test_a_class_that_is_not_counted_may_be_larger_than_the_label():
     labels = 1 + counts[:, 1:].argmax(1)
     made = Bags.of(Pool(x.astype(np.float32)), sizes=[30] * 60, labels=labels, classes=3, counted=[False, True, True])
     z = torch.tensor(2.5 * x + np.log(counts.mean(0)))
-    found = calibration.calibrated_proportions(calibration.fit_calibration(z, made), z, made)
+    found = contexts.calibrated_proportions(contexts.fit_context(z, made), z, made)
     real = torch.from_numpy(counts / 30).float()
     assert float((found.share - real).abs().mean()) < 0.04  # 0.12 if background had to stay below the label's class
     inside = (real >= found.low - 1e-6) & (real <= found.high + 1e-6)
@@ -197,7 +197,7 @@ def test_intervals_cover(use_labels, level):
     for seed in range(3):
         context = learned(2 * seed)
         z, test, true = world(2 * seed + 1, bags=60)
-        found = calibration.calibrated_proportions(context, z, test.blind(), use_labels=use_labels, level=level)
+        found = contexts.calibrated_proportions(context, z, test.blind(), use_labels=use_labels, level=level)
         hits.append(((true >= found.low - 1e-6) & (true <= found.high + 1e-6)).float().mean())
         far.append((found.share - true).abs().mean() - (test.segments().mean(z.softmax(1)) - true).abs().mean())
         assert ((found.low <= found.share) & (found.share <= found.high)).all()
@@ -210,21 +210,21 @@ def test_intervals_cover(use_labels, level):
 
 def test_a_sharper_level_is_a_narrower_interval():
     context, (z, bags, _) = learned(0), world(3, bags=20)
-    wide, narrow = (calibration.calibrated_proportions(context, z, bags.blind(), level=level) for level in (0.9, 0.5))
+    wide, narrow = (contexts.calibrated_proportions(context, z, bags.blind(), level=level) for level in (0.9, 0.5))
     assert (wide.high - wide.low).mean() > 1.5 * (narrow.high - narrow.low).mean()
     with pytest.raises(HeadcountError, match="level of an interval lies between 0 and 1, got 1"):
-        calibration.calibrated_proportions(context, z, bags.blind(), level=1)
+        contexts.calibrated_proportions(context, z, bags.blind(), level=1)
 
 
 @pytest.mark.parametrize(("size", "apart", "spread"), [(8, 1.8, 0.7), (30, 1.8, 0.7), (30, 1.0, 4.0), (200, 1.8, 0.3)])
 def test_the_formula_agrees_with_the_lots(size, apart, spread):
     """Shares and intervals by curvature against Gibbs sampling, and both against the truth."""
     z, valid, _ = world(0, bags=60, size=size, apart=apart, spread=spread)
-    context = calibration.fit_calibration(z, valid.blind())
+    context = contexts.fit_context(z, valid.blind())
     z, test, true = world(1, bags=60, size=size, apart=apart, spread=spread)
     log_p, prior = (z / context.temperature).log_softmax(1), context.transition.prior.double()
     share, low, high = laplace_proportions(log_p, test.segments(), prior, context.concentration)
-    lots = calibration.calibrated_proportions(context, z, test.blind(), use_labels=False)
+    lots = contexts.calibrated_proportions(context, z, test.blind(), use_labels=False)
     assert (share - lots.share).abs().mean() < 0.25 * (share - true).abs().mean() + 0.003
     assert abs(float(((high - low) / (lots.high - lots.low).mean()).mean()) - 1) < 0.15
     assert 0.83 <= float(((true >= low - 1e-6) & (true <= high + 1e-6)).float().mean()) <= 0.99
@@ -276,10 +276,10 @@ def test_context_helps_where_classes_overlap_and_shares_vary():
     assert context.helps
     z, test, _ = world(5)
     alone, joined = (
-        calibration.calibrated_probabilities(context, z, test.blind(), use_context=listen) for listen in (False, True)
+        contexts.calibrated_probabilities(context, z, test.blind(), use_context=listen) for listen in (False, True)
     )
     assert accuracy(joined, test) > accuracy(alone, test) + 0.04
-    assert torch.equal(calibration.calibrated_probabilities(context, z, test.blind()), joined)
+    assert torch.equal(contexts.calibrated_probabilities(context, z, test.blind()), joined)
     assert accuracy(alone, test) == accuracy(z, test), "a temperature changes nobody's class"
 
 
@@ -287,23 +287,23 @@ def test_answers_and_shares_use_the_temperature():
     context, (z, bags, _) = learned(0), world(3, bags=10)
     warm = replace(context, temperature=2 * context.temperature)
     for listen in (False, True):
-        want = calibration.calibrated_probabilities(context, z / 2, bags.blind(), use_context=listen)
+        want = contexts.calibrated_probabilities(context, z / 2, bags.blind(), use_context=listen)
         torch.testing.assert_close(
-            calibration.calibrated_probabilities(warm, z, bags.blind(), use_context=listen), want
+            contexts.calibrated_probabilities(warm, z, bags.blind(), use_context=listen), want
         )
     assert torch.equal(
-        calibration.calibrated_proportions(warm, z, bags.blind()).share,
-        calibration.calibrated_proportions(context, z / 2, bags.blind()).share,
+        contexts.calibrated_proportions(warm, z, bags.blind()).share,
+        contexts.calibrated_proportions(context, z / 2, bags.blind()).share,
     )
 
 
 def test_context_keeps_out_where_bags_are_alike():
     z, valid, _ = world(6, spread=1000.0)
-    context = calibration.fit_calibration(z, valid.blind())
+    context = contexts.fit_context(z, valid.blind())
     assert not context.helps
     z, test, _ = world(7, spread=1000.0)
     assert torch.equal(
-        calibration.calibrated_probabilities(context, z, test.blind()), (z / context.temperature).softmax(1).float()
+        contexts.calibrated_probabilities(context, z, test.blind()), (z / context.temperature).softmax(1).float()
     )
 
 
@@ -312,11 +312,11 @@ def test_context_keeps_out_where_it_spoils_the_labels():
     are wrong together. The labels tell."""
     z, valid, _ = world(8, bags=60, apart=1.5, spread=4.0)
     z = z + 2.0 * ((valid.bag % 2 == 0)[:, None] & (torch.arange(C) == 0))
-    context = calibration.fit_calibration(z, valid.blind())
-    assert context.assessment.gain > calibration.MIN_STANDARD_ERRORS * context.assessment.gain_error
+    context = contexts.fit_context(z, valid.blind())
+    assert context.assessment.gain > contexts.MIN_STANDARD_ERRORS * context.assessment.gain_error
     assert not context.helps
     assert (
-        accuracy(calibration.calibrated_probabilities(context, z, valid, use_context=True), valid)
+        accuracy(contexts.calibrated_probabilities(context, z, valid, use_context=True), valid)
         < accuracy(z, valid) - 0.01
     )
 
@@ -328,7 +328,7 @@ def test_the_temperature_is_found_from_the_labels(heat):
     for seed in range(3):
         z, valid, _ = world(10 + seed, bags=100, apart=1.6)
         spoilt = z / heat
-        tau = calibration.fit_instance_temperature(spoilt, valid.segments(), valid.target.double())
+        tau = contexts.fit_instance_temperature(spoilt, valid.segments(), valid.target.double())
         found.append(tau)
         truth = valid.truth[:, None]
         before -= float(spoilt.log_softmax(1).gather(1, truth).mean())
@@ -339,15 +339,15 @@ def test_the_temperature_is_found_from_the_labels(heat):
 
 def test_right_logits_are_left_alone():
     z, valid, _ = world(13)
-    assert calibration.fit_instance_temperature(z, valid.segments(), valid.target.double()) == 1
+    assert contexts.fit_instance_temperature(z, valid.segments(), valid.target.double()) == 1
 
 
 def test_truth_is_never_asked_and_shapes_are_checked():
     z, valid, _ = world(14, bags=20)
     with pytest.raises(HeadcountError, match=r"600 instances of 4 classes need as many logits, got \(599, 4\)"):
-        calibration.fit_calibration(z[1:], valid)
+        contexts.fit_context(z[1:], valid)
     lying = Bags(**{**vars(valid), "truth": valid.truth.flip(0)})
-    assert calibration.fit_calibration(z, valid).temperature == calibration.fit_calibration(z, lying).temperature
+    assert contexts.fit_context(z, valid).temperature == contexts.fit_context(z, lying).temperature
 
 
 def test_a_bag_that_cannot_be_explained_is_levelled():

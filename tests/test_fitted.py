@@ -18,8 +18,9 @@ from sklearn.tree import DecisionTreeClassifier
 
 from headcount.errors import HeadcountError
 from headcount.majority import transition
+from headcount.majority.calibration import log_mean_shares
 from headcount.majority.proportions import posterior_in_context
-from headcount.models.fitted import FittedModel, log_mean_shares
+from headcount.models.fitted import FittedModel
 from headcount.models.heads import HEADS
 from headcount.models.network import Model, ModelConfig, predict
 from headcount.models.trees import LinearModel, Trees, from_sklearn

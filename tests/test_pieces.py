@@ -21,8 +21,8 @@ from headcount.bags.subsample import sample_rows, subsample_bags, subsample_inst
 from headcount.errors import HeadcountError
 from headcount.experiments.recipe import Recipe
 from headcount.majority import transition_em
+from headcount.majority.calibration import log_mean_shares
 from headcount.models import normalize
-from headcount.models.fitted import log_mean_shares
 from headcount.models.heads import HEADS, SumHead, nll
 from headcount.models.network import Model, ModelConfig, predict
 from headcount.selection import cross_validation

@@ -10,7 +10,8 @@ import numpy as np
 from torch import Tensor
 
 from headcount.bags import Bags
-from headcount.majority import calibration, metrics
+from headcount.majority import metrics
+from headcount.majority.context import calibrated_probabilities, calibrated_proportions, fit_context
 from headcount.majority.criterion import evaluate_criterion
 from headcount.majority.proportions import Proportions
 from headcount.majority.transition import Transition
@@ -61,10 +62,10 @@ def score_transition(
     true, label, bag, classes = _truth(train)
     hits = metrics.confusion_matrix(label[bag], true, classes)  # a row per label
     mix = hits / np.maximum(hits.sum(1, keepdims=True), 1)
-    context = calibration.fit_calibration(valid_predictions.instance, valid.blind())
-    answered = calibration.calibrated_probabilities(context, predictions.instance, test.blind(), use_context=True)
+    context = fit_context(valid_predictions.instance, valid.blind())
+    answered = calibrated_probabilities(context, predictions.instance, test.blind(), use_context=True)
     counted, unseen = (
-        calibration.calibrated_proportions(context, predictions.instance, test.blind(), use_labels=known)
+        calibrated_proportions(context, predictions.instance, test.blind(), use_labels=known)
         for known in (True, False)
     )
     truth, _, where, _ = _truth(test)

@@ -1,21 +1,23 @@
-"""The one measure by which methods are compared: how well answers about held-out instances foretell the labels of their bags.
+"""The criterion by which methods are compared: how well predictions for held-out instances explain the labels of their bags.
 
-    loss(p)  =  witness + vote
+    loss(p)  =  instance loss + vote loss
 
-    witness  min over tilts T and a temperature:  mean over instances of  -log sum_k p(k | x) T[k, label of its bag]
-    vote     min over a temperature:              mean over bags of       -log P(label),  P(c) ~ (mean of p(c | x))^(1/t)
+    instance loss   min over transitions T and a temperature:  mean over instances of  -log sum_k p(k | x) T[k, bag's label]
+    vote loss       min over a temperature:                    mean over bags of       -log P(label),
+                                                               P(c) ~ (mean of p(c | x))^(1/t)
 
-Both are log-likelihoods of the label a bag really has, in nats, and no instance's class is looked at. Each method's answers are
-read through the few numbers that suit them best, fitted on the same held-out bags: so a method that says classes, one that
-says labels, a timid and a bold one are read alike, and what remains is what they know. *Witness* alone is a proper score of
-P(label | x), which an invertible tilt turns into P(y | x): every instance tells something, but in close elections very
-little. *Vote* is the other way round: decisive where elections are close, and nought for everybody where all are landslides.
-Measured on digits, wine and breast cancer as bags: benchmarks/tables.py.
+Both are log-likelihoods, in nats, of labels that the bags really have; no instance's class is used. T and the temperatures are
+fitted for each method on the same held-out bags, so that a method which predicts classes, one which predicts bag labels, an
+overconfident and an underconfident one are compared by what they know. The instance loss alone is a proper score of
+P(label | x), which an invertible T turns into P(y | x): it uses every instance, but in close elections it distinguishes little.
+The vote loss is the opposite: decisive where elections are close, and zero for every method where all are landslides. Measured
+on digits, wine and breast cancer as bags: benchmarks/tables.py.
+
+Letters: N instances, B bags, C classes; b the bags that have a label.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,99 +25,99 @@ from scipy import stats
 from torch import Tensor
 
 from headcount.bags import Bags, Segments
-from headcount.majority import transition as tilt
-from headcount.majority import transition_em
-from headcount.models.fitted import apply_temperature, log_mean_shares
+from headcount.majority.calibration import (
+    apply_temperature,
+    bag_losses,
+    fit_bag_temperature,
+    fit_temperature,
+    log_mean_shares,
+    standard_error,
+)
+from headcount.majority.transition import Transition, forward_correct
+from headcount.majority.transition_em import estimate_transition
 
 INSTANCE_TEMPERATURES = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5)
-SIGNIFICANCE = 0.977  # how sure a gain must be to be no chance: two standard errors of many bags, more of few
+SIGNIFICANCE = 0.977  # one-sided: two standard errors for many bags, more for few
 
 
 @dataclass(frozen=True)
 class CriterionResult:
-    """The loss, its parts, and how the answers were read."""
+    """The loss, its parts by bag, and what was fitted."""
 
     loss: float
-    loss_per_bag: np.ndarray = field(
-        repr=False
-    )  # (b,) the loss of each labelled bag, so that methods can be compared bag by bag
-    prior_loss_per_bag: np.ndarray = field(
-        repr=False
-    )  # (b,) the loss of one who knows only how often each label occurs
-    instance_temperature: float  # under which the labels are explained best
-    transition: tilt.Transition  # under that temperature: timid answers under none would make it look too steep
+    loss_per_bag: np.ndarray = field(repr=False)  # (b,)
+    prior_loss_per_bag: np.ndarray = field(repr=False)  # (b,) the loss of predicting the label frequencies
+    instance_temperature: float
+    transition: Transition  # under that temperature: without one, underconfident predictions make it too steep
     bag_temperature: float
 
 
 def evaluate_criterion(p: Tensor, bags: Bags, sample: tuple[Tensor, Bags] | None = None) -> CriterionResult:
-    """Judge instance probabilities ``p`` (N, C) on bags their method never saw.
+    """Evaluate instance probabilities ``p`` (N, C) on bags that their method was not trained on.
 
-    ``witnesses``: which of the N are enough, where they are many, and the same bags with these alone (``thinned`` of
-    bags/subsample.py). A vote is always that of the whole bag: two of its ten do not tell who won."""
+    ``sample`` limits the instance loss where instances are many: some of the N rows, and the bags of these rows alone
+    (``sample_rows`` and ``subsample_instances`` of bags/subsample.py). The vote loss always takes whole bags.
+    """
     p = p.double().clamp_min(1e-12)
     rows, sampled_bags = (slice(None), bags) if sample is None else sample
-    fits = {t: fit_transition_loss(apply_temperature(p[rows], t), sampled_bags) for t in INSTANCE_TEMPERATURES}
-    best = min(INSTANCE_TEMPERATURES, key=lambda t: (round(fits[t][0], 9), abs(math.log(t))))
-    witness_loss = instance_losses(apply_temperature(p[rows], best), sampled_bags, fits[best][1])
+    fits: dict[float, tuple[Tensor, Transition]] = {}
+
+    def losses_at(temperature: float) -> Tensor:
+        fits[temperature] = _fit_transition(apply_temperature(p[rows], temperature), sampled_bags)
+        return fits[temperature][0]
+
+    instance_temperature = fit_temperature(losses_at, INSTANCE_TEMPERATURES, tolerance=lambda excess: 5e-10)
+    instance_loss, transition = fits[instance_temperature]
     log_p = log_mean_shares(p, bags.segments(), bags.counted)
-    t = fit_bag_temperature(log_p, bags.target)
-    vote_loss = bag_losses((log_p / t).log_softmax(1), bags.target)
-    loss_per_bag = (witness_loss + vote_loss).numpy()
+    bag_temperature = fit_bag_temperature(log_p, bags.target)
+    vote_loss = bag_losses((log_p / bag_temperature).log_softmax(1), bags.target)
+    loss = (instance_loss + vote_loss).numpy()
     return CriterionResult(
-        float(loss_per_bag.mean()), loss_per_bag, prior_loss(bags.target).numpy(), best, fits[best][1], t
+        loss=float(loss.mean()),
+        loss_per_bag=loss,
+        prior_loss_per_bag=prior_loss(bags.target).numpy(),
+        instance_temperature=instance_temperature,
+        transition=transition,
+        bag_temperature=bag_temperature,
     )
 
 
-def fit_transition_loss(p: Tensor, bags: Bags, form: str = "full") -> tuple[float, tilt.Transition]:
-    """The witnesses' loss of ``p`` (N, C) as it is, and the tilt that suits it."""
-    transition = transition_em.estimate_transition(p, bags.segments(), bags.target, form=form, counted=bags.counted)
-    return float(instance_losses(p, bags, transition).mean()), transition
+def fit_transition_loss(p: Tensor, bags: Bags, form: str = "full") -> tuple[float, Transition]:
+    """The mean instance loss of ``p`` (N, C) under the transition that suits it best, and that transition."""
+    losses, transition = _fit_transition(p, bags, form)
+    return float(losses.mean()), transition
 
 
-def instance_losses(p: Tensor, bags: Bags, transition: tilt.Transition) -> Tensor:
-    """(b,) the mean loss of each labelled bag's instances."""
+def _fit_transition(p: Tensor, bags: Bags, form: str = "full") -> tuple[Tensor, Transition]:
+    transition = estimate_transition(p, bags.segments(), bags.target, form=form, counted=bags.counted)
+    return instance_losses(p, bags, transition), transition
+
+
+def instance_losses(p: Tensor, bags: Bags, transition: Transition) -> Tensor:
+    """(b,) the mean loss of each labelled bag's instances, from P(y | x) (N, C)."""
     return instance_label_losses(p.double().clamp_min(1e-30).log(), bags.segments(), bags.target, transition)
 
 
-def instance_label_losses(log_p: Tensor, segments: Segments, target: Tensor, transition: tilt.Transition) -> Tensor:
-    """(b,) -log P(label | x) from ``log_p`` (N, C), log P(y | x), averaged over the instances of each labelled bag."""
-    each = -(
-        segments.broadcast(target.double())
-        * tilt.forward_correct(log_p, transition.mix.double(), transition.label_prior.double())
-    ).sum(1)
-    return segments.mean(each)[target.sum(1) > 0]
-
-
-def bag_losses(log_p: Tensor, target: Tensor) -> Tensor:
-    """(b,) -log P(label) of the labelled bags; nothing is believed to be impossible."""
-    log_p = log_p.double().clamp_min(math.log(1e-12))
-    return -(target.double() * log_p).sum(1)[target.sum(1) > 0]
-
-
-def fit_bag_temperature(log_p: Tensor, target: Tensor) -> float:
-    """What the bags' log-probabilities are best divided by: the least loss on a grid from a fiftieth to fifty."""
-    grid = np.exp(np.linspace(math.log(0.02), math.log(50), 81)).tolist()
-    return min(grid, key=lambda t: float(bag_losses((log_p.double() / t).log_softmax(1), target).mean()))
+def instance_label_losses(log_p: Tensor, segments: Segments, target: Tensor, transition: Transition) -> Tensor:
+    """(b,) -log P(label | x) from log P(y | x) (N, C), averaged over the instances of each labelled bag."""
+    log_p_label = forward_correct(log_p, transition.mix.double(), transition.label_prior.double())
+    losses = -(segments.broadcast(target.double()) * log_p_label).sum(1)
+    return segments.mean(losses)[target.sum(1) > 0]
 
 
 def prior_loss(target: Tensor) -> Tensor:
-    """(b,) what each labelled bag costs somebody, in both parts, who knows nothing but how often each label occurs."""
+    """(b,) the loss, both parts, of predicting how frequent each label is."""
     labelled = target.double()[target.sum(1) > 0]
     return 2 * bag_losses(labelled.mean(0).clamp_min(1e-12).log().expand_as(labelled), labelled)
 
 
 def gain_over_prior(result: CriterionResult) -> tuple[float, float]:
-    """Nats a bag by which held-out labels are explained better than by their frequencies, and the standard error over bags."""
+    """By how many nats a bag held-out labels are explained better than by their frequencies, and its standard error."""
     gains = result.prior_loss_per_bag - result.loss_per_bag
     return float(gains.mean()), standard_error(gains)
 
 
 def is_significant(result: CriterionResult) -> bool:
-    """Whether held-out labels are surely foretold better than by chance."""
-    mean_gain, error = gain_over_prior(result)
-    return mean_gain >= float(stats.t.ppf(SIGNIFICANCE, max(1, len(result.loss_per_bag) - 1))) * error
-
-
-def standard_error(x: np.ndarray) -> float:
-    """The standard error of a mean."""
-    return float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.inf
+    """Whether held-out labels are explained significantly better than by their frequencies."""
+    gain, error = gain_over_prior(result)
+    return gain >= float(stats.t.ppf(SIGNIFICANCE, max(1, len(result.loss_per_bag) - 1))) * error

@@ -32,6 +32,7 @@ from headcount.bags.pool import to_feature_array
 from headcount.errors import HeadcountError
 from headcount.majority import proportions
 from headcount.majority import transition as tilt
+from headcount.majority.calibration import apply_temperature, log_mean_shares
 from headcount.majority.proportions import mean_proportions
 from headcount.models import file_checks, serialization
 from headcount.models.frozen_backbone import FrozenBackbone
@@ -64,7 +65,7 @@ class FittedModel:
     ``instance_temperature``: the same for instances, under which they explain held-out labels best (majority/criterion.py).
     ``tilt``: P(class | bag's label) and the label frequencies, as estimated from held-out bags; ``tilt.share`` is the
     expected majority share of each class. ``alike``: how alike bags are in their shares, None if nobody could tell;
-    ``listens``: whether an instance is answered in the light of the others in its bag (majority/calibration.py decides both on
+    ``listens``: whether an instance is answered in the light of the others in its bag (majority/context.py decides both on
     held-out bags). ``facts``: plain JSON (method, recipe, data, scores, candidates, versions, ...). ``eye``: a frozen backbone
     that stands before the body: pictures come in, and the body is asked about their features.
     """
@@ -253,17 +254,6 @@ class FittedModel:
 
 def _state_arrays(module: nn.Module) -> dict[str, np.ndarray]:
     return {k: v.detach().contiguous().cpu().numpy() for k, v in module.state_dict().items()}
-
-
-def apply_temperature(p: Tensor, temperature: float) -> Tensor:
-    """(N, C) the same probabilities, bolder below one and more timid above."""
-    return p if temperature == 1 else (p.clamp_min(1e-30).log() / temperature).softmax(1)
-
-
-def log_mean_shares(p: Tensor, segments: Segments, counted: Tensor | None = None) -> Tensor:
-    """(B, C) log of each bag's mean probabilities, among the classes that count: the share, taken as the chance to win."""
-    shares = segments.mean(p).clamp_min(1e-30).log()
-    return (shares if counted is None else shares.masked_fill(~counted, -torch.inf)).log_softmax(1)
 
 
 def _from_folder(path: Path) -> FittedModel:

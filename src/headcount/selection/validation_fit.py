@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from headcount.bags import Bags
+from headcount.majority.calibration import apply_temperature
 from headcount.majority.criterion import fit_transition_loss
-from headcount.models.fitted import apply_temperature
 from headcount.readers.preprocessing import Preprocessor
 from headcount.selection import cross_validation
 from headcount.selection.cross_validation import FoldResult, Split

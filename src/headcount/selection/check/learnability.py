@@ -26,15 +26,14 @@ from torch import Tensor
 from headcount.bags import Bags
 from headcount.majority import transition as tilt
 from headcount.majority import transition_em
+from headcount.majority.calibration import apply_temperature, standard_error
 from headcount.majority.criterion import (
     INSTANCE_TEMPERATURES,
     fit_transition_loss,
     gain_over_prior,
     instance_losses,
     is_significant,
-    standard_error,
 )
-from headcount.models.fitted import apply_temperature
 from headcount.seeds import seed_for
 from headcount.selection.check.coverage import mean_winner_share
 from headcount.selection.check.linear_baseline import LinearBaseline
@@ -205,7 +204,7 @@ def assess_learnability(
     blank = np.where(wins, 0.0, np.nan)
     low, high = np.maximum(low - Z_90 * error, 0), np.minimum(high + Z_90 * error, 1)
     sure = plausible_explanations(baseline, winners_only(bags)) if votes else read
-    doubts = [1 - r.confidence for r in sure if r.loss_gap <= r.error]  # as majority/calibration.py does: within one
+    doubts = [1 - r.confidence for r in sure if r.loss_gap <= r.error]  # as majority/context.py does: within one
     doubt = (min(doubts), max(doubts))
     return Learnability(
         read[0].transition, share + blank, low + blank, high + blank, conditioning(read[0].transition, wins), most_confused_pair(answers),
