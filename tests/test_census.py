@@ -288,9 +288,7 @@ def test_answers_and_shares_use_the_temperature():
     warm = replace(context, temperature=2 * context.temperature)
     for listen in (False, True):
         want = contexts.calibrated_probabilities(context, z / 2, bags.blind(), use_context=listen)
-        torch.testing.assert_close(
-            contexts.calibrated_probabilities(warm, z, bags.blind(), use_context=listen), want
-        )
+        torch.testing.assert_close(contexts.calibrated_probabilities(warm, z, bags.blind(), use_context=listen), want)
     assert torch.equal(
         contexts.calibrated_proportions(warm, z, bags.blind()).share,
         contexts.calibrated_proportions(context, z / 2, bags.blind()).share,

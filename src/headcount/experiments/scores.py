@@ -65,8 +65,7 @@ def score_transition(
     context = fit_context(valid_predictions.instance, valid.blind())
     answered = calibrated_probabilities(context, predictions.instance, test.blind(), use_context=True)
     counted, unseen = (
-        calibrated_proportions(context, predictions.instance, test.blind(), use_labels=known)
-        for known in (True, False)
+        calibrated_proportions(context, predictions.instance, test.blind(), use_labels=known) for known in (True, False)
     )
     truth, _, where, _ = _truth(test)
     real = metrics.count_votes(truth, where, len(test), classes)

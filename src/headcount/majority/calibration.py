@@ -50,7 +50,9 @@ def fit_temperature(
     1.0
     """
     if candidates is None:
-        found = minimize_scalar(lambda log_t: float(losses(float(np.exp(log_t))).mean()), bounds=(-4, 2), method="bounded")
+        found = minimize_scalar(
+            lambda log_t: float(losses(float(np.exp(log_t))).mean()), bounds=(-4, 2), method="bounded"
+        )
         return float(np.exp(found.x))
     tried = {t: losses(t) for t in candidates}
     best = min(tried, key=lambda t: float(tried[t].mean()))

@@ -19,11 +19,11 @@ from headcount.bags import Bags
 from headcount.bags.folds import assign_folds, count_groups
 from headcount.bags.subsample import sample_rows, subsample_bags, subsample_instances
 from headcount.errors import HeadcountError
-from headcount.readers import BagDataset
 from headcount.majority import context, intervals, metrics, transition
 from headcount.majority.calibration import apply_temperature, bag_losses, fit_bag_temperature
 from headcount.majority.criterion import CriterionResult, evaluate_criterion
 from headcount.models.fitted import FittedModel
+from headcount.readers import BagDataset
 from headcount.selection.methods import MAX_FIT_INSTANCES, Estimator
 
 CONTEXT_INSTANCES = 20_000  # instances from which it is learned what a bag tells of its instances
@@ -160,9 +160,7 @@ def score_method(results: Sequence[FoldResult], bags: Bags) -> MethodScore:
     )  # fmt: skip
 
 
-def assess_held_out_context(
-    score: MethodScore, results: Sequence[FoldResult], bags: Bags
-) -> context.ContextAssessment:
+def assess_held_out_context(score: MethodScore, results: Sequence[FoldResult], bags: Bags) -> context.ContextAssessment:
     """Whether instances of held-out bags are answered better in the light of their bags."""
     held, rows = subsample_bags(bags.take(np.concatenate([u.bags for u in results])), CONTEXT_INSTANCES)
     p, judged = torch.cat([u.instance for u in results])[rows].double().clamp_min(1e-30), score.criterion

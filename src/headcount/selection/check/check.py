@@ -33,8 +33,8 @@ from headcount.bags.folds import count_groups
 from headcount.bags.subsample import sample_rows
 from headcount.errors import MAX_SEED, check_number
 from headcount.inference import label_issues
-from headcount.readers import BagDataset
 from headcount.majority.calibration import log_mean_shares
+from headcount.readers import BagDataset
 from headcount.readers.dataset import check_dataset
 from headcount.seeds import seed_for
 from headcount.selection import cross_validation
