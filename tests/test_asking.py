@@ -24,7 +24,7 @@ from headcount.models.fitted import FittedModel
 from headcount.readers import read
 from headcount.readers.columns import ColumnRoles
 from headcount.reporting import audit_sheet
-from headcount.reporting import instance_view as looks
+from headcount.reporting import templates
 from test_predict import left, rows_of, typed  # noqa: F401  (a fixture)
 
 
@@ -84,10 +84,10 @@ def test_a_text_is_shown_whole_and_what_stands_beside_it_under_its_name(tmp_path
     table["text"] = [f"{t} {'so ' * 300}end" for t in table["text"]]
     table["price"] = [k % 9 + 1 for k in range(len(table["text"]))]
     reading = read(table, ColumnRoles(text="text", features=("price",)))
-    shown = looks.view_instance(reading, 0, max_text=20_000)
+    shown = templates.view_instance(reading, 0, max_text=20_000)
     assert shown.text == table["text"][int(reading.rows[0])]
     assert dict(shown.values) == {"price": str(table["price"][int(reading.rows[0])])}
-    assert len(looks.view_instance(reading, 0).text) == 600
+    assert len(templates.view_instance(reading, 0).text) == 600
     said = predict(fitted(reading), reading)
     audit_sheet.write_sheet(tmp_path / "s.csv", reading, said, 4, 0)
     assert all(r["text"].endswith("end") and r["price"] for r in rows_of(tmp_path / "s.csv"))

@@ -21,7 +21,7 @@ from headcount.experiments.select import rows
 from headcount.models.heads import HEADS
 from headcount.reporting import gallery, plots, report, results_table
 from headcount.reporting.figures import section_figures
-from headcount.reporting.method_names import display_names
+from headcount.reporting.results_table import display_names
 from showing_factory import features, make_record, make_study, pictures
 
 HOSTILE = ("<img src=x onerror=alert(1)>", '"><script>alert(2)</script>', "$5 & up", "日本 🎈", "{{ 7 * 7 }}")
@@ -137,7 +137,7 @@ def _missing(name: str) -> Source:
 @pytest.mark.parametrize(
     ("arrays", "load", "excuse"),
     [
-        (False, lambda s: lambda _: s, "arrays were not kept"),
+        (False, lambda s: lambda _: s, "arrays of the run were not kept"),
         (True, lambda s: _missing, "noise is not prepared here"),
         (True, lambda s: lambda _: replace(s, checksum="other"), "checksums differ"),
     ],
@@ -149,7 +149,7 @@ def test_gallery_says_why_it_is_empty(tmp_path: Path, source: Source, arrays: bo
 
 def test_gallery_never_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gallery.registry, "is_available", lambda name: False)
-    with pytest.raises(HeadcountError, match="not prepared"):
+    with pytest.raises(HeadcountError, match="not in the cache"):
         gallery.cached_source("cifar10")
 
 
@@ -184,7 +184,7 @@ def test_heavy_pictures_lose_colours_then_leave(tmp_path: Path) -> None:
     record = make_record(tmp_path, heavy, SMALL)
     full = _weight(gallery.build_gallery(record, "m", lambda _: heavy, 1 << 24))
     assert 0 < _weight(gallery.build_gallery(record, "m", lambda _: heavy, full // 2)) <= full // 2
-    assert "too heavy" in gallery.build_gallery(record, "m", lambda _: heavy, 1000).missing_reason
+    assert "too large" in gallery.build_gallery(record, "m", lambda _: heavy, 1000).missing_reason
 
 
 def _weight(shown: gallery.Gallery) -> int:
@@ -233,7 +233,7 @@ def test_of_many_methods_of_one_head_each_says_where_it_differs(tmp_path: Path, 
     assert names.count("Tilt") == 2, (
         "one method has one name, whatever table it is in; what most are is not said in each"
     )
-    assert remarks == {"Tilt": "where a row says nothing else: decay=0.9, own=1.0, epochs 30"}, "but once"
+    assert remarks == {"Tilt": "unless stated: decay=0.9, own=1.0, epochs 30"}, "but once"
     assert f"Tilt, {remarks['Tilt']}" in Page(report.render_report(made, "t", lambda _: source)).text
     made += [make_record(tmp_path, source, base.replace(**c)) for c in ({"lr": 0.1}, {"trouble": {"wrong": 0.2}})]
     names, remarks = display_names(rows(made))
@@ -341,4 +341,4 @@ def test_a_page_of_many_sections_is_lean(study: list[Record]) -> None:
     full, lean = (section_figures(named, study, colours, "s", compact=x) for x in (False, True))
     assert [g.title for g in full] == [g.title for g in lean]
     assert sum(len(p.svg) for g in lean for p in g.panels) < sum(len(p.svg) for g in full for p in g.panels)
-    assert "mean of the folds" in lean[1].text
+    assert "Mean of the folds" in lean[1].text

@@ -25,8 +25,7 @@ from headcount.readers.columns import ColumnRoles
 from headcount.readers.raw_data import ErrorPolicy
 from headcount.readers.tables import open_table
 from headcount.reporting.export import write_table
-from headcount.reporting.instance_view import InstanceView, view_instance
-from headcount.reporting.templates import render_template
+from headcount.reporting.templates import InstanceView, render_template, view_instance
 
 FORMAT = 1
 _SIDE = 192

@@ -20,8 +20,7 @@ from headcount.errors import HeadcountError
 from headcount.inference.predict import Predictions
 from headcount.majority import metrics
 from headcount.readers import BagDataset
-from headcount.reporting.instance_view import InstanceView, view_instance
-from headcount.reporting.templates import render_template
+from headcount.reporting.templates import InstanceView, render_template, view_instance
 
 _BAGS = 6  # shown when none is named
 _VOTERS = 12

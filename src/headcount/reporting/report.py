@@ -1,8 +1,4 @@
-"""Records in, one HTML file out: tables, figures and a few bags to look at, readable offline on any screen.
-
-Nothing in the page runs or is fetched: no script, no font, no request, and a policy that forbids them. Every string is data
-and is escaped; only the style sheet and the figures, which escape their own text, go in as they are.
-"""
+"""Records in, one HTML file out: tables, figures and example bags, readable offline on any screen."""
 
 from __future__ import annotations
 
@@ -15,24 +11,14 @@ from headcount.errors import HeadcountError
 from headcount.experiments.records import Record
 from headcount.experiments.select import Row, rows
 from headcount.io import atomic_write
+from headcount.reporting import results_table as tables
 from headcount.reporting.figures import FigureGroup, section_figures
 from headcount.reporting.gallery import Gallery, LoadSource, build_gallery, cached_source
-from headcount.reporting.method_names import display_names
-from headcount.reporting.results_table import (
-    METRICS,
-    ReportMethod,
-    TableCell,
-    TableLine,
-    best_method,
-    data_facts,
-    rank_methods,
-    score_cell,
-    table_lines,
-)
+from headcount.reporting.results_table import ReportMethod, RunSummary, TableCell
 from headcount.reporting.svg import method_colours
 from headcount.reporting.templates import render_template
 
-_WEIGHT = 2_800_000  # bytes: a page should open at once on a phone
+_MAX_BYTES = 2_800_000  # a page should open at once on a phone
 
 
 @dataclass(frozen=True)
@@ -42,36 +28,41 @@ class ReportSection:
     slug: str
     source: str
     scenario: str
-    best: ReportMethod
-    facts: list[tuple[str, str]]
     notes: list[str]
-    lines: list[TableLine]
+    methods: list[ReportMethod]  # ranked
     groups: list[FigureGroup]
-    methods: list[ReportMethod]
     records: list[Record]
+
+    @property
+    def best(self) -> ReportMethod:
+        return tables.best_method(self.methods)
 
     @property
     def best_accuracy(self) -> str:
         return f"{100 * round(self.best.accuracy, 3):.1f} %"  # rounded as in the table
 
+    @property
+    def facts(self) -> list[tuple[str, str]]:
+        return tables.data_facts(self.records)
 
-@dataclass(frozen=True)
-class ReportRun:
-    """A line of the list of records."""
+    @property
+    def lines(self) -> list[tuple[ReportMethod, list[TableCell]]]:
+        return tables.table_lines(self.methods)
 
-    key: str
-    name: str
-    fold: int
-    seed: int
-    removal: str
-    accuracy: str
-    valid_loss: str
-    best_epoch: int
-    epochs: int
-    seconds: str
-    device: str
-    text: str
-    chosen: bool
+    @property
+    def runs(self) -> list[RunSummary]:
+        """Every record, by the rank of its method, then fold, seed and r."""
+        chosen = {r.key for m in self.methods for r in m.row.records}
+        names = {m.row.records[0].method: m.name for m in self.methods}
+        rank = {name: i for i, name in enumerate(names.values())}
+        runs = [RunSummary(r, names[r.method], r.key in chosen) for r in self.records]
+        return sorted(runs, key=lambda r: (rank[r.name], r.recipe.fold, r.recipe.seed, r.recipe.removal))
+
+    def gallery(self, load_source: LoadSource, budget: int) -> Gallery:
+        """Bags of the best method's first record that has its arrays."""
+        records = self.best.row.records
+        record = next((r for r in records if r.path.with_suffix(".npz").exists()), records[0])
+        return build_gallery(record, self.best.name, load_source, budget)
 
 
 def write_report(
@@ -80,9 +71,9 @@ def write_report(
     title: str = "Learning from majority labels",
     load_source: LoadSource = cached_source,
 ) -> Path:
-    """Write the report of these records to ``path``, whole, and return the path."""
+    """Write the report of these records to ``path`` atomically and return the path."""
     if not records:
-        raise HeadcountError("no records to report on; run a study first, or give the folder of one that has run")
+        raise HeadcountError("no records to report on; run a study first, or give the folder of a finished one")
     path = Path(path)
     page = render_report(records, title, load_source)
     atomic_write(path, lambda f: f.write(page.encode()))
@@ -90,15 +81,15 @@ def write_report(
 
 
 def render_report(records: Sequence[Record], title: str, load_source: LoadSource = cached_source) -> str:
-    """The page as a string. The figures are drawn first; the pictures of bags share what room they leave."""
+    """The page as a string. Figures are drawn first; the pictures of bags share the remaining bytes."""
     sections = _sections(records)
     drawn = sum(len(p.svg) for s in sections for g in s.groups for p in g.panels)
-    room = max(0, _WEIGHT - drawn - 450 * len(records) - 100_000) // len(sections)
+    budget = max(0, _MAX_BYTES - drawn - 450 * len(records) - 100_000) // len(sections)
     return render_template(
         "report.html",
         title=title,
-        metrics=list(METRICS.values()),
-        sections=[(s, _gallery(s, load_source, room), _runs(s)) for s in sections],
+        metrics=list(tables.METRICS.values()),
+        sections=[(s, s.gallery(load_source, budget)) for s in sections],
         overview=_overview(sections) if len(sections) > 1 else [],
         provenance=provenance(records),
         count=len(records),
@@ -107,104 +98,48 @@ def render_report(records: Sequence[Record], title: str, load_source: LoadSource
 
 
 def _sections(records: Sequence[Record]) -> list[ReportSection]:
-    made = rows(records)
-    names, remarks = display_names(made)
+    table_rows = rows(records)
+    names, remarks = tables.display_names(table_rows)
     groups: dict[tuple[str, str], list[tuple[Row, str]]] = {}
-    for row, name in zip(made, names, strict=True):
+    for row, name in zip(table_rows, names, strict=True):
         groups.setdefault((row.source, row.scenario), []).append((row, name))
-    ordered = {place: rank_methods(*zip(*members, strict=True)) for place, members in sorted(groups.items())}
-    colours = method_colours(sorted({m.name for named in ordered.values() for m in named}))
-    lean = sum(map(len, ordered.values())) > 60  # so many panels of curves weigh, and a reader wants the gist
-    return [
-        _section(f"s{i}", *place, named, records, colours, lean, remarks)
-        for i, (place, named) in enumerate(ordered.items(), 1)
-    ]
-
-
-def _section(
-    slug: str,
-    source: str,
-    scenario: str,
-    named: list[ReportMethod],
-    records: Sequence[Record],
-    colours: dict[str, str],
-    lean: bool,
-    remarks: dict[str, str],
-) -> ReportSection:
-    left_out = [f"{who}, {what}" for who, what in remarks.items() if any(m.name.startswith(who) for m in named)]
-    own = [r for r in records if (r.data["recipe"]["source"], r.data["recipe"]["scenario"]) == (source, scenario)]
-    return ReportSection(
-        slug=slug,
-        source=source,
-        scenario=scenario,
-        best=best_method(named),
-        facts=data_facts(own),
-        notes=[*sorted({note for r in own if (note := r.data["data"].get("note"))}), *left_out],
-        lines=table_lines(named),
-        groups=section_figures(named, own, colours, slug, lean),
-        methods=named,
-        records=own,
-    )
-
-
-def _gallery(section: ReportSection, load_source: LoadSource, room: int) -> Gallery:
-    """Of the best method's records, the first that still has its arrays."""
-    records = section.best.row.records
-    record = next((r for r in records if r.path.with_suffix(".npz").exists()), records[0])
-    return build_gallery(record, section.best.name, load_source, room)
+    ranked = {key: tables.rank_methods(*zip(*members, strict=True)) for key, members in sorted(groups.items())}
+    colours = method_colours(sorted({m.name for methods in ranked.values() for m in methods}))
+    compact = sum(map(len, ranked.values())) > 60  # bytes: a panel of curves per method
+    sections = []
+    for i, ((source, scenario), methods) in enumerate(ranked.items(), 1):
+        here = [r for r in records if (r.data["recipe"]["source"], r.data["recipe"]["scenario"]) == (source, scenario)]
+        notes = sorted({note for r in here if (note := r.data["data"].get("note"))})
+        notes += [f"{n}, {text}" for n, text in remarks.items() if any(m.name.startswith(n) for m in methods)]
+        figures = section_figures(methods, here, colours, f"s{i}", compact)
+        sections.append(ReportSection(f"s{i}", source, scenario, notes, methods, figures, here))
+    return sections
 
 
 def _overview(sections: Sequence[ReportSection]) -> list[tuple[str, list[TableCell]]]:
     """Instance accuracy of every method on every data set."""
-    names = dict.fromkeys(m.name for s in sections for m in s.methods)
-    table = []
-    for name in names:
-        found = [next((m for m in s.methods if m.name == name), None) for s in sections]
-        cells = [
-            score_cell(m.row, "instance_accuracy", best=m is s.best) if m else TableCell("", "")
-            for m, s in zip(found, sections, strict=True)
-        ]
-        table.append((name, cells))
-    return table
-
-
-def _runs(section: ReportSection) -> list[ReportRun]:
-    chosen = {r.key for m in section.methods for r in m.row.records}
-    names = {m.row.records[0].method: m.name for m in section.methods}
-    order = list(names.values())
-    made = [_run(r, names[r.method], r.key in chosen) for r in section.records]
-    return sorted(made, key=lambda r: (order.index(r.name), r.fold, r.seed, r.removal))
-
-
-def _run(record: Record, name: str, chosen: bool) -> ReportRun:
-    recipe, fit, made = record.recipe, record.data["fit"], record.data.get("provenance", {})
-    accuracy, seconds = record.scores.get("instance_accuracy"), made.get("seconds")
-    return ReportRun(
-        key=record.key,
-        name=name,
-        fold=recipe.fold,
-        seed=recipe.seed,
-        removal=f"{recipe.removal:g}" if recipe.removal else "",
-        accuracy="–" if accuracy is None else f"{accuracy:.3f}",
-        valid_loss=f"{fit['valid_loss']:.4f}",
-        best_epoch=fit["best_epoch"],
-        epochs=fit.get("stopped", fit["epochs"]),
-        seconds="–" if seconds is None else f"{seconds:,.1f}",
-        device=str(made.get("device", "–")),
-        text=str(record.data.get("text", record.label)),
-        chosen=chosen,
-    )
+    best = [s.best for s in sections]
+    by_name = [{m.name: m for m in s.methods} for s in sections]
+    return [
+        (
+            name,
+            [
+                tables.score_cell(m.row, "instance_accuracy", m is b) if (m := methods.get(name)) else TableCell()
+                for methods, b in zip(by_name, best, strict=True)
+            ],
+        )
+        for name in dict.fromkeys(m.name for s in sections for m in s.methods)
+    ]
 
 
 def provenance(records: Sequence[Record]) -> dict[str, Any]:
-    """Who made these numbers: commits, versions, devices, days and hours, each said once."""
-    made = [r.data.get("provenance", {}) for r in records]
-    versions = sorted({f"{k} {v}" for m in made for k, v in (m.get("versions") or {}).items()})
-    days = sorted({str(m["started"])[:10] for m in made if m.get("started")})
+    """What produced these numbers: distinct commits, versions and devices, first and last day, hours of computing."""
+    entries = [r.data.get("provenance", {}) for r in records]
+    days = sorted({str(p["started"])[:10] for p in entries if p.get("started")})
     return {
-        "commits": sorted({str(m["commit"]) for m in made if m.get("commit")}),
-        "versions": versions,
-        "devices": sorted({str(m["device"]) for m in made if m.get("device")}),
+        "commits": sorted({str(p["commit"]) for p in entries if p.get("commit")}),
+        "versions": sorted({f"{k} {v}" for p in entries for k, v in (p.get("versions") or {}).items()}),
+        "devices": sorted({str(p["device"]) for p in entries if p.get("device")}),
         "days": days if len(days) < 3 else [days[0], days[-1]],
-        "hours": sum(m.get("seconds") or 0 for m in made) / 3600,
+        "hours": sum(p.get("seconds") or 0 for p in entries) / 3600,
     }

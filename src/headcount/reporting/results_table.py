@@ -1,15 +1,17 @@
-"""One data set in one scenario: its facts and its table, from records to what the page prints."""
+"""Tables of results: the methods of one data set in one scenario, their names and scores, and the runs behind them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.experiments.select import Row
-from headcount.reporting.method_names import display_names
+from headcount.models.heads import HEADS, head_options
 
 METRICS = {
     "instance_accuracy": "Instance accuracy",
@@ -18,30 +20,21 @@ METRICS = {
     "miou": "mIoU",
     "share_difference": "Share difference",
 }
+MIN_FAMILY = 4  # methods of one head from which on their common settings are stated once
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """A mean and its deviation, as printed."""
+    """A mean and its standard deviation, formatted."""
 
-    mean: str
-    deviation: str
+    mean: str = ""
+    deviation: str = ""
     best: bool = False
 
 
 @dataclass(frozen=True)
-class TableLine:
-    """A row of the main table; ``runs`` are the fold (and seed) and key of each record behind it."""
-
-    name: str
-    note: str
-    runs: tuple[tuple[str, str], ...]
-    cells: tuple[TableCell, ...]
-
-
-@dataclass(frozen=True)
 class ReportMethod:
-    """A table row under the name that is its own in this section."""
+    """A table row and its display name."""
 
     name: str
     row: Row
@@ -52,81 +45,105 @@ class ReportMethod:
 
     @property
     def oracle(self) -> bool:
-        """Told every instance's label: an upper bound, never "the best"."""
+        """Trained on instance labels: an upper bound, never the best method."""
         return self.row.records[0].uses_instance_labels
 
     @property
     def removes(self) -> bool:
         return self.row.records[0].recipe.removal > 0
 
+    @property
+    def note(self) -> str:
+        if self.oracle:
+            return "trained on instance labels: an upper bound"
+        if self.removes:
+            return "r chosen by validation loss: " + ", ".join(f"{r.recipe.removal:g}" for r in self.row.records)
+        return ""
+
+    @property
+    def runs(self) -> Iterator[tuple[str, str]]:
+        """Fold (and seed, if there are several) and key of each record."""
+        recipes = [r.recipe for r in self.row.records]
+        several = len({r.seed for r in recipes}) > 1
+        for recipe, record in zip(recipes, self.row.records, strict=True):
+            yield f"{recipe.fold}·{recipe.seed}" if several else str(recipe.fold), record.key
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """A record in a list of runs."""
+
+    record: Record
+    name: str = ""
+    chosen: bool = False
+
+    @property
+    def key(self) -> str:
+        return self.record.key
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.record.recipe
+
+    @property
+    def seconds(self) -> str:
+        seconds = self.record.data.get("provenance", {}).get("seconds")
+        return "–" if seconds is None else f"{seconds:,.1f}"
+
+    @property
+    def device(self) -> str:
+        return str(self.record.data.get("provenance", {}).get("device", "–"))
+
+    def score(self, metric: str) -> str:
+        value = self.record.scores.get(metric)
+        return "–" if value is None else f"{value:.3f}"
+
 
 def rank_methods(rows: Sequence[Row], names: Sequence[str] | None = None) -> list[ReportMethod]:
-    """Best first, oracles last, under these names or those they have among themselves."""
-    named = [ReportMethod(name, row) for name, row in zip(names or display_names(rows)[0], rows, strict=True)]
-    return sorted(named, key=lambda m: (m.oracle, -m.accuracy if math.isfinite(m.accuracy) else math.inf, m.name))
+    """Methods by falling accuracy, oracles last; without ``names`` they get those that distinguish these rows."""
+    methods = [ReportMethod(name, row) for name, row in zip(names or display_names(rows)[0], rows, strict=True)]
+    return sorted(methods, key=lambda m: (m.oracle, -m.accuracy if math.isfinite(m.accuracy) else math.inf, m.name))
 
 
 def best_method(methods: Sequence[ReportMethod]) -> ReportMethod:
-    """The best instance accuracy that was had without instance labels."""
-    honest = [m for m in methods if not m.oracle and math.isfinite(m.accuracy)]
-    return honest[0] if honest else methods[0]
+    """The ranked method with the highest instance accuracy among those trained without instance labels."""
+    return next((m for m in methods if not m.oracle and math.isfinite(m.accuracy)), methods[0])
 
 
-def table_lines(methods: Sequence[ReportMethod]) -> list[TableLine]:
+def table_lines(methods: Sequence[ReportMethod]) -> list[tuple[ReportMethod, list[TableCell]]]:
+    """Each method with a cell per metric; the best instance accuracy is marked."""
     best = best_method(methods)
-    return [TableLine(m.name, _note(m), _runs(m.row), tuple(_cells(m, best))) for m in methods]
-
-
-def _note(method: ReportMethod) -> str:
-    if method.oracle:
-        return "told every instance’s label: an upper bound"
-    if method.removes:
-        return "r chosen by validation loss: " + ", ".join(f"{r.recipe.removal:g}" for r in method.row.records)
-    return ""
-
-
-def _runs(row: Row) -> tuple[tuple[str, str], ...]:
-    recipes = [r.recipe for r in row.records]
-    several = len({r.seed for r in recipes}) > 1
-    return tuple(
-        (f"{p.fold}·{p.seed}" if several else str(p.fold), r.key) for p, r in zip(recipes, row.records, strict=True)
-    )
-
-
-def _cells(method: ReportMethod, best: ReportMethod) -> Iterator[TableCell]:
-    for metric in METRICS:
-        yield score_cell(method.row, metric, best=method is best and metric == "instance_accuracy")
+    return [(m, [score_cell(m.row, k, m is best and k == "instance_accuracy") for k in METRICS]) for m in methods]
 
 
 def score_cell(row: Row, metric: str, best: bool = False) -> TableCell:
-    """Three decimals as in the paper; no deviation over a single run, a dash where the metric is undefined."""
+    """Three decimals as in the paper; no deviation for a single run, a dash where the metric is undefined."""
     mean, deviation, runs = row.score(metric)
     if not runs:
-        return TableCell("–", "")
+        return TableCell("–")
     sign = "+" if metric == "share_difference" else ""
-    text = f"{mean:{sign}.3f}".replace("-", "−")
-    return TableCell(text, f"± {deviation:.3f}" if runs > 1 else "", best)
+    return TableCell(f"{mean:{sign}.3f}".replace("-", "−"), f"± {deviation:.3f}" if runs > 1 else "", best)
 
 
 def data_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """What the data were; where records of one section differ, all the values."""
+    """Term and value of what describes the data; all values where the records of a section differ."""
     data = [r.data["data"] for r in records]
     classes = data[0]["classes"]
     bags = (f"{d['train_bags']:,} training, {d['valid_bags']:,} validation, {d['test_bags']:,} test" for d in data)
     return [
-        ("Source", _all(d["source"] for d in data)),
-        ("Scenario", _all(r.recipe.scenario for r in records)),
-        ("Bags in a fold", _all(bags)),
-        ("Instances in a bag", _all(d["bag_size"] for d in data)),
-        ("An instance is", _all(_shape(d.get("shape") or ()) for d in data)),
+        ("Source", _distinct(d["source"] for d in data)),
+        ("Scenario", _distinct(r.recipe.scenario for r in records)),
+        ("Bags per fold", _distinct(bags)),
+        ("Instances per bag", _distinct(d["bag_size"] for d in data)),
+        ("Instance", _distinct(_format_shape(d.get("shape") or ()) for d in data)),
         (f"{len(classes)} classes", ", ".join(classes[:30]) + ("…" if len(classes) > 30 else "")),
-        ("Checksum", _all(str(d["checksum"])[:12] for d in data)),
+        ("Checksum", _distinct(str(d["checksum"])[:12] for d in data)),
     ]
 
 
-def _shape(shape: Sequence[int]) -> str:
+def _format_shape(shape: Sequence[int]) -> str:
     """
-    >>> _shape([8, 8, 1]), _shape([30])
+    >>> _format_shape([8, 8, 1]), _format_shape([30])
     ('8 × 8 pixels, grey', '30 numbers')
     """
     if len(shape) == 3:
@@ -134,5 +151,81 @@ def _shape(shape: Sequence[int]) -> str:
     return " × ".join(map(str, shape)) + " numbers" if shape else "unknown"
 
 
-def _all(values: Iterable[Any]) -> str:
+def _distinct(values: Iterable[Any]) -> str:
     return " or ".join(dict.fromkeys(str(v) for v in values))
+
+
+# -- names of methods: short, the same in every table, unique within a table ------------------------------------------------
+
+
+def display_names(rows: Sequence[Row]) -> tuple[list[str], dict[str, str]]:
+    """A name for each row, and for the beginnings of names a remark on the settings they omit.
+
+    Rows of one family (one label, or one head where it has many methods) are distinguished by the recipe fields in which
+    they differ within a table; a method has the same name in all tables.
+    """
+    short, family, remarks = _short_labels(rows)
+    names, defaults = [""] * len(rows), {k: _format_value(v) for k, v in Recipe().values.items()}
+    for group in dict.fromkeys(family.values()):
+        settings = {i: _settings(row.records[0]) for i, row in enumerate(rows) if family[row.label] == group}
+        tables: dict[tuple[str, str], list[dict[str, str]]] = {}
+        for i, values in settings.items():
+            tables.setdefault((rows[i].source, rows[i].scenario), []).append(values)
+        differing = [
+            k for k in next(iter(settings.values())) if any(len({v[k] for v in t}) > 1 for t in tables.values())
+        ]
+        usual: dict[str, str] = {}
+        if len({(rows[i].label, *(values[k] for k in differing)) for i, values in settings.items()}) >= MIN_FAMILY:
+            usual = {k: _most_common(values[k] for values in settings.values()) for k in differing}
+            if shared := _format_settings({k: v for k, v in usual.items() if v != defaults.get(k)}):
+                remarks[group] = f"{remarks[group]}, {shared}" if group in remarks else f"unless stated: {shared}"
+        for i, values in settings.items():
+            suffix = _format_settings({k: values[k] for k in differing if values[k] != usual.get(k)})
+            name = short[rows[i].label]
+            names[i] = f"{name}, {suffix}" if suffix else name
+    return names, remarks
+
+
+def _short_labels(rows: Sequence[Row]) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """By label: a label that shows only the options in which it differs from most methods of its head, and its family;
+    by family: a remark on the options left out."""
+    short = {row.label: row.label for row in rows}
+    family, remarks = dict(short), {}
+    for head_name, head in HEADS.items():
+        given = {r.label: dict(r.records[0].recipe.options) for r in rows if r.records[0].recipe.head == head_name}
+        if len(given) < MIN_FAMILY or "display_name" in vars(head):  # some heads name themselves
+            continue
+        defaults = head_options(head_name)
+        options = {label: {**defaults, **changes} for label, changes in given.items()}
+        usual = {k: _most_common(values[k] for values in options.values()) for k in defaults}
+        names = {
+            label: head.display_name({k: v for k, v in values.items() if v != usual[k]})
+            for label, values in options.items()
+        }
+        if len(set(names.values())) == len(names):
+            short |= names
+            family |= dict.fromkeys(names, head.title)
+            if shared := ", ".join(f"{k}={v}" for k, v in usual.items() if v != defaults[k]):
+                remarks[head.title] = f"unless stated: {shared}"
+    return short, family, remarks
+
+
+def _settings(record: Record) -> dict[str, str]:
+    """All that can distinguish two rows of one label: head and options are in the label already, except for heads that are
+    given by file, since two files may use one name."""
+    in_label = ("fold", "seed", "removal", "head", "options", "source", "scenario")
+    values = {k: v for k, v in record.recipe.values.items() if k not in in_label or (k == "head" and ":" in v)}
+    values = {"head": "", **values, **{k: v[:8] for k, v in record.fingerprint.items()}}
+    return {k: _format_value(v) for k, v in values.items()}
+
+
+def _format_value(value: Any) -> str:
+    return " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, Mapping) else str(value)
+
+
+def _format_settings(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{field.replace('_', ' ')} {value or 'none'}" for field, value in values.items())
+
+
+def _most_common(values: Iterable[Any]) -> Any:
+    return Counter(values).most_common(1)[0][0]

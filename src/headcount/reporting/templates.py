@@ -1,29 +1,44 @@
-"""Pages: templates of this folder become one HTML file each, whole and quiet.
+"""What all pages share: templates (``base.html`` forbids scripts and requests), number formats, and how instances look.
 
-What they share stands in ``head.html``: that nothing in them runs or is fetched.
+Every string that a template inserts is data and is escaped; only the style sheet and figures are inserted as they are.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
+import numpy as np
+import pyarrow as pa
 from markupsafe import Markup
+
+from headcount.readers import BagDataset
+from headcount.readers.values import clean_name
+from headcount.reporting.axes import truncate
+
+_MAX_COLUMNS = 24  # columns of a table that are shown
+_MAX_VALUE, _MAX_TEXT = 200, 600  # characters
 
 
 def render_template(template: str, **values: Any) -> str:
-    """A page of this folder, everything in it escaped but our own style sheet."""
+    """A page from a template of this folder."""
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_file),
+        loader=jinja2.FunctionLoader(_read_resource),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {"percent": percent, "rate": score_with_interval}
-    return environment.get_template(template).render(css=Markup(_file("report.css")), **values)
+    environment.filters["percent"] = percent
+    return environment.get_template(template).render(css=Markup(_read_resource("report.css")), **values)
+
+
+def _read_resource(name: str) -> str:
+    return resources.files("headcount.reporting").joinpath(name).read_text("utf-8")
 
 
 def percent(share: float) -> str:
@@ -35,9 +50,9 @@ def percent(share: float) -> str:
 
 
 def score_with_interval(value: float | None, low: float | None = None, high: float | None = None) -> str:
-    """A share with its interval.
+    """A score and its interval.
 
-    >>> rate(0.9, 0.786, 0.957), rate(None)
+    >>> score_with_interval(0.9, 0.786, 0.957), score_with_interval(None)
     ('0.900 (0.786 to 0.957)', '–')
     """
     if value is None:
@@ -45,5 +60,46 @@ def score_with_interval(value: float | None, low: float | None = None, high: flo
     return f"{value:.3f}" if low is None or high is None else f"{value:.3f} ({low:.3f} to {high:.3f})"
 
 
-def _file(name: str) -> str:
-    return resources.files("headcount.reporting").joinpath(name).read_text("utf-8")
+class InstanceView(NamedTuple):
+    """What a page shows of an instance. The strings are data: templates escape them."""
+
+    ids: tuple[tuple[str, str], ...]  # (column, value)
+    picture: str  # a data: URI, or empty
+    pixelated: bool  # the picture is enlarged: show its pixels
+    text: str
+    values: tuple[tuple[str, str], ...]
+
+
+def view_instance(dataset: BagDataset, i: int, side: int = 72, max_text: int = _MAX_TEXT) -> InstanceView:
+    """Instance i of N, with a picture of at most ``side`` pixels and a text of at most ``max_text`` characters."""
+    row, address = int(dataset.rows[i]), int(dataset.bags.index[i])
+    ids = _row_values(dataset.ids, row)
+    picture, pixelated, text, values = "", False, "", ()
+    if dataset.kind == "images":
+        pixels = np.asarray(dataset.content[address])
+        picture, pixelated = picture_uri(pixels, side), max(pixels.shape[:2]) < side
+    elif dataset.schema.fields:
+        texts = [f.name for f in dataset.schema.fields if f.kind == "text"]
+        text = "\n".join(v for _, v in _row_values(dataset.content.select(texts), address, max_text))
+        values = _row_values(dataset.content.drop_columns(texts), address)
+    return InstanceView(ids, picture, pixelated, text, values)
+
+
+def _row_values(table: pa.Table, row: int, max_length: int = _MAX_VALUE) -> tuple[tuple[str, str], ...]:
+    names = table.column_names[:_MAX_COLUMNS]
+    values = ((name, clean_name(table.column(name)[row].as_py())) for name in names)
+    return tuple((name, truncate(value, max_length)) for name, value in values if value is not None)
+
+
+def picture_uri(pixels: np.ndarray, side: int, colours: int = 0) -> str:
+    """(H, W, channels) uint8 -> a PNG data URI of at most ``side`` pixels, with a palette of ``colours`` if given."""
+    from PIL import Image
+
+    image = Image.fromarray(np.ascontiguousarray(pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., 0]))
+    if max(image.size) > side:
+        image.thumbnail((side, side))
+    if colours and image.mode == "RGB":
+        image = image.quantize(colours)
+    out = io.BytesIO()
+    image.save(out, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
