@@ -23,8 +23,7 @@ from headcount.inference.predict import predict
 from headcount.models.fitted import FittedModel
 from headcount.readers import read
 from headcount.readers.columns import ColumnRoles
-from headcount.reporting import audit_sheet
-from headcount.reporting import templates
+from headcount.reporting import audit_sheet, templates
 from test_predict import left, rows_of, typed  # noqa: F401  (a fixture)
 
 

@@ -27,8 +27,8 @@ from headcount.io import atomic_write
 from headcount.majority import metrics
 from headcount.models.heads import HEADS, head_options
 from headcount.models.serialization import JSON_FILE
-from headcount.reporting.results_table import display_names
 from headcount.reporting.progress import epochs_bar, runs_bar
+from headcount.reporting.results_table import display_names
 from headcount.training.accel.device import COMPILE, resolve_device
 from headcount.training.distributed import rank
 

@@ -130,9 +130,7 @@ def _choice_of_r(methods: Sequence[ReportMethod], records: Sequence[Record], slu
             label = f"{title} of {method.name} against the share r removed"
             caption = f"{caption}: {method.name}." if len(removing) > 1 else f"{caption}."
             panels.append(svg_panel(caption, figure, f"{slug}-sweep{i}{title[0]}", label))
-    text = (
-        "Thin lines are folds, thick ones their mean. Rings mark the r that each fold chose without access to test labels."
-    )
+    text = "Thin lines are folds, thick ones their mean. Rings mark the r that each fold chose without access to test labels."
     return FigureGroup("How much MPEM removes", text, "wide", tuple(panels))
 
 
@@ -170,11 +168,15 @@ def _removed_instances(name: str, records: Sequence[Record], slug: str) -> Figur
     panels = []
     if sweeps:
         removal = sweeps[0]["removal"]
-        pure, agree, control = (_float_rows([s[k] for s in sweeps]) for k in ("purity", "agreement", "agreement_random"))
+        pure, agree, control = (
+            _float_rows([s[k] for s in sweeps]) for k in ("purity", "agreement", "agreement_random")
+        )
         caption = "Purity: the fraction of the removed instances that do not belong to the bag’s class."
         label = "Purity of the removed instances against the share r removed"
         panels.append(svg_panel(caption, plots.purity(removal, pure), f"{slug}-purity", label))
-        caption = "Agreement: how often the label is the majority of the remaining instances, and for removal at random."
+        caption = (
+            "Agreement: how often the label is the majority of the remaining instances, and for removal at random."
+        )
         label = (
             "Agreement of the remaining majority with the label against the share r removed, MPEM and random control"
         )
