@@ -1,0 +1,82 @@
+"""Count the frames of this package between an entry point and the work it ends in.
+
+    python benchmarks/call_depth.py
+
+Two walks are traced on the digits: from ``headcount run`` (and from ``train``) to ``loss.backward()``, and from ``predict`` (and
+``FittedModel.predict``) to the network's ``forward``. Each frame is printed as file, line and function.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import headcount as hc
+from headcount.cli import main as cli
+
+PACKAGE = str(Path(hc.__file__).parent)
+
+
+class _Reached(Exception):
+    """Raised at the end of the walk, so that nothing after it runs."""
+
+
+def trace(walk: Callable[[], Any], owner: Any, name: str) -> list[str]:
+    """The package's frames that are active when ``owner.name`` is first called during ``walk``, outermost first."""
+    frames: list[str] = []
+    original = getattr(owner, name)
+
+    def stop(*_: Any, **__: Any) -> None:
+        for frame in traceback.extract_stack():
+            if frame.filename.startswith(PACKAGE):
+                frames.append(f"{Path(frame.filename).relative_to(PACKAGE)}:{frame.lineno} {frame.name}")
+        raise _Reached
+
+    setattr(owner, name, stop)
+    try:
+        walk()
+    except _Reached:
+        pass
+    finally:
+        setattr(owner, name, original)
+    return frames
+
+
+def main() -> None:
+    recipe = hc.Recipe(source="digits", bag_size=24, train_bags=20, backbone="mlp", epochs=1, lr=1e-3)
+    protocol = hc.Protocol(bag_size=24, train_bags=20)
+    bags = hc.majority_bags(hc.load_source("digits"), fold=0, protocol=protocol)
+    train, valid = bags["train"].blind(), bags["valid"].blind()
+    model = hc.build_model(recipe, train)
+    with tempfile.TemporaryDirectory() as out:
+        words = f"run --out {out} --source digits --bag-size 24 --epochs 1 --set backbone=mlp --set train_bags=20"
+
+        def command() -> None:
+            sys.argv = ["headcount", *words.split()]
+            cli.app(standalone_mode=False)
+
+        def training() -> None:
+            hc.train(model, train, valid, recipe.train_config)
+
+        def prediction() -> None:
+            hc.predict(model, bags["test"])
+
+        walks: list[tuple[str, Callable[[], None], Any, str]] = [
+            ("headcount run -> loss.backward()", command, torch.Tensor, "backward"),
+            ("train -> loss.backward()", training, torch.Tensor, "backward"),
+            ("predict -> the network's forward", prediction, type(model.backbone), "forward"),
+        ]
+        for title, walk, owner, name in walks:
+            frames = trace(walk, owner, name)
+            print(f"{title}: {len(frames)} frames")
+            print("\n".join(f"  {frame}" for frame in frames))
+
+
+if __name__ == "__main__":
+    main()
