@@ -23,7 +23,7 @@ from headcount.cli import main as cli
 PACKAGE = str(Path(hc.__file__).parent)
 
 
-class _Reached(Exception):
+class _Reached(BaseException):
     """Raised at the end of the walk, so that nothing after it runs."""
 
 
@@ -49,11 +49,10 @@ def trace(walk: Callable[[], Any], owner: Any, name: str) -> list[str]:
 
 
 def main() -> None:
-    recipe = hc.Recipe(source="digits", bag_size=24, train_bags=20, backbone="mlp", epochs=1, lr=1e-3)
     protocol = hc.Protocol(bag_size=24, train_bags=20)
     bags = hc.majority_bags(hc.load_source("digits"), fold=0, protocol=protocol)
     train, valid = bags["train"].blind(), bags["valid"].blind()
-    model = hc.build_model(recipe, train)
+    model = hc.build_model(hc.ModelConfig.for_bags(train, backbone="mlp"), train)
     with tempfile.TemporaryDirectory() as out:
         words = f"run --out {out} --source digits --bag-size 24 --epochs 1 --set backbone=mlp --set train_bags=20"
 
@@ -62,7 +61,7 @@ def main() -> None:
             cli.app(standalone_mode=False)
 
         def training() -> None:
-            hc.train(model, train, valid, recipe.train_config)
+            hc.train(model, train, valid, hc.TrainConfig(epochs=1))
 
         def prediction() -> None:
             hc.predict(model, bags["test"])
