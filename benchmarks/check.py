@@ -24,7 +24,7 @@ import numpy as np
 import sklearn.datasets
 import torch
 
-from headcount.bags import Bags, Pool
+from headcount.bags import Bags, Pool, folds
 from headcount.datasets import share_sampler as laws
 from headcount.io import atomic_write
 from headcount.readers import BagDataset, read
@@ -119,7 +119,7 @@ def case(name: str, scenario: str, bags: int, seed: int) -> tuple[BagDataset, np
 def trained(reading: BagDataset, x: np.ndarray, y: np.ndarray, seed: int) -> float:
     """The instance accuracy that a network under the tilt reaches."""
     laid = reading.bags
-    split = cross_validation.train_valid_split(laid, np.arange(len(laid)), np.zeros(0, int), seed)
+    split = folds.train_valid_split(laid, np.arange(len(laid)), np.zeros(0, int), seed)
     train, valid, _, learned = cross_validation.prepare_split(reading, split)
     body = methods("tilt", train)[0].fit(train, valid, seed=seed).estimator
     test = Bags.of(Pool(x), sizes=[len(x)], labels=[0], classes=laid.classes)

@@ -22,7 +22,7 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from headcount.bags import Bags, Pool
+from headcount.bags import Bags, Pool, folds
 from headcount.bags import subsample as fewer
 from headcount.bags.subsample import subsample_instances
 from headcount.errors import HeadcountError
@@ -257,7 +257,7 @@ def test_no_group_on_two_sides(seed):
     group = [f"p{k}" for k in g.integers(0, max(6, n // 3), n)]
     labels = g.integers(-1, 3, n)
     bags = Bags.of(Pool(np.zeros((n, 1))), sizes=[1] * n, labels=labels, classes=3, group=group)
-    made = cross_validation.make_splits(bags, 4, seed)
+    made = folds.make_splits(bags, 4, seed)
     assert sorted(np.concatenate([s.test for s in made]).tolist()) == np.flatnonzero(labels >= 0).tolist()
     for s in made:
         parts = [s.train, s.test] if s.valid_is_train else [s.train, s.valid, s.test]
@@ -271,7 +271,7 @@ def test_no_group_on_two_sides(seed):
 def test_validation_takes_no_label_away():
     """The only bag of a class is learned from."""
     bags = Bags.of(Pool(np.zeros((12, 1))), sizes=[1] * 12, labels=[0] * 11 + [1], classes=2)
-    made = [cross_validation.train_valid_split(bags, np.arange(12), np.zeros(0, int), seed) for seed in range(12)]
+    made = [folds.train_valid_split(bags, np.arange(12), np.zeros(0, int), seed) for seed in range(12)]
     assert all(11 in s.train for s in made)
     assert {s.valid_is_train for s in made} == {True, False}
 
@@ -284,7 +284,7 @@ def test_preparation_never_sees_held_out_bags(monkeypatch):
         type(reading), "fit_preprocessor", lambda self, bags=None: (seen.append(set(bags)), learn(self, bags))[1]
     )
     fit(reading, "logistic", folds=4)
-    splits = cross_validation.make_splits(reading.bags.blind(), 4, 0)
+    splits = folds.make_splits(reading.bags.blind(), 4, 0)
     assert all(any(s == set(split.train) for s in seen) for split in splits)
     assert all(len(s) < 20 for s in seen)
 

@@ -1,31 +1,74 @@
-"""Folds of bags: whole groups together (a patient, a site), labels spread evenly, the same for the same seed."""
+"""Folds of bags for cross-validation: the bags of a group (a patient, a site) stay together, the same for the same seed."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from headcount.bags import Bags
+from headcount.bags.bags import Bags
 from headcount.errors import HeadcountError
 from headcount.seeds import seed_for
 
+VALID_FOLDS = 5  # one in five of the bags to train on is a validation bag
+
+
+@dataclass(frozen=True)
+class Split:
+    """Bag numbers of the training, validation and test bags."""
+
+    train: np.ndarray
+    valid: np.ndarray
+    test: np.ndarray
+    valid_is_train: bool = False  # there were too few bags: the validation bags are training bags too
+
+
+def make_splits(bags: Bags, n_folds: int, seed: int) -> list[Split]:
+    """Splits for cross-validation over the labelled bags; unlabelled bags are always training bags.
+
+    Returns an empty list where bags are too few: every training part needs two different labels.
+    """
+    labelled, unlabelled = (np.flatnonzero(bags.labelled.numpy() == has_label) for has_label in (True, False))
+    n_folds = min(n_folds, count_groups(bags.take(labelled)))
+    if n_folds < 2:
+        return []
+    fold, splits = assign_folds(bags.take(labelled), n_folds, seed), []
+    for k in range(n_folds):
+        test = labelled[fold == k]
+        rest = np.concatenate([labelled[fold != k], exclude_groups(bags, unlabelled, test)])
+        if not has_distinct_labels(bags.take(rest)):
+            return []
+        splits.append(train_valid_split(bags, rest, test, seed))
+    return splits
+
+
+def train_valid_split(bags: Bags, available: np.ndarray, test: np.ndarray, seed: int) -> Split:
+    """Split the available bags into training and validation bags.
+
+    Where the training bags would lose a label, all available bags are training bags, and the labelled ones validation bags.
+    """
+    labelled = available[bags.labelled.numpy()[available]]
+    if count_groups(bags.take(labelled)) >= VALID_FOLDS:
+        fold = assign_folds(bags.take(labelled), VALID_FOLDS, seed + 1)
+        valid = labelled[fold == 0]
+        train = np.concatenate([labelled[fold > 0], exclude_groups(bags, np.setdiff1d(available, labelled), valid)])
+        if len(valid) and _label_set(bags, train) == _label_set(bags, available):
+            return Split(np.sort(train), np.sort(valid), np.sort(test))
+    return Split(np.sort(available), np.sort(labelled), np.sort(test), valid_is_train=True)
+
 
 def assign_folds(bags: Bags, n_folds: int, seed: int = 0) -> np.ndarray:
-    """(B,) the fold of each bag.
+    """(B,) the fold of each bag: whole groups, labels spread evenly.
 
-    Groups are dealt one by one, the largest first, each to the fold that is poorest in the group's labels (and, where that
-    is the same, in bags), so that every fold gets its part of every label as far as the groups allow. No fold is empty.
+    Groups are assigned one by one, the largest first, each to the fold that has least of the group's labels (and, where that
+    is equal, fewest bags), so that every fold gets its share of every label as far as the groups allow. No fold is empty.
     """
     group = np.arange(len(bags)) if bags.group is None else np.unique(bags.group, return_inverse=True)[1]
     return assign_group_folds(bags.target.cpu().numpy().astype(np.float64), group, n_folds, seed)
 
 
-def count_groups(bags: Bags) -> int:
-    """How many groups there are to deal: as many as bags, where nobody named any."""
-    return len(bags) if bags.group is None else len(set(bags.group))
-
-
 def assign_group_folds(target: np.ndarray, group: np.ndarray, n_folds: int, seed: int = 0) -> np.ndarray:
-    """(B,) folds of bags with these targets (B, C) and group numbers (B,)."""
+    """(B,) the fold of bags with these targets (B, C) and group numbers (B,)."""
     n_groups = int(group.max()) + 1
     if n_folds < 1 or n_groups < n_folds:
         raise HeadcountError(f"{n_folds} folds need as many groups of bags, and there are {n_groups}")
@@ -43,3 +86,41 @@ def assign_group_folds(target: np.ndarray, group: np.ndarray, n_folds: int, seed
         fold_totals[k] += group_totals[g]
         fold_of[g] = k
     return fold_of[group]
+
+
+def assign_random_folds(bags: Bags, n_folds: int, rng: np.random.Generator) -> np.ndarray:
+    """(B,) the fold of each labelled bag, -1 for the others: whole groups in random order, as many in each fold."""
+    labelled = np.flatnonzero(bags.label.numpy() >= 0)
+    names = bags.group or bags.names or tuple(map(str, range(len(bags))))
+    groups = sorted({names[b] for b in labelled})
+    if len(groups) < n_folds:
+        raise HeadcountError(
+            f"{len(groups)} labelled bags or groups are too few for {n_folds} folds; give at least {n_folds}"
+        )
+    fold_of = {g: int(i) % n_folds for g, i in zip(groups, rng.permutation(len(groups)), strict=True)}
+    fold = np.full(len(bags), -1)
+    fold[labelled] = [fold_of[names[b]] for b in labelled]
+    return fold
+
+
+def count_groups(bags: Bags) -> int:
+    """The number of groups; without groups every bag is one."""
+    return len(bags) if bags.group is None else len(set(bags.group))
+
+
+def exclude_groups(bags: Bags, bag_numbers: np.ndarray, held_out: np.ndarray) -> np.ndarray:
+    """Those of ``bag_numbers`` that share no group with ``held_out``."""
+    if bags.group is None:
+        return bag_numbers
+    excluded = {bags.group[b] for b in held_out.tolist()}
+    return np.array([b for b in bag_numbers.tolist() if bags.group[b] not in excluded], dtype=int)
+
+
+def has_distinct_labels(bags: Bags) -> bool:
+    """Whether at least two bags have different labels: otherwise there is nothing to learn."""
+    targets = bags.target[bags.labelled]
+    return len(targets) > 1 and bool((targets != targets[0]).any())
+
+
+def _label_set(bags: Bags, bag_numbers: np.ndarray) -> set[int]:
+    return set(bags.target[bag_numbers].sum(0).nonzero().flatten().tolist())

@@ -39,6 +39,7 @@ from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from headcount.bags import Bags, Pool
+from headcount.bags.folds import train_valid_split
 from headcount.errors import HeadcountError, HeadcountWarning, check_choice
 from headcount.estimators.bag_kfold import BagKFold
 from headcount.estimators.inputs import (
@@ -63,7 +64,6 @@ from headcount.readers.raw_data import warn_similar_classes
 from headcount.readers.standard_scaler import StandardScaler
 from headcount.readers.values import clean_name, clean_names
 from headcount.seeds import seed_from_random_state
-from headcount.selection import cross_validation
 from headcount.selection.backbone_setup import prepare_backbone
 from headcount.selection.methods import METHODS, Method, methods, reject_custom_head
 from headcount.selection.validation_fit import calibrate_on_validation
@@ -188,7 +188,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         own: dict[str, Any] = {"frozen": self.frozen, "weights": self.weights, "size": self.size}
         bags, start, eye, _ = prepare_backbone(bags, self.backbone, device, log=_log.warning, **own)
         chosen = self._build_method(method, bags, start, eye)
-        split = cross_validation.train_valid_split(bags, np.arange(len(bags)), np.zeros(0, int), seed)
+        split = train_valid_split(bags, np.arange(len(bags)), np.zeros(0, int), seed)
         trained = chosen.fit(bags.take(split.train), bags.take(split.valid), seed=seed, device=device)
         names = tuple(clean_name(c) or "" for c in self.classes_)  # as files name them
         names = names if len(set(names)) == len(names) else bags.classes

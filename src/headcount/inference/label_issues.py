@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from scipy.optimize import minimize_scalar
 
 from headcount.bags import Bags
+from headcount.bags.folds import assign_random_folds
 from headcount.errors import HeadcountError
+from headcount.majority.calibration import fit_temperature
 from headcount.readers import BagDataset
 
 TREES, FOLDS = 100, 5
@@ -29,7 +30,7 @@ def cross_val_bag_probabilities(dataset: BagDataset, folds: int = FOLDS, seed: i
     bags = dataset.bags
     label = bags.label.numpy()
     rng = np.random.default_rng([seed, 2701])
-    fold = _assign_folds(bags, folds, rng)
+    fold = assign_random_folds(bags, folds, rng)
     p = np.full((len(bags), len(bags.classes)), np.nan)
     for k in range(folds):
         fit = np.flatnonzero((fold != k) & (fold >= 0))
@@ -38,21 +39,6 @@ def cross_val_bag_probabilities(dataset: BagDataset, folds: int = FOLDS, seed: i
             raise HeadcountError(f"fold {k + 1} of {folds} leaves bags of one label only; give more bags, or a model")
         p[held_out] = _forest_predict(dataset, fit, held_out, rng)
     return fit_and_apply_temperature(p, label)
-
-
-def _assign_folds(bags: Bags, folds: int, rng: np.random.Generator) -> np.ndarray:
-    """(B,) the fold of each labelled bag, -1 for the others; a group stays together."""
-    labelled = np.flatnonzero(bags.label.numpy() >= 0)
-    names = bags.group or bags.names or tuple(map(str, range(len(bags))))
-    groups = sorted({names[b] for b in labelled})
-    if len(groups) < folds:
-        raise HeadcountError(
-            f"{len(groups)} labelled bags or groups are too few for {folds} folds; give at least {folds}"
-        )
-    place = {g: int(i) % folds for g, i in zip(groups, rng.permutation(len(groups)), strict=True)}
-    fold = np.full(len(bags), -1)
-    fold[labelled] = [place[names[b]] for b in labelled]
-    return fold
 
 
 def _forest_predict(dataset: BagDataset, fit: np.ndarray, held_out: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -106,20 +92,19 @@ def downsample(x: np.ndarray) -> np.ndarray:
 
 
 def fit_and_apply_temperature(p: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """Mean answers sharpened (or dulled) by one temperature, the one under which the given labels are likeliest."""
+    """(B, C) the probabilities under the temperature that makes the given labels likeliest; NaN rows stay."""
     labelled = (label >= 0) & np.isfinite(p).all(1)
     log_p = np.log(np.maximum(p, 1e-6))
 
-    def at(log_t: float) -> np.ndarray:
-        z = log_p / np.exp(log_t)
+    def scaled(temperature: float) -> np.ndarray:
+        z = log_p / temperature
         z = np.exp(z - z.max(1, keepdims=True))
         return z / z.sum(1, keepdims=True)
 
-    def loss(log_t: float) -> float:
-        return float(-np.log(np.maximum(at(log_t)[labelled, label[labelled]], 1e-12)).mean())
+    def losses(temperature: float) -> np.ndarray:
+        return -np.log(np.maximum(scaled(temperature)[labelled, label[labelled]], 1e-12))
 
-    best = minimize_scalar(loss, bounds=(-4, 2), method="bounded").x
-    return np.where(labelled[:, None], at(float(best)), p)
+    return np.where(labelled[:, None], scaled(fit_temperature(losses)), p)
 
 
 def find_label_issues(bags: Bags, p: np.ndarray) -> pa.Table:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from headcount.bags.segments import Segments
+
+Losses = TypeVar("Losses", Tensor, np.ndarray)
 
 BAG_TEMPERATURES = tuple(np.exp(np.linspace(math.log(0.02), math.log(50), 81)).tolist())
 
@@ -24,10 +27,10 @@ def apply_temperature(p: Tensor, temperature: float) -> Tensor:
 
 
 def fit_temperature(
-    losses: Callable[[float], Tensor],
+    losses: Callable[[float], Losses],
     candidates: Sequence[float] | None = None,
     *,
-    tolerance: Callable[[Tensor], float] | None = None,
+    tolerance: Callable[[Losses], float] | None = None,
 ) -> float:
     """The temperature with the least mean loss.
 

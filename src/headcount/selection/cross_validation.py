@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from headcount.bags import Bags
-from headcount.bags.folds import assign_folds, count_groups
+from headcount.bags.folds import Split
 from headcount.bags.subsample import sample_rows, subsample_bags, subsample_instances
 from headcount.errors import HeadcountError
 from headcount.majority import context, intervals, metrics, transition
@@ -27,17 +27,6 @@ from headcount.readers import BagDataset
 from headcount.selection.methods import MAX_FIT_INSTANCES, Estimator
 
 CONTEXT_INSTANCES = 20_000  # instances from which it is learned what a bag tells of its instances
-VALID_FOLDS = 5  # one bag of so many, of those to train on, chooses the epoch
-
-
-@dataclass(frozen=True)
-class Split:
-    """Bag numbers: who is learned from, who chooses the epoch, who is asked at the end."""
-
-    train: np.ndarray
-    valid: np.ndarray
-    test: np.ndarray
-    valid_is_train: bool = False  # there were too few bags: validation bags are training bags
 
 
 @dataclass(frozen=True)
@@ -66,57 +55,6 @@ class MethodScore:
     instance_accuracy: float | None = None  # only where truth was brought, and only after everything was chosen
     instance_low: float | None = None
     instance_high: float | None = None
-
-
-def make_splits(bags: Bags, folds: int, seed: int) -> list[Split]:
-    """Folds over labelled bags; unlabelled ones (with what is known of their instances) are always learned from.
-
-    Empty where bags are too few: every training part needs two different labels.
-    """
-    told, free = (np.flatnonzero(bags.labelled.numpy() == has) for has in (True, False))
-    labelled = bags.take(told)
-    folds = min(folds, count_groups(labelled))
-    if folds < 2:
-        return []
-    fold, made = assign_folds(labelled, folds, seed), []
-    for k in range(folds):
-        test = told[fold == k]
-        rest = np.concatenate([told[fold != k], _other_groups(bags, free, test)])
-        if not has_distinct_labels(bags.take(rest)):
-            return []
-        made.append(train_valid_split(bags, rest, test, seed))
-    return made
-
-
-def train_valid_split(bags: Bags, available: np.ndarray, test: np.ndarray, seed: int) -> Split:
-    """Part the bags to learn from into training and validation. Where that would lose a label, validation shares them."""
-    told = available[bags.labelled.numpy()[available]]
-    held = bags.take(told)
-    if count_groups(held) >= VALID_FOLDS:
-        fold = assign_folds(held, VALID_FOLDS, seed + 1)
-        valid = told[fold == 0]
-        train = np.concatenate([told[fold > 0], _other_groups(bags, np.setdiff1d(available, told), valid)])
-        if len(valid) and _label_set(bags, train) == _label_set(bags, available):
-            return Split(np.sort(train), np.sort(valid), np.sort(test))
-    return Split(np.sort(available), np.sort(told), np.sort(test), valid_is_train=True)
-
-
-def _other_groups(bags: Bags, bag_numbers: np.ndarray, held_out: np.ndarray) -> np.ndarray:
-    """Those of ``which`` whose group has nobody in ``to``."""
-    if bags.group is None:
-        return bag_numbers
-    met = {bags.group[b] for b in held_out.tolist()}
-    return np.array([b for b in bag_numbers.tolist() if bags.group[b] not in met], dtype=int)
-
-
-def _label_set(bags: Bags, bag_numbers: np.ndarray) -> set[int]:
-    return set(bags.target[bag_numbers].sum(0).nonzero().flatten().tolist())
-
-
-def has_distinct_labels(bags: Bags) -> bool:
-    """Whether the labels say at least two different things: nothing is learned from bags that all say the same."""
-    told = bags.target[bags.labelled]
-    return len(told) > 1 and bool((told != told[0]).any())
 
 
 def prepare_split(dataset: BagDataset, split: Split) -> tuple[Bags, Bags, Bags, Any]:

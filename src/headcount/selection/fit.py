@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from headcount.bags import Bags, hashing
+from headcount.bags.folds import Split, has_distinct_labels, make_splits, train_valid_split
 from headcount.datasets.cache import cache_folder
 from headcount.errors import MAX_SEED, HeadcountError, check_number
 from headcount.majority.criterion import fit_transition_loss, prior_loss
@@ -32,7 +33,7 @@ from headcount.readers import BagDataset
 from headcount.readers.dataset import check_dataset
 from headcount.selection import cross_validation, metadata, resume, time_budget
 from headcount.selection.backbone_setup import ExtractFeatures, prepare_backbone
-from headcount.selection.cross_validation import FoldResult, MethodScore, Split
+from headcount.selection.cross_validation import FoldResult, MethodScore
 from headcount.selection.fit_warnings import fit_warnings
 from headcount.selection.methods import FitResult, methods, split_names
 from headcount.selection.search import ModelSearch, SearchProgress
@@ -95,13 +96,13 @@ def fit(
     )
     given, dataset, eye = dataset, seen.apply_to(dataset), seen.frozen_backbone
     laid = dataset.bags.blind()
-    final = cross_validation.train_valid_split(laid, np.arange(len(laid)), np.zeros(0, int), seed)
+    final = train_valid_split(laid, np.arange(len(laid)), np.zeros(0, int), seed)
     train, valid, _, learned = cross_validation.prepare_split(dataset, final)
     how: dict[str, Any] = {"head": head, "views": views, "epochs": epochs, "options": options}
     found = methods(method, train, **how, **({"backbone": backbone, "start": seen.pretrained} if eye is None else {}))
     place = resume.resume_folder(work, dataset, found, seed, folds, minutes, where, seen.metadata)
-    most = len(cross_validation.make_splits(laid, folds, seed))
-    fewer = [n for n in time_budget.REDUCED_FOLDS if n < most and cross_validation.make_splits(laid, n, seed)]
+    most = len(make_splits(laid, folds, seed))
+    fewer = [n for n in time_budget.REDUCED_FOLDS if n < most and make_splits(laid, n, seed)]
     asked = head is not None or not isinstance(method, str) or method != "auto"
     named = split_names(head or method) if isinstance(method, str) else ["classifier"]
     must = named if asked else []
@@ -115,7 +116,7 @@ def fit(
     deadline = math.inf if minutes is None else clock + 60 * minutes - 1.5 * plan.final_seconds
     run = ModelSearch(
         dataset, laid, {c.name: c for c in found if c.name in plan.names}, plan,
-        cross_validation.make_splits(laid, plan.folds, seed) if plan.folds else [], seed, where, place, on_progress, deadline,
+        make_splits(laid, plan.folds, seed) if plan.folds else [], seed, where, place, on_progress, deadline,
     )  # fmt: skip
     units, unfinished = run.cross_validate()
     scores = {name: cross_validation.score_method(u, laid) for name, u in units.items()}
@@ -194,7 +195,7 @@ def require_two_labels(bags: Bags) -> None:
     told = int(bags.labelled.sum())
     if told < 2:
         raise HeadcountError(f"{told} bag has a label; at least two with different labels are needed")
-    if not cross_validation.has_distinct_labels(bags):
+    if not has_distinct_labels(bags):
         row = bags.target[bags.labelled][0]
         label = bags.classes[int(row.argmax())]
         raise HeadcountError(

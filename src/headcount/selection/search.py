@@ -17,9 +17,10 @@ from typing import NamedTuple
 import torch
 
 from headcount.bags import Bags
+from headcount.bags.folds import Split
 from headcount.readers import BagDataset
 from headcount.selection import cross_validation, resume
-from headcount.selection.cross_validation import FoldResult, MethodScore, Split
+from headcount.selection.cross_validation import FoldResult, MethodScore
 from headcount.selection.methods import FitResult, Method
 from headcount.selection.time_budget import TimePlan
 

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from headcount.bags import Bags
+from headcount.bags.folds import Split
 from headcount.majority.calibration import apply_temperature
 from headcount.majority.criterion import fit_transition_loss
 from headcount.readers.preprocessing import Preprocessor
 from headcount.selection import cross_validation
-from headcount.selection.cross_validation import FoldResult, Split
+from headcount.selection.cross_validation import FoldResult
 from headcount.selection.methods import FitResult
 
 # Under a lower temperature answers are all but certain, and so are the intervals of shares. A handful of bags, all of them said

@@ -29,7 +29,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from headcount.bags import Bags
-from headcount.bags.folds import count_groups
+from headcount.bags.folds import count_groups, has_distinct_labels
 from headcount.bags.subsample import sample_rows
 from headcount.errors import MAX_SEED, check_number
 from headcount.inference import label_issues
@@ -37,7 +37,6 @@ from headcount.majority.calibration import log_mean_shares
 from headcount.readers import BagDataset
 from headcount.readers.dataset import check_dataset
 from headcount.seeds import seed_for
-from headcount.selection import cross_validation
 from headcount.selection.check import advice as counsel
 from headcount.selection.check.coverage import Coverage
 from headcount.selection.check.learnability import Learnability, assess_learnability, transition_from_votes
@@ -93,7 +92,7 @@ def check(dataset: BagDataset, seed: int = 0) -> CheckResult:
     part_seen = dataset.kind == "images" and max(dataset.bags.pool.shape[:2]) > THUMBNAIL_SIDE
     folds = min(N_FOLDS, count_groups(bags)) if len(bags) else 0
     found = doubted = None
-    if folds > 1 and cross_validation.has_distinct_labels(bags):
+    if folds > 1 and has_distinct_labels(bags):
         with _single_thread():
             known = transition_from_votes(bags).mix.double() if cover.votes else None
             seen = fit_linear_baseline(_features(dataset, bags), bags, folds, known, seed)
