@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -61,7 +61,7 @@ def fit_temperature(
     best = min(tried, key=lambda t: float(tried[t].mean()))
     if tolerance is None:
         return best
-    excess = {t: loss - tried[best] for t, loss in tried.items()}
+    excess = {t: cast(Losses, loss - tried[best]) for t, loss in tried.items()}
     return min((t for t in tried if float(excess[t].mean()) <= tolerance(excess[t])), key=lambda t: abs(math.log(t)))
 
 
