@@ -23,7 +23,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import average_precision_score
 
 from headcount.bags import Bags, Pool
-from headcount.cli import model_actions
+from headcount.cli.main import app
 from headcount.inference import audit, label_issues
 from headcount.majority import proportions, transition
 from headcount.majority.context import calibrated_proportions, fit_context
@@ -128,7 +128,8 @@ def predict(instances: int, width: int, size: int = 1000) -> None:
         most, stop = [0], threading.Event()
         threading.Thread(target=_watch, args=(most, stop), daemon=True).start()
         before, start = _own(), time.perf_counter()
-        model_actions.predict(root / "m", str(root / "x.npy"), root / "p.parquet", how={}, device="cpu")
+        command = ["predict", str(root / "m"), str(root / "x.npy"), "--out", str(root / "p.parquet"), "--device", "cpu"]
+        app(command, standalone_mode=False)
         seconds = time.perf_counter() - start
         stop.set()
         file = (root / "x.npy").stat().st_size / 1e6

@@ -9,7 +9,7 @@ import pytest
 
 import read_factory as make
 from ask_factory import fitted, people
-from headcount.cli import model_actions
+from headcount.cli.main import app
 from headcount.readers import read
 from test_browser import browser  # noqa: F401  (a fixture)
 
@@ -36,12 +36,21 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     del table["truth"]
     data = make.write_csv(root / "t.csv", table)
     model = fitted(read(data)).save(root / "m")
-    model_actions.explain(model, str(data), root / "explain.html", how=HOW)
-    model_actions.audit(model, str(data), root / "sheet", count=20, how=HOW)
+    app(["explain", str(model), str(data), "--out", str(root / "explain.html")], standalone_mode=False)
+    app(["audit", str(model), str(data), "--out", str(root / "sheet"), "--count", "20"], standalone_mode=False)
     texts = make.texts()
     texts["text"] = [f"{EVIL[i % 4]} {t}" for i, t in enumerate(texts["text"])]
     words = make.write_csv(root / "w.csv", texts)
-    model_actions.explain(fitted(read(words), "linear").save(root / "mw"), str(words), root / "words.html", how=HOW)
+    app(
+        [
+            "explain",
+            str(fitted(read(words), "linear").save(root / "mw")),
+            str(words),
+            "--out",
+            str(root / "words.html"),
+        ],
+        standalone_mode=False,
+    )
     folder = root / "pictures"
     for b, evil in enumerate(("<script>alert(4)<", "'onload='alert(5)")):
         for i in range(4):
@@ -50,8 +59,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         folder / "labels.csv", {"bag": ["<script>alert(4)<0", "'onload='alert(5)1"], "label": list(EVIL[:2])}
     )
     model = fitted(read(folder), "network").save(root / "mp")
-    model_actions.explain(model, str(folder), root / "pictures.html", how=HOW)
-    model_actions.audit(model, str(folder), root / "pictures_sheet", count=4, how=HOW)
+    app(["explain", str(model), str(folder), "--out", str(root / "pictures.html")], standalone_mode=False)
+    app(
+        ["audit", str(model), str(folder), "--out", str(root / "pictures_sheet"), "--count", "4"], standalone_mode=False
+    )
     return {
         "explain": root / "explain.html",
         "sheet": root / "sheet" / "index.html",

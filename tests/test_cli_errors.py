@@ -139,7 +139,7 @@ FILES = [
     (f"{BAGS} --export bags.txt --picture bags.png", "bags are exported as .npz, got bags.txt"),
     (f"{BAGS} --picture bags.xyz --export bags.npz", "a figure is saved as .png, .svg or .pdf, got 'bags.xyz'"),
     (f"{BAGS} --picture folder.png", "folder.png is a folder or a device", "choose another path"),
-    (f"{BAGS} --picture good.npz/x.png", "good.npz", "a file stands where a folder is wanted"),
+    (f"{BAGS} --picture good.npz/x.png", "good.npz", "there is a file where a folder is needed"),
 ]
 # these are noticed when the run has begun, so its heading stands on stdout already
 BEGUN = [
@@ -167,13 +167,13 @@ BEGUN = [
         "views=image change pictures, and the instances are features; give one of none, noise, feature",
     ),
     (f"{TABLE} --source good.npz --bag-size 12 --set backbone=mlp", "class '", "valid part of good.npz", "wants"),
-    (f"run --out good.npz {SMALL}", "Not a directory: good.npz/running", "a file stands where a folder is wanted"),
-    (f"run --out good.npz/below {SMALL}", "good.npz/below", "a file stands where a folder is wanted"),
+    (f"run --out good.npz {SMALL}", "Not a directory: good.npz/running", "there is a file where a folder is needed"),
+    (f"run --out good.npz/below {SMALL}", "good.npz/below", "there is a file where a folder is needed"),
     (f"run --out {'x' * 300} {SMALL}", "File name too long", "choose a shorter name"),
     (f"{STUDY} --option t1=0 --fold 0,1", "temperature t1 must be above 0, got 0"),
-    (f"{BAGS} --export good.npz/bags.npz", "good.npz", "a file stands where a folder is wanted"),
+    (f"{BAGS} --export good.npz/bags.npz", "good.npz", "there is a file where a folder is needed"),
     (f"{BAGS} --export folder.npz", "folder.npz is a folder or a device", "choose another path"),
-    ("demo --folds 1 --processes 1 --out good.npz", "good.npz/records", "a file stands where a folder is wanted"),
+    ("demo --folds 1 --processes 1 --out good.npz", "good.npz/records", "there is a file where a folder is needed"),
 ]
 
 
@@ -397,26 +397,26 @@ def interrupt() -> None:
 
 @pytest.mark.parametrize("how", [interrupt, broken_import])
 def test_interrupted(typed, monkeypatch, how):
-    monkeypatch.setattr("headcount.cli.experiment_actions.list_heads", lambda as_json: how())
+    monkeypatch.setattr("headcount.models.heads.head_options", lambda name: how())
     code, out, err = typed("heads")
     assert (code, out) == (130, "")
-    assert err == "headcount: interrupted; the same command goes on where it stopped\n"
+    assert err == "headcount: interrupted; the same command resumes the work\n"
 
 
 def test_interrupted_inside_an_eval(tmp_path):
     """Libraries run pieces of text as they load; CPython keeps that a Ctrl-C came in there, and would end by a signal."""
-    stub = 'from headcount import cli\ncli.app = lambda **_: exec("raise KeyboardInterrupt")\ncli.main()\n'
+    stub = 'from headcount.cli import main\nmain.app = lambda **_: exec("raise KeyboardInterrupt")\nmain.main()\n'
     (tmp_path / "struck.py").write_text(stub)
     done = subprocess.run([sys.executable, "-m", "struck"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr == "headcount: interrupted; the same command goes on where it stopped\n"
+    assert done.stderr == "headcount: interrupted; the same command resumes the work\n"
 
 
 def test_a_bug_is_not_hushed_up(typed, monkeypatch):
-    def stumble(as_json: bool) -> None:
+    def stumble(name: str) -> None:
         raise ImportError("no module named nothing")
 
-    monkeypatch.setattr("headcount.cli.experiment_actions.list_heads", stumble)
+    monkeypatch.setattr("headcount.models.heads.head_options", stumble)
     with pytest.raises(ImportError, match="no module named nothing"):
         typed("heads")
 

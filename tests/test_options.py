@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
-from headcount.cli import main, messages, paper_command
-from headcount.errors import HeadcountError, HeadcountWarning
+from headcount.cli import main, messages, running
+from headcount.datasets import registry
+from headcount.errors import HeadcountWarning
 from headcount.experiments import records
 from headcount.experiments.recipe import Recipe
 from headcount.training import loop
@@ -87,19 +88,19 @@ def test_wrong_words(typed, tmp_path, command, words, says):
     assert not list(tmp_path.iterdir())
 
 
-def test_the_paper_is_run_as_it_is_told(monkeypatch, tmp_path):
+def test_paper_passes_precision_and_compile_on(typed, monkeypatch):
     ran = []
-    monkeypatch.setattr(paper_command, "run_study", lambda recipes, *args, **how: ran.append((recipes, how["compile"])))
-    monkeypatch.setattr(paper_command.sources, "ready", lambda name: True)
-    how = {"missing": False, "run": True, "style": None, "page": None}
-    paper_command.paper(
-        "table4", "smoke", tmp_path, **how, precision="bf16", run_options=paper_command.RunOptions(compile="off")
-    )
+    monkeypatch.setattr(running, "run_study", lambda recipes, *args, **more: ran.append((recipes, args[3])))
+    monkeypatch.setattr(registry, "is_available", lambda name: True)
+    command = ("paper", "table4", "--scale", "smoke", "--out", "out", "--run")
+    code, _, err = typed(*command, "--precision", "bf16", "--compile", "off")
+    assert (code, err) == (0, "")
     ((recipes, compile),) = ran
     assert {r.precision for r in recipes} == {"bf16"}
     assert compile == "off"
-    with pytest.raises(HeadcountError, match="no precision 'fp16'"):
-        paper_command.paper("table4", "smoke", tmp_path, **how, precision="fp16")
+    code, _, err = typed(*command, "--precision", "fp16")
+    assert code == 2
+    assert "no precision 'fp16'" in err
 
 
 def test_generated_data_are_called_so(typed):

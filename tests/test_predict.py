@@ -183,13 +183,13 @@ def test_skipped_rows_are_there_and_listed(typed, tmp_path):
     assert not (tmp_path / "p.csv").exists()
     code, _, err = typed("predict", model, bad, "--out", "p.csv", "--skip-bad")
     assert code == 0
-    assert "left out: " in err
+    assert "skipped: " in err
     assert "row 6" in err
     rows = rows_of(tmp_path / "p.csv")
     assert len(rows) == 48
     blank = [i for i, r in enumerate(rows) if not r["prediction"]]
     assert 5 in blank
-    assert len(blank) == err.count("left out: ")
+    assert len(blank) == err.count("skipped: ")
     assert all(rows[i]["p_yes"] == rows[i]["p_no"] == "" for i in blank)
     assert [r["id"] for r in rows] == table["id"]
 

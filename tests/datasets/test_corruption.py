@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from headcount.bags import Bags, Pool
+from headcount.cli.options import RECIPE_OPTIONS
 from headcount.cli.recipe_args import build_recipes
 from headcount.datasets.corruption import corrupt
 from headcount.errors import HeadcountError
@@ -74,6 +75,8 @@ def test_a_recipe_in_trouble(tmp_path):
 
 def test_fields_of_fields_on_the_command_line():
     words = ["trouble.wrong=0.1,0.2", "backbone.stem=small", "backbone.width=32"]
-    made = build_recipes("cifar10", "various", "0", "tilt", None, "0", None, None, None, words)
+    made = build_recipes(
+        {name: option.default for name, option in RECIPE_OPTIONS.items()} | {"head": "tilt", "set": words}
+    )
     assert [dict(r.trouble) for r in made] == [{"wrong": 0.1}, {"wrong": 0.2}]
     assert {r.backbone_options for r in made} == {(("stem", "small"), ("width", 32))}

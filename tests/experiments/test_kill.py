@@ -278,7 +278,7 @@ def test_interrupts(reference, target, tmp_path):
         moment(study)
         assert study.poll() is None, target.said.read_text()
         assert hit(study, signal.SIGINT) == 130, target.said.read_text()
-        assert target.said.read_text() == "headcount: interrupted; the same command goes on where it stopped\n"
+        assert target.said.read_text() == "headcount: interrupted; the same command resumes the work\n"
         whole_records(out)
     target.undisturbed(out)
     compare(out, reference)

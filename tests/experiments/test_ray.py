@@ -284,6 +284,6 @@ def test_ctrl_c(tmp_path):
         _, said = driver.communicate(timeout=60)
     finally:
         driver.kill()
-    assert said == "headcount: interrupted; the same command goes on where it stopped\n"
+    assert said == "headcount: interrupted; the same command resumes the work\n"
     assert driver.returncode == 130
     until(lambda: scratch() == before, 10)

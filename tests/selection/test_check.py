@@ -481,17 +481,12 @@ def test_hopeless_is_no_error(tmp_path, monkeypatch, capsys):
 def test_it_reads_with_the_options_of_fit():
     import inspect
 
-    from headcount.cli import own_data_commands
+    from headcount.cli import own_data
 
-    fit = set(inspect.signature(own_data_commands.fit).parameters)
+    fit = set(inspect.signature(own_data.fit).parameters)
     own = {"out", "overwrite", "method", "minutes", "folds", "head", "option", "backbone", "views", "epochs", "device"}
     own |= {"frozen", "weights", "size"}
-    check = next(
-        c.callback
-        for c in own_data_commands.own_data_app.registered_commands
-        if getattr(c.callback, "__name__", "") == "check"
-    )
-    assert set(inspect.signature(check).parameters) == (fit - own) | {"json_"}
+    assert set(inspect.signature(own_data.check).parameters) == (fit - own) | {"as_json"}
 
 
 @pytest.mark.parametrize("command", ["check", "issues"])

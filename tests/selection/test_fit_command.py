@@ -180,7 +180,7 @@ def test_what_needs_no_data_is_told_before_they_are_read(what, monkeypatch, caps
 
 def test_a_failure_while_writing_leaves_no_model(tmp_path, monkeypatch, capsys):
     path, _ = data("csv", tmp_path)
-    monkeypatch.setattr("headcount.cli.own_data.model_card", lambda fitted: 1 / 0)
+    monkeypatch.setattr("headcount.reporting.fit_page.model_card", lambda fitted: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main.app(
             ["fit", str(path), "--out", str(tmp_path / "m"), "--method", "logistic", "--folds", "2"],
@@ -205,7 +205,7 @@ def test_skip_bad_lists_what_was_left_out(tmp_path, monkeypatch, capsys):
     assert "0.png" in err
     code, said, _ = run(monkeypatch, capsys, *words, "--skip-bad")
     assert code == 0
-    assert "left out: " in said
+    assert "skipped: " in said
     assert any("0.png" in line for line in FittedModel.load(tmp_path / "m").metadata["data"]["skipped"])
 
 

@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line: each command declares its options once and calls the packages below it."""

@@ -1,4 +1,4 @@
-"""What the command line says of somebody's data, and when something is wrong: one line, and what to do."""
+"""What the command line prints about the user's data, and errors: one line that says what to do, exit code 2."""
 
 from __future__ import annotations
 
@@ -23,53 +23,51 @@ DISK_ADVICE = {
     errno.EACCES: "choose another folder or change its permissions",
     errno.EPERM: "choose another folder or change its permissions",
     errno.EROFS: "choose a folder that can be written to",
-    errno.ENOTDIR: "a file stands where a folder is wanted; choose another path",
-    errno.EEXIST: "a file stands where a folder is wanted; choose another path",
-    errno.EISDIR: "a folder stands where a file is wanted; choose another path",
+    errno.ENOTDIR: "there is a file where a folder is needed; choose another path",
+    errno.EEXIST: "there is a file where a folder is needed; choose another path",
+    errno.EISDIR: "there is a folder where a file is needed; choose another path",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ENOENT: "check the path",
 }
+NOT_RESUMABLE = ("predict", "evaluate", "explain", "issues", "audit", "check", "export")
+MAX_SKIPPED = 20  # lines printed about skipped rows, of which there may be millions
 
-
-_usual = warnings.formatwarning
+_PARAMETER = re.compile(
+    r"(?<![\w'\".-])(bag|label|labels|votes|path|text|weight|group|truth|known|features|categories|classes|ties|uncounted"
+    r"|skip_bad|side|tile|cache|overwrite)=(\w+)?(?![\w'\"(])"
+)
+_usual_format = warnings.formatwarning
+_UsageError: Any = typer.BadParameter.__mro__[1]  # its module differs between versions of typer
 
 
 def format_warning(message: Any, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    """A warning of ours as one line; any other as Python formats it."""
     if issubclass(category, HeadcountWarning):
         return f"headcount: {' '.join(str(message).split())}\n"
-    return _usual(message, category, filename, lineno, line)
+    return _usual_format(message, category, filename, lineno, line)
 
 
 def with_option_names(message: str) -> str:
-    """What Python calls ``tile=`` is ``--tile`` here.
+    """Replace names of Python parameters by options of the command line.
 
-    >>> as_typed("name it with bag=, or give a side, such as side=64")
+    >>> with_option_names("name it with bag=, or give a side, such as side=64")
     'name it with --bag, or give a side, such as --side 64'
-    >>> as_typed("choose another place, or give overwrite=True")
-    'choose another place, or give --overwrite'
+    >>> with_option_names("choose another path, or give overwrite=True")
+    'choose another path, or give --overwrite'
     """
-    return _PYTHON_NAME.sub(
+    return _PARAMETER.sub(
         lambda m: f"--{m[1].replace('_', '-')}" + (f" {m[2]}" if m[2] not in (None, "True") else ""), message
     )
 
 
-_PYTHON_NAME = re.compile(
-    r"(?<![\w'\".-])(bag|label|labels|votes|path|text|weight|group|truth|known|features|categories|classes|ties|uncounted"
-    r"|skip_bad|side|tile|cache|overwrite)=(\w+)?(?![\w'\"(])"
-)
-
-
-def log_dataset(reading: BagDataset, log: Callable[[str], None]) -> None:
-    """What was understood of somebody's data, and what was left out, as it would be typed."""
-    for line in reading.description:
+def log_dataset(dataset: BagDataset, log: Callable[[str], None]) -> None:
+    """Log how the data were understood, and what was skipped, with the options' names."""
+    for line in dataset.description:
         log(with_option_names(line))
-    for line in reading.skipped[:_MOST]:
-        log(f"left out: {with_option_names(line)}")
-    if (more := len(reading.skipped) - _MOST) > 0:
-        log(f"left out: {more:,} more")
-
-
-_MOST = 20  # lines; there may be a million
+    for line in dataset.skipped[:MAX_SKIPPED]:
+        log(f"skipped: {with_option_names(line)}")
+    if (more := len(dataset.skipped) - MAX_SKIPPED) > 0:
+        log(f"skipped: {more:,} more")
 
 
 def print_error(message: str, code: int = 2) -> int:
@@ -77,40 +75,24 @@ def print_error(message: str, code: int = 2) -> int:
     return code
 
 
-def show_help(asked: Any) -> int:
-    print(asked.format_message())
-    return 0
-
-
-def discard_stdout() -> None:
-    """Drop what cannot be written any more (a broken pipe, a full disk), or the interpreter complains once again."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-_UsageError: Any = typer.BadParameter.__mro__[1]  # wherever this version of typer keeps it
-
-
 def run_app(app: Callable[..., Any]) -> None:
-    """Run the command that was typed. What was wrong, in one line, exit code 2; never a traceback for a user's mistake."""
-    cast(Any, warnings).formatwarning = format_warning  # one line for ours
+    """Run the command in ``sys.argv`` and exit. A user's mistake is one line and exit code 2, never a traceback."""
+    cast(Any, warnings).formatwarning = format_warning
     try:
         code = app(standalone_mode=False)
-        sys.stdout.flush()  # a full disk is noticed here, not when the interpreter is half gone
-        if code == 130:  # what typer makes of a KeyboardInterrupt
+        sys.stdout.flush()  # a full disk must be noticed here, not during the interpreter's shutdown
+        if code == 130:  # typer's translation of a KeyboardInterrupt
             raise KeyboardInterrupt
     except _UsageError as e:
-        code = show_help(e) if type(e).__name__ == "NoArgsIsHelpError" else print_error(e.format_message())
+        code = _show_help(e) if type(e).__name__ == "NoArgsIsHelpError" else print_error(e.format_message())
     except HeadcountError as e:
         code = print_error(with_option_names(str(e)))
     except (KeyboardInterrupt, ImportError) as e:
         if isinstance(e, ImportError) and not isinstance(e.__context__, KeyboardInterrupt):
-            raise  # else it was Ctrl-C while a library was loading
-        asking = sys.argv[1:2] in (["predict"], ["evaluate"], ["explain"], ["issues"], ["audit"], ["check"], ["export"])
-        code = print_error("interrupted" if asking else "interrupted; the same command goes on where it stopped", 130)
-        # Ctrl-C inside an eval of text, as libraries do, makes CPython die by signal at its end; the next eval undoes it
+            raise  # otherwise it was Ctrl-C while a library was being imported
+        resumable = sys.argv[1:2] and sys.argv[1] not in NOT_RESUMABLE
+        code = print_error("interrupted; the same command resumes the work" if resumable else "interrupted", 130)
+        # After Ctrl-C inside an eval of text (as libraries use it) CPython would end by a signal; another eval resets that
         eval("0")
     except (typer.Abort, EOFError):
         code = print_error("aborted", 130)
@@ -120,5 +102,18 @@ def run_app(app: Callable[..., Any]) -> None:
         if e.errno not in DISK_ADVICE:
             raise
         code = print_error(f"{e.strerror}: {e.filename or 'while writing'}; {DISK_ADVICE[e.errno]}")
-    discard_stdout()
+    _flush_stdout()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _show_help(error: Any) -> int:
+    print(error.format_message())
+    return 0
+
+
+def _flush_stdout() -> None:
+    """Discard what can no longer be written (broken pipe, full disk), so that the interpreter does not report it a second time."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

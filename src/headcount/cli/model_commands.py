@@ -1,143 +1,320 @@
-"""The commands that ask a model: predict, evaluate, explain, issues, audit, export. Nothing heavy is imported
-before one runs."""
+"""The commands that use a fitted model: predict, evaluate, explain, issues, audit, export.
+
+Each reads the data as the model's training data were read, logs how they were understood, and checks every output path before it predicts.
+Files are written whole or not at all.
+"""
 
 from __future__ import annotations
 
+import json
+import shlex
+import shutil
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from headcount.cli.options import FIT_OPTIONS, Data, Device, with_read_options
+from headcount.cli.options import FIT_OPTIONS, READ_OPTIONS, Data, Device, RayAddress, with_options
 from headcount.errors import HeadcountError, check_choice
 
+app = typer.Typer()
 Model = Annotated[Path, typer.Argument(help="The folder that `headcount fit` wrote.")]
 Context = Annotated[
     str,
     typer.Option(
-        help="Listen to an instance's bag: auto (as held-out bags decided; never to a bag that was trained on), on or off."
+        help="Use the rest of the bag as context: auto (if it helped in cross-validation; never on training bags), on, off."
     ),
 ]
-CONTEXT = {"auto": None, "on": True, "off": False}
 
 
-@with_read_options()
+@app.command()
+@with_options("read_options", READ_OPTIONS)
 def predict(
     model: Model,
     data: Data,
     out: Annotated[
         Path, typer.Option(help="FILE.csv, .tsv or .parquet; FILE.h5, or a folder for one HDF5 file per bag.")
     ],
-    how: dict[str, Any],
     bags: Annotated[Path | None, typer.Option(help="Also a table of the bags: label, shares, intervals.")] = None,
     geojson: Annotated[Path | None, typer.Option(help="Also a folder of GeoJSON for QuPath, one file per bag.")] = None,
     heatmap: Annotated[Path | None, typer.Option(help="Also a folder of heat maps, one PNG per bag.")] = None,
     context: Context = "auto",
     device: Device = "auto",
     launch: Annotated[str, typer.Option(help="here, or ray (a cluster; see docs/how-to/cluster.md).")] = "here",
-    address: Annotated[
-        str | None, typer.Option(help="The Ray cluster: auto, local or host:port; default auto, else local.")
-    ] = None,
-    gpus_each: Annotated[float, typer.Option(help="Ray: GPUs for each shard, such as 1 or 0.5; 0 asks on CPUs.")] = 0,
+    address: RayAddress = None,
+    gpus_each: Annotated[float, typer.Option(help="Ray: GPUs per shard, such as 1 or 0.5; 0 predicts on CPUs.")] = 0,
+    *,
+    read_options: dict[str, Any],
 ) -> None:
-    """Say the class of every instance: one output row per input row, in the same order, with your own ids."""
-    from headcount.cli import model_actions
+    """Predict the class of every instance.
 
-    use_context = CONTEXT[check_choice("context", context, CONTEXT)]
-    more: dict[str, Any] = {
-        "bags": bags,
-        "geojson": geojson,
-        "heatmap": heatmap,
-        "launch": launch,
-        "address": address,
-        "gpus_each": gpus_each,
-    }
-    model_actions.predict(model, data, out, use_context=use_context, how=how, device=device, **more)
+    One output row per input row, in the same order, with your own ids.
+    """
+    from headcount.cli.loading import load_model, parse_context, predict_all, read_data
+    from headcount.inference.ray_cluster import check_device
+    from headcount.inference.predict_ray import remote_predictor
+    from headcount.reporting import export, geo
+    from headcount.reporting.console import print_message
+    from headcount.reporting.output_paths import check_outputs
+    from headcount.reporting.progress import bags_bar
+    from headcount.selection.fit_warnings import share_warnings
 
-
-@with_read_options()
-def evaluate(
-    model: Model,
-    data: Data,
-    how: dict[str, Any],
-    audit: Annotated[Path | None, typer.Option(help="A sheet of `headcount audit`, filled in.")] = None,
-    key: Annotated[Path | None, typer.Option(help="Its key, if it is not beside the sheet.")] = None,
-    level: Annotated[float, typer.Option(help="Of the intervals.")] = 0.95,
-    json_: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-    context: Context = "auto",
-    device: Device = "auto",
-) -> None:
-    """How good a model is: bags by their labels, shares by votes, instances by truth or by an audit."""
-    from headcount.cli import model_actions
-
-    if key is not None and audit is None:
-        raise HeadcountError("--key belongs to a sheet; give the sheet with --audit")
-    use_context = CONTEXT[check_choice("context", context, CONTEXT)]
-    model_actions.evaluate(
-        model, data, audit=audit, key=key, level=level, use_context=use_context, how=how, device=device, as_json=json_
+    use_context = parse_context(context)
+    kind = export.output_kind(out)
+    if kind in ("hdf5", "folder"):
+        export.require_h5py()
+    if bags is not None:
+        _require_table("bags", bags)
+    check_outputs(data, model, read_options["labels"], out=out, bags=bags, geojson=geojson, heatmap=heatmap)
+    remote = None
+    if check_choice("launcher", launch, ("here", "ray")) == "ray":
+        check_device(device, gpus_each)
+        remote = remote_predictor(model, address=address, gpus_each=gpus_each)
+    elif address is not None or gpus_each:
+        raise HeadcountError("--address and --gpus-each are for --launch ray")
+    fitted = load_model(model, "cpu" if remote else device)
+    dataset = read_data(data, read_options, fitted, labels=False)
+    if geojson is not None:
+        geo.require_coords(dataset, "--geojson", tiles=True)
+    if heatmap is not None:
+        geo.require_coords(dataset, "--heatmap", tiles=False)
+    _, note = export.added_columns(dataset, fitted.classes)
+    if note:
+        print_message(note)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with bags_bar() as on_progress:
+        predictions = predict_all(fitted, dataset, use_context, scratch=out.parent, on_progress=on_progress, shard_predictor=remote)
+    for line in share_warnings(fitted, predictions) if bags is not None else ():
+        print_message(line)
+    complete = False
+    with ExitStack() as undo:  # folders first, tables last: if anything fails, what was written before is removed
+        for path, write in ((geojson, geo.write_geojson), (heatmap, geo.write_heatmaps)):
+            if path is not None:
+                n_files = write(path, dataset, predictions)
+                undo.callback(lambda path=path: complete or shutil.rmtree(path))
+                print_message(f"wrote {path}: {n_files:,} files")
+        if bags is not None:
+            undo.enter_context(export.atomic_table(bags, [export.bag_table(dataset, predictions)]))
+        if kind == "table":
+            export.write_table(out, export.prediction_chunks(dataset, predictions))
+        else:
+            (export.write_hdf5 if kind == "hdf5" else export.write_hdf5_folder)(out, dataset, predictions)
+        complete = True
+    if bags is not None:
+        print_message(f"wrote {bags}: {len(dataset.bags):,} bags")
+    missing = dataset.n_rows - len(dataset.rows)
+    print_message(
+        f"wrote {out}: {dataset.n_rows:,} rows" + (f", {missing:,} of them without a prediction" if missing else "")
     )
 
 
-@with_read_options()
+@app.command()
+@with_options("read_options", READ_OPTIONS)
+def evaluate(
+    model: Model,
+    data: Data,
+    audit: Annotated[Path | None, typer.Option(help="A completed sheet of `headcount audit`.")] = None,
+    key: Annotated[Path | None, typer.Option(help="The sheet's key file, if it is not beside the sheet.")] = None,
+    level: Annotated[float, typer.Option(help="Confidence level of the intervals.")] = 0.95,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    context: Context = "auto",
+    device: Device = "auto",
+    *,
+    read_options: dict[str, Any],
+) -> None:
+    """Score a model on labelled data.
+
+    Bags are scored by their labels, shares by votes, instances by truth or by an audit.
+    """
+    import numpy as np
+
+    from headcount.cli.loading import is_training_data, load_model, parse_context, predict_all, read_data
+    from headcount.inference import evaluate as scoring
+    from headcount.majority.intervals import check_level
+    from headcount.reporting import audit_sheet
+    from headcount.reporting.console import print_scores
+
+    if key is not None and audit is None:
+        raise HeadcountError("--key belongs to a sheet; give the sheet with --audit")
+    use_context = parse_context(context)
+    check_level(level)
+    fitted = load_model(model, device)
+    dataset = read_data(data, read_options, fitted, labels=audit is None, truth_suffices=True)
+    sheet = None if audit is None else audit_sheet.read_sheet(audit, dataset, fitted.classes, key)
+    predictions = predict_all(fitted, dataset, use_context)
+    scores: dict[str, Any] = {"model": str(model), "data": str(data), "classes": list(fitted.classes), "level": level}
+    scores["trained_on_these"] = bool(predictions.seen_in_training.all()) or is_training_data(fitted, dataset)
+    scores["bags_trained_on"] = int(predictions.seen_in_training.sum())
+    truth = dataset.bags.truth
+    if bool(dataset.bags.target.any()):
+        scores["bags"] = scoring.evaluate_bags(dataset.bags, predictions, level)
+        if scoring.has_votes(dataset.bags):
+            scores["shares"] = scoring.evaluate_shares(dataset.bags, predictions)
+    if truth is not None and bool((truth >= 0).any()):
+        scores["instances"] = scoring.evaluate_instances(dataset.bags, predictions, level)
+    if sheet is not None:
+        instance_of_row = np.full(dataset.n_rows, -1)
+        instance_of_row[dataset.rows] = np.arange(len(dataset.rows))
+        audited = predictions.instance_prediction[instance_of_row[sheet.row]]
+        scores["audit"] = scoring.evaluate_audit(
+            sheet.true, audited, sheet.stratum, sheet.stratum_sizes, fitted.classes, level
+        )
+    if as_json:
+        print(json.dumps(scores, indent=1, ensure_ascii=False, allow_nan=False))
+    else:
+        print_scores(scores)
+
+
+@app.command()
+@with_options("read_options", READ_OPTIONS)
 def explain(
     model: Model,
     data: Data,
     out: Annotated[Path, typer.Option(help="The page to write (.html).")],
-    how: dict[str, Any],
     bag: Annotated[
-        list[str] | None, typer.Option(help="A bag, by name; repeat for more. Default: a few, wrongly said ones first.")
+        list[str] | None,
+        typer.Option(help="A bag, by name; may be repeated. Default: a few, wrongly predicted ones first."),
     ] = None,
     device: Device = "auto",
+    *,
+    read_options: dict[str, Any],
 ) -> None:
-    """Which instances made a bag's label; the most typical and the most doubtful of each class. One HTML page."""
-    from headcount.cli import model_actions
+    """Write an HTML page that explains predictions.
 
-    model_actions.explain(model, data, out, bag=bag or (), how=how, device=device)
+    It shows which instances determined a bag's prediction, and typical and doubtful instances of each class.
+    """
+    from headcount.cli.loading import load_model, predict_all, read_data
+    from headcount.io import atomic_write
+    from headcount.reporting.console import print_message
+    from headcount.reporting.explain import find_bags, render_explanation
+    from headcount.reporting.output_paths import check_outputs
+
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise HeadcountError(f"the page is an .html file, got {out}")
+    check_outputs(data, model, read_options["labels"], out=out)
+    fitted = load_model(model, device)
+    dataset = read_data(data, read_options, fitted, labels=False)
+    shown = find_bags(dataset, bag or ())
+    predictions = predict_all(fitted, dataset)
+    title = f"Explanation: {Path(data).name}"
+    text = render_explanation(dataset, predictions, shown, title, f"the {fitted.kind} in {model.name}")
+    atomic_write(out, lambda f: f.write(text.encode("utf-8", "backslashreplace")))
+    print_message(f"wrote {out}")
 
 
-@with_read_options(FIT_OPTIONS)
+@app.command()
+@with_options("read_options", FIT_OPTIONS)
 def issues(
     data: Data,
-    how: dict[str, Any],
-    model: Annotated[Path | None, typer.Option(help="Ask this model; default: cross-validated forests.")] = None,
+    model: Annotated[Path | None, typer.Option(help="Use this model; default: cross-validated forests.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write all bags, ranked (.csv, .tsv, .parquet).")] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many to list.")] = 20,
+    top: Annotated[int, typer.Option(min=1, help="Number of bags to list.")] = 20,
     folds: Annotated[int | None, typer.Option(min=2, max=50, help="Without a model: folds; default 5.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Without a model: seed of the folds; default 0.")] = None,
     device: Device = "auto",
+    *,
+    read_options: dict[str, Any],
 ) -> None:
-    """Bags whose label looks wrong, ranked."""
-    from headcount.cli import model_actions
+    """Rank the bags whose label looks wrong."""
+    from headcount.cli.loading import is_training_data, load_model, predict_all, read_data
+    from headcount.inference.label_issues import FOLDS, TREES, cross_val_bag_probabilities, find_label_issues
+    from headcount.reporting import export
+    from headcount.reporting.console import print_label_issues, print_message
+    from headcount.reporting.output_paths import check_outputs
 
-    model_actions.issues(data, model=model, out=out, top=top, folds=folds, seed=seed, how=how, device=device)
+    forest_options = {"folds": folds, "seed": seed}
+    forest_options |= {name: read_options[name] for name in ("features", "categories", "classes", "uncounted")}
+    if model is not None and (ignored := [name for name, value in forest_options.items() if value is not None]):
+        raise HeadcountError(f"--{ignored[0]} has no effect with --model; leave out one of the two")
+    if out is not None:
+        _require_table("out", out)
+    check_outputs(data, model, read_options["labels"], out=out)
+    fitted = None if model is None else load_model(model, device)
+    dataset = read_data(data, read_options, fitted, labels=True)
+    if fitted is None:
+        folds = FOLDS if folds is None else folds
+        print_message(
+            f"out-of-fold predictions of {folds} random forests of {TREES} trees, trained on the bags' labels as instance labels"
+        )
+        bag_probabilities = cross_val_bag_probabilities(dataset, folds, seed or 0)
+    else:
+        predictions = predict_all(fitted, dataset)
+        if predictions.seen_in_training.any() or is_training_data(fitted, dataset):
+            print_message("it may have learned wrong labels too; without --model the predictions are out of fold")
+        bag_probabilities = predictions.bag_probabilities
+    table = find_label_issues(dataset.bags, bag_probabilities)
+    if out is not None:
+        export.write_table(out, [table])
+        print_message(f"wrote {out}: {table.num_rows:,} bags")
+    print_label_issues(table, top)
 
 
-@with_read_options()
+@app.command()
+@with_options("read_options", READ_OPTIONS)
 def audit(
     model: Model,
     data: Data,
-    out: Annotated[Path, typer.Option(help="SHEET.csv, or a folder for a sheet with pictures.")],
-    how: dict[str, Any],
-    count: Annotated[int, typer.Option(min=2, max=100_000, help="How many instances.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the draw.")] = 0,
+    out: Annotated[Path, typer.Option(help="SHEET.csv, or a folder for a sheet with images.")],
+    count: Annotated[int, typer.Option(min=2, max=100_000, help="Number of instances.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of the sample.")] = 0,
     device: Device = "auto",
+    *,
+    read_options: dict[str, Any],
 ) -> None:
-    """Draw instances to label by hand, blind to what the model says; `evaluate --audit` then gives the accuracy."""
-    from headcount.cli import model_actions
+    """Draw instances to label by hand.
 
-    model_actions.audit(model, data, out, count=count, seed=seed, how=how, device=device)
+    The sheet does not show the predictions; `evaluate --audit` turns the completed sheet into an accuracy with an interval.
+    """
+    from headcount.cli.loading import load_model, predict_all, read_data
+    from headcount.reporting import audit_sheet
+    from headcount.reporting.console import print_message
+    from headcount.reporting.output_paths import check_outputs
+
+    audit_sheet.check_free(out)
+    check_outputs(data, model, read_options["labels"], out=out)
+    fitted = load_model(model, device)
+    dataset = read_data(data, read_options, fitted, labels=False)
+    n_drawn, key = audit_sheet.write_sheet(out, dataset, predict_all(fitted, dataset), count, seed)
+    sheet = out if out.suffix.lower() == ".csv" else out / "sheet.csv"
+    next_command = shlex.join(map(str, ("headcount", "evaluate", model, data, "--audit", sheet)))
+    print_message(f"wrote {out}: {n_drawn} instances; fill in the column 'label' of {sheet}, then")
+    print_message(f"  {next_command}{_as_typed(read_options)}")
+    print_message(f"the predictions are in {key}: open it only afterwards")
 
 
+@app.command()
 def export(
     model: Model,
     onnx: Annotated[Path, typer.Option(help="The file to write (.onnx).")],
 ) -> None:
-    """Write the model as ONNX, checked with onnxruntime to answer the same."""
-    from headcount.cli import model_actions
+    """Write the model as ONNX.
 
-    model_actions.export_onnx(model, onnx)
+    The file is written only if onnxruntime gives the same predictions.
+    """
+    from headcount.cli.loading import load_model
+    from headcount.models.onnx import export_onnx
+    from headcount.reporting.console import print_message
+    from headcount.reporting.output_paths import check_outputs
+
+    if onnx.suffix.lower() != ".onnx":
+        raise HeadcountError(f"the file is an .onnx, got {onnx}")
+    check_outputs(None, model, onnx=onnx)
+    difference = export_onnx(load_model(model, "cpu"), onnx)
+    print_message(f"wrote {onnx}: onnxruntime gives the model's predictions (to {difference:.1g})")
 
 
-def register(app: typer.Typer) -> None:
-    for command in (predict, evaluate, explain, audit, export):
-        app.command()(command)
+def _require_table(option: str, path: Path) -> None:
+    from headcount.reporting.export import TABLE_SUFFIXES
+
+    if path.suffix.lower() not in TABLE_SUFFIXES:
+        raise HeadcountError(f"--{option} writes a table, {', '.join(TABLE_SUFFIXES)}; got {path}")
+
+
+def _as_typed(read_options: dict[str, Any]) -> str:
+    """The reading options, to be typed again."""
+    text = ""
+    for name, value in read_options.items():
+        if value:
+            text += f" --{name.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(str(value))}")
+    return text

@@ -1,5 +1,5 @@
-"""The options that say how data are read, each declared once: ``reads`` gives them to a command, which gets them as one mapping
-``how``. Nothing heavy is imported here.
+"""The options that several commands share, each declared once. ``with_options`` adds a group of them to a command, which receives
+them as one dictionary. Nothing heavy is imported here.
 """
 
 from __future__ import annotations
@@ -7,93 +7,159 @@ from __future__ import annotations
 import csv
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 Data = Annotated[str, typer.Argument(help="A folder, or a table (.csv .tsv .parquet) or arrays (.npz .npy).")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+Compile = Annotated[
+    str,
+    typer.Option(help="Compile the network: auto (on a GPU), on or off. Affects speed only; not part of the recipe."),
+]
+RecordsFolder = Annotated[Path, typer.Option("--out", help="Folder for the records.")]
+Scenario = Annotated[str, typer.Option(help="various, small or large: the distribution of the majority share.")]
+Source = Annotated[
+    str, typer.Option(help="digits, cifar10, svhn, path, oct, or FILE.npz with images or features and labels.")
+]
+HeadOption = Annotated[
+    list[str] | None, typer.Option("--option", help="An option of the head, NAME=VALUE; may be repeated.")
+]
+RayAddress = Annotated[
+    str | None, typer.Option(help="The Ray cluster: auto, local or host:port; default auto, else local.")
+]
 
 
-def _column(help: str) -> Any:
-    return Annotated[str | None, typer.Option(help=f"Column {help}")]
+class Option(NamedTuple):
+    """The annotation that typer reads, and the default."""
+
+    annotation: Any
+    default: Any = None
 
 
-def _columns(help: str) -> Any:
-    return Annotated[str | None, typer.Option(help=f"{help}: a,b,c.")]
+def _column(help: str) -> Option:
+    return Option(Annotated[str | None, typer.Option(help=f"Column with {help}.")])
 
 
-# of whoever asks a model: what it remembers of its columns and classes need not be said again
-READ_OPTIONS: dict[str, Any] = {
-    "bag": _column("that says the bag."),
-    "label": _column("with the bag's label."),
-    "votes": _columns("Columns with votes or shares, one per class"),
-    "path": _column("with the picture's file."),
-    "text": _column("with a text."),
-    "weight": _column("with the instance's weight, its number of votes."),
-    "group": _column("with the bag's group (patient, site, county): never split over folds."),
-    "truth": _column("with the instance's own class, for scoring only."),
-    "x": _column("with the x coordinate."),
-    "y": _column("with the y coordinate."),
-    "id": _column("with the instance's own name."),
-    "labels": Annotated[str | None, typer.Option(help="A second file with bag and label columns.")],
-    "skip_bad": Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be read, and list it.")],
-    "tile": Annotated[
-        float | None,
-        typer.Option(help="Side of the tiles at the coordinates, in their unit, where files do not say it."),
-    ],
-    "cache": Annotated[
-        Path | None, typer.Option(help="Folder for pictures and slides larger than memory; default $HEADCOUNT_DATA.")
-    ],
+def _list(help: str) -> Option:
+    return Option(Annotated[str | None, typer.Option(help=f"{help}: a,b,c.")])
+
+
+# how data are read for a model, which knows its own columns and classes
+READ_OPTIONS = {
+    "bag": _column("the bag of each instance"),
+    "label": _column("the bag's label"),
+    "votes": _list("Columns with votes or shares, one per class"),
+    "path": _column("the image file"),
+    "text": _column("a text"),
+    "weight": _column("the instance's weight (its number of votes)"),
+    "group": _column("the bag's group (patient, site, county); groups are never divided between folds"),
+    "truth": _column("the instance's class, for scoring only"),
+    "x": _column("the x coordinate"),
+    "y": _column("the y coordinate"),
+    "id": _column("the instance's identifier"),
+    "labels": Option(Annotated[str | None, typer.Option(help="A second file with columns bag and label.")]),
+    "skip_bad": Option(
+        Annotated[bool, typer.Option("--skip-bad", help="Skip what cannot be read, and list it.")], False
+    ),
+    "tile": Option(
+        Annotated[
+            float | None,
+            typer.Option(help="Side of the tiles, in the unit of the coordinates, if the files do not contain it."),
+        ]
+    ),
+    "cache": Option(
+        Annotated[
+            Path | None,
+            typer.Option(help="Folder for images and slides larger than memory; default $HEADCOUNT_DATA."),
+        ]
+    ),
 }
-# of whoever reads data that no model knows
-FIT_OPTIONS: dict[str, Any] = {
+# how data are read from which a model is made
+FIT_OPTIONS = {
     **READ_OPTIONS,
-    "known": _column("with the instance's own class, given as supervision."),
-    "features": _columns("Columns to learn from, default all that have no role"),
-    "categories": _columns("Columns whose numbers are names"),
-    "classes": _columns("The classes in their order"),
-    "ties": Annotated[str, typer.Option(help="A bag with two winners: split, drop or lowest.")],
-    "uncounted": _columns("Classes that never win, such as background"),
-    "side": Annotated[int | None, typer.Option(help="Resize pictures to a square of this side.")],
+    "known": _column("the instance's class, used in training"),
+    "features": _list("Columns used as features (default: all without a role)"),
+    "categories": _list("Columns whose numbers are categories"),
+    "classes": _list("The classes, in order"),
+    "ties": Option(
+        Annotated[str, typer.Option(help="Bags with two equally frequent classes: split, drop or lowest.")], "split"
+    ),
+    "uncounted": _list("Classes that never win, such as background"),
+    "side": Option(Annotated[int | None, typer.Option(help="Resize images to squares of this side.")]),
 }
 LIST_OPTIONS = ("votes", "features", "categories", "classes", "uncounted")
-DEFAULTS: dict[str, Any] = {"skip_bad": False, "ties": "split"}
 
-
-def with_read_options(options: dict[str, Any] = READ_OPTIONS) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command these options."""
-
-    def giving(command: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(command, eval_str=True)
-        called = {n: f"{n}_column" if n in own.parameters else n for n in options}  # the command's own word comes first
-        more = [
-            inspect.Parameter(called[n], inspect.Parameter.KEYWORD_ONLY, default=DEFAULTS.get(n), annotation=a)
-            for n, a in options.items()
+# what makes recipes; in a study a comma separates values
+RECIPE_OPTIONS = {
+    "source": Option(Source, "cifar10"),
+    "scenario": Option(Scenario, "various"),
+    "fold": Option(Annotated[str, typer.Option(help="0 to 4.")], "0"),
+    "head": Option(
+        Annotated[str, typer.Option(help="A method (see `headcount heads`), or path/to/file.py:Class.")], "count"
+    ),
+    "option": Option(HeadOption),
+    "removal": Option(
+        Annotated[str, typer.Option(help="MPEM: fraction of each bag's dissenters to remove; 0 means no MPEM.")], "0"
+    ),
+    "epochs": Option(Annotated[int | None, typer.Option(help="Training epochs; default 1500.")]),
+    "bag_size": Option(Annotated[int | None, typer.Option(help="Instances per bag; default 64.")]),
+    "precision": Option(
+        Annotated[
+            str | None,
+            typer.Option(help="tf32 (float32 with TF32 convolutions; default), fp32 or bf16. Part of the recipe."),
         ]
-        kept = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for n, p in own.parameters.items() if n != "how"]
+    ),
+    "set": Option(
+        Annotated[
+            list[str] | None,
+            typer.Option(
+                "--set",
+                help="Any other field of the recipe (docs/reference/api.md): NAME=VALUE, backbone.NAME=VALUE or "
+                "trouble.NAME=VALUE; may be repeated.",
+            ),
+        ]
+    ),
+}
+
+
+def with_options(parameter: str, options: Mapping[str, Option]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace one parameter of a command by a group of options, whose values it receives there as a dictionary.
+
+    An option whose name the command already uses is called NAME-column (``explain --bag``, ``--bag-column``).
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        names = {name: f"{name}_column" if name in signature.parameters else name for name in options}
+        added = [
+            inspect.Parameter(names[name], inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for name, (annotation, default) in options.items()
+        ]
+        parameters: list[inspect.Parameter] = []
+        for p in signature.parameters.values():
+            parameters += added if p.name == parameter else [p.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
 
         @functools.wraps(command)
-        def with_options(**given: Any) -> None:
-            how = {name: given.pop(called[name]) for name in options}
-            command(**given, how={k: split_names(v) if k in LIST_OPTIONS else v for k, v in how.items()})
+        def with_group(**values: Any) -> None:
+            group = {name: values.pop(names[name]) for name in options}
+            command(**values, **{parameter: group})
 
-        del with_options.__wrapped__
-        vars(with_options)["__signature__"] = own.replace(parameters=kept + more)
-        with_options.__annotations__ = {p.name: p.annotation for p in kept + more}
-        return with_options
+        del with_group.__wrapped__
+        vars(with_group)["__signature__"] = signature.replace(parameters=parameters)
+        with_group.__annotations__ = {p.name: p.annotation for p in parameters}
+        return with_group
 
-    return giving
+    return decorate
 
 
 def split_names(text: str | None) -> tuple[str, ...] | None:
-    """Names with commas between them, as a line of a CSV file has them: one with a comma of its own stands in quotes. None
-    where there are none.
+    """Names separated by commas, as in a line of a CSV file: a name that contains a comma is quoted. None if there are none.
 
-    >>> words("a, b,c,"), words('a, "b, c"'), words("")
+    >>> split_names("a, b,c,"), split_names('a, "b, c"'), split_names("")
     (('a', 'b', 'c'), ('a', 'b, c'), None)
     """
     parts = next(csv.reader([text or ""], skipinitialspace=True), [])
-    return tuple(w for w in map(str.strip, parts) if w) or None
+    return tuple(name for name in map(str.strip, parts) if name) or None

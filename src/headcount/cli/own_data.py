@@ -1,4 +1,4 @@
-"""What the commands for one's own data do: options in, a verdict or a model's folder out."""
+"""The commands that begin with a person's own data: check, fit. (Those that use a fitted model: model_commands.py.)"""
 
 from __future__ import annotations
 
@@ -6,93 +6,133 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rich.table import Table
+import typer
 
-from headcount.cli.experiment_actions import console
-from headcount.cli.predicting import read_for_model
-from headcount.cli.recipe_args import parse_options
-from headcount.io import file_lock
-from headcount.models import library_backbones, serialization
-from headcount.models.fitted import FittedModel
-from headcount.reporting.console import print_message
-from headcount.reporting.fit_page import model_card, render_fit_page, summary_lines
-from headcount.reporting.output_paths import check_writable
-from headcount.reporting.progress import seconds_bar
-from headcount.selection.check import check as bag_check
-from headcount.selection.fit import check_limits
-from headcount.selection.fit import fit as fit_dataset
-from headcount.selection.methods import resolve_method
-from headcount.training.accel.device import resolve_device
+from headcount.cli.options import FIT_OPTIONS, Data, Device, HeadOption, with_options
+
+app = typer.Typer()
+Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
 
 
-def check(data: str, how: dict[str, Any], seed: int, as_json: bool) -> None:
-    """Read as fit does, and say what to expect. Nothing is written, and no verdict is an error."""
-    reading = read_for_model(None, data, how, labels=True, log=print_message if as_json else _print_line)
-    checked = bag_check.check(reading, seed)
-    if as_json:
-        print(json.dumps(checked.to_json(), indent=1, allow_nan=False))
-    else:
-        for line in str(checked).splitlines():
-            _print_line(line)
-    bags, instances = checked.examined
-    print_message(f"looked at {instances:,} instances of {bags:,} bags in {checked.seconds:.1f} s")
-
-
+@app.command()
+@with_options("read_options", FIT_OPTIONS)
 def fit(
-    data: str, out: Path, overwrite: bool, how: dict[str, Any], *, option: list[str] | None, **training: Any
+    data: Data,
+    out: Annotated[Path, typer.Option(help="Folder for the model.")],
+    method: Annotated[
+        str,
+        typer.Option(help="auto, or one or more of tilt, em_forest, count, forest, logistic and heads, with commas."),
+    ] = "auto",
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Time budget in minutes; folds, epochs, then methods are cut to fit. Default: none."),
+    ] = None,
+    folds: Annotated[int, typer.Option(help="Folds of the cross-validation, over groups of bags.")] = 5,
+    head: Annotated[str | None, typer.Option(help="A network with this head (see `headcount heads`).")] = None,
+    option: HeadOption = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            help="For networks: quick, resnet18, mlp or linear; for images also timm:NAME or torchvision:NAME. "
+            "Default: chosen by the data."
+        ),
+    ] = None,
+    frozen: Annotated[
+        bool | None,
+        typer.Option(
+            "--frozen/--trained",
+            help="timm, torchvision: extract features once and fit all methods on them, or train the network. "
+            "Default: frozen if it has weights.",
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="timm, torchvision: pretrained (default; may download), none, or FILE.safetensors."),
+    ] = None,
+    size: Annotated[int | None, typer.Option(help="timm, torchvision: resize images to squares of this side.")] = None,
+    views: Annotated[
+        str | None, typer.Option(help="Augmentation policy: digit (no flips, default), image, tissue, none.")
+    ] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Training epochs of networks; default by the number of bags.")
+    ] = None,
+    seed: Seed = 0,
+    device: Device = "auto",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing model.")] = False,
+    *,
+    read_options: dict[str, Any],
 ) -> None:
-    """Read, fit (``training``: as :func:`fit_reading` takes it), write the folder whole. What is finished is kept beside it
-    until then."""
-    resolve_device(training["device"])  # what is wrong without any data is told before they are read
-    resolve_method(training["method"], training["head"])
-    check_limits(training["minutes"], training["folds"])
-    library_backbones.check_backbone_options(*(training[k] for k in ("backbone", "frozen", "weights", "size")))
-    training |= {"options": parse_options(option), "cache": how["cache"]}
-    out = out if out.name else Path(os.path.abspath(out))  # "." has no name to put the work beside
+    """Fit a model to your own bags.
+
+    Methods are compared by cross-validation on the bags' labels. The same command resumes an interrupted fit.
+    """
+    from headcount.cli.loading import read_data
+    from headcount.cli.recipe_args import parse_options
+    from headcount.cli.running import print_line, print_methods
+    from headcount.io import file_lock
+    from headcount.models import library_backbones, serialization
+    from headcount.reporting.fit_page import model_card, render_fit_page, summary_lines
+    from headcount.reporting.output_paths import check_writable
+    from headcount.reporting.progress import seconds_bar
+    from headcount.selection.fit import check_limits
+    from headcount.selection.fit import fit as fit_dataset
+    from headcount.selection.methods import resolve_method
+    from headcount.training.accel.device import resolve_device
+
+    resolve_device(device)  # what can be checked without the data is checked before they are read
+    resolve_method(method, head)
+    check_limits(minutes, folds)
+    library_backbones.check_backbone_options(backbone, frozen, weights, size)
+    head_options = parse_options(option)
+    out = out if out.name else Path(os.path.abspath(out))  # "." has no name for the working folder
     check_writable("out", out)
     work = out.with_name(out.name + ".work")
     with file_lock(work / "lock"):
         serialization.check_writable(out, overwrite)
-        dataset = read_for_model(None, data, how, labels=True, log=_print_line)
+        dataset = read_data(data, read_options, labels=True, log=print_line)
         with seconds_bar() as on_progress:
-            fitted = fit_dataset(dataset, work=work, on_progress=on_progress, log=_print_line, **training)
-        save_model(fitted, out, overwrite, Path(data).name)
-        for folder_left in work.iterdir():  # with other options, perhaps; the model is there now
-            if folder_left.is_dir():
-                shutil.rmtree(folder_left, ignore_errors=True)
-    print_methods(fitted)
-    for line in summary_lines(fitted):
-        _print_line(line)
-    _print_line(f"model in {out}; see {out / 'report.html'}")
+            model = fit_dataset(
+                dataset, method, minutes=minutes, folds=folds, head=head, options=head_options, backbone=backbone,
+                frozen=frozen, weights=weights, size=size, cache=read_options["cache"], views=views, epochs=epochs,
+                seed=seed, device=device, work=work, on_progress=on_progress, log=print_line,
+            )  # fmt: skip
+        page = render_fit_page(model, f"A model from {Path(data).name}")
+        model.save(out, {"report.html": page, "MODEL_CARD.md": model_card(model)}, overwrite)
+        for unfinished in work.iterdir():  # of fits with other options; the model is complete
+            if unfinished.is_dir():
+                shutil.rmtree(unfinished, ignore_errors=True)
+    print_methods(model)
+    for line in summary_lines(model):
+        print_line(line)
+    print_line(f"model in {out}; see {out / 'report.html'}")
 
 
-def save_model(fitted: FittedModel, out: Path, overwrite: bool, called: str) -> None:
-    page = render_fit_page(fitted, f"A model from {called}")
-    fitted.save(out, {"report.html": page, "MODEL_CARD.md": model_card(fitted)}, overwrite)
+@app.command()
+@with_options("read_options", FIT_OPTIONS)
+def check(
+    data: Data,
+    seed: Seed = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    *,
+    read_options: dict[str, Any],
+) -> None:
+    """Estimate in seconds whether fit can work.
 
+    Can instances be learned from these bags' labels, and what would help? Trains no model and writes nothing.
+    """
+    from headcount.cli.loading import read_data
+    from headcount.cli.running import print_line
+    from headcount.reporting.console import print_message
+    from headcount.selection.check.check import check as check_dataset
 
-def print_methods(fitted: FittedModel) -> None:
-    """What was tried, the best first."""
-    table = Table(box=None, pad_edge=False)
-    truth = fitted.metadata["data"]["truth"]
-    for name in ("method", "loss on held-out labels", "bag accuracy", *(["instances (not used)"] if truth else []), ""):
-        table.add_column(name, justify="right" if table.columns else "left", no_wrap=True)
-    for c in fitted.metadata["methods"]:
-        cells = [
-            _number(c["loss"], 4),
-            _number(c["bag_accuracy"], 3),
-            *([_number(c["instance_accuracy"], 3)] if truth else []),
-        ]
-        word = "kept" if c["chosen"] else c["note"] or ("baseline" if c["baseline"] else "")
-        table.add_row(c["title"], *cells, word)
-    console.print(table)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
-
-
-def _print_line(line: str) -> None:
-    console.print(line, soft_wrap=True)
+    dataset = read_data(data, read_options, labels=True, log=print_message if as_json else print_line)
+    result = check_dataset(dataset, seed)
+    if as_json:
+        print(json.dumps(result.to_json(), indent=1, allow_nan=False))
+    else:
+        for line in str(result).splitlines():
+            print_line(line)
+    bags, instances = result.examined
+    print_message(f"examined {instances:,} instances of {bags:,} bags in {result.seconds:.1f} s")

@@ -1,9 +1,10 @@
-"""Words typed at the command line become recipes. Nothing is said twice: of two values none wins silently."""
+"""Options of the command line become recipes. Of two values for one field neither wins silently: that is an error."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from headcount.errors import HeadcountError
@@ -12,46 +13,32 @@ from headcount.experiments.study import grid
 from headcount.models.heads import check_options
 
 
-def build_recipes(
-    source: str,
-    scenario: str,
-    fold: str,
-    head: str,
-    option: list[str] | None,
-    removal: str,
-    epochs: int | None,
-    bag_size: int | None,
-    precision: str | None,
-    set_: list[str] | None,
-) -> list[Recipe]:
-    """The grid that these words span; a comma separates values."""
+def build_recipes(options: Mapping[str, Any]) -> list[Recipe]:
+    """The grid that the recipe options of options.py span; commas separate values."""
     axes: dict[str, list[Any]] = {
-        "source": source.split(","),
-        "scenario": scenario.split(","),
-        "fold": [_number("--fold", v, int) for v in fold.split(",")],
-        "head": head.split(","),
-        "removal": [_number("--removal", v, float) for v in removal.split(",")],
-        "options": [parse_options(option)],
+        "source": options["source"].split(","),
+        "scenario": options["scenario"].split(","),
+        "fold": [_number("--fold", v, int) for v in options["fold"].split(",")],
+        "head": options["head"].split(","),
+        "removal": [_number("--removal", v, float) for v in options["removal"].split(",")],
+        "options": [parse_options(options["option"])],
     }
-    if epochs is not None:
-        axes["epochs"] = [epochs]
-    if bag_size is not None:
-        axes["bag_size"] = [bag_size]
-    if precision is not None:
-        axes["precision"] = precision.split(",")
-    _set(axes, set_ or [])
+    axes |= {name: [options[name]] for name in ("epochs", "bag_size") if options[name] is not None}
+    if options["precision"] is not None:
+        axes["precision"] = options["precision"].split(",")
+    _add_fields(axes, options["set"] or [])
     recipes = grid(Recipe(), **axes)
-    for recipe in recipes:  # a head of one's own is first met here
+    for recipe in recipes:
         check_options(recipe.head, dict(recipe.options))
     return recipes
 
 
-def _set(axes: dict[str, list[Any]], texts: list[str]) -> None:
-    """Add what ``--set`` says: any field that has no option of its own, and the fields that a field has in it."""
+def _add_fields(axes: dict[str, list[Any]], texts: list[str]) -> None:
+    """Add the values of ``--set``: fields without an option of their own, and fields inside backbone and trouble."""
     names_given: set[str] = set()
     for text in texts:
         name, values = _split("--set", text)
-        field, dot, own = name.partition(".")
+        field, dot, inner = name.partition(".")
         if name.endswith("options") or name == "trouble":
             raise HeadcountError(
                 f"--set cannot give {name} as a whole; give --option NAME=VALUE for the head, --set backbone.NAME=VALUE, "
@@ -63,14 +50,14 @@ def _set(axes: dict[str, list[Any]], texts: list[str]) -> None:
             flag = f"--{name.replace('_', '-')}"
             raise HeadcountError(f"--set {text}: {name} has an option of its own; give {flag} alone")
         names_given.add(name)
-        given = [_value(v) for v in values.split(",")]
+        parsed = [_value(v) for v in values.split(",")]
         if not dot:
-            axes[name] = given
+            axes[name] = parsed
             continue
         field = {"backbone": "backbone_options", "trouble": "trouble"}.get(field, field)
         if field not in ("backbone_options", "trouble"):
             raise HeadcountError(f"--set {name}: only backbone and trouble have fields of their own")
-        axes[field] = [{**so_far, own: v} for so_far in axes.get(field, [{}]) for v in given]
+        axes[field] = [{**others, inner: v} for others in axes.get(field, [{}]) for v in parsed]
 
 
 def _number(flag: str, text: str, kind: type) -> Any:
@@ -88,7 +75,7 @@ def _split(flag: str, text: str) -> tuple[str, str]:
 
 
 def parse_options(option: list[str] | None) -> dict[str, Any]:
-    """Options of a head, each said once."""
+    """Options of a head as a dictionary."""
     pairs: dict[str, Any] = {}
     for text in option or []:
         name, value = _split("--option", text)
@@ -99,7 +86,7 @@ def parse_options(option: list[str] | None) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """A number, true or false, or the word itself."""
+    """A number, true or false, or the text itself."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError:

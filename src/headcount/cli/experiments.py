@@ -1,0 +1,349 @@
+"""The commands for experiments: demo, run, study, paper, report, bags, heads, probe, data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headcount.cli.options import (
+    RECIPE_OPTIONS,
+    Compile,
+    Device,
+    HeadOption,
+    RayAddress,
+    RecordsFolder,
+    Scenario,
+    Source,
+    with_options,
+)
+from headcount.errors import HeadcountError, check_choice
+
+app = typer.Typer()
+data_app = typer.Typer(help="List, download and import data sets.", no_args_is_help=True)
+Processes = Annotated[int, typer.Option(min=1, help="Number of runs at the same time on this machine.")]
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for records, report.html and summary.json.")] = Path("demo"),
+    folds: Annotated[int, typer.Option(min=1, max=5, help="Number of folds.")] = 3,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Number of runs at the same time; default one per core.")
+    ] = None,
+) -> None:
+    """Train six methods on real digits from majority labels.
+
+    The Counting Network with MPEM, its ablations and tilt; writes a report.
+    """
+    from headcount.cli.demo import run_demo
+
+    run_demo(out, folds, processes)
+
+
+@app.command()
+@with_options("recipe_options", RECIPE_OPTIONS)
+def run(
+    out: RecordsFolder, *, recipe_options: dict[str, Any], device: Device = "auto", compile: Compile = "auto"
+) -> None:
+    """Run one recipe (and the runs it needs) and print its record. Defaults are the paper's."""
+    from headcount.cli.recipe_args import build_recipes
+    from headcount.cli.running import console, print_line
+    from headcount.experiments.study import error_line
+    from headcount.experiments.study import study as run_all
+    from headcount.reporting.progress import epochs_bar
+    from headcount.training.accel.device import COMPILE, resolve_device
+
+    recipes = build_recipes(recipe_options)
+    if len(recipes) != 1:
+        raise HeadcountError(f"run takes one recipe, these options make {len(recipes)}; use `headcount study`")
+    recipe = recipes[0]
+    resolve_device(device)  # a mistake is reported before anything is printed
+    check_choice("compile", compile, COMPILE)
+    print_line(f"{recipe}\nkey {recipe.key}")
+    with epochs_bar(recipe) as on_progress:
+        result = run_all([recipe], out, device=device, compile=compile, on_run_progress=on_progress)
+    for failed, error in result.failed.items():
+        if not isinstance(error, (HeadcountError, OSError)):
+            print_line(f"failed: {failed}: {error_line(error)}")
+        raise error
+    for name, value in result.records[0].scores.items():
+        console.print(f"{name:20} {'undefined' if value is None else format(value, '.4f')}")
+    print_line(f"record {result.records[0].path}")
+
+
+@app.command()
+@with_options("recipe_options", RECIPE_OPTIONS | {"fold": RECIPE_OPTIONS["fold"]._replace(default="0,1,2,3,4")})
+def study(
+    out: RecordsFolder,
+    *,
+    recipe_options: dict[str, Any],
+    device: Device = "auto",
+    compile: Compile = "auto",
+    processes: Processes = 1,
+    launch: Annotated[
+        str, typer.Option(help="processes (this machine) or ray (a cluster; see docs/how-to/cluster.md).")
+    ] = "processes",
+    address: RayAddress = None,
+    gpus_each: Annotated[float, typer.Option(help="Ray: GPUs per run, such as 1 or 0.5; 0 trains on CPUs.")] = 0,
+    dry_run: Annotated[bool, typer.Option(help="Only list what would run.")] = False,
+) -> None:
+    """Run every combination of values.
+
+    Commas separate values: --head count,output_mean --fold 0,1. The same command resumes an interrupted study.
+    """
+    from headcount.cli.recipe_args import build_recipes
+    from headcount.cli.running import make_launcher, print_line, run_study
+    from headcount.experiments.study import with_needs
+    from headcount.training.accel.device import COMPILE
+
+    recipes = build_recipes(recipe_options)
+    check_choice("compile", compile, COMPILE)
+    if dry_run:
+        for recipe in with_needs(recipes):
+            state = "done   " if (out / f"{recipe.key}.json").exists() else "to run "
+            print_line(f"{state} {recipe.key} {recipe}")
+        return
+    run_study(recipes, out, make_launcher(launch, processes, address, gpus_each, device), device, compile)
+
+
+@app.command()
+def paper(
+    item: Annotated[
+        str | None, typer.Argument(help="table2 to table6, figure3, figure6 to figure9; default: all.")
+    ] = None,
+    scale: Annotated[str, typer.Option(help="full, or smoke: a small version of everything.")] = "full",
+    out: Annotated[Path | None, typer.Option(help="Folder of the records; default paper-SCALE.")] = None,
+    missing: Annotated[bool, typer.Option("--missing", help="List the missing runs and what they would cost.")] = False,
+    run: Annotated[bool, typer.Option("--run", help="Run what is missing.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Write all tables and figures as one HTML page.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="Precision of the runs that are shown, listed or run; full: bf16, smoke: tf32.")
+    ] = None,
+    device: Device = "auto",
+    compile: Compile = "auto",
+    processes: Processes = 1,
+) -> None:
+    """Show the paper's tables and figures beside ours; list or run what is missing."""
+    from dataclasses import replace
+
+    from headcount.cli import paper_text
+    from headcount.cli.running import make_launcher, print_line, run_study
+    from headcount.experiments.paper import SCALES, TABLES, completeness, table_cells
+    from headcount.training.accel.device import COMPILE
+
+    if csv and latex:
+        raise HeadcountError("--csv and --latex are two formats of one table; give one of the two")
+    style = "csv" if csv else "latex" if latex else None
+    size = SCALES[check_choice("scale", scale, SCALES)]
+    out = out or Path(f"paper-{scale}")
+    if precision is not None:
+        size = replace(size, base=size.base.replace(precision=precision))
+    items = [item] if item else completeness.items()
+    if style and item not in TABLES:
+        raise HeadcountError(f"only tables can be written as {style}: {', '.join(TABLES)}")
+    if style and missing:
+        raise HeadcountError(f"--missing lists runs, --{style} writes a table; give one of the two")
+    if run:
+        recipes = paper_text.available([r for name in items for r in completeness.required_recipes(name, size)])
+        check_choice("compile", compile, COMPILE)
+        launcher = make_launcher("processes", processes, None, 0, device)
+        run_study(recipes, out, launcher, device, compile, table=False)
+    records = completeness.records_by_recipe(out)
+    if page:
+        from headcount.reporting.paper_page import write_paper
+
+        print_line(f"page {write_paper(size, records, page)}")
+    if missing:
+        paper_text.list_missing(items, size, records)
+    elif style and item:
+        write = paper_text.as_csv if style == "csv" else paper_text.as_latex
+        print(write(table_cells(item, size), records), end="")
+    elif item in TABLES:
+        paper_text.print_table(item, size, records)
+    elif not (run or page):
+        paper_text.list_items(items, size, records)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="The --out of a study.")],
+    out: Annotated[Path | None, typer.Option(help="The page to write; default FOLDER/report.html.")] = None,
+    title: Annotated[str | None, typer.Option(help="Its title; default: the folder's name.")] = None,
+) -> None:
+    """Write the records of a study as one HTML page."""
+    from headcount.cli.running import print_line
+    from headcount.experiments.records import load_records
+    from headcount.models.serialization import JSON_FILE
+    from headcount.reporting.report import write_report
+
+    if (folder / JSON_FILE).is_file():
+        raise HeadcountError(
+            f"{folder} is a model, and report is for studies; the page of its fit is {folder}/report.html"
+        )
+    records = load_records(folder)
+    if not records:
+        raise HeadcountError(f"no records in {folder}; give the --out of a study")
+    path = write_report(records, out or folder / "report.html", title=title or f"headcount: {folder.resolve().name}")
+    print_line(f"{len(records)} records -> {path}")
+
+
+@app.command()
+def bags(
+    source: Source = "digits",
+    scenario: Scenario = "various",
+    fold: Annotated[int, typer.Option(help="0 to 4.")] = 0,
+    bag_size: Annotated[int, typer.Option(help="Instances per bag; the paper's is 64.")] = 24,
+    train_bags: Annotated[int, typer.Option(help="Training bags.")] = 400,
+    valid_bags: Annotated[int, typer.Option(help="Validation bags.")] = 100,
+    test_bags: Annotated[int, typer.Option(help="Test bags.")] = 100,
+    sampler: Annotated[
+        str, typer.Option(help="conditional (fast) or official (the released order of draws).")
+    ] = "conditional",
+    tie: Annotated[str, typer.Option(help="lowest, random or reject.")] = "lowest",
+    rounding: Annotated[str, typer.Option(help="official or largest_remainder.")] = "official",
+    overlap: Annotated[bool, typer.Option(help="Bags may share instances.")] = True,
+    seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="Random seed of the folds and the bags.")] = 42,
+    picture: Annotated[
+        Path | None, typer.Option(help="Write the share histogram and label prior (.png, .svg, .pdf).")
+    ] = None,
+    export: Annotated[Path | None, typer.Option(help="Write addresses and labels (.npz) for other programs.")] = None,
+) -> None:
+    """Show and export the bags that the protocol makes.
+
+    Prints majority shares, ties and the label prior of each split.
+    """
+    import numpy as np
+    from rich.table import Table
+
+    from headcount.cli.running import console
+    from headcount.datasets import registry, share_sampler
+    from headcount.datasets.protocol import Protocol, majority_bags
+    from headcount.io import atomic_write
+    from headcount.majority import metrics
+    from headcount.reporting import plots
+
+    protocol = Protocol(scenario, bag_size, train_bags, valid_bags, test_bags, seed, sampler, tie, rounding, overlap)
+    if export and export.suffix != ".npz":
+        raise HeadcountError(f"bags are exported as .npz, got {export}")
+    loaded = registry.load_source(source)
+    splits = majority_bags(loaded, fold, protocol)
+    table = Table(box=None, pad_edge=False)
+    for name in ("split", "bags", "instances", "majority share (min / mean / max)", "ties", "labels per class"):
+        table.add_column(name, justify="left")
+    for split, part in splits.items():
+        assert part.truth is not None
+        truth, label, bag = part.truth.numpy(), part.label.numpy(), part.bag.numpy()
+        share = metrics.label_share(truth, label, bag)
+        votes = metrics.count_votes(truth, bag, len(part), len(part.classes))
+        tied = (votes == votes.max(1, keepdims=True)).sum(1) > 1
+        prior = " ".join(map(str, np.bincount(label, minlength=len(part.classes))))
+        shares = f"{share.min():.3f} / {share.mean():.3f} / {share.max():.3f}"
+        table.add_row(split, str(len(part)), str(len(bag)), shares, f"{tied.mean():.1%}", prior)
+        if split == "train" and picture:
+            edges = share_sampler.bin_edges(protocol.scenario, len(part.classes))
+            plots.save(plots.protocol_figure(share, label, tied, part.classes, edges), picture)
+    console.print(
+        f"{loaded.name}: {len(loaded)} instances, {len(loaded.classes)} classes; fold {fold}, {protocol.scenario}"
+    )
+    console.print(table)
+    if export:
+        arrays = {
+            f"{split}_{name}": getattr(part, name).numpy()
+            for split, part in splits.items()
+            for name in ("index", "offsets", "label", "truth")
+        }
+        about = json.dumps({"source": loaded.name, "checksum": loaded.checksum, "fold": fold, **vars(protocol)})
+        atomic_write(export, lambda f: np.savez_compressed(f, about=np.array(about), **arrays))
+
+
+@app.command()
+def heads(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+    """List the methods, their options and their citations."""
+    from headcount.cli.running import console
+    from headcount.models.heads import HEADS, head_options
+
+    rows: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "title": head.title,
+            "cites": head.cites,
+            "options": head_options(name),
+            "whole_bag": head.whole_bag,
+            "uses_instance_labels": head.uses_instance_labels,
+            "about": (head.__doc__ or "").strip().splitlines()[0],
+        }
+        for name, head in HEADS.items()
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    for row in rows:
+        console.print(f"{row['name']}  {row['title']}", style="bold")
+        console.print(f"    {row['about']}")
+        console.print(f"    options: {', '.join(f'{k}={v}' for k, v in row['options'].items()) or 'none'}")
+        console.print(f"    {row['cites']}")
+
+
+@app.command()
+def probe(
+    head: Annotated[
+        str | None, typer.Argument(help="A method, or path/to/file.py:Class; default: all methods.")
+    ] = None,
+    option: HeadOption = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of trainings to average.")] = 3,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each.")] = 60,
+) -> None:
+    """Test whether a method learns instances from majorities.
+
+    Prints instance (and bag) accuracy on four small problems as a Markdown table.
+    """
+    from headcount.cli.recipe_args import parse_options
+    from headcount.experiments.sanity_checks import SANITY_CHECKS, recipe_for, run_sanity_check
+    from headcount.models.heads import HEADS
+
+    options = parse_options(option)
+    recipes = [recipe_for(name, options, epochs) for name in ([head] if head else HEADS)]
+    print("| method | " + " | ".join(SANITY_CHECKS) + " |\n" + "|---" * (len(SANITY_CHECKS) + 1) + "|", flush=True)
+    for recipe in recipes:
+        scores = [run_sanity_check(recipe, name, seeds) for name in SANITY_CHECKS]
+        cells = [f"{s.instance_accuracy:.3f} ± {s.deviation:.3f} ({s.bag_accuracy:.2f})" for s in scores]
+        print(f"| {recipe.label} | {' | '.join(cells)} |", flush=True)
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the data sets, and which of them are in the cache."""
+    from headcount.cli.running import console, print_line
+    from headcount.datasets import cache, registry
+
+    print_line(f"cache: {cache.cache_folder()}")
+    for name, info in registry.SOURCES.items():
+        state = "ready" if registry.is_available(name) else "not in the cache"
+        state += f" ({info.note})" if info.note else ""
+        shape = "x".join(map(str, info.shape))
+        console.print(f"{name:9} {info.count:6} x {shape}, {len(info.classes)} classes: {state}")
+
+
+@data_app.command("fetch")
+def data_fetch(name: Annotated[str, typer.Argument(help="cifar10, svhn, path or oct.")]) -> None:
+    """Download a data set from its official address into the cache ($HEADCOUNT_DATA)."""
+    from headcount.datasets import registry
+
+    print(registry.load_source(check_choice("data set", name, registry.SOURCES)))
+
+
+@data_app.command("import")
+def data_import(
+    name: Annotated[str, typer.Argument(help="cifar10, svhn, path or oct.")],
+    file: Annotated[Path, typer.Argument(help="An .npz with images and labels, the training part first.")],
+    note: Annotated[str, typer.Option(help="Where it comes from; shown in every report.")] = "",
+) -> None:
+    """Put a data set obtained elsewhere into the cache."""
+    from headcount.datasets import registry
+
+    print(registry.import_npz(name, file, note=note))
