@@ -159,7 +159,8 @@ def test_instances_of_one_group_are_one_witness():
         easy = np.repeat(draw.random(12) < 0.7, 5)  # 12 patients of 5 slides of 20 tiles
         right = np.repeat(easy, 20) ^ (draw.random(1200) < 0.02)
         said = SimpleNamespace(
-            said=np.where(right, 0, 1), p=np.full((1200, 2), 0.5), sure=np.full(1200, 0.5), classes=("a", "b")
+            instance_prediction=np.where(right, 0, 1), instance_probabilities=np.full((1200, 2), 0.5),
+            confidence=np.full(1200, 0.5), classes=("a", "b"),
         )
         bags = Bags.of(np.zeros((1200, 1)), sizes=[20] * 60, labels=[0] * 60, classes=2, truth=np.zeros(1200, int))
         patients = tuple(f"p{b // 5}" for b in range(60))
@@ -381,7 +382,7 @@ def test_votes_add_up_to_the_mean(alike, tmp_path):
     assert (abs(mean - float(said.shares[2, won])) < 1e-5) == (alike is None)
     text = explain.render_explanation(reading, said, [2], "t", "m")
     assert f"of its votes, which add up to {100 * mean:.1f} %" in text
-    assert "votes add up to that mean" in text
+    assert "the votes for a class add up to that mean" in text
     assert [v.vote for v in view.votes_for] == sorted((v.vote for v in view.votes_for), reverse=True)
     assert view.vote_fraction == pytest.approx(1)
     whole = explain._class(reading, said, 1, 9)
@@ -471,7 +472,7 @@ def test_issues_of_a_table_through_the_command(typed, tmp_path):  # noqa: F811
     data = make.write_csv(tmp_path / "t.csv", table)
     code, out, err = typed("issues", data, "--out", "i.csv", "--top", 5)
     assert code == 0, err
-    assert "never saw it" in err
+    assert "out-of-fold predictions of 5 random forests" in err
     rows = rows_of(tmp_path / "i.csv")
     assert len(rows) == 40
     assert [int(r["rank"]) for r in rows] == list(range(1, 41))
@@ -512,7 +513,7 @@ def test_folds_keep_groups_together_and_never_judge_their_own(monkeypatch, tmp_p
         return says(reading, fit, asked, rng)
 
     monkeypatch.setattr(label_issues, "_forest_predict", watched)
-    monkeypatch.setattr(label_issues, "N_TREES", 5)
+    monkeypatch.setattr(label_issues, "TREES", 5)
     label_issues.cross_val_bag_probabilities(reading)
     assert sorted(seen) == list(range(20))
 

@@ -186,8 +186,8 @@ class NotAHead:
 class Lost(Count):
     title = "Lost"
 
-    def top(self, sums, total):
-        return super().top(sums, total) * float("nan")
+    def readout_sums(self, sums, total):
+        return super().readout_sums(sums, total) * float("nan")
 """
 
 

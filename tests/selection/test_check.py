@@ -456,7 +456,7 @@ def test_the_command_says_what_was_understood_and_a_verdict(tmp_path, monkeypatc
     assert code == 0
     assert "36 bags of 10 to 10 instances" in out
     assert out.splitlines()[-1].startswith("verdict: good")
-    assert "looked at 360 instances of 36 bags" in err
+    assert "examined 360 instances of 36 bags" in err
     assert list(tmp_path.iterdir()) == [file]  # nothing is written
 
 

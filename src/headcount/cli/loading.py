@@ -14,8 +14,8 @@ from headcount.cli.options import LIST_OPTIONS, split_names
 from headcount.errors import check_choice
 from headcount.inference.predict import Predictions, predict
 from headcount.models.fitted import FittedModel
-from headcount.readers.columns import ColumnRoles
 from headcount.readers import BagDataset, read
+from headcount.readers.columns import ColumnRoles
 from headcount.reporting.console import print_message
 from headcount.training.accel.device import resolve_device
 

@@ -29,7 +29,7 @@ DISK_ADVICE = {
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ENOENT: "check the path",
 }
-NOT_RESUMABLE = ("predict", "evaluate", "explain", "issues", "audit", "check", "export")
+STATELESS = ("predict", "evaluate", "explain", "issues", "audit", "check", "export")
 MAX_SKIPPED = 20  # lines printed about skipped rows, of which there may be millions
 
 _PARAMETER = re.compile(
@@ -90,8 +90,8 @@ def run_app(app: Callable[..., Any]) -> None:
     except (KeyboardInterrupt, ImportError) as e:
         if isinstance(e, ImportError) and not isinstance(e.__context__, KeyboardInterrupt):
             raise  # otherwise it was Ctrl-C while a library was being imported
-        resumable = sys.argv[1:2] and sys.argv[1] not in NOT_RESUMABLE
-        code = print_error("interrupted; the same command resumes the work" if resumable else "interrupted", 130)
+        stateless = sys.argv[1:2] and sys.argv[1] in STATELESS
+        code = print_error("interrupted" if stateless else "interrupted; the same command resumes the work", 130)
         # After Ctrl-C inside an eval of text (as libraries use it) CPython would end by a signal; another eval resets that
         eval("0")
     except (typer.Abort, EOFError):

@@ -52,8 +52,8 @@ def predict(
     One output row per input row, in the same order, with your own ids.
     """
     from headcount.cli.loading import load_model, parse_context, predict_all, read_data
-    from headcount.inference.ray_cluster import check_device
     from headcount.inference.predict_ray import remote_predictor
+    from headcount.inference.ray_cluster import check_device
     from headcount.reporting import export, geo
     from headcount.reporting.console import print_message
     from headcount.reporting.output_paths import check_outputs
@@ -84,7 +84,9 @@ def predict(
         print_message(note)
     out.parent.mkdir(parents=True, exist_ok=True)
     with bags_bar() as on_progress:
-        predictions = predict_all(fitted, dataset, use_context, scratch=out.parent, on_progress=on_progress, shard_predictor=remote)
+        predictions = predict_all(
+            fitted, dataset, use_context, scratch=out.parent, on_progress=on_progress, shard_predictor=remote
+        )
     for line in share_warnings(fitted, predictions) if bags is not None else ():
         print_message(line)
     complete = False
