@@ -159,8 +159,10 @@ def test_instances_of_one_group_are_one_witness():
         easy = np.repeat(draw.random(12) < 0.7, 5)  # 12 patients of 5 slides of 20 tiles
         right = np.repeat(easy, 20) ^ (draw.random(1200) < 0.02)
         said = SimpleNamespace(
-            instance_prediction=np.where(right, 0, 1), instance_probabilities=np.full((1200, 2), 0.5),
-            confidence=np.full(1200, 0.5), classes=("a", "b"),
+            instance_prediction=np.where(right, 0, 1),
+            instance_probabilities=np.full((1200, 2), 0.5),
+            confidence=np.full(1200, 0.5),
+            classes=("a", "b"),
         )
         bags = Bags.of(np.zeros((1200, 1)), sizes=[20] * 60, labels=[0] * 60, classes=2, truth=np.zeros(1200, int))
         patients = tuple(f"p{b // 5}" for b in range(60))
