@@ -1,24 +1,28 @@
-"""A record: what one run found, whole or absent.
+"""A record: the result of one run, complete or absent.
 
-``<key>.json`` (under 8 KB: recipe, scores, thinned curves, provenance) and, beside it, ``<key>.npz`` (arrays: what was said of
-each test instance; for a Counting Network each training instance's vote and distance). The arrays are put in place first
-and the JSON last, each written beside and renamed, so a JSON that exists is a run that finished. A run that failed leaves
-``<key>.failed.json`` (recipe, error, traceback) until it succeeds.
+``<key>.json`` (under 8 KB: recipe, scores, thinned curves, provenance) and, beside it, ``<key>.npz`` (arrays: the predictions for
+the test instances; for a Counting Network each training instance's vote and distance). The arrays are put in place first and
+the JSON last, each under a temporary name and renamed, so a JSON file that exists belongs to a run that finished. A run that
+failed leaves ``<key>.failed.json`` (recipe, error, traceback) until it succeeds.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import os
 import platform
+import subprocess
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from headcount import __version__
 from headcount.datasets.parsers import explain_read_errors
@@ -26,38 +30,50 @@ from headcount.errors import HeadcountError
 from headcount.experiments.recipe import Recipe
 from headcount.io import atomic_write
 from headcount.models.heads import find_head
+from headcount.training import distributed
+from headcount.training.accel.device import describe_device
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """One finished run. ``body`` is the JSON as written."""
+    """One finished run.
+
+    Attributes
+    ----------
+    data : dict
+        The JSON as written.
+    path : Path
+        Where it is.
+    """
 
     data: dict[str, Any]
     path: Path
 
     @property
     def key(self) -> str:
+        """The key of its recipe, when it ran."""
         return self.data["key"]
 
     @property
     def recipe(self) -> Recipe:
+        """The recipe that was run."""
         return Recipe.from_dict(self.data["recipe"])
 
     @property
     def label(self) -> str:
-        """What tables call its method. A head of one's own is called as it was when it ran: reading a record runs no code."""
+        """The method's name in tables. For a custom head it is the one recorded: reading a record executes no code."""
         recipe = self.recipe
         return str(self.data.get("label", recipe.head)) if ":" in recipe.head else recipe.label
 
     @property
     def uses_instance_labels(self) -> bool:
-        """Whether it was told every instance's label: an upper bound, never "the best"."""
+        """Whether it was trained with every instance's label: an upper bound, never "the best"."""
         head = self.recipe.head
         return bool(self._custom_head.get("told")) if ":" in head else find_head(head).uses_instance_labels
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """What a run saw beyond its recipe: the data, by checksum, and the code of a head of one's own, where it is known."""
+        """What the recipe does not contain: the checksum of the data and the hash of a custom head's code."""
         return {"data": str(self.data["data"].get("checksum", "")), "code": str(self._custom_head.get("code", ""))}
 
     @property
@@ -68,11 +84,12 @@ class Record:
 
     @property
     def _custom_head(self) -> dict[str, Any]:
-        own = self.data.get("own_head")
-        return own if isinstance(own, dict) else {}
+        recorded = self.data.get("own_head")
+        return recorded if isinstance(recorded, dict) else {}
 
     @property
     def scores(self) -> dict[str, float]:
+        """Metric names and values."""
         return self.data["scores"]
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -80,28 +97,29 @@ class Record:
         path = self.path.with_suffix(".npz")
         if not path.exists():
             return {}
-        want = f"the whole file, or move it away with {self.path.name} and run the study again"
-        with explain_read_errors(path, want), path.open("rb") as f, np.load(f, allow_pickle=False) as npz:
+        expected = f"the whole file, or move it away with {self.path.name} and run the study again"
+        with explain_read_errors(path, expected), path.open("rb") as f, np.load(f, allow_pickle=False) as npz:
             return {name: npz[name] for name in npz.files}
 
     def result(self) -> dict[str, Any]:
-        """All that must be equal when the run is repeated: everything but clock, host and versions."""
+        """All that must be equal when the run is repeated: everything but time, host and versions."""
         return {k: v for k, v in self.data.items() if k != "provenance"}
 
     @classmethod
     def read(cls, path: Path) -> Record:
+        """The record in this file."""
         try:
-            body = json.loads(path.read_bytes())
+            data = json.loads(path.read_bytes())
         except ValueError as e:
             raise _not_a_record(path, str(e)) from None
-        if why := _unlike_a_record(body):
-            raise _not_a_record(path, why)
-        return cls(body, path)
+        if reason := _what_is_missing(data):
+            raise _not_a_record(path, reason)
+        return cls(data, path)
 
 
-_NO_RECORDS = (".failed.json", "summary.json")
+_NOT_RECORDS = (".failed.json", "summary.json")
 _PARTS = {"key": str, "recipe": dict, "data": dict, "fit": dict, "scores": dict, "provenance": dict}
-# what tables and pages read of the parts
+# what tables and pages read from the parts
 _FIELDS: dict[str, dict[str, Any]] = {
     "recipe": dict.fromkeys(("source", "scenario", "fold", "head", "removal", "seed"), object),
     "data": {
@@ -112,40 +130,48 @@ _FIELDS: dict[str, dict[str, Any]] = {
 }
 
 
-def _unlike_a_record(body: Any) -> str:
-    """What every record has and this has not, or not as what it should be; else nothing."""
-    if not isinstance(body, dict):
+def _what_is_missing(data: Any) -> str:
+    """What every record has and this one lacks, or has with a wrong type; empty if nothing."""
+    if not isinstance(data, dict):
         return "it lacks everything"
-    if parts := [name for name, kind in _PARTS.items() if not isinstance(body.get(name), kind)]:
+    if parts := [name for name, kind in _PARTS.items() if not isinstance(data.get(name), kind)]:
         return f"it lacks {', '.join(parts)}"
     try:
-        Recipe.from_dict(body["recipe"])
-    except HeadcountError as e:  # another version's, or written by hand
+        Recipe.from_dict(data["recipe"])
+    except HeadcountError as e:  # of another version, or edited
         return str(e)
     fields = [
         f"{part}.{name}"
         for part, kinds in _FIELDS.items()
         for name, kind in kinds.items()
-        if name not in body[part] or not isinstance(body[part][name], kind)
+        if name not in data[part] or not isinstance(data[part][name], kind)
     ]
-    fields += [f"scores.{k} as a number" for k, v in body["scores"].items() if not isinstance(v, int | float | None)]
+    fields += [f"scores.{k} as a number" for k, v in data["scores"].items() if not isinstance(v, int | float | None)]
     return f"it lacks {', '.join(fields)}" if fields else ""
 
 
-def _not_a_record(path: Path, why: str) -> HeadcountError:
-    return HeadcountError(f"{path} is not a record ({why}); move it away and run the study again")
+def _not_a_record(path: Path, reason: str) -> HeadcountError:
+    return HeadcountError(f"{path} is not a record ({reason}); move it away and run the study again")
 
 
-def write_record(folder: Path, body: dict[str, Any], arrays: dict[str, np.ndarray]) -> Record:
-    """Put a record in place: arrays first, then the JSON that vouches for them."""
-    path = folder / f"{body['key']}.json"
+def write_record(folder: Path, data: dict[str, Any], arrays: dict[str, np.ndarray]) -> Record:
+    """Put a record in place: arrays first, then the JSON, whose existence means that both are complete."""
+    path = folder / f"{data['key']}.json"
     atomic_write(path.with_suffix(".npz"), lambda f: np.savez_compressed(f, allow_pickle=False, **arrays))
     try:
-        atomic_write(path, lambda f: f.write(_one_field_a_line(body).encode()))
+        atomic_write(path, lambda f: f.write(_one_field_per_line(data).encode()))
     except Exception:
         path.with_suffix(".npz").unlink()
         raise
-    return Record(body, path)
+    return Record(data, path)
+
+
+def load_records(folder: Path | str) -> list[Record]:
+    """Every record in a folder, by key; without failures and summaries."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise HeadcountError(f"no folder {folder}; give the --out of a study")
+    return [Record.read(p) for p in sorted(folder.glob("*.json")) if not p.name.endswith(_NOT_RECORDS)]
 
 
 def failure_path(folder: Path, key: str) -> Path:
@@ -154,10 +180,10 @@ def failure_path(folder: Path, key: str) -> Path:
 
 
 def write_failure(path: Path, recipe: Recipe, error: BaseException) -> None:
-    """Keep why a run failed. Nothing rests on this file, so a disk that cannot take it stops nothing."""
+    """Keep the reason why a run failed. The file is for people only, so failing to write it stops nothing."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return  # a full disk's last kilobytes are not for this
-    body = {
+    data = {
         "key": path.name.partition(".")[0],
         "format": 1,
         "recipe": recipe.values,
@@ -171,17 +197,38 @@ def write_failure(path: Path, recipe: Recipe, error: BaseException) -> None:
         },
     }
     with suppress(OSError):
-        atomic_write(path, lambda f: f.write(_one_field_a_line(body).encode()))
+        atomic_write(path, lambda f: f.write(_one_field_per_line(data).encode()))
 
 
-def _one_field_a_line(body: dict[str, Any]) -> str:
-    lines = (f"{json.dumps(k)}: {json.dumps(v, allow_nan=False, separators=(',', ':'))}" for k, v in body.items())
+def _one_field_per_line(data: dict[str, Any]) -> str:
+    lines = (f"{json.dumps(k)}: {json.dumps(v, allow_nan=False, separators=(',', ':'))}" for k, v in data.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def load_records(folder: Path | str) -> list[Record]:
-    """Every record in a folder, by key; what failed, and a summary that somebody made of them, are none."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise HeadcountError(f"no folder {folder}; give the --out of a study")
-    return [Record.read(p) for p in sorted(folder.glob("*.json")) if not p.name.endswith(_NO_RECORDS)]
+def provenance(device: torch.device, started: datetime, seconds: float, compiled: bool) -> dict[str, Any]:
+    """Where a record comes from: commit, versions, machine, time."""
+    return {
+        "commit": _commit(),
+        "versions": {"headcount": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "device": describe_device(device),
+        "compiled": compiled,
+        **({"processes": distributed.world_size()} if distributed.world_size() > 1 else {}),
+        "host": platform.node(),
+        "started": started.isoformat(timespec="seconds"),
+        "seconds": round(seconds, 3),
+    }
+
+
+@lru_cache(maxsize=1)
+def _commit() -> str | None:
+    """The commit of the checkout this code runs from; for a copy without history, the environment's HEADCOUNT_COMMIT."""
+    if commit := os.environ.get("HEADCOUNT_COMMIT"):
+        return commit
+    git = ["git", "-C", str(Path(__file__).resolve().parent)]
+    try:
+        tracked = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=10)
+        if tracked.returncode:
+            return None
+        return subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return None

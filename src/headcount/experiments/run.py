@@ -1,7 +1,7 @@
 """run(): one recipe becomes one record.
 
-The walk: source, fold, bags, device; fit on blind bags (for MPEM without the dissenters its Counting Network named); ask the
-best epoch about the test bags; score. Truth is looked at only after training, for the scores.
+source → protocol → bags → train → predict → scores → record. Training sees blind bags (for MPEM without the dissenters found by
+the Counting Network's run); instance labels are used after training only, for the scores.
 """
 
 from __future__ import annotations
@@ -21,24 +21,21 @@ import torch
 from torch import Tensor
 
 from headcount.bags import Bags, Pool
-from headcount.datasets import registry
 from headcount.datasets.corruption import corrupt
 from headcount.datasets.protocol import Protocol, majority_bags
-from headcount.datasets.registry import Source
+from headcount.datasets.registry import Source, load_source
 from headcount.errors import HeadcountError
-from headcount.experiments import records, scores
-from headcount.experiments.provenance import provenance
+from headcount.experiments import scores
 from headcount.experiments.recipe import Recipe
-from headcount.experiments.records import Record
+from headcount.experiments.records import Record, provenance, write_record
 from headcount.io import file_lock
 from headcount.models.heads import find_head
 from headcount.models.network import Model, build_model, predict
 from headcount.training import distributed, loop, loss_curve, mpem
-from headcount.training.accel import device as speed
-from headcount.training.loop import CHECKPOINT_SECONDS, TrainResult
+from headcount.training.accel.device import resolve_device
 from headcount.training.trainer import TrainProgress
 
-ProgressCallback = Callable[[TrainProgress], None]
+EpochCallback = Callable[[TrainProgress], None]
 CURVE_POINTS = 60  # points of the learning curve: a record stays small
 
 
@@ -48,146 +45,141 @@ def run(
     *,
     device: str = "auto",
     compile: str = "auto",
-    on_progress: ProgressCallback | None = None,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+    on_progress: EpochCallback | None = None,
+    checkpoint_seconds: float = loop.CHECKPOINT_SECONDS,
 ) -> Record:
-    """The record of this recipe in ``out``: read if it is there, otherwise trained. What it needs must be there."""
-    # once: a file that is written anew meanwhile does not rename this run
-    out, key, own = Path(out), recipe.key, _own_head(recipe)
-    path = out / f"{key}.json"
-    work = out / "running" / key
-    where = speed.resolve_device(device)
-    team = distributed.process_group(where)
-    with file_lock(work.with_suffix(".lock")) if team.is_main else nullcontext():
-        team.check_equal("which run this is", int(key, 16) >> 2)
-        if not team.broadcast(path.exists()):
+    """Train and score one recipe, unless its record exists.
+
+    Parameters
+    ----------
+    recipe : Recipe
+        The experiment. The runs it needs (``recipe.needs``) must have records in ``out``.
+    out : path
+        Folder of the records. A run that was interrupted resumes from its checkpoint there.
+    device : str
+        auto, cpu, cuda or cuda:1.
+    compile : {"auto", "on", "off"}
+        Whether to compile the network; affects speed only.
+    on_progress : callable, optional
+        Called with a :class:`~headcount.training.trainer.TrainProgress` after every epoch.
+    checkpoint_seconds : float
+        Least time between two checkpoints.
+
+    Returns
+    -------
+    Record
+
+    Examples
+    --------
+    >>> from tempfile import mkdtemp
+    >>> recipe = Recipe(source="digits", backbone="mlp", bag_size=12, train_bags=20, valid_bags=10, test_bags=10, epochs=2)
+    >>> run(recipe, mkdtemp(), device="cpu").scores.keys() >= {"instance_accuracy", "bag_accuracy"}
+    True
+    """
+    out, key, custom_head = Path(out), recipe.key, _custom_head(recipe)  # once: a file may change during the run
+    path, work_dir = out / f"{key}.json", out / "running" / key
+    torch_device = resolve_device(device)
+    group = distributed.process_group(torch_device)
+    with file_lock(work_dir.with_suffix(".lock")) if group.is_main else nullcontext():
+        group.check_equal("which run this is", int(key, 16) >> 2)
+        if not group.broadcast(path.exists()):
             started, clock = datetime.now(UTC), time.monotonic()
-            how = {"on_progress": on_progress, "checkpoint_seconds": checkpoint_seconds, "compile": compile}
-            with _swept(work) if team.is_main else nullcontext():
-                bags, removed, fitted = _train(recipe, out, work, where, how)
-                if team.is_main:
-                    body, arrays = _score(recipe, bags, removed, fitted)
-                    made = provenance(where, started, time.monotonic() - clock, fitted.compiled)
-                    records.write_record(out, {"key": key, **body, **own, "provenance": made}, arrays)
-        if team.is_main:
-            shutil.rmtree(work, ignore_errors=True)
-        team.barrier()  # for the record
+            with _remove_if_no_checkpoint(work_dir) if group.is_main else nullcontext():
+                bags = make_bags(recipe, torch_device)
+                removed = find_dissenters(recipe, out, bags["train"]) if recipe.removal else None
+                train, valid = (hide_truth(bags[split], recipe) for split in ("train", "valid"))
+                result = loop.train(
+                    initial_model(recipe, bags["train"]).to(torch_device),
+                    train if removed is None else _without(train, removed, recipe),
+                    valid,
+                    recipe.train_config,
+                    work_dir=work_dir,
+                    on_progress=on_progress,
+                    checkpoint_seconds=checkpoint_seconds,
+                    compile=compile,
+                )
+                if not result.progress.best_epoch:
+                    advice = f"try a smaller lr than {recipe.lr:g}"
+                    raise HeadcountError(f"{recipe}: the validation loss was never a number; {advice}")
+                if group.is_main:
+                    data, arrays = _score(recipe, result.model, bags, removed)
+                    data = {"key": key, **_describe(recipe, bags, result), **data, **custom_head}
+                    data["provenance"] = provenance(
+                        torch_device, started, time.monotonic() - clock, result.compiled
+                    )
+                    write_record(out, data, arrays)
+        if group.is_main:
+            shutil.rmtree(work_dir, ignore_errors=True)
+        group.barrier()  # the other processes wait for the record
     return Record.read(path)
 
 
-def _train(
-    recipe: Recipe, out: Path, work: Path, device: torch.device, how: dict[str, Any]
-) -> tuple[dict[str, Bags], Tensor | None, TrainResult]:
-    bags = make_bags(recipe, device)
-    removed = find_dissenters(recipe, out, bags["train"]) if recipe.removal else None
-    train, valid = (hide_truth(bags[split], recipe) for split in ("train", "valid"))
-    if removed is not None:
-        train = train.without(removed)
-        train = train.drop_removed() if recipe.drop_before_forward else train
-    model = initial_model(recipe, bags["train"].blind()).to(device)
-    fitted = loop.train(model, train, valid, recipe.train_config, work_dir=work, **how)
-    if not fitted.progress.best_epoch:
-        raise HeadcountError(f"{recipe}: the validation loss was never a number; try a smaller lr than {recipe.lr:g}")
-    return bags, removed, fitted
+@contextmanager
+def _remove_if_no_checkpoint(work_dir: Path) -> Iterator[None]:
+    """A run that fails before its first checkpoint has nothing to resume from, so its folder is removed."""
+    try:
+        yield
+    except Exception:
+        if not (work_dir / "checkpoint.safetensors").exists():
+            shutil.rmtree(work_dir, ignore_errors=True)
+        raise
 
 
-def _score(
-    recipe: Recipe, bags: dict[str, Bags], removed: Tensor | None, fitted: TrainResult
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    body = _heading(recipe, bags, fitted)
-    said = predict(fitted.model, bags["test"])
-    found, arrays = scores.score_test(said, bags["test"])
-    body |= found
-    if (estimate := fitted.model.head.estimate) is not None:
-        valid = hide_truth(bags["valid"], recipe)
-        heard = predict(fitted.model, valid)
-        body["tilt"] = scores.score_transition(estimate, said, bags["train"], valid, bags["test"], heard)
-    if removed is not None:
-        body["mpem"] = scores.score_removal(removed, bags["train"])
-    else:
-        votes = predict_votes(fitted.model, bags["train"])
-        arrays |= {name: value.cpu().numpy() for name, value in votes.items()}
-        swept, before_after = scores.score_removal_sweep(votes, bags["train"])
-        body |= swept
-        arrays |= before_after
-    return body, arrays
+# -- bags and model ---------------------------------------------------------------------------------------------------
 
 
-# -- what goes in -----------------------------------------------------------------------------------------------------
-
-
-# kept by the source itself, not by its name: a file that was written anew, or another folder's, is another source
-
-
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=4)  # by the source itself, not by its name: a file that has changed is another source
 def _pool_on(source: Source, device: torch.device) -> Pool:
     return source.pool().to(device)
 
 
 @lru_cache(maxsize=8)
-def _bags(source: Source, fold: int, protocol: Protocol) -> dict[str, Bags]:
+def _protocol_bags(source: Source, fold: int, protocol: Protocol) -> dict[str, Bags]:
     return majority_bags(source, fold, protocol)
 
 
 def make_bags(recipe: Recipe, device: torch.device | str = "cpu") -> dict[str, Bags]:
     """The recipe's training, validation and test bags, with truth, over one pool on the device."""
-    source = registry.load_source(recipe.source)
+    source = load_source(recipe.source)
     pool = _pool_on(source, torch.device(device))
-    made = _bags(source, recipe.fold, protocol_of(recipe))
+    bags = _protocol_bags(source, recipe.fold, recipe.protocol)
     if recipe.trouble:
-        made = corrupt(made, dict(recipe.trouble), recipe.data_seed + recipe.fold)
-    return {split: replace(bags, pool=pool).to(device) for split, bags in made.items()}
+        bags = corrupt(bags, dict(recipe.trouble), recipe.data_seed + recipe.fold)
+    return {split: replace(part, pool=pool).to(device) for split, part in bags.items()}
 
 
 def hide_truth(bags: Bags, recipe: Recipe) -> Bags:
-    """What training may see: no truth. The supervised twin alone is told the instances' classes, as labels given."""
+    """The bags as training sees them, without truth; the supervised twin alone gets the classes, as known labels."""
     return replace(bags, known=bags.truth, truth=None) if find_head(recipe.head).uses_instance_labels else bags.blind()
 
 
-def protocol_of(recipe: Recipe) -> Protocol:
-    return Protocol(
-        scenario=recipe.scenario,
-        bag_size=recipe.bag_size,
-        train_bags=recipe.train_bags,
-        valid_bags=recipe.valid_bags,
-        test_bags=recipe.test_bags,
-        seed=recipe.data_seed,
-        sampler=recipe.sampler,
-        tie=recipe.tie,
-        rounding=recipe.rounding,
-        overlap=recipe.overlap,
-    )
-
-
 def initial_model(recipe: Recipe, train: Bags) -> Model:
-    """Fresh weights: the same for every fold and every removal of one seed."""
-    source = registry.load_source(recipe.source)
-    config = recipe.model_config(train)
-    return build_model(config, train, seed=recipe.seed, mean=source.mean, std=source.std)
+    """The untrained model; its weights depend on the seed only, not on the fold or on MPEM's removal."""
+    source, bags = load_source(recipe.source), train.blind()
+    return build_model(recipe.model_config(bags), bags, seed=recipe.seed, mean=source.mean, std=source.std)
 
 
 # -- MPEM -------------------------------------------------------------------------------------------------------------
 
 
 def predict_votes(model: Model, train: Bags) -> dict[str, Tensor]:
-    """What MPEM must know of a trained network: each training instance's vote, and its distances. No truth needed."""
-    said = predict(model, train, keep=("features",))
+    """What MPEM needs from a trained Counting Network: each training instance's vote, and its distances. Uses no truth."""
+    predictions = predict(model, train, keep=("features",))
     device = train.index.device
-    h, vote, bag_said = (
-        said.parts["features"].to(device),
-        said.instance.argmax(1).to(device),
-        said.bag.argmax(1).to(device),
-    )
-    kept = {"train_said": vote.to(torch.int16), "train_bag_said": bag_said.to(torch.int16)}
-    for bags in mpem.PROTOTYPE_BAGS:
+    features = predictions.parts["features"].to(device)
+    vote, bag_prediction = predictions.instance.argmax(1).to(device), predictions.bag.argmax(1).to(device)
+    votes = {"train_said": vote.to(torch.int16), "train_bag_said": bag_prediction.to(torch.int16)}
+    for which in mpem.PROTOTYPE_BAGS:
         for distance in mpem.DISTANCES:
-            to = mpem.prototypes(h, vote, train.bag, train.label, bag_said, len(train.classes), bags, distance)
-            kept[f"train_{distance}_{bags}"] = mpem.distances(h, train.bag, train.label, to).float()
-    return kept
+            prototypes = mpem.prototypes(
+                features, vote, train.bag, train.label, bag_prediction, len(train.classes), which, distance
+            )
+            votes[f"train_{distance}_{which}"] = mpem.distances(features, train.bag, train.label, prototypes).float()
+    return votes
 
 
 def find_dissenters(recipe: Recipe, out: Path, train: Bags) -> Tensor:
-    """(N,) the dissenters that the needed run's votes name."""
+    """(N,) the instances to remove, by the votes of the run this recipe needs."""
     (needed,) = recipe.needs
     path = out / f"{needed.key}.json"
     if not path.exists():
@@ -198,16 +190,41 @@ def find_dissenters(recipe: Recipe, out: Path, train: Bags) -> Tensor:
             f"{path.with_suffix('.npz')} is missing, and MPEM needs its votes; delete {path} and run it again"
         )
     device = train.index.device
-    said = torch.from_numpy(arrays["train_said"].astype(np.int64)).to(device)
+    vote = torch.from_numpy(arrays["train_said"].astype(np.int64)).to(device)
     distance = torch.from_numpy(arrays[f"train_{recipe.distance}_{recipe.prototype_bags}"]).to(device)
-    return mpem.dissenters(distance, said, train.bag, train.label, recipe.removal)
+    return mpem.dissenters(distance, vote, train.bag, train.label, recipe.removal)
 
 
-# -- what comes out ---------------------------------------------------------------------------------------------------
+def _without(train: Bags, removed: Tensor, recipe: Recipe) -> Bags:
+    train = train.without(removed)
+    return train.drop_removed() if recipe.drop_before_forward else train
 
 
-def _heading(recipe: Recipe, bags: dict[str, Bags], fitted: TrainResult) -> dict[str, Any]:
-    source, progress = registry.load_source(recipe.source), fitted.progress
+# -- the record -------------------------------------------------------------------------------------------------------
+
+
+def _score(
+    recipe: Recipe, model: Model, bags: dict[str, Bags], removed: Tensor | None
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Scores on the test bags, and what MPEM did or would do to the training bags; as JSON and as arrays."""
+    predictions = predict(model, bags["test"])
+    data, arrays = scores.score_test(predictions, bags["test"])
+    if (estimate := model.head.estimate) is not None:
+        valid = hide_truth(bags["valid"], recipe)
+        data["tilt"] = scores.score_transition(
+            estimate, predictions, bags["train"], valid, bags["test"], predict(model, valid)
+        )
+    if removed is not None:
+        return data | {"mpem": scores.score_removal(removed, bags["train"])}, arrays
+    votes = predict_votes(model, bags["train"])
+    arrays |= {name: value.cpu().numpy() for name, value in votes.items()}
+    sweep, share_arrays = scores.score_removal_sweep(votes, bags["train"])
+    return data | sweep, arrays | share_arrays
+
+
+def _describe(recipe: Recipe, bags: dict[str, Bags], result: loop.TrainResult) -> dict[str, Any]:
+    """The part of the record that describes recipe, data and training."""
+    source, progress = load_source(recipe.source), result.progress
     curve = loss_curve.thin_curve(progress.curve, CURVE_POINTS)
     return {
         "format": 1,
@@ -222,7 +239,7 @@ def _heading(recipe: Recipe, bags: dict[str, Bags], fitted: TrainResult) -> dict
             "classes": list(source.classes),
             "shape": list(bags["train"].pool.shape),
             "bag_size": recipe.bag_size,
-            **{f"{split}_bags": len(b) for split, b in bags.items()},
+            **{f"{split}_bags": len(part) for split, part in bags.items()},
         },
         "fit": {
             "best_epoch": progress.best_epoch,
@@ -234,21 +251,8 @@ def _heading(recipe: Recipe, bags: dict[str, Bags], fitted: TrainResult) -> dict
     }
 
 
-def _own_head(recipe: Recipe) -> dict[str, Any]:
-    """What a reader of the record must know of a head of one's own without running its file."""
-    return (
-        {"own_head": {"code": code, "told": find_head(recipe.head).uses_instance_labels}}
-        if (code := recipe.code_hash)
-        else {}
-    )
-
-
-@contextmanager
-def _swept(work: Path) -> Iterator[None]:
-    """A run that failed before its first checkpoint has nothing to go on from, so it leaves nothing."""
-    try:
-        yield
-    except Exception:
-        if not (work / "checkpoint.safetensors").exists():
-            shutil.rmtree(work, ignore_errors=True)
-        raise
+def _custom_head(recipe: Recipe) -> dict[str, Any]:
+    """What a reader of the record must know of a custom head without executing its file."""
+    if not (code := recipe.code_hash):
+        return {}
+    return {"own_head": {"code": code, "told": find_head(recipe.head).uses_instance_labels}}
