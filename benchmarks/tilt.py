@@ -84,7 +84,7 @@ def recipe_for(data: str, seed: int, epochs: int, **method: Any) -> Recipe:
 
 
 def train_and_score(recipe: Recipe, bags: dict[str, Bags]) -> dict[str, float]:
-    train, valid = (runs.hide_truth(bags[split], recipe) for split in ("train", "valid"))
+    train, valid = (runs.hide_truth(bags[split], recipe.head) for split in ("train", "valid"))
     started = time.process_time()
     model = train(
         build_model(recipe.model_config(train), train, seed=recipe.seed), train, valid, recipe.train_config

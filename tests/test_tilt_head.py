@@ -13,7 +13,7 @@ import test_training as plain
 from headcount.bags import Bags, Pool, Segments
 from headcount.errors import HeadcountError
 from headcount.experiments import run as runs
-from headcount.experiments.sanity_checks import recipe_for, run_sanity_check
+from headcount.experiments.sanity_checks import run_sanity_check
 from headcount.majority import transition, transition_em
 from headcount.majority.ragged_votes import election_log_probs
 from headcount.models.heads import Batch, Output, build_head
@@ -511,10 +511,7 @@ def test_it_learns_and_finds_the_shares(scenario, least):
 def test_probes():
     """A class always second, and one that never wins: the traps of experiments/sanity_checks.py."""
     for name, least in (("present", 0.95), ("never", 0.93)):
-        assert (
-            run_sanity_check(recipe_for("tilt", {"start": 0.5, "bag": 0}, epochs=30), name, seeds=1).instance_accuracy
-            > least
-        )
+        assert run_sanity_check(name, "tilt", {"start": 0.5, "bag": 0}, epochs=30, seeds=1).instance_accuracy > least
 
 
 def test_two_classes_and_ragged_bags_with_everything():

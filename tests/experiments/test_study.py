@@ -441,7 +441,7 @@ def test_a_failure_stops_only_what_needs_it(own, tmp_path):
 @pytest.mark.soak
 def test_a_process_that_is_killed(own, tmp_path):
     """Say, for want of memory: one line instead of a traceback out of the pool."""
-    with pytest.raises(HeadcountError, match=r"a run's process was killed.*goes on where it stopped"):
+    with pytest.raises(HeadcountError, match=r"a run's process was killed.*resumes where it stopped"):
         study.study([BASE.replace(head=f"{own}:Dies"), BASE], tmp_path, launch=processes(1), device="cpu")
     study.study([BASE], tmp_path, device="cpu")
 

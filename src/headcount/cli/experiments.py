@@ -303,16 +303,17 @@ def probe(
     Prints instance (and bag) accuracy on four small problems as a Markdown table.
     """
     from headcount.cli.recipe_args import parse_options
-    from headcount.experiments.sanity_checks import SANITY_CHECKS, recipe_for, run_sanity_check
-    from headcount.models.heads import HEADS
+    from headcount.experiments.sanity_checks import SANITY_CHECKS, run_sanity_check
+    from headcount.models.heads import HEADS, check_options, find_head
 
-    options = parse_options(option)
-    recipes = [recipe_for(name, options, epochs) for name in ([head] if head else HEADS)]
+    options, names = parse_options(option), [head] if head else list(HEADS)
+    for name in names:
+        check_options(name, options)
     print("| method | " + " | ".join(SANITY_CHECKS) + " |\n" + "|---" * (len(SANITY_CHECKS) + 1) + "|", flush=True)
-    for recipe in recipes:
-        scores = [run_sanity_check(recipe, name, seeds) for name in SANITY_CHECKS]
+    for name in names:
+        scores = [run_sanity_check(check, name, options, epochs=epochs, seeds=seeds) for check in SANITY_CHECKS]
         cells = [f"{s.instance_accuracy:.3f} ± {s.deviation:.3f} ({s.bag_accuracy:.2f})" for s in scores]
-        print(f"| {recipe.label} | {' | '.join(cells)} |", flush=True)
+        print(f"| {find_head(name).display_name(options)} | {' | '.join(cells)} |", flush=True)
 
 
 @data_app.command("list")

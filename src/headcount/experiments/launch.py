@@ -1,4 +1,4 @@
-"""Launchers: a launcher is a function from (task, arguments) to futures. Here: this process, or several on this machine."""
+"""Launchers: where a study's runs are executed. Here: in this process, or in several on this machine."""
 
 from __future__ import annotations
 
@@ -36,32 +36,40 @@ def in_process() -> Iterator[Submit]:
 
 
 def processes(count: int) -> Launcher:
-    """Runs side by side on this machine, each with its share of the cores."""
+    """Several runs at a time on this machine, each with its share of the cores."""
     require_single_process("a study with --processes")
 
     @contextmanager
     def launch() -> Iterator[Submit]:
-        each = threads_per_process(count)
-        with _each_with(each):
+        cores = threads_per_process(count)
+        with _environment(dict.fromkeys(_THREAD_VARIABLES, str(cores))):
             context = multiprocessing.get_context("spawn")
-            pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=(each, os.getpid()))
+            initargs = (cores, os.getpid())
+            pool = ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=initargs)
             try:
                 yield partial(_submit, pool)
                 pool.shutdown()
             except BaseException as e:
-                workers = list((pool._processes or {}).values())  # these only: a caller may have children of his own
+                workers = list((pool._processes or {}).values())  # only these: the caller may have other children
                 pool.shutdown(wait=False, cancel_futures=True)
                 for worker in workers:
                     worker.terminate()
                 if isinstance(e, BrokenProcessPool):
-                    raise HeadcountError(_LOST) from e
+                    raise HeadcountError(_KILLED) from e
                 raise
 
     return launch
 
 
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_KILLED = (
+    "a run's process was killed, possibly for lack of memory; the same command resumes where it stopped, "
+    "with fewer processes if it happens again"
+)
+
+
 def _submit(pool: Executor, task: Callable[..., Any], *args: Any, **kwargs: Any) -> Future:
-    """Workers are born here, and born deaf to Ctrl-C: it is the parent's to handle, who hears of it after this."""
+    """Workers start here, and start with Ctrl-C blocked: the parent handles it, after this returns."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return pool.submit(task, *args, **kwargs)
@@ -70,10 +78,10 @@ def _submit(pool: Executor, task: Callable[..., Any], *args: Any, **kwargs: Any)
 
 
 @contextmanager
-def _each_with(cores: int) -> Iterator[None]:
-    """What a worker reads once, when it imports torch."""
-    before = {name: os.environ.get(name) for name in _THREADS}
-    os.environ.update(dict.fromkeys(_THREADS, str(cores)))
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Environment variables that workers read once, when they import torch."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
@@ -84,14 +92,7 @@ def _each_with(cores: int) -> Iterator[None]:
                 os.environ[name] = value
 
 
-_LOST = (
-    "a run's process was killed, perhaps for want of memory; the same command goes on where it stopped, "
-    "with fewer processes if it happens again"
-)
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-
-
-def _begin(cores: int, parent: int) -> None:
+def _start_worker(cores: int, parent: int) -> None:
     import threading
     import time
 
@@ -99,10 +100,10 @@ def _begin(cores: int, parent: int) -> None:
 
     torch.set_num_threads(cores)
 
-    def leave_with_parent() -> None:
-        # a killed parent cannot say goodbye: without this its workers would train on, unseen
+    def exit_with_parent() -> None:
+        # a killed parent cannot stop its workers: without this they would go on training
         while os.getppid() == parent:
             time.sleep(0.2)
         os._exit(1)
 
-    threading.Thread(target=leave_with_parent, daemon=True).start()
+    threading.Thread(target=exit_with_parent, daemon=True).start()

@@ -31,7 +31,7 @@ from headcount.experiments.recipe import Recipe
 from headcount.io import atomic_write
 from headcount.models.heads import find_head
 from headcount.training import distributed
-from headcount.training.accel.device import describe_device
+from headcount.training.accel.device import device_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +210,7 @@ def provenance(device: torch.device, started: datetime, seconds: float, compiled
     return {
         "commit": _commit(),
         "versions": {"headcount": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        "device": describe_device(device),
+        "device": device_name(device),
         "compiled": compiled,
         **({"processes": distributed.world_size()} if distributed.world_size() > 1 else {}),
         "host": platform.node(),

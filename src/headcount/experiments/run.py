@@ -87,7 +87,7 @@ def run(
             with _remove_if_no_checkpoint(work_dir) if group.is_main else nullcontext():
                 bags = make_bags(recipe, torch_device)
                 removed = find_dissenters(recipe, out, bags["train"]) if recipe.removal else None
-                train, valid = (hide_truth(bags[split], recipe) for split in ("train", "valid"))
+                train, valid = (hide_truth(bags[split], recipe.head) for split in ("train", "valid"))
                 result = loop.train(
                     initial_model(recipe, bags["train"]).to(torch_device),
                     train if removed is None else _without(train, removed, recipe),
@@ -104,9 +104,7 @@ def run(
                 if group.is_main:
                     data, arrays = _score(recipe, result.model, bags, removed)
                     data = {"key": key, **_describe(recipe, bags, result), **data, **custom_head}
-                    data["provenance"] = provenance(
-                        torch_device, started, time.monotonic() - clock, result.compiled
-                    )
+                    data["provenance"] = provenance(torch_device, started, time.monotonic() - clock, result.compiled)
                     write_record(out, data, arrays)
         if group.is_main:
             shutil.rmtree(work_dir, ignore_errors=True)
@@ -148,9 +146,9 @@ def make_bags(recipe: Recipe, device: torch.device | str = "cpu") -> dict[str, B
     return {split: replace(part, pool=pool).to(device) for split, part in bags.items()}
 
 
-def hide_truth(bags: Bags, recipe: Recipe) -> Bags:
+def hide_truth(bags: Bags, head: str) -> Bags:
     """The bags as training sees them, without truth; the supervised twin alone gets the classes, as known labels."""
-    return replace(bags, known=bags.truth, truth=None) if find_head(recipe.head).uses_instance_labels else bags.blind()
+    return replace(bags, known=bags.truth, truth=None) if find_head(head).uses_instance_labels else bags.blind()
 
 
 def initial_model(recipe: Recipe, train: Bags) -> Model:
@@ -210,7 +208,7 @@ def _score(
     predictions = predict(model, bags["test"])
     data, arrays = scores.score_test(predictions, bags["test"])
     if (estimate := model.head.estimate) is not None:
-        valid = hide_truth(bags["valid"], recipe)
+        valid = hide_truth(bags["valid"], recipe.head)
         data["tilt"] = scores.score_transition(
             estimate, predictions, bags["train"], valid, bags["test"], predict(model, valid)
         )

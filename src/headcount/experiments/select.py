@@ -1,5 +1,6 @@
-"""Rules over records: which removal to keep, and what a table row says. None of them looks at instance labels,
-except ``oracle_removal``, which is named for it."""
+"""Functions of records: which of MPEM's removals to report, and the rows of a table.
+
+None of them uses instance labels, except ``oracle_removal``."""
 
 from __future__ import annotations
 
@@ -35,21 +36,21 @@ class Row:
     records: tuple[Record, ...]
 
     def score(self, metric: str) -> tuple[float, float, int]:
-        """Mean, population deviation and number of runs; runs where the metric is undefined are left out."""
+        """Mean, population standard deviation and number of runs; runs in which the metric is undefined do not count."""
         return mean_and_deviation(r.scores.get(metric) for r in self.records)
 
 
 def mean_and_deviation(values: Iterable[float | None]) -> tuple[float, float, int]:
-    """As the paper prints them: the deviation divides by n.
+    """As the paper prints them: the standard deviation divides by n.
 
     >>> mean_and_deviation([1.0, 3.0, None])
     (2.0, 1.0, 2)
     """
-    seen = [v for v in values if v is not None and not math.isnan(v)]
-    if not seen:
+    defined = [v for v in values if v is not None and not math.isnan(v)]
+    if not defined:
         return math.nan, math.nan, 0
-    mean = math.fsum(seen) / len(seen)
-    return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in seen) / len(seen)), len(seen)
+    mean = math.fsum(defined) / len(defined)
+    return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in defined) / len(defined)), len(defined)
 
 
 @dataclass(frozen=True)
@@ -62,50 +63,52 @@ class PairedTest:
 
 
 def paired_t_test(a: Sequence[float], b: Sequence[float]) -> PairedTest:
-    """How much ``a`` is above ``b``, fold by fold; p is NaN for fewer than two folds, or where all differences are one.
+    """How much ``a`` is above ``b``, fold by fold; p is NaN for fewer than two folds, or if all differences are equal.
 
-    >>> made = paired([0.50, 0.52, 0.54], [0.48, 0.49, 0.53])
-    >>> round(made.difference, 3), round(made.p, 3), made.n
+    >>> test = paired_t_test([0.50, 0.52, 0.54], [0.48, 0.49, 0.53])
+    >>> round(test.difference, 3), round(test.p, 3), test.n
     (0.02, 0.074, 3)
     """
     if len(a) != len(b):
-        raise HeadcountError(f"a pair needs both its halves, got {len(a)} and {len(b)} values; give the same folds")
-    gaps = [x - y for x, y in zip(a, b, strict=True)]
-    if not gaps:
+        raise HeadcountError(f"a paired test needs the same folds twice, got {len(a)} and {len(b)} values")
+    differences = [x - y for x, y in zip(a, b, strict=True)]
+    if not differences:
         return PairedTest(math.nan, math.nan, 0)
-    mean = math.fsum(gaps) / len(gaps)
-    if max(gaps) - min(gaps) <= 1e-9:  # one fold, or differences that only rounding tells apart: no test
-        return PairedTest(mean, math.nan, len(gaps))
-    from scipy.stats import ttest_rel  # half a second to import: only who tests pays for it
+    mean = math.fsum(differences) / len(differences)
+    if max(differences) - min(differences) <= 1e-9:  # one fold, or differences that are equal up to rounding: no test
+        return PairedTest(mean, math.nan, len(differences))
+    from scipy.stats import ttest_rel  # takes half a second to import
 
-    return PairedTest(mean, float(ttest_rel(a, b).pvalue), len(gaps))
+    return PairedTest(mean, float(ttest_rel(a, b).pvalue), len(differences))
 
 
 def rows(records: Iterable[Record], rule: Rule = best_removal) -> list[Row]:
     """Group records into table rows: folds and seeds go together, and MPEM's removals become one row by the rule.
-    What saw other data, or is another head's code, is another row."""
+
+    Runs on other data, or with another version of a custom head, are another row.
+    """
     groups: dict[tuple, list[Record]] = {}
     for record in records:
         groups.setdefault(record.method, []).append(record)
-    made = []
-    for members in groups.values():
-        members, first = _newest(members), members[0]
+    table = []
+    for group in groups.values():
+        members, first = _without_repetitions(group), group[0]
         if first.recipe.removal:
-            folds: dict[tuple[int, int], list[Record]] = {}
-            for m in members:
-                folds.setdefault((m.recipe.fold, m.recipe.seed), []).append(m)
-            members = [rule(sweep) for _, sweep in sorted(folds.items())]
-        members = sorted(members, key=lambda m: (m.recipe.fold, m.recipe.seed))
-        made.append(Row(first.label, first.recipe.source, first.recipe.scenario, tuple(members)))
-    return made
+            sweeps: dict[tuple[int, int], list[Record]] = {}
+            for record in members:
+                sweeps.setdefault((record.recipe.fold, record.recipe.seed), []).append(record)
+            members = [rule(sweep) for _, sweep in sorted(sweeps.items())]
+        members = sorted(members, key=lambda r: (r.recipe.fold, r.recipe.seed))
+        table.append(Row(first.label, first.recipe.source, first.recipe.scenario, tuple(members)))
+    return table
 
 
-def _newest(members: list[Record]) -> list[Record]:
-    """Each run once: t1=1 and t1=1.0 are one recipe under two keys, and no two runs."""
-    runs: dict[Recipe, Record] = {}
-    for record in sorted(members, key=lambda r: (str(r.data.get("provenance", {}).get("started")), r.key)):
-        runs[record.recipe] = record
-    if more := len(members) - len(runs):
-        said = f"{more} of {len(members)} records of {members[0].label} repeat a run under another key"
-        warnings.warn(f"{said}; the newest of each counts", HeadcountWarning, stacklevel=3)
-    return [r for r in members if r is runs[r.recipe]]
+def _without_repetitions(records: list[Record]) -> list[Record]:
+    """Each run once: t1=1 and t1=1.0 are the same recipe under two keys. The newest counts."""
+    newest: dict[Recipe, Record] = {}
+    for record in sorted(records, key=lambda r: (str(r.data.get("provenance", {}).get("started")), r.key)):
+        newest[record.recipe] = record
+    if repeated := len(records) - len(newest):
+        message = f"{repeated} of {len(records)} records of {records[0].label} repeat a run under another key"
+        warnings.warn(f"{message}; the newest of each counts", HeadcountWarning, stacklevel=3)
+    return [r for r in records if r is newest[r.recipe]]
