@@ -99,7 +99,7 @@ def test_no_output_over_labels_or_into_the_data(typed, tmp_path):  # noqa: F811
         assert not (tmp_path / "p.csv").exists()
     far = make.write_csv(tmp_path / "far.csv", {"bag": [f"bag{b}" for b in range(4)], "label": ["cat", "dog"] * 2})
     code, _, err = typed("predict", model, data, "--labels", far, "--out", "p.csv", "--bags", far)
-    assert (code, err) == (2, f"headcount: --bags {far} would be written over the labels; choose another place\n")
+    assert (code, err) == (2, f"headcount: --bags {far} would overwrite the labels; choose another path\n")
     assert typed("predict", model, data, "--out", data / "new.csv")[0] == 0, "a new file is nobody's"
 
 

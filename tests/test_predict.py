@@ -214,7 +214,7 @@ def test_shards_and_chunks_do_not_change_the_answer(typed, tmp_path, monkeypatch
     monkeypatch.setattr(predict, "SHARD_INSTANCES", 7)
     monkeypatch.setattr(predict.plan_shards, "__defaults__", (7,))
     monkeypatch.setattr(predict, "MEMORY_BYTES", 0)
-    monkeypatch.setattr(export, "_CHUNK_NUMBERS", 5)
+    monkeypatch.setattr(export.prediction_chunks, "__defaults__", (5,))
     assert typed("predict", model, data, "--out", "parts.csv", "--bags", "parts_b.csv")[0] == 0
     for a, b in (("whole.csv", "parts.csv"), ("whole_b.csv", "parts_b.csv")):
         assert (tmp_path / a).read_text() == (tmp_path / b).read_text()
@@ -350,10 +350,10 @@ WRONG = [
     ("predict MODEL DATA --out p.csv --baggs x.csv", "No such option", "--bags"),
     ("predict MODEL DATA --out p.xlsx", "p.xlsx ends in .xlsx", ".csv"),
     ("predict MODEL DATA --out p.csv --bags b.txt", "--bags writes a table", "b.txt"),
-    ("predict MODEL DATA --out DATA", "over the data"),
-    ("predict MODEL DATA --out MODEL", "over the model"),
-    ("predict MODEL DATA --out MODEL/p.csv", "over the model"),
-    ("predict MODEL DATA --out p.csv --bags p.csv", "over --out"),
+    ("predict MODEL DATA --out DATA", "overwrite the data"),
+    ("predict MODEL DATA --out MODEL", "overwrite the model"),
+    ("predict MODEL DATA --out MODEL/p.csv", "overwrite the model"),
+    ("predict MODEL DATA --out p.csv --bags p.csv", "overwrite --out"),
     ("predict MODEL DATA --out p.csv --context often", "no context 'often'; there are auto, on, off"),
     ("predict MODEL DATA --out p.csv --context on", "too few bags to know what a bag tells"),
     ("evaluate MODEL DATA --context of", "no context 'of'", "did you mean 'off'"),

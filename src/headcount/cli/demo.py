@@ -16,7 +16,7 @@ from headcount.experiments.launch import in_process, processes
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.study import study
 from headcount.io import atomic_write
-from headcount.reporting.progress import runs_bar
+from headcount.reporting.console import runs_bar
 from headcount.reporting.report import write_report
 from headcount.training.accel.device import n_cores
 

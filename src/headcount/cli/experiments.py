@@ -53,7 +53,7 @@ def run(
     from headcount.cli.running import console, print_line
     from headcount.experiments.study import error_line
     from headcount.experiments.study import study as run_all
-    from headcount.reporting.progress import epochs_bar
+    from headcount.reporting.console import epochs_bar
     from headcount.training.accel.device import COMPILE, resolve_device
 
     recipes = build_recipes(recipe_options)

@@ -56,8 +56,8 @@ def predict(
     from headcount.inference.ray_cluster import check_device
     from headcount.reporting import export, geo
     from headcount.reporting.console import print_message
-    from headcount.reporting.output_paths import check_outputs
-    from headcount.reporting.progress import bags_bar
+    from headcount.reporting.export import check_outputs
+    from headcount.reporting.console import bags_bar
     from headcount.selection.fit_warnings import share_warnings
 
     use_context = parse_context(context)
@@ -190,7 +190,7 @@ def explain(
     from headcount.io import atomic_write
     from headcount.reporting.console import print_message
     from headcount.reporting.explain import find_bags, render_explanation
-    from headcount.reporting.output_paths import check_outputs
+    from headcount.reporting.export import check_outputs
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise HeadcountError(f"the page is an .html file, got {out}")
@@ -223,7 +223,7 @@ def issues(
     from headcount.inference.label_issues import FOLDS, TREES, cross_val_bag_probabilities, find_label_issues
     from headcount.reporting import export
     from headcount.reporting.console import print_label_issues, print_message
-    from headcount.reporting.output_paths import check_outputs
+    from headcount.reporting.export import check_outputs
 
     forest_options = {"folds": folds, "seed": seed}
     forest_options |= {name: read_options[name] for name in ("features", "categories", "classes", "uncounted")}
@@ -271,7 +271,7 @@ def audit(
     from headcount.cli.loading import load_model, predict_all, read_data
     from headcount.reporting import audit_sheet
     from headcount.reporting.console import print_message
-    from headcount.reporting.output_paths import check_outputs
+    from headcount.reporting.export import check_outputs
 
     audit_sheet.check_free(out)
     check_outputs(data, model, read_options["labels"], out=out)
@@ -297,7 +297,7 @@ def export(
     from headcount.cli.loading import load_model
     from headcount.models.onnx import export_onnx
     from headcount.reporting.console import print_message
-    from headcount.reporting.output_paths import check_outputs
+    from headcount.reporting.export import check_outputs
 
     if onnx.suffix.lower() != ".onnx":
         raise HeadcountError(f"the file is an .onnx, got {onnx}")

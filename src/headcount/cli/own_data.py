@@ -74,8 +74,8 @@ def fit(
     from headcount.io import file_lock
     from headcount.models import library_backbones, serialization
     from headcount.reporting.fit_page import model_card, render_fit_page, summary_lines
-    from headcount.reporting.output_paths import check_writable
-    from headcount.reporting.progress import seconds_bar
+    from headcount.reporting.export import check_output_path
+    from headcount.reporting.console import seconds_bar
     from headcount.selection.fit import check_limits
     from headcount.selection.fit import fit as fit_dataset
     from headcount.selection.methods import resolve_method
@@ -87,7 +87,7 @@ def fit(
     library_backbones.check_backbone_options(backbone, frozen, weights, size)
     head_options = parse_options(option)
     out = out if out.name else Path(os.path.abspath(out))  # "." has no name for the working folder
-    check_writable("out", out)
+    check_output_path("out", out)
     work = out.with_name(out.name + ".work")
     with file_lock(work / "lock"):
         serialization.check_writable(out, overwrite)

@@ -18,7 +18,7 @@ from headcount.experiments.ray_launcher import ray_cluster
 from headcount.experiments.recipe import Recipe
 from headcount.inference.ray_cluster import check_device
 from headcount.models.fitted import FittedModel
-from headcount.reporting.progress import runs_bar
+from headcount.reporting.console import runs_bar
 from headcount.reporting.results_table import display_names
 from headcount.training.accel.device import COMPILE, resolve_device
 from headcount.training.distributed import rank

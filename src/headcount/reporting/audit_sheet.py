@@ -84,7 +84,7 @@ def check_free(out: Path) -> None:
 def key_path(sheet: Path) -> Path:
     """The key beside a sheet.
 
-    >>> str(key_of(Path("a/sheet.csv"))), str(key_of(Path("a/mine.csv")))
+    >>> str(key_path(Path("a/sheet.csv"))), str(key_path(Path("a/mine.csv")))
     ('a/sheet.key.json', 'a/mine.key.json')
     """
     inside = sheet.with_name("key.json")

@@ -1,38 +1,49 @@
-"""What the terminal shows of scores and doubts. What is said on the way goes to stderr, so that stdout can be piped."""
+"""What the terminal shows: messages, tables of scores and label issues, and progress bars.
+
+Messages and bars go to stderr, so that stdout can be piped; bars appear only on a terminal.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-# no markup: a name or a path may hold a [bracket]; and in a file or a pipe nothing needs to be squeezed
-_width = None if sys.stdout.isatty() else 120
+if TYPE_CHECKING:
+    from headcount.experiments.recipe import Recipe
+    from headcount.experiments.study import StudyProgress
+    from headcount.selection.search import SearchProgress
+    from headcount.training.trainer import TrainProgress
+
+_WIDTH = None if sys.stdout.isatty() else 120  # tables in files and pipes need not be narrow
 
 
 def print_message(line: str) -> None:
+    """A line on stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
 def _console() -> Console:
-    return Console(highlight=False, markup=False, width=_width)
+    return Console(highlight=False, markup=False, width=_WIDTH)  # no markup: names and paths may hold [brackets]
 
 
-def _estimate(e: dict[str, Any]) -> str:
-    return "unknown" if e["value"] is None else f"{e['value']:.3f}  ({e['low']:.3f} to {e['high']:.3f})"
+# -- scores and label issues ------------------------------------------------------------------------------------------------
 
 
 def print_scores(scores: dict[str, Any]) -> None:
-    """One readable table."""
-    table = Table(
-        title=f"{scores['model']} on {scores['data']}, {100 * scores['level']:g} % intervals", title_justify="left"
-    )
+    """The scores of an evaluation as one table."""
+    title = f"{scores['model']} on {scores['data']}, {100 * scores['level']:g} % intervals"
+    table = Table(title=title, title_justify="left")
     for name in ("score", "value", "from"):
         table.add_column(name)
-    for row in _lines(scores):
+    for row in _score_rows(scores):
         table.add_row(*row)
     console = _console()
     console.print(table)
@@ -40,57 +51,106 @@ def print_scores(scores: dict[str, Any]) -> None:
     console.print(f"Intervals: {'; '.join(sorted(methods))}.")
 
 
-def _lines(scores: dict[str, Any]) -> list[tuple[str, str, str]]:
-    rows: list[tuple[str, str, str]] = []
+def _score_rows(scores: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     if bags := scores.get("bags"):
-        rows += [
-            ("bag accuracy", _estimate(bags["accuracy"]), f"{bags['bags']:,} labelled bags"),
-            ("  the commonest label alone", f"{bags['chance']:.3f}", ""),
-            ("  log loss", f"{bags['log_loss']:.3f}", ""),
-            ("  calibration error", f"{bags['calibration']['error']:.3f}", _claims(bags["calibration"])),
-        ]
+        calibration = bags["calibration"]
+        means = f"mean confidence {100 * calibration['said']:.0f} %, accuracy {100 * calibration['right']:.0f} %"
+        yield "bag accuracy", _estimate(bags["accuracy"]), f"{bags['bags']:,} labelled bags"
+        yield "  most frequent label", f"{bags['chance']:.3f}", ""
+        yield "  log loss", f"{bags['log_loss']:.3f}", ""
+        yield "  calibration error", f"{calibration['error']:.3f}", means
     if shares := scores.get("shares"):
-        rows += [
-            ("share error", f"{shares['mean_error']:.3f}", f"votes of {shares['bags']:,} bags"),
-            ("  largest", f"{shares['largest_error']:.3f}", ""),
-            ("  majority over-estimated by", f"{shares['majority_lean']:+.3f}", ""),
-            ("  inside the 90 % interval", f"{shares['inside_90_interval']:.3f}", ""),
-        ]
-    if own := scores.get("instances"):
-        rows += [
-            ("instance accuracy", _estimate(own["accuracy"]), f"truth of {own['instances']:,} instances"),
-            ("  balanced", f"{own['balanced_accuracy']:.3f}", ""),
-            ("  mIoU", f"{own['miou']:.3f}", ""),
-            ("  calibration error", f"{own['calibration_error']:.3f}", ""),
-        ]
-        rows += [(f"  recall of {c}", _part(v["recall"]), f"{v['instances']:,}") for c, v in own["classes"].items()]
+        yield "share error", f"{shares['mean_error']:.3f}", f"votes of {shares['bags']:,} bags"
+        yield "  largest", f"{shares['largest_error']:.3f}", ""
+        yield "  bias of the majority share", f"{shares['majority_lean']:+.3f}", ""
+        yield "  coverage of the 90 % interval", f"{shares['inside_90_interval']:.3f}", ""
+    if instances := scores.get("instances"):
+        yield "instance accuracy", _estimate(instances["accuracy"]), f"truth of {instances['instances']:,} instances"
+        yield "  balanced", f"{instances['balanced_accuracy']:.3f}", ""
+        yield "  mIoU", f"{instances['miou']:.3f}", ""
+        yield "  calibration error", f"{instances['calibration_error']:.3f}", ""
+        for name, of_class in instances["classes"].items():
+            recall = "none" if of_class["recall"] is None else f"{of_class['recall']:.3f}"
+            yield f"  recall of {name}", recall, f"{of_class['instances']:,}"
     if audit := scores.get("audit"):
         blank = f", {audit['left_blank']} left blank" if audit["left_blank"] else ""
-        rows.append(
-            ("instance accuracy, audited", _estimate(audit["accuracy"]), f"{audit['labelled']} labelled by hand{blank}")
-        )
-        rows += [
-            (f"  right when it says {c}", _estimate(v), f"{v['count']}") for c, v in audit["right_when_said"].items()
-        ]
-    return rows
+        yield "instance accuracy, audited", _estimate(audit["accuracy"]), f"{audit['labelled']} labelled by hand{blank}"
+        for name, precision in audit["right_when_said"].items():
+            yield f"  precision of {name}", _estimate(precision), f"{precision['count']}"
 
 
-def _part(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3f}"
-
-
-def _claims(c: dict[str, Any]) -> str:
-    return f"{100 * c['said']:.0f} % sure on average, {100 * c['right']:.0f} % right"
+def _estimate(e: dict[str, Any]) -> str:
+    return "unknown" if e["value"] is None else f"{e['value']:.3f}  ({e['low']:.3f} to {e['high']:.3f})"
 
 
 def print_label_issues(issues: pa.Table, top: int) -> None:
-    """The first few, and how many look wrong."""
-    rows = issues.slice(0, top).to_pylist()
+    """The first ``top`` bags, and how many labels look wrong."""
     wrong = sum(issues.column("looks_wrong").to_pylist())
     table = Table(title=f"{wrong:,} of {issues.num_rows:,} labelled bags look wrong", title_justify="left")
-    for name in ("", "bag", "label", "believed", "rather", "believed "):
-        table.add_column(name, justify="right" if "believed" in name or not name else "left")
-    for r in rows:
-        rather = (r["suggestion"], f"{r['p_suggestion']:.3f}") if r["suggestion"] != r["label"] else ("", "")
-        table.add_row("!" if r["looks_wrong"] else "", r["bag"], r["label"], f"{r['p_label']:.3f}", *rather)
+    for name, justify in (("", "right"), ("bag", "left"), ("label", "left"), ("probability", "right")):
+        table.add_column(name, justify=justify)
+    table.add_column("suggestion")
+    table.add_column("probability", justify="right")
+    for r in issues.slice(0, top).to_pylist():
+        other = (r["suggestion"], f"{r['p_suggestion']:.3f}") if r["suggestion"] != r["label"] else ("", "")
+        table.add_row("!" if r["looks_wrong"] else "", r["bag"], r["label"], f"{r['p_label']:.3f}", *other)
     _console().print(table)
+
+
+# -- progress ---------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _bar(description: str, total: int | None = None) -> Iterator[Callable[..., None]]:
+    """A bar with one task; yields what updates it."""
+    from headcount.training.distributed import rank
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[detail]}"))
+    hidden = not (console.is_terminal and rank() == 0)
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=hidden, transient=True) as bar:
+        task = bar.add_task(description, total=total, detail="")
+        yield lambda **fields: bar.update(task, **fields)
+
+
+@contextmanager
+def epochs_bar(recipe: Recipe) -> Iterator[Callable[[TrainProgress], None]]:
+    """Epochs of one training: loss, validation loss, the best epoch, time left."""
+    with _bar(recipe.label, recipe.epochs) as update:
+
+        def on_progress(progress: TrainProgress) -> None:
+            loss, valid = progress.curve[-1]
+            detail = f"loss {loss:.4f}  valid {valid:.4f}  best {progress.best:.4f} at {progress.best_epoch}"
+            update(completed=progress.epoch, detail=detail)
+
+        yield on_progress
+
+
+@contextmanager
+def seconds_bar() -> Iterator[Callable[[SearchProgress], None]]:
+    """A fit of estimated duration: the current step, and the elapsed part of the estimate."""
+    with _bar("timing a few steps") as update:
+        yield lambda p: update(description=p.message, total=round(p.total), completed=round(p.done))
+
+
+@contextmanager
+def bags_bar() -> Iterator[Callable[[int, int], None]]:
+    """Predicted bags, of all."""
+    with _bar("bags") as update:
+        yield lambda done, total: update(completed=done, total=total)
+
+
+@contextmanager
+def runs_bar() -> Iterator[Callable[[StudyProgress], None]]:
+    """Runs of a study: finished, failed, remaining, time left."""
+    with _bar("runs") as update:
+        started = time.monotonic()
+
+        def on_progress(study: StudyProgress) -> None:
+            new, left = study.done - study.reused, study.total - study.done - len(study.failed)
+            seconds = (time.monotonic() - started) / new * left if new else 0.0
+            remaining = f"  about {seconds:.0f} s left" if seconds else ""
+            failed = f"  {len(study.failed)} failed" if study.failed else ""
+            update(total=study.total, completed=study.done, detail=f"{left} to go{failed}{remaining}")
+
+        yield on_progress

@@ -1,9 +1,9 @@
-"""Predictions as other programs read them: one row per input row in CSV, TSV or Parquet, or one HDF5 file per bag.
+"""Predictions for other programs: one row per input row in CSV, TSV or Parquet, or one HDF5 file per bag.
 
     the user's own columns, bag, prediction, p_<class> ...      rows that could not be read have no prediction
     bag, instances, label, prediction, then share_, low_ and high_<class> for each class, then p_majority_<class>
 
-Rows are written a chunk at a time, beside their place, and renamed into it: a file is whole or absent.
+Rows are written in chunks to a temporary file that is renamed at the end: a file is complete or absent.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import io
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,104 +30,143 @@ from headcount.readers.preprocessing import factorize
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 HDF5_SUFFIXES = (".h5", ".hdf5")
-_CHUNK = 1 << 16
+FILE_SUFFIXES = (*TABLE_SUFFIXES, *HDF5_SUFFIXES, ".html", ".htm", ".onnx")
+FOLDER_OPTIONS = ("geojson", "heatmap")  # whatever their path ends in
 _PREFIX = "headcount_"
-_MOST_HDF5 = 1 << 30
-
-
-# -- places -----------------------------------------------------------------------------------------------------------------
+_MAX_HDF5 = 1 << 30  # bytes of probabilities in one file
 
 
 def output_kind(path: Path) -> str:
-    """table, hdf5 (one file, a group per bag) or folder (one HDF5 file per bag), by the ending."""
+    """By its suffix: table, hdf5 (one file with a group per bag) or folder (one HDF5 file per bag)."""
     suffix = path.suffix.lower()
     if suffix in TABLE_SUFFIXES:
         return "table"
     if suffix in HDF5_SUFFIXES:
         return "hdf5"
-    if suffix and not path.is_dir():
+    if not suffix or path.is_dir():
+        return "folder"
+    choices = ", ".join(TABLE_SUFFIXES)
+    raise HeadcountError(f"{path} ends in {suffix}; give {choices}, .h5, or a folder for one HDF5 file per bag")
+
+
+def check_outputs(
+    data: str | None, model: Path | None, labels: str | Path | None = None, /, **paths: Path | None
+) -> None:
+    """Refuse outputs (by option name) that share a path, overwrite an input or cannot be written, before any work begins."""
+    inputs = {"the data": data, "the labels": labels, "the model": model}
+    taken = {Path(path).expanduser().resolve(): name for name, path in inputs.items() if path is not None}
+    for option, path in paths.items():
+        if path is None:
+            continue
+        resolved = path.expanduser().resolve()
+        for other, name in taken.items():
+            in_data = name == "the data" and other in resolved.parents and resolved.is_file()
+            if resolved == other or in_data or (name == "the model" and other in resolved.parents):
+                what = "a file of the data" if in_data else name
+                raise HeadcountError(f"--{option} {path} would overwrite {what}; choose another path")
+        taken[resolved] = f"--{option}"
+        check_output_path(option, path)
+        if option in FOLDER_OPTIONS or path.suffix.lower() not in FILE_SUFFIXES:
+            if path.exists() and not path.is_dir():
+                raise HeadcountError(
+                    f"--{option} {path} is a file that stands where a folder is wanted; choose another path"
+                )
+            if path.is_dir() and any(path.iterdir()):
+                raise HeadcountError(
+                    f"--{option} {path} is there already; choose another path, or empty the folder first"
+                )
+        elif path.exists() and not path.is_file():
+            kind = "folder" if path.is_dir() else "device"
+            raise HeadcountError(f"--{option} {path} is a {kind}, not a file; choose another path")
+
+
+def check_output_path(option: str, path: Path) -> None:
+    """Refuse a path whose parent folder cannot be made or written to."""
+    parent = next((p for p in path.parents if os.path.lexists(p)), Path())
+    if not parent.is_dir():
         raise HeadcountError(
-            f"{path} ends in {suffix}; give {', '.join(TABLE_SUFFIXES)}, .h5, or a folder for one HDF5 file per bag"
+            f"--{option} {path}: {parent} is a file that stands where a folder is wanted; choose another path"
         )
-    return "folder"
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise HeadcountError(f"--{option} {path}: {parent} is not writable; choose another folder")
 
 
-def unique_file_names(names: Sequence[str], ending: str) -> list[str]:
-    """A file name for each bag: its own name without what a disk cannot hold, no two alike.
+def unique_file_names(names: Sequence[str], suffix: str) -> list[str]:
+    """A distinct file name for each bag: its name without the characters that file systems refuse.
 
-    >>> file_names(["a/b", "a_b", "../x", "", "Ünit 7"], ".png")
+    >>> unique_file_names(["a/b", "a_b", "../x", "", "Ünit 7"], ".png")
     ['a_b.png', 'a_b-2.png', 'x.png', 'bag.png', 'Ünit 7.png']
     """
     taken: set[str] = set()
-    found = []
+    stems = []
     for name in names:
-        kept = "".join(c if c.isalnum() or c in " .-_()+,=@" else "_" for c in unicodedata.normalize("NFC", name))
-        kept = re.sub(r"^[. _]+|[. _]+$", "", kept).encode()[:120].decode("utf-8", "ignore") or "bag"
-        own, k = kept, 1
-        while own.casefold() in taken:
-            own, k = f"{kept}-{k + 1}", k + 1
-        taken.add(own.casefold())
-        found.append(own + ending)
-    return found
+        base = "".join(c if c.isalnum() or c in " .-_()+,=@" else "_" for c in unicodedata.normalize("NFC", name))
+        base = re.sub(r"^[. _]+|[. _]+$", "", base).encode()[:120].decode("utf-8", "ignore") or "bag"
+        stem, n = base, 1
+        while stem.casefold() in taken:
+            stem, n = f"{base}-{n + 1}", n + 1
+        taken.add(stem.casefold())
+        stems.append(stem)
+    return [stem + suffix for stem in stems]
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------------
 
 
 def bag_column(dataset: BagDataset) -> str:
-    """The user's column that says the bag."""
+    """The column of the user's data that names the bag."""
     candidates = (dataset.schema.roles.bag, "bag", "slide")
     return next(n for n in candidates if n is not None and n in dataset.ids.column_names)
 
 
 def bag_of_rows(dataset: BagDataset) -> np.ndarray:
-    """(inputs,) the bag of each input row, those left out too; -1 where the row is in no bag that was read."""
+    """(rows,) the bag of each input row, skipped ones included; -1 where the bag was not read."""
     code, values = factorize(dataset.ids.column(bag_column(dataset)))
-    place = {name: b for b, name in enumerate(dataset.bags.names or ())}
-    bag = np.array([place.get(v, -1) for v in values] + [-1])[code]
+    number = {name: b for b, name in enumerate(dataset.bags.names or ())}
+    bag = np.array([number.get(v, -1) for v in values] + [-1])[code]
     bag[dataset.rows] = dataset.bags.bag.numpy()
     return bag
 
 
 def added_columns(dataset: BagDataset, classes: Sequence[str]) -> tuple[list[str], str]:
-    """Names of the columns we add (bag, prediction, p_...), with a prefix if the user's have one of them; and a note."""
-    ours = ["bag", "prediction", *(f"p_{c}" for c in classes)]
-    own = set(dataset.ids.column_names)
-    ours = ours[1:] if bag_column(dataset) == "bag" else ours
-    clash = [n for n in ours if n in own]
+    """Names of the added columns (bag, prediction, p_...), prefixed if the data have one of them, and a note on that."""
+    existing = set(dataset.ids.column_names)
+    names = ["prediction", *(f"p_{c}" for c in classes)]
+    names = names if bag_column(dataset) == "bag" else ["bag", *names]
+    clash = [n for n in names if n in existing]
     if not clash:
-        return ours, ""
-    prefixed = [_PREFIX + n for n in ours]
-    if again := [n for n in prefixed if n in own]:
-        raise HeadcountError(f"the data have columns {clash[0]!r} and {again[0]!r} already; rename one of them")
-    return prefixed, f"the data have a column {clash[0]!r}: what is added is called {_PREFIX}..."
+        return names, ""
+    prefixed = [_PREFIX + n for n in names]
+    if both := [n for n in prefixed if n in existing]:
+        raise HeadcountError(f"the data have columns {clash[0]!r} and {both[0]!r} already; rename one of them")
+    return prefixed, f"the data have a column {clash[0]!r}: added columns are called {_PREFIX}..."
 
 
-def prediction_chunks(dataset: BagDataset, predictions: Predictions) -> Iterator[pa.Table]:
-    """The output rows in input order, a chunk at a time."""
+def prediction_chunks(dataset: BagDataset, predictions: Predictions, rows: int = 1 << 16) -> Iterator[pa.Table]:
+    """The output rows in input order, in tables of ``rows`` each."""
     names, _ = added_columns(dataset, predictions.classes)
-    where = np.full(dataset.n_rows, -1)
-    where[dataset.rows] = np.arange(len(dataset.rows))
+    instance_of_row = np.full(dataset.n_rows, -1)
+    instance_of_row[dataset.rows] = np.arange(len(dataset.rows))
     bag = bag_of_rows(dataset) if len(names) > len(predictions.classes) + 1 else None
-    words, bags = (pa.array(names, pa.string()) for names in (predictions.classes, dataset.bags.names))
-    for start in range(0, dataset.n_rows, _CHUNK):
-        own = where[start : start + _CHUNK]
-        gone = own < 0
-        p = predictions.instance_probabilities[np.maximum(own, 0)]
-        added: list[Any] = []
+    class_names, bag_names = (pa.array(a, pa.string()) for a in (predictions.classes, dataset.bags.names))
+    for start in range(0, dataset.n_rows, rows):
+        instance = instance_of_row[start : start + rows]
+        skipped = instance < 0
+        p = predictions.instance_probabilities[np.maximum(instance, 0)]
+        columns: list[Any] = []
         if bag is not None:
-            code = bag[start : start + _CHUNK]
-            added.append(bags.take(pa.array(code, mask=code < 0)))
-        added.append(words.take(pa.array(p.argmax(1), mask=gone)))
-        added += [pa.array(p[:, k], mask=gone) for k in range(p.shape[1])]
-        table = _plain(dataset.ids.slice(start, _CHUNK))
-        for name, column in zip(names, added, strict=True):
+            code = bag[start : start + rows]
+            columns.append(bag_names.take(pa.array(code, mask=code < 0)))
+        columns.append(class_names.take(pa.array(p.argmax(1), mask=skipped)))
+        columns += [pa.array(p[:, k], mask=skipped) for k in range(p.shape[1])]
+        table = _decode_dictionaries(dataset.ids.slice(start, rows))
+        for name, column in zip(names, columns, strict=True):
             table = table.append_column(name, column)
         yield table
 
 
-def _plain(table: pa.Table) -> pa.Table:
-    """Without dictionaries: the same type in every chunk."""
+def _decode_dictionaries(table: pa.Table) -> pa.Table:
+    """Plain columns, so that every chunk has the same schema."""
     for i, f in enumerate(table.schema):
         if pa.types.is_dictionary(f.type):
             table = table.set_column(i, f.name, table.column(i).cast(f.type.value_type))
@@ -138,20 +177,16 @@ def _plain(table: pa.Table) -> pa.Table:
 
 def bag_table(dataset: BagDataset, predictions: Predictions) -> pa.Table:
     """One row per bag."""
-    laid = dataset.bags
-    words = pa.array(predictions.classes, pa.string())
+    bags = dataset.bags
     columns: dict[str, Any] = {
-        "bag": pa.array(laid.names, pa.string()),
-        "instances": laid.sizes.numpy(),
-        "label": pa.array(laid.label_names, pa.string()),
-        "prediction": words.take(pa.array(predictions.bag_prediction)),
+        "bag": pa.array(bags.names, pa.string()),
+        "instances": bags.sizes.numpy(),
+        "label": pa.array(bags.label_names, pa.string()),
+        "prediction": pa.array(predictions.classes, pa.string()).take(pa.array(predictions.bag_prediction)),
     }
+    shares = {"share": predictions.shares, "low": predictions.shares_low, "high": predictions.shares_high}
     for k, c in enumerate(predictions.classes):
-        columns |= {
-            f"share_{c}": predictions.shares[:, k],
-            f"low_{c}": predictions.shares_low[:, k],
-            f"high_{c}": predictions.shares_high[:, k],
-        }
+        columns |= {f"{name}_{c}": values[:, k] for name, values in shares.items()}
     columns |= {f"p_majority_{c}": predictions.bag_probabilities[:, k] for k, c in enumerate(predictions.classes)}
     return pa.table(columns)
 
@@ -161,14 +196,14 @@ def bag_table(dataset: BagDataset, predictions: Predictions) -> pa.Table:
 
 @contextmanager
 def atomic_table(path: Path, chunks: Iterable[pa.Table]) -> Iterator[None]:
-    """CSV, TSV or Parquet by the ending, chunk by chunk: written at once, in its place when the block ends well."""
+    """Write CSV, TSV or Parquet (by suffix) to a temporary file; it is renamed when the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(path) as part:
         with open_sink(part) as sink:
             writer: Any = None
             try:
                 for table in chunks:
-                    writer = writer or _writer(path, sink, table.schema)
+                    writer = writer or _open_writer(path, sink, table.schema)
                     writer.write_table(table)
             except pa.ArrowException as e:
                 raise HeadcountError(f"{path} cannot hold the data's columns ({e}); write .parquet instead") from None
@@ -181,6 +216,7 @@ def atomic_table(path: Path, chunks: Iterable[pa.Table]) -> Iterator[None]:
 
 
 def write_table(path: Path, chunks: Iterable[pa.Table]) -> None:
+    """Write CSV, TSV or Parquet (by suffix) atomically."""
     with atomic_table(path, chunks):
         pass
 
@@ -189,19 +225,18 @@ def open_sink(path: Path) -> Any:
     return open(path, "wb")
 
 
-def _writer(path: Path, sink: Any, schema: pa.Schema) -> Any:
-    if path.suffix.lower() in (".parquet", ".pq"):
+def _open_writer(path: Path, sink: Any, schema: pa.Schema) -> Any:
+    suffix = path.suffix.lower()
+    if suffix in (".parquet", ".pq"):
         return pq.ParquetWriter(sink, schema)
     for f in schema:
         if pa.types.is_nested(f.type) or pa.types.is_binary(f.type) or pa.types.is_large_binary(f.type):
-            raise HeadcountError(
-                f"column {f.name!r} holds {f.type}, which {path.suffix} cannot; write .parquet instead"
-            )
-    sign = "\t" if path.suffix.lower() == ".tsv" else ","
-    return pacsv.CSVWriter(sink, schema, write_options=pacsv.WriteOptions(delimiter=sign))
+            raise HeadcountError(f"column {f.name!r} holds {f.type}, which {suffix} cannot; write .parquet instead")
+    return pacsv.CSVWriter(sink, schema, write_options=pacsv.WriteOptions(delimiter="\t" if suffix == ".tsv" else ","))
 
 
 def require_h5py() -> Any:
+    """The module h5py, or an error that says how to get it."""
     try:
         import h5py
     except ImportError:
@@ -210,57 +245,56 @@ def require_h5py() -> Any:
 
 
 def write_hdf5(path: Path, dataset: BagDataset, predictions: Predictions) -> None:
-    """One file with a group per bag, made in memory: a full disk is noticed by us and not inside the library."""
-    if predictions.instance_probabilities.nbytes > _MOST_HDF5:
-        raise HeadcountError(
-            f"{path} would hold {predictions.instance_probabilities.nbytes / 1e9:.1f} GB; give a folder for one HDF5 file per bag"
-        )
-    h5py, made = require_h5py(), io.BytesIO()
-    with h5py.File(made, "w") as f:
-        for name, b, rows in _bags(dataset, ""):
-            _fill(f.create_group(name), dataset, predictions, b, rows)
-    atomic_write(path, lambda sink: sink.write(made.getbuffer()))
+    """One file with a group per bag."""
+    if (size := predictions.instance_probabilities.nbytes) > _MAX_HDF5:
+        raise HeadcountError(f"{path} would hold {size / 1e9:.1f} GB; give a folder for one HDF5 file per bag")
+
+    def fill(f: Any) -> None:
+        for name, b, rows in _rows_by_bag(dataset, ""):
+            _fill_group(f.create_group(name), dataset, predictions, b, rows)
+
+    _write_h5(path, fill)
 
 
 def write_hdf5_folder(path: Path, dataset: BagDataset, predictions: Predictions) -> None:
     """One file per bag."""
-    h5py = require_h5py()
     with atomic_folder(path) as folder:
-        for name, b, rows in _bags(dataset, ".h5"):
-            made = io.BytesIO()
-            with h5py.File(made, "w") as f:
-                _fill(f, dataset, predictions, b, rows)
-            atomic_write(folder / name, lambda sink, made=made: sink.write(made.getbuffer()))
+        for name, b, rows in _rows_by_bag(dataset, ".h5"):
+            _write_h5(folder / name, lambda f, b=b, rows=rows: _fill_group(f, dataset, predictions, b, rows))
 
 
-def _bags(reading: BagDataset, ending: str) -> Iterator[tuple[str, int, np.ndarray]]:
-    """(file name, bag, its input rows in their order, those left out too)."""
-    bag = bag_of_rows(reading)
+def _write_h5(path: Path, fill: Callable[[Any], None]) -> None:
+    """Made in memory first, so that a full disk is an error of ours and not one inside the library."""
+    buffer = io.BytesIO()
+    with require_h5py().File(buffer, "w") as f:
+        fill(f)
+    atomic_write(path, lambda sink: sink.write(buffer.getbuffer()))
+
+
+def _rows_by_bag(dataset: BagDataset, suffix: str) -> Iterator[tuple[str, int, np.ndarray]]:
+    """(file name, bag, its input rows in order, skipped ones included)."""
+    bag = bag_of_rows(dataset)
     order = np.argsort(bag, kind="stable")
-    ends = np.searchsorted(bag[order], np.arange(len(reading.bags) + 1))
-    for b, name in enumerate(unique_file_names(reading.bags.names or (), ending)):
+    ends = np.searchsorted(bag[order], np.arange(len(dataset.bags) + 1))
+    for b, name in enumerate(unique_file_names(dataset.bags.names or (), suffix)):
         yield name, b, order[ends[b] : ends[b + 1]]
 
 
-def _fill(group: Any, reading: BagDataset, said: Predictions, b: int, rows: np.ndarray) -> None:
-    """prediction (n,) class numbers, -1 where the row could not be read; p (n, C), coords (n, 2), row (n,) in the input."""
-    ends = reading.bags.offsets
-    here = slice(int(ends[b]), int(ends[b + 1]))
-    p = np.full((len(rows), len(said.classes)), np.nan, np.float32)
-    at = np.searchsorted(rows, reading.rows[here])
-    p[at] = said.instance_probabilities[here]
+def _fill_group(group: Any, dataset: BagDataset, predictions: Predictions, b: int, rows: np.ndarray) -> None:
+    """prediction (n,) class numbers, -1 for skipped rows; p (n, C), coords (n, 2), row (n,) of the input."""
+    here = slice(*dataset.bags.offsets[b : b + 2].tolist())
+    at = np.searchsorted(rows, dataset.rows[here])
+    p = np.full((len(rows), len(predictions.classes)), np.nan, np.float32)
+    p[at] = predictions.instance_probabilities[here]
     prediction = np.full(len(rows), -1, np.int32)
-    prediction[at] = said.instance_probabilities[here].argmax(1)
+    prediction[at] = p[at].argmax(1)
     group["prediction"], group["p"], group["row"] = prediction, p, rows
-    if reading.coords is not None:
+    if dataset.coords is not None:
         coords = np.full((len(rows), 2), np.nan)
-        coords[at] = reading.coords[here]
+        coords[at] = dataset.coords[here]
         group["coords"] = coords
-        if (
-            reading.tile_sizes is not None
-            and np.isfinite(tile := reading.tile_sizes[here]).all()
-            and len(set(tile.tolist())) == 1
-        ):
-            group["coords"].attrs["patch_size_level0"] = tile[0]
-    group.attrs["bag"] = (reading.bags.names or ())[b]
-    group.attrs["classes"] = list(said.classes)
+        tiles = set() if dataset.tile_sizes is None else set(dataset.tile_sizes[here].tolist())
+        if len(tiles) == 1 and np.isfinite(tile := tiles.pop()):
+            group["coords"].attrs["patch_size_level0"] = tile
+    group.attrs["bag"] = (dataset.bags.names or ())[b]
+    group.attrs["classes"] = list(predictions.classes)

@@ -155,7 +155,7 @@ def context_sentence(fitted: FittedModel) -> str | None:
 def markdown_escape(words: str) -> str:
     """Other people's words, inside code marks where they hold anything that Markdown or HTML could take for more.
 
-    >>> quoted("a plain line"), quoted("<b>|x`"), quoted("a*b")
+    >>> markdown_escape("a plain line"), markdown_escape("<b>|x`"), markdown_escape("a*b")
     ('a plain line', '`` <b>¦x` ``', '`` a*b ``')
     """
     words = " ".join(words.replace("|", "¦").split())

@@ -28,7 +28,7 @@ _PIXELS = 480.0  # of its longer side, before the resolution
 def class_colours(classes: int) -> list[tuple[int, int, int]]:
     """A colour for each class: those of the reports, then others as far apart as they get.
 
-    >>> colours(1)
+    >>> class_colours(1)
     [(0, 114, 178)]
     """
     fixed = [tuple(bytes.fromhex(c[1:])) for c in svg.PALETTE[:classes]]
