@@ -55,9 +55,8 @@ def predict(
     from headcount.inference.predict_ray import remote_predictor
     from headcount.inference.ray_cluster import check_device
     from headcount.reporting import export, geo
-    from headcount.reporting.console import print_message
+    from headcount.reporting.console import bags_bar, print_message
     from headcount.reporting.export import check_outputs
-    from headcount.reporting.console import bags_bar
     from headcount.selection.fit_warnings import share_warnings
 
     use_context = parse_context(context)

@@ -73,9 +73,9 @@ def fit(
     from headcount.cli.running import print_line, print_methods
     from headcount.io import file_lock
     from headcount.models import library_backbones, serialization
-    from headcount.reporting.fit_page import model_card, render_fit_page, summary_lines
-    from headcount.reporting.export import check_output_path
     from headcount.reporting.console import seconds_bar
+    from headcount.reporting.export import check_output_path
+    from headcount.reporting.fit_page import model_card, render_fit_page, summary_lines
     from headcount.selection.fit import check_limits
     from headcount.selection.fit import fit as fit_dataset
     from headcount.selection.methods import resolve_method
