@@ -1,4 +1,4 @@
-"""The documentation's site: `make docs` builds it offline into docs/_build, and it is read offline too: formulas are MathML."""
+"""The documentation's site: `make docs` builds it into docs/_build, without a network; it is also read offline, with formulas as MathML."""
 
 from docutils import nodes
 from latex2mathml.converter import convert
@@ -6,7 +6,7 @@ from latex2mathml.converter import convert
 project = "headcount"
 author = "The headcount authors"
 copyright = "the headcount authors, Apache-2.0"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 html_theme = "furo"
@@ -15,6 +15,8 @@ html_copy_source = False
 html_show_sourcelink = False
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
+napoleon_google_docstring = False
+napoleon_use_rtype = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"

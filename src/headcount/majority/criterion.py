@@ -1,5 +1,7 @@
 """The criterion by which methods are compared: how well predictions for held-out instances explain the labels of their bags.
 
+::
+
     loss(p)  =  instance loss + vote loss
 
     instance loss   min over transitions T and a temperature:  mean over instances of  -log sum_k p(k | x) T[k, bag's label]

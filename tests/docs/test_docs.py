@@ -23,7 +23,7 @@ from headcount.experiments.recipe import Recipe
 from headcount.readers.columns import COMMON_NAMES, ID_NAMES
 from headcount.readers.tables import MISSING_VALUES
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
 NEEDS = re.compile(r"(#!.*\n)?# needs (a cluster|a GPU|the network|an installation)")
 
@@ -75,11 +75,18 @@ def test_the_architecture_describes_every_package():
     assert not missing, f"docs/explanation/architecture.md has no paragraph on {missing}"
 
 
-def test_the_library_page_names_the_front_door():
-    told = (ROOT / "docs" / "reference" / "api.md").read_text()
+def test_the_api_page_names_the_front_door():
+    page = (ROOT / "docs" / "reference" / "api.md").read_text()
     names = [*headcount.__all__, *(head.__name__ for head in headcount.HEADS.values())]
-    missing = [name for name in names if name != "__version__" and not re.search(rf"\b{name}\b", told)]
+    missing = [name for name in names if name != "__version__" and not re.search(rf"\b{name}\b", page)]
     assert not missing, f"docs/reference/api.md says nothing of {missing}"
+
+
+def test_the_command_line_page_is_current(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import command_line
+
+    assert command_line.PAGE.read_text() == command_line.page(), "run python docs/command_line.py"
 
 
 def test_a_recipe_says_what_its_fields_are():
@@ -98,7 +105,7 @@ def test_the_names_that_are_recognised_are_listed():
 
 def test_the_speeds_told_are_those_measured():
     found = json.loads((ROOT / "benchmarks" / "results" / "h200.json").read_text())
-    told, readme = ((ROOT / name).read_text() for name in ("docs/explanation/speed.md", "README.md"))
+    told, results = ((ROOT / f"docs/{name}.md").read_text() for name in ("explanation/speed", "reference/results"))
     ways = {name: way["seconds_per_epoch"] for name, way in found["ways"].items()}
     assert f"| ours | {ways['ours']:.4f} | 1 |" in told
     assert f"TF32 | {ways['plain loop']:.3f} | {ways['plain loop'] / ways['ours']:.1f} |" in told
@@ -108,8 +115,8 @@ def test_the_speeds_told_are_those_measured():
     assert f"| {found['peak_gib']:.1f} GiB |" in told
     starts = found["starts"]
     assert f"at hand | {starts['first_step_cold']:.1f} s; {found['first_step_seconds']:.1f} s |" in told
-    assert f"takes {ways['ours']:.3f} s there" in readme
-    assert f"in the same run {ways['plain loop']:.3f} s" in readme
+    assert f"takes {ways['ours']:.3f} s on an H200" in results
+    assert f"takes {ways['plain loop']:.3f} s on the same card in the same run" in results
 
 
 def test_the_run_repeated_in_another_process_gave_the_same_record():

@@ -1,4 +1,4 @@
-"""README and docs tell the truth: every command that needs no installation and no GPU runs, and every snippet too."""
+"""The README runs: every command that needs no installation and no GPU, and every snippet; its numbers are those of the records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
@@ -33,10 +33,10 @@ def test_the_two_commands_come_first():
 @pytest.mark.soak  # a minute of a core; the rest of the tests must stay under six
 def test_readme_runs(tmp_path):
     """The bash and Python blocks, in their order, in one folder: as a reader would type them."""
-    found = [block for block in fenced() if block[0] in ("bash", "python")]
-    assert len(found) >= 5
+    snippets = [block for block in fenced() if block[0] in ("bash", "python")]
+    assert len(snippets) >= 5
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
-    for kind, block in found:
+    for kind, block in snippets:
         if kind == "python":
             name = re.match(r"# (\w+\.py)\n", block)
             (tmp_path / (name[1] if name else "snippet.py")).write_text(block)
@@ -69,20 +69,45 @@ def test_links_lead_somewhere(path):
             assert (ROOT / path).parent.joinpath(target).exists(), f"{path} links to {target}"
 
 
-def test_results_in_the_readme_are_those_of_the_records():
+def rows_of(page: Path) -> list[list[str]]:
+    """The rows of the tables of a page, as cells."""
+    lines = [line for line in page.read_text().splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.split("|")] for line in lines]
+
+
+def test_the_results_table_is_that_of_the_results_page():
+    page = rows_of(ROOT / "docs" / "reference" / "results.md")
+    table = rows_of(ROOT / "README.md")
+    assert len(table) == 8
+    assert all(row in page for row in table)
+
+
+def test_results_are_those_of_the_records():
     from headcount.experiments import records, select
 
-    rows = [[cell.strip() for cell in line.split("|")] for line in README.splitlines() if line.startswith("|")]
-    told, shown = {cells[1]: cells for cells in rows}, {"various": 0, "small": 0}
+    page = ROOT / "docs" / "reference" / "results.md"
+    written, shown = {cells[1]: cells for cells in rows_of(page)}, {"various": 0, "small": 0}
     for row in select.rows(records.load_records(ROOT / "results" / "paper")):
         if len(row.records) == 5 and not row.records[0].recipe.removal:
             mean, deviation, _ = row.score("instance_accuracy")
-            said = f"{mean:.3f} ± {deviation:.3f}"
+            value = f"{mean:.3f} ± {deviation:.3f}"
             label = row.label if row.label != "Output+Mean" else "Output+Mean (as released)"
             if row.scenario == "various":
-                assert told[label][{"cifar10": 2, "svhn": 4}[row.source]] == said
+                assert written[label][{"cifar10": 2, "svhn": 4}[row.source]] == value
             else:
-                assert f"{row.label.replace('Counting Network w/o', 'without')} {said} (" in README
+                assert f"{row.label.replace('Counting Network w/o', 'without')} {value} (" in page.read_text()
             shown[row.scenario] += 1
             assert len(row.records[0].path.read_bytes()) < 8192
     assert shown == {"various": 8, "small": 3}
+
+
+def test_tilt_results_are_those_of_the_summary():
+    """Mean and deviation of each scenario, from the table of docs/explanation/tilt.md, which is held to the records."""
+    tilt = (ROOT / "docs" / "explanation" / "tilt.md").read_text()
+    best = [line for line in tilt.splitlines() if line.startswith("| best | 0.") and "(5)" in line]
+    rows = rows_of(ROOT / "README.md")
+    shown = [row for row in rows if row[1].startswith("tilt")]
+    assert len(best) == len(shown) == 2
+    for line, row in zip(best, shown, strict=True):
+        numbers = re.findall(r"(0\.\d+) ± (0\.\d+) \(5\)", line)
+        assert [(m, d) for m, d in numbers] == [re.match(r"\*\*(0\.\d+)\*\* ± (0\.\d+)", c).groups() for c in row[2:5]]
