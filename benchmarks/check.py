@@ -4,9 +4,9 @@
 
 Digits, wine, breast cancer and iris (they ship with scikit-learn), six overlapping Gaussians ("blobs"), four noisy rings;
 digits two by two as five classes ("pairs") and scikit-learn's made-up clusters, two for each of four classes.
-Of each table 30 % are held out; the others are dealt into bags, none twice, with the paper's shares (Various, Small, Large).
-Three more cases: a class that never wins, a fifth of the labels wrong, and labels dealt by lot. ``check`` sees bags and labels.
-A network under the tilt, the first that ``headcount fit`` tries, is then trained on the same bags and asked about the held-out
+Of each table 30 % are held out; the others are put into bags, none twice, with the paper's shares (Various, Small, Large).
+Three more cases: a class that never wins, a fifth of the labels wrong, and random labels. ``check`` sees bags and labels.
+A network under the tilt, the first that ``headcount fit`` tries, is then trained on the same bags and evaluated on the held-out
 instances; their truth, and that of the bags' shares, is used here and nowhere else. The constants of selection/check/learnability.py were
 chosen on all tables but HELD, which were made and run once when everything was chosen.
 """
@@ -79,8 +79,8 @@ def _clusters(seed: int) -> tuple[np.ndarray, np.ndarray]:
     return x.astype(np.float32), y
 
 
-def dealt(y: np.ndarray, scenario: str, bags: int, size: int, rng: np.random.Generator) -> tuple[Any, np.ndarray]:
-    """Instances of so many bags, none used twice, and their labels."""
+def draw_bags(y: np.ndarray, scenario: str, bags: int, size: int, rng: np.random.Generator) -> tuple[Any, np.ndarray]:
+    """Instances of this number of bags, none used twice, and their labels."""
     classes = int(y.max()) + 1
     law = scenario if scenario in SCENARIOS else "various"
     left = [list(rng.permutation(np.flatnonzero(y == k))) for k in range(classes)]
@@ -102,43 +102,44 @@ def dealt(y: np.ndarray, scenario: str, bags: int, size: int, rng: np.random.Gen
 
 
 def case(name: str, scenario: str, bags: int, seed: int) -> tuple[BagDataset, np.ndarray, np.ndarray, np.ndarray]:
-    """The bags as somebody would bring them, the truth of their instances, and held-out instances with theirs."""
+    """A dataset of bags, the truth of their instances, and held-out instances with theirs."""
     x, y = table(name, seed)
     rng = np.random.default_rng([seed, bags, *f"{name} {scenario}".encode()])
     order = rng.permutation(len(y))
     test, rest = order[: int(0.3 * len(y))], order[int(0.3 * len(y)) :]
-    rows, labels = dealt(y[rest], scenario, bags, DATA[name][0], rng)
+    rows, labels = draw_bags(y[rest], scenario, bags, DATA[name][0], rng)
     rows = rest[rows.ravel()]
-    reading = read(
+    dataset = read(
         {"features": x[rows], "sizes": np.full(len(labels), DATA[name][0]), "labels": labels.astype(str),
          "classes": np.arange(int(y.max()) + 1).astype(str)}
     )  # fmt: skip
-    return reading, y[rows], x[test], y[test]
+    return dataset, y[rows], x[test], y[test]
 
 
-def trained(reading: BagDataset, x: np.ndarray, y: np.ndarray, seed: int) -> float:
+def trained_accuracy(dataset: BagDataset, x: np.ndarray, y: np.ndarray, seed: int) -> float:
     """The instance accuracy that a network under the tilt reaches."""
-    laid = reading.bags
-    split = folds.train_valid_split(laid, np.arange(len(laid)), np.zeros(0, int), seed)
-    train, valid, _, learned = cross_validation.prepare_split(reading, split)
-    body = methods("tilt", train)[0].fit(train, valid, seed=seed).estimator
-    test = Bags.of(Pool(x), sizes=[len(x)], labels=[0], classes=laid.classes)
-    return float((cross_validation.predict_estimator(body, test, learned, "cpu")[0].argmax(1).numpy() == y).mean())
+    bags = dataset.bags
+    split = folds.train_valid_split(bags, np.arange(len(bags)), np.zeros(0, int), seed)
+    train, valid, _, _ = cross_validation.prepare_split(dataset, split)
+    estimator = methods("tilt", train)[0].fit(train, valid, seed=seed).estimator
+    test = Bags.of(Pool(x), sizes=[len(x)], labels=[0], classes=bags.classes)
+    return float((cross_validation.predict_estimator(estimator, test, "cpu")[0].argmax(1).numpy() == y).mean())
 
 
-def judged(reading: BagDataset, truth: np.ndarray, seed: int) -> dict[str, Any]:
-    """What check says, beside the true shares."""
+def checked(dataset: BagDataset, truth: np.ndarray, seed: int) -> dict[str, Any]:
+    """The result of the check, beside the true shares."""
     started = time.process_time()
-    said = check(reading, seed).to_json()
+    result = check(dataset, seed).to_json()
     seconds = time.process_time() - started
-    label = reading.bags.label[reading.bags.bag].numpy()
-    true = {c: float((truth[label == k] == k).mean()) for k, c in enumerate(reading.bags.classes) if (label == k).any()}
-    own = said["shares"]["classes"] if said["shares"] else {}
+    bags = dataset.bags
+    label = bags.label[bags.bag].numpy()
+    true = {c: float((truth[label == k] == k).mean()) for k, c in enumerate(bags.classes) if (label == k).any()}
+    estimated = result["shares"]["classes"] if result["shares"] else {}
+    ends = {c: [estimated[c][k] for k in ("share", "low", "high")] if estimated else [] for c in true}
     return {
-        "verdict": said["verdict"], "low": said["accuracy"]["low"], "high": said["accuracy"]["high"],
-        "gain": said["gain"], "witnesses": said["witnesses"], "more": sum(said["more_bags"].values()),
-        "shares": {c: [round(t, 4), *((own[c][k] for k in ("share", "low", "high")) if own else ())] for c, t in true.items()},
-        "seconds": round(seconds, 2),
+        "verdict": result["verdict"], "low": result["accuracy"]["low"], "high": result["accuracy"]["high"],
+        "gain": result["gain"], "baseline": result["baseline"], "more": sum(result["more_bags"].values()),
+        "shares": {c: [round(t, 4), *ends[c]] for c, t in true.items()}, "seconds": round(seconds, 2),
     }  # fmt: skip
 
 
@@ -173,20 +174,20 @@ def summary(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def worths(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """How far trained models stay behind the best reached on their table, by what a class's bags are worth (bags times the
-    squared pull of their true shares): where ENOUGH of selection/check/learnability.py comes from."""
-    plain = {k: r for k, r in runs.items() if r["scenario"] in SCENARIOS}
+    squared signal strength of their true shares): the source of SUFFICIENT_BAGS in selection/check/learnability.py."""
+    usual = {k: r for k, r in runs.items() if r["scenario"] in SCENARIOS}
     best: dict[str, float] = {}
-    for key, row in plain.items():
+    for key, row in usual.items():
         table = key.split("/")[0]
         best[table] = max(best.get(table, 0.0), row["trained"])
-    found: dict[str, list[float]] = {}
-    for key, row in plain.items():
+    gaps: dict[str, list[float]] = {}
+    for key, row in usual.items():
         classes = len(row["shares"])
-        pulls = [learnability.signal_strength(s[0], classes) for s in row["shares"].values()]
-        worth = row["bags"] / classes * float(np.mean(pulls)) ** 2
-        place = next(f"{low} to {high}" for low, high in pairwise(WORTH) if worth < high)
-        found.setdefault(place, []).append(best[key.split("/")[0]] - row["trained"])
-    return {k: {"cases": len(v), "behind": round(float(np.mean(v)), 3)} for k, v in sorted(found.items())}
+        signals = [learnability.signal_from_share(s[0], classes) for s in row["shares"].values()]
+        worth = row["bags"] / classes * float(np.mean(signals)) ** 2
+        interval = next(f"{low} to {high}" for low, high in pairwise(WORTH) if worth < high)
+        gaps.setdefault(interval, []).append(best[key.split("/")[0]] - row["trained"])
+    return {k: {"cases": len(v), "behind": round(float(np.mean(v)), 3)} for k, v in sorted(gaps.items())}
 
 
 def main() -> None:
@@ -203,10 +204,10 @@ def main() -> None:
             for scenario in [*scenarios, *(s for s, names in MORE.items() if name in names)]:
                 for bags in numbers if scenario in SCENARIOS else numbers[1:2]:
                     key = f"{name}/{scenario}/{bags}/{seed}"
-                    reading, truth, x, y = case(name, scenario, bags, seed)
-                    row = {"scenario": scenario, "bags": len(reading.bags), **judged(reading, truth, seed)}
+                    dataset, truth, x, y = case(name, scenario, bags, seed)
+                    row = {"scenario": scenario, "bags": len(dataset.bags), **checked(dataset, truth, seed)}
                     if scenario != "lot":
-                        row["trained"] = kept.get(key, {}).get("trained") or trained(reading, x, y, seed)
+                        row["trained"] = kept.get(key, {}).get("trained") or trained_accuracy(dataset, x, y, seed)
                     runs[key] = row
                     print(key, {k: row.get(k) for k in ("low", "trained", "high", "verdict")}, flush=True)
                     whole = {"seeds": args.seeds, "summary": {}, "runs": kept | runs}

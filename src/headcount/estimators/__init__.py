@@ -1,1 +1,1 @@
-"""The interface of scikit-learn."""
+"""The scikit-learn interface: a classifier of instances and folds of whole bags."""

@@ -1,1 +1,1 @@
-"""Choosing and fitting a model on bags whose instances have no labels."""
+"""Choosing a method by cross-validation and fitting it, on bags whose instances have no labels."""

@@ -1,1 +1,1 @@
-"""What bags let one expect before any training."""
+"""Before any training: can instances be learned from the labels of these bags?"""

@@ -1,17 +1,7 @@
-"""Checking: before any training, can instances be learned from these bags' labels? The service behind ``headcount check``.
+"""Before any training: can instances be learned from the labels of these bags? The service behind ``headcount check``.
 
-    >>> import numpy as np
-    >>> from headcount.selection.check.check import check_reading
-    >>> from headcount.readers import read
-    >>> rng = np.random.default_rng(0)
-    >>> classes = [np.where(rng.random(8) < 0.8, b % 2, rng.integers(2, size=8)) for b in range(24)]
-    >>> bags = [rng.normal(6.0 * y[:, None], 1.0, (8, 2)) for y in classes]
-    >>> checked = check_reading(read(bags, labels=["cat" if 2 * y.sum() < 8 else "dog" for y in classes]))
-    >>> checked.verdict
-    'good'
-
-Only bags and their labels are looked at (truth is taken away first), at most so many of them (BAGS, INSTANCES), so that it
-takes seconds for data of any size. What is computed, and why: selection/check/learnability.py; the look itself: selection/check/linear_baseline.py.
+It takes seconds for data of any size: at most ``max_bags`` bags and ``max_instances`` instances are examined, and truth is removed
+first. The estimates are explained in selection/check/learnability.py, the model behind them in linear_baseline.py.
 """
 
 from __future__ import annotations
@@ -30,89 +20,149 @@ from threadpoolctl import threadpool_limits
 
 from headcount.bags import Bags
 from headcount.bags.folds import count_groups, has_distinct_labels
-from headcount.bags.subsample import sample_rows
+from headcount.bags.subsample import subsample_instances
 from headcount.errors import MAX_SEED, check_number
 from headcount.inference import label_issues
 from headcount.majority.calibration import log_mean_shares
-from headcount.readers import BagDataset
-from headcount.readers.dataset import check_dataset
+from headcount.readers.dataset import BagDataset, check_dataset
 from headcount.seeds import seed_for
-from headcount.selection.check import advice as counsel
+from headcount.selection.check.advice import MIN_BAGS, advice, bags_needed, verdict
 from headcount.selection.check.coverage import Coverage
 from headcount.selection.check.learnability import Learnability, assess_learnability, transition_from_votes
 from headcount.selection.check.linear_baseline import N_FOLDS, LinearBaseline, fit_linear_baseline
 
-MAX_BAGS, MAX_INSTANCES, MAX_PREDICTIONS = (
-    500,
-    4_000,
-    100_000,
-)  # looked at, and instances times classes; more of the same tell little more
-THUMBNAIL_SIDE = 12  # pictures are looked at as so many blocks a side (inference/label_issues.py)
+MAX_PREDICTIONS = 100_000  # instances times classes
+THUMBNAIL_SIDE = 12  # images are reduced to at most this many blocks a side (inference/label_issues.py)
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What was found. ``str()`` is what the command prints; ``to_json()`` is for programs, null where nothing is known."""
+    """What :func:`check` returns. ``str()`` is what the command prints; ``to_json()`` is for programs.
+
+    Attributes
+    ----------
+    verdict : str
+        "good", "hard" or "hopeless".
+    reason : str
+        The reason for the verdict, in one sentence.
+    accuracy : tuple of float
+        The expected range of the instance accuracy of a trained model.
+    advice : list of str
+        What would help, the most useful first.
+    coverage : Coverage
+        How many bags each class wins, and what the bags look like.
+    learnability : Learnability or None
+        Estimated majority shares and the like; None if there are too few bags to estimate anything.
+    more_bags : dict of str to int
+        About how many more bags of each class would help.
+    n_label_issues : int or None
+        Labels that the linear baseline flags; None if it saw a part of the instances, in which other classes may win.
+    examined : tuple of int
+        The bags and instances examined.
+    seconds : float
+        The time it took.
+    """
 
     coverage: Coverage
-    learnability: Learnability | None  # None: too little to look at
-    accuracy: tuple[float, float]  # the range expected for instances
-    more_bags: dict[str, int]  # about how many more bags of each class would help
-    n_label_issues: int | None  # labels, by the quick look; None if it saw a part of the bags: a part has other winners
+    learnability: Learnability | None
+    accuracy: tuple[float, float]
+    more_bags: dict[str, int]
+    n_label_issues: int | None
     advice: list[str]
-    verdict: str  # good, hard or hopeless
+    verdict: str
     reason: str
-    examined: tuple[int, int]  # bags and instances
+    examined: tuple[int, int]
     seconds: float
 
     def __str__(self) -> str:
         low, high = self.accuracy
         lines = [*self.coverage.lines(), *_text_lines(self.coverage, self.learnability)]
         lines.append(
-            f"expected instance accuracy: {low:.2f} to {high:.2f} (by lot {1 / len(self.coverage.classes):.2f})"
+            f"expected instance accuracy: {low:.2f} to {high:.2f} (chance {1 / len(self.coverage.classes):.2f})"
         )
         lines += [f"advice: {sentence}" for sentence in self.advice]
         return "\n".join([*lines, f"verdict: {self.verdict}: {self.reason}"])
 
     def to_json(self) -> dict[str, Any]:
+        """The result as plain JSON; null where nothing is known."""
         low, high = self.accuracy
         return {
-            "verdict": self.verdict, "why": self.reason, "coverage": self.coverage.to_json(),
-            **_json_fields(self.coverage, self.learnability), "accuracy": {"low": _round(low), "high": _round(high)},
-            "more_bags": self.more_bags, "labels_doubted_at_a_quick_look": self.n_label_issues, "advice": self.advice,
-            "looked_at": {"bags": self.examined[0], "instances": self.examined[1]}, "seconds": round(self.seconds, 2),
-        }  # fmt: skip
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "coverage": self.coverage.to_json(),
+            **_json_fields(self.coverage, self.learnability),
+            "accuracy": {"low": _finite(low), "high": _finite(high)},
+            "more_bags": self.more_bags,
+            "label_issues_by_linear_baseline": self.n_label_issues,
+            "advice": self.advice,
+            "examined": {"bags": self.examined[0], "instances": self.examined[1]},
+            "seconds": round(self.seconds, 2),
+        }
 
 
-def check(dataset: BagDataset, seed: int = 0) -> CheckResult:
-    """Check what was read."""
+def check(dataset: BagDataset, seed: int = 0, *, max_bags: int = 500, max_instances: int = 4_000) -> CheckResult:
+    """Check, before any training, whether instances can be learned from the labels of these bags.
+
+    Parameters
+    ----------
+    dataset : BagDataset
+        What :func:`headcount.read` returns. Its truth is not used.
+    seed : int
+        Random seed of the subsample, the folds and the bootstrap.
+    max_bags, max_instances : int
+        How much is examined at most; each instance then stands for those left out of its bag.
+
+    Returns
+    -------
+    CheckResult
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import headcount as hc
+    >>> rng = np.random.default_rng(0)
+    >>> classes = [np.where(rng.random(8) < 0.8, b % 2, rng.integers(2, size=8)) for b in range(24)]
+    >>> bags = [rng.normal(6.0 * y[:, None], 1.0, (8, 2)) for y in classes]
+    >>> result = hc.check(hc.read(bags, labels=["cat" if 2 * y.sum() < 8 else "dog" for y in classes]))
+    >>> result.verdict
+    'good'
+    """
     started, seed = time.monotonic(), check_number("seed", seed, 0, MAX_SEED, integer=True)
-    cover = Coverage.from_bags(check_dataset(dataset).bags.blind())
-    bags, whole = _subsample(dataset, seed)
-    part_seen = dataset.kind == "images" and max(dataset.bags.pool.shape[:2]) > THUMBNAIL_SIDE
+    coverage = Coverage.from_bags(check_dataset(dataset).bags.blind())
+    bags, all_instances = subsample(dataset.bags.blind(), seed, max_bags, max_instances)
+    downscaled = dataset.kind == "images" and max(dataset.bags.pool.shape[:2]) > THUMBNAIL_SIDE
     folds = min(N_FOLDS, count_groups(bags)) if len(bags) else 0
-    found = doubted = None
+    learnability = n_label_issues = None
     if folds > 1 and has_distinct_labels(bags):
         with _single_thread():
-            known = transition_from_votes(bags).mix.double() if cover.votes else None
-            seen = fit_linear_baseline(_features(dataset, bags), bags, folds, known, seed)
-            found = assess_learnability(seen, bags, cover.votes, cover.labelled_classes, seed)
-        doubted = _count_label_issues(seen, bags) if len(bags.index) == whole else None
-    low, high = (1 / len(cover.classes), 1.0) if found is None else found.accuracy
-    if cover.labelled < counsel.MIN_BAGS:  # of so few bags strangers may be right, or agree, by chance
-        low, high = min(low, 1 / len(cover.classes)), 1.0
-    high = 1.0 if part_seen else high  # nobody knows from a small picture what a network sees in a large one
-    more = {} if found is None else counsel.bags_wanted(cover, found)
-    word, why = counsel.verdict(cover, found, part_seen)
+            mix = transition_from_votes(bags).mix.double() if coverage.votes else None
+            baseline = fit_linear_baseline(_features(dataset, bags), bags, folds, mix, seed)
+            learnability = assess_learnability(baseline, bags, coverage.votes, coverage.labelled_classes, seed)
+        n_label_issues = _count_label_issues(baseline, bags) if len(bags.index) == all_instances else None
+    chance = 1 / len(coverage.classes)
+    low, high = (chance, 1.0) if learnability is None else learnability.accuracy
+    if coverage.labelled < MIN_BAGS:  # out-of-fold predictions of so few bags may be right, or agree, by chance
+        low, high = min(low, chance), 1.0
+    high = 1.0 if downscaled else high  # a reduced image cannot tell what a network sees in the full one
+    more_bags = {} if learnability is None else bags_needed(coverage, learnability)
+    word, reason = verdict(coverage, learnability, downscaled)
     return CheckResult(
-        cover, found, (low, high), more, doubted, counsel.advice(cover, found, more, doubted, len(bags), part_seen), word, why,
-        (len(bags), len(bags.index)), time.monotonic() - started,
-    )  # fmt: skip
+        coverage=coverage,
+        learnability=learnability,
+        accuracy=(low, high),
+        more_bags=more_bags,
+        n_label_issues=n_label_issues,
+        advice=advice(coverage, learnability, more_bags, n_label_issues, len(bags), downscaled),
+        verdict=word,
+        reason=reason,
+        examined=(len(bags), len(bags.index)),
+        seconds=time.monotonic() - started,
+    )
 
 
 @contextmanager
 def _single_thread() -> Iterator[None]:
-    """Thousands of small products gain nothing from threads, and where others work on the same cores each waits for them."""
+    """Thousands of small products gain nothing from threads, and on a busy machine each product waits for all of them."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -122,45 +172,29 @@ def _single_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# -- what is looked at ----------------------------------------------------------------------------------------------------
+# -- the part that is examined --------------------------------------------------------------------------------------------
 
 
-def _subsample(dataset: BagDataset, seed: int) -> tuple[Bags, int]:
-    """Labelled bags, blind: at most BAGS of them, every label in its part, and about INSTANCES instances; and how many
-    instances these bags really have.
-
-    An instance that stands for others of its bag has their number as its weight, so that sizes stay what they are.
-    """
-    bags = dataset.bags.blind()
+def subsample(bags: Bags, seed: int, max_bags: int, max_instances: int) -> tuple[Bags, int]:
+    """At most ``max_bags`` labelled bags, every label in proportion, with about ``max_instances`` of their instances; and how
+    many instances these bags have in full. Each instance is weighted for those left out, so that bags keep their sizes."""
     label = bags.label.numpy()
     rng = np.random.default_rng(seed_for(seed, "bags looked at"))
     order = rng.permutation(np.flatnonzero(label >= 0))
     rank = np.empty(len(order))
     for c in np.unique(label[order]):
-        mine = label[order] == c
-        rank[mine] = np.arange(mine.sum()) / mine.sum()
-    bags = bags.take(np.sort(order[np.argsort(rank, kind="stable")[:MAX_BAGS]]))
-    most = min(MAX_INSTANCES, max(1_000, MAX_PREDICTIONS // len(bags.classes)))
-    if len(bags.index) <= most:
+        of_class = label[order] == c
+        rank[of_class] = np.arange(of_class.sum()) / of_class.sum()
+    bags = bags.take(np.sort(order[np.argsort(rank, kind="stable")[:max_bags]]))
+    limit = min(max_instances, max(1_000, MAX_PREDICTIONS // len(bags.classes)))
+    if len(bags.index) <= limit:
         return bags, len(bags.index)
-    bags = replace(bags, known=None)
-    rows = sample_rows(bags, most, seed)
-    kept = torch.bincount(bags.bag[rows], minlength=len(bags))
-    whole = bags.segments().total_weight()
-    weight = torch.ones(len(rows)) if bags.weight is None else bags.weight[rows]
-    thin = replace(
-        bags, index=bags.index[rows], offsets=torch.cat([kept.new_zeros(1), kept.cumsum(0)]), weight=weight,
-        removed=None if bags.removed is None else bags.removed[rows],
-    )  # fmt: skip
-    share = whole / thin.segments().total_weight().clamp_min(1e-12)
-    thin = replace(thin, weight=weight * share.float().repeat_interleave(kept))
-    return thin.take(thin.segments().total_weight() > 0), len(
-        bags.index
-    )  # of a bag only weightless ones may have been drawn
+    sample = subsample_instances(replace(bags, known=None), limit, seed)
+    return sample.take(sample.segments().total_weight() > 0), len(bags.index)  # all drawn from a bag may have weight 0
 
 
 def _features(dataset: BagDataset, bags: Bags) -> np.ndarray:
-    """(N, D) of the instances looked at; what prepares them needs no label, so it may see them all."""
+    """(N, D) features of the instances examined. Preparing them needs no label, so all folds may share it."""
     if dataset.schema.fields:
         table = dataset.content.take(pa.array(bags.index.numpy()))
         return dataset.schema.fit(table, np.arange(table.num_rows)).transform(table)
@@ -168,59 +202,72 @@ def _features(dataset: BagDataset, bags: Bags) -> np.ndarray:
 
 
 def _count_label_issues(baseline: LinearBaseline, bags: Bags) -> int:
-    """Labels that the quick look doubts, by the rule of ``headcount issues``: that asks forests, which take too long here, and
-    so marks others."""
-    said = log_mean_shares(baseline.p, bags.segments(), bags.counted) / baseline.criterion.bag_temperature
-    return sum(label_issues.find_label_issues(bags, said.softmax(1).numpy()).column("looks_wrong").to_pylist())
+    """Labels that the baseline flags, by the rule of ``headcount issues`` (which asks slower forests)."""
+    log_p = log_mean_shares(baseline.p, bags.segments(), bags.counted) / baseline.criterion.bag_temperature
+    return sum(label_issues.find_label_issues(bags, log_p.softmax(1).numpy()).column("looks_wrong").to_pylist())
 
 
-# -- in words and numbers -------------------------------------------------------------------------------------------------
+# -- text and JSON --------------------------------------------------------------------------------------------------------
 
 
 def _text_lines(coverage: Coverage, learnability: Learnability | None) -> list[str]:
     if learnability is None:
         return []
-    rows = zip(coverage.classes, learnability.share, learnability.share_low, learnability.share_high, strict=True)
+    rows = zip(
+        coverage.classes, learnability.share, learnability.share_low, learnability.share_high, strict=True
+    )
     shares = ", ".join(f"{c}: {s:.2f} ({a:.2f} to {b:.2f})" for c, s, a, b in rows if not math.isnan(s))
-    known = "counted from the votes" if coverage.votes else "estimated"
-    c, (doubt, often) = learnability.conditioning, learnability.most_confused
+    source = "counted from the votes" if coverage.votes else "estimated"
+    c, (pair, confused) = learnability.conditioning, learnability.most_confused
     i, j = (coverage.classes[k] for k in c.hardest_pair)
     singular = "" if c.all_win else "; among the classes that win, as a whole it cannot be inverted"
     lines = [
-        f"majority shares, {known}, 90 % intervals: {shares}",
-        f"tilt: smallest singular value {c.smallest:.2f}, condition {c.condition:.1f}: an error in P(label | x) becomes up to "
-        f"{c.amplification:.1f} times as large in P(class | x){singular}",
-        f"hardest to tell apart by labels: {i!r} and {j!r} ({c.distance:.2f} of 1 apart)",
+        f"majority shares, {source}, 90 % intervals: {shares}",
+        f"transition: smallest singular value {c.smallest:.2f}, condition {c.condition:.1f}: an error in P(label | x) becomes "
+        f"up to {c.amplification:.1f} times as large in P(class | x){singular}",
+        f"hardest to separate by labels: {i!r} and {j!r} (distance {c.distance:.2f} of 1)",
     ]
-    if often >= 0.005:
-        lines.append(
-            f"by looks: {' and '.join(repr(coverage.classes[k]) for k in doubt)} ({often:.0%} of instances in doubt)"
-        )
+    if confused >= 0.005:
+        names = " and ".join(repr(coverage.classes[k]) for k in pair)
+        lines.append(f"hardest to separate by features: {names} ({confused:.0%} of instances confused)")
     return lines
 
 
 def _json_fields(coverage: Coverage, learnability: Learnability | None) -> dict[str, Any]:
     if learnability is None:
-        return {"shares": None, "tilt": None, "witnesses": None, "gain": None}
-    rows = zip(coverage.classes, learnability.share, learnability.share_low, learnability.share_high, strict=True)
-    c, (doubt, often) = learnability.conditioning, learnability.most_confused
+        return {"shares": None, "transition": None, "baseline": None, "gain": None}
+    rows = zip(
+        coverage.classes, learnability.share, learnability.share_low, learnability.share_high, strict=True
+    )
+    c, (pair, confused) = learnability.conditioning, learnability.most_confused
     return {
         "shares": {
-            "known": coverage.votes,
-            "classes": {k: {"share": _round(s), "low": _round(a), "high": _round(b)} for k, s, a, b in rows},
+            "counted": coverage.votes,
+            "classes": {k: {"share": _finite(s), "low": _finite(a), "high": _finite(b)} for k, s, a, b in rows},
         },
-        "tilt": {
-            "matrix": [[_round(v) for v in row] for row in learnability.transition.matrix.tolist()],
-            "smallest_singular_value": _round(c.smallest), "condition": _round(c.condition) if c.all_win else None,
-            "condition_of_winners": _round(c.condition), "amplification": _round(c.amplification),
-            "hardest_by_labels": {"classes": [coverage.classes[k] for k in c.hardest_pair], "apart": _round(c.distance)},
-            "hardest_by_looks": {"classes": [coverage.classes[k] for k in doubt], "in_doubt": _round(often)},
+        "transition": {
+            "matrix": [[_finite(v) for v in row] for row in learnability.transition.matrix.tolist()],
+            "smallest_singular_value": _finite(c.smallest),
+            "condition": _finite(c.condition) if c.all_win else None,
+            "condition_of_winners": _finite(c.condition),
+            "amplification": _finite(c.amplification),
+            "hardest_by_labels": {
+                "classes": [coverage.classes[k] for k in c.hardest_pair],
+                "distance": _finite(c.distance),
+            },
+            "hardest_by_features": {
+                "classes": [coverage.classes[k] for k in pair],
+                "confused": _finite(confused),
+            },
         },
-        "witnesses": {"dispute": _round(learnability.fold_disagreement), "doubt": [_round(v) for v in learnability.uncertainty]},
-        "gain": {"nats_a_bag": _round(learnability.gain[0]), "error": _round(learnability.gain[1])},
-    }  # fmt: skip
+        "baseline": {
+            "fold_disagreement": _finite(learnability.fold_disagreement),
+            "uncertainty": [_finite(v) for v in learnability.uncertainty],
+        },
+        "gain": {"nats_per_bag": _finite(learnability.gain[0]), "error": _finite(learnability.gain[1])},
+    }
 
 
-def _round(value: float) -> float | None:
-    """JSON has no NaN and no infinity."""
+def _finite(value: float) -> float | None:
+    """JSON has neither NaN nor infinity."""
     return round(float(value), 6) if math.isfinite(value) else None
