@@ -213,9 +213,7 @@ def _count_label_issues(baseline: LinearBaseline, bags: Bags) -> int:
 def _text_lines(coverage: Coverage, learnability: Learnability | None) -> list[str]:
     if learnability is None:
         return []
-    rows = zip(
-        coverage.classes, learnability.share, learnability.share_low, learnability.share_high, strict=True
-    )
+    rows = zip(coverage.classes, learnability.share, learnability.share_low, learnability.share_high, strict=True)
     shares = ", ".join(f"{c}: {s:.2f} ({a:.2f} to {b:.2f})" for c, s, a, b in rows if not math.isnan(s))
     source = "counted from the votes" if coverage.votes else "estimated"
     c, (pair, confused) = learnability.conditioning, learnability.most_confused
@@ -236,9 +234,7 @@ def _text_lines(coverage: Coverage, learnability: Learnability | None) -> list[s
 def _json_fields(coverage: Coverage, learnability: Learnability | None) -> dict[str, Any]:
     if learnability is None:
         return {"shares": None, "transition": None, "baseline": None, "gain": None}
-    rows = zip(
-        coverage.classes, learnability.share, learnability.share_low, learnability.share_high, strict=True
-    )
+    rows = zip(coverage.classes, learnability.share, learnability.share_low, learnability.share_high, strict=True)
     c, (pair, confused) = learnability.conditioning, learnability.most_confused
     return {
         "shares": {
