@@ -162,8 +162,8 @@ def test_labels_of_any_whole_kind(kind):
 @pytest.mark.parametrize(
     ("which", "says"),
     [
-        (np.array([True, False]), "a mask over 3 bags has so many values, got 2"),
-        (np.ones(40, bool), "a mask over 3 bags has so many values, got 40"),
+        (np.array([True, False]), "a mask over 3 bags needs 3 values, got 2"),
+        (np.ones(40, bool), "a mask over 3 bags needs 3 values, got 40"),
         ([0.5], "bags to take must be a flat list of whole numbers, got float64"),
         (2, r"bags to take must be a flat list of whole numbers, got int64 of shape \(\)"),
         ([[0], [1, 2]], "bags to take must be a flat list"),

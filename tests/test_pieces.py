@@ -15,7 +15,6 @@ from torch import nn
 
 from headcount.bags import Bags, Pool
 from headcount.bags import pool as pools
-from headcount.bags.image_pool import ImageFilePool
 from headcount.bags.prefetch import Prefetcher
 from headcount.bags.subsample import sample_rows, subsample_bags, subsample_instances
 from headcount.errors import HeadcountError
@@ -273,7 +272,7 @@ rows = int(sys.argv[1])
 out = np.lib.format.open_memmap("x.npy", "w+", np.float32, (rows, 128))
 out[:] = np.random.default_rng(0).standard_normal(128, dtype=np.float32)
 del out
-bags = Bags.of(Pool.mapped("x.npy"), sizes=[rows], labels=[1], classes=10)
+bags = Bags.of(Pool.from_npy("x.npy"), sizes=[rows], labels=[1], classes=10)
 Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
 model = build_model(ModelConfig.for_bags(bags, backbone="mlp"), bags)
 predict(train(model, bags, bags, TrainConfig(epochs=1, chunk_instances=4096)).model, bags, batch_instances=4096)
@@ -460,7 +459,7 @@ def test_training_from_picture_files_is_training_from_memory(tmp_path):
     pixels = rng.integers(0, 256, (24, 6, 5, 3), dtype=np.uint8)
     for i, p in enumerate(pixels):
         Image.fromarray(p).save(tmp_path / f"{i}.png")
-    files = ImageFilePool([tmp_path / f"{i}.png" for i in range(24)], 6, 5, n_threads=2)
+    files = pools.ImageFilePool([tmp_path / f"{i}.png" for i in range(24)], 6, 5, n_threads=2)
     assert (files.kind, len(files), files.shape, files.to("cpu")) == ("images", 24, (6, 5, 3), files)
     curves = []
     for pool in (Pool(pixels), files):
@@ -471,9 +470,9 @@ def test_training_from_picture_files_is_training_from_memory(tmp_path):
         curves.append((fitted.progress.curve, predict(fitted.model, bags).bag.tolist()))
     assert curves[0] == curves[1]
     (tmp_path / "3.png").write_bytes(b"no picture")
-    with pytest.raises(HeadcountError, match=r"3.png: not a picture, or damaged"):
+    with pytest.raises(HeadcountError, match=r"3.png: not an image, or damaged"):
         predict(fitted.model, bags)
-    half = ImageFilePool([tmp_path / "0.png"], 3, 4)
+    half = pools.ImageFilePool([tmp_path / "0.png"], 3, 4)
     assert half.take(torch.tensor([0])).shape == (1, 3, 4, 3)
 
 
@@ -531,9 +530,9 @@ def test_a_read_that_fails_is_told_to_who_waits():
         ahead.take(plan[0])
     ahead.close()
     honest = Prefetcher(Slow(np.zeros((4, 3), dtype=np.float32)), torch.device("cpu"), plan)
-    with pytest.raises(RuntimeError, match="not what was planned"):
+    with pytest.raises(RuntimeError, match="differ from the planned"):
         honest.take(torch.tensor([2, 3]))
-    with pytest.raises(RuntimeError, match="more is read than was planned"):
+    with pytest.raises(RuntimeError, match="more reads than were planned"):
         honest.take(torch.arange(2))
     honest.close()
 

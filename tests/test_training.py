@@ -344,14 +344,13 @@ def test_a_checkpoint_of_other_bags_or_weights_is_not_taken_up(tmp_path):
     assert epochs(tmp_path / "weights", one, seed=1) == [1, 2, 3, 4], "it began from other weights"
 
 
-def test_a_far_pool_is_not_read_through_for_its_print(monkeypatch):
+def test_a_pool_on_disk_is_sampled_for_its_fingerprint(monkeypatch):
     bags, taken = features(), []
-    monkeypatch.setattr(hashing, "_SAMPLE_SIZE", 5)
-    whole = hashing.fingerprint(bags)
-    assert whole == hashing.fingerprint(features()) != hashing.fingerprint(features(1.0))
+    whole = hashing.fingerprint(bags, 5)
+    assert whole == hashing.fingerprint(features(), 5) != hashing.fingerprint(features(1.0), 5)
     bags.pool.on_disk = True
     monkeypatch.setattr(Pool, "take", lambda self, rows: taken.append(rows) or self.data[rows])
-    assert hashing.fingerprint(bags) == hashing.fingerprint(bags) != whole
+    assert hashing.fingerprint(bags, 5) == hashing.fingerprint(bags, 5) != whole
     assert taken[0].tolist() == [0, 5, 11, 17, 23]
 
 

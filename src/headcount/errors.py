@@ -1,4 +1,4 @@
-"""The one exception that is the user's to fix: a single line saying what was wrong, what was given, and what to do."""
+"""Errors that the user can correct, in one line: what was wrong, what was given, and what to do."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ MAX_SEED = (1 << 63) - 1
 
 
 class HeadcountError(ValueError):
-    """A mistake in what was given. The command line prints it as one line and exits with 2."""
+    """A mistake in the input. The command line prints it as one line and exits with code 2."""
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(str(message).split()))
 
 
 class HeadcountWarning(UserWarning):
-    """Something the user should know and need not mend: the work goes on. The command line prints it as one line."""
+    """Something the user should know, after which the work continues. The command line prints it as one line."""
 
 
 def check_choice(kind: str, given: object, choices: Iterable[str]) -> str:
-    """Return ``given`` if it is one of ``choices``; otherwise say what there is.
+    """Return ``given`` if it is one of ``choices``; otherwise raise an error that lists them.
 
-    >>> choose("tie rule", "lowest", ["lowest", "random"])
+    >>> check_choice("tie rule", "lowest", ["lowest", "random"])
     'lowest'
-    >>> choose("head", "cuont", ["count", "output_mean"])
+    >>> check_choice("head", "cuont", ["count", "output_mean"])
     Traceback (most recent call last):
     headcount.errors.HeadcountError: no head 'cuont'; there are count, output_mean (did you mean 'count'?)
     """
     allowed = list(choices)
     if given in allowed:
         return str(given)
-    near = difflib.get_close_matches(str(given), allowed, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    similar = difflib.get_close_matches(str(given), allowed, n=1)
+    hint = f" (did you mean {similar[0]!r}?)" if similar else ""
     raise HeadcountError(f"no {kind} {given!r}; there are {', '.join(allowed)}{hint}")
 
 
 def to_python_scalar(given: Any) -> Any:
-    """A number, truth value or word of numpy or torch as Python's own; anything else as it is."""
+    """Convert a scalar of numpy or torch to Python's type; return anything else unchanged."""
     return given.item() if getattr(given, "ndim", None) == 0 and hasattr(given, "item") else given
 
 
 def check_number(name: str, given: Any, low: float, high: float, *, integer: bool) -> Any:
-    """Return ``given`` as a number of Python if it is one in the range.
+    """Return ``given`` as a Python number if it is one in the range.
 
-    >>> number("lr", 1, 0.0, 10.0, whole=False)
+    >>> check_number("lr", 1, 0.0, 10.0, integer=False)
     1.0
-    >>> number("fold", 2.5, 0, 4, whole=True)
+    >>> check_number("fold", 2.5, 0, 4, integer=True)
     Traceback (most recent call last):
     headcount.errors.HeadcountError: fold is a whole number from 0 to 4, got 2.5
     """
@@ -58,7 +58,7 @@ def check_number(name: str, given: Any, low: float, high: float, *, integer: boo
 
 
 def check_bool(name: str, given: Any) -> bool:
-    """Return ``given`` if it is true or false, and not merely taken for it."""
+    """Return ``given`` if it is a bool, not merely truthy."""
     if not isinstance(to_python_scalar(given), bool):
         raise HeadcountError(f"{name} is true or false, got {given!r}")
     return to_python_scalar(given)

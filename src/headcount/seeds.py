@@ -1,4 +1,4 @@
-"""Randomness is handed over: a seed for each purpose, so that changing how one thing draws leaves the others alone."""
+"""Random seeds by purpose, so that a change in how one part draws leaves the draws of all others unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headcount.errors import HeadcountError
 
 
 def seed_for(seed: int, *purpose: object) -> int:
-    """A 63-bit seed made from the run's seed and what it is for.
+    """A 63-bit seed for a purpose, derived from the run's seed.
 
     >>> seed_for(0, "order", 3) == seed_for(0, "order", 3) != seed_for(0, "order", 4)
     True
@@ -22,12 +22,12 @@ def seed_for(seed: int, *purpose: object) -> int:
 
 
 def make_generator(seed: int, *purpose: object) -> torch.Generator:
-    """A generator on the CPU for one purpose."""
+    """A generator on the CPU for a purpose."""
     return torch.Generator().manual_seed(seed_for(seed, *purpose))
 
 
 def seed_from_random_state(random_state: Any) -> int:
-    """A seed as scikit-learn's users say it: a number, something that draws one, or None, which is 0 here."""
+    """The seed that scikit-learn's ``random_state`` stands for: a number, a generator that draws one, or None, here 0."""
     given = 0 if random_state is None else random_state
     if isinstance(given, np.random.RandomState):
         return int(given.randint(1 << 31))

@@ -1,4 +1,4 @@
-"""What a bag is: instances that live in one pool, addressed in groups, with one label for the group."""
+"""What a bag is: instances in one pool, addressed in groups, with one label per group."""
 
 from headcount.bags.bags import Bags
 from headcount.bags.pool import Pool

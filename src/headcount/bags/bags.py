@@ -1,10 +1,10 @@
-"""Bags: groups of addresses into one pool, with what is known of each group.
+"""Bags: groups of addresses into one pool, and what is known about each group.
 
-A bag's ``target`` is a row over the classes: one-hot for a plain label, shares for a soft or tied one, zeros when the bag
-has no label. With that, the loss of every kind of label is the same -sum(target * log p).
+A bag's ``target`` is a row over the classes: one-hot for a plain label, shares for a soft or tied one, zeros if the bag has no
+label. So the loss of every kind of label is -sum(target * log p).
 
-``truth`` (the instances' own classes, for scoring) is kept apart from ``known`` (instance labels given as supervision):
-training refuses bags that carry truth. Call :meth:`Bags.blind` first.
+``truth`` (the classes of instances, for scoring) is kept apart from ``known`` (instance labels given as supervision). Training
+refuses bags that carry truth: call :meth:`Bags.blind` first.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from headcount.errors import HeadcountError, check_choice
 
 @dataclass(frozen=True, eq=False)
 class Bags:
-    """B bags over N addressed instances of a pool of M.
+    """B bags over N addressed instances of a pool of M. Create them by :meth:`Bags.of`.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> pool = Pool(np.eye(6, dtype=np.float32))
     >>> bags = Bags.of(pool, sizes=[2, 4], labels=[0, 1], classes=["cat", "dog"])
@@ -40,13 +42,13 @@ class Bags:
     offsets: Tensor  # (B+1,)
     target: Tensor  # (B, C)
     classes: tuple[str, ...]
-    weight: Tensor | None = None  # (N,) votes of an instance
+    weight: Tensor | None = None  # (N,) how many votes an instance has
     counted: Tensor | None = None  # (C,) classes that can win; background cannot
-    group: tuple[str, ...] | None = None  # (B,) patient, site, county: never split over folds
+    group: tuple[str, ...] | None = None  # (B,) patient, site, county: never split between folds
     names: tuple[str, ...] | None = None  # (B,)
     known: Tensor | None = None  # (N,) instance labels given as supervision, -1 where unknown
     truth: Tensor | None = None  # (N,) instance labels for scoring only, -1 where unknown
-    removed: Tensor | None = None  # (N,) taken out of the count, still seen by the network
+    removed: Tensor | None = None  # (N,) not counted, but still part of the network's batch
 
     @classmethod
     def of(
@@ -60,9 +62,22 @@ class Bags:
         offsets: Any = None,
         **extras: Any,
     ) -> Bags:
-        """Plain lists or arrays in, everything checked once (bags/validation.py), and trusted ever after.
+        """Create bags from lists or arrays, which are checked once.
 
-        ``labels``: (B,) class numbers with -1 for an unlabelled bag, or (B, C) votes or shares.
+        Parameters
+        ----------
+        pool
+            The instances.
+        labels
+            (B,) class numbers, -1 for an unlabelled bag; or (B, C) votes or shares.
+        classes
+            The names of the classes, or their number.
+        index
+            (N,) addresses into the pool, bag after bag; by default every instance once, in order.
+        sizes, offsets
+            (B,) the number of instances of each bag, or (B+1,) where each begins and ends: one of the two.
+        **extras
+            Any of ``weight``, ``counted``, ``group``, ``names``, ``known``, ``truth`` and ``removed``.
         """
         for key in extras:
             check_choice("field of bags", key, [f.name for f in fields(cls) if f.default is None])
@@ -90,11 +105,11 @@ class Bags:
         validation.check_not_empty(bags)
         return bags
 
-    # -- asking -------------------------------------------------------------------------------------------------------
+    # -- properties ----------------------------------------------------------------------------------------------------
 
     @property
     def sizes(self) -> Tensor:
-        """(B,) addressed instances, removed ones included."""
+        """(B,) the number of instances, removed ones included."""
         return self.offsets.diff()
 
     @property
@@ -104,7 +119,7 @@ class Bags:
 
     @property
     def label_names(self) -> tuple[str | None, ...]:
-        """(B,) the label as a person would write it: a tie names all who won, as in "a|b"; None where there is none."""
+        """(B,) the label as text: for a tie all winners, as in "a|b"; None for an unlabelled bag."""
         most = self.target.amax(1, keepdim=True)
         rows = ((self.target >= most - 1e-6) & (most > 0)).tolist()
         names = ("|".join(c for c, won in zip(self.classes, row, strict=True) if won) for row in rows)
@@ -118,10 +133,11 @@ class Bags:
 
     @property
     def bag(self) -> Tensor:
-        """(N,) the bag each instance stands in."""
+        """(N,) the bag of each instance."""
         return torch.arange(len(self), device=self.offsets.device).repeat_interleave(self.sizes)
 
     def segments(self) -> Segments:
+        """The bag of each instance, for per-bag arithmetic: with weights, without removed instances."""
         s = Segments.from_sizes(self.sizes).with_weight(self.weight)
         return s if self.removed is None else s.without(self.removed)
 
@@ -133,40 +149,40 @@ class Bags:
         truth = ", with truth" if self.truth is not None else ""
         return f"Bags({len(self)} bags, {len(self.index)} instances, {len(self.classes)} classes{removed}{truth})"
 
-    # -- varying ------------------------------------------------------------------------------------------------------
+    # -- new bags -----------------------------------------------------------------------------------------------------
 
     def take(self, which: Any) -> Bags:
-        """These bags (their numbers, or a mask over all of them), in this order, over the same pool."""
+        """These bags (numbers, or a mask over all bags), in this order, over the same pool."""
         which = validation.check_bag_numbers(which, len(self)).to(self.offsets.device)
         rows = self._rows(which)
         sizes = self.sizes[which]
-        picked = {k: None if (v := getattr(self, k)) is None else v[rows] for k in _PER_INSTANCE}
+        per_instance = {k: None if (v := getattr(self, k)) is None else v[rows] for k in _PER_INSTANCE}
         numbers = which.tolist()
         per_bag = {
             k: None if (v := getattr(self, k)) is None else tuple(v[b] for b in numbers) for k in ("group", "names")
         }
         return replace(
-            self, offsets=_offsets(sizes), target=self.target[which], index=self.index[rows], **picked, **per_bag
+            self, offsets=_offsets(sizes), target=self.target[which], index=self.index[rows], **per_instance, **per_bag
         )
 
     def without(self, removed: Any) -> Bags:
-        """Take instances (a mask over the N) out of the count. What was removed before stays removed."""
+        """Do not count these instances (a mask over the N). What was removed before stays removed."""
         mask = validation.check_per_instance("removed", removed, len(self.index)).to(torch.bool).to(self.index.device)
         bags = replace(self, removed=mask if self.removed is None else mask | self.removed)
         validation.check_not_empty(bags)
         return bags
 
     def drop_removed(self) -> Bags:
-        """Really leave the removed instances out, so that the network does not see them either."""
+        """The same bags without the removed instances, so that the network does not see them either."""
         if self.removed is None:
             return self
         rows = (~self.removed).nonzero().flatten()
-        picked = {k: None if (v := getattr(self, k)) is None else v[rows] for k in _PER_INSTANCE}
+        per_instance = {k: None if (v := getattr(self, k)) is None else v[rows] for k in _PER_INSTANCE}
         sizes = torch.bincount(self.bag[rows], minlength=len(self))
-        return replace(self, offsets=_offsets(sizes), index=self.index[rows], **{**picked, "removed": None})
+        return replace(self, offsets=_offsets(sizes), index=self.index[rows], **{**per_instance, "removed": None})
 
     def blind(self) -> Bags:
-        """The same bags with the truth taken away: what training may see."""
+        """The same bags without the truth: what training may see."""
         return replace(self, truth=None)
 
     def to(self, device: torch.device | str) -> Bags:

@@ -1,15 +1,16 @@
-"""Where pixels and features live: once, in one place, however many bags point at them.
+"""Where pixels and features live: in one place, however many bags refer to them.
 
-A pool is one array: images (M, H, W, channels) uint8, or features (M, D) float. It may lie on the device, in memory, or be
-mapped from an .npy file larger than memory; bags hold addresses into it and never copies. Features are float32 at most, but
-for classifiers of scikit-learn, which get float64 as it was given (``exact``).
+A pool is one array: images (M, H, W, channels) uint8, or features (M, D) float. It is on the device, in memory, or mapped from
+an .npy file larger than memory; images may also stay in their files. Bags hold addresses into the pool and never copy it.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,13 +20,24 @@ from torch import Tensor
 
 from headcount.errors import HeadcountError
 
-_CHUNK_NUMBERS = 1 << 22  # numbers that are looked at together
-MAX_RESIDENT_BYTES = 1 << 28  # bytes; a mapped file up to this size is simply memory
+_CHUNK_NUMBERS = 1 << 22  # checked at a time
+MAX_RESIDENT_BYTES = 1 << 28  # a mapped file up to this size is treated as memory
 
 
 class Pool:
-    """M instances.
+    """A pool of M instances.
 
+    Parameters
+    ----------
+    data
+        Images (M, H, W, channels) or (M, H, W) uint8, or features (M, D) of any number type.
+    trusted
+        The numbers are known to be finite and need not be checked.
+    keep_float64
+        Keep features in float64, for classifiers of scikit-learn, instead of converting them to float32.
+
+    Examples
+    --------
     >>> pool = Pool(np.zeros((5, 8, 8, 3), dtype=np.uint8))
     >>> pool.kind, len(pool), pool.shape
     ('images', 5, (8, 8, 3))
@@ -35,22 +47,21 @@ class Pool:
 
     data: Tensor
     _file: mmap.mmap | None = None
-    on_disk: bool = False  # true where instances come from a disk each time they are taken: it pays to read ahead
+    on_disk: bool = False  # instances are read from disk each time they are taken: prefetch them
 
     def __init__(self, data: Any, trusted: bool = False, keep_float64: bool = False) -> None:
-        """``trusted``: the numbers were seen to be finite when they were written; a pool on disk is not read again.
-        ``exact``: float64 stays what it is."""
         if isinstance(data, np.memmap) and data.nbytes > MAX_RESIDENT_BYTES:
             self._file = cast(Any, data)._mmap
         self.data = _check_data(data, trusted, self._release_pages, keep_float64)
-        # what had to be converted lies in memory after all
-        self.on_disk = self._file is not None and self.data.data_ptr() == data.ctypes.data
+        self.on_disk = (
+            self._file is not None and self.data.data_ptr() == data.ctypes.data
+        )  # not converted, so not copied
 
     @classmethod
     def from_npy(cls, path: str | Path) -> Pool:
-        """Map an .npy file: it may be larger than memory. It is looked through once, and what was read is let go again.
+        """Map an .npy file, which may be larger than memory. It is read once to check it.
 
-        Numbers other than float16 and float32 are converted, and so are read into memory.
+        Numbers other than float16 and float32 are converted, and therefore read into memory.
         """
         try:
             return cls(np.load(path, mmap_mode="c", allow_pickle=False))
@@ -78,15 +89,15 @@ class Pool:
         return taken
 
     def to(self, device: torch.device | str) -> Pool:
-        """The same pool on a device; itself if it is there already."""
+        """The same pool on a device; itself if it is on it already."""
         if torch.device(device) == self.device:
             return self
-        moved: Pool = object.__new__(Pool)  # already checked
+        moved: Pool = object.__new__(Pool)  # checked already
         moved.data = self.data.to(device)
         return moved
 
     def _release_pages(self) -> None:
-        """Give mapped pages back: they stay in the system's cache while there is room, and are not this process's memory."""
+        """Give mapped pages back: the system may keep them cached, but they no longer count as this process's memory."""
         if self._file is not None and hasattr(self._file, "madvise"):
             self._file.madvise(mmap.MADV_DONTNEED)
 
@@ -97,15 +108,54 @@ class Pool:
         return f"Pool({len(self)} {self.kind} of {'x'.join(map(str, self.shape))} on {self.device})"
 
 
+class ImageFilePool(Pool):
+    """M image files as a pool of images (height, width, 3) uint8, for sets that fit neither memory nor a cache on disk.
+
+    Images of another size are resized. Each is decoded, by a few threads, whenever it is taken.
+    """
+
+    def __init__(self, files: Sequence[str | Path], height: int, width: int, n_threads: int | None = None) -> None:
+        if not len(files):
+            raise HeadcountError("no image files; give at least one")
+        self.files, self.size = [str(f) for f in files], (height, width)
+        self.data = torch.empty(0, height, width, 3, dtype=torch.uint8)  # shape and type only
+        self.on_disk = True
+        self.executor = ThreadPoolExecutor(n_threads or min(8, os.cpu_count() or 1), "headcount-image")
+
+    def take(self, addresses: Tensor) -> Tensor:
+        # decoding releases the GIL, so threads suffice and nothing is copied between processes
+        return torch.from_numpy(np.stack(list(self.executor.map(self._decode, addresses.tolist()))))
+
+    def to(self, device: torch.device | str) -> Pool:
+        """Itself: pixels are copied to a device batch by batch."""
+        return self
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def _decode(self, address: int) -> np.ndarray:
+        from PIL import Image
+
+        try:
+            with Image.open(self.files[address]) as file:
+                image = file.convert("RGB")
+                if image.size != self.size[::-1]:
+                    image = image.resize(self.size[::-1], Image.Resampling.BILINEAR)
+                return np.asarray(image)
+        except OSError as e:
+            reason = e.strerror or "not an image, or damaged"
+            raise HeadcountError(f"{self.files[address]}: {reason}; repair it or leave it out") from None
+
+
 def _check_data(
     data: Any, trusted: bool, release_pages: Callable[[], None] = lambda: None, keep_float64: bool = False
 ) -> Tensor:
-    """Images as uint8 (M, H, W, channels), features as float (M, D), every number finite."""
+    """Images as uint8 (M, H, W, channels), features as float (M, D); refuses numbers that are not finite."""
     x = data if isinstance(data, Tensor) else _to_tensor(np.asanyarray(data))
     if x.is_complex():
         raise HeadcountError("a pool holds plain numbers, got complex ones; give real and imaginary parts as columns")
     if x.dtype == torch.uint8 and x.ndim == 3:
-        x = x.unsqueeze(-1)  # gray pictures: one channel
+        x = x.unsqueeze(-1)  # gray images: one channel
     if x.dtype == torch.uint8 and x.ndim == 4:
         return x
     if x.ndim != 2:
@@ -127,18 +177,18 @@ def _check_data(
 
 
 def to_feature_array(x: Tensor) -> np.ndarray:
-    """Features as scikit-learn takes them: (n, D) float32, or float64 where a pool kept it."""
+    """(n, D) features as scikit-learn takes them: float32, or float64 where the pool kept it."""
     return (x if x.dtype == torch.float64 else x.float()).cpu().numpy()
 
 
 def to_numpy(x: Tensor) -> np.ndarray:
-    """A tensor as numpy takes it, wherever it lies and whatever follows its gradient; bfloat16, unknown there, as float32."""
+    """A tensor on any device as an array, without its gradient; bfloat16, which numpy lacks, as float32."""
     x = x.detach().cpu()
     return (x.float() if x.dtype == torch.bfloat16 else x).numpy()
 
 
 def _to_tensor(array: np.ndarray) -> Tensor:
-    """Over the same memory where numpy and torch agree on it: an array that cannot be written to is only ever read."""
+    """Shares the array's memory where torch can: pools only read, so read-only arrays need no copy."""
     if array.dtype.kind not in "biufc":
         raise HeadcountError(f"a pool holds numbers, got an array of {array.dtype}")
     if any(stride < 0 for stride in array.strides):

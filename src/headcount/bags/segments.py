@@ -1,13 +1,13 @@
-"""Per-bag arithmetic over instances that lie flat, one after the other, with the number of their bag.
+"""Per-bag arithmetic over instances stored flat, one after the other, with the number of their bag.
 
     x      (N, ...)  one row per instance
     index  (N,)      the bag of each instance, 0 .. B-1; B itself is the *trash bag*
     sums   (B, ...)  one row per bag
 
-Every buffer has B + 1 rows and the last is dropped. Removing an instance is therefore re-addressing it to the trash bag:
-shapes stay as they are, nothing is masked in any head, and batch-norm still sees every image.
+Every buffer has B + 1 rows, of which the last is dropped. To remove an instance is therefore to re-address it to the trash bag:
+shapes stay the same, no head needs a mask, and batch-norm still sees every image.
 
-A weight is a multiplicity: an instance of weight 2 counts as if it stood in the bag twice.
+A weight is a multiplicity: an instance of weight 2 counts as if it were in the bag twice.
 """
 
 from __future__ import annotations
@@ -23,25 +23,35 @@ from headcount.errors import HeadcountError
 class Segments:
     """The bag of each instance.
 
+    Parameters
+    ----------
+    index
+        (N,) the bag of each instance; ``n_bags`` for a removed one.
+    n_bags
+        The number of bags B.
+    size
+        Declares that instance j is in row ``j // size`` (or was removed from it): all bags have one size, and sums become a
+        reshape, which on a GPU is faster than scattering and deterministic.
+    weight
+        (N,) multiplicities. Set them by :meth:`with_weight`, which sends those of zero to the trash bag.
+
+    Examples
+    --------
     >>> s = Segments.from_sizes([2, 3])
     >>> s.sum(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]))
     tensor([ 3., 12.])
     >>> s.without(torch.tensor([False, True, False, False, True])).sum(torch.ones(5))
     tensor([1., 2.])
-
-    ``size`` declares that instance j stands in row ``j // size`` (or was removed from it): all bags then have one
-    size, and sums become a reshape, which on a GPU is faster than scattering and gives the same bits every time.
-    Give weights by :meth:`weighted`: it sends those of zero to the trash bag, and no reduction asks again.
     """
 
     def __init__(self, index: Tensor, n_bags: int, size: int | None = None, weight: Tensor | None = None) -> None:
         self.index, self.n_bags, self.size, self.weight = index, n_bags, size, weight
 
-    # -- where segments come from -----------------------------------------------------------------------------------
+    # -- creation and variation -----------------------------------------------------------------------------------
 
     @classmethod
     def from_sizes(cls, sizes: Sequence[int] | Tensor, device: torch.device | str | None = None) -> Segments:
-        """Bags that follow each other, of these sizes."""
+        """Consecutive bags of these sizes."""
         sizes = torch.as_tensor(sizes, device=device)
         if sizes.ndim != 1 or (len(sizes) and sizes.is_floating_point()) or bool((sizes < 0).any()):
             raise HeadcountError(f"bag sizes must be a list of counts, got {sizes.tolist()}")
@@ -60,24 +70,24 @@ class Segments:
 
     @classmethod
     def from_padded(cls, mask: Tensor) -> Segments:
-        """For somebody else's padded batch ``(B, L, ...)``: mask (B, L) is true where an instance is real.
+        """For a padded batch ``(B, L, ...)``: mask (B, L) is true where an instance is real.
 
-        Use with ``x.flatten(0, 1)``: the padding is addressed to the trash bag and counts for nothing. It is still multiplied
-        by weights, so let it be finite (zeros, not NaN), and batch-norm in training (head ``additive``, a backbone's) still
-        sees it: there give the real instances alone, ``x[mask]``, and ``Segments.from_sizes(mask.sum(1))``.
+        Use it with ``x.flatten(0, 1)``: the padding is addressed to the trash bag and does not count. It is still multiplied
+        by weights, so it must be finite (zeros, not NaN), and batch-norm in training (head ``additive``, a backbone's) still
+        sees it: there pass only the real instances, ``x[mask]``, with ``Segments.from_sizes(mask.sum(1))``.
         """
         if mask.ndim != 2:
-            raise HeadcountError(f"a padding mask has two axes (bags, places), got shape {tuple(mask.shape)}")
+            raise HeadcountError(f"a padding mask has two axes (bags, slots), got shape {tuple(mask.shape)}")
         bags, size = mask.shape
         rows = torch.arange(bags, device=mask.device)[:, None].expand(bags, size)
         return cls(torch.where(mask.bool(), rows, bags).flatten(), bags, size)
 
     def without(self, removed: Tensor) -> Segments:
-        """The same places, with these instances sent to the trash bag."""
+        """The same segments, with these instances (a mask over the N) removed."""
         return Segments(torch.where(removed, self.n_bags, self.index), self.n_bags, self.size, self.weight)
 
     def with_weight(self, weight: Tensor | None) -> Segments:
-        """The same places, each instance counting ``weight`` times. Zero times is not at all: the trash bag."""
+        """The same segments, each instance counting ``weight`` times; one of weight zero is removed."""
         index = self.index if weight is None else torch.where(weight == 0, self.n_bags, self.index)
         return Segments(index, self.n_bags, self.size, weight)
 
@@ -86,7 +96,7 @@ class Segments:
         return Segments(self.index.to(device), self.n_bags, self.size, weight)
 
     def repeat(self, times: int) -> Segments:
-        """``times`` copies of every bag, one whole set after the other: how several views of a batch are laid out."""
+        """``times`` copies of all bags, one set after the other, as the views of a batch are ordered."""
         if times == 1:
             return self
         trash = self.index == self.n_bags
@@ -95,18 +105,18 @@ class Segments:
         return Segments(torch.cat(copies), self.n_bags * times, self.size, weight)
 
     def first_copy(self, times: int) -> Segments:
-        """The first of so many copies: what :meth:`repeat` was given."""
+        """The first of ``times`` copies: the inverse of :meth:`repeat`."""
         if times == 1:
             return self
         n, bags = len(self.index) // times, self.n_bags // times
-        index = self.index[:n]  # the trash of all copies is behind the first one's bags
+        index = self.index[:n]  # the trash bag of all copies comes after the bags of the first
         weight = None if self.weight is None else self.weight[:n]
         return Segments(torch.where(index < bags, index, bags), bags, self.size, weight)
 
     # -- reductions -------------------------------------------------------------------------------------------------
 
     def sum(self, x: Tensor) -> Tensor:
-        """(N, ...) -> (B, ...). Counted in float32 at least: 64 votes of 0.1 added in bfloat16 give 6.16."""
+        """(N, ...) -> (B, ...), in float32 or wider: 64 votes of 0.1 added in bfloat16 give 6.16."""
         x = _to_float32(x)
         x = x if self.weight is None else x * _as_column(self.weight.to(x.dtype), x)
         if self.size is not None:
@@ -115,21 +125,21 @@ class Segments:
         return out.index_add(0, self.index, x)[: self.n_bags]
 
     def dot(self, share: Tensor, x: Tensor) -> Tensor:
-        """(N,), (N, D) -> (B, D): the sum of share * x. Where bags have one size it is a product of matrices, with no
-        (N, D) of products to write down and read again."""
+        """(N,), (N, D) -> (B, D): the sum of share * x. For bags of one size a matrix product, which needs no (N, D) of
+        products in memory."""
         if self.size is None:
             return self.sum(_to_float32(share)[:, None] * x)
         share = _to_float32(share).masked_fill(self.removed, 0)
         share = share if self.weight is None else share * self.weight.to(share.dtype)
-        with torch.autocast(x.device.type, enabled=False):  # counted in float32, as all sums
+        with torch.autocast(x.device.type, enabled=False):  # in float32, as all sums
             return torch.bmm(self._rows(share)[:, None], self._rows(_to_float32(x)).to(share.dtype))[:, 0]
 
     def total_weight(self) -> Tensor:
-        """(B,) how many instances each bag has, the removed left out, weights counted."""
+        """(B,) the total weight of each bag, without removed instances; without weights the number of instances."""
         return self.sum(torch.ones(self.index.shape, device=self.index.device))
 
     def n_instances(self) -> Tensor:
-        """(B,) how many instances each bag has, the removed left out, whatever they weigh."""
+        """(B,) the number of instances of each bag, without removed ones, of any weight."""
         return Segments(self.index, self.n_bags, self.size).total_weight()
 
     def mean(self, x: Tensor) -> Tensor:
@@ -151,14 +161,14 @@ class Segments:
         return self.sum(self._exp(x, top)).log() + top
 
     def softmax(self, x: Tensor) -> Tensor:
-        """(N, ...) -> (N, ...): shares of one that :meth:`sum` adds to one in each bag; removed instances get zero.
+        """(N, ...) -> (N, ...): shares that :meth:`sum` adds up to one in each bag; removed instances get zero.
 
-        An instance of weight 2 is two copies, and each copy gets this share.
+        An instance of weight 2 is two copies, each of which gets this share.
         """
         e = self._exp(x, self._finite_max(x))
         return e / self.broadcast(_one_where_zero(self.sum(e))).masked_fill(_as_column(self.removed, x), 1)
 
-    # -- to and fro -------------------------------------------------------------------------------------------------
+    # -- conversion -------------------------------------------------------------------------------------------------
 
     def broadcast(self, v: Tensor) -> Tensor:
         """(B, ...) -> (N, ...): each instance gets its bag's row; removed ones get zeros."""
@@ -168,16 +178,16 @@ class Segments:
         return torch.cat([v, v.new_zeros((1, *v.shape[1:]))]).index_select(0, self.index)
 
     def to_dense(self, x: Tensor, fill: float = 0.0) -> tuple[Tensor, Tensor]:
-        """(N, ...) -> (B, L, ...) and a mask (B, L) of the places taken, L the largest bag (or the common size)."""
+        """(N, ...) -> (B, L, ...) and a mask (B, L) of the slots taken, with L the largest (or the common) bag size."""
         if self.size is not None:
             return self._rows(x.masked_fill(_as_column(self.removed, x), fill)), self._rows(~self.removed)
-        place, length = self._dense_positions()
-        out = x.new_full((self.n_bags * length + 1, *x.shape[1:]), fill).index_copy(0, place, x)
-        taken = torch.zeros(self.n_bags * length + 1, dtype=torch.bool, device=x.device).index_fill(0, place, True)
+        slot, length = self._dense_positions()
+        out = x.new_full((self.n_bags * length + 1, *x.shape[1:]), fill).index_copy(0, slot, x)
+        taken = torch.zeros(self.n_bags * length + 1, dtype=torch.bool, device=x.device).index_fill(0, slot, True)
         return out[:-1].unflatten(0, (self.n_bags, length)), taken[:-1].view(self.n_bags, length)
 
     def to_flat(self, dense: Tensor) -> Tensor:
-        """(B, L, ...) -> (N, ...), the way back from :meth:`dense`; removed instances get zeros."""
+        """(B, L, ...) -> (N, ...), the inverse of :meth:`to_dense`; removed instances get zeros."""
         if self.size is not None:
             rows = dense.flatten(0, 1)
             return rows.masked_fill(_as_column(self.removed, rows), 0)
@@ -193,13 +203,13 @@ class Segments:
         shape = f", size={self.size}" if self.size is not None else ""
         return f"Segments({len(self.index)} instances in {self.n_bags} bags{shape})"
 
-    # -- inner --------------------------------------------------------------------------------------------------------
+    # -- helpers -------------------------------------------------------------------------------------------------------
 
     def _rows(self, x: Tensor) -> Tensor:
         return x.unflatten(0, (self.n_bags, self.size or 0))
 
     def _exp(self, x: Tensor, top: Tensor) -> Tensor:
-        # the removed become exp(-inf) = 0 *before* exp: masked afterwards, a large one would leave 0 * inf in the gradient
+        # mask removed instances before exp: masked afterwards, a large one would leave 0 * inf in the gradient
         return torch.exp(_to_float32(x).masked_fill(_as_column(self.removed, x), -torch.inf) - self.broadcast(top))
 
     def _finite_max(self, x: Tensor) -> Tensor:
@@ -207,7 +217,7 @@ class Segments:
         return torch.where(torch.isfinite(top), top, torch.zeros_like(top))
 
     def _dense_positions(self) -> tuple[Tensor, int]:
-        """Where each instance goes in a dense (B, L) sheet, flattened; the trash goes one past its end."""
+        """(N,) the slot of each instance in a dense (B, L), flattened, with removed ones after its end; and L."""
         counts = torch.bincount(self.index, minlength=self.n_bags + 1)[: self.n_bags]
         length = int(counts.max()) if self.n_bags else 0
         order = torch.argsort(self.index, stable=True)

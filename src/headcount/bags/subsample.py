@@ -1,4 +1,4 @@
-"""Less of the same bags: some of their instances, or bags cut up, where that is as good and cheaper."""
+"""Fewer instances of the same bags, or bags cut into parts, where that is as good and cheaper."""
 
 from __future__ import annotations
 
@@ -10,39 +10,44 @@ import torch
 from headcount.bags import Bags
 from headcount.seeds import seed_for
 
-MAX_BAG_SIZE = 8192  # instances: a vote of so many is no close one
-MAX_CONTEXT_INSTANCES = 200  # instances of a bag, to see what they tell of each other
+MAX_BAG_SIZE = 8192  # instances; an election of this many votes is hardly ever close
+CONTEXT_BAG_SIZE = 200  # instances of a bag that show what they tell about each other
 
 
 def split_large_bags(bags: Bags, max_size: int | None = None) -> Bags:
-    """The same instances in the same order, bags larger than ``most`` cut into equal parts with the bag's label: as good as
-    the bag where only its instances are looked at. The groups and names of bags are left behind."""
+    """The same instances in the same order, with bags larger than ``max_size`` cut into equal parts of the same label.
+
+    As good as the bag for methods that use one instance at a time. The groups and names of bags are dropped.
+    """
     max_size = max_size or MAX_BAG_SIZE
     parts = [-(-size // max_size) for size in bags.sizes.tolist()]
-    each = [size // n + (i < size % n) for size, n in zip(bags.sizes.tolist(), parts, strict=True) for i in range(n)]
-    offsets = torch.tensor([0, *np.cumsum(each)], device=bags.offsets.device)
+    sizes = [size // n + (i < size % n) for size, n in zip(bags.sizes.tolist(), parts, strict=True) for i in range(n)]
+    offsets = torch.tensor([0, *np.cumsum(sizes)], device=bags.offsets.device)
     target = bags.target.repeat_interleave(torch.tensor(parts, device=bags.target.device), 0)
     return replace(bags, offsets=offsets, target=target, group=None, names=None)
 
 
 def subsample_instances(bags: Bags, max_instances: int, seed: int = 0) -> Bags:
-    """At most so many instances, drawn alike from every bag; each bag keeps one at least. Known classes all stay.
+    """At most ``max_instances``, the same fraction of every bag and at least one; instances of known class are all kept.
 
-    Those drawn stand for those of their bag that were left out, so that bags are as large as they were (how slight a majority
-    can be follows from that) and hold as much of what is known."""
+    The sampled instances are weighted to represent those left out, so that the size of a bag (from which follows how slight
+    its majority can be) and the weight of its known classes stay the same.
+    """
     if len(bags.index) <= max_instances:
         return bags
     rows = sample_rows(bags, max_instances, seed)
     subsample, bag = _keep_rows(bags, rows), bags.bag
     weight = torch.ones(len(bags.index), device=bag.device) if bags.weight is None else bags.weight
-    drawn = weight if bags.known is None else weight.masked_fill(bags.known >= 0, 0)  # the known stand for themselves
-    all_, here = (torch.bincount(bag[r], drawn[r].double(), len(bags)) for r in (slice(None), rows))
-    more = (all_ / here.clamp_min(1e-30))[subsample.bag].to(weight.dtype)
-    return replace(subsample, weight=weight[rows] - drawn[rows] + drawn[rows] * more)
+    drawn = (
+        weight if bags.known is None else weight.masked_fill(bags.known >= 0, 0)
+    )  # known classes represent themselves
+    total, sampled = (torch.bincount(bag[r], drawn[r].double(), len(bags)) for r in (slice(None), rows))
+    factor = (total / sampled.clamp_min(1e-30))[subsample.bag].to(weight.dtype)
+    return replace(subsample, weight=weight[rows] - drawn[rows] + drawn[rows] * factor)
 
 
 def sample_rows(bags: Bags, max_instances: int, seed: int = 0) -> torch.Tensor:
-    """The instances that :func:`thinned` keeps."""
+    """The instances that :func:`subsample_instances` keeps."""
     n = len(bags.index)
     if n <= max_instances:
         return torch.arange(n)
@@ -51,25 +56,26 @@ def sample_rows(bags: Bags, max_instances: int, seed: int = 0) -> torch.Tensor:
 
 
 def subsample_bags(bags: Bags, max_instances: int, seed: int = 0) -> tuple[Bags, torch.Tensor]:
-    """Bags drawn by lot with at most so many instances together, and which instances these are.
+    """Random bags with at most ``max_instances`` together, and the numbers of these instances.
 
-    For what the instances of a bag tell of each other: one that is alone tells nothing, and one that stands for others is too
-    sure of them. So bags stay whole, and ``ENOUGH`` drawn from a larger one are a bag like it."""
+    For what the instances of a bag tell about each other: a single one tells nothing, and a weighted one too much. So bags stay
+    whole, and ``CONTEXT_BAG_SIZE`` instances, or more, of a larger bag represent it.
+    """
     if len(bags.index) <= max_instances:
         return bags, torch.arange(len(bags.index))
     rng = np.random.default_rng(seed_for(seed, "some bags"))
-    each = min(max_instances, max(MAX_CONTEXT_INSTANCES, max_instances // len(bags)))
-    quota, order = bags.sizes.cpu().numpy().clip(max=each), rng.permutation(len(bags))
+    size = min(max_instances, max(CONTEXT_BAG_SIZE, max_instances // len(bags)))
+    quota, order = bags.sizes.cpu().numpy().clip(max=size), rng.permutation(len(bags))
     quota[order[quota[order].cumsum() > max_instances]] = 0
     rows = _draw_rows(bags, quota, rng)
     return _keep_rows(bags, rows).take(quota > 0), rows
 
 
 def _draw_rows(bags: Bags, quota: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
-    """So many instances of each bag, by lot; of a bag of which some are, all that are known."""
+    """Random instances of each bag, ``quota`` (B,) many; where that is not zero, also all of known class."""
     n, bag = len(bags.index), bags.bag.cpu().numpy()
     known = np.zeros(n, bool) if bags.known is None else bags.known.cpu().numpy() >= 0
-    order = np.lexsort((rng.random(n), known, bag))  # the known need not be drawn
+    order = np.lexsort((rng.random(n), known, bag))  # known classes are kept anyway
     rank = np.arange(n) - bags.offsets[:-1].cpu().numpy()[bag[order]]
     keep = np.zeros(n, bool)
     keep[order] = rank < quota[bag[order]]
@@ -77,7 +83,7 @@ def _draw_rows(bags: Bags, quota: np.ndarray, rng: np.random.Generator) -> torch
 
 
 def _keep_rows(bags: Bags, rows: torch.Tensor) -> Bags:
-    """The bags with these instances alone, blind."""
+    """The bags with these instances only, blind."""
     per_instance = {k: None if (v := getattr(bags, k)) is None else v[rows] for k in ("known", "removed", "weight")}
     sizes = torch.bincount(bags.bag[rows], minlength=len(bags))
     offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])

@@ -1,4 +1,4 @@
-"""The door of :class:`Bags`: plain lists or arrays in, checked once, and trusted ever after."""
+"""Validation of what :class:`Bags` are made from: lists or arrays are checked once, and trusted afterwards."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 
 
 def check_class_names(given: Iterable[str] | int) -> tuple[str, ...]:
+    """The names of the classes, given by name or by number."""
     given = to_python_scalar(given)
     names = tuple(str(i) for i in range(given)) if isinstance(given, int) else tuple(map(str, given))
     if len(set(names)) < len(names):
-        raise HeadcountError(f"two classes have one name: {', '.join(names)}; give each its own")
+        raise HeadcountError(f"class names must be unique, got {', '.join(names)}")
     return names
 
 
 def describe_bag(bag: int, names: Any) -> str:
+    """A bag's number, and its name if it has one, for error messages."""
     return f"bag {bag} ({names[bag]})" if names is not None and bag < len(names) else f"bag {bag}"
 
 
@@ -49,7 +51,7 @@ def check_bag_numbers(given: Any, bags: int) -> Tensor:
     if a.dtype == bool and a.shape == (bags,):
         return torch.from_numpy(np.flatnonzero(a))
     if a.dtype == bool:
-        raise HeadcountError(f"a mask over {bags} bags has so many values, got {a.size} of shape {a.shape}")
+        raise HeadcountError(f"a mask over {bags} bags needs {bags} values, got {a.size} of shape {a.shape}")
     a = _integers("bags to take", a)
     if ((a < 0) | (a >= bags)).any():
         raise HeadcountError(f"bags are numbered 0 to {bags - 1}, asked for {a.tolist()[:8]}")
@@ -57,6 +59,7 @@ def check_bag_numbers(given: Any, bags: int) -> Tensor:
 
 
 def check_addresses(given: Any, pool: int) -> Tensor:
+    """(N,) addresses into a pool."""
     a = _integers("addresses", given)
     bad = np.flatnonzero((a < 0) | (a >= pool))  # before the cast: a uint64 beyond 2^63 would come out negative
     if len(bad):
@@ -65,6 +68,7 @@ def check_addresses(given: Any, pool: int) -> Tensor:
 
 
 def check_offsets(sizes: Any, offsets: Any, instances: int, names: Any) -> Tensor:
+    """(B+1,) where each bag begins and ends, from sizes or offsets."""
     if (sizes is None) == (offsets is None):
         raise HeadcountError("give either sizes or offsets of the bags")
     if offsets is None:
@@ -87,6 +91,7 @@ def check_offsets(sizes: Any, offsets: Any, instances: int, names: Any) -> Tenso
 
 
 def check_target(given: Any, bags: int, classes: int, names: Any) -> Tensor:
+    """(B, C) class numbers as one-hot rows, votes as shares; a row of zeros has no label."""
     if classes < 2:
         raise HeadcountError(f"a majority needs at least two classes, got {classes}")
     try:
@@ -123,6 +128,7 @@ def check_target(given: Any, bags: int, classes: int, names: Any) -> Tensor:
 
 
 def check_per_instance(what: str, given: Any, instances: int) -> Tensor:
+    """One value per instance."""
     try:
         v = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))
     except (TypeError, ValueError):
@@ -135,6 +141,7 @@ def check_per_instance(what: str, given: Any, instances: int) -> Tensor:
 
 
 def check_weights(given: Any, instances: int) -> Tensor:
+    """(N,) finite, non-negative weights."""
     v = check_per_instance("weight", given, instances).float()
     wrong = (~(v >= 0) | ~torch.isfinite(v)).nonzero().flatten()
     if len(wrong):
@@ -144,6 +151,7 @@ def check_weights(given: Any, instances: int) -> Tensor:
 
 
 def check_instance_labels(what: str, given: Any, instances: int, classes: int) -> Tensor:
+    """(N,) class numbers, -1 where unknown."""
     v = check_per_instance(what, given, instances)
     if v.is_floating_point() or v.is_complex():
         raise HeadcountError(f"{what} holds class numbers, got {v.dtype}; give whole numbers, -1 where unknown")
@@ -157,17 +165,19 @@ def check_instance_labels(what: str, given: Any, instances: int, classes: int) -
 
 
 def check_counted(given: Any, classes: tuple[str, ...], target: Tensor, names: Any) -> Tensor:
+    """(C,) the classes that can win; no bag may be labelled otherwise."""
     v = torch.as_tensor(np.asarray(given))
     if v.dtype != torch.bool or v.shape != (len(classes),) or int(v.sum()) < 2:
         raise HeadcountError(f"counted is one true or false per class ({len(classes)}), at least two true")
-    odd = (target[:, ~v] > 0).any(1).nonzero().flatten()
-    if len(odd):
-        won = classes[int(target[odd[0]].masked_fill(v, 0).argmax())]
-        raise HeadcountError(f"{describe_bag(int(odd[0]), names)} is labelled {won!r}, a class that is not counted")
+    invalid = (target[:, ~v] > 0).any(1).nonzero().flatten()
+    if len(invalid):
+        won = classes[int(target[invalid[0]].masked_fill(v, 0).argmax())]
+        raise HeadcountError(f"{describe_bag(int(invalid[0]), names)} is labelled {won!r}, a class that is not counted")
     return v
 
 
 def check_not_empty(bags: Bags) -> None:
+    """Every bag must count at least one instance."""
     empty = (bags.segments().total_weight() == 0).nonzero().flatten()
     if len(empty):
         raise HeadcountError(
