@@ -1,19 +1,21 @@
-"""Any size: a batch that does not fit is taken in groups of bags, a bag that does not fit in chunks; the gradient is the same.
+"""Steps of any size: a batch that does not fit is split into groups of bags, a bag that does not fit into chunks.
 
-Groups of whole bags add up their gradients, each by its mass. A bag too large for one group is gone through twice. First
-without a graph: what the head notes of each chunk is kept, joined and decided, and the loss gives the slope of every note.
-Then chunk by chunk with a graph, which is driven backwards from those slopes and forgotten. Dropout and views draw the same
-again. So no more than ``chunk_instances`` instances are ever in work, and a few numbers per chunk.
+The gradients of groups of whole bags are added, each weighted by its ``loss_weight``: they are those of the whole batch. A bag
+too large for one group is processed twice. First without a graph: the statistics that the head accumulates of each chunk are
+kept, merged and read out, and the loss gives the gradient with respect to them. Then chunk by chunk with a graph, through which
+that gradient is propagated. Dropout and augmentation draw the same numbers again. So at most ``chunk_instances`` instances are
+processed at once, and a few numbers per chunk are kept.
 
-Batch-norm cannot be learned so: its statistics are those of the whole batch.
+Batch-norm cannot be trained this way: its statistics are those of the whole batch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,197 +23,230 @@ from torch import Tensor, nn
 from headcount.bags import Segments
 from headcount.bags.prefetch import release_large_blocks
 from headcount.errors import HeadcountError
-from headcount.models.heads import BagStats, Batch, Output, Pass
+from headcount.models.heads import BagStats, Batch, ChunkedHead, Output, Pass, why_not_chunkable
 from headcount.models.network import Model
-from headcount.training.accel import device as speed
+from headcount.training import accel
 from headcount.training.loader import BagLoader
 
+if TYPE_CHECKING:
+    from headcount.training.trainer import Trainer
 
-def split_into_groups(feed: BagLoader, which: Tensor, over: str, views: int, budget: int) -> list[Tensor]:
-    """A step's bags in groups of at most ``budget`` instances; a larger bag is a group of its own. Without budget: one."""
+
+def split_into_groups(loader: BagLoader, ids: Tensor, over: str, views: int, budget: int) -> list[Tensor]:
+    """The ids of a step in groups of at most ``budget`` instances; a larger bag is a group by itself. 0: one group."""
     if not budget:
-        return [which]
+        return [ids]
     if over == "instances":
-        return list(which.split(max(1, budget // views)))
-    made, size = [0], 0
-    for number, n in enumerate((feed.bags.sizes[which] * views).tolist()):
+        return list(ids.split(max(1, budget // views)))
+    starts, size = [0], 0
+    for i, n in enumerate((loader.bags.sizes[ids] * views).tolist()):
         if size and size + n > budget:
-            made.append(number)
+            starts.append(i)
             size = 0
         size += n
-    return list(which.tensor_split(made[1:]))
+    return list(ids.tensor_split(starts[1:]))
 
 
 def read_order(
-    feed: BagLoader, steps: Iterable[Tensor], over: str = "bags", views: int = 1, budget: int = 0, times: int = 1
+    loader: BagLoader, steps: Iterable[Tensor], over: str = "bags", views: int = 1, budget: int = 0, times: int = 1
 ) -> Iterator[Tensor]:
-    """The places these steps will read, in order; a bag in chunks is read ``times`` times over."""
-    for which in steps:
-        for group in split_into_groups(feed, which, over, views, budget) if len(which) else ():
-            place = group if over == "instances" else feed.bags._rows(group)
-            if over == "bags" and budget and len(place) * views > budget:
+    """The positions that these steps read, in order; those of a bag in chunks ``times`` times."""
+    for ids in steps:
+        for group in split_into_groups(loader, ids, over, views, budget) if len(ids) else ():
+            position = group if over == "instances" else loader.bags._rows(group)
+            if over == "bags" and budget and len(position) * views > budget:
                 for _ in range(times):
-                    yield from place.split(budget)
+                    yield from position.split(budget)
             else:
-                yield place
+                yield position
 
 
 class ChunkedStep:
-    """Steps in pieces for one training. Made only where the recipe sets ``chunk_instances``."""
+    """The trainer's steps with at most ``budget`` instances at once (0: with whole batches)."""
 
-    def __init__(self, training: Any) -> None:
-        self.training, self.budget = training, training.config.chunk_instances
-        self.head, self.device = training.head, training.device
-        self.times = 1 if self.head.uses_instance_labels and training.train_loader.bags.known is not None else 2
-        self._check(training.train_loader, self.head.views, learns=True)
-        self._check(training.valid_loader, 1, learns=False)
+    def __init__(self, trainer: Trainer, budget: int) -> None:
+        self.trainer, self.budget = trainer, budget
+        self.by_instance = trainer.head.uses_instance_labels and trainer.train_loader.bags.known is not None
+        self.reads_per_bag = 1 if self.by_instance else 2
+        if budget:
+            self._check(trainer.train_loader, trainer.head.views, training=True)
+            self._check(trainer.valid_loader, 1, training=False)
 
-    def needed(self, feed: BagLoader, which: Tensor, over: str = "bags", views: int = 1) -> bool:
-        size = len(which) if over == "instances" else int(feed.bags.sizes[which].sum())
-        return size * views > self.budget
+    def fits(self, loader: BagLoader, ids: Tensor, over: str = "bags", views: int = 1) -> bool:
+        size = len(ids) if over == "instances" else int(loader.bags.sizes[ids].sum())
+        return size * views <= self.budget
 
-    def backward(self, one: Pass, which: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of the whole step in the parameters; its loss, and how much it is a mean over."""
-        t = self.training
-        views = t.views(one)
-        parts = split_into_groups(t.train_loader, which, one.over, views, self.budget)
-        masses = torch.stack(
-            [self.head.loss_weight(t.train_loader.batch(g, one.over, views)[0]).float() for g in parts]
-        )
-        shares = masses / masses.sum().clamp_min(1e-12)
-        t.model.zero_grad(set_to_none=True)
+    def step(self, sweep: Pass, ids: Tensor) -> Tensor:
+        """Trainer.step."""
+        if self.fits(self.trainer.train_loader, ids, sweep.over, self.trainer.n_views(sweep)):
+            return self.trainer.step(sweep, ids)
+        loss, _ = self.gradient(sweep, ids)
+        self.trainer.optimizer_step(sweep)
+        return loss
+
+    def gradient(self, sweep: Pass, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient of the step, in the parameters. Returns the loss, and its weight (Head.loss_weight)."""
+        trainer, loader, views = self.trainer, self.trainer.train_loader, self.trainer.n_views(sweep)
+        groups = split_into_groups(loader, ids, sweep.over, views, self.budget)
+        weights = [trainer.head.loss_weight(loader.batch_info(g, sweep.over, views)[0]).float() for g in groups]
+        total = torch.stack(weights).sum()
+        trainer.model.zero_grad(set_to_none=True)
         losses = []
-        for group, share in zip(parts, shares, strict=True):
-            if self._cut(t.train_loader, group, one.over, views):
-                losses.append(self._bag(t.model, t.train_loader, group, share))
+        for group, weight in zip(groups, weights, strict=True):
+            share = weight / total.clamp_min(1e-12)
+            if self._in_chunks(loader, group, sweep.over, views):
+                loss = self._bag_loss(trainer.model, loader, group, share)
             else:
-                x, batch = t.train_loader.batch(group, one.over, views)
-                loss = t.loss(x, batch, one.uses_teacher)
-                (loss * share).backward()
-                losses.append(loss.detach())
-        return (torch.stack(losses) * shares).sum(), masses.sum()
+                loss = self._batch_gradient(*loader.batch(group, sweep.over, views), sweep.uses_teacher, share)
+            losses.append(loss * share)
+        return torch.stack(losses).sum(), total
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        return accel.autocast(self.trainer.config.precision, self.trainer.device)
+
+    def _batch_gradient(self, x: Tensor, batch: Batch, uses_teacher: bool, *shares: Tensor) -> Tensor:
+        """Trainer.step without the optimizer, the gradient multiplied by the shares."""
+        trainer = self.trainer
+        with self._autocast():
+            output = trainer.forward(x, batch)
+            loss = trainer.head.loss(output, batch, trainer.teacher_output(x, batch) if uses_teacher else None)
+        math.prod(shares, start=loss).backward()
+        return loss.detach()
 
     @torch.no_grad()
-    def valid_loss(self, which: Tensor) -> Tensor:
-        """The validation loss of a batch."""
-        t = self.training
-        parts = split_into_groups(t.valid_loader, which, "bags", 1, self.budget)
-        masses = torch.stack([t.eval_model.head.loss_weight(t.valid_loader.batch(g)[0]).float() for g in parts])
+    def valid_step(self, ids: Tensor) -> Tensor:
+        """Trainer.valid_step."""
+        trainer, loader = self.trainer, self.trainer.valid_loader
+        if self.fits(loader, ids):
+            return trainer.valid_step(ids)
+        groups = split_into_groups(loader, ids, "bags", 1, self.budget)
+        head = trainer.eval_model.head
+        weights = torch.stack([head.loss_weight(loader.batch_info(group)[0]).float() for group in groups])
         losses = [
-            self._bag(t.eval_model, t.valid_loader, g, None)
-            if self._cut(t.valid_loader, g)
-            else t.batch_valid_loss(*t.valid_loader.batch(g))
-            for g in parts
+            self._bag_loss(trainer.eval_model, loader, group, None)
+            if self._in_chunks(loader, group)
+            else trainer.valid_step(group)
+            for group in groups
         ]
-        return (torch.stack(losses) * masses).sum() / masses.sum().clamp_min(1e-12)
+        return (torch.stack(losses) * weights).sum() / weights.sum().clamp_min(1e-12)
 
     # -- one bag, chunk by chunk ----------------------------------------------------------------------------------------
 
-    def _bag(self, model: Model, feed: BagLoader, bag: Tensor, share: Tensor | None) -> Tensor:
-        """The loss of one bag; with a ``share`` its gradient too, times that."""
+    def _bag_loss(self, model: Model, loader: BagLoader, bag: Tensor, share: Tensor | None) -> Tensor:
+        """The loss of one bag; with a ``share`` also its gradient, times that."""
         release_large_blocks()
-        batch, place = feed.batch_info(bag)
-        chunks = [_chunk(batch, rows) for rows in torch.arange(len(place)).split(self.budget)]
-        places = place.split(self.budget)
+        batch, position = loader.batch_info(bag)
+        chunks = [_chunk(batch, rows) for rows in torch.arange(len(position)).split(self.budget)]
+        positions = position.split(self.budget)
         if model.head.uses_instance_labels and batch.known is not None:
-            return self._told(model, feed, list(zip(chunks, places, strict=True)), share)
+            return self._instance_loss(model, loader, chunks, positions, share)
         seed = int(torch.randint(1 << 62, ()))
-        noted = []
-        for number, (chunk, at) in enumerate(zip(chunks, places, strict=True)):
+        stats = []
+        for i, (chunk, rows) in enumerate(zip(chunks, positions, strict=True)):
             with torch.no_grad():
-                noted.append(self._hear(model, feed.read(at), chunk.segments, seed + number))
+                stats.append(self._accumulate(model, loader.read(rows), chunk.segments, seed + i))
         if share is None:
-            return self._decided(model, noted, batch)
-        leaves = [{k: v.requires_grad_(v.is_floating_point()) for k, v in one.items()} for one in noted]
+            return self._read_out(model, stats, batch)
+        leaves = [{k: v.requires_grad_(v.is_floating_point()) for k, v in chunk.items()} for chunk in stats]
         with torch.enable_grad():
-            loss = self._decided(model, leaves, batch)
+            loss = self._read_out(model, leaves, batch)
             (loss * share).backward()
-        for number, (chunk, at) in enumerate(zip(chunks, places, strict=True)):
-            x = feed.read(at)
+        for i, (chunk, rows) in enumerate(zip(chunks, positions, strict=True)):
+            x = loader.read(rows)
             if bool(chunk.segments.removed.all()):
-                continue  # nobody counts here: nothing was noted, and nothing has a slope
-            again = self._hear(model, x, chunk.segments, seed + number)
-            slopes = {k: leaves[number][k].grad for k, v in again.items() if v.requires_grad}
-            driven = {k: slope for k, slope in slopes.items() if slope is not None}
-            if driven:
-                torch.autograd.backward([again[k] for k in driven], list(driven.values()))
+                continue  # nothing was accumulated, and nothing has a gradient
+            again = self._accumulate(model, x, chunk.segments, seed + i)
+            gradients = {k: leaves[i][k].grad for k, v in again.items() if v.requires_grad}
+            gradients = {k: gradient for k, gradient in gradients.items() if gradient is not None}
+            if gradients:
+                torch.autograd.backward([again[k] for k in gradients], list(gradients.values()))
         return loss.detach()
 
-    def _hear(self, model: Model, x: Tensor, segments: Segments, seed: int) -> BagStats:
-        t = self.training
-        kind = t.config.views if model.training else "none"
-        with replay_rng(seed, self.device), speed.autocast(t.config.precision, self.device):
-            return model.head.accumulate(t.features(model, x, kind), segments)[1]
+    def _accumulate(self, model: Model, x: Tensor, segments: Segments, seed: int) -> BagStats:
+        views = self.trainer.config.views if model.training else "none"
+        with replay_rng(seed, self.trainer.device), self._autocast():
+            return _chunked_head(model).accumulate(self.trainer.features(model, x, views), segments)[1]
 
-    def _decided(self, model: Model, noted: list[BagStats], batch: Batch) -> Tensor:
-        with speed.autocast(self.training.config.precision, self.device):
-            absent: Any = MissingLogits(self.training.model.config.head)
-            output = Output(absent, *model.head.readout(model.head.merge(noted)))
-            return model.head.loss(output, batch, None)
+    def _read_out(self, model: Model, stats: list[BagStats], batch: Batch) -> Tensor:
+        head = _chunked_head(model)
+        with self._autocast():
+            no_logits = cast(Tensor, MissingLogits(model.config.head))
+            return head.loss(Output(no_logits, *head.readout(head.merge(stats))), batch, None)
 
-    def _told(self, model: Model, feed: BagLoader, chunks: list[tuple[Batch, Tensor]], share: Tensor | None) -> Tensor:
-        """Instances that are told their own labels need no bag: chunks are groups like any other."""
-        t, masses = self.training, torch.stack([model.head.loss_weight(chunk).float() for chunk, _ in chunks])
-        part, losses = masses / masses.sum().clamp_min(1e-12), []
-        for (chunk, at), weight in zip(chunks, part, strict=True):
-            x = feed.read(at)
+    def _instance_loss(
+        self,
+        model: Model,
+        loader: BagLoader,
+        chunks: list[Batch],
+        positions: tuple[Tensor, ...],
+        share: Tensor | None,
+    ) -> Tensor:
+        """With instance labels the chunks of a bag are like any other groups."""
+        weights = torch.stack([model.head.loss_weight(chunk).float() for chunk in chunks])
+        shares, losses = weights / weights.sum().clamp_min(1e-12), []
+        for chunk, rows, chunk_share in zip(chunks, positions, shares, strict=True):
+            x = loader.read(rows)
             if share is None:
-                losses.append(t.batch_valid_loss(x, chunk))
+                losses.append(self.trainer.batch_valid_loss(x, chunk))
             else:
-                loss = t.loss(x, chunk)
-                (loss * weight * share).backward()
-                losses.append(loss.detach())
-        return (torch.stack(losses) * part).sum()
+                losses.append(self._batch_gradient(x, chunk, False, chunk_share, share))
+        return (torch.stack(losses) * shares).sum()
 
-    # -- what cannot be taken in pieces is told at once ------------------------------------------------------------------
+    # -- what cannot be split is refused before training ------------------------------------------------------------
 
-    def _cut(self, feed: BagLoader, group: Tensor, over: str = "bags", views: int = 1) -> bool:
-        return over == "bags" and len(group) == 1 and self.needed(feed, group, over, views)
+    def _in_chunks(self, loader: BagLoader, group: Tensor, over: str = "bags", views: int = 1) -> bool:
+        return bool(self.budget) and over == "bags" and len(group) == 1 and not self.fits(loader, group, over, views)
 
-    def _check(self, feed: BagLoader, views: int, learns: bool) -> None:
-        sizes = feed.bags.sizes * views
-        most = int(sizes.topk(min(feed.batch_bags, len(sizes))).values.sum())
-        if learns and any(one.over == "instances" for one in self.head.passes):
-            most = max(most, views * max(feed.step_sizes("instances")))
-        if most <= self.budget:
-            return  # every batch fits
-        network = self.training.model.config
-        sets = f"chunk_instances {self.budget} takes a batch in pieces, and"
+    def why_not_splittable(self) -> str:
+        """Why the loss of a batch is not the weighted mean of those of its parts; empty if it is."""
+        loader = self.trainer.train_loader
+        try:
+            self.trainer.head.loss_weight(loader.batch_info(loader.in_order()[0])[0])
+        except NotImplementedError as reason:
+            return str(reason)
+        return ""
+
+    def _check(self, loader: BagLoader, views: int, training: bool) -> None:
+        head, network = self.trainer.head, self.trainer.model.config
+        sizes = loader.bags.sizes * views
+        largest_step = int(sizes.topk(min(loader.batch_bags, len(sizes))).values.sum())
+        if training and any(sweep.over == "instances" for sweep in head.passes):
+            largest_step = max(largest_step, views * max(loader.step_sizes("instances")))
+        if largest_step <= self.budget:
+            return
+        problem = f"chunk_instances {self.budget} splits batches, and"
         instead = "give chunk_instances 0 (and fewer batch_bags, if memory is short)"
-        if learns and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.training.model.modules()):
+        if training and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.trainer.model.modules()):
             raise HeadcountError(
-                f"{sets} batch-norm learns from whole batches (backbone {network.backbone}, head {network.head}); "
+                f"{problem} batch-norm learns from whole batches (backbone {network.backbone}, head {network.head}); "
                 f"use a backbone and head without it, such as mlp and count, or {instead}"
             )
-        if self.head.requires_full_batch:
-            raise HeadcountError(
-                f"{sets} head {network.head} needs it whole: {self.head.requires_full_batch}; {instead}"
-            )
-        if self.head.batch_matters:
-            raise HeadcountError(f"{sets} to head {network.head} the other bags of a batch matter; {instead}")
-        large = (sizes > self.budget).nonzero().flatten()
-        for bag in large:
-            why = self.head.why_not_chunkable(feed.batch_info(bag[None])[0].segments)
-            if learns and not why and (views > 1 or self.head.teacher is not None):
-                why = "it asks for several views, or for a teacher"
-            if why:
+        if reason := self.why_not_splittable():
+            raise HeadcountError(f"{problem} head {network.head} needs them whole: {reason}; {instead}")
+        if head.depends_on_batch:
+            raise HeadcountError(f"{problem} the predictions of head {network.head} depend on the whole batch; {instead}")
+        for bag in (sizes > self.budget).nonzero().flatten():
+            reason = why_not_chunkable(head, loader.batch_info(bag[None])[0].segments)
+            if training and not reason and (views > 1 or head.teacher is not None):
+                reason = "it needs several views, or a teacher"
+            if reason:
                 raise HeadcountError(
-                    f"bag {int(bag)} has {int(feed.bags.sizes[bag])} instances, more than chunk_instances {self.budget}, "
-                    f"and head {network.head} cannot hear a bag in pieces: {why}; give a larger chunk_instances, or another "
-                    "head, such as count"
+                    f"bag {int(bag)} has {int(loader.bags.sizes[bag])} instances, more than chunk_instances {self.budget}, "
+                    f"and head {network.head} cannot process a bag in chunks: {reason}; give a larger chunk_instances, or "
+                    "another head, such as count"
                 )
 
 
 class MissingLogits:
-    """Stands where the instances' logits would: they are never all there at once."""
+    """In place of the instances' logits of a bag in chunks, which are never all in memory."""
 
     def __init__(self, head: str) -> None:
         self.__dict__["head"] = head
 
     def refuse(self) -> NoReturn:
         raise HeadcountError(
-            f"the loss of head {self.__dict__['head']} reads the instances' logits, and a bag in pieces never has all of "
-            "them; let hear note what the loss needs, or give chunk_instances 0"
+            f"the loss of head {self.__dict__['head']} uses the instances' logits, and a bag in chunks never has all of "
+            "them; let accumulate return what the loss needs, or give chunk_instances 0"
         )
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -224,17 +259,21 @@ class MissingLogits:
 
 @contextmanager
 def replay_rng(seed: int, device: torch.device) -> Iterator[None]:
-    """Draws from this seed; afterwards whatever else is drawn goes on as if nothing had been."""
+    """Inside, random numbers come from this seed; outside, nothing has been drawn."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
 
 
+def _chunked_head(model: Model) -> ChunkedHead:
+    assert isinstance(model.head, ChunkedHead)  # why_not_chunkable has refused all others
+    return model.head
+
+
 def _chunk(batch: Batch, rows: Tensor) -> Batch:
-    """A piece of a batch of one bag."""
+    """These rows of a batch of one bag."""
     s, rows = batch.segments, rows.to(batch.position.device)
     weight = None if s.weight is None else s.weight[rows]
     known = None if batch.known is None else batch.known[rows]
-    return replace(
-        batch, segments=Segments(s.index[rows], 1, len(rows), weight), position=batch.position[rows], known=known
-    )
+    segments = Segments(s.index[rows], 1, len(rows), weight)
+    return replace(batch, segments=segments, position=batch.position[rows], known=known)

@@ -1,7 +1,8 @@
-"""Batches that never leave the device: the pool lies there once, an epoch is a permutation, a batch is a gather.
-A pool that lies elsewhere (mapped from a disk, too large for the card) is read ahead of the step instead.
+"""BagLoader: batches that never leave the device. The pool is on the device, an epoch is a permutation, a batch is a gather.
 
-Letters: b bags in the batch, S the size of a bag when all have one, N instances in the batch.
+A pool that is elsewhere (memory-mapped, or too large for the GPU) is read ahead of the steps instead.
+
+    b  bags in the batch        S  the size of the bags where all have one        N  instances in the batch
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from headcount.seeds import make_generator
 
 
 class BagLoader:
-    """Bags dealt out in steps of ``batch_bags``; a loose-instance pass deals as many instances as that many
-    bags hold, or ``batch_instances``."""
+    """Bags in steps of ``batch_bags``; a pass over single instances has ``batch_instances`` a step, or as many as that many
+    bags hold. The ids of a step are bag indices, or positions of instances."""
 
     def __init__(
         self, bags: Bags, batch_bags: int, device: torch.device | None = None, batch_instances: int = 0
@@ -36,89 +37,90 @@ class BagLoader:
         self.device = device or bags.index.device
         self.resident = not bags.pool.on_disk and bags.pool.device == self.device
         self.reader = DirectReader(bags.pool, self.device)
-        self.stall_seconds = 0.0  # seconds that steps waited for reading
+        self.stall_seconds = 0.0  # for which steps waited for the reader
         self.epoch = torch.zeros((), dtype=torch.int64, device=self.device)
         self.fraction_done = torch.zeros((), device=self.device)
         self.bag_of = bags.bag
 
     def n_steps(self, over: str) -> int:
-        """How many steps a pass has; the last one may be short."""
+        """Steps of a pass; the last one may be short."""
         return len(self.step_sizes(over))
 
     def shuffled(self, over: str, seed: int, epoch: int) -> tuple[Tensor, ...]:
-        """The epoch's order, cut into steps: bag numbers, or places of instances."""
-        lengths = self.step_sizes(over)
-        order = torch.randperm(sum(lengths), generator=make_generator(seed, "order", over, epoch))
-        return order.to(self.bags.index.device).split(lengths)
+        """The ids of each step of an epoch, in random order."""
+        sizes = self.step_sizes(over)
+        order = torch.randperm(sum(sizes), generator=make_generator(seed, "order", over, epoch))
+        return order.to(self.bags.index.device).split(sizes)
 
     def step_sizes(self, over: str) -> list[int]:
-        """Of the steps of a pass. A last one of a single instance joins the one before: batch-norm cannot learn from it."""
-        bags = over == "bags"
-        total, size = (len(self.bags), self.batch_bags) if bags else (len(self.bags.index), self.batch_instances)
-        lengths = [size] * (total // size) + [total % size] * (total % size > 0)
-        if len(lengths) > 1 and lengths[-1] == 1 and not (bags and int(self.bags.sizes.min()) > 1):
-            lengths[-2:] = [lengths[-2] + 1]
-        return lengths
+        """Ids in each step. A last step of a single instance is merged into the one before: batch-norm needs two."""
+        over_bags = over == "bags"
+        total, size = (len(self.bags), self.batch_bags) if over_bags else (len(self.bags.index), self.batch_instances)
+        sizes = [size] * (total // size) + [total % size] * (total % size > 0)
+        if len(sizes) > 1 and sizes[-1] == 1 and not (over_bags and int(self.bags.sizes.min()) > 1):
+            sizes[-2:] = [sizes[-2] + 1]
+        return sizes
 
     def in_order(self) -> tuple[Tensor, ...]:
+        """The ids of each step, bags in order."""
         return torch.arange(len(self.bags), device=self.bags.index.device).split(self.batch_bags)
 
     @contextmanager
     def prefetching(self, positions: Iterable[Tensor]) -> Iterator[None]:
-        """While this holds, exactly these places are dealt, in this order; where it pays they are read ahead."""
-        usual = self.reader
-        with open_reader(self.bags.pool, self.device, (self.bags.index[place] for place in positions)) as self.reader:
+        """Inside, exactly these positions are read, in this order; where that is faster, ahead of the steps."""
+        direct_reader = self.reader
+        with open_reader(self.bags.pool, self.device, (self.bags.index[p] for p in positions)) as self.reader:
             try:
                 yield
             finally:
                 self.stall_seconds += self.reader.stall_seconds
-                self.reader = usual
+                self.reader = direct_reader
 
     def read(self, position: Tensor) -> Tensor:
-        """(n, ...) the stored instances at these places, on the device."""
+        """(n, ...) the stored instances at these positions, on the device."""
         return self.reader.take(self.bags.index[position])
 
-    def batch(self, which: Tensor, over: str = "bags", views: int = 1) -> tuple[Tensor, Batch]:
-        """(n, ...) stored instances of these bags (or these loose instances), and what the loss may know of them."""
-        batch, place = self.batch_info(which, over, views)
-        return self.read(place), batch
+    def batch(self, ids: Tensor, over: str = "bags", views: int = 1) -> tuple[Tensor, Batch]:
+        """(n, ...) the stored instances of a step, and what the loss may use."""
+        batch, position = self.batch_info(ids, over, views)
+        return self.read(position), batch
 
-    def batch_info(self, which: Tensor, over: str = "bags", views: int = 1) -> tuple[Batch, Tensor]:
-        """What the loss may know of them, and the places to read."""
+    def batch_info(self, ids: Tensor, over: str = "bags", views: int = 1) -> tuple[Batch, Tensor]:
+        """What the loss may use, and the positions to read."""
         bags = self.bags
-        place, segments = self._loose(which) if over == "instances" else self._whole(which)
-        bag = self.bag_of[which] if over == "instances" else which
+        position, segments = self._single_instances(ids) if over == "instances" else self._whole_bags(ids)
+        bag = self.bag_of[ids] if over == "instances" else ids
         if bags.weight is not None:
-            segments = segments.with_weight(bags.weight[place])
+            segments = segments.with_weight(bags.weight[position])
         batch = Batch(
             segments=segments.repeat(views),
             target=bags.target[bag].repeat(views, 1),
             bag=bag.repeat(views),
-            position=place.repeat(views),
-            known=None if bags.known is None else bags.known[place].repeat(views),
+            position=position.repeat(views),
+            known=None if bags.known is None else bags.known[position].repeat(views),
             epoch=self.epoch,
             fraction_done=self.fraction_done,
             over=over,
             views=views,
         )
-        return (batch if self.device == bags.index.device else batch.to(self.device)), place
+        return (batch if self.device == bags.index.device else batch.to(self.device)), position
 
-    def _whole(self, which: Tensor) -> tuple[Tensor, Segments]:
-        b = len(which)
+    def _whole_bags(self, ids: Tensor) -> tuple[Tensor, Segments]:
+        b = len(ids)
         if self.bag_size is not None:
-            place = (which[:, None] * self.bag_size + torch.arange(self.bag_size, device=which.device)).flatten()
-            row = torch.arange(b, device=which.device)[:, None].expand(b, self.bag_size).flatten()
+            position = (ids[:, None] * self.bag_size + torch.arange(self.bag_size, device=ids.device)).flatten()
+            row = torch.arange(b, device=ids.device)[:, None].expand(b, self.bag_size).flatten()
         else:
-            sizes = self.bags.sizes[which]
-            place = self.bags._rows(which)
-            row = torch.arange(b, device=which.device).repeat_interleave(sizes)
+            sizes = self.bags.sizes[ids]
+            position = self.bags._rows(ids)
+            row = torch.arange(b, device=ids.device).repeat_interleave(sizes)
         if self.bags.removed is not None:
-            row = torch.where(self.bags.removed[place], b, row)
-        return place, Segments(row, b, len(place) if b == 1 else self.bag_size)  # one bag has one size
+            row = torch.where(self.bags.removed[position], b, row)
+        return position, Segments(row, b, len(position) if b == 1 else self.bag_size)  # one bag has one size
 
-    def _loose(self, which: Tensor) -> tuple[Tensor, Segments]:
-        """Each instance a bag of one; the removed keep their place in the batch and count for nothing."""
-        row = torch.arange(len(which), device=which.device)
+    def _single_instances(self, ids: Tensor) -> tuple[Tensor, Segments]:
+        """Each instance a bag of one; removed ones keep their row in the batch and count for nothing."""
+        row = torch.arange(len(ids), device=ids.device)
         if self.bags.removed is not None:
-            row = torch.where(self.bags.removed[which], len(which), row)
-        return which, Segments(row, len(which), 1)
+            row = torch.where(self.bags.removed[ids], len(ids), row)
+        return ids, Segments(row, len(ids), 1)

@@ -1,7 +1,7 @@
-"""fit(): the loop. An epoch, its validation loss, and again; the epoch to keep is kept.
+"""train(): an epoch, its validation loss, and again; the best epoch is kept.
 
-Whatever happens, a training can be taken up again where its last checkpoint stood and ends with the same numbers, bit for
-bit on the CPU: every draw comes from (seed, purpose, epoch), and a checkpoint is written between epochs.
+A training can be interrupted at any time and resumed from its last checkpoint, with the same numbers (bit for bit on the CPU):
+every random number comes from (seed, purpose, epoch), and checkpoints are written between epochs.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from headcount.bags import Bags
 from headcount.errors import HeadcountError
 from headcount.models.network import Model
 from headcount.seeds import seed_for
-from headcount.training import loss_curve
-from headcount.training.accel import device
+from headcount.training import accel
+from headcount.training.checkpoint import TrainProgress, append_losses
 from headcount.training.compatibility import check_compatible, check_head_output
 from headcount.training.config import TrainConfig
-from headcount.training.trainer import Trainer, TrainProgress
+from headcount.training.trainer import Trainer
 
 
 def _checkpoint_seconds() -> float:
-    """How much work a kill may cost: a setting of the machine, not of the recipe."""
-    given = os.environ.get("HEADCOUNT_CHECKPOINT_SECONDS", "30")
+    """How much work may be lost: a setting of the machine, not of the training."""
+    value = os.environ.get("HEADCOUNT_CHECKPOINT_SECONDS", "30")
     try:
-        return float(given)
+        return float(value)
     except ValueError:
-        raise HeadcountError(f"HEADCOUNT_CHECKPOINT_SECONDS is a number of seconds, got {given!r}") from None
+        raise HeadcountError(f"HEADCOUNT_CHECKPOINT_SECONDS is a number of seconds, got {value!r}") from None
 
 
 CHECKPOINT_SECONDS = _checkpoint_seconds()
@@ -39,7 +39,17 @@ CHECKPOINT_SECONDS = _checkpoint_seconds()
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A finished training: the model carries the weights of the epoch that was kept."""
+    """A finished training.
+
+    Attributes
+    ----------
+    model : Model
+        With the weights of the epoch that was kept, in eval mode.
+    progress : TrainProgress
+        The losses of all epochs, and the number of the epoch that was kept.
+    compiled : bool
+        Whether the network was compiled.
+    """
 
     model: Model
     progress: TrainProgress
@@ -57,50 +67,79 @@ def train(
     checkpoint_seconds: float = CHECKPOINT_SECONDS,
     compile: str = "auto",
 ) -> TrainResult:
-    """Train on blind bags; the model gets the weights of the epoch that is kept (``selection`` of the recipe).
+    """Train a model on bags without truth; it gets the weights of the epoch that is kept.
 
-    ``work`` is a folder for the checkpoint and ``metrics.jsonl``; ``watch`` is told after each epoch.
+    Parameters
+    ----------
+    model : Model
+        See :func:`headcount.build_model`. Trained on the device where it is.
+    train, valid : Bags
+        Training bags, and the bags by whose labels the epoch is chosen.
+    config : TrainConfig
+        How to train.
+    work_dir : path, optional
+        A folder for checkpoints and ``metrics.jsonl``. A training that was interrupted is resumed from it.
+    on_progress : callable, optional
+        Called with the :class:`TrainProgress` after each epoch.
+    checkpoint_seconds : float
+        The least time between checkpoints.
+    compile : {"auto", "on", "off"}
+        Whether to compile the network: by default on a GPU.
+
+    Returns
+    -------
+    TrainResult
+
+    Examples
+    --------
+    >>> import headcount as hc
+    >>> bags = hc.majority_bags(hc.load_source("digits"), fold=0, protocol=hc.Protocol(bag_size=8, train_bags=20))
+    >>> train_bags, valid_bags = bags["train"].blind(), bags["valid"].blind()
+    >>> model = hc.build_model(hc.ModelConfig.for_bags(train_bags, backbone="mlp"), train_bags)
+    >>> result = hc.train(model, train_bags, valid_bags, hc.TrainConfig(epochs=2))
+    >>> result.progress.epoch
+    2
     """
     check_compatible(model, train, valid, config)
     work_dir = None if work_dir is None else Path(work_dir)
-    state = Trainer(model, train, valid, config, compile)
-    first = state.process_group.is_main  # of several processes only one writes and shows
+    trainer = Trainer(model, train, valid, config, compile)
+    group = trainer.process_group  # only its main process writes and reports
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
-        check_head_output(state.head, state.train_loader)
-        progress = state.resume(work_dir) if work_dir else TrainProgress()
-        state.process_group.check_equal("where it stands", progress.epoch)
+        check_head_output(trainer.head, trainer.train_loader)
+        progress = trainer.resume(work_dir) if work_dir else TrainProgress()
+        group.check_equal("the epoch to resume from", progress.epoch)
         started = time.monotonic() - progress.seconds
         saved = time.monotonic()
         try:
-            while progress.epoch < config.epochs and not _patience_over(progress, config.patience):
-                # views and dropout; the first process (or the only one) draws as ever, the others differently
-                torch.manual_seed(seed_for(config.seed, "noise", progress.epoch, *state.process_group.seed_suffix))
-                losses = state.train_epoch(progress.epoch), state.valid_loss()
-                state.record_epoch(progress, float(losses[0]), float(losses[1]))
+            while progress.epoch < config.epochs and not _is_patience_over(progress, config.patience):
+                # augmentation and dropout, different in each process
+                torch.manual_seed(seed_for(config.seed, "noise", progress.epoch, *group.seed_suffix))
+                train_loss = trainer.train_epoch(progress.epoch)
+                valid_loss = trainer.valid_loss()
+                trainer.record_epoch(progress, float(train_loss), float(valid_loss))
                 progress.seconds = time.monotonic() - started
-                if work_dir and first:
-                    loss_curve.append_losses(work_dir, progress.epoch, progress.curve[-1])
+                if work_dir and group.is_main:
+                    append_losses(work_dir, progress.epoch, progress.curve[-1])
                     if time.monotonic() - saved > checkpoint_seconds:
-                        state.save(work_dir, progress)
+                        trainer.save(work_dir, progress)
                         saved = time.monotonic()
-                if on_progress and first:
+                if on_progress and group.is_main:
                     on_progress(progress)
         except KeyboardInterrupt:
-            if work_dir and first and not state.mid_epoch:  # in the middle of an epoch there is nothing to go on from
-                state.save(work_dir, progress)
+            if work_dir and group.is_main and not trainer.mid_epoch:  # in the middle of an epoch nothing can be resumed
+                trainer.save(work_dir, progress)
             raise
         except ValueError as e:
             if "more than 1 value per channel" not in str(e):
                 raise
             raise HeadcountError(
-                f"a step of {config.batch_bags} bags is down to one instance, and batch-norm cannot learn from one alone; "
-                "give larger or more bags (bag_size, train_bags), more of them a step (batch_bags), or another backbone or head"
+                f"a step of {config.batch_bags} bags has a single instance, and batch-norm cannot learn from one; give "
+                "larger or more bags (bag_size, train_bags), more of them per step (batch_bags), or another backbone or head"
             ) from e
-    model.load_state_dict({k: state.best_state[k] for k in model.state_dict()})  # all but what was only memory
-    return TrainResult(
-        model.eval(), progress, isinstance(state.encode, device.CompiledFunction) and not state.encode.failed
-    )
+    model.load_state_dict({k: trainer.best_state[k] for k in model.state_dict()})  # without the buffers of Head.setup
+    compiled = isinstance(trainer.encode, accel.CompiledFunction) and not trainer.encode.failed
+    return TrainResult(model.eval(), progress, compiled)
 
 
-def _patience_over(progress: TrainProgress, patience: int) -> bool:
+def _is_patience_over(progress: TrainProgress, patience: int) -> bool:
     return patience > 0 and progress.epoch - progress.best_epoch >= patience

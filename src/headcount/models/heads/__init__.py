@@ -1,4 +1,4 @@
-"""HEADS: the table of methods. A new one is a file here and a line below."""
+"""The methods: heads that map the features of instances to predictions. A new one is a file here and a line in HEADS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from headcount.errors import HeadcountError, check_choice
 from headcount.models.heads.additive import Additive
 from headcount.models.heads.additive_trans import AdditiveTrans
 from headcount.models.heads.attention import Attention
-from headcount.models.heads.base import BagStats, Batch, Head, Output, Pass, SumHead, nll
+from headcount.models.heads.base import Batch, Head, Output, Pass, Teacher, nll
+from headcount.models.heads.chunked_head import BagStats, ChunkedHead, SumHead, why_not_chunkable
 from headcount.models.heads.count import Count
 from headcount.models.heads.election import Election
 from headcount.models.heads.feature import FeatureLSE, FeatureMax, FeatureMean, FeaturePNorm
@@ -49,17 +50,19 @@ HEADS: dict[str, type[Head]] = {
 
 
 def find_head(name: str) -> type[Head]:
-    """By name, or by ``path/to/file.py:Class`` for a head of one's own."""
-    if not isinstance(name, str):  # a class has no name that a record, or a second process, could find it by
-        raise HeadcountError(f"a head is named, got {name!r}; give one of {', '.join(HEADS)}, or path/to/file.py:Class")
+    """The class of a head, by its name in HEADS or, for a custom head, by ``path/to/file.py:Class``."""
+    if not isinstance(name, str):  # neither a record nor a second process could find a class
+        raise HeadcountError(
+            f"a head is given by name, got {name!r}; give one of {', '.join(HEADS)}, or path/to/file.py:Class"
+        )
     if ":" not in name:
         return HEADS[check_choice("head", name, HEADS)]
-    path, _, own = name.rpartition(":")
-    return _from_file(path, os.path.abspath(path), own, head_code(name))
+    path, _, class_name = name.rpartition(":")
+    return _load_class(path, os.path.abspath(path), class_name, head_code(name))
 
 
 def head_code(name: str) -> bytes:
-    """What the file of a head of one's own says today; nothing for ours. It is read, and not run."""
+    """The source file of a custom head, read but not run; empty for those in HEADS."""
     path, colon, _ = name.rpartition(":")
     if colon and not Path(path).is_file():
         raise HeadcountError(f"no file {path} for head {name}; give path/to/file.py:Class")
@@ -67,13 +70,13 @@ def head_code(name: str) -> bytes:
 
 
 def head_options(name: str) -> dict[str, Any]:
-    """The options a head takes, with their defaults."""
+    """The options of a head with their defaults."""
     parameters = inspect.signature(find_head(name).__init__).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Refuse an option the head does not take."""
+    """Refuse an option that the head does not have."""
     known = head_options(name)
     for option in options:
         if not known:
@@ -82,52 +85,70 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
 
 
 def build_head(name: str, dim: int, classes: int, options: Mapping[str, Any], counted: Tensor | None = None) -> Head:
-    """A head for features of ``dim`` numbers.
+    """A head with fresh weights.
 
+    Parameters
+    ----------
+    name : str
+        A name in HEADS, or ``path/to/file.py:Class``.
+    dim : int
+        The number of features of an instance.
+    classes : int
+        The number of classes.
+    options : mapping
+        Options of the head; see :func:`head_options`.
+    counted : Tensor, optional
+        (C,) booleans: classes that are False cannot be the majority.
+
+    Examples
+    --------
     >>> build_head("count", 512, 10, {"t1": 1.0}).t1
     1.0
     """
     check_options(name, options)
-    found = find_head(name)
-    for option, kind in inspect.get_annotations(found.__init__).items():
-        given = options.get(option, 0)
-        if kind in ("int", "float") and (isinstance(given, bool) or not isinstance(given, int | float)):
-            raise HeadcountError(f"option {option} of head {name} is a number, got {given!r}")
+    head = find_head(name)
+    for option, annotation in inspect.get_annotations(head.__init__).items():
+        value = options.get(option, 0)
+        if annotation in ("int", "float") and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise HeadcountError(f"option {option} of head {name} is a number, got {value!r}")
     try:
-        return found(dim, classes, counted, **options)
-    except (TypeError, ArithmeticError, RuntimeError) as e:  # a width below zero, a share for each of no heads
+        return head(dim, classes, counted, **options)
+    except (TypeError, ArithmeticError, RuntimeError) as e:  # a negative width, or one not divisible by the heads
         raise HeadcountError(f"head {name} cannot be built with {dict(options)}: {e}") from None
 
 
 @lru_cache
-def _from_file(path: str, whole: str, name: str, code: bytes) -> type[Head]:
-    """``whole`` (the path from the root) and ``code`` are there so that another file, or one written anew, is run anew."""
+def _load_class(path: str, absolute_path: str, class_name: str, code: bytes) -> type[Head]:
+    """``absolute_path`` and ``code`` are part of the cache's key, so that another file, or a changed one, is run again."""
     spec = importlib.util.spec_from_file_location(f"headcount_head_{Path(path).stem}", path)
     if spec is None:
         raise HeadcountError(f"{path} is not a Python file; give path/to/file.py:Class")
     module = importlib.util.module_from_spec(spec)
     try:
-        exec(compile(code, path, "exec"), module.__dict__)  # these bytes: Python's own cache goes by the second
+        exec(compile(code, path, "exec"), module.__dict__)  # these bytes: Python's bytecode cache has a resolution of 1 s
     except Exception as e:
         raise HeadcountError(f"{path} does not run: {type(e).__name__}: {e}") from e
-    found = getattr(module, name, None)
-    if not (isinstance(found, type) and issubclass(found, Head)):
-        raise HeadcountError(f"{path} has no class {name!r} derived from headcount's Head")
-    return found
+    head = getattr(module, class_name, None)
+    if not (isinstance(head, type) and issubclass(head, Head)):
+        raise HeadcountError(f"{path} has no class {class_name!r} derived from headcount's Head")
+    return head
 
 
 __all__ = [
     "HEADS",
     "BagStats",
     "Batch",
+    "ChunkedHead",
     "Head",
     "Output",
     "Pass",
     "SumHead",
+    "Teacher",
     "build_head",
     "check_options",
     "find_head",
     "head_code",
     "head_options",
     "nll",
+    "why_not_chunkable",
 ]

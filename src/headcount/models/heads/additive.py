@@ -1,9 +1,9 @@
-"""AdditiveMIL: a bag's logits are the sum of its instances' logits, so that every instance's part in them can be read off.
+"""AdditiveMIL: a bag's logits are the sum of its instances' logits, so that the contribution of every instance is known.
 
 Javed et al., Additive MIL: intrinsically interpretable multiple instance learning for pathology, NeurIPS 2022.
 
-What is said of an instance depends on its bag: its features are scaled by its attention, a share of one. In a bag of 64 that
-leaves about 1/64 of them, and the biases speak.
+An instance's logits depend on its bag: its features are scaled by its attention, which sums to 1 over the bag. In a bag of 64
+about 1/64 of a feature is left, and the biases dominate.
 """
 
 from __future__ import annotations
@@ -15,13 +15,22 @@ from headcount.models.heads.base import Head, Output
 
 
 class Additive(Head):
-    """logits of an instance = MLP(attention * h); of a bag = their sum. Batch-norm inside the attention sees every instance."""
+    """Attention-scaled features through an MLP, summed over the bag.
+
+    ::
+
+        a        = softmax of score(h_i) over the bag
+        z_i      = MLP(a_i h_i)
+        bag      = softmax(sum of z_i over the bag)
+
+    Batch-norm inside the attention includes removed instances.
+    """
 
     title = "AdditiveMIL"
     cites = (
         "Javed et al., Additive MIL: intrinsically interpretable multiple instance learning for pathology, NeurIPS 2022"
     )
-    whole_bag = True
+    depends_on_bag = True
 
     def __init__(self, dim: int, classes: int, counted: Tensor | None = None, *, width: int = 256) -> None:
         super().__init__(dim, classes, counted)
@@ -35,6 +44,6 @@ class Additive(Head):
         )
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
-        share = segments.softmax(self.score(h).float())  # (N, 1)
-        instance = self.classifier((share * h).to(h.dtype)).float()
-        return Output(instance, self.masked_log_softmax(segments.sum(instance)), {"attention": share})
+        attention = segments.softmax(self.score(h).float())  # (N, 1)
+        instance = self.classifier((attention * h).to(h.dtype)).float()
+        return Output(instance, self.masked_log_softmax(segments.sum(instance)), {"attention": attention})

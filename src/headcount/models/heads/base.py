@@ -1,21 +1,18 @@
-"""Head and Output: the contract every method keeps.
+"""Head and Output: the contract of every method.
 
     h         (N, D)  features of the instances, from the backbone
-    segments          which bag each instance stands in
-    instance  (N, C)  logits: the argmax is the class said of an instance
-    bag       (B, C)  log-probabilities: the argmax is the class said of a bag
+    segments          the bag of each instance
+    instance  (N, C)  logits; the argmax is the predicted class of the instance
+    bag       (B, C)  log-probabilities; the argmax is the predicted class of the bag
 
-A head that hears instances one by one may say so in three steps, ``hear``, ``join`` and ``decide``: what is noted of pieces
-of a bag is joined to what is noted of the bag. Its ``forward`` is then given, and bags of any size follow (training/chunked.py).
-
-A head sees no images, no recipes, no devices. What it needs of the training loop it declares as data: how many ``views`` of
-each bag, a ``teacher`` (the decay of a moving average), and its ``passes``. Memory per bag or per instance is a buffer
-(made in ``enrol``), so it is checkpointed like the weights.
+A head sees no images, no recipes and no devices. What it needs of the training loop it declares as data: how many ``views`` of
+each bag, a ``teacher`` (a moving average of the model), and its ``passes``. Bags larger than memory are the business of
+:class:`~headcount.models.heads.chunked_head.ChunkedHead`, which a head may derive from instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,13 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from headcount.bags import Segments
-from headcount.majority.transition import Transition
-
-BagStats = dict[str, Tensor]  # what is noted of each bag, or of a piece of it: (B, ...) by name
 
 
 class Output(NamedTuple):
-    """What a model says of a batch: one meaning, for every method. ``parts`` are for the head's own loss."""
+    """What a model computes for a batch, with one meaning for every method. ``parts`` are for the head's own loss."""
 
     instance: Tensor  # (N, C) logits
     bag: Tensor  # (B, C) log-probabilities
@@ -38,16 +32,16 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """What a loss may know. With V views the bags stand V times, one whole set after the other (see Segments.repeat)."""
+    """What a loss may use. With V views the bags are repeated V times, one whole set after the other (Segments.repeat)."""
 
     segments: Segments
     target: Tensor  # (B, C)
-    bag: Tensor  # (B,) which training bags these are
-    position: Tensor  # (N,) where each instance stands in the training bags' order
+    bag: Tensor  # (B,) indices of the training bags
+    position: Tensor  # (N,) positions of the instances among those of all training bags
     known: Tensor | None = None  # (N,) instance labels given as supervision, -1 where unknown
     epoch: Tensor | None = None  # () the epoch, on the device
-    fraction_done: Tensor | None = None  # () the share of the training that lies behind, on the device
-    over: str = "bags"  # the pass: "bags", or "instances" (each instance a bag of one with its bag's target)
+    fraction_done: Tensor | None = None  # () the fraction of the training that is done, on the device
+    over: str = "bags"  # the pass: "bags", or "instances" (each instance a bag of one with the target of its bag)
     views: int = 1
 
     def to(self, device: torch.device) -> Batch:
@@ -57,163 +51,120 @@ class Batch:
 
 @dataclass(frozen=True)
 class Pass:
-    """One sweep of an epoch: over bags or over loose instances, training the parameters under these prefixes.
+    """One sweep of an epoch, over bags or over single instances, that trains the parameters under these prefixes.
 
-    Each prefix has an optimizer of its own, shared by the passes that name it.
+    Each prefix has its own optimizer, shared by the passes that name it.
     """
 
     over: str = "bags"
     trains: tuple[str, ...] = ("",)
-    uses_teacher: bool = True  # false: one view of each bag, and the teacher is not asked
-    start: float = 0.0  # the share of the training before which it is left out
+    uses_teacher: bool = True  # False: one view of each bag and no teacher
+    start: float = 0.0  # the fraction of the training before which the pass is skipped
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """An exponential moving average of the model that gives targets, and is the model that is validated and kept."""
+
+    decay: float
+    start: float = 0.0  # the fraction of the training before which it gives no targets and one view is enough
+    weak_views: bool = False  # True: all its views are of the weakest kind
 
 
 class Head(nn.Module):
-    """Give ``forward``, or ``hear`` and ``decide`` (and ``join``, if it is no sum); everything else has a default."""
+    """Base class of all methods: write ``forward``; everything else has a default.
 
-    title: ClassVar[str] = ""  # what tables call it
-    cites: ClassVar[str] = ""
-    # these three may also follow from the options: then the instance has its own
+    Parameters
+    ----------
+    dim : int
+        D, the number of features of an instance.
+    classes : int
+        C, the number of classes.
+    counted : Tensor, optional
+        (C,) booleans: classes that are False cannot be the majority (a background class, for example).
+
+    Examples
+    --------
+    >>> class MeanLogit(Head):
+    ...     title, cites = "Mean logit", "an example"
+    ...
+    ...     def __init__(self, dim, classes, counted=None):
+    ...         super().__init__(dim, classes, counted)
+    ...         self.classifier = nn.Linear(dim, classes)
+    ...
+    ...     def forward(self, h, segments):
+    ...         z = self.classifier(h).float()
+    ...         return Output(z, self.masked_log_softmax(segments.mean(z)), {})
+    >>> MeanLogit(5, 3)(torch.ones(4, 5), Segments.from_sizes([1, 3])).bag.shape
+    torch.Size([2, 3])
+    """
+
+    title: ClassVar[str] = ""  # the name in tables
+    cites: ClassVar[str] = ""  # the paper
+    # what the head asks of the training loop; where it depends on the options, __init__ sets it
     views: int = 1
-    teacher: float | None = None  # decay of the moving average that plays teacher, and then also answers
+    teacher: Teacher | None = None
     passes: tuple[Pass, ...] = (Pass(),)
-    teacher_start: float = 0.0  # the share of the training before the teacher is asked: until then one view is enough
-    weak_teacher: ClassVar[bool] = False  # true if all the teacher's views are of the weakest kind
-    n_temperatures: int = (
-        1  # numbers a validation loss consists of: the same answers read in so many ways, the best counts
-    )
+    # facts about the method
+    uses_instance_labels: ClassVar[bool] = False  # it learns from instance labels: a bound, not a method
+    mean_of_instances: ClassVar[bool] = False  # a bag's probabilities are the mean of its instances'
+    depends_on_bag: ClassVar[bool] = False  # an instance's logits depend on the other instances of the bag
+    depends_on_order: bool = False  # the order of the instances in a bag matters
+    depends_on_batch: bool = False  # the other bags of a batch matter, even in eval mode
     counted: Tensor | None
-    minmax_buffers: ClassVar[
-        Mapping[str, str]
-    ] = {}  # buffers that keep the least or greatest of a pass: name -> min or max
-    uses_instance_labels: ClassVar[bool] = (
-        False  # true for the one head that is told the instances' classes: a bound, not a method
-    )
-    whole_bag: ClassVar[bool] = False  # true if what is said of an instance depends on the others in its bag
-    mean_of_instances: ClassVar[bool] = False  # true if a bag is nothing but the mean of its instances' probabilities
-    order_matters: bool = False  # true if the order of the instances in a bag changes what is said
-    requires_full_batch: ClassVar[str] = ""  # why a batch cannot be taken in pieces or shared out; nothing if it can
-    batch_matters: bool = False  # true if the other bags of a batch change what is said of a bag, even in eval mode
 
     def __init__(self, dim: int, classes: int, counted: Tensor | None = None) -> None:
         super().__init__()
         self.dim, self.classes = dim, classes
         self.register_buffer("counted", counted, persistent=False)
 
-    @property
-    def estimate(self) -> Transition | None:
-        """What training found out of what bags' labels say of instances; None for heads that do not look for it."""
-        return None
-
-    @classmethod
-    def display_name(cls, options: Mapping[str, Any]) -> str:
-        """What tables call this head under these options."""
-        extra = ", ".join(f"{k}={v}" for k, v in sorted(options.items()))
-        return f"{cls.title} ({extra})" if extra else cls.title
-
-    def setup_memory(self, bags: int, instances: int) -> None:
-        """Told once, before training, how many training bags and instances there are: the place to register memory
-        (buffers) per bag or per instance. It is checkpointed, and not part of the finished model."""
-
-    def setup_bag_size(self, size: float) -> None:
-        """Told once, after ``enrol``, how large the training bags that have a label are (``size_of`` of majority/transition_em.py)."""
-
     def forward(self, h: Tensor, segments: Segments) -> Output:
-        instance, stats = self.accumulate(h, segments)
-        return Output(instance, *self.readout(stats))
-
-    def accumulate(self, h: Tensor, segments: Segments) -> tuple[Tensor, BagStats]:
-        """(N, C) instance logits, and what is to be noted of each bag, or of the piece of it that is here."""
+        """(N, D) features and the bag of each -> logits of the instances and log-probabilities of the bags."""
         raise NotImplementedError
-
-    def merge(self, pieces: Sequence[BagStats]) -> BagStats:
-        """What was noted of the pieces of a bag, as if it had been heard in one."""
-        return {name: torch.stack([piece[name] for piece in pieces]).sum(0) for name in pieces[0]}
-
-    def readout(self, stats: BagStats) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """(B, C) bag log-probabilities and parts. A bag is decided, and its loss computed, from what was noted alone."""
-        raise NotImplementedError
-
-    def why_not_chunkable(self, segments: Segments) -> str:
-        """Why bags like these cannot be heard in pieces; nothing if they can."""
-        if self.whole_bag:
-            return "what it says of an instance depends on the others in the bag"
-        if self.order_matters:
-            return "the order of a bag's instances matters to it"
-        return "it is written without hear and decide" if type(self).accumulate is Head.accumulate else ""
 
     def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
-        """The negative log-likelihood of the bags' labels. In validation there is no teacher."""
+        """() the negative log-likelihood of the bag labels. ``teacher`` is the teacher's output; None in validation."""
         return nll(output.bag, batch.target)
 
     def loss_weight(self, batch: Batch) -> Tensor:
-        """() how much the loss is a mean over: here the bags that have a label. By it, the losses of parts of a batch
-        average to the loss of the batch, so that a batch can be shared out or taken bit by bit, exactly."""
+        """() what the loss is a mean over; here the number of labelled bags. Weighted by it, the losses of the parts of a
+        batch average to the loss of the batch, so that a batch can be split exactly. A head whose loss is no such mean
+        raises NotImplementedError with the reason; its batches are never split."""
         return (batch.target.sum(1) > 0).sum()
 
+    def setup(self, segments: Segments, target: Tensor) -> None:
+        """Called once before training with the segments and the target (B, C) of all training bags: the place to register
+        buffers per bag or per instance. They are checkpointed, and are not part of the finished model."""
+
     def masked_log_softmax(self, scores: Tensor) -> Tensor:
-        """(B, C) scores -> log-probabilities of winning; classes that do not count cannot win."""
+        """(B, C) scores -> log-probabilities of the majority; classes that are not counted have probability 0."""
         if self.counted is not None:
             scores = scores.masked_fill(~self.counted, -torch.inf)
         return scores.log_softmax(1)
 
-
-class SumHead(Head):
-    """A head that hears every instance alone, adds up what it heard, and then decides.
-
-    ``local(h) -> instance logits, summands (N, K)``; ``top(sums (B, K), total (B,)) -> bag log-probabilities``.
-    Written so, a bag of any size can be counted in pieces.
-    """
-
-    def __init__(self, dim: int, classes: int, counted: Tensor | None = None) -> None:
-        super().__init__(dim, classes, counted)
-        self.classifier = nn.Linear(dim, classes)
-
-    def instance_terms(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
-
-    def readout_sums(self, sums: Tensor, total: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def accumulate(self, h: Tensor, segments: Segments) -> tuple[Tensor, BagStats]:
-        instance, summands = self.instance_terms(h)
-        return instance, {"sums": segments.sum(summands), "total": segments.total_weight()}
-
-    def readout(self, stats: BagStats) -> tuple[Tensor, Mapping[str, Tensor]]:
-        sums, total = stats["sums"], stats["total"]
-        total = torch.where(total > 0, total, torch.ones_like(total))
-        return self.readout_sums(sums, total), {"sums": sums, "total": total}
+    @classmethod
+    def display_name(cls, options: Mapping[str, Any]) -> str:
+        """The name of this head with these options in tables."""
+        extra = ", ".join(f"{k}={v}" for k, v in sorted(options.items()))
+        return f"{cls.title} ({extra})" if extra else cls.title
 
 
 def nll(log_p: Tensor, target: Tensor, eps: float = 0.0) -> Tensor:
-    """-sum(target * log p), averaged over the bags that have a label."""
+    """() -sum(target * log p), averaged over the labelled bags; log(p + eps) if ``eps`` is given."""
     if eps:
         log_p = (log_p.exp() + eps).log()
-    each = -torch.where(target > 0, target * log_p, torch.zeros_like(log_p)).sum(1)
-    return each.sum() / (target.sum(1) > 0).sum().clamp_min(1)
+    bag_loss = -torch.where(target > 0, target * log_p, torch.zeros_like(log_p)).sum(1)
+    return bag_loss.sum() / (target.sum(1) > 0).sum().clamp_min(1)
 
 
 def instance_weights(segments: Segments) -> Tensor:
-    """(N,) how often each instance counts: the removed not at all."""
-    here = (~segments.removed).float()
-    return here if segments.weight is None else here * segments.weight
+    """(N,) the multiplicity of each instance; 0 for removed ones."""
+    present = (~segments.removed).float()
+    return present if segments.weight is None else present * segments.weight
 
 
 def instance_cross_entropy(z: Tensor, known: Tensor, weight: Tensor) -> Tensor:
-    """() cross-entropy of ``z`` (N, C) on the instances whose own class is given, -1 where it is not."""
-    told = weight * (known >= 0)
-    each = -z.log_softmax(1).gather(1, known.clamp_min(0)[:, None])[:, 0]
-    return (told * each).sum() / told.sum().clamp_min(1e-12)
-
-
-__all__ = [
-    "BagStats",
-    "Batch",
-    "Head",
-    "Output",
-    "Pass",
-    "SumHead",
-    "instance_cross_entropy",
-    "instance_weights",
-    "nll",
-]
+    """() weighted cross-entropy of logits ``z`` (N, C) on the instances with a known class (-1: unknown)."""
+    weight = weight * (known >= 0)
+    losses = -z.log_softmax(1).gather(1, known.clamp_min(0)[:, None])[:, 0]
+    return (weight * losses).sum() / weight.sum().clamp_min(1e-12)

@@ -11,15 +11,20 @@ from typing import Any
 from torch import Tensor
 
 from headcount.errors import HeadcountError, check_choice
-from headcount.models.heads.base import Batch, Output, SumHead, nll
+from headcount.models.heads.base import Batch, Output, nll
+from headcount.models.heads.chunked_head import SumHead
 
 
 class Count(SumHead):
-    """votes = softmax(z / t1); share = their mean over the bag; the bag's class = softmax(share / t2).
+    """Counting Network: sharpened votes, their share in the bag, and a second softmax.
 
-    ``t1=1`` is the ablation "without Count". ``mode="count"`` puts the votes themselves, not their share, into the second
-    softmax, as the paper's formula has it; the released code uses the share. ``reduction="official"`` divides the loss by
-    the number of classes and adds 1e-8 inside the logarithm, ``"paper"`` does neither.
+    ::
+
+        vote_i = softmax(z_i / t1)        share = mean of vote_i over the bag        bag = softmax(share / t2)
+
+    ``t1=1`` is the ablation "without Count". ``mode="count"`` puts the sum of the votes, not their mean, into the second
+    softmax, as the paper's formula has it; the released code uses the mean. ``reduction="official"`` divides the loss by the
+    number of classes and adds 1e-8 inside the logarithm; ``"paper"`` does neither.
     """
 
     title = "Counting Network"

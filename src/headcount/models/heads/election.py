@@ -1,4 +1,4 @@
-"""The election computed rather than sharpened: every instance casts one vote by lot, and the bag's class is who wins.
+"""Election: the probability that a class wins the vote, computed instead of approximated by a sharpened softmax.
 
 The mathematics is in majority/vote_likelihood.py and majority/ragged_votes.py.
 """
@@ -14,17 +14,18 @@ from headcount.bags import Segments
 from headcount.errors import check_choice
 from headcount.majority import vote_likelihood
 from headcount.majority.ragged_votes import ELECTION_FORMS, MAX_COUNTED_VOTES, election_log_probs
-from headcount.models.heads.base import BagStats, Head, Output
+from headcount.models.heads.base import Output
+from headcount.models.heads.chunked_head import BagStats, ChunkedHead
 
 
-class Election(Head):
-    """P(bag) = the probability that each class gets the most votes, if instance i votes by softmax(z_i). No temperature.
+class Election(ChunkedHead):
+    """The probability that each class gets the most votes, if instance i votes for a class drawn from softmax(z_i).
 
-    ``form="auto"``: exact for the smallest bags, conditioned up to 128 votes, normal above. The places of a bag decide,
-    so bags of one size are all treated alike, and nothing is asked of the device.
+    ``form="auto"`` is exact for the smallest bags, conditioned up to 128 votes, and normal above. It depends on the number of
+    slots for votes alone, so that bags of one size are treated alike without a question to the device.
 
-    A weight of 2 is two voters of the same mind, each with a lot of its own. A bag with fractional weights gets the normal
-    form; so does, where all bags have one size, a bag of more than 64 votes and more than two for each place.
+    An instance of weight 2 casts two independent votes. A bag with fractional weights gets the normal form; so does, where all
+    bags have one size, a bag of more than 64 votes and more than two votes per slot.
     """
 
     title = "Election"
@@ -43,12 +44,11 @@ class Election(Head):
         form = options.get("form", "auto")
         return cls.title if form == "auto" else f"{cls.title} ({form})"
 
-    def why_not_chunkable(self, segments: Segments) -> str:
-        if self.form == "normal" or (
-            self.form != "exact" and bool((segments.total_weight() > MAX_COUNTED_VOTES).all())
-        ):
-            return ""
-        return f"it counts bags of up to {MAX_COUNTED_VOTES} votes (and all, in form exact) as a whole"
+    def forward(self, h: Tensor, segments: Segments) -> Output:
+        z = self.classifier(h).float()
+        return Output(z, self.masked_log_softmax(election_log_probs(z, segments, self.form, self.counted)).float(), {})
+
+    # the normal form in chunks
 
     def accumulate(self, h: Tensor, segments: Segments) -> tuple[Tensor, BagStats]:
         z = self.classifier(h).float()
@@ -56,10 +56,11 @@ class Election(Head):
         return z, {"mean": segments.sum(log_p.exp()), "variance": segments.sum((log_p + log_q).exp())}
 
     def readout(self, stats: BagStats) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return self.masked_log_softmax(
-            vote_likelihood.normal(stats["mean"], stats["variance"], self.counted)
-        ).float(), {}
+        log_p = vote_likelihood.normal(stats["mean"], stats["variance"], self.counted)
+        return self.masked_log_softmax(log_p).float(), {}
 
-    def forward(self, h: Tensor, segments: Segments) -> Output:
-        z = self.classifier(h).float()
-        return Output(z, self.masked_log_softmax(election_log_probs(z, segments, self.form, self.counted)).float(), {})
+    def why_whole_bags(self, segments: Segments) -> str:
+        all_large = bool((segments.total_weight() > MAX_COUNTED_VOTES).all())
+        if self.form == "normal" or (self.form != "exact" and all_large):
+            return ""
+        return f"it counts the votes of bags of up to {MAX_COUNTED_VOTES} votes (and of all, in form exact) as a whole"

@@ -1,12 +1,11 @@
-"""Feature+Mean, +Max, +P-norm, +LSE: the features of a bag are pooled, and one linear classifier reads the pool.
+"""Feature+Mean, +Max, +P-norm, +LSE: the features of a bag are pooled, and one linear classifier classifies the pool.
 
-The same classifier then reads single instances, which is the weakness of the idea: it never met one in training. Mean and
-max are in Ilse et al., Deep multiple instance learning for digital histopathology, 2020; log-sum-exp in Pinheiro and
-Collobert, From image-level to pixel-level labeling with convolutional networks, CVPR 2015.
+The same classifier then classifies single instances, which it never saw in training: the weakness of the idea. Mean and max are
+in Ilse et al., Deep multiple instance learning for digital histopathology, 2020; log-sum-exp in Pinheiro and Collobert, From
+image-level to pixel-level labeling with convolutional networks, CVPR 2015.
 
-P-norm and LSE were released without dividing by the number of instances (and LSE without dividing by r), so that a bag's
-pool lives on another scale than its instances. That is the default; ``norm=True`` is the repaired form, in which a bag of
-one is pooled to its instance.
+P-norm and LSE were released without dividing by the number of instances (and LSE without dividing by r), so that a bag's pool
+has another scale than its instances. That is the default; with ``norm=True`` the pool of a bag of one is its instance.
 """
 
 from __future__ import annotations
@@ -19,31 +18,31 @@ from torch.nn import functional as F
 
 from headcount.bags import Segments
 from headcount.errors import HeadcountError
-from headcount.models.heads.base import BagStats, Head, SumHead
+from headcount.models.heads.chunked_head import BagStats, ChunkedHead, SumHead
 
 
 def linear_float32(classifier: nn.Linear, pool: Tensor) -> Tensor:
-    """(B, D) -> (B, C) in float32 whatever the precision: a bag's few numbers cost nothing, and nobody averages them again."""
+    """(B, D) -> (B, C), in float32 also under autocast: it costs nothing, and no later average smooths rounding errors."""
     with torch.autocast(pool.device.type, enabled=False):
         return F.linear(pool.float(), classifier.weight.float(), classifier.bias.float())
 
 
 def attention_pool(score: Tensor, x: Tensor, segments: Segments) -> BagStats:
-    """(N, A) scores, (N, K) -> A pools (B, A, K), each the mean of x weighted by softmax(score), and the softmax's sum."""
-    share = segments.softmax(score)
-    pools = [segments.dot(one, x) for one in share.unbind(1)]
+    """(N, A) scores, (N, K) -> "pool" (B, A, K): means of x weighted by softmax(score); "lse" (B, A): its normaliser."""
+    attention = segments.softmax(score)
+    pools = [segments.dot(weights, x) for weights in attention.unbind(1)]
     return {"pool": torch.stack(pools, 1), "lse": segments.logsumexp(score)}
 
 
-def merge_attention_pools(pieces: Sequence[BagStats]) -> BagStats:
-    """A piece weighs as much as its part of the softmax's sum."""
-    lse = torch.stack([piece["lse"] for piece in pieces])  # (pieces, B, A)
-    pool = torch.stack([piece["pool"] for piece in pieces])
+def merge_attention_pools(chunks: Sequence[BagStats]) -> BagStats:
+    """A chunk weighs as much as its part of the softmax's normaliser."""
+    lse = torch.stack([chunk["lse"] for chunk in chunks])  # (chunks, B, A)
+    pool = torch.stack([chunk["pool"] for chunk in chunks])
     return {"pool": (lse.softmax(0)[..., None] * pool).sum(0), "lse": lse.logsumexp(0)}
 
 
 class FeatureMean(SumHead):
-    """The classifier reads the mean of the features."""
+    """The mean of the features is classified: bag = softmax(W mean h)."""
 
     title = "Feature+Mean"
     cites = "Ilse, Tomczak and Welling, Deep multiple instance learning for digital histopathology, 2020"
@@ -56,7 +55,10 @@ class FeatureMean(SumHead):
 
 
 class FeaturePNorm(SumHead):
-    """The classifier reads (sum of ReLU(h)^p)^(1/p), or with ``norm`` (mean of ReLU(h)^p)^(1/p)."""
+    """The p-norm of the features is classified: bag = softmax(W (sum ReLU(h)^p)^(1/p)).
+
+    ``norm`` takes the mean in place of the sum.
+    """
 
     title = "Feature+P-norm"
     cites = "Ilse, Tomczak and Welling, Deep multiple instance learning for digital histopathology, 2020"
@@ -70,18 +72,18 @@ class FeaturePNorm(SumHead):
         self.p, self.norm = p, norm
 
     def instance_terms(self, h: Tensor) -> tuple[Tensor, Tensor]:
-        # powers are added in float64: 1e-5 or 1e5 to the eighth lie beyond what float32 can hold
+        # powers are summed in float64: 1e-5 or 1e5 to the eighth is outside the range of float32
         return self.classifier(h).float(), h.double().relu() ** self.p
 
     def readout_sums(self, sums: Tensor, total: Tensor) -> Tensor:
-        mass = sums / total[:, None] if self.norm else sums
-        some = mass > 0  # the root of nothing is nothing, but has no slope
-        pool = torch.where(some, mass, 1.0) ** (1 / self.p)
-        return self.masked_log_softmax(linear_float32(self.classifier, torch.where(some, pool, 0.0)))
+        power = sums / total[:, None] if self.norm else sums
+        positive = power > 0  # the root of 0 is 0, but has no finite gradient
+        pool = torch.where(positive, power, 1.0) ** (1 / self.p)
+        return self.masked_log_softmax(linear_float32(self.classifier, torch.where(positive, pool, 0.0)))
 
 
-class FeatureMax(Head):
-    """The classifier reads the largest value of each feature."""
+class FeatureMax(ChunkedHead):
+    """The maximum of each feature is classified: bag = softmax(W max h)."""
 
     title = "Feature+Max"
     cites = "Ilse, Tomczak and Welling, Deep multiple instance learning for digital histopathology, 2020"
@@ -93,8 +95,8 @@ class FeatureMax(Head):
     def accumulate(self, h: Tensor, segments: Segments) -> tuple[Tensor, BagStats]:
         return self.classifier(h).float(), {"pool": segments.max(h)}  # (B, D)
 
-    def merge(self, pieces: Sequence[BagStats]) -> BagStats:
-        return {"pool": torch.stack([piece["pool"] for piece in pieces]).amax(0)}
+    def merge(self, chunks: Sequence[BagStats]) -> BagStats:
+        return {"pool": torch.stack([chunk["pool"] for chunk in chunks]).amax(0)}
 
     def readout(self, stats: BagStats) -> tuple[Tensor, Mapping[str, Tensor]]:
         pool = stats["pool"]
@@ -103,7 +105,10 @@ class FeatureMax(Head):
 
 
 class FeatureLSE(FeatureMax):
-    """The classifier reads log sum exp(r h), or with ``norm`` (1/r) log mean exp(r h)."""
+    """A smooth maximum of the features is classified: bag = softmax(W log sum exp(r h)).
+
+    ``norm`` takes (1/r) log mean exp(r h) instead.
+    """
 
     title = "Feature+LSE"
     cites = "Pinheiro and Collobert, From image-level to pixel-level labeling with convolutional networks, CVPR 2015"
@@ -117,14 +122,12 @@ class FeatureLSE(FeatureMax):
         self.r, self.norm = r, norm
 
     def accumulate(self, h: Tensor, segments: Segments) -> tuple[Tensor, BagStats]:
-        return self.classifier(h).float(), {
-            "pool": segments.logsumexp(self.r * h.float()),
-            "total": segments.total_weight(),
-        }
+        stats = {"pool": segments.logsumexp(self.r * h.float()), "total": segments.total_weight()}
+        return self.classifier(h).float(), stats
 
-    def merge(self, pieces: Sequence[BagStats]) -> BagStats:
-        pool = torch.stack([piece["pool"] for piece in pieces]).logsumexp(0)
-        return {"pool": pool, "total": torch.stack([piece["total"] for piece in pieces]).sum(0)}
+    def merge(self, chunks: Sequence[BagStats]) -> BagStats:
+        pool = torch.stack([chunk["pool"] for chunk in chunks]).logsumexp(0)
+        return {"pool": pool, "total": torch.stack([chunk["total"] for chunk in chunks]).sum(0)}
 
     def readout(self, stats: BagStats) -> tuple[Tensor, Mapping[str, Tensor]]:
         pool = stats["pool"]

@@ -1,10 +1,10 @@
-"""MCTformer+: one token per class listens to the instances of a bag, and where it listened says what they are.
+"""MCTformer+: one token per class attends to the instances of a bag, and its attention classifies them.
 
 Xu et al., MCTformer+: Multi-class token transformer for weakly supervised semantic segmentation, TPAMI 2024. Theirs are the
 patches of an image; a bag has no grid, so the instances get no positions and the 3x3 convolution over patches is a linear
 layer. The authors of the majority-label paper released no code for it: the adaptation is ours.
 
-    K  tokens: C class tokens, then the L instances of a bag      W  width      u  (B, L) how often an instance stands there
+    K  tokens: C class tokens, then the L instances of a bag      W  width      u  (B, L) multiplicity of an instance
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headcount.models.heads.base import Batch, Head, Output, nll
 
 
 class TransformerBlock(nn.Module):
-    """The usual pre-norm block. Returns the tokens, and the queries and keys for the maps."""
+    """A pre-norm transformer block. Returns the tokens, and the queries and keys for the maps."""
 
     def __init__(self, width: int, heads: int, drop_path: float) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class MCTformer(Head):
     cites = (
         "Xu et al., MCTformer+: Multi-class token transformer for weakly supervised semantic segmentation, TPAMI 2024"
     )
-    whole_bag = True
+    depends_on_bag = True
 
     def __init__(
         self,
@@ -86,25 +86,23 @@ class MCTformer(Head):
         self.mode = check_choice("instance", instance, ("fused", "patch", "attention"))
         self.validation = check_choice("validation", validation, ("full", "bag"))
         if not 0 < decay <= 1:
-            raise HeadcountError(f"the decay lies above 0 and not above 1, got {decay}")
+            raise HeadcountError(f"the decay must be above 0 and at most 1, got {decay}")
         if layers < 1 or width % heads:
-            raise HeadcountError(f"width {width} is a multiple of heads {heads}, and layers {layers} 1 or more")
+            raise HeadcountError(f"width must be a multiple of heads, and layers 1 or more; got {width}, {heads} and {layers}")
         self.decay = decay
         self.embed, self.patch = nn.Linear(dim, width), nn.Linear(width, classes)
         self.token = nn.Parameter(nn.init.trunc_normal_(torch.empty(classes, width), std=0.02))
-        self.position = nn.Parameter(
-            nn.init.trunc_normal_(torch.empty(classes, width), std=0.02)
-        )  # a token's own position
+        self.position = nn.Parameter(nn.init.trunc_normal_(torch.empty(classes, width), std=0.02))  # of the class tokens
         self.blocks = nn.ModuleList(
             TransformerBlock(width, heads, drop_path * i / max(1, layers - 1)) for i in range(layers)
         )
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
-        sheet, taken = segments.to_dense(self.embed(h))  # (B, L, W)
-        weight = taken.new_ones(len(h)) if segments.weight is None else segments.weight
-        u = segments.to_dense(weight.float())[0]  # nobody in a gap
+        dense, filled = segments.to_dense(self.embed(h))  # (B, L, W)
+        weight = filled.new_ones(len(h)) if segments.weight is None else segments.weight
+        u = segments.to_dense(weight.float())[0]  # 0 in a gap
         bias = F.pad(u.log(), (self.classes, 0))  # (B, K): u copies of a key are one key with log u more
-        x = torch.cat([(self.token + self.position).expand(len(sheet), -1, -1).to(sheet.dtype), sheet], 1)
+        x = torch.cat([(self.token + self.position).expand(len(dense), -1, -1).to(dense.dtype), dense], 1)
         queries, keys, contrast = [], [], []
         for block in self.blocks:
             x, q, k = block(x, bias)
@@ -112,30 +110,30 @@ class MCTformer(Head):
             keys.append(k)
             token = F.normalize(x[:, : self.classes].float(), dim=2)
             contrast.append((token @ token.mT).log_softmax(2).diagonal(dim1=1, dim2=2))
-        said = self.patch(x[:, self.classes :]).float()  # (B, L, C)
-        token, pooled = x[:, : self.classes].float().mean(2), rank_pool(said, u, self.decay)
-        instance = said if self.mode == "patch" else self.instance_maps(queries, keys, bias, said.detach())
+        logits = self.patch(x[:, self.classes :]).float()  # (B, L, C)
+        token, pooled = x[:, : self.classes].float().mean(2), rank_pool(logits, u, self.decay)
+        instance = logits if self.mode == "patch" else self.instance_maps(queries, keys, bias, logits.detach())
         parts = {"token": token, "pooled": pooled, "contrast": torch.stack(contrast).mean(0)}
         return Output(segments.to_flat(instance), self.masked_log_softmax((token + pooled) / 2), parts)
 
     @torch.no_grad()
     def instance_maps(self, queries: list[Tensor], keys: list[Tensor], bias: Tensor, logits: Tensor) -> Tensor:
-        """(B, L, C), as logits. The original's map is P sqrt(M F): M how much the class tokens listened, F the plain logits
-        above zero, P how the instances listened to each other. A bag's map may be scaled without changing who is largest,
-        so M is taken times the bag's size and P as a mean over blocks: the map is then of the size of sqrt(F), whatever the
-        bag, and its softmax neither flat nor certain. Where nothing was felt for any class the plain logits speak. The
-        logarithm of M alone makes the softmax a class's share of the listening. No gradient: no loss reads a map."""
-        c, heard, refined = self.classes, torch.zeros_like(logits), torch.zeros_like(logits)
+        """(B, L, C) logits. The original's map is P sqrt(M F): M the attention of the class tokens, F the positive part of the
+        logits, P the attention between instances. Scaling the map of a bag changes no prediction, so M is multiplied by the
+        bag's size and P is a mean over blocks: the map is then of the order of sqrt(F) for every bag, and its softmax neither
+        flat nor certain. Where the map is zero for all classes the logits stand. The logarithm of M alone makes the softmax a
+        class's share of the attention. No gradient: no loss uses a map."""
+        c, attention, refined = self.classes, torch.zeros_like(logits), torch.zeros_like(logits)
         for q, k in list(zip(queries, keys, strict=True))[-12:]:
             score = q[:, :, :c].float() @ k.float().mT * q.shape[3] ** -0.5
             share = (score - (score + bias[:, None, None]).logsumexp(3, keepdim=True)).exp()[..., c:]  # of one copy
-            heard += share.mean(1).mT / min(12, len(keys))
+            attention += share.mean(1).mT / min(12, len(keys))
         if self.mode == "attention":
-            return heard.clamp_min(torch.finfo(torch.float32).tiny).log()
+            return attention.clamp_min(torch.finfo(torch.float32).tiny).log()
         size = bias[:, c:].exp().sum(1)[:, None, None]
-        felt = (size * heard * logits.relu()).sqrt()
-        room = max(0, queries[0].shape[3] - c)  # as wide as the keys: what the fast kernels ask for
-        value = F.pad(felt, (0, room, c, 0))[:, None].expand(-1, queries[0].shape[1], -1, -1)  # class tokens carry none
+        class_map = (size * attention * logits.relu()).sqrt()
+        padding = max(0, queries[0].shape[3] - c)  # as wide as the keys: what the fast kernels require
+        value = F.pad(class_map, (0, padding, c, 0))[:, None].expand(-1, queries[0].shape[1], -1, -1)  # 0 for class tokens
         for q, k in zip(queries, keys, strict=True):
             refined += attend(q[:, :, c:], k, value.to(q.dtype), bias).float().mean(1)[..., :c] / len(keys)
         return torch.where((refined > 0).any(2, keepdim=True), refined, logits)
@@ -144,21 +142,20 @@ class MCTformer(Head):
         target = batch.target
         if not self.training and self.validation == "bag":
             return nll(output.bag, target)
-        both = nll(output.parts["contrast"], target)
+        loss = nll(output.parts["contrast"], target)
         for logits in (output.parts["token"], output.parts["pooled"]):
-            both = both + (
-                nll(self.masked_log_softmax(logits), target)
-                if self.kind == "softmax"
-                else self.multilabel_loss(logits, target)
-            )
-        return both
+            if self.kind == "softmax":
+                loss = loss + nll(self.masked_log_softmax(logits), target)
+            else:
+                loss = loss + self.multilabel_loss(logits, target)
+        return loss
 
     def multilabel_loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Sigmoid cross-entropy, the mean over classes that count and over bags that have a label."""
-        each = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
-        each = each.mean(1) if self.counted is None else (each * self.counted).sum(1) / self.counted.sum()
+        """Sigmoid cross-entropy, the mean over counted classes and labelled bags."""
+        losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+        losses = losses.mean(1) if self.counted is None else (losses * self.counted).sum(1) / self.counted.sum()
         labelled = target.sum(1) > 0
-        return torch.where(labelled, each, 0.0).sum() / labelled.sum().clamp_min(1)
+        return torch.where(labelled, losses, 0.0).sum() / labelled.sum().clamp_min(1)
 
 
 def rank_pool(logits: Tensor, u: Tensor, decay: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""MILLET, conjunctive pooling: attention and class scores are read off each instance alone, and their products averaged.
+"""MILLET, conjunctive pooling: each instance gets an attention weight and class scores, and their products are averaged.
 
 Early et al., Inherently interpretable time series classification via multiple instance learning, ICLR 2024.
 """
@@ -11,14 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from headcount.bags import Segments
-from headcount.models.heads.base import Output, SumHead
+from headcount.models.heads.base import Output
+from headcount.models.heads.chunked_head import SumHead
 
 
 class Millet(SumHead):
-    """a = sigmoid(w tanh(V h)), z = W h; a bag's logits are the mean of a z, not divided by the attention spent.
+    """Conjunctive pooling: a = sigmoid(w tanh(V h)), z = W h; a bag's logits are the mean of a z.
 
-    ``confidence`` is the reading of the paper on majority labels: the mean of softmax(z), weighted by a, is the bag's
-    probability. ``positions`` adds the sinusoids of the original, meant for time series; bags have no order, so it is off.
+    The mean is over the instances, not over the attention. ``confidence`` is the form of the paper on majority labels: the mean of
+    softmax(z), weighted by a, is the bag's probability. ``positions`` adds the sinusoids of the original, meant for time series;
+    bags have no order, so it is off.
     """
 
     title = "MILLET"
@@ -41,7 +43,7 @@ class Millet(SumHead):
         self.dropout = nn.Dropout(dropout)
         self.score = nn.Sequential(nn.Linear(dim, width), nn.Tanh(), nn.Linear(width, 1), nn.Sigmoid())
         self.confidence = confidence
-        self.order_matters = positions
+        self.depends_on_order = positions
 
     def instance_terms(self, h: Tensor) -> tuple[Tensor, Tensor]:
         h = self.dropout(h)
@@ -54,7 +56,7 @@ class Millet(SumHead):
         return self.masked_log_softmax(sums / total[:, None])
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
-        return super().forward(h + sinusoids(segments, self.dim).to(h.dtype) if self.order_matters else h, segments)
+        return super().forward(h + sinusoids(segments, self.dim).to(h.dtype) if self.depends_on_order else h, segments)
 
 
 def sinusoids(segments: Segments, dim: int) -> Tensor:

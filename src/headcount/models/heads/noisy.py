@@ -1,8 +1,8 @@
-"""Noisy label: every instance is told its bag's label, as if it were its own, only noisy.
+"""Noisy label: the label of the bag is taken as a noisy label of each of its instances.
 
-The plainest thing to try before any bag method: the label is right for the majority. Generalised cross-entropy forgives
-the wrong ones (Zhang and Sabuncu, Generalized cross entropy loss for training deep neural networks with noisy labels,
-NeurIPS 2018): (1 - p^q) / q lies between cross-entropy (q near 0) and mean absolute error (q = 1).
+The simplest baseline: the label is correct for the majority. Generalised cross-entropy is robust to wrong labels (Zhang and
+Sabuncu, Generalized cross entropy loss for training deep neural networks with noisy labels, NeurIPS 2018): (1 - p^q) / q lies
+between cross-entropy (q near 0) and mean absolute error (q = 1).
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from headcount.errors import HeadcountError, check_choice
-from headcount.models.heads.base import Batch, Output, SumHead, nll
+from headcount.models.heads.base import Batch, Output, nll
+from headcount.models.heads.chunked_head import SumHead
 
 
 class MeanProbability(SumHead):
-    """Instances are classified; a bag's probability is the mean of theirs."""
+    """Base class: instances are classified, and a bag's probabilities are the mean of its instances'."""
 
     mean_of_instances = True
 
@@ -28,9 +29,10 @@ class MeanProbability(SumHead):
 
 
 class NoisyLabel(MeanProbability):
-    """Every instance is told its bag's label as if it were its own.
+    """Cross-entropy of every instance with the label of its bag.
 
-    ``loss``: "ce" (cross-entropy) or "gce" (generalised, with exponent ``q``), averaged over each bag, then over bags."""
+    ``loss``: "ce" (cross-entropy) or "gce" (generalised, with exponent ``q``), averaged over each bag, then over bags.
+    """
 
     title = "Noisy label"
     cites = (
@@ -44,15 +46,15 @@ class NoisyLabel(MeanProbability):
         super().__init__(dim, classes, counted)
         self.kind = check_choice("loss", loss, ("ce", "gce"))
         if not 0 < q <= 1:
-            raise HeadcountError(f"the exponent q lies above 0 and not above 1, got {q}")
+            raise HeadcountError(f"the exponent q must be above 0 and at most 1, got {q}")
         self.q = q
 
     def instance_terms(self, h: Tensor) -> tuple[Tensor, Tensor]:
         z, p = super().instance_terms(h)
         log_p = z.log_softmax(1)
-        each = log_p if self.kind == "ce" else torch.expm1(self.q * log_p) / self.q  # minus the loss of each class
-        return z, torch.cat([p, each], 1)
+        gain = log_p if self.kind == "ce" else torch.expm1(self.q * log_p) / self.q  # minus the loss of each class
+        return z, torch.cat([p, gain], 1)
 
     def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
-        mean = output.parts["sums"][:, self.classes :] / output.parts["total"][:, None]
-        return nll(mean, batch.target)
+        mean_gain = output.parts["sums"][:, self.classes :] / output.parts["total"][:, None]
+        return nll(mean_gain, batch.target)

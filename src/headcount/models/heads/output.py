@@ -1,7 +1,7 @@
 """Output+Mean: the mean of the instances' outputs is the bag's output (Wang et al., 2018).
 
 The baseline was released with three softmaxes, one after the other: over the instance, over the mean, and inside the
-cross-entropy. That is the form ``official``; ``nll`` is the same idea without the accident.
+cross-entropy. That is the form ``official``; ``nll`` is the same idea with one softmax.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from typing import Any
 from torch import Tensor
 
 from headcount.errors import check_choice
-from headcount.models.heads.base import Batch, Output, SumHead, nll
+from headcount.models.heads.base import Batch, Output, nll
+from headcount.models.heads.chunked_head import SumHead
 
 FORMS = ("official", "nll", "tempered", "logit")
 
 
 class OutputMean(SumHead):
-    """The bag's output is the mean of softmax(z).
+    """The bag's output is p = mean of softmax(z_i) over the bag.
 
-    ``form`` says what becomes of that mean p::
+    ``form`` is how the bag's log-probabilities and the loss follow from p::
 
-        official   cross-entropy of softmax(p), taken for logits
-        nll        -log p[Y]
-        tempered   softmax(p) with the Counting Network's loss (its t1 = t2 = 1)
+        official   softmax(softmax(p)), with cross-entropy
+        nll        p, with -log p[label]
+        tempered   softmax(p), with the Counting Network's loss (its t1 = t2 = 1)
         logit      softmax of the mean logit
     """
 

@@ -1,6 +1,6 @@
-"""The supervised twin: the same network, taught with the labels of the instances themselves.
+"""The supervised twin: the same network, trained on instance labels.
 
-It is no method for majority labels but the bound on them, and the only head that must have instance labels (``known``).
+It is no method for majority labels but the bound on all of them, and the only head that requires instance labels (``known``).
 """
 
 from __future__ import annotations
@@ -8,15 +8,16 @@ from __future__ import annotations
 from torch import Tensor
 
 from headcount.errors import HeadcountError, check_choice, check_number
-from headcount.models.heads.base import Batch, Output, Pass, instance_cross_entropy, instance_weights, nll
+from headcount.models.heads.base import Batch, Output, Pass, Teacher, instance_cross_entropy, instance_weights, nll
 from headcount.models.heads.noisy import MeanProbability
 
 
 class Supervised(MeanProbability):
-    """Cross-entropy on the instances whose label is known. Validation does the same if it can, else judges the bags.
+    """Cross-entropy on the instances whose label is known.
 
-    What the method it bounds may have, it may have too: ``over`` "instances" (batches of loose instances), several ``views``
-    from weak to strong, and the ``decay`` of a moving average that answers.
+    In validation too, where instance labels are known; otherwise the likelihood of the bag labels. It can be given what the method it
+    bounds has: ``over`` "instances" (batches of single instances), several ``views`` from weak to strong, and the ``decay`` of a
+    moving average of the weights, which is then the model that is kept.
     """
 
     title = "Supervised twin (instance labels given)"
@@ -35,10 +36,10 @@ class Supervised(MeanProbability):
     ) -> None:
         super().__init__(dim, classes, counted)
         if isinstance(views, bool) or not isinstance(views, int) or views < 1:
-            raise HeadcountError(f"views is a whole number from 1 on, got {views!r}")
+            raise HeadcountError(f"views must be a whole number, 1 or more, got {views!r}")
         if decay is not None:
             check_number("decay", decay, 0, 1, integer=False)
-        self.views, self.teacher = views, decay
+        self.views, self.teacher = views, None if decay is None else Teacher(decay)
         self.passes = (Pass(check_choice("over", over, ("bags", "instances"))),)
 
     def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
@@ -51,8 +52,6 @@ class Supervised(MeanProbability):
         return instance_cross_entropy(output.instance, batch.known, instance_weights(batch.segments))
 
     def loss_weight(self, batch: Batch) -> Tensor:
-        return (
-            super().loss_weight(batch)
-            if batch.known is None
-            else (instance_weights(batch.segments) * (batch.known >= 0)).sum()
-        )
+        if batch.known is None:
+            return super().loss_weight(batch)
+        return (instance_weights(batch.segments) * (batch.known >= 0)).sum()

@@ -1,0 +1,214 @@
+"""What the tilt head keeps from batch to batch: the estimated transition, and the state of its pseudo-labels.
+
+    p       (n, C)  the teacher's class probabilities        target  (n, C)  the label of each instance's bag
+    mix     (C, C)  P(class | bag label)                     weight  (n,)    multiplicities
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from headcount.bags import Segments
+from headcount.majority import transition, transition_em
+from headcount.majority.proportions import project_to_majority
+
+RUNNING_MEAN_DECAY = 0.99  # of the running means over batches
+MAX_DENSE_PAIRS = 1 << 24  # instances times bags up to which sums over bags are matrix products
+
+
+class TransitionEstimate(nn.Module):
+    """P(class | bag label), estimated by EM: expected counts from validation bags (E), and the next mix from them (M).
+
+    Parameters
+    ----------
+    form : {"one", "class", "full"}
+        Of the mix; the fewer the bags, the closer to the simpler form.
+    share : float, optional
+        A majority share to use instead of an estimated one.
+    doubt : float
+        Elections are scored by -log(P + doubt).
+    piece : float
+        The fraction of a bag that each of the given bags is.
+    """
+
+    counted: Tensor | None
+    min_share: Tensor
+    mix: Tensor
+    label_counts: Tensor
+    expected_counts: Tensor
+    bag_label_counts: Tensor
+    election_loss: Tensor
+    trust: Tensor
+
+    def __init__(
+        self, classes: int, counted: Tensor | None, *, form: str, share: float | None, doubt: float, piece: float
+    ) -> None:
+        super().__init__()
+        self.classes, self.form, self.share, self.doubt, self.piece = classes, form, share, doubt, piece
+        self.register_buffer("counted", counted, persistent=False)
+        self.register_buffer("min_share", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mix", torch.empty(classes, classes, dtype=torch.float64))
+        self.register_buffer("label_counts", torch.zeros(classes, dtype=torch.float64))  # of training instances
+        self.register_buffer("expected_counts", torch.zeros(classes, classes, dtype=torch.float64))  # validation instances
+        self.register_buffer("bag_label_counts", torch.zeros(classes, dtype=torch.float64))  # of validation bags
+        self.register_trust(persistent=False)  # a finished model does not need it
+        self.reset(32)
+
+    def register_trust(self, persistent: bool) -> None:
+        """The summed loss of validation elections, and the fraction of the entropy of the labels that they explain."""
+        for name in ("election_loss", "trust"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.float64), persistent)
+
+    def reset(self, bag_size: float) -> None:
+        """The initial mix for bags of this size."""
+        self.min_share.fill_(transition_em.min_majority_share(bag_size, self.classes, self.counted))
+        if self.share is None:
+            share = transition_em.initial_share(bag_size, self.classes)
+        else:
+            share = min(self.share, 1 - transition_em.MIN_PROBABILITY)
+        self.mix.copy_(transition.mix_from_shares(torch.tensor(share, dtype=torch.float64), self.classes))
+
+    @property
+    def label_prior(self) -> Tensor:
+        """(C,) the frequencies of the labels of training instances."""
+        return transition_em.label_prior_from_counts(self.label_counts, self.counted)
+
+    @torch.no_grad()
+    def update(self, z: Tensor, rows: Tensor, target: Tensor) -> None:
+        """The E-step on validation bags; the first training batch after them makes the M-step and resets the counts.
+
+        ``z`` (n, C) logits, ``rows`` (n, C) the weighted label of each instance's bag, ``target`` (B, C).
+        """
+        if not self.training:
+            counts = transition_em.e_step(z.double().softmax(1), rows.double(), self.mix, self.label_prior)
+            self.expected_counts.add_(counts)
+            self.bag_label_counts.add_(self.piece * target.double().sum(0))
+        else:
+            self.mix.copy_(self.current_mix())
+            self.trust.copy_(self.explained_fraction())
+            for counts in (self.election_loss, self.expected_counts, self.bag_label_counts):
+                counts.zero_()
+            self.label_counts.add_(rows.double().sum(0))
+
+    def current_mix(self) -> Tensor:
+        """(C, C) P(class | bag label), from all counts so far."""
+        if self.share is not None:
+            return self.mix
+        mix = transition_em.m_step(
+            self.expected_counts, self.bag_label_counts, self.form, self.min_share, self.counted
+        )
+        return torch.where(self.expected_counts.sum() > 0, mix, self.mix)
+
+    def add_election_loss(self, mean_loss: Tensor, target: Tensor) -> None:
+        self.election_loss.add_(self.piece * (target.sum(1) > 0).sum() * mean_loss.detach())
+
+    def explained_fraction(self) -> Tensor:
+        """() the fraction of the entropy of the validation labels that the elections explain, from 0 (no better than the label
+        frequencies, with the same doubt) to 1. Without labelled bags it stays as it was."""
+        label_prior = transition_em.label_prior_from_counts(self.bag_label_counts, self.counted)
+        perfect = self.bag_label_counts.sum() * math.log1p(self.doubt)  # minus the loss of certain and correct elections
+        entropy = perfect - (self.bag_label_counts * (label_prior + self.doubt).clamp_min(1e-30).log()).sum()
+        explained = (1 - (self.election_loss + perfect) / entropy.clamp_min(1e-12)).clamp(0, 1)
+        return torch.where(self.bag_label_counts.sum() > 0, explained, self.trust)
+
+
+class PseudoLabels(nn.Module):
+    """Targets for strongly augmented views: the teacher's posterior given the label of the bag, where it is certain enough.
+
+    Sohn et al., FixMatch, NeurIPS 2020; thresholds per class: Wang et al., FreeMatch, ICLR 2023.
+
+    Parameters
+    ----------
+    threshold : float
+        The least posterior probability of a target; with ``adapt`` lower for classes of which the teacher is seldom certain.
+    align : float
+        From 0 to 1: how far the posterior is corrected for classes that the teacher predicts too often.
+    own : float
+        From 0 to 1: the weight of the shares estimated in the very bag, beside those of all bags of its label.
+    """
+
+    counted: Tensor | None
+    mean_prediction: Tensor
+    class_confidence: Tensor
+    n_batches: Tensor
+    bag_shares: Tensor
+
+    def __init__(
+        self, classes: int, counted: Tensor | None, *, threshold: float, adapt: bool, align: float, own: float
+    ) -> None:
+        super().__init__()
+        self.classes = classes
+        self.threshold, self.adapt, self.align, self.own = threshold, adapt, align, own
+        self.register_buffer("counted", counted, persistent=False)
+        self.register_buffer("mean_prediction", torch.full((classes,), 1 / classes))
+        self.register_buffer("class_confidence", torch.ones(classes))  # mean posterior of the instances put into a class
+        self.register_buffer("n_batches", torch.zeros(()))
+
+    def setup(self, n_bags: int, n_updates: int) -> None:
+        """Before training with this many bags, and this many updates of their instances in an epoch."""
+        if self.own:
+            self.ema_rate = min(0.5, n_bags / max(1.0, 2 * n_updates))  # an average over two epochs
+            self.register_buffer("bag_shares", torch.zeros(n_bags, self.classes))  # estimated shares of each training bag
+
+    @torch.no_grad()
+    def forward(
+        self, p: Tensor, target: Tensor, weight: Tensor, mix: Tensor, label_prior: Tensor, bag: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(n,) the pseudo-label of each instance, and its weight: 0 where the teacher is not certain enough."""
+        excess = self.mean_prediction / transition.class_prior(mix, label_prior).float()
+        log_p = p.clamp_min(1e-30).log() - self.align * excess.clamp_min(1e-6).log()
+        posterior = self.posterior(log_p.log_softmax(1), target, weight, mix, label_prior, bag)
+        confidence, label = posterior.max(1)
+        self.update_means(p, confidence, label, weight)
+        relative = self.class_confidence / self.class_confidence.max()
+        threshold = self.threshold * (relative if self.adapt else torch.ones_like(relative))
+        return label, weight * (confidence >= threshold[label])
+
+    def posterior(
+        self, log_p: Tensor, target: Tensor, weight: Tensor, mix: Tensor, label_prior: Tensor, bag: Tensor
+    ) -> Tensor:
+        """(n, C) P(class | x, bag): the prior of an instance is a mixture of the shares of all bags with this label and, with
+        weight ``own``, of the shares estimated in its bag, which are updated here."""
+        if not self.own:
+            return transition.posterior(log_p, target, mix, label_prior)
+        prior = transition.class_prior(mix, label_prior).float().clamp_min(1e-30)
+        label_shares = transition.label_likelihood_ratio(target, mix, label_prior) * prior
+        own_shares = self.bag_shares[bag]
+        known = own_shares.sum(1, keepdim=True) > 0.5
+        own_shares = torch.where(known, project_to_majority(own_shares, target, self.counted), label_shares)
+        shares = (1 - self.own) * label_shares + self.own * own_shares
+        posterior = (log_p + (shares / prior).clamp_min(1e-30).log()).softmax(1)
+        self.update_bag_shares(posterior, label_shares, weight[:, None], bag)
+        return posterior
+
+    def update_bag_shares(self, posterior: Tensor, label_shares: Tensor, weight: Tensor, bag: Tensor) -> None:
+        columns = torch.cat([(weight > 0).to(posterior.dtype), weight, weight * posterior, weight * label_shares], 1)
+        sums = sum_by_bag(columns, bag, len(self.bag_shares))
+        count, total, shares, initial = sums.split([1, 1, self.classes, self.classes], 1)
+        shares, initial = (x / total.clamp_min(1e-12) for x in (shares, initial))
+        before = torch.where(self.bag_shares.sum(1, keepdim=True) > 0.5, self.bag_shares, initial)
+        rate = 1 - (1 - self.ema_rate) ** count  # as if the instances of the bag came one by one
+        self.bag_shares.copy_(torch.where(count > 0, before.lerp(shares, rate), self.bag_shares))
+
+    def update_means(self, p: Tensor, confidence: Tensor, label: Tensor, weight: Tensor) -> None:
+        """Running means: of all batches at first, then of about the last hundred."""
+        rate = (1 / (1 + self.n_batches)).clamp_min(1 - RUNNING_MEAN_DECAY)
+        self.n_batches.add_(1)
+        total = weight.sum()
+        mean = (weight[:, None] * p).sum(0) / total.clamp_min(1e-12)
+        self.mean_prediction.lerp_(torch.where(total > 0, mean, self.mean_prediction), rate)
+        # a comparison and no scatter: the same bits every time
+        votes = weight[:, None] * (label[:, None] == torch.arange(self.classes, device=label.device))
+        mean = (votes * confidence[:, None]).sum(0) / votes.sum(0).clamp_min(1e-12)
+        self.class_confidence.lerp_(torch.where(votes.sum(0) > 0, mean, self.class_confidence), rate)
+
+
+def sum_by_bag(x: Tensor, bag: Tensor, n_bags: int, max_pairs: int = MAX_DENSE_PAIRS) -> Tensor:
+    """(n_bags, ...) sums over instances in any order. A matrix product has the same bits every time, while scattering on a GPU
+    has not: it is for batches too large to compare each instance with each bag."""
+    if len(bag) * n_bags > max_pairs:
+        return Segments(bag, n_bags).sum(x)
+    return transition.matmul_full_precision((bag == torch.arange(n_bags, device=bag.device)[:, None]).to(x.dtype), x)
