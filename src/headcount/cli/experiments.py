@@ -54,7 +54,7 @@ def run(
     from headcount.experiments.study import error_line
     from headcount.experiments.study import study as run_all
     from headcount.reporting.console import epochs_bar
-    from headcount.training.accel.device import COMPILE, resolve_device
+    from headcount.training.accel import COMPILE, resolve_device
 
     recipes = build_recipes(recipe_options)
     if len(recipes) != 1:
@@ -97,7 +97,7 @@ def study(
     from headcount.cli.recipe_args import build_recipes
     from headcount.cli.running import make_launcher, print_line, run_study
     from headcount.experiments.study import with_needs
-    from headcount.training.accel.device import COMPILE
+    from headcount.training.accel import COMPILE
 
     recipes = build_recipes(recipe_options)
     check_choice("compile", compile, COMPILE)
@@ -134,7 +134,7 @@ def paper(
     from headcount.cli import paper_text
     from headcount.cli.running import make_launcher, print_line, run_study
     from headcount.experiments.paper import SCALES, TABLES, completeness, table_cells
-    from headcount.training.accel.device import COMPILE
+    from headcount.training.accel import COMPILE
 
     if csv and latex:
         raise HeadcountError("--csv and --latex are two formats of one table; give one of the two")
@@ -273,7 +273,7 @@ def heads(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = Fa
             "title": head.title,
             "cites": head.cites,
             "options": head_options(name),
-            "whole_bag": head.whole_bag,
+            "whole_bag": head.depends_on_bag,
             "uses_instance_labels": head.uses_instance_labels,
             "about": (head.__doc__ or "").strip().splitlines()[0],
         }

@@ -20,7 +20,7 @@ from headcount.inference.ray_cluster import check_device
 from headcount.models.fitted import FittedModel
 from headcount.reporting.console import runs_bar
 from headcount.reporting.results_table import display_names
-from headcount.training.accel.device import COMPILE, resolve_device
+from headcount.training.accel import COMPILE, resolve_device
 from headcount.training.distributed import rank
 
 # without markup, because names and paths may contain [brackets]; of several training processes only the first prints

@@ -30,10 +30,11 @@ from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record, provenance, write_record
 from headcount.io import file_lock
 from headcount.models.heads import find_head
+from headcount.models.heads.tilt import estimated_transition
 from headcount.models.network import Model, build_model, predict
-from headcount.training import distributed, loop, loss_curve, mpem
+from headcount.training import distributed, loop, mpem
 from headcount.training.accel.device import resolve_device
-from headcount.training.trainer import TrainProgress
+from headcount.training.checkpoint import TrainProgress, thin_curve
 
 EpochCallback = Callable[[TrainProgress], None]
 CURVE_POINTS = 60  # points of the learning curve: a record stays small
@@ -207,7 +208,7 @@ def _score(
     """Scores on the test bags, and what MPEM did or would do to the training bags; as JSON and as arrays."""
     predictions = predict(model, bags["test"])
     data, arrays = scores.score_test(predictions, bags["test"])
-    if (estimate := model.head.estimate) is not None:
+    if (estimate := estimated_transition(model.head)) is not None:
         valid = hide_truth(bags["valid"], recipe.head)
         data["tilt"] = scores.score_transition(
             estimate, predictions, bags["train"], valid, bags["test"], predict(model, valid)
@@ -223,7 +224,7 @@ def _score(
 def _describe(recipe: Recipe, bags: dict[str, Bags], result: loop.TrainResult) -> dict[str, Any]:
     """The part of the record that describes recipe, data and training."""
     source, progress = load_source(recipe.source), result.progress
-    curve = loss_curve.thin_curve(progress.curve, CURVE_POINTS)
+    curve = thin_curve(progress.curve, CURVE_POINTS)
     return {
         "format": 1,
         "recipe": recipe.values,

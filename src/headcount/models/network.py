@@ -21,7 +21,7 @@ from headcount.errors import HeadcountError, check_choice
 from headcount.io import atomic_path, atomic_write
 from headcount.models import file_checks
 from headcount.models.backbones import build_backbone
-from headcount.models.heads import Output, build_head, find_head
+from headcount.models.heads import ChunkedHead, Output, build_head, find_head, why_not_chunkable
 from headcount.models.normalize import Normalize
 from headcount.models.weight_files import check_header
 from headcount.seeds import seed_for
@@ -88,7 +88,7 @@ class Model(nn.Module):
     @property
     def instance_depends_on_bag(self) -> bool:
         """Whether an instance is judged by the others in its bag, or by its place among them."""
-        return self.head.whole_bag or self.head.order_matters
+        return self.head.depends_on_bag or self.head.depends_on_order
 
     @property
     def device(self) -> torch.device:
@@ -158,8 +158,8 @@ def _predict_bags(model: Model, bags: Bags, reader: DirectReader, keep: tuple[st
 def _predict_large_bag(model: Model, bag: Bags, reader: DirectReader, keep: tuple[str, ...], budget: int) -> Output:
     """One bag in chunks. Where the head must have the whole bag, or a part of what it says is to be kept, only the backbone
     goes in chunks, and the features of the bag lie in memory."""
-    segments = bag.segments()
-    if model.head.why_not_chunkable(segments) or set(keep) - {"features"}:
+    segments, head = bag.segments(), model.head
+    if not isinstance(head, ChunkedHead) or why_not_chunkable(head, segments) or set(keep) - {"features"}:
         return _predict_bags(model, bag, reader, keep, budget)
     release_large_blocks()
     instance_logits, stats, features = [], [], []
@@ -167,11 +167,11 @@ def _predict_large_bag(model: Model, bag: Bags, reader: DirectReader, keep: tupl
         views = tta_features(model, reader.take(bag.index[rows]))
         weight = None if segments.weight is None else segments.weight[rows]
         piece = Segments(segments.index[rows], 1, len(rows), weight).to(model.device)
-        pairs = [model.head.accumulate(h, piece) for h in views]
+        pairs = [head.accumulate(h, piece) for h in views]
         instance_logits.append(_mean_logits([instance for instance, _ in pairs]).cpu())
         stats.append([note for _, note in pairs])
         features += [views[0].float().cpu()] if keep else []
-    bag_log_p = _mean_logits([model.head.readout(model.head.merge(side))[0] for side in zip(*stats, strict=True)])
+    bag_log_p = _mean_logits([head.readout(head.merge(side))[0] for side in zip(*stats, strict=True)])
     return Output(torch.cat(instance_logits), bag_log_p.cpu(), {"features": torch.cat(features)} if keep else {})
 
 

@@ -37,8 +37,8 @@ from headcount.selection.cross_validation import FoldResult, MethodScore
 from headcount.selection.fit_warnings import fit_warnings
 from headcount.selection.methods import FitResult, methods, split_names
 from headcount.selection.search import ModelSearch, SearchProgress
-from headcount.training import loss_curve as log
 from headcount.training.accel.device import resolve_device
+from headcount.training.checkpoint import thin_curve
 from headcount.training.distributed import require_single_process
 
 CURVE_POINTS = 120  # points of the learning curve that are kept
@@ -234,7 +234,7 @@ def _run_metadata(search: ModelSearch, result: FitResult, final: Split) -> dict[
         "prior_loss": float(prior_loss(search.bags.target).mean()),
         "data": metadata.dataset_metadata(search.dataset),
         "splits": {"folds": len(search.splits), **parts},
-        "curve": log.thin_curve(result.curve, CURVE_POINTS),
+        "curve": thin_curve(result.curve, CURVE_POINTS),
         "best_epoch": result.best_epoch,
         "seed": search.seed,
         "epoch_fraction": search.plan.epoch_fraction,

@@ -26,6 +26,7 @@ from headcount.errors import HeadcountError, check_choice
 from headcount.experiments.recipe import Recipe
 from headcount.majority import transition as tilt
 from headcount.models.heads import HEADS, check_options, find_head, head_options
+from headcount.models.heads.tilt import estimated_transition
 from headcount.models.library_backbones import PretrainedBackbone
 from headcount.models.network import Model, build_model
 from headcount.models.trees import LinearModel, SklearnModel, Trees, from_sklearn, is_savable
@@ -142,7 +143,9 @@ class Method:
         if not done.progress.best_epoch:
             raise HeadcountError(f"{self.title}: the validation loss was never a number; leave this method out")
         model = done.model.cpu()
-        return FitResult(model, model.head.estimate, done.progress.curve, done.progress.best_epoch, self.baseline)
+        return FitResult(
+            model, estimated_transition(model.head), done.progress.curve, done.progress.best_epoch, self.baseline
+        )
 
     def metadata(self) -> dict[str, Any]:
         """How it learns, for people: parameters that are one word or number (selection/resume.py knows them all)."""

@@ -7,8 +7,7 @@ from typing import Any
 from headcount.bags import Bags, subsample
 from headcount.bags.subsample import split_large_bags
 from headcount.experiments.recipe import Recipe
-from headcount.models.heads import find_head, head_options
-from headcount.models.heads.base import SumHead
+from headcount.models.heads import SumHead, find_head, head_options
 from headcount.models.library_backbones import PretrainedBackbone
 
 CHUNK_INSTANCES = 16_384  # instances of a large bag in work at once

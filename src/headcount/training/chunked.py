@@ -224,7 +224,9 @@ class ChunkedStep:
         if reason := self.why_not_splittable():
             raise HeadcountError(f"{problem} head {network.head} needs them whole: {reason}; {instead}")
         if head.depends_on_batch:
-            raise HeadcountError(f"{problem} the predictions of head {network.head} depend on the whole batch; {instead}")
+            raise HeadcountError(
+                f"{problem} the predictions of head {network.head} depend on the whole batch; {instead}"
+            )
         for bag in (sizes > self.budget).nonzero().flatten():
             reason = why_not_chunkable(head, loader.batch_info(bag[None])[0].segments)
             if training and not reason and (views > 1 or head.teacher is not None):

@@ -36,7 +36,9 @@ LOST_MESSAGE = (
     "this training was terminated, or one of its processes was lost; the same command resumes from the last checkpoint"
 )
 Step = Callable[[Tensor], Tensor]
-Gradient = Callable[[Pass, Tensor], tuple[Tensor, Tensor]]  # ids -> loss and its weight; the gradient is in the parameters
+Gradient = Callable[
+    [Pass, Tensor], tuple[Tensor, Tensor]
+]  # ids -> loss and its weight; the gradient is in the parameters
 
 
 def rank() -> int:
@@ -168,10 +170,9 @@ class DistributedStep:
 
     def __call__(self, ids: Tensor) -> Tensor:
         shard = self.group.shard(ids)
+        gradient = torch.zeros(self.offsets[-1] + 2, device=self.group.device)
         if len(shard):
             gradient = self.weighted_gradient(shard)
-        else:
-            gradient = torch.zeros(self.offsets[-1] + 2, device=self.group.device)
         return self.update(self.group.all_reduce(gradient))
 
     def _weighted_gradient(self, shard: Tensor) -> Tensor:

@@ -73,7 +73,9 @@ class Trainer:
     def _wrap_steps(self) -> None:
         """What train_epoch and valid_loss call: the steps below, in chunks, captured as CUDA graphs, or shared by processes."""
         self.chunked = chunked.ChunkedStep(self, self.config.chunk_instances)
-        static = all(loader.resident and loader.bag_size is not None for loader in (self.train_loader, self.valid_loader))
+        static = all(
+            loader.resident and loader.bag_size is not None for loader in (self.train_loader, self.valid_loader)
+        )
         capture = accel.cuda_graph if static and not self.config.chunk_instances else accel.run_as_is
         stepper = self.chunked if self.config.chunk_instances else self
         starts = (True,) if self.head.teacher is None or not self.head.teacher.start else (True, False)

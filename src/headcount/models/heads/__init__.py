@@ -125,7 +125,9 @@ def _load_class(path: str, absolute_path: str, class_name: str, code: bytes) -> 
         raise HeadcountError(f"{path} is not a Python file; give path/to/file.py:Class")
     module = importlib.util.module_from_spec(spec)
     try:
-        exec(compile(code, path, "exec"), module.__dict__)  # these bytes: Python's bytecode cache has a resolution of 1 s
+        exec(
+            compile(code, path, "exec"), module.__dict__
+        )  # these bytes: Python's bytecode cache has a resolution of 1 s
     except Exception as e:
         raise HeadcountError(f"{path} does not run: {type(e).__name__}: {e}") from e
     head = getattr(module, class_name, None)

@@ -95,7 +95,14 @@ class TiltHead(Head):
         check_choice("form of the tilt", form, transition_em.TRANSITION_FORMS)
         self.over = check_choice("over", over, ("bags", "instances"))
         self.election = check_choice("election", election, ELECTION_FORMS)
-        fractions = {"start": start, "fade": fade, "threshold": threshold, "align": align, "decay": decay, "piece": piece}
+        fractions = {
+            "start": start,
+            "fade": fade,
+            "threshold": threshold,
+            "align": align,
+            "decay": decay,
+            "piece": piece,
+        }
         fractions |= {"own": own, "vote": vote, "doubt": doubt, "share": 0.5 if share is None else share}
         for name, value in fractions.items():
             check_number(name, value, 0, 1, integer=False)
@@ -146,7 +153,9 @@ class TiltHead(Head):
         return torch.stack([self.network_loss(z, batch, teacher_z) for z, teacher_z in pairs]).sum()
 
     def loss_weight(self, batch: Batch) -> Tensor:
-        raise NotImplementedError("its terms are means over different things, and it estimates the transition over all bags")
+        raise NotImplementedError(
+            "its terms are means over different things, and it estimates the transition over all bags"
+        )
 
     def network_loss(self, logits: Tensor, batch: Batch, teacher_logits: Tensor | None) -> Tensor:
         """The three terms for the logits (V n, C) of one network, or in validation for those of all together."""

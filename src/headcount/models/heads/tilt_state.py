@@ -1,7 +1,7 @@
 """What the tilt head keeps from batch to batch: the estimated transition, and the state of its pseudo-labels.
 
-    p       (n, C)  the teacher's class probabilities        target  (n, C)  the label of each instance's bag
-    mix     (C, C)  P(class | bag label)                     weight  (n,)    multiplicities
+p       (n, C)  the teacher's class probabilities        target  (n, C)  the label of each instance's bag
+mix     (C, C)  P(class | bag label)                     weight  (n,)    multiplicities
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class TransitionEstimate(nn.Module):
         self.register_buffer("min_share", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mix", torch.empty(classes, classes, dtype=torch.float64))
         self.register_buffer("label_counts", torch.zeros(classes, dtype=torch.float64))  # of training instances
-        self.register_buffer("expected_counts", torch.zeros(classes, classes, dtype=torch.float64))  # validation instances
+        self.register_buffer(
+            "expected_counts", torch.zeros(classes, classes, dtype=torch.float64)
+        )  # validation instances
         self.register_buffer("bag_label_counts", torch.zeros(classes, dtype=torch.float64))  # of validation bags
         self.register_trust(persistent=False)  # a finished model does not need it
         self.reset(32)
@@ -97,9 +99,7 @@ class TransitionEstimate(nn.Module):
         """(C, C) P(class | bag label), from all counts so far."""
         if self.share is not None:
             return self.mix
-        mix = transition_em.m_step(
-            self.expected_counts, self.bag_label_counts, self.form, self.min_share, self.counted
-        )
+        mix = transition_em.m_step(self.expected_counts, self.bag_label_counts, self.form, self.min_share, self.counted)
         return torch.where(self.expected_counts.sum() > 0, mix, self.mix)
 
     def add_election_loss(self, mean_loss: Tensor, target: Tensor) -> None:
@@ -109,7 +109,9 @@ class TransitionEstimate(nn.Module):
         """() the fraction of the entropy of the validation labels that the elections explain, from 0 (no better than the label
         frequencies, with the same doubt) to 1. Without labelled bags it stays as it was."""
         label_prior = transition_em.label_prior_from_counts(self.bag_label_counts, self.counted)
-        perfect = self.bag_label_counts.sum() * math.log1p(self.doubt)  # minus the loss of certain and correct elections
+        perfect = self.bag_label_counts.sum() * math.log1p(
+            self.doubt
+        )  # minus the loss of certain and correct elections
         entropy = perfect - (self.bag_label_counts * (label_prior + self.doubt).clamp_min(1e-30).log()).sum()
         explained = (1 - (self.election_loss + perfect) / entropy.clamp_min(1e-12)).clamp(0, 1)
         return torch.where(self.bag_label_counts.sum() > 0, explained, self.trust)
@@ -144,14 +146,18 @@ class PseudoLabels(nn.Module):
         self.threshold, self.adapt, self.align, self.own = threshold, adapt, align, own
         self.register_buffer("counted", counted, persistent=False)
         self.register_buffer("mean_prediction", torch.full((classes,), 1 / classes))
-        self.register_buffer("class_confidence", torch.ones(classes))  # mean posterior of the instances put into a class
+        self.register_buffer(
+            "class_confidence", torch.ones(classes)
+        )  # mean posterior of the instances put into a class
         self.register_buffer("n_batches", torch.zeros(()))
 
     def setup(self, n_bags: int, n_updates: int) -> None:
         """Before training with this many bags, and this many updates of their instances in an epoch."""
         if self.own:
             self.ema_rate = min(0.5, n_bags / max(1.0, 2 * n_updates))  # an average over two epochs
-            self.register_buffer("bag_shares", torch.zeros(n_bags, self.classes))  # estimated shares of each training bag
+            self.register_buffer(
+                "bag_shares", torch.zeros(n_bags, self.classes)
+            )  # estimated shares of each training bag
 
     @torch.no_grad()
     def forward(

@@ -5,7 +5,7 @@ pool stays on the GPU, the step is compiled (fewer passes over memory) and captu
 1x1 and 2x2 are written as matrix products.
 """
 
-from headcount.training.accel.compilation import CompiledFunction, compile_function, cuda_graph, run_as_is
+from headcount.training.accel.compilation import COMPILE, CompiledFunction, compile_function, cuda_graph, run_as_is
 from headcount.training.accel.convolutions import optimize_layout
 from headcount.training.accel.device import (
     autocast,
@@ -17,6 +17,7 @@ from headcount.training.accel.device import (
 )
 
 __all__ = [
+    "COMPILE",
     "CompiledFunction",
     "autocast",
     "compile_function",
