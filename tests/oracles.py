@@ -83,13 +83,13 @@ def bag_softmax(x, sits):
     return out
 
 
-def spread(v, index, removed, bags):
+def broadcast(v, index, removed, bags):
     """Per instance the row of its bag; zeros for the removed."""
     width = len(v[0]) if v else 0
     return [[0.0] * width if removed[j] or index[j] == bags else list(v[index[j]]) for j in range(len(index))]
 
 
-def dense(x, sits, length, fill):
+def to_dense(x, sits, length, fill):
     """Per bag ``length`` rows and a mask of the places taken, seats in order."""
     width = len(x[0]) if x else 0
     sheet, taken = [], []

@@ -1,4 +1,4 @@
-"""Bags: taking, removing, blinding; and everything that is refused at the door, in one line that names the culprit."""
+"""Bags and pools: selecting, removing, blinding; and every invalid input is refused in one line that names it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def pool(count=10, dim=3):
 
 
 def bags(**changes):
-    given = {
+    fields = {
         "sizes": [2, 3, 5],
         "labels": [0, 1, -1],
         "classes": ["cat", "dog"],
@@ -25,10 +25,10 @@ def bags(**changes):
         "known": [-1] * 9 + [1],
         "truth": [0, 1] * 5,
     }
-    return Bags.of(pool(), **{**given, **changes})
+    return Bags.of(pool(), **{**fields, **changes})
 
 
-def test_what_a_bag_carries():
+def test_properties():
     b = bags()
     assert len(b) == 3
     assert b.sizes.tolist() == [2, 3, 5]
@@ -44,7 +44,7 @@ def test_votes_become_shares():
     assert b.label.tolist() == [0, 0, -1]
 
 
-def test_take_carries_everything_along():
+def test_take_selects_every_field():
     b = bags().take([2, 0])
     assert b.index.tolist() == [5, 6, 7, 8, 9, 0, 1]
     assert b.names == ("c", "a")
@@ -60,28 +60,28 @@ def test_take_shares_the_pool():
     assert b.take([1]).pool is b.pool
 
 
-def test_without_counts_less_and_dropped_forgets():
-    gone = torch.zeros(10, dtype=torch.bool)
-    gone[[0, 5]] = True
-    b = bags().without(gone)
+def test_without_keeps_removed_instances_and_drop_removed_does_not():
+    removed = torch.zeros(10, dtype=torch.bool)
+    removed[[0, 5]] = True
+    b = bags().without(removed)
     assert b.segments().total_weight().tolist() == [1, 3, 4]
     assert b.without(torch.arange(10) == 6).segments().total_weight().tolist() == [1, 3, 3], (
         "what was removed stays removed"
     )
-    small = b.drop_removed()
-    assert small.sizes.tolist() == [1, 3, 4]
-    assert small.index.tolist() == [1, 2, 3, 4, 6, 7, 8, 9]
-    assert small.removed is None
+    dropped = b.drop_removed()
+    assert dropped.sizes.tolist() == [1, 3, 4]
+    assert dropped.index.tolist() == [1, 2, 3, 4, 6, 7, 8, 9]
+    assert dropped.removed is None
 
 
-def test_blind_takes_truth_away_and_nothing_else():
+def test_blind_removes_the_truth_only():
     b = bags().blind()
     assert b.truth is None
     assert b.known is not None
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"sizes": [2, 0, 8]}, r"bag 1 \(b\) is empty"),
         ({"sizes": [2, 3, 4]}, "the bags hold 9 instances, 10 addresses were given"),
@@ -111,19 +111,19 @@ def test_blind_takes_truth_away_and_nothing_else():
         ({"counted": [True, False]}, "at least two true"),
     ],
 )
-def test_refused_at_the_door(changes, says):
-    with pytest.raises(HeadcountError, match=says) as e:
+def test_invalid_input_is_refused(changes, message):
+    with pytest.raises(HeadcountError, match=message) as e:
         bags(**changes)
     assert "\n" not in str(e.value)
 
 
-def test_removing_everybody_is_refused():
+def test_removing_all_instances_is_refused():
     with pytest.raises(HeadcountError, match=r"bag 0 \(a\) has no instance left"):
         bags().without(torch.arange(10) < 2)
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         (np.array([[1.0, 2.0], [np.nan, 0.0]]), "row 1 of the features has nan in column 0"),
         (np.array([[1.0, np.inf]]), "row 0 of the features has inf in column 1"),
@@ -131,12 +131,12 @@ def test_removing_everybody_is_refused():
         (np.array([["a", "b"]]), "a pool holds numbers"),
     ],
 )
-def test_pools_refused(data, says):
-    with pytest.raises(HeadcountError, match=says):
+def test_invalid_pools_are_refused(data, message):
+    with pytest.raises(HeadcountError, match=message):
         Pool(data)
 
 
-def test_pool_mapped_from_disk(tmp_path):
+def test_pool_from_npy(tmp_path):
     np.save(tmp_path / "x.npy", np.arange(12, dtype=np.float32).reshape(4, 3))
     assert Pool.from_npy(tmp_path / "x.npy").take(torch.tensor([2])).tolist() == [[6, 7, 8]]
     with pytest.raises(HeadcountError, match=r"cannot map .*y\.npy"):
@@ -146,12 +146,12 @@ def test_pool_mapped_from_disk(tmp_path):
         Pool.from_npy(tmp_path / "z.npy")
 
 
-def test_gray_pictures_get_a_channel():
+def test_gray_images_get_a_channel():
     assert Pool(np.zeros((2, 8, 8), np.uint8)).shape == (8, 8, 1)
 
 
 @pytest.mark.parametrize("kind", ["uint8", "uint16", "uint32", "uint64", "int8", "bool"])
-def test_labels_of_any_whole_kind(kind):
+def test_labels_of_any_integer_type(kind):
     pool = Pool(np.zeros((4, 2), np.float32))
     assert Bags.of(pool, sizes=[2, 2], labels=np.array([0, 1], kind), classes=2).label.tolist() == [0, 1]
     if kind != "bool":
@@ -160,7 +160,7 @@ def test_labels_of_any_whole_kind(kind):
 
 
 @pytest.mark.parametrize(
-    ("which", "says"),
+    ("which", "message"),
     [
         (np.array([True, False]), "a mask over 3 bags needs 3 values, got 2"),
         (np.ones(40, bool), "a mask over 3 bags needs 3 values, got 40"),
@@ -171,14 +171,14 @@ def test_labels_of_any_whole_kind(kind):
         ([3], "bags are numbered 0 to 2"),
     ],
 )
-def test_bags_that_cannot_be_taken(which, says):
+def test_invalid_selections_are_refused(which, message):
     bags = Bags.of(Pool(np.zeros((6, 2), np.float32)), sizes=[2, 2, 2], labels=[0, 1, 0], classes=2)
-    with pytest.raises(HeadcountError, match=says):
+    with pytest.raises(HeadcountError, match=message):
         bags.take(which)
     assert bags.take([True, False, True]).label.tolist() == bags.take(torch.tensor([0, 2])).label.tolist() == [0, 0]
 
 
-def test_what_is_no_field_or_no_number_is_told():
+def test_unknown_fields_and_non_numbers_are_refused():
     make = lambda **more: Bags.of(Pool(np.eye(4, dtype=np.float32)), sizes=[2, 2], labels=[0, 1], **more)  # noqa: E731
     assert make(classes=np.int64(2)).classes == ("0", "1")
     with pytest.raises(HeadcountError, match=r"no field of bags 'wieght'.*did you mean 'weight'"):

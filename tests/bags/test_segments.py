@@ -1,4 +1,4 @@
-"""The laws of per-bag arithmetic, over random ragged bags: removal, weights, the even-size path, padding, views, gradients."""
+"""Per-bag arithmetic over random ragged bags: removal, weights, the equal-size path, padding, views, gradients."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ REDUCTIONS = {
     "logsumexp": oracles.bag_logsumexp,
     "softmax": oracles.bag_softmax,
 }
-WEIGHED = ("sum", "mean", "logsumexp", "softmax")
-MAX_NAN = ("max", math.nan)  # see test_removed_nan_leaves_no_trace_in_the_gradient_of_max
+WEIGHTED = ("sum", "mean", "logsumexp", "softmax")
+MAX_NAN = ("max", math.nan)  # see test_a_removed_nan_does_not_affect_the_gradient_of_max
 CASES = 60
 
 
@@ -47,8 +47,9 @@ def segments_of(bags, removed=True, weight=False, size="auto"):
 
 
 def seats_of(bags, removed=True, weight=False):
-    gone = bags.removed if removed else None
-    return oracles.seats(bags.index, len(bags.sizes), gone, bags.weight if weight else None)
+    return oracles.seats(
+        bags.index, len(bags.sizes), bags.removed if removed else None, bags.weight if weight else None
+    )
 
 
 # -- against the loops -------------------------------------------------------------------------------------------------
@@ -56,49 +57,49 @@ def seats_of(bags, removed=True, weight=False):
 
 @pytest.mark.parametrize("scale", [1.0, 300.0])
 @pytest.mark.parametrize("op", REDUCTIONS)
-def test_equal_to_the_loop(op, scale):
-    def law(bags):
+def test_reductions_equal_the_loop(op, scale):
+    def check(bags):
         x = bags.values(3, scale)
         same(getattr(segments_of(bags), op)(tensor(x)), REDUCTIONS[op](x.tolist(), seats_of(bags)))
 
-    examine(law, CASES, bags=ragged(spare=False))
+    examine(check, CASES, bags=ragged(spare=False))
 
 
-@pytest.mark.parametrize("op", WEIGHED)
+@pytest.mark.parametrize("op", WEIGHTED)
 def test_weight_is_multiplicity(op):
     """An instance of weight 2 counts as if it stood in the bag twice."""
 
-    def law(bags):
+    def check(bags):
         x = bags.values(2)
         same(
             getattr(segments_of(bags, weight=True), op)(tensor(x)),
             REDUCTIONS[op](x.tolist(), seats_of(bags, weight=True)),
         )
 
-    examine(law, CASES, bags=ragged())
+    examine(check, CASES, bags=ragged())
 
 
 @pytest.mark.parametrize("op", REDUCTIONS)
-def test_weight_two_is_a_twin(op):
-    def law(bags, who):
-        who %= bags.n
+def test_weight_two_is_two_copies(op):
+    def check(bags, instance):
+        instance %= bags.n
         x, twin = bags.values(2), np.arange(bags.n).tolist()
-        twin.insert(who + 1, who)
+        twin.insert(instance + 1, instance)
         sizes = list(bags.sizes)
-        sizes[bags.index[who]] += 1
+        sizes[bags.index[instance]] += 1
         weight = torch.ones(bags.n)
-        weight[who] = 2
+        weight[instance] = 2
         one = getattr(Segments.from_sizes(bags.sizes).with_weight(weight), op)(tensor(x))
         two = getattr(Segments.from_sizes(sizes), op)(tensor(x[twin]))
         same(one[twin] if op == "softmax" else one, two)
 
-    examine(law, CASES, bags=ragged(), who=st.integers(0, 99))
+    examine(check, CASES, bags=ragged(), instance=st.integers(0, 99))
 
 
 def test_fractional_weights():
     """Quarter votes: a quarter of the sum, the same mean, log 4 less, four times the share of each (quarter) copy."""
 
-    def law(bags):
+    def check(bags):
         x, whole = tensor(bags.values(2)), segments_of(bags, weight=True)
         quarter = whole.with_weight(whole.weight / 4)
         same(quarter.sum(x) * 4, whole.sum(x))
@@ -107,12 +108,12 @@ def test_fractional_weights():
         same(quarter.logsumexp(x) + math.log(4), whole.logsumexp(x))
         same(quarter.softmax(x) / 4, whole.softmax(x))
 
-    examine(law, CASES, bags=ragged())
+    examine(check, CASES, bags=ragged())
 
 
-@pytest.mark.parametrize("op", WEIGHED)
+@pytest.mark.parametrize("op", WEIGHTED)
 def test_removed_is_weight_zero_is_absent(op):
-    def law(bags):
+    def check(bags):
         x, gone = bags.values(2), np.array(bags.removed)
         keep = np.flatnonzero(~gone)
         sizes = [len(sit) for sit in seats_of(bags)]
@@ -125,11 +126,11 @@ def test_removed_is_weight_zero_is_absent(op):
         same(removed, absent)
         same(weightless, absent)
 
-    examine(law, CASES, bags=ragged())
+    examine(check, CASES, bags=ragged())
 
 
 @pytest.mark.parametrize(("op", "want"), [("max", [0.0]), ("logsumexp", [0.0]), ("softmax", [1.0])])
-def test_nobody_hears_a_loud_instance_of_weight_zero(op, want):
+def test_a_large_value_of_weight_zero_has_no_effect(op, want):
     s = Segments.from_sizes([2]).with_weight(torch.tensor([1.0, 0.0]))
     same(getattr(s, op)(torch.tensor([0.0, 1e4]))[:1], want)
 
@@ -137,8 +138,8 @@ def test_nobody_hears_a_loud_instance_of_weight_zero(op, want):
 # -- paths -------------------------------------------------------------------------------------------------------------
 
 
-def test_even_path_equals_ragged_path():
-    def law(bags, weight):
+def test_equal_size_path_equals_ragged_path():
+    def check(bags, weight):
         x, size = tensor(bags.values(2)), bags.sizes[0]
         even, loose = (segments_of(bags, weight=weight, size=k) for k in (size, None))
         assert even.size == size == segments_of(bags).size
@@ -150,13 +151,13 @@ def test_even_path_equals_ragged_path():
         for s in (even, loose):
             same(s.to_flat(s.to_dense(x)[0]), x.masked_fill(s.removed[:, None], 0))
 
-    examine(law, 2 * CASES, bags=ragged(even=True, spare=False), weight=st.booleans())
+    examine(check, 2 * CASES, bags=ragged(even=True, spare=False), weight=st.booleans())
 
 
 def test_padding_is_removal():
-    """Somebody else's padded batch gives what the flat one gives, whatever the padding holds."""
+    """A padded batch gives what the flat one gives, for any padding."""
 
-    def law(bags):
+    def check(bags):
         x, length = bags.values(2), max(bags.sizes) + bags.seed % 2
         padded = np.full((len(bags.sizes), length, 2), np.nan)
         mask = np.zeros((len(bags.sizes), length), dtype=bool)
@@ -173,22 +174,22 @@ def test_padding_is_removal():
         same(s.softmax(padded)[mask.flatten()], flat.softmax(tensor(x)))
         same(s.total_weight(), flat.total_weight())
 
-    examine(law, CASES, bags=ragged())
+    examine(check, CASES, bags=ragged())
 
 
-def test_offsets_and_sizes_say_the_same():
-    def law(bags):
+def test_offsets_and_sizes_are_equivalent():
+    def check(bags):
         a, b = Segments.from_sizes(bags.sizes), Segments.from_offsets(np.cumsum([0, *bags.sizes]).tolist())
         assert (a.index.tolist(), a.n_bags, a.size) == (b.index.tolist(), b.n_bags, b.size)
         assert a.index.tolist() == bags.index
 
-    examine(law, CASES, bags=ragged())
+    examine(check, CASES, bags=ragged())
 
 
 def test_order_does_not_matter():
-    """Instances may lie in any order: the bags' values stay, the instances' values move with them."""
+    """Instances may be in any order: the values of bags stay, those of instances are permuted."""
 
-    def law(bags, weight):
+    def check(bags, weight):
         x, s = tensor(bags.values(2)), segments_of(bags, weight=weight, size=None)
         order = torch.from_numpy(bags.rng(3).permutation(bags.n))
         mixed = Segments(s.index[order], s.n_bags, None, None if s.weight is None else s.weight[order])
@@ -198,12 +199,12 @@ def test_order_does_not_matter():
         same(mixed.broadcast(mixed.sum(x[order])), s.broadcast(s.sum(x))[order])
         same(mixed.to_flat(mixed.to_dense(x[order])[0]), s.to_flat(s.to_dense(x)[0])[order])
 
-    examine(law, CASES, bags=ragged(spare=False), weight=st.booleans())
+    examine(check, CASES, bags=ragged(spare=False), weight=st.booleans())
 
 
 @pytest.mark.parametrize("even", [True, False])
-def test_repeat_is_one_whole_set_after_the_other(even):
-    def law(bags, times, weight):
+def test_repeat_appends_whole_copies(even):
+    def check(bags, times, weight):
         views = [tensor(bags.values(2, purpose=10 + v)) for v in range(times)]
         s = segments_of(bags, weight=weight)
         often = s.repeat(times)
@@ -213,11 +214,11 @@ def test_repeat_is_one_whole_set_after_the_other(even):
         assert often.removed.tolist() == s.removed.tolist() * times
         assert (often.n_bags, often.size) == (s.n_bags * times, s.size)
 
-    examine(law, CASES, bags=ragged(even=even, spare=False), times=st.integers(1, 3), weight=st.booleans())
+    examine(check, CASES, bags=ragged(even=even, spare=False), times=st.integers(1, 3), weight=st.booleans())
 
 
 def test_any_number_of_axes():
-    def law(bags):
+    def check(bags):
         x, s = tensor(bags.values(6)), segments_of(bags, weight=True)
         for op in REDUCTIONS:
             whole = getattr(s, op)(x)
@@ -227,23 +228,23 @@ def test_any_number_of_axes():
         same(s.to_dense(x.view(-1, 2, 3))[0].flatten(2), s.to_dense(x)[0])
         same(s.to_dense(x[:, 4])[0], s.to_dense(x)[0][..., 4])
 
-    examine(law, CASES, bags=ragged(spare=False))
+    examine(check, CASES, bags=ragged(spare=False))
 
 
-# -- to and fro --------------------------------------------------------------------------------------------------------
+# -- conversion --------------------------------------------------------------------------------------------------------
 
 
-def test_spread_equals_the_loop():
-    def law(bags):
+def test_broadcast_equals_the_loop():
+    def check(bags):
         v = bags.rng(4).normal(size=(len(bags.sizes), 2))
         want = oracles.broadcast(v.tolist(), bags.index, bags.removed, len(bags.sizes))
         same(segments_of(bags).broadcast(tensor(v)), want)
 
-    examine(law, CASES, bags=ragged(spare=False))
+    examine(check, CASES, bags=ragged(spare=False))
 
 
-def test_dense_equals_the_loop():
-    def law(bags, fill):
+def test_to_dense_equals_the_loop():
+    def check(bags, fill):
         x, sits = bags.values(2), seats_of(bags)
         length = max(map(len, sits))
         sheet, taken = segments_of(bags, size=None).to_dense(tensor(x), fill)
@@ -251,44 +252,44 @@ def test_dense_equals_the_loop():
         same(sheet, np.array(want).reshape(len(sits), length, 2))
         assert taken.tolist() == mask
 
-    examine(law, CASES, bags=ragged(spare=False), fill=st.sampled_from([0.0, -7.0, -math.inf]))
+    examine(check, CASES, bags=ragged(spare=False), fill=st.sampled_from([0.0, -7.0, -math.inf]))
 
 
-def test_dense_of_even_bags_keeps_the_places():
-    def law(bags, fill):
+def test_to_dense_of_equal_bags_keeps_the_order():
+    def check(bags, fill):
         x, size = bags.values(2), bags.sizes[0]
         sheet, taken = segments_of(bags).to_dense(tensor(x), fill)
         for j, gone in enumerate(bags.removed):
             assert taken[j // size, j % size] == (not gone)
             same(sheet[j // size, j % size], [fill, fill] if gone else x[j])
 
-    examine(law, CASES, bags=ragged(even=True, spare=False), fill=st.sampled_from([0.0, -math.inf]))
+    examine(check, CASES, bags=ragged(even=True, spare=False), fill=st.sampled_from([0.0, -math.inf]))
 
 
-def test_there_and_back():
-    def law(bags):
+def test_to_flat_inverts_to_dense():
+    def check(bags):
         x, s = tensor(bags.values(2)), segments_of(bags)
         sheet, taken = s.to_dense(x, -math.inf)
         assert int(taken.sum()) == int((~s.removed).sum())
         same(s.to_flat(sheet), x.masked_fill(s.removed[:, None], 0))
         same(sheet.amax(1), s.max(x)) if sheet.shape[1] else None
 
-    examine(law, CASES, bags=ragged(spare=False))
+    examine(check, CASES, bags=ragged(spare=False))
 
 
-def test_sum_and_spread_are_adjoint():
-    def law(bags):
+def test_sum_and_broadcast_are_adjoint():
+    def check(bags):
         x, s = tensor(bags.values(2)), segments_of(bags)
         v = tensor(bags.rng(4).normal(size=(len(bags.sizes), 2)))
         same((s.sum(x) * v).sum(), (x * s.broadcast(v)).sum(), 1e-8)
 
-    examine(law, CASES, bags=ragged(spare=False))
+    examine(check, CASES, bags=ragged(spare=False))
 
 
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
-def slope(f, x, step=1e-5):
+def numerical_gradient(f, x, step=1e-5):
     """Central differences of a loop over lists."""
     out = np.zeros_like(x)
     for at in np.ndindex(x.shape):
@@ -306,26 +307,26 @@ def gradient(s, op, x, c):
 
 
 @pytest.mark.parametrize(
-    ("op", "loud"),
-    [(op, loud) for op in REDUCTIONS for loud in (None, 1e4, math.inf, math.nan) if (op, loud) != MAX_NAN],
+    ("op", "large"),
+    [(op, large) for op in REDUCTIONS for large in (None, 1e4, math.inf, math.nan) if (op, large) != MAX_NAN],
 )
-def test_gradient_equals_the_loops_slope(op, loud):
-    """Also when a removed instance is huge: nothing of it may reach the others, not even as 0 * inf."""
+def test_gradient_equals_the_numerical_one(op, large):
+    """Also when a removed instance is huge: it must not affect the others, not even as 0 * inf."""
 
-    def law(bags, weight):
-        x, weight = bags.rng(1).normal(size=(bags.n, 2)), weight and op != "max"  # the largest has no multiplicity
+    def check(bags, weight):
+        x, weight = bags.rng(1).normal(size=(bags.n, 2)), weight and op != "max"  # a maximum has no multiplicity
         sits = seats_of(bags, weight=weight)
         c = bags.rng(2).normal(size=np.array(REDUCTIONS[op](x.tolist(), sits)).shape)
-        want = slope(lambda v: oracles.add((np.array(REDUCTIONS[op](v, sits)) * c).flatten()), x)
-        if loud is not None:
-            x[np.array(bags.removed)] = loud
+        want = numerical_gradient(lambda v: oracles.add((np.array(REDUCTIONS[op](v, sits)) * c).flatten()), x)
+        if large is not None:
+            x[np.array(bags.removed)] = large
         sizes = {bags.sizes[0], None} if len(set(bags.sizes)) == 1 else {None}
         for size in sizes:
             got = gradient(segments_of(bags, weight=weight, size=size), op, x, c)
             assert not got[torch.tensor(bags.removed)].any()
             same(got, want, 1e-6)
 
-    examine(law, CASES // 3, bags=ragged(most=4), weight=st.booleans())
+    examine(check, CASES // 3, bags=ragged(most=4), weight=st.booleans())
 
 
 @pytest.mark.parametrize("size", [2, None])
@@ -334,8 +335,8 @@ def test_equal_maxima_share_the_gradient(size):
     same(gradient(s, "max", [[3.0], [3.0], [1.0], [0.0]], [[1.0], [1.0]]), [[0.5], [0.5], [1.0], [0.0]])
 
 
-def test_gradient_through_the_sheet_is_the_way_back():
-    def law(bags):
+def test_gradients_of_to_dense_and_to_flat():
+    def check(bags):
         s, x = segments_of(bags), tensor(bags.values(2)).requires_grad_()
         sheet, taken = s.to_dense(x)
         c = tensor(bags.rng(2).normal(size=sheet.shape))
@@ -345,18 +346,18 @@ def test_gradient_through_the_sheet_is_the_way_back():
         s.to_flat(c).sum().backward()
         same(c.grad, taken[..., None].expand(c.shape).double())
 
-    examine(law, CASES, bags=ragged(spare=False))
+    examine(check, CASES, bags=ragged(spare=False))
 
 
-# -- at the edges ------------------------------------------------------------------------------------------------------
+# -- edge cases ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sizes", [[2, 2, 2], [2, 1, 3]])
-@pytest.mark.parametrize("loud", [1.0, 1e4, math.inf])
-def test_emptied_bag(sizes, loud):
+@pytest.mark.parametrize("large", [1.0, 1e4, math.inf])
+def test_emptied_bag(sizes, large):
     """The documented values: zeros, and -inf for the largest; its instances get no gradient."""
     index = np.repeat(np.arange(3), sizes)
-    x = np.where(index == 1, loud, 1.0)[:, None]
+    x = np.where(index == 1, large, 1.0)[:, None]
     s = Segments.from_sizes(sizes).without(torch.tensor(index == 1))
     assert s.total_weight().tolist() == [sizes[0], 0, sizes[2]]
     for op, want in {"sum": 0.0, "mean": 0.0, "max": -math.inf, "logsumexp": -math.inf}.items():
@@ -372,7 +373,7 @@ def test_emptied_bag(sizes, loud):
     assert (sheet[1] == 5).all()
 
 
-def test_bags_born_empty():
+def test_empty_bags():
     s = Segments.from_sizes([0, 2, 0])
     assert s.sum(torch.ones(2)).tolist() == [0, 2, 0]
     assert s.mean(torch.ones(2)).tolist() == [0, 1, 0]
@@ -396,63 +397,63 @@ def test_votes_are_counted_in_float32(dtype, size):
 
 
 @pytest.mark.parametrize("size", [600, None])
-def test_heads_are_counted_past_the_reach_of_half_precision(size):
+def test_counts_beyond_half_precision(size):
     s = Segments(torch.arange(1200) // 600, 2, size)
     for votes in (torch.ones(1200, dtype=torch.bfloat16), torch.ones(1200, dtype=torch.bool), torch.ones(1200).long()):
         assert s.sum(votes).tolist() == s.total_weight().tolist() == [600, 600]
 
 
 def test_float64_stays():
-    def law(bags):
+    def check(bags):
         s, x = segments_of(bags, weight=True), tensor(bags.values(1))
         assert {getattr(s, op)(x).dtype for op in REDUCTIONS} == {torch.float64}
 
-    examine(law, 5, bags=ragged())
+    examine(check, 5, bags=ragged())
 
 
-def test_softmax_and_logsumexp_are_shift_proof():
-    def law(bags, shift):
+def test_softmax_and_logsumexp_are_shift_invariant():
+    def check(bags, shift):
         s, x = segments_of(bags, weight=True), tensor(bags.values(2))
         same(s.softmax(x + shift), s.softmax(x), 1e-7)
         same(s.logsumexp(x + shift) - shift, s.logsumexp(x), 1e-7)
         same(s.sum(s.softmax(x)), torch.ones(len(bags.sizes), 2))
 
-    examine(law, CASES, bags=ragged(), shift=st.sampled_from([-1e4, -50.0, 3.0, 1e4]))
+    examine(check, CASES, bags=ragged(), shift=st.sampled_from([-1e4, -50.0, 3.0, 1e4]))
 
 
 def test_removal_adds_up():
-    def law(bags):
+    def check(bags):
         s = Segments.from_sizes(bags.sizes)
         first, second = (torch.from_numpy(bags.rng(k).random(bags.n) < 0.3) for k in (7, 8))
         assert s.without(first).without(second).index.tolist() == s.without(first | second).index.tolist()
         assert s.without(first).removed.tolist() == first.tolist()
 
-    examine(law, CASES, bags=ragged())
+    examine(check, CASES, bags=ragged())
 
 
 @pytest.mark.parametrize("wrong", [lambda: Segments.from_sizes([2, -1]), lambda: Segments.from_padded(torch.ones(3))])
-def test_complaints_are_one_line(wrong):
-    with pytest.raises(HeadcountError, match=r"got (\[2, -1\]|shape \(3,\))") as said:
+def test_errors_are_one_line(wrong):
+    with pytest.raises(HeadcountError, match=r"got (\[2, -1\]|shape \(3,\))") as error:
         wrong()
-    assert "\n" not in str(said.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("wrong", [lambda: Segments.from_sizes([1.5, 2.5]), lambda: Segments.from_offsets([2, 4])])
-def test_nothing_is_rounded_or_shifted(wrong):
+def test_fractional_sizes_and_shifted_offsets_are_refused(wrong):
     with pytest.raises(HeadcountError):
         wrong()
 
 
-def test_removed_nan_leaves_no_trace_in_the_gradient_of_max():
+def test_a_removed_nan_does_not_affect_the_gradient_of_max():
     s = Segments(torch.tensor([0, 0]), 1).without(torch.tensor([False, True]))
     same(gradient(s, "max", [[1.0], [math.nan]], [[1.0]]), [[1.0], [0.0]])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_dot_is_the_sum_of_products(dtype):
-    """With weights and removal, over even and ragged bags; value and slope; counted in float32 at least."""
+    """With weights and removal, over equal and ragged bags; value and gradient; in float32 or wider."""
 
-    def law(bags):
+    def check(bags):
         rng = bags.rng(9)
         share, x = (torch.tensor(rng.normal(size=s)).to(dtype) for s in ((bags.n,), (bags.n, 3)))
         s = Segments.from_sizes(bags.sizes).with_weight(torch.tensor(bags.weight, dtype=torch.float32))
@@ -467,11 +468,11 @@ def test_dot_is_the_sum_of_products(dtype):
             for a, b in zip(*leaves, strict=True):
                 torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-4)
 
-    examine(law, 20, bags=ragged())
+    examine(check, 20, bags=ragged())
 
 
 @pytest.mark.parametrize("sizes", [[3, 3], [2, 5, 1]])
-def test_the_first_of_several_copies_is_what_was_repeated(sizes):
+def test_first_copy_inverts_repeat(sizes):
     n = sum(sizes)
     one = Segments.from_sizes(sizes).with_weight(torch.arange(n) % 3).without(torch.arange(n) == 4)
     for times in (1, 3):
