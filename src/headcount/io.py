@@ -8,9 +8,12 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from headcount.errors import HeadcountError
+
+if TYPE_CHECKING:
+    from numpy.lib.npyio import NpzFile
 
 
 @contextmanager
@@ -70,6 +73,26 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def open_npz(path: Path, expected: str) -> Iterator[NpzFile]:
+    """The arrays of an .npz file, read without pickle. An error in the file becomes one line: its path and what was ``expected``."""
+    import numpy as np
+
+    try:
+        with path.open("rb") as f:  # np.load would leave a damaged zip file open
+            if not f.peek(6).startswith((b"PK", b"\x93NUMPY")):  # numpy would report it as a pickle
+                raise HeadcountError(f"{path} is no .npz file; give {expected}")
+            arrays = np.load(f, allow_pickle=False)
+            if isinstance(arrays, np.ndarray):
+                raise HeadcountError(f"{path} is a single array; give {expected}")
+            with arrays:
+                yield arrays
+    except HeadcountError:
+        raise
+    except Exception as e:  # of zip, zlib, and numpy's header parser
+        raise HeadcountError(f"cannot read {path}: {e or type(e).__name__}; give {expected}") from None
 
 
 @contextmanager

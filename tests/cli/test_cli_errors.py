@@ -159,7 +159,7 @@ BEGUN = [
         "a step of 1 bags is down to one instance, and batch-norm cannot learn from one alone; give larger",
     ),
     (f"{RUN} --option mode=counting", "no mode 'counting'; there are proportion, count"),
-    (f"{RUN} --bag-size 300", "class '", "instances in the train part of digits, a bag wants ", "smaller bags"),
+    (f"{RUN} --bag-size 300", "class '", "instances in the train part of digits, a bag needs ", "smaller bags"),
     (f"{TABLE} --source one_class.npz --set backbone=mlp", "needs at least", "classes"),
     (f"{TABLE} --source good.npz", "resnet18 reads images, the instances are features of 6; use mlp or linear"),
     (

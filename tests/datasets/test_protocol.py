@@ -334,10 +334,10 @@ def test_without_overlap_no_instance_is_shared():
 
 def test_a_pool_too_small_says_so():
     source = Source("few", np.zeros((50, 2), np.float32), np.arange(50) % 5, tuple("abcde"), "0")
-    with pytest.raises(HeadcountError, match=r"class '.' has \d+ instances in the train part of few, a bag wants \d+"):
+    with pytest.raises(HeadcountError, match=r"class '.' has \d+ instances in the train part of few, a bag needs \d+"):
         majority_bags(source, 0, Protocol(bag_size=64))
     none = Source("few", np.zeros((500, 2), np.float32), np.arange(500) % 4, tuple("abcde"), "0")
-    with pytest.raises(HeadcountError, match=r"class 'e' has 0 instances .*; leave the class out, or bring some"):
+    with pytest.raises(HeadcountError, match=r"class 'e' has 0 instances .*; drop the class, or add some"):
         majority_bags(none, 0, Protocol(bag_size=8))
 
 

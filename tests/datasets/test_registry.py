@@ -308,7 +308,7 @@ def test_import_copies_gray_into_colour(shrink, tmp_path):
         ({"labels": np.arange(24) % 10 + 1}, r"labels are \[1, 2"),
         ({"class_names": np.array([*"abcdefghijk"])}, "names 11 classes; cifar10 has 10"),
         ({"split": np.arange(24) < 20}, "all train rows first"),
-        ({"split": np.array(["train"] * 24)}, "'split' must say"),
+        ({"split": np.array(["train"] * 24)}, "'split' must be"),
     ],
 )
 def test_import_checks_what_it_is_given(shrink, tmp_path, change, says):
@@ -501,7 +501,7 @@ def test_a_wrong_file_put_there_by_hand_is_left_to_its_owner(server, tmp_path):
 
 def test_a_refusing_server_is_quoted(server, tmp_path):
     server.status = 404
-    with pytest.raises(HeadcountError, match=r"cannot download set.bin .the server said 404 Not Found"):
+    with pytest.raises(HeadcountError, match=r"cannot download set.bin .the server answered 404 Not Found"):
         fetch(server.url, tmp_path / "set.bin", BODY_MD5)
 
 

@@ -1,10 +1,8 @@
-"""The canonical cache: every named source once, in one form, so that loading it is mapping a file.
+"""The cache: every named source once, in one format, so that loading it is memory-mapping a file.
 
-    <cache>/<name>/images.npy    (M, H, W, channels) uint8, mapped, never read whole
-    <cache>/<name>/labels.npy    (M,) int64
-    <cache>/<name>/source.json   name, classes, count, shape, checksum, note, format
-
-A folder is written beside its place and renamed into it: it is whole or absent.
+<cache>/<name>/images.npy    (M, H, W, channels) uint8, mapped, never read as a whole
+<cache>/<name>/labels.npy    (M,) int64
+<cache>/<name>/source.json   name, classes, count, shape, checksum, note, format
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from headcount.errors import HeadcountError
 from headcount.io import atomic_folder, file_lock
 
 FORMAT = 1
-_CHUNK = 1 << 12  # rows hashed at a time: no second copy of the pictures
+_CHUNK = 1 << 12  # rows hashed at a time: no second copy of the images
 
 
 def cache_folder(cache: str | Path | None = None) -> Path:
@@ -32,7 +30,7 @@ def cache_folder(cache: str | Path | None = None) -> Path:
 
 
 def data_checksum(data: np.ndarray, truth: np.ndarray) -> str:
-    """sha256 over the rows in order, then the class numbers as int64; little-endian, whatever the machine."""
+    """sha256 over the rows in order, then the class numbers as int64; little-endian on every machine."""
     digest = hashlib.sha256()
     dtype = data.dtype.newbyteorder("<")
     for start in range(0, len(data), _CHUNK):
@@ -42,8 +40,8 @@ def data_checksum(data: np.ndarray, truth: np.ndarray) -> str:
 
 
 def write_source(folder: Path, images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], note: str) -> None:
-    """Put a source into the cache, replacing whatever was there."""
-    facts = {
+    """Put a source into the cache; an older version is replaced."""
+    metadata = {
         "name": folder.name,
         "classes": list(classes),
         "count": len(images),
@@ -56,52 +54,52 @@ def write_source(folder: Path, images: np.ndarray, labels: np.ndarray, classes: 
         with atomic_folder(folder, replace=True) as part:
             np.save(part / "images.npy", images, allow_pickle=False)
             np.save(part / "labels.npy", labels.astype("<i8"), allow_pickle=False)
-            (part / "source.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+            (part / "source.json").write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")
     except OSError as e:
-        room = f"{images.nbytes / 1e6:.0f} MB"
-        raise HeadcountError(f"cannot write {folder}: {e}; it needs {room}, or set HEADCOUNT_DATA elsewhere") from None
+        size = f"{images.nbytes / 1e6:.0f} MB"
+        raise HeadcountError(f"cannot write {folder}: {e}; it needs {size}, or set HEADCOUNT_DATA elsewhere") from None
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
-    """What source.json says of a cached source: a few hundred bytes, so it is always asked afresh."""
+    """The source.json of a cached source."""
     path = folder / "source.json"
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        lacking = {"classes", "count", "shape", "checksum", "note", "format"} - set(said)
+        metadata = json.loads(path.read_text(encoding="utf-8"))
+        missing = {"classes", "count", "shape", "checksum", "note", "format"} - set(metadata)
     except (OSError, ValueError) as e:
         raise _damaged(path, str(e)) from None
-    if lacking:
-        raise _damaged(path, f"it lacks {', '.join(sorted(lacking))}")
-    if said["format"] != FORMAT:
-        raise _damaged(path, f"it has format {said['format']}, this version reads {FORMAT}")
-    return said
+    if missing:
+        raise _damaged(path, f"it lacks {', '.join(sorted(missing))}")
+    if metadata["format"] != FORMAT:
+        raise _damaged(path, f"it has format {metadata['format']}, this version reads {FORMAT}")
+    return metadata
 
 
 def read_source(folder: Path) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-    """Images (M, H, W, channels) mapped copy-on-write, labels (M,), and the facts; all three agree."""
-    said = read_metadata(folder)
-    images = _array(folder / "images.npy", (said["count"], *said["shape"]), np.uint8, mmap_mode="c")
-    labels = _array(folder / "labels.npy", (said["count"],), np.int64)
-    return images, labels, said
+    """Images (M, H, W, channels) mapped copy-on-write, labels (M,), and the metadata; checked against each other."""
+    metadata = read_metadata(folder)
+    images = _load_array(folder / "images.npy", (metadata["count"], *metadata["shape"]), np.uint8, mmap_mode="c")
+    labels = _load_array(folder / "labels.npy", (metadata["count"],), np.int64)
+    return images, labels, metadata
 
 
-def _array(path: Path, shape: tuple[int, ...], dtype: type, **how: Any) -> np.ndarray:
+def _load_array(path: Path, shape: tuple[int, ...], dtype: type, **options: Any) -> np.ndarray:
     try:
-        array = np.load(path, allow_pickle=False, **how)
+        array = np.load(path, allow_pickle=False, **options)
     except (OSError, ValueError, EOFError) as e:
         raise _damaged(path, str(e)) from None
     if array.shape != shape or array.dtype != dtype:
-        raise _damaged(path, f"it holds {array.dtype} {array.shape}, source.json says {np.dtype(dtype)} {shape}")
+        raise _damaged(path, f"it holds {array.dtype} {array.shape}, source.json has {np.dtype(dtype)} {shape}")
     return array
 
 
-def _damaged(path: Path, why: str) -> HeadcountError:
-    return HeadcountError(f"{path} is missing or damaged ({why}); delete {path.parent} and prepare the source again")
+def _damaged(path: Path, reason: str) -> HeadcountError:
+    return HeadcountError(f"{path} is missing or damaged ({reason}); delete {path.parent} and prepare the source again")
 
 
 @contextmanager
 def cache_lock(cache: Path) -> Generator[None]:
-    """One process at a time prepares sources; the others wait here and find the work done."""
+    """One process at a time converts sources; the others wait, and then find the result."""
     with ExitStack() as stack:
         try:
             stack.enter_context(file_lock(cache / ".lock", required=False))

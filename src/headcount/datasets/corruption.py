@@ -1,13 +1,15 @@
-"""Trouble: what real bags suffer and the protocol's do not. Training and validation bags get it; test bags stay as they are.
+"""Corruption of bags as it occurs in practice. Training and validation bags are corrupted; test bags stay as they are.
 
-wrong    the share of bags that carry another class's label, drawn by lot
-unequal  how many times rarer the last class's label is than the first's: bags are left out, class by class at one ratio
-never    the number of a class that is never the majority: bags with its label are left out
-merge    so many training bags of one label become one; what is left over stays out. No trouble for truth: the largest class
-         of each is the largest of all
+wrong    the fraction of bags that get another class's label, chosen at random
+unequal  how many times rarer the last class's label is than the first's: bags are dropped, by a constant ratio from class to class
+never    the number of a class that is never the majority: bags with its label are dropped
+merge    this many training bags with the same label become one, and a remainder is dropped; the label stays true, since the
+         largest class of each is the largest of all
 
->>> check({"wrong": 0.2})
->>> check({"wrogn": 0.2})
+The recipe's field and the errors call it ``trouble``.
+
+>>> check_corruption({"wrong": 0.2})
+>>> check_corruption({"wrogn": 0.2})
 Traceback (most recent call last):
 headcount.errors.HeadcountError: no trouble 'wrogn'; there are wrong, unequal, never, merge (did you mean 'wrong'?)
 """
@@ -28,68 +30,71 @@ _RANGES = {"wrong": (0, 1), "unequal": (1, 1e6), "never": (0, 1 << 20), "merge":
 
 
 def check_corruption(corruption: Mapping[str, Any]) -> None:
-    """Refuse what cannot be meant."""
+    """Raise for an unknown name or a value out of range."""
     for name, value in corruption.items():
         check_choice("trouble", name, _RANGES)
         low, high = _RANGES[name]
-        whole = name in ("never", "merge")
-        good = (
-            isinstance(value, int if whole else (int, float)) and not isinstance(value, bool) and low <= value <= high
-        )
-        if not good:
-            kind = "the number of a class" if name == "never" else f"a {'whole ' * whole}number from {low} to {high:g}"
+        integer = name in ("never", "merge")
+        types = int if integer else (int, float)
+        if not isinstance(value, types) or isinstance(value, bool) or not low <= value <= high:
+            kind = (
+                "the number of a class" if name == "never" else f"a {'whole ' * integer}number from {low} to {high:g}"
+            )
             raise HeadcountError(f"trouble {name} is {kind}, got {value!r}")
 
 
 def corrupt(bags: Mapping[str, Bags], corruption: Mapping[str, Any], seed: int) -> dict[str, Bags]:
-    """The same bags in trouble; the same lots for the same seed."""
+    """The corrupted bags; the same for the same seed."""
     check_corruption(corruption)
-    made = dict(bags)
+    corrupted = dict(bags)
     for i, split in enumerate(("train", "valid")):
         rng = np.random.default_rng([seed, i, 7])
-        held = _left(bags[split], corruption, rng)
-        made[split] = _mislabelled(held, float(corruption.get("wrong", 0)), rng)
-    made["train"] = _merged(made["train"], int(corruption.get("merge", 1)), np.random.default_rng([seed, 2, 7]))
-    return made
+        kept = _drop_bags(bags[split], corruption, rng)
+        corrupted[split] = _change_labels(kept, float(corruption.get("wrong", 0)), rng)
+    rng = np.random.default_rng([seed, 2, 7])
+    corrupted["train"] = _merge_bags(corrupted["train"], int(corruption.get("merge", 1)), rng)
+    return corrupted
 
 
-def _left(bags: Bags, trouble: Mapping[str, Any], rng: np.random.Generator) -> Bags:
+def _drop_bags(bags: Bags, corruption: Mapping[str, Any], rng: np.random.Generator) -> Bags:
     label, classes = bags.label.cpu().numpy(), len(bags.classes)
     keep = np.ones(len(bags), bool)
-    if "never" in trouble:
-        if trouble["never"] >= classes:
-            raise HeadcountError(f"trouble never is a class from 0 to {classes - 1}, got {trouble['never']}")
-        keep &= label != trouble["never"]
+    if "never" in corruption:
+        if corruption["never"] >= classes:
+            raise HeadcountError(f"trouble never is a class from 0 to {classes - 1}, got {corruption['never']}")
+        keep &= label != corruption["never"]
+    ratio = float(corruption.get("unequal", 1))
     for c in range(classes):
-        own = np.flatnonzero(label == c)
-        gone = len(own) - round(len(own) * float(trouble.get("unequal", 1)) ** (-c / (classes - 1)))
-        keep[rng.permutation(own)[:gone]] = False
+        members = np.flatnonzero(label == c)
+        n_dropped = len(members) - round(len(members) * ratio ** (-c / (classes - 1)))
+        keep[rng.permutation(members)[:n_dropped]] = False
     if not keep.any():
         raise HeadcountError("after this trouble no bag is left")
     return bags if keep.all() else bags.take(np.flatnonzero(keep))
 
 
-def _mislabelled(bags: Bags, share: float, rng: np.random.Generator) -> Bags:
-    if not share:
+def _change_labels(bags: Bags, fraction: float, rng: np.random.Generator) -> Bags:
+    if not fraction:
         return bags
     classes = len(bags.classes)
-    which = rng.permutation(len(bags))[: round(share * len(bags))]
+    changed = rng.permutation(len(bags))[: round(fraction * len(bags))]
     target = bags.target.clone()
-    for b, step in zip(which.tolist(), rng.integers(1, classes, len(which)).tolist(), strict=True):
-        target[b] = torch.roll(target[b], step)
+    for b, shift in zip(changed.tolist(), rng.integers(1, classes, len(changed)).tolist(), strict=True):
+        target[b] = torch.roll(target[b], shift)
     return replace(bags, target=target)
 
 
-def _merged(bags: Bags, many: int, rng: np.random.Generator) -> Bags:
-    if many == 1:
+def _merge_bags(bags: Bags, count: int, rng: np.random.Generator) -> Bags:
+    if count == 1:
         return bags
     label = bags.label.cpu().numpy()
-    whole = []
+    groups = []
     for c in np.unique(label):
-        own = rng.permutation(np.flatnonzero(label == c))
-        whole.append(own[: len(own) // many * many])
-    order = np.concatenate(whole)
+        members = rng.permutation(np.flatnonzero(label == c))
+        groups.append(members[: len(members) // count * count])
+    order = np.concatenate(groups)
     if not len(order):
-        raise HeadcountError(f"no label has {many} training bags to merge")
-    held = bags.take(order)
-    return replace(held, offsets=held.offsets[::many], target=held.target[::many], group=None, names=None)
+        raise HeadcountError(f"no label has {count} training bags to merge")
+    ordered = bags.take(order)
+    offsets, target = ordered.offsets[::count], ordered.target[::count]
+    return replace(ordered, offsets=offsets, target=target, group=None, names=None)

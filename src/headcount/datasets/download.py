@@ -1,6 +1,6 @@
-"""Fetch one official file: resumed where it broke off, checked, and renamed into place only when it is right.
+"""Download an official file: resumed after an interruption, verified, and renamed into place only if it is correct.
 
-When it cannot be had, the error is the recipe for doing it by hand: which file, from where, to where.
+When the download fails, the error explains how to do it by hand: which file, from where, to where.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from headcount.errors import HeadcountError
 
 _BLOCK = 1 << 20
-_PATIENCE = 30  # seconds without a byte
+_TIMEOUT = 30  # seconds without a byte
 
 
 class Remote(NamedTuple):
-    """A file at its official place, and the md5 its publishers (or everybody since) have given for it."""
+    """The official address of a file, and its published md5."""
 
     url: str
     md5: str
@@ -37,9 +37,9 @@ class Remote(NamedTuple):
 
 
 def fetch(url: str, path: str | Path, md5: str, source: str = "NAME") -> Path:
-    """Make ``path`` the file behind ``url`` with this md5; a file already there is only checked.
+    """Download ``url`` to ``path`` and verify its md5; a file that exists already is only verified.
 
-    ``source`` is the name to give to ``headcount data import`` in the advice when this fails.
+    ``source`` is the name for ``headcount data import`` in the advice given when this fails.
     """
     path = Path(path)
     part = path.with_name(path.name + ".part")
@@ -49,16 +49,16 @@ def fetch(url: str, path: str | Path, md5: str, source: str = "NAME") -> Path:
     )
     try:
         if path.exists():
-            if (found := _md5(path)) != md5:
+            if (actual := _md5(path)) != md5:
                 raise HeadcountError(
-                    f"{path} is not the official file: md5 {found}, not {md5}; delete it, then {advice}"
+                    f"{path} is not the official file: md5 {actual}, not {md5}; delete it, then {advice}"
                 )
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
         _download(url, part)
-        if (found := _md5(part)) != md5:
+        if (actual := _md5(part)) != md5:
             part.unlink()
-            raise HeadcountError(f"{url} gave a wrong file: md5 {found}, not {md5}; try again, or {advice}")
+            raise HeadcountError(f"{url} gave a wrong file: md5 {actual}, not {md5}; try again, or {advice}")
         os.replace(part, path)
     except (OSError, http.client.HTTPException) as e:
         reason = getattr(e, "reason", None) or e
@@ -67,41 +67,41 @@ def fetch(url: str, path: str | Path, md5: str, source: str = "NAME") -> Path:
 
 
 def _download(url: str, part: Path) -> None:
-    """Ask for what is missing until nothing is; give up when an attempt brings nothing new."""
+    """Request what is missing until the file is complete; give up when an attempt brings nothing new."""
     while True:
-        had = _size(part)
-        whole = _attempt(url, part, had)
-        got = _size(part)
-        if whole is None or got >= whole:
+        before = _size(part)
+        total = _request(url, part, before)
+        after = _size(part)
+        if total is None or after >= total:
             return
-        if got <= had:
-            raise OSError(f"the connection broke after {got} of {whole} bytes")
+        if after <= before:
+            raise OSError(f"the connection broke after {after} of {total} bytes")
 
 
-def _attempt(url: str, part: Path, had: int) -> int | None:
-    """One request, for the bytes after ``had``. Returns the size of the whole file, None if nobody knows."""
-    headers = {"User-Agent": "headcount", **({"Range": f"bytes={had}-"} if had else {})}
+def _request(url: str, part: Path, start: int) -> int | None:
+    """One request, for the bytes from ``start`` on. Returns the size of the whole file, None if it is unknown."""
+    headers = {"User-Agent": "headcount", **({"Range": f"bytes={start}-"} if start else {})}
     try:
-        reply = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_PATIENCE)
+        reply = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT)
     except urllib.error.HTTPError as e:
-        with e:  # it holds the open connection
-            if e.code == 416:  # nothing lies after these bytes: we have them all, and the md5 will tell
+        with e:  # closes the connection
+            if e.code == 416:  # no bytes after these: the file is complete, or the md5 will differ
                 return None
-            raise OSError(f"the server said {e.code} {e.reason}") from None
+            raise OSError(f"the server answered {e.code} {e.reason}") from None
     with reply:
-        start = had if reply.status == 206 else 0  # a server that ignores Range begins again, and so do we
+        start = start if reply.status == 206 else 0  # a server that ignores Range starts again from 0
         length = reply.headers.get("Content-Length")
-        whole = start + int(length) if length else None
+        total = start + int(length) if length else None
         with part.open("ab" if start else "wb") as f, _bar() as bar:
-            task = bar.add_task(part.name.removesuffix(".part"), total=whole, completed=start)
+            task = bar.add_task(part.name.removesuffix(".part"), total=total, completed=start)
             for block in _blocks(reply):
                 f.write(block)
                 bar.advance(task, len(block))
-    return whole
+    return total
 
 
 def _blocks(reply: http.client.HTTPResponse) -> Iterator[bytes]:
-    """The bytes until the end, or until the connection breaks: the caller counts them and asks again."""
+    """The bytes until the end, or until the connection breaks: the caller counts them and sends another request."""
     try:
         while block := reply.read(_BLOCK):
             yield block

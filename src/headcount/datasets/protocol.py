@@ -1,8 +1,8 @@
-"""The paper's protocol: a labelled pool becomes five folds, and each fold becomes majority-labelled bags.
+"""The paper's protocol: a labelled data set becomes five folds, and each fold becomes majority-labelled bags.
 
-Shares of the classes are drawn (shares.py), rounded to counts, dealt to the classes at random; the label is the largest
-count, and a tie goes to the lowest class unless asked otherwise. Instances are drawn without replacement inside a bag.
-Everything draws from the generator it is handed.
+Class shares are drawn (share_sampler.py), rounded to counts and assigned to the classes at random; the label is the class with
+the largest count, by default the lowest in case of a tie. Instances are drawn without replacement within a bag. All random
+numbers come from the generator that is passed in.
 """
 
 from __future__ import annotations
@@ -30,7 +30,25 @@ RANGES = {
 
 @dataclass(frozen=True)
 class Protocol:
-    """What decides the bags; the defaults are the paper's."""
+    """What determines the bags; the defaults are the paper's.
+
+    Parameters
+    ----------
+    scenario : {"various", "small", "large"}
+        Distribution of the majority's share.
+    bag_size, train_bags, valid_bags, test_bags : int
+        Instances per bag, and bags per split.
+    seed : int
+        Seed of the folds and the bags.
+    sampler : {"conditional", "official"}
+        Draw class shares directly, or follow the released code's order of random numbers.
+    tie : {"lowest", "random", "reject"}
+        The label of a tied bag: the lowest of the tied classes, one at random, or draw the bag again.
+    rounding : {"official", "largest_remainder"}
+        How shares become counts; see :func:`round_shares`.
+    overlap : bool
+        Whether bags may share instances.
+    """
 
     scenario: str = "various"
     bag_size: int = 64
@@ -53,11 +71,12 @@ class Protocol:
         object.__setattr__(self, "overlap", check_bool("overlap", self.overlap))
 
     def n_bags(self, split: str) -> int:
+        """Number of bags of a split."""
         return {"train": self.train_bags, "valid": self.valid_bags, "test": self.test_bags}[split]
 
 
 def fold_blocks(count: int, seed: int = 42) -> list[np.ndarray]:
-    """Five blocks of one permutation, the remainder dropped; seed 42 gives the released permutation."""
+    """Five blocks of one permutation, without the remainder; seed 42 gives the released permutation."""
     order = np.arange(count)
     np.random.RandomState(seed).shuffle(order)
     length = count // FOLDS
@@ -67,7 +86,7 @@ def fold_blocks(count: int, seed: int = 42) -> list[np.ndarray]:
 
 
 def split_indices(count: int, fold: int, seed: int = 42) -> dict[str, np.ndarray]:
-    """Addresses of a fold: test is block i, validation the next, training the other three in order."""
+    """Indices of the splits of a fold: test is block i, validation the next, training the other three in order."""
     fold = check_number("fold", fold, 0, FOLDS - 1, integer=True)
     blocks = fold_blocks(count, seed)
     train = np.concatenate([blocks[(fold + k) % FOLDS] for k in (2, 3, 4)])
@@ -75,36 +94,51 @@ def split_indices(count: int, fold: int, seed: int = 42) -> dict[str, np.ndarray
 
 
 def majority_bags(source: Source, fold: int, protocol: Protocol | None = None) -> dict[str, Bags]:
-    """The training, validation and test bags of one fold. They carry truth; what trains must be blinded.
+    """The training, validation and test bags of one fold. They carry truth; call ``.blind()`` before training.
 
-    >>> from headcount.datasets.registry import load
-    >>> made = majority_bags(load("digits"), 0, Protocol(bag_size=24, train_bags=40, valid_bags=10, test_bags=10))
-    >>> made["train"]
+    Parameters
+    ----------
+    source : Source
+        The labelled data set; see :func:`headcount.load_source`.
+    fold : int
+        0 to 4.
+    protocol : Protocol, optional
+        How the bags are made; default: the paper's.
+
+    Returns
+    -------
+    dict
+        Bags by split: train, valid, test.
+
+    Examples
+    --------
+    >>> from headcount.datasets.registry import load_source
+    >>> bags = majority_bags(load_source("digits"), 0, Protocol(bag_size=24, train_bags=40, valid_bags=10, test_bags=10))
+    >>> bags["train"]
     Bags(40 bags, 960 instances, 10 classes, with truth)
     """
     protocol, fold = protocol or Protocol(), check_number("fold", fold, 0, FOLDS - 1, integer=True)
     if protocol.sampler == "official":
         return _official_bags(source, fold, protocol)
-    made = {}
-    pool = source.pool()
-    for split, addresses in split_indices(len(source), fold, protocol.seed).items():
+    bags, pool = {}, source.pool()
+    for split, indices in split_indices(len(source), fold, protocol.seed).items():
         scenario = SCENARIOS.index(protocol.scenario)
         rng = np.random.default_rng([protocol.seed, fold, SPLITS.index(split), scenario])
         counts, labels = draw_counts(protocol, len(source.classes), protocol.n_bags(split), rng)
-        made[split] = fill_bags(source, pool, addresses, counts, labels, rng, protocol.overlap, split)
-    return made
+        bags[split] = fill_bags(source, pool, indices, counts, labels, rng, overlap=protocol.overlap, split=split)
+    return bags
 
 
 def _official_bags(source: Source, fold: int, protocol: Protocol) -> dict[str, Bags]:
     """The released order of random numbers: one legacy stream over the permutation and folds 0, 1, ... up to this one."""
     rng = np.random.RandomState(protocol.seed)
     rng.shuffle(np.arange(len(source)))  # the permutation is the stream's first use
-    made, pool = {}, source.pool()
+    bags, pool = {}, source.pool()
     for f in range(fold + 1):
-        for split, addresses in split_indices(len(source), f, protocol.seed).items():
+        for split, indices in split_indices(len(source), f, protocol.seed).items():
             counts, labels = draw_counts(protocol, len(source.classes), protocol.n_bags(split), rng)
-            made[split] = fill_bags(source, pool, addresses, counts, labels, rng, protocol.overlap, split)
-    return made
+            bags[split] = fill_bags(source, pool, indices, counts, labels, rng, overlap=protocol.overlap, split=split)
+    return bags
 
 
 # -- counts ---------------------------------------------------------------------------------------------------------------
@@ -125,33 +159,33 @@ def draw_counts(protocol: Protocol, classes: int, bags: int, rng: Rng) -> tuple[
         tied = (counts == counts.max(1, keepdims=True)).sum(1) > 1
         if protocol.tie != "reject" or not tied.any():
             return counts, majority_labels(counts, protocol.tie, rng)
-        counts[tied] = _redrawn(protocol, p[tied], rng)
+        counts[tied] = _redraw(protocol, p[tied], rng)
     raise HeadcountError(
-        f"bags of {protocol.bag_size} over {classes} classes tie again and again; use larger bags or another tie rule"
+        f"bags of {protocol.bag_size} over {classes} classes are tied too often; use larger bags or another tie rule"
     )
 
 
-def _redrawn(protocol: Protocol, p: np.ndarray, rng: Rng) -> np.ndarray:
+def _redraw(protocol: Protocol, p: np.ndarray, rng: Rng) -> np.ndarray:
     """New counts for tied rows, from new shares in the same bins as the old ones."""
     e = share_sampler.bin_edges(protocol.scenario, p.shape[1])
     law = {"various": "U", "small": "U", "large": "A"}[protocol.scenario]
-    modern = rng if isinstance(rng, np.random.Generator) else np.random.default_rng(rng.randint(1 << 31))
+    generator = rng if isinstance(rng, np.random.Generator) else np.random.default_rng(rng.randint(1 << 31))
     bins = np.clip(np.searchsorted(e, p.max(1)) - 1, 0, share_sampler.BINS - 1)
-    # as in shares.mix: where the law cannot go at all (two classes, Large) it is U
+    # as in samples_per_law: U where the law never reaches the bin (two classes, Large)
     laws = [law if share_sampler.bin_probability(law, p.shape[1], e[b], e[b + 1]) > 0 else "U" for b in bins]
-    fresh = np.concatenate(
+    shares = np.concatenate(
         [
-            share_sampler.sample_given_bin(w, p.shape[1], e[b], e[b + 1], 1, modern)
+            share_sampler.sample_given_bin(w, p.shape[1], e[b], e[b + 1], 1, generator)
             for w, b in zip(laws, bins, strict=True)
         ]
     )
-    return modern.permuted(round_shares(fresh, protocol.bag_size, protocol.rounding), axis=1)
+    return generator.permuted(round_shares(shares, protocol.bag_size, protocol.rounding), axis=1)
 
 
 def round_shares(p: np.ndarray, bag_size: int, rounding: str = "official") -> np.ndarray:
     """(n, C) shares -> (n, C) counts that sum to the bag size.
 
-    Officially each column is rounded half to even, cut off once the bag is full, and the *last* takes what remains:
+    ``official``: each column is rounded half to even, limited to what is left of the bag, and the *last* gets the remainder:
 
     >>> round_shares(np.full((1, 10), 0.1), 64)
     array([[ 6,  6,  6,  6,  6,  6,  6,  6,  6, 10]])
@@ -188,36 +222,35 @@ def majority_labels(counts: np.ndarray, tie: str, rng: Rng) -> np.ndarray:
 def fill_bags(
     source: Source,
     pool: Pool,
-    addresses: np.ndarray,
+    indices: np.ndarray,
     counts: np.ndarray,
     labels: np.ndarray,
     rng: Rng,
+    *,
     overlap: bool = True,
     split: str = "train",
 ) -> Bags:
-    """Draw the instances: no image twice in a bag; between bags only if ``overlap``, else fewer bags may result."""
-    lists = [addresses[source.truth[addresses] == c] for c in range(len(source.classes))]
-    for c, members in enumerate(lists):
-        # the released code shuffles these with Python's numbers, which leaves the order of its own as it was
-        (np.random.RandomState(c) if isinstance(rng, np.random.RandomState) else rng).shuffle(members)
-        if counts[:, c].max() > len(members):
-            advice = (
-                "use smaller bags (--bag-size) or more data" if len(members) else "leave the class out, or bring some"
-            )
+    """Draw the instances: none twice in a bag, and between bags only if ``overlap``, else there may be fewer bags."""
+    members = [indices[source.truth[indices] == c] for c in range(len(source.classes))]
+    for c, of_class in enumerate(members):
+        # the released code shuffles these with Python's random numbers, which leaves its stream of numpy's unchanged
+        (np.random.RandomState(c) if isinstance(rng, np.random.RandomState) else rng).shuffle(of_class)
+        if counts[:, c].max() > len(of_class):
+            advice = "use smaller bags (--bag-size) or more data" if len(of_class) else "drop the class, or add some"
             raise HeadcountError(
-                f"class {source.classes[c]!r} has {len(members)} instances in the {split} part of {source.name}, "
-                f"a bag wants {counts[:, c].max()}; {advice}"
+                f"class {source.classes[c]!r} has {len(of_class)} instances in the {split} part of {source.name}, "
+                f"a bag needs {counts[:, c].max()}; {advice}"
             )
-    used = np.zeros(len(lists), dtype=np.int64)
+    used = np.zeros(len(members), dtype=np.int64)
     rows = []
-    for want in counts:
+    for count in counts:
         if overlap:
-            row = np.concatenate([rng.choice(m, n, replace=False) for m, n in zip(lists, want, strict=True)])
-        elif any(used[c] + n > len(lists[c]) for c, n in enumerate(want)):
+            row = np.concatenate([rng.choice(m, n, replace=False) for m, n in zip(members, count, strict=True)])
+        elif any(used[c] + n > len(members[c]) for c, n in enumerate(count)):
             break
         else:
-            row = np.concatenate([m[u : u + n] for m, u, n in zip(lists, used, want, strict=True)])
-            used += want
+            row = np.concatenate([m[u : u + n] for m, u, n in zip(members, used, count, strict=True)])
+            used += count
         rng.shuffle(row)
         rows.append(row)
     if not rows:

@@ -1,11 +1,11 @@
 """Class shares of bags: ten equal bins of the majority's share, filled as the paper's generator fills them.
 
-The generator draws blocks of ten million proposals from a law, keeps for each bin the first that fall into it, and moves
-on to the next law when the bins a stage is meant for are full. A bin is therefore an independent sample from "law, given
-the bin", and only the mix of laws per bin matters. ``conditional`` draws from exactly that in milliseconds; ``official``
-repeats the blocks in the order of the released code's random numbers.
+The paper's generator draws blocks of ten million proposals from a proposal distribution ("law"), keeps for each bin the first
+that fall into it, and moves on to the next law when the bins of the current stage are full. A bin is therefore an independent
+sample from "law, given the bin", and only the number of samples per law and bin matters. ``sample_shares`` draws exactly from that
+in milliseconds; ``sample_shares_official`` repeats the blocks in the order of the released code's random numbers.
 
-Shapes: p (n, C) rows that sum to one. The majority stands in the last column for laws A, B, G and anywhere for U.
+Shapes: p (n, C) rows that sum to one. The majority is in the last column for laws A, B, G and in any column for U.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headcount.errors import HeadcountError
 BINS = 10
 BLOCK = 10_000_000
 
-# minors are uniform on (0, alpha), the major on (beta, 1); U draws all coordinates from (0, 1)
+# (alpha, beta): the minority classes are uniform on (0, alpha), the majority on (beta, 1); U draws all from (0, 1)
 LAWS = {"U": (1.0, 0.0), "A": (0.3, 0.8), "B": (0.1, 0.9), "G": (0.05, 0.95)}
 
 # (law, bins that must be full before the next law): a tuple of bins, or how many bins of any kind
@@ -32,7 +32,7 @@ STAGES: dict[str, tuple[tuple[str, tuple[int, ...] | int], ...]] = {
 
 
 def bin_edges(scenario: str, classes: int) -> np.ndarray:
-    """(11,) the bins of the majority's share."""
+    """(11,) the edges of the bins of the majority's share."""
     low, high = {"various": (1 / classes, 1.0), "small": (1 / classes, 0.4), "large": (0.6, 1.0)}[scenario]
     if low >= high:
         raise HeadcountError(
@@ -42,7 +42,7 @@ def bin_edges(scenario: str, classes: int) -> np.ndarray:
 
 
 def bags_per_bin(bags: int, rng: np.random.Generator) -> np.ndarray:
-    """(10,) bags per bin; what does not divide by ten goes to bins drawn at random."""
+    """(10,) bags per bin; a remainder goes to bins drawn at random."""
     need = np.full(BINS, bags // BINS)
     need[rng.choice(BINS, bags % BINS, replace=False)] += 1
     return need
@@ -52,7 +52,7 @@ def bags_per_bin(bags: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def sample_shares(scenario: str, classes: int, bags: int, rng: np.random.Generator) -> np.ndarray:
-    """(bags, C) shares, the majority's share spread over the bins, rows in random order."""
+    """(bags, C) shares, the majority's share distributed evenly over the bins, rows in random order."""
     e = bin_edges(scenario, classes)
     rows = []
     for b, parts in enumerate(samples_per_law(scenario, classes, bags_per_bin(bags, rng), rng)):
@@ -64,34 +64,34 @@ def sample_shares(scenario: str, classes: int, bags: int, rng: np.random.Generat
 def samples_per_law(scenario: str, classes: int, need: np.ndarray, rng: np.random.Generator) -> list[dict[str, int]]:
     """For each bin, how many samples come from which law, when blocks are drawn stage by stage.
 
-    Hits of a bin arrive like the clicks of a counter, so no block has to be drawn to know when each comes.
+    Proposals fall into a bin as a Poisson process, so the block of each can be drawn without drawing the blocks.
     """
     e, left = bin_edges(scenario, classes), need.copy()
     parts: list[dict[str, int]] = [{} for _ in range(BINS)]
     for law, stop in STAGES[scenario]:
-        clicks = []  # for each bin, the block in which its 1st, 2nd, ... hit falls
+        hits = []  # for each bin, the block in which its 1st, 2nd, ... proposal falls
         for b in range(BINS):
             gaps = rng.standard_exponential(left[b]) / (
                 BLOCK * max(bin_probability(law, classes, e[b], e[b + 1]), 1e-280)
             )
-            clicks.append(np.ceil(gaps.cumsum()))
-        full = np.array([c[-1] if len(c) else 0.0 for c in clicks])
+            hits.append(np.ceil(gaps.cumsum()))
+        full = np.array([c[-1] if len(c) else 0.0 for c in hits])
         last = full[list(stop)].max() if isinstance(stop, tuple) else np.sort(full)[stop - 1]
         for b in range(BINS):
-            if got := int(np.count_nonzero(clicks[b] <= last)):
-                # where the law cannot go at all (two classes, Large) the released loop never ends; U goes everywhere
+            if count := int(np.count_nonzero(hits[b] <= last)):
+                # where the law never reaches the bin (two classes, Large) the released loop never ends; U reaches every bin
                 reachable = law if bin_probability(law, classes, e[b], e[b + 1]) > 0 else "U"
-                parts[b][reachable] = parts[b].get(reachable, 0) + got
-                left[b] -= got
+                parts[b][reachable] = parts[b].get(reachable, 0) + count
+                left[b] -= count
     return parts
 
 
 @lru_cache
 def bin_probability(law: str, classes: int, low: float, high: float) -> float:
-    """The probability that one proposal of the law puts the majority's share into (low, high).
+    """The probability that the majority's share of one proposal lies in (low, high).
 
-    The share is above s where the minors' sum is below major * (1/s - 1), and a sum of uniforms is Irwin-Hall. For U,
-    whose minors are uniform below the major, the major cancels.
+    The share is above s where the sum of the minority classes is below major * (1/s - 1), and a sum of uniforms follows the
+    Irwin-Hall distribution. For U, whose minority classes are uniform below the majority, the majority cancels.
     """
     alpha, beta = LAWS[law]
     major = np.array([1.0]) if law == "U" else beta + (1 - beta) * (np.arange(200) + 0.5) / 200
@@ -102,7 +102,7 @@ def bin_probability(law: str, classes: int, low: float, high: float) -> float:
 def _irwin_hall(n: int, x: np.ndarray) -> np.ndarray:
     """P(the sum of n uniforms < x): B-splines of degree n at x, x - 1, ..., by their recurrence, summed.
 
-    Only positive numbers are added, so that small chances keep their digits.
+    Only positive numbers are added, so that small probabilities keep their precision.
     """
     t = np.clip(x, 0, n)[:, None] - np.arange(n + 1)
     spline = ((t >= 0) & (t < 1)).astype(float)
@@ -116,38 +116,38 @@ def sample_given_bin(
     law: str, classes: int, low: float, high: float, count: int, rng: np.random.Generator
 ) -> np.ndarray:
     """(count, C) rows of the law, given that the majority's share lies in (low, high)."""
-    plain = law == "U" and bin_probability("U", classes, float(low), float(high)) > _acceptance(
+    by_rejection = law == "U" and bin_probability("U", classes, float(low), float(high)) > _acceptance(
         classes, float(low), float(high)
     )
-    found: list[np.ndarray] = []
+    accepted_rows: list[np.ndarray] = []
     missing, tries = count, 4 * count + 64
     for _ in range(60):
-        if plain:
+        if by_rejection:
             p = rng.random((tries, classes))
             share = p.max(1) / p.sum(1)
             p = p[(low < share) & (share < high)]
         else:
-            p, accepted = _major(law, classes, low, high, tries, rng)
+            p, accepted = _propose(law, classes, low, high, tries, rng)
             p = p[accepted]
-            if law == "U":  # there the major may be any class
+            if law == "U":  # the majority may be any class
                 p = rng.permuted(p, axis=1)
-        found.append(p[:missing] / p[:missing].sum(1, keepdims=True))
-        missing -= len(found[-1])
+        accepted_rows.append(p[:missing] / p[:missing].sum(1, keepdims=True))
+        missing -= len(accepted_rows[-1])
         if not missing:
-            return np.concatenate(found)
+            return np.concatenate(accepted_rows)
         tries = min(4 * tries, ceil(2e6 / classes) + 64)
     raise HeadcountError(f"no class shares found with a majority of {low:.3f} to {high:.3f} among {classes} classes")
 
 
 @lru_cache
 def _acceptance(classes: int, low: float, high: float) -> float:
-    return float(_major("U", classes, low, high, 50_000, np.random.default_rng(0))[1].mean())
+    return float(_propose("U", classes, low, high, 50_000, np.random.default_rng(0))[1].mean())
 
 
-def _major(
+def _propose(
     law: str, classes: int, low: float, high: float, tries: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Proposals whose minors are uniform on the simplex {x >= 0, sum x < 1/low - 1}, and which of them the law accepts."""
+    """Proposals whose minority classes are uniform on the simplex {x >= 0, sum x < 1/low - 1}, and which of them to accept."""
     alpha, beta = LAWS[law]
     major = rng.uniform(beta, 1, tries)
     direction = rng.standard_exponential((tries, classes - 1))
@@ -165,7 +165,7 @@ def _major(
 def sample_shares_official(
     scenario: str, classes: int, bags: int, rng: np.random.RandomState, block: int = BLOCK
 ) -> np.ndarray:
-    """(bags, C) shares by the released procedure: blocks of proposals, every block tops up all bins."""
+    """(bags, C) shares by the released procedure: blocks of proposals, each of which adds to all bins."""
     if bags % BINS:
         raise HeadcountError(f"the official sampler fills ten equal bins: {bags} bags do not divide by 10")
     e, need = bin_edges(scenario, classes), bags // BINS
@@ -188,7 +188,7 @@ def _block(law: str, classes: int, block: int, rng: np.random.RandomState) -> np
     if law == "U":
         p = rng.rand(block, classes)
     else:
-        minors = rng.uniform(0, alpha, (block, classes - 1))  # minors first, then majors: the released order
+        minors = rng.uniform(0, alpha, (block, classes - 1))  # minorities first, then majorities: the released order
         p = np.concatenate([minors, rng.uniform(beta, 1, (block, 1))], axis=1)
     p /= p.sum(1, keepdims=True)
     return p

@@ -25,10 +25,9 @@ import numpy as np
 import torch
 
 from headcount import __version__
-from headcount.datasets.parsers import explain_read_errors
 from headcount.errors import HeadcountError
 from headcount.experiments.recipe import Recipe
-from headcount.io import atomic_write
+from headcount.io import atomic_write, open_npz
 from headcount.models.heads import find_head
 from headcount.training import distributed
 from headcount.training.accel.device import device_name
@@ -98,7 +97,7 @@ class Record:
         if not path.exists():
             return {}
         expected = f"the whole file, or move it away with {self.path.name} and run the study again"
-        with explain_read_errors(path, expected), path.open("rb") as f, np.load(f, allow_pickle=False) as npz:
+        with open_npz(path, expected) as npz:
             return {name: npz[name] for name in npz.files}
 
     def result(self) -> dict[str, Any]:
