@@ -156,7 +156,7 @@ BEGUN = [
     (f"{STUDY} --fold 0 --head mctformer --option heads=0", "head mctformer cannot be built with {'heads': 0}"),
     (
         f"{STUDY} --fold 0 --head additive --set batch_bags=1".replace("--bag-size 8", "--bag-size 1"),
-        "a step of 1 bags is down to one instance, and batch-norm cannot learn from one alone; give larger",
+        "a step of 1 bags has a single instance, and batch-norm cannot learn from one; give larger",
     ),
     (f"{RUN} --option mode=counting", "no mode 'counting'; there are proportion, count"),
     (f"{RUN} --bag-size 300", "class '", "instances in the train part of digits, a bag needs ", "smaller bags"),
@@ -164,7 +164,7 @@ BEGUN = [
     (f"{TABLE} --source good.npz", "resnet18 reads images, the instances are features of 6; use mlp or linear"),
     (
         f"{TABLE} --source good.npz --set backbone=mlp --set views=image",
-        "views=image change pictures, and the instances are features; give one of none, noise, feature",
+        "views=image are for images, and the instances are features; give one of none, noise, feature",
     ),
     (f"{TABLE} --source good.npz --bag-size 12 --set backbone=mlp", "class '", "valid part of good.npz", "wants"),
     (f"run --out good.npz {SMALL}", "Not a directory: good.npz/running", "there is a file where a folder is needed"),
@@ -286,7 +286,7 @@ def test_there_are_many_cases():
 @pytest.mark.parametrize("command", [RUN, STUDY])
 def test_no_gpu(typed, command, device):
     code, out, err = typed(f"{command} --device {device}")
-    one_line(code, err, f"device {device} was asked for, but torch sees no GPU here; give cpu, or auto")
+    one_line(code, err, f"device {device} was given, but torch sees no GPU here; give cpu, or auto")
     assert out == ""
 
 

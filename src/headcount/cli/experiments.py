@@ -1,4 +1,4 @@
-"""The commands for experiments: demo, run, study, paper, report, bags, heads, probe, data."""
+"""The commands for experiments: demo, run, study, paper, report, bags, heads, probe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from headcount.cli.options import (
 from headcount.errors import HeadcountError, check_choice
 
 app = typer.Typer()
-data_app = typer.Typer(help="List, download and import data sets.", no_args_is_help=True)
 Processes = Annotated[int, typer.Option(min=1, help="Number of runs at the same time on this machine.")]
 
 
@@ -49,8 +48,7 @@ def run(
     out: RecordsFolder, *, recipe_options: dict[str, Any], device: Device = "auto", compile: Compile = "auto"
 ) -> None:
     """Run one recipe (and the runs it needs) and print its record. Defaults are the paper's."""
-    from headcount.cli.recipe_args import build_recipes
-    from headcount.cli.running import console, print_line
+    from headcount.cli.running import build_recipes, console, print_line
     from headcount.experiments.study import error_line
     from headcount.experiments.study import study as run_all
     from headcount.reporting.console import epochs_bar
@@ -94,8 +92,7 @@ def study(
 
     Commas separate values: --head count,output_mean --fold 0,1. The same command resumes an interrupted study.
     """
-    from headcount.cli.recipe_args import build_recipes
-    from headcount.cli.running import make_launcher, print_line, run_study
+    from headcount.cli.running import build_recipes, make_launcher, print_line, run_study
     from headcount.experiments.study import with_needs
     from headcount.training.accel import COMPILE
 
@@ -218,13 +215,11 @@ def bags(
     Prints majority shares, ties and the label prior of each split.
     """
     import numpy as np
-    from rich.table import Table
 
-    from headcount.cli.running import console
+    from headcount.cli.running import bag_statistics, console, print_bags
     from headcount.datasets import registry, share_sampler
     from headcount.datasets.protocol import Protocol, majority_bags
     from headcount.io import atomic_write
-    from headcount.majority import metrics
     from headcount.reporting import plots
 
     protocol = Protocol(scenario, bag_size, train_bags, valid_bags, test_bags, seed, sampler, tie, rounding, overlap)
@@ -232,25 +227,11 @@ def bags(
         raise HeadcountError(f"bags are exported as .npz, got {export}")
     loaded = registry.load_source(source)
     splits = majority_bags(loaded, fold, protocol)
-    table = Table(box=None, pad_edge=False)
-    for name in ("split", "bags", "instances", "majority share (min / mean / max)", "ties", "labels per class"):
-        table.add_column(name, justify="left")
-    for split, part in splits.items():
-        assert part.truth is not None
-        truth, label, bag = part.truth.numpy(), part.label.numpy(), part.bag.numpy()
-        share = metrics.label_share(truth, label, bag)
-        votes = metrics.count_votes(truth, bag, len(part), len(part.classes))
-        tied = (votes == votes.max(1, keepdims=True)).sum(1) > 1
-        prior = " ".join(map(str, np.bincount(label, minlength=len(part.classes))))
-        shares = f"{share.min():.3f} / {share.mean():.3f} / {share.max():.3f}"
-        table.add_row(split, str(len(part)), str(len(bag)), shares, f"{tied.mean():.1%}", prior)
-        if split == "train" and picture:
-            edges = share_sampler.bin_edges(protocol.scenario, len(part.classes))
-            plots.save(plots.protocol_figure(share, label, tied, part.classes, edges), picture)
-    console.print(
-        f"{loaded.name}: {len(loaded)} instances, {len(loaded.classes)} classes; fold {fold}, {protocol.scenario}"
-    )
-    console.print(table)
+    edges = share_sampler.bin_edges(scenario, len(loaded.classes))
+    if picture:
+        plots.save(plots.protocol_figure(*bag_statistics(splits["train"]), splits["train"].classes, edges), picture)
+    console.print(f"{loaded.name}: {len(loaded)} instances, {len(loaded.classes)} classes; fold {fold}, {scenario}")
+    print_bags(splits)
     if export:
         arrays = {
             f"{split}_{name}": getattr(part, name).numpy()
@@ -302,7 +283,7 @@ def probe(
 
     Prints instance (and bag) accuracy on four small problems as a Markdown table.
     """
-    from headcount.cli.recipe_args import parse_options
+    from headcount.cli.running import parse_options
     from headcount.experiments.sanity_checks import SANITY_CHECKS, run_sanity_check
     from headcount.models.heads import HEADS, check_options, find_head
 
@@ -314,37 +295,3 @@ def probe(
         scores = [run_sanity_check(check, name, options, epochs=epochs, seeds=seeds) for check in SANITY_CHECKS]
         cells = [f"{s.instance_accuracy:.3f} ± {s.deviation:.3f} ({s.bag_accuracy:.2f})" for s in scores]
         print(f"| {find_head(name).display_name(options)} | {' | '.join(cells)} |", flush=True)
-
-
-@data_app.command("list")
-def data_list() -> None:
-    """List the data sets, and which of them are in the cache."""
-    from headcount.cli.running import console, print_line
-    from headcount.datasets import cache, registry
-
-    print_line(f"cache: {cache.cache_folder()}")
-    for name, info in registry.SOURCES.items():
-        state = "ready" if registry.is_available(name) else "not in the cache"
-        state += f" ({info.note})" if info.note else ""
-        shape = "x".join(map(str, info.shape))
-        console.print(f"{name:9} {info.count:6} x {shape}, {len(info.classes)} classes: {state}")
-
-
-@data_app.command("fetch")
-def data_fetch(name: Annotated[str, typer.Argument(help="cifar10, svhn, path or oct.")]) -> None:
-    """Download a data set from its official address into the cache ($HEADCOUNT_DATA)."""
-    from headcount.datasets import registry
-
-    print(registry.load_source(check_choice("data set", name, registry.SOURCES)))
-
-
-@data_app.command("import")
-def data_import(
-    name: Annotated[str, typer.Argument(help="cifar10, svhn, path or oct.")],
-    file: Annotated[Path, typer.Argument(help="An .npz with images and labels, the training part first.")],
-    note: Annotated[str, typer.Option(help="Where it comes from; shown in every report.")] = "",
-) -> None:
-    """Put a data set obtained elsewhere into the cache."""
-    from headcount.datasets import registry
-
-    print(registry.import_npz(name, file, note=note))

@@ -1,4 +1,4 @@
-"""The commands that use a fitted model: predict, evaluate, explain, issues, audit, export.
+"""The commands that use a fitted model: predict, evaluate, explain, audit, export.
 
 Each reads the data as the model's training data were read, logs how they were understood, and checks every output path before it predicts.
 Files are written whole or not at all.
@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headcount.cli.options import FIT_OPTIONS, READ_OPTIONS, Data, Device, RayAddress, with_options
+from headcount.cli.options import READ_OPTIONS, Data, Device, RayAddress, with_options
 from headcount.errors import HeadcountError, check_choice
 
 app = typer.Typer()
@@ -64,7 +64,7 @@ def predict(
     if kind in ("hdf5", "folder"):
         export.require_h5py()
     if bags is not None:
-        _require_table("bags", bags)
+        export.require_table("--bags", bags)
     check_outputs(data, model, read_options["labels"], out=out, bags=bags, geojson=geojson, heatmap=heatmap)
     remote = None
     if check_choice("launcher", launch, ("here", "ray")) == "ray":
@@ -205,53 +205,6 @@ def explain(
 
 
 @app.command()
-@with_options("read_options", FIT_OPTIONS)
-def issues(
-    data: Data,
-    model: Annotated[Path | None, typer.Option(help="Use this model; default: cross-validated forests.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write all bags, ranked (.csv, .tsv, .parquet).")] = None,
-    top: Annotated[int, typer.Option(min=1, help="Number of bags to list.")] = 20,
-    folds: Annotated[int | None, typer.Option(min=2, max=50, help="Without a model: folds; default 5.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Without a model: seed of the folds; default 0.")] = None,
-    device: Device = "auto",
-    *,
-    read_options: dict[str, Any],
-) -> None:
-    """Rank the bags whose label looks wrong."""
-    from headcount.cli.loading import is_training_data, load_model, predict_all, read_data
-    from headcount.inference.label_issues import FOLDS, TREES, cross_val_bag_probabilities, find_label_issues
-    from headcount.reporting import export
-    from headcount.reporting.console import print_label_issues, print_message
-    from headcount.reporting.export import check_outputs
-
-    forest_options = {"folds": folds, "seed": seed}
-    forest_options |= {name: read_options[name] for name in ("features", "categories", "classes", "uncounted")}
-    if model is not None and (ignored := [name for name, value in forest_options.items() if value is not None]):
-        raise HeadcountError(f"--{ignored[0]} has no effect with --model; leave out one of the two")
-    if out is not None:
-        _require_table("out", out)
-    check_outputs(data, model, read_options["labels"], out=out)
-    fitted = None if model is None else load_model(model, device)
-    dataset = read_data(data, read_options, fitted, labels=True)
-    if fitted is None:
-        folds = FOLDS if folds is None else folds
-        print_message(
-            f"out-of-fold predictions of {folds} random forests of {TREES} trees, trained on the bags' labels as instance labels"
-        )
-        bag_probabilities = cross_val_bag_probabilities(dataset, folds, seed or 0)
-    else:
-        predictions = predict_all(fitted, dataset)
-        if predictions.seen_in_training.any() or is_training_data(fitted, dataset):
-            print_message("it may have learned wrong labels too; without --model the predictions are out of fold")
-        bag_probabilities = predictions.bag_probabilities
-    table = find_label_issues(dataset.bags, bag_probabilities)
-    if out is not None:
-        export.write_table(out, [table])
-        print_message(f"wrote {out}: {table.num_rows:,} bags")
-    print_label_issues(table, top)
-
-
-@app.command()
 @with_options("read_options", READ_OPTIONS)
 def audit(
     model: Model,
@@ -303,13 +256,6 @@ def export(
     check_outputs(None, model, onnx=onnx)
     difference = export_onnx(load_model(model, "cpu"), onnx)
     print_message(f"wrote {onnx}: onnxruntime gives the model's predictions (to {difference:.1g})")
-
-
-def _require_table(option: str, path: Path) -> None:
-    from headcount.reporting.export import TABLE_SUFFIXES
-
-    if path.suffix.lower() not in TABLE_SUFFIXES:
-        raise HeadcountError(f"--{option} writes a table, {', '.join(TABLE_SUFFIXES)}; got {path}")
 
 
 def _as_typed(read_options: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The commands that begin with a person's own data: check, fit. (Those that use a fitted model: model_commands.py.)"""
+"""The commands that begin with a person's own data: fit, check, issues. (Those that need a fitted model: model_commands.py.)"""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from headcount.cli.options import FIT_OPTIONS, Data, Device, HeadOption, with_options
+from headcount.errors import HeadcountError
 
 app = typer.Typer()
 Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
@@ -69,8 +70,7 @@ def fit(
     Methods are compared by cross-validation on the bags' labels. The same command resumes an interrupted fit.
     """
     from headcount.cli.loading import read_data
-    from headcount.cli.recipe_args import parse_options
-    from headcount.cli.running import print_line, print_methods
+    from headcount.cli.running import parse_options, print_line, print_methods
     from headcount.io import file_lock
     from headcount.models import library_backbones, serialization
     from headcount.reporting.console import seconds_bar
@@ -136,3 +136,50 @@ def check(
             print_line(line)
     bags, instances = result.examined
     print_message(f"examined {instances:,} instances of {bags:,} bags in {result.seconds:.1f} s")
+
+
+@app.command()
+@with_options("read_options", FIT_OPTIONS)
+def issues(
+    data: Data,
+    model: Annotated[Path | None, typer.Option(help="Use this model; default: cross-validated forests.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write all bags, ranked (.csv, .tsv, .parquet).")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Number of bags to list.")] = 20,
+    folds: Annotated[int | None, typer.Option(min=2, max=50, help="Without a model: folds; default 5.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Without a model: seed of the folds; default 0.")] = None,
+    device: Device = "auto",
+    *,
+    read_options: dict[str, Any],
+) -> None:
+    """Rank the bags whose label looks wrong."""
+    from headcount.cli.loading import is_training_data, load_model, predict_all, read_data
+    from headcount.inference.label_issues import FOLDS, TREES, cross_val_bag_probabilities, find_label_issues
+    from headcount.reporting import export
+    from headcount.reporting.console import print_label_issues, print_message
+    from headcount.reporting.export import check_outputs
+
+    forest_options = {"folds": folds, "seed": seed}
+    forest_options |= {name: read_options[name] for name in ("features", "categories", "classes", "uncounted")}
+    if model is not None and (ignored := [name for name, value in forest_options.items() if value is not None]):
+        raise HeadcountError(f"--{ignored[0]} has no effect with --model; leave out one of the two")
+    if out is not None:
+        export.require_table("--out", out)
+    check_outputs(data, model, read_options["labels"], out=out)
+    fitted = None if model is None else load_model(model, device)
+    dataset = read_data(data, read_options, fitted, labels=True)
+    if fitted is None:
+        folds = FOLDS if folds is None else folds
+        print_message(
+            f"out-of-fold predictions of {folds} random forests of {TREES} trees, trained on the bags' labels as instance labels"
+        )
+        bag_probabilities = cross_val_bag_probabilities(dataset, folds, seed or 0)
+    else:
+        predictions = predict_all(fitted, dataset)
+        if predictions.seen_in_training.any() or is_training_data(fitted, dataset):
+            print_message("it may have learned wrong labels too; without --model the predictions are out of fold")
+        bag_probabilities = predictions.bag_probabilities
+    table = find_label_issues(dataset.bags, bag_probabilities)
+    if out is not None:
+        export.write_table(out, [table])
+        print_message(f"wrote {out}: {table.num_rows:,} bags")
+    print_label_issues(table, top)

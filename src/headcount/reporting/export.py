@@ -36,6 +36,12 @@ _PREFIX = "headcount_"
 _MAX_HDF5 = 1 << 30  # bytes of probabilities in one file
 
 
+def require_table(option: str, path: Path) -> None:
+    """Refuse a path that is no table."""
+    if path.suffix.lower() not in TABLE_SUFFIXES:
+        raise HeadcountError(f"{option} writes a table, {', '.join(TABLE_SUFFIXES)}; got {path}")
+
+
 def output_kind(path: Path) -> str:
     """By its suffix: table, hdf5 (one file with a group per bag) or folder (one HDF5 file per bag)."""
     suffix = path.suffix.lower()
