@@ -305,7 +305,7 @@ def test_the_estimate_refuses():
         transition_em.estimate_transition(torch.ones(4, 3) / 3, segments, torch.zeros(2, 3))
     with pytest.raises(HeadcountError, match=r"got shapes \(5, 3\) and \(2, 3\)"):
         transition_em.estimate_transition(torch.ones(5, 3) / 3, segments, torch.zeros(2, 3))
-    with pytest.raises(HeadcountError, match="no form of the tilt 'half'; there are one, class, full"):
+    with pytest.raises(HeadcountError, match="no form of the transition 'half'; there are one, class, full"):
         transition_em.m_step(torch.eye(3), torch.ones(3), "half")
 
 
