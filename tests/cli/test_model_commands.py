@@ -375,7 +375,7 @@ def test_votes_add_up_to_the_mean(alike, tmp_path):
     reading = read(make.write_csv(tmp_path / "a.csv", people(size=5)))
     model = fitted(reading, concentration=alike)
     said = predict(model, reading)
-    view = explain._bag(reading, said, 2)
+    view = explain.explain_bag(reading, said, 2)
     won = said.classes.index(view.predicted)
     mean = float(said.instance_probabilities[reading.bags.bag.numpy() == 2, won].mean())
     assert sum(v.vote for v in view.votes_for) == pytest.approx(mean, abs=1e-5)
@@ -387,7 +387,7 @@ def test_votes_add_up_to_the_mean(alike, tmp_path):
     assert "the votes for a class add up to that mean" in text
     assert [v.vote for v in view.votes_for] == sorted((v.vote for v in view.votes_for), reverse=True)
     assert view.vote_fraction == pytest.approx(1)
-    whole = explain._class(reading, said, 1, 9)
+    whole = explain.explain_class(reading, said, 1, np.flatnonzero(said.instance_prediction == 1))
     mine = np.flatnonzero(said.instance_prediction == 1)
     assert whole.typical[0].confidence == pytest.approx(float(said.instance_probabilities[mine, 1].max()))
     assert whole.ambiguous[0].confidence == pytest.approx(float(said.instance_probabilities[mine, 1].min()))
@@ -399,7 +399,7 @@ def test_either_winner_of_a_tie_is_right_on_the_page_too(tmp_path):
     reading = read(make.write_csv(tmp_path / "a.csv", people(bags=4)))
     said = predict(fitted(reading), reading)
     tied = replace(reading.bags, target=torch.full_like(reading.bags.target, 0.5))
-    views = [explain._bag(replace(reading, bags=tied), said, b) for b in range(4)]
+    views = [explain.explain_bag(replace(reading, bags=tied), said, b) for b in range(4)]
     assert all(v.correct and v.label == "|".join(said.classes) for v in views)
     assert len({v.predicted for v in views}) > 1
     sure = said.bag_probabilities.max(1)

@@ -1,182 +1,167 @@
-"""What a fit shows people: one HTML page that is whole and quiet (no script, no request), and a model card in Markdown.
+"""The report of a fit: one HTML page without scripts or requests, a model card in Markdown, and a summary for the terminal.
 
-Class names, file names and column names are other people's words: escaped in the page, held inside code marks in the card.
+Names of classes, files and columns are user data: escaped in the page, inside code marks in the card.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 
 from headcount.models.fitted import FittedModel
-from headcount.reporting import axes, plots
-from headcount.reporting.svg import MUTED, PALETTE, panel
-from headcount.reporting.templates import render_template, score_with_interval
+from headcount.reporting import plots
+from headcount.reporting.figures import FigurePanel, svg_panel
+from headcount.reporting.templates import render_template
+from headcount.reporting.templates import score_with_interval as score
 
-MAX_CLASSES = 30  # in a figure or a table; a page with a thousand rows is read by nobody
+MAX_CLASSES = 30  # in figures and tables
+_SCORES = {"bag": "bag_accuracy bag_low bag_high", "instance": "instance_accuracy instance_low instance_high"}
 
 
-def render_fit_page(fitted: FittedModel, title: str = "A model from majority labels") -> str:
+def render_fit_page(model: FittedModel, title: str = "A model from majority labels") -> str:
     """The page as a string."""
+    data, splits = model.metadata["data"], model.metadata["splits"]
+    sizes = data["sizes"]
     return render_template(
         "fit.html",
         title=title,
-        facts=fitted.metadata,
-        classes=fitted.classes,
-        shares=_shares(fitted),
-        context=context_sentence(fitted),
-        figures=_figures(fitted),
-        terms=_terms(fitted),
+        metadata=model.metadata,
+        classes=model.classes,
+        shares=_majority_shares(model),
+        context=context_sentence(model),
+        figures=_figures(model),
+        facts=[
+            ("Bags", f"{data['bags']:,} ({data['labelled']:,} labelled)"),
+            ("Instances", f"{data['instances']:,}"),
+            ("Instances per bag", f"{sizes['least']:,} to {sizes['most']:,}, median {sizes['median']:g}"),
+            ("Folds", str(splits["folds"] or "none")),
+            ("Training", f"{splits['train']:,} bags; {splits['valid']:,} for early stopping"),
+            ("Time", f"{model.metadata['seconds']:,.0f} s on {model.metadata['device']}"),
+            ("Seed", str(model.metadata["seed"])),
+        ],
     )
 
 
-def _shares(fitted: FittedModel) -> list[tuple[str, int, str, str]]:
-    """Class, bags so labelled, majority share (counted, or else expected), share of all instances."""
-    bags, counted = fitted.metadata["data"]["labels"], fitted.metadata["data"].get("counted")
-    own, prior = fitted.transition.share.tolist(), fitted.transition.prior.tolist()
-    own, prior = (counted["share"], counted["of_all"]) if counted else (own, prior)
-    rows = zip(fitted.classes, bags, own, prior, strict=True)
+def _majority_shares(model: FittedModel) -> list[tuple[str, int, str, str]]:
+    """Class, bags with this label, its share in such bags (from votes, or else expected), its share of all instances."""
+    labels, counted = model.metadata["data"]["labels"], model.metadata["data"].get("counted")
+    share = counted["share"] if counted else model.transition.share.tolist()
+    prior = counted["of_all"] if counted else model.transition.prior.tolist()
+    rows = zip(model.classes, labels, share, prior, strict=True)
     return [(c, n, f"{s:.0%}" if n else "–", f"{p:.0%}") for c, n, s, p in rows][:MAX_CLASSES]
 
 
-def _terms(fitted: FittedModel) -> list[tuple[str, str]]:
-    facts, data = fitted.metadata, fitted.metadata["data"]
-    sizes = data["sizes"]
+def _figures(model: FittedModel) -> list[tuple[str, FigurePanel]]:
+    """Headings and figures."""
+    metadata, figures = model.metadata, []
+    if metadata["confusion"] and len(model.classes) <= MAX_CLASSES:
+        text = "Out-of-fold predictions of bag labels: true labels in rows, predicted ones in columns."
+        figure = plots.confusion_matrix(metadata["confusion"], model.classes)
+        figures.append(("Confusion matrix", svg_panel(text, figure, "confusion", "Confusion matrix of bag labels")))
+    curve = [(e, t, v) for e, t, v in metadata["curve"] if v is not None]
+    if len(curve) > 1:
+        epoch, train, valid = np.array([[math.nan if x is None else x for x in row] for row in curve]).T
+        best = int(np.abs(epoch - metadata["best_epoch"]).argmin())
+        figure = plots.learning_curves([plots.LossCurve(epoch, train, valid, epoch[best], valid[best])])
+        text = "Loss of the final training after each epoch or round; the ring marks the one with the lowest validation loss."
+        figures.append(("Learning curve", svg_panel(text, figure, "curve", "Learning curve")))
+    figure = plots.bag_sizes(**metadata["data"]["size_counts"])
+    return [*figures, ("Bag sizes", svg_panel("", figure, "sizes", "Histogram of bag sizes"))]
+
+
+def context_sentence(model: FittedModel) -> str | None:
+    """Whether predictions use the rest of the bag as context, as cross-validation decided; None if it could not."""
+    context = model.metadata.get("context")
+    if context is None:
+        return None
+    accuracy = context.get("instance_accuracy")
+    measured = "" if accuracy is None else f"; instance accuracy with context {accuracy:.3f}, against the given truth"
+    if context["use_context"]:
+        return f"predictions use the rest of the bag as context: it helped on held-out bags{measured}"
+    return f"predictions do not use the rest of the bag as context: it did not help on held-out bags{measured}"
+
+
+def _score_lines(model: FittedModel) -> list[str]:
+    """Cross-validated scores in words; empty without cross-validation."""
+    scores, folds = model.metadata["scores"], model.metadata["splits"]["folds"]
+    if not scores:
+        return []
+    bag, instance = (score(*(scores[k] for k in keys.split())) for keys in _SCORES.values())
+    lines = [f"bag accuracy, {folds}-fold cross-validation: {bag}"]
+    if scores["instance_accuracy"] is not None:
+        lines.append(f"instance accuracy, against the given truth (not used in training): {instance}")
+    return lines
+
+
+def summary_lines(model: FittedModel) -> list[str]:
+    """What the command line prints at the end of a fit."""
+    shares = ", ".join(f"{c}: {s}" for c, n, s, _ in _majority_shares(model)[:12] if n)
+    counted = model.metadata["data"].get("counted")
+    name = "majority share, counted from the votes" if counted else "expected majority share"
+    context = context_sentence(model)
     return [
-        ("bags", f"{data['bags']:,} ({data['labelled']:,} labelled)"),
-        ("instances", f"{data['instances']:,}"),
-        ("instances in a bag", f"{sizes['least']:,} to {sizes['most']:,}, median {sizes['median']:g}"),
-        ("folds", str(facts["splits"]["folds"] or "none")),
-        ("trained on", f"{facts['splits']['train']:,} bags, {facts['splits']['valid']:,} chose the epoch"),
-        ("time", f"{facts['seconds']:,.0f} s on {facts['device']}"),
-        ("seed", str(facts["seed"])),
+        f"selected {model.metadata['method']['title']}",
+        *_score_lines(model),
+        *([context] if context else []),
+        f"{name}: {shares}",
+        *model.metadata["warnings"],
     ]
 
 
-def _figures(fitted: FittedModel) -> list[tuple[str, str, Markup]]:
-    """(caption, text, drawing)."""
-    facts, made = fitted.metadata, []
-    if facts["confusion"] and len(fitted.classes) <= MAX_CLASSES:
-        drawn = plots.confusion_matrix(facts["confusion"], fitted.classes)
-        text = "Bags, each answered by a model that never saw it: rows are their labels, columns what was said."
-        made.append(("Labels of held-out bags", text, _svg(drawn, "confusion", "Confusion matrix of bag labels")))
-    curve = [(e, t, v) for e, t, v in facts["curve"] if v is not None]
-    if len(curve) > 1:
-        epoch, train, valid = (np.array([math.nan if x is None else x for x in a]) for a in zip(*curve, strict=True))
-        best = int(np.abs(epoch - facts["best_epoch"]).argmin())
-        seen = train if np.isfinite(train).any() else np.full_like(valid, np.nan)
-        one = plots.LossCurve(epoch.tolist(), seen.tolist(), valid.tolist(), float(epoch[best]), float(valid[best]))
-        text = "The final training: loss after each epoch or round, and the one that validation bags chose."
-        made.append(("Learning curve", text, _svg(plots.learning_curves([one]), "curve", "Learning curve")))
-    return [*made, ("Sizes of the bags", "", _svg(_sizes(facts["data"]["size_counts"]), "sizes", "Sizes of the bags"))]
+# -- model card -------------------------------------------------------------------------------------------------------------
 
 
-def _sizes(counts: dict[str, list[Any]]) -> Any:
-    with panel(340, 180) as (figure, ax):
-        edges, n = counts["edges"], counts["counts"]
-        names = [f"{a:,}" if b == a + 1 else f"{a:,} to {b - 1:,}" for a, b in pairwise(edges)]
-        ax.bar(range(len(n)), n, color=PALETTE[0], width=0.85)
-        step = max(1, len(n) // 4)
-        ax.set(title="bags", xticks=range(0, len(n), step), xticklabels=names[::step])
-        ax.set_xlabel("instances in a bag", loc="right", color=MUTED)
-        axes.limit_ticks(ax)
-    return figure
-
-
-def _svg(figure: Any, name: str, label: str) -> Markup:
-    """Ours to vouch for: a figure escapes the words in it."""
-    return Markup(plots.inline_svg(figure, name, label))
-
-
-# -- the card -------------------------------------------------------------------------------------------------------------
-
-
-def model_card(fitted: FittedModel) -> str:
-    """Short and honest, for whoever finds the folder."""
-    facts, data = fitted.metadata, fitted.metadata["data"]
-    scores, method = facts["scores"], facts["method"]
+def model_card(model: FittedModel) -> str:
+    """A model card in Markdown for the model's folder."""
+    metadata, data = model.metadata, model.metadata["data"]
+    scores = _score_lines(model)
+    if scores:
+        scores[0] += " (95 % interval over bags or their groups; groups held out as a whole)"
+    context = context_sentence(model)
+    versions = ", ".join(f"{name} {version}" for name, version in metadata["versions"].items())
     lines = [
         "# Model card",
         "",
-        f"{method['title']}: names the class of single instances, learned from the majority labels of bags.",
-    ]
-    lines += ["", "## Data", ""]
-    lines += [f"* {markdown_escape(line)}" for line in data["description"]]
-    lines += [f"* fingerprint {data['fingerprint'][:16]}"]
-    lines += ["", "## How good it is", ""]
-    if scores:
-        lines.append(
-            f"* bag labels, {facts['splits']['folds']}-fold cross-validation (whole groups held out): accuracy "
-            f"{score_with_interval(scores['bag_accuracy'], scores['bag_low'], scores['bag_high'])}, 95 % interval over bags or their groups"
-        )
-        if scores["instance_accuracy"] is not None:
-            said = score_with_interval(scores["instance_accuracy"], scores["instance_low"], scores["instance_high"])
-            lines.append(f"* instances, against the truth that came with the data (never used): {said}")
-    else:
-        lines.append("* not cross-validated")  # why, the cautions say
-    if line := context_sentence(fitted):
-        lines.append(f"* {line}")
-    lines += [f"* {markdown_escape(line)}" for line in facts["warnings"]]
-    lines += [
+        f"{metadata['method']['title']}: a classifier of instances, learned from the majority labels of bags.",
+        "",
+        "## Data",
+        "",
+        *(f"* {markdown_escape(line)}" for line in data["description"]),
+        f"* fingerprint {data['fingerprint'][:16]}",
+        "",
+        "## Performance",
+        "",
+        *(f"* {line}" for line in scores or ["not cross-validated"]),  # a warning gives the reason
+        *([f"* {context}"] if context else []),
+        *(f"* {markdown_escape(line)}" for line in metadata["warnings"]),
         "",
         "## Classes",
         "",
-        "| class | bags with this label | expected share of it in such a bag |",
+        f"| class | bags with this label | {'' if data.get('counted') else 'expected '}share of the class in these bags |",
+        "|---|---|---|",
+        *(f"| {markdown_escape(c)} | {n} | {s} |" for c, n, s, _ in _majority_shares(model)),
+        "",
+        "## Methods compared",
+        "",
+        "| method | held-out loss | bag accuracy |",
         "|---|---|---|",
     ]
-    lines += [f"| {markdown_escape(c)} | {n} | {s} |" for c, n, s, _ in _shares(fitted)]
-    lines += ["", "## Other methods tried", "", "| method | loss on held-out labels | bag accuracy |", "|---|---|---|"]
-    for c in facts["methods"]:
-        loss = "–" if c["loss"] is None else f"{c['loss']:.4f}"
-        lines.append(f"| {c['title']}{' (kept)' * c['chosen']} | {loss} | {score_with_interval(c['bag_accuracy'])} |")
-    made = ", ".join(f"{k} {v}" for k, v in facts["versions"].items())
-    lines += ["", f"Made {facts['created']} by {made}; seed {facts['seed']}.", ""]
-    return "\n".join(lines)
+    for m in metadata["methods"]:
+        loss = "–" if m["loss"] is None else f"{m['loss']:.4f}"
+        lines.append(f"| {m['title']}{' (selected)' * m['chosen']} | {loss} | {score(m['bag_accuracy'])} |")
+    return "\n".join([*lines, "", f"Created {metadata['created']} by {versions}; seed {metadata['seed']}.", ""])
 
 
-def context_sentence(fitted: FittedModel) -> str | None:
-    """What held-out bags said of reading an instance in the light of its bag; None if nobody asked them."""
-    told = fitted.metadata.get("context")
-    if told is None:
-        return None
-    right = told.get("instance_accuracy")
-    seen = "" if right is None else f" (instances so read, against the truth given: {right:.3f})"
-    if told["use_context"]:
-        return f"predictions are read in the light of the bag: one half of a held-out bag foretells the other{seen}"
-    return f"predictions are of each instance by itself: its bag would not help, by held-out bags{seen}"
-
-
-def markdown_escape(words: str) -> str:
-    """Other people's words, inside code marks where they hold anything that Markdown or HTML could take for more.
+def markdown_escape(text: str) -> str:
+    """User data on one line, inside code marks if it contains anything that Markdown or HTML might interpret.
 
     >>> markdown_escape("a plain line"), markdown_escape("<b>|x`"), markdown_escape("a*b")
     ('a plain line', '`` <b>¦x` ``', '`` a*b ``')
     """
-    words = " ".join(words.replace("|", "¦").split())
-    if re.fullmatch(r"[\w ,.:;'\"()%/+–-]*", words):
-        return words
-    fence = "`" * (1 + max((len(m) for m in re.findall(r"`+", words)), default=1))
-    return f"{fence} {words} {fence}"
-
-
-def summary_lines(fitted: FittedModel) -> Sequence[str]:
-    """What the command line prints at the end."""
-    facts = fitted.metadata
-    scores, said = facts["scores"], [f"kept {facts['method']['title']}"]
-    if scores:
-        bag = score_with_interval(scores["bag_accuracy"], scores["bag_low"], scores["bag_high"])
-        said.append(f"bag labels, cross-validated: accuracy {bag}")
-        if scores["instance_accuracy"] is not None:
-            own = score_with_interval(scores["instance_accuracy"], scores["instance_low"], scores["instance_high"])
-            said.append(f"instances, against the truth given (used for nothing): accuracy {own}")
-    if line := context_sentence(fitted):
-        said.append(line)
-    shares = ", ".join(f"{c}: {s}" for c, n, s, _ in _shares(fitted)[:12] if n)
-    how = "majority share, counted from the votes" if facts["data"].get("counted") else "expected majority share"
-    return [*said, f"{how}: {shares}", *facts["warnings"]]
+    text = " ".join(text.replace("|", "¦").split())
+    if re.fullmatch(r"[\w ,.:;'\"()%/+–-]*", text):
+        return text
+    fence = "`" * (1 + max((len(m) for m in re.findall(r"`+", text)), default=1))
+    return f"{fence} {text} {fence}"

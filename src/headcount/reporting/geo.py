@@ -1,16 +1,16 @@
-"""Instances that have a place: GeoJSON that QuPath opens, and a heat map, one file for each bag.
+"""Predictions with coordinates: GeoJSON that QuPath opens, and heat maps, one file per bag.
 
-A tile is the square of side ``tile`` whose upper left corner is at the instance's coordinates, in their unit: pixels of the
-full slide, metres, degrees. y grows downwards, as in a picture.
+A tile is a square with its upper left corner at the instance's coordinates, in the same unit (pixels of the full slide,
+metres, degrees). y grows downwards, as in an image.
 """
 
 from __future__ import annotations
 
 import colorsys
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -19,81 +19,85 @@ from headcount.inference.predict import Predictions
 from headcount.io import atomic_folder, atomic_write
 from headcount.readers import BagDataset
 from headcount.reporting import svg
+from headcount.reporting.axes import truncate
 from headcount.reporting.export import unique_file_names
 
-_CELLS = 1200  # of a heat map's longer side
+_MAX_CELLS = 1200  # of the longer side of a heat map
 _PIXELS = 480.0  # of its longer side, before the resolution
+Colour = tuple[int, int, int]
 
 
-def class_colours(classes: int) -> list[tuple[int, int, int]]:
-    """A colour for each class: those of the reports, then others as far apart as they get.
+class _Tiles(NamedTuple):
+    """The instances of a bag that have coordinates."""
+
+    xy: np.ndarray  # (n, 2)
+    side: np.ndarray  # (n,) NaN where unknown
+    p: np.ndarray  # (n, C)
+
+
+def class_colours(classes: int) -> list[Colour]:
+    """A colour for each class: those of the reports, then hues as different as possible.
 
     >>> class_colours(1)
     [(0, 114, 178)]
     """
     fixed = [tuple(bytes.fromhex(c[1:])) for c in svg.PALETTE[:classes]]
-    turns = [colorsys.hsv_to_rgb(0.618034 * k % 1, 0.75, 0.8) for k in range(len(fixed), classes)]
-    return [(r, g, b) for r, g, b in [*fixed, *([round(255 * v) for v in rgb] for rgb in turns)]]
+    hues = [colorsys.hsv_to_rgb(0.618034 * k % 1, 0.75, 0.8) for k in range(len(fixed), classes)]
+    return [(r, g, b) for r, g, b in [*fixed, *([round(255 * v) for v in rgb] for rgb in hues)]]
 
 
 def require_coords(dataset: BagDataset, what: str, tiles: bool) -> None:
-    """Refuse before anything is asked or written."""
+    """Refuse data without coordinates (and tile sizes) before anything is predicted or written."""
     if dataset.coords is None:
         raise HeadcountError(f"{what} needs coordinates, and the data have none; name the columns with --x and --y")
-    if tiles and (
-        dataset.tile_sizes is None or not np.isfinite(dataset.tile_sizes[np.isfinite(dataset.coords).all(1)]).all()
-    ):
-        raise HeadcountError(f"{what} needs the side of the tiles, which the data do not say; give it with --tile")
+    located = np.isfinite(dataset.coords).all(1)
+    if tiles and (dataset.tile_sizes is None or not np.isfinite(dataset.tile_sizes[located]).all()):
+        raise HeadcountError(f"{what} needs the side of the tiles, which the data do not give; set it with --tile")
 
 
-def _places(reading: BagDataset, said: Predictions) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
-    """(bag, xy (n, 2), tile (n,), p (n, C)) of the instances that have a place."""
-    assert reading.coords is not None
-    ends = reading.bags.offsets.tolist()
-    for b in range(len(reading.bags)):
-        here = slice(ends[b], ends[b + 1])
-        xy = reading.coords[here]
-        there = np.isfinite(xy).all(1)
-        tile = np.full(len(xy), np.nan) if reading.tile_sizes is None else reading.tile_sizes[here]
-        yield b, xy[there], tile[there], said.instance_probabilities[here][there]
-
-
-def _each(folder: Path, reading: BagDataset, said: Predictions, ending: str, write: Callable[..., None]) -> int:
-    """One file for each bag that has places; how many."""
-    names = unique_file_names(reading.bags.names or (), ending)
-    made = 0
+def _write_bags(
+    folder: Path, dataset: BagDataset, predictions: Predictions, suffix: str, write: Callable[[Path, int, _Tiles], None]
+) -> int:
+    """One file for each bag with coordinates; returns their number."""
+    assert dataset.coords is not None
+    count, ends = 0, dataset.bags.offsets.tolist()
     with atomic_folder(folder) as part:
-        for b, xy, tile, p in _places(reading, said):
-            if len(xy):
-                write(part / names[b], b, xy, tile, p)
-                made += 1
-    return made
+        for b, name in enumerate(unique_file_names(dataset.bags.names or (), suffix)):
+            here = slice(ends[b], ends[b + 1])
+            xy = dataset.coords[here]
+            side = np.full(len(xy), np.nan) if dataset.tile_sizes is None else dataset.tile_sizes[here]
+            located = np.isfinite(xy).all(1)
+            if located.any():
+                tiles = _Tiles(xy[located], side[located], predictions.instance_probabilities[here][located])
+                write(part / name, b, tiles)
+                count += 1
+    return count
 
 
 # -- GeoJSON ----------------------------------------------------------------------------------------------------------------
 
 
 def write_geojson(folder: Path, dataset: BagDataset, predictions: Predictions) -> int:
-    paint = class_colours(len(predictions.classes))
+    """A FeatureCollection of tiles for each bag; returns the number of files."""
+    colours = class_colours(len(predictions.classes))
 
-    def write(path: Path, b: int, xy: np.ndarray, tile: np.ndarray, p: np.ndarray) -> None:
-        atomic_write(path, lambda sink: _collection(sink, xy, tile, p, predictions.classes, paint))
+    def write(path: Path, b: int, tiles: _Tiles) -> None:
+        atomic_write(path, lambda sink: _write_features(sink, tiles, predictions.classes, colours))
 
-    return _each(folder, dataset, predictions, ".geojson", write)
+    return _write_bags(folder, dataset, predictions, ".geojson", write)
 
 
-def _collection(sink: Any, xy: np.ndarray, tile: np.ndarray, p: np.ndarray, classes: Any, paint: Any) -> None:
-    """A FeatureCollection, written feature by feature."""
+def _write_features(sink: BinaryIO, tiles: _Tiles, classes: Sequence[str], colours: Sequence[Colour]) -> None:
     sink.write(b'{"type": "FeatureCollection", "features": [')
-    for i, (corner, side, row) in enumerate(zip(xy.tolist(), tile.tolist(), p.tolist(), strict=True)):
-        k = int(np.argmax(row))
+    for i, (corner, side, p) in enumerate(zip(*(a.tolist() for a in tiles), strict=True)):
+        k = int(np.argmax(p))
         feature = {
             "type": "Feature",
             "geometry": {"type": "Polygon", "coordinates": [_square(*corner, side)]},
             "properties": {
                 "objectType": "tile",
-                "classification": {"name": classes[k], "color": list(paint[k])},
-                "measurements": {f"p_{c}": round(v, 6) for c, v in zip(classes, row, strict=True)},
+                "classification": {"name": classes[k], "color": list(colours[k])},
+                "measurements": {f"p_{c}": round(v, 6) for c, v in zip(classes, p, strict=True)},
             },
         }
         text = json.dumps(feature, ensure_ascii=False, allow_nan=False)
@@ -102,7 +106,7 @@ def _collection(sink: Any, xy: np.ndarray, tile: np.ndarray, p: np.ndarray, clas
 
 
 def _square(x: float, y: float, side: float) -> list[list[float]]:
-    """A closed ring, whole numbers where they are whole.
+    """A closed ring, with integers where coordinates are whole.
 
     >>> _square(0, 512, 256.0)
     [[0, 512], [256, 512], [256, 768], [0, 768], [0, 512]]
@@ -115,58 +119,63 @@ def _square(x: float, y: float, side: float) -> list[list[float]]:
 
 
 def write_heatmaps(folder: Path, dataset: BagDataset, predictions: Predictions) -> int:
-    """PNG: the colour of a tile is its class, its strength how sure that is; y grows downwards, as in a picture."""
-    paint = np.array(class_colours(len(predictions.classes)), dtype=float) / 255
+    """A PNG for each bag: the colour of a tile is its class, the opacity its confidence. Returns the number of files."""
+    colours = np.array(class_colours(len(predictions.classes)), dtype=float) / 255
     names = dataset.bags.names or ()
 
-    def write(path: Path, b: int, xy: np.ndarray, tile: np.ndarray, p: np.ndarray) -> None:
-        image, extent = rasterize(xy, tile, p, paint)
-        _draw(path, image, extent, names[b], predictions, b, paint)
+    def write(path: Path, b: int, tiles: _Tiles) -> None:
+        image, extent = rasterize(*tiles, colours)
+        _draw(path, image, extent, names[b], predictions, b, colours)
 
-    return _each(folder, dataset, predictions, ".png", write)
+    return _write_bags(folder, dataset, predictions, ".png", write)
 
 
 def rasterize(
-    xy: np.ndarray, tile: np.ndarray, p: np.ndarray, paint: np.ndarray
+    xy: np.ndarray, tile: np.ndarray, p: np.ndarray, colours: np.ndarray
 ) -> tuple[np.ndarray, tuple[float, float, float, float]]:
-    """(height, width, 4) cells, clear where no tile is, and (left, right, bottom, top) of the whole."""
+    """(height, width, 4) cells, transparent where there is no tile, and their extent (left, right, bottom, top)."""
     side = np.where(np.isfinite(tile), tile, _spacing(xy))
     low, high = xy.min(0), (xy + side[:, None]).max(0)
-    cell = max(float(side.min()), float((high - low).max()) / _CELLS)
+    cell = max(float(side.min()), float((high - low).max()) / _MAX_CELLS)
     shape = np.maximum(1, np.ceil((high - low) / cell - 1e-9).astype(int))
     image = np.zeros((shape[1], shape[0], 4))
     first = np.floor((xy - low) / cell + 1e-9).astype(int)
     last = np.maximum(first + 1, np.ceil((xy + side[:, None] - low) / cell - 1e-9).astype(int))
-    sure, said = p.max(1), p.argmax(1)
-    least = 1 / p.shape[1]
-    strength = np.minimum(0.15 + 0.85 * (sure - least) / (1 - least), 1.0)  # a share of 1 may round to a little more
-    for i in np.argsort(sure, kind="stable").tolist():  # the surest on top
-        image[first[i, 1] : last[i, 1], first[i, 0] : last[i, 0]] = [*paint[said[i]], strength[i]]
+    confidence, predicted = p.max(1), p.argmax(1)
+    chance = 1 / p.shape[1]
+    opacity = np.minimum(0.15 + 0.85 * (confidence - chance) / (1 - chance), 1.0)  # 1 may be exceeded by rounding
+    for i in np.argsort(confidence, kind="stable").tolist():  # the most confident on top
+        image[first[i, 1] : last[i, 1], first[i, 0] : last[i, 0]] = [*colours[predicted[i]], opacity[i]]
     end = low + shape * cell
     return image, (float(low[0]), float(end[0]), float(end[1]), float(low[1]))
 
 
 def _spacing(xy: np.ndarray) -> float:
-    """The side of a tile nobody told: the usual step between neighbouring columns or rows."""
+    """The side of tiles of unknown size: the median step between neighbouring columns or rows, the smaller one."""
     steps = [float(np.median(gaps)) for k in (0, 1) if len(gaps := np.diff(np.unique(xy[:, k])))]
     return min(steps, default=1.0)
 
 
 def _draw(
-    path: Path, image: np.ndarray, extent: tuple[float, ...], name: str, said: Predictions, b: int, paint: np.ndarray
+    path: Path,
+    image: np.ndarray,
+    extent: tuple[float, ...],
+    name: str,
+    predictions: Predictions,
+    b: int,
+    colours: np.ndarray,
 ) -> None:
-    tall, wide = image.shape[:2]
-    scale = _PIXELS / max(tall, wide)
-    seen = [k for k in np.argsort(-said.shares[b]) if said.shares[b, k] >= 0.005][:12]
-    width, height = max(320.0, wide * scale) + 20, max(60.0, tall * scale) + 60 + 18 * len(seen)
-    with svg.panel(width, height, margins=(10, 40, 10, 20 + 18 * len(seen))) as (figure, ax):
+    rows, columns = image.shape[:2]
+    scale = _PIXELS / max(rows, columns)
+    share = predictions.shares[b]
+    shown = [k for k in np.argsort(-share) if share[k] >= 0.005][:12]
+    width, height = max(320.0, columns * scale) + 20, max(60.0, rows * scale) + 60 + 18 * len(shown)
+    with svg.panel(width, height, margins=(10, 40, 10, 20 + 18 * len(shown))) as (figure, ax):
         ax.imshow(image, extent=extent, interpolation="nearest", aspect="equal")
         ax.set_axis_off()
-        short = name if len(name) <= 60 else name[:57] + "..."
-        ax.set_title(f"{short}: {said.classes[int(said.bag_probabilities[b].argmax())]}")
-        for line, k in enumerate(seen):
-            label = f"{said.classes[k]}  {100 * said.shares[b, k]:.0f} %"
-            y = (18 * (len(seen) - line) - 4) / height
-            figure.text(30 / width, y, label, va="center")
-            figure.text(12 / width, y, "■", color=tuple(paint[k]), va="center")
+        ax.set_title(f"{truncate(name, 60)}: {predictions.classes[int(predictions.bag_prediction[b])]}")
+        for line, k in enumerate(shown):
+            y = (18 * (len(shown) - line) - 4) / height
+            figure.text(30 / width, y, f"{predictions.classes[k]}  {100 * share[k]:.0f} %", va="center")
+            figure.text(12 / width, y, "■", color=tuple(colours[k]), va="center")
         svg.save(figure, path)
