@@ -116,7 +116,7 @@ def test_every_kind_of_data(kind, tmp_path, monkeypatch, capsys):
     assert fitted.predict(new.to_bags(fitted.preprocessor)).instance_probabilities.shape == (len(new.rows), 2)
     assert (fitted.metadata["scores"]["instance_accuracy"] is not None) == (kind in ("csv", "parquet"))
     card = (tmp_path / "m" / "MODEL_CARD.md").read_text()
-    assert "How good it is" in card
+    assert "Performance" in card
 
 
 def test_the_model_is_replaced_only_when_asked(tmp_path, monkeypatch, capsys):
