@@ -10,7 +10,7 @@ import colorsys
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
@@ -87,7 +87,7 @@ def write_geojson(folder: Path, dataset: BagDataset, predictions: Predictions) -
     return _write_bags(folder, dataset, predictions, ".geojson", write)
 
 
-def _write_features(sink: BinaryIO, tiles: _Tiles, classes: Sequence[str], colours: Sequence[Colour]) -> None:
+def _write_features(sink: IO[bytes], tiles: _Tiles, classes: Sequence[str], colours: Sequence[Colour]) -> None:
     sink.write(b'{"type": "FeatureCollection", "features": [')
     for i, (corner, side, p) in enumerate(zip(*(a.tolist() for a in tiles), strict=True)):
         k = int(np.argmax(p))
