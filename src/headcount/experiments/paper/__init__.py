@@ -1,4 +1,4 @@
-"""The paper as cells: every printed number beside the recipes that remake it."""
+"""The paper as cells: every printed number with the recipes that reproduce it."""
 
 from headcount.experiments.paper.cells import FIGURES, TABLES, Cell, PrintedValue, averages, figure_recipes, table_cells
 from headcount.experiments.paper.scales import SCALES, Scale

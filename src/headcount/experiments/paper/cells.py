@@ -1,7 +1,7 @@
-"""Cells: one printed number, the recipes that remake it, the metric, and the rule that chooses among them.
+"""Cells: a printed number, the recipes that reproduce it, the metric, and the rule that selects among them.
 
-The printed values are read from the CSV files beside this one, as the paper prints them, averages included; where a printed
-average is not the average of its cells (there are two such), both are shown.
+The printed values are read from the CSV files in this folder, as the paper prints them, averages included; where a printed
+average is not the average of its cells (there are two), both are shown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headcount.experiments.select import best_removal, mean_and_deviation
 OURS = ("Ours", "Minimum loss (Ours)")
 ALL_DATASETS = "all"  # table 5 pools the data sets
 
-# table -> what it holds, and the metric of its cells
+# table -> its contents, and the metric of its cells
 TABLES: dict[str, tuple[str, str]] = {
     "table2": ("Instance accuracy", "instance_accuracy"),
     "table3": ("Bag accuracy", "bag_accuracy"),
@@ -41,6 +41,8 @@ FIGURES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class PrintedValue:
+    """A mean as the paper prints it, with its standard deviation where there is one."""
+
     mean: float
     deviation: float | None
 
@@ -59,10 +61,11 @@ class Cell:
 
     @property
     def rule(self) -> Callable[[list[Record]], Record] | None:
+        """How one of MPEM's removals is selected, where the cell is a sweep over them."""
         return best_removal if self.method in OURS else None
 
     def selected_records(self, records: Mapping[Recipe, Record]) -> list[Record]:
-        """The records the value is made of; with a rule, one for each fold and data set that is complete."""
+        """The records that the value averages; with a rule, one for each fold and data set whose sweep is complete."""
         if self.rule is None:
             return [records[r] for r in self.recipes if r in records]
         ordered = sorted(self.recipes, key=_cell_of)
@@ -70,15 +73,16 @@ class Cell:
         return [self.rule([records[r] for r in g]) for g in groups if all(r in records for r in g)]
 
     def value(self, records: Mapping[Recipe, Record]) -> tuple[float, float, int]:
-        """Mean, population deviation, number of runs."""
+        """Mean, population standard deviation, number of runs."""
         return mean_and_deviation(r.scores.get(self.metric) for r in self.selected_records(records))
 
     @property
     def n_runs(self) -> int:
-        """How many runs the complete value averages over."""
+        """The number of runs that the complete value averages."""
         return len({_cell_of(r) for r in self.recipes})
 
     def missing(self, records: Mapping[Recipe, Record]) -> list[Recipe]:
+        """The recipes without a record."""
         return [r for r in self.recipes if r not in records]
 
 
@@ -87,7 +91,7 @@ def _cell_of(recipe: Recipe) -> tuple[str, str, int]:
 
 
 def table_cells(table: str, scale: Scale) -> list[Cell]:
-    """The table's cells in the paper's order, averages left out (they are made of the others)."""
+    """The table's cells in the paper's order, without averages (they follow from the others)."""
     metric = TABLES[table][1]
     return [
         Cell(table, scenario, method, dataset, printed, metric, _recipes(scale, method, dataset, scenario))
@@ -110,40 +114,40 @@ def _recipes(scale: Scale, method: str, dataset: str, scenario: str) -> tuple[Re
 def printed_values(table: str) -> dict[tuple[str, str, str], PrintedValue]:
     """(scenario, method, data set) -> what the paper prints; the data set "Average" is its printed average."""
     text = files("headcount.experiments.paper").joinpath(f"{table}.csv").read_text()
-    found = {}
+    values = {}
     for row in csv.DictReader(text.splitlines()):
         dataset = ALL_DATASETS if row["dataset"].startswith("all") else row["dataset"]
         deviation = float(row["std"]) if row["std"] else None
-        found[row["scenario"], row["method"], dataset] = PrintedValue(float(row["mean"]), deviation)
-    return found
+        values[row["scenario"], row["method"], dataset] = PrintedValue(float(row["mean"]), deviation)
+    return values
 
 
 @dataclass(frozen=True)
 class Average:
-    """A printed average, and what its cells really average to."""
+    """A printed average, and the average of its cells."""
 
     printed: float
     recomputed: float
 
     @property
     def is_wrong(self) -> bool:
-        """Off by more than rounding can explain."""
+        """Different by more than rounding explains."""
         return abs(self.printed - self.recomputed) > 0.0011
 
 
 def averages(table: str) -> dict[tuple[str, str], Average]:
     """(scenario, method) -> the row's average, as printed and as its cells give it."""
     values = printed_values(table)
-    made = {}
+    result = {}
     for (scenario, method, dataset), printed in values.items():
         if dataset == "Average":
-            mine = [values[scenario, method, d].mean for d in DATASETS]
-            made[scenario, method] = Average(printed.mean, sum(mine) / len(mine))
-    return made
+            means = [values[scenario, method, d].mean for d in DATASETS]
+            result[scenario, method] = Average(printed.mean, sum(means) / len(means))
+    return result
 
 
 def figure_recipes(figure: str, scale: Scale) -> list[Recipe]:
-    """The runs a figure is drawn from; figures 7 to 9 need nothing beyond the Counting Network."""
+    """The runs that a figure shows; figures 7 to 9 need only the Counting Network."""
 
     def of(method: str, datasets: Iterable[str], scenarios: Iterable[str]) -> list[Recipe]:
         return [r for d in datasets for s in scenarios for r in scale.recipes(method, d, s)]

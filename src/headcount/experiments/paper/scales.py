@@ -1,8 +1,8 @@
-"""Scales: the paper at full size, and a declared small version of all of it that two cores run in minutes.
+"""Scales: the paper at full size, and a small version of all of it that runs in minutes on two cores.
 
 ``full``   the paper's four data sets, five folds, 1,500 epochs, every removal.
-``smoke``  digits and three generated stand-ins, two folds, few epochs: it exercises the path and says nothing of the methods.
-           Its records are other recipes, so the two never mix.
+``smoke``  digits and three generated stand-ins, two folds, few epochs: it tests the pipeline and does not compare methods.
+           Its recipes differ, so the records of the two never mix.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from headcount.experiments.scores import REMOVALS
 DATASETS = ("CIFAR10", "SVHN", "PATH", "OCT")
 SCENARIOS = ("Various", "Small", "Large")
 
-# what tables call a method -> how its recipe differs from the Counting Network's
+# name in tables -> how the recipe differs from the Counting Network's
 METHODS: dict[str, dict[str, Any]] = {
     "Output+Mean": {"head": "output_mean"},
     "Feature+Mean": {"head": "feature_mean"},
@@ -37,25 +37,27 @@ METHODS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Scale:
-    """How large to run the paper."""
+    """The size at which the paper is reproduced."""
 
     name: str
     base: Recipe
     sources: Mapping[str, str]  # the paper's data set -> ours
     folds: tuple[int, ...]
-    removals: tuple[float, ...]  # candidates of "Ours"
-    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # heads made smaller, by name
+    removals: tuple[float, ...]  # those from which "Ours" selects
+    options: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # options of heads that are made smaller, by head
 
     def recipes(self, method: str, dataset: str, scenario: str, removal: float = 0.0) -> tuple[Recipe, ...]:
         """One recipe for each fold."""
         changes = dict(METHODS[method])
         head = changes.get("head", "count")
         changes["options"] = {**changes.get("options", {}), **self.options.get(head, {})}
-        one = self.base.replace(source=self.sources[dataset], scenario=scenario.lower(), removal=removal, **changes)
-        return tuple(one.replace(fold=fold) for fold in self.folds)
+        recipe = self.base.replace(source=self.sources[dataset], scenario=scenario.lower(), removal=removal, **changes)
+        return tuple(recipe.replace(fold=fold) for fold in self.folds)
 
     def sweep(self, dataset: str, scenario: str) -> tuple[Recipe, ...]:
-        """Every candidate removal on every fold: what "Ours" chooses from."""
+        """Every removal on every fold: those from which "Ours" selects."""
         return tuple(
             r for removal in self.removals for r in self.recipes("Counting Network", dataset, scenario, removal)
         )
@@ -85,7 +87,7 @@ SCALES = {
         sources={"CIFAR10": "digits", "SVHN": "standin10", "PATH": "standin9", "OCT": "standin4"},
         folds=(0, 1),
         removals=(0.5, 1.0),
-        options={  # at their own widths these three would take nine tenths of the time
+        options={  # at their default widths these three would take nine tenths of the time
             "additive_trans": {"attn": "exact", "width": 32, "heads": 2},
             "mctformer": {"layers": 1, "width": 24, "heads": 2},
             "weno": {"width": 32, "student_width": 64},
