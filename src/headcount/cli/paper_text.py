@@ -63,7 +63,8 @@ def print_table(item: str, scale: Scale, records: Records) -> None:
         table.add_column(name, justify="left" if name in ("scenario", "method", "data set") else "right", no_wrap=True)
     for cell in table_cells(item, scale):
         mean, deviation, count = cell.value(records)
-        ours = (f"{mean:.3f} ± {deviation:.3f}", f"{mean - cell.printed.mean:+.3f}") if count else ("missing", "")
+        spread = f" ± {deviation:.3f}" if count > 1 else ""  # one run has no standard deviation
+        ours = (f"{mean:.3f}{spread}", f"{mean - cell.printed.mean:+.3f}") if count else ("missing", "")
         table.add_row(cell.scenario, cell.method, cell.dataset, _printed(cell), *ours, f"{count}/{cell.n_runs}")
     console.print(table)
     for (scenario, method), average in averages(item).items():
@@ -84,7 +85,7 @@ def as_csv(cells: list[Cell], records: Records) -> str:
     out.writerow(["scenario", "method", "dataset", "printed_mean", "printed_std", "mean", "std", "runs", "runs_wanted"])
     for c in cells:
         mean, deviation, count = c.value(records)
-        ours = [f"{mean:.4f}", f"{deviation:.4f}"] if count else ["", ""]
+        ours = [f"{mean:.4f}" if count else "", f"{deviation:.4f}" if count > 1 else ""]
         out.writerow([c.scenario, c.method, c.dataset, c.printed.mean, c.printed.deviation, *ours, count, c.n_runs])
     return text.getvalue()
 
@@ -101,6 +102,7 @@ def as_latex(cells: list[Cell], records: Records) -> str:
             cell = grid[scenario, method, dataset]
             mean, deviation, count = cell.value(records)
             part = f" ({count}/{cell.n_runs})" if count < cell.n_runs else ""
-            shown.append(rf"${mean:.3f} \pm {deviation:.3f}${part}" if count else "--")
+            spread = rf" \pm {deviation:.3f}" if count > 1 else ""
+            shown.append(f"${mean:.3f}{spread}${part}" if count else "--")
         lines.append(" & ".join([scenario, method, *shown]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
