@@ -184,7 +184,10 @@ def test_csv_and_latex():
     assert len(lines) == 4 + 12 + 2
     made.pop(wanted[0].recipes[0])
     mean, _, _ = wanted[0].value(made)  # of one run, which has no standard deviation
-    assert paper_text.as_latex(wanted, made).splitlines()[4] == rf"Various & Output+Mean & ${mean:.3f}$ (1/2) & -- & -- & -- \\"
+    assert (
+        paper_text.as_latex(wanted, made).splitlines()[4]
+        == rf"Various & Output+Mean & ${mean:.3f}$ (1/2) & -- & -- & -- \\"
+    )
     row = next(csv.DictReader(io.StringIO(paper_text.as_csv(wanted, made))))
     assert (row["mean"], row["std"], row["runs"]) == (f"{mean:.4f}", "", "1")
 
