@@ -11,8 +11,8 @@ import theory
 
 
 @pytest.mark.parametrize("never", [-1, 3])
-def test_the_yardstick_is_the_truth_of_the_bags(never):
-    """Equation (1): labels are seen beside a symbol as T and P(class | symbol) say, up to the noise of 40,000 bags."""
+def test_equation_1_holds_in_simulated_bags(never):
+    """Equation (1): the labels of a symbol's bags are distributed by T and P(class | symbol), up to the noise of 40,000 bags."""
     rng = np.random.default_rng(0)
     w = theory.world(4, 24, 0.4, rng)
     T, eta = theory.truth(w, 16, 0.7, 100, never=never)
@@ -37,7 +37,7 @@ def test_the_error_grows_as_the_majority_vanishes():
     assert found["condition"][0] > 4 * found["condition"][1]
 
 
-def test_noise_in_the_labels_only_flattens_the_tilt():
+def test_label_noise_only_flattens_the_transition():
     found = theory.noise(rates=(0.0, 0.3), seeds=2)
     assert found["T with the noise in it"][1] < 0.5 * found["T without"][1]
     assert found["T with the noise in it"][1] < 4 * found["T with the noise in it"][0]
@@ -49,7 +49,7 @@ def test_a_class_that_never_wins():
     assert found["one never wins, symbols pure"][0] < 0.25 * found["one never wins"][0]
 
 
-def test_the_bag_term_falls_silent():
+def test_the_bag_term_saturates():
     found = theory.saturation(margins=(0.05, 0.2), sizes=(16, 256))
     assert found["S = 256"][1] < 1e-3 < found["S = 256"][0]
     assert found["S = 16"][1] > 0.2
@@ -64,4 +64,4 @@ def test_the_share_is_estimated():
     true = found["true"][0]
     assert found["tilt known"][0] == pytest.approx(true, abs=0.03)
     early, late = (found[f"unknown, {n} rounds"][0] for n in (10, 50))
-    assert true - 0.03 < early < late < true + 0.09, "it climbs, and goes on climbing"
+    assert true - 0.03 < early < late < true + 0.09, "it climbs, and keeps climbing"

@@ -1,4 +1,4 @@
-"""The tilt's mathematics against slow loops, and against simulated bags whose true tilt is known."""
+"""The transition and its EM against slow loops, and against simulated bags whose true transition is known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from oracles import examine
 
 
 def random_mix(rng, classes):
-    """A lawful mix: in each row the label's class is the largest."""
+    """A valid mix: in each row the label's class is the largest."""
     rows = rng.dirichlet(np.ones(classes), classes)
     for c, row in enumerate(rows):
         top = row.argmax()
@@ -55,26 +55,26 @@ def test_formulas_against_loops(classes):
     near(transition.transition_matrix(t_mix, t_labels), matrix)
     near(transition.class_prior(t_mix, t_labels), prior)
     near(transition.transition_matrix(t_mix, t_labels).sum(1), np.ones(classes))
-    back, seen = transition.mix_from_matrix(transition.transition_matrix(t_mix, t_labels), torch.tensor(prior))
+    back, label_prior = transition.mix_from_matrix(transition.transition_matrix(t_mix, t_labels), torch.tensor(prior))
     near(back, mix)
-    near(seen, labels)
-    said = [[sum(p[i][k] * matrix[k][c] for k in range(classes)) for c in range(classes)] for i in range(9)]
-    near(transition.forward_correct(log_p, t_mix, t_labels).exp(), said)
+    near(label_prior, labels)
+    label_p = [[sum(p[i][k] * matrix[k][c] for k in range(classes)) for c in range(classes)] for i in range(9)]
+    near(transition.forward_correct(log_p, t_mix, t_labels).exp(), label_p)
     weight = torch.arange(9.0).double()
-    told = [i for i in range(9) if y[i] >= 0]
-    loss = -sum(i * math.log(said[i][y[i]]) for i in told) / sum(told)
+    labelled = [i for i in range(9) if y[i] >= 0]
+    loss = -sum(i * math.log(label_p[i][y[i]]) for i in labelled) / sum(labelled)
     near(transition.forward_loss(log_p, target, t_mix, t_labels, weight), loss)
     q = transition.posterior(log_p, target, t_mix, t_labels)
     for i in range(9):
         near(q[i], slow_posterior(p[i], y[i], mix, prior) if y[i] >= 0 else p[i])
     near(transition.label_likelihood_ratio(target, t_mix, t_labels)[3], np.ones(classes))
-    heap = np.zeros((classes, classes))
-    for i in told:
-        heap[y[i]] += i * np.array(slow_posterior(p[i], y[i], mix, prior))
-    near(transition_em.e_step(torch.tensor(p), weight[:, None] * target, t_mix, t_labels), heap)
+    counts = np.zeros((classes, classes))
+    for i in labelled:
+        counts[y[i]] += i * np.array(slow_posterior(p[i], y[i], mix, prior))
+    near(transition_em.e_step(torch.tensor(p), weight[:, None] * target, t_mix, t_labels), counts)
 
 
-def test_half_precision_around_it_changes_nothing():
+def test_autocast_changes_nothing():
     rng = np.random.default_rng(0)
     log_p, target = torch.tensor(rng.dirichlet(np.ones(5), 40)).float().log(), torch.eye(5)[torch.arange(40) % 5]
     given = log_p, target, transition.mix_from_shares(0.3, 5), torch.full((5,), 0.2)
@@ -89,7 +89,7 @@ def test_half_precision_around_it_changes_nothing():
         near(a, b, 1e-6)
 
 
-def test_a_soft_label_adds_to_every_heap_by_its_part():
+def test_a_soft_label_adds_to_the_counts_of_each_label():
     rng = np.random.default_rng(0)
     mix, labels = torch.tensor(random_mix(rng, 3)), torch.tensor([0.2, 0.3, 0.5])
     p = torch.tensor(rng.dirichlet(np.ones(3), 1))
@@ -99,7 +99,7 @@ def test_a_soft_label_adds_to_every_heap_by_its_part():
 
 
 @pytest.mark.parametrize(("size", "classes"), [(1, 3), (2, 2), (5, 3), (24, 10), (64, 4), (300, 5)])
-def test_least_share_is_that_of_bags_filled_by_lot(size, classes):
+def test_random_majority_share_equals_simulation(size, classes):
     rng = np.random.default_rng(0)
     drawn = rng.multinomial(size, np.full(classes, 1 / classes), 40_000).max(1) / size
     assert transition_em.random_majority_share(size, classes) == pytest.approx(
@@ -112,7 +112,7 @@ def test_least_share_is_that_of_bags_filled_by_lot(size, classes):
 
 
 @pytest.mark.parametrize(("classes", "too_much"), [(2, 0.01), (10, 0.05), (100, 0.26)])
-def test_least_share_of_large_bags_is_a_little_too_large(classes, too_much):
+def test_random_majority_share_of_large_bags_is_slightly_too_large(classes, too_much):
     """Of many votes the largest count leads by the expected largest of C normal numbers times the root of S / C."""
     x = torch.linspace(-8, 8, 4001, dtype=torch.float64)
     upto = torch.special.ndtr(x) ** classes
@@ -121,7 +121,7 @@ def test_least_share_of_large_bags_is_a_little_too_large(classes, too_much):
     assert -0.01 < excess / top - 1 < too_much
 
 
-def test_condition():
+def test_condition_number():
     even = torch.full((4,), 0.25)
     assert transition.Transition(torch.eye(4), even).condition_number == pytest.approx(1)
     steep, slight = (transition.Transition(transition.mix_from_shares(s, 4), even).condition_number for s in (0.7, 0.3))
@@ -162,24 +162,24 @@ def world(seed, bags, size, classes, apart=2.0, spread=1.0, tie="lowest"):
 
 @pytest.mark.parametrize("form", transition_em.TRANSITION_FORMS)
 @pytest.mark.parametrize(("classes", "spread"), [(2, 1.0), (4, 1.0), (4, 5.0)])
-def test_the_estimate_converges_to_the_true_shares(form, classes, spread):
-    """With many bags the error is small, and smaller than with few; overlapping classes are no excuse."""
+def test_the_estimate_converges(form, classes, spread):
+    """With many bags the error is small, and smaller than with few, also for overlapping classes."""
     errors = []
     for bags in (20, 2000):
         off = []
         for seed in range(3):
             p, _, label, mix, segments = world(seed, bags, 20, classes, apart=1.8, spread=spread)
-            found = transition_em.estimate_transition(p, segments, torch.eye(classes)[label], form=form)
+            estimate = transition_em.estimate_transition(p, segments, torch.eye(classes)[label], form=form)
             if bags == 2000:  # against the bags' own mix
-                off.append(abs(found.share.numpy() - np.diag(mix)).max())
+                off.append(abs(estimate.share.numpy() - np.diag(mix)).max())
             else:
-                off.append(abs(found.share.mean().item() - np.diag(mix).mean()))
+                off.append(abs(estimate.share.mean().item() - np.diag(mix).mean()))
         errors.append(np.mean(off))
     assert errors[1] < 0.02
     assert errors[0] < 0.15
 
 
-def test_the_full_form_finds_what_the_simple_one_cannot():
+def test_the_full_form_finds_structure_that_the_simple_one_cannot():
     """In bags labelled c, class c + 1 is always the second."""
     rng = np.random.default_rng(0)
     true = np.array([[0.5, 0.4, 0.1], [0.1, 0.5, 0.4], [0.4, 0.1, 0.5]])
@@ -196,7 +196,7 @@ def test_the_full_form_finds_what_the_simple_one_cannot():
 
 
 def test_few_bags_get_the_simple_form():
-    """Two bags of each label: the rows lean on what all have in common; two hundred stand for themselves."""
+    """Two bags of each label: the rows are shrunk to a common one; two thousand keep their own."""
     rows = torch.tensor([[0.9, 0.05, 0.05], [0.1, 0.6, 0.3], [0.1, 0.3, 0.6]], dtype=torch.float64)
     few, many = (transition_em.m_step(rows * 100, torch.full((3,), n).double()) for n in (2.0, 2000.0))
     near(many, rows, 0.01)
@@ -205,22 +205,22 @@ def test_few_bags_get_the_simple_form():
     near(transition_em.m_step(rows * 100, torch.full((3,), 2000.0).double(), "one"), common)
 
 
-def test_a_classifier_that_knows_nothing_moves_nothing():
-    """With uninformative probabilities every mix explains the labels alike, and the estimate stays where it began."""
+def test_an_uninformative_classifier_keeps_the_initial_share():
+    """With uninformative probabilities every mix explains the labels equally, and the estimate stays at the start."""
     label = torch.arange(40) % 4
     p, segments = torch.full((400, 4), 0.25), Segments.from_sizes([10] * 40)
-    found = transition_em.estimate_transition(p, segments, torch.eye(4)[label], start_share=0.6)
-    near(found.share, np.full(4, 0.6), 1e-4)
+    estimate = transition_em.estimate_transition(p, segments, torch.eye(4)[label], start_share=0.6)
+    near(estimate.share, np.full(4, 0.6), 1e-4)
 
 
-def test_never_degenerate():
-    """Whatever the heap: rows add to one, nothing is zero, the label's class leads its row, T can be inverted."""
+def test_the_mix_is_never_degenerate():
+    """For any counts: rows add to one, nothing is zero, the label's class leads its row, T can be inverted."""
 
-    def law(classes, seed, form, few):
+    def check(classes, seed, form, few):
         rng = np.random.default_rng(seed)
-        heap = torch.tensor(rng.gamma(0.05, 100, (classes, classes))) * (torch.rand(classes, 1) > 0.2)
+        counts = torch.tensor(rng.gamma(0.05, 100, (classes, classes))) * (torch.rand(classes, 1) > 0.2)
         bags = torch.tensor(rng.integers(0, 3 if few else 300, classes)).double()
-        mix = transition_em.m_step(heap, bags, form, min_share=0.3 if classes > 3 else 0.0)
+        mix = transition_em.m_step(counts, bags, form, min_share=0.3 if classes > 3 else 0.0)
         near(mix.sum(1), np.ones(classes))
         assert (mix > 0).all()
         others = mix.masked_fill(torch.eye(classes, dtype=torch.bool), 0)
@@ -230,7 +230,7 @@ def test_never_degenerate():
         assert torch.isfinite(transition.transition_matrix(mix, labels)).all()
 
     examine(
-        law,
+        check,
         60,
         classes=st.integers(2, 6),
         seed=st.integers(0, 999),
@@ -239,7 +239,7 @@ def test_never_degenerate():
     )
 
 
-def test_background_may_be_the_largest():
+def test_an_uncounted_background_may_be_the_largest():
     """A class that cannot win takes most of every bag."""
     rng = np.random.default_rng(0)
     counted, label = torch.tensor([True, True, True, False]), np.arange(300) % 3
@@ -249,34 +249,36 @@ def test_background_may_be_the_largest():
     x[np.arange(len(y)), y] += 3
     prior = torch.tensor([0.1, 0.1, 0.1, 0.7]).log()
     p = (torch.tensor(3 * x) + prior).softmax(1)
-    found = transition_em.estimate_transition(p, Segments.from_sizes([30] * 300), torch.eye(4)[label], counted=counted)
-    assert abs(found.mix[:3].numpy() - true).max() < 0.04
-    assert found.label_prior[3] == 0
+    estimate = transition_em.estimate_transition(
+        p, Segments.from_sizes([30] * 300), torch.eye(4)[label], counted=counted
+    )
+    assert abs(estimate.mix[:3].numpy() - true).max() < 0.04
+    assert estimate.label_prior[3] == 0
 
 
-def test_loose_instances_without_a_label_are_no_bags_filled_by_lot():
+def test_unlabelled_single_instances_do_not_affect_the_bag_size():
     rng = np.random.default_rng(0)
     counts = np.stack([rng.multinomial(64, t) for t in rng.dirichlet(np.full(10, 8.0), 100)])
     y = torch.from_numpy(np.concatenate([np.repeat(np.arange(10), row) for row in counts]))
     p, label = torch.eye(10)[y], torch.eye(10)[torch.from_numpy(counts.argmax(1))]
     alone = transition_em.estimate_transition(p, Segments.from_sizes([64] * 100), label)
     p, label = torch.cat([p, torch.full((2000, 10), 0.1)]), torch.cat([label, torch.zeros(2000, 10)])
-    beside = transition_em.estimate_transition(p, Segments.from_sizes([64] * 100 + [1] * 2000), label)
-    near(beside.mix, alone.mix, 1e-6)  # the share was 0.38 where it is 0.19: that of bags of four filled by lot
+    with_singles = transition_em.estimate_transition(p, Segments.from_sizes([64] * 100 + [1] * 2000), label)
+    near(with_singles.mix, alone.mix, 1e-6)  # they once raised the share from 0.19 to 0.38, that of random bags of four
 
 
-def test_bags_of_many_sizes_filled_by_lot_are_above_the_floor():
-    """The mean size was taken for all: a perfect classifier's share was 0.173 where it is 0.138."""
+def test_random_bags_of_many_sizes_are_above_the_lower_bound():
+    """With the mean size for all bags, the share of a perfect classifier was 0.173 instead of 0.138."""
     rng, sizes = np.random.default_rng(0), [1] * 900 + [500] * 100
     y = rng.integers(10, size=sum(sizes))
     bag = np.repeat(np.arange(1000), sizes)
     counts = np.zeros((1000, 10))
     np.add.at(counts, (bag, y), 1)
     label = torch.eye(10)[torch.from_numpy(counts.argmax(1))]
-    found = transition_em.estimate_transition(
+    estimate = transition_em.estimate_transition(
         torch.eye(10)[torch.from_numpy(y)], Segments.from_sizes(sizes), label, form="one"
     )
-    assert float(found.share[0]) == pytest.approx(counts.max(1).sum() / sum(sizes), abs=1e-4)
+    assert float(estimate.share[0]) == pytest.approx(counts.max(1).sum() / sum(sizes), abs=1e-4)
     assert transition_em.effective_bag_size(Segments.from_sizes([24] * 7), torch.eye(10)[:7]) == pytest.approx(24)
 
 
@@ -289,17 +291,17 @@ def test_weights_removal_and_unlabelled_bags():
     twins = transition_em.estimate_transition(p[rows], Segments.from_sizes([18] * 60), target).mix
     near(transition_em.estimate_transition(p, segments.with_weight(weight.float()), target).mix, twins, 1e-5)
     assert abs(twins - plain).max() > 1e-3
-    rubbish = torch.cat([p, torch.eye(3)[[0] * 24].double()])
+    extended = torch.cat([p, torch.eye(3)[[0] * 24].double()])
     more = Segments.from_sizes([12] * 62)
-    silent = transition_em.estimate_transition(rubbish, more, torch.cat([target, torch.zeros(2, 3)])).mix
+    silent = transition_em.estimate_transition(extended, more, torch.cat([target, torch.zeros(2, 3)])).mix
     near(silent, plain, 1e-5)
-    gone = torch.arange(720) % 12 == 5
-    kept = transition_em.estimate_transition(p[~gone], Segments.from_sizes([11] * 60), target).mix
-    loud = torch.where(gone[:, None], torch.eye(3)[[0]].double(), p)
-    near(transition_em.estimate_transition(loud, segments.without(gone), target).mix, kept, 1e-5)
+    removed = torch.arange(720) % 12 == 5
+    kept = transition_em.estimate_transition(p[~removed], Segments.from_sizes([11] * 60), target).mix
+    outlying = torch.where(removed[:, None], torch.eye(3)[[0]].double(), p)
+    near(transition_em.estimate_transition(outlying, segments.without(removed), target).mix, kept, 1e-5)
 
 
-def test_the_estimate_refuses():
+def test_invalid_input_is_refused_by_the_estimate():
     segments = Segments.from_sizes([2, 2])
     with pytest.raises(HeadcountError, match="no bag has a label"):
         transition_em.estimate_transition(torch.ones(4, 3) / 3, segments, torch.zeros(2, 3))
@@ -310,8 +312,8 @@ def test_the_estimate_refuses():
 
 
 @pytest.mark.parametrize("weight", [0.1, 1.0])
-def test_weights_that_are_shares_make_no_bag_smaller(weight):
-    """Areas that add up to one in each bag: the same tilt as without weights, not that of bags of one."""
+def test_weights_below_one_do_not_make_bags_smaller(weight):
+    """Areas that add up to one in each bag: the same transition as without weights, not that of bags of one."""
     label = torch.arange(90) % 3
     y = (label[:, None] + torch.tensor([0, 0, 0, 0, 0, 0, 1, 1, 2, 2])) % 3
     p = torch.eye(3)[y.flatten()] * 0.97 + 0.01

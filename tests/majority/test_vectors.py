@@ -17,8 +17,8 @@ Z = torch.tensor([[2.0, 1, 0], [0.5, 0, 0.2], [0, 1, 0.9], [1, 0, 2]])
 LABEL = torch.tensor([[1.0, 0, 0]])
 
 
-def heard(name, options, removed=None, logits=Z, target=LABEL):
-    """A head whose classifier passes the logits through; what it says of one bag, and its loss."""
+def run_head(name, options, removed=None, logits=Z, target=LABEL):
+    """The shares, bag probabilities, loss and output for one bag of a head whose classifier passes the logits through."""
     classes = logits.shape[1]
     head = build_head(name, classes, classes, options)
     with torch.no_grad():
@@ -38,16 +38,16 @@ def close(got, *want):
 
 
 def test_counting_network():
-    share, p, loss, output = heard("count", {})
+    share, p, loss, output = run_head("count", {})
     close(share, 0.486633, 0.184364, 0.329003)
     close(p, 0.796554, 0.038768, 0.164678)
     close(loss, 0.075820)
-    close(heard("count", {"reduction": "paper"})[2], 0.227461)
+    close(run_head("count", {"reduction": "paper"})[2], 0.227461)
     assert output.instance.argmax(1).tolist() == [0, 0, 1, 2]
 
 
 def test_without_count():
-    share, p, loss, _ = heard("count", {"t1": 1.0})
+    share, p, loss, _ = run_head("count", {"t1": 1.0})
     close(share, 0.374462, 0.258288, 0.367250)
     close(p, 0.445761, 0.139496, 0.414743)
     close(loss, 0.269324)
@@ -57,25 +57,25 @@ def test_without_count():
     ("name", "options"), [("count", {"t1": 1.0, "t2": 1.0}), ("output_mean", {"form": "tempered"})]
 )
 def test_both_temperatures_one(name, options):
-    _, p, loss, _ = heard(name, options)
+    _, p, loss, _ = run_head(name, options)
     close(p, 0.346845, 0.308803, 0.344352)
     close(loss, 0.352959)
 
 
 def test_output_mean():
-    close(heard("output_mean", {})[2], 1.085251)
-    close(heard("output_mean", {"form": "nll"})[2], 0.982264)
+    close(run_head("output_mean", {})[2], 1.085251)
+    close(run_head("output_mean", {"form": "nll"})[2], 0.982264)
 
 
 def test_paper_literal_counts():
-    _, p, loss, output = heard("count", {"mode": "count", "reduction": "paper"})
+    _, p, loss, output = run_head("count", {"mode": "count", "reduction": "paper"})
     close(output.parts["sums"][0], 1.946532, 0.737457, 1.316011)
     close(p[0], 0.998171)
     close(loss, 0.001831)
 
 
 def test_mpem_fourth_instance_removed():
-    share, p, loss, _ = heard("count", {}, removed=[False, False, False, True])
+    share, p, loss, _ = run_head("count", {}, removed=[False, False, False, True])
     close(share, 0.648829, 0.245819, 0.105352)
     close(p[0], 0.978345)
     close(loss, 0.007298)
@@ -84,16 +84,16 @@ def test_mpem_fourth_instance_removed():
 @pytest.mark.parametrize(("classes", "want"), [(10, 0.230259), (9, 0.244136), (4, 0.346574)])
 def test_all_zero_logits(classes, want):
     target = torch.eye(classes)[:1]
-    close(heard("count", {}, logits=torch.zeros(64, classes), target=target)[2], want)
-    close(heard("output_mean", {}, logits=torch.zeros(64, classes), target=target)[2], math.log(classes))
+    close(run_head("count", {}, logits=torch.zeros(64, classes), target=target)[2], want)
+    close(run_head("output_mean", {}, logits=torch.zeros(64, classes), target=target)[2], math.log(classes))
 
 
 @pytest.mark.parametrize(("classes", "floor"), [(10, 2.172), (9, 2.056), (4, 1.170)])
-def test_output_mean_has_a_floor(classes, floor):
-    """Everything said to be the majority, for certain: three softmaxes still leave this much loss."""
+def test_the_loss_of_output_mean_has_a_lower_bound(classes, floor):
+    """All instances certainly of the majority class: three softmaxes still leave this loss."""
     logits = torch.zeros(64, classes)
     logits[:, 0] = 100
-    got = heard("output_mean", {}, logits=logits, target=torch.eye(classes)[:1])[2]
+    got = run_head("output_mean", {}, logits=logits, target=torch.eye(classes)[:1])[2]
     assert got == pytest.approx(floor, abs=5e-4)
 
 

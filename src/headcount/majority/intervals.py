@@ -1,11 +1,11 @@
-"""How sure a share of right answers is.
+"""Confidence intervals of accuracies.
 
-All intervals of a share of right answers are Wilson's (1927), at the number of independent answers the data are worth:
+All are intervals of Wilson (1927), at the effective number of independent predictions:
 
-    wilson      n answers given independently
-    clustered   answers in groups (instances in bags, bags of patients): n is worth p (1 - p) / v, with v the variance of the
-                ratio between groups, and Student's quantile for few groups
-    stratified  inference/audit.py
+    wilson_interval     n independent predictions
+    clustered_estimate  predictions in groups (instances in bags, bags of patients): n is p (1 - p) / v, with v the variance of
+                        the ratio between groups, and Student's quantile for few groups
+    stratified          inference/audit.py
 
 Coverage is measured in tests/test_audit.py.
 """
@@ -24,7 +24,7 @@ LEVEL = 0.95
 
 
 class Estimate(NamedTuple):
-    """A share, its interval, and how many answers it rests on."""
+    """A share, its interval, and how many predictions it is based on."""
 
     value: float
     low: float
@@ -32,13 +32,13 @@ class Estimate(NamedTuple):
     count: int
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON takes it: a number that is not there is null."""
+        """As JSON; numbers that are not finite are null."""
         data = {k: round(v, 6) if math.isfinite(v) else None for k, v in self._asdict().items()}
         return {**data, "count": self.count}
 
     def __str__(self) -> str:
         if not self.count:
-            return "nothing to judge by"
+            return "not available"
         return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
@@ -46,6 +46,7 @@ NO_ESTIMATE = Estimate(math.nan, math.nan, math.nan, 0)
 
 
 def check_level(level: float) -> float:
+    """Return ``level`` if it is one of an interval."""
     if not 0.5 <= level < 1:
         raise HeadcountError(f"the level of an interval is from 0.5 to below 1, such as 0.95; got {level}")
     return level
@@ -54,23 +55,23 @@ def check_level(level: float) -> float:
 def wilson_interval(
     share: float, count: float, level: float = LEVEL, quantile: float | None = None
 ) -> tuple[float, float]:
-    """The interval of a share of ``answers`` independent ones.
+    """The interval of a share of ``count`` independent predictions.
 
-    >>> low, high = wilson(0.9, 100)
+    >>> low, high = wilson_interval(0.9, 100)
     >>> round(low, 3), round(high, 3)
     (0.826, 0.945)
     """
     z = float(stats.norm.ppf((1 + level) / 2)) if quantile is None else quantile
     shrink = 1 + z * z / count
     centre = (share + z * z / (2 * count)) / shrink
-    half = z / shrink * math.sqrt(share * (1 - share) / count + z * z / (4 * count**2))
-    return max(0.0, min(centre - half, share)), min(1.0, max(centre + half, share))
+    half_width = z / shrink * math.sqrt(share * (1 - share) / count + z * z / (4 * count**2))
+    return max(0.0, min(centre - half_width, share)), min(1.0, max(centre + half_width, share))
 
 
 def clustered_estimate(correct: np.ndarray, counts: np.ndarray, level: float = LEVEL) -> Estimate:
-    """The share right of answers that come in G groups: ``right`` and ``answers`` (G,) of each.
+    """The accuracy of predictions that come in G groups: the ``correct`` ones and all of them, (G,) ``counts``.
 
-    >>> clustered(np.array([1, 1, 0, 1]), np.array([1, 1, 1, 1])).value
+    >>> clustered_estimate(np.array([1, 1, 0, 1]), np.array([1, 1, 1, 1])).value
     0.75
     """
     nonempty = counts > 0
@@ -79,7 +80,7 @@ def clustered_estimate(correct: np.ndarray, counts: np.ndarray, level: float = L
     if total == 0:
         return NO_ESTIMATE
     p = float(correct.sum() / total)
-    if groups == 1:  # nothing tells how groups differ
+    if groups == 1:  # the variance between groups is unknown
         return Estimate(p, 0.0, 1.0, round(total))
     variance = groups / (groups - 1) * float(((correct - p * counts) ** 2).sum()) / total**2
     effective_count = p * (1 - p) / variance if variance > 1e-12 else float(groups)
@@ -88,7 +89,7 @@ def clustered_estimate(correct: np.ndarray, counts: np.ndarray, level: float = L
 
 
 def grouped_estimate(correct: np.ndarray, group: Any = None, level: float = LEVEL) -> Estimate:
-    """The share of answers that are ``right`` (n,), which come in groups if ``group`` (n,) names one for each."""
+    """The accuracy of predictions of which some are ``correct`` (n,), in groups if ``group`` (n,) names one for each."""
     if group is None:
         value = float(correct.mean())
         return Estimate(value, *wilson_interval(value, len(correct), level), len(correct))
