@@ -26,7 +26,7 @@ from headcount.bags import Bags, Pool
 from headcount.cli.main import app
 from headcount.inference import audit, label_issues
 from headcount.majority import proportions, transition
-from headcount.majority.context import calibrated_proportions, fit_context
+from headcount.majority.calibration import calibrated_proportions, fit_context
 from headcount.models.fitted import FittedModel
 from headcount.models.network import Model, ModelConfig
 from headcount.readers import read

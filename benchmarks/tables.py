@@ -21,7 +21,7 @@ import torch
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from sklearn.ensemble import RandomForestClassifier
 
-from headcount.bags import folds
+from headcount.bags import splits
 from headcount.io import atomic_write
 from headcount.readers import BagDataset, read
 from headcount.selection import cross_validation
@@ -81,7 +81,7 @@ def one(table: str, majority: str, seed: int) -> dict[str, Any]:
     kept = fitted.metadata["method"]["name"]
     new = read({"features": x, "sizes": np.ones(len(x), int)}, classes=fitted.classes, need_labels=False)
     laid = reading.bags.blind()
-    split = folds.train_valid_split(laid, np.arange(len(laid)), np.zeros(0, int), seed)
+    split = splits.train_valid_split(laid, np.arange(len(laid)), np.zeros(0, int), seed)
     train, valid, _, learned = cross_validation.prepare_split(reading, split)
     accuracy = {}
     for c in methods("auto", train):

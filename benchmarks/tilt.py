@@ -24,7 +24,7 @@ from headcount.datasets import share_sampler as laws
 from headcount.experiments import run as runs
 from headcount.experiments.recipe import Recipe
 from headcount.io import atomic_write
-from headcount.majority import context as contexts
+from headcount.majority import calibration as contexts
 from headcount.models.network import build_model, predict
 from headcount.training.accel import device
 

@@ -10,7 +10,7 @@ from scipy import stats
 from headcount.bags import Segments
 from headcount.errors import HeadcountError
 from headcount.inference import audit
-from headcount.majority import intervals, proportions
+from headcount.majority import metrics, proportions
 
 DRAWS = 300
 
@@ -103,7 +103,7 @@ def test_the_estimate_is_the_formula_s():
             mine = right[stratum == h]
             q = (mine.sum() + p) / (len(mine) + 1)
             v += (held[h] / held.sum()) ** 2 * q * (1 - q) / len(mine) * (1 - len(mine) / held[h])
-        want = (p, *intervals.wilson_interval(p, p * (1 - p) / v))
+        want = (p, *metrics.wilson_interval(p, p * (1 - p) / v))
         assert audit.stratified_accuracy(right, stratum, held)[:3] == pytest.approx(want)
 
 
@@ -111,15 +111,15 @@ def test_blank_strata_go_to_their_neighbours():
     held = np.array([100, 100, 200])
     e = audit.stratified_accuracy(np.array([1, 0, 1, 1]), np.array([0, 0, 2, 2]), held)
     assert e.value == pytest.approx(0.5 * 200 / 400 + 1.0 * 200 / 400)  # stratum 1 went to stratum 0
-    assert audit.stratified_accuracy(np.zeros(0), np.zeros(0, int), held) == intervals.NO_ESTIMATE
+    assert audit.stratified_accuracy(np.zeros(0), np.zeros(0, int), held) == metrics.NO_ESTIMATE
 
 
 def test_all_right_is_not_certain():
     e = audit.stratified_accuracy(np.ones(100), np.arange(100) % 10, np.full(10, 500))
     assert e.value == e.high == 1
-    assert e.low == pytest.approx(intervals.wilson_interval(1, 100)[0])
+    assert e.low == pytest.approx(metrics.wilson_interval(1, 100)[0])
     uneven = audit.stratified_accuracy(np.ones(4), np.array([0, 0, 1, 1]), np.array([10, 990]))
-    assert uneven.low < intervals.wilson_interval(1, 3)[0]
+    assert uneven.low < metrics.wilson_interval(1, 3)[0]
 
 
 def test_too_few_to_draw():
@@ -133,7 +133,7 @@ def test_too_few_to_draw():
 def test_wilson_is_wilson():
     for k, n in ((0, 10), (3, 10), (97, 100), (10, 10)):
         want = stats.binomtest(k, n).proportion_ci(0.9, method="wilson")
-        low, high = intervals.wilson_interval(k / n, n, 0.9)
+        low, high = metrics.wilson_interval(k / n, n, 0.9)
         assert (low, high) == pytest.approx((want.low, want.high), abs=1e-9)
 
 
@@ -145,17 +145,17 @@ def test_groups_widen_the_interval_as_they_must():
         p = g.beta(4, 1, 30)  # each bag its own share right
         n = g.integers(5, 60, 30)
         right = g.binomial(n, p)
-        e = intervals.clustered_estimate(right, n)
+        e = metrics.clustered_estimate(right, n)
         covered.append(e.low <= 0.8 <= e.high)
-        low, high = intervals.wilson_interval(right.sum() / n.sum(), n.sum())
+        low, high = metrics.wilson_interval(right.sum() / n.sum(), n.sum())
         naive.append(low <= 0.8 <= high)
     assert 0.91 <= np.mean(covered) <= 0.99
     assert np.mean(naive) < 0.7
 
 
 def test_one_group_says_nothing_of_others():
-    assert intervals.clustered_estimate(np.array([9]), np.array([10]))[:3] == (0.9, 0.0, 1.0)
-    assert intervals.clustered_estimate(np.array([0]), np.array([0])) == intervals.NO_ESTIMATE
+    assert metrics.clustered_estimate(np.array([9]), np.array([10]))[:3] == (0.9, 0.0, 1.0)
+    assert metrics.clustered_estimate(np.array([0]), np.array([0])) == metrics.NO_ESTIMATE
 
 
 @pytest.mark.parametrize("weighted", [False, True])

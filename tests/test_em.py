@@ -18,7 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 
 from headcount.bags import Bags, Pool
-from headcount.bags.folds import assign_folds, assign_group_folds
+from headcount.bags.splits import assign_folds, assign_group_folds
 from headcount.errors import HeadcountError
 from headcount.majority import transition
 from headcount.majority.criterion import fit_transition_loss, instance_losses, prior_loss

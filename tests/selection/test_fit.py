@@ -23,8 +23,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from headcount.bags import Bags, Pool, folds
-from headcount.bags import subsample as fewer
-from headcount.bags.subsample import subsample_instances
+from headcount.bags import splits as fewer
+from headcount.bags.splits import subsample_instances
 from headcount.errors import HeadcountError
 from headcount.estimators.majority_classifier import MajorityClassifier
 from headcount.majority import transition_em

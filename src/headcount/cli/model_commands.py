@@ -132,7 +132,7 @@ def evaluate(
 
     from headcount.cli.loading import is_training_data, load_model, parse_context, predict_all, read_data
     from headcount.inference import evaluate as scoring
-    from headcount.majority.intervals import check_level
+    from headcount.majority.metrics import check_level
     from headcount.reporting import audit_sheet
     from headcount.reporting.console import print_scores
 

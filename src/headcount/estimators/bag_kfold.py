@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from sklearn import get_config
 
-from headcount.bags.folds import assign_group_folds
+from headcount.bags.splits import assign_group_folds
 from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.estimators.inputs import as_bag_list, bag_column, check_ids, pop_column
 from headcount.readers.values import unify_unicode

@@ -39,7 +39,7 @@ from sklearn.utils import check_array
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from headcount.bags import Bags, Pool
-from headcount.bags.folds import train_valid_split
+from headcount.bags.splits import train_valid_split
 from headcount.errors import HeadcountError, HeadcountWarning, check_choice
 from headcount.estimators.bag_kfold import BagKFold
 from headcount.estimators.inputs import (

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headcount.bags import Bags
 from headcount.majority import metrics
-from headcount.majority.context import calibrated_probabilities, calibrated_proportions, fit_context
+from headcount.majority.calibration import calibrated_probabilities, calibrated_proportions, fit_context
 from headcount.majority.criterion import evaluate_criterion
 from headcount.majority.proportions import Proportions
 from headcount.majority.transition import Transition

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headcount.errors import HeadcountError
-from headcount.majority.intervals import LEVEL, NO_ESTIMATE, Estimate, wilson_interval
+from headcount.majority.metrics import LEVEL, NO_ESTIMATE, Estimate, wilson_interval
 
 BANDS = 3
 

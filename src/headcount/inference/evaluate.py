@@ -1,7 +1,7 @@
 """How good a model is on data whose labels are known: bags by their labels, shares by votes, instances by truth or an audit.
 
 Every share of right answers has an interval that knows what hangs together: bags of one group (patient, county) and instances
-of one bag are not independent witnesses (majority/intervals.py). Nothing here is seen by a training.
+of one bag are not independent witnesses (majority/metrics.py). Nothing here is seen by a training.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from headcount.bags import Bags
 from headcount.inference import audit
 from headcount.inference.predict import Predictions
-from headcount.majority import intervals, metrics
-from headcount.majority.intervals import LEVEL, Estimate
+from headcount.majority import metrics
+from headcount.majority.metrics import LEVEL, Estimate
 
 _BINS = 10
 
@@ -28,7 +28,7 @@ def evaluate_bags(bags: Bags, predictions: Predictions, level: float = LEVEL) ->
     target, p = target[labelled], predictions.bag_probabilities[labelled]
     right = metrics.correct_bags(target, p.argmax(1))
     group = None if bags.group is None else np.array(bags.group, dtype=object)[labelled]
-    accuracy = intervals.grouped_estimate(right, group, level)
+    accuracy = metrics.grouped_estimate(right, group, level)
     label = target.argmax(1)
     won = target >= target.max(1, keepdims=True) - 1e-6  # votes too are foretold by their winner; a tie by either half
     won = won / won.sum(1, keepdims=True)
@@ -102,7 +102,7 @@ def evaluate_instances(bags: Bags, predictions: Predictions, level: float = LEVE
     right, apart = (true == predicted)[known], "bags" if bags.group is None else "groups"
     whole = np.arange(len(bags)) if bags.group is None else np.unique(bags.group, return_inverse=True)[1]
     group = whole[bags.bag.numpy()[known]]
-    accuracy = intervals.clustered_estimate(np.bincount(group, weights=right), np.bincount(group), level)
+    accuracy = metrics.clustered_estimate(np.bincount(group, weights=right), np.bincount(group), level)
     counts = metrics.confusion_matrix(true, predicted, len(predictions.classes))
     own = np.maximum(predictions.instance_probabilities[known, true[known]].astype(float), 1e-12)
     return {
@@ -148,7 +148,7 @@ def evaluate_audit(
         if mine.any():
             share = float(np.average(right[mine], weights=weight[mine]))
             worth = float(weight[mine].sum() ** 2 / (weight[mine] ** 2).sum())
-            by_class[c] = Estimate(share, *intervals.wilson_interval(share, worth, level), int(mine.sum())).to_json()
+            by_class[c] = Estimate(share, *metrics.wilson_interval(share, worth, level), int(mine.sum())).to_json()
     return {
         "labelled": int(filled.sum()),
         "left_blank": int((~filled).sum()),

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from headcount.bags import Bags
-from headcount.bags.folds import assign_random_folds
+from headcount.bags.splits import assign_random_folds
 from headcount.errors import HeadcountError
 from headcount.majority.calibration import fit_temperature
 from headcount.readers import BagDataset

@@ -1,4 +1,11 @@
-"""Temperatures, fitted on held-out labels (Guo et al., On calibration of modern neural networks, ICML 2017).
+"""Calibration on held-out bags and their labels, without any instance's true class: temperatures (Guo et al., On calibration of
+modern neural networks, ICML 2017), and predicting with the rest of the bag as context:
+
+    temperature    scales the logits so that they explain the bags' labels, the transition re-estimated for each candidate
+    concentration  how similar bags are, by how much one half of a bag tells about the other
+    helps          whether the rest of the bag is used as context: only if the halves of a bag inform each other significantly
+                   and bag labels are explained no worse with context. Errors that the instances of a bag share look like
+                   shares of classes; the labels reveal them
 
 Letters: N instances, B bags, C classes; b the bags that have a label.
 """
@@ -7,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar, cast
 
 import numpy as np
@@ -14,10 +22,24 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
-from headcount.bags.segments import Segments
+from headcount.bags import Bags, Segments
+from headcount.errors import HeadcountError
+from headcount.majority.proportions import (
+    Proportions,
+    estimate_proportions,
+    fit_concentration,
+    posterior_in_context,
+    prior_means,
+)
+from headcount.majority.ragged_votes import election_log_probs
+from headcount.majority.transition import Transition, instance_label_losses
+from headcount.majority.transition_em import estimate_transition
+from headcount.seeds import make_generator
 
 Losses = TypeVar("Losses", Tensor, np.ndarray)
 
+TEMPERATURES = tuple(2 ** (e / 4) for e in range(-4, 9))  # candidates, 1/2 to 4
+MIN_STANDARD_ERRORS = 2.0  # a difference of this many standard errors is significant
 BAG_TEMPERATURES = tuple(np.exp(np.linspace(math.log(0.02), math.log(50), 81)).tolist())
 
 
@@ -86,3 +108,132 @@ def standard_error(x: np.ndarray | Tensor) -> float:
     """The standard error of the mean; infinite for a single value."""
     deviation = x.std() if isinstance(x, Tensor) else x.std(ddof=1)
     return float(deviation / math.sqrt(len(x))) if len(x) > 1 else math.inf
+
+
+@dataclass(frozen=True)
+class ContextAssessment:
+    """What instances tell about the others in their bag."""
+
+    concentration: float  # how similar bags of unknown label are
+    gain: float  # nats per bag that the halves of a bag tell about each other
+    gain_error: float  # its standard error
+    bag_loss: float  # -log P(the label wins), with the votes of instances by themselves
+    bag_loss_in_context: float
+    bag_loss_error: float  # the standard error of their difference
+
+    @property
+    def helps(self) -> bool:
+        """Whether to use the context."""
+        increase = self.bag_loss_in_context - self.bag_loss
+        significant = self.gain > MIN_STANDARD_ERRORS * self.gain_error
+        return significant and increase <= MIN_STANDARD_ERRORS * self.bag_loss_error
+
+
+@dataclass(frozen=True)
+class ContextModel:
+    """What validation bags tell about predicting with context."""
+
+    transition: Transition
+    temperature: float
+    concentration_labelled: float  # how similar bags of one label are
+    assessment: ContextAssessment
+
+    @property
+    def concentration(self) -> float:
+        return self.assessment.concentration
+
+    @property
+    def helps(self) -> bool:
+        return self.assessment.helps
+
+
+def fit_context(logits: Tensor, valid: Bags, *, form: str = "full") -> ContextModel:
+    """Fit on a model's logits (N, C) for validation bags, and the labels of the bags."""
+    if len(logits) != len(valid.index) or logits.shape[1] != len(valid.classes):
+        raise HeadcountError(
+            f"{len(valid.index)} instances of {len(valid.classes)} classes need as many logits, got {tuple(logits.shape)}"
+        )
+    z, device = logits.double(), logits.device
+    segments, target = valid.segments().to(device), valid.target.double().to(device)
+    counted = None if valid.counted is None else valid.counted.to(device)
+    temperature = fit_instance_temperature(z, segments, target, form=form, counted=counted)
+    log_p = (z / temperature).log_softmax(1)
+    transition = estimate_transition(log_p.exp(), segments, target, form=form, counted=counted)
+    prior = transition.prior.double()
+    labelled, _ = fit_concentration(log_p, segments, prior_means(transition, target), prior)
+    return ContextModel(transition, temperature, labelled, assess_context(log_p, segments, target, prior, counted))
+
+
+def assess_context(
+    log_p: Tensor, segments: Segments, target: Tensor, prior: Tensor, counted: Tensor | None = None
+) -> ContextAssessment:
+    """Assess from log P(y | x) (N, C) of instances by themselves, in bags that the model was not trained on."""
+    concentration, gain = fit_concentration(log_p, segments, prior.expand(segments.n_bags, -1), prior)
+    in_context = posterior_in_context(log_p, segments, prior, concentration)
+    labelled = target.sum(1) > 0
+    loss, loss_in_context = (_bag_loss(votes, segments, target, counted)[labelled] for votes in (log_p, in_context))
+    return ContextAssessment(
+        concentration=concentration,
+        gain=float(gain.mean()),
+        gain_error=standard_error(gain),
+        bag_loss=float(loss.mean()),
+        bag_loss_in_context=float(loss_in_context.mean()),
+        bag_loss_error=standard_error(loss_in_context - loss),
+    )
+
+
+def fit_instance_temperature(
+    logits: Tensor, segments: Segments, target: Tensor, *, form: str = "full", counted: Tensor | None = None
+) -> float:
+    """The temperature of logits (N, C) by the forward-corrected loss, the transition re-estimated for each candidate.
+
+    Of those within one standard error (over bags) of the best, the one nearest to 1: where classes hardly overlap the labels
+    say little about it.
+    """
+
+    def losses(temperature: float) -> Tensor:
+        log_p = (logits.double() / temperature).log_softmax(1)
+        transition = estimate_transition(log_p.exp(), segments, target, form=form, counted=counted, max_iterations=50)
+        return instance_label_losses(log_p, segments, target, transition)
+
+    return fit_temperature(losses, TEMPERATURES, tolerance=standard_error)
+
+
+def calibrated_probabilities(
+    model: ContextModel, logits: Tensor, bags: Bags, *, use_context: bool | None = None
+) -> Tensor:
+    """(N, C) calibrated probabilities of instances; the labels of their bags are not used.
+
+    ``use_context``: use the rest of the bag; the default is what the validation bags decided.
+    """
+    log_p = (logits.double() / model.temperature).log_softmax(1)
+    if model.helps if use_context is None else use_context:
+        segments = bags.segments().to(logits.device)
+        log_p = posterior_in_context(log_p, segments, model.transition.prior.double(), model.concentration)
+    return log_p.exp().float()
+
+
+def calibrated_proportions(
+    model: ContextModel, logits: Tensor, bags: Bags, *, use_labels: bool = True, level: float = 0.9, seed: int = 0
+) -> Proportions:
+    """The class shares of each bag with intervals; with ``use_labels`` a bag's label makes them narrower.
+
+    Sampling runs on the CPU, also for logits on another device.
+    """
+    bags = bags.to("cpu")
+    log_p = (logits.cpu().double() / model.temperature).log_softmax(1)
+    target = bags.target if use_labels else torch.zeros_like(bags.target)
+    labelled = target.sum(1) > 0
+    concentration = torch.where(labelled, model.concentration_labelled, model.concentration)[:, None]
+    return estimate_proportions(
+        *(log_p, bags.segments(), target, model.transition, concentration, make_generator(seed, "census")),
+        counted=bags.counted,
+        level=level,
+    )
+
+
+def _bag_loss(log_p: Tensor, segments: Segments, target: Tensor, counted: Tensor | None) -> Tensor:
+    """(B,) -log P(the label wins) if every instance votes at random by its probabilities."""
+    won = election_log_probs(log_p, segments, "auto", counted)
+    won = won if counted is None else won.masked_fill(~counted, -torch.inf)
+    return -torch.where(target > 0, target * won.log_softmax(1), 0.0).sum(1)

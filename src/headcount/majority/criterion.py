@@ -26,7 +26,7 @@ import numpy as np
 from scipy import stats
 from torch import Tensor
 
-from headcount.bags import Bags, Segments
+from headcount.bags import Bags
 from headcount.majority.calibration import (
     apply_temperature,
     bag_losses,
@@ -35,7 +35,7 @@ from headcount.majority.calibration import (
     log_mean_shares,
     standard_error,
 )
-from headcount.majority.transition import Transition, forward_correct
+from headcount.majority.transition import Transition, instance_label_losses
 from headcount.majority.transition_em import estimate_transition
 
 INSTANCE_TEMPERATURES = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5)
@@ -58,7 +58,7 @@ def evaluate_criterion(p: Tensor, bags: Bags, sample: tuple[Tensor, Bags] | None
     """Evaluate instance probabilities ``p`` (N, C) on bags that their method was not trained on.
 
     ``sample`` limits the instance loss where instances are many: some of the N rows, and the bags of these rows alone
-    (``sample_rows`` and ``subsample_instances`` of bags/subsample.py). The vote loss always takes whole bags.
+    (``sample_rows`` and ``subsample_instances`` of bags/splits.py). The vote loss always takes whole bags.
     """
     p = p.double().clamp_min(1e-12)
     rows, sampled_bags = (slice(None), bags) if sample is None else sample
@@ -98,13 +98,6 @@ def _fit_transition(p: Tensor, bags: Bags, form: str = "full") -> tuple[Tensor, 
 def instance_losses(p: Tensor, bags: Bags, transition: Transition) -> Tensor:
     """(b,) the mean loss of each labelled bag's instances, from P(y | x) (N, C)."""
     return instance_label_losses(p.double().clamp_min(1e-30).log(), bags.segments(), bags.target, transition)
-
-
-def instance_label_losses(log_p: Tensor, segments: Segments, target: Tensor, transition: Transition) -> Tensor:
-    """(b,) -log P(label | x) from log P(y | x) (N, C), averaged over the instances of each labelled bag."""
-    log_p_label = forward_correct(log_p, transition.mix.double(), transition.label_prior.double())
-    losses = -(segments.broadcast(target.double()) * log_p_label).sum(1)
-    return segments.mean(losses)[target.sum(1) > 0]
 
 
 def prior_loss(target: Tensor) -> Tensor:

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headcount.bags.segments import Segments
+
 UNSEEN_SHARE = 1e-3  # the share of all labels that never occurred, together
 
 
@@ -135,6 +137,13 @@ def forward_loss(
     labelled = (target.sum(1) > 0).to(losses.dtype)
     labelled = labelled if weight is None else labelled * weight
     return (labelled * losses).sum() / labelled.sum().clamp_min(1e-12)
+
+
+def instance_label_losses(log_p: Tensor, segments: Segments, target: Tensor, transition: Transition) -> Tensor:
+    """(b,) -log P(label | x) from log P(y | x) (N, C), averaged over the instances of each of the b labelled bags."""
+    log_p_label = forward_correct(log_p, transition.mix.double(), transition.label_prior.double())
+    losses = -(segments.broadcast(target.double()) * log_p_label).sum(1)
+    return segments.mean(losses)[target.sum(1) > 0]
 
 
 def label_likelihood_ratio(target: Tensor, mix: Tensor, label_prior: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ class FittedModel:
     ``instance_temperature``: the same for instances, under which they explain held-out labels best (majority/criterion.py).
     ``tilt``: P(class | bag's label) and the label frequencies, as estimated from held-out bags; ``tilt.share`` is the
     expected majority share of each class. ``alike``: how alike bags are in their shares, None if nobody could tell;
-    ``listens``: whether an instance is answered in the light of the others in its bag (majority/context.py decides both on
+    ``listens``: whether an instance is answered in the light of the others in its bag (majority/calibration.py decides both on
     held-out bags). ``facts``: plain JSON (method, recipe, data, scores, candidates, versions, ...). ``eye``: a frozen backbone
     that stands before the body: pictures come in, and the body is asked about their features.
     """

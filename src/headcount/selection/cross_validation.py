@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from headcount.bags import Bags
-from headcount.bags.folds import Split
-from headcount.bags.subsample import sample_rows, subsample_bags, subsample_instances
+from headcount.bags.splits import Split, sample_rows, subsample_bags, subsample_instances
 from headcount.errors import HeadcountError
-from headcount.majority import context, intervals, metrics, transition
+from headcount.majority import calibration, metrics, transition
 from headcount.majority.calibration import apply_temperature, bag_losses, fit_bag_temperature
 from headcount.majority.criterion import CriterionResult, evaluate_criterion
 from headcount.models.fitted import FittedModel
@@ -89,7 +88,7 @@ def score_method(results: Sequence[FoldResult], bags: Bags) -> MethodScore:
     )
     temperature = fit_bag_temperature(log_p, held.target)
     label, said = held.label.numpy(), log_p.argmax(1).numpy()
-    right = intervals.grouped_estimate(metrics.correct_bags(held.target.numpy(), said), held.group)
+    right = metrics.grouped_estimate(metrics.correct_bags(held.target.numpy(), said), held.group)
     return MethodScore(
         loss=found.loss, error=float(found.loss_per_bag.std() / math.sqrt(max(1, len(label) - 1))), criterion=found,
         bag_accuracy=right.value, bag_low=right.low, bag_high=right.high, temperature=temperature,
@@ -98,12 +97,12 @@ def score_method(results: Sequence[FoldResult], bags: Bags) -> MethodScore:
     )  # fmt: skip
 
 
-def assess_held_out_context(score: MethodScore, results: Sequence[FoldResult], bags: Bags) -> context.ContextAssessment:
+def assess_held_out_context(score: MethodScore, results: Sequence[FoldResult], bags: Bags) -> calibration.ContextAssessment:
     """Whether instances of held-out bags are answered better in the light of their bags."""
     held, rows = subsample_bags(bags.take(np.concatenate([u.bags for u in results])), CONTEXT_INSTANCES)
     p, judged = torch.cat([u.instance for u in results])[rows].double().clamp_min(1e-30), score.criterion
     log_p = apply_temperature(p, judged.instance_temperature).log()
-    return context.assess_context(
+    return calibration.assess_context(
         log_p, held.segments(), held.target.double(), judged.transition.prior.double(), held.counted
     )
 
@@ -128,7 +127,7 @@ def add_instance_accuracy(score: MethodScore, results: Sequence[FoldResult], bag
         return score
     # bags, or their groups, are what was drawn; instances of one go wrong together
     bag = held.bag[known].numpy()
-    rate = intervals.grouped_estimate(
+    rate = metrics.grouped_estimate(
         (said == held.truth)[known].numpy(), bag if held.group is None else np.array(held.group)[bag]
     )
     return replace(score, instance_accuracy=rate.value, instance_low=rate.low, instance_high=rate.high)

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from headcount.bags import Bags, hashing
-from headcount.bags.folds import Split, has_distinct_labels, make_splits, train_valid_split
+from headcount.bags.splits import Split, has_distinct_labels, make_splits, train_valid_split
 from headcount.datasets.cache import cache_folder
 from headcount.errors import MAX_SEED, HeadcountError, check_number
 from headcount.majority.criterion import fit_transition_loss, prior_loss

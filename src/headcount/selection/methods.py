@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from headcount.bags import Bags
-from headcount.bags.subsample import split_large_bags, subsample_instances
+from headcount.bags.splits import split_large_bags, subsample_instances
 from headcount.errors import HeadcountError, check_choice
 from headcount.experiments.recipe import Recipe
 from headcount.majority import transition as tilt

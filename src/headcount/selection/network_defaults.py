@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from headcount.bags import Bags, subsample
-from headcount.bags.subsample import split_large_bags
+from headcount.bags import Bags, splits
+from headcount.bags.splits import split_large_bags
 from headcount.experiments.recipe import Recipe
 from headcount.models.heads import SumHead, find_head, head_options
 from headcount.models.library_backbones import PretrainedBackbone
@@ -75,6 +75,6 @@ def _tilt_defaults(bags: Bags) -> dict[str, Any]:
     most = int(bags.sizes.max())
     if most == 1:  # the labels are the instances' own: nothing to vote on, nothing to guess
         return {"bag": 0.0, "teach": 0.0}
-    if most > subsample.MAX_BAG_SIZE and bags.pool.kind != "images":  # nobody votes: pieces of a bag do as well
+    if most > splits.MAX_BAG_SIZE and bags.pool.kind != "images":  # nobody votes: pieces of a bag do as well
         return {"over": "instances", "bag": 0.0, "piece": len(bags) / len(split_large_bags(bags))}
     return {}

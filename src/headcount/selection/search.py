@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from headcount.bags import Bags
-from headcount.bags.folds import Split
+from headcount.bags.splits import Split
 from headcount.readers import BagDataset
 from headcount.selection import cross_validation, resume
 from headcount.selection.cross_validation import FoldResult, MethodScore

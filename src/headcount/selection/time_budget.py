@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from headcount.bags import Bags
-from headcount.bags.subsample import subsample_instances
+from headcount.bags.splits import subsample_instances
 from headcount.selection.methods import FIXED_COST_METHODS, MAX_FIT_INSTANCES, OPTIONAL_METHODS, Method
 from headcount.training.em import CROSS_FIT_FOLDS, em
 

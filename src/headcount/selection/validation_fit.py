@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from headcount.bags import Bags
-from headcount.bags.folds import Split
+from headcount.bags.splits import Split
 from headcount.majority.calibration import apply_temperature
 from headcount.majority.criterion import fit_transition_loss
 from headcount.readers.preprocessing import Preprocessor

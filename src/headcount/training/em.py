@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from headcount.bags import Bags
-from headcount.bags.folds import assign_folds, count_groups
 from headcount.bags.pool import to_feature_array
+from headcount.bags.splits import assign_folds, count_groups
 from headcount.errors import HeadcountError
 from headcount.majority import transition as tilt
 from headcount.majority import transition_em

@@ -19,8 +19,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from headcount.bags import Bags
-from headcount.bags.folds import count_groups, has_distinct_labels
-from headcount.bags.subsample import subsample_instances
+from headcount.bags.splits import count_groups, has_distinct_labels, subsample_instances
 from headcount.errors import MAX_SEED, check_number
 from headcount.inference import label_issues
 from headcount.majority.calibration import log_mean_shares

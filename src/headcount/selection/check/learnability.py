@@ -211,7 +211,7 @@ def assess_learnability(
     blank = np.where(wins, 0.0, np.nan)
     # with votes the confidence comes from explanations in which the shares are estimated too
     unbiased = plausible_explanations(baseline, winners_only(bags)) if votes else explanations
-    uncertain = [1 - e.confidence for e in unbiased if e.loss_gap <= e.error]  # as in majority/context.py
+    uncertain = [1 - e.confidence for e in unbiased if e.loss_gap <= e.error]  # as in majority/calibration.py
     uncertainty = (min(uncertain), max(uncertain))
     p = apply_temperature(baseline.p.clamp_min(1e-12), baseline.criterion.instance_temperature)
     return Learnability(

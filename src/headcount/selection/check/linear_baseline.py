@@ -24,7 +24,7 @@ from scipy.special import softmax
 from torch import Tensor
 
 from headcount.bags import Bags
-from headcount.bags.folds import assign_folds
+from headcount.bags.splits import assign_folds
 from headcount.majority import transition, transition_em
 from headcount.majority.criterion import CriterionResult, evaluate_criterion
 from headcount.readers.standard_scaler import StandardScaler
