@@ -97,7 +97,9 @@ def score_method(results: Sequence[FoldResult], bags: Bags) -> MethodScore:
     )  # fmt: skip
 
 
-def assess_held_out_context(score: MethodScore, results: Sequence[FoldResult], bags: Bags) -> calibration.ContextAssessment:
+def assess_held_out_context(
+    score: MethodScore, results: Sequence[FoldResult], bags: Bags
+) -> calibration.ContextAssessment:
     """Whether instances of held-out bags are answered better in the light of their bags."""
     held, rows = subsample_bags(bags.take(np.concatenate([u.bags for u in results])), CONTEXT_INSTANCES)
     p, judged = torch.cat([u.instance for u in results])[rows].double().clamp_min(1e-30), score.criterion
