@@ -15,7 +15,7 @@ from torch import nn
 
 from headcount.bags import Bags, Pool
 from headcount.bags import pool as pools
-from headcount.bags.prefetch import Prefetcher
+from headcount.bags.pool import Prefetcher
 from headcount.bags.splits import sample_rows, subsample_bags, subsample_instances
 from headcount.errors import HeadcountError
 from headcount.experiments.recipe import Recipe

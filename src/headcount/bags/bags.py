@@ -83,29 +83,28 @@ class Bags:
             check_choice("field of bags", key, [f.name for f in fields(cls) if f.default is None])
         names = validation.check_class_names(classes)
         addresses = validation.check_addresses(range(len(pool)) if index is None else index, len(pool))
-        ends = validation.check_offsets(sizes, offsets, len(addresses), extras.get("names"))
-        target = validation.check_target(labels, len(ends) - 1, len(names), extras.get("names"))
-        for key in ("known", "truth"):
-            if extras.get(key) is not None:
-                extras[key] = validation.check_instance_labels(key, extras[key], len(addresses), len(names))
-        if extras.get("removed") is not None:
-            extras["removed"] = validation.check_per_instance("removed", extras["removed"], len(addresses)).bool()
-        if extras.get("weight") is not None:
-            extras["weight"] = validation.check_weights(extras["weight"], len(addresses))
-        if extras.get("counted") is not None:
-            extras["counted"] = validation.check_counted(extras["counted"], names, target, extras.get("names"))
-        for key in ("group", "names"):
-            if extras.get(key) is not None:
-                extras[key] = tuple(map(str, extras[key]))
-                if len(extras[key]) != len(target):
-                    raise HeadcountError(
-                        f"{key} has {len(extras[key])} entries for {len(target)} bags; give one per bag"
-                    )
+        bag_names, n = extras.get("names"), len(addresses)
+        ends = validation.check_offsets(sizes, offsets, n, bag_names)
+        target = validation.check_target(labels, len(ends) - 1, len(names), bag_names)
+
+        def check_per_bag(key: str, given: Any) -> tuple[str, ...]:
+            if len(given := tuple(map(str, given))) != len(target):
+                raise HeadcountError(f"{key} has {len(given)} entries for {len(target)} bags; give one per bag")
+            return given
+
+        checks = {
+            "known": lambda given: validation.check_instance_labels("known", given, n, len(names)),
+            "truth": lambda given: validation.check_instance_labels("truth", given, n, len(names)),
+            "removed": lambda given: validation.check_per_instance("removed", given, n).bool(),
+            "weight": lambda given: validation.check_weights(given, n),
+            "counted": lambda given: validation.check_counted(given, names, target, bag_names),
+            "group": lambda given: check_per_bag("group", given),
+            "names": lambda given: check_per_bag("names", given),
+        }
+        extras = {key: checks[key](given) for key, given in extras.items() if given is not None}
         bags = cls(pool, addresses, ends, target, names, **extras)
         validation.check_not_empty(bags)
         return bags
-
-    # -- properties ----------------------------------------------------------------------------------------------------
 
     @property
     def sizes(self) -> Tensor:
@@ -148,8 +147,6 @@ class Bags:
         removed = "" if self.removed is None else f", {int(self.removed.sum())} removed"
         truth = ", with truth" if self.truth is not None else ""
         return f"Bags({len(self)} bags, {len(self.index)} instances, {len(self.classes)} classes{removed}{truth})"
-
-    # -- new bags -----------------------------------------------------------------------------------------------------
 
     def take(self, which: Any) -> Bags:
         """These bags (numbers, or a mask over all bags), in this order, over the same pool."""

@@ -47,8 +47,6 @@ class Segments:
     def __init__(self, index: Tensor, n_bags: int, size: int | None = None, weight: Tensor | None = None) -> None:
         self.index, self.n_bags, self.size, self.weight = index, n_bags, size, weight
 
-    # -- creation and variation -----------------------------------------------------------------------------------
-
     @classmethod
     def from_sizes(cls, sizes: Sequence[int] | Tensor, device: torch.device | str | None = None) -> Segments:
         """Consecutive bags of these sizes."""
@@ -113,8 +111,6 @@ class Segments:
         weight = None if self.weight is None else self.weight[:n]
         return Segments(torch.where(index < bags, index, bags), bags, self.size, weight)
 
-    # -- reductions -------------------------------------------------------------------------------------------------
-
     def sum(self, x: Tensor) -> Tensor:
         """(N, ...) -> (B, ...), in float32 or wider: 64 votes of 0.1 added in bfloat16 give 6.16."""
         x = _to_float32(x)
@@ -168,8 +164,6 @@ class Segments:
         e = self._exp(x, self._finite_max(x))
         return e / self.broadcast(_one_where_zero(self.sum(e))).masked_fill(_as_column(self.removed, x), 1)
 
-    # -- conversion -------------------------------------------------------------------------------------------------
-
     def broadcast(self, v: Tensor) -> Tensor:
         """(B, ...) -> (N, ...): each instance gets its bag's row; removed ones get zeros."""
         if self.size is not None:
@@ -202,8 +196,6 @@ class Segments:
     def __repr__(self) -> str:
         shape = f", size={self.size}" if self.size is not None else ""
         return f"Segments({len(self.index)} instances in {self.n_bags} bags{shape})"
-
-    # -- helpers -------------------------------------------------------------------------------------------------------
 
     def _rows(self, x: Tensor) -> Tensor:
         return x.unflatten(0, (self.n_bags, self.size or 0))

@@ -30,9 +30,6 @@ from headcount.bags.segments import Segments
 UNSEEN_SHARE = 1e-3  # the share of all labels that never occurred, together
 
 
-# -- the matrix and its equivalents ---------------------------------------------------------------------------------------------
-
-
 def mix_from_shares(share: Tensor | float, classes: int, rest: Tensor | None = None) -> Tensor:
     """(C, C) the mix with these majority shares, one for all labels or one for each; the other classes share the remainder
     evenly, or in proportion to ``rest`` (C,).
@@ -112,9 +109,6 @@ def signal_strength(mix: Tensor) -> Tensor:
     """() from 0 (a label says nothing about an instance) to 1 (it is its class): the mean of (share - 1/C) / (1 - 1/C)."""
     classes = len(mix)
     return ((mix.diagonal().mean() - 1 / classes) / (1 - 1 / classes)).clamp(0, 1)
-
-
-# -- consequences for an instance --------------------------------------------------------------------------------------------
 
 
 def forward_correct(log_p: Tensor, mix: Tensor, label_prior: Tensor) -> Tensor:

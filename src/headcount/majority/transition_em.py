@@ -30,9 +30,6 @@ SHRINKAGE_BAGS = 10.0  # as many bags of a label weigh as much as the simpler fo
 MIN_PROBABILITY = 1e-3  # the smallest share of a class in a mix
 
 
-# -- the initial estimate -----------------------------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=64)
 def random_majority_share(size: int, classes: int) -> float:
     """The expected majority share of bags filled at random from equally frequent classes: the lowest to expect.
@@ -92,9 +89,6 @@ def label_prior_from_counts(counts: Tensor, counted: Tensor | None = None) -> Te
     counts = counts + UNSEEN_SHARE * torch.where(total > 0, total, 1.0) / len(counts)
     counts = counts if counted is None else counts * counted
     return counts / counts.sum()
-
-
-# -- EM -----------------------------------------------------------------------------------------------------------------------
 
 
 def e_step(p: Tensor, target: Tensor, mix: Tensor, label_prior: Tensor) -> Tensor:

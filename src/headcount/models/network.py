@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from headcount.bags import Bags, Segments
-from headcount.bags.prefetch import DirectReader, open_reader, release_large_blocks
+from headcount.bags.pool import DirectReader, open_reader, release_large_blocks
 from headcount.errors import HeadcountError, check_choice
 from headcount.io import atomic_path, atomic_write
 from headcount.models import file_checks

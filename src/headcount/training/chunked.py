@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from headcount.bags import Segments
-from headcount.bags.prefetch import release_large_blocks
+from headcount.bags.pool import release_large_blocks
 from headcount.errors import HeadcountError
 from headcount.models.heads import BagStats, Batch, ChunkedHead, Output, Pass, why_not_chunkable
 from headcount.models.network import Model

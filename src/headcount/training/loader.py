@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from headcount.bags import Bags, Segments
-from headcount.bags.prefetch import DirectReader, open_reader
+from headcount.bags.pool import DirectReader, open_reader
 from headcount.errors import HeadcountError
 from headcount.models.heads import Batch
 from headcount.seeds import make_generator
