@@ -29,7 +29,7 @@ from headcount.experiments.records import Record
 from headcount.experiments.scores import FIGURE7_REMOVALS, REMOVALS
 from headcount.experiments.select import PairedTest, paired_t_test
 from headcount.models.heads import find_head
-from headcount.reporting import paper_page, paper_plots, paper_runs, paper_tables
+from headcount.reporting import paper_page, paper_plots, paper_tables
 from test_report import HOSTILE, Page
 
 CELLS = {"table2": 144, "table3": 120, "table4": 48, "table5": 33, "table6": 48}
@@ -351,14 +351,14 @@ def test_pairs_on_the_page(html, whole):
 def test_pairs_want_the_same_folds(whole):
     given = table_cells("table2", TINY) + table_cells("table4", TINY)
     dashes = ("–", "–", "–")
-    nothing = paper_runs.comparisons(given, {})
+    nothing = paper_page.comparisons(given, {})
     assert len(nothing) == 12
     assert {(p.ours, p.other, p.against_other, p.against_count) for p in nothing} == {("–", "", dashes, dashes)}
     less = {r: v for r, v in whole.items() if r.head != "count" or r.removal or r.options or r.fold == 0}
-    assert {p.against_count for p in paper_runs.comparisons(given, less)} == {dashes}
-    assert {p.n_others for p in paper_runs.comparisons(given, less)} == {11}
+    assert {p.against_count for p in paper_page.comparisons(given, less)} == {dashes}
+    assert {p.n_others for p in paper_page.comparisons(given, less)} == {11}
     fewer = {r: v for r, v in whole.items() if r.head != "weno" or r.fold == 0}
-    assert {p.n_others for p in paper_runs.comparisons(given, fewer)} == {10}
+    assert {p.n_others for p in paper_page.comparisons(given, fewer)} == {10}
 
 
 def test_an_empty_page_is_the_printed_paper():
@@ -383,7 +383,7 @@ def test_a_page_in_between_says_what_is_there(whole):
     assert made[4].startswith('<span class="line">–</span>')  # an average of parts is none
     assert "0 of 144" in page.text
     assert not re.search(r'class="line ours"><a[^>]*><b>', html)
-    assert "Mean of what is there: CIFAR10" in page.text
+    assert "Mean of the available data sets: CIFAR10" in page.text
     assert "Counting Network on CIFAR10 (Various (fold 1)); SVHN, PATH, OCT (Various)" in page.text
     assert "were not kept" not in page.text
 
@@ -391,7 +391,7 @@ def test_a_page_in_between_says_what_is_there(whole):
 def test_a_lost_array_is_said(whole):
     recipe = figure_recipes("figure7", TINY)[0]
     record = pretend(recipe)
-    groups = paper_plots._shares(TINY, {recipe: record})
+    groups = paper_plots.share_groups(TINY, {recipe: record})
     assert groups[0].text == f"The arrays of run {record.key} were not kept beside its record."
 
 

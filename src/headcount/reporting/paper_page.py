@@ -1,27 +1,37 @@
-"""All tables and figures of the paper on one page: printed beside ours, every value a link to the runs it is made of.
-
-Like the report: one file, nothing in it runs or is fetched, every string is data and is escaped.
-"""
+"""All tables and figures of the paper on one page: printed values beside ours, each of ours a link to its runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from headcount.experiments.paper import completeness as so_far
-from headcount.experiments.paper.cells import OURS, TABLES, table_cells
-from headcount.experiments.paper.scales import SCENARIOS, Scale
+from headcount.experiments.paper import completeness
+from headcount.experiments.paper.cells import OURS, TABLES, Cell, table_cells
+from headcount.experiments.paper.scales import DATASETS, METHODS, SCENARIOS, Scale
+from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
+from headcount.experiments.select import mean_and_deviation, paired_t_test
 from headcount.io import atomic_write
 from headcount.reporting.paper_plots import agreement_scatter, paper_figures
-from headcount.reporting.paper_runs import comparisons, run_groups, summarize_run
-from headcount.reporting.paper_tables import Records, paper_table
+from headcount.reporting.paper_tables import (
+    AVERAGE,
+    MPEM,
+    RECROPPED_NOTE,
+    Records,
+    paper_table,
+    signed,
+    slug,
+    uses_recropped_svhn,
+)
 from headcount.reporting.report import provenance
+from headcount.reporting.results_table import RunSummary
 from headcount.reporting.templates import render_template
 
 
 def write_paper(scale: Scale, records: Records, page: Path | str) -> Path:
-    """Write the page of the paper at this scale, whole, and return its path."""
+    """Write the page of the paper at this scale atomically and return its path."""
     page = Path(page)
     text = render_paper(scale, records)
     atomic_write(page, lambda f: f.write(text.encode()))
@@ -29,36 +39,148 @@ def write_paper(scale: Scale, records: Records, page: Path | str) -> Path:
 
 
 def render_paper(scale: Scale, records: Records) -> str:
-    """The page as a string; without any records it is the printed paper, all of ours marked missing."""
-    given = {table: table_cells(table, scale) for table in TABLES}
-    items = {item: so_far.required_recipes(item, scale) for item in so_far.items()}
-    wanted = dict.fromkeys(r for recipes in items.values() for r in recipes)
-    used = [records[r] for r in wanted if r in records]
-    tables = [paper_table(name, own, records) for name, own in given.items()]
-    chosen = {r.key for own in given.values() for c in own if c.method in OURS for r in c.selected_records(records)}
-    removals = sorted({r.removal for r in wanted if r.removal})
+    """The page as a string; without any records it shows the printed values, all of ours marked missing."""
+    cells = {table: table_cells(table, scale) for table in TABLES}
+    recipes = {item: completeness.required_recipes(item, scale) for item in completeness.items()}
+    required = dict.fromkeys(r for group in recipes.values() for r in group)
+    used = {r: records[r] for r in required if r in records}
+    tables = [paper_table(name, group, records) for name, group in cells.items()]
+    chosen = {r.key for group in cells.values() for c in group if c.method in OURS for r in c.selected_records(records)}
+    removals = sorted({r.removal for r in required if r.removal})
+    substitutes = {d: s for d, s in scale.sources.items() if s != d.lower()}
+    notes, column_notes = _data_notes(used.values()), dict(substitutes)
+    if uses_recropped_svhn(used):
+        notes[RECROPPED_NOTE] = ["SVHN"]
+        column_notes |= dict.fromkeys((AVERAGE, *SCENARIOS), "SVHN re-cropped") | {"SVHN": "re-cropped"}
     return render_template(
         "paper.html",
         scale=scale,
-        substitutes={d: s for d, s in scale.sources.items() if s != d.lower()},
+        substitutes=substitutes,
+        column_notes=column_notes,
         base=", ".join(f"{k}={v}" for k, v in scale.base.changes.items()),
         count=len(used),
-        wanted=len(wanted),
-        notes=_data_notes(used),
-        provenance=provenance(used),
+        wanted=len(required),
+        notes=notes,
+        provenance=provenance(list(used.values())),
         tables=tables,
-        items=[(item, sum(r in records for r in recipes), len(recipes)) for item, recipes in items.items()],
+        items=[(item, sum(r in records for r in group), len(group)) for item, group in recipes.items()],
         agreement=agreement_scatter([e.pair for t in tables for e in t.entries if e.pair and e.complete]),
-        pairs=comparisons(given["table2"] + given["table4"], records),
+        pairs=comparisons(cells["table2"] + cells["table4"], records),
         figures=paper_figures(scale, records),
         runs=[(scenario, run_groups(scenario, scale, records, chosen, removals)) for scenario in SCENARIOS],
-        unrelated=[(record, summarize_run(record)) for recipe, record in records.items() if recipe not in wanted],
+        unrelated=[RunSummary(record) for recipe, record in records.items() if recipe not in required],
     )
 
 
-def _data_notes(used: Iterable[Record]) -> dict[str, list[str]]:
-    """What was said of the data, each once, with the sources it was said of."""
+def _data_notes(records: Iterable[Record]) -> dict[str, list[str]]:
+    """Notes on the data, each with the sources to which it applies."""
     notes: dict[str, list[str]] = {}
-    for source, note in sorted({(r.data["recipe"]["source"], r.data["data"].get("note") or "") for r in used}):
+    for source, note in sorted({(r.data["recipe"]["source"], r.data["data"].get("note") or "") for r in records}):
         notes.setdefault(note, []).append(source)
     return {note: sources for note, sources in notes.items() if note}
+
+
+# -- "Ours" against the other methods, fold by fold -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FoldComparison:
+    """ "Ours" against the best other method and the Counting Network, on one data set in one scenario."""
+
+    scenario: str
+    dataset: str
+    ours: str
+    other: str
+    n_others: int
+    against_other: tuple[str, str, str]
+    against_count: tuple[str, str, str]
+
+
+def comparisons(cells: Sequence[Cell], records: Records) -> list[FoldComparison]:
+    """A comparison for each scenario and data set."""
+    grid = {(c.scenario, c.method, c.dataset): c for c in cells}
+    methods = list(dict.fromkeys(c.method for c in cells if c.table == "table2" and c.method not in OURS))
+    rows = []
+    for scenario in SCENARIOS:
+        for dataset in DATASETS:
+            scores = {m: _by_fold(grid[scenario, m, dataset], records) for m in ("Ours", "Counting Network", *methods)}
+            ours, count = scores["Ours"], scores["Counting Network"]
+            others = {m: scores[m] for m in methods if ours and scores[m].keys() == ours.keys()}
+            best = max(others, key=lambda m: mean_and_deviation(others[m].values())[0], default="")
+            mean = f"{mean_and_deviation(ours.values())[0]:.3f}" if ours else "–"
+            tests = _test(ours, others.get(best, {})), _test(ours, count)
+            rows.append(FoldComparison(scenario, dataset, mean, best, len(others), *tests))
+    return rows
+
+
+def _by_fold(cell: Cell, records: Records) -> dict[int, float]:
+    return {r.recipe.fold: r.scores[cell.metric] for r in cell.selected_records(records)}
+
+
+def _test(a: dict[int, float], b: dict[int, float]) -> tuple[str, str, str]:
+    """Difference, p and number of folds; dashes unless both have run the same folds, two or more."""
+    if a.keys() != b.keys() or len(a) < 2:
+        return "–", "–", "–"
+    test = paired_t_test([a[f] for f in sorted(a)], [b[f] for f in sorted(a)])
+    p = "–" if math.isnan(test.p) else "< 0.001" if test.p < 0.001 else f"{test.p:.3f}"
+    return signed(test.difference), p, str(test.n)
+
+
+# -- the runs ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PaperRunLine:
+    """One recipe on all its folds; None where a fold has not run."""
+
+    slug: str
+    name: str
+    runs: list[RunSummary | None]
+
+
+@dataclass(frozen=True)
+class PaperRunGroup:
+    """A method on all data sets, or the removals of MPEM on one."""
+
+    slug: str
+    title: str
+    text: str  # what the recipes change beyond the base of the scale
+    lines: list[PaperRunLine]
+
+    @property
+    def devices(self) -> str:
+        return ", ".join(dict.fromkeys(run.device for line in self.lines for run in line.runs if run))
+
+
+def run_groups(
+    scenario: str, scale: Scale, records: Records, chosen: set[str], removals: Sequence[float]
+) -> list[PaperRunGroup]:
+    """The recipes that have run; the runs of MPEM that "Ours" chose are marked."""
+    groups = []
+    for method in METHODS:
+        recipes = {d: scale.recipes(method, d, scenario) for d in DATASETS}
+        groups.append(_run_group(("runs", scenario, method), method, recipes, scale, records, set()))
+    for d in DATASETS:
+        recipes = {f"{r:g}": scale.recipes("Counting Network", d, scenario, r) for r in removals}
+        groups.append(_run_group(("runs", scenario, MPEM, d), f"{MPEM}, {d}", recipes, scale, records, chosen))
+    return [group for group in groups if group.lines]
+
+
+def _run_group(
+    names: tuple[str, ...],
+    title: str,
+    recipes: Mapping[str, Sequence[Recipe]],
+    scale: Scale,
+    records: Records,
+    chosen: set[str],
+) -> PaperRunGroup:
+    lines = []
+    for name, folds in recipes.items():
+        found = [records.get(r) for r in folds]
+        if any(found):
+            runs = [None if r is None else RunSummary(r, chosen=r.key in chosen) for r in found]
+            lines.append(PaperRunLine(slug(*names, name), f"r = {name}" if folds[0].removal else name, runs))
+    in_base = ("source", "scenario", "fold", "removal", *scale.base.changes)
+    changes = next(iter(recipes.values()))[0].changes
+    text = ", ".join(f"{k}={v}" for k, v in changes.items() if k not in in_base)
+    return PaperRunGroup(slug(*names), title, text, lines)
