@@ -23,7 +23,7 @@ from headcount.experiments.recipe import Recipe
 from headcount.experiments.run import make_bags
 from headcount.io import atomic_write
 from headcount.majority.criterion import evaluate_criterion
-from headcount.models.network import predict
+from headcount.models.predictions import predict
 from headcount.selection.methods import Method
 from headcount.selection.network_defaults import network_recipe
 

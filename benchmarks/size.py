@@ -124,7 +124,7 @@ def of_fit(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def of_predict(asked: argparse.Namespace) -> dict[str, Any]:
-    from headcount.models.network import predict
+    from headcount.models.predictions import predict
 
     model, bags, _, before = ready(asked)
     clock = Clock()

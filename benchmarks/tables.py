@@ -86,7 +86,7 @@ def one(table: str, majority: str, seed: int) -> dict[str, Any]:
     accuracy = {}
     for c in methods("auto", train):
         body = fitted.estimator if c.name == kept else c.fit(train, valid, seed=seed).estimator
-        said = cross_validation.predict_estimator(body, new.to_bags(learned), learned, "cpu")[0]
+        said = cross_validation.predict_estimator(body, new.to_bags(learned), "cpu")[0]
         accuracy[c.name] = float((said.argmax(1).numpy() == y).mean())
     bound = RandomForestClassifier(100, min_samples_leaf=3, random_state=seed)
     load, _ = TABLES[table]

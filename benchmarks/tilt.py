@@ -25,7 +25,8 @@ from headcount.experiments import run as runs
 from headcount.experiments.recipe import Recipe
 from headcount.io import atomic_write
 from headcount.majority import calibration as contexts
-from headcount.models.network import build_model, predict
+from headcount.models.network import build_model
+from headcount.models.predictions import predict
 from headcount.training.accel import device
 
 SIZE, BAGS = 24, {"train": 200, "valid": 50, "test": 50}

@@ -14,8 +14,8 @@ import pytest
 import read_factory as make
 from ask_factory import KINDS, case, people
 from headcount.bags import Bags, Pool, hashing
-from headcount.inference.predict import Predictions
 from headcount.models.fitted import FittedModel
+from headcount.models.predictions import Predictions
 from headcount.reporting import explain
 from headcount.selection.fit_warnings import contradicts_shares
 from test_predict import rows_of, typed  # noqa: F401  (a fixture)

@@ -22,7 +22,8 @@ from headcount.majority.calibration import log_mean_shares
 from headcount.majority.proportions import posterior_in_context
 from headcount.models.fitted import FittedModel
 from headcount.models.heads import HEADS
-from headcount.models.network import Model, ModelConfig, predict
+from headcount.models.network import Model, ModelConfig
+from headcount.models.predictions import predict
 from headcount.models.trees import LinearModel, Trees, from_sklearn
 from headcount.readers import read
 

@@ -25,7 +25,8 @@ from torch import Tensor
 from headcount.bags import Bags, Pool, Segments
 from headcount.errors import HeadcountError
 from headcount.models.heads import HEADS, Batch, Output, build_head, find_head, head_options
-from headcount.models.network import Model, ModelConfig, load_network, predict, predict_instances, save_network
+from headcount.models.network import Model, ModelConfig
+from headcount.models.predictions import predict, predict_instances
 from oracles import Ragged, examine, ragged
 
 VARIANTS = {
@@ -621,8 +622,8 @@ def test_state_dict_round_trip(name, options):
 @pytest.mark.parametrize("counted", [None, (True, True, False, True)])
 def test_saved_and_loaded_says_the_same(name, options, counted, tmp_path):
     model, bags = model_and_bags(name, options, counted)
-    save_network(model, tmp_path / "m", extra={"note": "of no consequence"})
-    again = load_network(tmp_path / "m")
+    model.save(tmp_path / "m", extra={"note": "of no consequence"})
+    again = Model.load(tmp_path / "m")
     assert again.config == model.config
     assert not again.training
     a, b = predict(model, bags), predict(again, bags)
@@ -721,10 +722,10 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_load_refuses(what, tmp_path):
     model, _ = model_and_bags()
-    save_network(model, tmp_path)
+    model.save(tmp_path)
     spoil, words = REFUSED[what]
     spoil(tmp_path)
-    complaint(lambda: load_network(tmp_path), words)
+    complaint(lambda: Model.load(tmp_path), words)
 
 
 def test_a_pickle_is_not_run(tmp_path):
@@ -732,9 +733,9 @@ def test_a_pickle_is_not_run(tmp_path):
         def __reduce__(self):
             return (open, (str(tmp_path / "sprung"), "w"))
 
-    save_network(model_and_bags()[0], tmp_path)
+    model_and_bags()[0].save(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(pickle.dumps(Trap()))
-    complaint(lambda: load_network(tmp_path), "no readable model")
+    complaint(lambda: Model.load(tmp_path), "no readable model")
     assert not (tmp_path / "sprung").exists()
 
 
@@ -743,13 +744,13 @@ def test_head_of_ones_own_is_not_saved(tmp_path):
     model, bags = model_and_bags(f"{tmp_path / 'own.py'}:Own")
     plain, _ = model_and_bags()
     assert torch.equal(predict(model, bags).bag, predict(plain, bags).bag)
-    complaint(lambda: save_network(model, tmp_path / "m"), "own.py:Own", "runs no code")
+    complaint(lambda: model.save(tmp_path / "m"), "own.py:Own", "runs no code")
 
 
 @pytest.mark.parametrize("step", ["save_file", "write_whole"])
 def test_a_save_that_fails_leaves_the_old_model(step, tmp_path, monkeypatch):
     old, bags = model_and_bags()
-    save_network(old, tmp_path)
+    old.save(tmp_path)
 
     def fail(*given):
         if step == "save_file":
@@ -761,10 +762,10 @@ def test_a_save_that_fails_leaves_the_old_model(step, tmp_path, monkeypatch):
     with torch.no_grad():
         new.head.classifier.weight += 1
     with pytest.raises(OSError, match="no space"):
-        save_network(new, tmp_path)
+        new.save(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.json", "model.safetensors"]
     try:
-        again = load_network(tmp_path)
+        again = Model.load(tmp_path)
     except HeadcountError:
         return  # no model is better than half of two
     assert torch.equal(predict(again, bags).bag, predict(old, bags).bag)
@@ -785,7 +786,7 @@ SPOILT = {
 
 @pytest.mark.parametrize("what", SPOILT)
 def test_load_helps(what, tmp_path):
-    save_network(model_and_bags()[0], tmp_path)
+    model_and_bags()[0].save(tmp_path)
     spoil, words = SPOILT[what]
     spoil(tmp_path)
-    complaint(lambda: load_network(tmp_path), words)
+    complaint(lambda: Model.load(tmp_path), words)

@@ -23,7 +23,8 @@ from headcount.majority import transition_em
 from headcount.majority.calibration import log_mean_shares
 from headcount.models import normalize
 from headcount.models.heads import HEADS, SumHead, nll
-from headcount.models.network import Model, ModelConfig, predict
+from headcount.models.network import Model, ModelConfig
+from headcount.models.predictions import predict
 from headcount.selection import cross_validation
 from headcount.training import chunked
 from headcount.training.loader import BagLoader
@@ -263,7 +264,8 @@ IN_A_PROCESS = """
 import sys, numpy as np
 from pathlib import Path
 from headcount.bags import Bags, Pool, pool
-from headcount.models.network import ModelConfig, build_model, predict
+from headcount.models.network import ModelConfig, build_model
+from headcount.models.predictions import predict
 from headcount.training.config import TrainConfig
 from headcount.training.loop import train
 

@@ -24,7 +24,8 @@ from headcount.inference.predict_ray import (
     predict_shards_on_ray,
     split_bags,
 )
-from headcount.models.network import Model, ModelConfig, load_network, predict, save_network
+from headcount.models.network import Model, ModelConfig
+from headcount.models.predictions import predict
 
 
 def bags(count: int = 30) -> Bags:
@@ -46,7 +47,7 @@ def bags(count: int = 30) -> Bags:
 @pytest.fixture
 def folder(tmp_path) -> Path:
     torch.manual_seed(0)
-    save_network(Model(ModelConfig((6,), ("a", "b", "c"), "mlp", head="attention")), tmp_path / "model")
+    Model(ModelConfig((6,), ("a", "b", "c"), "mlp", head="attention")).save(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -73,7 +74,7 @@ def test_shards_are_all_of_it_with_their_own_instances_and_no_truth():
 
 @pytest.mark.parametrize("made", [lambda s: s, lambda s: lambda: s], ids=["bags", "function"])
 def test_a_node_answers_as_say_does(folder, made):
-    given, model = bags(), load_network(folder)
+    given, model = bags(), Model.load(folder)
     files = model_files(folder)
     for shard in split_bags(given, 200):
         parcel = predict_network_on_node(files, made(shard), ("features",), 64, "cpu", torch.get_num_threads())
@@ -133,7 +134,7 @@ class TestOnACluster:
         given = bags(60)
         same(
             predict_on_ray(folder, given, shard_instances=100, address=cluster.address),
-            predict(load_network(folder), given),
+            predict(Model.load(folder), given),
         )
 
     def test_a_shard_that_fails_ends_it(self, cluster, folder):
@@ -191,7 +192,7 @@ class TestOnACluster:
         killer.start()
         said = predict_on_ray(folder, [slowly(i, s) for i, s in enumerate(shards)], address=cluster.address)
         killer.join()
-        same(said, predict(load_network(folder), given))
+        same(said, predict(Model.load(folder), given))
         asked = [p.name.split("-")[0] for p in notes.iterdir()]
         assert len(asked) > len(shards), "a shard was asked again"
         assert not cluster.worker_nodes

@@ -18,15 +18,8 @@ from headcount.majority import transition, transition_em
 from headcount.majority.ragged_votes import election_log_probs
 from headcount.models.heads import Batch, Output, build_head
 from headcount.models.heads import tilt as tilt_head
-from headcount.models.network import (
-    Model,
-    ModelConfig,
-    build_model,
-    load_network,
-    predict,
-    predict_instances,
-    save_network,
-)
+from headcount.models.network import Model, ModelConfig, build_model
+from headcount.models.predictions import predict, predict_instances
 from headcount.training import augment as views
 from headcount.training import loop, optim
 from headcount.training.loader import BagLoader
@@ -780,9 +773,9 @@ def test_answers_over_the_mirror_image(tmp_path):
     torch.testing.assert_close(both.bag.exp(), (a.bag.exp() + b.bag.exp()) / 2)
     torch.testing.assert_close(predict(model, other).instance, both.instance)
     torch.testing.assert_close(predict_instances(model, pool.take(torch.arange(12))), both.instance)
-    save_network(model, tmp_path)
-    assert load_network(tmp_path).config.mirror
-    torch.testing.assert_close(predict(load_network(tmp_path), bags).instance, both.instance)
+    model.save(tmp_path)
+    assert Model.load(tmp_path).config.mirror
+    torch.testing.assert_close(predict(Model.load(tmp_path), bags).instance, both.instance)
     with pytest.raises(HeadcountError, match="only images have a mirror image"):
         ModelConfig((8,), ("a", "b"), "mlp", mirror=True)
     assert build_model(TINY.replace(mirror=True).model_config(bags), bags).config.mirror
@@ -808,8 +801,8 @@ def test_the_record_holds_the_estimate_beside_the_truth(tmp_path):
 def test_a_loaded_model_still_knows_its_shares(tmp_path):
     recipe = TINY.replace(bag_size=16, epochs=3)
     model = loop.train(*plain.made(recipe), recipe.train_config).model
-    save_network(model, tmp_path)
-    again = load_network(tmp_path)
+    model.save(tmp_path)
+    again = Model.load(tmp_path)
     assert torch.equal(again.head.estimate.mix, model.head.estimate.mix)
     assert float(again.head.least) == pytest.approx(transition_em.random_majority_share(16, 10))
 

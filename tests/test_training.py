@@ -21,7 +21,8 @@ from headcount.errors import HeadcountError
 from headcount.experiments import run as runs
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
-from headcount.models.network import Model, ModelConfig, build_model, predict
+from headcount.models.network import Model, ModelConfig, build_model
+from headcount.models.predictions import predict
 from headcount.training import augment, checkpoint, loop
 from headcount.training.loader import BagLoader
 from headcount.training.optim import lr_factor

@@ -32,8 +32,8 @@ _LAZY = {
     "Model": ("models.network", "Model"),
     "ModelConfig": ("models.network", "ModelConfig"),
     "build_model": ("models.network", "build_model"),
-    "predict": ("models.network", "predict"),
-    "predict_instances": ("models.network", "predict_instances"),
+    "predict": ("models.predictions", "predict"),
+    "predict_instances": ("models.predictions", "predict_instances"),
     "FittedModel": ("models.fitted", "FittedModel"),
     "Recipe": ("experiments.recipe", "Recipe"),
     "TrainConfig": ("training.config", "TrainConfig"),
@@ -99,7 +99,8 @@ if TYPE_CHECKING:
     from headcount.experiments.study import grid, study
     from headcount.models.fitted import FittedModel
     from headcount.models.heads import HEADS, Head, Output, SumHead, build_head
-    from headcount.models.network import Model, ModelConfig, build_model, predict, predict_instances
+    from headcount.models.network import Model, ModelConfig, build_model
+    from headcount.models.predictions import predict, predict_instances
     from headcount.readers import BagDataset, ColumnRoles, read
     from headcount.selection.check.check import check
     from headcount.selection.fit import fit

@@ -22,11 +22,11 @@ from headcount.cli import main
 from headcount.errors import HeadcountError
 from headcount.estimators.majority_classifier import MajorityClassifier
 from headcount.experiments.recipe import Recipe
-from headcount.models import frozen_backbone as eyes
 from headcount.models import library_backbones
 from headcount.models.fitted import FittedModel
 from headcount.models.frozen_backbone import FrozenBackbone, extract_features
-from headcount.models.network import Model, ModelConfig, predict
+from headcount.models.network import Model, ModelConfig
+from headcount.models.predictions import predict
 from headcount.readers import read
 from headcount.selection import methods, time_budget
 from headcount.selection.fit import fit
@@ -134,8 +134,7 @@ def test_features_are_computed_once(downloads, tmp_path):
     assert len(list((tmp_path / "features").iterdir())) == 4
 
 
-def test_a_failure_leaves_no_half_cache(downloads, tmp_path, monkeypatch):
-    monkeypatch.setattr(eyes, "BATCH_IMAGES", 10)
+def test_a_failure_leaves_no_half_cache(downloads, tmp_path):
     eye, count = an_eye(), []
 
     def fail(*_):
@@ -145,7 +144,7 @@ def test_a_failure_leaves_no_half_cache(downloads, tmp_path, monkeypatch):
 
     eye.backbone.net.register_forward_hook(fail)
     with pytest.raises(OSError, match="full"):
-        extract_features(eye, reading().to_bags(), tmp_path)
+        extract_features(eye, reading().to_bags(), tmp_path, batch_images=10)
     assert list(tmp_path.rglob("*.npy*")) == []
 
 

@@ -162,6 +162,20 @@ class Bags:
             self, offsets=_offsets(sizes), target=self.target[which], index=self.index[rows], **per_instance, **per_bag
         )
 
+    def ranges(self, max_instances: int) -> list[range]:
+        """Consecutive bags of at most this many instances together; a larger bag is a range of its own.
+
+        >>> import numpy as np
+        >>> Bags.of(Pool(np.zeros((19, 2))), sizes=[3, 4, 2, 9, 1], labels=[0] * 5, classes=2).ranges(7)
+        [range(0, 2), range(2, 3), range(3, 4), range(4, 5)]
+        """
+        ranges, start, ends = [], 0, self.offsets.tolist()
+        for b in range(1, len(self) + 1):
+            if b == len(self) or ends[b + 1] - ends[start] > max_instances:
+                ranges.append(range(start, b))
+                start = b
+        return ranges
+
     def without(self, removed: Any) -> Bags:
         """Do not count these instances (a mask over the N). What was removed before stays removed."""
         mask = validation.check_per_instance("removed", removed, len(self.index)).to(torch.bool).to(self.index.device)

@@ -12,8 +12,9 @@ from typing import Any
 from headcount.cli.messages import log_dataset
 from headcount.cli.options import LIST_OPTIONS, split_names
 from headcount.errors import check_choice
-from headcount.inference.predict import Predictions, predict
+from headcount.inference.predict import predict_dataset
 from headcount.models.fitted import FittedModel
+from headcount.models.predictions import Predictions
 from headcount.readers import BagDataset, read
 from headcount.readers.columns import ColumnRoles
 from headcount.reporting.console import print_message
@@ -51,13 +52,6 @@ def read_data(
     return dataset
 
 
-def is_training_data(model: FittedModel, dataset: BagDataset) -> bool:
-    """Whether these are exactly the bags of the model's training data, independent of the file format."""
-    data = model.metadata.get("data", {})
-    same = dataset.bag_signature is not None and data.get("bag_signature") == dataset.bag_signature
-    return same or data.get("fingerprint") == dataset.fingerprint
-
-
 def parse_context(context: str) -> bool | None:
     """The value of --context: None is auto."""
     return CONTEXT[check_choice("context", context, CONTEXT)]
@@ -71,12 +65,12 @@ def predict_all(
     If ``use_context`` is None, a bag's context is used if it helped in cross-validation, and never for a bag that the model was
     trained on. This is decided for each bag by itself, so that no prediction depends on which other bags are in the file.
     """
-    predictions = predict(model, dataset, use_context=use_context, **options)
+    predictions = predict_dataset(model, dataset, use_context=use_context, **options)
     n_trained, n_bags = int(predictions.seen_in_training.sum()), len(predictions.seen_in_training)
-    if not n_trained and not is_training_data(model, dataset):
+    if not n_trained:
         return predictions
-    which = f"{n_trained:,} of the {n_bags:,} bags" if 0 < n_trained < n_bags else "these bags"
-    without = "; their instances are predicted without context" if n_trained and use_context is None else ""
+    which = f"{n_trained:,} of the {n_bags:,} bags" if n_trained < n_bags else "these bags"
+    without = "; their instances are predicted without context" if use_context is None else ""
     print_message(
         f"the model was trained on {which}: bag accuracy will be optimistic; instance predictions and shares may be worse than on "
         "new bags"

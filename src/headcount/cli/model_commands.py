@@ -130,7 +130,7 @@ def evaluate(
     """
     import numpy as np
 
-    from headcount.cli.loading import is_training_data, load_model, parse_context, predict_all, read_data
+    from headcount.cli.loading import load_model, parse_context, predict_all, read_data
     from headcount.inference import evaluate as scoring
     from headcount.majority.metrics import check_level
     from headcount.reporting import audit_sheet
@@ -145,7 +145,7 @@ def evaluate(
     sheet = None if audit is None else audit_sheet.read_sheet(audit, dataset, fitted.classes, key)
     predictions = predict_all(fitted, dataset, use_context)
     scores: dict[str, Any] = {"model": str(model), "data": str(data), "classes": list(fitted.classes), "level": level}
-    scores["trained_on_these"] = bool(predictions.seen_in_training.all()) or is_training_data(fitted, dataset)
+    scores["trained_on_these"] = bool(predictions.seen_in_training.all())
     scores["bags_trained_on"] = int(predictions.seen_in_training.sum())
     truth = dataset.bags.truth
     if bool(dataset.bags.target.any()):

@@ -54,12 +54,14 @@ from headcount.estimators.inputs import (
     stack_bags,
     to_numpy,
 )
-from headcount.models.fitted import BatchPredictions, FittedModel
+from headcount.models.fitted import FittedModel
 from headcount.models.frozen_backbone import FrozenBackbone
 from headcount.models.heads import HEADS, find_head
 from headcount.models.network import Model
-from headcount.models.unscale import export_unscaled
-from headcount.readers.preprocessing import Preprocessor
+from headcount.models.predictions import Predictions
+from headcount.models.trees import SklearnModel, Trees
+from headcount.readers.columns import ColumnRoles
+from headcount.readers.preprocessing import Preprocessor, number_fields
 from headcount.readers.raw_data import warn_similar_classes
 from headcount.readers.standard_scaler import StandardScaler
 from headcount.readers.values import clean_name, clean_names
@@ -157,7 +159,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         )  # fmt: skip
         self._model = self._fit_model(method, held)
         names, bag = getattr(self, "feature_names_in_", None), self.bags_ if isinstance(self.bags_, str) else None
-        self.fitted_ = self._model if x.ndim != 2 else export_unscaled(self._model, x, self._scaler, names, bag)
+        self.fitted_ = self._model if x.ndim != 2 else _unscaled(self._model, x, self._scaler, names, bag)
         self.transition_ = self._model.transition
         return self
 
@@ -217,27 +219,21 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         """(B,) the label each bag is said to have, in order of first appearance: the head's own word on the bag, or the class
         with the largest mean probability where it has none."""
         x, ids = self._bagged_input(X, bags)
-        return self.classes_[self._predict_bags(x, ids)[1].bag_log_probabilities.argmax(1).numpy()]
+        return self.classes_[self._predict_bags(x, ids).bag_prediction]
 
     def predict_shares(self, X: Any, bags: Any = None, level: float = 0.95) -> BagShares:
         """The classes' shares in each bag, as its instances make them likely (:meth:`Fitted.shares`)."""
         if not 0 < level < 1:
             raise HeadcountError(f"level lies between 0 and 1, got {level!r}")
         x, ids = self._bagged_input(X, bags)
-        held, said = self._predict_bags(x, ids)
-        found = self._model.estimate_shares(said.instance_without_context, held, level=level)
-        return BagShares(ids.names, *(t.double().numpy() for t in found))
+        p = self._predict_bags(x, ids, level)
+        return BagShares(ids.names, *(a.astype(float) for a in (p.shares, p.shares_low, p.shares_high)))
 
     def score(self, X: Any, y: Any, bags: Any = None) -> float:  # ty: ignore[lost-keyword-for-regular-parameter]
         """The share of bags whose label is said right (:meth:`predict_bags`)."""
         x, ids = self._bagged_input(X, bags)
         label = clean_names(bag_labels(y, ids, len(x)))
-        return float(
-            np.mean(
-                clean_names(self.classes_)[self._predict_bags(x, ids)[1].bag_log_probabilities.argmax(1).numpy()]
-                == label
-            )
-        )
+        return float(np.mean(clean_names(self.classes_)[self._predict_bags(x, ids).bag_prediction] == label))
 
     # -- inner --------------------------------------------------------------------------------------------------------
 
@@ -247,14 +243,14 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         x, ids = self._validate_input(
             X, bags, bags_needed="where said" if isinstance(body, Model) and body.instance_depends_on_bag else "never"
         )
-        said = transform(self._predict_bags(x, ids)[1].instance_probabilities[np.argsort(ids.order)].numpy())
-        return np.split(said, np.cumsum(ids.sizes)[:-1]) if ids.from_list else said
+        predicted = transform(self._predict_bags(x, ids).instance_probabilities[np.argsort(ids.order)])
+        return np.split(predicted, np.cumsum(ids.sizes)[:-1]) if ids.from_list else predicted
 
-    def _predict_bags(self, x: np.ndarray, ids: BagIds) -> tuple[Bags, BatchPredictions]:
-        """The bags, rows in the order of ``ids``, and what the model says of them."""
-        nothing = [-1] * len(ids.sizes)
-        held = Bags.of(self._pool(x[ids.order]), sizes=ids.sizes, labels=nothing, classes=len(self.classes_))
-        return held, self._model.predict(held)
+    def _predict_bags(self, x: np.ndarray, ids: BagIds, level: float | None = None) -> Predictions:
+        """What the model predicts of the bags, rows in the order of ``ids``; shares only with a ``level``."""
+        unlabelled = [-1] * len(ids.sizes)
+        bags = Bags.of(self._pool(x[ids.order]), sizes=ids.sizes, labels=unlabelled, classes=len(self.classes_))
+        return self._model.predict(bags, level=level)
 
     def _bagged_input(self, X: Any, bags: Any) -> tuple[np.ndarray, BagIds]:
         check_is_fitted(self)
@@ -326,3 +322,24 @@ FLOAT_TYPES = [np.float64, np.float32]  # what X may stay as; everything else be
 
 
 __all__: Sequence[str] = ["BagKFold", "BagShares", "MajorityClassifier"]
+
+
+def _unscaled(
+    model: FittedModel, x: np.ndarray, scaler: StandardScaler | None, names: Any, bag: str | None
+) -> FittedModel:
+    """The model for numbers that are not standardised: a table with columns of these ``names``, if they are known, or features.
+    ``scaler``: what standardises x for the model, if anything does."""
+    estimator = model.estimator
+    if isinstance(estimator, SklearnModel):  # it cannot be saved either
+        return model
+    if names is None or len(set(names)) < len(names):
+        return (
+            model if scaler is None else model.replace(estimator=estimator.fold_in_scaler(scaler.mean_, scaler.scale_))
+        )
+    if scaler is None:
+        scaler = StandardScaler.fit(x)
+        estimator = estimator.without_float32_rounding() if isinstance(estimator, Trees) else estimator
+        estimator = estimator.fold_in_scaler(-scaler.mean_ / scaler.scale_, 1 / scaler.scale_)
+    fields = number_fields(x, [str(n) for n in names])
+    preprocessor = Preprocessor("table", fields, (x.shape[1],), roles=ColumnRoles(bag=bag).to_json())
+    return model.replace(preprocessor=preprocessor, estimator=estimator)

@@ -31,7 +31,8 @@ from headcount.experiments.records import Record, provenance, write_record
 from headcount.io import file_lock
 from headcount.models.heads import find_head
 from headcount.models.heads.tilt import estimated_transition
-from headcount.models.network import Model, build_model, predict
+from headcount.models.network import Model, build_model
+from headcount.models.predictions import predict
 from headcount.training import distributed, loop, mpem
 from headcount.training.accel.device import resolve_device
 from headcount.training.checkpoint import TrainProgress, thin_curve

@@ -21,7 +21,8 @@ import numpy as np
 from headcount.bags import Bags, Pool
 from headcount.experiments.run import hide_truth
 from headcount.majority import metrics
-from headcount.models.network import ModelConfig, build_model, predict
+from headcount.models.network import ModelConfig, build_model
+from headcount.models.predictions import predict
 from headcount.training import loop
 from headcount.training.config import TrainConfig
 

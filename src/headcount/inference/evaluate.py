@@ -12,9 +12,9 @@ import numpy as np
 
 from headcount.bags import Bags
 from headcount.inference import audit
-from headcount.inference.predict import Predictions
 from headcount.majority import metrics
 from headcount.majority.metrics import LEVEL, Estimate
+from headcount.models.predictions import Predictions
 
 _BINS = 10
 

@@ -1,4 +1,4 @@
-"""Backbones: one instance in, one feature vector h out. Each knows its ``dim``, and is ``steady`` if nothing in it is drawn.
+"""Backbones: one instance in, one feature vector h out, of size ``dim``. ``deterministic``: nothing in it is random.
 
 ResNet18 is the usual one (He et al., 2016): the same layers, initialisation, parameter names and count (11,176,512 without
 its classifier) as torchvision's, so weights can be exchanged; a test holds it to that.
@@ -68,7 +68,7 @@ class ResNet18(nn.Module):
 
 
 class Stage(nn.Module):
-    """A convolution and a halving of the map, then another convolution beside a way around it."""
+    """A convolution that halves the map, then a residual convolution."""
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Stage(nn.Module):
 
 
 class SmallConvNet(nn.Module):
-    """A shallow network for small pictures (8 to 64 pixels): seven convolutions, most of its work on small maps.
+    """A shallow network for small images (8 to 64 pixels): seven convolutions, most of the work on small maps.
 
     The shape is that of the networks that learn CIFAR-10 in seconds (Page, 2018; Jordan, 2024): halve early, widen at once.
     A quarter of the arithmetic of a ResNet18 with a 3x3 stem.
@@ -106,11 +106,11 @@ class SmallConvNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stages(self.relu(self.bn(self.conv(x))))
-        return x.amax((2, 3)) / 8  # maxima are large, and so would be the classifier's slopes
+        return x.amax((2, 3)) / 8  # maxima are large, and so would be the classifier's gradients
 
 
 class ConcatBackbones(nn.Module):
-    """Several of a kind side by side, each with a beginning of its own; their features one after the other."""
+    """Several networks side by side, each with its own initial weights; their features are concatenated."""
 
     def __init__(self, networks: list[Any]) -> None:
         super().__init__()
@@ -170,8 +170,11 @@ BACKBONES: dict[str, Callable[..., nn.Module]] = {
 
 
 def build_backbone(name: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> nn.Module:
-    """A backbone for instances of this shape, images as (H, W, channels); ``timm:NAME`` is somebody else's (vision.py).
-    The option ``networks`` puts so many of them side by side."""
+    """A backbone for instances of this shape, images as (H, W, channels).
+
+    ``timm:NAME`` and ``torchvision:NAME`` are networks of these libraries (library_backbones.py). The option ``networks`` builds
+    this many side by side.
+    """
     try:
         if library_backbones.is_library_backbone(name):
             return library_backbones.build_library_backbone(name, shape, options)
@@ -180,10 +183,8 @@ def build_backbone(name: str, shape: tuple[int, ...], options: Mapping[str, Any]
         networks = options.get("networks", 1)
         if isinstance(networks, bool) or not isinstance(networks, int) or networks < 1:
             raise HeadcountError(f"networks is a whole number from 1, got {networks!r}")
-        return (
-            build(shape, **remaining)
-            if networks == 1
-            else ConcatBackbones([build(shape, **remaining) for _ in range(networks)])
-        )
-    except (TypeError, RuntimeError) as e:  # torch's own word for a width below zero is a RuntimeError
+        if networks == 1:
+            return build(shape, **remaining)
+        return ConcatBackbones([build(shape, **remaining) for _ in range(networks)])
+    except (TypeError, RuntimeError) as e:  # torch raises a RuntimeError for a width below zero
         raise HeadcountError(f"backbone {name} cannot be built with {dict(options)}: {e}") from None

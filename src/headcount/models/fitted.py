@@ -1,79 +1,88 @@
-"""Fitted: what ``headcount fit`` leaves in a folder, and the only thing the other commands need to know of a model.
+"""FittedModel: what ``headcount fit`` leaves in a folder, and all that the other commands need to know of a model.
 
-    model.safetensors  the arrays: a network's weights, a forest's nodes or a linear model's coefficients (``body.``), what
-                       the preparation learned (``learned.``), and the frozen backbone in front of it, if any (``eye.``)
-    model.json         everything else, written last: a folder without it is no model
+    model.safetensors   the arrays: a network's weights, a forest's nodes or a linear model's coefficients (``estimator.``), what the
+                        preprocessor learned (``preprocessor.``), and the frozen backbone's weights, if any (``frozen_backbone.``)
+    model.json          everything else
     report.html, MODEL_CARD.md   for people; nothing reads them
 
-    >>> from headcount.models.fitted import Fitted
-    >>> fitted = Fitted.load("model")                                                   # doctest: +SKIP
-    >>> reading = fitted.read("new.csv")                                                # doctest: +SKIP
-    >>> answer = fitted.say(reading.bags(fitted.learned))                               # doctest: +SKIP
-    >>> answer.instance.shape, answer.bag.exp().sum(1)                                  # doctest: +SKIP
-
-Loading runs no code and builds nothing larger than the file it reads; whatever is unexpected in it is refused in one line.
+Letters: N instances, B bags, C classes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headcount.bags import Bags, Segments, hashing
-from headcount.bags.pool import to_feature_array
 from headcount.errors import HeadcountError
 from headcount.majority import proportions
-from headcount.majority import transition as tilt
-from headcount.majority.calibration import apply_temperature, log_mean_shares
-from headcount.majority.proportions import mean_proportions
-from headcount.models import file_checks, serialization
+from headcount.majority.calibration import apply_temperature
+from headcount.majority.transition import Transition
+from headcount.models import serialization
 from headcount.models.frozen_backbone import FrozenBackbone
-from headcount.models.network import Model, predict, predict_instances
-from headcount.models.trees import LinearModel, SklearnModel, Trees
-from headcount.readers import BagDataset, read
+from headcount.models.network import Model, config_to_json, network_from_json, parse_network
+from headcount.models.predictions import BATCH_INSTANCES, Estimator, Predictions, estimator_probabilities
+from headcount.models.trees import LinearModel, Trees
 from headcount.readers.columns import ColumnRoles
 from headcount.readers.preprocessing import Preprocessor
+from headcount.readers.reader import BagDataset, read
 
 MODEL_KEYS = {
-    *("format", "kind", "classes", "counted", "temperature", "instance_temperature", "tilt", "alike", "listens"),
-    *("preparation", "design", "facts"),
+    *("format", "kind", "classes", "counted", "temperature", "instance_temperature", "transition", "concentration"),
+    *("use_context", "preprocessor", "config", "metadata"),
 }
-
-
-class BatchPredictions(NamedTuple):
-    """What a fitted model says of bags, on the CPU."""
-
-    instance_probabilities: Tensor  # (N, C) probabilities, in the bag's context where the model listens to it
-    bag_log_probabilities: Tensor  # (B, C) log-probabilities of the bag's label
-    instance_without_context: Tensor  # (N, C) probabilities of each instance by itself
-    seen_in_training: Tensor  # (B,) the model was trained on this bag
+_BATCH_BYTES = 1 << 26  # of prepared instances that go through the network at once
 
 
 @dataclass(frozen=True, eq=False)
 class FittedModel:
-    """A model, how data are prepared for it, and what is known of how good it is.
+    """An estimator, how data are prepared for it, and what is known of how good it is.
 
-    ``temperature``: bag log-probabilities are divided by it and normalised again; chosen on cross-validated bags.
-    ``instance_temperature``: the same for instances, under which they explain held-out labels best (majority/criterion.py).
-    ``tilt``: P(class | bag's label) and the label frequencies, as estimated from held-out bags; ``tilt.share`` is the
-    expected majority share of each class. ``alike``: how alike bags are in their shares, None if nobody could tell;
-    ``listens``: whether an instance is answered in the light of the others in its bag (majority/calibration.py decides both on
-    held-out bags). ``facts``: plain JSON (method, recipe, data, scores, candidates, versions, ...). ``eye``: a frozen backbone
-    that stands before the body: pictures come in, and the body is asked about their features.
+    Attributes
+    ----------
+    estimator
+        A network, trees, a linear model, or a scikit-learn classifier (in memory only).
+    classes
+        Names of the C classes.
+    preprocessor
+        Turns what was read into the estimator's instances.
+    transition
+        P(class | bag's label) and the label frequencies, estimated on held-out bags; ``transition.share`` is the expected majority
+        share of each class.
+    counted
+        Which classes count in the vote; None is all.
+    temperature
+        Bag log-probabilities are divided by it and normalised again; chosen on cross-validated bags.
+    instance_temperature
+        The same for instances: under it they explain held-out labels best (majority/criterion.py).
+    concentration
+        How similar the shares of bags are, chosen on held-out bags; None if there were too few.
+    use_context
+        Whether the rest of the bag is used as context for an instance, as held-out bags decided.
+    metadata
+        Plain JSON: method, recipe, data, scores, versions, ...
+    frozen_backbone
+        Turns images into the features that the estimator takes, if any.
+
+    Examples
+    --------
+    >>> model = FittedModel.load("model")                                               # doctest: +SKIP
+    >>> predictions = model.predict(model.read("new.csv"))                              # doctest: +SKIP
+    >>> predictions.instance_probabilities.shape, predictions.shares.sum(1)             # doctest: +SKIP
     """
 
-    estimator: Model | Trees | LinearModel | SklearnModel
+    estimator: Estimator
     classes: tuple[str, ...]
     preprocessor: Preprocessor
-    transition: tilt.Transition
+    transition: Transition
     counted: tuple[bool, ...] | None = None
     temperature: float = 1.0
     instance_temperature: float = 1.0
@@ -84,58 +93,73 @@ class FittedModel:
 
     @property
     def kind(self) -> str:
-        """network, forest or linear; held for a classifier that lives in memory only."""
-        return "network" if isinstance(self.estimator, Model) else self.estimator.kind
+        """network, forest or linear; sklearn for a classifier in memory only."""
+        return self.estimator.kind
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.preprocessor.shape))
-        return f"Fitted({self.kind}: {len(self.classes)} classes, {self.preprocessor.kind} of {shape})"
+        return f"FittedModel({self.kind}: {len(self.classes)} classes, {self.preprocessor.kind} of {shape})"
 
     def read(
         self, data: Any, roles: ColumnRoles | None = None, *, need_labels: bool = False, **options: Any
     ) -> BagDataset:
-        """Read data as this model's were: its columns, its classes; ``how`` as :func:`headcount.readers.read` takes it."""
-        uncounted = (
-            [] if self.counted is None else [c for c, on in zip(self.classes, self.counted, strict=True) if not on]
-        )
+        """Read data with this model's columns and classes; ``options`` as :func:`headcount.read` takes them."""
+        counted = self.counted or (True,) * len(self.classes)
+        uncounted = [c for c, counts in zip(self.classes, counted, strict=True) if not counts]
         options = {"classes": self.classes, "uncounted": uncounted, **options}
         return read(data, roles, need_labels=need_labels, preprocessor=self.preprocessor, **options)
 
-    def predict(self, bags: Bags, *, use_context: bool | None = None, batch_instances: int = 8192) -> BatchPredictions:
-        """Ask about bags, a part of the instances at a time. Removed instances are answered, and not counted. ``listen``: to
-        an instance's bag; the default is what held-out bags decided, in bags that were not trained on: each bag decides for
-        itself, whatever else is asked about."""
+    def predict(
+        self,
+        data: Bags | BagDataset,
+        *,
+        use_context: bool | None = None,
+        level: float | None = 0.9,
+        batch_instances: int | None = None,
+    ) -> Predictions:
+        """Predict instances, labels and shares of bags. Removed instances get predictions and do not count for their bag.
+
+        Parameters
+        ----------
+        data
+            What :meth:`read` returned, or bags over instances as the preprocessor makes them.
+        use_context
+            Use the rest of a bag as context for its instances. By default as held-out bags decided, and never in bags that the
+            model was trained on: each bag decides for itself, independently of the others.
+        level
+            Of the intervals of the shares; None leaves shares out (NaN).
+        batch_instances
+            How many instances go through the estimator at once.
+        """
+        bags = data if isinstance(data, Bags) else data.to_bags(self.preprocessor)
         if not len(bags):
-            raise HeadcountError("no bags to ask about; give at least one")
+            raise HeadcountError("no bags to predict; give at least one")
         if bags.pool.shape != self.preprocessor.shape:
             raise HeadcountError(
                 f"the model takes instances of shape {self.preprocessor.shape}, got {bags.pool.shape}; "
-                "prepare them with bags(learned=fitted.learned)"
+                "prepare them with dataset.to_bags(model.preprocessor)"
             )
-        segments, seen_in_training = bags.segments().to("cpu"), self.seen_in_training(bags)
-        if self.frozen_backbone is not None:
-            bags = replace(bags, pool=self.frozen_backbone.lazy_features(bags.pool))
-        if isinstance(self.estimator, Model) and not self.estimator.head.mean_of_instances:
-            output = predict(self.estimator, bags, batch_instances=batch_instances)
-            p, bag = output.instance.softmax(1), self._temper_bags(output.bag)
-        else:  # a bag of any size is asked in parts
-            p = self._instance_probabilities(bags, batch_instances)
-            bag = self._temper_bags(
-                log_mean_shares(p, segments, None if self.counted is None else torch.tensor(self.counted))
-            )
-        p = apply_temperature(p, self.instance_temperature)
-        if not (self.use_context if use_context is None else use_context):
-            return BatchPredictions(p, bag, p, seen_in_training)
-        in_context = self.posterior_in_context(p, segments)
-        if use_context is None and bool(seen_in_training.any()):  # held-out bags decided, and these were none
-            in_context = torch.where(seen_in_training[bags.bag.cpu()][:, None], p, in_context)
-        return BatchPredictions(in_context, bag, p, seen_in_training)
+        if batch_instances is None:
+            batch_instances = max(16, min(BATCH_INSTANCES, _BATCH_BYTES // (4 * math.prod(bags.pool.shape))))
+        p, bag_log_p = estimator_probabilities(
+            self.estimator, bags, self.counted, frozen_backbone=self.frozen_backbone, batch_instances=batch_instances
+        )
+        p = instance = apply_temperature(p, self.instance_temperature)
+        bag = (bag_log_p / self.temperature).log_softmax(1).exp()
+        seen = self.seen_in_training(bags)
+        if self.use_context if use_context is None else use_context:
+            instance = self.posterior_in_context(p, bags.segments().to("cpu"))
+            if use_context is None:  # decided on held-out bags, which these are not
+                instance = torch.where(torch.from_numpy(seen)[bags.bag.cpu()][:, None], p, instance)
+        no_shares = (torch.full_like(bag, math.nan),) * 3
+        shares = no_shares if level is None else self.estimate_shares(p, bags, level=level)
+        return Predictions(self.classes, *(t.numpy() for t in (instance.float(), bag.float(), *shares)), seen)
 
-    def seen_in_training(self, bags: Bags) -> Tensor:
-        """(B,) whether the model was trained on each of these bags, by the prints it keeps of them (bags/hashing.py)."""
+    def seen_in_training(self, bags: Bags) -> np.ndarray:
+        """(B,) whether the model was trained on each of these bags, by the hashes that it keeps of them (bags/hashing.py)."""
         if not len(self._training_hashes):
-            return torch.zeros(len(bags), dtype=torch.bool)
-        return torch.from_numpy(np.isin(hashing.bag_hashes(bags), self._training_hashes))
+            return np.zeros(len(bags), dtype=bool)
+        return np.isin(hashing.bag_hashes(bags), self._training_hashes)
 
     @cached_property
     def _training_hashes(self) -> np.ndarray:
@@ -143,16 +167,11 @@ class FittedModel:
         return hashing.hashes_from_hex(data.get("bag_hashes") if isinstance(data, dict) else None)
 
     def posterior_in_context(self, p: Tensor, segments: Segments) -> Tensor:
-        """(N, C) probabilities of instances in the light of the others in their bag, from those of each alone."""
+        """(N, C) probabilities of instances given the others in their bag, from those of each instance without context."""
         if self.concentration is None:
-            raise HeadcountError("this model was fitted on too few bags to know what a bag tells of its instances")
-        return (
-            proportions.posterior_in_context(
-                p.clamp_min(1e-30).double().log(), segments, self.prior, self.concentration
-            )
-            .exp()
-            .float()
-        )
+            raise HeadcountError("this model was fitted on too few bags to use a bag as context for its instances")
+        log_p = p.clamp_min(1e-30).double().log()
+        return proportions.posterior_in_context(log_p, segments, self.prior, self.concentration).exp().float()
 
     @property
     def prior(self) -> Tensor:
@@ -160,168 +179,119 @@ class FittedModel:
         prior = self.transition.prior.double().clamp_min(1e-6)
         return prior / prior.sum()
 
-    def estimate_shares(
-        self, probabilities: Tensor, bags: Bags, *, level: float = 0.9
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, C) the class shares of each bag's instances with the ends of an interval, from what was said of each ``alone``.
-        Labels are not looked at.
+    def estimate_shares(self, p: Tensor, bags: Bags, *, level: float = 0.9) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, C) the class shares of each bag and the ends of an interval, from probabilities (N, C) without context.
 
-        Where it is known how alike bags are, the shares are those a bag's instances make likely (majority/proportions.py); the mean of
-        probabilities alone would lean towards how frequent classes are overall. Otherwise they are that mean.
+        With a concentration these are the shares that a bag's instances make likely (majority/proportions.py): the mean of
+        probabilities leans towards the overall class frequencies. Otherwise they are that mean. Labels are not used.
         """
         segments = bags.segments().to("cpu")
         if self.concentration is None:
-            return mean_proportions(probabilities, segments, level)
-        return proportions.laplace_proportions(
-            probabilities.clamp_min(1e-30).double().log(), segments, self.prior, self.concentration, level=level
-        )
-
-    def _instance_probabilities(self, bags: Bags, batch_instances: int) -> Tensor:
-        """(N, C) probabilities of instances, each looked at by itself."""
-        return torch.cat(
-            [self.instance_probabilities(bags.pool.take(part)) for part in bags.index.split(batch_instances)]
-        )
-
-    def instance_probabilities(self, x: Tensor) -> Tensor:
-        if isinstance(self.estimator, Model):
-            return predict_instances(self.estimator, x).softmax(1)
-        return torch.from_numpy(self.estimator.predict_proba(to_feature_array(x))).float()
-
-    def _temper_bags(self, log_p: Tensor) -> Tensor:
-        return (log_p / self.temperature).log_softmax(1)
+            return proportions.mean_proportions(p, segments, level)
+        log_p = p.clamp_min(1e-30).double().log()
+        return proportions.laplace_proportions(log_p, segments, self.prior, self.concentration, level=level)
 
     def to(self, device: torch.device | str) -> FittedModel:
-        """The same, on a device; only networks have a place to be."""
-        eye = None if self.frozen_backbone is None else self.frozen_backbone.to(device)
-        return replace(
-            self,
-            frozen_backbone=eye,
-            estimator=self.estimator.to(device) if isinstance(self.estimator, Model) else self.estimator,
-        )
+        """The same model with its networks on a device."""
+        frozen_backbone = None if self.frozen_backbone is None else self.frozen_backbone.to(device)
+        estimator = self.estimator.to(device) if isinstance(self.estimator, Model) else self.estimator
+        return replace(self, frozen_backbone=frozen_backbone, estimator=estimator)
 
     def replace(self, **changes: Any) -> FittedModel:
+        """The same model with other fields."""
         return replace(self, **changes)
 
-    # -- on disk ------------------------------------------------------------------------------------------------------
+    # -- in a folder --------------------------------------------------------------------------------------------------
 
     def save(self, path: Path | str, documents: Mapping[str, str] | None = None, overwrite: bool = False) -> Path:
-        """Write the folder, ``papers`` (file name -> text: the report, the card) with it. Only a model is ever replaced, and
-        only with ``overwrite``."""
-        return serialization.write_folder(Path(path), self.arrays(), self.to_json(), documents or {}, overwrite)
+        """Write a whole folder or none.
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        parts = {
-            "body": _state_arrays(self.estimator) if isinstance(self.estimator, Model) else self.estimator.arrays(),
-            "learned": self.preprocessor.arrays(),
-            "eye": {} if self.frozen_backbone is None else _state_arrays(self.frozen_backbone),
+        Parameters
+        ----------
+        path
+            A new folder, or with ``overwrite`` one that holds a model.
+        documents
+            File name -> text: the report, the card.
+        """
+        arrays = {
+            "estimator": serialization.state_arrays(self.estimator)
+            if isinstance(self.estimator, Model)
+            else self.estimator.arrays(),
+            "preprocessor": self.preprocessor.arrays(),
+            "frozen_backbone": {} if self.frozen_backbone is None else serialization.state_arrays(self.frozen_backbone),
         }
-        return {f"{part}.{k}": v for part, held in parts.items() for k, v in held.items()}
+        named = {f"{part}.{k}": v for part, values in arrays.items() for k, v in values.items()}
+        return serialization.write_folder(Path(path), named, self.to_json(), documents=documents, overwrite=overwrite)
 
     def to_json(self) -> dict[str, Any]:
-        if isinstance(self.estimator, Model) and ":" in self.estimator.config.head:
-            raise HeadcountError(
-                f"a model with a head from a file ({self.estimator.config.head}) cannot be saved: loading runs no code"
-            )
-        design = vars(self.estimator.config) if isinstance(self.estimator, Model) else None
-        if design is not None:
-            design = {k: design[k] for k in ("backbone", "backbone_options", "head", "options", "mirror")}
-            design = {k: dict(v) if k.endswith("options") else v for k, v in design.items()}
+        """What model.json keeps."""
+        backbone = self.frozen_backbone
         return {
-            "format": serialization.FORMAT,
             "kind": self.kind,
             "classes": list(self.classes),
             "counted": None if self.counted is None else list(self.counted),
             "temperature": self.temperature,
             "instance_temperature": self.instance_temperature,
-            "alike": self.concentration,
-            "listens": self.use_context,
-            "tilt": {"mix": self.transition.mix.tolist(), "labels": self.transition.label_prior.tolist()},
-            "preparation": self.preprocessor.to_json(),
-            "design": design,
-            "facts": self.metadata,
-            **(
-                {}
-                if self.frozen_backbone is None
-                else {"eye": {"backbone": self.frozen_backbone.name, "size": self.frozen_backbone.size}}
-            ),
+            "transition": {"mix": self.transition.mix.tolist(), "labels": self.transition.labels.tolist()},
+            "concentration": self.concentration,
+            "use_context": self.use_context,
+            "preprocessor": self.preprocessor.to_json(),
+            "config": config_to_json(self.estimator.config) if isinstance(self.estimator, Model) else None,
+            "metadata": self.metadata,
+            **({} if backbone is None else {"frozen_backbone": {"backbone": backbone.name, "size": backbone.size}}),
         }
 
     @classmethod
     def load(cls, path: Path | str) -> FittedModel:
-        """A folder that ``save`` wrote, or somebody else: nothing in it is trusted."""
-        return serialization.one_line_errors(Path(path), lambda: _from_folder(Path(path)))
+        """The model in a folder that :meth:`save` wrote. Nothing in the folder is run, and anything unexpected is an error."""
+        return serialization.load_folder(Path(path), _parse_fitted)
 
 
-def _state_arrays(module: nn.Module) -> dict[str, np.ndarray]:
-    return {k: v.detach().contiguous().cpu().numpy() for k, v in module.state_dict().items()}
+def load_model(path: Path | str) -> FittedModel | Model:
+    """The model in a folder, of either kind."""
+    return serialization.load_folder(
+        Path(path),
+        lambda data, arrays: (parse_network if data["kind"] == "bare network" else _parse_fitted)(data, arrays),
+    )
 
 
-def _from_folder(path: Path) -> FittedModel:
-    data, arrays = serialization.read_folder(path)
-    file_checks.check_keys(data, MODEL_KEYS | (data.keys() & {"eye"}))
-    classes = file_checks.check_names(data["classes"], "classes")
-    counted = None if data["counted"] is None else file_checks.check_counted(data["counted"], len(classes))
-    preprocessor = Preprocessor.from_parts(data["preparation"], serialization.strip_prefix("learned.", arrays))
-    estimator_arrays = serialization.strip_prefix("body.", arrays)
-    known = ("body.", "learned.", "eye.") if "eye" in data else ("body.", "learned.")
+def _parse_fitted(data: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> FittedModel:
+    serialization.check_keys(data, MODEL_KEYS | (data.keys() & {"frozen_backbone"}))
+    classes = serialization.check_names(data["classes"], "classes")
+    counted = serialization.check_counted(data["counted"], len(classes))
+    preprocessor = Preprocessor.from_parts(data["preprocessor"], serialization.strip_prefix("preprocessor.", arrays))
+    estimator_arrays = serialization.strip_prefix("estimator.", arrays)
+    known = ("estimator.", "preprocessor.", *(("frozen_backbone.",) if "frozen_backbone" in data else ()))
     if odd := next((k for k in arrays if not k.startswith(known)), None):
-        raise HeadcountError(f"model.safetensors holds {odd[:80]!r}, which belongs to nothing")
-    frozen_backbone = (
-        serialization.frozen_backbone_from_json(
-            data["eye"], preprocessor.shape, serialization.strip_prefix("eye.", arrays)
-        )
-        if "eye" in data
-        else None
-    )
-    shape = preprocessor.shape if frozen_backbone is None else (frozen_backbone.dim,)
-    kinds = {"forest": Trees, "linear": LinearModel}
-    estimator: Model | Trees | LinearModel
-    if data["kind"] in kinds:
-        if data["design"] is not None or len(shape) != 1:
-            raise HeadcountError(f"a {data['kind']} takes features and has no design")
-        estimator = kinds[data["kind"]].from_arrays(estimator_arrays, shape[0], len(classes))
-    elif data["kind"] == "network":
-        estimator = serialization.network_from_json(data["design"], shape, classes, counted, estimator_arrays)
+        raise HeadcountError(f"{serialization.WEIGHTS_FILE} holds {odd[:80]!r}, which belongs to nothing")
+    shape, frozen_backbone = preprocessor.shape, None
+    if "frozen_backbone" in data:
+        backbone_arrays = serialization.strip_prefix("frozen_backbone.", arrays)
+        frozen_backbone = FrozenBackbone.from_json(data["frozen_backbone"], shape, backbone_arrays)
+        shape = (frozen_backbone.dim,)
+    kind, config = data["kind"], data["config"]
+    estimator: Estimator
+    if kind in ("forest", "linear"):
+        if config is not None or len(shape) != 1:
+            raise HeadcountError(f"a {kind} takes features and has no config")
+        estimator_class = Trees if kind == "forest" else LinearModel
+        estimator = estimator_class.from_arrays(estimator_arrays, shape[0], len(classes))
+    elif kind == "network":
+        estimator = network_from_json(config, shape, classes, counted, estimator_arrays)
     else:
-        raise HeadcountError(f"kind {str(data['kind'])[:40]!r} is none of network, forest, linear")
-    if not isinstance(data["facts"], dict):
-        raise HeadcountError("facts must be an object")
-    heat = [file_checks.check_number(data[k], k, 1e-6, 1e6) for k in ("temperature", "instance_temperature")]
-    concentration = None if data["alike"] is None else file_checks.check_number(data["alike"], "alike", 1e-3, 1e9)
-    if not isinstance(data["listens"], bool) or (data["listens"] and concentration is None):
-        raise HeadcountError("listens is true or false, and false where alike is null")
-    transition = _parse_transition(data["tilt"], len(classes))
+        raise HeadcountError(f"kind {str(kind)[:40]!r} is none of network, forest, linear")
+    if not isinstance(data["metadata"], dict):
+        raise HeadcountError("metadata must be an object")
+    temperatures = [serialization.check_number(data[k], k, 1e-6, 1e6) for k in ("temperature", "instance_temperature")]
+    concentration, use_context = data["concentration"], data["use_context"]
+    if concentration is not None:
+        concentration = serialization.check_number(concentration, "concentration", 1e-3, 1e9)
+    if not isinstance(use_context, bool) or (use_context and concentration is None):
+        raise HeadcountError("use_context is true or false, and false where concentration is null")
+    serialization.check_keys(data["transition"], {"mix", "labels"}, "the transition")
+    mix = serialization.check_distributions(data["transition"]["mix"], (len(classes), len(classes)), "the transition")
+    labels = serialization.check_distributions([data["transition"]["labels"]], (1, len(classes)), "the transition")[0]
     return FittedModel(
-        estimator,
-        classes,
-        preprocessor,
-        transition,
-        counted,
-        *heat,
-        concentration,
-        data["listens"],
-        data["facts"],
-        frozen_backbone,
-    )
-
-
-def _parse_transition(data: Any, classes: int) -> tilt.Transition:
-    file_checks.check_keys(data, {"mix", "labels"}, "the tilt")
-    mix, labels = (
-        _probability_rows(data["mix"], (classes, classes)),
-        _probability_rows([data["labels"]], (1, classes))[0],
-    )
-    return tilt.Transition(mix, labels)
-
-
-def _probability_rows(given: Any, shape: tuple[int, int]) -> Tensor:
-    """Rows of probabilities."""
-    if not isinstance(given, list) or len(given) != shape[0]:
-        raise HeadcountError(f"the tilt needs rows of {shape[1]} numbers")
-    for row in given:
-        good: Sequence[Any] = row if isinstance(row, list) and len(row) == shape[1] else ()
-        if not good or not all(isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v <= 1 for v in good):
-            raise HeadcountError(f"the tilt needs rows of {shape[1]} numbers from 0 to 1")
-        if not math.isclose(sum(good), 1, abs_tol=1e-3):
-            raise HeadcountError("a row of the tilt does not add up to one")
-    return torch.tensor(given, dtype=torch.float32)
+        estimator, classes, preprocessor, Transition(mix, labels), counted, *temperatures,
+        concentration, use_context, data["metadata"], frozen_backbone,
+    )  # fmt: skip

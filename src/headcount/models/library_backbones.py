@@ -1,11 +1,10 @@
 """Backbones by name from timm or torchvision: ``timm:resnet18``, ``torchvision:convnext_tiny``. Needs ``headcount[vision]``.
 
-    Foreign   the network without its classifier, as a backbone; frozen or trained
-    Start     such a backbone as somebody chose it, and the weights it begins with
-    chosen    a person's words become a Start: the only place where a library may download anything
+    LibraryBackbone      the network without its classifier, as a backbone; frozen or trained
+    PretrainedBackbone   which backbone was chosen, and the weights it begins with
+    load_pretrained      options -> PretrainedBackbone: the only place where a library may download anything
 
-Building never downloads: a saved model's weights live in its own safetensors file, and the names a file may give are plain
-names of the library's list, not addresses. A frozen backbone's features are models/frozen_backbone.py's.
+Building never downloads: a saved model's weights are in its own file, which may give plain names of the library's list only.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from torch.nn import functional as F
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from headcount.errors import HeadcountError, check_choice
-from headcount.models import weight_files
+from headcount.models.serialization import load_weights
 
 LIBRARIES = ("timm", "torchvision")
 _CHANNELS = (1, 3)
-_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # what published weights were trained with, unless they say
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation for published weights that name none
 
 
 def is_library_backbone(name: str | None) -> bool:
-    """Whether a backbone's name says a library.
+    """Whether a backbone's name names a library.
 
     >>> foreign("timm:resnet18"), foreign("resnet18")
     (True, False)
@@ -42,16 +41,16 @@ def is_library_backbone(name: str | None) -> bool:
 
 
 def build_library_backbone(name: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> LibraryBackbone:
-    """A backbone for pictures (H, W, channels), with random weights."""
+    """A backbone for images (H, W, channels), with random weights."""
     if len(shape) != 3 or shape[2] not in _CHANNELS:
-        raise HeadcountError(f"backbone {name} reads pictures of 1 or 3 channels, the instances have shape {shape}")
+        raise HeadcountError(f"backbone {name} reads images of 1 or 3 channels, the instances have shape {shape}")
     weightless = torch.get_default_device().type == "meta"
-    return LibraryBackbone(_build_on_meta(name) if weightless else _build_without_classifier(name), shape, **options)
+    return LibraryBackbone(_build_on_meta(name) if weightless else _build(name), shape, **options)
 
 
 def _build_on_meta(name: str) -> nn.Module:
-    """The network on the meta device. The libraries compute with small tensors while they build, so that only parameters may
-    be weightless then, each as soon as it is born."""
+    """The network on the meta device. The libraries compute with small tensors while they build, so only parameters are moved
+    there, each as soon as it is registered."""
 
     def hook(module: nn.Module, key: str, p: nn.Parameter | None) -> Any:
         return None if p is None else nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad)
@@ -59,52 +58,48 @@ def _build_on_meta(name: str) -> nn.Module:
     handle = register_module_parameter_registration_hook(hook)
     try:
         with torch.device("cpu"):
-            return _build_without_classifier(name).to("meta")
+            return _build(name).to("meta")
     finally:
         handle.remove()
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """The library and its own name of the network; nothing that could be an address."""
-    library, _, own = name.partition(":")
+    """The library and the network's name in it, which is refused if it could be an address."""
+    library, _, model = name.partition(":")
     check_choice("library of backbones", library, LIBRARIES)
-    if not re.fullmatch(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?", own):  # no hf-hub: or local-dir: addresses
+    if not re.fullmatch(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?", model):  # no hf-hub: or local-dir: addresses
         raise HeadcountError(f"backbone {name!r}: give a plain name of {library}, such as {library}:resnet18")
-    return library, own
+    return library, model
 
 
 def import_library(name: str) -> Any:
     """The library, imported, that knows this name."""
-    library, own = split_name(name)
+    library, model = split_name(name)
     try:
         source = importlib.import_module("timm" if library == "timm" else "torchvision.models")
-        known = source.is_model(own.split(".")[0]) if library == "timm" else own in source.list_models()
+        known = source.is_model(model.split(".")[0]) if library == "timm" else model in source.list_models()
     except (ImportError, RuntimeError) as e:  # a torchvision built for another torch raises RuntimeError
         why = " ".join(str(e).split())[:120]
         raise HeadcountError(f"backbone {name} needs {library}: pip install 'headcount[vision]' ({why})") from None
     if not known:
-        raise HeadcountError(f"{library} has no model {own!r}; its list_models() names them")
+        raise HeadcountError(f"{library} has no model {model!r}; its list_models() names them")
     return source
 
 
-def _build_without_classifier(name: str, weights: bool = False) -> nn.Module:
-    """The network without its classifier."""
-    source, (library, own) = import_library(name), split_name(name)
+def _build(name: str, *, classifier: bool = False, pretrained: bool = False) -> nn.Module:
+    """The library's network, by default without its classifier."""
+    source, (library, model) = import_library(name), split_name(name)
     if library == "timm":
-        return source.create_model(own, pretrained=weights, num_classes=0)
-    return _remove_classifier(source.get_model(own, weights="DEFAULT" if weights else None))
-
-
-def _build_with_classifier(name: str) -> nn.Module:
-    source, (library, own) = import_library(name), split_name(name)
-    return source.create_model(own, pretrained=False) if library == "timm" else source.get_model(own, weights=None)
+        return source.create_model(model, pretrained=pretrained, **({} if classifier else {"num_classes": 0}))
+    net = source.get_model(model, weights="DEFAULT" if pretrained else None)
+    return net if classifier else _remove_classifier(net)
 
 
 def _remove_classifier(net: nn.Module) -> nn.Module:
-    """The last linear layer, which is the classifier in all of torchvision's, becomes nothing."""
+    """Replace the last linear layer, the classifier in all networks of torchvision, by the identity."""
     last = [name for name, m in net.named_modules() if isinstance(m, nn.Linear)][-1:]
     if not last:
-        raise HeadcountError(f"{type(net).__name__} has no linear classifier to take away; choose another backbone")
+        raise HeadcountError(f"{type(net).__name__} has no linear classifier to remove; choose another backbone")
     owner, _, leaf = last[0].rpartition(".")
     setattr(net.get_submodule(owner), leaf, nn.Identity())
     return net
@@ -113,7 +108,7 @@ def _remove_classifier(net: nn.Module) -> nn.Module:
 class LibraryBackbone(nn.Module):
     """(n, channels, H, W) -> (n, dim). ``size``: resize to a square first. ``frozen``: never trained, batch-norm at rest.
 
-    Gray pictures are shown in all three colours alike: that is what the libraries' weights are for.
+    Gray images are repeated over three channels, which the libraries' weights expect.
     """
 
     def __init__(
@@ -134,10 +129,10 @@ class LibraryBackbone(nn.Module):
         height, width = shape[:2] if self.size is None else (self.size, self.size)
         try:
             h = self._apply_net(torch.zeros(1, shape[2], height, width))
-        except Exception as e:  # every network has its own words for it
+        except Exception as e:  # every network raises its own
             why = " ".join(str(e).split())[:120]
             raise HeadcountError(
-                f"the backbone does not take pictures of {height} x {width} ({why}); give the size it was made for, "
+                f"the backbone does not take images of {height} x {width} ({why}); give the size it was made for, "
                 "such as 224"
             ) from None
         if not isinstance(h, Tensor) or h.ndim != 2:
@@ -162,22 +157,22 @@ class LibraryBackbone(nn.Module):
 
 def check_size(size: Any) -> None:
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or not 8 <= size <= 2048):
-        raise HeadcountError(f"size of a backbone's pictures is a whole number from 8 to 2048, got {size!r}")
+        raise HeadcountError(f"size of a backbone's images is a whole number from 8 to 2048, got {size!r}")
 
 
-# -- where it begins ------------------------------------------------------------------------------------------------------
+# -- initial weights -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class PretrainedBackbone:
-    """A backbone of somebody else's, and the weights it begins with."""
+    """A backbone of a library, and the weights it begins with."""
 
     name: str
     frozen: bool
     size: int | None
     weights: str  # pretrained, none, or the name of a file
-    state: dict[str, Tensor] | None  # of the network without its classifier; None: as it is born
-    mean: tuple[float, ...] | None  # of the pictures these weights were trained on; None: to be learned
+    state: dict[str, Tensor] | None  # of the network without its classifier; None: random
+    mean: tuple[float, ...] | None  # of the images these weights were trained on; None: to be fitted
     std: tuple[float, ...] | None
 
     @property
@@ -186,29 +181,29 @@ class PretrainedBackbone:
         return {} if self.size is None else {"size": self.size}
 
     def load_into(self, backbone: nn.Module) -> None:
-        """Give a backbone these weights."""
+        """Load the weights into a backbone."""
         if self.state is not None:
             net: Any = backbone.net
             net.load_state_dict(self.state)
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
-        """For the record, and for whoever asks whether two are the same."""
+        """What identifies the choice, as plain JSON."""
         facts = {"backbone": self.name, "frozen": self.frozen, "size": self.size, "weights": self.weights}
         return facts if self.state is None else {**facts, "sha256": state_digest(self.state)}
 
 
 def state_digest(state: Mapping[str, Tensor]) -> str:
     """sha256 of tensors and their names."""
-    made = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, x in sorted(state.items()):
-        made.update(f"{name}{x.dtype}{tuple(x.shape)}".encode())
-        made.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return made.hexdigest()
+        digest.update(f"{name}{x.dtype}{tuple(x.shape)}".encode())
+        digest.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def check_backbone_options(backbone: str | None, frozen: bool | None, weights: str | None, size: int | None) -> None:
-    """What does not go together, or is not installed, is told before anything is read."""
+    """Refuse options that contradict each other, or need a library that is not installed."""
     if not is_library_backbone(backbone):
         for name, given in (("frozen", frozen), ("weights", weights), ("size", size)):
             if given is not None:
@@ -221,7 +216,7 @@ def check_backbone_options(backbone: str | None, frozen: bool | None, weights: s
     if weights not in (None, "pretrained", "none") and not str(weights).lower().endswith(".safetensors"):
         raise HeadcountError(f"weights are pretrained, none or FILE.safetensors, got {weights!r}")
     if weights == "none" and frozen:
-        raise HeadcountError("a frozen backbone with random weights sees nothing; give weights, or train it")
+        raise HeadcountError("a frozen backbone with random weights is useless; give weights, or train it")
     import_library(backbone)
 
 
@@ -234,12 +229,13 @@ def load_pretrained(
     size: int | None = None,
     log: Callable[[str], None] | None = None,
 ) -> PretrainedBackbone:
-    """A person's choice, for pictures of this shape. ``weights``: pretrained (the default: the library may download them,
-    and ``tell`` hears of it before), none, or a .safetensors file. ``frozen``: by default wherever there are weights."""
+    """A backbone with its initial weights, for images of this shape.
+
+    ``weights``: pretrained (the default: the library may download them, which is logged first), none, or a .safetensors file.
+    ``frozen``: by default wherever there are weights.
+    """
     check_backbone_options(name, frozen, weights, size)
-    net = build_library_backbone(
-        name, shape, {"size": size}
-    ).net  # what does not fit is told before anything is fetched
+    net = build_library_backbone(name, shape, {"size": size}).net  # wrong sizes are refused before any download
     weights = weights or "pretrained"
     if weights == "none":
         return PretrainedBackbone(name, False, size, weights, None, None, None)
@@ -251,7 +247,7 @@ def load_pretrained(
         state = _download_weights(name)
     else:
         state, weights = (
-            _match_weights(weight_files.load_weights(Path(weights)), net, name, weights),
+            _match_weights(load_weights(Path(weights)), net, name, weights),
             Path(weights).name,
         )
     mean, std = _normalization_constants(net, shape[2])
@@ -260,37 +256,39 @@ def load_pretrained(
 
 def _download_weights(name: str) -> dict[str, Tensor]:
     try:
-        return _build_without_classifier(name, weights=True).state_dict()
+        return _build(name, pretrained=True).state_dict()
     except HeadcountError:
         raise
-    except Exception as e:  # no network, no such file, a library's own words
+    except Exception as e:  # no connection, no such file, or the library's own
         why = f"{type(e).__name__}: {' '.join(str(e).split())[:160]}"
         raise HeadcountError(
-            f"{name}: its published weights could not be had ({why}); give weights as FILE.safetensors, or none"
+            f"{name}: its published weights could not be loaded ({why}); give weights as FILE.safetensors, or none"
         ) from None
 
 
 def _match_weights(given: dict[str, Tensor], net: nn.Module, name: str, path: str) -> dict[str, Tensor]:
-    """The weights of this network, by name and shape; those of its classifier are left out."""
-    wanted = net.state_dict()
-    extra = given.keys() - wanted.keys()
+    """The weights of this network, by name and shape, without those of its classifier."""
+    expected = net.state_dict()
+    extra = given.keys() - expected.keys()
     if extra:
-        extra -= _build_with_classifier(name).state_dict().keys()
+        extra -= _build(name, classifier=True).state_dict().keys()
     if extra:
         raise HeadcountError(f"the weights {path} hold {min(extra)[:80]!r}, which {name} does not have")
-    for key, own in wanted.items():
+    for key, tensor in expected.items():
         if key not in given:
-            if key.endswith("num_batches_tracked"):  # a count that older files lack, and no answer depends on
+            if key.endswith("num_batches_tracked"):  # a count that older files lack, and that no prediction depends on
                 continue
             raise HeadcountError(f"the weights {path} lack {key!r}, which {name} needs")
-        if given[key].shape != own.shape or given[key].is_floating_point() != own.is_floating_point():
+        if given[key].shape != tensor.shape or given[key].is_floating_point() != tensor.is_floating_point():
             got = f"{tuple(given[key].shape)} {given[key].dtype}"
-            raise HeadcountError(f"the weights {path}: {key!r} is {got}, {name} needs {tuple(own.shape)} {own.dtype}")
-    return {key: given.get(key, own).to(own.dtype) for key, own in wanted.items()}
+            raise HeadcountError(
+                f"the weights {path}: {key!r} is {got}, {name} needs {tuple(tensor.shape)} {tensor.dtype}"
+            )
+    return {key: given.get(key, tensor).to(tensor.dtype) for key, tensor in expected.items()}
 
 
 def _normalization_constants(net: nn.Module, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of the pictures that weights of this network are for; timm's networks say theirs."""
+    """Mean and deviation of the images that this network's weights were trained on; timm keeps them with its networks."""
     config: Any = getattr(net, "pretrained_cfg", None)
     config = config if isinstance(config, Mapping) else {}
     constants = [

@@ -1,4 +1,4 @@
-"""From stored instances to what a network takes in: learned on training bags only, saved with the model."""
+"""Normalize: from stored instances to the input of a network, fitted on training bags only and saved with the model."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from headcount.bags import Bags
 from headcount.errors import HeadcountError
 from headcount.readers.standard_scaler import StandardScaler
 
-_CHUNK = 1 << 12
-_MAX_SAMPLE = 50_000  # instances are enough for a mean and a deviation
+_CHUNK = 1 << 12  # instances
+_MAX_SAMPLE = 50_000  # instances, for a mean and a deviation
 
 
 class Normalize(nn.Module):
     """(n, H, W, channels) uint8 -> (n, channels, H, W) float, or (n, D) -> (n, D): minus the mean, over the deviation.
 
-    The permuted view is channels-last in memory, which is the layout convolutions like best: nothing is copied.
+    The permuted view is channels-last in memory, the fastest layout for convolutions: nothing is copied.
     """
 
     mean: Tensor

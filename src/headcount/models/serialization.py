@@ -1,32 +1,40 @@
-"""A model's folder on disk: written beside and renamed into place, read as if a stranger had written it.
+"""A model's folder: ``model.safetensors`` and ``model.json``, written whole, and read as if someone else had written them.
 
-No pickle, no names of files or modules inside, no number believed before it is looked at: the header is bounded before it is
-parsed, and a network is first built without memory (torch's meta device) and compared with the arrays the file really holds.
+Nothing in the files is run: no pickle, no names of Python files or modules. Nothing is believed before it is checked: the header
+of the weights is bounded before it is parsed, and a network is first built without memory (torch's meta device) and compared with
+the arrays that the file really holds. Any error is one line that names the folder.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
-from torch import Tensor
+from safetensors.torch import load_file as load_tensors
+from torch import Tensor, nn
 
 from headcount.errors import HeadcountError
 from headcount.io import atomic_folder, atomic_write
-from headcount.models import library_backbones
-from headcount.models.file_checks import MAX_JSON, build_with_weights, check_keys
-from headcount.models.frozen_backbone import FrozenBackbone
-from headcount.models.network import Model, config_from_json
-from headcount.models.weight_files import check_header
 
-FORMAT = 2  # 1 is a bare network, models/network.py
-WEIGHTS_FILE, JSON_FILE = "model.safetensors", "model.json"
+FORMAT = 3
+JSON_FILE, WEIGHTS_FILE = "model.json", "model.safetensors"
+MAX_JSON = 1 << 27  # bytes
+MAX_HEADER = 1 << 20  # bytes
+MAX_CLASSES = 1 << 16
+_MAX_OPTION = 1 << 14
+_MAX_LAYERS = 64
+_LAYER_OPTIONS = ("layers", "iterations", "heads", "networks")
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+ModelT = TypeVar("ModelT")
 
 
 # -- writing --------------------------------------------------------------------------------------------------------------
@@ -36,25 +44,27 @@ def write_folder(
     path: Path,
     arrays: Mapping[str, np.ndarray],
     data: Mapping[str, Any],
-    documents: Mapping[str, str],
+    *,
+    documents: Mapping[str, str] | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """A whole folder or none. ``over``: replace a model that is there; anything else that is there is always refused."""
+    """Write a whole folder or none: arrays, JSON, and ``documents`` (file name -> text). Only a model is ever replaced."""
     check_writable(path, overwrite)
+    weights = save({k: np.asarray(v, order="C") for k, v in arrays.items()})
+    data = {"format": FORMAT, **data, "sha256": hashlib.sha256(weights).hexdigest()}
+    text = json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False)
     with atomic_folder(path, replace=True) as part:
-        for name, text in documents.items():
+        for name, document in (documents or {}).items():
             if Path(name).name != name or name in (WEIGHTS_FILE, JSON_FILE):
-                raise HeadcountError(f"{name!r} is no name for a file beside a model")
-            atomic_write(part / name, lambda f, text=text: f.write(text.encode()))
-        weights = save({k: np.asarray(v, order="C") for k, v in arrays.items()})
+                raise HeadcountError(f"{name!r} is not allowed as the name of a document in a model's folder")
+            atomic_write(part / name, lambda f, document=document: f.write(document.encode()))
         atomic_write(part / WEIGHTS_FILE, lambda f: f.write(weights))
-        text = json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False)
         atomic_write(part / JSON_FILE, lambda f: f.write(text.encode("utf-8", "backslashreplace")))
     return path
 
 
 def check_writable(path: Path, overwrite: bool = False) -> None:
-    """Refuse a place where something stands; with ``over`` a model (and an empty folder) may be replaced."""
+    """Refuse a path that is taken; with ``overwrite`` a model (and an empty folder) may be replaced."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not path.is_dir():
@@ -65,13 +75,23 @@ def check_writable(path: Path, overwrite: bool = False) -> None:
         raise HeadcountError(f"{path} holds a model already; choose another place, or give overwrite=True")
 
 
+def state_arrays(module: nn.Module) -> dict[str, np.ndarray]:
+    """A module's parameters and buffers, by name."""
+    return {k: v.detach().contiguous().cpu().numpy() for k, v in module.state_dict().items()}
+
+
 # -- reading --------------------------------------------------------------------------------------------------------------
 
 
-def one_line_errors(path: Path, load: Callable[[], Any]) -> Any:
-    """Whatever goes wrong is one line that names the folder."""
+def load_folder(path: Path, parse: Callable[[dict[str, Any], dict[str, np.ndarray]], ModelT]) -> ModelT:
+    """What ``parse`` makes of a folder's JSON and arrays. Anything unexpected in either is an error of one line."""
     try:
-        return load()
+        data, arrays = _read_json(path), _read_arrays(path / WEIGHTS_FILE)
+        digest = data.pop("sha256", None)
+        model = parse(data, arrays)
+        if hashlib.sha256((path / WEIGHTS_FILE).read_bytes()).hexdigest() != digest:
+            raise HeadcountError(f"{JSON_FILE} and {WEIGHTS_FILE} do not belong together; save the model again")
+        return model
     except HeadcountError as e:
         raise HeadcountError(f"{path} holds no usable model: {e}") from None
     except OSError as e:
@@ -81,28 +101,42 @@ def one_line_errors(path: Path, load: Callable[[], Any]) -> Any:
         raise HeadcountError(f"{path} holds no readable model: {type(e).__name__}: {why}") from None
 
 
-def read_folder(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What the two files say, nothing of it understood yet but that it is JSON and finite arrays."""
+def _read_json(path: Path) -> dict[str, Any]:
     for name in (JSON_FILE, WEIGHTS_FILE):
         if not (path / name).exists():
             raise HeadcountError(f"{name} is missing; give the folder that headcount fit wrote")
-        if not (path / name).is_file():  # a pipe would be waited for, a device read without end
-            raise HeadcountError(f"{name} is not a file")
+        _check_is_file(path / name)
     if (path / JSON_FILE).stat().st_size > MAX_JSON:
         raise HeadcountError(f"{JSON_FILE} is larger than {MAX_JSON >> 20} MB")
     data = json.loads((path / JSON_FILE).read_bytes().decode("utf-8"), parse_constant=_refuse_constant)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         got = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise HeadcountError(f"{JSON_FILE} has format {str(got)[:40]}, this version reads {FORMAT}")
-    return data, _read_arrays(path / WEIGHTS_FILE)
+    return data
 
 
 def _refuse_constant(word: str) -> Any:
     raise HeadcountError(f"{JSON_FILE} holds {word}; every number must be finite")
 
 
+def _check_is_file(path: Path) -> None:
+    """Reading a pipe would block, and a device has no end."""
+    if not path.is_file():
+        raise HeadcountError(f"{path.name} is not a file")
+
+
+def _check_header(path: Path) -> None:
+    """Refuse a file that does not begin like a safetensors file, or begins with a list larger than any of ours."""
+    _check_is_file(path)
+    size = path.stat().st_size
+    with open(path, "rb") as f:
+        header = int.from_bytes(f.read(8), "little")
+        if size < 10 or header > min(MAX_HEADER, size - 8) or f.read(1) != b"{":
+            raise HeadcountError(f"{path.name} does not begin like a safetensors file")
+
+
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    check_header(path)
+    _check_header(path)
     arrays = load_file(path)
     for name, a in arrays.items():
         if a.dtype.kind not in "biuf" or (a.dtype.kind == "f" and not np.isfinite(a).all()):
@@ -110,31 +144,104 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def network_from_json(
-    data: Any,
-    shape: tuple[int, ...],
-    classes: tuple[str, ...],
-    counted: tuple[bool, ...] | None,
-    arrays: Mapping[str, np.ndarray],
-) -> Model:
-    """The network of a design, with these weights; built for real only when the file holds just what it needs."""
-    check_keys(data, {"backbone", "backbone_options", "head", "options", "mirror"}, "the design")
-    design = config_from_json(data, shape, classes, counted)
-    return build_with_weights(lambda: Model(design), _as_tensors(arrays))
-
-
-def frozen_backbone_from_json(data: Any, shape: tuple[int, ...], arrays: Mapping[str, np.ndarray]) -> FrozenBackbone:
-    """The frozen backbone in front of a model, from a file: a plain name of a library, a size, and its weights."""
-    check_keys(data, {"backbone", "size"}, "the eye")
-    name, size = data["backbone"], data["size"]
-    if not isinstance(name, str) or len(name) > 200 or not library_backbones.is_library_backbone(name):
-        raise HeadcountError(f"the eye is no backbone of a library: {str(name)[:40]!r}")
-    return build_with_weights(lambda: FrozenBackbone(name, shape, size), _as_tensors(arrays))
-
-
-def _as_tensors(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
-    return {k: torch.from_numpy(v) for k, v in arrays.items()}
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of any .safetensors file, all numbers finite."""
+    try:
+        _check_header(path)
+        tensors = load_tensors(path)
+    except OSError as e:
+        raise HeadcountError(f"cannot read the weights {path}: {e.strerror}") from None
+    except HeadcountError as e:
+        raise HeadcountError(f"cannot read the weights {path}: {e}; give a .safetensors file") from None
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as e:
+        why = " ".join(str(e).split())[:200]
+        raise HeadcountError(f"cannot read the weights {path}: {type(e).__name__}: {why}") from None
+    for name, x in tensors.items():
+        if x.is_complex() or (x.is_floating_point() and not bool(torch.isfinite(x).all())):
+            raise HeadcountError(f"the weights {path} hold numbers that are not finite, in {name[:80]!r}")
+    return tensors
 
 
 def strip_prefix(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The arrays whose names begin with ``prefix``, without it."""
     return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+
+
+def build_with_weights(build: Callable[[], ModuleT], arrays: Mapping[str, np.ndarray]) -> ModuleT:
+    """A module with these weights, built only if its tensors are exactly those of the file, by name, shape and type."""
+    weights = {k: torch.from_numpy(v) for k, v in arrays.items()}
+    with torch.device("meta"):
+        expected = {k: (tuple(v.shape), v.dtype) for k, v in build().state_dict().items()}
+    given = {k: (tuple(v.shape), v.dtype) for k, v in weights.items()}
+    for name in sorted(expected.keys() | given.keys()):
+        if expected.get(name) != given.get(name):
+            raise HeadcountError(
+                f"the weights {name[:80]!r} are {given.get(name)}, the network needs {expected.get(name)}"
+            )
+    module = build()
+    module.load_state_dict(weights)
+    return module.eval()
+
+
+# -- checks of values -----------------------------------------------------------------------------------------------------
+
+
+def check_keys(data: Any, expected: set[str], what: str = JSON_FILE) -> None:
+    if not isinstance(data, dict) or set(data) != expected:
+        odd = sorted(map(str, set(data) ^ expected))[:4] if isinstance(data, dict) else [type(data).__name__]
+        raise HeadcountError(f"{what} lacks or adds {', '.join(o[:40] for o in odd)}")
+
+
+def check_options(given: Any) -> tuple[tuple[str, Any], ...]:
+    """Names with plain values of moderate size: a file must not ask for a network as large as the machine's memory."""
+    if not isinstance(given, dict) or len(given) > 64:
+        raise HeadcountError("options are names with values")
+    for name, value in given.items():
+        values = value if isinstance(value, list) and len(value) <= 16 else [value]
+        for v in values:
+            plain = v is None or isinstance(v, (bool, int, float)) or (isinstance(v, str) and len(v) <= 64)
+            limit = _MAX_LAYERS if name in _LAYER_OPTIONS else _MAX_OPTION
+            if not plain or (isinstance(v, (int, float)) and not isinstance(v, bool) and not abs(v) <= limit):
+                raise HeadcountError(f"option {name[:40]!r} is {str(value)[:40]!r}")
+    return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in given.items())
+
+
+def check_names(given: Any, what: str) -> tuple[str, ...]:
+    valid = isinstance(given, list) and 2 <= len(given) <= MAX_CLASSES and all(isinstance(v, str) for v in given)
+    if not valid or len(set(given)) < len(given):
+        raise HeadcountError(f"{what} must be two or more different names")
+    return tuple(given)
+
+
+def check_number(given: Any, what: str, low: float, high: float) -> float:
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
+        raise HeadcountError(f"{what} must be a number, got {str(given)[:40]}")
+    if not low <= given <= high:
+        raise HeadcountError(f"{what} is {given}, not from {low:g} to {high:g}")
+    return float(given)
+
+
+def check_counted(given: Any, classes: int) -> tuple[bool, ...] | None:
+    """Which classes count in the vote; null is all of them."""
+    if given is None:
+        return None
+    if not isinstance(given, list) or len(given) != classes or not all(isinstance(v, bool) for v in given):
+        raise HeadcountError(f"counted is one true or false for each of {classes} classes")
+    if sum(given) < 2:
+        raise HeadcountError("at least two classes must count")
+    return tuple(given)
+
+
+def check_distributions(given: Any, shape: tuple[int, int], what: str) -> Tensor:
+    """Rows of probabilities."""
+    if not isinstance(given, list) or len(given) != shape[0]:
+        raise HeadcountError(f"{what} needs {shape[0]} rows of {shape[1]} numbers")
+    for row in given:
+        values: Sequence[Any] = row if isinstance(row, list) and len(row) == shape[1] else ()
+        if not values or not all(
+            isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v <= 1 for v in values
+        ):
+            raise HeadcountError(f"{what} needs rows of {shape[1]} numbers from 0 to 1")
+        if not math.isclose(sum(values), 1, abs_tol=1e-3):
+            raise HeadcountError(f"a row of {what} does not add up to one")
+    return torch.tensor(given, dtype=torch.float32)

@@ -1,11 +1,11 @@
-"""Classifiers of scikit-learn as plain arrays: trees and straight lines that can be saved without pickle and asked by numpy.
+"""Classifiers of scikit-learn as plain arrays, which are saved without pickle and predict with numpy.
 
-    Forest   M nodes of all trees in one row; a node is a leaf (feature -1) or sends x[feature] <= threshold to the left
-    Linear   softmax(x W' + b)
-    Held     any other classifier, in memory only
+    Trees         M nodes of all trees in one row; a node is a leaf (feature -1) or sends x[feature] <= threshold to the left
+    LinearModel   softmax(x W' + b)
+    SklearnModel  any other classifier, in memory only
 
-The first two answer what scikit-learn's ``predict_proba`` answers (to 1e-6). What comes from a file is looked at node by
-node: children stand behind their parent, inside their own tree, and have one parent each, so that every walk ends in a leaf.
+The first two predict what scikit-learn's ``predict_proba`` does (to 1e-6). Arrays from a file are checked node by node: children
+stand behind their parent, inside their own tree, and have one parent each, so that every path ends in a leaf.
 
 Letters: n instances, D features, C classes, M nodes, T trees.
 """
@@ -13,15 +13,21 @@ Letters: n instances, D features, C classes, M nodes, T trees.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from headcount.errors import HeadcountError
 
-_CHUNK = 1 << 20  # walkers (instances times trees) at a time
 _TOLERANCE = 1e-6
+_OFF_HALFWAY = 2**-8  # of the gap: half a second of a time stamp
+
+
+def round_down(x: np.ndarray) -> np.ndarray:
+    """float64 -> the largest float32 that is not above: a float32 is at most that just where it is at most x."""
+    nearest = x.astype(np.float32)
+    return np.where(nearest.astype(np.float64) > x, np.nextafter(nearest, np.float32(-np.inf)), nearest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,15 +39,15 @@ class Trees:
     roots: np.ndarray  # (T,) int64, the first node of each tree
     feature: np.ndarray  # (M,) int32, -1 at a leaf
     threshold: np.ndarray  # (M,) float64
-    left: np.ndarray  # (M,) int32, own number at a leaf
+    left: np.ndarray  # (M,) int32, its own number at a leaf
     right: np.ndarray  # (M,) int32
     value: np.ndarray  # (M, C) float32, probabilities
 
-    def predict_proba(self, x: np.ndarray) -> np.ndarray:
-        """(n, D) -> (n, C) float64."""
+    def predict_proba(self, x: np.ndarray, chunk: int = 1 << 20) -> np.ndarray:
+        """(n, D) -> (n, C) float64; ``chunk`` is how many instances times trees are held in memory at a time."""
         x = np.ascontiguousarray(x, dtype=np.float32)  # as scikit-learn compares
         out = np.empty((len(x), self.value.shape[1]))
-        step = max(1, _CHUNK // len(self.roots))
+        step = max(1, chunk // len(self.roots))
         for start in range(0, len(x), step):
             out[start : start + step] = self._walk(x[start : start + step])
         return out
@@ -58,12 +64,31 @@ class Trees:
         votes = self.value[node].reshape(len(x), len(self.roots), -1)
         return votes.mean(1, dtype=np.float64)
 
+    def fold_in_scaler(self, mean: np.ndarray, scale: np.ndarray) -> Trees:
+        """The trees that predict of x what these predict of (x - mean) / scale; (D,) float64 each."""
+        feature = np.maximum(self.feature, 0)  # leaves use none
+        threshold = np.where(self.feature >= 0, self.threshold * scale[feature] + mean[feature], 0.0)
+        return replace(self, threshold=threshold)
+
+    def without_float32_rounding(self) -> Trees:
+        """The same trees for numbers that are not rounded to float32 before they are compared, as scikit-learn rounds them.
+
+        A time stamp (1.7e9) is rounded by up to a minute: below a threshold lies what is rounded to a number below it, which
+        ends halfway between two numbers of float32. Halfway itself is rounded to the even one; the threshold avoids it.
+        """
+        below = round_down(self.threshold)
+        above = np.nextafter(below, np.float32(np.inf))
+        even = below.view(np.int32) % 2 == 0
+        gap = above.astype(np.float64) - below
+        threshold = below + gap * np.where(even, 0.5 + _OFF_HALFWAY, 0.5 - _OFF_HALFWAY)
+        return replace(self, threshold=np.where(self.feature >= 0, threshold, 0.0))
+
     def arrays(self) -> dict[str, np.ndarray]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any], features: int, classes: int) -> Trees:
-        """Back from a file that may be anybody's."""
+        """Back from a file, every array checked."""
         _check_names(arrays, {f.name for f in fields(cls)}, "a forest")
         a = dict(arrays)
         m = len(a["feature"]) if a["feature"].ndim else 0
@@ -84,19 +109,19 @@ class Trees:
 
 
 def _check_trees(a: Mapping[str, np.ndarray], features: int) -> None:
-    """Every tree is a tree: children inside it, behind their parent, one parent each; leaves say probabilities."""
+    """Every tree is a tree: children inside it, behind their parent, one parent each; values are probabilities."""
     roots, feature, left, right = a["roots"], a["feature"], a["left"].astype(np.int64), a["right"].astype(np.int64)
     m = len(feature)
     ends = np.append(roots[1:], m)
     if roots[0] != 0 or (roots < 0).any() or (ends <= roots).any():
         raise _damaged("its trees do not follow one another")
     tree_end = np.repeat(ends, ends - roots)
-    leaf, own = feature == -1, np.arange(m)
+    leaf, node = feature == -1, np.arange(m)
     if (feature < -1).any() or (feature >= features).any():
         bad = int(np.flatnonzero((feature < -1) | (feature >= features))[0])
         raise _damaged(f"node {bad} asks for feature {feature[bad]} of {features}")
     for name, child in (("left", left), ("right", right)):
-        good = np.where(leaf, child == own, (child > own) & (child < tree_end))
+        good = np.where(leaf, child == node, (child > node) & (child < tree_end))
         if not good.all():
             bad = int(np.flatnonzero(~good)[0])
             raise _damaged(f"the {name} child of node {bad} is node {child[bad]}, outside its tree or not behind it")
@@ -106,7 +131,7 @@ def _check_trees(a: Mapping[str, np.ndarray], features: int) -> None:
         raise _damaged(f"node {bad} has {int(parents[bad])} parents")
     value = a["value"]
     if (value < 0).any() or (np.abs(value.sum(1, dtype=np.float64) - 1) > 1e-3).any():
-        raise _damaged("what a node says does not add up to one")
+        raise _damaged("the probabilities of a node do not add up to one")
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +149,10 @@ class LinearModel:
         z = np.exp(z - z.max(1, keepdims=True))
         return z / z.sum(1, keepdims=True)
 
+    def fold_in_scaler(self, mean: np.ndarray, scale: np.ndarray) -> LinearModel:
+        """The model that predicts of x what this one predicts of (x - mean) / scale; (D,) float64 each."""
+        return LinearModel(self.weight / scale, self.bias - self.weight @ (mean / scale))
+
     def arrays(self) -> dict[str, np.ndarray]:
         return {"weight": self.weight, "bias": self.bias}
 
@@ -139,7 +168,7 @@ class LinearModel:
 class SklearnModel:
     """A fitted scikit-learn classifier as it is: it predicts, and cannot be saved."""
 
-    kind: ClassVar[str] = "held"
+    kind: ClassVar[str] = "sklearn"
 
     classifier: Any  # classes_ are class numbers
     classes: int
@@ -170,63 +199,65 @@ def is_savable(classifier: Any) -> bool:
 def from_sklearn(classifier: Any, classes: int) -> Trees | LinearModel:
     """The arrays of a fitted classifier whose ``classes_`` are class numbers below ``classes``.
 
-    Trees (DecisionTree, RandomForest, ExtraTrees) and LogisticRegression; others keep what they learned in private places.
+    Trees (DecisionTree, RandomForest, ExtraTrees) and LogisticRegression; what others learned is not public.
     """
     from sklearn.linear_model import LogisticRegression
 
     if not is_savable(classifier):
         raise _unsavable(classifier)
-    seen = np.asarray(classifier.classes_)
-    if seen.dtype.kind not in "iu" or seen.min() < 0 or seen.max() >= classes:
-        raise HeadcountError(f"the classifier knows classes {seen.tolist()[:8]}, and there are {classes} numbers")
-    kind = _linear_from_sklearn if isinstance(classifier, LogisticRegression) else _trees_from_sklearn
-    made = kind(classifier, seen, classes)
-    _check_equal_predictions(made, classifier, seen)
-    return made
+    columns = np.asarray(classifier.classes_)
+    if columns.dtype.kind not in "iu" or columns.min() < 0 or columns.max() >= classes:
+        raise HeadcountError(f"the classifier knows classes {columns.tolist()[:8]}, and there are {classes} numbers")
+    convert = _linear_from_sklearn if isinstance(classifier, LogisticRegression) else _trees_from_sklearn
+    model = convert(classifier, columns, classes)
+    _check_equal_predictions(model, classifier, columns)
+    return model
 
 
-def _trees_from_sklearn(classifier: Any, seen: np.ndarray, classes: int) -> Trees:
+def _trees_from_sklearn(classifier: Any, columns: np.ndarray, classes: int) -> Trees:
     trees = [t.tree_ for t in getattr(classifier, "estimators_", [classifier])]
     sizes = np.array([t.node_count for t in trees])
     roots = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
     value = np.zeros((int(sizes.sum()), classes), dtype=np.float32)
     left, right, feature, threshold = ([] for _ in range(4))
     for root, tree in zip(roots.tolist(), trees, strict=True):
-        leaf, own = tree.children_left < 0, np.arange(root, root + tree.node_count)
-        left.append(np.where(leaf, own, tree.children_left + root).astype(np.int32))
-        right.append(np.where(leaf, own, tree.children_right + root).astype(np.int32))
+        leaf, nodes = tree.children_left < 0, np.arange(root, root + tree.node_count)
+        left.append(np.where(leaf, nodes, tree.children_left + root).astype(np.int32))
+        right.append(np.where(leaf, nodes, tree.children_right + root).astype(np.int32))
         feature.append(np.where(leaf, -1, tree.feature).astype(np.int32))
         threshold.append(np.where(leaf, 0.0, tree.threshold))
-        said = tree.value[:, 0, :]
-        value[np.ix_(own, seen)] = said / said.sum(1, keepdims=True)
+        weight = tree.value[:, 0, :]
+        value[np.ix_(nodes, columns)] = weight / weight.sum(1, keepdims=True)
     parts = [np.concatenate(a) for a in (feature, threshold, left, right)]
     return Trees(roots, *parts, value)
 
 
-def _linear_from_sklearn(classifier: Any, seen: np.ndarray, classes: int) -> LinearModel:
+def _linear_from_sklearn(classifier: Any, columns: np.ndarray, classes: int) -> LinearModel:
     coef, intercept = classifier.coef_.astype(np.float64), np.asarray(classifier.intercept_, dtype=np.float64)
-    if len(coef) == 1:  # two classes: the first one's logit is nought
+    if len(coef) == 1:  # two classes: the first one's logit is zero
         coef, intercept = np.vstack([np.zeros_like(coef), coef]), np.append(0.0, intercept)
     weight, bias = np.zeros((classes, coef.shape[1])), np.full(classes, -1e4)
-    weight[seen], bias[seen] = coef, intercept
+    weight[columns], bias[columns] = coef, intercept
     return LinearModel(weight, bias)
 
 
-def _check_equal_predictions(made: Trees | LinearModel, classifier: Any, seen: np.ndarray) -> None:
-    """Asked the same, they answer the same: an unusual variety (one-against-rest, say) is not passed off as the usual."""
+def _check_equal_predictions(model: Trees | LinearModel, classifier: Any, columns: np.ndarray) -> None:
+    """Refuse an unusual variety, such as one-against-rest, whose arrays mean something else."""
     x = np.random.default_rng(0).normal(size=(64, classifier.n_features_in_)).astype(np.float32)
-    off = np.abs(made.predict_proba(x)[:, seen] - classifier.predict_proba(x)).max()
+    off = np.abs(model.predict_proba(x)[:, columns] - classifier.predict_proba(x)).max()
     if not off < _TOLERANCE:
-        raise HeadcountError(f"this {type(classifier).__name__} answers otherwise than its arrays say (by {off:.2g})")
+        raise HeadcountError(
+            f"this {type(classifier).__name__} predicts otherwise than its arrays (by {off:.2g}); it cannot be saved"
+        )
 
 
 # -- checks ---------------------------------------------------------------------------------------------------------------
 
 
-def _check_names(arrays: Mapping[str, Any], wanted: set[str], what: str) -> None:
-    if set(arrays) != wanted:
-        odd = sorted(set(arrays) ^ wanted)[:4]
-        raise _damaged(f"{what} has {', '.join(sorted(wanted))}, and the file differs in {', '.join(odd)}")
+def _check_names(arrays: Mapping[str, Any], expected: set[str], what: str) -> None:
+    if set(arrays) != expected:
+        odd = sorted(set(arrays) ^ expected)[:4]
+        raise _damaged(f"{what} has {', '.join(sorted(expected))}, and the file differs in {', '.join(odd)}")
 
 
 def _check_array(a: Any, name: str, dtype: Any, shape: tuple[int, ...]) -> None:
@@ -245,4 +276,4 @@ def _unsavable(classifier: Any) -> HeadcountError:
 
 
 def _damaged(why: str) -> HeadcountError:
-    return HeadcountError(f"the model's arrays are damaged or not ours: {why}")
+    return HeadcountError(f"the arrays of the model are damaged: {why}")

@@ -39,15 +39,6 @@ class BagDataset:
     fingerprint: str  # sha256 of what was read
     instances_hash: str  # sha256 of the instances alone, whoever labels them
 
-    @property
-    def bag_signature(self) -> str | None:
-        """sha256 of the bags' names and sizes: the same bags in another format have the same; None if nobody named them."""
-        names = self.bags.names or ()
-        if names == tuple(map(str, range(len(names)))):
-            return None
-        names_and_sizes = sorted(zip(names, self.bags.sizes.tolist(), strict=True))
-        return hashlib.sha256(json.dumps(names_and_sizes).encode("utf-8", "backslashreplace")).hexdigest()
-
     def fit_preprocessor(self, bags: Any = None) -> Preprocessor:
         """The preparation, learned on the instances of these bags only (a list of numbers or a mask; None: all)."""
         if not self.schema.fields:

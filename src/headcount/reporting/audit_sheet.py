@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from headcount.errors import HeadcountError
 from headcount.inference import audit
-from headcount.inference.predict import Predictions
 from headcount.io import atomic_folder, atomic_write
+from headcount.models.predictions import Predictions
 from headcount.readers import BagDataset
 from headcount.readers.columns import ColumnRoles
 from headcount.readers.raw_data import ErrorPolicy

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from headcount.errors import HeadcountError
-from headcount.inference.predict import Predictions
 from headcount.majority import metrics
+from headcount.models.predictions import Predictions
 from headcount.readers import BagDataset
 from headcount.reporting.templates import InstanceView, render_template, view_instance
 

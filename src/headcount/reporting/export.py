@@ -23,8 +23,8 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from headcount.errors import HeadcountError
-from headcount.inference.predict import Predictions
 from headcount.io import atomic_folder, atomic_path, atomic_write
+from headcount.models.predictions import Predictions
 from headcount.readers import BagDataset
 from headcount.readers.preprocessing import factorize
 

@@ -15,8 +15,8 @@ from typing import IO, NamedTuple
 import numpy as np
 
 from headcount.errors import HeadcountError
-from headcount.inference.predict import Predictions
 from headcount.io import atomic_folder, atomic_write
+from headcount.models.predictions import Predictions
 from headcount.readers import BagDataset
 from headcount.reporting import svg
 from headcount.reporting.axes import truncate

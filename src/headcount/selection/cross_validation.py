@@ -18,10 +18,12 @@ from torch import Tensor
 from headcount.bags import Bags
 from headcount.bags.splits import Split, sample_rows, subsample_bags, subsample_instances
 from headcount.errors import HeadcountError
-from headcount.majority import calibration, metrics, transition
+from headcount.majority import calibration, metrics
 from headcount.majority.calibration import apply_temperature, bag_losses, fit_bag_temperature
 from headcount.majority.criterion import CriterionResult, evaluate_criterion
 from headcount.models.fitted import FittedModel
+from headcount.models.network import Model
+from headcount.models.predictions import estimator_probabilities
 from headcount.readers import BagDataset
 from headcount.selection.methods import MAX_FIT_INSTANCES, Estimator
 
@@ -63,14 +65,10 @@ def prepare_split(dataset: BagDataset, split: Split) -> tuple[Bags, Bags, Bags, 
     return bags.take(split.train), bags.take(split.valid), bags.take(split.test), learned
 
 
-def predict_estimator(
-    estimator: Estimator, bags: Bags, preprocessor: Any, device: torch.device | str
-) -> tuple[Tensor, Tensor]:
-    """(N, C) probabilities and (B, C) log-probabilities of a body."""
+def predict_estimator(estimator: Estimator, bags: Bags, device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """(N, C) probabilities of instances and (B, C) log-probabilities of labels, before any calibration."""
     counted = None if bags.counted is None else tuple(bags.counted.tolist())
-    any_tilt = transition.Transition(torch.eye(len(bags.classes)), torch.ones(len(bags.classes)))
-    said = FittedModel(estimator, bags.classes, preprocessor, any_tilt, counted).to(device).predict(bags)
-    return said.instance_probabilities, said.bag_log_probabilities
+    return estimator_probabilities(estimator.to(device) if isinstance(estimator, Model) else estimator, bags, counted)
 
 
 # -- scores ---------------------------------------------------------------------------------------------------------------

@@ -221,9 +221,7 @@ def _fitted_model(
     held, found = search.dataset.to_bags(preprocessor).blind(), result.transition
     found = (
         found
-        or fit_transition_loss(
-            cross_validation.predict_estimator(result.estimator, held, preprocessor, search.device)[0], held
-        )[1]
+        or fit_transition_loss(cross_validation.predict_estimator(result.estimator, held, search.device)[0], held)[1]
     )
     return FittedModel(result.estimator, bags.classes, preprocessor, found, counted), None
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from headcount.bags import Bags
 from headcount.inference.evaluate import has_votes
-from headcount.inference.predict import Predictions
 from headcount.majority import transition as tilt
 from headcount.majority import transition_em
 from headcount.majority.criterion import is_significant
 from headcount.models.fitted import FittedModel
+from headcount.models.predictions import Predictions
 from headcount.selection.cross_validation import MethodScore
 from headcount.selection.methods import Method
 

@@ -30,7 +30,6 @@ def dataset_metadata(dataset: BagDataset) -> dict[str, Any]:
     sizes, label = bags.sizes.numpy(), bags.label.numpy()
     return {
         "fingerprint": dataset.fingerprint,
-        "bag_signature": dataset.bag_signature,
         "kind": dataset.kind,
         "description": list(dataset.description),
         "skipped": list(dataset.skipped),

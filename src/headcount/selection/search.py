@@ -74,13 +74,13 @@ class ModelSearch:
         if unit is None:
             self.report(what, cost, 0.0)
             start = time.monotonic()
-            train, valid, test, learned = cross_validation.prepare_split(self.dataset, self.splits[k])
+            train, valid, test, _ = cross_validation.prepare_split(self.dataset, self.splits[k])
             inside = None if self.work is None else self.work / f"{method.name}-{k}"
             trained = method.fit(
                 train, valid, seed=self.seed, device=self.device, epoch_fraction=self.plan.epoch_fraction, work=inside,
                 on_progress=lambda share, said: self.report(what, cost, share),
             )  # fmt: skip
-            instance, bag = cross_validation.predict_estimator(trained.estimator, test, learned, self.device)
+            instance, bag = cross_validation.predict_estimator(trained.estimator, test, self.device)
             unit = FoldResult(self.splits[k].test, instance, bag, time.monotonic() - start)
             if file is not None:
                 resume.save_fold(file, unit)

@@ -15,7 +15,6 @@ from headcount.bags import Bags
 from headcount.bags.splits import Split
 from headcount.majority.calibration import apply_temperature
 from headcount.majority.criterion import fit_transition_loss
-from headcount.readers.preprocessing import Preprocessor
 from headcount.selection import cross_validation
 from headcount.selection.cross_validation import FoldResult
 from headcount.selection.methods import FitResult
@@ -31,9 +30,7 @@ def calibrate_on_validation(
     """Of a :class:`Fitted`: its tilt and, where validation bags are bags (``apart``) and were not learned from, the
     temperatures and ``alike``."""
     valid = bags.take(split.valid)
-    p, log_p = cross_validation.predict_estimator(
-        result.estimator, valid, Preprocessor(bags.pool.kind, shape=bags.pool.shape), device
-    )
+    p, log_p = cross_validation.predict_estimator(result.estimator, valid, device)
     if split.valid_is_train or not bags_given:
         return {"transition": result.transition or fit_transition_loss(p, valid)[1]}
     strangers = [FoldResult(split.valid, p, log_p, seconds=0.0)]

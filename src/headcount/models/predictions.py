@@ -1,0 +1,202 @@
+"""What models predict of bags.
+
+    predict                  what a network predicts of bags: an Output
+    predict_instances        the same for single instances
+    estimator_probabilities  the same as probabilities, for an estimator of any kind
+    Predictions              what a fitted model predicts: calibrated, with shares (models/fitted.py)
+
+Letters: N instances, B bags, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headcount.bags import Bags, Segments
+from headcount.bags.pool import to_feature_array
+from headcount.bags.pool import DirectReader, open_reader, release_large_blocks
+from headcount.errors import HeadcountError, check_choice
+from headcount.majority.calibration import log_mean_shares
+from headcount.models.frozen_backbone import FrozenBackbone
+from headcount.models.heads import ChunkedHead, Output, why_not_chunkable
+from headcount.models.network import Model, mean_logits
+from headcount.models.trees import LinearModel, SklearnModel, Trees
+
+BATCH_INSTANCES = 8192
+
+Estimator = Model | Trees | LinearModel | SklearnModel
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What a model predicts of B bags with N instances, in their order.
+
+    Attributes
+    ----------
+    classes
+        Names of the C classes.
+    instance_probabilities
+        (N, C), with the rest of the bag as context where the model uses it.
+    bag_probabilities
+        (B, C) probability of each class to be the bag's label.
+    shares, shares_low, shares_high
+        (B, C) estimated share of each class among the bag's instances, and the ends of an interval.
+    seen_in_training
+        (B,) whether the model was trained on this bag.
+    """
+
+    classes: tuple[str, ...]
+    instance_probabilities: np.ndarray
+    bag_probabilities: np.ndarray
+    shares: np.ndarray
+    shares_low: np.ndarray
+    shares_high: np.ndarray
+    seen_in_training: np.ndarray
+
+    @property
+    def instance_prediction(self) -> np.ndarray:
+        """(N,) the number of the most probable class of each instance."""
+        return self.instance_probabilities.argmax(1)
+
+    @property
+    def confidence(self) -> np.ndarray:
+        """(N,) the probability of that class."""
+        return self.instance_probabilities.max(1)
+
+    @property
+    def bag_prediction(self) -> np.ndarray:
+        """(B,) the number of the predicted label of each bag."""
+        return self.bag_probabilities.argmax(1)
+
+
+# -- networks -----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def predict(model: Model, bags: Bags, *, keep: tuple[str, ...] = (), batch_instances: int = BATCH_INSTANCES) -> Output:
+    """What a model predicts of bags, on the CPU. Removed instances get predictions and do not count for their bag.
+
+    Parameters
+    ----------
+    keep
+        Names of the parts to return, ``"features"`` among them.
+    batch_instances
+        How many instances go through the network at once.
+
+    Examples
+    --------
+    >>> from headcount.bags import Pool
+    >>> bags = Bags.of(Pool(torch.eye(4).numpy()), sizes=[1, 3], labels=[0, 1], classes=2)
+    >>> predict(Model(ModelConfig.for_bags(bags, backbone="linear")), bags).instance.shape
+    torch.Size([4, 2])
+    """
+    if not len(bags):
+        raise HeadcountError("no bags to predict; give at least one")
+    was_training = model.training
+    model.eval()
+    outputs: list[Output] = []
+    parts = [bags.take(numbers) for numbers in bags.ranges(batch_instances)]
+    plan = (addresses for part in parts for addresses in part.index.split(batch_instances))
+    try:
+        with open_reader(bags.pool, model.device, plan) as reader:
+            for part in parts:
+                predict_part = _predict_bags if len(part.index) <= batch_instances else _predict_large_bag
+                outputs.append(predict_part(model, part, reader, keep, batch_instances))
+    finally:
+        model.train(was_training)
+    return concatenate_outputs(outputs)
+
+
+def _predict_bags(model: Model, bags: Bags, reader: DirectReader, keep: tuple[str, ...], budget: int) -> Output:
+    batches = [model.tta_features(reader.take(addresses)) for addresses in bags.index.split(budget)]
+    views = [torch.cat(view) for view in zip(*batches, strict=True)]
+    output = model.tta_output(views, bags.segments().to(model.device))
+    parts = {"features": views[0], **output.parts}
+    for name in keep:
+        check_choice("part of a model's output", name, parts)
+    return Output(output.instance.cpu(), output.bag.cpu(), {k: parts[k].float().cpu() for k in keep})
+
+
+def _predict_large_bag(model: Model, bag: Bags, reader: DirectReader, keep: tuple[str, ...], budget: int) -> Output:
+    """One bag in chunks. Where the head needs the whole bag, or a part of its output is kept, only the backbone goes in
+    chunks, and the features of the bag are held in memory."""
+    segments, head = bag.segments(), model.head
+    if not isinstance(head, ChunkedHead) or why_not_chunkable(head, segments) or set(keep) - {"features"}:
+        return _predict_bags(model, bag, reader, keep, budget)
+    release_large_blocks()
+    instance_logits, stats, features = [], [], []
+    for rows in torch.arange(len(bag.index)).split(budget):
+        views = model.tta_features(reader.take(bag.index[rows]))
+        weight = None if segments.weight is None else segments.weight[rows]
+        chunk = Segments(segments.index[rows], 1, len(rows), weight).to(model.device)
+        accumulated = [head.accumulate(h, chunk) for h in views]
+        instance_logits.append(mean_logits([instance for instance, _ in accumulated]).cpu())
+        stats.append([bag_stats for _, bag_stats in accumulated])
+        features += [views[0].float().cpu()] if keep else []
+    bag_log_p = mean_logits([head.readout(head.merge(view))[0] for view in zip(*stats, strict=True)])
+    return Output(torch.cat(instance_logits), bag_log_p.cpu(), {"features": torch.cat(features)} if keep else {})
+
+
+@torch.no_grad()
+def predict_instances(model: Model, x: Tensor, *, batch_instances: int = BATCH_INSTANCES) -> Tensor:
+    """(n, C) logits of single instances x (n, ...), each without a bag, on the CPU.
+
+    Heads whose prediction for an instance depends on its bag are refused.
+    """
+    if model.instance_depends_on_bag:
+        raise HeadcountError(
+            f"head {model.config.head} judges an instance by its bag, or by its place in it; give whole bags to predict()"
+        )
+    was_training = model.training
+    model.eval()
+    logits = []
+    try:
+        for part in x.split(batch_instances):
+            segments = Segments.from_sizes([1] * len(part), model.device)
+            logits.append(model.tta_output(model.tta_features(part.to(model.device)), segments).instance.cpu())
+    finally:
+        model.train(was_training)
+    return torch.cat(logits)
+
+
+def concatenate_outputs(outputs: Sequence[Output]) -> Output:
+    """Outputs for consecutive bags as one."""
+    parts = {k: torch.cat([o.parts[k] for o in outputs]) for k in outputs[0].parts}
+    return Output(torch.cat([o.instance for o in outputs]), torch.cat([o.bag for o in outputs]), parts)
+
+
+# -- any estimator ------------------------------------------------------------------------------------------------------
+
+
+def estimator_probabilities(
+    estimator: Estimator,
+    bags: Bags,
+    counted: tuple[bool, ...] | None = None,
+    *,
+    frozen_backbone: FrozenBackbone | None = None,
+    batch_instances: int = BATCH_INSTANCES,
+) -> tuple[Tensor, Tensor]:
+    """(N, C) probabilities of instances without context, and (B, C) log-probabilities of the bags' labels.
+
+    Where the estimator knows nothing of bags, the label's probabilities are the mean over the bag's instances, among the
+    ``counted`` classes.
+    """
+    if frozen_backbone is not None:
+        bags = replace(bags, pool=frozen_backbone.lazy_features(bags.pool))
+    if isinstance(estimator, Model) and not estimator.head.mean_of_instances:
+        output = predict(estimator, bags, batch_instances=batch_instances)
+        return output.instance.softmax(1), output.bag
+    parts = []  # a bag of any size goes in parts
+    for addresses in bags.index.split(batch_instances):
+        x = bags.pool.take(addresses)
+        if isinstance(estimator, Model):
+            parts.append(predict_instances(estimator, x).softmax(1))
+        else:
+            parts.append(torch.from_numpy(estimator.predict_proba(to_feature_array(x))).float())
+    p = torch.cat(parts)
+    return p, log_mean_shares(p, bags.segments().to("cpu"), None if counted is None else torch.tensor(counted))
