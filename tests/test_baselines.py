@@ -500,7 +500,7 @@ def test_the_order_of_instances_matters_only_through_the_convolution():
     s, order = Segments.from_sizes([5, 7]), torch.tensor([4, 2, 0, 1, 3, 11, 5, 9, 6, 10, 7, 8])
     for attn in ("nystrom", "exact"):
         head = transformers({"attn": attn, "landmarks": 8}, loud=2.0)
-        assert head.order_matters
+        assert head.depends_on_order
         assert (head(h, s).bag - head(h[order], s).bag).abs().max() > 0.1
         mute = transformers({"attn": attn, "landmarks": 8}, mute=True, loud=2.0)
         torch.testing.assert_close(mute(h, s).bag, mute(h[order], s).bag, rtol=1e-4, atol=1e-4)

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import read_factory as make
-from ask_factory import fitted, people
 from headcount.cli.main import app
 from headcount.readers import read
+from model_factory import fitted, people
 from test_browser import browser  # noqa: F401  (a fixture)
 
 EVIL = (

@@ -10,17 +10,16 @@ import pyarrow as pa
 import pytest
 
 import read_factory as make
-from ask_factory import case, fitted, people
 from headcount.errors import HeadcountError
 from headcount.estimators.majority_classifier import MajorityClassifier
 from headcount.inference import evaluate
-from headcount.inference.predict import predict
+from headcount.inference.predict import predict_dataset
 from headcount.readers import read
 from headcount.readers.columns import ColumnRoles
 from headcount.readers.preprocessing import Preprocessor
 from headcount.selection.check.check import check
 from headcount.selection.fit import fit
-from test_predict import rows_of, typed  # noqa: F401  (a fixture)
+from model_factory import case, fitted, people, read_rows
 
 # -- dates -----------------------------------------------------------------------------------------------------------------
 
@@ -46,12 +45,14 @@ def test_a_date_is_the_same_day_however_it_is_written(fitting, tmp_path):
 
     again = FittedModel.load(model)
     said = {
-        name: predict(again, again.read(make.write_csv(tmp_path / "d.csv", dated(write)))).instance_probabilities
+        name: predict_dataset(
+            again, again.read(make.write_csv(tmp_path / "d.csv", dated(write)))
+        ).instance_probabilities
         for name, write in WRITTEN.items()
     }
     for unit in ("s", "ms", "us", "ns"):
         days = pa.array(dated(lambda d: d)["when"], pa.timestamp(unit))
-        said[unit] = predict(again, again.read(pa.table({**dated(str), "when": days}))).instance_probabilities
+        said[unit] = predict_dataset(again, again.read(pa.table({**dated(str), "when": days}))).instance_probabilities
     assert len({said[fitting].argmax(1).sum(), 0, len(said[fitting])}) == 3, "both classes are said"
     for p in said.values():
         np.testing.assert_array_equal(p, said[fitting])
@@ -83,7 +84,7 @@ def test_a_preparation_says_what_its_clock_is(tmp_path):
 # -- nobody's file is written over ------------------------------------------------------------------------------------------
 
 
-def test_no_output_over_labels_or_into_the_data(typed, tmp_path):  # noqa: F811
+def test_no_output_over_labels_or_into_the_data(run_cli, tmp_path):
     model, data = case(tmp_path / "in", "images")
     labels = data / "labels.csv"
     before = labels.read_bytes()
@@ -93,14 +94,14 @@ def test_no_output_over_labels_or_into_the_data(typed, tmp_path):  # noqa: F811
         ("issues", data, "--model", model, "--out", labels),
         ("audit", model, data, "--out", labels),
     ):
-        code, _, err = typed(*words)
+        code, _, err = run_cli(*words)
         assert (code, err.count("\n")) == (2, 1), err
         assert labels.read_bytes() == before
         assert not (tmp_path / "p.csv").exists()
     far = make.write_csv(tmp_path / "far.csv", {"bag": [f"bag{b}" for b in range(4)], "label": ["cat", "dog"] * 2})
-    code, _, err = typed("predict", model, data, "--labels", far, "--out", "p.csv", "--bags", far)
+    code, _, err = run_cli("predict", model, data, "--labels", far, "--out", "p.csv", "--bags", far)
     assert (code, err) == (2, f"headcount: --bags {far} would overwrite the labels; choose another path\n")
-    assert typed("predict", model, data, "--out", data / "new.csv")[0] == 0, "a new file is nobody's"
+    assert run_cli("predict", model, data, "--out", data / "new.csv")[0] == 0, "a new file is nobody's"
 
 
 # -- columns --------------------------------------------------------------------------------------------------------------
@@ -140,16 +141,16 @@ def test_many_categories_are_said():
     assert any("column 'town' has 70 values: the 64 commonest" in line for line in reading.description)
 
 
-def test_a_model_asks_for_no_roles_it_has_no_use_for(typed, tmp_path):  # noqa: F811
+def test_a_model_asks_for_no_roles_it_has_no_use_for(run_cli, tmp_path):
     model, _ = case(tmp_path / "in", "table")
     own = {"text": ["a"] * 48, "image": ["b.png"] * 48, "patient": ["p"] * 48, "site": ["s"] * 48, "winner": ["x"] * 48}
     data = make.write_csv(tmp_path / "more.csv", people(**own, weight=[1.0] * 48))
-    code, _, err = typed("predict", model, data, "--out", "p.csv")
+    code, _, err = run_cli("predict", model, data, "--out", "p.csv")
     assert code == 0, err
-    rows = rows_of(tmp_path / "p.csv")
+    rows = read_rows(tmp_path / "p.csv")
     assert {*own, "weight", "precinct", "id"} <= {*rows[0]}
-    typed("predict", model, tmp_path / "in" / "people.csv", "--out", "q.csv")
-    assert [r["p_yes"] for r in rows] == [r["p_yes"] for r in rows_of(tmp_path / "q.csv")]
+    run_cli("predict", model, tmp_path / "in" / "people.csv", "--out", "q.csv")
+    assert [r["p_yes"] for r in rows] == [r["p_yes"] for r in read_rows(tmp_path / "q.csv")]
 
 
 # -- labels and votes -------------------------------------------------------------------------------------------------------
@@ -179,7 +180,7 @@ def test_votes_are_foretold_by_their_winner(tmp_path):
     }
     by_label = again.read(table)
     by_votes = again.read({**table, **votes}, _named(votes=("no", "yes")))
-    said = predict(again, by_label)
+    said = predict_dataset(again, by_label)
     one, other = (evaluate.evaluate_bags(r.bags, said) for r in (by_label, by_votes))
     assert one["log_loss"] == pytest.approx(other["log_loss"])
     assert evaluate.evaluate_shares(by_votes.bags, said)["bags"] == 8
@@ -195,7 +196,7 @@ def test_two_classes_must_count():
 # -- options that would do nothing --------------------------------------------------------------------------------------------
 
 
-def test_options_without_use_are_refused(typed, tmp_path):  # noqa: F811
+def test_options_without_use_are_refused(run_cli, tmp_path):
     model, data = case(tmp_path / "in", "table")
     for words, says in (
         (("check", data, "--side", 12), "--side 12 is for pictures"),
@@ -205,7 +206,7 @@ def test_options_without_use_are_refused(typed, tmp_path):  # noqa: F811
         (("issues", data, "--model", model, "--seed", 0), "--seed is for judging without a model"),
         (("fit", data, "--out", "m", "--method", "auto,tilt"), "auto chooses by itself"),
     ):
-        code, _, err = typed(*words)
+        code, _, err = run_cli(*words)
         assert code == 2
         assert says in err.splitlines()[-1]
 
@@ -216,16 +217,16 @@ def test_labels_of_listed_bags_are_counted_by_bags():
         MajorityClassifier().fit(bags, [0, 1, 0, 1, 0])
 
 
-def test_the_next_command_can_be_pasted(typed, tmp_path):  # noqa: F811
+def test_the_next_command_can_be_pasted(run_cli, tmp_path):
     model, data = case(tmp_path / "in", "table")
     there = (tmp_path / "my data.csv", tmp_path / "my sheet.csv")
     there[0].write_bytes(data.read_bytes())
-    code, _, err = typed("audit", model, there[0], "--out", there[1], "--count", 4)
+    code, _, err = run_cli("audit", model, there[0], "--out", there[1], "--count", 4)
     assert code == 0, err
     assert f"headcount evaluate {model} '{there[0]}' --audit '{there[1]}'" in err
 
 
-def test_names_with_commas_can_be_named(typed, tmp_path):  # noqa: F811
+def test_names_with_commas_can_be_named(run_cli, tmp_path):
     table = people()
     won = dict(zip(table["precinct"], table.pop("label"), strict=True))
     votes = {
@@ -234,12 +235,12 @@ def test_names_with_commas_can_be_named(typed, tmp_path):  # noqa: F811
     }
     data, labels = make.write_csv(tmp_path / "d.csv", table), make.write_csv(tmp_path / "v.csv", votes)
     said = ("--labels", labels, "--votes", 'no, "yes, but"')
-    code, out, err = typed("check", data, *said, "--truth", "truth", "--uncounted", "yes", "--json")
+    code, out, err = run_cli("check", data, *said, "--truth", "truth", "--uncounted", "yes", "--json")
     assert code == 0, err
     assert set(json.loads(out)["shares"]["classes"]) == {"no", "yes, but", "yes"}
     model = fitted(read(data, ColumnRoles(votes=("no", "yes, but")), labels=labels, uncounted=["yes"])).save(
         tmp_path / "m"
     )
-    code, _, err = typed("audit", model, data, *said, "--out", "sheet.csv", "--count", 4)
+    code, _, err = run_cli("audit", model, data, *said, "--out", "sheet.csv", "--count", 4)
     assert code == 0, err
     assert """--votes 'no,"yes, but"'""" in err

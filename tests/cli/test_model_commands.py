@@ -15,20 +15,19 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import average_precision_score
 
 import read_factory as make
-from ask_factory import KINDS, case, fitted, people
 from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError
 from headcount.inference import evaluate, label_issues
-from headcount.inference.predict import predict
+from headcount.inference.predict import predict_dataset
 from headcount.models.fitted import FittedModel
 from headcount.readers import read
 from headcount.readers.columns import ColumnRoles
 from headcount.reporting import audit_sheet, templates
-from test_predict import left, rows_of, typed  # noqa: F401  (a fixture)
+from model_factory import KINDS, case, file_names_in, fitted, people, read_rows
 
 
-def scores(typed, *words):  # noqa: F811
-    code, out, err = typed("evaluate", *words, "--json")
+def scores(run_cli, *words):
+    code, out, err = run_cli("evaluate", *words, "--json")
     assert code == 0, err
     return json.loads(out)
 
@@ -36,16 +35,16 @@ def scores(typed, *words):  # noqa: F811
 # -- evaluate ---------------------------------------------------------------------------------------------------------------
 
 
-def test_scores_of_bags_and_instances(typed, tmp_path):  # noqa: F811
+def test_scores_of_bags_and_instances(run_cli, tmp_path):
     model, data = case(tmp_path / "in", "table")
-    found = scores(typed, model, data)
+    found = scores(run_cli, model, data)
     again = FittedModel.load(model)
     reading = again.read(data)
     answer = again.predict(reading.to_bags(again.preprocessor))
-    p, label = answer.bag_log_probabilities.exp().numpy(), reading.bags.label.numpy()
+    p, label = answer.bag_probabilities, reading.bags.label.numpy()
     assert found["bags"]["accuracy"]["value"] == pytest.approx((p.argmax(1) == label).mean())
     assert found["bags"]["log_loss"] == pytest.approx(-np.log(p[np.arange(8), label]).mean(), abs=1e-4)
-    truth, said = reading.bags.truth.numpy(), answer.instance_probabilities.argmax(1).numpy()
+    truth, said = reading.bags.truth.numpy(), answer.instance_prediction
     own = found["instances"]
     assert own["accuracy"]["value"] == pytest.approx((truth == said).mean(), abs=1e-6)
     assert own["accuracy"]["low"] < own["accuracy"]["value"] < own["accuracy"]["high"]
@@ -53,26 +52,26 @@ def test_scores_of_bags_and_instances(typed, tmp_path):  # noqa: F811
         assert own["classes"][c]["recall"] == pytest.approx((said == k)[truth == k].mean(), abs=1e-6)
         assert own["classes"][c]["precision"] == pytest.approx((truth == k)[said == k].mean(), abs=1e-6)
     assert "shares" not in found
-    code, out, _ = typed("evaluate", model, data)
+    code, out, _ = run_cli("evaluate", model, data)
     assert code == 0
     assert "bag accuracy" in out
     assert "instance accuracy" in out
     assert "Wilson" in out
 
 
-def test_truth_alone_is_enough_for_the_instances(typed, tmp_path):  # noqa: F811
+def test_truth_alone_is_enough_for_the_instances(run_cli, tmp_path):
     """Cells somebody named one by one, and no label of their slide: it used to be refused for want of a label column."""
     model, data = case(tmp_path / "in", "table")
-    full = scores(typed, model, data)
+    full = scores(run_cli, model, data)
     table = people()
     del table["label"]
     bare = make.write_csv(tmp_path / "bare.csv", table)
-    assert scores(typed, model, bare)["instances"] == full["instances"]
-    assert "bags" not in scores(typed, model, bare)
+    assert scores(run_cli, model, bare)["instances"] == full["instances"]
+    assert "bags" not in scores(run_cli, model, bare)
     held = {"features": np.zeros((2, 2), np.float32), "sizes": [1, 1], "truth": [0, 1]}
     assert read(held, classes=("no", "yes"), truth_suffices=True).bags.truth.tolist() == [0, 1]
     for unknown in ({**table, "truth": [""] * len(table["truth"])}, {k: v for k, v in table.items() if k != "truth"}):
-        code, _, err = typed("evaluate", model, make.write_csv(tmp_path / "none.csv", unknown))
+        code, _, err = run_cli("evaluate", model, make.write_csv(tmp_path / "none.csv", unknown))
         assert code == 2
         assert "label" in err.splitlines()[-1]
 
@@ -87,12 +86,12 @@ def test_a_text_is_shown_whole_and_what_stands_beside_it_under_its_name(tmp_path
     assert shown.text == table["text"][int(reading.rows[0])]
     assert dict(shown.values) == {"price": str(table["price"][int(reading.rows[0])])}
     assert len(templates.view_instance(reading, 0).text) == 600
-    said = predict(fitted(reading), reading)
+    said = predict_dataset(fitted(reading), reading)
     audit_sheet.write_sheet(tmp_path / "s.csv", reading, said, 4, 0)
-    assert all(r["text"].endswith("end") and r["price"] for r in rows_of(tmp_path / "s.csv"))
+    assert all(r["text"].endswith("end") and r["price"] for r in read_rows(tmp_path / "s.csv"))
 
 
-def test_a_model_remembers_its_columns_in_a_second_file_too(typed, tmp_path):  # noqa: F811
+def test_a_model_remembers_its_columns_in_a_second_file_too(run_cli, tmp_path):
     table = people()
     won = dict(zip(table["precinct"], table.pop("label"), strict=True))
     votes = {b: (1, 3) if w == "yes" else (4, 2) for b, w in won.items()}
@@ -101,22 +100,24 @@ def test_a_model_remembers_its_columns_in_a_second_file_too(typed, tmp_path):  #
     both |= {"yes": [v[1] for v in votes.values()]}
     labels = make.write_csv(tmp_path / "outcomes.csv", both)
     model = fitted(read(data, ColumnRoles(label="outcome"), labels=labels)).save(tmp_path / "winners")
-    assert scores(typed, model, data, "--labels", labels)["bags"]["bags"] == len(won)
+    assert scores(run_cli, model, data, "--labels", labels)["bags"]["bags"] == len(won)
     model = fitted(read(data, ColumnRoles(votes=("no", "yes")), labels=labels)).save(tmp_path / "votes")
-    assert "shares" in scores(typed, model, data, "--labels", labels)
-    assert "shares" not in scores(typed, model, data, "--labels", labels, "--label", "outcome")  # the user's word first
+    assert "shares" in scores(run_cli, model, data, "--labels", labels)
+    assert "shares" not in scores(
+        run_cli, model, data, "--labels", labels, "--label", "outcome"
+    )  # the user's word first
 
 
-def test_no_truth_no_instance_score(typed, tmp_path):  # noqa: F811
+def test_no_truth_no_instance_score(run_cli, tmp_path):
     model, _ = case(tmp_path / "in", "table")
     table = people()
     del table["truth"]
-    found = scores(typed, model, make.write_csv(tmp_path / "new.csv", table))
+    found = scores(run_cli, model, make.write_csv(tmp_path / "new.csv", table))
     assert "instances" not in found
     assert found["bags"]["bags"] == 8
 
 
-def test_votes_are_compared_with_shares(typed, tmp_path):  # noqa: F811
+def test_votes_are_compared_with_shares(run_cli, tmp_path):
     model, _ = case(tmp_path / "in", "table")
     table = people()
     yes = {
@@ -127,9 +128,9 @@ def test_votes_are_compared_with_shares(typed, tmp_path):  # noqa: F811
     table["no"] = [6 - yes[p] for p in table["precinct"]]
     del table["label"]
     data = make.write_csv(tmp_path / "votes.csv", table)
-    found = scores(typed, model, data, "--votes", "no,yes")
+    found = scores(run_cli, model, data, "--votes", "no,yes")
     again = FittedModel.load(model)
-    said = predict(again, reading := again.read(data, ColumnRoles(votes=("no", "yes"))))
+    said = predict_dataset(again, reading := again.read(data, ColumnRoles(votes=("no", "yes"))))
     true = reading.bags.target.numpy()
     assert true.max() < 1 or len(np.unique(true)) > 2
     assert found["shares"]["mean_error"] == pytest.approx(np.abs(said.shares - true).mean(), abs=1e-5)
@@ -140,7 +141,7 @@ def test_votes_are_compared_with_shares(typed, tmp_path):  # noqa: F811
 
 def test_ties_are_right_with_any_winner_and_groups_widen(tmp_path):
     reading = read(make.write_csv(tmp_path / "a.csv", people(bags=4)))
-    said = predict(fitted(reading), reading)
+    said = predict_dataset(fitted(reading), reading)
     tied = reading.bags.target.clone()
     tied[:] = 0.5
     everyone = evaluate.evaluate_bags(replace(reading.bags, target=tied), said)
@@ -186,7 +187,7 @@ def test_calibration_table_adds_up():
 
 
 def fill(sheet: Path, truth: dict[str, str], skip: int = 0) -> None:
-    rows = rows_of(sheet)
+    rows = read_rows(sheet)
     for n, row in enumerate(rows):
         row["label"] = "" if n < skip else truth[row["id"]]
     with open(sheet, "w", newline="") as f:
@@ -205,22 +206,22 @@ def big(tmp_path):
 
 
 @pytest.mark.parametrize("out", ["s.csv", "folder"])
-def test_a_sheet_goes_out_blind_and_comes_back_as_accuracy(out, typed, tmp_path, big):  # noqa: F811
+def test_a_sheet_goes_out_blind_and_comes_back_as_accuracy(out, run_cli, tmp_path, big):
     model, data, truth = big
-    code, _, err = typed("audit", model, data, "--out", out)
+    code, _, err = run_cli("audit", model, data, "--out", out)
     assert code == 0, err
     sheet = tmp_path / out / "sheet.csv" if out == "folder" else tmp_path / out
-    rows = rows_of(sheet)
+    rows = read_rows(sheet)
     assert len(rows) == 100
     assert set(rows[0]) == {"item", "id", "precinct", "height", "colour", "label"}
     assert all(r["label"] == "" for r in rows)
     key = json.loads(audit_sheet.key_path(sheet).read_text())
     assert {i["prediction"] for i in key["items"]} == {"yes", "no"}
-    by_row = rows_of(data)
+    by_row = read_rows(data)
     assert [by_row[i["row"]]["id"] for i in key["items"]] == [r["id"] for r in rows]
     fill(sheet, truth)
-    found = scores(typed, model, data, "--audit", sheet)["audit"]
-    said = {r["id"]: r for r in rows_of(_predicted(typed, tmp_path, model, data))}
+    found = scores(run_cli, model, data, "--audit", sheet)["audit"]
+    said = {r["id"]: r for r in read_rows(_predicted(run_cli, tmp_path, model, data))}
     whole = np.mean([said[i]["prediction"] == t for i, t in truth.items()])
     assert found["accuracy"]["low"] <= whole <= found["accuracy"]["high"]
     assert abs(found["accuracy"]["value"] - whole) < 0.1
@@ -228,34 +229,34 @@ def test_a_sheet_goes_out_blind_and_comes_back_as_accuracy(out, typed, tmp_path,
     weight = [i["weight"] for i in key["items"]]
     assert found["accuracy"]["value"] == pytest.approx(np.average(hits, weights=weight), abs=1e-5)
     assert (found["labelled"], found["left_blank"]) == (100, 0)
-    code, text, _ = typed("evaluate", model, data, "--audit", sheet)
+    code, text, _ = run_cli("evaluate", model, data, "--audit", sheet)
     assert "labelled by hand" in text
 
 
-def _predicted(typed, tmp_path, model, data):  # noqa: F811
-    typed("predict", model, data, "--out", tmp_path / "all.csv")
+def _predicted(run_cli, tmp_path, model, data):
+    run_cli("predict", model, data, "--out", tmp_path / "all.csv")
     return tmp_path / "all.csv"
 
 
-def test_a_sheet_judges_the_next_model_too(typed, tmp_path, big):  # noqa: F811
+def test_a_sheet_judges_the_next_model_too(run_cli, tmp_path, big):
     """The weights are those of the draw; the answers are those of the model that is asked about."""
     model, data, truth = big
-    typed("audit", model, data, "--out", "s.csv")
+    run_cli("audit", model, data, "--out", "s.csv")
     fill(tmp_path / "s.csv", truth)
     contrary = FittedModel.load(model)
     contrary = contrary.replace(
         estimator=replace(contrary.estimator, value=contrary.estimator.value[:, ::-1].copy())
     ).save(tmp_path / "m2")
-    one, two = (scores(typed, m, data, "--audit", "s.csv")["audit"]["accuracy"]["value"] for m in (model, contrary))
+    one, two = (scores(run_cli, m, data, "--audit", "s.csv")["audit"]["accuracy"]["value"] for m in (model, contrary))
     assert one + two == pytest.approx(1, abs=1e-5)
     assert one > 0.8
 
 
-def test_a_sheet_left_half_blank(typed, tmp_path, big):  # noqa: F811
+def test_a_sheet_left_half_blank(run_cli, tmp_path, big):
     model, data, truth = big
-    typed("audit", model, data, "--out", "s.csv", "--count", 40)
+    run_cli("audit", model, data, "--out", "s.csv", "--count", 40)
     fill(tmp_path / "s.csv", truth, skip=10)
-    found = scores(typed, model, data, "--audit", "s.csv")["audit"]
+    found = scores(run_cli, model, data, "--audit", "s.csv")["audit"]
     assert (found["labelled"], found["left_blank"]) == (30, 10)
 
 
@@ -278,21 +279,21 @@ SHEETS = {
 
 
 @pytest.mark.parametrize("how", SHEETS)
-def test_a_spoilt_sheet(how, typed, tmp_path, big):  # noqa: F811
+def test_a_spoilt_sheet(how, run_cli, tmp_path, big):
     model, data, truth = big
-    typed("audit", model, data, "--out", "s.csv")
+    run_cli("audit", model, data, "--out", "s.csv")
     fill(tmp_path / "s.csv", truth)
     edit, why = SHEETS[how]
-    rows = edit(rows_of(tmp_path / "s.csv"))
+    rows = edit(read_rows(tmp_path / "s.csv"))
     make.write_csv(tmp_path / "s.csv", {k: [r[k] for r in rows] for k in rows[0]})
-    code, out, err = typed("evaluate", model, data, "--audit", "s.csv")
+    code, out, err = run_cli("evaluate", model, data, "--audit", "s.csv")
     assert (code, out) == (2, "")
     assert why in err.splitlines()[-1]
 
 
-def test_a_spoilt_key(typed, tmp_path, big):  # noqa: F811
+def test_a_spoilt_key(run_cli, tmp_path, big):
     model, data, truth = big
-    typed("audit", model, data, "--out", "s.csv")
+    run_cli("audit", model, data, "--out", "s.csv")
     fill(tmp_path / "s.csv", truth)
     key = tmp_path / "s.key.json"
     good = json.loads(key.read_text())
@@ -306,45 +307,46 @@ def test_a_spoilt_key(typed, tmp_path, big):  # noqa: F811
         ({"items": [{**i, "row": 10**6} for i in good["items"]]}, "were not read"),
     ):
         key.write_text(json.dumps({**good, **change}))
-        code, _, err = typed("evaluate", model, data, "--audit", "s.csv")
+        code, _, err = run_cli("evaluate", model, data, "--audit", "s.csv")
         assert code == 2
         assert why in err.splitlines()[-1]
     key.write_text("{")
-    assert typed("evaluate", model, data, "--audit", "s.csv")[0] == 2
+    assert run_cli("evaluate", model, data, "--audit", "s.csv")[0] == 2
     other = make.write_csv(tmp_path / "other.csv", people(seed=9))
     key.write_text(json.dumps(good))
-    assert "other data" in typed("evaluate", model, other, "--audit", "s.csv")[2].splitlines()[-1]
+    assert "other data" in run_cli("evaluate", model, other, "--audit", "s.csv")[2].splitlines()[-1]
 
 
-def test_a_sheet_is_never_written_over(typed, tmp_path, big):  # noqa: F811
+def test_a_sheet_is_never_written_over(run_cli, tmp_path, big):
     model, data, _ = big
-    assert typed("audit", model, data, "--out", "s.csv")[0] == 0
+    assert run_cli("audit", model, data, "--out", "s.csv")[0] == 0
     (tmp_path / "s.csv").write_text("hours of work")
-    code, _, err = typed("audit", model, data, "--out", "s.csv")
+    code, _, err = run_cli("audit", model, data, "--out", "s.csv")
     assert code == 2
     assert "s.csv is there already" in err
     assert (tmp_path / "s.csv").read_text() == "hours of work"
 
 
-def test_a_sheet_without_room_leaves_no_key(typed, tmp_path, big, monkeypatch):  # noqa: F811
-    from headcount.reporting import export
+def test_a_sheet_without_room_leaves_no_key(run_cli, tmp_path, big, monkeypatch):
     from test_predict import Full
 
+    from headcount.reporting import export
+
     model, data, _ = big
-    before = left(tmp_path)
+    before = file_names_in(tmp_path)
     monkeypatch.setattr(export, "open_sink", lambda path: Full(path, "wb"))
-    assert typed("audit", model, data, "--out", "s.csv")[0] == 2
-    assert typed("audit", model, data, "--out", "folder")[0] == 2
-    assert left(tmp_path) == before
+    assert run_cli("audit", model, data, "--out", "s.csv")[0] == 2
+    assert run_cli("audit", model, data, "--out", "folder")[0] == 2
+    assert file_names_in(tmp_path) == before
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_sheet_of_every_kind(kind, typed, tmp_path):  # noqa: F811
+def test_a_sheet_of_every_kind(kind, run_cli, tmp_path):
     model, data = case(tmp_path / "in", kind)
-    code, _, err = typed("audit", model, data, "--out", "sheet", "--count", 8)
+    code, _, err = run_cli("audit", model, data, "--out", "sheet", "--count", 8)
     assert code == 0, err
     text = (tmp_path / "sheet" / "index.html").read_text()
-    rows = rows_of(tmp_path / "sheet" / "sheet.csv")
+    rows = read_rows(tmp_path / "sheet" / "sheet.csv")
     assert len(rows) == 8 == text.count('<li id="item-')
     assert text.count('src="data:image/png') == (8 if kind == "images" else 0)
     assert ("text" in rows[0]) == (kind == "text")
@@ -356,9 +358,9 @@ def test_a_sheet_of_every_kind(kind, typed, tmp_path):  # noqa: F811
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_page_of_every_kind(kind, typed, tmp_path):  # noqa: F811
+def test_a_page_of_every_kind(kind, run_cli, tmp_path):
     model, data = case(tmp_path / "in", kind)
-    code, _, err = typed("explain", model, data, "--out", "page.html")
+    code, _, err = run_cli("explain", model, data, "--out", "page.html")
     assert code == 0, err
     text = (tmp_path / "page.html").read_text()
     reading = FittedModel.load(model).read(data)
@@ -374,7 +376,7 @@ def test_votes_add_up_to_the_mean(alike, tmp_path):
 
     reading = read(make.write_csv(tmp_path / "a.csv", people(size=5)))
     model = fitted(reading, concentration=alike)
-    said = predict(model, reading)
+    said = predict_dataset(model, reading)
     view = explain.explain_bag(reading, said, 2)
     won = said.classes.index(view.predicted)
     mean = float(said.instance_probabilities[reading.bags.bag.numpy() == 2, won].mean())
@@ -397,7 +399,7 @@ def test_either_winner_of_a_tie_is_right_on_the_page_too(tmp_path):
     from headcount.reporting import explain
 
     reading = read(make.write_csv(tmp_path / "a.csv", people(bags=4)))
-    said = predict(fitted(reading), reading)
+    said = predict_dataset(fitted(reading), reading)
     tied = replace(reading.bags, target=torch.full_like(reading.bags.target, 0.5))
     views = [explain.explain_bag(replace(reading, bags=tied), said, b) for b in range(4)]
     assert all(v.correct and v.label == "|".join(said.classes) for v in views)
@@ -406,9 +408,9 @@ def test_either_winner_of_a_tie_is_right_on_the_page_too(tmp_path):
     assert explain.bags_to_inspect(replace(reading, bags=tied), said) == np.argsort(sure, kind="stable").tolist()
 
 
-def test_one_bag_by_name(typed, tmp_path):  # noqa: F811
+def test_one_bag_by_name(run_cli, tmp_path):
     model, data = case(tmp_path / "in", "table")
-    assert typed("explain", model, data, "--out", "page.html", "--bag", "p3")[0] == 0
+    assert run_cli("explain", model, data, "--out", "page.html", "--bag", "p3")[0] == 0
     text = (tmp_path / "page.html").read_text()
     assert "<h4>p3<span" in text
     assert "<h4>p2<span" not in text
@@ -463,7 +465,7 @@ def test_a_label_looks_wrong_if_nothing_speaks_for_it():
     assert looks == {"0": False, "1": False, "2": True, "3": False, "4": False}
 
 
-def test_issues_of_a_table_through_the_command(typed, tmp_path):  # noqa: F811
+def test_issues_of_a_table_through_the_command(run_cli, tmp_path):
     table = people(bags=40, size=16, seed=3, share=0.8)
     flipped = {"p4", "p11", "p20", "p33"}
     table["label"] = [
@@ -472,10 +474,10 @@ def test_issues_of_a_table_through_the_command(typed, tmp_path):  # noqa: F811
     ]
     del table["truth"]
     data = make.write_csv(tmp_path / "t.csv", table)
-    code, out, err = typed("issues", data, "--out", "i.csv", "--top", 5)
+    code, out, err = run_cli("issues", data, "--out", "i.csv", "--top", 5)
     assert code == 0, err
     assert "out-of-fold predictions of 5 random forests" in err
-    rows = rows_of(tmp_path / "i.csv")
+    rows = read_rows(tmp_path / "i.csv")
     assert len(rows) == 40
     assert [int(r["rank"]) for r in rows] == list(range(1, 41))
     assert {r["bag"] for r in rows[:4]} == flipped
@@ -486,19 +488,19 @@ def test_issues_of_a_table_through_the_command(typed, tmp_path):  # noqa: F811
     model = fitted(read(make.write_csv(tmp_path / "clean.csv", people(bags=40, size=16, seed=4, share=0.8)))).save(
         tmp_path / "m"
     )
-    assert typed("issues", data, "--model", model, "--out", "m.csv")[0] == 0
-    assert {r["bag"] for r in rows_of(tmp_path / "m.csv")[:4]} == flipped
+    assert run_cli("issues", data, "--model", model, "--out", "m.csv")[0] == 0
+    assert {r["bag"] for r in read_rows(tmp_path / "m.csv")[:4]} == flipped
 
 
-def test_a_model_that_saw_the_bags_is_said_to_have(typed, tmp_path):  # noqa: F811
+def test_a_model_that_saw_the_bags_is_said_to_have(run_cli, tmp_path):
     data = make.write_csv(tmp_path / "t.csv", people())
     reading = read(data)
     model = fitted(reading, metadata={"data": {"fingerprint": "x"}})
     model.save(tmp_path / "a")
     fitted(reading, metadata={"data": {"fingerprint": reading.fingerprint}}).save(tmp_path / "b")
-    assert "trained on" not in typed("issues", data, "--model", tmp_path / "a")[2]
-    assert "trained on" in typed("issues", data, "--model", tmp_path / "b")[2]
-    assert [scores(typed, tmp_path / m, data)["trained_on_these"] for m in "ab"] == [False, True]
+    assert "trained on" not in run_cli("issues", data, "--model", tmp_path / "a")[2]
+    assert "trained on" in run_cli("issues", data, "--model", tmp_path / "b")[2]
+    assert [scores(run_cli, tmp_path / m, data)["trained_on_these"] for m in "ab"] == [False, True]
 
 
 def test_folds_keep_groups_together_and_never_judge_their_own(monkeypatch, tmp_path):

@@ -69,7 +69,7 @@ def test_what_is_saved_answers_the_same_about_plain_numbers(estimator, tmp_path,
     made = of(estimator, **({"epochs": 5} if estimator == "noisy_label" else {})).fit(X * 2 + 3, Y, bags=BAG)
     made.fitted_.save(tmp_path / "m")
     alone = Bags.of(Pool(X * 2 + 3), sizes=[1] * len(X), labels=[-1] * len(X), classes=3)
-    said = FittedModel.load(tmp_path / "m").predict(alone).instance_probabilities.numpy()
+    said = FittedModel.load(tmp_path / "m").predict(alone).instance_probabilities
     assert np.allclose(said, made.predict_proba(X * 2 + 3), atol=1e-4)
 
 

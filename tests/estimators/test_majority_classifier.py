@@ -226,7 +226,7 @@ def test_bags_are_answered_as_on_the_command_line(name, monkeypatch):
     order = np.argsort(bag, kind="stable")
     held = Bags.of(Pool(x[order]), sizes=[5] * 30, labels=[-1] * 30, classes=2)
     asked = made.fitted_.predict(held)  # what evaluate and predict ask
-    labels, said = y[order][::5], made.classes_[asked.bag_log_probabilities.argmax(1).numpy()]
+    labels, said = y[order][::5], made.classes_[asked.bag_prediction]
     listed = [x[bag == b] for b in range(30)]
     assert made.predict_bags(listed).tolist() == said.tolist()
     assert made.score(listed, labels) == made.score(x, y, bags=bag) == (said == labels).mean()

@@ -152,7 +152,7 @@ def issues(
     read_options: dict[str, Any],
 ) -> None:
     """Rank the bags whose label looks wrong."""
-    from headcount.cli.loading import is_training_data, load_model, predict_all, read_data
+    from headcount.cli.loading import load_model, predict_all, read_data
     from headcount.inference.label_issues import FOLDS, TREES, cross_val_bag_probabilities, find_label_issues
     from headcount.reporting import export
     from headcount.reporting.console import print_label_issues, print_message
@@ -175,7 +175,7 @@ def issues(
         bag_probabilities = cross_val_bag_probabilities(dataset, folds, seed or 0)
     else:
         predictions = predict_all(fitted, dataset)
-        if predictions.seen_in_training.any() or is_training_data(fitted, dataset):
+        if predictions.seen_in_training.any():
             print_message("it may have learned wrong labels too; without --model the predictions are out of fold")
         bag_probabilities = predictions.bag_probabilities
     table = find_label_issues(dataset.bags, bag_probabilities)

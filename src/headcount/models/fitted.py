@@ -232,7 +232,7 @@ class FittedModel:
             "counted": None if self.counted is None else list(self.counted),
             "temperature": self.temperature,
             "instance_temperature": self.instance_temperature,
-            "transition": {"mix": self.transition.mix.tolist(), "labels": self.transition.labels.tolist()},
+            "transition": {"mix": self.transition.mix.tolist(), "labels": self.transition.label_prior.tolist()},
             "concentration": self.concentration,
             "use_context": self.use_context,
             "preprocessor": self.preprocessor.to_json(),
@@ -256,6 +256,8 @@ def load_model(path: Path | str) -> FittedModel | Model:
 
 
 def _parse_fitted(data: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> FittedModel:
+    if data["kind"] == "bare network":
+        raise HeadcountError("it is a network without a preprocessor; use Model.load")
     serialization.check_keys(data, MODEL_KEYS | (data.keys() & {"frozen_backbone"}))
     classes = serialization.check_names(data["classes"], "classes")
     counted = serialization.check_counted(data["counted"], len(classes))

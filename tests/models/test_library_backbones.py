@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ask_factory import even
 from headcount.errors import HeadcountError
 from headcount.experiments.recipe import Recipe
 from headcount.models import library_backbones
@@ -19,7 +18,8 @@ from headcount.models.fitted import FittedModel
 from headcount.models.network import Model, ModelConfig
 from headcount.readers import read
 from headcount.training.loop import train
-from vision_factory import CLASSES, Net, published, stand_in
+from library_factory import CLASSES, Net, published, stand_in
+from model_factory import even
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def downloads(monkeypatch):
     return stand_in(monkeypatch)
 
 
-def pictures(bags: int = 8, size: int = 6, channels: int = 3):
+def images(bags: int = 8, size: int = 6, channels: int = 3):
     """Class a is dark, class b is bright."""
     g = np.random.default_rng(0)
     held = [g.integers(0, 128, (size, 8, 8, channels)).astype(np.uint8) + np.uint8(100 * (b % 2)) for b in range(bags)]
@@ -66,15 +66,17 @@ def test_published_weights_come_only_when_asked_for(name, mean, downloads):
     )
 
 
-def test_weights_that_cannot_be_had(downloads):
-    with pytest.raises(HeadcountError, match=r"offline: its published weights could not be had .*name resolution") as e:
+def test_weights_that_cannot_be_loaded(downloads):
+    with pytest.raises(
+        HeadcountError, match=r"offline: its published weights could not be loaded .*name resolution"
+    ) as e:
         library_backbones.load_pretrained("timm:offline", (8, 8, 3))
     assert "\n" not in str(e.value)
     assert library_backbones.load_pretrained("timm:offline", (8, 8, 3), weights="none").state is None
 
 
 def test_a_size_that_a_network_does_not_take(downloads):
-    with pytest.raises(HeadcountError, match=r"does not take pictures of 8 x 8 .*doesn't match.* give the size"):
+    with pytest.raises(HeadcountError, match=r"does not take images of 8 x 8 .*doesn't match.* give the size"):
         library_backbones.load_pretrained("timm:picky", (8, 8, 3))
     assert downloads == [], "told before anything is fetched"
     assert library_backbones.load_pretrained("timm:picky", (8, 8, 3), size=16).size == 16
@@ -149,7 +151,7 @@ def test_what_is_no_safetensors_file_is_refused(content, downloads, tmp_path, mo
     (("mlp", None, "none", None), "weights is for a backbone of timm"),
     ((None, None, None, 32), "size is for a backbone of timm"),
     (("timm:small", None, "weights.pt", None), "pretrained, none or FILE.safetensors"),
-    (("timm:small", True, "none", None), "sees nothing"),
+    (("timm:small", True, "none", None), "is useless"),
     (("timm:small", None, None, 4), "from 8 to 2048"),
     (("timm:small", 1, None, None), "true or false"),
     (("timm:unheard_of", None, None, None), "has no model"),
@@ -163,17 +165,16 @@ def test_choices_that_do_not_go_together(choice, why, downloads):
 
 
 def test_a_saved_model_needs_no_download_and_comes_back(downloads, tmp_path):
-    reading = pictures()
+    dataset = images()
     model = model_of(frozen=True, size=12)
     library_backbones.load_pretrained("timm:small", (8, 8, 3)).load_into(model.backbone)
-    saved = FittedModel(model.eval(), CLASSES, reading.fit_preprocessor(), even(2))
+    saved = FittedModel(model.eval(), CLASSES, dataset.fit_preprocessor(), even(2))
     saved.save(tmp_path / "m")
     downloads.clear()
     again = FittedModel.load(tmp_path / "m")
     assert downloads == []
-    assert torch.equal(
-        saved.predict(reading.to_bags()).instance_probabilities, again.predict(reading.to_bags()).instance_probabilities
-    )
+    one, two = saved.predict(dataset).instance_probabilities, again.predict(dataset).instance_probabilities
+    assert np.array_equal(one, two)
 
 
 @pytest.mark.parametrize(
@@ -192,10 +193,10 @@ def test_a_saved_model_needs_no_download_and_comes_back(downloads, tmp_path):
 def test_names_are_names_and_not_addresses(name, why, downloads, tmp_path):
     with pytest.raises(HeadcountError, match=why):
         build_backbone(name, (8, 8, 3), {})
-    FittedModel(model_of().eval(), CLASSES, pictures().fit_preprocessor(), even(2)).save(tmp_path / "m")
-    said = json.loads((tmp_path / "m" / "model.json").read_text())
-    said["design"]["backbone"] = name
-    (tmp_path / "m" / "model.json").write_text(json.dumps(said))
+    FittedModel(model_of().eval(), CLASSES, images().fit_preprocessor(), even(2)).save(tmp_path / "m")
+    data = json.loads((tmp_path / "m" / "model.json").read_text())
+    data["config"]["backbone"] = name
+    (tmp_path / "m" / "model.json").write_text(json.dumps(data))
     with pytest.raises(HeadcountError, match=why):
         FittedModel.load(tmp_path / "m")
     assert downloads == []
@@ -219,13 +220,13 @@ def test_a_missing_or_broken_library_names_the_extra(library, error, monkeypatch
 def test_wrong_options(options, why, downloads):
     with pytest.raises(HeadcountError, match=why):
         build_backbone("timm:small", (8, 8, 3), options)
-    with pytest.raises(HeadcountError, match="reads pictures"):
+    with pytest.raises(HeadcountError, match="reads images"):
         build_backbone("timm:small", (12,), {})
 
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_frozen_weights_and_running_means_stay(frozen, downloads):
-    bags = pictures().to_bags()
+    bags = images().to_bags()
     model = model_of(frozen=frozen)
     model.train()
     assert model.backbone.net.training != frozen

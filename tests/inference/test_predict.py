@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import decimal
 import errno
 import io
@@ -19,124 +18,97 @@ import pytest
 from PIL import Image
 
 import read_factory as make
-from ask_factory import KINDS, case, fitted, people
-from headcount.cli import main
 from headcount.inference import predict
 from headcount.models.fitted import FittedModel
 from headcount.readers import read
 from headcount.readers.columns import ColumnRoles
 from headcount.reporting import export, geo
-
-
-@pytest.fixture
-def typed(monkeypatch, capsys, tmp_path):
-    """The exit code, stdout and stderr of a command, run where the data are."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["headcount", *map(str, words)])
-        with pytest.raises(SystemExit) as e:
-            main.main()
-        out, err = capsys.readouterr()
-        return int(e.value.code or 0), out, err
-
-    return run
-
-
-def rows_of(path: Path, sign: str = ",") -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(path.read_text("utf-8")), delimiter=sign))
-
-
-def left(folder: Path) -> set[str]:
-    return {p.name for p in folder.iterdir()}
-
+from model_factory import KINDS, case, file_names_in, fitted, people, read_rows
 
 # -- rows -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_comes_back_row_by_row(kind, typed, tmp_path):
+def test_every_kind_comes_back_row_by_row(kind, run_cli, tmp_path):
     model, data = case(tmp_path / "in", kind)
-    code, out, err = typed("predict", model, data, "--out", "p.csv", "--bags", "b.csv")
+    code, out, err = run_cli("predict", model, data, "--out", "p.csv", "--bags", "b.csv")
     assert (code, out) == (0, ""), err
     again = FittedModel.load(model)
     reading = again.read(data)
     want = again.predict(reading.to_bags(again.preprocessor))
-    rows = rows_of(tmp_path / "p.csv")
+    rows = read_rows(tmp_path / "p.csv")
     assert len(rows) == reading.n_rows == len(reading.rows)
     for name in reading.ids.column_names:
         assert [r[name] for r in rows] == [_shown(v) for v in reading.ids.column(name).to_pylist()]
     p = np.array([[float(r[f"p_{c}"]) for c in again.classes] for r in rows])
-    assert np.abs(p[reading.rows] - want.instance_probabilities.numpy()).max() < 1e-5
+    assert np.abs(p[reading.rows] - want.instance_probabilities).max() < 1e-5
     assert [r["prediction"] for r in rows] == [again.classes[k] for k in p.argmax(1)]
     names = np.array(reading.bags.names)
     assert np.array([r["bag"] for r in rows])[reading.rows].tolist() == names[reading.bags.bag].tolist()
-    bags = rows_of(tmp_path / "b.csv")
+    bags = read_rows(tmp_path / "b.csv")
     assert [b["bag"] for b in bags] == names.tolist()
     for b, row in enumerate(bags):
         here = reading.bags.bag.numpy() == b
         for k, c in enumerate(again.classes):
             assert float(row[f"share_{c}"]) == pytest.approx(
-                float(want.instance_probabilities.numpy()[here, k].mean()), abs=1e-5
+                float(want.instance_probabilities[here, k].mean()), abs=1e-5
             )
             assert float(row[f"low_{c}"]) <= float(row[f"share_{c}"]) <= float(row[f"high_{c}"])
-            assert float(row[f"p_majority_{c}"]) == pytest.approx(
-                float(want.bag_log_probabilities[b, k].exp()), abs=1e-5
-            )
-        assert row["prediction"] == again.classes[int(want.bag_log_probabilities[b].argmax())]
+            assert float(row[f"p_majority_{c}"]) == pytest.approx(float(want.bag_probabilities[b, k]), abs=1e-5)
+        assert row["prediction"] == again.classes[int(want.bag_prediction[b])]
 
 
 def _shown(v: object) -> str:
     return f"{v:g}" if isinstance(v, float) else str(v)
 
 
-def test_rows_of_several_bags_stay_where_they_were(typed, tmp_path):
+def test_rows_of_several_bags_stay_where_they_were(run_cli, tmp_path):
     """Ids that belong to the rows, a table in no order of bags: what is said joins back to the right row."""
     model, data = case(tmp_path / "in", "table")
-    assert typed("predict", model, data, "--out", "p.csv")[0] == 0
-    said, table = rows_of(tmp_path / "p.csv"), rows_of(data)
+    assert run_cli("predict", model, data, "--out", "p.csv")[0] == 0
+    said, table = read_rows(tmp_path / "p.csv"), read_rows(data)
     assert [r["id"] for r in said] == [r["id"] for r in table]
     assert [r["precinct"] for r in said] == [r["precinct"] for r in table] != sorted(r["precinct"] for r in table)
     tall = [float(r["height"]) > 170 for r in table]
     assert np.mean([t == (r["prediction"] == "yes") for t, r in zip(tall, said, strict=True)]) > 0.9
 
 
-def test_the_context_of_a_bag(typed, tmp_path):
+def test_the_context_of_a_bag(run_cli, tmp_path):
     """A model that listens answers otherwise; --context off is the instance by itself; shares are the same in both."""
     model, data = case(tmp_path / "in", "table")
     kept = FittedModel.load(model)
     kept.replace(concentration=2.0, use_context=True).save(model, overwrite=True)
     for how in ("auto", "on", "off"):
         more = ("--out", f"{how}.csv", "--bags", f"{how}-bags.csv", "--context", how)
-        assert typed("predict", model, data, *more)[0] == 0
-    p = {how: [float(r["p_yes"]) for r in rows_of(tmp_path / f"{how}.csv")] for how in ("auto", "on", "off")}
+        assert run_cli("predict", model, data, *more)[0] == 0
+    p = {how: [float(r["p_yes"]) for r in read_rows(tmp_path / f"{how}.csv")] for how in ("auto", "on", "off")}
     assert p["auto"] == p["on"] != p["off"]
     bags = {how: (tmp_path / f"{how}-bags.csv").read_text() for how in ("on", "off")}
     assert bags["on"] == bags["off"]
-    scores = [json.loads(typed("evaluate", model, data, "--json", "--context", how)[1]) for how in ("on", "off")]
+    scores = [json.loads(run_cli("evaluate", model, data, "--json", "--context", how)[1]) for how in ("on", "off")]
     assert scores[0]["instances"] != scores[1]["instances"]
     assert scores[0]["bags"] == scores[1]["bags"]
     kept.replace(concentration=2.0, use_context=False).save(model, overwrite=True)
-    assert typed("predict", model, data, "--out", "again.csv")[0] == 0
+    assert run_cli("predict", model, data, "--out", "again.csv")[0] == 0
     assert (tmp_path / "again.csv").read_text() == (tmp_path / "off.csv").read_text()
 
 
-def test_a_tie_is_written_as_one(typed, tmp_path):
+def test_a_tie_is_written_as_one(run_cli, tmp_path):
     model, _ = case(tmp_path / "in", "table")
     table = people()
     table["label"] = ["no|yes" if p == "p0" else v for p, v in zip(table["precinct"], table["label"], strict=True)]
     data = make.write_csv(tmp_path / "tie.csv", table)
-    assert typed("predict", model, data, "--out", "p.csv", "--bags", "b.csv")[0] == 0
-    assert {r["bag"]: r["label"] for r in rows_of(tmp_path / "b.csv")}["p0"] == "no|yes"
-    assert typed("issues", data, "--model", model, "--out", "i.csv")[0] == 0
-    assert {r["bag"]: r["label"] for r in rows_of(tmp_path / "i.csv")}["p0"] == "no|yes"
+    assert run_cli("predict", model, data, "--out", "p.csv", "--bags", "b.csv")[0] == 0
+    assert {r["bag"]: r["label"] for r in read_rows(tmp_path / "b.csv")}["p0"] == "no|yes"
+    assert run_cli("issues", data, "--model", model, "--out", "i.csv")[0] == 0
+    assert {r["bag"]: r["label"] for r in read_rows(tmp_path / "i.csv")}["p0"] == "no|yes"
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
-def test_the_formats_say_the_same(ending, typed, tmp_path):
+def test_the_formats_say_the_same(ending, run_cli, tmp_path):
     model, data = case(tmp_path / "in", "table")
-    assert typed("predict", model, data, "--out", f"p.{ending}")[0] == 0
-    assert typed("predict", model, data, "--out", "plain.csv")[0] == 0
+    assert run_cli("predict", model, data, "--out", f"p.{ending}")[0] == 0
+    assert run_cli("predict", model, data, "--out", "plain.csv")[0] == 0
     sign = "\t" if ending == "tsv" else ","
     path = tmp_path / f"p.{ending}"
     table = (
@@ -153,13 +125,13 @@ def test_the_formats_say_the_same(ending, typed, tmp_path):
 
 
 @pytest.mark.parametrize("how", ["p.h5", "folder"])
-def test_hdf5_per_bag(how, typed, tmp_path):
+def test_hdf5_per_bag(how, run_cli, tmp_path):
     model, data = case(tmp_path / "in", "slides")
-    code, _, err = typed("predict", model, data, "--out", how)
+    code, _, err = run_cli("predict", model, data, "--out", how)
     assert code == 0, err
     reading = read(data)
     again = FittedModel.load(model)
-    p = again.predict(reading.to_bags()).instance_probabilities.numpy()
+    p = again.predict(reading.to_bags()).instance_probabilities
     for b, name in enumerate(reading.bags.names):
         here = reading.bags.bag.numpy() == b
         file = h5py.File(tmp_path / how / f"{name}.h5") if how == "folder" else h5py.File(tmp_path / how)[name]
@@ -171,21 +143,21 @@ def test_hdf5_per_bag(how, typed, tmp_path):
         assert (file.attrs["bag"], list(file.attrs["classes"])) == (name, list(again.classes))
 
 
-def test_skipped_rows_are_there_and_listed(typed, tmp_path):
+def test_skipped_rows_are_there_and_listed(run_cli, tmp_path):
     table = people()
     table["precinct"][5] = ""
     table["height"][9] = "inf"
     good = make.write_csv(tmp_path / "good.csv", people())
     bad = make.write_csv(tmp_path / "bad.csv", table)
     model = fitted(read(good)).save(tmp_path / "model")
-    code, _, err = typed("predict", model, bad, "--out", "p.csv")
+    code, _, err = run_cli("predict", model, bad, "--out", "p.csv")
     assert (code, err.count("\n")) == (2, 1)
     assert not (tmp_path / "p.csv").exists()
-    code, _, err = typed("predict", model, bad, "--out", "p.csv", "--skip-bad")
+    code, _, err = run_cli("predict", model, bad, "--out", "p.csv", "--skip-bad")
     assert code == 0
     assert "skipped: " in err
     assert "row 6" in err
-    rows = rows_of(tmp_path / "p.csv")
+    rows = read_rows(tmp_path / "p.csv")
     assert len(rows) == 48
     blank = [i for i, r in enumerate(rows) if not r["prediction"]]
     assert 5 in blank
@@ -194,11 +166,11 @@ def test_skipped_rows_are_there_and_listed(typed, tmp_path):
     assert [r["id"] for r in rows] == table["id"]
 
 
-def test_skipped_rows_have_no_prediction_in_hdf5(typed, tmp_path):
+def test_skipped_rows_have_no_prediction_in_hdf5(run_cli, tmp_path):
     model, data = case(tmp_path / "in", "slides")
     with h5py.File(data / "TCGA.2.h5", "r+") as f:
         f["features"][1, 0] = np.nan
-    code, _, err = typed("predict", model, data, "--out", "folder", "--skip-bad")
+    code, _, err = run_cli("predict", model, data, "--out", "folder", "--skip-bad")
     assert code == 0, err
     with h5py.File(tmp_path / "folder" / "TCGA.2.h5") as f:
         assert f["prediction"][1] == -1
@@ -207,40 +179,39 @@ def test_skipped_rows_have_no_prediction_in_hdf5(typed, tmp_path):
         assert len(f["row"]) == 6
 
 
-def test_shards_and_chunks_do_not_change_the_answer(typed, tmp_path, monkeypatch):
+def test_shards_and_chunks_do_not_change_the_answer(run_cli, tmp_path, monkeypatch):
     """Data larger than memory go through in parts: small ones here, and answers kept on disk."""
     model, data = case(tmp_path / "in", "table")
-    typed("predict", model, data, "--out", "whole.csv", "--bags", "whole_b.csv")
+    run_cli("predict", model, data, "--out", "whole.csv", "--bags", "whole_b.csv")
     monkeypatch.setattr(predict, "SHARD_INSTANCES", 7)
-    monkeypatch.setattr(predict.plan_shards, "__defaults__", (7,))
     monkeypatch.setattr(predict, "MEMORY_BYTES", 0)
     monkeypatch.setattr(export.prediction_chunks, "__defaults__", (5,))
-    assert typed("predict", model, data, "--out", "parts.csv", "--bags", "parts_b.csv")[0] == 0
+    assert run_cli("predict", model, data, "--out", "parts.csv", "--bags", "parts_b.csv")[0] == 0
     for a, b in (("whole.csv", "parts.csv"), ("whole_b.csv", "parts_b.csv")):
         assert (tmp_path / a).read_text() == (tmp_path / b).read_text()
-    assert left(tmp_path) == {"in", "whole.csv", "whole_b.csv", "parts.csv", "parts_b.csv"}
+    assert file_names_in(tmp_path) == {"in", "whole.csv", "whole_b.csv", "parts.csv", "parts_b.csv"}
 
 
-def test_columns_of_the_same_name_are_renamed_and_said(typed, tmp_path):
+def test_columns_of_the_same_name_are_renamed_and_said(run_cli, tmp_path):
     more = {"prediction": ["mine"] * 48, "p_yes": ["7"] * 48}
     model, _ = case(tmp_path / "in", "table")
     data = make.write_csv(tmp_path / "own.csv", people(**more))
-    code, _, err = typed("predict", model, data, "--out", "p.csv")
+    code, _, err = run_cli("predict", model, data, "--out", "p.csv")
     assert code == 0
     assert "column 'prediction'" in err
-    rows = rows_of(tmp_path / "p.csv")
+    rows = read_rows(tmp_path / "p.csv")
     assert {r["prediction"] for r in rows} == {"mine"}
     assert {r["headcount_prediction"] for r in rows} == {"yes", "no"}
     assert all(0 <= float(r["headcount_p_yes"]) <= 1 for r in rows)
     both = make.write_csv(tmp_path / "both.csv", people(**more, headcount_bag=["x"] * 48))
-    code, _, err = typed("predict", model, both, "--out", "q.csv")
+    code, _, err = run_cli("predict", model, both, "--out", "q.csv")
     assert (code, err.splitlines()[-1][:10]) == (2, "headcount:")
     assert not (tmp_path / "q.csv").exists()
 
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
 @pytest.mark.parametrize("odd", ["list", "bytes", "decimal", "duration", "struct", "date", "null", "category"])
-def test_odd_columns_of_the_user_are_kept_or_refused(odd, ending, typed, tmp_path):
+def test_odd_columns_of_the_user_are_kept_or_refused(odd, ending, run_cli, tmp_path):
     """In Parquet all come back as they were; a CSV that cannot hold them is refused in one line."""
     value = {
         "list": pa.array([[1, 2]] * 48), "bytes": pa.array([b"x"] * 48),
@@ -250,28 +221,28 @@ def test_odd_columns_of_the_user_are_kept_or_refused(odd, ending, typed, tmp_pat
     }[odd]  # fmt: skip
     model, _ = case(tmp_path / "in", "table")
     pq.write_table(pa.table({**people(), "odd": value}), tmp_path / "odd.parquet")
-    code, _, err = typed("predict", model, "odd.parquet", "--out", f"p.{ending}")
+    code, _, err = run_cli("predict", model, "odd.parquet", "--out", f"p.{ending}")
     if code:
         assert (code, ending) == (2, "csv")
         assert "write .parquet instead" in err.splitlines()[-1]
-        assert left(tmp_path) == {"in", "odd.parquet"}
+        assert file_names_in(tmp_path) == {"in", "odd.parquet"}
     elif ending == "parquet":
         assert pq.read_table(tmp_path / "p.parquet")["odd"].to_pylist() == value.to_pylist()
     else:
         assert odd in ("decimal", "duration", "date", "null", "category")
-        assert len(rows_of(tmp_path / "p.csv")) == 48
+        assert len(read_rows(tmp_path / "p.csv")) == 48
 
 
 # -- places -----------------------------------------------------------------------------------------------------------------
 
 
-def test_geojson_as_qupath_reads_it(typed, tmp_path):
+def test_geojson_as_qupath_reads_it(run_cli, tmp_path):
     model, data = case(tmp_path / "in", "slides")
-    code, _, err = typed("predict", model, data, "--out", "p.csv", "--geojson", "geo", "--heatmap", "heat")
+    code, _, err = run_cli("predict", model, data, "--out", "p.csv", "--geojson", "geo", "--heatmap", "heat")
     assert code == 0, err
     reading = read(data)
-    rows = rows_of(tmp_path / "p.csv")
-    assert left(tmp_path / "geo") == {f"{n}.geojson" for n in reading.bags.names}
+    rows = read_rows(tmp_path / "p.csv")
+    assert file_names_in(tmp_path / "geo") == {f"{n}.geojson" for n in reading.bags.names}
     for b, name in enumerate(reading.bags.names):
         here = np.flatnonzero(reading.bags.bag.numpy() == b)
         body = json.loads((tmp_path / "geo" / f"{name}.geojson").read_text())
@@ -292,12 +263,12 @@ def test_geojson_as_qupath_reads_it(typed, tmp_path):
             assert min(picture.size) > 100
 
 
-def test_tiles_in_degrees(typed, tmp_path):
+def test_tiles_in_degrees(run_cli, tmp_path):
     """A side was a whole number: pixels of a hundredth of a degree became squares of one degree, each over all others."""
     step = {"lon": [10 + 0.01 * (k % 6) for k in range(48)], "lat": [50 + 0.01 * (k // 6) for k in range(48)]}
     data = make.write_csv(tmp_path / "people.csv", {**people(shuffle=False), **step})
     model = fitted(read(data, ColumnRoles(x="lon", y="lat"))).save(tmp_path / "model")
-    code, _, err = typed(
+    code, _, err = run_cli(
         "predict", model, data, "--tile", 0.01, "--out", "p.csv", "--geojson", "geo", "--heatmap", "heat"
     )
     assert code == 0, err
@@ -333,7 +304,7 @@ def test_bag_names_never_leave_the_folder(name, tmp_path):
     assert Path(made).name == made
     assert not made.startswith(".")
     (tmp_path / made).write_text("x")
-    assert left(tmp_path) == {made}
+    assert file_names_in(tmp_path) == {made}
 
 
 def test_bag_names_never_meet():
@@ -355,7 +326,7 @@ WRONG = [
     ("predict MODEL DATA --out MODEL/p.csv", "overwrite the model"),
     ("predict MODEL DATA --out p.csv --bags p.csv", "overwrite --out"),
     ("predict MODEL DATA --out p.csv --context often", "no context 'often'; there are auto, on, off"),
-    ("predict MODEL DATA --out p.csv --context on", "too few bags to know what a bag tells"),
+    ("predict MODEL DATA --out p.csv --context on", "too few bags to use a bag as context"),
     ("evaluate MODEL DATA --context of", "no context 'of'", "did you mean 'off'"),
     ("predict MODEL DATA --out p.csv --device gpu", "no device 'gpu'"),
     ("predict MODEL DATA --out folder.csv", "folder.csv is a folder"),
@@ -427,13 +398,13 @@ def shelf(tmp_path_factory):
 
 
 @pytest.mark.parametrize("case_", WRONG, ids=lambda c: c[0])
-def test_wrong_input_is_one_line_and_leaves_nothing(case_, shelf, typed, monkeypatch):
+def test_wrong_input_is_one_line_and_leaves_nothing(case_, shelf, run_cli, monkeypatch):
     root, model, data = shelf
     line, *words = case_
     before = {p: p.stat().st_mtime_ns for p in root.rglob("*")}
     monkeypatch.chdir(root)
     filled = [w.replace("MODEL", str(model)).replace("DATA", str(data)) for w in line.split()]
-    code, _, err = typed(*filled)
+    code, _, err = run_cli(*filled)
     last = err.splitlines()[-1]
     assert code == 2, err
     assert last.startswith("headcount: ")
@@ -453,14 +424,14 @@ class Full(io.FileIO):
 
 
 @pytest.mark.parametrize("out", ["p.csv", "p.tsv", "p.parquet"])
-def test_a_full_disk_leaves_nothing(out, typed, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_nothing(out, run_cli, tmp_path, monkeypatch):
     model, data = case(tmp_path / "in", "table")
     monkeypatch.setattr(export, "open_sink", lambda path: Full(path, "wb"))
-    code, _, err = typed("predict", model, data, "--out", out)
+    code, _, err = run_cli("predict", model, data, "--out", out)
     assert code == 2
     assert "No space left" in err.splitlines()[-1]
     assert out in err.splitlines()[-1]
-    assert left(tmp_path) == {"in"}
+    assert file_names_in(tmp_path) == {"in"}
 
 
 @pytest.mark.parametrize(
@@ -470,7 +441,7 @@ def test_a_full_disk_leaves_nothing(out, typed, tmp_path, monkeypatch):
         *((out, more) for out in ("p.csv", "p.h5", "folder") for more in ("--geojson g", "--bags b.csv")),
     ],
 )
-def test_a_disk_that_fills_up_at_any_file(out, more, typed, tmp_path, monkeypatch):
+def test_a_disk_that_fills_up_at_any_file(out, more, run_cli, tmp_path, monkeypatch):
     """The first write fits, the next does not, and so on: never a part of what was asked for."""
     model, data = case(tmp_path / "in", "slides")
     synced = os.fsync
@@ -484,51 +455,51 @@ def test_a_disk_that_fills_up_at_any_file(out, more, typed, tmp_path, monkeypatc
             synced(fd)
 
         monkeypatch.setattr(os, "fsync", full)
-        code, _, err = typed("predict", model, data, "--out", out, *more.split())
+        code, _, err = run_cli("predict", model, data, "--out", out, *more.split())
         if count[0] <= room:  # this one had enough
             assert code == 0
             return
         assert code == 2
         assert "No space left" in err.splitlines()[-1]
-        assert left(tmp_path) == {"in"}
+        assert file_names_in(tmp_path) == {"in"}
 
 
-def test_an_old_file_survives_a_full_disk(typed, tmp_path, monkeypatch):
+def test_an_old_file_survives_a_full_disk(run_cli, tmp_path, monkeypatch):
     model, data = case(tmp_path / "in", "table")
     for name in ("p.csv", "b.csv"):
         (tmp_path / name).write_text("old")
     monkeypatch.setattr(export, "open_sink", lambda path: (Full if "p.csv" in path.name else io.FileIO)(path, "wb"))
-    assert typed("predict", model, data, "--out", "p.csv", "--bags", "b.csv")[0] == 2
+    assert run_cli("predict", model, data, "--out", "p.csv", "--bags", "b.csv")[0] == 2
     assert {p.name: p.read_text() for p in tmp_path.glob("*.csv*")} == {"p.csv": "old", "b.csv": "old"}
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only for root")
-def test_a_folder_that_cannot_be_written_to(typed, tmp_path):
+def test_a_folder_that_cannot_be_written_to(run_cli, tmp_path):
     model, data = case(tmp_path / "in", "table")
     (tmp_path / "shut").mkdir()
     (tmp_path / "shut").chmod(0o500)
-    code, _, err = typed("predict", model, data, "--out", "shut/p.csv")
+    code, _, err = run_cli("predict", model, data, "--out", "shut/p.csv")
     assert (code, err.splitlines()[-1].count("permissions")) == (2, 1)
 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
-def test_a_read_only_disk(number, typed, tmp_path, monkeypatch):
+def test_a_read_only_disk(number, run_cli, tmp_path, monkeypatch):
     def shut(path):
         raise OSError(number, os.strerror(number), str(path))
 
     model, data = case(tmp_path / "in", "table")
     monkeypatch.setattr(export, "open_sink", shut)
-    code, _, err = typed("predict", model, data, "--out", "p.csv")
+    code, _, err = run_cli("predict", model, data, "--out", "p.csv")
     assert code == 2
     assert err.splitlines()[-1].startswith("headcount: ")
     assert "p.csv" in err.splitlines()[-1]
-    assert ".part" not in err  # nobody typed that
-    assert left(tmp_path) == {"in"}
+    assert ".part" not in err  # nobody run_cli that
+    assert file_names_in(tmp_path) == {"in"}
 
 
-def test_hdf5_without_its_library_names_the_extra(typed, tmp_path, monkeypatch):
+def test_hdf5_without_its_library_names_the_extra(run_cli, tmp_path, monkeypatch):
     model, data = case(tmp_path / "in", "table")
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
-    code, _, err = typed("predict", model, data, "--out", "p.h5")
+    code, _, err = run_cli("predict", model, data, "--out", "p.h5")
     assert code == 2
     assert "headcount[slides]" in err

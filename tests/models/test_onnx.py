@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import read_factory as make
-from ask_factory import case, even, fitted, people
 from headcount.errors import HeadcountError
 from headcount.models import onnx as export
 from headcount.models.fitted import FittedModel
 from headcount.models.network import Model, ModelConfig
+from headcount.models.trees import round_down
 from headcount.readers import read
-from test_predict import left, typed  # noqa: F401  (a fixture)
+from model_factory import case, even, file_names_in, fitted, people
 
 pytest.importorskip("onnx")
 pytest.importorskip("onnxscript")
@@ -41,24 +41,24 @@ def test_forests_and_lines(body, three, tmp_path):
 
 def test_a_threshold_between_two_floats_decides_the_same():
     t = np.array([0.1, 1 / 3, -0.1, 5.0, np.nextafter(np.float64(2), 3)])
-    for threshold, cut in zip(t, export._round_down(t), strict=True):
+    for threshold, cut in zip(t, round_down(t), strict=True):
         for x in (cut, np.nextafter(cut, np.float32(np.inf)), np.nextafter(cut, np.float32(-np.inf))):
             assert (np.float64(x) <= threshold) == (x <= cut)
 
 
-def test_a_table_through_the_command(typed, tmp_path):  # noqa: F811
+def test_a_table_through_the_command(run_cli, tmp_path):
     import onnx
 
     model, data = case(tmp_path / "in", "table")
-    code, _, err = typed("export", model, "--onnx", "m.onnx")
+    code, _, err = run_cli("export", model, "--onnx", "m.onnx")
     assert code == 0, err
     about = json.loads({p.key: p.value for p in onnx.load(tmp_path / "m.onnx").metadata_props}["headcount"])
     again = FittedModel.load(model)
     assert about["classes"] == ["no", "yes"]
-    assert about["preparation"]["fields"][0]["name"] == "height"
+    assert about["preprocessor"]["fields"][0]["name"] == "height"
     bags = again.read(data).to_bags(again.preprocessor)
     x = bags.pool.take(bags.index).numpy()
-    assert np.abs(answers(tmp_path / "m.onnx", x) - again.predict(bags).instance_probabilities.numpy()).max() < 1e-5
+    assert np.abs(answers(tmp_path / "m.onnx", x) - again.predict(bags).instance_probabilities).max() < 1e-5
 
 
 @pytest.mark.parametrize("backbone", ["mlp", "linear", "quick"])
@@ -75,7 +75,7 @@ def test_networks_with_their_preparation(backbone, tmp_path):
     model = FittedModel(body, ("a", "b"), reading.fit_preprocessor(), even(2))
     assert export.export_onnx(model, tmp_path / "m.onnx") < 1e-5
     x = np.concatenate(bags)
-    want = model.predict(reading.to_bags()).instance_probabilities.numpy()
+    want = model.predict(reading.to_bags()).instance_probabilities
     assert want.std() > 0.01
     for part in (x, x[:1]):
         assert np.abs(answers(tmp_path / "m.onnx", part) - want[: len(part)]).max() < 1e-5
@@ -94,16 +94,16 @@ def test_another_answer_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(
         export, "_linear_nodes", lambda body, onnx: line(type(body)(body.weight * 1.01, body.bias), onnx)
     )
-    with pytest.raises(HeadcountError, match="answers otherwise"):
+    with pytest.raises(HeadcountError, match="predicts otherwise"):
         export.export_onnx(model, tmp_path / "m.onnx")
-    assert left(tmp_path) == {"t.csv"}
+    assert file_names_in(tmp_path) == {"t.csv"}
 
 
 @pytest.mark.parametrize("library", ["onnx", "onnxruntime", "onnxscript"])
-def test_what_is_missing_is_named(library, typed, tmp_path, monkeypatch):  # noqa: F811
+def test_what_is_missing_is_named(library, run_cli, tmp_path, monkeypatch):
     model, _ = case(tmp_path / "in", "table")
     monkeypatch.setitem(__import__("sys").modules, library, None)
-    code, _, err = typed("export", model, "--onnx", "m.onnx")
+    code, _, err = run_cli("export", model, "--onnx", "m.onnx")
     assert code == 2
     assert "headcount[onnx]" in err
     assert err.count("\n") == 1

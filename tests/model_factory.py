@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +76,12 @@ def case(root: Path, kind: str) -> tuple[Path, Path]:
         data = {"images": make.folder, "slides": make.slides}[kind](root / kind)
     body = {"table": "forest", "text": "linear"}.get(kind, "network")
     return fitted(read(data), body, temperature=0.5).save(root / "model"), data
+
+
+def read_rows(path: Path, separator: str = ",") -> list[dict[str, str]]:
+    """The rows of a text table."""
+    return list(csv.DictReader(io.StringIO(path.read_text("utf-8")), delimiter=separator))
+
+
+def file_names_in(folder: Path) -> set[str]:
+    return {p.name for p in folder.iterdir()}
