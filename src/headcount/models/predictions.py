@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from headcount.bags import Bags, Segments
-from headcount.bags.pool import to_feature_array
-from headcount.bags.pool import DirectReader, open_reader, release_large_blocks
+from headcount.bags.pool import DirectReader, open_reader, release_large_blocks, to_feature_array
 from headcount.errors import HeadcountError, check_choice
 from headcount.majority.calibration import log_mean_shares
 from headcount.models.frozen_backbone import FrozenBackbone
