@@ -54,21 +54,10 @@ def fit_temperature(
     *,
     tolerance: Callable[[Losses], float] | None = None,
 ) -> float:
-    """The temperature with the least mean loss.
+    """The temperature with the least mean of its losses (n,): the first of the best candidates, or by a continuous search from
+    exp(-4) to exp(2). With a ``tolerance``, candidates whose mean excess over the least loss is at most that of their excess
+    losses (n,) count as equally good, and the one nearest to 1 is taken.
 
-    Parameters
-    ----------
-    losses
-        The losses (n,) of held-out bags or instances under a temperature.
-    candidates
-        The temperatures to try, of which the first of the best is taken; by default a continuous search from exp(-4) to
-        exp(2).
-    tolerance
-        How large a mean excess over the least loss still counts as equally good, computed from the excess losses (n,). Of
-        equally good candidates the one nearest to 1 is taken.
-
-    Examples
-    --------
     >>> fit_temperature(lambda t: torch.tensor([(t - 1.9) ** 2]), (0.5, 1.0, 2.0))
     2.0
     >>> fit_temperature(lambda t: torch.tensor([(t - 1.9) ** 2]), (0.5, 1.0, 2.0), tolerance=lambda excess: 1.0)
@@ -148,7 +137,7 @@ class ContextModel:
 
 
 def fit_context(logits: Tensor, valid: Bags, *, form: str = "full") -> ContextModel:
-    """Fit on a model's logits (N, C) for validation bags, and the labels of the bags."""
+    """Fit on a model's logits (N, C) for validation bags, and their labels."""
     if len(logits) != len(valid.index) or logits.shape[1] != len(valid.classes):
         raise HeadcountError(
             f"{len(valid.index)} instances of {len(valid.classes)} classes need as many logits, got {tuple(logits.shape)}"
@@ -186,10 +175,8 @@ def fit_instance_temperature(
     logits: Tensor, segments: Segments, target: Tensor, *, form: str = "full", counted: Tensor | None = None
 ) -> float:
     """The temperature of logits (N, C) by the forward-corrected loss, the transition re-estimated for each candidate.
-
-    Of those within one standard error (over bags) of the best, the one nearest to 1: where classes hardly overlap the labels
-    say little about it.
-    """
+    Of those within one standard error (over bags) of the best, the one nearest to 1: where classes hardly overlap, labels tell
+    little about it."""
 
     def losses(temperature: float) -> Tensor:
         log_p = (logits.double() / temperature).log_softmax(1)
@@ -202,10 +189,7 @@ def fit_instance_temperature(
 def calibrated_probabilities(
     model: ContextModel, logits: Tensor, bags: Bags, *, use_context: bool | None = None
 ) -> Tensor:
-    """(N, C) calibrated probabilities of instances; the labels of their bags are not used.
-
-    ``use_context``: use the rest of the bag; the default is what the validation bags decided.
-    """
+    """(N, C) calibrated probabilities, without bag labels. ``use_context``: by default what the validation bags decided."""
     log_p = (logits.double() / model.temperature).log_softmax(1)
     if model.helps if use_context is None else use_context:
         segments = bags.segments().to(logits.device)
@@ -216,10 +200,7 @@ def calibrated_probabilities(
 def calibrated_proportions(
     model: ContextModel, logits: Tensor, bags: Bags, *, use_labels: bool = True, level: float = 0.9, seed: int = 0
 ) -> Proportions:
-    """The class shares of each bag with intervals; with ``use_labels`` a bag's label makes them narrower.
-
-    Sampling runs on the CPU, also for logits on another device.
-    """
+    """The class shares of each bag with intervals, sampled on the CPU; a bag's label, if used, makes them narrower."""
     bags = bags.to("cpu")
     log_p = (logits.cpu().double() / model.temperature).log_softmax(1)
     target = bags.target if use_labels else torch.zeros_like(bags.target)

@@ -52,33 +52,24 @@ def random_majority_share(size: int, classes: int) -> float:
 
 
 def effective_bag_size(segments: Segments, target: Tensor) -> float:
-    """The common size at which random bags have the expected majority share that random bags of these sizes have.
-
-    Only labelled bags enter: single instances given as unlabelled bags hold no election. An instance of weight two is two;
-    weights below one, such as shares of a bag, do not make a bag smaller. A winner's excess over 1/C falls as the root of the
-    bag's size, and the share is that of an instance drawn from all bags; the mean size would therefore make a few large bags
-    among many small ones look further from random than they are.
-    """
+    """The common size of random bags with the majority share that random bags of these sizes have: a winner's excess over 1/C
+    falls as the root of the size, and the share is that of an instance drawn from all bags. The mean size would make a few
+    large bags among many small ones look further from random than they are. Only labelled bags enter. An instance of weight
+    two is two; weights below one, such as shares of a bag, do not make it smaller."""
     size, labelled = torch.maximum(segments.total_weight(), segments.n_instances()).double(), target.sum(1) > 0
     size = size[labelled] if bool(labelled.any()) else size
     return float((size.sum() / size.sqrt().sum().clamp_min(1e-12)) ** 2)
 
 
 def min_majority_share(size: float, classes: int, counted: Tensor | None = None) -> float:
-    """The lower bound of estimates: the share in bags filled at random.
-
-    Bags may be more even by design, but the predictions of a weak classifier look even too, and are far more frequent. Where
-    some class cannot win there is no bound.
-    """
+    """The lower bound of estimates: the share in bags filled at random. Bags may be more even by design, but predictions of a
+    weak classifier look even too, and are more frequent. Where some class cannot win there is no bound."""
     return 0.0 if counted is not None else random_majority_share(max(1, round(size)), classes)
 
 
 def initial_share(size: float, classes: int) -> float:
-    """The majority share at which EM starts: a tenth of the way from that of random bags to one.
-
-    From below, the estimate climbs as far as the classifier's confidence supports; from above it would stay wherever the
-    classifier's doubt explains it.
-    """
+    """The majority share at which EM starts: a tenth of the way from that of random bags to one. From below, the estimate climbs as
+    far as the classifier's confidence supports; from above it would stay wherever its doubt explains it."""
     lowest = random_majority_share(max(1, round(size)), classes)
     return min(lowest + 0.1 * (1 - lowest), 1 - MIN_PROBABILITY)
 
@@ -177,28 +168,11 @@ def estimate_transition(
     start_share: float | None = None,
     max_iterations: int = 200,
 ) -> Transition:
-    """Estimate the transition by EM, from instance probabilities and bag labels alone.
+    """Estimate the transition by EM from probabilities ``p`` (N, C) and the labels ``target`` (B, C) of the bags.
 
-    Parameters
-    ----------
-    p
-        (N, C) predicted probabilities, preferably for instances that the classifier was not trained on (validation bags, or
-        out-of-fold): a classifier remembers the labels of its training bags, and the transition becomes too steep.
-    segments
-        The bag of each instance, with weights and removals.
-    target
-        (B, C) the labels of the bags; rows of zeros are ignored.
-    form
-        one, class or full, see :func:`m_step`.
-    counted
-        (C,) the classes that can win.
-    start_share
-        The initial majority share; by default a low one, see :func:`initial_share`.
-    max_iterations
-        The largest number of EM steps.
+    ``p`` should be for instances that the classifier was not trained on (validation bags, or out-of-fold): a classifier
+    remembers the labels of its training bags, and the transition becomes too steep. Rows of zeros in ``target`` are ignored.
 
-    Examples
-    --------
     >>> g = torch.Generator().manual_seed(0)
     >>> label = torch.randint(3, (300,), generator=g)
     >>> y = torch.where(torch.rand(300, 10, generator=g) < 0.5, label[:, None], torch.randint(3, (300, 10), generator=g))
