@@ -15,7 +15,7 @@ import torch
 from plain import Pictures, PlainLoop, Tensors
 from torch import nn
 
-from headcount.cli.demo import recipes
+from headcount.cli.running import demo_recipes
 from headcount.experiments import run as runs
 from headcount.training.accel import device
 from headcount.training.trainer import Trainer
@@ -24,7 +24,7 @@ EPOCHS = 15
 
 
 def main() -> None:
-    recipe = recipes(1)[3]
+    recipe = demo_recipes(1)[3]
     bags = {name: b.blind() for name, b in runs.make_bags(recipe).items()}
     state = Trainer(runs.initial_model(recipe, bags["train"]), bags["train"], bags["valid"], recipe.train_config)
 

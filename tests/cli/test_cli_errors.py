@@ -166,7 +166,7 @@ BEGUN = [
         f"{TABLE} --source good.npz --set backbone=mlp --set views=image",
         "views=image are for images, and the instances are features; give one of none, noise, feature",
     ),
-    (f"{TABLE} --source good.npz --bag-size 12 --set backbone=mlp", "class '", "valid part of good.npz", "wants"),
+    (f"{TABLE} --source good.npz --bag-size 12 --set backbone=mlp", "class '", "valid part of good.npz", "needs"),
     (f"run --out good.npz {SMALL}", "Not a directory: good.npz/running", "there is a file where a folder is needed"),
     (f"run --out good.npz/below {SMALL}", "good.npz/below", "there is a file where a folder is needed"),
     (f"run --out {'x' * 300} {SMALL}", "File name too long", "choose a shorter name"),
@@ -273,8 +273,8 @@ def test_wrong_input_noticed_later(typed, line, says):
 def test_a_bag_too_large_says_how_many_there_are(typed):
     _, _, err = typed(f"{RUN} --bag-size 300")
     words = err.split()
-    has, wants = int(words[words.index("has") + 1]), int(words[words.index("wants") + 1].rstrip(";"))
-    assert has < wants <= 300
+    has, needed = int(words[words.index("has") + 1]), int(words[words.index("needs") + 1].rstrip(";"))
+    assert has < needed <= 300
 
 
 def test_there_are_many_cases():
@@ -362,7 +362,7 @@ def test_arrays_that_were_cut_off(typed, kept, tmp_path, left):
     arrays.write_bytes(arrays.read_bytes()[:left])
     for command in (f"report {tmp_path}/out", f"run --out {tmp_path}/out {SMALL} --removal 0.5"):
         code, _, err = typed(command)
-        one_line(code, err, f"cannot read {arrays}", f"move it away with {arrays.stem}.json")
+        one_line(code, err, str(arrays), f"move it away with {arrays.stem}.json")
 
 
 def test_a_training_without_a_number(typed):

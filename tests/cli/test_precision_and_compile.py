@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from headcount.cli import main, messages, running
+from headcount.cli import main, running
 from headcount.datasets import registry
 from headcount.errors import HeadcountWarning
 from headcount.experiments import records
@@ -111,9 +111,9 @@ def test_generated_data_are_called_so(typed):
 
 
 def test_a_warning_of_ours_is_one_line_and_others_are_as_ever():
-    ours = messages.format_warning(HeadcountWarning("not\ncompiled"), HeadcountWarning, "speed.py", 3)
+    ours = main.format_warning(HeadcountWarning("not\ncompiled"), HeadcountWarning, "speed.py", 3)
     assert ours == "headcount: not compiled\n"
-    assert messages.format_warning("old", DeprecationWarning, "x.py", 3).startswith("x.py:3: DeprecationWarning: old")
+    assert main.format_warning("old", DeprecationWarning, "x.py", 3).startswith("x.py:3: DeprecationWarning: old")
 
 
 @pytest.mark.soak

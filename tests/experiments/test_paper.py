@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from headcount.cli import main, paper_text
+from headcount.cli import main, printing
 from headcount.datasets import registry
 from headcount.datasets.protocol import Protocol, draw_counts
 from headcount.errors import HeadcountError, HeadcountWarning
@@ -170,7 +170,7 @@ def test_smoke_never_fills_a_full_cell():
 def test_csv_and_latex():
     wanted = table_cells("table4", TINY)
     made = {r: pretend(r) for r in wanted[0].recipes}
-    rows = list(csv.DictReader(io.StringIO(paper_text.as_csv(wanted, made))))
+    rows = list(csv.DictReader(io.StringIO(printing.as_csv(wanted, made))))
     assert len(rows) == 48
     mean, deviation, _ = wanted[0].value(made)
     assert rows[0] == {
@@ -178,17 +178,17 @@ def test_csv_and_latex():
         "mean": f"{mean:.4f}", "std": f"{deviation:.4f}", "runs": "2", "runs_wanted": "2",
     }  # fmt: skip
     assert (rows[1]["mean"], rows[1]["runs"]) == ("", "0")
-    lines = paper_text.as_latex(wanted, made).splitlines()
+    lines = printing.as_latex(wanted, made).splitlines()
     assert lines[0] == r"\begin{tabular}{llcccc}"
     assert lines[4] == rf"Various & Output+Mean & ${mean:.3f} \pm {deviation:.3f}$ & -- & -- & -- \\"
     assert len(lines) == 4 + 12 + 2
     made.pop(wanted[0].recipes[0])
     mean, _, _ = wanted[0].value(made)  # of one run, which has no standard deviation
     assert (
-        paper_text.as_latex(wanted, made).splitlines()[4]
+        printing.as_latex(wanted, made).splitlines()[4]
         == rf"Various & Output+Mean & ${mean:.3f}$ (1/2) & -- & -- & -- \\"
     )
-    row = next(csv.DictReader(io.StringIO(paper_text.as_csv(wanted, made))))
+    row = next(csv.DictReader(io.StringIO(printing.as_csv(wanted, made))))
     assert (row["mean"], row["std"], row["runs"]) == (f"{mean:.4f}", "", "1")
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import oracles
-from headcount.cli import running
+from headcount.cli import printing
 from headcount.errors import HeadcountError
 from headcount.experiments import records, select, study
 from headcount.experiments import run as runs
@@ -232,7 +232,7 @@ def test_a_source_that_was_written_anew_is_read_anew(tmp_path, monkeypatch):
 
 def test_the_table_tells_its_rows_apart(tmp_path, capsys):
     done = study.study(study.grid(BASE, lr=(1e-2, 1e-4)), tmp_path, device="cpu")
-    running.print_results(select.rows(done.records))
+    printing.print_results(select.rows(done.records))
     said = capsys.readouterr().out
     assert "Counting Network, lr 0.01 " in said
     assert "Counting Network, lr 0.0001 " in said

@@ -18,7 +18,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from headcount.cli import main, messages
+from headcount.cli import loading, main
 from headcount.models.fitted import FittedModel
 from headcount.readers import read
 from headcount.selection import methods, time_budget
@@ -192,7 +192,7 @@ def test_a_failure_while_writing_leaves_no_model(tmp_path, monkeypatch, capsys):
 
 def test_what_was_understood_names_options_as_typed():
     said: list[str] = []
-    messages.log_dataset(read(table(note=[f"words of row {i}" for i in range(64)])), said.append)
+    loading.log_dataset(read(table(note=[f"words of row {i}" for i in range(64)])), said.append)
     assert any(line.endswith("name it with --text)") for line in said)
 
 

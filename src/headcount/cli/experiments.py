@@ -37,7 +37,7 @@ def demo(
 
     The Counting Network with MPEM, its ablations and tilt; writes a report.
     """
-    from headcount.cli.demo import run_demo
+    from headcount.cli.running import run_demo
 
     run_demo(out, folds, processes)
 
@@ -48,7 +48,8 @@ def run(
     out: RecordsFolder, *, recipe_options: dict[str, Any], device: Device = "auto", compile: Compile = "auto"
 ) -> None:
     """Run one recipe (and the runs it needs) and print its record. Defaults are the paper's."""
-    from headcount.cli.running import build_recipes, console, print_line
+    from headcount.cli.printing import console, print_line
+    from headcount.cli.running import build_recipes
     from headcount.experiments.study import error_line
     from headcount.experiments.study import study as run_all
     from headcount.reporting.console import epochs_bar
@@ -92,7 +93,8 @@ def study(
 
     Commas separate values: --head count,output_mean --fold 0,1. The same command resumes an interrupted study.
     """
-    from headcount.cli.running import build_recipes, make_launcher, print_line, run_study
+    from headcount.cli.printing import print_line
+    from headcount.cli.running import build_recipes, make_launcher, run_study
     from headcount.experiments.study import with_needs
     from headcount.training.accel import COMPILE
 
@@ -128,8 +130,8 @@ def paper(
     """Show the paper's tables and figures beside ours; list or run what is missing."""
     from dataclasses import replace
 
-    from headcount.cli import paper_text
-    from headcount.cli.running import make_launcher, print_line, run_study
+    from headcount.cli import printing
+    from headcount.cli.running import available_recipes, make_launcher, run_study
     from headcount.experiments.paper import SCALES, TABLES, completeness, table_cells
     from headcount.training.accel import COMPILE
 
@@ -146,7 +148,7 @@ def paper(
     if style and missing:
         raise HeadcountError(f"--missing lists runs, --{style} writes a table; give one of the two")
     if run:
-        recipes = paper_text.available([r for name in items for r in completeness.required_recipes(name, size)])
+        recipes = available_recipes([r for name in items for r in completeness.required_recipes(name, size)])
         check_choice("compile", compile, COMPILE)
         launcher = make_launcher("processes", processes, None, 0, device)
         run_study(recipes, out, launcher, device, compile, table=False)
@@ -154,16 +156,16 @@ def paper(
     if page:
         from headcount.reporting.paper_page import write_paper
 
-        print_line(f"page {write_paper(size, records, page)}")
+        printing.print_line(f"page {write_paper(size, records, page)}")
     if missing:
-        paper_text.list_missing(items, size, records)
+        printing.list_missing(items, size, records)
     elif style and item:
-        write = paper_text.as_csv if style == "csv" else paper_text.as_latex
+        write = printing.as_csv if style == "csv" else printing.as_latex
         print(write(table_cells(item, size), records), end="")
     elif item in TABLES:
-        paper_text.print_table(item, size, records)
+        printing.print_table(item, size, records)
     elif not (run or page):
-        paper_text.list_items(items, size, records)
+        printing.list_items(items, size, records)
 
 
 @app.command()
@@ -173,7 +175,7 @@ def report(
     title: Annotated[str | None, typer.Option(help="Its title; default: the folder's name.")] = None,
 ) -> None:
     """Write the records of a study as one HTML page."""
-    from headcount.cli.running import print_line
+    from headcount.cli.printing import print_line
     from headcount.experiments.records import load_records
     from headcount.models.serialization import JSON_FILE
     from headcount.reporting.report import write_report
@@ -216,7 +218,7 @@ def bags(
     """
     import numpy as np
 
-    from headcount.cli.running import bag_statistics, console, print_bags
+    from headcount.cli.printing import bag_statistics, console, print_bags
     from headcount.datasets import registry, share_sampler
     from headcount.datasets.protocol import Protocol, majority_bags
     from headcount.io import atomic_write
@@ -245,7 +247,7 @@ def bags(
 @app.command()
 def heads(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """List the methods, their options and their citations."""
-    from headcount.cli.running import console
+    from headcount.cli.printing import console
     from headcount.models.heads import HEADS, head_options
 
     rows: list[dict[str, Any]] = [

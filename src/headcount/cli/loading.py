@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from headcount.cli.messages import log_dataset
-from headcount.cli.options import LIST_OPTIONS, split_names
+from headcount.cli.options import LIST_OPTIONS, split_names, with_option_names
 from headcount.errors import check_choice
 from headcount.inference.predict import predict_dataset
 from headcount.models.fitted import FittedModel
@@ -21,6 +20,7 @@ from headcount.reporting.console import print_message
 from headcount.training.accel.device import resolve_device
 
 ROLES = tuple(ColumnRoles.__dataclass_fields__)
+MAX_SKIPPED = 20  # lines printed about skipped rows, of which there may be millions
 CONTEXT = {"auto": None, "on": True, "off": False}
 
 
@@ -50,6 +50,16 @@ def read_data(
         dataset = model.read(data, roles, need_labels=labels, truth_suffices=truth_suffices, **rest)
     log_dataset(dataset, log)
     return dataset
+
+
+def log_dataset(dataset: BagDataset, log: Callable[[str], None]) -> None:
+    """Log how the data were understood, and what was skipped, with the options' names."""
+    for line in dataset.description:
+        log(with_option_names(line))
+    for line in dataset.skipped[:MAX_SKIPPED]:
+        log(f"skipped: {with_option_names(line)}")
+    if (more := len(dataset.skipped) - MAX_SKIPPED) > 0:
+        log(f"skipped: {more:,} more")
 
 
 def parse_context(context: str) -> bool | None:

@@ -1,16 +1,41 @@
-"""The application ``headcount``: the commands of three modules, and `data`. Nothing heavy is imported before a command runs."""
+"""The application ``headcount``: the commands of three modules, and `data`; an error is one line and exit code 2.
+
+Nothing heavy is imported before a command runs.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
+import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
 from headcount import __version__
 from headcount.cli import experiments, model_commands, own_data
-from headcount.cli.messages import run_app
-from headcount.errors import check_choice
+from headcount.cli.options import with_option_names
+from headcount.errors import HeadcountError, HeadcountWarning, check_choice
+
+DISK_ADVICE = {
+    errno.ENOSPC: "free some space and run the same command again, nothing half-written is left",
+    errno.EDQUOT: "free some space and run the same command again, nothing half-written is left",
+    errno.EACCES: "choose another folder or change its permissions",
+    errno.EPERM: "choose another folder or change its permissions",
+    errno.EROFS: "choose a folder that can be written to",
+    errno.ENOTDIR: "there is a file where a folder is needed; choose another path",
+    errno.EEXIST: "there is a file where a folder is needed; choose another path",
+    errno.EISDIR: "there is a folder where a file is needed; choose another path",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOENT: "check the path",
+}
+STATELESS = ("predict", "evaluate", "explain", "issues", "audit", "check", "export")
+
+_usual_format = warnings.formatwarning
+_UsageError: Any = typer.BadParameter.__mro__[1]  # its module differs between versions of typer
+
 
 app = typer.Typer(
     name="headcount",
@@ -70,5 +95,56 @@ def data_import(
 
 
 def main() -> None:
-    """Run the command in ``sys.argv`` and exit."""
-    run_app(app)
+    """Run the command in ``sys.argv`` and exit. A user's mistake is one line and exit code 2, never a traceback."""
+    cast(Any, warnings).formatwarning = format_warning
+    try:
+        code = app(standalone_mode=False)
+        sys.stdout.flush()  # a full disk must be noticed here, not during the interpreter's shutdown
+        if code == 130:  # typer's translation of a KeyboardInterrupt
+            raise KeyboardInterrupt
+    except _UsageError as e:
+        code = _show_help(e) if type(e).__name__ == "NoArgsIsHelpError" else print_error(e.format_message())
+    except HeadcountError as e:
+        code = print_error(with_option_names(str(e)))
+    except (KeyboardInterrupt, ImportError) as e:
+        if isinstance(e, ImportError) and not isinstance(e.__context__, KeyboardInterrupt):
+            raise  # otherwise it was Ctrl-C while a library was being imported
+        stateless = sys.argv[1:2] and sys.argv[1] in STATELESS
+        code = print_error("interrupted" if stateless else "interrupted; the same command resumes the work", 130)
+        # After Ctrl-C inside an eval of text (as libraries use it) CPython would end by a signal; another eval resets that
+        eval("0")
+    except (typer.Abort, EOFError):
+        code = print_error("aborted", 130)
+    except BrokenPipeError:
+        code = 141
+    except OSError as e:
+        if e.errno not in DISK_ADVICE:
+            raise
+        code = print_error(f"{e.strerror}: {e.filename or 'while writing'}; {DISK_ADVICE[e.errno]}")
+    _flush_stdout()
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def format_warning(message: Any, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    """A warning of ours as one line; any other as Python formats it."""
+    if issubclass(category, HeadcountWarning):
+        return f"headcount: {' '.join(str(message).split())}\n"
+    return _usual_format(message, category, filename, lineno, line)
+
+
+def print_error(message: str, code: int = 2) -> int:
+    print(f"headcount: {' '.join(message.split())}", file=sys.stderr)
+    return code
+
+
+def _show_help(error: Any) -> int:
+    print(error.format_message())
+    return 0
+
+
+def _flush_stdout() -> None:
+    """Discard what can no longer be written (broken pipe, full disk), so that the interpreter does not report it a second time."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import functools
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -163,3 +164,22 @@ def split_names(text: str | None) -> tuple[str, ...] | None:
     """
     parts = next(csv.reader([text or ""], skipinitialspace=True), [])
     return tuple(name for name in map(str.strip, parts) if name) or None
+
+
+def with_option_names(message: str) -> str:
+    """Replace names of Python parameters by options of the command line.
+
+    >>> with_option_names("name it with bag=, or give a side, such as side=64")
+    'name it with --bag, or give a side, such as --side 64'
+    >>> with_option_names("choose another path, or give overwrite=True")
+    'choose another path, or give --overwrite'
+    """
+    return _PARAMETER.sub(
+        lambda m: f"--{m[1].replace('_', '-')}" + (f" {m[2]}" if m[2] not in (None, "True") else ""), message
+    )
+
+
+_PARAMETER = re.compile(
+    r"(?<![\w'\".-])(bag|label|labels|votes|path|text|weight|group|truth|known|features|categories|classes|ties|uncounted"
+    r"|skip_bad|side|tile|cache|overwrite)=(\w+)?(?![\w'\"(])"
+)

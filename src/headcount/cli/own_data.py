@@ -70,7 +70,8 @@ def fit(
     Methods are compared by cross-validation on the bags' labels. The same command resumes an interrupted fit.
     """
     from headcount.cli.loading import read_data
-    from headcount.cli.running import parse_options, print_line, print_methods
+    from headcount.cli.printing import print_line, print_methods
+    from headcount.cli.running import parse_options
     from headcount.io import file_lock
     from headcount.models import library_backbones, serialization
     from headcount.reporting.console import seconds_bar
@@ -123,7 +124,7 @@ def check(
     Can instances be learned from these bags' labels, and what would help? Trains no model and writes nothing.
     """
     from headcount.cli.loading import read_data
-    from headcount.cli.running import print_line
+    from headcount.cli.printing import print_line
     from headcount.reporting.console import print_message
     from headcount.selection.check.check import check as check_dataset
 

@@ -1,23 +1,16 @@
-"""From the options of the command line to recipes, a launcher and a study with its progress; and what is printed afterwards.
-
-Of two values for one field of a recipe neither wins silently: that is an error.
-"""
+"""From the options of the command line to recipes, a launcher and a study with its progress; and the demo."""
 
 from __future__ import annotations
 
 import json
 import math
-import sys
+import time
 from collections.abc import Iterable, Mapping
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from rich.console import Console
-from rich.table import Table
-
-from headcount.bags import Bags
+from headcount.cli.printing import console, print_line, print_results
+from headcount.datasets import registry
 from headcount.errors import HeadcountError, check_choice
 from headcount.experiments import select
 from headcount.experiments.launch import Launcher, in_process, processes
@@ -26,25 +19,13 @@ from headcount.experiments.recipe import Recipe
 from headcount.experiments.study import error_line, grid
 from headcount.experiments.study import study as run_all
 from headcount.inference.ray_cluster import check_device
-from headcount.majority import metrics
-from headcount.models.fitted import FittedModel
+from headcount.io import atomic_write
 from headcount.models.heads import check_options
 from headcount.reporting.console import runs_bar
-from headcount.reporting.results_table import display_names
-from headcount.training.accel import COMPILE, resolve_device
-from headcount.training.distributed import rank
+from headcount.reporting.report import write_report
+from headcount.training.accel import COMPILE, n_cores, resolve_device
 
-# without markup, because names and paths may contain [brackets]; of several training processes only the first prints
-_size = {} if sys.stdout.isatty() else {"width": 120, "height": 50}
-console = Console(highlight=False, markup=False, width=_size.get("width"), height=_size.get("height"), quiet=rank() > 0)
-
-
-def print_line(line: str) -> None:
-    """Print without wrapping."""
-    console.print(line, soft_wrap=True)
-
-
-# -- options become recipes ---------------------------------------------------------------------------------------------
+REMOVALS = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the demo
 
 
 def build_recipes(options: Mapping[str, Any]) -> list[Recipe]:
@@ -130,7 +111,18 @@ def _parse_value(text: str) -> Any:
     return value if isinstance(value, (bool, int, float)) else text
 
 
-# -- running ------------------------------------------------------------------------------------------------------------
+def available_recipes(recipes: Iterable[Recipe]) -> list[Recipe]:
+    """Those recipes, each once, whose data set is in the cache; the others are reported."""
+    recipes = list(dict.fromkeys(recipes))
+    absent = sorted({r.source for r in recipes if not registry.is_available(r.source)})
+    for name in absent:
+        console.print(f"{name} is not in the cache: its cells stay missing (`headcount data fetch {name}`)")
+    runnable = [r for r in recipes if r.source not in absent]
+    if not runnable:
+        raise HeadcountError(
+            f"none of {', '.join(absent)} is in the cache; fetch or import one (`headcount data --help`)"
+        )
+    return runnable
 
 
 def make_launcher(launch: str, n_processes: int, address: str | None, gpus_each: float, device: str) -> Launcher:
@@ -180,68 +172,61 @@ def _report_failures(failed: Mapping[Recipe, BaseException], out: Path) -> None:
     raise HeadcountError(message)
 
 
-# -- printing -----------------------------------------------------------------------------------------------------------
+def demo_recipes(folds: int) -> list[Recipe]:
+    """Six methods on each fold: bags of 24, a small network, otherwise the paper's training; tilt needs a quarter of the epochs."""
+    base = Recipe(
+        source="digits",
+        bag_size=24,
+        train_bags=200,
+        valid_bags=50,
+        test_bags=50,
+        backbone="mlp",
+        backbone_options=(("hidden", 128),),
+        epochs=80,
+        batch_bags=32,
+        lr=1e-3,
+    )
+    all_recipes = []
+    for fold in range(folds):
+        count = base.replace(fold=fold)
+        all_recipes += [
+            count.replace(head="output_mean"),
+            count.replace(head="output_mean", options={"form": "nll"}),
+            count.replace(options={"t1": 1.0}),
+            count,
+            *(count.replace(removal=r) for r in REMOVALS),
+            count.replace(head="tilt", epochs=18, lr=3e-3, views="noise"),
+        ]
+    return all_recipes
 
 
-def print_results(rows: Iterable[select.Row]) -> None:
-    """The results, one table for each source and scenario."""
-    rows = sorted(rows, key=_setting)
-    names, remarks = display_names(rows)
-    for (source, scenario), group in groupby(zip(names, rows, strict=True), key=lambda pair: _setting(pair[1])):
-        table = Table(box=None, pad_edge=False)
-        for name in (f"{source}, {scenario}", "runs", "instance accuracy", "bag accuracy", "consistency"):
-            table.add_column(name, justify="right" if table.columns else "left", no_wrap=True)
-        for name, row in group:
-            cells = [
-                _mean_and_deviation(*row.score(m)) for m in ("instance_accuracy", "bag_accuracy", "consistency_rate")
-            ]
-            table.add_row(name, str(len(row.records)), *cells)
-        console.print(table)
-    for name, remark in remarks.items():
-        print_line(f"{name}, {remark}")
+def run_demo(out: Path, folds: int = 3, n_processes: int | None = None) -> dict[str, Any]:
+    """Train, print the table, write ``report.html`` and ``summary.json``."""
+    started = time.monotonic()
+    n_processes = n_processes or n_cores()
+    console.print(f"digits, Various, bags of 24, {folds} folds: training from majority labels alone ...")
+    with runs_bar() as on_progress:
+        launch = in_process if n_processes == 1 else processes(n_processes)
+        result = run_all(demo_recipes(folds), out / "records", launch=launch, device="cpu", on_progress=on_progress)
+    for error in result.failed.values():
+        raise error
+    rows = select.rows(result.records)
+    print_results(rows)
+    page = write_report(result.records, out / "report.html", title="headcount demo: digits from majority labels")
+    seconds = time.monotonic() - started
+    summary = {
+        "seconds": round(seconds, 1),
+        "folds": folds,
+        "methods": {
+            row.label: {m: _mean_and_deviation(row, m) for m in ("instance_accuracy", "bag_accuracy")} for row in rows
+        },
+        "report": str(page),
+    }
+    atomic_write(out / "summary.json", lambda f: f.write(json.dumps(summary, indent=1).encode()))
+    console.print(f"{len(result.records)} runs in {seconds:.0f} s. Open {page}")
+    return summary
 
 
-def _setting(row: select.Row) -> tuple[str, str]:
-    return row.source, row.scenario
-
-
-def _mean_and_deviation(mean: float, deviation: float, count: int) -> str:
-    return f"{mean:.3f} ± {deviation:.3f}" if count else "–"
-
-
-def print_methods(model: FittedModel) -> None:
-    """The methods that `fit` compared, the best first."""
-    table = Table(box=None, pad_edge=False)
-    truth = model.metadata["data"]["truth"]
-    for name in ("method", "loss on held-out labels", "bag accuracy", *(["instances (not used)"] if truth else []), ""):
-        table.add_column(name, justify="right" if table.columns else "left", no_wrap=True)
-    for c in model.metadata["methods"]:
-        cells = [_number(c["loss"], 4), _number(c["bag_accuracy"], 3)]
-        cells += [_number(c["instance_accuracy"], 3)] if truth else []
-        table.add_row(c["title"], *cells, "kept" if c["chosen"] else c["note"] or ("baseline" if c["baseline"] else ""))
-    console.print(table)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
-
-
-def bag_statistics(bags: Bags) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(B,) share of the label's class, label, and whether the vote is a tie; of bags with truth."""
-    assert bags.truth is not None
-    truth, label, bag = bags.truth.numpy(), bags.label.numpy(), bags.bag.numpy()
-    votes = metrics.count_votes(truth, bag, len(bags), len(bags.classes))
-    return metrics.label_share(truth, label, bag), label, (votes == votes.max(1, keepdims=True)).sum(1) > 1
-
-
-def print_bags(splits: Mapping[str, Bags]) -> None:
-    """Size, majority shares, ties and labels of each split."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("split", "bags", "instances", "majority share (min / mean / max)", "ties", "labels per class"):
-        table.add_column(name, justify="left")
-    for name, bags in splits.items():
-        share, label, tied = bag_statistics(bags)
-        shares = f"{share.min():.3f} / {share.mean():.3f} / {share.max():.3f}"
-        per_class = " ".join(map(str, np.bincount(label, minlength=len(bags.classes))))
-        table.add_row(name, str(len(bags)), str(len(bags.index)), shares, f"{tied.mean():.1%}", per_class)
-    console.print(table)
+def _mean_and_deviation(row: select.Row, metric: str) -> dict[str, float]:
+    mean, deviation, runs = row.score(metric)
+    return {"mean": round(mean, 4), "std": round(deviation, 4), "runs": runs}

@@ -1,35 +1,92 @@
-"""The paper's tables as text: on the terminal, as CSV and as LaTeX; and lists of their runs."""
+"""What the commands print about experiments, fits and the paper's tables: on the terminal, as CSV and as LaTeX."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 
+import numpy as np
+from rich.console import Console
 from rich.table import Table
 
-from headcount.cli.running import console, print_line
-from headcount.datasets import registry
-from headcount.errors import HeadcountError
+from headcount.bags import Bags
+from headcount.experiments import select
 from headcount.experiments.paper import FIGURES, TABLES, Cell, Scale, averages, completeness, table_cells
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
+from headcount.majority import metrics
+from headcount.models.fitted import FittedModel
+from headcount.reporting.results_table import display_names
+from headcount.training.distributed import rank
 
 Records = dict[Recipe, Record]
+# without markup, because names and paths may contain [brackets]; of several training processes only the first prints
+_size = {} if sys.stdout.isatty() else {"width": 120, "height": 50}
+console = Console(highlight=False, markup=False, width=_size.get("width"), height=_size.get("height"), quiet=rank() > 0)
 
 
-def available(recipes: Iterable[Recipe]) -> list[Recipe]:
-    """Those recipes, each once, whose data set is in the cache; the others are reported."""
-    recipes = list(dict.fromkeys(recipes))
-    absent = sorted({r.source for r in recipes if not registry.is_available(r.source)})
-    for name in absent:
-        console.print(f"{name} is not in the cache: its cells stay missing (`headcount data fetch {name}`)")
-    runnable = [r for r in recipes if r.source not in absent]
-    if not runnable:
-        raise HeadcountError(
-            f"none of {', '.join(absent)} is in the cache; fetch or import one (`headcount data --help`)"
-        )
-    return runnable
+def print_line(line: str) -> None:
+    """Print without wrapping."""
+    console.print(line, soft_wrap=True)
+
+
+def print_results(rows: Iterable[select.Row]) -> None:
+    """The results, one table for each source and scenario."""
+    rows = sorted(rows, key=lambda row: (row.source, row.scenario))
+    names, remarks = display_names(rows)
+    named = zip(names, rows, strict=True)
+    for (source, scenario), group in groupby(named, key=lambda pair: (pair[1].source, pair[1].scenario)):
+        table = Table(box=None, pad_edge=False)
+        for name in (f"{source}, {scenario}", "runs", "instance accuracy", "bag accuracy", "consistency"):
+            table.add_column(name, justify="right" if table.columns else "left", no_wrap=True)
+        for name, row in group:
+            scores = (row.score(m) for m in ("instance_accuracy", "bag_accuracy", "consistency_rate"))
+            cells = [f"{mean:.3f} ± {deviation:.3f}" if count else "–" for mean, deviation, count in scores]
+            table.add_row(name, str(len(row.records)), *cells)
+        console.print(table)
+    for name, remark in remarks.items():
+        print_line(f"{name}, {remark}")
+
+
+def print_methods(model: FittedModel) -> None:
+    """The methods that `fit` compared, the best first."""
+    table = Table(box=None, pad_edge=False)
+    truth = model.metadata["data"]["truth"]
+    for name in ("method", "loss on held-out labels", "bag accuracy", *(["instances (not used)"] if truth else []), ""):
+        table.add_column(name, justify="right" if table.columns else "left", no_wrap=True)
+    for c in model.metadata["methods"]:
+        cells = [_number(c["loss"], 4), _number(c["bag_accuracy"], 3)]
+        cells += [_number(c["instance_accuracy"], 3)] if truth else []
+        table.add_row(c["title"], *cells, "kept" if c["chosen"] else c["note"] or ("baseline" if c["baseline"] else ""))
+    console.print(table)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def bag_statistics(bags: Bags) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(B,) share of the label's class, label, and whether the vote is a tie; of bags with truth."""
+    assert bags.truth is not None
+    truth, label, bag = bags.truth.numpy(), bags.label.numpy(), bags.bag.numpy()
+    votes = metrics.count_votes(truth, bag, len(bags), len(bags.classes))
+    return metrics.label_share(truth, label, bag), label, (votes == votes.max(1, keepdims=True)).sum(1) > 1
+
+
+def print_bags(splits: Mapping[str, Bags]) -> None:
+    """Size, majority shares, ties and labels of each split."""
+    table = Table(box=None, pad_edge=False)
+    for name in ("split", "bags", "instances", "majority share (min / mean / max)", "ties", "labels per class"):
+        table.add_column(name, justify="left")
+    for name, bags in splits.items():
+        share, label, tied = bag_statistics(bags)
+        shares = f"{share.min():.3f} / {share.mean():.3f} / {share.max():.3f}"
+        per_class = " ".join(map(str, np.bincount(label, minlength=len(bags.classes))))
+        table.add_row(name, str(len(bags)), str(len(bags.index)), shares, f"{tied.mean():.1%}", per_class)
+    console.print(table)
 
 
 def list_items(items: Iterable[str], scale: Scale, records: Records) -> None:
