@@ -1,13 +1,13 @@
-"""Ours beside a plain loop and beside the released code's way, in one run on one machine, and how ours grows.
+"""Training time compared with a plain PyTorch loop and with the released code's way of reading images, and how ours scales.
 
-    python benchmarks/compare.py --out benchmarks/results/h200.json     # a card: the paper's sizes, about 7 minutes
+    python benchmarks/compare.py --out benchmarks/results/h200.json     # a GPU: the paper's sizes, about 7 minutes
     python benchmarks/compare.py --small                                # a laptop: the same with few small images
 
 Random pixels of CIFAR-10's size; 400 training and 100 validation bags of 64, ResNet18 with the paper's stem, Counting Network,
-Adam, 64 bags a step; an epoch is training and validation. ``starts`` are two processes of their own, a run of one epoch each,
-and when they are how far; ``first_step_seconds`` is the second's, which has at hand what the first has compiled.
-``seconds_per_run`` is a process from its start to its record (1,500 epochs). Every stage is kept when it is done; called again
-on the same machine with the same ``--out``, it goes on where it was.
+Adam, 64 bags a step; an epoch is training and validation. ``starts`` are two separate processes with a run of one epoch each,
+and when each stage was reached; ``first_step_seconds`` is that of the second, which uses what the first has compiled.
+``seconds_per_run`` is a process from its start to its record (1,500 epochs). Every stage is saved when it is done; called again
+on the same machine with the same ``--out``, the script resumes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from headcount.training.trainer import Trainer
 
 PAPER = {"bags": 400, "size": 64, "images": 60_000, "side": 32, "classes": 10}
 SMALL = {"bags": 24, "size": 8, "images": 2_000, "side": 16, "classes": 10}
-# Every step holds STEP images whatever grows, so nothing is compiled anew, and an epoch is a whole number of steps.
+# Every step has STEP images in all sizes, so nothing is compiled again, and an epoch is a whole number of steps.
 STEP = {"paper": 4096, "small": 128}
 GROWTH = {
     "size": (16, 32, 64, 128, 256),
@@ -51,16 +51,16 @@ GROWTH = {
 GROWTH_SMALL = {"size": (8, 16, 32), "bags": (32, 64, 128), "images": (2_000, 20_000), "classes": (2, 10, 100)}
 
 
-def made(bags: int, size: int, images: int, side: int, classes: int, share: int = 4) -> tuple[Bags, Bags]:
+def random_bags(bags: int, size: int, images: int, side: int, classes: int, share: int = 4) -> tuple[Bags, Bags]:
     """Training bags, and a quarter (one in ``share``) as many for validation."""
     rng = np.random.default_rng(0)
     pool = Pool(rng.integers(0, 256, (images, side, side, 3), dtype=np.uint8))
 
-    def some(count: int) -> Bags:
+    def draw(count: int) -> Bags:
         index = rng.integers(0, images, count * size)
         return Bags.of(pool, index=index, sizes=[size] * count, labels=rng.integers(0, classes, count), classes=classes)
 
-    return some(bags), some(bags // share)
+    return draw(bags), draw(bags // share)
 
 
 def network(train: Bags, width: int) -> Model:
@@ -76,11 +76,11 @@ def ours(
     state = Trainer(network(train, width).to(device), train.to(device), valid.to(device), recipe.train_config)
     epoch = iter(range(1 << 30))
 
-    def one() -> float:
+    def run_epoch() -> float:
         losses = state.train_epoch(next(epoch)), state.valid_loss()
         return float(losses[0]) + float(losses[1])
 
-    return one
+    return run_epoch
 
 
 def plain(train: Bags, valid: Bags, device: torch.device, width: int, kind: type[Tensors], workers: int):
@@ -91,23 +91,23 @@ def plain(train: Bags, valid: Bags, device: torch.device, width: int, kind: type
 
 
 def timed(epoch: Callable[[], float], warm: int, epochs: int) -> float:
-    """Seconds of an epoch: the median of three rounds. Every epoch ends with a number on the host."""
+    """Seconds per epoch: the median of three rounds. Every epoch ends with a number on the host."""
     for _ in range(warm):
         epoch()
     rounds = []
     for _ in range(3):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for _ in range(epochs):
             epoch()
-        rounds.append((time.perf_counter() - begun) / epochs)
+        rounds.append((time.perf_counter() - started) / epochs)
     return sorted(rounds)[1]
 
 
 def ways(sizes: dict[str, int], device: torch.device, width: int, precision: str, workers: int) -> dict:
-    """Seconds of an epoch of ours, of a plain loop and of the released code's way, and the memory ours takes."""
-    bags, card = made(**sizes), device.type == "cuda"
+    """Seconds per epoch of ours, of a plain loop and of the released code's way, and the memory ours uses."""
+    bags, gpu = random_bags(**sizes), device.type == "cuda"
     loops = {
-        "ours": (ours(*bags, device, width, precision), 5, 30 if card else 3),
+        "ours": (ours(*bags, device, width, precision), 5, 30 if gpu else 3),
         "plain loop": (plain(*bags, device, width, Tensors, workers), 1, 2),
         "the released way": (plain(*bags, device, width, Pictures, workers), 1, 1),
     }
@@ -117,7 +117,7 @@ def ways(sizes: dict[str, int], device: torch.device, width: int, precision: str
         print(
             f"{name:20} {seconds[name]:9.4f} s per epoch  {seconds[name] / seconds['ours']:7.1f} times ours", flush=True
         )
-        if name == "ours" and card:
+        if name == "ours" and gpu:
             peak = torch.cuda.max_memory_allocated() / 2**30
     return {
         "seconds_per_epoch": seconds["ours"],
@@ -127,57 +127,59 @@ def ways(sizes: dict[str, int], device: torch.device, width: int, precision: str
 
 
 def starts(file: Path, precision: str, more: dict[str, int]) -> dict[str, float]:
-    """A run of one epoch from its process's start: with nothing compiled yet, and again with what that left behind."""
+    """A run of one epoch from the start of its process: with empty compilation caches, and again with those of the first."""
     seconds: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as kept:
-        places = {
-            "TORCHINDUCTOR_CACHE_DIR": f"{kept}/inductor",
-            "TRITON_CACHE_DIR": f"{kept}/triton",
-            "PYTHONPYCACHEPREFIX": f"{kept}/python",  # packages may have come without bytecode
+    with tempfile.TemporaryDirectory() as caches:
+        environment = {
+            "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor",
+            "TRITON_CACHE_DIR": f"{caches}/triton",
+            "PYTHONPYCACHEPREFIX": f"{caches}/python",  # packages may be installed without bytecode
             "PYTHONDONTWRITEBYTECODE": "",
         }
         for name in ("cold", "warm"):
             command = [sys.executable, __file__, "--first-step", json.dumps([str(file), precision, more])]
-            begun = time.perf_counter()
-            with subprocess.Popen(command, env={**os.environ, **places}, stdout=subprocess.PIPE, text=True) as child:
+            started = time.perf_counter()
+            with subprocess.Popen(
+                command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
+            ) as child:
                 for line in child.stdout or ():
-                    seconds[f"{line.strip()}_{name}"] = time.perf_counter() - begun
+                    seconds[f"{line.strip()}_{name}"] = time.perf_counter() - started
             if child.returncode:
-                raise SystemExit(f"the process that was to take a first step ended with {child.returncode}")
-    told = {"first_step_seconds": "first_step_warm", "seconds_per_run_of_one_epoch": "record_warm"}
-    return {**{name: seconds[at] for name, at in told.items()}, "starts": seconds}
+                raise SystemExit(f"the process for the first step ended with {child.returncode}")
+    names = {"first_step_seconds": "first_step_warm", "seconds_per_run_of_one_epoch": "record_warm"}
+    return {**{name: seconds[stage] for name, stage in names.items()}, "starts": seconds}
 
 
 def first_step(file: str, precision: str, more: dict[str, int]) -> None:
-    """In a process of its own: a run of one epoch as any other, which says how far it is."""
+    """In a separate process: a run of one epoch that prints each stage it reaches."""
     print("imported", flush=True)
     recipe = Recipe(source=file, precision=precision, epochs=1, **more)
     runs.make_bags(recipe, speed.resolve_device("auto"))
     print("bags", flush=True)
-    for name, said in (("step", "first_step"), ("train_epoch", "first_training"), ("valid_loss", "first_epoch")):
-        setattr(Trainer, name, _telling(getattr(Trainer, name), said))
+    for name, stage in (("step", "first_step"), ("train_epoch", "first_training"), ("valid_loss", "first_epoch")):
+        setattr(Trainer, name, _print_first(getattr(Trainer, name), stage))
     with tempfile.TemporaryDirectory() as out:
         runs.run(recipe, out)
         print("record", flush=True)
-    os._exit(0)  # what libraries do on leaving is not the run's
+    os._exit(0)  # the libraries' exit handlers are not part of the run
 
 
-def _telling(method: Callable[..., torch.Tensor], said: str) -> Callable[..., torch.Tensor]:
-    """The same method, which says when it is first done: its number is on the host then."""
-    told: list[float] = []
+def _print_first(method: Callable[..., torch.Tensor], stage: str) -> Callable[..., torch.Tensor]:
+    """The same method, which prints the stage when its first result is on the host."""
+    first: list[float] = []
 
-    def telling(*args: Any) -> torch.Tensor:
-        done = method(*args)
-        if not told:
-            told.append(float(done))
-            print(said, flush=True)
-        return done
+    def wrapper(*args: Any) -> torch.Tensor:
+        result = method(*args)
+        if not first:
+            first.append(float(result))
+            print(stage, flush=True)
+        return result
 
-    return telling
+    return wrapper
 
 
 def whole_runs(file: Path, epochs: int, precision: str, more: dict[str, int]) -> dict[str, float]:
-    """Process start to record, and a further run in a process that has started."""
+    """From process start to record, and a further run in a process that is warm."""
     recipe = Recipe(source=str(file), precision=precision, epochs=epochs, **more)
     words = [f"--set={name}={value}" for name, value in {**more, "precision": precision}.items()]
     with tempfile.TemporaryDirectory() as out:
@@ -193,40 +195,47 @@ def whole_runs(file: Path, epochs: int, precision: str, more: dict[str, int]) ->
             out,
             *words,
         ]
-        begun = time.perf_counter()
+        started = time.perf_counter()
         subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
-        seconds = {"seconds_per_run": time.perf_counter() - begun}
+        seconds = {"seconds_per_run": time.perf_counter() - started}
         runs.run(recipe.replace(epochs=2), out)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         runs.run(recipe.replace(fold=1), out)
-        seconds["seconds_per_further_run"] = time.perf_counter() - begun
+        seconds["seconds_per_further_run"] = time.perf_counter() - started
     return seconds | {"runs_per_hour": 3600 / seconds["seconds_per_further_run"]}
 
 
 def growth(device: torch.device, small: bool, width: int, precision: str, rows: list[dict]) -> Iterator[dict]:
-    """One row after the other, those that are not there yet."""
+    """The rows that are missing, one after the other."""
     base = {**SMALL, "bags": 64, "size": 16} if small else {**PAPER, "bags": 512}
     for name, values in (GROWTH_SMALL if small else GROWTH).items():
         for value in values:
             if any((row["varied"], row["value"]) == (name, value) for row in rows):
                 continue
             sizes = {**base, name: value}
-            _forget()
+            _free_memory()
             batch = STEP["small" if small else "paper"] // sizes["size"]
-            seconds = timed(ours(*made(**sizes, share=2), device, width, precision, batch), 5, 2 if small else 10)
-            seen = sizes["bags"] * 3 // 2 * sizes["size"]
-            yield {"varied": name, "value": value, "seconds_per_epoch": seconds, "images_per_second": seen / seconds}
+            seconds = timed(
+                ours(*random_bags(**sizes, share=2), device, width, precision, batch), 5, 2 if small else 10
+            )
+            n_images = sizes["bags"] * 3 // 2 * sizes["size"]
+            yield {
+                "varied": name,
+                "value": value,
+                "seconds_per_epoch": seconds,
+                "images_per_second": n_images / seconds,
+            }
 
 
 def _pixels(folder: str, images: int, side: int, classes: int, **_: int) -> Path:
-    """A source of random pixels, as a file."""
+    """A file with a source of random pixels."""
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (images, side, side, 3), dtype=np.uint8)
     np.savez(Path(folder) / "pixels.npz", images=pixels, labels=rng.integers(0, classes, images))
     return Path(folder) / "pixels.npz"
 
 
-def _forget() -> None:
+def _free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -244,8 +253,8 @@ def main() -> None:
     if args.first_step:
         return first_step(*args.first_step)
     device = speed.resolve_device("auto")
-    card = device.type == "cuda"
-    precision, workers = ("bf16" if card else "tf32"), min(8, speed.n_cores())
+    gpu = device.type == "cuda"
+    precision, workers = ("bf16" if gpu else "tf32"), min(8, speed.n_cores())
     base, width = (SMALL, 8) if args.small else (PAPER, 64)
     result = {
         "device": speed.device_name(device),
@@ -260,26 +269,26 @@ def main() -> None:
         if all(before.get(name) == value for name, value in result.items()):
             result = before
 
-    def keep(found: dict, news: dict | None = None) -> None:
-        print(json.dumps(news or found), flush=True)
-        result.update(found)
+    def save(update: dict, row: dict | None = None) -> None:
+        print(json.dumps(row or update), flush=True)
+        result.update(update)
         if args.out:
             atomic_write(args.out, lambda f: f.write(json.dumps(result, indent=1).encode()))
 
     if "ways" not in result:
-        keep(ways(base, device, width, precision, workers))
+        save(ways(base, device, width, precision, workers))
     few = {"train_bags": 24, "valid_bags": 8, "test_bags": 8, "bag_size": 8} if args.small else {}
     with tempfile.TemporaryDirectory() as folder:
         file = _pixels(folder, **base)
         if "starts" not in result:
-            keep(starts(file, precision, few))
+            save(starts(file, precision, few))
         if "runs_per_hour" not in result:
-            keep(whole_runs(file, args.run_epochs, precision, few))
+            save(whole_runs(file, args.run_epochs, precision, few))
     rows = list(result.get("growth", []))
     if not args.no_growth:
         for row in growth(device, args.small, width, precision, [*rows]):
             rows.append(row)
-            keep({"growth": rows}, news=row)
+            save({"growth": rows}, row=row)
 
 
 if __name__ == "__main__":

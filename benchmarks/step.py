@@ -19,7 +19,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from lines import BEST
+from tilt_recipes import BEST
 
 from headcount.bags import Bags, Pool
 from headcount.experiments.recipe import Recipe

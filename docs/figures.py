@@ -1,4 +1,4 @@
-"""Draw the pictures of README and docs from results/ and benchmarks/results/: ``python docs/figures.py``."""
+"""Draw the figures of README and docs from results/ and benchmarks/results/: ``python docs/figures.py``."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def ablation(source: str) -> None:
 
 
 def paper() -> None:
-    """Figures 6 to 9 for CIFAR-10, Various: of the paper's page, what there are records of."""
-    found = [
+    """Figures 6 to 9 of the paper for CIFAR-10, Various."""
+    runs = [
         r
         for r in records.load_records(ROOT / "results" / "paper")
         if (r.recipe.source, r.recipe.removal) == ("cifar10", 0)
     ]
-    found = sorted((r for r in found if r.recipe.scenario == "various"), key=lambda r: r.recipe.fold)
-    by_label = {name: [r for r in found if r.recipe.label == name] for name in ("Output+Mean", "Counting Network")}
-    gaps = {name: [v for r in some for v in r.data["share_difference"]] for name, some in by_label.items()}
+    runs = sorted((r for r in runs if r.recipe.scenario == "various"), key=lambda r: r.recipe.fold)
+    by_label = {name: [r for r in runs if r.recipe.label == name] for name in ("Output+Mean", "Counting Network")}
+    gaps = {name: [v for r in group for v in r.data["share_difference"]] for name, group in by_label.items()}
     figure = plots.share_boxes(gaps, dict(zip(gaps, (svg.PALETTE[2], svg.PALETTE[0]), strict=True)))
     plots.save(figure, ROOT / "docs" / "img" / "cifar10_figure6.svg")
     first = by_label["Counting Network"][0].arrays()
@@ -57,9 +57,9 @@ def paper() -> None:
 
 def jumps() -> None:
     """The loss of four of the paper's trainings, on the training and on the validation bags."""
-    some = records.load_records(ROOT / "results" / "paper")
-    some = [r for r in some if (r.recipe.source, r.recipe.scenario) == ("cifar10", "various")]
-    found = {(r.recipe.label, r.recipe.removal, r.recipe.fold): r for r in some}
+    runs = records.load_records(ROOT / "results" / "paper")
+    runs = [r for r in runs if (r.recipe.source, r.recipe.scenario) == ("cifar10", "various")]
+    by_run = {(r.recipe.label, r.recipe.removal, r.recipe.fold): r for r in runs}
     shown = {
         "Counting Network, fold 3": ("Counting Network", 0.0, 3),
         "without Count, fold 1": ("Counting Network w/o Count", 0.0, 1),
@@ -69,10 +69,10 @@ def jumps() -> None:
     with svg.panel(900, 260, (48, 34, 16, 46), columns=4) as (figure, axes):
         figure.subplots_adjust(wspace=0.12)
         for ax, (title, key) in zip(axes, shown.items(), strict=True):
-            fitted = found[key].data["fit"]
+            fit = by_run[key].data["fit"]
             for name, colour in (("train", svg.PALETTE[1]), ("valid", svg.PALETTE[0])):
-                ax.plot(fitted["curve"]["epoch"], fitted["curve"][name], color=colour, label=name, lw=1.2)
-            ax.plot(fitted["best_epoch"], fitted["valid_loss"], "o", color=svg.INK, ms=4, label="kept")
+                ax.plot(fit["curve"]["epoch"], fit["curve"][name], color=colour, label=name, lw=1.2)
+            ax.plot(fit["best_epoch"], fit["valid_loss"], "o", color=svg.INK, ms=4, label="selected")
             ax.set(title=title, yscale="log", ylim=(3e-4, 2))
             ax.set_xticks([0, 500, 1000, 1500])
             ax.set_yticks([0.001, 0.01, 0.1, 1], ["0.001", "0.01", "0.1", "1"] if ax is axes[0] else [""] * 4)
@@ -83,16 +83,16 @@ def jumps() -> None:
 
 
 def tilt(source: str, title: str) -> None:
-    """What the paper prints, tilt, and the twin that is told every instance, if it was run."""
-    said = json.loads((ROOT / "results" / "tilt" / "summary.json").read_text())
-    twin = said["lines"]["supervised twin"].get(source, {})
+    """What the paper prints, tilt, and the supervised twin, if it was run."""
+    summary = json.loads((ROOT / "results" / "tilt" / "summary.json").read_text())
+    twin = summary["lines"]["supervised twin"].get(source, {})
     table = csv.DictReader((ROOT / "src" / "headcount" / "experiments" / "paper" / "table2.csv").open())
     printed = {r["scenario"]: float(r["mean"]) for r in table if (r["method"], r["dataset"]) == ("Ours", title)}
     scores, colours = {}, {}
     for scenario in ("Various", "Small", "Large"):
         rows = {
-            "paper, printed": [printed[scenario]],
-            "tilt": list(said[source][scenario.lower()]["each"].values()),
+            "paper, printed" + " (other crops)" * (source == "svhn"): [printed[scenario]],
+            "tilt": list(summary[source][scenario.lower()]["each"].values()),
             "every label given": list(twin.get(scenario.lower(), {"each": {}})["each"].values()),
         }
         for (name, values), colour in zip(rows.items(), (svg.MUTED, *svg.PALETTE), strict=False):

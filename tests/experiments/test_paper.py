@@ -462,8 +462,8 @@ def test_runs_of_another_scale_say_nothing_of_what_one_costs():
     )
 
 
-def test_what_is_said_of_figure_6_on_training_bags():
-    """From the votes the Counting Network's records keep; the labels of a recipe's bags need no pictures."""
+def test_what_the_docs_report_for_figure_6_on_training_bags():
+    """From the votes the Counting Network's records keep; the labels of a recipe's bags need no images."""
     root, gaps = Path(__file__).parents[2], []
     for record in files.load_records(root / "results" / "paper"):
         arrays, recipe = record.arrays(), record.recipe
@@ -472,7 +472,7 @@ def test_what_is_said_of_figure_6_on_training_bags():
             counts, label = draw_counts(Protocol(), 10, 400, rng)
             assert counts.max(1) / 64 == pytest.approx(arrays["train_share_before"])
             gaps.append((arrays["train_said"].reshape(400, 64) == label[:, None]).mean(1) - counts.max(1) / 64)
-    middle, over = np.median(gaps), (np.array(gaps) > 0).mean()
+    median, over = np.median(gaps), (np.array(gaps) > 0).mean()
     assert len(gaps) == 5
     text = " ".join((root / "docs" / "explanation" / "paper.md").read_text().split())
-    assert f"a median of −{-middle:.3f}, too many in {over:.0%} of the bags".replace("%", " %") in text
+    assert f"a median of −{-median:.3f}, with an overestimate in {over:.0%} of the bags".replace("%", " %") in text

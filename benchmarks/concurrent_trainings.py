@@ -1,12 +1,12 @@
-"""Several trainings at once on one card: do two, three or four get more done than one?
+"""Several trainings at once on one GPU: are two, three or four faster in total than one?
 
-    python benchmarks/together.py                                   # in one process, each on a stream of its own
-    python benchmarks/together.py --how processes --of tilt         # a process each; on a card under nvidia-cuda-mps-control -d
-    python benchmarks/together.py --small                           # a laptop: that it runs, nothing more
+    python benchmarks/concurrent_trainings.py                                   # in one process, each on its own stream
+    python benchmarks/concurrent_trainings.py --how processes --of tilt         # one process each; on a GPU under nvidia-cuda-mps-control -d
+    python benchmarks/concurrent_trainings.py --small                           # a laptop: only to check that it runs
 
 The paper's recipe, or tilt's for photographs with all its terms, on random pixels. Each training is warmed up and captured,
-then all run for the same seconds. A line for each number of them: epochs a second of all, and how often that is what one alone
-reaches. ``--out FILE.json`` keeps the lines.
+then all run for the same time. A line for each number of trainings: epochs per second in total, and as a multiple of what one
+reaches. ``--out FILE.json`` saves the lines.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Epoch = Callable[[], Any]
 
 
 def training(of: str, small: bool) -> Epoch:
-    """An epoch of a training that has compiled, warmed up and captured what it needs."""
+    """An epoch of a training that is compiled, warmed up and captured."""
     device = speed.resolve_device("auto")
     state = build(of, "bf16" if device.type == "cuda" else "fp32", "auto", device, (6, 3) if small else (400, 100))
-    at = list(PHASES[of].values())[-1]
+    epoch_number = list(PHASES[of].values())[-1]
 
     def epoch() -> None:
-        losses = state.train_epoch(at), state.valid_loss()
+        losses = state.train_epoch(epoch_number), state.valid_loss()
         float(losses[0]), float(losses[1])
 
     for _ in range(1 if small else 6):
@@ -45,25 +45,24 @@ def training(of: str, small: bool) -> Epoch:
     return epoch
 
 
-def counted(epoch: Epoch, seconds: float) -> float:
-    """Epochs a second."""
-    begun, many = time.perf_counter(), 0
-    while (passed := time.perf_counter() - begun) < seconds or not many:
+def epochs_per_second(epoch: Epoch, seconds: float) -> float:
+    started, count = time.perf_counter(), 0
+    while (passed := time.perf_counter() - started) < seconds or not count:
         epoch()
-        many += 1
-    return many / passed if passed else 0.0
+        count += 1
+    return count / passed if passed else 0.0
 
 
-def on_streams(of: str, number: int, seconds: float, small: bool, made: list[Epoch]) -> float:
-    """In threads of this process. What was made for a smaller number is used again: nothing else may run while one warms up."""
-    made += [training(of, small) for _ in range(number - len(made))]
+def on_streams(of: str, number: int, seconds: float, small: bool, trainings: list[Epoch]) -> float:
+    """In threads of this process. Trainings prepared for a smaller number are reused: nothing else may run during a warm-up."""
+    trainings += [training(of, small) for _ in range(number - len(trainings))]
     rates: list[float] = []
 
     def run(epoch: Epoch) -> None:
         with torch.cuda.stream(torch.cuda.Stream()) if torch.cuda.is_available() else nullcontext():
-            rates.append(counted(epoch, seconds))
+            rates.append(epochs_per_second(epoch, seconds))
 
-    threads = [Thread(target=run, args=(epoch,)) for epoch in made]
+    threads = [Thread(target=run, args=(epoch,)) for epoch in trainings]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -72,23 +71,23 @@ def on_streams(of: str, number: int, seconds: float, small: bool, made: list[Epo
 
 
 def in_processes(of: str, number: int, seconds: float, small: bool, turn: Any) -> float:
-    """A process each, counted from when all are ready; one after the other compiles, so that none does it twice."""
+    """One process each, timed from when all are ready; they compile one after the other, so that the cache is used."""
     fresh = get_context("spawn")
-    gate, told = fresh.Barrier(number), fresh.Queue()
-    children = [fresh.Process(target=_child, args=(of, seconds, small, turn, gate, told)) for _ in range(number)]
+    gate, rates_queue = fresh.Barrier(number), fresh.Queue()
+    children = [fresh.Process(target=_child, args=(of, seconds, small, turn, gate, rates_queue)) for _ in range(number)]
     for child in children:
         child.start()
-    rates = [told.get(timeout=300) for _ in children]
+    rates = [rates_queue.get(timeout=300) for _ in children]
     for child in children:
         child.join()
     return sum(rates)
 
 
-def _child(of: str, seconds: float, small: bool, turn: Any, gate: Barrier, told: Any) -> None:
+def _child(of: str, seconds: float, small: bool, turn: Any, gate: Barrier, rates_queue: Any) -> None:
     with turn:
         epoch = training(of, small)
     gate.wait()
-    told.put(counted(epoch, seconds))
+    rates_queue.put(epochs_per_second(epoch, seconds))
 
 
 def main() -> None:
@@ -100,11 +99,11 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    seconds, rows, made = (0.1 if args.small else args.seconds), [], []
+    seconds, rows, trainings = (0.1 if args.small else args.seconds), [], []
     turn = get_context("spawn").Lock()
     for number in map(int, args.numbers.split(",")):
         if args.how == "streams":
-            rate = on_streams(args.of, number, seconds, args.small, made)
+            rate = on_streams(args.of, number, seconds, args.small, trainings)
         else:
             rate = in_processes(args.of, number, seconds, args.small, turn)
         times = round(rate / rows[0]["epochs_per_second"], 3) if rows else 1.0

@@ -1,12 +1,12 @@
-"""Remake the paper's ablation (table 4): one record after the other in one process, the oldest missing first.
+"""Reproduce the paper's ablation (table 4): one run after the other in one process.
 
-    python benchmarks/records.py --out results/paper --source cifar10 --scenario various --minutes 9
-    python benchmarks/records.py --out results/plain --precision tf32 --plain --only count      # beside the fast path
-    python benchmarks/records.py --out results/paper --only mpem --removal 0.3                  # one r on all folds
-    python benchmarks/records.py --out results/seeds --only without --seed 1                    # how another seed falls
+    python benchmarks/paper_ablation.py --out results/paper --source cifar10 --scenario various --minutes 9
+    python benchmarks/paper_ablation.py --out results/plain --precision tf32 --plain --only count      # without acceleration
+    python benchmarks/paper_ablation.py --out results/paper --only mpem --removal 0.3                  # one r on all folds
+    python benchmarks/paper_ablation.py --out results/seeds --only without --seed 1                    # another seed
 
 Counting Network, without Count, Output+Mean (official and nll), then MPEM for every removal, five folds each, 1,500 epochs
-of the paper's recipe with the fast path's precision. Stops starting runs when the minutes are over; goes on next time.
+of the paper's recipe in bf16 (--precision). No run is started after --minutes; the next call continues.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
-from campaign import campaign
+from run_missing import run_missing
 
 from headcount.errors import check_choice
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.scores import REMOVALS
-from headcount.training.accel import device as speed
+from headcount.training import accel
 
 
-def wanted(
+def ablation_recipes(
     source: str, scenario: str, precision: str, epochs: int, only: str = "", removals: tuple[float, ...] = REMOVALS
 ) -> list[Recipe]:
     base = Recipe(source=source, scenario=scenario, precision=precision, epochs=epochs)
@@ -58,21 +58,21 @@ def main() -> None:
     recipes = (
         recipe.replace(seed=args.seed)
         for scenario in args.scenario.split(",")
-        for recipe in wanted(args.source, scenario, args.precision, args.epochs, args.only, removals)
+        for recipe in ablation_recipes(args.source, scenario, args.precision, args.epochs, args.only, removals)
     )
-    with plainly() if args.plain else nullcontext():
-        campaign(((str(r), r) for r in recipes), args.out, args.minutes, compile="off" if args.plain else "auto")
+    with without_acceleration() if args.plain else nullcontext():
+        run_missing(((str(r), r) for r in recipes), args.out, args.minutes, compile="off" if args.plain else "auto")
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
-    """Steps as they are written, networks as they are laid out."""
-    before = speed.cuda_graph, speed.optimize_layout
-    speed.cuda_graph, speed.optimize_layout = lambda step, device: step, lambda model, device, precision: None
+def without_acceleration() -> Iterator[None]:
+    """Training steps as written in Python, without CUDA graphs and memory-layout changes."""
+    before = accel.cuda_graph, accel.optimize_layout
+    accel.cuda_graph, accel.optimize_layout = accel.run_as_is, lambda model, device, precision: None
     try:
         yield
     finally:
-        speed.cuda_graph, speed.optimize_layout = before
+        accel.cuda_graph, accel.optimize_layout = before
 
 
 if __name__ == "__main__":
