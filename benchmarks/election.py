@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/election.py [--draws 1000000] [--bags 6] [--cost | --slopes]
 
-Small bags are judged by writing down all outcomes, large ones by drawing votes. Some minutes on one core.
+The reference for small bags is the sum over all outcomes, for large ones simulated votes. Some minutes on one core.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VOTERS = {"vague": (0.8, 0.5), "unsure": (2.5, 1.0), "confident": (6.0, 1.5)}  #
 
 
 def vote(p: np.ndarray, draws: int, rng: np.random.Generator) -> np.ndarray:
-    """(C,) how often each class won, ties shared, in so many elections of the voters p (n, C)."""
+    """(C,) how often each class won, ties shared, in ``draws`` elections of the votes p (n, C)."""
     counts = np.zeros((draws, p.shape[1]), np.int16)
     flat, row = counts.reshape(-1), np.arange(0, counts.size, p.shape[1])
     for cdf in p.cumsum(1).astype(np.float32):
@@ -41,19 +41,19 @@ def bag(share: np.ndarray, n: int, voters: str, rng: np.random.Generator) -> tor
     return torch.from_numpy(z)
 
 
-def said(z: torch.Tensor, form: str) -> np.ndarray:
+def probabilities(z: torch.Tensor, form: str) -> np.ndarray:
     return election_log_probs(z, Segments.from_sizes([len(z)]), form).softmax(1)[0].numpy()
 
 
-def errors(cases, judge, forms) -> tuple[dict[str, float], dict[str, float], float]:
+def errors(cases, reference, forms) -> tuple[dict[str, float], dict[str, float], float]:
     """The largest and the mean error of each form, and how likely the winner was on average."""
     off: dict[str, list[float]] = {form: [] for form in forms}
     sure = []
     for z in cases:
-        truth = judge(z)
+        truth = reference(z)
         sure.append(truth.max())
         for form in forms:
-            off[form].append(np.abs(said(z, form) - truth).max())
+            off[form].append(np.abs(probabilities(z, form) - truth).max())
     return {f: max(e) for f, e in off.items()}, {f: float(np.mean(e)) for f, e in off.items()}, float(np.mean(sure))
 
 
@@ -72,7 +72,7 @@ def small(rng: np.random.Generator) -> None:
     head("classes", "votes", "auto is", *(f"{f}: largest (mean) error" for f in FORMS))
     for c, n in ((2, 2), (2, 9), (2, 40), (3, 4), (3, 8), (3, 20), (4, 5), (4, 12), (5, 8), (6, 6), (10, 3), (10, 6)):
         cases = [bag(rng.dirichlet(np.ones(c)), n, v, rng) for v in VOTERS for _ in range(20)]
-        most, mean, _ = errors(cases, lambda z: said(z, "exact"), FORMS)
+        most, mean, _ = errors(cases, lambda z: probabilities(z, "exact"), FORMS)
         auto = "exact" if c == 2 else choose_form("auto", n, c)
         row(c, n, auto, *(f"{most[f]:.3f} ({mean[f]:.3f})" for f in FORMS))
 
@@ -101,18 +101,18 @@ def cost() -> None:
         model, segments = Election(32, c, form=form), Segments.from_sizes([n] * 64)
         h, times = torch.randn(64 * n, 32), []
         for _ in range(5):
-            begun = time.perf_counter()
+            started = time.perf_counter()
             loss = -model(h, segments).bag[:, 0].mean()
-            forward = time.perf_counter() - begun
+            forward = time.perf_counter() - started
             loss.backward()
-            times.append((time.perf_counter() - begun, forward))
+            times.append((time.perf_counter() - started, forward))
         whole, forward = min(times)
         row(f"{n} x {c}", form, f"{1e3 * forward:.0f}", f"{1e3 * whole:.0f}")
 
 
 def slopes(bags: int = 200) -> None:
-    """Elections lost by votes that are sure: the steepest slope of -log P(label) in a logit, and the smallest cosine between a
-    form's slopes and the exact ones over so many bags of 16 votes for 3 classes."""
+    """Elections lost by confident votes: the largest gradient of -log P(label) in a logit, and the smallest cosine between a
+    form's gradient and the exact one, over bags of 16 votes for 3 classes."""
     head("logit gap", *(f"{form}: steepest, cosine" for form in ("exact", *FORMS)))
     for gap in (2, 4, 8, 12, 20):
         g = torch.Generator().manual_seed(gap)
@@ -128,18 +128,18 @@ def slopes(bags: int = 200) -> None:
         row(gap, *cells)
 
 
-def ways() -> None:
-    """The counts alone, both ways, of 64 bags for 10 classes: milliseconds forward and backward, the best of five."""
-    head("votes", "one by one (a processor's)", "two by two (a card's)")
+def count_cost() -> None:
+    """The counts only, by both algorithms, of 64 bags for 10 classes: milliseconds forward and backward, the best of five."""
+    head("votes", "sequential (CPU)", "tree (GPU)")
     for n in (24, 64, 128):
         z = torch.randn(64 * n, 10, generator=torch.Generator().manual_seed(0), requires_grad=True)
         cells = []
-        for way in (vote_likelihood.count_pmf_sequential, vote_likelihood.count_pmf_tree):
+        for algorithm in (vote_likelihood.count_pmf_sequential, vote_likelihood.count_pmf_tree):
             times = []
             for _ in range(5):
-                begun = time.perf_counter()
-                way(*(t.unflatten(0, (64, n)) for t in vote_likelihood.log_p_and_complement(z))).sum().backward()
-                times.append(time.perf_counter() - begun)
+                started = time.perf_counter()
+                algorithm(*(t.unflatten(0, (64, n)) for t in vote_likelihood.log_p_and_complement(z))).sum().backward()
+                times.append(time.perf_counter() - started)
             cells.append(f"{1e3 * min(times):.0f}")
         row(n, *cells)
 
@@ -158,7 +158,7 @@ def main() -> None:
         small(np.random.default_rng(0))
         large(np.random.default_rng(1), args.draws, args.bags)
     cost()
-    ways()
+    count_cost()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The simulations behind docs/explanation/theory.md: small worlds where everything is known, so that every statement can be seen.
+"""The simulations behind docs/explanation/theory.md: small worlds where everything is known, to check every statement.
 
     python benchmarks/theory.py            # draws docs/img/theory-*.svg, about two minutes on one core
 
 A world: an instance is one of X symbols, each class has its symbols' frequencies, bags are drawn class by class with a chosen
-majority share, and the classifier is the table of P(class | symbol) that maximises the likelihood: no network, no optimiser's
-luck. It is held against P(class | symbol) in those bags, which depends on how frequent the classes are in them.
+majority share, and the classifier is the table of P(class | symbol) that maximises the likelihood: no network, no randomness of
+training. It is compared with P(class | symbol) in those bags, which depends on the class frequencies in them.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ class World:
 
     @property
     def emission(self) -> np.ndarray:
-        """(C, X) P(symbol | class): what instances are drawn by."""
+        """(C, X) P(symbol | class), from which instances are drawn."""
         return (self.lean / self.lean.sum(0)).T
 
     def eta(self, prior: np.ndarray) -> np.ndarray:
-        """(X, C) P(class | symbol) where the classes are as frequent as ``prior`` (C,) says."""
+        """(X, C) P(class | symbol) for the class frequencies ``prior`` (C,)."""
         joint = self.emission.T * prior
         return joint / joint.sum(1, keepdims=True)
 
 
 def world(classes: int, symbols: int, overlap: float, rng: np.random.Generator) -> World:
-    """Symbols lean to one class each; ``overlap`` 0: they tell it, 1: they say nothing."""
+    """Symbols of one class each for ``overlap`` 0, uninformative ones for 1."""
     own = np.eye(classes)[np.arange(symbols) % classes]
     blur = rng.dirichlet(np.ones(classes), symbols)
     return World((1 - overlap) * own + overlap * blur)
 
 
 def draw(w: World, bags: int, size: int, share: float, rng: np.random.Generator, noise: float = 0.0, never: int = -1):
-    """(bags, size) symbols and (bags,) labels. Winners take turns; the others share evenly what the winner leaves; a bag
+    """(bags, size) symbols and (bags,) labels. Winners alternate; the other classes share the remainder evenly; a bag
     whose drawn votes have another winner is drawn again. ``noise``: labels replaced by another; ``never``: a class that
     never wins."""
     classes = w.lean.shape[1]
@@ -67,18 +67,18 @@ def draw(w: World, bags: int, size: int, share: float, rng: np.random.Generator,
 
 
 def counted(symbols: np.ndarray, labels: np.ndarray, X: int, C: int) -> np.ndarray:
-    """(X, C) how often each symbol lay in a bag of each label: all that the instance term sees."""
-    seen = np.zeros((X, C))
-    np.add.at(seen, (symbols, np.broadcast_to(labels[:, None], symbols.shape)), 1)
-    return seen
+    """(X, C) how often each symbol is in a bag of each label: all that the instance term uses."""
+    counts = np.zeros((X, C))
+    np.add.at(counts, (symbols, np.broadcast_to(labels[:, None], symbols.shape)), 1)
+    return counts
 
 
-def learned(seen: np.ndarray, T: np.ndarray, rounds: int = 800, start: np.ndarray | None = None) -> np.ndarray:
+def fit_table(seen: np.ndarray, T: np.ndarray, rounds: int = 800, start: np.ndarray | None = None) -> np.ndarray:
     """(X, C) the table that minimises the forward-corrected loss under T, by EM from the uniform one, or from another."""
     eta = np.full((len(seen), len(T)), 1 / len(T)) if start is None else start.clip(1e-6)
     for _ in range(rounds):
-        said = eta @ T  # (X, labels)
-        eta = eta * ((seen / said.clip(1e-30)) @ T.T)
+        label_p = eta @ T  # (X, labels)
+        eta = eta * ((seen / label_p.clip(1e-30)) @ T.T)
         eta /= eta.sum(1, keepdims=True).clip(1e-30)
     return eta
 
@@ -91,14 +91,14 @@ def purest(seen: np.ndarray, T: np.ndarray) -> np.ndarray:
 def truth(
     w: World, size: int, share: float, seed: int, noise: float = 0.0, never: int = -1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(C, C) T[k, c] and (X, C) P(class | symbol), by the classes counted in many bags of fully told instances."""
-    told = counted_classes(w.lean.shape[1], size, share, seed, noise, never)
-    return told / told.sum(1, keepdims=True), w.eta(told.sum(1) / told.sum())
+    """(C, C) T[k, c] and (X, C) P(class | symbol), by the classes counted in many bags."""
+    counts = counted_classes(w.lean.shape[1], size, share, seed, noise, never)
+    return counts / counts.sum(1, keepdims=True), w.eta(counts.sum(1) / counts.sum())
 
 
 @lru_cache
 def counted_classes(C: int, size: int, share: float, seed: int, noise: float, never: int) -> np.ndarray:
-    """(C, C) how often class k lay in bags of label c."""
+    """(C, C) how often class k is in bags of label c."""
     classes, labels = draw(World(np.eye(C)), 20_000, size, share, np.random.default_rng(seed), noise, never)
     return counted(classes, labels, C, C) + 1e-9
 
@@ -112,7 +112,7 @@ def wrong(true: np.ndarray, eta: np.ndarray) -> float:
 
 
 def consistency(bags=(50, 200, 800, 3200), seeds: int = 5) -> dict[str, list[float]]:
-    """The error falls with the root of the number of bags if T is right; the label as class stays where it is."""
+    """The error falls as the root of the number of bags if T is correct; with the label as class it does not fall."""
     ours, naive = [], []
     for B in bags:
         one, two = [], []
@@ -121,7 +121,7 @@ def consistency(bags=(50, 200, 800, 3200), seeds: int = 5) -> dict[str, list[flo
             w = world(4, 24, 0.4, rng)
             T, true = truth(w, 16, 0.5, 100 + s)
             seen = counted(*draw(w, B, 16, 0.5, rng), 24, 4)
-            one.append(wrong(true, learned(seen, T)))
+            one.append(wrong(true, fit_table(seen, T)))
             two.append(wrong(true, seen / seen.sum(1, keepdims=True).clip(1)))
         ours.append(float(np.mean(one)))
         naive.append(float(np.mean(two)))
@@ -129,7 +129,7 @@ def consistency(bags=(50, 200, 800, 3200), seeds: int = 5) -> dict[str, list[flo
 
 
 def vanishing(shares=(0.3, 0.35, 0.4, 0.5, 0.7, 0.9), seeds: int = 5) -> dict[str, list[float]]:
-    """As the majority share falls to 1/C the pull of the labels vanishes, and the error grows as its inverse."""
+    """As the majority share falls to 1/C the signal of the labels vanishes, and the error grows as its inverse."""
     rows: dict[str, list[float]] = {"share": list(shares), "error": [], "condition": [], "pull": []}
     for share in shares:
         errors, T = [], None
@@ -137,7 +137,7 @@ def vanishing(shares=(0.3, 0.35, 0.4, 0.5, 0.7, 0.9), seeds: int = 5) -> dict[st
             rng = np.random.default_rng(s)
             w = world(4, 24, 0.4, rng)
             T, true = truth(w, 64, share, 100 + s)
-            errors.append(wrong(true, learned(counted(*draw(w, 400, 64, share, rng), 24, 4), T)))
+            errors.append(wrong(true, fit_table(counted(*draw(w, 400, 64, share, rng), 24, 4), T)))
         rows["error"].append(float(np.mean(errors)))
         rows["condition"].append(float(np.linalg.cond(T)))
         rows["pull"].append(float((np.trace(T) / 4 - 0.25) / 0.75))
@@ -145,7 +145,7 @@ def vanishing(shares=(0.3, 0.35, 0.4, 0.5, 0.7, 0.9), seeds: int = 5) -> dict[st
 
 
 def noise(rates=(0.0, 0.1, 0.2, 0.3, 0.5), seeds: int = 5) -> dict[str, list[float]]:
-    """Wrong labels make T flatter. Whoever keeps the clean T is biased; with the flatter T only the variance grows."""
+    """Wrong labels make T flatter. With the clean T the result is biased; with the flatter T only the variance grows."""
     rows: dict[str, list[float]] = {"noise": list(rates), "T with the noise in it": [], "T without": []}
     for rho in rates:
         right, clean = [], []
@@ -154,16 +154,16 @@ def noise(rates=(0.0, 0.1, 0.2, 0.3, 0.5), seeds: int = 5) -> dict[str, list[flo
             w = world(4, 24, 0.2, rng)
             (T, true), (kept, _) = (truth(w, 16, 0.6, 100 + s, n) for n in (rho, 0.0))
             seen = counted(*draw(w, 1600, 16, 0.6, rng, rho), 24, 4)
-            right.append(wrong(true, learned(seen, T)))
-            clean.append(wrong(true, learned(seen, kept)))
+            right.append(wrong(true, fit_table(seen, T)))
+            clean.append(wrong(true, fit_table(seen, kept)))
         rows["T with the noise in it"].append(float(np.mean(right)))
         rows["T without"].append(float(np.mean(clean)))
     return rows
 
 
 def never(overlaps=(0.0, 0.2, 0.5, 0.8), bags: int = 1600, seeds: int = 5) -> dict[str, list[float]]:
-    """A class that never wins lies, by T, inside the others: no likelihood tells it from their mixture. Told that every
-    symbol has one class, it is found again, where that is true."""
+    """A class that never wins is, by T, a mixture of the others: no likelihood distinguishes them. If every symbol is known to
+    have one class, it is identifiable again, where that is true."""
     rows: dict[str, list[float]] = {
         "overlap": list(overlaps), "all win": [], "one never wins": [], "one never wins, symbols pure": [],
     }  # fmt: skip
@@ -175,7 +175,7 @@ def never(overlaps=(0.0, 0.2, 0.5, 0.8), bags: int = 1600, seeds: int = 5) -> di
                 w = world(4, 24, overlap, rng)
                 T, true = truth(w, 16, 0.5, 100 + s, never=loser)
                 seen = counted(*draw(w, bags, 16, 0.5, rng, never=loser), 24, 4)
-                errors["all win" if loser < 0 else "one never wins"].append(wrong(true, learned(seen, T)))
+                errors["all win" if loser < 0 else "one never wins"].append(wrong(true, fit_table(seen, T)))
                 if loser >= 0:
                     errors["one never wins, symbols pure"].append(wrong(true, purest(seen, T)))
         for name, found in errors.items():
@@ -184,7 +184,7 @@ def never(overlaps=(0.0, 0.2, 0.5, 0.8), bags: int = 1600, seeds: int = 5) -> di
 
 
 def saturation(margins=(0.0, 0.05, 0.1, 0.2, 0.4), sizes=(16, 64, 256)) -> dict[str, list[float]]:
-    """1 - P(the label wins), by which the bag term's slope falls, for a bag whose votes are drawn with a lead of ``margin``
+    """1 - P(the label wins), to which the bag term's gradient is proportional, for a bag whose votes are drawn with a lead of ``margin``
     over each of three others; and Hoeffding's bound on it."""
     rows: dict[str, list[float]] = {"margin": list(margins)}
     for S in sizes:
@@ -199,26 +199,26 @@ def saturation(margins=(0.0, 0.05, 0.1, 0.2, 0.4), sizes=(16, 64, 256)) -> dict[
     return rows
 
 
-def climbed(seen: np.ndarray, symbols: np.ndarray, labels: np.ndarray, rounds: int) -> float:
-    """The majority share when neither table nor tilt is known, as the method goes about it: begun low, the table learned under
-    the present tilt, one step of the tilt's EM on held-out bags, and again."""
+def alternate(seen: np.ndarray, symbols: np.ndarray, labels: np.ndarray, rounds: int) -> float:
+    """The majority share when neither table nor transition is known: from a low share, alternately the table under the current
+    transition, and one EM step of the transition on held-out bags."""
     C, size = seen.shape[1], symbols.shape[1]
     target = torch.eye(C, dtype=torch.float64)[torch.from_numpy(labels)]
     rows, seen_labels = target.repeat_interleave(size, 0), transition_em.label_prior_from_counts(size * target.sum(0))
     mix = transition.mix_from_shares(torch.tensor(transition_em.initial_share(size, C), dtype=torch.float64), C)
     eta = None
     for _ in range(rounds):
-        eta = learned(seen, transition.transition_matrix(mix, seen_labels).numpy(), 800 if eta is None else 20, eta)
-        heap = transition_em.e_step(torch.from_numpy(eta[symbols.ravel()]), rows, mix, seen_labels)
-        mix = transition_em.m_step(heap, target.sum(0), "full", transition_em.min_majority_share(size, C))
+        eta = fit_table(seen, transition.transition_matrix(mix, seen_labels).numpy(), 800 if eta is None else 20, eta)
+        counts = transition_em.e_step(torch.from_numpy(eta[symbols.ravel()]), rows, mix, seen_labels)
+        mix = transition_em.m_step(counts, target.sum(0), "full", transition_em.min_majority_share(size, C))
     return float(mix.diagonal().mean())
 
 
 def estimated(
     bags=(50, 200, 800, 3200), share: float = 0.5, seeds: int = 5, rounds=(10, 100)
 ) -> dict[str, list[float]]:
-    """The majority share estimated from held-out bags, beside the true one: with a table learned under the true tilt, and with
-    neither known."""
+    """The majority share estimated from held-out bags, and the true one: with a table learned under the true transition, and
+    with neither known."""
     rows: dict[str, list[float]] = {"bags": list(bags), "true": [], "tilt known": []}
     rows |= {f"unknown, {n} rounds": [] for n in rounds}
     for B in bags:
@@ -228,13 +228,13 @@ def estimated(
             w = world(4, 24, 0.2, rng)
             T, _ = truth(w, 16, share, 100 + s)
             seen = counted(*draw(w, B, 16, share, rng), 24, 4)
-            eta = learned(seen, T)
+            eta = fit_table(seen, T)
             symbols, labels = draw(w, max(20, B // 4), 16, share, rng)
             segments = Segments.from_sizes([16] * len(symbols))
             target = torch.eye(4)[torch.from_numpy(labels)]
-            with_it = transition_em.estimate_transition(torch.from_numpy(eta[symbols.ravel()]), segments, target).share
-            alone = [climbed(seen, symbols, labels, n) for n in rounds]
-            found.append([float(np.mean(np.diag(T))), float(with_it.mean()), *alone])
+            known = transition_em.estimate_transition(torch.from_numpy(eta[symbols.ravel()]), segments, target).share
+            unknown = [alternate(seen, symbols, labels, n) for n in rounds]
+            found.append([float(np.mean(np.diag(T))), float(known.mean()), *unknown])
         for values, mean in zip(list(rows.values())[1:], np.mean(found, 0).tolist(), strict=True):
             values.append(mean)
     return rows
