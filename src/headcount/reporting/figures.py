@@ -174,9 +174,7 @@ def _removed_instances(name: str, records: Sequence[Record], slug: str) -> Figur
         caption = "Purity: the fraction of the removed instances that do not belong to the bag’s class."
         label = "Purity of the removed instances against the share r removed"
         panels.append(svg_panel(caption, plots.purity(removal, pure), f"{slug}-purity", label))
-        caption = (
-            "Agreement: how often the label is the majority of the remaining instances, compared with removal at random."
-        )
+        caption = "Agreement: how often the label is the majority of the remaining instances, compared with removal at random."
         label = (
             "Agreement of the remaining majority with the label against the share r removed, MPEM and random control"
         )
