@@ -21,6 +21,7 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from test_em import blobs
 
 from headcount.bags import Bags, Pool, folds
 from headcount.bags import splits as fewer
@@ -38,7 +39,6 @@ from headcount.selection.fit import SearchProgress, fit
 from headcount.selection.methods import Method
 from headcount.selection.time_budget import TimePlan
 from headcount.training.loader import BagLoader
-from test_em import blobs
 
 TREES = "em_forest,forest,logistic"
 measured = time_budget.estimate_seconds
