@@ -95,6 +95,22 @@ def open_npz(path: Path, expected: str) -> Iterator[NpzFile]:
         raise HeadcountError(f"cannot read {path}: {e or type(e).__name__}; give {expected}") from None
 
 
+def load_npy(path: Path, *, mapped: bool = False) -> np.ndarray:
+    """The array in an .npy file, read without pickle, in memory or memory-mapped. Errors as in :func:`open_npz`."""
+    import numpy as np
+
+    expected = "an .npy file written by numpy.save"
+    try:
+        with path.open("rb") as f:
+            if not f.read(6).startswith(b"\x93NUMPY"):
+                raise HeadcountError(f"{path} is no .npy file; give {expected}")
+        return np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+    except HeadcountError:
+        raise
+    except Exception as e:
+        raise HeadcountError(f"cannot read {path}: {e or type(e).__name__}; give {expected}") from None
+
+
 @contextmanager
 def file_lock(path: Path, *, wait: bool = True, required: bool = True) -> Iterator[bool]:
     """Hold a lock between processes; yields whether it was acquired, which without ``wait`` may be False.

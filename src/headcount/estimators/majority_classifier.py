@@ -62,7 +62,7 @@ from headcount.models.predictions import Predictions
 from headcount.models.trees import SklearnModel, Trees
 from headcount.readers.columns import ColumnRoles
 from headcount.readers.preprocessing import Preprocessor, number_fields
-from headcount.readers.raw_data import warn_similar_classes
+from headcount.readers.raw_data import note_similar_classes
 from headcount.readers.standard_scaler import StandardScaler
 from headcount.readers.values import clean_name, clean_names
 from headcount.seeds import seed_from_random_state
@@ -148,7 +148,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         if len(self.classes_) < 2:
             only = self.classes_.tolist()[0]
             raise HeadcountError(f"all bags have one class, {only!r}; a majority needs at least two classes")
-        for line in warn_similar_classes(list(map(str, self.classes_))):
+        for line in note_similar_classes(list(map(str, self.classes_))):
             warnings.warn(line, HeadcountWarning, stacklevel=2)
         self._bags_given = ids.given
         method = self._resolve_method()
@@ -341,5 +341,5 @@ def _unscaled(
         estimator = estimator.without_float32_rounding() if isinstance(estimator, Trees) else estimator
         estimator = estimator.fold_in_scaler(-scaler.mean_ / scaler.scale_, 1 / scaler.scale_)
     fields = number_fields(x, [str(n) for n in names])
-    preprocessor = Preprocessor("table", fields, (x.shape[1],), roles=ColumnRoles(bag=bag).to_json())
+    preprocessor = Preprocessor("table", fields, (x.shape[1],), roles=ColumnRoles(bag=bag))
     return model.replace(preprocessor=preprocessor, estimator=estimator)
