@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 from headcount.errors import HeadcountError
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.lib.npyio import NpzFile
 
 

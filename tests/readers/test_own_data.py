@@ -201,9 +201,9 @@ def test_options_without_use_are_refused(run_cli, tmp_path):
     for words, says in (
         (("check", data, "--side", 12), "--side 12 is for images"),
         (("check", data, "--tile", 12), "--tile 12 is for coordinates"),
-        (("issues", data, "--model", model, "--features", "height"), "--features is for judging without a model"),
-        (("issues", data, "--model", model, "--folds", 9), "--folds is for judging without a model"),
-        (("issues", data, "--model", model, "--seed", 0), "--seed is for judging without a model"),
+        (("issues", data, "--model", model, "--features", "height"), "--features has no effect with --model"),
+        (("issues", data, "--model", model, "--folds", 9), "--folds has no effect with --model"),
+        (("issues", data, "--model", model, "--seed", 0), "--seed has no effect with --model"),
         (("fit", data, "--out", "m", "--method", "auto,tilt"), "auto chooses by itself"),
     ):
         code, _, err = run_cli(*words)
@@ -243,4 +243,4 @@ def test_names_with_commas_can_be_named(run_cli, tmp_path):
     )
     code, _, err = run_cli("audit", model, data, *said, "--out", "sheet.csv", "--count", 4)
     assert code == 0, err
-    assert """--votes 'no,"yes, but"'""" in err
+    assert """--votes 'no, "yes, but"'""" in err

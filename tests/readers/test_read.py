@@ -647,7 +647,8 @@ def test_what_lies_beside_the_bags_is_said_to_be_left_aside(tmp_path):
         (folder / "loose.png").write_bytes(picture.read_bytes())
         reading = read(folder)
         assert (
-            f"ignored in {folder}: 'loose.png', beside the folders of the bags and in none of them" in reading.description
+            f"ignored in {folder}: 'loose.png', beside the folders of the bags and in none of them"
+            in reading.description
         )
     (deep / "labels.csv").write_text("bag,label\ncat/x,cat\n")
     line = f"ignored: {deep / 'labels.csv'}, the folders name the labels; to use it, give it as labels="
@@ -771,7 +772,8 @@ def test_values_the_model_never_met_the_like_of_are_said(tmp_path):
     strange = {**table, "n": [1000.0, 2000, *table["n"][2:]], "said": ["gutes Brot", "", *table["said"][2:]]}
     said = "\n".join(read(strange, **how).description)
     assert (
-        "column 'n': 2 of 8 values lie more than 20 standard deviations from the mean in fitting; is it the same unit?" in said
+        "column 'n': 2 of 8 values lie more than 20 standard deviations from the mean in fitting; is it the same unit?"
+        in said
     )
     assert "column 'said': 1 of 7 texts have no word of those in fitting" in said
 
