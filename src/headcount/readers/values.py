@@ -36,7 +36,7 @@ def as_float(column: pa.ChunkedArray) -> np.ndarray:
 def time_kind(kind: pa.DataType) -> str:
     """What a column of dates or times holds: dates, times of day or durations; empty for any other type.
 
-    >>> clock(pa.date32()), clock(pa.timestamp("ns")), clock(pa.time32("s")), clock(pa.float64())
+    >>> time_kind(pa.date32()), time_kind(pa.timestamp("ns")), time_kind(pa.time32("s")), time_kind(pa.float64())
     ('dates', 'dates', 'times of day', '')
     """
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -77,7 +77,7 @@ def factorize(column: pa.ChunkedArray, column_name: str = "a column") -> tuple[n
 def drop_values(code: np.ndarray, values: Sequence[str], dropped: Container[str]) -> tuple[np.ndarray, list[str]]:
     """(n,) codes, -1 also for the values that are dropped, and the values that remain.
 
-    >>> without(np.array([0, 1, 2, -1]), ["a", "NA", "b"], {"NA"})
+    >>> drop_values(np.array([0, 1, 2, -1]), ["a", "NA", "b"], {"NA"})
     (array([ 0, -1,  1, -1]), ['a', 'b'])
     """
     kept = [v for v in values if v not in dropped]
@@ -91,7 +91,7 @@ def clean_name(value: Any) -> str | None:
     """A name as a person reads it: 3.0 becomes 3, surrounding blanks go, accented letters are composed (some file systems
     decompose them); an empty text and NaN become None.
 
-    >>> plain(3.0), plain(" cat "), plain(float("nan")), plain(""), plain("cafe\u0301") == "caf\u00e9"
+    >>> clean_name(3.0), clean_name(" cat "), clean_name(float("nan")), clean_name(""), clean_name("cafe\u0301") == "caf\u00e9"
     ('3', 'cat', None, None, True)
     """
     text = as_text(value)
@@ -127,7 +127,7 @@ def unify_unicode(words: np.ndarray) -> np.ndarray:
     """(n,) texts with one spelling for each clean name: the clean name where spellings differ, else the spelling itself, so
     that users find the names they gave.
 
-    >>> one_spelling(np.array(["caf\u00e9", "cafe\u0301", "the\u0301"])).tolist() == ["caf\u00e9", "caf\u00e9", "the\u0301"]
+    >>> unify_unicode(np.array(["caf\u00e9", "cafe\u0301", "the\u0301"])).tolist() == ["caf\u00e9", "caf\u00e9", "the\u0301"]
     True
     """
     if (names := clean_names(words)) is words:
@@ -141,7 +141,7 @@ def unify_unicode(words: np.ndarray) -> np.ndarray:
 def first_duplicate(names: Iterable[str]) -> str | None:
     """The first name that occurs a second time, None if all differ.
 
-    >>> again(["a", "b", "a", "b"]), again("ab")
+    >>> first_duplicate(["a", "b", "a", "b"]), first_duplicate("ab")
     ('a', None)
     """
     seen: set[str] = set()
@@ -155,7 +155,7 @@ def first_duplicate(names: Iterable[str]) -> str | None:
 def similar_names(names: Iterable[str]) -> list[list[str]]:
     """Groups of names that differ only in capitals or blanks: perhaps one name in two spellings.
 
-    >>> nearly_alike(["Ville", "forest", "ville", "the  sea", "The sea"])
+    >>> similar_names(["Ville", "forest", "ville", "the  sea", "The sea"])
     [['Ville', 'ville'], ['the  sea', 'The sea']]
     """
     spellings: dict[str, list[str]] = {}
