@@ -31,7 +31,7 @@ from headcount.readers import BagDataset, read
 from headcount.selection import cross_validation
 from headcount.selection.check import learnability
 from headcount.selection.check.check import check
-from headcount.selection.methods import methods
+from headcount.selection.methods import build_methods
 
 HELD = ("pairs", "clusters")
 # the size of a bag, and how many bags
@@ -121,7 +121,7 @@ def trained_accuracy(dataset: BagDataset, x: np.ndarray, y: np.ndarray, seed: in
     bags = dataset.bags
     split = folds.train_valid_split(bags, np.arange(len(bags)), np.zeros(0, int), seed)
     train, valid, _, _ = cross_validation.prepare_split(dataset, split)
-    estimator = methods("tilt", train)[0].fit(train, valid, seed=seed).estimator
+    estimator = build_methods("tilt", train)[0].fit(train, valid, seed=seed).estimator
     test = Bags.of(Pool(x), sizes=[len(x)], labels=[0], classes=bags.classes)
     return float((cross_validation.predict_estimator(estimator, test, "cpu")[0].argmax(1).numpy() == y).mean())
 

@@ -25,7 +25,7 @@ from headcount.io import atomic_write
 from headcount.majority.criterion import evaluate_criterion
 from headcount.models.predictions import predict
 from headcount.selection.methods import Method
-from headcount.selection.network_defaults import network_recipe
+from headcount.selection.network_setup import NetworkOptions, network_configs
 
 TRIED = {
     "quick, a share for each label": ("quick", {"form": "class"}),
@@ -58,8 +58,8 @@ def main() -> None:
         if name in rows:
             continue
         begun = time.monotonic()
-        how = network_recipe("tilt", train, backbone=backbone, views=None, epochs=args.epochs, options=options)
-        body = Method("tilt", "Tilt", how).fit(train, valid).estimator
+        chosen = NetworkOptions(backbone, epochs=args.epochs, options=options)
+        body = Method("tilt", "Tilt", *network_configs("tilt", train, chosen)).fit(train, valid).estimator
         seconds = time.monotonic() - begun
         found = evaluate_criterion(predict(body, valid).instance.softmax(1), valid)
         right = (predict(body, test).instance.argmax(1) == test.truth).float().mean()

@@ -26,7 +26,7 @@ from headcount.io import atomic_write
 from headcount.readers import BagDataset, read
 from headcount.selection import cross_validation
 from headcount.selection.fit import fit
-from headcount.selection.methods import BASELINES, methods
+from headcount.selection.methods import BASELINES, build_methods
 
 TABLES = {"digits": (load_digits, 12), "wine": (load_wine, 5), "breast cancer": (load_breast_cancer, 7)}
 MAJORITIES = {"wide": (0.35, 0.9), "close": (0.2, 0.5)}
@@ -86,7 +86,7 @@ def run_table(table: str, majority: str, seed: int) -> dict[str, Any]:
     split = splits.train_valid_split(bags, np.arange(len(bags)), np.zeros(0, int), seed)
     train, valid, _, preprocessor = cross_validation.prepare_split(dataset, split)
     accuracy = {}
-    for c in methods("auto", train):
+    for c in build_methods("auto", train):
         estimator = fitted.estimator if c.name == selected else c.fit(train, valid, seed=seed).estimator
         logits = cross_validation.predict_estimator(estimator, new.to_bags(preprocessor), "cpu")[0]
         accuracy[c.name] = float((logits.argmax(1).numpy() == y).mean())

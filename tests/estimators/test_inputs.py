@@ -19,7 +19,8 @@ from sklearn.tree import DecisionTreeClassifier
 from headcount import Bags, Pool
 from headcount.cli import main
 from headcount.errors import HeadcountError, HeadcountWarning
-from headcount.estimators.majority_classifier import BagKFold, MajorityClassifier
+from headcount.estimators.bag_kfold import BagKFold
+from headcount.estimators.majority_classifier import MajorityClassifier
 from headcount.experiments.recipe import Recipe
 from headcount.models.fitted import FittedModel
 from headcount.readers.columns import ColumnRoles
@@ -35,20 +36,20 @@ FRAMES = [FRAME[b == BAG] for b in range(40)]
 Y = WIN[BAG]
 
 
-def of(estimator=None, **how):
-    return MajorityClassifier(LogisticRegression() if estimator is None else estimator, **how)
+def of(estimator=None, **arguments):
+    return MajorityClassifier(LogisticRegression() if estimator is None else estimator, **arguments)
 
 
 @pytest.mark.parametrize(
     "estimator", [make_pipeline(StandardScaler(), LogisticRegression()), "logistic", "noisy_label"], ids=str
 )
 def test_time_stamps_keep_their_digits(estimator):
-    how = {"epochs": 15} if estimator == "noisy_label" else {}
-    late = of(estimator, **how).fit(X * 10 + 1.7e9, Y, bags=BAG)
+    arguments = {"epochs": 15} if estimator == "noisy_label" else {}
+    late = of(estimator, **arguments).fit(X * 10 + 1.7e9, Y, bags=BAG)
     assert (late.predict(X * 10 + 1.7e9) == TRUTH).mean() > 0.8
 
 
-def test_a_classifier_of_scikit_learns_gets_the_numbers_as_they_are():
+def test_a_scikit_learn_classifier_gets_unchanged_numbers():
     seen = []
 
     class Watching(LogisticRegression):
@@ -63,8 +64,8 @@ def test_a_classifier_of_scikit_learns_gets_the_numbers_as_they_are():
 
 
 @pytest.mark.parametrize("estimator", [LogisticRegression(), "noisy_label", "forest"], ids=str)
-def test_what_is_saved_answers_the_same_about_plain_numbers(estimator, tmp_path, monkeypatch):
-    """Inside, columns may be standardised; outside nobody knows."""
+def test_a_saved_model_predicts_the_same_from_plain_numbers(estimator, tmp_path, monkeypatch):
+    """Whether or not columns were standardised for the fit."""
     monkeypatch.setattr("headcount.selection.methods.N_TREES", 5)
     made = of(estimator, **({"epochs": 5} if estimator == "noisy_label" else {})).fit(X * 2 + 3, Y, bags=BAG)
     made.fitted_.save(tmp_path / "m")
@@ -76,7 +77,7 @@ def test_what_is_saved_answers_the_same_about_plain_numbers(estimator, tmp_path,
 @pytest.mark.parametrize(
     "estimator", [LogisticRegression(), DecisionTreeClassifier(max_depth=4), "noisy_label"], ids=str
 )
-def test_a_model_of_a_dataframe_is_asked_about_a_file(estimator, tmp_path):
+def test_a_model_of_a_dataframe_predicts_a_file(estimator, tmp_path):
     made = of(estimator, bags="street", epochs=5 if estimator == "noisy_label" else None).fit(FRAME, Y)
     made.fitted_.save(tmp_path / "model")
     FRAME.assign(other="z")[["e", "street", "b", "a", "other", "c", "d"]].to_csv(tmp_path / "d.csv", index=False)
@@ -85,7 +86,7 @@ def test_a_model_of_a_dataframe_is_asked_about_a_file(estimator, tmp_path):
     said = pd.read_csv(tmp_path / "said.csv")
     found = said[[c for c in said.columns if c.endswith(("0", "1", "2"))]].to_numpy()
     assert np.allclose(found, made.predict_proba(FRAME), atol=1e-4)
-    assert json.loads((tmp_path / "model" / "model.json").read_text())["preprocessor"]["named"] == {"bag": "street"}
+    assert json.loads((tmp_path / "model" / "model.json").read_text())["preparation"]["named"] == {"bag": "street"}
 
 
 # -- lists of bags --------------------------------------------------------------------------------------------------------
@@ -93,7 +94,7 @@ def test_a_model_of_a_dataframe_is_asked_about_a_file(estimator, tmp_path):
 
 @pytest.mark.parametrize("kind", [ExtraTreesClassifier, RandomForestClassifier])
 @pytest.mark.parametrize("width", [600, 100_000])
-def test_a_saved_forest_rounds_time_stamps_as_it_did_in_memory(kind, width):
+def test_a_saved_forest_rounds_time_stamps_as_in_memory(kind, width):
     """scikit-learn's trees compare float32, in which 1.7e9 is known to two minutes; a table is centred first."""
     late = pd.DataFrame({"at": 1_700_000_000 + (X[:, 0] * width).round(), "b": X[:, 1]})
     made = of(kind(20, random_state=0)).fit(late, Y, bags=BAG)
@@ -101,7 +102,7 @@ def test_a_saved_forest_rounds_time_stamps_as_it_did_in_memory(kind, width):
     assert np.allclose(made.fitted_.predict(read).instance_probabilities, made.predict_proba(late), atol=1e-5)
 
 
-def test_in_a_list_of_dataframes_columns_have_names_and_the_bag_is_none():
+def test_columns_of_a_list_of_dataframes_go_by_name():
     made = of(bags="street").fit(FRAMES, WIN)
     assert made.n_features_in_ == 5
     assert made.feature_names_in_.tolist() == list("abcde")
@@ -114,23 +115,23 @@ def test_in_a_list_of_dataframes_columns_have_names_and_the_bag_is_none():
     assert np.allclose(np.concatenate(again.predict_proba(FRAMES)), np.concatenate(made.predict_proba(FRAMES)))
     numbered = of(bags=0).fit([np.column_stack([np.full(len(b), i), b]) for i, b in enumerate(LISTED)], WIN)
     assert numbered.n_features_in_ == 5
-    assert len(numbered.predict(LISTED)) == 40  # without the column, which instances do not need
+    assert len(numbered.predict(LISTED)) == 40  # instances need no bag column
 
 
 @pytest.mark.parametrize(
-    ("x", "how", "why"),
+    ("x", "arguments", "message"),
     [
-        (LISTED, {"bags": np.zeros(40)}, "list says the bags"),
-        ([FRAMES[0].rename(columns={"a": "q"}), *FRAMES[1:]], {"bags": "street"}, "bag 1 lacks 'q'"),
+        (LISTED, {"bags": np.zeros(40)}, "leave the ids out"),
+        ([FRAMES[0].rename(columns={"a": "q"}), *FRAMES[1:]], {"bags": "street"}, "bag 1 lacks column 'q'"),
         ([FRAMES[0], *LISTED[1:]], {"bags": "street"}, "bag 1 is a ndarray, bag 0 a DataFrame"),
         ([pd.concat(FRAMES[:2]), *FRAMES[1:]], {"bags": "street"}, "bag 0 of the list has 's0' and 's1'"),
         (LISTED, {"weight": [np.ones(len(b)) for b in LISTED[:-1]]}, "39 arrays for 40 bags"),
         (LISTED, {"weight": [np.ones(9), *(np.ones(len(b)) for b in LISTED[1:])]}, "rows of bag 0"),
     ],
 )
-def test_lists_that_are_refused(x, how, why):
-    with pytest.raises(HeadcountError, match=why):
-        of().fit(x, WIN, **how)
+def test_invalid_lists_are_refused(x, arguments, message):
+    with pytest.raises(HeadcountError, match=message):
+        of().fit(x, WIN, **arguments)
 
 
 def test_weights_of_a_list():
@@ -150,7 +151,7 @@ def with_hole(hole):
 
 
 @pytest.mark.parametrize(
-    ("how", "why"),
+    ("arguments", "message"),
     [
         ({"bags": np.where(np.arange(len(BAG)) == 7, np.nan, BAG)}, r"row 7 is in no bag \(its id is nan\)"),
         ({"bags": with_hole(None)}, "row 7 is in no bag"),
@@ -167,17 +168,17 @@ def with_hole(hole):
         ({"bags": np.where(np.arange(len(X)) == 9, BAG[0], BAG)}, r"bag 0 has two labels, \d and \d;"),
     ],
 )
-def test_ids_and_weights_that_are_refused(how, why):
-    with pytest.raises(HeadcountError, match=why):
-        of().fit(X, Y, **{"bags": BAG, **how})
+def test_invalid_ids_and_weights_are_refused(arguments, message):
+    with pytest.raises(HeadcountError, match=message):
+        of().fit(X, Y, **{"bags": BAG, **arguments})
 
 
-def test_the_column_in_every_number_and_never_twice():
+def test_the_column_is_any_integer_and_given_once():
     table = np.column_stack([BAG, X])
     assert of().fit(table, Y, bags=np.int64(0)).n_features_in_ == 5
     with pytest.raises(HeadcountError, match=r"give ids to fit: fit\(X, y, bags=ids\)"):
         of(bags=BAG).fit(X, Y)
-    with pytest.raises(HeadcountError, match="said twice"):
+    with pytest.raises(HeadcountError, match="given twice"):
         of(bags=0).fit(table, Y, bags=BAG)
 
 
@@ -185,7 +186,7 @@ def test_instances_need_no_bag_column():
     made, bare = of(bags="street").fit(FRAME, Y), FRAME.drop(columns="street")
     assert np.array_equal(made.predict(bare), made.predict(FRAME))
     assert np.array_equal(made.predict(bare), made.predict(FRAME.assign(street=None)))
-    with pytest.raises(HeadcountError, match="no column 'street', which is the bag"):
+    with pytest.raises(HeadcountError, match="no column 'street', which holds the bag"):
         made.predict_bags(bare)
     assert made.score(bare, Y, bags=BAG) == made.score(FRAME, Y) == made.score(FRAME, Y, bags=BAG)
     numbered, table = of(bags=-1).fit(np.column_stack([X, BAG]), Y), np.column_stack([X, BAG])
@@ -198,13 +199,13 @@ def test_instances_need_no_bag_column():
 
 
 @pytest.mark.parametrize(
-    ("estimator", "how", "why"),
+    ("estimator", "arguments", "message"),
     [
         ("logistic,tilt", {}, "fits one method, got 'logistic,tilt'"),
-        ("auto", {}, "fits one method, got 'auto'.*fit_reading"),
+        ("auto", {}, "fits one method, got 'auto'.*headcount.fit"),
         ("tlit", {}, "no estimator 'tlit'; there are tilt.*did you mean 'tilt'"),
         ("vote.py:Vote", {}, "loading a model never runs code"),
-        ("supervised", {}, "'supervised' learns from known instance classes, .*headcount.fit_reading"),
+        ("supervised", {}, "'supervised' learns from known instance classes, .*headcount.fit"),
         ("tilt", {"epochs": 0}, "epochs is a whole number from 1"),
         (None, {"epochs": 3}, "epochs: for networks"),
         ("em_forest", {"options": {"t9": 3}}, "options: for networks, and method em_forest is none"),
@@ -214,13 +215,13 @@ def test_instances_need_no_bag_column():
         (None, {"device": None}, "no device None"),
     ],
 )
-def test_parameters_that_are_refused(estimator, how, why):
-    with pytest.raises(HeadcountError, match=why):
-        of(estimator, **how).fit(X, Y, bags=BAG)
+def test_invalid_parameters_are_refused(estimator, arguments, message):
+    with pytest.raises(HeadcountError, match=message):
+        of(estimator, **arguments).fit(X, Y, bags=BAG)
 
 
-def test_pictures_are_not_for_a_classifier_of_scikit_learns():
-    with pytest.raises(HeadcountError, match="LogisticRegression reads features, and these are pictures"):
+def test_images_are_refused_for_a_scikit_learn_classifier():
+    with pytest.raises(HeadcountError, match="LogisticRegression reads features, and these are images"):
         of().fit([np.zeros((2, 8, 8, 3), np.uint8)] * 4, [0, 1, 0, 1])
 
 
@@ -229,13 +230,13 @@ def test_a_generator_is_a_random_state():
     assert np.array_equal(one, two)
 
 
-def test_a_head_is_named():
-    with pytest.raises(HeadcountError, match="a head is named, got <class"):
+def test_a_head_is_given_by_name():
+    with pytest.raises(HeadcountError, match="a head is given by name, got <class"):
         Recipe(head=LogisticRegression)
 
 
-@pytest.mark.filterwarnings("ignore:BagKFold keeps its ids")
-def test_folds_of_fewer_ids_than_rows():
+@pytest.mark.filterwarnings("ignore:the ids of BagKFold")
+def test_folds_refuse_incomplete_ids():
     with pytest.raises(HeadcountError, match=f"10 bag ids for {len(X)} rows"):
         next(BagKFold(bags=BAG[:10]).split(X))
     with pytest.raises(HeadcountError, match="row 7 is in no bag"):
@@ -243,13 +244,13 @@ def test_folds_of_fewer_ids_than_rows():
     assert repr(BagKFold(3, bags=BAG)) == f"BagKFold(n_splits=3, bags=<{len(X)} ids>, random_state=0)"
 
 
-def test_what_was_fitted_is_said_in_one_line():
-    assert repr(of().fit(X, Y, bags=BAG).fitted_) == "FittedModel(linear: 3 classes, features of 5)"
-    assert repr(of().fit(FRAMES, WIN, bags="street").fitted_) == "FittedModel(linear: 3 classes, table of 5)"
+def test_the_repr_of_a_fitted_model():
+    assert repr(of().fit(X, Y, bags=BAG).fitted_) == "Fitted(linear: 3 classes, features of 5)"
+    assert repr(of().fit(FRAMES, WIN, bags="street").fitted_) == "Fitted(linear: 3 classes, table of 5)"
 
 
-def test_tensors_of_any_make():
-    """As headcount.read takes them: with a gradient, in bfloat16, rows, lists of bags, and all that is said of them."""
+def test_tensors_with_gradients_and_in_half_precision():
+    """For rows and lists of bags, labels, ids and weights."""
     x, y, ids = torch.tensor(X, requires_grad=True), torch.tensor(Y), torch.tensor(BAG)
     made = of().fit(x, y, bags=ids, weight=torch.ones(len(X), requires_grad=True))
     assert np.array_equal(made.predict(x), made.predict(X))
@@ -263,14 +264,14 @@ def test_tensors_of_any_make():
 
 
 @pytest.mark.parametrize("hole", [None, pd.NA, float("nan")])
-def test_a_bag_without_a_label_is_named(hole):
-    with pytest.raises(HeadcountError, match=r"bag 1 has no label .*fit_reading"):
+def test_the_error_names_a_bag_without_a_label(hole):
+    with pytest.raises(HeadcountError, match=r"bag 1 has no label .*headcount\.fit"):
         of().fit(LISTED[:4], np.array(["a", hole, "b", "a"], dtype=object))
     with pytest.raises(HeadcountError, match="labels of several kinds"):
         of().fit(LISTED[:4], np.array(["a", 1, "b", "a"], dtype=object))
 
 
-def test_a_column_that_is_there_twice_is_named():
+def test_the_error_names_a_duplicate_column():
     twice = pd.DataFrame(X[:, :2], columns=["a", "a"]).assign(street=BAG)
     with pytest.raises(HeadcountError, match="X has the column 'a' twice"):
         of(bags="street").fit(twice, Y)
@@ -279,13 +280,13 @@ def test_a_column_that_is_there_twice_is_named():
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        (["S2A", "S2B"] * 4, "column 'more' of X has 'S2A', no finite number, in row 0"),
+        (["S2A", "S2B"] * 4, "column 'more' of X has 'S2A', which is no finite number, in row 0"),
         (pd.date_range("2024-01-01", periods=8), "column 'more' of X has '2024-01-01 00:00:00'"),
-        ([1.0] * 7 + [np.nan], "column 'more' of X has nothing in row 7"),
-        (pd.array([1] * 7 + [None], dtype="Int64"), "column 'more' of X has nothing in row 7"),
+        ([1.0] * 7 + [np.nan], "column 'more' of X has no value in row 7"),
+        (pd.array([1] * 7 + [None], dtype="Int64"), "column 'more' of X has no value in row 7"),
     ],
 )
-def test_what_is_no_number_is_said_with_its_column(values, said):
+def test_the_error_names_the_column_of_a_value_that_is_no_number(values, said):
     frame = pd.DataFrame({"a": np.arange(8.0), "bag": np.repeat([0, 1, 2, 3], 2), "more": values})
     label = np.repeat([0, 1, 0, 1], 2)
     with pytest.raises(HeadcountError, match=re.escape(said)):
@@ -295,11 +296,11 @@ def test_what_is_no_number_is_said_with_its_column(values, said):
         MajorityClassifier("logistic").fit(listed, [0, 1, 0, 1])
 
 
-WHOLE, APART = "caf\u00e9", "cafe\u0301"  # the same word, its last letter written as one sign and as two
+WHOLE, APART = "caf\u00e9", "cafe\u0301"  # the same word, its last letter encoded as one and as two code points
 
 
 @pytest.mark.parametrize("kind", [str, object])
-def test_an_accented_letter_is_one_letter_in_labels_and_ids(kind, tmp_path):
+def test_accented_letters_compare_equal_however_they_are_encoded(kind, tmp_path):
     one = np.array([WHOLE, "cafz", "lait"], kind)
     both = np.where(
         np.arange(40) % 2, one[WIN], np.array([APART, "cafz", " lait "], kind)[WIN]
@@ -311,7 +312,7 @@ def test_an_accented_letter_is_one_letter_in_labels_and_ids(kind, tmp_path):
     mixed = np.where(np.arange(len(BAG)) % 2, ids, np.array([f"{APART} {b}" for b in BAG], kind))
     assert np.array_equal(of().fit(X, one[Y], bags=mixed).predict_proba(X), plain.predict_proba(X))
     assert model.predict_shares(X, bags=mixed).bags.tolist() == list(dict.fromkeys(ids))
-    with pytest.warns(HeadcountWarning, match="to itself"):
+    with pytest.warns(HeadcountWarning, match="do not reach the estimator"):
         folds = list(BagKFold(4, bags=mixed).split(X, one[Y]))
     assert all(not {*BAG[train]} & {*BAG[test]} for train, test in folds)
     of("logistic").fit(X, np.where(one[Y] == WHOLE, APART, one[Y]), bags=BAG).fitted_.save(tmp_path / "m")
@@ -319,7 +320,7 @@ def test_an_accented_letter_is_one_letter_in_labels_and_ids(kind, tmp_path):
     assert of("logistic").fit(X, Y.astype(float), bags=BAG).fitted_.classes == ("0", "1", "2")
 
 
-def test_labels_written_in_one_way_come_back_as_they_were():
+def test_labels_with_one_spelling_are_kept_as_given():
     given = np.array([APART, "cafz", " lait"])
     model = of().fit(X, given[Y], bags=BAG)
     assert model.classes_.tolist() == np.unique(given).tolist()
@@ -328,7 +329,7 @@ def test_labels_written_in_one_way_come_back_as_they_were():
     assert here == there > 0.7
 
 
-def test_a_bag_may_spell_its_label_in_two_ways_and_capitals_are_said():
+def test_labels_that_differ_in_capitals_raise_a_warning():
     words = np.array([WHOLE, "Lait", "lait"], object)[Y]
     words[np.flatnonzero(Y == 0)[0]] = APART
     said = "capitals or blanks: 'Lait' and 'lait'; if they are one, write them alike"

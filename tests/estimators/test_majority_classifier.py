@@ -1,4 +1,4 @@
-"""MajorityClassifier in scikit-learn's hands: its own checks, searches that see the bags, and no bag ever split."""
+"""MajorityClassifier in scikit-learn: its checks, searches that see the bags, and folds that split no bag."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from sklearn.utils.estimator_checks import estimator_checks_generator, parametri
 import headcount
 from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError, HeadcountWarning
+from headcount.estimators.bag_kfold import BagKFold
 from headcount.estimators.inputs import as_bag_list
-from headcount.estimators.majority_classifier import BagKFold, MajorityClassifier
+from headcount.estimators.majority_classifier import MajorityClassifier
 from headcount.models.fitted import FittedModel
 
 
 # Nothing is declared as failing (expected_failed_checks): plain fit(X, y), a bag of one per row, is ordinary classification.
 @parametrize_with_checks([MajorityClassifier(epochs=10), MajorityClassifier(LogisticRegression())])
-def test_scikit_learn_s_own_checks(estimator, check):
+def test_the_checks_of_scikit_learn(estimator, check):
     check(estimator)
 
 
@@ -43,28 +44,28 @@ def data(bags=40, size=5, seed=0, share=0.5):
 
 
 class Frame:
-    """As much of a DataFrame as scikit-learn and we look at."""
+    """The part of the interface of a DataFrame that scikit-learn and we use."""
 
     def __init__(self, columns):
-        self.held = {k: np.asarray(v) for k, v in columns.items()}
+        self.data = {k: np.asarray(v) for k, v in columns.items()}
         self.columns = list(columns)
-        self.shape = (len(next(iter(self.held.values()))), len(self.held))
+        self.shape = (len(next(iter(self.data.values()))), len(self.data))
 
     def __getitem__(self, key):
-        return Frame({k: self.held[k] for k in key}) if isinstance(key, list) else self.held[key]
+        return Frame({k: self.data[k] for k in key}) if isinstance(key, list) else self.data[key]
 
     def __len__(self):
         return self.shape[0]
 
     def __array__(self, dtype=None, copy=None):
-        return np.column_stack(list(self.held.values())).astype(dtype or float)
+        return np.column_stack(list(self.data.values())).astype(dtype or float)
 
 
 FOREST = RandomForestClassifier(10, min_samples_leaf=3)
 
 
 @pytest.mark.parametrize("estimator", [FOREST, LogisticRegression(), GaussianNB(), "em_forest"], ids=str)
-def test_three_ways_to_say_the_bags(estimator, monkeypatch):
+def test_three_ways_to_give_the_bags(estimator, monkeypatch):
     monkeypatch.setattr("headcount.selection.methods.N_TREES", 8)
     monkeypatch.setattr("headcount.selection.methods.EM_ROUNDS", 2)
     x, y, bag, truth = data()
@@ -102,8 +103,8 @@ def test_a_network():
     assert 0.5 < float(made.transition_.share.mean()) < 1
 
 
-def test_inside_a_search_the_bags_are_seen_and_the_score_is_of_bags(monkeypatch):
-    """The point of it all: fit gets whole bags, score counts bags, and no bag is on both sides."""
+def test_a_search_fits_whole_bags_and_scores_bags(monkeypatch):
+    """fit gets whole bags, score counts bags, and no bag is in both parts."""
     x, y, bag, _ = data(24)
     table = np.column_stack([bag, x])
     fits, scores = [], []
@@ -133,29 +134,29 @@ def test_inside_a_search_the_bags_are_seen_and_the_score_is_of_bags(monkeypatch)
     assert search.best_score_ > 0.8
 
 
-def test_ids_handed_to_a_search_reach_fit_but_not_score():
-    """So score says what is missing, rather than counting rows as bags."""
+def test_ids_given_to_a_search_reach_fit_but_not_score():
+    """So score refuses, rather than counting rows as bags."""
     x, y, bag, _ = data(24)
     search = GridSearchCV(
         MajorityClassifier(LogisticRegression()), {"estimator__C": [1.0]}, cv=BagKFold(3, bags=bag), error_score="raise"
     )
     with (
         pytest.raises(HeadcountError, match="nothing says which rows"),
-        pytest.warns(HeadcountWarning, match="to itself"),
+        pytest.warns(HeadcountWarning, match="do not reach the estimator"),
     ):
         search.fit(x, y, bags=bag)
     made = MajorityClassifier(LogisticRegression()).fit(x, y, bags=bag)
-    assert made.predict(x).shape == (120,)  # an instance needs no bag
-    for ask in (made.predict_bags, made.predict_shares):
+    assert made.predict(x).shape == (120,)  # without bags
+    for method in (made.predict_bags, made.predict_shares):
         with pytest.raises(HeadcountError, match="give bags="):
-            ask(x)
+            method(x)
 
 
-def test_ids_of_the_splitter_are_warned_of_unless_they_are_routed():
-    """Alone they would make every row a bag, silently; with metadata routing fit and score hear of them."""
+def test_the_warning_about_ids_of_the_splitter_without_metadata_routing():
+    """Without routing every row would be a bag, silently; with metadata routing fit and score get the ids."""
     x, y, bag, _ = data(24)
     model = MajorityClassifier(LogisticRegression())
-    with pytest.warns(HeadcountWarning, match="takes every row for a bag.*metadata routing"):
+    with pytest.warns(HeadcountWarning, match="makes every row a bag.*metadata routing"):
         cross_val_score(model, x, y, cv=BagKFold(3, bags=bag))
     listed, labels = [x[bag == b] for b in range(24)], [y[bag == b][0] for b in range(24)]
     with config_context(enable_metadata_routing=True):
@@ -208,7 +209,7 @@ def test_bags_and_shares():
     said = made.predict_bags(x, bags=bag)
     assert (
         said == made.classes_[found.share.argmax(1)]
-    ).mean() > 0.9  # two estimates; they differ where both are unsure
+    ).mean() > 0.9  # two estimates, which differ where both are uncertain
     with pytest.raises(HeadcountError, match="level"):
         made.predict_shares(x, bags=bag, level=2)
 
@@ -217,15 +218,15 @@ SMALL = {"mctformer": {"width": 8, "heads": 2, "layers": 1}, "additive_trans": {
 
 
 @pytest.mark.parametrize("name", ["weno", "additive", "mctformer", "additive_trans", "count", "tilt", "em_forest"])
-def test_bags_are_answered_as_on_the_command_line(name, monkeypatch):
-    """A head has its own word on a bag, and may judge an instance by its bag: what a search ranks is what evaluate says."""
+def test_bag_predictions_are_those_of_the_command_line(name, monkeypatch):
+    """A head may predict bags itself, and instances from their bag: a search ranks the predictions that evaluate scores."""
     monkeypatch.setattr("headcount.selection.methods.N_TREES", 5)
     x, y, bag, _ = data(30)
     how = {} if name == "em_forest" else {"epochs": 3, "options": SMALL.get(name)}
     made = MajorityClassifier(name, **how).fit(x, y, bags=bag)
     order = np.argsort(bag, kind="stable")
-    held = Bags.of(Pool(x[order]), sizes=[5] * 30, labels=[-1] * 30, classes=2)
-    asked = made.fitted_.predict(held)  # what evaluate and predict ask
+    bags = Bags.of(Pool(x[order]), sizes=[5] * 30, labels=[-1] * 30, classes=2)
+    asked = made.fitted_.predict(bags)  # what evaluate and predict ask
     labels, said = y[order][::5], made.classes_[asked.bag_prediction]
     listed = [x[bag == b] for b in range(30)]
     assert made.predict_bags(listed).tolist() == said.tolist()
@@ -239,7 +240,7 @@ def test_bags_are_answered_as_on_the_command_line(name, monkeypatch):
     assert np.allclose(alone, np.concatenate(p), atol=1e-5) == (not by_bag)
 
 
-def test_a_bag_column_is_heard_by_heads_that_judge_by_the_bag():
+def test_the_bag_column_is_used_by_heads_that_depend_on_the_bag():
     x, y, bag, _ = data(30)
     made = MajorityClassifier("additive", epochs=3, bags=0).fit(np.column_stack([bag, x]), y)
     inside = made.predict_proba(np.column_stack([bag, x]))
@@ -247,8 +248,8 @@ def test_a_bag_column_is_heard_by_heads_that_judge_by_the_bag():
     assert not np.allclose(inside, made.predict_proba(x))
 
 
-def test_the_intervals_of_shares_hold_in_large_bags():
-    """A classifier that learned soft labels is timid; in large bags nothing but its temperature makes up for that."""
+def test_intervals_of_shares_cover_in_large_bags():
+    """A classifier fitted to soft labels is underconfident; in large bags only a temperature corrects that."""
     g = np.random.default_rng(1)
     share = np.where(np.arange(60) % 2, 1, -1) * g.uniform(0.05, 0.45, 60) + 0.5
     truth = (g.random((60, 200)) < share[:, None]).astype(int)
@@ -260,7 +261,7 @@ def test_the_intervals_of_shares_hold_in_large_bags():
     assert made.fitted_.instance_temperature < 1
 
 
-def test_weights_count():
+def test_weights_change_the_model():
     x, y, bag, _ = data(20)
     heavy = np.where(np.arange(100) % 7 == 0, 3.0, 1.0)
     one = MajorityClassifier(LogisticRegression()).fit(x, y, bags=bag, weight=heavy)
@@ -268,7 +269,7 @@ def test_weights_count():
     assert not np.allclose(one.predict_proba(x), two.predict_proba(x))
 
 
-def test_what_was_fitted_can_be_saved(tmp_path):
+def test_a_fitted_model_can_be_saved(tmp_path):
     x, y, bag, _ = data(20)
     made = MajorityClassifier(LogisticRegression()).fit(x, y, bags=bag)
     made.fitted_.save(tmp_path / "m")
@@ -276,7 +277,7 @@ def test_what_was_fitted_can_be_saved(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("how", "why"),
+    ("arguments", "message"),
     [
         ({"bags": np.zeros(3)}, "3 bag ids for 20 rows"),
         ({"bags": "street"}, "no column 'street'"),
@@ -285,13 +286,13 @@ def test_what_was_fitted_can_be_saved(tmp_path):
         ({"weight": -np.ones(20)}, "weight"),
     ],
 )
-def test_what_is_refused(how, why):
+def test_invalid_input_is_refused(arguments, message):
     x, y, bag, _ = data(4)
-    with pytest.raises(HeadcountError, match=why):
-        MajorityClassifier(LogisticRegression()).fit(x, y, **{"bags": bag, **how})
+    with pytest.raises(HeadcountError, match=message):
+        MajorityClassifier(LogisticRegression()).fit(x, y, **{"bags": bag, **arguments})
 
 
-def test_more_that_is_refused():
+def test_invalid_estimators_and_bags_are_refused():
     x, y, bag, _ = data(4)
     with pytest.raises(HeadcountError, match="no estimator"):
         MajorityClassifier("tlit").fit(x, y, bags=bag)
@@ -314,7 +315,7 @@ def test_folds_split_no_bag(seed):
     cv = BagKFold(4, bags=bag, random_state=seed)
     assert cv.get_n_splits() == 4
     tests = []
-    with pytest.warns(HeadcountWarning, match="in a loop of your own"):
+    with pytest.warns(HeadcountWarning, match="in your own loop"):
         split = list(cv.split(np.zeros((200, 1)), y))
     for train, test in split:
         assert not set(bag[train]) & set(bag[test])

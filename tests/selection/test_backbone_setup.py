@@ -1,4 +1,4 @@
-"""Pictures through somebody else's backbone: features once, every candidate on them, and a model that needs nothing else."""
+"""Backbones of timm and torchvision: features are computed once, every method is fitted to them, and the model is self-contained."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from headcount.models import library_backbones
 from headcount.models.fitted import FittedModel
 from headcount.models.frozen_backbone import FrozenBackbone, extract_features
 from headcount.models.network import Model, ModelConfig
-from headcount.models.predictions import estimator_probabilities, predict
+from headcount.models.predictions import predict
 from headcount.readers import read
 from headcount.selection import methods, time_budget
 from headcount.selection.fit import fit
+from headcount.selection.methods import build_methods
 from library_factory import CLASSES, Net, published, stand_in
 from model_factory import even
 
@@ -134,7 +135,7 @@ def test_features_are_computed_once(downloads, tmp_path):
     assert len(list((tmp_path / "features").iterdir())) == 4
 
 
-def test_a_failure_leaves_no_half_cache(downloads, tmp_path):
+def test_a_failure_leaves_no_incomplete_cache(downloads, tmp_path):
     eye, count = an_eye(), []
 
     def fail(*_):
@@ -149,7 +150,7 @@ def test_a_failure_leaves_no_half_cache(downloads, tmp_path):
 
 
 @pytest.mark.parametrize("head", ["tilt", "attention"])
-def test_a_model_behind_an_eye_answers_as_on_features(head, downloads, tmp_path):
+def test_a_model_on_a_frozen_backbone_predicts_as_on_its_features(head, downloads, tmp_path):
     r = reading()
     bags, eye = r.to_bags(), an_eye()
     features = extract_features(eye, bags, tmp_path)
@@ -176,7 +177,7 @@ NO_NETWORK = ("em_forest", "logistic")
 
 
 @pytest.mark.parametrize("method", ["auto", "tilt", "em_forest", "logistic", "count"])
-def test_every_candidate_for_features_learns_from_pictures(method, downloads, small, tmp_path):
+def test_every_method_for_features_is_fitted_to_images(method, downloads, small, tmp_path):
     lines = []
     made = fit(
         reading(),
@@ -194,7 +195,7 @@ def test_every_candidate_for_features_learns_from_pictures(method, downloads, sm
     assert (facts["frozen_backbone"]["features"], facts["data"]["kind"]) == (6, "images")
     assert any("download" in line for line in lines)
     assert any(
-        "timm:small (frozen, weights pretrained) makes 6 features" in line for line in facts["data"]["description"]
+        "timm:small (frozen, weights pretrained) computes 6 features" in line for line in facts["data"]["description"]
     )
     assert made.frozen_backbone is not None
     assert made.preprocessor.shape == (8, 8, 3)
@@ -207,20 +208,20 @@ def test_every_candidate_for_features_learns_from_pictures(method, downloads, sm
 
 
 @pytest.mark.soak
-def test_from_the_command_line_to_every_answer(downloads, typed, tmp_path):
-    """Fit, then each command, from the folder alone."""
+def test_every_command_on_a_model_with_a_frozen_backbone(downloads, typed, tmp_path):
+    """Each command works from the model's folder alone."""
     pytest.importorskip("onnxruntime")
     data, model, weights = picture_folder(tmp_path / "data"), tmp_path / "m", tmp_path / "w.safetensors"
     save_torch(published(Net(3, 10)).state_dict(), weights)
     words = ["--backbone", "timm:small", "--weights", weights, "--size", 12, "--folds", 2, "--epochs", 20]
     code, out, err = typed("fit", data, "--out", model, *words, "--method", "tilt,em_forest")
     assert code == 0, err
-    assert "timm:small, frozen, looks at 48 pictures once" in out
+    assert "computing features of 48 images once with timm:small" in out
     assert downloads == []
     assert len(list((tmp_path / "cache" / "features").iterdir())) == 1
     said = json.loads((model / "model.json").read_text())
-    assert said["frozen_backbone"] == {"backbone": "timm:small", "size": 12}
-    assert said["metadata"]["frozen_backbone"]["weights"] == "w.safetensors"
+    assert said["eye"] == {"backbone": "timm:small", "size": 12}
+    assert said["facts"]["frozen_backbone"]["weights"] == "w.safetensors"
     weights.unlink()
     for path in (tmp_path / "cache").rglob("*.npy"):
         path.unlink()
@@ -241,12 +242,12 @@ def test_from_the_command_line_to_every_answer(downloads, typed, tmp_path):
 
 
 def test_a_trained_backbone_starts_from_the_weights(downloads, small, monkeypatch):
-    begun = []
+    started = []
     into = library_backbones.PretrainedBackbone.load_into
     monkeypatch.setattr(
         library_backbones.PretrainedBackbone,
         "load_into",
-        lambda self, b: (into(self, b), begun.append(b.net.conv.weight.clone()))[0],
+        lambda self, b: (into(self, b), started.append(b.net.conv.weight.clone()))[0],
     )
     made = fit(reading(), "tilt", backbone="timm:small", frozen=False, size=12, epochs=2, folds=2)
     assert made.frozen_backbone is None
@@ -256,11 +257,11 @@ def test_a_trained_backbone_starts_from_the_weights(downloads, small, monkeypatc
         {"size": 12},
     )
     want = published(Net(3, 0)).conv.weight
-    assert begun
-    assert all(torch.equal(w, want) for w in begun), "each fold begins there"
+    assert started
+    assert all(torch.equal(w, want) for w in started), "each fold begins there"
     assert not torch.equal(made.estimator.backbone.net.conv.weight, want), "and goes on"
     assert made.estimator.normalize.mean.tolist() == [0.5] * 3, "pictures as the weights know them"
-    assert made.metadata["method"]["parameters"]["start"]["weights"] == "pretrained"
+    assert made.metadata["method"]["parameters"]["pretrained"]["weights"] == "pretrained"
 
 
 def test_without_weights_it_is_trained_and_fetches_nothing(downloads, small, tmp_path):
@@ -272,8 +273,8 @@ def test_without_weights_it_is_trained_and_fetches_nothing(downloads, small, tmp
     assert FittedModel.load(tmp_path / "m").estimator.config.backbone == "torchvision:small"
 
 
-def test_other_weights_are_another_fit(downloads, small, tmp_path, monkeypatch):
-    """What is finished with one set of weights is not taken up with another."""
+def test_other_weights_have_another_resume_folder(downloads, small, tmp_path, monkeypatch):
+    """Folds that were finished with one set of weights are not used with another."""
     monkeypatch.setattr(
         "headcount.selection.search.ModelSearch.train_final", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
     )
@@ -292,9 +293,9 @@ def test_other_weights_are_another_fit(downloads, small, tmp_path, monkeypatch):
     ("--backbone timm:unheard_of", "has no model"), ("--backbone timm:../x", "plain name"),
     ("--backbone mlp --frozen", "frozen is for"), ("--backbone timm:small --weights w.pt", "FILE.safetensors"),
     ("--backbone timm:small --weights missing.safetensors", "cannot read the weights"),
-    ("--backbone timm:small --weights none --frozen", "is useless"), ("--backbone timm:small --size 3", "8 to 2048"),
-    ("--backbone timm:picky", "give the size it was made for"), ("--backbone timm:offline", "could not be loaded"),
-    ("--backbone timm:small --views tissue", "looks at each once"),
+    ("--backbone timm:small --weights none --frozen", "sees nothing"), ("--backbone timm:small --size 3", "8 to 2048"),
+    ("--backbone timm:picky", "give the size it was made for"), ("--backbone timm:offline", "could not be had"),
+    ("--backbone timm:small --views tissue", "computed once"),
     ("--backbone timm:small --trained --method forest", "reads features"), ("--size 12", "size is for"),
 ])  # fmt: skip
 def test_mistakes_are_one_line(words, why, downloads, typed, tmp_path):
@@ -305,13 +306,13 @@ def test_mistakes_are_one_line(words, why, downloads, typed, tmp_path):
     assert not (tmp_path / "m").exists()
 
 
-def test_tables_have_no_use_for_it(downloads, typed, tmp_path):
+def test_image_backbones_are_refused_for_tables(downloads, typed, tmp_path):
     (tmp_path / "d.csv").write_text("bag,label,a\n" + "\n".join(f"{b},{b % 2},{b}" for b in range(8)))
     code, _, err = typed("fit", tmp_path / "d.csv", "--out", tmp_path / "m", "--backbone", "timm:small")
-    assert (code, "reads images" in err) == (2, True), err
+    assert (code, "reads pictures" in err) == (2, True), err
 
 
-def test_without_the_library_the_extra_is_named_before_anything_is_read(typed, tmp_path, monkeypatch):
+def test_a_missing_library_is_reported_before_the_data_are_read(typed, tmp_path, monkeypatch):
     def broken(name):
         raise ImportError("none")
 
@@ -345,18 +346,18 @@ def forged(folder: Path, said=None, arrays=None) -> Path:
 
 
 @pytest.mark.parametrize(("said", "why"), [
-    (lambda s: {**s, "frozen_backbone": None}, "the frozen backbone"), (lambda s: {**s, "frozen_backbone": {"backbone": "timm:small"}}, "the frozen backbone lacks"),
-    (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "more": 1}}, "the frozen backbone lacks"),
-    (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "size": 1 << 30}}, "8 to 2048"),
-    (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "size": True}}, "8 to 2048"),
-    (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "size": "12"}}, "8 to 2048"),
-    (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "backbone": ["timm:small"]}}, "is none of a library"),
-    (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "backbone": "resnet18"}}, "is none of a library"),
-    (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "backbone": "timm:hf-hub:evil/model"}}, "plain name"),
-    (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "backbone": "os:system"}}, "library"),
-    (lambda s: {k: v for k, v in s.items() if k != "frozen_backbone"}, "belongs to nothing"),
+    (lambda s: {**s, "eye": None}, "the eye"), (lambda s: {**s, "eye": {"backbone": "timm:small"}}, "the eye lacks"),
+    (lambda s: {**s, "eye": {**s["eye"], "more": 1}}, "the eye lacks"),
+    (lambda s: {**s, "eye": {**s["eye"], "size": 1 << 30}}, "8 to 2048"),
+    (lambda s: {**s, "eye": {**s["eye"], "size": True}}, "8 to 2048"),
+    (lambda s: {**s, "eye": {**s["eye"], "size": "12"}}, "8 to 2048"),
+    (lambda s: {**s, "eye": {**s["eye"], "backbone": ["timm:small"]}}, "no backbone of a library"),
+    (lambda s: {**s, "eye": {**s["eye"], "backbone": "resnet18"}}, "no backbone of a library"),
+    (lambda s: {**s, "eye": {**s["eye"], "backbone": "timm:hf-hub:evil/model"}}, "plain name"),
+    (lambda s: {**s, "eye": {**s["eye"], "backbone": "os:system"}}, "library"),
+    (lambda s: {k: v for k, v in s.items() if k != "eye"}, "belongs to nothing"),
 ])  # fmt: skip
-def test_a_forged_eye_is_refused(said, why, downloads, tmp_path):
+def test_forged_metadata_of_a_backbone_are_refused(said, why, downloads, tmp_path):
     path = forged(tmp_path, said)
     downloads.clear()
     with pytest.raises(HeadcountError, match=why) as e:
@@ -366,13 +367,13 @@ def test_a_forged_eye_is_refused(said, why, downloads, tmp_path):
 
 
 @pytest.mark.parametrize("arrays", [
-    lambda a: {k: v for k, v in a.items() if k != "frozen_backbone.backbone.net.conv.bias"},
-    lambda a: {**a, "frozen_backbone.more": np.ones(3, np.float32)},
-    lambda a: {**a, "frozen_backbone.backbone.net.conv.bias": np.ones(7, np.float32)},
-    lambda a: {**a, "frozen_backbone.backbone.net.conv.bias": np.full(6, np.nan, np.float32)},
+    lambda a: {k: v for k, v in a.items() if k != "eye.backbone.net.conv.bias"},
+    lambda a: {**a, "eye.more": np.ones(3, np.float32)},
+    lambda a: {**a, "eye.backbone.net.conv.bias": np.ones(7, np.float32)},
+    lambda a: {**a, "eye.backbone.net.conv.bias": np.full(6, np.nan, np.float32)},
 ], ids=["lacking", "more", "shape", "nan"])  # fmt: skip
-def test_forged_weights_of_an_eye_are_refused(arrays, downloads, tmp_path):
-    with pytest.raises(HeadcountError, match=r"frozen_backbone\.|conv\.bias|'more'"):
+def test_forged_weights_of_a_backbone_are_refused(arrays, downloads, tmp_path):
+    with pytest.raises(HeadcountError, match=r"eye\.|conv\.bias|'more'"):
         FittedModel.load(forged(tmp_path, arrays=arrays))
 
 
@@ -380,7 +381,7 @@ def test_forged_weights_of_an_eye_are_refused(arrays, downloads, tmp_path):
 
 
 @pytest.mark.parametrize("estimator", ["em_forest", "tilt"])
-def test_the_estimator_takes_pictures(estimator, downloads, caplog):
+def test_the_estimator_is_fitted_to_images(estimator, downloads, caplog):
     bags, labels = shots(), [CLASSES[b % 2] for b in range(12)]
     model = MajorityClassifier(estimator, backbone="timm:small", size=12, epochs=3 if estimator == "tilt" else None)
     assert clone(model).get_params()["backbone"] == "timm:small"
@@ -403,7 +404,7 @@ def test_the_estimator_trains_a_backbone(downloads):
 
 
 @pytest.mark.parametrize("method", ["em_forest", "logistic", "tilt"])
-def test_onnx_holds_the_eye_too(method, downloads, small, tmp_path):
+def test_the_onnx_file_contains_the_frozen_backbone(method, downloads, small, tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     from headcount.models import onnx
 
@@ -412,18 +413,16 @@ def test_onnx_holds_the_eye_too(method, downloads, small, tmp_path):
     session = runtime.InferenceSession((tmp_path / "m.onnx").read_bytes(), providers=["CPUExecutionProvider"])
     x = reading().to_bags().pool.data
     got = session.run(["probabilities"], {"instances": x.numpy()})[0]
-    singles = Bags.of(Pool(x), sizes=[1] * len(x), labels=[-1] * len(x), classes=CLASSES)
-    want, _ = estimator_probabilities(made.estimator, singles, frozen_backbone=made.frozen_backbone)
-    assert np.abs(got - want.numpy()).max() < 1e-4
+    assert np.abs(got - made.estimator.predict_proba(made.frozen_backbone(x).numpy())).max() < 1e-4
 
 
-def test_the_time_spent_on_looking_is_gone(monkeypatch):
-    """A minute allows five folds of two methods of two seconds; with most of it gone, fewer."""
+def test_the_time_of_computing_features_counts(monkeypatch):
+    """A minute allows five folds of two methods of two seconds; ten seconds allow fewer."""
     monkeypatch.setattr(time_budget, "estimate_seconds", lambda *_: 2.0)
     bags = reading().bags
-    made = methods.methods("auto", bags)
+    made = build_methods("auto", bags)
     full, late = (
-        time_budget.make_plan(made, 5, bags, bags, torch.device("cpu"), 1.0, spent_seconds=s) for s in (0, 50)
+        time_budget.make_plan(made, 5, bags, bags, torch.device("cpu"), minutes=1.0, spent_seconds=s) for s in (0, 50)
     )
     assert (full.folds, full.epoch_fraction) == (5, 1.0)
     assert late.total_seconds <= 10 * time_budget.TIME_MARGIN < full.total_seconds

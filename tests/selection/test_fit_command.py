@@ -119,7 +119,7 @@ def test_every_kind_of_data(kind, tmp_path, monkeypatch, capsys):
     assert "Performance" in card
 
 
-def test_the_model_is_replaced_only_when_asked(tmp_path, monkeypatch, capsys):
+def test_a_model_is_replaced_only_with_overwrite(tmp_path, monkeypatch, capsys):
     path, _ = data("csv", tmp_path)
     words = ["fit", path, "--out", tmp_path / "m", "--method", "logistic", "--folds", 2]
     assert run(monkeypatch, capsys, *words)[0] == 0
@@ -145,7 +145,7 @@ MISTAKES = {
     "option": (["d.csv", "--head", "tilt", "--option", "share"], "NAME=VALUE"),
     "unknown option": (["d.csv", "--head", "tilt", "--option", "shar=1"], "did you mean 'share'"),
     "one class": (["same.csv"], "two classes"),
-    "one label": (["same.csv", "--classes", "cat,dog"], "say the same"),
+    "one label": (["same.csv", "--classes", "cat,dog"], "have the same label"),
     "not a number": (["d.csv", "--minutes", "soon"], "minutes"),
     "out is a file": (["d.csv", "--out", "d.csv"], "is a file"),
     "out is full": (["d.csv", "--out", "full"], "not empty"),
@@ -153,7 +153,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("what", MISTAKES)
-def test_a_mistake_is_one_line_and_leaves_nothing(what, tmp_path, monkeypatch, capsys):
+def test_an_error_is_one_line_and_leaves_no_files(what, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     data("csv", tmp_path)
     one = table().filter(pa.compute.equal(table()["label"], "cat"))
@@ -171,14 +171,14 @@ def test_a_mistake_is_one_line_and_leaves_nothing(what, tmp_path, monkeypatch, c
 
 
 @pytest.mark.parametrize("what", ["method", "head", "folds", "minutes", "device"])
-def test_what_needs_no_data_is_told_before_they_are_read(what, monkeypatch, capsys):
+def test_arguments_are_checked_before_the_data_are_read(what, monkeypatch, capsys):
     (_, *words), why = MISTAKES[what]
     code, _, err = run(monkeypatch, capsys, "fit", "nowhere.csv", *words, "--out", "m")
     assert code == 2
     assert why in err
 
 
-def test_a_failure_while_writing_leaves_no_model(tmp_path, monkeypatch, capsys):
+def test_an_error_while_writing_leaves_no_model(tmp_path, monkeypatch, capsys):
     path, _ = data("csv", tmp_path)
     monkeypatch.setattr("headcount.reporting.fit_page.model_card", lambda fitted: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -190,13 +190,13 @@ def test_a_failure_while_writing_leaves_no_model(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "m.part").exists()
 
 
-def test_what_was_understood_names_options_as_typed():
+def test_notes_name_options_as_typed():
     said: list[str] = []
     loading.log_dataset(read(table(note=[f"words of row {i}" for i in range(64)])), said.append)
     assert any(line.endswith("name it with --text)") for line in said)
 
 
-def test_skip_bad_lists_what_was_left_out(tmp_path, monkeypatch, capsys):
+def test_skip_bad_lists_what_was_skipped(tmp_path, monkeypatch, capsys):
     folder = picture_folder(tmp_path / "p")
     (folder / "b0" / "0.png").write_bytes(b"no picture")
     words = ["fit", folder, "--out", tmp_path / "m", "--method", "tilt", "--epochs", 1, "--folds", 2]
@@ -210,7 +210,7 @@ def test_skip_bad_lists_what_was_left_out(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.soak
-def test_killed_again_and_again_it_still_ends_with_the_same_model(tmp_path):
+def test_a_fit_that_is_killed_many_times_gives_the_same_model(tmp_path):
     path, _ = data("csv", tmp_path)
     words = [sys.executable, "-m", "headcount", "fit", str(path), "--folds", "3", "--epochs", "4"]
     env = {**os.environ, "HEADCOUNT_CHECKPOINT_SECONDS": "0"}

@@ -1,4 +1,4 @@
-"""BagKFold: folds that split no bag, for scikit-learn's searches and ``cross_val_score``."""
+"""BagKFold: folds for scikit-learn that split no bag."""
 
 from __future__ import annotations
 
@@ -16,14 +16,32 @@ from headcount.readers.values import unify_unicode
 
 
 class BagKFold:
-    """Folds of whole bags, labels spread evenly: for scikit-learn's searches and ``cross_val_score``.
+    """Folds of whole bags with evenly spread labels, for scikit-learn's searches and ``cross_val_score``.
 
-    ``bags``: ids, or the column of X that is the bag; a list of bags needs neither. ``groups`` are refused: a search hands
-    them to the splitter only, and the estimator would see no bags. Ids given here stay here too, so that they are warned of:
-    they are for a loop of one's own, or for scikit-learn's metadata routing, which hands them to the estimator as well.
+    Parameters
+    ----------
+    n_splits : int
+        Number of folds.
+    bags : str, int or array, optional
+        The column of X that holds the bag, or the bag of each row; a list of bags needs neither. Ids given here do not reach the
+        estimator, except by scikit-learn's metadata routing: a warning says so. ``groups`` are refused for the same reason.
+    random_state : int
+        Seed of the folds.
 
-    >>> BagKFold(3, bags="street")
-    BagKFold(n_splits=3, bags='street', random_state=0)
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from headcount import MajorityClassifier
+    >>> from sklearn.linear_model import LogisticRegression
+    >>> from sklearn.model_selection import GridSearchCV
+    >>> g = np.random.default_rng(0)
+    >>> bag = np.repeat(np.arange(20), 5)
+    >>> truth = np.where(g.random(100) < 0.7, bag % 2, g.integers(0, 2, 100))
+    >>> X = np.column_stack([bag, truth + 0.3 * g.normal(size=100)])
+    >>> model = MajorityClassifier(LogisticRegression(), bags=0)
+    >>> search = GridSearchCV(model, {"estimator__C": [0.1, 10]}, cv=BagKFold(4, bags=0)).fit(X, bag % 2)
+    >>> float((search.predict(X) == truth).mean()) > 0.9
+    True
     """
 
     def __init__(self, n_splits: int = 5, *, bags: Any = None, random_state: int = 0) -> None:
@@ -32,20 +50,20 @@ class BagKFold:
         self.n_splits, self.bags, self.random_state = n_splits, bags, random_state
 
     def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
+        """The number of folds."""
         return self.n_splits
 
     def split(self, X: Any, y: Any = None, groups: Any = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Row numbers (for a list: bag numbers) of training and test part."""
+        """Row numbers (bag numbers, for a list of bags) of the training and the test part of each fold."""
         ids = self._bag_ids(X, groups)
         _, first, bag = np.unique(ids, return_index=True, return_inverse=True)
-        label = (
-            np.zeros(len(bag), int) if y is None else np.unique(unify_unicode(np.asarray(y)), return_inverse=True)[1]
-        )
+        label = np.zeros(len(bag), int)
+        if y is not None:
+            label = np.unique(unify_unicode(np.asarray(y)), return_inverse=True)[1]
         if len(label) != len(bag):
             raise HeadcountError(f"{len(bag)} rows have bags and {len(label)} have labels")
-        fold = assign_group_folds(
-            np.eye(label.max() + 1)[label[first]], np.arange(len(first)), self.n_splits, self.random_state
-        )
+        target = np.eye(label.max() + 1)[label[first]]
+        fold = assign_group_folds(target, np.arange(len(first)), self.n_splits, self.random_state)
         for k in range(self.n_splits):
             test = fold[bag] == k
             yield np.flatnonzero(~test), np.flatnonzero(test)
@@ -55,17 +73,19 @@ class BagKFold:
         if as_bag_list(X) is not None:
             return np.arange(len(X))
         if self.bags is None:
-            heard = "groups reach the splitter only, and the estimator would see no bags" if groups is not None else ""
+            problem = "BagKFold does not know the bags"
+            if groups is not None:
+                problem = "groups reach the splitter only, and the estimator would see no bags"
             raise HeadcountError(
-                f"{heard or 'BagKFold does not know the bags'}; give the column that is the bag to both, "
-                "MajorityClassifier(bags=...) and BagKFold(bags=...), or a list of bags"
+                f"{problem}; give the column that holds the bag to both MajorityClassifier(bags=...) and BagKFold(bags=...), or "
+                "give a list of bags"
             )
         column = bag_column(self.bags)
         if column is None and not get_config().get("enable_metadata_routing", False):
             warnings.warn(
-                "BagKFold keeps its ids to itself: in a search or cross_val_score the estimator takes every row for a bag. "
-                "Give both the column that is the bag, or a list of bags, or switch on metadata routing (docs/how-to/estimator.md); in"
-                " a loop of your own give fit and score bags=ids[rows]",
+                "the ids of BagKFold do not reach the estimator, which makes every row a bag in a search or cross_val_score. Give "
+                "both the column that holds the bag, or a list of bags, or enable metadata routing (docs/how-to/estimator.md); in "
+                "your own loop give fit and score bags=ids[rows]",
                 HeadcountWarning,
                 stacklevel=3,
             )

@@ -1,5 +1,4 @@
-"""What scikit-learn's users hand over: who is in which bag (ids, a column of X, or a list of bags), labels, weights, and a word
-on the column that holds no number."""
+"""The arguments of the estimator's methods, checked: bags (as ids, a column of X, or a list), labels and weights."""
 
 from __future__ import annotations
 
@@ -23,24 +22,27 @@ from headcount.readers.values import unify_unicode
 
 @dataclass(frozen=True)
 class BagIds:
-    """Who is in which bag: rows in ``order`` lie bag after bag, bags in order of first appearance."""
+    """The bag of each row: the rows in ``order`` are sorted by bag, bags in order of first appearance."""
 
-    order: np.ndarray
-    sizes: list[int]
-    names: np.ndarray
-    given: bool = True  # somebody said so
+    order: np.ndarray  # (N,) row numbers
+    sizes: list[int]  # of the B bags
+    names: np.ndarray  # (B,) ids, or numbers
+    given: bool = True  # False: every row is a bag of its own
     from_list: bool = False
 
     @classmethod
     def of_list(cls, sizes: list[int]) -> BagIds:
+        """The bags of a list."""
         return cls(np.arange(sum(sizes)), sizes, np.arange(len(sizes)), from_list=True)
 
     @classmethod
     def of_rows(cls, n: int) -> BagIds:
+        """Every row a bag of its own."""
         return cls(np.arange(n), [1] * n, np.arange(n), given=False)
 
     @classmethod
     def from_ids(cls, ids: Any, n: int) -> BagIds:
+        """The bags of rows with these ids."""
         names, first, code = np.unique(check_ids(ids, n), return_index=True, return_inverse=True)
         rank = np.argsort(np.argsort(first))[code]
         return cls(np.argsort(rank, kind="stable"), np.bincount(rank).tolist(), names[np.argsort(first)])
@@ -57,7 +59,7 @@ def to_numpy(value: Any) -> Any:
 
 
 def bag_column(bags: Any) -> str | int | None:
-    """The column that is the bag, if ``bags`` names one; None if it is nothing, or ids."""
+    """The column that holds the bag, if ``bags`` names one; None if it is None, or ids."""
     if bags is None or isinstance(bags, str):
         return bags
     if isinstance(bags, Integral) and not isinstance(bags, bool):
@@ -68,7 +70,7 @@ def bag_column(bags: Any) -> str | int | None:
 
 
 def resolve_bag_column(constructor_bags: Any, fit_bags: Any) -> str | int | None:
-    """The column to take for the bag: ``own`` is the constructor's word, ``given`` that of fit, which goes first."""
+    """The column that holds the bag, by the argument of fit, or else by that of the constructor."""
     if constructor_bags is not None and bag_column(constructor_bags) is None:
         raise HeadcountError(
             "MajorityClassifier(bags=...) names a column of X, a name or a number, and got ids; give ids to fit: "
@@ -76,22 +78,22 @@ def resolve_bag_column(constructor_bags: Any, fit_bags: Any) -> str | int | None
         )
     if fit_bags is not None and bag_column(fit_bags) is None and constructor_bags is not None:
         raise HeadcountError(
-            f"the bags were said twice: column {constructor_bags!r} in the constructor, and ids in fit; give one"
+            f"the bags are given twice: column {constructor_bags!r} in the constructor, and ids in fit; give one"
         )
     return bag_column(constructor_bags if fit_bags is None else fit_bags)
 
 
 def check_ids(ids: Any, n: int) -> np.ndarray:
-    """(n,) ids, none missing, that can be told apart."""
+    """(n,) ids that are complete and comparable."""
     ids = np.asarray(to_numpy(ids))
     if ids.ndim != 1 and ids.shape != (len(ids), 1):
         raise HeadcountError(f"bag ids have shape {ids.shape}; give one id per row")
     ids = ids.ravel()
     if len(ids) != n:
         raise HeadcountError(f"{len(ids)} bag ids for {n} rows; give one per row")
-    gone = [_is_missing(v) for v in ids] if ids.dtype == object else ids != ids  # NaN and NaT differ from themselves
-    if np.any(gone):
-        row = int(np.flatnonzero(gone)[0])
+    missing = [_is_missing(v) for v in ids] if ids.dtype == object else ids != ids  # NaN and NaT differ from themselves
+    if np.any(missing):
+        row = int(np.flatnonzero(missing)[0])
         raise HeadcountError(f"row {row} is in no bag (its id is {ids[row]}); give it an id, or leave the row out")
     try:
         np.sort(ids)
@@ -103,45 +105,45 @@ def check_ids(ids: Any, n: int) -> np.ndarray:
 def _is_missing(value: Any) -> bool:
     try:
         return value is None or bool(value != value)
-    except (TypeError, ValueError):  # pandas.NA says neither yes nor no
+    except (TypeError, ValueError):  # pandas.NA has no truth value
         return True
 
 
 def pop_column(
     X: Any, column: str | int, width: int | None = None, required: bool = True
 ) -> tuple[Any, np.ndarray | None]:
-    """X without a column, and the column. ``width``: how many columns are left without it, where that is known: an array that
-    has no more lacks it. Lacking it is an error only where somebody ``need`` s to know the bags."""
+    """X without a column, and the column; X and None where X lacks it, unless it is ``required``. ``width``: the number of
+    columns without it, where that is known: an array of this width lacks it."""
     if hasattr(X, "toarray"):
-        raise HeadcountError(f"X is sparse, and column {column!r} is to be its bag; give X.toarray()")
+        raise HeadcountError(f"X is sparse, and its column {column!r} is to hold the bag; give X.toarray()")
     names = list(X.columns) if hasattr(X, "columns") else None
     if names is not None and len(set(names)) < len(names):
-        twice = next(c for i, c in enumerate(names) if c in names[:i])
-        raise HeadcountError(f"X has the column {twice!r} twice; give each column a name of its own")
+        duplicate = next(c for i, c in enumerate(names) if c in names[:i])
+        raise HeadcountError(f"X has the column {duplicate!r} twice; give each column its own name")
     shape = np.shape(X)
     if isinstance(column, str):
-        there = names is not None and column in names
+        present = names is not None and column in names
     else:
-        there = len(shape) == 2 and -shape[1] <= column < shape[1] and shape[1] != width
-    if there and names is not None:
+        present = len(shape) == 2 and -shape[1] <= column < shape[1] and shape[1] != width
+    if present and names is not None:
         name = column if isinstance(column, str) else names[column]
         return X[[c for c in names if c != name]], np.asarray(X[name])
-    if there and not isinstance(column, str):
+    if present and not isinstance(column, str):
         x = np.asarray(X)
         return np.delete(x, column, 1), x[:, column]
     if required:
-        had = f"DataFrame with {', '.join(map(repr, names[:8]))}" if names is not None else f"shape {shape}"
+        kind = f"DataFrame with {', '.join(map(repr, names[:8]))}" if names is not None else f"shape {shape}"
         raise HeadcountError(
-            f"X ({had}) has no column {column!r}, which is the bag; add it, or give bags=ids. Only predict and "
-            "predict_proba do without"
+            f"X ({kind}) has no column {column!r}, which holds the bag; add it, or give bags=ids. Only predict and "
+            "predict_proba work without it"
         )
     return X, None
 
 
 @contextmanager
 def numeric_errors(X: Any, names: Sequence[Any] = ()) -> Iterator[None]:
-    """While a DataFrame, or rows of some with these ``names``, becomes numbers: what cannot is said with its column, which
-    scikit-learn does not name."""
+    """While a DataFrame, or rows of DataFrames with these ``names``, is converted to numbers: errors name the column and the row,
+    which scikit-learn's do not."""
     try:
         yield
     except (TypeError, ValueError):
@@ -150,10 +152,10 @@ def numeric_errors(X: Any, names: Sequence[Any] = ()) -> Iterator[None]:
             values = [None if _is_missing(v) else v for v in column]
             row = next((i for i, v in enumerate(values) if not _is_number(v)), None)
             if row is not None:
-                what = "nothing" if values[row] is None else f"{str(values[row])!r}, no finite number,"
+                what = "no value" if values[row] is None else f"{str(values[row])!r}, which is no finite number,"
                 raise HeadcountError(
                     f"column {name!r} of X has {what} in row {row}; fill or encode it in a Pipeline, or give the table to "
-                    "headcount.read, which knows words, dates and gaps"
+                    "headcount.read, which handles words, dates and missing values"
                 ) from None
         raise
 
@@ -171,8 +173,8 @@ def _is_number(value: Any) -> bool:
 def as_bag_list(X: Any) -> list[Any] | None:
     """The arrays (DataFrames) of a list of bags, or of an array (B, S, D); None if X is anything else."""
     X = to_numpy(X)
-    several = isinstance(X, (list, tuple)) or (isinstance(X, np.ndarray) and (X.ndim in (3, 5) or X.dtype == object))
-    if not several or not len(X) or np.ndim(X[0]) not in (2, 4):
+    is_list = isinstance(X, (list, tuple)) or (isinstance(X, np.ndarray) and (X.ndim in (3, 5) or X.dtype == object))
+    if not is_list or not len(X) or np.ndim(X[0]) not in (2, 4):
         return None
     return [b if hasattr(b, "columns") else np.asarray(b) for b in X]
 
@@ -180,19 +182,19 @@ def as_bag_list(X: Any) -> list[Any] | None:
 def stack_bags(
     bags: list[Any], column: str | int | None, width: int | None, feature_names: Sequence[str] | None
 ) -> tuple[np.ndarray, list[Any] | None]:
-    """(N, ...) the rows of all bags, and what their columns are called. The column that is the bag is taken off where it is
-    there. DataFrames are brought into the order of ``wanted`` columns, or of the first bag's."""
+    """(N, ...) the rows of all bags, and the names of their columns. The column that holds the bag is removed where it is present.
+    Columns of DataFrames are put in the order of ``feature_names``, or of the first bag."""
     parts, names = [], None if feature_names is None else list(feature_names)
     for i, bag in enumerate(bags):
-        framed = hasattr(bag, "columns")
-        if framed != hasattr(bags[0], "columns"):
+        is_frame = hasattr(bag, "columns")
+        if is_frame != hasattr(bags[0], "columns"):
             raise HeadcountError(f"bag {i} is a {type(bag).__name__}, bag 0 a {type(bags[0]).__name__}; give one kind")
         if column is not None and np.ndim(bag) == 2:
             bag, ids = pop_column(bag, column, width, required=False)
-            if ids is not None and len(bag) and len(held := np.unique(check_ids(ids, len(bag)))) > 1:
-                both = " and ".join(repr(v) for v in held.tolist()[:2])
+            if ids is not None and len(bag) and len(found := np.unique(check_ids(ids, len(bag)))) > 1:
+                both = " and ".join(repr(v) for v in found.tolist()[:2])
                 raise HeadcountError(f"bag {i} of the list has {both} in column {column!r}; a bag has one id there")
-        if framed:
+        if is_frame:
             names = list(bag.columns) if names is None else names
             bag = _reorder_columns(bag, names, i)
         part = np.asarray(bag)
@@ -204,26 +206,28 @@ def stack_bags(
 
 
 def _reorder_columns(bag: Any, names: list[Any], i: int) -> Any:
-    own = list(bag.columns)
-    if sorted(map(str, own)) != sorted(map(str, names)):
-        lost, odd = [n for n in names if n not in own], [n for n in own if n not in names]
-        said = f"lacks {lost[0]!r}" if lost else f"has {odd[0]!r} besides" if odd else "has a column twice"
-        raise HeadcountError(f"bag {i} {said}; all bags need the columns {', '.join(map(str, names[:8]))}")
-    return bag if own == names else bag[names]
+    columns = list(bag.columns)
+    if sorted(map(str, columns)) != sorted(map(str, names)):
+        missing, extra = [n for n in names if n not in columns], [n for n in columns if n not in names]
+        problem = "has a column twice"
+        if missing or extra:
+            problem = f"lacks column {missing[0]!r}" if missing else f"has an additional column {extra[0]!r}"
+        raise HeadcountError(f"bag {i} {problem}; all bags need the columns {', '.join(map(str, names[:8]))}")
+    return bag if columns == names else bag[names]
 
 
 # -- labels and weights ---------------------------------------------------------------------------------------------------
 
 
 def bag_labels(y: Any, ids: BagIds, n: int) -> np.ndarray:
-    """(B,) the label of each bag; per row it must be the same all over a bag."""
+    """(B,) the label of each bag, from one label per row (the same in all rows of a bag) or per bag of a list."""
     y = column_or_1d(to_numpy(y), warn=True)
-    gone = [i for i, v in enumerate(y) if _is_missing(v)] if y.dtype == object else []
-    if gone:
+    missing = [i for i, v in enumerate(y) if _is_missing(v)] if y.dtype == object else []
+    if missing:
         what = "bag" if ids.from_list and len(y) == len(ids.sizes) else "row"
         raise HeadcountError(
-            f"{what} {gone[0]} has no label ({y[gone[0]]}); leave unlabelled bags out, or give them to headcount.read and "
-            "headcount.fit_reading"
+            f"{what} {missing[0]} has no label ({y[missing[0]]}); leave unlabelled bags out, or give them to headcount.read and "
+            "headcount.fit"
         )
     assert_all_finite(y, input_name="y")
     try:
@@ -235,23 +239,24 @@ def bag_labels(y: Any, ids: BagIds, n: int) -> np.ndarray:
     if ids.from_list and len(y) == len(ids.sizes):
         return y
     if len(y) != n:
-        wanted = (
+        expected = (
             f"{len(ids.sizes)} bags; give one per bag" if ids.from_list else f"{n} rows; give each row its bag's label"
         )
-        raise HeadcountError(f"{len(y)} labels for {wanted}")
+        raise HeadcountError(f"{len(y)} labels for {expected}")
     y = y[ids.order]
     starts = np.concatenate([[0], np.cumsum(ids.sizes)[:-1]])
     first = np.repeat(starts, ids.sizes)
-    odd = np.flatnonzero(y != y[first])
-    if len(odd):
-        where = ids.names.tolist()[int(np.searchsorted(starts, odd[0], side="right")) - 1]
-        one, other = y[[first[odd[0]], odd[0]]].tolist()  # plain Python values: numpy's would say np.int64(0)
-        raise HeadcountError(f"bag {where!r} has two labels, {one!r} and {other!r}; a bag has one")
+    conflicts = np.flatnonzero(y != y[first])
+    if len(conflicts):
+        row = int(conflicts[0])
+        bag = ids.names.tolist()[int(np.searchsorted(starts, row, side="right")) - 1]
+        one, other = y[[first[row], row]].tolist()  # Python values: the repr of numpy's is np.int64(0)
+        raise HeadcountError(f"bag {bag!r} has two labels, {one!r} and {other!r}; a bag has one")
     return y[starts]
 
 
 def check_weights(weight: Any, ids: BagIds, n: int) -> np.ndarray | None:
-    """(N,) float32 in the order of the rows: one number per row, or for a list of bags a list of the same sizes."""
+    """(N,) float32 weights of the rows, from one number per row or one array per bag of a list."""
     if weight is None:
         return None
     weight = to_numpy(weight)
@@ -264,13 +269,15 @@ def check_weights(weight: Any, ids: BagIds, n: int) -> np.ndarray | None:
                 raise HeadcountError(f"weight has {got} numbers for the {rows} rows of bag {i}; give one per row")
         weight = np.concatenate([np.asarray(w) for w in weight])
     try:
-        given = np.asarray(weight, dtype=np.float64)
+        weights = np.asarray(weight, dtype=np.float64)
     except (TypeError, ValueError):
-        raise HeadcountError("weight holds something that is no number; give one number per row") from None
-    if given.shape != (n,):
-        got = f"{len(given)} numbers" if given.ndim == 1 else f"shape {given.shape}"
+        raise HeadcountError("weight holds a value that is no number; give one number per row") from None
+    if weights.shape != (n,):
+        got = f"{len(weights)} numbers" if weights.ndim == 1 else f"shape {weights.shape}"
         raise HeadcountError(f"weight has {got} for {n} rows; give one number per row")
-    bad = np.flatnonzero(~((given >= 0) & np.isfinite(given)))
-    if len(bad):
-        raise HeadcountError(f"row {bad[0]} has weight {given[bad[0]]:g}; weights are finite and not negative")
-    return given.astype(np.float32)
+    invalid = np.flatnonzero(~((weights >= 0) & np.isfinite(weights)))
+    if len(invalid):
+        raise HeadcountError(
+            f"row {invalid[0]} has weight {weights[invalid[0]]:g}; weights are finite and not negative"
+        )
+    return weights.astype(np.float32)

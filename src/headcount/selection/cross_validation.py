@@ -1,7 +1,7 @@
-"""Cross-validation on bag labels: every bag is answered once by somebody who never saw it, nor anyone of its group.
+"""Cross-validation on bag labels: each bag is predicted by a model trained without its group.
 
-Bag scores carry intervals (Wilson's, over bags or their groups). Nothing here sees an instance's class; ``with_truth`` is
-called afterwards, where the data bring one, and changes no choice.
+Bag scores carry Wilson intervals over bags, or over groups of bags. Instance classes are not used; :func:`add_instance_accuracy`
+is called where the data bring them, after everything is chosen.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,31 +18,42 @@ from torch import Tensor
 from headcount.bags import Bags
 from headcount.bags.splits import Split, sample_rows, subsample_bags, subsample_instances
 from headcount.errors import HeadcountError
-from headcount.majority import calibration, metrics
-from headcount.majority.calibration import apply_temperature, bag_losses, fit_bag_temperature
-from headcount.majority.criterion import CriterionResult, evaluate_criterion
+from headcount.majority import metrics
+from headcount.majority.calibration import (
+    ContextAssessment,
+    apply_temperature,
+    assess_context,
+    bag_losses,
+    fit_bag_temperature,
+)
+from headcount.majority.criterion import CriterionResult, evaluate_criterion, fit_transition_loss
+from headcount.majority.transition import Transition
 from headcount.models.fitted import FittedModel
 from headcount.models.network import Model
-from headcount.models.predictions import estimator_probabilities
+from headcount.models.predictions import Estimator, estimator_probabilities
 from headcount.readers import BagDataset
-from headcount.selection.methods import MAX_FIT_INSTANCES, Estimator
+from headcount.readers.preprocessing import Preprocessor
+from headcount.selection.methods import MAX_FIT_INSTANCES, FitResult
 
-CONTEXT_INSTANCES = 20_000  # instances from which it is learned what a bag tells of its instances
+CONTEXT_INSTANCES = 20_000  # used to learn how alike the instances of a bag are
+MIN_TEMPERATURE = (
+    0.4  # of one validation part: a handful of bags, all predicted correctly, would prefer the lowest there is
+)
 
 
 @dataclass(frozen=True)
 class FoldResult:
-    """What one candidate said of one fold."""
+    """One method's predictions for the test bags of one fold."""
 
     bags: np.ndarray  # (b,) bag numbers
-    instance: Tensor  # (n, C) probabilities, bag after bag
-    bag: Tensor  # (b, C) log-probabilities, not yet tempered
+    instance_probabilities: Tensor  # (n, C), bag after bag
+    bag_log_probabilities: Tensor  # (b, C), without temperature
     seconds: float
 
 
 @dataclass(frozen=True)
 class MethodScore:
-    """What a candidate's answers are worth, by bag labels alone. ``loss`` is what decides (majority/criterion.py)."""
+    """How good a method's out-of-fold predictions are. ``loss`` decides between methods (majority/criterion.py)."""
 
     loss: float
     error: float  # standard error of the loss, over bags
@@ -50,84 +61,135 @@ class MethodScore:
     bag_accuracy: float
     bag_low: float
     bag_high: float
-    bag_loss: float  # nll of bag labels, tempered
+    bag_loss: float  # -log P(label) of bags, at ``temperature``
     temperature: float
     confusion: list[list[int]]
-    instance_accuracy: float | None = None  # only where truth was brought, and only after everything was chosen
+    instance_accuracy: float | None = None  # only where the data bring instance classes
     instance_low: float | None = None
     instance_high: float | None = None
 
 
-def prepare_split(dataset: BagDataset, split: Split) -> tuple[Bags, Bags, Bags, Any]:
-    """Training, validation and test bags, blind, over features prepared by what the training bags teach."""
-    learned = dataset.fit_preprocessor(split.train)
-    bags = dataset.to_bags(learned).blind()
-    return bags.take(split.train), bags.take(split.valid), bags.take(split.test), learned
+def prepare_split(dataset: BagDataset, split: Split) -> tuple[Bags, Bags, Bags, Preprocessor]:
+    """Blind training, validation and test bags, with features prepared by what the training bags teach."""
+    preprocessor = dataset.fit_preprocessor(split.train)
+    bags = dataset.to_bags(preprocessor).blind()
+    return bags.take(split.train), bags.take(split.valid), bags.take(split.test), preprocessor
 
 
 def predict_estimator(estimator: Estimator, bags: Bags, device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """(N, C) probabilities of instances and (B, C) log-probabilities of labels, before any calibration."""
+    """(N, C) probabilities and (B, C) log-probabilities, without temperatures."""
+    estimator = estimator.to(device) if isinstance(estimator, Model) else estimator
     counted = None if bags.counted is None else tuple(bags.counted.tolist())
-    return estimator_probabilities(estimator.to(device) if isinstance(estimator, Model) else estimator, bags, counted)
+    p, log_p = estimator_probabilities(estimator, bags, counted)
+    return p, log_p.log_softmax(1)
 
 
 # -- scores ---------------------------------------------------------------------------------------------------------------
 
 
 def score_method(results: Sequence[FoldResult], bags: Bags) -> MethodScore:
-    """The score of a candidate's units on blind bags."""
+    """The score of one method's folds on blind bags."""
     if bags.truth is not None:
-        raise HeadcountError("these bags carry truth, and choosing must not see it; pass bags.blind()")
-    which = np.concatenate([u.bags for u in results])
-    held = bags.take(which)
-    p, log_p = torch.cat([u.instance for u in results]), torch.cat([u.bag for u in results])
-    found = evaluate_criterion(
-        p, held, (sample_rows(held, MAX_FIT_INSTANCES), subsample_instances(held, MAX_FIT_INSTANCES))
-    )
-    temperature = fit_bag_temperature(log_p, held.target)
-    label, said = held.label.numpy(), log_p.argmax(1).numpy()
-    right = metrics.grouped_estimate(metrics.correct_bags(held.target.numpy(), said), held.group)
+        raise HeadcountError("these bags carry truth, and the choice of a method must not see it; pass bags.blind()")
+    p, log_p, test = _concatenate(results, bags)
+    sample = sample_rows(test, MAX_FIT_INSTANCES), subsample_instances(test, MAX_FIT_INSTANCES)
+    criterion = evaluate_criterion(p, test, sample)
+    temperature = fit_bag_temperature(log_p, test.target)
+    label, predicted = test.label.numpy(), log_p.argmax(1).numpy()
+    accuracy = metrics.grouped_estimate(metrics.correct_bags(test.target.numpy(), predicted), test.group)
     return MethodScore(
-        loss=found.loss, error=float(found.loss_per_bag.std() / math.sqrt(max(1, len(label) - 1))), criterion=found,
-        bag_accuracy=right.value, bag_low=right.low, bag_high=right.high, temperature=temperature,
-        bag_loss=float(bag_losses((log_p.double() / temperature).log_softmax(1), held.target).mean()),
-        confusion=metrics.confusion_matrix(label, said, len(bags.classes)).tolist(),
-    )  # fmt: skip
-
-
-def assess_held_out_context(
-    score: MethodScore, results: Sequence[FoldResult], bags: Bags
-) -> calibration.ContextAssessment:
-    """Whether instances of held-out bags are answered better in the light of their bags."""
-    held, rows = subsample_bags(bags.take(np.concatenate([u.bags for u in results])), CONTEXT_INSTANCES)
-    p, judged = torch.cat([u.instance for u in results])[rows].double().clamp_min(1e-30), score.criterion
-    log_p = apply_temperature(p, judged.instance_temperature).log()
-    return calibration.assess_context(
-        log_p, held.segments(), held.target.double(), judged.transition.prior.double(), held.counted
+        loss=criterion.loss,
+        error=float(criterion.loss_per_bag.std() / math.sqrt(max(1, len(label) - 1))),
+        criterion=criterion,
+        bag_accuracy=accuracy.value,
+        bag_low=accuracy.low,
+        bag_high=accuracy.high,
+        bag_loss=float(bag_losses((log_p.double() / temperature).log_softmax(1), test.target).mean()),
+        temperature=temperature,
+        confusion=metrics.confusion_matrix(label, predicted, len(bags.classes)).tolist(),
     )
 
 
-def apply_context(fitted: FittedModel, results: Sequence[FoldResult], bags: Bags) -> list[FoldResult]:
-    """The same answers, each instance heard with its bag."""
-    made = []
-    for u in results:
-        p = apply_temperature(u.instance, fitted.instance_temperature)
-        made.append(replace(u, instance=fitted.posterior_in_context(p, bags.take(u.bags).segments())))
-    return made
+def _concatenate(results: Sequence[FoldResult], bags: Bags) -> tuple[Tensor, Tensor, Bags]:
+    """The predictions of all folds, and the bags in their order."""
+    p = torch.cat([r.instance_probabilities for r in results])
+    log_p = torch.cat([r.bag_log_probabilities for r in results])
+    return p, log_p, bags.take(np.concatenate([r.bags for r in results]))
+
+
+def assess_held_out_context(score: MethodScore, results: Sequence[FoldResult], bags: Bags) -> ContextAssessment:
+    """Whether instances of held-out bags are predicted better with the rest of their bag as context."""
+    p, _, test = _concatenate(results, bags)
+    sample, rows = subsample_bags(test, CONTEXT_INSTANCES)
+    log_p = apply_temperature(p[rows].double().clamp_min(1e-30), score.criterion.instance_temperature).log()
+    prior = score.criterion.transition.prior.double()
+    return assess_context(log_p, sample.segments(), sample.target.double(), prior, sample.counted)
+
+
+def apply_context(model: FittedModel, results: Sequence[FoldResult], bags: Bags) -> list[FoldResult]:
+    """The same predictions, with the rest of each instance's bag as context."""
+    in_context = []
+    for result in results:
+        p = apply_temperature(result.instance_probabilities, model.instance_temperature)
+        p = model.posterior_in_context(p, bags.take(result.bags).segments())
+        in_context.append(replace(result, instance_probabilities=p))
+    return in_context
 
 
 def add_instance_accuracy(score: MethodScore, results: Sequence[FoldResult], bags: Bags) -> MethodScore:
-    """The instance accuracy of the same held-out answers, with an interval over bags. Looked at last, used for nothing."""
-    assert bags.truth is not None
-    held = bags.take(np.concatenate([u.bags for u in results]))
-    said = torch.cat([u.instance for u in results]).argmax(1)
-    assert held.truth is not None
-    known = held.truth >= 0
+    """The score with the instance accuracy of the same predictions, and an interval over bags."""
+    p, _, test = _concatenate(results, bags)
+    assert test.truth is not None
+    known = test.truth >= 0
     if not bool(known.any()):
         return score
-    # bags, or their groups, are what was drawn; instances of one go wrong together
-    bag = held.bag[known].numpy()
-    rate = metrics.grouped_estimate(
-        (said == held.truth)[known].numpy(), bag if held.group is None else np.array(held.group)[bag]
+    # bags, or their groups, were sampled; errors on instances of one bag are correlated
+    bag = test.bag[known].numpy()
+    cluster = bag if test.group is None else np.array(test.group)[bag]
+    accuracy = metrics.grouped_estimate((p.argmax(1) == test.truth)[known].numpy(), cluster)
+    return replace(score, instance_accuracy=accuracy.value, instance_low=accuracy.low, instance_high=accuracy.high)
+
+
+# -- calibration ----------------------------------------------------------------------------------------------------------
+
+
+class ModelCalibration(NamedTuple):
+    """What held-out bags say about a model: the fields of :class:`FittedModel` of the same names."""
+
+    transition: Transition
+    temperature: float = 1.0
+    instance_temperature: float = 1.0
+    concentration: float | None = None
+    use_context: bool = False
+
+
+def calibrate_on_folds(score: MethodScore, assessment: ContextAssessment) -> ModelCalibration:
+    """The calibration that out-of-fold predictions of all bags suggest."""
+    return ModelCalibration(
+        score.criterion.transition,
+        score.temperature,
+        score.criterion.instance_temperature,
+        assessment.concentration,
+        assessment.helps,
     )
-    return replace(score, instance_accuracy=rate.value, instance_low=rate.low, instance_high=rate.high)
+
+
+def calibrate_on_validation(
+    result: FitResult, bags: Bags, split: Split, device: torch.device, bags_given: bool = True
+) -> ModelCalibration:
+    """The calibration that the validation bags of one training suggest: a fifth of the bags.
+
+    If they were training bags too, or the bags were not given (``bags_given``), only the transition is estimated.
+    """
+    valid = bags.take(split.valid)
+    p, log_p = predict_estimator(result.estimator, valid, device)
+    if split.valid_is_train or not bags_given:
+        return ModelCalibration(result.transition or fit_transition_loss(p, valid)[1])
+    fold = [FoldResult(split.valid, p, log_p, seconds=0.0)]
+    score = score_method(fold, bags)
+    if score.criterion.instance_temperature < MIN_TEMPERATURE:
+        transition = fit_transition_loss(apply_temperature(p, MIN_TEMPERATURE), valid)[1]
+        criterion = replace(score.criterion, instance_temperature=MIN_TEMPERATURE, transition=transition)
+        score = replace(score, criterion=criterion)
+    calibration = calibrate_on_folds(score, assess_held_out_context(score, fold, bags))
+    return calibration._replace(temperature=max(MIN_TEMPERATURE, calibration.temperature), use_context=False)

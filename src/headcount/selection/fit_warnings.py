@@ -1,4 +1,4 @@
-"""Cautions: what a person should know before believing a model, in plain sentences, as far as the bags tell."""
+"""Warnings: what to know before relying on a model, in plain sentences, as far as bags and their labels show it."""
 
 from __future__ import annotations
 
@@ -9,165 +9,170 @@ import numpy as np
 
 from headcount.bags import Bags
 from headcount.inference.evaluate import has_votes
-from headcount.majority import transition as tilt
 from headcount.majority import transition_em
 from headcount.majority.criterion import is_significant
+from headcount.majority.transition import Transition
 from headcount.models.fitted import FittedModel
 from headcount.models.predictions import Predictions
 from headcount.selection.cross_validation import MethodScore
 from headcount.selection.methods import Method
 
 FEW_BAGS = 30
-MIN_BAGS_PER_LABEL = 3  # bags of a label: if none of them is foretold, it is no accident
+MIN_BAGS_PER_LABEL = 3  # if none of this many bags of a label is predicted correctly, it is no accident
 
 
 def fit_warnings(
     bags: Bags,
     best: Method,
-    naive_labels: bool,
     scores: dict[str, MethodScore],
+    *,
+    naive_labels: bool,
     valid_is_train: bool,
-    enough_bags: bool = False,
+    cross_validated: bool,
 ) -> list[str]:
-    """Sentences, the gravest first. ``believed``: what was kept learned the bag's label of each instance. ``split``: the bags
-    were enough to cross-validate."""
-    said = [*_bag_warnings(bags, valid_is_train), *(_baseline_warnings(best, scores) if naive_labels else ())]
-    said += _choice_warnings(bags, best, scores, enough_bags)
+    """Sentences, the most serious first.
+
+    ``naive_labels``: the model was fitted to the bag's label of each instance. ``valid_is_train``: there was no separate
+    validation part. ``cross_validated``: there were enough bags for folds (``scores`` is empty if there was no time for them).
+    """
+    lines = _bag_warnings(bags, valid_is_train)
+    if naive_labels:
+        lines.append(_baseline_warning(best, scores))
+    lines += _choice_warnings(bags, best, scores, cross_validated)
     if best.name in scores:
-        said += _label_warnings(scores[best.name], bags.classes)
-        said += _majority_warnings(scores[best.name].criterion.transition, bags)
-    said.append(
-        "How often single instances are named right cannot be known from bag labels. headcount audit draws about a "
-        "hundred instances to label by hand, and headcount evaluate then gives their accuracy with an interval."
+        lines += _label_warnings(scores[best.name], bags.classes)
+        lines += _majority_warnings(scores[best.name].criterion.transition, bags)
+    lines.append(
+        "The accuracy on single instances cannot be known from bag labels. headcount audit draws about a hundred instances to "
+        "label by hand, and headcount evaluate then estimates the accuracy with an interval."
     )
-    return said
+    return lines
 
 
 def _bag_warnings(bags: Bags, valid_is_train: bool) -> list[str]:
-    told = bags.labelled
-    wins = np.bincount(bags.label[told].numpy(), minlength=len(bags.classes))
-    said = []
-    if int(told.sum()) < FEW_BAGS:
-        said.append(f"There are only {int(told.sum())} labelled bags; every number here is uncertain.")
+    labelled = bags.labelled
+    wins = np.bincount(bags.label[labelled].numpy(), minlength=len(bags.classes))
+    lines = []
+    if int(labelled.sum()) < FEW_BAGS:
+        lines.append(f"There are only {int(labelled.sum())} labelled bags; every number here is uncertain.")
     if valid_is_train:
-        why = _one_group(bags) or "Bags are so few"
-        said.append(f"{why} that the training bags also chose the epoch: expect less of new bags.")
-    counts = [True] * len(wins) if bags.counted is None else bags.counted.tolist()
-    never = [c for c, n, on in zip(bags.classes, wins.tolist(), counts, strict=True) if n == 0 and on]
+        reason = _one_group(bags) or "There are too few bags for a separate validation part"
+        lines.append(f"{reason}: the training bags also chose the epoch, so expect less of new bags.")
+    counted = [True] * len(wins) if bags.counted is None else bags.counted.tolist()
+    never = [c for c, n, can_win in zip(bags.classes, wins.tolist(), counted, strict=True) if n == 0 and can_win]
     if never:
-        said.append(
-            f"No bag has the label {', '.join(never)}: such a class can be told from the others only by what it is not."
-        )
+        lines.append(f"No bag has the label {', '.join(never)}: such a class can be recognised only by exclusion.")
     sizes = bags.sizes.numpy()
     if sizes.max() == 1:
-        said.append("Every bag holds one instance, so the labels are the instances' own: this is ordinary supervision.")
+        lines.append("Every bag holds one instance, so bag labels are instance labels: this is ordinary supervision.")
     elif sizes.max() > sizes.sum() / 2 and len(bags) > 2:
-        said.append("One bag holds more than half of all instances and weighs accordingly.")
-    return said
+        lines.append("One bag holds more than half of all instances and dominates training.")
+    return lines
 
 
 def _one_group(bags: Bags) -> str:
-    """The beginning of a sentence, where the bags stand or fall together."""
-    told = bags.take(bags.labelled)
-    if not told.group or len(set(told.group)) > 1:
+    """The beginning of a sentence, where all labelled bags are in one group."""
+    labelled = bags.take(bags.labelled)
+    if not labelled.group or len(set(labelled.group)) > 1:
         return ""
-    return f"All {'bags' if len(told) == len(bags) else 'labelled bags'} are in one group ({told.group[0]!r}), so"
+    subject = "bags" if len(labelled) == len(bags) else "labelled bags"
+    return f"All {subject} are in one group ({labelled.group[0]!r})"
 
 
-def _baseline_warnings(best: Method, scores: dict[str, MethodScore]) -> list[str]:
-    what = best.title.lower() if best.baseline else f"{best.title}, no round of which was better than the first"
-    bolder = ", which a temperature makes bolder" if best.name in scores else ""
-    return [
-        f"A baseline was kept ({what}): it learned P(label of the bag){bolder}; take its probabilities, and "
-        "the expected majority share, with more salt than usual."
-    ]
+def _baseline_warning(best: Method, scores: dict[str, MethodScore]) -> str:
+    name = best.title.lower() if best.baseline else f"{best.title}, whose first round was the best"
+    sharpened = ", and a temperature sharpens its probabilities" if best.name in scores else ""
+    return (
+        f"A baseline was kept ({name}): it was fitted to the bag's label of each instance{sharpened}; rely on its "
+        "probabilities, and on the expected majority share, less than usual."
+    )
 
 
-def _choice_warnings(bags: Bags, best: Method, scores: dict[str, MethodScore], enough_bags: bool) -> list[str]:
+def _choice_warnings(bags: Bags, best: Method, scores: dict[str, MethodScore], cross_validated: bool) -> list[str]:
     if not scores:
-        unknown = "nothing was compared, and nothing is known of how good this is."
-        if not enough_bags and (together := _one_group(bags)):
-            return [f"{together} that none could be held out from the others: {unknown}"]
-        what = "time was too short" if enough_bags else "bags were too few"
-        return [f"The {what} to cross-validate: {unknown}"]
-    mine = scores.get(best.name)
-    if mine is None:
+        unknown = "the methods were not compared, and the accuracy of this model is unknown."
+        if cross_validated:
+            return [f"The time was too short to cross-validate: {unknown}"]
+        if one_group := _one_group(bags):
+            return [f"{one_group}, so none could be held out: {unknown}"]
+        return [f"The bags were too few to cross-validate: {unknown}"]
+    best_score = scores.get(best.name)
+    if best_score is None:
         return []
-    said, near, better = [], [], []
-    if not is_significant(mine.criterion):
-        said.append(
-            "The labels of held-out bags are not clearly foretold better than by chance: nothing shows that this model "
-            "tells one class from another."
+    lines, similar, better = [], [], []
+    if not is_significant(best_score.criterion):
+        lines.append(
+            "The labels of held-out bags are not predicted clearly better than by chance: there is no evidence that this model "
+            "distinguishes the classes."
         )
-    for name, other in scores.items():
-        gap = other.criterion.loss_per_bag - mine.criterion.loss_per_bag
+    for name, score in scores.items():
+        gap = score.criterion.loss_per_bag - best_score.criterion.loss_per_bag
         error = 2 * gap.std() / math.sqrt(max(1, len(gap) - 1))
         if name != best.name and gap.mean() <= error:
-            (better if gap.mean() < -error else near).append(name)
+            (better if gap.mean() < -error else similar).append(name)
     if better:
-        said.append(f"Clearly worse on these bags than {', '.join(better)}: it was kept because it was asked for.")
-    if near:
-        said.append(f"Not clearly better on these bags than {', '.join(near)}.")
-    return said
+        lines.append(f"Clearly worse on these bags than {', '.join(better)}: it was kept because it was requested.")
+    if similar:
+        lines.append(f"Not clearly better on these bags than {', '.join(similar)}.")
+    return lines
 
 
 def _label_warnings(score: MethodScore, classes: Sequence[str]) -> list[str]:
-    """What a single accuracy hides: labels that are never foretold, and how far the commonest one alone gets."""
-    said, counts = [], np.array(score.confusion)
-    held = counts.sum(1)
-    commonest = float(held.max() / max(1, held.sum()))
-    if score.bag_low <= commonest:
-        said.append(
-            f"Always to name the commonest label, {classes[int(held.argmax())]}, is right in {commonest:.0%} of the bags: "
-            f"{score.bag_accuracy:.0%} is not clearly more."
+    """What the accuracy alone hides: how good the most frequent label alone is, and labels that are never predicted."""
+    lines, confusion = [], np.array(score.confusion)
+    totals = confusion.sum(1)
+    frequency = float(totals.max() / max(1, totals.sum()))
+    if score.bag_low <= frequency:
+        lines.append(
+            f"Always predicting the most frequent label, {classes[int(totals.argmax())]}, is correct for {frequency:.0%} of the "
+            f"bags: {score.bag_accuracy:.0%} is not clearly more."
         )
-    if lost := [
-        f"{c} ({n} bags)"
-        for c, n, hit in zip(classes, held, counts.diagonal(), strict=True)
-        if n >= MIN_BAGS_PER_LABEL and not hit
-    ]:
-        said.append(
-            f"No held-out bag with the label {', '.join(lost)} was named so: of single instances, too, expect few to be."
+    rows = zip(classes, totals, confusion.diagonal(), strict=True)
+    missed = [f"{c} ({n} bags)" for c, n, correct in rows if n >= MIN_BAGS_PER_LABEL and not correct]
+    if missed:
+        lines.append(
+            f"No held-out bag with the label {', '.join(missed)} was predicted correctly: expect few of its single instances "
+            "to be predicted correctly, too."
         )
-    return said
+    return lines
 
 
-def _majority_warnings(transition: tilt.Transition, bags: Bags) -> list[str]:
+def _majority_warnings(transition: Transition, bags: Bags) -> list[str]:
     size = max(1, round(transition_em.effective_bag_size(bags.segments(), bags.target)))
-    least = transition_em.random_majority_share(size, len(bags.classes))
-    # a tilt of votes is of a label drawn from them, which is no majority's
+    at_random = transition_em.random_majority_share(size, len(bags.classes))
+    # with votes, the transition is that of a label drawn from them, not of the majority
     share = float((bags.target.amax(1)[bags.labelled] if has_votes(bags) else transition.share).mean())
-    if size > 1 and (share - least) < 0.05:
-        return [
-            f"Majorities are slight (about {share:.0%} of a bag; bags filled by lot would have {least:.0%}): labels say "
-            "little of single instances, and many bags are needed."
-        ]
-    return []
+    if size == 1 or share - at_random >= 0.05:
+        return []
+    return [
+        f"Majorities are slight (about {share:.0%} of a bag; bags filled at random would have {at_random:.0%}): labels say "
+        "little about single instances, and many bags are needed."
+    ]
 
 
-# -- of a table of bags -------------------------------------------------------------------------------------------------------
+# -- shares of bags -------------------------------------------------------------------------------------------------------
 
 
-def share_warnings(fitted: FittedModel, predictions: Predictions) -> list[str]:
-    """What to know before believing the shares of bags: lines to go with the table."""
+def share_warnings(model: FittedModel, predictions: Predictions) -> list[str]:
+    """What to know before relying on predicted shares of bags, as lines to print with the table."""
     lines = []
-    method = fitted.metadata.get("method")
+    method = model.metadata.get("method")
     if isinstance(method, dict) and method.get("baseline") is True:
         lines.append(
-            "caution: a baseline was kept, which learned the bag's label of each instance and not its class: the shares may be "
-            "far off, and the intervals do not know that; evaluate with votes, or an audit, tells how far"
+            "warning: the model is a baseline, fitted to the bag's label of each instance: the shares may be far off, and the "
+            "intervals do not account for it; evaluate with votes, or an audit, shows by how much"
         )
-    apart = int(contradicts_shares(predictions, fitted.counted).sum())
-    if apart:
+    conflicts = int(contradicts_shares(predictions, model.counted).sum())
+    if conflicts:
         lines.append(
-            f"caution: in {apart:,} of the {len(predictions.bag_probabilities):,} bags the prediction is not the class with the largest share: they "
-            "are two estimates (docs/how-to/predict.md), and where they differ neither is sure"
+            f"warning: in {conflicts:,} of the {len(predictions.bag_probabilities):,} bags the predicted label is not the class "
+            "with the largest share: they are two estimates (docs/how-to/predict.md), and both are uncertain where they differ"
         )
     return lines
 
 
 def contradicts_shares(predictions: Predictions, counted: tuple[bool, ...] | None = None) -> np.ndarray:
-    """(B,) another class that may win has a larger share than the one the bag is said to be."""
-    share = predictions.shares if counted is None else np.where(counted, predictions.shares, -1.0)
-    own = np.take_along_axis(share, predictions.bag_prediction[:, None], 1)[:, 0]
-    return share.max(1) > own + 1e-6
+    """(B,) whether a class that may win has a larger share than the predicted label."""
+    shares = predictions.shares if counted is None else np.where(counted, predictions.shares, -1.0)
+    predicted = np.take_along_axis(shares, predictions.bag_prediction[:, None], 1)[:, 0]
+    return shares.max(1) > predicted + 1e-6

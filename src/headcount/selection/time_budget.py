@@ -1,4 +1,4 @@
-"""How long it will take, measured before it is begun; and what to leave out when there are only so many minutes."""
+"""How long a fit will take, measured in advance, and what is reduced to fit a time budget."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from headcount.bags.splits import subsample_instances
 from headcount.selection.methods import FIXED_COST_METHODS, MAX_FIT_INSTANCES, OPTIONAL_METHODS, Method
 from headcount.training.em import CROSS_FIT_FOLDS, em
 
-TIMING_TREES = 10  # tell how long many take
-TIMING_INSTANCES = 20_000  # instances, likewise
-REDUCED_FOLDS = (2, 3)  # folds, when time is short
-TIME_MARGIN = 0.85  # of the minutes given: a machine is not equally fast all the time
+TIMING_TREES = 10  # fitted to estimate the time of all
+TIMING_INSTANCES = 20_000  # fitted to estimate the time of all
+REDUCED_FOLDS = (2, 3)  # numbers of folds when time is short
+TIME_MARGIN = 0.85  # of the budget that may be planned: the speed of a machine varies
+FINAL_FACTOR = 1.2  # the final training has more bags than a fold
 
 
 @dataclass(frozen=True)
 class TimePlan:
-    """Which candidates, on how many folds, with which share of their epochs; ``seconds``: of one full fit of each."""
+    """The methods, the number of folds and the fraction of epochs; ``seconds``: the time of one full fit of each method."""
 
     names: tuple[str, ...]
     folds: int
@@ -33,9 +34,9 @@ class TimePlan:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TimePlan:
-        """Back from JSON."""
+        """The plan that was written as JSON."""
         names, notes = tuple(data["names"]), tuple(data["notes"])
-        return cls(names, int(data["folds"]), float(data["effort"]), dict(data["seconds"]), notes)
+        return cls(names, int(data["folds"]), float(data["epoch_fraction"]), dict(data["seconds"]), notes)
 
     def cost(self, name: str) -> float:
         """Seconds of one fit under this plan."""
@@ -43,23 +44,24 @@ class TimePlan:
 
     @property
     def final_seconds(self) -> float:
-        """Seconds of the last training, whoever wins."""
-        return max(self.cost(n) for n in self.names) * 1.2  # on more bags than a fold has
+        """Seconds of the final training of the slowest method."""
+        return max(self.cost(n) for n in self.names) * FINAL_FACTOR
 
     @property
     def total_seconds(self) -> float:
+        """Seconds of the cross-validation and the final training."""
         return self.folds * sum(self.cost(n) for n in self.names) + self.final_seconds
 
     def __str__(self) -> str:
-        what = f"{len(self.names)} method{'s' * (len(self.names) > 1)}"
+        methods = f"{len(self.names)} method{'s' * (len(self.names) > 1)}"
         folds = f" x {self.folds} folds, then" if self.folds else ","
-        return f"about {format_duration(self.total_seconds)}: {what}{folds} the final training"
+        return f"about {format_duration(self.total_seconds)}: {methods}{folds} the final training"
 
 
 def format_duration(seconds: float) -> str:
-    """A time as people say it.
+    """A duration in words.
 
-    >>> spoken(8), spoken(100), spoken(8000)
+    >>> format_duration(8), format_duration(100), format_duration(8000)
     ('8 seconds', '1.7 minutes', '2.2 hours')
     """
     if seconds < 90:
@@ -73,64 +75,64 @@ def make_plan(
     train: Bags,
     valid: Bags,
     device: torch.device,
+    *,
     minutes: float | None,
-    required: Sequence[str] = (),
+    requested: Sequence[str] = (),
     spent_seconds: float = 0.0,
     reduced_folds: Sequence[int] = REDUCED_FOLDS,
 ) -> TimePlan:
-    """Time a few steps of each candidate on these bags, and make the fullest plan that the minutes allow. ``must``: methods
-    that somebody asked for, and that are never left out. ``spent``: seconds of the minutes that are gone already. ``fewer``:
-    those numbers of folds below ``folds`` that leave every training part two labels."""
-    took = {c.name: estimate_seconds(c, train, valid, device) for c in methods}
-    names = tuple(c.name for c in methods)
-    plan = TimePlan(names, folds, 1.0, took)
+    """Time a small part of each method, and return the largest plan within the budget.
+
+    ``requested``: methods that are never left out. ``spent_seconds``: of the budget. ``reduced_folds``: the numbers of folds
+    below ``folds`` that leave two labels in every training part.
+    """
+    seconds = {m.name: estimate_seconds(m, train, valid, device) for m in methods}
+    plan = TimePlan(tuple(m.name for m in methods), folds, 1.0, seconds)
     if minutes is None:
         return plan
-    for lesser in _reduced_plans(plan, required, reduced_folds):
-        plan = lesser
+    for smaller in reduced_plans(plan, requested, reduced_folds):
+        plan = smaller
         if plan.total_seconds <= (60 * minutes - spent_seconds) * TIME_MARGIN:
             return plan
     return replace(plan, notes=(*plan.notes, f"even so it may take longer than {minutes:g} minutes"))
 
 
-def _reduced_plans(
-    plan: TimePlan, required: Sequence[str] = (), reduced_folds: Sequence[int] = REDUCED_FOLDS
+def reduced_plans(
+    plan: TimePlan, requested: Sequence[str] = (), reduced_folds: Sequence[int] = REDUCED_FOLDS
 ) -> list[TimePlan]:
-    """The plan, and ever smaller ones: fewer methods nobody must have, fewer folds, fewer epochs, then fewer methods."""
-    main = tuple(n for n in plan.names if n in required or n not in OPTIONAL_METHODS) or plan.names
-    left = tuple(n for n in plan.names if n not in main)
-    said = (f"left out for lack of time: {', '.join(left)}",) if left else ()
-    some = [plan, replace(plan, names=main, notes=said)]
-    for folds, effort in ((3, 1.0), (3, 0.5), (2, 0.5), (2, 0.25), (2, 0.1)):
-        held = min(n for n in (*reduced_folds, plan.folds) if n >= min(folds, plan.folds))
-        notes = [*said, f"{held} folds for lack of time"] if held < plan.folds else [*said]
-        notes += [f"{effort:.0%} of the usual epochs and rounds for lack of time"] if effort < 1 else []
-        some.append(replace(plan, names=main, folds=held, epoch_fraction=effort, notes=tuple(notes)))
-    least, cheap_first = some[-1], sorted(main, key=lambda n: (n not in required, plan.seconds[n]))
-    for keep in range(len(main) - 1, max(1, len(required)) - 1, -1):
-        gone = [n for n in plan.names if n not in cheap_first[:keep]]
-        notes = (*least.notes[len(said) :], f"left out for lack of time: {', '.join(gone)}")
-        some.append(replace(least, names=tuple(n for n in main if n in cheap_first[:keep]), notes=notes))
-    return some
+    """The plan and ever smaller ones: first without optional methods, then with fewer folds, fewer epochs, fewer methods."""
+    main = tuple(n for n in plan.names if n in requested or n not in OPTIONAL_METHODS) or plan.names
+    optional = tuple(n for n in plan.names if n not in main)
+    omitted = (f"left out for lack of time: {', '.join(optional)}",) if optional else ()
+    plans = [plan, replace(plan, names=main, notes=omitted)]
+    for folds, fraction in ((3, 1.0), (3, 0.5), (2, 0.5), (2, 0.25), (2, 0.1)):
+        possible = min(n for n in (*reduced_folds, plan.folds) if n >= min(folds, plan.folds))
+        notes = [*omitted, f"{possible} folds for lack of time"] if possible < plan.folds else [*omitted]
+        notes += [f"{fraction:.0%} of the usual epochs and rounds for lack of time"] if fraction < 1 else []
+        plans.append(replace(plan, names=main, folds=possible, epoch_fraction=fraction, notes=tuple(notes)))
+    smallest, by_cost = plans[-1], sorted(main, key=lambda n: (n not in requested, plan.seconds[n]))
+    for keep in range(len(main) - 1, max(1, len(requested)) - 1, -1):
+        left_out = [n for n in plan.names if n not in by_cost[:keep]]
+        notes = (*smallest.notes[len(omitted) :], f"left out for lack of time: {', '.join(left_out)}")
+        plans.append(replace(smallest, names=tuple(n for n in main if n in by_cost[:keep]), notes=notes))
+    return plans
 
 
 def estimate_seconds(method: Method, train: Bags, valid: Bags, device: torch.device) -> float:
-    """Seconds of a full fit, from two epochs of it, or from a few trees."""
-    if method.recipe is not None:
-        at: list[float] = []
-        few, part = subsample_instances(train, TIMING_INSTANCES), min(1.0, TIMING_INSTANCES / len(train.index))
-        short = replace(method, recipe=method.recipe.replace(epochs=2))
+    """Seconds of a full fit, estimated from two epochs of it, or from a few trees."""
+    sample, valid_sample = subsample_instances(train, TIMING_INSTANCES), subsample_instances(valid, TIMING_INSTANCES)
+    if method.train_config is not None:
+        epoch_ends: list[float] = []
+        part = min(1.0, TIMING_INSTANCES / len(train.index))
+        two_epochs = replace(method, train_config=replace(method.train_config, epochs=2))
         start = time.perf_counter()
-        short.fit(
-            few,
-            subsample_instances(valid, TIMING_INSTANCES),
-            device=device,
-            on_progress=lambda done, said: at.append(time.perf_counter()),
+        two_epochs.fit(
+            sample, valid_sample, device=device, on_progress=lambda *_: epoch_ends.append(time.perf_counter())
         )
-        return at[0] - start + (at[1] - at[0]) * (method.recipe.epochs / part - 1)
-    few, classifier = subsample_instances(train, TIMING_INSTANCES), method.classifier
-    many = min(len(train.index), MAX_FIT_INSTANCES)
-    scale = max(1.0, many * math.log(many + 1) / (TIMING_INSTANCES * math.log(TIMING_INSTANCES)))
+        return epoch_ends[0] - start + (epoch_ends[1] - epoch_ends[0]) * (method.train_config.epochs / part - 1)
+    classifier, instances = method.classifier, min(len(train.index), MAX_FIT_INSTANCES)
+    n_log_n = instances * math.log(instances + 1) / (TIMING_INSTANCES * math.log(TIMING_INSTANCES))
+    scale = max(1.0, n_log_n)
     params: dict[str, Any] = classifier.get_params()
     if params.get("n_estimators", 0) > TIMING_TREES:
         from sklearn.base import clone
@@ -138,6 +140,6 @@ def estimate_seconds(method: Method, train: Bags, valid: Bags, device: torch.dev
         scale *= params["n_estimators"] / TIMING_TREES
         classifier = clone(classifier).set_params(n_estimators=TIMING_TREES)
     start = time.perf_counter()
-    em(classifier, few, subsample_instances(valid, TIMING_INSTANCES), rounds=0)
+    em(classifier, sample, valid_sample, rounds=0)
     fits = (method.rounds + 1) * CROSS_FIT_FOLDS + 1 if method.rounds else 1
     return (time.perf_counter() - start) * scale * fits

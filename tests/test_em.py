@@ -17,6 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 
+from blob_factory import blobs
 from headcount.bags import Bags, Pool
 from headcount.bags.splits import assign_folds, assign_group_folds
 from headcount.errors import HeadcountError
@@ -24,25 +25,6 @@ from headcount.majority import transition
 from headcount.majority.criterion import fit_transition_loss, instance_losses, prior_loss
 from headcount.training import em as module
 from headcount.training.em import em, features, probabilities
-
-
-def blobs(bags=60, size=9, classes=3, share=0.5, seed=0, spread=0.6, **more):
-    """Classes on a circle; the label's class has the share, and is strictly the largest."""
-    g = np.random.default_rng(seed)
-    label = np.arange(bags) % classes
-    truth = []
-    for c in label:
-        while True:
-            y = np.where(g.random(size) < share, c, g.integers(0, classes, size))
-            count = np.bincount(y, minlength=classes)
-            if count.argmax() == c and (count == count.max()).sum() == 1:
-                break
-        truth.append(y)
-    y = np.concatenate(truth)
-    angle = 2 * np.pi * y / classes
-    x = np.stack([np.cos(angle), np.sin(angle)], 1) + spread * g.normal(size=(len(y), 2))
-    sizes = [size] * bags
-    return Bags.of(Pool(x.astype(np.float32)), sizes=sizes, labels=label, classes=classes, truth=y, **more)
 
 
 def accuracy(classifier, bags):
