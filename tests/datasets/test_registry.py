@@ -166,7 +166,6 @@ def test_digits_need_no_cache(tmp_path):
     source = registry.load_source("digits", tmp_path)
     assert (source.kind, source.data.shape, source.data.max()) == ("images", (1797, 8, 8, 1), 255)
     assert source.mean is None
-    assert source.content == "digits"
     assert registry.source_checksum("digits") == "0b7e9c3202d7bcd255d6a19a238d3743bf5e320ba74812a6679958a017c55382"
     assert list(tmp_path.iterdir()) == []
 
@@ -339,7 +338,7 @@ def test_import_has_no_other_names(tmp_path):
 def test_a_file_is_a_source(tmp_path, given, kind, shape):
     np.savez(tmp_path / "cells.npz", y=np.array([[0], [1], [2], [0], [1], [2]]), **given)
     source = registry.load_source(tmp_path / "cells.npz")
-    assert (source.kind, source.content, source.data.shape, source.name) == (kind, kind, shape, "cells.npz")
+    assert (source.kind, source.data.shape, source.name) == (kind, shape, "cells.npz")
     assert source.classes == ("0", "1", "2")
     assert source.data.dtype == (np.uint8 if kind == "images" else np.float32)
     assert registry.load_source(str(tmp_path / "cells.npz")) is source

@@ -1,7 +1,4 @@
-"""Download an official file: resumed after an interruption, verified, and renamed into place only if it is correct.
-
-When the download fails, the error explains how to do it by hand: which file, from where, to where.
-"""
+"""Download an official file: resumed after an interruption, verified, and renamed into place only if it is correct."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -33,7 +29,7 @@ class Remote(NamedTuple):
 
     @property
     def file(self) -> str:
-        return urlsplit(self.url).path.rsplit("/", 1)[-1]
+        return self.url.partition("?")[0].rsplit("/", 1)[-1]
 
 
 def fetch(url: str, path: str | Path, md5: str, source: str = "NAME") -> Path:
@@ -43,18 +39,16 @@ def fetch(url: str, path: str | Path, md5: str, source: str = "NAME") -> Path:
     """
     path = Path(path)
     part = path.with_name(path.name + ".part")
-    advice = (
-        f"get {path.name} from {url} and put it at {path}, "
-        f"or bring the arrays you have with 'headcount data import {source} FILE.npz'"
-    )
+    advice = f"get {path.name} from {url} and put it at {path}, or bring the arrays you have with "
+    advice += f"'headcount data import {source} FILE.npz'"
     try:
         if path.exists():
             if (actual := _md5(path)) != md5:
-                raise HeadcountError(
-                    f"{path} is not the official file: md5 {actual}, not {md5}; delete it, then {advice}"
-                )
+                problem = f"{path} is not the official file: md5 {actual}, not {md5}"
+                raise HeadcountError(f"{problem}; delete it, then {advice}")
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
+        part.touch()
         _download(url, part)
         if (actual := _md5(part)) != md5:
             part.unlink()
@@ -69,9 +63,9 @@ def fetch(url: str, path: str | Path, md5: str, source: str = "NAME") -> Path:
 def _download(url: str, part: Path) -> None:
     """Request what is missing until the file is complete; give up when an attempt brings nothing new."""
     while True:
-        before = _size(part)
+        before = part.stat().st_size
         total = _request(url, part, before)
-        after = _size(part)
+        after = part.stat().st_size
         if total is None or after >= total:
             return
         if after <= before:
@@ -92,7 +86,9 @@ def _request(url: str, part: Path, start: int) -> int | None:
         start = start if reply.status == 206 else 0  # a server that ignores Range starts again from 0
         length = reply.headers.get("Content-Length")
         total = start + int(length) if length else None
-        with part.open("ab" if start else "wb") as f, _bar() as bar:
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+        bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
+        with part.open("ab" if start else "wb") as f, bar:
             task = bar.add_task(part.name.removesuffix(".part"), total=total, completed=start)
             for block in _blocks(reply):
                 f.write(block)
@@ -109,15 +105,6 @@ def _blocks(reply: http.client.HTTPResponse) -> Iterator[bytes]:
         yield e.partial
     except (ConnectionError, TimeoutError):
         return
-
-
-def _bar() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    return Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def _md5(path: Path) -> str:

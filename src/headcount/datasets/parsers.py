@@ -114,8 +114,6 @@ def explain_read_errors(path: Path, expected: str) -> Generator[None]:
         raise HeadcountError(f"cannot read {path}: {e or type(e).__name__}; give {expected}") from None
 
 
-# -- a user's .npz ----------------------------------------------------------------------------------------------------
-
 _KEYS = ("images", "features", "x", "X", "labels", "y", "class_names", "classes", "split")
 
 
@@ -158,9 +156,8 @@ def _check_data(path: Path, key: str, data: np.ndarray) -> np.ndarray:
     bad = np.argwhere(~np.isfinite(data))
     if len(bad):
         row, column = bad[0]
-        raise HeadcountError(
-            f"{path}: row {row} of {key!r} has {data[row, column]} in column {column}; drop the row or fill it in"
-        )
+        place = f"row {row} of {key!r} has {data[row, column]} in column {column}"
+        raise HeadcountError(f"{path}: {place}; drop the row or fill it in")
     return data
 
 
@@ -183,7 +180,6 @@ def _class_names(path: Path, names: np.ndarray | None, labels: np.ndarray) -> tu
     with explain_read_errors(path, "class names as text"):
         classes = tuple(names.reshape(-1).astype(str).tolist())
     if len(classes) <= labels.max() or len(set(classes)) < len(classes):
-        raise HeadcountError(
-            f"{path}: {len(classes)} class names for labels up to {labels.max()}; give each class its own name"
-        )
+        counts = f"{len(classes)} class names for labels up to {labels.max()}"
+        raise HeadcountError(f"{path}: {counts}; give each class its own name")
     return classes

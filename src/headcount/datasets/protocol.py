@@ -21,9 +21,7 @@ SPLITS = ("train", "valid", "test")
 FOLDS = 5
 RANGES = {
     "bag_size": (1, 1 << 20),
-    "train_bags": (1, 1 << 24),
-    "valid_bags": (1, 1 << 24),
-    "test_bags": (1, 1 << 24),
+    **dict.fromkeys(("train_bags", "valid_bags", "test_bags"), (1, 1 << 24)),
     "seed": (0, (1 << 32) - 1),
 }
 
@@ -99,19 +97,12 @@ def majority_bags(source: Source, fold: int, protocol: Protocol | None = None) -
     Parameters
     ----------
     source : Source
-        The labelled data set; see :func:`headcount.load_source`.
+        See :func:`headcount.load_source`.
     fold : int
         0 to 4.
     protocol : Protocol, optional
-        How the bags are made; default: the paper's.
+        Default: the paper's.
 
-    Returns
-    -------
-    dict
-        Bags by split: train, valid, test.
-
-    Examples
-    --------
     >>> from headcount.datasets.registry import load_source
     >>> bags = majority_bags(load_source("digits"), 0, Protocol(bag_size=24, train_bags=40, valid_bags=10, test_bags=10))
     >>> bags["train"]
@@ -140,8 +131,6 @@ def _official_bags(source: Source, fold: int, protocol: Protocol) -> dict[str, B
             bags[split] = fill_bags(source, pool, indices, counts, labels, rng, overlap=protocol.overlap, split=split)
     return bags
 
-
-# -- counts ---------------------------------------------------------------------------------------------------------------
 
 Rng = np.random.Generator | np.random.RandomState
 
@@ -173,13 +162,9 @@ def _redraw(protocol: Protocol, p: np.ndarray, rng: Rng) -> np.ndarray:
     bins = np.clip(np.searchsorted(e, p.max(1)) - 1, 0, share_sampler.BINS - 1)
     # as in samples_per_law: U where the law never reaches the bin (two classes, Large)
     laws = [law if share_sampler.bin_probability(law, p.shape[1], e[b], e[b + 1]) > 0 else "U" for b in bins]
-    shares = np.concatenate(
-        [
-            share_sampler.sample_given_bin(w, p.shape[1], e[b], e[b + 1], 1, generator)
-            for w, b in zip(laws, bins, strict=True)
-        ]
-    )
-    return generator.permuted(round_shares(shares, protocol.bag_size, protocol.rounding), axis=1)
+    pairs = zip(laws, bins, strict=True)
+    shares = [share_sampler.sample_given_bin(w, p.shape[1], e[b], e[b + 1], 1, generator) for w, b in pairs]
+    return generator.permuted(round_shares(np.concatenate(shares), protocol.bag_size, protocol.rounding), axis=1)
 
 
 def round_shares(p: np.ndarray, bag_size: int, rounding: str = "official") -> np.ndarray:
@@ -214,9 +199,6 @@ def majority_labels(counts: np.ndarray, tie: str, rng: Rng) -> np.ndarray:
         return counts.argmax(1)
     top = counts == counts.max(1, keepdims=True)
     return np.array([rng.choice(np.flatnonzero(row)) for row in top])
-
-
-# -- instances ------------------------------------------------------------------------------------------------------------
 
 
 def fill_bags(

@@ -15,14 +15,7 @@ import numpy as np
 
 from headcount.bags import Pool
 from headcount.datasets import parsers
-from headcount.datasets.cache import (
-    cache_folder,
-    cache_lock,
-    data_checksum,
-    read_metadata,
-    read_source,
-    write_source,
-)
+from headcount.datasets.cache import cache_folder, cache_lock, data_checksum, read_metadata, read_source, write_source
 from headcount.datasets.download import Remote, fetch
 from headcount.errors import HeadcountError, check_choice
 
@@ -37,40 +30,18 @@ _STD: ChannelValues = (0.2673, 0.2564, 0.2762)
 class Source:
     """M labelled instances.
 
-    Attributes
-    ----------
-    name : str
-        Its name in recipes and reports.
-    data : ndarray
-        Images (M, H, W, channels) uint8, or features (M, D) float32.
-    truth : ndarray
-        (M,) class numbers, int64.
-    classes : tuple of str
-        Class names.
-    checksum : str
-        Of data and truth; part of a run's key.
-    note : str
-        Where the data come from, if not from their publishers; printed in reports.
-    mean, std : tuple of float, optional
-        Normalisation of each channel; None: estimated from the training bags.
-    content : str
-        What the images show (digits, natural, tissue, ...).
-
-    Examples
-    --------
     >>> load_source("digits")
     Source(digits: 1797 images of 8x8x1, 10 classes)
     """
 
     name: str
-    data: np.ndarray
-    truth: np.ndarray
+    data: np.ndarray  # images (M, H, W, channels) uint8, or features (M, D) float32
+    truth: np.ndarray  # (M,) int64
     classes: tuple[str, ...]
-    checksum: str
-    note: str = ""
-    mean: ChannelValues | None = None
+    checksum: str  # of data and truth: part of a run's key
+    note: str = ""  # where the data come from, if not from their publishers; printed in reports
+    mean: ChannelValues | None = None  # None: estimated from the training bags
     std: ChannelValues | None = None
-    content: str = "images"
 
     @property
     def kind(self) -> str:
@@ -96,7 +67,6 @@ class SourceInfo:
     count: int
     shape: tuple[int, int, int]
     classes: tuple[str, ...]
-    content: str
     parse: Callable[[Sequence[Path]], parsers.Arrays]
     files: tuple[Remote, ...] = ()  # none: it is part of a package we depend on, or generated, and is not cached
     mean: ChannelValues | None = None
@@ -110,58 +80,44 @@ _SVHN = "http://ufldl.stanford.edu/housenumbers"
 _MEDMNIST = "https://zenodo.org/records/10519652/files"
 
 SOURCES: dict[str, SourceInfo] = {
-    "digits": SourceInfo(1_797, (8, 8, 1), _TEN, "digits", parsers.parse_digits),
+    "digits": SourceInfo(1_797, (8, 8, 1), _TEN, parsers.parse_digits),
     "cifar10": SourceInfo(
-        count=60_000,
-        shape=(32, 32, 3),
-        classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
-        content="natural",
-        parse=parsers.parse_cifar10,
-        files=(
-            Remote("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
-        ),
-        mean=_MEAN,
-        std=_STD,
+        60_000, (32, 32, 3),
+        ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+        parsers.parse_cifar10,
+        (Remote("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),),
         sha256="0ac3ab5c78edb36ac68f69e287fd8f957b2d4f820b80e5fa9bd05c810fc0d95d",
+        mean=_MEAN, std=_STD,
     ),
     "svhn": SourceInfo(
-        count=99_289,
-        shape=(32, 32, 3),
-        classes=_TEN,
-        content="digits",
-        parse=parsers.parse_svhn,
-        files=(
+        99_289, (32, 32, 3), _TEN, parsers.parse_svhn,
+        (
             Remote(f"{_SVHN}/train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
             Remote(f"{_SVHN}/test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
         ),
-        mean=_MEAN,
-        std=_STD,
+        mean=_MEAN, std=_STD,
     ),
     "path": SourceInfo(
-        count=97_176,
-        shape=(28, 28, 3),
-        classes=(
+        97_176, (28, 28, 3),
+        (
             "adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle", "normal colon mucosa",
             "cancer-associated stroma", "colorectal adenocarcinoma epithelium",
         ),
-        content="tissue",
-        parse=parsers.parse_medmnist,
-        files=(Remote(f"{_MEDMNIST}/pathmnist.npz?download=1", "a8b06965200029087d5bd730944a56c1"),),
-        mean=_MEAN,
-        std=_STD,
+        parsers.parse_medmnist,
+        (Remote(f"{_MEDMNIST}/pathmnist.npz?download=1", "a8b06965200029087d5bd730944a56c1"),),
+        mean=_MEAN, std=_STD,
     ),
     "oct": SourceInfo(
-        count=98_477,
-        shape=(28, 28, 3),
-        classes=("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
-        content="retina",
-        parse=parsers.parse_medmnist,
-        files=(Remote(f"{_MEDMNIST}/octmnist.npz?download=1", "c68d92d5b585d8d81f7112f81e2d0842"),),
-        mean=_MEAN,
-        std=_STD,
+        98_477, (28, 28, 3),
+        ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
+        parsers.parse_medmnist,
+        (Remote(f"{_MEDMNIST}/octmnist.npz?download=1", "c68d92d5b585d8d81f7112f81e2d0842"),),
+        mean=_MEAN, std=_STD,
     ),
     **{
-        f"standin{n}": SourceInfo(parsers.N_SYNTHETIC, (8, 8, 1), _TEN[:n], "images", parsers.synthetic_parser(n), note="generated stand-in")
+        f"standin{n}": SourceInfo(
+            parsers.N_SYNTHETIC, (8, 8, 1), _TEN[:n], parsers.synthetic_parser(n), note="generated stand-in"
+        )
         for n in (10, 9, 4)
     },
 }  # fmt: skip
@@ -176,15 +132,6 @@ def load_source(name_or_path: str | Path, cache: str | Path | None = None) -> So
         A key of ``SOURCES``, or an .npz file with ``images`` or ``features``, and ``labels``.
     cache : path, optional
         Cache folder; default: $HEADCOUNT_DATA, else ~/.cache/headcount.
-
-    Returns
-    -------
-    Source
-
-    Examples
-    --------
-    >>> load_source("digits").data.shape
-    (1797, 8, 8, 1)
     """
     name, path = str(name_or_path), Path(name_or_path).expanduser()
     if name not in SOURCES and path.is_file():
@@ -219,7 +166,8 @@ def import_npz(name: str, file: str | Path, cache: str | Path | None = None, not
         images = parsers.to_rgb(images)
     if classes is not None and len(classes) != len(info.classes):
         raise HeadcountError(f"{path} names {len(classes)} classes; {name} has {len(info.classes)}")
-    if split is not None and not (split.shape == labels.shape and split.dtype.kind in "iub" and _is_sorted(split)):
+    valid_split = split is None or (split.shape == labels.shape and split.dtype.kind in "iub")
+    if not valid_split or (split is not None and (split[:-1] > split[1:]).any()):
         raise HeadcountError(f"{path}: 'split' must be 0 (train) or 1 (test) for each row, all train rows first")
     _check_arrays(name, info, images, labels, str(path))
     if not note and info.sha256 is None:
@@ -228,10 +176,6 @@ def import_npz(name: str, file: str | Path, cache: str | Path | None = None, not
         write_source(cache_folder(cache) / name, images, labels, info.classes, note)
     _load_named.cache_clear()
     return load_source(name, cache)
-
-
-def _is_sorted(split: np.ndarray) -> bool:
-    return bool((split[:-1] <= split[1:]).all())
 
 
 @functools.cache
@@ -250,7 +194,7 @@ def _load_named(name: str, cache: Path) -> Source:
         if images.shape != (info.count, *info.shape):
             raise HeadcountError(f"{folder} holds {images.shape}, not {name}; delete it and prepare the source again")
         checksum, note = metadata["checksum"], metadata["note"]
-    return Source(name, images, labels, info.classes, checksum, note, info.mean, info.std, info.content)
+    return Source(name, images, labels, info.classes, checksum, note, info.mean, info.std)
 
 
 @functools.lru_cache(maxsize=8)
@@ -258,8 +202,7 @@ def _load_npz(path: Path, changed: int, size: int) -> Source:
     """``changed`` and ``size`` are part of the cache's key, so that a file that has changed is read again."""
     data, truth, classes, _ = parsers.read_npz(path)
     classes = classes or tuple(str(k) for k in range(int(truth.max()) + 1))
-    content = "images" if data.ndim == 4 else "features"
-    return Source(path.name, data, truth, classes, data_checksum(data, truth), content=content)
+    return Source(path.name, data, truth, classes, data_checksum(data, truth))
 
 
 def _download_and_convert(name: str, info: SourceInfo, cache: Path) -> None:

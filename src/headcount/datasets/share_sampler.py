@@ -35,27 +35,16 @@ def bin_edges(scenario: str, classes: int) -> np.ndarray:
     """(11,) the edges of the bins of the majority's share."""
     low, high = {"various": (1 / classes, 1.0), "small": (1 / classes, 0.4), "large": (0.6, 1.0)}[scenario]
     if low >= high:
-        raise HeadcountError(
-            f"scenario {scenario} needs at least {3 if scenario == 'small' else 2} classes, got {classes}"
-        )
+        least = 3 if scenario == "small" else 2
+        raise HeadcountError(f"scenario {scenario} needs at least {least} classes, got {classes}")
     return low + (high - low) * np.arange(BINS + 1) / BINS
-
-
-def bags_per_bin(bags: int, rng: np.random.Generator) -> np.ndarray:
-    """(10,) bags per bin; a remainder goes to bins drawn at random."""
-    need = np.full(BINS, bags // BINS)
-    need[rng.choice(BINS, bags % BINS, replace=False)] += 1
-    return need
-
-
-# -- conditional ----------------------------------------------------------------------------------------------------------
 
 
 def sample_shares(scenario: str, classes: int, bags: int, rng: np.random.Generator) -> np.ndarray:
     """(bags, C) shares, the majority's share distributed evenly over the bins, rows in random order."""
-    e = bin_edges(scenario, classes)
-    rows = []
-    for b, parts in enumerate(samples_per_law(scenario, classes, bags_per_bin(bags, rng), rng)):
+    e, rows, need = bin_edges(scenario, classes), [], np.full(BINS, bags // BINS)
+    need[rng.choice(BINS, bags % BINS, replace=False)] += 1
+    for b, parts in enumerate(samples_per_law(scenario, classes, need, rng)):
         for law, count in parts.items():
             rows.append(sample_given_bin(law, classes, e[b], e[b + 1], count, rng))
     return rng.permutation(np.concatenate(rows))
@@ -71,9 +60,8 @@ def samples_per_law(scenario: str, classes: int, need: np.ndarray, rng: np.rando
     for law, stop in STAGES[scenario]:
         hits = []  # for each bin, the block in which its 1st, 2nd, ... proposal falls
         for b in range(BINS):
-            gaps = rng.standard_exponential(left[b]) / (
-                BLOCK * max(bin_probability(law, classes, e[b], e[b + 1]), 1e-280)
-            )
+            rate = BLOCK * max(bin_probability(law, classes, e[b], e[b + 1]), 1e-280)
+            gaps = rng.standard_exponential(left[b]) / rate
             hits.append(np.ceil(gaps.cumsum()))
         full = np.array([c[-1] if len(c) else 0.0 for c in hits])
         last = full[list(stop)].max() if isinstance(stop, tuple) else np.sort(full)[stop - 1]
@@ -116,9 +104,8 @@ def sample_given_bin(
     law: str, classes: int, low: float, high: float, count: int, rng: np.random.Generator
 ) -> np.ndarray:
     """(count, C) rows of the law, given that the majority's share lies in (low, high)."""
-    by_rejection = law == "U" and bin_probability("U", classes, float(low), float(high)) > _acceptance(
-        classes, float(low), float(high)
-    )
+    arguments = classes, float(low), float(high)
+    by_rejection = law == "U" and bin_probability("U", *arguments) > _acceptance(*arguments)
     accepted_rows: list[np.ndarray] = []
     missing, tries = count, 4 * count + 64
     for _ in range(60):
@@ -157,9 +144,6 @@ def _propose(
     limit = major if law == "U" else np.full(tries, alpha)
     accepted = (minors <= limit[:, None]).all(1) & (low < share) & (share < high)
     return np.column_stack([minors, major]), accepted
-
-
-# -- official -------------------------------------------------------------------------------------------------------------
 
 
 def sample_shares_official(

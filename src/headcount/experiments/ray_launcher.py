@@ -63,9 +63,6 @@ def ray_cluster(address: str | None, gpus_each: float = 0, cpus_each: float = 1,
     return launch
 
 
-# -- on a node --------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class RemoteTask:
     """A run, as it is sent to a node."""
@@ -122,9 +119,6 @@ def write_files(folder: Path, files: Files) -> None:
         for name in files:
             (folder / name).unlink(missing_ok=True)
         raise
-
-
-# -- on the driver ----------------------------------------------------------------------------------------------------
 
 
 class _Driver:

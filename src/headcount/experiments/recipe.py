@@ -38,18 +38,10 @@ class Recipe:
     ----------
     source : str
         Data set: digits, cifar10, svhn, path, oct, or a file (.npz).
-    scenario : {"various", "small", "large"}
-        Distribution of the majority's share.
     fold : int
         0 to 4.
-    bag_size, train_bags, valid_bags, test_bags : int
-        Instances per bag, and bags per split.
-    data_seed : int
-        Seed of the folds and the bags.
-    sampler : {"conditional", "official"}
-        ``official`` follows the released code's order of random numbers.
-    tie, rounding, overlap
-        See :class:`~headcount.datasets.protocol.Protocol`.
+    scenario, bag_size, train_bags, valid_bags, test_bags, sampler, tie, rounding, overlap
+        See :class:`~headcount.datasets.protocol.Protocol`; its seed is ``data_seed``.
     backbone, backbone_options
         resnet18, quick, mlp, linear, timm:NAME or torchvision:NAME, and its options.
     head, options
@@ -67,8 +59,6 @@ class Recipe:
     trouble : dict
         Corruption of the bags: wrong, unequal, never, merge; see :mod:`headcount.datasets.corruption`.
 
-    Examples
-    --------
     >>> Recipe(fold=3).replace(epochs=600)
     Recipe(fold=3, epochs=600)
     >>> Recipe(removal=0.5).needs

@@ -35,27 +35,17 @@ from headcount.training.accel.device import device_name
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """One finished run.
-
-    Attributes
-    ----------
-    data : dict
-        The JSON as written.
-    path : Path
-        Where it is.
-    """
+    """One finished run; ``data`` is the JSON as written."""
 
     data: dict[str, Any]
     path: Path
 
     @property
     def key(self) -> str:
-        """The key of its recipe, when it ran."""
         return self.data["key"]
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe that was run."""
         return Recipe.from_dict(self.data["recipe"])
 
     @property
@@ -88,7 +78,6 @@ class Record:
 
     @property
     def scores(self) -> dict[str, float]:
-        """Metric names and values."""
         return self.data["scores"]
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -106,7 +95,6 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """The record in this file."""
         try:
             data = json.loads(path.read_bytes())
         except ValueError as e:

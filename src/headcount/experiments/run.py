@@ -57,7 +57,7 @@ def run(
     recipe : Recipe
         The experiment. The runs it needs (``recipe.needs``) must have records in ``out``.
     out : path
-        Folder of the records. A run that was interrupted resumes from its checkpoint there.
+        Folder of the records. An interrupted run resumes from its checkpoint there.
     device : str
         auto, cpu, cuda or cuda:1.
     compile : {"auto", "on", "off"}
@@ -67,12 +67,6 @@ def run(
     checkpoint_seconds : float
         Least time between two checkpoints.
 
-    Returns
-    -------
-    Record
-
-    Examples
-    --------
     >>> from tempfile import mkdtemp
     >>> recipe = Recipe(source="digits", backbone="mlp", bag_size=12, train_bags=20, valid_bags=10, test_bags=10, epochs=2)
     >>> run(recipe, mkdtemp(), device="cpu").scores.keys() >= {"instance_accuracy", "bag_accuracy"}
@@ -125,9 +119,6 @@ def _remove_if_no_checkpoint(work_dir: Path) -> Iterator[None]:
         raise
 
 
-# -- bags and model ---------------------------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=4)  # by the source itself, not by its name: a file that has changed is another source
 def _pool_on(source: Source, device: torch.device) -> Pool:
     return source.pool().to(device)
@@ -157,9 +148,6 @@ def initial_model(recipe: Recipe, train: Bags) -> Model:
     """The untrained model; its weights depend on the seed only, not on the fold or on MPEM's removal."""
     source, bags = load_source(recipe.source), train.blind()
     return build_model(recipe.model_config(bags), bags, seed=recipe.seed, mean=source.mean, std=source.std)
-
-
-# -- MPEM -------------------------------------------------------------------------------------------------------------
 
 
 def predict_votes(model: Model, train: Bags) -> dict[str, Tensor]:
@@ -198,9 +186,6 @@ def find_dissenters(recipe: Recipe, out: Path, train: Bags) -> Tensor:
 def _without(train: Bags, removed: Tensor, recipe: Recipe) -> Bags:
     train = train.without(removed)
     return train.drop_removed() if recipe.drop_before_forward else train
-
-
-# -- the record -------------------------------------------------------------------------------------------------------
 
 
 def _score(

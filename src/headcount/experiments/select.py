@@ -1,29 +1,20 @@
-"""Functions of records: which of MPEM's removals to report, and the rows of a table.
-
-None of them uses instance labels, except ``oracle_removal``."""
+"""Functions of records: which of MPEM's removals to report, paired tests, and the rows of a table."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 
-Rule = Callable[[list[Record]], Record]
-
 
 def best_removal(sweep: list[Record]) -> Record:
     """The r with the smallest validation loss; the smallest r on ties. This is how the paper reports MPEM."""
     return min(sweep, key=lambda r: (r.data["fit"]["valid_loss"], r.recipe.removal))
-
-
-def oracle_removal(sweep: list[Record]) -> Record:
-    """The r with the best *test* instance accuracy: an upper bound, not a method."""
-    return max(sweep, key=lambda r: (r.scores["instance_accuracy"], -r.recipe.removal))
 
 
 @dataclass(frozen=True)
@@ -82,8 +73,8 @@ def paired_t_test(a: Sequence[float], b: Sequence[float]) -> PairedTest:
     return PairedTest(mean, float(ttest_rel(a, b).pvalue), len(differences))
 
 
-def rows(records: Iterable[Record], rule: Rule = best_removal) -> list[Row]:
-    """Group records into table rows: folds and seeds go together, and MPEM's removals become one row by the rule.
+def rows(records: Iterable[Record]) -> list[Row]:
+    """Group records into table rows: folds and seeds go together, and MPEM's removals become one row by `best_removal`.
 
     Runs on other data, or with another version of a custom head, are another row.
     """
@@ -97,7 +88,7 @@ def rows(records: Iterable[Record], rule: Rule = best_removal) -> list[Row]:
             sweeps: dict[tuple[int, int], list[Record]] = {}
             for record in members:
                 sweeps.setdefault((record.recipe.fold, record.recipe.seed), []).append(record)
-            members = [rule(sweep) for _, sweep in sorted(sweeps.items())]
+            members = [best_removal(sweep) for _, sweep in sorted(sweeps.items())]
         members = sorted(members, key=lambda r: (r.recipe.fold, r.recipe.seed))
         table.append(Row(first.label, first.recipe.source, first.recipe.scenario, tuple(members)))
     return table

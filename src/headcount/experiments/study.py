@@ -25,8 +25,6 @@ from headcount.training.loop import CHECKPOINT_SECONDS
 def grid(base: Recipe, **axes: Iterable[Any]) -> list[Recipe]:
     """Every combination of the given field values.
 
-    Examples
-    --------
     >>> [r.fold for r in grid(Recipe(), fold=range(3))]
     [0, 1, 2]
     """
@@ -55,7 +53,7 @@ class StudyProgress:
 
 @dataclass(frozen=True)
 class StudyResult:
-    """A finished study: its records, in the order of the recipes, and the error of each run that failed."""
+    """Records in the order of the recipes, and the error of each run that failed."""
 
     records: list[Record]
     failed: dict[Recipe, BaseException]
@@ -78,10 +76,6 @@ def study(
 
     Parameters
     ----------
-    recipes : iterable of Recipe
-        What to run.
-    out : path
-        Folder of the records.
     launch : launcher
         Where to run: :func:`~headcount.experiments.launch.in_process` (one after the other),
         :func:`~headcount.experiments.launch.processes` or :func:`~headcount.experiments.ray_launcher.ray_cluster`.
@@ -91,17 +85,8 @@ def study(
         Called with a :class:`StudyProgress` whenever a run starts or ends.
     on_run_progress : callable, optional
         Called after every epoch of every run; must be picklable if runs are launched in other processes.
-
-    Returns
-    -------
-    StudyResult
     """
-    options = {
-        "device": device,
-        "compile": compile,
-        "on_progress": on_run_progress,
-        "checkpoint_seconds": checkpoint_seconds,
-    }
+    options = {"device": device, "compile": compile, "checkpoint_seconds": checkpoint_seconds}
     out, recipes = Path(out), list(dict.fromkeys(recipes))
     todo = with_needs(recipes)
     for recipe in todo:  # the file of a custom head is first executed here
@@ -116,7 +101,7 @@ def study(
         while waiting or running:
             for recipe in [r for r in waiting if finished.issuperset(r.needs)]:
                 waiting.remove(recipe)
-                running[submit(run, recipe, out, **options)] = recipe
+                running[submit(run, recipe, out, on_progress=on_run_progress, **options)] = recipe
                 if on_progress:
                     on_progress(progress)
                 if any(future.done() for future in running):

@@ -1,4 +1,4 @@
-"""Cells: a printed number, the recipes that reproduce it, the metric, and the rule that selects among them.
+"""Cells: a printed number, the recipes that reproduce it, and the metric.
 
 The printed values are read from the CSV files in this folder, as the paper prints them, averages included; where a printed
 average is not the average of its cells (there are two), both are shown.
@@ -7,7 +7,7 @@ average is not the average of its cells (there are two), both are shown.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -59,18 +59,13 @@ class Cell:
     metric: str
     recipes: tuple[Recipe, ...]
 
-    @property
-    def rule(self) -> Callable[[list[Record]], Record] | None:
-        """How one of MPEM's removals is selected, where the cell is a sweep over them."""
-        return best_removal if self.method in OURS else None
-
     def selected_records(self, records: Mapping[Recipe, Record]) -> list[Record]:
-        """The records that the value averages; with a rule, one for each fold and data set whose sweep is complete."""
-        if self.rule is None:
+        """The records that the value averages; of a sweep, one for each fold and data set for which it is complete."""
+        if self.method not in OURS:
             return [records[r] for r in self.recipes if r in records]
         ordered = sorted(self.recipes, key=_cell_of)
         groups = [list(group) for _, group in groupby(ordered, key=_cell_of)]
-        return [self.rule([records[r] for r in g]) for g in groups if all(r in records for r in g)]
+        return [best_removal([records[r] for r in g]) for g in groups if all(r in records for r in g)]
 
     def value(self, records: Mapping[Recipe, Record]) -> tuple[float, float, int]:
         """Mean, population standard deviation, number of runs."""
