@@ -776,7 +776,7 @@ def test_answers_over_the_mirror_image(tmp_path):
     model.save(tmp_path)
     assert Model.load(tmp_path).config.mirror
     torch.testing.assert_close(predict(Model.load(tmp_path), bags).instance, both.instance)
-    with pytest.raises(HeadcountError, match="only images have a mirror image"):
+    with pytest.raises(HeadcountError, match="mirror is for images"):
         ModelConfig((8,), ("a", "b"), "mlp", mirror=True)
     assert build_model(TINY.replace(mirror=True).model_config(bags), bags).config.mirror
     assert math.isclose(float(both.bag.exp().sum(1).mean()), 1, rel_tol=1e-5)

@@ -1,21 +1,77 @@
-"""Backbones: one instance in, one feature vector h out, of size ``dim``. ``deterministic``: nothing in it is random.
+"""From a stored instance to its feature vector: Normalize, then a backbone with features of size ``dim``.
 
-ResNet18 is the usual one (He et al., 2016): the same layers, initialisation, parameter names and count (11,176,512 without
-its classifier) as torchvision's, so weights can be exchanged; a test holds it to that.
+A backbone is ``deterministic`` if nothing in it is random.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from headcount.bags import Bags
 from headcount.errors import HeadcountError, check_choice
 from headcount.models import library_backbones
+from headcount.readers.standard_scaler import StandardScaler
+
+_CHUNK = 1 << 12  # instances
+_MAX_SAMPLE = 50_000  # instances, for a mean and a deviation
+
+
+class Normalize(nn.Module):
+    """(n, H, W, channels) uint8 -> (n, channels, H, W) float, or (n, D) -> (n, D): minus the mean, over the deviation.
+
+    The permuted view is channels-last in memory, the fastest layout for convolutions: nothing is copied.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, shape: tuple[int, ...], mean: Any, std: Any) -> None:
+        super().__init__()
+        self.shape = tuple(shape)
+        self.register_buffer("mean", torch.as_tensor(mean, dtype=torch.float32))
+        self.register_buffer("std", torch.as_tensor(std, dtype=torch.float32))
+        if self.mean.shape != (self.shape[-1],) or self.std.shape != self.mean.shape:
+            raise HeadcountError(f"mean and std need {self.shape[-1]} numbers, got {tuple(self.mean.shape)}")
+
+    @property
+    def images(self) -> bool:
+        return len(self.shape) == 3
+
+    @classmethod
+    def fit(cls, train: Bags, mean: Any = None, std: Any = None) -> Normalize:
+        """The given constants, or the mean and deviation of each channel (each feature) over the training bags."""
+        if mean is not None and std is not None:
+            return cls(train.pool.shape, mean, std)
+        addresses = train.index.unique()
+        addresses = addresses[:: max(1, len(addresses) // _MAX_SAMPLE)]
+
+        def chunks() -> Iterator[np.ndarray]:
+            """(n, channels) or (n, D): large images, or many features, need not be in memory all at once."""
+            for part in addresses.split(_CHUNK):
+                x = train.pool.take(part).float()
+                yield (x / 255 if train.pool.kind == "images" else x).flatten(0, -2).cpu().numpy()
+
+        scaler = StandardScaler.fit_chunks(chunks, min_deviation=1e-6)
+        return cls(train.pool.shape, scaler.mean_, scaler.scale_)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if tuple(x.shape[1:]) != self.shape:
+            raise HeadcountError(f"the model takes instances of shape {self.shape}, got {tuple(x.shape[1:])}")
+        if not self.images:
+            return (x.float() - self.mean).div_(self.std)  # in place: for features this is a good part of the time
+        return ((x.float() / 255 - self.mean) / self.std).permute(0, 3, 1, 2)
+
+
+def _init_convolution(module: nn.Module) -> None:
+    if isinstance(module, nn.Conv2d):
+        nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
 
 class BasicBlock(nn.Module):
@@ -37,7 +93,10 @@ class BasicBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """``stem``: "paper" (7x7 stride 2, then max-pool), "small" (3x3, no pooling) or "pool" (3x3, then max-pool)."""
+    """He et al., 2016, with torchvision's layers, initialisation and parameter names, so that weights can be exchanged.
+
+    ``stem``: "paper" (7x7 stride 2, then max-pool), "small" (3x3, no pooling) or "pool" (3x3, then max-pool).
+    """
 
     deterministic = True
 
@@ -54,9 +113,7 @@ class ResNet18(nn.Module):
         self.layer3 = nn.Sequential(BasicBlock(2 * width, 4 * width, 2), BasicBlock(4 * width, 4 * width))
         self.layer4 = nn.Sequential(BasicBlock(4 * width, 8 * width, 2), BasicBlock(8 * width, 8 * width))
         self.dim = 8 * width
-        for m in self.modules():
-            if isinstance(m, nn.Conv2d):
-                nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
+        self.apply(_init_convolution)
 
     def stem(self, x: Tensor) -> Tensor:
         return self.maxpool(self.relu(self.bn1(self.conv1(x))))
@@ -100,9 +157,7 @@ class SmallConvNet(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.stages = nn.Sequential(Stage(width // 2, width), Stage(width, 4 * width), Stage(4 * width, 4 * width))
         self.dim = 4 * width
-        for m in self.modules():
-            if isinstance(m, nn.Conv2d):
-                nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
+        self.apply(_init_convolution)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stages(self.relu(self.bn(self.conv(x))))

@@ -201,8 +201,6 @@ class FittedModel:
         """The same model with other fields."""
         return replace(self, **changes)
 
-    # -- in a folder --------------------------------------------------------------------------------------------------
-
     def save(self, path: Path | str, documents: Mapping[str, str] | None = None, overwrite: bool = False) -> Path:
         """Write a whole folder or none.
 

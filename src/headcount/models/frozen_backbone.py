@@ -25,7 +25,7 @@ from headcount.datasets import cache as data_cache
 from headcount.errors import HeadcountError
 from headcount.io import atomic_path, file_lock
 from headcount.models import library_backbones, serialization
-from headcount.models.normalize import Normalize
+from headcount.models.backbones import Normalize
 
 BATCH_IMAGES = 64  # images that go through the network at once
 _FLOAT16_MAX = 65504.0

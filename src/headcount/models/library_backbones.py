@@ -1,10 +1,6 @@
 """Backbones by name from timm or torchvision: ``timm:resnet18``, ``torchvision:convnext_tiny``. Needs ``headcount[vision]``.
 
-    LibraryBackbone      the network without its classifier, as a backbone; frozen or trained
-    PretrainedBackbone   which backbone was chosen, and the weights it begins with
-    load_pretrained      options -> PretrainedBackbone: the only place where a library may download anything
-
-Building never downloads: a saved model's weights are in its own file, which may give plain names of the library's list only.
+Only ``load_pretrained`` may download anything; a saved model has its weights in its own file.
 """
 
 from __future__ import annotations
@@ -27,14 +23,13 @@ from headcount.errors import HeadcountError, check_choice
 from headcount.models.serialization import load_weights
 
 LIBRARIES = ("timm", "torchvision")
-_CHANNELS = (1, 3)
-_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and deviation for published weights that name none
+_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}  # for published weights that name none
 
 
 def is_library_backbone(name: str | None) -> bool:
     """Whether a backbone's name names a library.
 
-    >>> foreign("timm:resnet18"), foreign("resnet18")
+    >>> is_library_backbone("timm:resnet18"), is_library_backbone("resnet18")
     (True, False)
     """
     return name is not None and ":" in name
@@ -42,10 +37,10 @@ def is_library_backbone(name: str | None) -> bool:
 
 def build_library_backbone(name: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> LibraryBackbone:
     """A backbone for images (H, W, channels), with random weights."""
-    if len(shape) != 3 or shape[2] not in _CHANNELS:
+    if len(shape) != 3 or shape[2] not in (1, 3):
         raise HeadcountError(f"backbone {name} reads images of 1 or 3 channels, the instances have shape {shape}")
-    weightless = torch.get_default_device().type == "meta"
-    return LibraryBackbone(_build_on_meta(name) if weightless else _build(name), shape, **options)
+    build = _build_on_meta if torch.get_default_device().type == "meta" else _build
+    return LibraryBackbone(build(name), shape, **options)
 
 
 def _build_on_meta(name: str) -> nn.Module:
@@ -97,11 +92,10 @@ def _build(name: str, *, classifier: bool = False, pretrained: bool = False) -> 
 
 def _remove_classifier(net: nn.Module) -> nn.Module:
     """Replace the last linear layer, the classifier in all networks of torchvision, by the identity."""
-    last = [name for name, m in net.named_modules() if isinstance(m, nn.Linear)][-1:]
-    if not last:
+    linear = [name for name, m in net.named_modules() if isinstance(m, nn.Linear)]
+    if not linear:
         raise HeadcountError(f"{type(net).__name__} has no linear classifier to remove; choose another backbone")
-    owner, _, leaf = last[0].rpartition(".")
-    setattr(net.get_submodule(owner), leaf, nn.Identity())
+    net.set_submodule(linear[-1], nn.Identity())
     return net
 
 
@@ -115,9 +109,7 @@ class LibraryBackbone(nn.Module):
         self, net: nn.Module, shape: tuple[int, ...], *, size: int | None = None, frozen: bool = False
     ) -> None:
         super().__init__()
-        check_size(size)
-        if not isinstance(frozen, bool):
-            raise HeadcountError(f"frozen is true or false, got {frozen!r}")
+        check_library_options(size, frozen)
         self.net, self.size, self.frozen = net.eval(), size, frozen
         self.dim = self._feature_dim(shape)
         if frozen:
@@ -131,10 +123,8 @@ class LibraryBackbone(nn.Module):
             h = self._apply_net(torch.zeros(1, shape[2], height, width))
         except Exception as e:  # every network raises its own
             why = " ".join(str(e).split())[:120]
-            raise HeadcountError(
-                f"the backbone does not take images of {height} x {width} ({why}); give the size it was made for, "
-                "such as 224"
-            ) from None
+            hint = "give the size it was made for, such as 224"
+            raise HeadcountError(f"the backbone does not take images of {height} x {width} ({why}); {hint}") from None
         if not isinstance(h, Tensor) or h.ndim != 2:
             got = f"features of shape {tuple(h.shape[1:])}" if isinstance(h, Tensor) else type(h).__name__
             raise HeadcountError(f"the backbone gives {got}; choose one that pools them")
@@ -155,12 +145,11 @@ class LibraryBackbone(nn.Module):
         return self._apply_net(x)
 
 
-def check_size(size: Any) -> None:
+def check_library_options(size: Any, frozen: Any) -> None:
+    if not isinstance(frozen, bool):
+        raise HeadcountError(f"frozen is true or false, got {frozen!r}")
     if size is not None and (not isinstance(size, int) or isinstance(size, bool) or not 8 <= size <= 2048):
         raise HeadcountError(f"size of a backbone's images is a whole number from 8 to 2048, got {size!r}")
-
-
-# -- initial weights -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,8 +178,8 @@ class PretrainedBackbone:
     @cached_property
     def metadata(self) -> dict[str, Any]:
         """What identifies the choice, as plain JSON."""
-        facts = {"backbone": self.name, "frozen": self.frozen, "size": self.size, "weights": self.weights}
-        return facts if self.state is None else {**facts, "sha256": state_digest(self.state)}
+        choice = {"backbone": self.name, "frozen": self.frozen, "size": self.size, "weights": self.weights}
+        return choice if self.state is None else {**choice, "sha256": state_digest(self.state)}
 
 
 def state_digest(state: Mapping[str, Tensor]) -> str:
@@ -210,9 +199,7 @@ def check_backbone_options(backbone: str | None, frozen: bool | None, weights: s
                 raise HeadcountError(f"{name} is for a backbone of timm or torchvision, such as timm:resnet18")
         return
     assert backbone is not None
-    check_size(size)
-    if frozen is not None and not isinstance(frozen, bool):
-        raise HeadcountError(f"frozen is true or false, got {frozen!r}")
+    check_library_options(size, bool(frozen) if frozen is None else frozen)
     if weights not in (None, "pretrained", "none") and not str(weights).lower().endswith(".safetensors"):
         raise HeadcountError(f"weights are pretrained, none or FILE.safetensors, got {weights!r}")
     if weights == "none" and frozen:
@@ -246,10 +233,8 @@ def load_pretrained(
             )
         state = _download_weights(name)
     else:
-        state, weights = (
-            _match_weights(load_weights(Path(weights)), net, name, weights),
-            Path(weights).name,
-        )
+        state = _match_weights(load_weights(Path(weights)), net, name, weights)
+        weights = Path(weights).name
     mean, std = _normalization_constants(net, shape[2])
     return PretrainedBackbone(name, True if frozen is None else frozen, size, weights, state, mean, std)
 
@@ -260,10 +245,8 @@ def _download_weights(name: str) -> dict[str, Tensor]:
     except HeadcountError:
         raise
     except Exception as e:  # no connection, no such file, or the library's own
-        why = f"{type(e).__name__}: {' '.join(str(e).split())[:160]}"
-        raise HeadcountError(
-            f"{name}: its published weights could not be loaded ({why}); give weights as FILE.safetensors, or none"
-        ) from None
+        why = f"{type(e).__name__}: {' '.join(str(e).split())[:160]}); give weights as FILE.safetensors, or none"
+        raise HeadcountError(f"{name}: its published weights could not be loaded ({why}") from None
 
 
 def _match_weights(given: dict[str, Tensor], net: nn.Module, name: str, path: str) -> dict[str, Tensor]:
@@ -291,10 +274,8 @@ def _normalization_constants(net: nn.Module, channels: int) -> tuple[tuple[float
     """Mean and deviation of the images that this network's weights were trained on; timm keeps them with its networks."""
     config: Any = getattr(net, "pretrained_cfg", None)
     config = config if isinstance(config, Mapping) else {}
-    constants = [
-        tuple(map(float, config.get(key) or usual)) for key, usual in zip(("mean", "std"), _IMAGENET, strict=True)
-    ]
+    constants = [tuple(map(float, config.get(key) or usual)) for key, usual in _IMAGENET.items()]
     if any(len(v) != 3 for v in constants):
-        constants = list(_IMAGENET)
+        constants = list(_IMAGENET.values())
     mean, std = constants if channels == 3 else [(sum(v) / 3,) for v in constants]
     return mean, std

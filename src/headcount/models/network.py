@@ -1,9 +1,4 @@
-"""Model: a network for instances and bags. Normalize, then the backbone, then the head.
-
-``Model.save`` writes the same kind of folder as a fitted model has, and ``Model.load`` runs nothing that is in it.
-
-Letters: N instances, D features.
-"""
+"""Model: a network for instances and bags. Normalize, then the backbone, then the head."""
 
 from __future__ import annotations
 
@@ -21,40 +16,23 @@ from torch import Tensor, nn
 from headcount.bags import Bags, Segments
 from headcount.errors import HeadcountError
 from headcount.models import serialization
-from headcount.models.backbones import build_backbone
+from headcount.models.backbones import Normalize, build_backbone
 from headcount.models.heads import Output, build_head, find_head
-from headcount.models.normalize import Normalize
 from headcount.seeds import seed_for
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What is needed to build the model again.
+    """What is needed to build a model."""
 
-    Parameters
-    ----------
-    shape
-        Of one instance: ``(H, W, channels)`` of images, ``(D,)`` of features.
-    classes
-        Names of the C classes.
-    backbone, backbone_options
-        A name in ``BACKBONES``, or ``timm:NAME``, ``torchvision:NAME``; and its options, as pairs.
-    head, options
-        A name in ``HEADS``, or ``FILE.py:CLASS``; and its options, as pairs.
-    counted
-        Which classes count in the vote; None is all.
-    mirror
-        Predict the mean over an image and its mirror image.
-    """
-
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of an instance: (H, W, channels) of images, (D,) of features
     classes: tuple[str, ...]
-    backbone: str = "resnet18"
+    backbone: str = "resnet18"  # a name in BACKBONES, or timm:NAME, torchvision:NAME
     backbone_options: tuple[tuple[str, Any], ...] = ()
-    head: str = "count"
-    options: tuple[tuple[str, Any], ...] = ()
-    counted: tuple[bool, ...] | None = None
-    mirror: bool = False
+    head: str = "count"  # a name in HEADS, or FILE.py:CLASS
+    options: tuple[tuple[str, Any], ...] = ()  # of the head
+    counted: tuple[bool, ...] | None = None  # which classes count in the vote; None is all
+    mirror: bool = False  # predict the mean over an image and its mirror image
 
     def __post_init__(self) -> None:
         for name in ("options", "backbone_options"):
@@ -64,9 +42,7 @@ class ModelConfig:
         if not 1 <= len(self.shape) <= 3 or min(self.shape) < 1:
             raise HeadcountError(f"an instance has a shape such as (32, 32, 3) or (512,), got {self.shape}")
         if self.mirror and len(self.shape) != 3:
-            raise HeadcountError(
-                f"only images have a mirror image, and the instances have shape {self.shape}; leave mirror out"
-            )
+            raise HeadcountError(f"mirror is for images, and the instances have shape {self.shape}; leave mirror out")
 
     @classmethod
     def for_bags(cls, bags: Bags, **fields: Any) -> ModelConfig:
@@ -83,15 +59,6 @@ class ModelConfig:
 class Model(nn.Module):
     """(n, ...) stored instances and their segments -> :class:`Output`.
 
-    Parameters
-    ----------
-    config
-        What to build.
-    normalize
-        Mean and deviation learned from training bags; by default 0 and 1.
-
-    Examples
-    --------
     >>> model = Model(ModelConfig((2,), ("a", "b"), "linear", head="count"))
     >>> model(torch.zeros(3, 2), Segments.from_sizes([1, 2])).bag.shape
     torch.Size([2, 2])
@@ -118,7 +85,7 @@ class Model(nn.Module):
 
     def tta_features(self, x: Tensor) -> list[Tensor]:
         """The features of x for prediction (test-time augmentation): with ``mirror`` those of the mirror images as well."""
-        return [self.features(x), self.features(x.flip(2))] if self.config.mirror else [self.features(x)]
+        return [self.features(view) for view in ((x, x.flip(2)) if self.config.mirror else (x,))]
 
     def tta_output(self, views: Sequence[Tensor], segments: Segments) -> Output:
         """The head's output for these features; of several views of the same instances the mean of the probabilities."""
@@ -191,9 +158,6 @@ def mean_logits(logits: Sequence[Tensor]) -> Tensor:
     if len(logits) == 1:
         return logits[0]
     return torch.stack([z.log_softmax(1) for z in logits]).logsumexp(0) - math.log(len(logits))
-
-
-# -- in a folder ----------------------------------------------------------------------------------------------------------
 
 
 def config_to_json(config: ModelConfig) -> dict[str, Any]:

@@ -69,9 +69,6 @@ def _import_onnx() -> tuple[Any, Any]:
     return onnx, onnxruntime
 
 
-# -- networks -----------------------------------------------------------------------------------------------------------------
-
-
 class _SingleInstances(nn.Module):
     """Every instance as a bag of one, as in ``predict_instances``."""
 
@@ -108,9 +105,6 @@ def _export_module(module: nn.Module, shape: tuple[int, ...], output: str, what:
         why = " ".join(str(e).split())[:200]
         raise HeadcountError(f"torch cannot export {what}: {why}") from None
     return program.model_proto
-
-
-# -- a frozen backbone in front -----------------------------------------------------------------------------------------------
 
 
 class _HalfPrecisionFeatures(nn.Module):
@@ -152,9 +146,6 @@ def _quiet_logger(name: str) -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-# -- trees and linear models --------------------------------------------------------------------------------------------------
 
 
 def _estimator_graph(estimator: Trees | LinearModel, features: int, onnx: Any) -> Any:
@@ -202,9 +193,6 @@ def _tree_nodes(estimator: Trees, h: Any) -> tuple[list[Any], list[Any]]:
         target_weights=(estimator.value[leaves].astype(np.float64) / len(estimator.roots)).ravel().astype(np.float32).tolist(),
     )  # fmt: skip
     return [node], []
-
-
-# -- the check ----------------------------------------------------------------------------------------------------------------
 
 
 def _max_difference(model: FittedModel, data: bytes, runtime: Any) -> float:

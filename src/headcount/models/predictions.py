@@ -1,9 +1,4 @@
-"""What models predict of bags.
-
-    predict                  what a network predicts of bags: an Output
-    predict_instances        the same for single instances
-    estimator_probabilities  the same as probabilities, for an estimator of any kind
-    Predictions              what a fitted model predicts: calibrated, with shares (models/fitted.py)
+"""What models predict of bags: an Output of a network, probabilities of any estimator, Predictions of a fitted model.
 
 Letters: N instances, B bags, C classes.
 """
@@ -37,8 +32,6 @@ class Predictions:
 
     Attributes
     ----------
-    classes
-        Names of the C classes.
     instance_probabilities
         (N, C), with the rest of the bag as context where the model uses it.
     bag_probabilities
@@ -73,22 +66,12 @@ class Predictions:
         return self.bag_probabilities.argmax(1)
 
 
-# -- networks -----------------------------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def predict(model: Model, bags: Bags, *, keep: tuple[str, ...] = (), batch_instances: int = BATCH_INSTANCES) -> Output:
     """What a model predicts of bags, on the CPU. Removed instances get predictions and do not count for their bag.
 
-    Parameters
-    ----------
-    keep
-        Names of the parts to return, ``"features"`` among them.
-    batch_instances
-        How many instances go through the network at once.
+    ``keep`` names the parts to return, ``"features"`` among them; ``batch_instances`` go through the network at once.
 
-    Examples
-    --------
     >>> from headcount.bags import Pool
     >>> bags = Bags.of(Pool(torch.eye(4).numpy()), sizes=[1, 3], labels=[0, 1], classes=2)
     >>> predict(Model(ModelConfig.for_bags(bags, backbone="linear")), bags).instance.shape
@@ -143,14 +126,10 @@ def _predict_large_bag(model: Model, bag: Bags, reader: DirectReader, keep: tupl
 
 @torch.no_grad()
 def predict_instances(model: Model, x: Tensor, *, batch_instances: int = BATCH_INSTANCES) -> Tensor:
-    """(n, C) logits of single instances x (n, ...), each without a bag, on the CPU.
-
-    Heads whose prediction for an instance depends on its bag are refused.
-    """
+    """(n, C) logits of single instances x (n, ...), each without a bag, on the CPU."""
     if model.instance_depends_on_bag:
-        raise HeadcountError(
-            f"head {model.config.head} judges an instance by its bag, or by its place in it; give whole bags to predict()"
-        )
+        why = "judges an instance by its bag, or by its place in it; give whole bags to predict()"
+        raise HeadcountError(f"head {model.config.head} {why}")
     was_training = model.training
     model.eval()
     logits = []
@@ -169,9 +148,6 @@ def concatenate_outputs(outputs: Sequence[Output]) -> Output:
     return Output(torch.cat([o.instance for o in outputs]), torch.cat([o.bag for o in outputs]), parts)
 
 
-# -- any estimator ------------------------------------------------------------------------------------------------------
-
-
 def estimator_probabilities(
     estimator: Estimator,
     bags: Bags,
@@ -180,11 +156,8 @@ def estimator_probabilities(
     frozen_backbone: FrozenBackbone | None = None,
     batch_instances: int = BATCH_INSTANCES,
 ) -> tuple[Tensor, Tensor]:
-    """(N, C) probabilities of instances without context, and (B, C) log-probabilities of the bags' labels.
-
-    Where the estimator knows nothing of bags, the label's probabilities are the mean over the bag's instances, among the
-    ``counted`` classes.
-    """
+    """(N, C) probabilities of instances without context, and (B, C) log-probabilities of labels: the mean over a bag's instances
+    among the ``counted`` classes, unless the estimator is a network that knows better."""
     if frozen_backbone is not None:
         bags = replace(bags, pool=frozen_backbone.lazy_features(bags.pool))
     if isinstance(estimator, Model) and not estimator.head.mean_of_instances:

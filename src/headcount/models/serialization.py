@@ -37,9 +37,6 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 ModelT = TypeVar("ModelT")
 
 
-# -- writing --------------------------------------------------------------------------------------------------------------
-
-
 def write_folder(
     path: Path,
     arrays: Mapping[str, np.ndarray],
@@ -78,9 +75,6 @@ def check_writable(path: Path, overwrite: bool = False) -> None:
 def state_arrays(module: nn.Module) -> dict[str, np.ndarray]:
     """A module's parameters and buffers, by name."""
     return {k: v.detach().contiguous().cpu().numpy() for k, v in module.state_dict().items()}
-
-
-# -- reading --------------------------------------------------------------------------------------------------------------
 
 
 def load_folder(path: Path, parse: Callable[[dict[str, Any], dict[str, np.ndarray]], ModelT]) -> ModelT:
@@ -181,9 +175,6 @@ def build_with_weights(build: Callable[[], ModuleT], arrays: Mapping[str, np.nda
     module = build()
     module.load_state_dict(weights)
     return module.eval()
-
-
-# -- checks of values -----------------------------------------------------------------------------------------------------
 
 
 def check_keys(data: Any, expected: set[str], what: str = JSON_FILE) -> None:

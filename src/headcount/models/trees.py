@@ -183,9 +183,6 @@ class SklearnModel:
         raise _unsavable(self.classifier)
 
 
-# -- from scikit-learn ----------------------------------------------------------------------------------------------------
-
-
 def is_savable(classifier: Any) -> bool:
     """Whether :func:`from_sklearn` knows this kind of classifier, fitted or not."""
     from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
@@ -249,9 +246,6 @@ def _check_equal_predictions(model: Trees | LinearModel, classifier: Any, column
         raise HeadcountError(
             f"this {type(classifier).__name__} predicts otherwise than its arrays (by {off:.2g}); it cannot be saved"
         )
-
-
-# -- checks ---------------------------------------------------------------------------------------------------------------
 
 
 def _check_names(arrays: Mapping[str, Any], expected: set[str], what: str) -> None:
