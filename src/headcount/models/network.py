@@ -23,16 +23,30 @@ from headcount.seeds import seed_for
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What is needed to build a model."""
+    """What is needed to build a model.
 
-    shape: tuple[int, ...]  # of an instance: (H, W, channels) of images, (D,) of features
+    Parameters
+    ----------
+    shape, classes
+        Shape of an instance, (H, W, channels) of images or (D,) of features; names of the classes.
+    backbone, backbone_options
+        A name in ``BACKBONES``, or ``timm:NAME``, ``torchvision:NAME``; its options, as pairs.
+    head, options
+        A name in ``HEADS``, or ``FILE.py:CLASS``; its options, as pairs.
+    counted
+        Which classes count in the vote; None is all.
+    mirror
+        Predict the mean over an image and its mirror image.
+    """
+
+    shape: tuple[int, ...]
     classes: tuple[str, ...]
-    backbone: str = "resnet18"  # a name in BACKBONES, or timm:NAME, torchvision:NAME
+    backbone: str = "resnet18"
     backbone_options: tuple[tuple[str, Any], ...] = ()
-    head: str = "count"  # a name in HEADS, or FILE.py:CLASS
-    options: tuple[tuple[str, Any], ...] = ()  # of the head
-    counted: tuple[bool, ...] | None = None  # which classes count in the vote; None is all
-    mirror: bool = False  # predict the mean over an image and its mirror image
+    head: str = "count"
+    options: tuple[tuple[str, Any], ...] = ()
+    counted: tuple[bool, ...] | None = None
+    mirror: bool = False
 
     def __post_init__(self) -> None:
         for name in ("options", "backbone_options"):
@@ -57,7 +71,7 @@ class ModelConfig:
 
 
 class Model(nn.Module):
-    """(n, ...) stored instances and their segments -> :class:`Output`.
+    """(n, ...) stored instances and their segments -> :class:`Output`. Without ``normalize`` the mean is 0, the deviation 1.
 
     >>> model = Model(ModelConfig((2,), ("a", "b"), "linear", head="count"))
     >>> model(torch.zeros(3, 2), Segments.from_sizes([1, 2])).bag.shape

@@ -73,6 +73,7 @@ def predict(model: Model, bags: Bags, *, keep: tuple[str, ...] = (), batch_insta
     ``keep`` names the parts to return, ``"features"`` among them; ``batch_instances`` go through the network at once.
 
     >>> from headcount.bags import Pool
+    >>> from headcount.models.network import ModelConfig
     >>> bags = Bags.of(Pool(torch.eye(4).numpy()), sizes=[1, 3], labels=[0, 1], classes=2)
     >>> predict(Model(ModelConfig.for_bags(bags, backbone="linear")), bags).instance.shape
     torch.Size([4, 2])
