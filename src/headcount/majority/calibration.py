@@ -95,8 +95,9 @@ def log_mean_shares(p: Tensor, segments: Segments, counted: Tensor | None = None
 
 def standard_error(x: np.ndarray | Tensor) -> float:
     """The standard error of the mean; infinite for a single value."""
-    deviation = x.std() if isinstance(x, Tensor) else x.std(ddof=1)
-    return float(deviation / math.sqrt(len(x))) if len(x) > 1 else math.inf
+    if len(x) < 2:
+        return math.inf
+    return float((x.std() if isinstance(x, Tensor) else x.std(ddof=1)) / math.sqrt(len(x)))
 
 
 @dataclass(frozen=True)
