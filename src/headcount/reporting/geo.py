@@ -19,8 +19,8 @@ from headcount.io import atomic_folder, atomic_write
 from headcount.models.predictions import Predictions
 from headcount.readers import BagDataset
 from headcount.reporting import svg
-from headcount.reporting.axes import truncate
 from headcount.reporting.export import unique_file_names
+from headcount.reporting.svg import truncate
 
 _MAX_CELLS = 1200  # of the longer side of a heat map
 _PIXELS = 480.0  # of its longer side, before the resolution

@@ -21,32 +21,16 @@ from headcount.experiments.paper.scales import DATASETS, SCENARIOS, Scale
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.scores import REMOVALS
 from headcount.experiments.select import mean_and_deviation
-from headcount.reporting import axes, plots
-from headcount.reporting.axes import Numbers
+from headcount.reporting import plots
 from headcount.reporting.figures import FigureGroup, FigurePanel, share_scatters, svg_panel
 from headcount.reporting.paper_tables import Records, uses_recropped_svhn
-from headcount.reporting.svg import MUTED, PALETTE, PAPER, legend, panel
+from headcount.reporting.svg import MUTED, PALETTE, PAPER, Numbers, finite, legend, limit_ticks, panel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RISING = ("Small", "Various", "Large")  # by the size of the majorities, as in the paper's figure 3
 _MAX_POINTS = 400  # of a scatter: every bag of a fold
-
-_TEXT = {
-    "figure3": "The larger the majorities in training, the higher the instance accuracy; this motivates MPEM, which enlarges "
-    "them. Rings are printed values (Table 4; the figure itself gives no numbers) with one standard deviation to each side; "
-    "solid dots are our means and faint ones our folds.",
-    "figure6": "Share of the majority class in each test bag, predicted minus true, over all data sets and folds. Boxes span "
-    "the quartiles. The paper gives no numbers; it concludes from its figure that Output+Mean over-estimates the majority in "
-    "every scenario, most of all in Small.",
-    "figure7": "Share of the majority in each training bag of the first fold of CIFAR10, before and after MPEM has removed "
-    "the share r of the predicted minority. It has grown above the dashed line.",
-    "figure8": "Fraction of the instances removed from training bags that do not belong to the bag’s class; scenario Various. "
-    "Thin lines are folds, in the first panel data sets; thick ones their mean.",
-    "figure9": "How often the label is the majority of the remaining instances of a training bag, with removal at random as "
-    "control; scenario Various. Lines as in figure 8. According to the paper, the agreement with MPEM stays at 1.",
-}
 
 
 @dataclass(frozen=True)
@@ -55,7 +39,6 @@ class PaperFigure:
 
     slug: str
     title: str
-    text: str
     groups: list[FigureGroup]
     missing: str  # the missing runs in words, or empty
 
@@ -74,7 +57,7 @@ def paper_figures(scale: Scale, records: Records) -> list[PaperFigure]:
         "figure9": _sweep_groups(scale, records, "agreement"),
     }
     return [
-        PaperFigure(s, FIGURES[s], _TEXT[s], [g for g in gs if g.panels or g.text], missing_runs(s, scale, records))
+        PaperFigure(s, FIGURES[s], [g for g in gs if g.panels or g.text], missing_runs(s, scale, records))
         for s, gs in groups.items()
     ]
 
@@ -132,7 +115,7 @@ def accuracy_by_scenario(printed: Mapping[str, PrintedValue], ours: Mapping[str,
     """Printed means with their deviation as rings, ours beside them as dots, over the scenarios."""
     with panel(250, 220, (30, 26, 6, 26)) as (figure, ax):
         for x, (scenario, value) in enumerate(printed.items()):
-            folds, deviation = axes.finite(ours[scenario]), value.deviation or 0
+            folds, deviation = finite(ours[scenario]), value.deviation or 0
             labels = ("printed", "ours") if x == 0 else (None, None)
             ax.plot([x - 0.14] * 2, [value.mean - deviation, value.mean + deviation], color=MUTED, lw=1.4)
             ax.plot([x - 0.14], [value.mean], "o", ms=7, mfc=PAPER, mec=MUTED, mew=1.6, ls="none", label=labels[0])
@@ -142,7 +125,7 @@ def accuracy_by_scenario(printed: Mapping[str, PrintedValue], ours: Mapping[str,
         ax.set(xlim=(-0.5, len(printed) - 0.5), ylim=(0, 1), title="accuracy")
         ax.set_xticks(range(len(printed)), list(printed))
         ax.tick_params(axis="x", length=0)
-        axes.limit_ticks(ax)
+        limit_ticks(ax)
         legend(ax)
     return figure
 
@@ -217,7 +200,7 @@ def _sweep_groups(scale: Scale, records: Records, what: str) -> list[FigureGroup
         sweeps = [s for r in runs if (s := r.data.get("sweep")) and tuple(s["removal"]) == REMOVALS]
         if sweeps:
             tables[dataset] = [np.array([s[k] for s in sweeps], float) for k in keys]
-    shown = axes.finite(np.concatenate([np.zeros(0), *(t.ravel() for group in tables.values() for t in group)]))
+    shown = finite(np.concatenate([np.zeros(0), *(t.ravel() for group in tables.values() for t in group)]))
     if not len(shown):
         return []
     means = [np.array([_mean_over_folds(group[i]) for group in tables.values()]) for i in range(len(keys))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from headcount.experiments.paper.scales import DATASETS, SCENARIOS
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.reporting.results_table import TableCell
+from headcount.reporting.templates import read_resource
 
 Records = Mapping[Recipe, Record]
 CellKey = tuple[str, str, str]  # scenario, method, data set
@@ -204,57 +206,19 @@ class Footnote(NamedTuple):
     """A remark on some cells; the method "" is the head of the column."""
 
     scenario: str
-    methods: tuple[str, ...]
-    datasets: tuple[str, ...]
+    methods: Sequence[str]
+    datasets: Sequence[str]
     text: str
-
-
-_REMARKS: dict[str, list[Footnote]] = {
-    "table3": [
-        Footnote(
-            *("Various", ("",), ("OCT",)),
-            "With five folds of 100 test bags, a mean must be a multiple of 0.002. This holds for every other column, but not for "
-            "seven of the ten cells here, so these were scored on another set of bags, which the paper does not describe.",
-        ),
-        Footnote(
-            *("Various", ("Ours",), ("OCT",)),
-            "Bold in the paper, although Feature+Mean has 0.850: the only column in Small and Various in which “Ours” is not "
-            "the best.",
-        ),
-        Footnote(
-            *("Large", ("MILLET",), ("OCT",)),
-            "Impossible as printed: accuracies are at most 1, so for a mean of 0.994 the deviation is at most 0.012; probably "
-            "0.005 is meant. With the printed deviation, no value differs from this cell.",
-        ),
-    ],
-    "table4": [
-        Footnote(
-            *("Large", ("Counting Network w/o Count",), ("SVHN", "OCT")),
-            "Against the trend of the ablation: without the count, accuracy is higher than that of the Counting Network here, and "
-            "slightly higher than that of “Ours”.",
-        ),
-    ],
-    "table6": [
-        Footnote(
-            *("Various", ("Minimum loss (Ours)",), ("CIFAR10", "PATH")),
-            "Described as close to the best r, but fixed values are better: on CIFAR10 every r from 0.4 to 0.8, with the maximum "
-            "at 0.4 (0.504); on PATH 0.8 and 0.9 (0.706, 0.709).",
-        ),
-    ],
-}
-_RANKING = (
-    " By its cells it is the best of the eleven compared methods, ahead of MILLET (0.523) and Feature+Mean (0.518); as "
-    "printed it is behind both."
-)
 
 
 def _footnotes(table: str) -> list[Footnote]:
     """Remarks and wrong averages, in the order of the table."""
-    notes = list(_REMARKS.get(table, []))
+    data = json.loads(read_resource("paper_notes.json"))
+    notes = [Footnote(*(n[k] for k in Footnote._fields)) for n in data["remarks"] if n["table"] == table]
     for (scenario, method), average in averages(table).items():
         if average.is_wrong:
             text = f"Printed as {average.printed:.3f}, but its four cells average {average.recomputed:.3f}, which our "
-            text += "difference refers to." + (_RANKING if table == "table2" else "")
+            text += "difference refers to." + (f" {data['ranking']}" if table == "table2" else "")
             notes.append(Footnote(scenario, (method,), (AVERAGE,), text))
     return sorted(notes, key=lambda note: SCENARIOS.index(note.scenario))
 

@@ -1,30 +1,44 @@
 """Pure functions from numbers to one matplotlib Figure each, small enough for a phone.
 
-    share_boxes     figure 6   error of the estimated share of the majority
-    share_scatter   figure 7   share of the majority before and after MPEM
-    purity          figure 8   fraction of the removed instances that were dissenters
-    agreement       figure 9   how often the majority survives the removal
-
-and, beyond the paper: learning_curves, accuracy_dots, confusion_matrix, removal_sweep, bag_sizes, protocol_figure. Titles
-and captions belong to the page; a panel only names its axes.
+Those of the paper are share_boxes (figure 6), share_scatter (7), purity (8) and agreement (9). Titles and captions belong to
+the page; a panel only names its
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from headcount.experiments.select import mean_and_deviation
-from headcount.reporting import axes
-from headcount.reporting.axes import Matrix, Numbers
-from headcount.reporting.svg import INK, MUTED, PALETTE, PAPER, inline_svg, legend, method_colours, panel, save
+from headcount.reporting.svg import (
+    INK,
+    MUTED,
+    PALETTE,
+    PAPER,
+    RULE,
+    Matrix,
+    Numbers,
+    finite,
+    inline_svg,
+    legend,
+    limit_ticks,
+    method_colours,
+    panel,
+    save,
+    truncate,
+)
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+_ROW_HEIGHT = 38  # pixels of a method: its name, and its dots or its box below
 
 
 class LossCurve(NamedTuple):
@@ -37,6 +51,49 @@ class LossCurve(NamedTuple):
     best_loss: float
 
 
+@contextmanager
+def method_rows(labels: Sequence[str], width: float = 390) -> Iterator[tuple[Figure, Axes]]:
+    """A panel with one row per method, its name above its dots rather than beside them: a phone is narrow."""
+    with panel(width, 54 + _ROW_HEIGHT * len(labels), (10, 18, 52, 36)) as (figure, ax):
+        ax.set(ylim=(len(labels) - 0.5, -0.72), yticks=[])
+        ax.grid(visible=True, axis="x")
+        background = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}  # hides grid lines behind a name
+        for y, label in enumerate(labels):
+            ax.annotate(
+                label, (0, y - 0.26), (0, 0), ("axes fraction", "data"), "offset points", va="bottom", bbox=background
+            )
+        yield figure, ax
+
+
+@contextmanager
+def lines_against_removal(
+    title: str, removal: Numbers, lines: Mapping[str, Matrix], colours: Mapping[str, str]
+) -> Iterator[tuple[Figure, Axes]]:
+    """A panel over r from 0 to 1: for each name, a thin line per fold and a thick one for their mean."""
+    with panel(390, 220) as (figure, ax):
+        for name, folds in lines.items():
+            table = np.asarray(folds, dtype=float)  # (folds, removals), NaN where there is no run
+            if len(table) > 1:
+                ax.plot(removal, table.T, color=colours[name], lw=0.8, alpha=0.45)
+            mean = [mean_and_deviation(column)[0] for column in table.T]
+            ax.plot(removal, mean, color=colours[name], lw=2.2, label=name)
+        ax.set(title=title, xlim=(0, 1.03), xticks=np.arange(0, 1.01, 0.2))
+        ax.set_xlabel("r, share of the predicted minority removed", loc="right")
+        yield figure, ax
+        limit_ticks(ax)
+        if len(lines) > 1 or len(ax.get_legend_handles_labels()[1]) > 1:
+            legend(ax)
+
+
+def pad_limits(ax: Axes, values: Numbers) -> tuple[float, float]:
+    """Set and return x limits with some room beyond the outermost values."""
+    shown = finite(values)
+    low, high = (float(shown.min()), float(shown.max())) if len(shown) else (0.0, 1.0)
+    padding = max(0.06 * (high - low), 0.01)
+    ax.set_xlim(low - padding, high + padding)
+    return low - padding, high + padding
+
+
 def learning_curves(curves: Sequence[LossCurve], colour: str = PALETTE[0]) -> Figure:
     """Training and validation loss over the epochs, a thin line per fold; a ring marks the kept epoch."""
     with panel(340, 200) as (figure, ax):
@@ -47,10 +104,14 @@ def learning_curves(curves: Sequence[LossCurve], colour: str = PALETTE[0]) -> Fi
             ax.plot(curve.epoch, curve.valid, color=colour, lw=width, label="validation" if first else None)
         best = [c.best_epoch for c in curves], [c.best_loss for c in curves]
         ax.plot(*best, "o", ms=5.5, mfc=PAPER, mec=colour, mew=1.6, clip_on=False, label="kept", zorder=4)
-        axes.loss_limits(ax, [v for c in curves for v in (*c.train, *c.valid)])
+        shown = finite([v for c in curves for v in (*c.train, *c.valid)])
+        if len(shown):  # from zero unless the loss stays far above it; an extreme first epoch does not flatten the rest
+            low, high = float(shown.min()), min(float(shown.max()), 3 * float(np.percentile(shown, 95)))
+            bottom = low - 0.1 * (high - low) if low > 0.4 * high else 0.0
+            ax.set_ylim(bottom, high + 0.06 * (high - bottom) + 1e-9)
         ax.set(title="loss", xlim=(0, max((max(c.epoch, default=1) for c in curves), default=1)))
         ax.xaxis.get_major_locator().set_params(nbins=5, integer=True)
-        axes.limit_ticks(ax)
+        limit_ticks(ax)
         ax.set_xlabel("epoch", loc="right")
         legend(ax)
     return figure
@@ -58,7 +119,7 @@ def learning_curves(curves: Sequence[LossCurve], colour: str = PALETTE[0]) -> Fi
 
 def accuracy_dots(scores: Mapping[str, Numbers], colours: Mapping[str, str]) -> Figure:
     """Instance accuracy of each method: faint dots for the folds, a solid one for their mean, which is printed."""
-    with axes.method_rows(list(scores)) as (figure, ax):
+    with method_rows(list(scores)) as (figure, ax):
         for y, (label, values) in enumerate(scores.items()):
             mean, _, runs = mean_and_deviation(values)
             if not runs:
@@ -68,23 +129,35 @@ def accuracy_dots(scores: Mapping[str, Numbers], colours: Mapping[str, str]) -> 
             ax.annotate(
                 f"{mean:.3f}", (1, y), (46, 0), ("axes fraction", "data"), "offset points", ha="right", va="center"
             )
-        axes.pad_limits(ax, [v for values in scores.values() for v in values])
+        pad_limits(ax, [v for values in scores.values() for v in values])
         ax.set_xlabel("instance accuracy", loc="right")
     return figure
 
 
 def share_boxes(differences: Mapping[str, Numbers], colours: Mapping[str, str]) -> Figure:
     """Predicted minus true share of the majority, a box per method; above zero it is over-estimated."""
-    with axes.method_rows(list(differences)) as (figure, ax):
+    with method_rows(list(differences)) as (figure, ax):
         ax.axvline(0, color=MUTED, lw=1, dashes=(4, 3))
         for y, (label, values) in enumerate(differences.items()):
-            if len(shown := axes.finite(values)):
-                axes.box_plot(ax, y, shown, colours[label])
-        low, high = axes.pad_limits(ax, [0.0, *(v for values in differences.values() for v in values)])
+            if len(shown := finite(values)):
+                _box(ax, y, shown, colours[label])
+        low, high = pad_limits(ax, [0.0, *(v for values in differences.values() for v in values)])
         ax.set_xlabel("share of the majority, predicted − true", loc="right")
         for x, text, side in ((low, "under-estimated", "left"), (high, "over-estimated", "right")):
             ax.annotate(text, (x, 1), (0, 4), ("data", "axes fraction"), "offset points", ha=side, color=MUTED, size=10)
     return figure
+
+
+def _box(ax: Axes, y: float, values: np.ndarray, colour: str) -> None:
+    """A box over the quartiles, whiskers to the last value within 1.5 box lengths, dots beyond."""
+    low, median, high = np.percentile(values, [25, 50, 75])
+    reach = 1.5 * (high - low)
+    inside = (values >= low - reach) & (values <= high + reach)
+    ax.plot([values[inside].min(), values[inside].max()], [y, y], color=colour, lw=1.2)
+    ax.barh(y, high - low, 0.34, low, color=colour, alpha=0.3)
+    ax.plot([median, median], [y - 0.17, y + 0.17], color=colour, lw=2.4, solid_capstyle="butt")
+    outliers = np.unique(values[~inside])
+    ax.plot(outliers, np.full(len(outliers), y), "o", ms=3, color=colour, alpha=0.5, mew=0)
 
 
 def share_scatter(before: Numbers, after: Numbers, colour: str = PALETTE[1]) -> Figure:
@@ -99,14 +172,14 @@ def share_scatter(before: Numbers, after: Numbers, colour: str = PALETTE[1]) -> 
 
 def purity(removal: Numbers, folds: Matrix) -> Figure:
     """The fraction of removed instances that do not belong to their bag's class, against r."""
-    with axes.lines_against_removal("purity", removal, {"MPEM": folds}, {"MPEM": PALETTE[1]}) as (figure, _):
+    with lines_against_removal("purity", removal, {"MPEM": folds}, {"MPEM": PALETTE[1]}) as (figure, _):
         return figure
 
 
 def agreement(removal: Numbers, folds: Matrix, control: Matrix) -> Figure:
     """How often the label is the majority of the remaining instances, against r, with removal at random as control."""
     lines, colours = {"MPEM": folds, "at random": control}, {"MPEM": PALETTE[1], "at random": PALETTE[7]}
-    with axes.lines_against_removal("agreement", removal, lines, colours) as (figure, _):
+    with lines_against_removal("agreement", removal, lines, colours) as (figure, _):
         return figure
 
 
@@ -116,7 +189,7 @@ def removal_sweep(
     """A score of MPEM against r, a line per fold; rings mark the chosen r, the dashed line the score without removal."""
     column = {round(float(r), 6): i for i, r in enumerate(removal)}
     rings = [(r, fold[column[round(float(r), 6)]]) for r, fold in zip(chosen, folds, strict=True)]
-    with axes.lines_against_removal(title, removal, {"": folds}, {"": PALETTE[1]}) as (figure, ax):
+    with lines_against_removal(title, removal, {"": folds}, {"": PALETTE[1]}) as (figure, ax):
         style: Any = {"ms": 6, "mfc": PAPER, "mec": PALETTE[1], "mew": 1.7, "zorder": 4}
         ax.plot(*zip(*rings, strict=True), "o", label="chosen r", **style)
         if baseline is not None and math.isfinite(baseline):
@@ -129,17 +202,33 @@ def confusion_matrix(counts: Matrix, classes: Sequence[str]) -> Figure:
     table = np.asarray(counts, dtype=float)
     share = table / np.maximum(table.sum(1, keepdims=True), 1)
     size, with_numbers = len(table), len(table) <= 12  # more classes are shown by colour alone
-    names = [axes.truncate(name, 16) for name in classes]
+    names = [truncate(name, 16) for name in classes]
     side = 6.6 * max(map(len, names), default=1) + 14
     top, grid = max(26, 0.7 * side + 14), size * (40 if with_numbers else max(8, 420 / size))
     with panel(side + grid + 56, top + grid + 6, (side, top, 56, 6)) as (figure, ax):
         for row, column in zip(*np.nonzero(table), strict=True):
-            count = table[row, column] if with_numbers else None
-            axes.matrix_cell(ax, row, column, share[row, column], count)
+            x, y = column + np.array([-0.5, 0.5, 0.5, -0.5]), row + np.array([-0.5, -0.5, 0.5, 0.5])
+            part = float(share[row, column])
+            # the square root keeps rare errors visible
+            ax.fill(x, y, color=PALETTE[0] if row == column else PALETTE[1], alpha=part**0.5, lw=0)
+            if with_numbers:
+                style = {"color": PAPER if part > 0.4 else INK, "size": 10.5 if table[row, column] < 10_000 else 8.5}
+                ax.text(column, row, f"{table[row, column]:.0f}", ha="center", va="center", **style)
         for k in range(size if with_numbers else 0):
             recall = f"{100 * share[k, k]:.0f} %" if table[k].any() else "–"
             ax.text(size - 0.3, k, recall, va="center", color=MUTED, size=10.5)
-        axes.matrix_grid(ax, size, names)
+        ticks = range(0, size, 1 if size <= 40 else 10)
+        rotated: Any = {"rotation": 40, "ha": "left", "rotation_mode": "anchor"} if max(map(len, names)) > 3 else {}
+        ax.set(xlim=(-0.5, size - 0.5), ylim=(size - 0.5, -0.5))
+        ax.set_xticks(ticks, [names[k] for k in ticks], **rotated)
+        ax.set_yticks(ticks, [names[k] for k in ticks])
+        ax.tick_params(length=0, bottom=False, labeltop=True, labelbottom=False, pad=5)
+        ax.grid(visible=False)
+        ax.spines[:].set_visible(False)
+        if size <= 40:
+            edges = np.arange(size + 1) - 0.5
+            ax.hlines(edges, -0.5, size - 0.5, color=RULE, lw=1, zorder=0)
+            ax.vlines(edges, -0.5, size - 0.5, color=RULE, lw=1, zorder=0)
     return figure
 
 
@@ -151,7 +240,7 @@ def bag_sizes(edges: Sequence[int], counts: Sequence[int]) -> Figure:
         step = max(1, len(counts) // 4)
         ax.set(title="bags", xticks=range(0, len(counts), step), xticklabels=names[::step])
         ax.set_xlabel("instances in a bag", loc="right")
-        axes.limit_ticks(ax)
+        limit_ticks(ax)
     return figure
 
 
@@ -174,7 +263,7 @@ def protocol_figure(
         rows, counts = np.arange(len(classes)), np.bincount(np.asarray(labels, dtype=int), minlength=len(classes))
         right.barh(rows, counts, 0.7, color=PALETTE[0])
         right.axvline(counts.mean(), color=INK, lw=1, dashes=(4, 3))
-        right.set_yticks(rows, [axes.truncate(name, 18) for name in classes])
+        right.set_yticks(rows, [truncate(name, 18) for name in classes])
         right.invert_yaxis()
         right.set_title(f"bags by label; {100 * float(np.mean(tied)):.1f} % tied")
         right.set_xlabel("bags (dashed: uniform labels)", loc="right")

@@ -1,8 +1,4 @@
-"""Figures as files or as inline SVG: style, colours, and what makes a drawing small and themeable inside a page.
-
-Figures are drawn in the light colours below. Inside a page each colour becomes a CSS variable, so that a drawing follows
-the reader into dark mode; text stays text, in the font of the page.
-"""
+"""Style and output of figures: files, or inline SVG whose colours are CSS variables (for dark mode) and whose text is text."""
 
 from __future__ import annotations
 
@@ -10,10 +6,12 @@ import html
 import io
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from headcount.errors import HeadcountError
 from headcount.io import atomic_write
@@ -25,51 +23,28 @@ if TYPE_CHECKING:  # matplotlib takes half a second to import: only drawing pays
 INK, MUTED, RULE, PAPER = "#1c2024", "#5f6770", "#e2e3e0", "#fdfdfb"
 # The colour-blind safe palette of Okabe and Ito, without its yellow, which is invisible on white.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b5609a", "#c98b00", "#3f9fd6", "#7d6223", "#7b828b")
-THEME = {INK: "--ink", MUTED: "--muted", RULE: "--rule", PAPER: "--paper"} | {
-    c: f"--c{i}" for i, c in enumerate(PALETTE)
-}
+THEME = dict(zip((INK, MUTED, RULE, PAPER), ("--ink", "--muted", "--rule", "--paper"), strict=True))
+THEME |= {c: f"--c{i}" for i, c in enumerate(PALETTE)}
 _FIXED = {"Counting Network": PALETTE[0], "Counting Network + MPEM": PALETTE[1]}
 _DPI = 72  # one pixel is one unit of the drawing
 
 STYLE: Any = {
-    "figure.dpi": _DPI,
+    "figure.dpi": _DPI, "figure.facecolor": "none", "axes.facecolor": "none", "svg.fonttype": "none",
     "font.family": "DejaVu Sans",  # comes with matplotlib and is wider than the fonts that pages replace it with
-    "font.size": 11,
-    "text.color": INK,
-    "text.parse_math": False,  # a class may be called "$5"
-    "axes.titlesize": 11,
-    "axes.titlelocation": "left",
-    "axes.titlecolor": MUTED,
-    "axes.labelcolor": MUTED,
-    "axes.edgecolor": MUTED,
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": RULE,
-    "grid.linewidth": 1,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelsize": 10.5,
-    "ytick.labelsize": 10.5,
-    "xtick.major.size": 3.5,
-    "ytick.major.size": 0,
-    "legend.frameon": False,
-    "legend.fontsize": 10.5,
-    "legend.handlelength": 1.2,
-    "legend.borderpad": 0,
-    "legend.borderaxespad": 0.3,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
+    "font.size": 11, "text.color": INK, "text.parse_math": False,  # a class may be called "$5"
+    "axes.titlesize": 11, "axes.titlelocation": "left", "axes.titlecolor": MUTED, "axes.labelcolor": MUTED,
+    "axes.edgecolor": MUTED, "axes.linewidth": 0.8, "axes.spines.top": False, "axes.spines.right": False,
+    "axes.spines.left": False, "axes.grid": True, "axes.grid.axis": "y", "axes.axisbelow": True,
+    "grid.color": RULE, "grid.linewidth": 1, "xtick.color": MUTED, "ytick.color": MUTED, "xtick.labelsize": 10.5,
+    "ytick.labelsize": 10.5, "xtick.major.size": 3.5, "ytick.major.size": 0, "legend.frameon": False,
+    "legend.fontsize": 10.5, "legend.handlelength": 1.2, "legend.borderpad": 0, "legend.borderaxespad": 0.3,
     "path.simplify_threshold": 0.4,
-    "svg.fonttype": "none",
-}
+}  # fmt: skip
 
 _TAG = re.compile(r"<[^>]+>")  # only tags are rewritten; the text between them is user data
 Margins = tuple[float, float, float, float]
+Numbers = Sequence[float] | np.ndarray
+Matrix = Sequence[Numbers] | np.ndarray
 
 
 def method_colours(labels: Iterable[str]) -> dict[str, str]:
@@ -101,6 +76,26 @@ def panel(
 def legend(ax: Axes) -> None:
     """A legend above the panel at the right, where it cannot hide a curve."""
     ax.legend(loc="lower right", bbox_to_anchor=(1, 1.01), ncols=3, columnspacing=1.2)
+
+
+def limit_ticks(ax: Axes) -> None:
+    """At most five intervals on the y axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+
+
+def finite(values: Numbers) -> np.ndarray:
+    array = np.asarray(values, dtype=float)
+    return array[np.isfinite(array)]
+
+
+def truncate(name: str, length: int) -> str:
+    """
+    >>> truncate("cancer-associated stroma", 16)
+    'cancer-associat…'
+    """
+    return name if len(name) <= length else name[: length - 1] + "…"
 
 
 def save(figure: Figure, path: Path | str) -> Path:

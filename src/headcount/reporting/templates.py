@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from headcount.readers import BagDataset
 from headcount.readers.values import clean_name
-from headcount.reporting.axes import truncate
+from headcount.reporting.svg import truncate
 
 _MAX_COLUMNS = 24  # columns of a table that are shown
 _MAX_VALUE, _MAX_TEXT = 200, 600  # characters
@@ -26,7 +26,7 @@ _MAX_VALUE, _MAX_TEXT = 200, 600  # characters
 def render_template(template: str, **values: Any) -> str:
     """A page from a template of this folder."""
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_read_resource),
+        loader=jinja2.FunctionLoader(read_resource),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -34,10 +34,10 @@ def render_template(template: str, **values: Any) -> str:
         keep_trailing_newline=True,
     )
     environment.filters["percent"] = percent
-    return environment.get_template(template).render(css=Markup(_read_resource("report.css")), **values)
+    return environment.get_template(template).render(css=Markup(read_resource("report.css")), **values)
 
 
-def _read_resource(name: str) -> str:
+def read_resource(name: str) -> str:
     return resources.files("headcount.reporting").joinpath(name).read_text("utf-8")
 
 
