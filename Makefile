@@ -15,7 +15,7 @@ soak: .venv/ready          ## campaigns of kills and fuzzing, under 20 minutes
 	$(BIN)/python -m pytest -m soak
 
 fuzz: .venv/ready          ## new examples for every reader each time, as long as one likes to repeat it
-	HEADCOUNT_FUZZ=search $(BIN)/python -m pytest tests/test_read_fuzz.py -m "soak or not soak"
+	HEADCOUNT_FUZZ=search $(BIN)/python -m pytest tests/readers/test_read_fuzz.py -m "soak or not soak"
 
 check: .venv/ready         ## format, lint, types, import layers
 	$(BIN)/ruff format --check .

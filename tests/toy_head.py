@@ -1,37 +1,38 @@
-"""A toy that asks the loop for everything it offers: two views, a moving-average teacher, a pass over bags and a pass over
-loose instances with optimizers of their own, and memory per bag and per instance."""
+"""A custom head that uses everything the training loop offers: two views, a teacher, a pass over bags and one over single
+instances with their own optimizers, and memory per bag and per instance."""
 
 import torch
 from torch import nn
 
-from headcount.models.heads import Head, Output, Pass, nll
+from headcount.models.heads import Head, Output, Pass, Teacher, nll
 
 
 class Toy(Head):
-    """Votes of two linear layers; the second learns from loose instances and from the teacher."""
+    """Votes of two linear layers; the second learns from single instances and from the teacher."""
 
     title = "Toy"
     views = 2
-    teacher = 0.9
+    teacher = Teacher(0.9)
     passes = (
-        Pass("bags", ("backbone", "head.voice")),
-        Pass("instances", ("backbone", "head.echo")),
+        Pass("bags", ("backbone", "head.classifier")),
+        Pass("instances", ("backbone", "head.student")),
     )
 
     def __init__(self, dim, classes, counted=None, *, dropout=0.2):
         super().__init__(dim, classes, counted)
-        self.classifier, self.echo, self.dropout = nn.Linear(dim, classes), nn.Linear(dim, classes), nn.Dropout(dropout)
+        self.classifier, self.student = nn.Linear(dim, classes), nn.Linear(dim, classes)
+        self.dropout = nn.Dropout(dropout)
 
-    def enrol(self, bags, instances):
-        self.register_buffer("seen", torch.zeros(bags))
-        self.register_buffer("trust", torch.zeros(instances))
+    def setup(self, segments, target):
+        self.register_buffer("bag_visits", torch.zeros(segments.n_bags))
+        self.register_buffer("confidence", torch.zeros(len(segments.index)))
 
     def forward(self, h, segments):
         z = self.classifier(self.dropout(h))
         bag = self.masked_log_softmax(segments.mean(z.softmax(1)) / 0.1)
-        return Output(z, bag, {"echo": self.echo(self.dropout(h))})
+        return Output(z, bag, {"student": self.student(self.dropout(h))})
 
-    def mass(self, batch):
+    def loss_weight(self, batch):
         return super().loss_weight(batch) if batch.over == "bags" else torch.tensor(len(batch.position))
 
     def loss(self, output, batch, teacher=None):
@@ -39,11 +40,11 @@ class Toy(Head):
             return nll(output.bag, batch.target)
         with torch.no_grad():
             if batch.over == "bags":
-                self.seen.index_add_(0, batch.bag, torch.ones_like(batch.bag, dtype=torch.float32))
+                self.bag_visits.index_add_(0, batch.bag, torch.ones_like(batch.bag, dtype=torch.float32))
             first = slice(0, len(batch.position) // batch.views)
-            sure = teacher.instance.softmax(1).amax(1)
-            self.trust.index_copy_(0, batch.position[first], sure[first])
+            confidence = teacher.instance.softmax(1).amax(1)
+            self.confidence.index_copy_(0, batch.position[first], confidence[first])
         if batch.over == "bags":
             return nll(output.bag, batch.target)
-        log_p = output.parts["echo"].log_softmax(1)
-        return (self.trust[batch.position] * -(teacher.instance.softmax(1) * log_p).sum(1)).mean()
+        log_p = output.parts["student"].log_softmax(1)
+        return (self.confidence[batch.position] * -(teacher.instance.softmax(1) * log_p).sum(1)).mean()

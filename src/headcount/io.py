@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 from headcount.errors import HeadcountError
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.lib.npyio import NpzFile
 
 
@@ -92,6 +93,22 @@ def open_npz(path: Path, expected: str) -> Iterator[NpzFile]:
     except HeadcountError:
         raise
     except Exception as e:  # of zip, zlib, and numpy's header parser
+        raise HeadcountError(f"cannot read {path}: {e or type(e).__name__}; give {expected}") from None
+
+
+def load_npy(path: Path, *, mapped: bool = False) -> np.ndarray:
+    """The array in an .npy file, read without pickle, in memory or memory-mapped. Errors as in :func:`open_npz`."""
+    import numpy as np
+
+    expected = "an .npy file written by numpy.save"
+    try:
+        with path.open("rb") as f:
+            if not f.read(6).startswith(b"\x93NUMPY"):
+                raise HeadcountError(f"{path} is no .npy file; give {expected}")
+        return np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+    except HeadcountError:
+        raise
+    except Exception as e:
         raise HeadcountError(f"cannot read {path}: {e or type(e).__name__}; give {expected}") from None
 
 

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import average_precision_score
 
 import read_factory as make
-from headcount.bags import Bags, Pool
+from headcount.bags import Bags, Pool, hashing
 from headcount.errors import HeadcountError
 from headcount.inference import evaluate, label_issues
 from headcount.inference.predict import predict_dataset
@@ -179,7 +179,7 @@ def test_instances_of_one_group_are_one_witness():
 def test_calibration_table_adds_up():
     sure, right = np.array([0.55, 0.95, 0.97, 1.0]), np.array([True, True, False, True])
     found = evaluate.calibration_table(sure, right)
-    assert [r["answers"] for r in found["table"]] == [1, 3]
+    assert [r["predictions"] for r in found["table"]] == [1, 3]
     assert found["error"] == pytest.approx((abs(0.55 - 1) + 3 * abs(sure[1:].mean() - 2 / 3)) / 4, abs=1e-5)
 
 
@@ -495,9 +495,10 @@ def test_issues_of_a_table_through_the_command(run_cli, tmp_path):
 def test_a_model_that_saw_the_bags_is_said_to_have(run_cli, tmp_path):
     data = make.write_csv(tmp_path / "t.csv", people())
     reading = read(data)
-    model = fitted(reading, metadata={"data": {"fingerprint": "x"}})
+    model = fitted(reading, metadata={"data": {"bag_hashes": hashing.hashes_to_hex(np.zeros(1, np.uint64))}})
     model.save(tmp_path / "a")
-    fitted(reading, metadata={"data": {"fingerprint": reading.fingerprint}}).save(tmp_path / "b")
+    hashes = hashing.bag_hashes(reading.to_bags(model.preprocessor))
+    fitted(reading, metadata={"data": {"bag_hashes": hashing.hashes_to_hex(hashes)}}).save(tmp_path / "b")
     assert "trained on" not in run_cli("issues", data, "--model", tmp_path / "a")[2]
     assert "trained on" in run_cli("issues", data, "--model", tmp_path / "b")[2]
     assert [scores(run_cli, tmp_path / m, data)["trained_on_these"] for m in "ab"] == [False, True]
@@ -510,15 +511,14 @@ def test_folds_keep_groups_together_and_never_judge_their_own(monkeypatch, tmp_p
     seen = []
     says = label_issues._forest_predict
 
-    def watched(reading, fit, asked, rng):
-        group = reading.bags.group
-        assert not {group[b] for b in fit} & {group[b] for b in asked}
-        seen.extend(asked.tolist())
-        return says(reading, fit, asked, rng)
+    def watched(dataset, fit, held_out, *rest):
+        group = dataset.bags.group
+        assert not {group[b] for b in fit} & {group[b] for b in held_out}
+        seen.extend(held_out.tolist())
+        return says(dataset, fit, held_out, *rest)
 
     monkeypatch.setattr(label_issues, "_forest_predict", watched)
-    monkeypatch.setattr(label_issues, "TREES", 5)
-    label_issues.cross_val_bag_probabilities(reading)
+    label_issues.cross_val_bag_probabilities(reading, trees=5)
     assert sorted(seen) == list(range(20))
 
 

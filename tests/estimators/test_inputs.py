@@ -86,7 +86,7 @@ def test_a_model_of_a_dataframe_predicts_a_file(estimator, tmp_path):
     said = pd.read_csv(tmp_path / "said.csv")
     found = said[[c for c in said.columns if c.endswith(("0", "1", "2"))]].to_numpy()
     assert np.allclose(found, made.predict_proba(FRAME), atol=1e-4)
-    assert json.loads((tmp_path / "model" / "model.json").read_text())["preparation"]["named"] == {"bag": "street"}
+    assert json.loads((tmp_path / "model" / "model.json").read_text())["preprocessor"]["named"] == {"bag": "street"}
 
 
 # -- lists of bags --------------------------------------------------------------------------------------------------------
@@ -245,8 +245,8 @@ def test_folds_refuse_incomplete_ids():
 
 
 def test_the_repr_of_a_fitted_model():
-    assert repr(of().fit(X, Y, bags=BAG).fitted_) == "Fitted(linear: 3 classes, features of 5)"
-    assert repr(of().fit(FRAMES, WIN, bags="street").fitted_) == "Fitted(linear: 3 classes, table of 5)"
+    assert repr(of().fit(X, Y, bags=BAG).fitted_) == "FittedModel(linear: 3 classes, features of 5)"
+    assert repr(of().fit(FRAMES, WIN, bags="street").fitted_) == "FittedModel(linear: 3 classes, table of 5)"
 
 
 def test_tensors_with_gradients_and_in_half_precision():

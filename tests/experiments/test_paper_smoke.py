@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headcount.experiments.paper import SCALES, TABLES, completeness, table_cells
-from test_report import Page
+from report_factory import Page
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 LIMIT = 600  # seconds

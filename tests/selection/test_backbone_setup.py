@@ -25,7 +25,7 @@ from headcount.models import library_backbones
 from headcount.models.fitted import FittedModel
 from headcount.models.frozen_backbone import FrozenBackbone, extract_features
 from headcount.models.network import Model, ModelConfig
-from headcount.models.predictions import predict
+from headcount.models.predictions import estimator_probabilities, predict
 from headcount.readers import read
 from headcount.selection import methods, time_budget
 from headcount.selection.fit import fit
@@ -220,8 +220,8 @@ def test_every_command_on_a_model_with_a_frozen_backbone(downloads, typed, tmp_p
     assert downloads == []
     assert len(list((tmp_path / "cache" / "features").iterdir())) == 1
     said = json.loads((model / "model.json").read_text())
-    assert said["eye"] == {"backbone": "timm:small", "size": 12}
-    assert said["facts"]["frozen_backbone"]["weights"] == "w.safetensors"
+    assert said["frozen_backbone"] == {"backbone": "timm:small", "size": 12}
+    assert said["metadata"]["frozen_backbone"]["weights"] == "w.safetensors"
     weights.unlink()
     for path in (tmp_path / "cache").rglob("*.npy"):
         path.unlink()
@@ -293,8 +293,8 @@ def test_other_weights_have_another_resume_folder(downloads, small, tmp_path, mo
     ("--backbone timm:unheard_of", "has no model"), ("--backbone timm:../x", "plain name"),
     ("--backbone mlp --frozen", "frozen is for"), ("--backbone timm:small --weights w.pt", "FILE.safetensors"),
     ("--backbone timm:small --weights missing.safetensors", "cannot read the weights"),
-    ("--backbone timm:small --weights none --frozen", "sees nothing"), ("--backbone timm:small --size 3", "8 to 2048"),
-    ("--backbone timm:picky", "give the size it was made for"), ("--backbone timm:offline", "could not be had"),
+    ("--backbone timm:small --weights none --frozen", "is useless"), ("--backbone timm:small --size 3", "8 to 2048"),
+    ("--backbone timm:picky", "give the size it was made for"), ("--backbone timm:offline", "could not be loaded"),
     ("--backbone timm:small --views tissue", "computed once"),
     ("--backbone timm:small --trained --method forest", "reads features"), ("--size 12", "size is for"),
 ])  # fmt: skip
@@ -309,7 +309,7 @@ def test_mistakes_are_one_line(words, why, downloads, typed, tmp_path):
 def test_image_backbones_are_refused_for_tables(downloads, typed, tmp_path):
     (tmp_path / "d.csv").write_text("bag,label,a\n" + "\n".join(f"{b},{b % 2},{b}" for b in range(8)))
     code, _, err = typed("fit", tmp_path / "d.csv", "--out", tmp_path / "m", "--backbone", "timm:small")
-    assert (code, "reads pictures" in err) == (2, True), err
+    assert (code, "reads images" in err) == (2, True), err
 
 
 def test_a_missing_library_is_reported_before_the_data_are_read(typed, tmp_path, monkeypatch):
@@ -346,16 +346,16 @@ def forged(folder: Path, said=None, arrays=None) -> Path:
 
 
 @pytest.mark.parametrize(("said", "why"), [
-    (lambda s: {**s, "eye": None}, "the eye"), (lambda s: {**s, "eye": {"backbone": "timm:small"}}, "the eye lacks"),
-    (lambda s: {**s, "eye": {**s["eye"], "more": 1}}, "the eye lacks"),
-    (lambda s: {**s, "eye": {**s["eye"], "size": 1 << 30}}, "8 to 2048"),
-    (lambda s: {**s, "eye": {**s["eye"], "size": True}}, "8 to 2048"),
-    (lambda s: {**s, "eye": {**s["eye"], "size": "12"}}, "8 to 2048"),
-    (lambda s: {**s, "eye": {**s["eye"], "backbone": ["timm:small"]}}, "no backbone of a library"),
-    (lambda s: {**s, "eye": {**s["eye"], "backbone": "resnet18"}}, "no backbone of a library"),
-    (lambda s: {**s, "eye": {**s["eye"], "backbone": "timm:hf-hub:evil/model"}}, "plain name"),
-    (lambda s: {**s, "eye": {**s["eye"], "backbone": "os:system"}}, "library"),
-    (lambda s: {k: v for k, v in s.items() if k != "eye"}, "belongs to nothing"),
+    (lambda s: {**s, "frozen_backbone": None}, "the frozen backbone"), (lambda s: {**s, "frozen_backbone": {"backbone": "timm:small"}}, "the frozen backbone lacks"),
+    (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "more": 1}}, "the frozen backbone lacks"),
+    (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "size": 1 << 30}}, "8 to 2048"),
+    (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "size": True}}, "8 to 2048"),
+    (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "size": "12"}}, "8 to 2048"),
+    (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "backbone": ["timm:small"]}}, "is none of a library"),
+    (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "backbone": "resnet18"}}, "is none of a library"),
+    (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "backbone": "timm:hf-hub:evil/model"}}, "plain name"),
+    (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "backbone": "os:system"}}, "library"),
+    (lambda s: {k: v for k, v in s.items() if k != "frozen_backbone"}, "belongs to nothing"),
 ])  # fmt: skip
 def test_forged_metadata_of_a_backbone_are_refused(said, why, downloads, tmp_path):
     path = forged(tmp_path, said)
@@ -367,13 +367,13 @@ def test_forged_metadata_of_a_backbone_are_refused(said, why, downloads, tmp_pat
 
 
 @pytest.mark.parametrize("arrays", [
-    lambda a: {k: v for k, v in a.items() if k != "eye.backbone.net.conv.bias"},
-    lambda a: {**a, "eye.more": np.ones(3, np.float32)},
-    lambda a: {**a, "eye.backbone.net.conv.bias": np.ones(7, np.float32)},
-    lambda a: {**a, "eye.backbone.net.conv.bias": np.full(6, np.nan, np.float32)},
+    lambda a: {k: v for k, v in a.items() if k != "frozen_backbone.backbone.net.conv.bias"},
+    lambda a: {**a, "frozen_backbone.more": np.ones(3, np.float32)},
+    lambda a: {**a, "frozen_backbone.backbone.net.conv.bias": np.ones(7, np.float32)},
+    lambda a: {**a, "frozen_backbone.backbone.net.conv.bias": np.full(6, np.nan, np.float32)},
 ], ids=["lacking", "more", "shape", "nan"])  # fmt: skip
-def test_forged_weights_of_a_backbone_are_refused(arrays, downloads, tmp_path):
-    with pytest.raises(HeadcountError, match=r"eye\.|conv\.bias|'more'"):
+def test_forged_weights_of_an_eye_are_refused(arrays, downloads, tmp_path):
+    with pytest.raises(HeadcountError, match=r"frozen_backbone\.|conv\.bias|'more'"):
         FittedModel.load(forged(tmp_path, arrays=arrays))
 
 
@@ -413,7 +413,9 @@ def test_the_onnx_file_contains_the_frozen_backbone(method, downloads, small, tm
     session = runtime.InferenceSession((tmp_path / "m.onnx").read_bytes(), providers=["CPUExecutionProvider"])
     x = reading().to_bags().pool.data
     got = session.run(["probabilities"], {"instances": x.numpy()})[0]
-    assert np.abs(got - made.estimator.predict_proba(made.frozen_backbone(x).numpy())).max() < 1e-4
+    singles = Bags.of(Pool(x), sizes=[1] * len(x), labels=[-1] * len(x), classes=CLASSES)
+    want, _ = estimator_probabilities(made.estimator, singles, frozen_backbone=made.frozen_backbone)
+    assert np.abs(got - want.numpy()).max() < 1e-4
 
 
 def test_the_time_of_computing_features_counts(monkeypatch):

@@ -10,7 +10,7 @@ refuses bags that carry truth: call :meth:`Bags.blind` first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -80,7 +80,7 @@ class Bags:
             Any of ``weight``, ``counted``, ``group``, ``names``, ``known``, ``truth`` and ``removed``.
         """
         for key in extras:
-            check_choice("field of bags", key, [f.name for f in fields(cls) if f.default is None])
+            check_choice("field of bags", key, _EXTRAS)
         names = validation.check_class_names(classes)
         addresses = validation.check_addresses(range(len(pool)) if index is None else index, len(pool))
         bag_names, n = extras.get("names"), len(addresses)
@@ -151,16 +151,10 @@ class Bags:
     def take(self, which: Any) -> Bags:
         """These bags (numbers, or a mask over all bags), in this order, over the same pool."""
         which = validation.check_bag_numbers(which, len(self)).to(self.offsets.device)
-        rows = self._rows(which)
-        sizes = self.sizes[which]
-        per_instance = {k: None if (v := getattr(self, k)) is None else v[rows] for k in _PER_INSTANCE}
-        numbers = which.tolist()
-        per_bag = {
-            k: None if (v := getattr(self, k)) is None else tuple(v[b] for b in numbers) for k in ("group", "names")
-        }
-        return replace(
-            self, offsets=_offsets(sizes), target=self.target[which], index=self.index[rows], **per_instance, **per_bag
-        )
+        group, names = (None if v is None else tuple(v[b] for b in which.tolist()) for v in (self.group, self.names))
+        fields = {"target": self.target[which], "group": group, "names": names}
+        rows = self.instances_of(which)
+        return replace(self, offsets=_offsets(self.sizes[which]), **self._per_instance(rows), **fields)
 
     def ranges(self, max_instances: int) -> list[range]:
         """Consecutive bags of at most this many instances together; a larger bag is a range of its own.
@@ -187,10 +181,12 @@ class Bags:
         """The same bags without the removed instances, so that the network does not see them either."""
         if self.removed is None:
             return self
-        rows = (~self.removed).nonzero().flatten()
-        per_instance = {k: None if (v := getattr(self, k)) is None else v[rows] for k in _PER_INSTANCE}
+        return replace(self.keep_instances((~self.removed).nonzero().flatten()), removed=None)
+
+    def keep_instances(self, rows: Tensor) -> Bags:
+        """The same bags with these instances only, given by their numbers in ascending order."""
         sizes = torch.bincount(self.bag[rows], minlength=len(self))
-        return replace(self, offsets=_offsets(sizes), index=self.index[rows], **{**per_instance, "removed": None})
+        return replace(self, offsets=_offsets(sizes), **self._per_instance(rows))
 
     def blind(self) -> Bags:
         """The same bags without the truth: what training may see."""
@@ -201,14 +197,18 @@ class Bags:
         moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
         return replace(self, pool=self.pool.to(device), **moved)
 
-    def _rows(self, which: Tensor) -> Tensor:
-        """The instances of these bags, bag after bag."""
+    def instances_of(self, which: Tensor) -> Tensor:
+        """The numbers (of N) of the instances of these bags (n,), bag after bag."""
         sizes = self.sizes[which]
         within = torch.arange(int(sizes.sum()), device=sizes.device) - _offsets(sizes)[:-1].repeat_interleave(sizes)
         return self.offsets[:-1][which].repeat_interleave(sizes) + within
 
+    def _per_instance(self, rows: Tensor) -> dict[str, Any]:
+        names = ("index", "weight", "known", "truth", "removed")
+        return {name: None if (v := getattr(self, name)) is None else v[rows] for name in names}
 
-_PER_INSTANCE = ("weight", "known", "truth", "removed")
+
+_EXTRAS = ("weight", "counted", "group", "names", "known", "truth", "removed")
 
 
 def _offsets(sizes: Tensor) -> Tensor:

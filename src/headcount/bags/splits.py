@@ -151,7 +151,7 @@ def subsample_instances(bags: Bags, max_instances: int, seed: int = 0) -> Bags:
     if len(bags.index) <= max_instances:
         return bags
     rows = sample_rows(bags, max_instances, seed)
-    subsample, bag = _keep_rows(bags, rows), bags.bag
+    subsample, bag = bags.blind().keep_instances(rows), bags.bag
     weight = torch.ones(len(bags.index), device=bag.device) if bags.weight is None else bags.weight
     drawn = (
         weight if bags.known is None else weight.masked_fill(bags.known >= 0, 0)
@@ -183,7 +183,7 @@ def subsample_bags(bags: Bags, max_instances: int, seed: int = 0) -> tuple[Bags,
     quota, order = bags.sizes.cpu().numpy().clip(max=size), rng.permutation(len(bags))
     quota[order[quota[order].cumsum() > max_instances]] = 0
     rows = _draw_rows(bags, quota, rng)
-    return _keep_rows(bags, rows).take(quota > 0), rows
+    return bags.blind().keep_instances(rows).take(quota > 0), rows
 
 
 def _draw_rows(bags: Bags, quota: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
@@ -195,11 +195,3 @@ def _draw_rows(bags: Bags, quota: np.ndarray, rng: np.random.Generator) -> torch
     keep = np.zeros(n, bool)
     keep[order] = rank < quota[bag[order]]
     return torch.from_numpy(np.flatnonzero(keep | (known & (quota > 0)[bag])))
-
-
-def _keep_rows(bags: Bags, rows: torch.Tensor) -> Bags:
-    """The bags with these instances only, blind."""
-    per_instance = {k: None if (v := getattr(bags, k)) is None else v[rows] for k in ("known", "removed", "weight")}
-    sizes = torch.bincount(bags.bag[rows], minlength=len(bags))
-    offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-    return replace(bags, index=bags.index[rows], offsets=offsets, truth=None, **per_instance)

@@ -19,6 +19,7 @@ from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.majority import metrics
 from headcount.models.fitted import FittedModel
+from headcount.reporting.paper_tables import RECROPPED_NOTE, uses_recropped_svhn
 from headcount.reporting.results_table import display_names
 from headcount.training.distributed import rank
 
@@ -128,6 +129,8 @@ def print_table(item: str, scale: Scale, records: Records) -> None:
         if average.is_wrong:
             note = f"printed average {average.printed:.3f}, its cells average {average.recomputed:.3f}"
             console.print(f"note: {scenario}, {method}: {note}")
+    if uses_recropped_svhn(records):
+        console.print(f"note: SVHN: {RECROPPED_NOTE}", soft_wrap=True)
 
 
 def _printed(cell: Cell) -> str:

@@ -24,7 +24,7 @@ from headcount.models.predictions import Predictions
 from headcount.models.trees import SklearnModel, Trees
 from headcount.readers.columns import ColumnRoles
 from headcount.readers.preprocessing import Preprocessor, number_fields
-from headcount.readers.raw_data import warn_similar_classes
+from headcount.readers.raw_data import note_similar_classes
 from headcount.readers.standard_scaler import StandardScaler
 from headcount.readers.values import clean_name, clean_names
 from headcount.seeds import seed_from_random_state
@@ -140,7 +140,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         if len(self.classes_) < 2:
             classes = self.classes_.tolist()
             raise HeadcountError(f"all bags have one class, {classes[0]!r}; a majority needs at least two classes")
-        for line in warn_similar_classes(list(map(str, self.classes_))):
+        for line in note_similar_classes(list(map(str, self.classes_))):
             warnings.warn(line, HeadcountWarning, stacklevel=2)
         self._bags_given, self._scaler = ids.given, None
         if isinstance(self.estimator, str):

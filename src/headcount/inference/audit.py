@@ -1,15 +1,15 @@
-"""An audit: how right a model is about single instances, from about a hundred that a person labels by hand.
+"""An audit: a model's accuracy on single instances, from about a hundred that a person labels by hand.
 
-Without instance truth there is no other honest way. Instances are drawn in strata (the predicted class, cut into bands of
-confidence), more from where the model is unsure, and each stands for the ``weight`` = N_h / n_h instances of its stratum:
+Instances are drawn in strata (the predicted class, cut into bands of confidence), more where the model is uncertain, and each
+stands for the ``weight`` = N_h / n_h instances of its stratum:
 
-    accuracy  =  sum_h  (N_h / N) (share right in stratum h)
+    accuracy  =  sum_h  (N_h / N) (accuracy in stratum h)
 
 Interval: Wilson's at the effective sample size  p (1 - p) / v,  v = sum_h (N_h / N)^2 q_h (1 - q_h) / n_h (1 - n_h / N_h),
-where q_h is stratum h's share with one more answer at the overall share added (a stratum of two right answers is not sure to
-be all right). If every answer is right (or wrong), the effective size is Kish's, 1 / sum_h (N_h / N)^2 / n_h.
+where q_h is stratum h's accuracy with one more instance at the overall accuracy added (two correct instances do not prove a stratum
+correct). If all are correct, or all wrong, the effective size is Kish's, 1 / sum_h (N_h / N)^2 / n_h.
 
-Letters: N instances, H strata, n_h drawn and N_h held by stratum h. Pure functions; coverage is measured in the tests.
+Letters: N instances, H strata; n_h of the N_h instances of stratum h are drawn.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ BANDS = 3
 
 
 class AuditSample(NamedTuple):
-    """Which instances to label, in an order that says nothing of the strata."""
+    """Which instances to label, in an order independent of the strata."""
 
     instance: np.ndarray  # (n,) instance numbers
     stratum: np.ndarray  # (n,)
-    stratum_sizes: np.ndarray  # (H,) how many instances each stratum holds
+    stratum_sizes: np.ndarray  # (H,) N_h
 
     @property
     def weight(self) -> np.ndarray:
@@ -39,18 +39,18 @@ class AuditSample(NamedTuple):
 
 
 def assign_strata(predicted: np.ndarray, confidence: np.ndarray, count: int, bands: int = BANDS) -> np.ndarray:
-    """(N,) the stratum of each instance: its predicted class ``said``, then its band of confidence ``sure``.
+    """(N,) the stratum of each instance: its predicted class, then its band of confidence.
 
-    There are never more strata than a quarter of ``count``: first the bands get fewer, then the classes are laid together.
+    There are at most ``count`` / 4 strata: first there are fewer bands, then the classes are pooled.
 
-    >>> strata(np.array([0, 0, 0, 0, 1, 1]), np.array([0.9, 0.5, 0.6, 0.8, 0.7, 0.9]), count=100, bands=2).tolist()
+    >>> assign_strata(np.array([0, 0, 0, 0, 1, 1]), np.array([0.9, 0.5, 0.6, 0.8, 0.7, 0.9]), count=100, bands=2).tolist()
     [1, 0, 0, 1, 2, 3]
     """
     _, predicted = np.unique(predicted, return_inverse=True)
-    most = max(1, count // 4)
-    if predicted.max() + 1 > most:
-        predicted, bands = np.zeros_like(predicted), min(most, 10)
-    bands = max(1, min(bands, most // int(predicted.max() + 1)))
+    limit = max(1, count // 4)
+    if predicted.max() + 1 > limit:
+        predicted, bands = np.zeros_like(predicted), min(limit, 10)
+    bands = max(1, min(bands, limit // int(predicted.max() + 1)))
     order = np.lexsort((confidence, predicted))
     starts = np.searchsorted(predicted[order], np.arange(predicted.max() + 2))
     rank = np.empty(len(predicted), np.int64)
@@ -60,26 +60,25 @@ def assign_strata(predicted: np.ndarray, confidence: np.ndarray, count: int, ban
 
 
 def allocate(stratum_sizes: np.ndarray, deviation: np.ndarray, count: int) -> np.ndarray:
-    """(H,) how many to draw of each stratum: two each, the rest by N_h x spread (Neyman), never more than it holds.
+    """(H,) how many to draw of each stratum: two each, the rest by N_h x deviation (Neyman), at most N_h.
 
-    >>> allot(np.array([100, 100, 1]), np.array([0.1, 0.3, 0.5]), 13).tolist()
+    >>> allocate(np.array([100, 100, 1]), np.array([0.1, 0.3, 0.5]), 13).tolist()
     [3, 9, 1]
     """
     count = min(count, int(stratum_sizes.sum()))
     drawn = np.minimum(stratum_sizes, 2)
     if drawn.sum() > count:
         raise HeadcountError(f"{count} instances are too few for {len(stratum_sizes)} strata of two; draw more")
-    wish = stratum_sizes * np.maximum(deviation, 1e-3)
-    while drawn.sum() < count:  # one at a time to whoever has the fewest for its wish
-        room = drawn < stratum_sizes
-        drawn[np.argmax(np.where(room, wish / (drawn + 1), -1.0))] += 1
+    optimum = stratum_sizes * np.maximum(deviation, 1e-3)
+    while drawn.sum() < count:  # one at a time, where most are missing
+        drawn[np.argmax(np.where(drawn < stratum_sizes, optimum / (drawn + 1), -1.0))] += 1
     return drawn
 
 
 def draw_sample(
     predicted: np.ndarray, confidence: np.ndarray, count: int, rng: np.random.Generator, bands: int = BANDS
 ) -> AuditSample:
-    """``count`` instances (all of them if there are fewer), ``said`` and ``sure`` (N,) what the model says and how surely."""
+    """Draw ``count`` instances, or all if there are fewer, by what is predicted of each, ``predicted`` and ``confidence`` (N,)."""
     if count < 2:
         raise HeadcountError(f"an audit draws at least 2 instances, asked for {count}")
     stratum = assign_strata(predicted, confidence, min(count, len(predicted)), bands)
@@ -87,30 +86,30 @@ def draw_sample(
     expected = np.clip(np.bincount(stratum, weights=confidence) / stratum_sizes, 0.05, 0.95)
     drawn = allocate(stratum_sizes, np.sqrt(expected * (1 - expected)), count)
     picked = [rng.choice(np.flatnonzero(stratum == h), n, replace=False) for h, n in enumerate(drawn.tolist())]
-    item = rng.permutation(np.concatenate(picked))
-    return AuditSample(item, stratum[item], stratum_sizes)
+    instance = rng.permutation(np.concatenate(picked))
+    return AuditSample(instance, stratum[instance], stratum_sizes)
 
 
 def stratified_accuracy(
-    right: np.ndarray, stratum: np.ndarray, stratum_sizes: np.ndarray, level: float = LEVEL
+    correct: np.ndarray, stratum: np.ndarray, stratum_sizes: np.ndarray, level: float = LEVEL
 ) -> Estimate:
-    """The share right of all N instances, from answers ``right`` (n,) drawn in strata that hold ``held`` (H,) instances.
+    """The accuracy on all N instances, from n drawn ones: ``correct`` and ``stratum`` (n,), ``stratum_sizes`` (H,).
 
-    Strata nobody answered for are laid together with the nearest one that has answers.
+    Strata of which no instance was labelled are pooled with the nearest one.
     """
-    if not len(right):
+    if not len(correct):
         return NO_ESTIMATE
     drawn = np.bincount(stratum, minlength=len(stratum_sizes)).astype(float)
-    hits = np.bincount(stratum, weights=right.astype(float), minlength=len(stratum_sizes))
-    there = np.flatnonzero(drawn > 0)
-    nearest = there[np.abs(np.arange(len(stratum_sizes))[:, None] - there).argmin(1)]
-    size = np.bincount(nearest, weights=stratum_sizes, minlength=len(stratum_sizes))[there]
-    drawn, hits = drawn[there], hits[there]
+    hits = np.bincount(stratum, weights=correct.astype(float), minlength=len(stratum_sizes))
+    used = np.flatnonzero(drawn > 0)
+    nearest = used[np.abs(np.arange(len(stratum_sizes))[:, None] - used).argmin(1)]
+    size = np.bincount(nearest, weights=stratum_sizes, minlength=len(stratum_sizes))[used]
+    drawn, hits = drawn[used], hits[used]
     part = size / size.sum()
     p = float((part * hits / drawn).sum())
+    if (drawn >= size).all():  # every instance was labelled
+        return Estimate(p, p, p, len(correct))
     q = (hits + p) / (drawn + 1)
     variance = float((part**2 * q * (1 - q) / drawn * np.maximum(0, 1 - drawn / size)).sum())
-    if (drawn >= size).all():  # every instance was looked at
-        return Estimate(p, p, p, len(right))
-    worth = float(1 / (part**2 / drawn).sum()) if p * (1 - p) < 1e-12 else p * (1 - p) / variance
-    return Estimate(p, *wilson_interval(p, worth, level), len(right))
+    n_effective = float(1 / (part**2 / drawn).sum()) if p * (1 - p) < 1e-12 else p * (1 - p) / variance
+    return Estimate(p, *wilson_interval(p, n_effective, level), len(correct))

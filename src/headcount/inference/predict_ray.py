@@ -1,11 +1,7 @@
 """Prediction on a Ray cluster: bags in shards, each a task; the predictions come back in order.
 
-    predict_dataset(model, dataset, shard_predictor=remote_predictor("model", address="auto"))    # headcount predict --launch ray
-    for predictions in predict_on_ray("model", shards, address="auto"): ...                       # any bags, any saved model
-
 The model travels to the nodes as its two files, once, and loading it runs no code. Shards of bags travel with their instances;
-where the data are on the nodes (or on a shared disk), give functions that read a shard there instead. A shard whose process or
-node is lost is predicted again on another.
+where the data are on the nodes (or on a shared disk), give functions that read a shard there instead.
 """
 
 from __future__ import annotations
@@ -56,13 +52,17 @@ def predict_on_ray(
     Parameters
     ----------
     folder
-        A saved FittedModel, which predicts ``Predictions``, or a saved Model, which predicts an ``Output``.
+        A saved FittedModel, which gives ``Predictions``, or a saved Model, which gives an ``Output``.
     bags
         Bags, which are split into shards of ``shard_instances``; or the shards: bags, or functions that make them on a node.
     address, gpus_each, cpus_each, retries
         See :class:`headcount.inference.ray_cluster.RayOptions`.
     arguments
         Of :meth:`FittedModel.predict`, or of :func:`headcount.models.predictions.predict` for a Model.
+
+    Examples
+    --------
+    >>> for predictions in predict_on_ray("model", shards, address="auto"): ...         # doctest: +SKIP
     """
     load_model(folder)  # what is wrong with it is reported before anything travels
     options = RayOptions(address, gpus_each, cpus_each, retries)
@@ -73,8 +73,7 @@ def predict_on_ray(
 def remote_predictor(
     folder: Path | str, *, address: str | None = None, gpus_each: float = 0, cpus_each: float = 1, retries: int = 3
 ) -> ShardPredictor:
-    """The fitted model in this folder on a cluster, for :func:`headcount.inference.predict.predict_dataset`. Wrong options and a
-    missing Ray are reported at once."""
+    """The model in this folder on a cluster, for ``predict_dataset(..., shard_predictor=)``. Wrong options are reported at once."""
     options = RayOptions(address, gpus_each, cpus_each, retries)
     require_single_process("prediction on Ray")
     import_ray()
@@ -138,9 +137,6 @@ def detach_bags(bags: Bags) -> Bags:
 def model_files(folder: Path | str) -> Files:
     """A saved model as bytes."""
     return {name: (Path(folder) / name).read_bytes() for name in (WEIGHTS_FILE, JSON_FILE)}
-
-
-# -- on a node ----------------------------------------------------------------------------------------------------------------
 
 
 def predict_on_node(

@@ -1,4 +1,4 @@
-"""Ray: connecting to a cluster, sending tasks to its nodes, and bringing back a value or the exception that was raised there."""
+"""Ray: connecting to a cluster, and bringing back from a node a value, or the exception that was raised there."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class RayOptions:
     Parameters
     ----------
     address
-        ``auto`` (the cluster this machine belongs to), ``host:port``, ``local`` (a new one on this machine alone), or None (the
-        one that ``RAY_ADDRESS`` or this machine knows, else a new one).
+        ``auto`` (this machine's cluster), ``host:port``, ``local`` (a new one on this machine), or None (the one that
+        ``RAY_ADDRESS`` or this machine knows, else a new one).
     gpus_each, cpus_each
-        GPUs and CPUs of a task. 0 GPUs computes on CPUs, 0.25 lets four tasks share a GPU.
+        GPUs and CPUs of a task; 0.25 lets four tasks share a GPU.
     retries
         How often a task is repeated after its process or its node is lost. An exception in a task is final.
     """
@@ -41,15 +41,15 @@ class RayOptions:
     retries: int = 3
 
     def __post_init__(self) -> None:
-        gpus = self.gpus_each
-        if self.address is not None and "://" in self.address:
+        address, gpus, cpus = self.address, self.gpus_each, self.cpus_each
+        if address is not None and "://" in address:
             raise HeadcountError(
-                f"this starts on a machine of the cluster; give auto, local or host:port, not {self.address!r}"
+                f"this starts on a machine of the cluster; give auto, local or host:port, not {address!r}"
             )
         if not 0 <= gpus < 1e6 or (gpus > 1 and gpus != int(gpus)):
             raise HeadcountError(f"a task takes a part of a GPU or whole ones (0, 0.25, 1, 2), got {gpus:g}")
-        if not 0 < self.cpus_each < 1e6:
-            raise HeadcountError(f"a task takes a part of a CPU or whole ones (0.5, 1, 4), got {self.cpus_each:g}")
+        if not 0 < cpus < 1e6:
+            raise HeadcountError(f"a task takes a part of a CPU or whole ones (0.5, 1, 4), got {cpus:g}")
         if self.retries < 0:
             raise HeadcountError(f"retries is 0 or more, got {self.retries}")
 
@@ -64,16 +64,13 @@ class RayOptions:
 
 
 def check_device(device: str, gpus_each: float) -> None:
-    """On Ray a task computes on the GPU it is given: refuse a ``--device`` that contradicts that."""
+    """A task on Ray computes on the GPU it is given: refuse a ``--device`` that contradicts that."""
     if device not in ("auto", "cpu", "cuda"):
         raise HeadcountError(f"on Ray a run takes the GPU it is given; --device is auto, cpu or cuda, got {device!r}")
     if device != "auto" and (device == "cuda") != bool(gpus_each):
         raise HeadcountError(
             f"--device {device} and --gpus-each {gpus_each:g} contradict each other; give only --gpus-each"
         )
-
-
-# -- on the driver --------------------------------------------------------------------------------------------------------
 
 
 def import_ray() -> Any:
@@ -88,22 +85,20 @@ def import_ray() -> Any:
 @contextmanager
 def connected(ray: Any, options: RayOptions) -> Iterator[None]:
     """Connected to the cluster, on which a task has room. A session that is open already is used, and left open."""
-    if ray.is_initialized():
-        _check_capacity(ray, options)
-        yield
-        return
-    address = options.address
-    _check_reachable(address or os.environ.get("RAY_ADDRESS"))
-    try:
-        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as e:
-        why = str(e).partition("\n")[0].partition(". ")[0]
-        raise HeadcountError(f"no Ray cluster at {address!r} ({why}); `ray start --head` starts one") from e
+    address, connected_before = options.address, ray.is_initialized()
+    if not connected_before:
+        _check_reachable(address or os.environ.get("RAY_ADDRESS"))
+        try:
+            ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as e:
+            why = str(e).partition("\n")[0].partition(". ")[0]
+            raise HeadcountError(f"no Ray cluster at {address!r} ({why}); `ray start --head` starts one") from e
     try:
         _check_capacity(ray, options)
         yield
     finally:
-        ray.shutdown()
+        if not connected_before:
+            ray.shutdown()
 
 
 def _check_reachable(address: str | None) -> None:
@@ -113,9 +108,8 @@ def _check_reachable(address: str | None) -> None:
         try:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT).close()
         except (OSError, OverflowError) as e:
-            raise HeadcountError(
-                f"cannot connect to {address} ({e}); is the head of the cluster running? (`ray start --head`)"
-            ) from None
+            hint = "is the head of the cluster running? (`ray start --head`)"
+            raise HeadcountError(f"cannot connect to {address} ({e}); {hint}") from None
 
 
 def _check_capacity(ray: Any, options: RayOptions) -> None:
@@ -139,9 +133,6 @@ def as_remote(ray: Any, task: Callable[..., Any], options: RayOptions) -> Any:
     return ray.remote(
         num_cpus=options.cpus_each, num_gpus=options.gpus_each, max_retries=options.retries, retry_exceptions=False
     )(task)
-
-
-# -- there and back -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Which column is what, and which of them become features: the plan before anything is learned.
+"""Roles of columns: which one names the bag, which one the label, and so on.
 
-A column has one role. ``Named`` says it; where it says nothing, a short list of usual names decides (``USUAL``), and two
-candidates for one role are refused. What has a role is never a feature: no label, truth, id or coordinate gets into a model.
+A column has one role. :class:`ColumnRoles` names it; where it does not, a short list of common names decides
+(``COMMON_NAMES``), and two candidates for one role are refused. A column with a role is never a feature, so that no label,
+truth, id or coordinate gets into a model.
 """
 
 from __future__ import annotations
@@ -10,13 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-import numpy as np
-
 from headcount.errors import HeadcountError
-from headcount.readers.preprocessing import Field, Preprocessor, fit_field
-from headcount.readers.values import first_duplicate, nfc
+from headcount.readers.values import first_duplicate, nfc, preview
 
-# Recognised whatever the case, with spaces and dashes read as underscores.
+# Recognised in upper or lower case, with spaces and dashes read as underscores.
 COMMON_NAMES: dict[str, tuple[str, ...]] = {
     "bag": ("bag", "bag_id", "slide_id", "slide", "precinct", "product", "product_id"),
     "label": ("label", "bag_label", "majority", "winner"),
@@ -34,67 +32,97 @@ ID_NAMES = ("id", "instance_id", "tile_id", "row_id")
 
 @dataclass(frozen=True)
 class ColumnRoles:
-    """The user's own names for the columns; None and () mean: recognise it.
+    """The columns of a table, by role. A role that is None or empty is recognised by common names (``COMMON_NAMES``).
 
-    >>> Named(bag="street").found(["street", "Label", "age", "x", "y"]).to_json()
+    Parameters
+    ----------
+    bag, label
+        The bag of each instance, and the class of the bag.
+    votes
+        Columns of votes or shares, one per class, in place of a label; their names are those of the classes.
+    path
+        Image files, one per row, relative to the table.
+    text
+        The text to learn from.
+    weight
+        How many votes an instance has.
+    group
+        Patient, site or county of the bag: never split over folds.
+    truth
+        The class of the instance, for scoring only.
+    known
+        The class of the instance, as supervision.
+    x, y
+        Coordinates of the instance.
+    id
+        Identifier of the instance, unique in its bag.
+    features
+        Columns to learn from; empty: all without a role.
+    categories
+        Columns of numbers that are names, such as postal codes.
+
+    Examples
+    --------
+    >>> ColumnRoles(bag="street").resolve(["street", "Label", "age", "x", "y"]).to_json()
     {'bag': 'street', 'label': 'Label', 'x': 'x', 'y': 'y'}
     """
 
     bag: str | None = None
     label: str | None = None
-    votes: tuple[str, ...] = ()  # one column of votes or shares per class; the columns name the classes
-    path: str | None = None  # pictures, one file per row
+    votes: tuple[str, ...] = ()
+    path: str | None = None
     text: str | None = None
-    weight: str | None = None  # votes of an instance
-    group: str | None = None  # patient, site, county: never split over folds
-    truth: str | None = None  # the instance's own class, for scoring only
-    known: str | None = None  # the instance's own class, given as supervision
+    weight: str | None = None
+    group: str | None = None
+    truth: str | None = None
+    known: str | None = None
     x: str | None = None
     y: str | None = None
-    id: str | None = None  # the instance's own name, once in a bag
-    features: tuple[str, ...] = ()  # none named: every column that has no role
-    categories: tuple[str, ...] = ()  # numbers that are names, such as postal codes
+    id: str | None = None
+    features: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            many = field.name in _LIST_ROLES
-            good = isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value) if many else True
-            if not good or not (many or value is None or isinstance(value, str)):
-                raise HeadcountError(f"{field.name} names {'columns' if many else 'a column'}, got {value!r}")
-            if value is not None:  # as tables have them
-                object.__setattr__(self, field.name, tuple(map(nfc, value)) if many else nfc(value))
+            value, is_list = getattr(self, field.name), field.name in _LIST_ROLES
+            if is_list and not (isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value)):
+                raise HeadcountError(f"{field.name} names columns, got {value!r}")
+            if not (is_list or value is None or isinstance(value, str)):
+                raise HeadcountError(f"{field.name} names a column, got {value!r}")
+            if value is not None:  # tables have their names normalised likewise
+                object.__setattr__(self, field.name, tuple(map(nfc, value)) if is_list else nfc(value))
 
     def resolve(
-        self, names: Sequence[str], origin: str = "the table", label_columns: Iterable[str] = (), *,
-        instance_kind_known: bool = False, optional_roles: Sequence[str] = (),
-    ) -> ColumnRoles:  # fmt: skip
-        """The same with every role filled in that a column of ``names`` plays; ``elsewhere`` is the label file's header.
-        ``settled``: what the instances are is known. ``unasked``: roles that nobody plays where two columns may."""
-        if (twice := first_duplicate(names)) is not None:
-            raise HeadcountError(f"{origin} has two columns called {twice!r}; give each column its own name")
-        known = {*names, *label_columns}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            for name in value if isinstance(value, tuple) else () if value is None else (value,):
-                if name not in known:
-                    raise HeadcountError(f"{origin} has no column {name!r} ({field.name}); it has {_listed(names)}")
-        taken = {*self.features, *self.votes, *self.categories, *(v for _, v in self.assigned_columns())}
-        recognised: dict[str, Any] = {}
-        for role, usual in COMMON_NAMES.items():
+        self,
+        names: Sequence[str],
+        origin: str = "the table",
+        label_columns: Iterable[str] = (),
+        *,
+        instance_kind_known: bool = False,
+        optional_roles: Sequence[str] = (),
+    ) -> ColumnRoles:
+        """Fill in every role that one of the columns ``names`` plays.
+
+        ``label_columns`` are those of a separate label table. With ``instance_kind_known`` no text or path is recognised.
+        ``optional_roles`` stay empty where two columns could have them.
+        """
+        if (duplicate := first_duplicate(names)) is not None:
+            raise HeadcountError(f"{origin} has two columns called {duplicate!r}; give each column its own name")
+        existing = {*names, *label_columns}
+        assigned = self.assigned_columns() + [(role, name) for role in _LIST_ROLES for name in getattr(self, role)]
+        for role, name in assigned:
+            if name not in existing:
+                raise HeadcountError(f"{origin} has no column {name!r} ({role}); it has {preview(names, 12)}")
+        taken, recognised = {name for _, name in assigned}, dict[str, Any]()
+        for role, common in COMMON_NAMES.items():
             if getattr(self, role) is None:
-                candidates = [n for n in names if _normalize(n) in usual and n not in taken]
-                recognised[role] = (
-                    None
-                    if role in optional_roles and len(candidates) > 1
-                    else _single_candidate(role, candidates, origin)
-                )
-        if (
-            instance_kind_known or self.features or self.text or self.path
-        ):  # said what the instances are: nothing else is guessed
-            recognised.update({r: None for r in ("text", "path") if getattr(self, r) is None})
+                candidates = [n for n in names if _lower_case(n) in common and n not in taken]
+                ambiguous = role in optional_roles and len(candidates) > 1
+                recognised[role] = None if ambiguous else _only_candidate(role, candidates, origin)
+        if instance_kind_known or self.features or self.text or self.path:
+            recognised |= {role: None for role in ("text", "path") if getattr(self, role) is None}
         elif recognised["text"] and recognised["path"]:
-            both = f"text {recognised['text']!r} and pictures {recognised['path']!r}"
+            both = f"text {recognised['text']!r} and images {recognised['path']!r}"
             raise HeadcountError(f"{origin} has {both}; name the column that is the instance with text= or path=")
         if (self.x or recognised.get("x")) is None or (self.y or recognised.get("y")) is None:
             recognised["x"] = recognised["y"] = None  # one of them alone is a feature called x
@@ -102,31 +130,29 @@ class ColumnRoles:
                 raise HeadcountError(f"coordinates are two columns; x is {self.x!r} and y is {self.y!r}: name both")
         if self.id is None:
             recognised["id"] = next((n for n in names if is_id_column(n) and n not in taken), None)
-        filled = replace(self, **recognised)
-        filled._check_unique(origin, names)
-        return filled
+        resolved = replace(self, **recognised)
+        resolved._check_unique(origin, names)
+        return resolved
 
     def assigned_columns(self) -> list[tuple[str, str]]:
         """(role, column) for the roles that are one column."""
-        return [
-            (f.name, v) for f in fields(self) if f.name not in _LIST_ROLES and (v := getattr(self, f.name)) is not None
-        ]
+        single = [f.name for f in fields(self) if f.name not in _LIST_ROLES]
+        return [(role, name) for role in single if (name := getattr(self, role)) is not None]
 
     def filled_from(self, other: ColumnRoles) -> ColumnRoles:
-        """These names where they say something, the other's elsewhere: what a user adds to what a model remembers."""
-        return replace(other, **{f.name: v for f in fields(self) if (v := getattr(self, f.name))})
+        """These roles where they are named, those of ``other`` elsewhere: what a user adds to the roles of a model."""
+        return replace(other, **{f.name: value for f in fields(self) if (value := getattr(self, f.name))})
 
     def _check_unique(self, origin: str, names: Sequence[str]) -> None:
-        roles: dict[str, str] = {}
-        assigned = [
-            *self.assigned_columns(),
-            *((role, n) for role in ("votes", "features") for n in getattr(self, role)),
-        ]
-        for role, name in assigned:
-            if name in roles and {role, roles[name]} != {"bag", "group"}:
-                place = origin if name in names else "the label file"
-                raise HeadcountError(f"column {name!r} of {place} is named as {roles[name]} and as {role}; choose one")
-            roles[name] = role
+        lists = [(role, name) for role in ("votes", "features") for name in getattr(self, role)]
+        role_of: dict[str, str] = {}
+        for role, name in [*self.assigned_columns(), *lists]:
+            if name in role_of and {role, role_of[name]} != {"bag", "group"}:
+                table = origin if name in names else "the label file"
+                raise HeadcountError(
+                    f"column {name!r} of {table} is named as {role_of[name]} and as {role}; choose one"
+                )
+            role_of[name] = role
 
     def to_json(self) -> dict[str, Any]:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items() if v}
@@ -135,44 +161,22 @@ class ColumnRoles:
 _LIST_ROLES = ("votes", "features", "categories")
 
 
-@dataclass(frozen=True)
-class FeatureSchema:
-    """How raw instances become numbers: fields of a table, or nothing to do where they are numbers already."""
-
-    kind: str  # images, features, table or text
-    fields: tuple[Field, ...] = ()
-    shape: tuple[int, ...] = ()  # of an instance that is numbers already
-    roles: ColumnRoles = ColumnRoles()  # as found, so that a model can recognise its columns again
-
-    def fit(self, raw: Any, rows: np.ndarray | None = None) -> Preprocessor:
-        """What must be known of the training rows: means, categories, words. ``raw`` is a pyarrow table."""
-        if not self.fields:
-            return Preprocessor(self.kind, shape=self.shape, roles=self.roles.to_json())
-        fitted = tuple(fit_field(field, raw.column(field.name), rows) for field in self.fields)
-        width = sum(field.width for field in fitted)
-        if width == 0:
-            raise HeadcountError("no column is left to learn from: all of them are empty in the training bags")
-        return Preprocessor(self.kind, fields=fitted, shape=(width,), roles=self.roles.to_json())
+def find_common_name(role: str, names: Sequence[str], origin: str) -> str | None:
+    """The column that has one of the common names of a role."""
+    return _only_candidate(role, [n for n in names if _lower_case(n) in COMMON_NAMES[role]], origin)
 
 
-def is_id_column(name: str) -> bool:
-    """Columns that number or name rows: never a feature unless somebody asks for it."""
-    return _normalize(name) in ID_NAMES or name.startswith(
-        "__index_level_"
-    )  # how Arrow calls the index of a pandas frame
-
-
-def _normalize(name: str) -> str:
-    return name.strip().lower().replace(" ", "_").replace("-", "_")
-
-
-def _single_candidate(role: str, candidates: list[str], origin: str) -> str | None:
+def _only_candidate(role: str, candidates: list[str], origin: str) -> str | None:
     if len(candidates) > 1:
-        both = " or ".join(map(repr, candidates))
-        raise HeadcountError(f"{origin}: the {role} may be column {both}; name one with {role}=")
+        either = " or ".join(map(repr, candidates))
+        raise HeadcountError(f"{origin}: the {role} may be column {either}; name one with {role}=")
     return candidates[0] if candidates else None
 
 
-def _listed(names: Sequence[str], most: int = 12) -> str:
-    shown = ", ".join(repr(n) for n in names[:most])
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+def is_id_column(name: str) -> bool:
+    """Whether a column numbers or names rows; it is a feature only on request."""
+    return _lower_case(name) in ID_NAMES or name.startswith("__index_level_")  # Arrow's name of a pandas index
+
+
+def _lower_case(name: str) -> str:
+    return name.strip().lower().replace(" ", "_").replace("-", "_")

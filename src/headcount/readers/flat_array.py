@@ -1,11 +1,11 @@
-"""Many files as one flat array: in memory, or in a cache on disk that is mapped and survives a kill.
+"""Many files as one flat array: in memory, or in a memory-mapped cache on disk that survives a kill.
 
-    <cache>/<key>.npy          the array, (rows, ...), there only when it is whole
+    <cache>/<key>.npy          the array (rows, ...), present only when it is complete
     <cache>/<key>.npy.part     the array while it is written
-    <cache>/<key>.jsonl        one line per part that is written: its digest, and rows of it that are bad
+    <cache>/<key>.jsonl        one line per written part: its digest, and the rows of it that have problems
 
-A killed run goes on after the last line of the .jsonl; the key is made of the files' names, sizes and dates, so that changed
-files make a new cache. The digests are of the content.
+A run that was killed resumes after the last line of the .jsonl. The key is a hash of the names, sizes and dates of the files, so
+that changed files make a new cache; the digests are of the content.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from headcount.io import file_lock
 
 @dataclass(frozen=True)
 class Part:
-    """Rows that come together: a slide, or a few hundred pictures."""
+    """Rows that are read together: a slide, or a few hundred images."""
 
     rows: np.ndarray
     digest: str
-    bad: dict[int, str]  # row of this part -> what is wrong with it; its numbers are zeros
+    problems: dict[int, str]  # row of this part -> what is wrong with it; its numbers are zeros
 
 
 def available_memory() -> int:
-    """Bytes that may be taken in memory: half of what is free."""
+    """Bytes that may be used: half of the free memory."""
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     except (ValueError, OSError, AttributeError):
@@ -44,7 +44,7 @@ def available_memory() -> int:
 
 
 def cache_key(files: Sequence[Path], settings: Any) -> str:
-    """Of files and of what is made of them."""
+    """A hash of the files and of what is made of them."""
     digest = hashlib.sha256(json.dumps(settings).encode())
     for file in files:
         stat = file.stat()
@@ -56,89 +56,85 @@ def build_flat_array(
     sizes: Sequence[int],
     shape: tuple[int, ...],
     dtype: Any,
-    fill: Callable[[int], Part],
+    read_part: Callable[[int], Part],
     cache: Path | None,
     make_key: Callable[[], str],
 ) -> tuple[np.ndarray, list[Part]]:
-    """(sum of sizes, *shape) and the parts without their rows. ``cache`` None: in memory if there is room for it."""
-    total = int(sum(sizes))
+    """(sum of sizes, *shape), and the parts without their rows. Without a ``cache``, in memory if it fits."""
     ends = np.concatenate([[0], np.cumsum(sizes)]).astype(int).tolist()
-    need = total * int(np.prod(shape)) * np.dtype(dtype).itemsize
-    if cache is None and need <= available_memory():
-        array, parts = np.empty((total, *shape), dtype), []
+    shape, dtype = (ends[-1], *shape), np.dtype(dtype)
+    n_bytes = int(np.prod(shape)) * dtype.itemsize
+    if cache is None and n_bytes <= available_memory():
+        array, parts = np.empty(shape, dtype), []
         for k in range(len(sizes)):
-            part = fill(k)
+            part = read_part(k)
             array[ends[k] : ends[k + 1]] = part.rows
-            parts.append(Part(part.rows[:0], part.digest, part.bad))
+            parts.append(Part(part.rows[:0], part.digest, part.problems))
         return array, parts
     folder = cache_folder() / "flat" if cache is None else Path(cache).expanduser()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{make_key()}.npy"
         with file_lock(path.with_suffix(".lock")):
-            return _write_cached(path, ends, (total, *shape), np.dtype(dtype), fill)
+            return _write_cache(path, ends, shape, dtype, read_part)
     except OSError as e:
-        raise HeadcountError(f"cannot write the cache in {folder}: {e}; it needs {need / 1e9:.1f} GB") from None
+        raise HeadcountError(f"cannot write the cache in {folder}: {e}; it needs {n_bytes / 1e9:.1f} GB") from None
 
 
-def _write_cached(
-    path: Path, ends: list[int], shape: tuple[int, ...], dtype: np.dtype, fill: Callable[[int], Part]
+def _write_cache(
+    path: Path, ends: list[int], shape: tuple[int, ...], dtype: np.dtype, read_part: Callable[[int], Part]
 ) -> tuple[np.ndarray, list[Part]]:
-    log, part_path, parts = path.with_suffix(".jsonl"), path.with_name(path.name + ".part"), []
-    whole = path.exists()
-    if whole or part_path.exists():
-        parts = _read_log(log, ends)
-    if whole and len(parts) == len(ends) - 1:
+    log, unfinished = path.with_suffix(".jsonl"), path.with_name(path.name + ".part")
+    parts = _read_log(log, ends) if path.exists() or unfinished.exists() else []
+    if path.exists() and len(parts) == len(ends) - 1:
         return _open_mapped(path, shape, dtype), parts
-    parts, start = _resume_or_create(part_path, shape, dtype, parts, ends)
-    with open(part_path, "r+b") as file, open(log, "w", encoding="utf-8") as lines:
-        lines.writelines(_line(p) for p in parts)
+    parts, start = _resume_or_create(unfinished, shape, dtype, parts, ends)
+    with open(unfinished, "r+b") as file, open(log, "w", encoding="utf-8") as lines:
+        lines.writelines(map(_log_line, parts))
         file.seek(start)
         for k in range(len(parts), len(ends) - 1):
-            part = fill(k)
-            file.write(
-                np.ascontiguousarray(part.rows, dtype).tobytes()
-            )  # not mapped: a full disk is an error, no signal
-            file.flush()  # the rows before the line that says they are there
-            parts.append(Part(part.rows[:0], part.digest, part.bad))
-            lines.write(_line(parts[-1]))
+            part = read_part(k)
+            file.write(np.ascontiguousarray(part.rows, dtype).tobytes())  # not mapped: a full disk is then no signal
+            file.flush()  # the rows before the line that records them
+            parts.append(Part(part.rows[:0], part.digest, part.problems))
+            lines.write(_log_line(parts[-1]))
             lines.flush()
         os.fsync(file.fileno())
-    os.replace(part_path, path)
+    os.replace(unfinished, path)
     return _open_mapped(path, shape, dtype), parts
 
 
 def _resume_or_create(
     path: Path, shape: tuple[int, ...], dtype: np.dtype, parts: list[Part], ends: list[int]
 ) -> tuple[list[Part], int]:
-    """The parts in the file a killed run left, if it is ours, and where its next rows go; else a new file."""
+    """The parts in the file of a killed run, if it is one, and the position of the next; else none, and a new file."""
     header = io.BytesIO()
-    header_fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_2_0(header, header_fields)
-    start, row = header.tell(), int(np.prod(shape[1:])) * dtype.itemsize
-    after = start + ends[len(parts)] * row
+    fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_2_0(header, fields)
+    start, row_bytes = header.tell(), int(np.prod(shape[1:])) * dtype.itemsize
+    end = start + ends[len(parts)] * row_bytes
     try:
-        with open(path, "rb") as old:
-            if old.read(start) == header.getvalue() and os.fstat(old.fileno()).st_size >= after:
-                return parts, after
+        with open(path, "rb") as file:
+            if file.read(start) == header.getvalue() and os.fstat(file.fileno()).st_size >= end:
+                return parts, end
     except OSError:
         pass
     path.write_bytes(header.getvalue())
     return [], start
 
 
-def _line(part: Part) -> str:
-    return json.dumps({"digest": part.digest, "bad": part.bad}) + "\n"
+def _log_line(part: Part) -> str:
+    return json.dumps({"digest": part.digest, "problems": part.problems}) + "\n"
 
 
 def _read_log(log: Path, ends: list[int]) -> list[Part]:
-    """The parts that were finished; a line torn by the kill ends the list."""
+    """The finished parts; a line that the kill cut off ends the list."""
     parts: list[Part] = []
     try:
         for line in log.read_text(encoding="utf-8").splitlines()[: len(ends) - 1]:
             record = json.loads(line)
-            bad = {int(row): str(why) for row, why in record["bad"].items()}
-            parts.append(Part(np.zeros(0), str(record["digest"]), bad))
+            problems = {int(row): str(why) for row, why in record["problems"].items()}
+            parts.append(Part(np.zeros(0), str(record["digest"]), problems))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     return parts

@@ -1,7 +1,7 @@
-"""Picture files as one array (n, H, W, channels) uint8: grey if all are grey, else RGB.
+"""Folders of images: one sub-folder per bag with a labels.csv beside them, or bags/<label>/<bag>/*; and their decoding.
 
-Without ``side`` the pictures must have one size; with it each is resized to a square of that side. They are decoded once, on
-a few threads, into memory or into a mapped cache (see flat.py), and the file's bytes make the digest.
+Images become one array (n, H, W, channels) uint8: grey if all are grey, else RGB. Without ``side`` they must have one size; with
+it each is resized to a square. They are decoded once, in a few threads, into memory or a memory-mapped cache (flat_array.py).
 """
 
 from __future__ import annotations
@@ -10,134 +10,262 @@ import hashlib
 import io
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from PIL import Image
 
 from headcount.errors import HeadcountError
 from headcount.readers.flat_array import Part, build_flat_array, cache_key
-from headcount.readers.raw_data import ReadOptions
+from headcount.readers.labels import join_labels
+from headcount.readers.preprocessing import FeatureSchema
+from headcount.readers.raw_data import BagLabels, RawData, ReadOptions
+from headcount.readers.values import as_text, clean_name, preview
 
+LABEL_FILES = ("labels.csv", "labels.tsv", "labels.parquet")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp", ".ppm", ".pgm")
-_MODES_16_BIT = ("I;16", "I;16B", "I;16L", "I;16N")  # bits: the upper eight are kept
-_GREY_MODES = ("1", "L", "LA", "La", *_MODES_16_BIT)
+_MODES_16_BIT = ("I;16", "I;16B", "I;16L", "I;16N")  # of which the upper eight bits are kept
 _MODES_32_BIT = ("I", "F")
+_GREY_MODES = ("1", "L", "LA", "La", *_MODES_16_BIT)
 _BLOCK = 512
 _MAX_PIXELS = 1 << 26
+
+
+# -- folders --------------------------------------------------------------------------------------------------------------
+
+
+def find_label_file(folder: Path) -> Path | None:
+    return next((folder / name for name in LABEL_FILES if (folder / name).is_file()), None)
+
+
+def read_folder(folder: Path, options: ReadOptions) -> RawData:
+    """Bags in the order of their names, and so are their images."""
+    root, notes = folder, list[str]()
+    label_file = find_label_file(folder)
+    subfolders = _subfolders(root, folder, notes)
+    if not subfolders[1:] and (root / "bags").is_dir():
+        root = root / "bags"
+        label_file, subfolders = label_file or find_label_file(root), _subfolders(root, folder, notes)
+    level1 = {s: _image_files(s, notes) for s in subfolders}
+    level2 = {s: {b: _image_files(b, notes) for b in _subfolders(s, folder, notes)} for s in subfolders}
+    flat = {s: files for s, files in level1.items() if files}  # bags one level down
+    deep = {s: {b: files for b, files in bags.items() if files} for s, bags in level2.items() if any(bags.values())}
+    if flat and deep:
+        both = f"{next(iter(flat))} holds images and {next(iter(next(iter(deep.values()))))} too"
+        raise HeadcountError(f"is a bag one folder down or two? {both}; use folder/<bag>/* or folder/<label>/<bag>/*")
+    if not flat and not deep:
+        raise HeadcountError(
+            f"no images in the sub-folders of {root}; they end in {' '.join(IMAGE_SUFFIXES)}, one folder per bag"
+        )
+    empty = [_name(s) for s in subfolders if s not in flat and s not in deep]
+    empty += [f"{_name(s)}/{_name(b)}" for s in (*flat, *deep) for b, files in level2[s].items() if not files]
+    if empty:
+        notes.append(f"ignored: {preview(empty)}, no images in {'it' if len(empty) == 1 else 'them'}")
+    if loose := [e.name for e in _list_folder(root) if e.suffix.lower() in IMAGE_SUFFIXES and not e.is_dir()]:
+        notes.append(f"ignored in {root}: {preview(loose)}, beside the folders of the bags and in none of them")
+    if flat:
+        names, files, parents = [_name(b) for b in flat], list(flat.values()), None
+    else:
+        parents = [_name(s) for s, bags in deep.items() for _ in bags]
+        names = [f"{_name(s)}/{_name(b)}" for s, bags in deep.items() for b in bags]
+        files = [files for bags in deep.values() for files in bags.values()]
+    if parents and options.labels is None:
+        values = tuple(dict.fromkeys(parents))
+        labels = BagLabels(values, np.array([values.index(p) for p in parents]), source=f"the folders in {root}")
+        if label_file:
+            notes.append(f"ignored: {label_file}, the folders name the labels; to use it, give it as labels=")
+    else:
+        labels = _labels(folder, label_file if options.labels is None else options.labels, options, names, empty)
+    return _load_images(folder, names, files, labels, options, notes)
+
+
+def _labels(folder: Path, given: object, options: ReadOptions, names: Sequence[str], empty: Sequence[str]) -> BagLabels:
+    if given is not None:
+        return join_labels(given, options, names, empty=empty)
+    if options.need_labels:
+        raise HeadcountError(f"{folder} has no labels.csv; add one with columns bag and label, or name a label file")
+    return BagLabels(codes=np.full(len(names), -1))
+
+
+def _load_images(
+    folder: Path,
+    names: Sequence[str],
+    files_of_bags: Sequence[Sequence[Path]],
+    labels: BagLabels,
+    options: ReadOptions,
+    notes: list[str],
+) -> RawData:
+    files = [f for files in files_of_bags for f in files]
+    bag = np.repeat(np.arange(len(names)), [len(files) for files in files_of_bags])
+    ids = pa.table({
+        "bag": pa.DictionaryArray.from_arrays(bag, list(names)),
+        "file": [as_text(str(f.relative_to(folder))) for f in files],
+    })  # fmt: skip
+    array, address, excluded, digest = read_images(files, options, lambda i: str(files[i]), notes)
+    height, width, channels = array.shape[1:]
+    what = f"images of {width}x{height} {'grey' if channels == 1 else 'RGB'}"
+    return RawData(
+        kind="images", summary=f"read {folder}: {len(files):,} {what} in folders", origin=str(folder),
+        schema=FeatureSchema("images", shape=(height, width, channels)), content=array, bag=np.where(excluded, -1, bag),
+        names=names, labels=labels, ids=ids, digest=digest, notes=notes, all_finite=True, address=address,
+    )  # fmt: skip
+
+
+def _subfolders(folder: Path, top: Path, notes: list[str]) -> list[Path]:
+    """Sub-folders by name, without links to a folder above, which would never end."""
+    above = {top.resolve(), *top.resolve().parents, folder.resolve()}
+    subfolders = []
+    for entry in _list_folder(folder):
+        if entry.is_dir():
+            if entry.is_symlink() and entry.resolve() in above:
+                notes.append(f"ignored: {entry} is a link back to {entry.resolve()}")
+            else:
+                subfolders.append(entry)
+    return subfolders
+
+
+def _image_files(folder: Path, notes: list[str]) -> list[Path]:
+    files = [e for e in _list_folder(folder) if not e.is_dir()]
+    if other := [f.name for f in files if f.suffix.lower() not in IMAGE_SUFFIXES]:
+        notes.append(f"ignored in {folder}: {preview(other)} (not named like images)")
+    return [f for f in files if f.suffix.lower() in IMAGE_SUFFIXES]
+
+
+def _list_folder(folder: Path) -> list[Path]:
+    try:
+        return sorted(e for e in folder.iterdir() if not e.name.startswith("."))
+    except OSError as e:
+        raise HeadcountError(f"cannot look into {folder}: {e.strerror or e}") from None
+
+
+def _name(folder: Path) -> str:
+    return clean_name(folder.name) or folder.name
+
+
+# -- images ---------------------------------------------------------------------------------------------------------------
+
+
+class _Header(NamedTuple):
+    """What the header of an image file says; ``error`` if it cannot be used."""
+
+    height: int = 0
+    width: int = 0
+    grey: bool = True
+    error: str = ""
 
 
 def read_images(
     files: Sequence[Path], options: ReadOptions, describe: Callable[[int], str], notes: list[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
-    """Pictures (M, H, W, channels) uint8, (n,) where each file's lies, (n,) true where it is bad, and a digest.
+    """Images (M, H, W, channels) uint8, (n,) the position of each file's, (n,) whether it is unreadable, and a digest.
 
-    ``called(i)`` names file and row in complaints; what the user should know goes to ``notes``.
+    ``describe(i)`` names file and row in messages; what the user should know is added to ``notes``.
     """
-    headers = [_peek_header(file) for file in files]
-    bad = np.array([isinstance(s, str) for s in headers], bool)
-    for i in np.flatnonzero(bad).tolist():
-        options.errors.report(f"{describe(i)} cannot be read as a picture: {headers[i]}")
-    good = [i for i, s in enumerate(headers) if not isinstance(s, str)]
-    if not good:
-        raise HeadcountError(f"none of the {len(files)} pictures can be read; the first: {describe(0)}")
-    shape = _common_shape({i: s for i, s in enumerate(headers) if not isinstance(s, str)}, options, describe)
+
+    def report(i: int, why: str) -> None:
+        options.errors.report(f"{describe(i)} cannot be read as an image: {why}")
+
+    headers = [_read_header(file) for file in files]
+    unreadable = np.array([bool(h.error) for h in headers], bool)
+    for i in np.flatnonzero(unreadable).tolist():
+        report(i, headers[i].error)
+    good = np.flatnonzero(~unreadable)
+    if not len(good):
+        raise HeadcountError(f"none of the {len(files)} images can be read; the first: {describe(0)}")
+    readable = {i: headers[i] for i in good.tolist()}
+    shape = _common_shape(readable, options, describe)
     if options.side is None:  # nobody asked for another size, so that it may be a mistake
-        notes += _note_resized([(describe(i), s) for i, s in enumerate(headers) if not isinstance(s, str)], shape)
-    readable = [files[i] for i in good]
-    blocks = [readable[i : i + _BLOCK] for i in range(0, len(readable), _BLOCK)]
+        notes += _note_resized(readable, shape, describe)
+    blocks = [good[i : i + _BLOCK].tolist() for i in range(0, len(good), _BLOCK)]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
 
-        def fill(k: int) -> Part:
-            done = list(threads.map(lambda file: _decode(file, shape), blocks[k]))
-            wrong = {i: why for i, (_, _, why) in enumerate(done) if why}
-            if wrong and not options.errors.skip:  # no need to decode the rest
-                first = next(iter(wrong))
-                options.errors.report(
-                    f"{describe(good[k * _BLOCK + first])} cannot be read as a picture: {wrong[first]}"
-                )
-            return Part(np.stack([a for a, _, _ in done]), _digest(d for _, d, _ in done), wrong)
+        def decode_block(k: int) -> Part:
+            decoded = list(threads.map(lambda i: _decode(files[i], shape), blocks[k]))
+            problems = {row: why for row, (_, _, why) in enumerate(decoded) if why}
+            if problems and not options.errors.skip:  # no need to decode the rest
+                row, why = next(iter(problems.items()))
+                report(blocks[k][row], why)
+            return Part(np.stack([image for image, _, _ in decoded]), _digest(d for _, d, _ in decoded), problems)
 
         array, parts = build_flat_array(
-            [len(b) for b in blocks],
-            shape,
-            np.uint8,
-            fill,
-            options.cache,
-            lambda: cache_key(readable, ["images", shape]),
-        )
-    for k, part in enumerate(parts):
-        for row, why in part.bad.items():
-            i = good[k * _BLOCK + row]
-            options.errors.report(f"{describe(i)} cannot be read as a picture: {why}")
-            bad[i] = True
-    place = np.zeros(len(files), np.int64)
-    place[good] = np.arange(len(good))
-    return array, place, bad, _digest(p.digest for p in parts)
+            [len(b) for b in blocks], shape, np.uint8, decode_block, options.cache,
+            lambda: cache_key([files[i] for i in readable], ["images", shape]),
+        )  # fmt: skip
+    for block, part in zip(blocks, parts, strict=True):
+        for row, why in part.problems.items():
+            report(block[row], why)
+            unreadable[block[row]] = True
+    address = np.zeros(len(files), np.int64)
+    address[good] = np.arange(len(good))
+    return array, address, unreadable, _digest(p.digest for p in parts)
 
 
 def _digest(parts: Iterable[str]) -> str:
     return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
-def _peek_header(file: Path) -> tuple[int, int, bool] | str:
-    """(height, width, grey) from the header alone, or what is wrong."""
+def _read_header(file: Path) -> _Header:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(file) as picture:
-                width, height, mode = *picture.size, picture.mode
-    except Exception as e:  # Pillow's readers raise whatever they stumble over
-        return f"{type(e).__name__}: {e}" if not isinstance(e, OSError) else e.strerror or "not a picture, or damaged"
+            with Image.open(file) as image:
+                (width, height), mode = image.size, image.mode
+    except OSError as e:
+        return _Header(error=e.strerror or "not an image, or damaged")
+    except Exception as e:  # a damaged file makes Pillow raise almost anything
+        return _Header(error=f"{type(e).__name__}: {e}")
     if mode in _MODES_32_BIT:
-        return f"it has 32 bits per pixel ({mode}); convert it to 8 or 16 bits"
+        return _Header(error=f"it has 32 bits per pixel ({mode}); convert it to 8 or 16 bits")
     if width * height > _MAX_PIXELS:
-        return f"it has {width}x{height} pixels; cut it into tiles first"
-    return height, width, mode in _GREY_MODES
+        return _Header(error=f"it has {width}x{height} pixels; cut it into tiles first")
+    return _Header(height, width, mode in _GREY_MODES)
 
 
 def _common_shape(
-    headers: dict[int, tuple[int, int, bool]], options: ReadOptions, describe: Callable[[int], str]
+    headers: Mapping[int, _Header], options: ReadOptions, describe: Callable[[int], str]
 ) -> tuple[int, int, int]:
     if options.preprocessor is not None and options.preprocessor.kind == "images":
         height, width, channels = options.preprocessor.shape
         return height, width, channels
-    channels = 1 if all(grey for _, _, grey in headers.values()) else 3
+    channels = 1 if all(h.grey for h in headers.values()) else 3
     if options.side is not None:
         return options.side, options.side, channels
-    first = next(iter(headers))
-    height, width, _ = headers[first]
-    for i, (h, w, _) in headers.items():
-        if (h, w) != (height, width):
-            sizes = f"{describe(first)} is {width}x{height}, {describe(i)} is {w}x{h}"
-            raise HeadcountError(f"pictures of several sizes: {sizes}; give a side to resize them to, such as side=64")
-    return height, width, channels
+    first, head = next(iter(headers.items()))
+    for i, h in headers.items():
+        if (h.height, h.width) != (head.height, head.width):
+            sizes = f"{describe(first)} is {head.width}x{head.height}, {describe(i)} is {h.width}x{h.height}"
+            raise HeadcountError(f"images of several sizes: {sizes}; give a side to resize them to, such as side=64")
+    return head.height, head.width, channels
 
 
-def _note_resized(headers: list[tuple[str, tuple[int, int, bool]]], shape: tuple[int, int, int]) -> list[str]:
-    """What to say of new pictures that are not of the model's size."""
+def _note_resized(
+    headers: Mapping[int, _Header], shape: tuple[int, int, int], describe: Callable[[int], str]
+) -> list[str]:
+    """A line on new images whose size is not the model's."""
     height, width, _ = shape
-    other = [(name, w, h) for name, (h, w, _) in headers if (h, w) != (height, width)]
-    if not other:
+    resized = [i for i, h in headers.items() if (h.height, h.width) != (height, width)]
+    if not resized:
         return []
-    name, w, h = other[0]
-    many = f"{len(other):,} of {len(headers):,} pictures are resized to the model's {width}x{height}"
-    return [f"{many}; the first, {name}, is {w}x{h}"]
+    count = f"{len(resized):,} of {len(headers):,} images are resized to the model's {width}x{height}"
+    first = headers[resized[0]]
+    return [f"{count}; the first, {describe(resized[0])}, is {first.width}x{first.height}"]
 
 
 def _decode(file: Path, shape: tuple[int, int, int]) -> tuple[np.ndarray, str, str]:
-    """(H, W, channels), the digest of the file, and what is wrong if anything is."""
+    """(H, W, channels) uint8, the digest of the file, and what is wrong, if anything is."""
     height, width, channels = shape
     try:
         raw = file.read_bytes()
-        with Image.open(io.BytesIO(raw)) as picture:
-            if picture.mode in _MODES_16_BIT:
-                picture = Image.fromarray((np.asarray(picture).astype(np.uint16) >> 8).astype(np.uint8))
-            made = picture.convert("L" if channels == 1 else "RGB")
-            if made.size != (width, height):
-                made = made.resize((width, height), Image.Resampling.BILINEAR)
-            return np.asarray(made, dtype=np.uint8).reshape(shape), hashlib.sha256(raw).hexdigest(), ""
-    except Exception as e:  # as above
+        with Image.open(io.BytesIO(raw)) as image:
+            if image.mode in _MODES_16_BIT:
+                image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+            image = image.convert("L" if channels == 1 else "RGB")
+            if image.size != (width, height):
+                image = image.resize((width, height), Image.Resampling.BILINEAR)
+            return np.asarray(image, dtype=np.uint8).reshape(shape), hashlib.sha256(raw).hexdigest(), ""
+    except Exception as e:  # a damaged file makes Pillow raise almost anything
         return np.zeros(shape, np.uint8), "", f"{e}"

@@ -1,7 +1,7 @@
-"""Opening tables: CSV, TSV and Parquet files, DataFrames of any make, dicts of columns, all as one pyarrow table.
+"""CSV, TSV and Parquet files, DataFrames of any library and dicts of columns, all as one pyarrow table.
 
-Columns with a role are read as they are written (a bag called 007 stays 007); the others are numbers if all their values
-are, else text. Nothing loops over rows.
+Columns with a role stay as they are written (a bag called 007 stays 007); the others are numbers if all their values are,
+else text. Nothing loops over rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import io
 import mmap
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,31 +22,33 @@ import pyarrow.parquet as pq
 
 from headcount.errors import HeadcountError
 from headcount.readers.columns import ColumnRoles
-from headcount.readers.raw_data import ErrorPolicy, abbreviate
-from headcount.readers.values import first_duplicate, nfc
+from headcount.readers.raw_data import ErrorPolicy
+from headcount.readers.values import abbreviate, first_duplicate, nfc
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".tab", ".parquet", ".pq")
 _BLOCK = 1 << 24
-_NAME_TYPE = pa.dictionary(pa.int32(), pa.string())  # few values, many rows: read as numbers of a word list
+_NAME_TYPE = pa.dictionary(pa.int32(), pa.string())  # few values in many rows
 _NAME_ROLES = ("bag", "label", "group", "truth", "known")
 MISSING_VALUES = ["", "?", "NA", "N/A", "#N/A", "nan", "NaN", "-nan", "-NaN", "null", "NULL", "None", "n/a", "<NA>"]
 
 
 def file_suffix(path: Path) -> str:
-    """The ending that says what a file is: data.csv.gz is a .csv."""
-    ends = [s.lower() for s in path.suffixes]
-    return ends[-2] if len(ends) > 1 and ends[-1] in (".gz", ".zst", ".bz2") else ends[-1] if ends else ""
+    """The suffix without that of a compression: .csv for data.csv.gz."""
+    suffixes = [s.lower() for s in path.suffixes]
+    if len(suffixes) > 1 and suffixes[-1] in (".gz", ".zst", ".bz2"):
+        return suffixes[-2]
+    return suffixes[-1] if suffixes else ""
 
 
 def is_dataframe(data: Any) -> bool:
-    """A table that lives in memory: pandas, polars, pyarrow or anything else that speaks their common language."""
+    """Whether this is a table of pandas, polars, pyarrow or another library with the Arrow or interchange protocol."""
     if isinstance(data, pa.Table) or hasattr(data, "__dataframe__"):
         return True
-    return hasattr(data, "__arrow_c_stream__") and hasattr(data, "columns")  # a Series streams too, and is no table
+    return hasattr(data, "__arrow_c_stream__") and hasattr(data, "columns")  # a Series has no columns
 
 
 def open_table(data: Any, roles: ColumnRoles, errors: ErrorPolicy, verbatim: bool = False) -> tuple[pa.Table, str, str]:
-    """The table, how complaints call it, and the sha256 of its content. ``verbatim``: every CSV column stays text."""
+    """The table, its name in messages, and the sha256 of its content. ``verbatim``: every CSV column stays text."""
     if not isinstance(data, (str, Path)):
         table = _normalize(_from_memory(data))
         _check_not_empty(table, "the table")
@@ -55,9 +57,9 @@ def open_table(data: Any, roles: ColumnRoles, errors: ErrorPolicy, verbatim: boo
     try:
         parquet = file_suffix(path) in (".parquet", ".pq")
         table = pq.ParquetFile(path).read() if parquet else _read_csv(path, roles, errors, verbatim)
+    except HeadcountError:
+        raise
     except (pa.ArrowException, OSError, UnicodeError, csv.Error, ValueError, MemoryError, NotImplementedError) as e:
-        if isinstance(e, HeadcountError):
-            raise
         raise HeadcountError(f"cannot read {path} as a table: {e or type(e).__name__}") from None
     _check_not_empty(table, str(path))
     return _normalize(table), str(path), _file_hash(path)
@@ -79,13 +81,12 @@ def _from_memory(data: Any) -> pa.Table:
 
 
 def _normalize(table: pa.Table) -> pa.Table:
-    """Accents in the columns' names as one sign, and strings as Arrow first had them: not every function knows the newer
-    layout yet."""
+    """Column names in normal form C, and strings in Arrow's older layout: not every function supports views yet."""
     table = table.rename_columns(list(map(nfc, table.column_names)))
     for i, f in enumerate(table.schema):
         if pa.types.is_string_view(f.type) or pa.types.is_binary_view(f.type):
-            plain = pa.large_string() if pa.types.is_string_view(f.type) else pa.large_binary()
-            table = table.set_column(i, f.name, table.column(i).cast(plain))
+            older = pa.large_string() if pa.types.is_string_view(f.type) else pa.large_binary()
+            table = table.set_column(i, f.name, table.column(i).cast(older))
     return table
 
 
@@ -99,7 +100,7 @@ def _check_not_empty(table: pa.Table, origin: str) -> None:
 
 
 def read_header(path: Path) -> tuple[list[str], str]:
-    """The names in the first line that is not blank, and the sign between them."""
+    """The names in the first line that is not blank, and the delimiter between them."""
     try:
         with pa.input_stream(str(path)) as f:
             head = f.read(1 << 20)
@@ -114,56 +115,55 @@ def read_header(path: Path) -> tuple[list[str], str]:
         raise HeadcountError(f"{path} is not UTF-8 (line {line}, byte {e.start}); save it as UTF-8") from None
     delimiters = ["\t", ",", ";"] if file_suffix(path) in (".tsv", ".tab") else [",", ";", "\t"]
     candidates = []
-    for sign in delimiters:
-        lines = csv.reader(io.StringIO(text, newline=""), delimiter=sign)
+    for delimiter in delimiters:
+        lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
         try:
-            candidates.append((next((line for line in lines if line), []), sign))
+            candidates.append((next((line for line in lines if line), []), delimiter))
         except csv.Error as e:
-            raise HeadcountError(f"cannot make out the header of {path}: {e}") from None
-    names, sign = max(candidates, key=lambda f: len(f[0]))  # the first of the usual ones on a draw
+            raise HeadcountError(f"cannot read the header of {path}: {e}") from None
+    names, delimiter = max(candidates, key=lambda c: len(c[0]))  # the first of equally long ones
     if not names:
         raise HeadcountError(f"{path} is empty; its first line must name the columns")
-    return names, sign
+    return names, delimiter
 
 
 def _read_csv(path: Path, roles: ColumnRoles, errors: ErrorPolicy, verbatim: bool) -> pa.Table:
-    written, sign = read_header(path)
+    written, delimiter = read_header(path)
     names = list(map(nfc, written))
-    if (twice := first_duplicate(names)) is not None:
-        raise HeadcountError(f"{path} has two columns called {twice!r}; give each column its own name")
-    _check_quotes_closed(path, sign)
+    if (duplicate := first_duplicate(names)) is not None:
+        raise HeadcountError(f"{path} has two columns called {duplicate!r}; give each column its own name")
+    _check_quotes_closed(path, delimiter)
     types = dict.fromkeys(names, pa.string()) if verbatim else _column_types(names, roles)
     types = {name: types[n] for name, n in zip(written, names, strict=True) if n in types}
 
-    def rows(threads: bool, handler: Any = None) -> pa.Table:
+    def parse(threads: bool, handler: Any = None) -> pa.Table:
         return pacsv.read_csv(
             str(path),
             read_options=pacsv.ReadOptions(block_size=_BLOCK, use_threads=threads),
-            parse_options=pacsv.ParseOptions(delimiter=sign, newlines_in_values=True, invalid_row_handler=handler),
+            parse_options=pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=handler),
             convert_options=pacsv.ConvertOptions(column_types=types, null_values=MISSING_VALUES),
         )
 
-    torn: list[str] = []
+    messages: list[str] = []
 
-    def write_down(row: Any) -> str:  # complaints wait: an exception cannot leave the parser
+    def record_invalid(row: Any) -> str:  # reported later: an exception cannot leave the parser
         cells = f"{row.actual_columns} cells for {row.expected_columns} columns"
-        torn.append(
+        messages.append(
             f"{path} row {row.number - 1} has {cells}: {abbreviate(row.text)}"
-        )  # the parser counts the header too
+        )  # the header is row 1 to Arrow
         return "skip"
 
     try:
-        table = rows(threads=True)
+        table = parse(threads=True)
     except pa.ArrowInvalid as e:
         if "columns, got" not in str(e):
             raise
-        table = rows(threads=False, handler=write_down)  # again, one row after the other, so that rows have numbers
-        for message in torn:
+        table = parse(threads=False, handler=record_invalid)  # again in one thread, so that rows have numbers
+        for message in messages:
             errors.report(message)
     if table.column_names != written:
-        raise HeadcountError(
-            f"cannot make out the header of {path}: {abbreviate(written)} or {abbreviate(table.column_names)}?"
-        )
+        either = f"{abbreviate(written)} or {abbreviate(table.column_names)}"
+        raise HeadcountError(f"cannot read the header of {path}: {either}?")
     for name, column in zip(names, table.columns, strict=True):
         if pa.types.is_binary(column.type):
             raise HeadcountError(f"{path} is not UTF-8 in column {name!r}; save it as UTF-8")
@@ -171,39 +171,34 @@ def _read_csv(path: Path, roles: ColumnRoles, errors: ErrorPolicy, verbatim: boo
 
 
 def _column_types(names: list[str], roles: ColumnRoles) -> dict[str, pa.DataType]:
-    """How columns with a role are written down; the others are guessed from their values."""
-    try:
+    """The types of columns with a role; the others are inferred from their values."""
+    with suppress(HeadcountError):  # raised again, with the name of the file, when the table is open
         roles = roles.resolve(names)
-    except HeadcountError:  # said again, with the file's name, once the table is there
-        roles = replace(roles)
-    types: dict[str, pa.DataType] = dict.fromkeys(roles.categories, _NAME_TYPE)
-    for role, name in roles.assigned_columns():
-        types |= (
-            {name: _NAME_TYPE} if role in _NAME_ROLES else {name: pa.string()} if role in ("path", "text", "id") else {}
-        )
-    return types
+    type_of = dict.fromkeys(_NAME_ROLES, _NAME_TYPE) | dict.fromkeys(("path", "text", "id"), pa.string())
+    types = dict.fromkeys(roles.categories, _NAME_TYPE)
+    return types | {name: type_of[role] for role, name in roles.assigned_columns() if role in type_of}
 
 
-def _check_quotes_closed(path: Path, sign: str) -> None:
-    """An unclosed quote would silently swallow the rest of the file. An odd number of quotes is looked at closely."""
+def _check_quotes_closed(path: Path, delimiter: str) -> None:
+    """An unclosed quote would silently swallow the rest of the file. Only an odd number of quotes can leave one open."""
     if file_suffix(path) != path.suffix.lower() or path.stat().st_size == 0:
         return
     with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as whole:
         quotes = sum(whole[i : i + _BLOCK].count(b'"') for i in range(0, len(whole), _BLOCK))
     if quotes % 2 == 0:
         return
-    opened = 0
+    last_line = 0
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as f:
-        lines = csv.reader(f, delimiter=sign, strict=True)
+        lines = csv.reader(f, delimiter=delimiter, strict=True)
         try:
             for _ in lines:
-                opened = lines.line_num
+                last_line = lines.line_num
         except csv.Error as e:
             if "unexpected end" in str(e):
-                raise HeadcountError(f"{path} opens a quote after line {opened} and never closes it") from None
+                raise HeadcountError(f"{path} opens a quote after line {last_line} and never closes it") from None
 
 
-# -- what was read, as a number ---------------------------------------------------------------------------------------------
+# -- hashes ---------------------------------------------------------------------------------------------------------------
 
 
 def _file_hash(path: Path) -> str:
@@ -222,7 +217,7 @@ def _table_hash(table: pa.Table) -> str:
             digest.update(data)
             return len(data)
 
-    plain = table.replace_schema_metadata(None)
-    with pa.ipc.new_stream(pa.PythonFile(Sink(), mode="w"), plain.schema) as stream:
-        stream.write_table(plain, max_chunksize=1 << 16)
+    table = table.replace_schema_metadata(None)
+    with pa.ipc.new_stream(pa.PythonFile(Sink(), mode="w"), table.schema) as stream:
+        stream.write_table(table, max_chunksize=1 << 16)
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Texts as numbers: TF-IDF of words and pairs of words, then a truncated SVD, kept as a word list and two arrays."""
+"""Texts as numbers: TF-IDF of words and pairs of words, then a truncated SVD, stored as a vocabulary and two arrays."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from headcount.errors import HeadcountError
 
 MAX_COMPONENTS = 100
 MAX_VOCABULARY = 20_000
-_SAMPLE = 200_000  # texts are enough to learn the words from
+_SAMPLE = 200_000  # texts that suffice to fit the vocabulary
 _CHUNK = 1 << 14
 
 
 @dataclass(frozen=True, eq=False)
 class Tfidf:
-    """V words, their idf (V,), and the K directions (K, V) on which a text is looked at; none: the words themselves."""
+    """V words, their idf (V,), and the K singular vectors (K, V) that texts are projected on; None: no projection."""
 
     vocabulary: tuple[str, ...]
     idf: np.ndarray
@@ -31,15 +31,15 @@ class Tfidf:
 
     @classmethod
     def fit(cls, column: pa.ChunkedArray, rows: np.ndarray | None, name: str) -> Tfidf:
-        """From the texts of these rows; the same texts give the same numbers."""
+        """Fit to the texts in these rows; deterministic."""
         from sklearn.decomposition import TruncatedSVD
 
         rows = np.arange(len(column)) if rows is None else rows
         rows = rows[:: -(-len(rows) // _SAMPLE) or 1]
         vectorizer = _vectorizer(min_df=2 if len(rows) >= 50 else 1, max_features=MAX_VOCABULARY)
         try:
-            x = vectorizer.fit_transform(_texts(column, rows))
-        except ValueError:  # sklearn's word for it: empty vocabulary
+            x = vectorizer.fit_transform(_texts_of(column, rows))
+        except ValueError:  # scikit-learn: empty vocabulary
             raise HeadcountError(f"column {name!r} has no words to learn from; is it the text?") from None
         words = tuple(map(str, vectorizer.get_feature_names_out()))
         idf = np.asarray(vectorizer.idf_, dtype=np.float64)
@@ -58,45 +58,46 @@ class Tfidf:
             out[start : start + _CHUNK] = x.toarray() if self.components is None else x @ self.components.T
 
     def count_oov(self, column: pa.ChunkedArray) -> tuple[int, int]:
-        """How many texts have no known word, of how many: of all that say anything, or the first of very many."""
-        known, read = {*self.vocabulary}, _vectorizer().build_analyzer()
-        documents = [words for text in _strings(column.slice(0, _SAMPLE // 10)) if (words := read(text))]
-        return sum(known.isdisjoint(words) for words in documents), len(documents)
+        """How many texts have no known word, and how many were examined: those with any word among the first 20,000."""
+        vocabulary, analyzer = {*self.vocabulary}, _vectorizer().build_analyzer()
+        documents = [words for text in _strings(column.slice(0, _SAMPLE // 10)) if (words := analyzer(text))]
+        return sum(vocabulary.isdisjoint(words) for words in documents), len(documents)
 
-    def arrays(self, name: str) -> dict[str, np.ndarray]:
-        arrays = {f"{name}.idf": self.idf}
-        return arrays if self.components is None else {**arrays, f"{name}.components": self.components}
+    def arrays(self, prefix: str) -> dict[str, np.ndarray]:
+        arrays = {f"{prefix}.idf": self.idf}
+        return arrays if self.components is None else {**arrays, f"{prefix}.components": self.components}
 
     @classmethod
     def from_arrays(
-        cls, words: tuple[str, ...], arrays: Mapping[str, Any], name: str, error: Callable[[str], Any]
+        cls, words: tuple[str, ...], arrays: Mapping[str, Any], prefix: str, error: Callable[[str], Exception]
     ) -> Tfidf:
-        idf, components = (arrays.get(f"{name}.{part}") for part in ("idf", "components"))
+        """Restore from a file that is not trusted; ``error`` makes the exception for what is wrong."""
+        idf, components = (arrays.get(f"{prefix}.{part}") for part in ("idf", "components"))
         if not words:
             raise error("it has no words")
-        for what, a, kind, ndim in (("idf", idf, np.float64, 1), ("components", components, np.float32, 2)):
-            if what == "components" and a is None:
+        for part, a, dtype, ndim in (("idf", idf, np.float64, 1), ("components", components, np.float32, 2)):
+            if part == "components" and a is None:
                 continue
-            if not isinstance(a, np.ndarray) or a.dtype != kind or a.ndim != ndim or a.shape[-1] != len(words):
-                raise error(f"{name}.{what} does not fit its {len(words)} words")
+            if not isinstance(a, np.ndarray) or a.dtype != dtype or a.ndim != ndim or a.shape[-1] != len(words):
+                raise error(f"{prefix}.{part} does not fit its {len(words)} words")
             if not np.isfinite(a).all():
-                raise error(f"{name}.{what} holds numbers that are not finite")
+                raise error(f"{prefix}.{part} holds numbers that are not finite")
         if components is not None and not 1 <= len(components) <= MAX_COMPONENTS:
-            raise error(f"{name}.components has {len(components)} rows, at most {MAX_COMPONENTS} are used")
+            raise error(f"{prefix}.components has {len(components)} rows, at most {MAX_COMPONENTS} are used")
         return cls(words, np.asarray(idf), components)
 
 
-def _vectorizer(**how: Any) -> Any:
+def _vectorizer(**options: Any) -> Any:
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    return TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\b\w+\b", **how)
+    return TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\b\w+\b", **options)
 
 
-def _texts(column: pa.ChunkedArray, rows: np.ndarray) -> Iterator[str]:
-    """The texts of these rows. In one piece first: picking rows out of many pieces would look through all of them."""
-    whole = pa.concat_arrays(column.cast(pa.large_string()).chunks)
+def _texts_of(column: pa.ChunkedArray, rows: np.ndarray) -> Iterator[str]:
+    """The texts in these rows. The chunks are joined first: taking rows out of many chunks would search all of them."""
+    joined = pa.concat_arrays(column.cast(pa.large_string()).chunks)
     for start in range(0, len(rows), _CHUNK):
-        yield from _strings(whole.take(pa.array(rows[start : start + _CHUNK])))
+        yield from _strings(joined.take(pa.array(rows[start : start + _CHUNK])))
 
 
 def _strings(values: Any) -> list[str]:

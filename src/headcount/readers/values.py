@@ -1,4 +1,4 @@
-"""A column's values as arrays: numbers with NaN where missing, names as numbers of a word list, lists as rows."""
+"""The values of a column as arrays: floats with NaN where missing, names as integer codes, lists as rows; and names made uniform."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TICKS = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}  # in a second
 
 
 def as_float(column: pa.ChunkedArray) -> np.ndarray:
-    """(n,) float64, NaN where missing; dates, times and durations in seconds, however finely they were written."""
+    """(n,) float64, NaN where missing; dates, times and durations in seconds, whatever their resolution."""
     kind, a_second = column.type, 1.0
     if pa.types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
@@ -34,9 +34,9 @@ def as_float(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def time_kind(kind: pa.DataType) -> str:
-    """What of a clock or a calendar a column holds, if anything.
+    """What a column of dates or times holds: dates, times of day or durations; empty for any other type.
 
-    >>> clock(pa.date32()), clock(pa.timestamp("ns")), clock(pa.time32("s")), clock(pa.float64())
+    >>> time_kind(pa.date32()), time_kind(pa.timestamp("ns")), time_kind(pa.time32("s")), time_kind(pa.float64())
     ('dates', 'dates', 'times of day', '')
     """
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -48,9 +48,9 @@ def time_kind(kind: pa.DataType) -> str:
 def dictionary_codes(column: pa.ChunkedArray, column_name: str = "a column") -> tuple[np.ndarray, pa.Array]:
     """(n,) codes, -1 where missing, and the values they stand for."""
     try:
-        # pieces encoded together share one word list: unifying it would hash it again for each of them
-        shared = not pa.types.is_dictionary(column.type)
-        column = column.dictionary_encode() if shared else column.unify_dictionaries()
+        # chunks that are encoded together share one dictionary already: to unify it would hash it again for each of them
+        encoded = pa.types.is_dictionary(column.type)
+        column = column.unify_dictionaries() if encoded else column.dictionary_encode()
     except pa.ArrowException:
         raise HeadcountError(f"{column_name} holds {column.type}; give texts or numbers") from None
     if column.num_chunks == 0:
@@ -63,35 +63,35 @@ def factorize(column: pa.ChunkedArray, column_name: str = "a column") -> tuple[n
     """(n,) codes, -1 where missing, and the values as text, in order of first appearance."""
     codes, dictionary = dictionary_codes(column, column_name)
     values = [clean_name(v) for v in dictionary.to_pylist()]
-    first = np.full(len(values) + 1, len(codes))
-    first[codes[::-1]] = np.arange(len(codes))[::-1]  # the last to write is the first row
-    number: dict[str, int] = {}
-    to = np.full(len(values) + 1, -1)
-    for k in np.argsort(first[:-1], kind="stable").tolist():
+    first_row = np.full(len(values) + 1, len(codes))
+    first_row[codes[::-1]] = np.arange(len(codes))[::-1]  # assigned backwards, so that the first row remains
+    code_of: dict[str, int] = {}
+    new_codes = np.full(len(values) + 1, -1)
+    for k in np.argsort(first_row[:-1], kind="stable").tolist():
         value = values[k]
-        if value is not None and first[k] < len(codes):
-            to[k] = number.setdefault(value, len(number))
-    return to[codes], list(number)
+        if value is not None and first_row[k] < len(codes):
+            new_codes[k] = code_of.setdefault(value, len(code_of))
+    return new_codes[codes], list(code_of)
 
 
 def drop_values(code: np.ndarray, values: Sequence[str], dropped: Container[str]) -> tuple[np.ndarray, list[str]]:
-    """(n,) codes, -1 also for these words, and the values that are left.
+    """(n,) codes, -1 also for the values that are dropped, and the values that remain.
 
-    >>> without(np.array([0, 1, 2, -1]), ["a", "NA", "b"], {"NA"})
+    >>> drop_values(np.array([0, 1, 2, -1]), ["a", "NA", "b"], {"NA"})
     (array([ 0, -1,  1, -1]), ['a', 'b'])
     """
     kept = [v for v in values if v not in dropped]
     if len(kept) == len(values):
         return code, kept
-    place = {v: k for k, v in enumerate(kept)}
-    return np.array([*(place.get(v, -1) for v in values), -1])[code], kept
+    new_code = {v: k for k, v in enumerate(kept)}
+    return np.array([*(new_code.get(v, -1) for v in values), -1])[code], kept
 
 
 def clean_name(value: Any) -> str | None:
-    """A name as a person reads it: 3.0 is 3, blanks around it do not count, an é is one letter whether it was written as one or
-    as two (some systems take file names apart), nothing and NaN are None.
+    """A name as a person reads it: 3.0 becomes 3, surrounding blanks go, accented letters are composed (some file systems
+    decompose them); an empty text and NaN become None.
 
-    >>> plain(3.0), plain(" cat "), plain(float("nan")), plain(""), plain("cafe\u0301") == "caf\u00e9"
+    >>> clean_name(3.0), clean_name(" cat "), clean_name(float("nan")), clean_name(""), clean_name("cafe\u0301") == "caf\u00e9"
     ('3', 'cat', None, None, True)
     """
     text = as_text(value)
@@ -99,12 +99,12 @@ def clean_name(value: Any) -> str | None:
 
 
 def nfc(text: str) -> str:
-    """A letter with its accent as one sign."""
+    """A text in Unicode normal form C: a letter and its accent are one character."""
     return unicodedata.normalize("NFC", text)
 
 
 def as_text(value: Any) -> str | None:
-    """The same, letter by letter as it stands: a file is found under no other name."""
+    """As :func:`clean_name`, but without normalising the letters: a file is found under its exact name only."""
     if isinstance(value, (float, np.floating)):
         if math.isnan(value):
             return None
@@ -116,32 +116,32 @@ def as_text(value: Any) -> str | None:
 
 
 def clean_names(words: np.ndarray) -> np.ndarray:
-    """(n,) texts as plain names; anything else as it is."""
+    """(n,) texts as clean names; an array of anything else is returned as it is."""
     if not len(words) or not (words.dtype.kind in "UT" or all(isinstance(w, str) for w in words)):
         return words
-    ways, code = np.unique(words, return_inverse=True)
-    return np.array([clean_name(w) or "" for w in ways], dtype=object if words.dtype == object else None)[code]
+    spellings, code = np.unique(words, return_inverse=True)
+    return np.array([clean_name(w) or "" for w in spellings], dtype=object if words.dtype == object else None)[code]
 
 
 def unify_unicode(words: np.ndarray) -> np.ndarray:
-    """(n,) texts, those of one plain name written alike: by that name, or, where all were written in one way, as they were, so
-    that who gave them finds them again.
+    """(n,) texts with one spelling for each clean name: the clean name where spellings differ, else the spelling itself, so
+    that users find the names they gave.
 
-    >>> one_spelling(np.array(["caf\u00e9", "cafe\u0301", "the\u0301"])).tolist() == ["caf\u00e9", "caf\u00e9", "the\u0301"]
+    >>> unify_unicode(np.array(["caf\u00e9", "cafe\u0301", "the\u0301"])).tolist() == ["caf\u00e9", "caf\u00e9", "the\u0301"]
     True
     """
     if (names := clean_names(words)) is words:
         return words
-    ways, first, code = np.unique(words, return_index=True, return_inverse=True)
-    many = Counter(names[first].tolist())
-    spelled = [str(name) if many[name] > 1 else way for way, name in zip(ways, names[first], strict=True)]
-    return np.array(spelled, dtype=object if words.dtype == object else None)[code]
+    spellings, first, code = np.unique(words, return_index=True, return_inverse=True)
+    count = Counter(names[first].tolist())
+    unified = [str(name) if count[name] > 1 else way for way, name in zip(spellings, names[first], strict=True)]
+    return np.array(unified, dtype=object if words.dtype == object else None)[code]
 
 
 def first_duplicate(names: Iterable[str]) -> str | None:
-    """The first name that has stood there before, None if each stands once.
+    """The first name that occurs a second time, None if all differ.
 
-    >>> again(["a", "b", "a", "b"]), again("ab")
+    >>> first_duplicate(["a", "b", "a", "b"]), first_duplicate("ab")
     ('a', None)
     """
     seen: set[str] = set()
@@ -153,9 +153,9 @@ def first_duplicate(names: Iterable[str]) -> str | None:
 
 
 def similar_names(names: Iterable[str]) -> list[list[str]]:
-    """Names that differ only in capitals or blanks: perhaps one and the same, written by two people.
+    """Groups of names that differ only in capitals or blanks: perhaps one name in two spellings.
 
-    >>> nearly_alike(["Ville", "forest", "ville", "the  sea", "The sea"])
+    >>> similar_names(["Ville", "forest", "ville", "the  sea", "The sea"])
     [['Ville', 'ville'], ['the  sea', 'The sea']]
     """
     spellings: dict[str, list[str]] = {}
@@ -164,18 +164,33 @@ def similar_names(names: Iterable[str]) -> list[list[str]]:
     return [them for them in spellings.values() if len(them) > 1]
 
 
+def abbreviate(value: Any, most: int = 40) -> str:
+    """A value as an error message shows it."""
+    text = repr(value)
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def preview(values: Sequence[Any], most: int = 3) -> str:
+    """The first few of many.
+
+    >>> preview(["a", "b", "c", "d"])
+    "'a', 'b', 'c' and 1 more"
+    """
+    shown = ", ".join(abbreviate(v) for v in values[:most])
+    return shown + (f" and {len(values) - most:,} more" if len(values) > most else "")
+
+
 def as_vectors(column: pa.ChunkedArray, name: str) -> np.ndarray:
     """(n, length) float64 of a column of lists."""
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy())[0]) + 1
         raise HeadcountError(f"column {name!r} has no list in row {row}; fill it in or leave the row out")
     lengths = pc.call_function("list_value_length", [column]).to_numpy()
-    odd = np.flatnonzero(lengths != lengths[:1])
-    if len(odd) or not len(lengths) or lengths[0] == 0:
-        row = int(odd[0]) if len(odd) else 0
-        got = int(lengths[row]) if len(lengths) else 0
+    differs = np.flatnonzero(lengths != lengths[:1])
+    if len(differs) or lengths[0] == 0:
+        row = int(differs[0]) if len(differs) else 0
         raise HeadcountError(
-            f"column {name!r} holds a list of {got} numbers in row {row + 1}; all must be of one length"
+            f"column {name!r} holds a list of {int(lengths[row])} numbers in row {row + 1}; all must be of one length"
         )
     flat = pc.call_function("list_flatten", [column]).cast(pa.float64()).to_numpy()
     with np.errstate(invalid="ignore"):

@@ -54,7 +54,9 @@ def print_scores(scores: dict[str, Any]) -> None:
 def _score_rows(scores: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     if bags := scores.get("bags"):
         calibration = bags["calibration"]
-        means = f"mean confidence {100 * calibration['said']:.0f} %, accuracy {100 * calibration['right']:.0f} %"
+        means = (
+            f"mean confidence {100 * calibration['confidence']:.0f} %, accuracy {100 * calibration['accuracy']:.0f} %"
+        )
         yield "bag accuracy", _estimate(bags["accuracy"]), f"{bags['bags']:,} labelled bags"
         yield "  most frequent label", f"{bags['chance']:.3f}", ""
         yield "  log loss", f"{bags['log_loss']:.3f}", ""
@@ -75,7 +77,7 @@ def _score_rows(scores: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     if audit := scores.get("audit"):
         blank = f", {audit['left_blank']} left blank" if audit["left_blank"] else ""
         yield "instance accuracy, audited", _estimate(audit["accuracy"]), f"{audit['labelled']} labelled by hand{blank}"
-        for name, precision in audit["right_when_said"].items():
+        for name, precision in audit["precision"].items():
             yield f"  precision of {name}", _estimate(precision), f"{precision['count']}"
 
 

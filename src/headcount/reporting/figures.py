@@ -131,7 +131,7 @@ def _choice_of_r(methods: Sequence[ReportMethod], records: Sequence[Record], slu
             caption = f"{caption}: {method.name}." if len(removing) > 1 else f"{caption}."
             panels.append(svg_panel(caption, figure, f"{slug}-sweep{i}{title[0]}", label))
     text = "Thin lines are folds, thick ones their mean. Rings mark the r that each fold chose without access to test labels."
-    return FigureGroup("How much MPEM removes", text, "wide", tuple(panels))
+    return FigureGroup("Choice of the removal ratio r", text, "wide", tuple(panels))
 
 
 def _sweep_of(method: ReportMethod, records: Sequence[Record]) -> list[dict[float, Record]]:
@@ -174,9 +174,7 @@ def _removed_instances(name: str, records: Sequence[Record], slug: str) -> Figur
         caption = "Purity: the fraction of the removed instances that do not belong to the bag’s class."
         label = "Purity of the removed instances against the share r removed"
         panels.append(svg_panel(caption, plots.purity(removal, pure), f"{slug}-purity", label))
-        caption = (
-            "Agreement: how often the label is the majority of the remaining instances, and for removal at random."
-        )
+        caption = "Agreement: how often the label is the majority of the remaining instances, compared with removal at random."
         label = (
             "Agreement of the remaining majority with the label against the share r removed, MPEM and random control"
         )
@@ -221,9 +219,9 @@ def _frequent_errors(counts: np.ndarray, classes: Sequence[str], most: int = 5) 
     for cell in np.argsort(-share, axis=None, kind="stable")[:most]:
         true, predicted = divmod(int(cell), len(classes))
         if share[true, predicted] > 0:
-            part = f"{100 * share[true, predicted]:.1f} % of {classes[true]}"
+            part = f"{100 * share[true, predicted]:.1f} % of “{classes[true]}”"
             count = f"{counts[true, predicted]:,} of {counts[true].sum():,}"
-            yield f"{part} are predicted as {classes[predicted]} ({count})"
+            yield f"{part} are predicted as “{classes[predicted]}” ({count})"
 
 
 def _floats(values: Iterable[float | None]) -> np.ndarray:

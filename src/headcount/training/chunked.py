@@ -53,7 +53,7 @@ def read_order(
     """The positions that these steps read, in order; those of a bag in chunks ``times`` times."""
     for ids in steps:
         for group in split_into_groups(loader, ids, over, views, budget) if len(ids) else ():
-            position = group if over == "instances" else loader.bags._rows(group)
+            position = group if over == "instances" else loader.bags.instances_of(group)
             if over == "bags" and budget and len(position) * views > budget:
                 for _ in range(times):
                     yield from position.split(budget)

@@ -112,7 +112,7 @@ class BagLoader:
             row = torch.arange(b, device=ids.device)[:, None].expand(b, self.bag_size).flatten()
         else:
             sizes = self.bags.sizes[ids]
-            position = self.bags._rows(ids)
+            position = self.bags.instances_of(ids)
             row = torch.arange(b, device=ids.device).repeat_interleave(sizes)
         if self.bags.removed is not None:
             row = torch.where(self.bags.removed[position], b, row)

@@ -6,18 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_paper import TINY, all_recipes, pretend_all
+from test_browser import (  # noqa: F401  the same demands as of the report
+    test_figures_follow_the_colour_scheme,
+    test_no_messages_and_no_requests,
+    test_page_fits_the_window,
+)
 
 from headcount.experiments.paper import figure_recipes
 from headcount.reporting.paper_page import write_paper
-from test_browser import (  # noqa: F401  the same browser, the same visits, the same demands
-    browser,
-    test_figures_wear_the_page_s_colours,
-    test_nothing_sticks_out,
-    test_quiet_and_alone,
-    visit,
-)
-from test_report import HOSTILE
+from paper_factory import TINY, all_recipes, pretend_all
+from report_factory import HOSTILE
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +28,13 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_paper(TINY, made, folder / "paper.html")
 
 
-def test_words_are_inert(visit: Any) -> None:  # noqa: F811
+def test_user_strings_are_escaped(visit: Any) -> None:
     page, _, _ = visit
     assert page.locator("img, script").count() == 0
     assert page.get_by_text(HOSTILE[0]).count() == 1
 
 
-def test_whole_partial_and_missing_are_told_apart_in_words(visit: Any) -> None:  # noqa: F811
+def test_complete_partial_and_missing_cells(visit: Any) -> None:
     page, _, _ = visit
     rows = page.locator("#table2 h3#table2-small + .scroller tbody tr")
     assert rows.count() == 12
@@ -47,7 +45,7 @@ def test_whole_partial_and_missing_are_told_apart_in_words(visit: Any) -> None: 
     assert average.startswith("–")
 
 
-def test_every_table_and_figure_is_drawn(visit: Any) -> None:  # noqa: F811
+def test_all_tables_and_figures_are_shown(visit: Any) -> None:
     page, _, _ = visit
     assert page.locator("main > section").count() == 1 + 5 + 5 + 1
     assert page.locator("#figure7 svg.plot").count() == 12
@@ -56,7 +54,7 @@ def test_every_table_and_figure_is_drawn(visit: Any) -> None:  # noqa: F811
     assert all(box["height"] > 60 for box in (svg.bounding_box() for svg in page.locator("svg.plot").all()))
 
 
-def test_names_stay_in_sight(visit: Any) -> None:  # noqa: F811
+def test_row_names_stay_visible_while_scrolling(visit: Any) -> None:
     page, _, name = visit
     frame = page.locator("#table2 .scroller").first
     wide, window = frame.evaluate("f => [f.scrollWidth, f.clientWidth]")
@@ -66,7 +64,7 @@ def test_names_stay_in_sight(visit: Any) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize("where", ["#table2", "#table5", "#table6"])
-def test_a_value_leads_to_its_runs(visit: Any, where: str) -> None:  # noqa: F811
+def test_values_link_to_their_runs(visit: Any, where: str) -> None:
     page, _, _ = visit
     link = page.locator(f"{where} td.cell .ours a").last
     target = link.get_attribute("href")
@@ -78,7 +76,7 @@ def test_a_value_leads_to_its_runs(visit: Any, where: str) -> None:  # noqa: F81
     assert 0 <= top < page.viewport_size["height"]
 
 
-def test_a_note_is_found(visit: Any) -> None:  # noqa: F811
+def test_footnotes_are_linked(visit: Any) -> None:
     page, _, _ = visit
     page.locator("#table2 sup a").first.click()
     assert page.locator("#table2 li:target").inner_text().startswith("Printed as 0.422")

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,29 +21,9 @@ from headcount.models.heads import HEADS
 from headcount.reporting import gallery, plots, report, results_table
 from headcount.reporting.figures import section_figures
 from headcount.reporting.results_table import display_names
-from showing_factory import features, make_record, make_study, pictures
+from report_factory import HOSTILE, Page, features, make_record, make_study, pictures
 
-HOSTILE = ("<img src=x onerror=alert(1)>", '"><script>alert(2)</script>', "$5 & up", "日本 🎈", "{{ 7 * 7 }}")
 SMALL = Recipe(source="noise", bag_size=12, train_bags=20, valid_bags=5, test_bags=6, epochs=30, backbone="mlp")
-
-
-class Page(HTMLParser):
-    """What a browser would see: tags with their attributes, and the text."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str]]] = []
-        self.text = ""
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, {k: v or "" for k, v in attrs}))
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-    def all(self, name: str) -> list[str]:
-        return [attrs[name] for _, attrs in self.tags if name in attrs]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +45,7 @@ def html(study: list[Record], source: Source, tmp_path_factory: pytest.TempPathF
     return path.read_text("utf-8")
 
 
-def test_words_are_inert(html: str) -> None:
+def test_user_strings_are_escaped(html: str) -> None:
     page = Page(html)
     assert "script" not in {tag for tag, _ in page.tags}
     assert not [k for _, attrs in page.tags for k in attrs if k.startswith("on")]
@@ -74,7 +53,7 @@ def test_words_are_inert(html: str) -> None:
     assert "A <b>bold</b> title" in page.text
 
 
-def test_nothing_is_fetched(html: str) -> None:
+def test_page_loads_nothing(html: str) -> None:
     page = Page(html)
     addresses = page.all("src") + page.all("href") + re.findall(r"url\(([^)]*)\)|@import (\S+)", html)
     assert all(str(a).startswith(("data:", "#", "('#")) for a in addresses)
@@ -82,7 +61,7 @@ def test_nothing_is_fetched(html: str) -> None:
     assert len(html.encode()) < 3_000_000
 
 
-def test_every_link_has_its_target_and_every_id_is_one(html: str, study: list[Record]) -> None:
+def test_links_have_targets_and_ids_are_unique(html: str, study: list[Record]) -> None:
     page = Page(html)
     ids = page.all("id")
     assert len(ids) == len(set(ids))
@@ -91,7 +70,7 @@ def test_every_link_has_its_target_and_every_id_is_one(html: str, study: list[Re
     assert {f"run-{r.key}" for r in study} <= set(ids)
 
 
-def test_table_says_what_the_rows_say(html: str, study: list[Record]) -> None:
+def test_table_shows_means_and_deviations(html: str, study: list[Record]) -> None:
     for row in rows(study):
         mean, deviation, _ = row.score("instance_accuracy")
         assert re.search(rf">{mean:.3f} <span class=\"deviation\">± {deviation:.3f}<", html)
@@ -102,7 +81,7 @@ def test_table_says_what_the_rows_say(html: str, study: list[Record]) -> None:
     assert f"r chosen by validation loss: {said}" in html
 
 
-def test_pictures_and_figures_speak(html: str) -> None:
+def test_pictures_and_figures_have_alternative_texts(html: str) -> None:
     page = Page(html)
     assert all(attrs.get("alt") for tag, attrs in page.tags if tag == "img")
     figures = [attrs for tag, attrs in page.tags if tag == "svg" and attrs.get("role") == "img"]
@@ -113,19 +92,19 @@ def test_pictures_and_figures_speak(html: str) -> None:
     assert all(b - a <= 1 for a, b in pairwise(levels))
 
 
-def test_provenance_is_said_and_the_host_is_not(html: str) -> None:
+def test_provenance_is_shown_without_the_host(html: str) -> None:
     assert "0123abc" in html
     assert "torch 2.6.0" in html
     assert "secret-host" not in html
     assert "made up for a test" in html
 
 
-def test_same_records_same_bytes(study: list[Record], source: Source) -> None:
+def test_report_is_deterministic(study: list[Record], source: Source) -> None:
     few = study[:3]
     assert report.render_report(few, "t", lambda _: source) == report.render_report(few, "t", lambda _: source)
 
 
-def test_no_records() -> None:
+def test_report_needs_records() -> None:
     with pytest.raises(HeadcountError, match="no records"):
         report.write_report([], Path("nowhere.html"))
 
@@ -142,7 +121,7 @@ def _missing(name: str) -> Source:
         (True, lambda s: lambda _: replace(s, checksum="other"), "checksums differ"),
     ],
 )
-def test_gallery_says_why_it_is_empty(tmp_path: Path, source: Source, arrays: bool, load, excuse: str) -> None:
+def test_gallery_gives_the_reason_if_empty(tmp_path: Path, source: Source, arrays: bool, load, excuse: str) -> None:
     record = make_record(tmp_path, source, SMALL, arrays)
     assert excuse in report.render_report([record], "t", load(source))
 
@@ -170,14 +149,14 @@ def test_gallery_counts_votes(tmp_path: Path, source: Source) -> None:
         assert sum(t.wrong for v in bag.votes for t in v.instances) == bag.size - bag.n_correct
 
 
-def test_gallery_of_features_is_chips(tmp_path: Path) -> None:
+def test_gallery_of_features_has_no_pictures(tmp_path: Path) -> None:
     table = features(HOSTILE[:3])
     page = report.render_report([make_record(tmp_path, table, SMALL.replace(source="digits"))], "t", lambda _: table)
     assert page.count('class="tile') == page.count(" chip") == 36
     assert "<img" not in page
 
 
-def test_heavy_pictures_lose_colours_then_leave(tmp_path: Path) -> None:
+def test_large_pictures_lose_colours_then_are_dropped(tmp_path: Path) -> None:
     heavy = pictures(("a", "b"), count=300)
     noise = np.random.default_rng(0).integers(0, 256, (300, 80, 80, 3), dtype=np.uint8)
     heavy = replace(heavy, data=noise)
@@ -191,7 +170,7 @@ def _weight(shown: gallery.Gallery) -> int:
     return sum(len(t.picture) for bag in shown.bags for v in bag.votes for t in v.instances)
 
 
-def test_bare_records_still_make_a_page(tmp_path: Path, source: Source) -> None:
+def test_records_without_optional_fields(tmp_path: Path, source: Source) -> None:
     """An old record, or a foreign one: no curve, no confusion, no sweep, no provenance."""
     whole = make_record(tmp_path, source, SMALL)
     body = {k: v for k, v in whole.data.items() if k not in ("confusion", "sweep", "share_difference", "provenance")}
@@ -202,14 +181,14 @@ def test_bare_records_still_make_a_page(tmp_path: Path, source: Source) -> None:
     assert page.count(">–<") >= 4
 
 
-def test_an_oracle_is_never_the_best(study: list[Record], source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oracles_are_never_best(study: list[Record], source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HEADS["count"], "uses_instance_labels", True)
     named = results_table.rank_methods(rows(study))
     assert results_table.best_method(named).name == "Output+Mean"
     assert [m.oracle for m in named] == [False, True, True]
 
 
-def test_twins_are_told_apart(tmp_path: Path, source: Source) -> None:
+def test_rows_with_one_label_get_distinct_names(tmp_path: Path, source: Source) -> None:
     made = [
         make_record(tmp_path, source, SMALL.replace(epochs=e, scenario=s)) for e in (30, 60) for s in ("large", "small")
     ]
@@ -220,7 +199,7 @@ def test_twins_are_told_apart(tmp_path: Path, source: Source) -> None:
     assert page.count('class="number best"') == 4
 
 
-def test_of_many_methods_of_one_head_each_says_where_it_differs(tmp_path: Path, source: Source) -> None:
+def test_many_methods_of_one_head_are_named_by_their_differences(tmp_path: Path, source: Source) -> None:
     base = SMALL.replace(head="tilt", options={"decay": 0.9, "own": 1.0})
     tried = [
         base,
@@ -245,7 +224,7 @@ def test_of_many_methods_of_one_head_each_says_where_it_differs(tmp_path: Path, 
     assert not none
 
 
-def test_other_data_and_other_code_are_other_rows(tmp_path: Path, source: Source) -> None:
+def test_other_data_or_code_make_another_row(tmp_path: Path, source: Source) -> None:
     made = [make_record(tmp_path, source, SMALL.replace(fold=fold)) for fold in (0, 1)]
     made += [Record({**r.data, "data": {**r.data["data"], "checksum": "77" * 16}}, r.path) for r in made]
     names = [m.name for m in results_table.rank_methods(rows(made))]
@@ -260,7 +239,7 @@ def test_other_data_and_other_code_are_other_rows(tmp_path: Path, source: Source
     assert "Own, code abababab" in report.render_report(made, "t", lambda _: source)
 
 
-def test_a_run_under_two_keys_counts_once_the_newest(tmp_path: Path, source: Source) -> None:
+def test_duplicate_runs_count_once(tmp_path: Path, source: Source) -> None:
     made = [make_record(tmp_path, source, SMALL.replace(options={"t1": t1}, fold=0)) for t1 in (1, 1.0)]
     assert made[0].key != made[1].key
     late = {**made[0].data, "provenance": {**made[0].data["provenance"], "started": "2025-02-01T00:00:00+00:00"}}
@@ -270,7 +249,7 @@ def test_a_run_under_two_keys_counts_once_the_newest(tmp_path: Path, source: Sou
     assert row.records == (made[0],)
 
 
-def test_a_report_runs_nobodys_code(tmp_path: Path, source: Source) -> None:
+def test_report_does_not_run_custom_heads(tmp_path: Path, source: Source) -> None:
     """A record names the file of its head: somebody else's, or long gone."""
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     body = make_record(tmp_path, source, SMALL).data
@@ -282,7 +261,7 @@ def test_a_report_runs_nobodys_code(tmp_path: Path, source: Source) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_protocol_figure_is_saved_whole(tmp_path: Path, suffix: str) -> None:
+def test_protocol_figure_is_saved_deterministically(tmp_path: Path, suffix: str) -> None:
     share, edges = np.linspace(0.05, 0.99, 40), np.linspace(0.1, 1, 11)
     figure = plots.protocol_figure(share, np.arange(40) % 5, np.arange(40) < 4, HOSTILE, edges)
     assert "10.0 % tied" in figure.axes[1].get_title("left")
@@ -293,12 +272,12 @@ def test_protocol_figure_is_saved_whole(tmp_path: Path, suffix: str) -> None:
     assert path.read_bytes()[:4] in (b"\x89PNG", b"<?xm", b"%PDF")
 
 
-def test_other_suffixes_are_refused(tmp_path: Path) -> None:
+def test_unknown_figure_suffix_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HeadcountError, match="a figure is saved as"):
         plots.save(plots.share_scatter([0.5], [0.6]), tmp_path / "bags.gif")
 
 
-def test_svg_follows_the_page() -> None:
+def test_inline_svg_uses_css_colours_and_escapes_text() -> None:
     counts = np.array([[9, 1], [0, 10]])
     text = plots.inline_svg(plots.confusion_matrix(counts, ["a<b>", "#0072b2"]), "one", 'said "so"')
     assert "a&lt;b&gt;" in text
@@ -309,25 +288,25 @@ def test_svg_follows_the_page() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 30, 60])
-def test_confusion_of_any_size(size: int) -> None:
+def test_confusion_matrix_of_any_size(size: int) -> None:
     figure = plots.confusion_matrix(np.eye(size, dtype=int), [str(k) for k in range(size)])
     assert plots.inline_svg(figure, "x", "y").startswith("<svg")
 
 
-def test_sweep_marks_what_was_chosen() -> None:
+def test_removal_sweep_marks_the_chosen_r() -> None:
     folds = [[0.5, np.nan, 0.3], [0.4, 0.2, 0.6]]
     figure = plots.removal_sweep([0.1, 0.5, 1.0], folds, [1.0, 0.5], "validation loss", 0.45)
     rings = next(line for line in figure.axes[0].lines if line.get_label() == "chosen r")
     assert rings.get_xydata().tolist() == [[1.0, 0.3], [0.5, 0.2]]
 
 
-def test_methods_keep_their_colours() -> None:
+def test_method_colours_are_stable_and_distinct() -> None:
     some, more = plots.method_colours(["Max"]), plots.method_colours(["Counting Network", "Max"])
     assert some["Max"] == more["Max"] != more["Counting Network"]
     assert len(set(plots.method_colours([f"m{i}" for i in range(6)]).values())) == 8
 
 
-def test_drawing_is_paid_for_late_and_without_pyplot() -> None:
+def test_matplotlib_is_imported_late_and_without_pyplot() -> None:
     code = (
         "import sys; from headcount.reporting import plots, report; assert 'matplotlib' not in sys.modules;"
         "plots.inline_svg(plots.share_scatter([.1], [.2]), 'a', 'b'); assert 'matplotlib.pyplot' not in sys.modules"
@@ -335,7 +314,7 @@ def test_drawing_is_paid_for_late_and_without_pyplot() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_page_of_many_sections_is_lean(study: list[Record]) -> None:
+def test_compact_figures_are_smaller(study: list[Record]) -> None:
     named = results_table.rank_methods(rows(study))
     colours = plots.method_colours([m.name for m in named])
     full, lean = (section_figures(named, study, colours, "s", compact=x) for x in (False, True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,28 @@ from headcount.majority import metrics
 
 REMOVALS = tuple(round(0.1 * k, 1) for k in range(1, 11))
 SKILL = {"count": 0.86, "output_mean": 0.74, "tilt": 0.9}
+
+
+HOSTILE = ("<img src=x onerror=alert(1)>", '"><script>alert(2)</script>', "$5 & up", "日本 🎈", "{{ 7 * 7 }}")
+
+
+class Page(HTMLParser):
+    """What a browser would see: tags with their attributes, and the text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {k: v or "" for k, v in attrs}))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def all(self, name: str) -> list[str]:
+        return [attrs[name] for _, attrs in self.tags if name in attrs]
 
 
 def pictures(classes: tuple[str, ...], count: int = 1000, seed: int = 0) -> Source:

@@ -14,8 +14,7 @@ pytest.importorskip("triton", reason="Triton comes with torch on a machine with 
 
 from headcount.errors import HeadcountError
 from headcount.models.backbones import ResNet18
-from headcount.training.accel import device as speed
-from headcount.training.accel import stem
+from headcount.training.accel import convolutions, stem
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -220,11 +219,11 @@ def test_only_the_stem_that_is_written_here_is_replaced(monkeypatch):
     odd = ResNet18(3)
     odd.bn1.momentum = None
     assert not stem.can_fuse(odd)
-    monkeypatch.setattr(speed, "_stem_runs", lambda device: True)
+    monkeypatch.setattr(convolutions, "stem_runs", lambda device: True)
     for precision, device, fused in (("bf16", "cuda", True), ("tf32", "cuda", False), ("bf16", "cpu", False)):
         network = ResNet18(3)
         names = list(network.state_dict())
-        speed.optimize_layout(network, torch.device(device), precision)
+        convolutions.optimize_layout(network, torch.device(device), precision)
         assert isinstance(network, stem.FusedStem) == fused
         assert list(network.state_dict()) == names
 
@@ -234,18 +233,18 @@ def test_a_card_that_cannot_run_the_kernels_gets_the_layers(monkeypatch):
         raise RuntimeError("out of resource: shared memory\nand more")
 
     monkeypatch.setattr(stem, "self_test", too_small)
-    speed._stem_runs.cache_clear()
+    convolutions.stem_runs.cache_clear()
     network = ResNet18(3)
     with pytest.warns(UserWarning, match=r"layer by layer, .*\(RuntimeError: out of resource: shared memory\)$"):
-        speed.optimize_layout(network, torch.device("cuda"), "bf16")
+        convolutions.optimize_layout(network, torch.device("cuda"), "bf16")
     assert type(network) is ResNet18
-    speed.optimize_layout(ResNet18(3), torch.device("cuda"), "bf16")  # said once
-    speed._stem_runs.cache_clear()
+    convolutions.optimize_layout(ResNet18(3), torch.device("cuda"), "bf16")  # said once
+    convolutions.stem_runs.cache_clear()
 
 
 def test_the_kernels_compile_for_a_card_that_is_not_here(tmp_path):
     """As they are on Hopper: within its registers."""
-    script = Path(__file__).parent.parent / "benchmarks" / "machine_code.py"
+    script = Path(__file__).parent.parent.parent / "benchmarks" / "machine_code.py"
     own = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, script], env={**os.environ, **own}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -10,11 +10,12 @@ import math
 
 import numpy as np
 import pytest
+import test_head_contract as contract
 import torch
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import test_heads as contract
+import head_cases
 from headcount.bags import Bags, Pool, Segments
 from headcount.errors import HeadcountError
 from headcount.experiments.recipe import Recipe
@@ -23,7 +24,7 @@ from headcount.models.heads.mctformer import rank_pool
 from headcount.models.network import Model, ModelConfig
 from headcount.training import loop
 from headcount.training.trainer import Trainer
-from oracles import add, bag_logsumexp, bag_max, bag_mean, bag_softmax, bag_sum, examine, ragged, seats, softmax
+from oracles import Ragged, add, bag_logsumexp, bag_max, bag_mean, bag_softmax, bag_sum, examine, ragged, seats, softmax
 
 D, C = 5, 4
 SMALL = {  # the same head, in a size that loops can follow
@@ -229,7 +230,7 @@ def test_attention_against_loops(gated):
     def law(bags, weight):
         case, head = Case(bags, weight), made("attention", {"gated": gated, "width": 6})
         p = numbers(head)
-        seen = np.tanh(layer(p, "look", case.x))
+        seen = np.tanh(layer(p, "project", case.x))
         seen = seen / (1 + np.exp(-layer(p, "gate", case.x))) if gated else seen
         share = np.array(bag_softmax(layer(p, "score", seen).tolist(), case.sits))
         pool = bag_sum((share * case.x).tolist(), case.sits)
@@ -249,8 +250,8 @@ def test_additive_against_loops():
             x = x * p[f"score.{i + 1}.weight"] + p[f"score.{i + 1}.bias"]
             x = np.where(x > 0, x, 0.2 * x)
         share = np.array(bag_softmax(layer(p, "score.6", x).tolist(), case.sits))
-        x = relu(layer(p, "voice.0", share * case.x))
-        instance = layer(p, "voice.4", relu(layer(p, "voice.2", x)))
+        x = relu(layer(p, "classifier.0", share * case.x))
+        instance = layer(p, "classifier.4", relu(layer(p, "classifier.2", x)))
         agrees(head(case.h, case.segments), case, instance, bag_sum(instance.tolist(), case.sits))
 
     examine(law, 20, bags=ragged(), weight=st.booleans())
@@ -304,7 +305,7 @@ def test_noisy_label_against_loops(options):
 
 def test_generalised_cross_entropy_lies_between():
     """q near zero is cross-entropy, q = 1 the probability that is missing."""
-    case = Case(contract.Ragged([4, 2], [False] * 6, [1] * 6, 7))
+    case = Case(Ragged([4, 2], [False] * 6, [1] * 6, 7))
     case.target = np.eye(C)[[1, 3]]
     losses = {}
     for key, options in {"ce": {}, "small": {"loss": "gce", "q": 1e-4}, "one": {"loss": "gce", "q": 1.0}}.items():
@@ -335,7 +336,7 @@ def test_supervised_against_loops():
 
 def test_supervised_says_what_it_lacks():
     assert "instance labels given" in HEADS["supervised"].title
-    case, head = Case(contract.Ragged([2], [False] * 2, [1] * 2, 7)), made("supervised").train()
+    case, head = Case(Ragged([2], [False] * 2, [1] * 2, 7)), made("supervised").train()
     with pytest.raises(HeadcountError, match=r"supervised learns from instance labels.*known"):
         head.loss(head(case.h, case.segments), case.batch())
 
@@ -380,7 +381,7 @@ def released_attention(p, name, bags, heads, m, iterations, inverse=None):
                 az = a @ z
                 z = 0.25 * z @ (13 * one - az @ (15 * one - az @ (7 * one - az)))
             z = inverse(a) if callable(inverse) else z
-            taps = p[f"{name}.along.weight"][i, 0, :, 0]
+            taps = p[f"{name}.residual_conv.weight"][i, 0, :, 0]
             along = np.zeros_like(v)
             for t in range(len(v)):
                 for tap in range(33):
@@ -400,7 +401,7 @@ def pinv(a):
 def released_additive_trans(head, x, sits, m=6, heads=2, iterations=6, inverse=None):
     """Logits of every instance (in its last seat) and of every bag."""
     p = numbers(head)
-    bags = [relu(layer(p, "enter.0", x[sit])) for sit in sits]
+    bags = [relu(layer(p, "embed.0", x[sit])) for sit in sits]
     for name in ("layers.0", "layers.1"):
         told = released_attention(
             p, name, [norm(p, f"{name}.norm", t, 1e-5) for t in bags], heads, m, iterations, inverse
@@ -408,7 +409,7 @@ def released_additive_trans(head, x, sits, m=6, heads=2, iterations=6, inverse=N
         bags = [t + u for t, u in zip(bags, told, strict=True)]
     instance, logits = np.zeros((len(x), C)), []
     for t, sit in zip(bags, sits, strict=True):
-        said = layer(p, "voice.3", relu(layer(p, "voice.1", norm(p, "voice.0", t, 1e-5))))
+        said = layer(p, "classifier.3", relu(layer(p, "classifier.1", norm(p, "classifier.0", t, 1e-5))))
         instance[sit] = said
         logits.append(said.sum(0))
     return instance, logits
@@ -486,7 +487,7 @@ def test_released_nystrom_on_a_bag_of_64():
         close(output.instance, instance, 1e-6)
         close(output.bag.exp(), [softmax(list(row)) for row in logits], 1e-5)
     p = numbers(heads["exact"])  # one head of the first layer, by hand
-    t = norm(p, "layers.0.norm", relu(layer(p, "enter.0", x)), 1e-5)
+    t = norm(p, "layers.0.norm", relu(layer(p, "embed.0", x)), 1e-5)
     q, k, v = (a[:, :64] for a in np.split(t @ p["layers.0.qkv.weight"].T, 3, axis=1))
     e = np.exp(q @ k.T / 8)
     by_hand = e / (e.sum(1, keepdims=True) + 192) @ v
@@ -514,7 +515,7 @@ def test_the_batch_matters_to_the_released_form_only():
         head = transformers({"attn": attn, "landmarks": 8}, loud=2.0)
         alone, together = head(h[:5], Segments.from_sizes([5])).bag, head(h, Segments.from_sizes([5, 7])).bag[:1]
         moved[attn] = float((alone - together).abs().max().detach())
-        assert head.batch_matters == (attn == "nystrom")
+        assert head.depends_on_batch == (attn == "nystrom")
     assert moved["nystrom"] > 1e-4
     assert moved["exact"] < 1e-6
 
@@ -544,7 +545,7 @@ def gelu(x):
 def mctformer(head, x, heads=3, layers=2, decay=0.996):
     """One bag: class logits, pooled logits, contrast of every class, patch logits F, listening M, its refinement P."""
     p = numbers(head)
-    t = np.concatenate([p["token"] + p["seat"], layer(p, "embed", x)])
+    t = np.concatenate([p["token"] + p["position"], layer(p, "embed", x)])
     contrast, listening, passing = np.zeros(C), 0.0, 0.0
     for b in range(layers):
         n = f"blocks.{b}"
@@ -613,7 +614,7 @@ def mctformer_loss(parts, target, kind):
 
 def test_mctformer_leaves_classes_that_do_not_count_out_of_its_losses():
     counted = torch.tensor([True, False, True, True])
-    case, head = Case(contract.Ragged([3, 2], [False] * 5, [1] * 5, 7)), made("mctformer", counted=counted)
+    case, head = Case(Ragged([3, 2], [False] * 5, [1] * 5, 7)), made("mctformer", counted=counted)
     case.target = np.eye(C)[[0, 2]]
     output = head(case.h, case.segments)
     for part in ("token", "pooled"):
@@ -623,7 +624,7 @@ def test_mctformer_leaves_classes_that_do_not_count_out_of_its_losses():
 
 
 def test_mctformer_may_be_selected_by_its_bags():
-    case = Case(contract.Ragged([3, 2], [False] * 5, [1] * 5, 7))
+    case = Case(Ragged([3, 2], [False] * 5, [1] * 5, 7))
     case.target = np.eye(C)[[0, 2]]
     head = made("mctformer", {"validation": "bag"})
     output = head(case.h, case.segments)
@@ -640,12 +641,12 @@ def test_weno_against_loops(kind):
     def law(bags, weight):
         case, head = Case(bags, weight), made("weno", {"loss": kind})
         p = numbers(head)
-        seen = relu(layer(p, "teaching.see.4", relu(layer(p, "teaching.see.1", case.x))))
-        score = layer(p, "teaching.score.2", np.tanh(layer(p, "teaching.score.0", seen)))
+        seen = relu(layer(p, "teacher_network.embed.4", relu(layer(p, "teacher_network.embed.1", case.x))))
+        score = layer(p, "teacher_network.score.2", np.tanh(layer(p, "teacher_network.score.0", seen)))
         share, logits = np.array(bag_softmax(score.tolist(), case.sits)), np.zeros((len(case.sits), C))
         for c in range(C):
             pool = np.array(bag_sum((share[:, [c % share.shape[1]]] * seen).tolist(), case.sits))
-            logits[:, c] = layer(p, "teaching.top", pool)[:, c]
+            logits[:, c] = layer(p, "teacher_network.classifier", pool)[:, c]
         student = layer(p, "student.4", relu(layer(p, "student.2", relu(layer(p, "student.0", case.x)))))
         output = head(case.h, case.segments)
         agrees(output, case, student, logits)
@@ -668,8 +669,8 @@ def test_weno_range_and_student_losses_against_loops(kind):
             scores.append(output.parts["score"].detach().double().numpy()[case.kept])
         both = np.concatenate(scores[1:])
         low, high = both.min(0), both.max(0)
-        close(head.low, low)
-        close(head.high, high)
+        close(head.lowest, low)
+        close(head.highest, high)
         loose = loosened(case, bags, weight)
         output = head(case.h, loose.segments)
         a, z = output.parts["score"].detach().double().numpy(), output.instance.detach().double().numpy()
@@ -713,12 +714,12 @@ def loosened(case, bags, weight):
 
 def test_weno_classwise_leaves_out_what_does_not_count():
     counted = torch.tensor([True, False, True, True])
-    bags = contract.Ragged([3, 2], [False] * 5, [1] * 5, 7)
+    bags = Ragged([3, 2], [False] * 5, [1] * 5, 7)
     head, case = made("weno", {"loss": "classwise"}, counted), Case(bags)
     case.target = np.eye(C)[[0, 2]]
     loose = loosened(case, bags, False)
     output = head(case.h, loose.segments)
-    q = head.trust(output.parts["score"]).double().numpy()
+    q = head.membership(output.parts["score"]).double().numpy()
     z = output.instance.detach().double().numpy()
     want = [student_loss("classwise", z[j], q[j], int(loose.target[j].argmax()), 0.2, [0, 2, 3]) for j in range(5)]
     close(head.loss(output, loose.batch(over="instances")), add(want) / 5)
@@ -819,14 +820,14 @@ def test_supervised_without_labels_does_not_train():
 def test_weno_passes_train_what_they_declare(kind):
     model, train, valid, recipe = tiny("weno", options={"loss": kind})
     state = Trainer(model, train, valid, recipe.train_config)
-    assert list(state.optimizers) == ["backbone", "head.teaching", "head.student"]
+    assert list(state.optimizers) == ["backbone", "head.teacher_network", "head.student"]
     declared = {n for n, _ in state.model.named_parameters() if n.startswith(tuple(state.optimizers))}
     assert declared == {n for n, _ in state.model.named_parameters()}
     state.model.train()
-    for one, spared in zip(state.head.passes, ("head.student", "head.teaching"), strict=True):
+    for one, spared in zip(state.head.passes, ("head.student", "head.teacher_network"), strict=True):
         before = {n: p.detach().clone() for n, p in state.model.named_parameters()}
         for which in state.train_loader.shuffled(one.over, 0, 0):
-            state.pass_steps[one](which)
+            state.train_steps[one](which)
         moved = {n for n, p in state.model.named_parameters() if not torch.equal(p, before[n])}
         assert moved == {n for n in before if not n.startswith(spared)}
 
@@ -836,7 +837,9 @@ def test_weno_range_is_of_the_last_teacher_pass():
     model, train, valid, recipe = tiny("weno")
     state = Trainer(model, train, valid, recipe.train_config)
     said, noted = [], []
-    state.head.teaching.register_forward_hook(lambda _module, _given, output: said.append(output[1].detach().clone()))
+    state.head.teacher_network.register_forward_hook(
+        lambda _module, _given, output: said.append(output[1].detach().clone())
+    )
     original = state.head.update_range
     state.head.update_range = lambda *given: (noted.append(said[-1]), original(*given))
     for epoch in range(2):
@@ -845,18 +848,18 @@ def test_weno_range_is_of_the_last_teacher_pass():
         state.valid_loss()
         every = torch.cat(noted)
         assert len(every) == len(train.index)
-        assert torch.equal(state.head.low, every.amin(0))
-        assert torch.equal(state.head.high, every.amax(0))
-        assert int(state.head.ranged) == epoch
-    assert not any(k.endswith(("low", "high", "ranged")) for k in state.model.state_dict())
+        assert torch.equal(state.head.lowest, every.amin(0))
+        assert torch.equal(state.head.highest, every.amax(0))
+        assert int(state.head.range_epoch) == epoch
+    assert not any(k.endswith(("lowest", "highest", "range_epoch")) for k in state.model.state_dict())
 
 
-# -- the contract, over more options than test_heads.py gives it --------------------------------------------------------
+# -- the contract, over more options than test_head_contract.py gives it --------------------------------------------------------
 
 VARIANTS = {
     "feature_pnorm": ({"p": 1}, {"p": 8, "norm": True}),
     "feature_lse": ({"r": 1.0},),
-    "additive_trans": ({"landmarks": 3, "iterations": 12}, {"attn": "exact", "landmarks": 3}),
+    "additive_trans": ({"landmarks": 3, "iterations": 8}, {"attn": "exact", "landmarks": 3}),
     "weno": ({"loss": "soft"}, {"mining": "lowest"}),
     "noisy_label": ({"loss": "gce", "q": 1.0},),
 }
@@ -873,7 +876,7 @@ LAWS = [
 @pytest.mark.parametrize(("name", "options"), [(n, o) for n, all_ in VARIANTS.items() for o in all_], ids=str)
 def test_contract(law, name, options, monkeypatch):
     options = {**SMALL.get(name, {}), **options}
-    if why := contract.excuse(law.__name__, name, options):
+    if why := head_cases.excuse(law.__name__, name, options):
         pytest.skip(why)
     monkeypatch.setattr(contract, "CASES", 5)
     law(name, options)

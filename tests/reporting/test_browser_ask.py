@@ -11,7 +11,6 @@ import read_factory as make
 from headcount.cli.main import app
 from headcount.readers import read
 from model_factory import fitted, people
-from test_browser import browser  # noqa: F401  (a fixture)
 
 EVIL = (
     "<script>alert(1)</script>",
@@ -74,7 +73,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("name", ["explain", "sheet", "words", "pictures", "pictures_sheet"])
 @pytest.mark.parametrize("width", [1366, 390])
-def test_words_of_the_data_are_inert(name: str, width: int, pages: dict[str, Path], browser: Any) -> None:  # noqa: F811
+def test_user_strings_are_escaped(name: str, width: int, pages: dict[str, Path], browser: Any) -> None:
     context = browser.new_context(viewport={"width": width, "height": 900})
     page, heard = context.new_page(), []
     page.on("console", lambda message: heard.append(message.text))
@@ -95,7 +94,7 @@ def test_words_of_the_data_are_inert(name: str, width: int, pages: dict[str, Pat
     context.close()
 
 
-def test_the_page_shows_what_the_data_say_letter_by_letter(pages: dict[str, Path], browser: Any) -> None:  # noqa: F811
+def test_user_strings_are_shown_verbatim(pages: dict[str, Path], browser: Any) -> None:
     page = browser.new_page()
     page.goto(pages["explain"].as_uri())
     shown = page.locator("body").inner_text()

@@ -232,9 +232,9 @@ def test_copies_of_the_label_are_no_features():
         "colour",
         "note",
     }  # 30 rows: notes might be categories
-    assert sum("says the same as the label" in line for line in reading.description) == 2
-    assert sum("says the same as the bag" in line for line in reading.description) == 2
-    with pytest.raises(HeadcountError, match="'copy' of the table cannot be a feature: it says the same as the label"):
+    assert sum("repeats the label" in line for line in reading.description) == 2
+    assert sum("repeats the bag" in line for line in reading.description) == 2
+    with pytest.raises(HeadcountError, match="'copy' of the table cannot be a feature: it repeats the label"):
         read({**table, **leaks}, ColumnRoles(features=("age", "copy")))
 
 
@@ -578,7 +578,7 @@ def test_a_slip_in_the_group_is_no_feature():
     big = {"bag": [f"b{i % bags}" for i in range(96)], "label": ["ab"[i % 2] for i in range(96)], "f": list(range(96))}
     slip = [f"c{i % bags}" for i in range(96)]
     slip[5] = "typo"
-    with pytest.raises(HeadcountError, match="'county' looks like the group, and says several in bag 'b5'"):
+    with pytest.raises(HeadcountError, match="'county' looks like the group, and has several values in bag 'b5'"):
         read({**big, "county": slip})
     mixed = read({**table, "county": [f"c{i % 2}" for i in range(n)]})
     assert mixed.bags.group is None
@@ -634,23 +634,24 @@ def test_a_folder_without_pictures_is_left_aside_and_said(tmp_path):
     (folder / "emptyplot").mkdir()
     reading = read(folder)
     assert "emptyplot" not in reading.bags.names
-    assert any("left aside: 'emptyplot', no pictures in it" in line for line in reading.description)
+    assert any("ignored: 'emptyplot', no images in it" in line for line in reading.description)
     (folder / "bag0" / "thumbs").mkdir()
-    assert "left aside: 'emptyplot', 'bag0/thumbs', no pictures in them" in read(folder).description
+    assert "ignored: 'emptyplot', 'bag0/thumbs', no images in them" in read(folder).description
 
 
 def test_what_lies_beside_the_bags_is_said_to_be_left_aside(tmp_path):
     flat, deep = make.folder(tmp_path / "p"), make.by_label(tmp_path / "q") / "bags"
-    assert not any("left aside" in line for folder in (flat, deep) for line in read(folder).description)
+    assert not any("ignored" in line for folder in (flat, deep) for line in read(folder).description)
     for folder in (flat, deep):
         picture = next(folder.rglob("*.png"))
         (folder / "loose.png").write_bytes(picture.read_bytes())
         reading = read(folder)
         assert (
-            f"left aside in {folder}: 'loose.png', beside the bags' folders and in none of them" in reading.description
+            f"ignored in {folder}: 'loose.png', beside the folders of the bags and in none of them"
+            in reading.description
         )
     (deep / "labels.csv").write_text("bag,label\ncat/x,cat\n")
-    line = f"left aside: {deep / 'labels.csv'}, the folders name the labels; to go by it, give it as labels="
+    line = f"ignored: {deep / 'labels.csv'}, the folders name the labels; to use it, give it as labels="
     assert line in read(deep).description
 
 
@@ -660,10 +661,10 @@ def test_so_is_an_empty_bag_among_folders_of_labels(tmp_path):
         (folder / "cat" / name).mkdir()
     (folder / "nobody" / "here").mkdir(parents=True)
     reading = read(folder)
-    assert "left aside: 'nobody', 'cat/e1', 'cat/e2' and 1 more, no pictures in them" in reading.description
+    assert "ignored: 'nobody', 'cat/e1', 'cat/e2' and 1 more, no images in them" in reading.description
     assert not any("e1" in name or "nobody" in name for name in (*reading.bags.names, *reading.bags.classes))
     given = dict(zip(reading.bags.names, reading.bags.label_names, strict=True))
-    with pytest.raises(HeadcountError, match="labels bag 'cat/th\u00e9', whose folder holds no pictures; fill it"):
+    with pytest.raises(HeadcountError, match="labels bag 'cat/th\u00e9', whose folder holds no images; fill it"):
         read(folder, labels={**given, "cat/th\u00e9": "cat"})
 
 
@@ -685,7 +686,7 @@ def test_a_dict_of_arrays_may_hold_more():
     given = {"features": np.ones((4, 2)), "sizes": [2, 2], "labels": [0, 1], "zz": 1, "model": "ours"}
     reading = read(given)
     assert reading.bags.sizes.tolist() == [2, 2]
-    assert "left aside in the dict: 'zz', 'model'" in reading.description
+    assert "ignored in the dict: 'zz', 'model'" in reading.description
     assert read({"X": np.ones((2, 2)), "Y": np.zeros((3, 2))}, labels=[0, 1]).bags.names == ("X", "Y")  # bags, by name
 
 
@@ -771,7 +772,8 @@ def test_values_the_model_never_met_the_like_of_are_said(tmp_path):
     strange = {**table, "n": [1000.0, 2000, *table["n"][2:]], "said": ["gutes Brot", "", *table["said"][2:]]}
     said = "\n".join(read(strange, **how).description)
     assert (
-        "column 'n': 2 of 8 values lie more than 20 deviations from the mean in fitting; is it the same unit?" in said
+        "column 'n': 2 of 8 values lie more than 20 standard deviations from the mean in fitting; is it the same unit?"
+        in said
     )
     assert "column 'said': 1 of 7 texts have no word of those in fitting" in said
 

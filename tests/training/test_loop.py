@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,30 +21,26 @@ from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.models.network import Model, ModelConfig, build_model
 from headcount.models.predictions import predict
-from headcount.training import augment, checkpoint, loop
+from headcount.training import augment, loop
+from headcount.training.checkpoint import TrainProgress, load_checkpoint, save_checkpoint
 from headcount.training.loader import BagLoader
 from headcount.training.optim import lr_factor
-from headcount.training.trainer import Trainer, TrainProgress
-
-HERE = Path(__file__).parent
-TOY = f"{HERE / 'toy_head.py'}:Toy"
-TINY = Recipe(
-    source="digits", bag_size=8, train_bags=30, valid_bags=10, test_bags=10, backbone="mlp", epochs=6, batch_bags=8
+from headcount.training.trainer import Trainer
+from training_cases import (
+    CUSTOM_HEAD,
+    TINY,
+    Interrupted,
+    check_resuming,
+    have_equal_weights,
+    model_and_bags,
+    train_recipe,
+    train_until,
 )
-
-
-def made(recipe):
-    bags = runs.make_bags(recipe)
-    return runs.initial_model(recipe, bags["train"].blind()), bags["train"].blind(), bags["valid"].blind()
-
-
-def same(a, b):
-    return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
 
 
 def test_it_learns_instances_from_majorities():
     recipe = TINY.replace(bag_size=24, train_bags=120, valid_bags=30, test_bags=30, epochs=40, lr=1e-3, batch_bags=16)
-    model, train, valid = made(recipe)
+    model, train, valid = model_and_bags(recipe)
     fitted = loop.train(model, train, valid, recipe.train_config)
     test = runs.make_bags(recipe)["test"]
     right = (predict(fitted.model, test).instance.argmax(1) == test.truth).float().mean()
@@ -66,18 +60,18 @@ def test_truth_is_refused(part):
 
 def test_truth_changes_nothing_that_is_learned():
     """Permuting the instances' true classes inside the pool's truth leaves training as it was, bit for bit."""
-    model, train, valid = made(TINY)
+    model, train, valid = model_and_bags(TINY)
     a = loop.train(model, train, valid, TINY.train_config).model
     bags = runs.make_bags(TINY)
     lying = Bags(**{**vars(bags["train"]), "truth": bags["train"].truth.flip(0)})
     b = loop.train(runs.initial_model(TINY, lying.blind()), lying.blind(), valid, TINY.train_config).model
-    assert same(a, b)
+    assert have_equal_weights(a, b)
 
 
 def test_the_same_seed_twice_and_another():
-    fits = [loop.train(*made(r), r.train_config).model for r in (TINY, TINY, TINY.replace(seed=1))]
-    assert same(fits[0], fits[1])
-    assert not same(fits[0], fits[2])
+    fits = [train_recipe(r).model for r in (TINY, TINY, TINY.replace(seed=1))]
+    assert have_equal_weights(fits[0], fits[1])
+    assert not have_equal_weights(fits[0], fits[2])
 
 
 def test_every_fold_and_removal_starts_from_the_same_weights():
@@ -92,7 +86,7 @@ def test_every_fold_and_removal_starts_from_the_same_weights():
 def test_validation_loss_is_the_official_one():
     """Batches of 64 and 36 weigh the same, so a bag of the last batch counts 1.78 times; ``mean`` repairs that."""
     recipe = TINY.replace(valid_bags=10, batch_bags=8)
-    model, train, valid = made(recipe)
+    model, train, valid = model_and_bags(recipe)
     state = Trainer(model, train, valid, recipe.train_config)
     official = float(state.valid_loss())
     each = []
@@ -109,16 +103,16 @@ def test_validation_loss_is_the_official_one():
 
 def test_patience():
     recipe = TINY.replace(epochs=200, patience=3, lr=0.05)
-    progress = loop.train(*made(recipe), recipe.train_config).progress
+    progress = train_recipe(recipe).progress
     assert progress.epoch == progress.best_epoch + 3 < 200
 
 
 def test_the_last_epoch_is_kept_if_asked_for():
     recipe = TINY.replace(epochs=30, lr=0.01, selection="mean")
-    chosen, last = (loop.train(*made(r), r.train_config) for r in (recipe, recipe.replace(selection="last")))
+    chosen, last = (train_recipe(r) for r in (recipe, recipe.replace(selection="last")))
     assert chosen.progress.best_epoch < 30 == last.progress.best_epoch
     assert last.progress.best > chosen.progress.best
-    state = Trainer(*made(recipe), recipe.train_config)
+    state = Trainer(*model_and_bags(recipe), recipe.train_config)
     for epoch in range(30):
         state.train_epoch(epoch)
     for own, then in zip(last.model.parameters(), state.eval_model.parameters(), strict=True):
@@ -129,14 +123,14 @@ def test_the_last_epoch_is_kept_if_asked_for():
 
 def test_a_last_epoch_that_is_no_number_is_not_kept():
     recipe = TINY.replace(selection="last")
-    state, progress = Trainer(*made(recipe), recipe.train_config), TrainProgress()
+    state, progress = Trainer(*model_and_bags(recipe), recipe.train_config), TrainProgress()
     state.record_epoch(progress, 1.0, 2.0)
     state.record_epoch(progress, 1.0, float("nan"))
     assert (progress.epoch, progress.best_epoch, progress.best) == (2, 1, 2.0)
 
 
 def test_last_short_batch_is_kept():
-    feed = BagLoader(made(TINY)[1], 8)
+    feed = BagLoader(model_and_bags(TINY)[1], 8)
     sizes = [len(w) for w in feed.shuffled("bags", 0, 0)]
     assert sizes == [8, 8, 8, 6]
     assert sorted(torch.cat(feed.shuffled("bags", 0, 0)).tolist()) == list(range(30))
@@ -144,7 +138,7 @@ def test_last_short_batch_is_kept():
 
 
 def test_removed_instances_are_still_seen_by_batch_norm_and_dropped_ones_are_not():
-    _, train, _ = made(TINY)
+    _, train, _ = model_and_bags(TINY)
     gone = torch.arange(240) % 8 == 3
     x, batch = BagLoader(train.without(gone), 8).batch(torch.arange(8))
     assert len(x) == 64
@@ -169,7 +163,7 @@ def test_ragged_bags_train():
 def test_optimizers_and_schedules(optimizer, schedule):
     recipe = TINY.replace(optimizer=optimizer, schedule=schedule, warmup=0.2, weight_decay=0.01, epochs=8)
     recipe = recipe.replace(lr=0.01 if optimizer == "sgd" else 0.001)
-    curve = loop.train(*made(recipe), recipe.train_config).progress.curve
+    curve = train_recipe(recipe).progress.curve
     assert curve[-1][0] < curve[0][0]
 
 
@@ -186,7 +180,7 @@ def test_schedule_shape():
 @pytest.mark.parametrize("kind", ["crop", "flip_crop"])
 def test_views_of_images(kind):
     recipe = TINY.replace(views=kind, epochs=2)
-    assert np.isfinite(loop.train(*made(recipe), recipe.train_config).progress.curve).all()
+    assert np.isfinite(train_recipe(recipe).progress.curve).all()
 
 
 def test_an_oblong_is_cropped_too():
@@ -214,32 +208,17 @@ def test_no_step_is_left_with_a_single_instance():
 
 def test_bf16_trains_on_the_cpu():
     recipe = TINY.replace(precision="bf16", epochs=2)
-    assert np.isfinite(loop.train(*made(recipe), recipe.train_config).progress.curve).all()
+    assert np.isfinite(train_recipe(recipe).progress.curve).all()
 
 
 # -- interrupted ------------------------------------------------------------------------------------------------------------
-
-
-class Unplugged(Exception):
-    pass
-
-
-def interrupted(recipe, work, at):
-    """Train until the power goes after so many epochs; checkpoints are written every epoch."""
-
-    def watch(progress):
-        if progress.epoch == at:
-            raise Unplugged
-
-    with pytest.raises(Unplugged):
-        loop.train(*made(recipe), recipe.train_config, work_dir=work, on_progress=watch, checkpoint_seconds=0)
 
 
 @pytest.mark.parametrize(
     "recipe",
     [
         TINY,
-        TINY.replace(head=TOY, views="crop", epochs=5),
+        TINY.replace(head=CUSTOM_HEAD, views="crop", epochs=5),
         TINY.replace(optimizer="sgd", schedule="cosine", backbone_options={"dropout": 0.3}),
         TINY.replace(optimizer="adamw", patience=3, lr=0.05, epochs=30),
         TINY.replace(backbone="quick", backbone_options={"width": 8}, epochs=5),
@@ -248,21 +227,13 @@ def interrupted(recipe, work, at):
     ids=["count", "toy", "sgd", "adamw", "convolutions", "convolutions, sgd"],
 )
 def test_resumes_bit_for_bit(recipe, tmp_path):
-    whole = loop.train(*made(recipe), recipe.train_config, work_dir=tmp_path / "whole")
-    for at in (1, 3):
-        interrupted(recipe, tmp_path / "torn", at)
-    again = loop.train(*made(recipe), recipe.train_config, work_dir=tmp_path / "torn")
-    assert same(whole.model, again.model)
-    assert whole.progress.curve == again.progress.curve
-    assert whole.progress.best_epoch == again.progress.best_epoch
-    lines = [json.loads(line) for line in (tmp_path / "torn" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["epoch"] for line in lines] == list(range(1, whole.progress.epoch + 1))
+    check_resuming(recipe, tmp_path)
 
 
 @pytest.mark.parametrize("step", [4, 6, 11])
 def test_interrupted_in_the_middle_of_an_epoch(tmp_path, monkeypatch, step):
     """Four steps an epoch: what the torn epoch had learned is not taken for a finished one's."""
-    whole = loop.train(*made(TINY), TINY.train_config)
+    whole = train_recipe(TINY)
     steps, real = iter(range(1, 100)), Trainer.step
 
     def torn(self, *given):
@@ -273,39 +244,33 @@ def test_interrupted_in_the_middle_of_an_epoch(tmp_path, monkeypatch, step):
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "step", torn)
         with pytest.raises(KeyboardInterrupt):
-            loop.train(*made(TINY), TINY.train_config, work_dir=tmp_path)
-    again = loop.train(*made(TINY), TINY.train_config, work_dir=tmp_path)
-    assert same(whole.model, again.model)
+            train_recipe(TINY, work_dir=tmp_path)
+    again = train_recipe(TINY, work_dir=tmp_path)
+    assert have_equal_weights(whole.model, again.model)
     assert whole.progress.curve == again.progress.curve
 
 
 def test_a_checkpoint_of_another_recipe_or_a_broken_one_is_not_taken_up(tmp_path):
-    interrupted(TINY, tmp_path, 3)
+    train_until(TINY, tmp_path, 3)
     other = TINY.replace(lr=1e-3)
-    assert (
-        loop.train(*made(other), other.train_config, work_dir=tmp_path).progress.curve
-        == loop.train(*made(other), other.train_config).progress.curve
-    )
-    interrupted(TINY, tmp_path, 5)
+    assert train_recipe(other, work_dir=tmp_path).progress.curve == train_recipe(other).progress.curve
+    train_until(TINY, tmp_path, 5)
     file = tmp_path / "checkpoint.safetensors"
     file.write_bytes(file.read_bytes()[:100])
-    assert (
-        loop.train(*made(TINY), TINY.train_config, work_dir=tmp_path).progress.curve
-        == loop.train(*made(TINY), TINY.train_config).progress.curve
-    )
+    assert train_recipe(TINY, work_dir=tmp_path).progress.curve == train_recipe(TINY).progress.curve
 
 
 def test_a_checkpoint_of_another_version_is_not_taken_up(tmp_path):
-    interrupted(TINY, tmp_path, 3)
+    train_until(TINY, tmp_path, 3)
     file = tmp_path / "checkpoint.safetensors"
-    tensors, facts = checkpoint.load(file)
-    checkpoint.save(file, tensors | {"model.head.forgotten_since": torch.zeros(1)}, facts)
-    whole = loop.train(*made(TINY), TINY.train_config)
-    assert loop.train(*made(TINY), TINY.train_config, work_dir=tmp_path).progress.curve == whole.progress.curve
-    interrupted(TINY, tmp_path, 3)
+    tensors, facts = load_checkpoint(file)
+    save_checkpoint(file, tensors | {"model.head.forgotten_since": torch.zeros(1)}, facts)
+    whole = train_recipe(TINY)
+    assert train_recipe(TINY, work_dir=tmp_path).progress.curve == whole.progress.curve
+    train_until(TINY, tmp_path, 3)
     name = next(name for name in tensors if name.startswith("best.head"))
-    checkpoint.save(file, {k: v for k, v in tensors.items() if k != name}, facts)
-    assert loop.train(*made(TINY), TINY.train_config, work_dir=tmp_path).progress.curve == whole.progress.curve
+    save_checkpoint(file, {k: v for k, v in tensors.items() if k != name}, facts)
+    assert train_recipe(TINY, work_dir=tmp_path).progress.curve == whole.progress.curve
 
 
 def features(shift=0.0, **more):
@@ -325,9 +290,9 @@ def test_a_checkpoint_of_other_bags_or_weights_is_not_taken_up(tmp_path):
         def watch(progress):
             seen.append(progress.epoch)
             if progress.epoch == stop:
-                raise Unplugged
+                raise Interrupted
 
-        with suppress(Unplugged):
+        with suppress(Interrupted):
             loop.train(
                 model, train, one, recipe.train_config, work_dir=str(work), on_progress=watch, checkpoint_seconds=0
             )
@@ -365,7 +330,7 @@ def test_a_pool_on_disk_is_sampled_for_its_fingerprint(monkeypatch):
             "the training bags have the classes 0, 1, 2, 3, 4, the model 0, 1, 2; give the same",
         ),
         ({"valid": {"classes": ["2", "1", "0"]}}, "the validation bags have the classes 2, 1, 0, the model 0, 1, 2"),
-        ({"recipe": {"views": "image"}}, "views=image change pictures, and the instances are features"),
+        ({"recipe": {"views": "image"}}, "views=image are for images, and the instances are features"),
     ],
 )
 def test_what_does_not_belong_together_is_refused(change, says):
@@ -391,27 +356,27 @@ def test_bags_of_another_shape_are_refused_and_the_last_epoch_needs_no_labels():
 
 
 def test_toy_uses_all_the_loop_offers():
-    recipe = TINY.replace(head=TOY, views="crop", epochs=3)
-    model, train, valid = made(recipe)
+    recipe = TINY.replace(head=CUSTOM_HEAD, views="crop", epochs=3)
+    model, train, valid = model_and_bags(recipe)
     state = Trainer(model, train, valid, recipe.train_config)
     before = {k: v.clone() for k, v in state.model.state_dict().items()}
     state.train_epoch(0)
     head = state.head
-    assert head.seen.tolist() == [2.0] * 30, "each bag twice, once per view"
-    assert (head.trust > 0).all()
+    assert head.bag_visits.tolist() == [2.0] * 30, "each bag twice, once per view"
+    assert (head.confidence > 0).all()
     for name, value in state.model.state_dict().items():
-        if name.startswith(("backbone", "head.voice", "head.echo")):
+        if name.startswith(("backbone", "head.classifier", "head.student")):
             assert not torch.equal(before[name], value), name
     teacher = dict(state.teacher.named_parameters())
     for name, p in state.model.named_parameters():
         assert not torch.equal(teacher[name], p), "the teacher lags behind"
-    assert set(state.optimizers) == {"backbone", "head.voice", "head.echo"}
+    assert set(state.optimizers) == {"backbone", "head.classifier", "head.student"}
 
 
 @pytest.mark.soak
 def test_toy_killed_for_real_resumes(tmp_path):
     """SIGKILL in the middle of training, twice, through the command line: the record is that of an undisturbed run."""
-    recipe = TINY.replace(head=TOY, views="crop", epochs=120)  # so many that no kill comes too late
+    recipe = TINY.replace(head=CUSTOM_HEAD, views="crop", epochs=120)  # so many that no kill comes too late
     options = {k: v for k, v in recipe.changes.items() if k not in ("source", "bag_size", "epochs", "head")}
     command = [
         sys.executable,
@@ -425,7 +390,13 @@ def test_toy_killed_for_real_resumes(tmp_path):
         "--epochs",
         "120",
     ]
-    command += ["--head", TOY, "--device", "cpu", *(w for k, v in options.items() for w in ("--set", f"{k}={v}"))]
+    command += [
+        "--head",
+        CUSTOM_HEAD,
+        "--device",
+        "cpu",
+        *(w for k, v in options.items() for w in ("--set", f"{k}={v}")),
+    ]
     env = {**os.environ, "HEADCOUNT_CHECKPOINT_SECONDS": "0.05"}
     work = tmp_path / "torn" / "running" / recipe.key
     for least in (5, 30):
@@ -450,13 +421,13 @@ def test_digits_is_what_it_was():
 def test_a_backbone_with_nothing_to_learn_is_no_obstacle(tmp_path):
     """WENO trains backbone and head by optimizers of their own, and linear has no weights; stopped and taken up too."""
     recipe = TINY.replace(head="weno", backbone="linear", options={"width": 8, "student_width": 8}, epochs=3)
-    whole = loop.train(*made(recipe), recipe.train_config).model
+    whole = train_recipe(recipe).model
 
     def stop(progress: TrainProgress) -> None:
         if progress.epoch == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        loop.train(*made(recipe), recipe.train_config, work_dir=tmp_path, on_progress=stop)
-    assert same(whole, loop.train(*made(recipe), recipe.train_config, work_dir=tmp_path).model)
-    assert not same(whole, made(recipe)[0])
+        train_recipe(recipe, work_dir=tmp_path, on_progress=stop)
+    assert have_equal_weights(whole, train_recipe(recipe, work_dir=tmp_path).model)
+    assert not have_equal_weights(whole, model_and_bags(recipe)[0])

@@ -38,8 +38,8 @@ class Median(Head):
 
     def forward(self, h, segments):
         z = self.classifier(h).float()
-        votes, _ = segments.dense(z.softmax(1))
-        return Output(z, self.elect(self.sharpness * votes.median(1).values), {})
+        votes, _ = segments.to_dense(z.softmax(1))
+        return Output(z, self.masked_log_softmax(self.sharpness * votes.median(1).values), {})
 '''
 SMALL = ["--source", "digits", "--bag-size", "8", "--epochs", "4", "--device", "cpu"]
 SMALL += [w for s in ("backbone=mlp", "train_bags=20", "valid_bags=10", "test_bags=10") for w in ("--set", s)]
@@ -99,16 +99,16 @@ def test_two_folders_two_heads(tmp_path, monkeypatch):
 
 
 WRONG = {
-    "Output(z, self.elect(votes.mean(1)[:, :3]), {})": r"head Median: bag of its Output has shape \(2, 3\), not \(2, 10\)",
-    "Output(z[:3], self.elect(votes.mean(1)), {})": r"head Median: instance of its Output has shape \(3, 10\), not \(16, 10\)",
-    "Output(z, votes.mean(1), {})": "head Median: bag of its Output holds no log-probabilities .*give self.elect",
-    "(z, votes.mean(1), {})": r"head Median gives tuple; give Output\(instance, bag, parts\)",
+    "Output(z, self.masked_log_softmax(votes.mean(1)[:, :3]), {})": r"head Median: bag of its Output has shape \(2, 3\), not \(2, 10\)",
+    "Output(z[:3], self.masked_log_softmax(votes.mean(1)), {})": r"head Median: instance of its Output has shape \(3, 10\), not \(16, 10\)",
+    "Output(z, votes.mean(1), {})": "head Median: bag of its Output holds no log-probabilities .*return self.masked_log_softmax",
+    "(z, votes.mean(1), {})": r"head Median returns tuple; return Output\(instance, bag, parts\)",
 }
 
 
 @pytest.mark.parametrize("said", WRONG)
 def test_what_a_head_of_ones_own_says_is_looked_at_once(tmp_path, said):
-    right = "Output(z, self.elect(self.sharpness * votes.median(1).values), {})"
+    right = "Output(z, self.masked_log_softmax(self.sharpness * votes.median(1).values), {})"
     assert right in OWN
     (tmp_path / "own.py").write_text(OWN.replace(right, said))
     with pytest.raises(HeadcountError, match=WRONG[said]):
@@ -121,7 +121,7 @@ def test_all_our_heads_would_pass(name, monkeypatch):
     options = {k: v for k, v in sizes.items() if k in head_options(name)}
     head = build_head(name, dim=8, classes=3, options=options)
     bags = Bags.of(Pool(np.zeros((9, 8), np.float32)), sizes=[4, 2, 3], labels=[0, 1, 2], classes=3, known=[0] * 9)
-    head.setup_memory(3, 9)
+    head.setup(bags.segments(), bags.target)
     monkeypatch.setattr(compatibility, "HEADS", {})
     compatibility.check_head_output(head, BagLoader(bags, 2))
 

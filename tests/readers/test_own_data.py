@@ -75,8 +75,8 @@ def test_a_preparation_says_what_its_clock_is(tmp_path):
     said = json.loads(json.dumps(learned.to_json()))
     assert Preprocessor.from_parts(said) == learned
     (when,) = (f for f in said["fields"] if f["name"] == "when")
-    assert when["clock"] == "dates"
-    when["clock"] = "fortnights"
+    assert when["time_kind"] == "dates"
+    when["time_kind"] = "fortnights"
     with pytest.raises(HeadcountError, match="'fortnights'"):
         Preprocessor.from_parts(said)
 
@@ -110,7 +110,7 @@ def test_no_output_over_labels_or_into_the_data(run_cli, tmp_path):
 def test_a_group_that_is_one_is_none(tmp_path):
     reading = read(people(site=["Basel"] * 48))
     assert reading.bags.group is None
-    assert "column 'site' says the same of every bag: not taken as the group" in reading.description
+    assert "column 'site' has one value for all bags: not taken as the group" in reading.description
     assert "site" not in [f.name for f in reading.schema.fields]
     named = read(make.write_csv(tmp_path / "t.csv", people(site=["Basel"] * 48)), roles=_named(group="site"))
     assert named.bags.group == ("Basel",) * 8, "who names it means it"
@@ -130,7 +130,7 @@ def _named(**roles):
 def test_what_never_varies_is_not_learned_from():
     reading = read(people(year=[2024] * 48, place=["Ulm"] * 48))
     assert {f.name for f in reading.schema.fields} == {"height", "colour"}
-    assert "not used: column 'year', it says the same in every row" in reading.description
+    assert "not used: column 'year', it is the same in every row" in reading.description
     asked = read(people(year=[2024] * 48), _named(features=("height", "year")))
     assert {f.name for f in asked.schema.fields} == {"height", "year"}
 
@@ -138,7 +138,7 @@ def test_what_never_varies_is_not_learned_from():
 def test_many_categories_are_said():
     towns = [f"town {i % 70}" for i in range(700)]
     reading = read(people(bags=100, size=7, town=towns), _named(categories=("town",)))
-    assert any("column 'town' has 70 values: the 64 commonest" in line for line in reading.description)
+    assert any("column 'town' has 70 values: the 64 most frequent" in line for line in reading.description)
 
 
 def test_a_model_asks_for_no_roles_it_has_no_use_for(run_cli, tmp_path):
@@ -199,11 +199,11 @@ def test_two_classes_must_count():
 def test_options_without_use_are_refused(run_cli, tmp_path):
     model, data = case(tmp_path / "in", "table")
     for words, says in (
-        (("check", data, "--side", 12), "--side 12 is for pictures"),
+        (("check", data, "--side", 12), "--side 12 is for images"),
         (("check", data, "--tile", 12), "--tile 12 is for coordinates"),
-        (("issues", data, "--model", model, "--features", "height"), "--features is for judging without a model"),
-        (("issues", data, "--model", model, "--folds", 9), "--folds is for judging without a model"),
-        (("issues", data, "--model", model, "--seed", 0), "--seed is for judging without a model"),
+        (("issues", data, "--model", model, "--features", "height"), "--features has no effect with --model"),
+        (("issues", data, "--model", model, "--folds", 9), "--folds has no effect with --model"),
+        (("issues", data, "--model", model, "--seed", 0), "--seed has no effect with --model"),
         (("fit", data, "--out", "m", "--method", "auto,tilt"), "auto chooses by itself"),
     ):
         code, _, err = run_cli(*words)
@@ -243,4 +243,4 @@ def test_names_with_commas_can_be_named(run_cli, tmp_path):
     )
     code, _, err = run_cli("audit", model, data, *said, "--out", "sheet.csv", "--count", 4)
     assert code == 0, err
-    assert """--votes 'no,"yes, but"'""" in err
+    assert """--votes 'no, "yes, but"'""" in err

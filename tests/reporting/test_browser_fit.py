@@ -12,7 +12,6 @@ from headcount.readers import read
 from headcount.reporting.fit_page import model_card, render_fit_page, summary_lines
 from headcount.selection import methods
 from headcount.selection.fit import fit
-from test_browser import browser  # noqa: F401  a fixture
 
 EVIL = "<img src=x onerror=alert(1)>"
 SCRIPT = "</style><script>alert(2)</script>"
@@ -43,7 +42,7 @@ def page_file(fitted, tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=[(1366, 900), (390, 844)], ids=["laptop", "phone"])
-def visit(request: pytest.FixtureRequest, browser: Any, page_file: Path):  # noqa: F811
+def visit(request: pytest.FixtureRequest, browser: Any, page_file: Path):
     width, height = request.param
     context = browser.new_context(viewport={"width": width, "height": height})
     page, heard = context.new_page(), {"console": [], "errors": [], "requests": [], "dialogs": []}
@@ -56,13 +55,13 @@ def visit(request: pytest.FixtureRequest, browser: Any, page_file: Path):  # noq
     context.close()
 
 
-def test_quiet_and_alone(visit, page_file):
+def test_no_messages_and_no_requests(visit, page_file):
     _, heard = visit
     assert heard["console"] == heard["errors"] == heard["dialogs"] == []
     assert [url for url in heard["requests"] if not url.startswith("data:")] == [page_file.as_uri()]
 
 
-def test_words_are_only_words(visit):
+def test_user_strings_are_escaped(visit):
     page, _ = visit
     assert page.locator("script, img[onerror]").count() == 0
     assert page.get_by_text(EVIL).count() > 0
@@ -71,7 +70,7 @@ def test_words_are_only_words(visit):
     assert SCRIPT in page.title()
 
 
-def test_nothing_sticks_out_and_all_is_there(visit):
+def test_page_fits_the_window_and_is_complete(visit):
     page, _ = visit
     wide, window = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
     assert wide <= window
@@ -81,7 +80,7 @@ def test_nothing_sticks_out_and_all_is_there(visit):
     assert page.get_by_text("cannot be known from bag labels").count() == 1
 
 
-def test_the_card_keeps_words_inside_code(fitted):
+def test_model_card_escapes_user_strings(fitted):
     card = model_card(fitted)
     for line in card.splitlines():
         if EVIL in line or "{{" in line:

@@ -301,14 +301,14 @@ def test_tensor_files_of_anything(raw):
         st.none() | st.booleans() | st.floats() | st.text(max_size=4),
         lambda s: (
             st.lists(s, max_size=3)
-            | st.dictionaries(st.sampled_from(["format", "kind", "shape", "named", "fields", "name"]), s)
+            | st.dictionaries(st.sampled_from(["format", "kind", "shape", "roles", "fields", "name"]), s)
         ),
         max_leaves=12,
     )
 )
 def test_preparations_of_anything(said):
     good = read(make.rows()).fit_preprocessor().to_json()
-    for hostile in (said, {**good, "fields": said}, {**good, "named": said}, {**good, "shape": said}):
+    for hostile in (said, {**good, "fields": said}, {**good, "roles": said}, {**good, "shape": said}):
         try:
             learned = Preprocessor.from_parts(hostile)
         except HeadcountError:

@@ -11,7 +11,8 @@ from torch import nn
 
 from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.models.backbones import MLP, ResNet18, build_backbone
-from headcount.training.accel import device as speed
+from headcount.training import accel
+from headcount.training.accel import compilation, convolutions
 from headcount.training.trainer import encode
 
 
@@ -32,10 +33,10 @@ def test_rewrites_are_exact(side, stem):
     x = torch.randn(6, 3, side, side, dtype=torch.float64)
     want = outcome(model, x)
     fast = copy.deepcopy(model)
-    speed.optimize_layout(fast, torch.device("cuda"), "tf32")  # the layout for a card runs on the CPU too
-    assert isinstance(fast.conv1, speed.StemConv) == (stem == "paper")
-    assert sum(isinstance(m, speed.TinyMapConv) for m in fast.modules()) >= 16
-    assert sum(isinstance(m, speed.PointConv) for m in fast.modules()) == 3
+    accel.optimize_layout(fast, torch.device("cuda"), "tf32")  # the layout for a card runs on the CPU too
+    assert isinstance(fast.conv1, convolutions.StemConv) == (stem == "paper")
+    assert sum(isinstance(m, convolutions.TinyMapConv) for m in fast.modules()) >= 16
+    assert sum(isinstance(m, convolutions.PointConv) for m in fast.modules()) == 3
     for a, b in zip(want, outcome(fast, x), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     assert list(fast.state_dict()) == list(model.state_dict())
@@ -69,7 +70,7 @@ def test_tiny_map_convolution(side, stride):
     x = torch.randn(4, 5, side, side)
     conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
     want = conv(x)
-    conv.__class__ = speed.TinyMapConv
+    conv.__class__ = convolutions.TinyMapConv
     torch.testing.assert_close(conv(x), want, rtol=1e-5, atol=1e-5)
     (slope,) = torch.autograd.grad(conv(x).sum(), conv.weight)
     assert slope.stride() == conv.weight.stride()  # else it would be copied before it is added
@@ -83,9 +84,9 @@ def test_compilation_that_fails_is_said_once_and_lived_with(monkeypatch):
         return call
 
     monkeypatch.setattr(torch, "compile", broken)
-    double = speed.compile_function(lambda x: 2 * x, "on", torch.device("cpu"))
+    double = accel.compile_function(lambda x: 2 * x, "on", torch.device("cpu"))
     with pytest.warns(
-        HeadcountWarning, match="not compiled .RuntimeError: no compiler here.; running as it is, which is slower"
+        HeadcountWarning, match="not compiled .RuntimeError: no compiler here.; running uncompiled, which is slower"
     ):
         assert double(3) == 6
     with warnings.catch_warnings():
@@ -104,11 +105,11 @@ def test_what_cannot_be_compiled_with_options_is_compiled_without(monkeypatch, w
         return call
 
     monkeypatch.setattr(torch, "compile", compiler)
-    double = speed.compile_function(lambda x: 2 * x, "on", torch.device("cuda"))
+    double = accel.compile_function(lambda x: 2 * x, "on", torch.device("cuda"))
     with pytest.warns(HeadcountWarning) as heard:
         assert double(3) == (60 if without else 6)
     said = ["not compiled with combo_kernels (RuntimeError: no such kernel); compiling without"]
-    said += [] if without else ["not compiled (RuntimeError: no such kernel); running as it is, which is slower"]
+    said += [] if without else ["not compiled (RuntimeError: no such kernel); running uncompiled, which is slower"]
     assert [str(w.message) for w in heard] == said
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -119,9 +120,9 @@ def test_what_cannot_be_compiled_with_options_is_compiled_without(monkeypatch, w
 def test_the_compiler_is_told_only_what_it_knows(monkeypatch):
     told = []
     monkeypatch.setattr(torch, "compile", lambda function, dynamic, options: told.append(options) or function)
-    monkeypatch.setattr(speed, "COMBO_KERNELS", {"combo_kernels": True, "of_another_torch": True})
+    monkeypatch.setattr(compilation, "COMBO_KERNELS", {"combo_kernels": True, "of_another_torch": True})
     for device in ("cuda", "cpu"):
-        assert speed.compile_function(lambda x: 2 * x, "on", torch.device(device))(2) == 4
+        assert accel.compile_function(lambda x: 2 * x, "on", torch.device(device))(2) == 4
     assert told == [{"combo_kernels": True}, None]
 
 
@@ -129,25 +130,25 @@ def test_nothing_is_compiled_on_the_cpu_unless_asked():
     def function(x):
         return x
 
-    assert speed.compile_function(function, "auto", torch.device("cpu")) is function
-    assert speed.compile_function(function, "off", torch.device("cuda")) is function
-    assert speed.cuda_graph(function, torch.device("cpu")) is function
+    assert accel.compile_function(function, "auto", torch.device("cpu")) is function
+    assert accel.compile_function(function, "off", torch.device("cuda")) is function
+    assert accel.cuda_graph(function, torch.device("cpu")) is function
     with pytest.raises(HeadcountError, match="no compile 'maybe'"):
-        speed.compile_function(function, "maybe", torch.device("cpu"))
+        accel.compile_function(function, "maybe", torch.device("cpu"))
 
 
 def test_devices():
-    assert speed.resolve_device("cpu") == torch.device("cpu")
+    assert accel.resolve_device("cpu") == torch.device("cpu")
     with pytest.raises(HeadcountError, match="no device 'nonsense'; give auto, cpu, cuda"):
-        speed.resolve_device("nonsense")
+        accel.resolve_device("nonsense")
     if not torch.cuda.is_available():
         with pytest.raises(HeadcountError, match="torch sees no GPU here"):
-            speed.resolve_device("cuda")
+            accel.resolve_device("cuda")
 
 
 def test_threads_share_the_cores():
-    assert speed.threads_per_process(10_000) == 1
-    assert speed.threads_per_process(1) == speed.n_cores() >= 1
+    assert accel.threads_per_process(10_000) == 1
+    assert accel.threads_per_process(1) == accel.n_cores() >= 1
 
 
 # -- the backbone is the usual one ------------------------------------------------------------------------------------------

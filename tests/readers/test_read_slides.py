@@ -54,7 +54,7 @@ def test_tensors_and_both(tmp_path):
     assert torch.equal(both.to_bags().pool.data, alone.to_bags().pool.data)
     assert np.isnan(both.coords).any(1).tolist() == [False] * 15 + [True] * 7
     assert both.tile_sizes is None
-    assert any("tile size not said" in line for line in both.description)
+    assert any("tile size unknown" in line for line in both.description)
 
 
 def test_patients_are_bags(tmp_path):

@@ -13,6 +13,7 @@ import torch
 from hypothesis import assume
 from torch import nn
 
+from head_cases import CASES, NEVER_SPLIT, C, D, features, near, over_heads, small_head, small_options, why_never_split
 from headcount.bags import Bags, Pool
 from headcount.bags import pool as pools
 from headcount.bags.pool import Prefetcher
@@ -22,7 +23,7 @@ from headcount.experiments.recipe import Recipe
 from headcount.majority import transition_em
 from headcount.majority.calibration import log_mean_shares
 from headcount.models import normalize
-from headcount.models.heads import HEADS, SumHead, nll
+from headcount.models.heads import HEADS, SumHead, nll, why_not_chunkable
 from headcount.models.network import Model, ModelConfig
 from headcount.models.predictions import predict
 from headcount.selection import cross_validation
@@ -31,7 +32,6 @@ from headcount.training.loader import BagLoader
 from headcount.training.loop import train
 from headcount.training.trainer import Trainer
 from oracles import examine, ragged
-from test_heads import CASES, C, D, features, made, near, over_heads, small
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def large_bags(path=None, weight=True, sizes=SIZES) -> Bags:
 
 def training(name, options, chunk, bags=None, dropout=0.0, **more) -> Trainer:
     given = large_bags() if bags is None else bags
-    made = small(name, options)
+    made = small_options(name, options)
     torch.manual_seed(1)
     backbone = (("dropout", dropout), ("hidden", 16))
     design = ModelConfig((D,), given.classes, "mlp", backbone, name, tuple(made.items()))
@@ -114,10 +114,10 @@ def test_losses_of_parts_average_to_the_loss_of_the_whole(name, options):
 
     def law(given):
         assume(len(given.sizes) > 1)
-        bags, head = bags_of(given), quiet(made(name, options))
-        if head.batch_matters or head.requires_full_batch:
+        bags, head = bags_of(given), quiet(small_head(name, options))
+        if head.depends_on_batch or why_never_split(head):
             return
-        head.setup_memory(len(bags), len(bags.index))
+        head.setup(bags.segments(), bags.target)
         feed = BagLoader(bags, len(bags))
         for sweep in head.passes:
             every = torch.arange(len(bags) if sweep.over == "bags" else len(bags.index))
@@ -130,7 +130,7 @@ def test_losses_of_parts_average_to_the_loss_of_the_whole(name, options):
 
 def said(head, feed, which, over):
     h, batch = feed.batch(which, over, head.views)
-    return head.loss(head(h, batch.segments), batch).detach(), head.mass(batch).float()
+    return head.loss(head(h, batch.segments), batch).detach(), head.loss_weight(batch).float()
 
 
 def test_groups_are_all_of_it_and_within_the_budget():
@@ -150,7 +150,7 @@ def test_groups_are_all_of_it_and_within_the_budget():
 
 def slopes(state, one, which):
     torch.manual_seed(3)
-    loss, mass = state.backward(one, which)
+    loss, mass = state.chunked.gradient(one, which)
     return {n: p.grad for n, p in state.model.named_parameters() if p.grad is not None}, loss, mass
 
 
@@ -160,7 +160,7 @@ def test_the_gradient_in_pieces_is_the_gradient(name, options, chunk):
     """Several bags a step, ragged, weights, removal (a whole chunk of it), unlabelled bags; and every pass of the head."""
     whole = training(name, options, 0)
     batch_wide = (
-        name == "additive" or whole.head.batch_matters or whole.head.requires_full_batch
+        name == "additive" or whole.head.depends_on_batch or why_never_split(whole.head)
     )  # batch-norm, Nystrom, tilt
     if batch_wide or (chunk == 64 and not able(name, options)):  # at 300 no bag is cut
         with pytest.raises(HeadcountError, match=f"head {name}"):
@@ -173,7 +173,7 @@ def test_the_gradient_in_pieces_is_the_gradient(name, options, chunk):
         which = torch.randperm(
             len(whole.train_loader.bags) if one.over == "bags" else len(whole.train_loader.bags.index)
         )
-        assert pieces.chunked.needed(pieces.train_loader, which, one.over)
+        assert not pieces.chunked.fits(pieces.train_loader, which, one.over)
         want, loss, mass = slopes(whole, one, which)
         got, loss_too, mass_too = slopes(pieces, one, which)
         near(loss_too, loss)
@@ -190,15 +190,13 @@ def test_the_gradient_in_pieces_is_the_gradient(name, options, chunk):
 
 
 def test_who_can():
-    divided = {n for n in HEADS if not made(n, {}).why_not_chunkable(large_bags().take([0]).segments())}
-    assert divided == set(HEADS) - NEVER_CUT - {n for n in HEADS if HEADS[n].requires_full_batch}
+    divided = {n for n in HEADS if not why_not_chunkable(small_head(n, {}), large_bags().take([0]).segments())}
+    assert divided == set(HEADS) - NEVER_CUT - set(NEVER_SPLIT)
 
 
-@pytest.mark.parametrize("name", [n for n in HEADS if HEADS[n].requires_full_batch])
+@pytest.mark.parametrize("name", NEVER_SPLIT)
 def test_a_head_that_needs_its_batch_whole_says_so(name):
-    with pytest.raises(
-        HeadcountError, match=rf"chunk_instances 64 takes a batch in pieces, and head {name} needs it whole"
-    ):
+    with pytest.raises(HeadcountError, match=rf"chunk_instances 64 splits batches, and head {name} needs them whole"):
         training(name, {}, 64)
 
 
@@ -215,11 +213,13 @@ def test_dropout_is_replayed(name):
     batch, place = state.train_loader.batch_info(bag)
     rows = torch.arange(len(place)).split(64)
     noted = [
-        state.chunked._hear(state.model, state.train_loader.read(place[r]), chunked._chunk(batch, r).segments, seed + i)
+        state.chunked._accumulate(
+            state.model, state.train_loader.read(place[r]), chunked._chunk(batch, r).segments, seed + i
+        )
         for i, r in enumerate(rows)
     ]
     state.model.zero_grad()
-    want = state.chunked._decided(state.model, noted, batch)
+    want = state.chunked._read_out(state.model, noted, batch)
     want.backward()
     near(loss, want)
     for parameter, slope in state.model.named_parameters():
@@ -229,7 +229,7 @@ def test_dropout_is_replayed(name):
     assert loss_again == loss
     assert all(torch.equal(again[k], v) for k, v in got.items())
     torch.manual_seed(4)
-    assert state.backward(one, bag)[0] != loss, "another seed drops others"
+    assert state.chunked.gradient(one, bag)[0] != loss, "another seed drops others"
 
 
 def test_a_training_in_pieces_is_the_training():
@@ -269,7 +269,7 @@ from headcount.models.predictions import predict
 from headcount.training.config import TrainConfig
 from headcount.training.loop import train
 
-pool.NEAR = 0
+pool.MAX_RESIDENT_BYTES = 0
 rows = int(sys.argv[1])
 out = np.lib.format.open_memmap("x.npy", "w+", np.float32, (rows, 128))
 out[:] = np.random.default_rng(0).standard_normal(128, dtype=np.float32)
@@ -301,7 +301,7 @@ def test_batch_norm_is_refused():
     pool = Pool(np.zeros((40, 8, 8, 1), dtype=np.uint8))
     bags = Bags.of(pool, sizes=[20, 20], labels=[0, 1], classes=2)
     model = Model(ModelConfig((8, 8, 1), bags.classes, backbone_options=(("width", 2),)))
-    with pytest.raises(HeadcountError, match=r"chunk_instances 30 takes a batch in pieces, and batch-norm.*resnet18"):
+    with pytest.raises(HeadcountError, match=r"chunk_instances 30 splits batches, and batch-norm.*resnet18"):
         Trainer(model, bags, bags, Recipe(chunk_instances=30).train_config)
     Trainer(model, bags, bags, Recipe(chunk_instances=40).train_config)  # every batch fits
     Trainer(model, bags, bags, Recipe(chunk_instances=20, batch_bags=1).train_config)
@@ -316,12 +316,16 @@ def test_loose_instances_are_looked_at_too():
     recipe = Recipe(backbone="mlp", head="tilt", options={"over": "instances", "bag": 0.0}, batch_bags=1)
     largest = int(bags.sizes.max()) * model.head.views
     Trainer(model, bags, bags, recipe.replace(batch_instances=4, chunk_instances=largest).train_config)
-    with pytest.raises(HeadcountError, match=rf"chunk_instances {largest} takes .* head tilt needs it whole"):
+    with pytest.raises(
+        HeadcountError, match=rf"chunk_instances {largest} splits batches, .* head tilt needs them whole"
+    ):
         Trainer(model, bags, bags, recipe.replace(batch_instances=largest, chunk_instances=largest).train_config)
 
 
 def test_a_small_bag_is_not_elected_in_pieces():
-    with pytest.raises(HeadcountError, match=r"bag 0 has 180 instances.*head election cannot hear.*up to 128 votes"):
+    with pytest.raises(
+        HeadcountError, match=r"bag 0 has 180 instances.*head election cannot process a bag in chunks.*up to 128 votes"
+    ):
         training("election", {}, 39, large_bags(weight=False))
 
 
@@ -331,16 +335,16 @@ def test_a_loss_that_reads_instances_is_refused(tmp_path):
         "    def loss(self, output, batch, teacher=None):\n        return output.instance.mean()\n"
     )
     state = training(f"{tmp_path / 'own.py'}:Peeks", {}, 64)
-    for how in (lambda: state.backward(state.head.passes[0], torch.tensor([0])), state.valid_loss):
-        with pytest.raises(HeadcountError, match=r"Peeks reads the instances' logits"):
+    for how in (lambda: state.chunked.gradient(state.head.passes[0], torch.tensor([0])), state.valid_loss):
+        with pytest.raises(HeadcountError, match=r"Peeks uses the instances' logits"):
             how()
-    with pytest.raises(HeadcountError, match="reads the instances' logits"):
+    with pytest.raises(HeadcountError, match="uses the instances' logits"):
         torch.log_softmax(chunked.MissingLogits("x"), 1)
 
 
 def test_a_teacher_or_views_are_refused_for_a_bag_in_pieces(monkeypatch):
     monkeypatch.setattr(HEADS["count"], "views", 2)
-    with pytest.raises(HeadcountError, match="head count cannot hear a bag in pieces: it asks for several views"):
+    with pytest.raises(HeadcountError, match="head count cannot process a bag in chunks: it needs several views"):
         training("count", {}, 64)
     training("count", {}, 2 * max(SIZES))  # groups of whole bags, each with its views
 
@@ -353,9 +357,9 @@ def test_a_teacher_or_views_are_refused_for_a_bag_in_pieces(monkeypatch):
 def test_asked_in_chunks_says_the_same(name, options, mapped, tmp_path):
     bags = large_bags(tmp_path / "x.npy" if mapped else None)
     torch.manual_seed(2)
-    head = small(name, options)
+    head = small_options(name, options)
     model = Model(ModelConfig((D,), bags.classes, "mlp", (("hidden", 16),), name, tuple(head.items()))).eval()
-    if model.head.batch_matters:
+    if model.head.depends_on_batch:
         return
     whole = predict(model, large_bags(), keep=("features",), batch_instances=10**6)
     chunks = predict(model, bags, keep=("features",), batch_instances=64)
@@ -394,7 +398,7 @@ def test_of_many_instances_some_are_witnesses_and_all_vote(monkeypatch):
     """More bags than there is time for made the vote that of two in ten, and every method look worse than it is."""
     units, held = shared_out()
     whole = cross_validation.score_method(units, held)
-    monkeypatch.setattr(cross_validation, "MOST", 1200)
+    monkeypatch.setattr(cross_validation, "MAX_FIT_INSTANCES", 1200)
     some = cross_validation.score_method(units, held)
     assert some.criterion.bag_temperature == whole.criterion.bag_temperature
     assert some.loss == pytest.approx(whole.loss, abs=0.03)
@@ -543,17 +547,17 @@ def test_a_tally_of_ones_own_needs_nothing_more():
     class Vote(SumHead):
         title = "Vote"
 
-        def local(self, h):
+        def instance_terms(self, h):
             return self.classifier(h), self.classifier(h).softmax(1)
 
-        def top(self, sums, total):
+        def readout_sums(self, sums, total):
             return self.masked_log_softmax((sums / total[:, None]).log())
 
     bags = large_bags(weight=False)
     head, h = Vote(D, C), bags.pool.data[:180]
     target, segments = torch.eye(C)[:1], bags.take([0]).segments()
     nll(head(h, segments).bag, target).backward()
-    assert head.why_not_chunkable(segments) == ""
+    assert why_not_chunkable(head, segments) == ""
     assert head.classifier.weight.grad.any()
 
 
@@ -572,7 +576,7 @@ def test_normalisation_is_learned_in_parts(monkeypatch):
 
 
 def test_the_page_on_size_tells_the_truth(tmp_path, monkeypatch):
-    page = (Path(__file__).parent.parent / "docs" / "how-to" / "size.md").read_text()
+    page = (Path(__file__).parent.parent.parent / "docs" / "how-to" / "size.md").read_text()
     monkeypatch.chdir(tmp_path)
     found = {}
     exec(page.split("```python\n")[1].split("```")[0], found)

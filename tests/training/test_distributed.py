@@ -9,11 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import distributed_case as case
 import numpy as np
 import pytest
 import torch
 
-import parallel_case as case
+from head_cases import NEVER_SPLIT
 from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError
 from headcount.experiments.launch import processes
@@ -21,10 +22,10 @@ from headcount.experiments.ray_launcher import ray_cluster
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.experiments.run import run
-from headcount.models.heads import HEADS
 from headcount.models.network import build_model
 from headcount.selection.fit import fit
-from headcount.training import checkpoint, distributed
+from headcount.training import accel, distributed
+from headcount.training.checkpoint import load_checkpoint
 from headcount.training.trainer import Trainer
 
 HERE = Path(__file__).parent
@@ -44,7 +45,7 @@ def together(*words: str, **how) -> subprocess.CompletedProcess:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("together")
-    done = together(str(HERE / "parallel_case.py"), str(out))
+    done = together(str(HERE / "distributed_case.py"), str(out))
     assert done.returncode == 0, done.stderr[-2000:]
     return out
 
@@ -52,7 +53,7 @@ def made(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("name", case.NAMES, ids=lambda n: n.rpartition("/")[2])
 def test_two_processes_train_as_one(made, name):
     number = case.NAMES.index(name)
-    first, second = (checkpoint.load(made / f"{number}-{rank}.safetensors") for rank in (0, 1))
+    first, second = (load_checkpoint(made / f"{number}-{rank}.safetensors") for rank in (0, 1))
     assert first[1] == second[1] == {"of": 2}
     for k in first[0]:
         assert torch.equal(first[0][k], second[0][k]), f"{k} differs between the processes"
@@ -65,14 +66,14 @@ def test_two_processes_train_as_one(made, name):
 def test_the_cases_would_notice(made):
     """Weights move by far more than the tolerance, and an unweighted mean of the shares would not pass."""
     start = case.training("count").model.state_dict()
-    end = checkpoint.load(made / f"{case.NAMES.index('count')}-0.safetensors")[0]
+    end = load_checkpoint(made / f"{case.NAMES.index('count')}-0.safetensors")[0]
     assert max((end[k] - v).abs().max() for k, v in start.items() if v.is_floating_point()) > 1e-3
 
 
 def test_what_a_head_keeps_across_bags_is_refused():
     state = case.training("count")
     state.model.head.register_buffer("prior", torch.zeros(3))
-    memory = distributed.BufferSync(state, set())
+    memory = distributed.BufferSync(state)
     memory.sync()
     state.model.head.prior += 1
     with pytest.raises(HeadcountError, match=r"head count keeps 'prior' across bags.*train it with one process"):
@@ -86,7 +87,7 @@ def test_a_teacher_keeps_its_own_batch_norm():
     recipe = Recipe(backbone="quick", backbone_options={"width": 8}, batch_bags=4)
     recipe = recipe.replace(head="supervised", options={"views": 2, "decay": 0.995}, views="noise")
     state = Trainer(build_model(recipe.model_config(bags), bags, seed=recipe.seed), bags, bags, recipe.train_config)
-    memory = distributed.BufferSync(state, set())
+    memory = distributed.BufferSync(state)
     for epoch in range(3):
         state.train_epoch(epoch)
     before = {k: v.clone() for k, v in state.teacher.named_buffers()}
@@ -97,21 +98,25 @@ def test_a_teacher_keeps_its_own_batch_norm():
     assert any(not torch.equal(pupil[k], after[k]) for k in averaged)
 
 
-@pytest.mark.parametrize("name", [n for n in HEADS if HEADS[n].requires_full_batch])
+@pytest.mark.parametrize("name", case.NEVER_SPLIT)
 def test_a_head_that_needs_its_batch_whole_is_refused(name):
     state = case.training(name)
     state.process_group = distributed.ProcessGroup(0, 2)
     with pytest.raises(
         HeadcountError, match=f"head {name} cannot be trained by several processes: .*; train it with one"
     ):
-        distributed.DistributedStep(state, state.head.passes[0], lambda f: f)
+        distributed.DistributedStep(state, state.head.passes[0], state.chunked.gradient, accel.run_as_is)
+
+
+def test_the_cases_leave_out_only_heads_whose_batches_are_never_split():
+    assert list(case.NEVER_SPLIT) == NEVER_SPLIT
 
 
 def test_too_few_bags_for_everybody(monkeypatch):
     state = case.training("count")
     state.process_group = distributed.ProcessGroup(0, 6)
     with pytest.raises(HeadcountError, match="a step has 5 of 11 bags, too few for 6 processes"):
-        distributed.DistributedStep(state, state.head.passes[0], lambda f: f)
+        distributed.DistributedStep(state, state.head.passes[0], state.chunked.gradient, accel.run_as_is)
 
 
 def test_shares_are_all_of_it():

@@ -8,7 +8,7 @@ from headcount.bags import Bags, Pool
 from headcount.experiments.recipe import Recipe
 from headcount.models.heads import HEADS
 from headcount.models.network import Model, ModelConfig
-from headcount.training.accel import device as speed
+from headcount.training import accel
 from headcount.training.trainer import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a card")
@@ -44,7 +44,7 @@ def curve(head: str, shape: tuple[int, ...], backbone: str, epochs: int, compile
 @pytest.mark.parametrize("head", HEADS)
 def test_a_captured_head_learns_as_the_plain_one(head, monkeypatch):
     captured, _ = curve(head, (20,), "mlp", 8)
-    monkeypatch.setattr(speed, "cuda_graph", lambda function, device: function)
+    monkeypatch.setattr(accel, "cuda_graph", lambda function, device: function)
     plain, _ = curve(head, (20,), "mlp", 8)
     assert np.isfinite(captured).all()
     np.testing.assert_allclose(captured, plain, rtol=2e-3, atol=2e-4)
