@@ -21,7 +21,6 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from test_em import blobs
 
 from blob_factory import blob_dataset, blobs
 from headcount.bags import Bags, Pool

@@ -188,7 +188,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
             scaler = StandardScaler.fit(x)
             estimator = estimator.without_float32_rounding() if isinstance(estimator, Trees) else estimator
             estimator = estimator.fold_in_scaler(-scaler.mean_ / scaler.scale_, 1 / scaler.scale_)
-        roles = ColumnRoles(bag=self.bags_ if isinstance(self.bags_, str) else None).to_json()
+        roles = ColumnRoles(bag=self.bags_ if isinstance(self.bags_, str) else None)
         preprocessor = Preprocessor("table", number_fields(x, names), (x.shape[1],), roles=roles)
         return model.replace(preprocessor=preprocessor, estimator=estimator)
 
