@@ -12,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from headcount.bags import Segments
+from headcount.bags import Bags, Pool, Segments
+from headcount.errors import HeadcountError
 from headcount.models.heads import HEADS, Batch, build_head, head_options
+from headcount.models.network import Model, ModelConfig
 
 VARIANTS = {
     "count": (
@@ -112,6 +114,47 @@ def near(a: Tensor, b: Tensor, tolerance=1e-5):
 def setup(head, sizes) -> None:
     """As before a training on labelled bags of these sizes."""
     head.setup(Segments.from_sizes(sizes), torch.eye(head.classes)[torch.arange(len(sizes)) % head.classes])
+
+
+def network_and_bags(name="count", options=None, counted=None, backbone="mlp"):
+    """A small network with this head, and ragged bags with weights and removed instances."""
+    rng = np.random.default_rng(0)
+    config = ModelConfig(
+        (3,),
+        tuple("abcd"),
+        backbone,
+        (("hidden", 6), ("dropout", 0.5)) if backbone == "mlp" else (),
+        name,
+        tuple(small_options(name, options or {}).items()),
+        counted,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Model(config)
+    pool = Pool(rng.normal(size=(30, 3)).astype(np.float32))
+    sizes = [4, 1, 7, 2, 6]
+    bags = Bags.of(
+        pool,
+        index=rng.integers(0, 30, 20),
+        sizes=sizes,
+        labels=[0, 1, 3, -1, 0],
+        classes=list("abcd"),
+        weight=rng.integers(1, 4, 20),
+        counted=None if counted is None else list(counted),
+    )
+    gone = np.zeros(20, dtype=bool)
+    gone[[0, 6, 7, 15]] = True
+    return model, bags.without(gone)
+
+
+def expect_error(call, *words):
+    """A HeadcountError of one line with these words."""
+    with pytest.raises(HeadcountError) as error:
+        call()
+    text = str(error.value)
+    assert "\n" not in text
+    for word in words:
+        assert word in text, f"{word!r} is not in: {text}"
 
 
 def why_never_split(head) -> str:

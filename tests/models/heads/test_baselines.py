@@ -894,7 +894,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("name", "options"), [(n, o) for n, all_ in WRONG.items() for o in all_], ids=str)
 def test_wrong_value_is_refused(name, options):
-    contract.complaint(lambda: build_head(name, D, C, options), *options)
+    head_cases.expect_error(lambda: build_head(name, D, C, options), *options)
 
 
 PARAMETERS = {  # of 512 features and 10 classes

@@ -6,10 +6,7 @@ The table is in head_cases.py.
 from __future__ import annotations
 
 import copy
-import errno
-import json
 import math
-import pickle
 from contextlib import nullcontext
 from itertools import pairwise, product
 
@@ -18,14 +15,23 @@ import pytest
 import torch
 from hypothesis import assume
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from head_cases import CASES, C, D, features, near, over_heads, setup, small_head, small_options
+from head_cases import (
+    CASES,
+    C,
+    D,
+    expect_error,
+    features,
+    near,
+    network_and_bags,
+    over_heads,
+    setup,
+    small_head,
+)
 from headcount.bags import Bags, Pool, Segments
-from headcount.errors import HeadcountError
 from headcount.models.heads import HEADS, Batch, Output, build_head, find_head, head_options
-from headcount.models.network import Model, ModelConfig
+from headcount.models.network import Model
 from headcount.models.predictions import predict, predict_instances
 from oracles import Ragged, examine, ragged
 
@@ -439,35 +445,26 @@ def test_classes_that_do_not_count_cannot_win(name, options):
 
 def test_a_label_that_cannot_win_is_refused():
     counted = [True, False, True, True]
-    complaint(lambda: Bags.of(Pool(np.eye(2)), sizes=[1, 1], labels=[0, 1], classes=C, counted=counted), "counted")
+    expect_error(lambda: Bags.of(Pool(np.eye(2)), sizes=[1, 1], labels=[0, 1], classes=C, counted=counted), "counted")
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
 
 
-def complaint(call, *words):
-    with pytest.raises(HeadcountError) as said:
-        call()
-    text = str(said.value)
-    assert "\n" not in text
-    for word in words:
-        assert word in text, f"{word!r} is not in: {text}"
-
-
 @pytest.mark.parametrize("name", HEADS)
 def test_unknown_option_is_refused(name):
-    complaint(lambda: build_head(name, D, C, {"colour": 1}), name, "'colour'", *head_options(name))
+    expect_error(lambda: build_head(name, D, C, {"colour": 1}), name, "'colour'", *head_options(name))
 
 
 @pytest.mark.parametrize(("name", "options"), [(n, o) for n, all_ in WRONG_VALUES.items() for o in all_])
 def test_wrong_value_is_refused(name, options):
-    complaint(lambda: build_head(name, D, C, options), *options)
+    expect_error(lambda: build_head(name, D, C, options), *options)
 
 
 @pytest.mark.parametrize("name", ["cuont", "", "no/such.py:Head", "tests:"])
 def test_unknown_head_is_refused(name):
-    complaint(lambda: find_head(name), name)
-    complaint(lambda: find_head("cuont"), "count", "output_mean", "did you mean")
+    expect_error(lambda: find_head(name), name)
+    expect_error(lambda: find_head("cuont"), "count", "output_mean", "did you mean")
 
 
 def test_ties_go_to_the_lowest_class():
@@ -484,37 +481,7 @@ def test_ties_go_to_the_lowest_class():
         assert tied.label.tolist() == [a]
 
 
-# -- models on disk ----------------------------------------------------------------------------------------------------
-
-
-def model_and_bags(name="count", options=None, counted=None, backbone="mlp"):
-    rng = np.random.default_rng(0)
-    design = ModelConfig(
-        (3,),
-        tuple("abcd"),
-        backbone,
-        (("hidden", 6), ("dropout", 0.5)) if backbone == "mlp" else (),
-        name,
-        tuple(small_options(name, options or {}).items()),
-        counted,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = Model(design)
-    pool = Pool(rng.normal(size=(30, 3)).astype(np.float32))
-    sizes = [4, 1, 7, 2, 6]
-    bags = Bags.of(
-        pool,
-        index=rng.integers(0, 30, 20),
-        sizes=sizes,
-        labels=[0, 1, 3, -1, 0],
-        classes=list("abcd"),
-        weight=rng.integers(1, 4, 20),
-        counted=None if counted is None else list(counted),
-    )
-    gone = np.zeros(20, dtype=bool)
-    gone[[0, 6, 7, 15]] = True
-    return model, bags.without(gone)
+# -- in a network ----------------------------------------------------------------------------------------------------
 
 
 @over_heads
@@ -529,8 +496,8 @@ def test_state_dict_round_trip(name, options):
 @over_heads
 @pytest.mark.parametrize("counted", [None, (True, True, False, True)])
 def test_saved_and_loaded_says_the_same(name, options, counted, tmp_path):
-    model, bags = model_and_bags(name, options, counted)
-    model.save(tmp_path / "m", extra={"note": "of no consequence"})
+    model, bags = network_and_bags(name, options, counted)
+    model.save(tmp_path / "m")
     again = Model.load(tmp_path / "m")
     assert again.config == model.config
     assert not again.training
@@ -542,10 +509,10 @@ def test_saved_and_loaded_says_the_same(name, options, counted, tmp_path):
 @over_heads
 def test_a_loose_instance_is_answered_or_refused(name, options):
     """Alone is as in a bag, if the head hears each instance alone; a head that does not, says so."""
-    model, bags = model_and_bags(name, options)
+    model, bags = network_and_bags(name, options)
     x = bags.pool.take(bags.index)
     if model.head.depends_on_bag or model.head.depends_on_order:
-        complaint(lambda: predict_instances(model, x), name, "whole bags")
+        expect_error(lambda: predict_instances(model, x), name, "whole bags")
     else:
         said = predict_instances(model, x, batch_instances=7)
         kept = ~bags.removed
@@ -554,7 +521,7 @@ def test_a_loose_instance_is_answered_or_refused(name, options):
 
 @over_heads
 def test_asked_in_parts_says_the_same(name, options):
-    model, bags = model_and_bags(name, options)
+    model, bags = network_and_bags(name, options)
     model.train()
     whole, parts = predict(model, bags, keep=("features",)), predict(model, bags, keep=("features",), batch_instances=1)
     assert model.training
@@ -566,135 +533,5 @@ def test_asked_in_parts_says_the_same(name, options):
 
 @over_heads
 def test_asking_respects_removal(name, options):
-    model, bags = model_and_bags(name, options)
+    model, bags = network_and_bags(name, options)
     alike(predict(model, bags), predict(model, bags.drop_removed()), instances=~bags.removed)
-
-
-def spoil_json(**changes):
-    def spoil(folder):
-        body = json.loads((folder / "model.json").read_text())
-        (folder / "model.json").write_text(json.dumps({**body, **changes}))
-
-    return spoil
-
-
-def spoil_bytes(change, file="model.safetensors"):
-    return lambda folder: (folder / file).write_bytes(change((folder / file).read_bytes()))
-
-
-def spoil_weights(change):
-    def spoil(folder):
-        weights = load_file(folder / "model.safetensors")
-        change(weights)
-        save_file(weights, folder / "model.safetensors")
-
-    return spoil
-
-
-REFUSED = {
-    "no folder": (lambda f: [p.unlink() for p in f.iterdir()], "model.json is missing"),
-    "no description": (lambda f: (f / "model.json").unlink(), "model.json is missing"),
-    "truncated": (spoil_bytes(lambda b: b[:-5]), "no readable model"),
-    "truncated in the header": (spoil_bytes(lambda b: b[:40]), "no readable model"),
-    "empty weights": (spoil_bytes(lambda b: b""), "no readable model"),
-    "a pickle": (spoil_bytes(lambda b: pickle.dumps({"weight": [1.0]})), "no readable model"),
-    "a tensor too few": (spoil_weights(lambda w: w.pop("head.classifier.bias")), "no readable model"),
-    "a tensor too many": (spoil_weights(lambda w: w.update(more=torch.ones(1))), "no readable model"),
-    "a tensor too long": (
-        spoil_weights(lambda w: w.update({"head.classifier.bias": torch.ones(5)})),
-        "no readable model",
-    ),
-    "another format": (spoil_json(format=2), "format 2"),
-    "no format": (lambda f: (f / "model.json").write_text("{}"), "format"),
-    "not a table": (lambda f: (f / "model.json").write_text("[1]"), "no readable model"),
-    "not JSON": (spoil_bytes(lambda b: b[:-9], "model.json"), "no readable model"),
-    "not text": (spoil_bytes(lambda b: b"\xff\xfe\x00", "model.json"), "no readable model"),
-    "another shape": (spoil_json(shape=[9]), "no readable model"),
-    "more classes": (spoil_json(classes=list("abcde")), "no readable model"),
-    "another width": (spoil_json(backbone_options=[["hidden", 7], ["dropout", 0.5]]), "no readable model"),
-    "another backbone": (spoil_json(backbone="linear", backbone_options=[]), "no readable model"),
-    "unknown backbone": (spoil_json(backbone="resnet81"), "resnet18"),
-    "unknown head": (spoil_json(head="cuont"), "count"),
-    "unknown option": (spoil_json(options=[["t3", 1]]), "t1"),
-    "wrong option": (spoil_json(options=[["t1", -1]]), "t1"),
-    "a head of one's own": (spoil_json(head="evil.py:Head"), "runs no code"),
-    "a network larger than memory": (spoil_json(backbone_options=[["layers", 10_000_000]]), "option 'layers'"),
-    "a layer larger than memory": (spoil_json(shape=[1 << 40]), "the design needs"),
-    "classes in one word": (spoil_json(classes="abc"), "two or more different names"),
-    "one class thrice": (spoil_json(classes=["a"] * 3), "two or more different names"),
-    "odd counted": (spoil_json(counted="abc"), "counted"),
-    "odd mirror": (spoil_json(mirror="no"), "mirrors neither"),
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_load_refuses(what, tmp_path):
-    model, _ = model_and_bags()
-    model.save(tmp_path)
-    spoil, words = REFUSED[what]
-    spoil(tmp_path)
-    complaint(lambda: Model.load(tmp_path), words)
-
-
-def test_a_pickle_is_not_run(tmp_path):
-    class Trap:
-        def __reduce__(self):
-            return (open, (str(tmp_path / "sprung"), "w"))
-
-    model_and_bags()[0].save(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(pickle.dumps(Trap()))
-    complaint(lambda: Model.load(tmp_path), "no readable model")
-    assert not (tmp_path / "sprung").exists()
-
-
-def test_head_of_ones_own_is_not_saved(tmp_path):
-    (tmp_path / "own.py").write_text("from headcount.models.heads.count import Count\nclass Own(Count):\n    pass\n")
-    model, bags = model_and_bags(f"{tmp_path / 'own.py'}:Own")
-    plain, _ = model_and_bags()
-    assert torch.equal(predict(model, bags).bag, predict(plain, bags).bag)
-    complaint(lambda: model.save(tmp_path / "m"), "own.py:Own", "runs no code")
-
-
-@pytest.mark.parametrize("step", ["save_file", "atomic_write"])
-def test_a_save_that_fails_leaves_the_old_model(step, tmp_path, monkeypatch):
-    old, bags = model_and_bags()
-    old.save(tmp_path)
-
-    def fail(*given):
-        if step == "save_file":
-            given[1].write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "no space left")
-
-    monkeypatch.setattr(f"headcount.models.network.{step}", fail)
-    new, _ = model_and_bags(options={"t1": 1.0})
-    with torch.no_grad():
-        new.head.classifier.weight += 1
-    with pytest.raises(OSError, match="no space"):
-        new.save(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.json", "model.safetensors"]
-    try:
-        again = Model.load(tmp_path)
-    except HeadcountError:
-        return  # no model is better than half of two
-    assert torch.equal(predict(again, bags).bag, predict(old, bags).bag)
-
-
-SPOILT = {
-    "missing weights are not named": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
-    "no shape ends in an IndexError": (spoil_json(shape=[]), "shape"),
-    "a folder for a file ends in an IsADirectoryError": (
-        lambda f: [(f / "model.json").unlink(), (f / "model.json").mkdir()],
-        "model.json",
-    ),
-    "what does not fit is not said": (spoil_json(shape=[9]), "backbone.layers.1.weight"),
-    "counted of another length is let in": (spoil_json(counted=[True]), "counted"),
-    "nobody counted is let in": (spoil_json(counted=[False] * 4), "counted"),
-}
-
-
-@pytest.mark.parametrize("what", SPOILT)
-def test_load_helps(what, tmp_path):
-    model_and_bags()[0].save(tmp_path)
-    spoil, words = SPOILT[what]
-    spoil(tmp_path)
-    complaint(lambda: Model.load(tmp_path), words)
