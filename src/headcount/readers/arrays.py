@@ -124,9 +124,6 @@ def read_named_arrays(
     return raw
 
 
-# -- values per bag and per instance --------------------------------------------------------------------------------------
-
-
 def _build_raw_data(
     x: np.ndarray,
     bag: np.ndarray,
@@ -155,7 +152,7 @@ def _build_raw_data(
     if "weight" in arrays:
         weight = arrays["weight"]
         weight = weight.astype(np.float64) if weight.dtype.kind in "iufb" else np.full(len(x), np.nan)
-        excluded = excluded | check_weights(weight, "weight", origin, options)
+        excluded = excluded | check_weights(weight, "weight", origin, options.errors)
         raw.weight = np.where(excluded, 1, weight)
     if "truth" in arrays:
         raw.truth = _classes(arrays["truth"], "truth", origin, options, raw.notes)

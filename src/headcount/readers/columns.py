@@ -159,6 +159,7 @@ class ColumnRoles:
 
 
 _LIST_ROLES = ("votes", "features", "categories")
+NO_ROLES = ColumnRoles()
 
 
 def find_common_name(role: str, names: Sequence[str], origin: str) -> str | None:

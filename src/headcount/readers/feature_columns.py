@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from headcount.errors import HeadcountError
-from headcount.readers.columns import ColumnRoles
+from headcount.readers.columns import is_id_column
 from headcount.readers.preprocessing import MAX_CATEGORIES, FeatureSchema, Field, Preprocessor, check_time_kind
 from headcount.readers.raw_data import ReadOptions
-from headcount.readers.tables import MISSING_VALUES
+from headcount.readers.tables import MISSING_VALUES, SourceTable
 from headcount.readers.values import abbreviate, as_float, as_vectors, clean_name, drop_values, factorize, preview
 
 _FEW_VALUES = 10  # distinct numbers that may still be names
@@ -27,25 +27,22 @@ _SAMPLE_ROWS = 20_000  # compared first; all rows are compared only if these do 
 
 
 def select_features(
-    table: pa.Table,
-    roles: ColumnRoles,
-    role_columns: Sequence[str],
-    label: np.ndarray | None,
-    bag: np.ndarray,
-    origin: str,
-    options: ReadOptions,
+    source: SourceTable, label: np.ndarray | None, bag: np.ndarray, options: ReadOptions
 ) -> tuple[pa.Table, FeatureSchema, list[str], np.ndarray]:
     """The columns to learn from, converted; their schema; notes; and (n,) rows that are excluded.
 
-    ``role_columns`` have a role and are no features. ``label`` (n,) is the label of each row, to find its copies.
+    ``label`` (n,) is the label of each row: columns that repeat it are not used, nor are those that have a role.
     """
+    table, roles, origin = source.table, source.roles, source.origin
+    role_columns = {name for _, name in roles.assigned_columns()} | {*roles.votes}
+    role_columns |= set(filter(is_id_column, table.column_names))
     fields, notes, columns, unused = list[Field](), list[str](), dict[str, pa.ChunkedArray](), dict[str, str]()
     excluded = np.zeros(table.num_rows, bool)
     fitted = {f.name: f for f in options.preprocessor.fields} if options.preprocessor else {}
-    for name, fixed_kind in _candidates(table, roles, role_columns, origin, options.preprocessor):
+    for name, fixed_kind in _candidates(source, role_columns, options.preprocessor):
         column, kind, reason = table.column(name), fixed_kind or "", ""
         if not fixed_kind:
-            kind, reason = _infer_kind(column, name in roles.categories, name, origin)
+            kind, reason = _infer_kind(source, name)
             reason = reason or _copy_of_label_or_bag(column, kind, label, bag)
             if not reason and name not in (*roles.features, *roles.categories) and _is_constant(column):
                 reason = "it is the same in every row"
@@ -55,7 +52,7 @@ def select_features(
             unused[name] = reason
             continue
         is_fixed = bool(fixed_kind) or name in roles.categories
-        columns[name] = converted = _convert(column, name, kind, is_fixed, origin, options, excluded)
+        columns[name] = converted = _convert(source, name, kind, is_fixed, options, excluded)
         if kind == "category" and not pa.types.is_dictionary(converted.type):
             kind = "number"
         if name in fitted:
@@ -79,24 +76,22 @@ def select_features(
 
 
 def _candidates(
-    table: pa.Table, roles: ColumnRoles, role_columns: Sequence[str], origin: str, model: Preprocessor | None
+    source: SourceTable, role_columns: set[str], model: Preprocessor | None
 ) -> list[tuple[str, str | None]]:
     """Columns that may become features, with their kind where it is fixed."""
+    roles = source.roles
     if model is not None:
-        if missing := [f.name for f in model.fields if f.name not in table.column_names]:
-            raise HeadcountError(
-                f"{origin} lacks {preview(missing, 8)}, which the model was fitted on; add the column, empty where nothing "
-                "is known, or fit without it"
-            )
+        if missing := [f.name for f in model.fields if f.name not in source]:
+            problem = f"{source.origin} lacks {preview(missing, 8)}, which the model was fitted on"
+            raise HeadcountError(f"{problem}; add the column, empty where nothing is known, or fit without it")
         return [(f.name, f.kind) for f in model.fields]
     if roles.features or roles.text:
         if missing := [c for c in roles.categories if c not in (*roles.features, roles.text)]:
-            raise HeadcountError(
-                f"column {missing[0]!r} of {origin} is in categories= and not in features=; name it there too"
-            )
+            problem = f"column {missing[0]!r} of {source.origin} is in categories= and not in features="
+            raise HeadcountError(f"{problem}; name it there too")
         text: list[tuple[str, str | None]] = [(roles.text, "text")] if roles.text else []
         return [*text, *((n, None) for n in roles.features)]
-    return [(n, None) for n in table.column_names if n not in role_columns]
+    return [(n, None) for n in source.table.column_names if n not in role_columns]
 
 
 def _describe_features(fields: Sequence[Field], unused: dict[str, str]) -> list[str]:
@@ -129,9 +124,6 @@ def _note_unfamiliar_values(column: pa.ChunkedArray, field: Field) -> list[str]:
     return [f"{name}: {int(unseen[codes].sum()):,} of {int((codes >= 0).sum()):,} values {problem} ({examples})"]
 
 
-# -- the kind of a column -------------------------------------------------------------------------------------------------
-
-
 def _value_type(column: pa.ChunkedArray) -> pa.DataType:
     return column.type.value_type if pa.types.is_dictionary(column.type) else column.type
 
@@ -140,8 +132,9 @@ def _is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
-def _infer_kind(column: pa.ChunkedArray, is_category: bool, name: str, origin: str) -> tuple[str, str]:
+def _infer_kind(source: SourceTable, name: str) -> tuple[str, str]:
     """The kind of a column, or why it is not used."""
+    column = source.table.column(name)
     kind, value = column.type, _value_type(column)
     if column.null_count == len(column):
         return "", "it is empty"
@@ -149,10 +142,10 @@ def _infer_kind(column: pa.ChunkedArray, is_category: bool, name: str, origin: s
         inner = kind.value_type
         numeric = pa.types.is_floating(inner) or pa.types.is_integer(inner)
         return ("vector", "") if numeric else ("", f"it holds lists of {inner}")
-    if is_category:
+    if name in source.roles.categories:
         return "category", ""
     if _is_text(value):
-        return _infer_category(column, name, origin)
+        return _infer_category(column, f"column {name!r} of {source.origin}")
     if pa.types.is_integer(value):
         x = as_float(column)
         if len(x) > _FEW_VALUES and np.array_equal(x, np.arange(len(x)) + x[0]):
@@ -162,10 +155,10 @@ def _infer_kind(column: pa.ChunkedArray, is_category: bool, name: str, origin: s
     return "", f"it holds {value}"
 
 
-def _infer_category(column: pa.ChunkedArray, name: str, origin: str) -> tuple[str, str]:
+def _infer_category(column: pa.ChunkedArray, column_name: str) -> tuple[str, str]:
     sample = column.slice(0, _SAMPLE_ROWS)
     values = [v for v in map(clean_name, sample.unique().to_pylist()) if v and v not in MISSING_VALUES]
-    _refuse_unparsed_numbers_and_dates(values, name, origin)
+    _refuse_unparsed_numbers_and_dates(values, column_name)
     many = len(values) > 50 and len(values) > len(sample) / 2 and not pa.types.is_dictionary(column.type)
     if many and sum(map(_is_number, values)) * 2 < len(values):
         return "", "it differs in nearly every row (if it is the text, name it with text=)"
@@ -206,21 +199,13 @@ def _is_one_to_one(column: pa.ChunkedArray, codes: np.ndarray, kind: str) -> boo
     return True
 
 
-# -- converting a column --------------------------------------------------------------------------------------------------
-
-
 def _convert(
-    column: pa.ChunkedArray,
-    name: str,
-    kind: str,
-    is_fixed: bool,
-    origin: str,
-    options: ReadOptions,
-    excluded: np.ndarray,
+    source: SourceTable, name: str, kind: str, is_fixed: bool, options: ReadOptions, excluded: np.ndarray
 ) -> pa.ChunkedArray:
     """The column as its kind needs it; rows that cannot be converted are marked in ``excluded``."""
+    column, errors = source.table.column(name), options.errors
     if kind == "vector":
-        as_vectors(column, f"{name} of {origin}")  # errors now rather than when training begins
+        as_vectors(column, f"{name} of {source.origin}")  # errors now rather than when training begins
         return column
     value = _value_type(column)
     try:
@@ -229,33 +214,30 @@ def _convert(
         if kind == "number" and not _is_text(value):
             x = as_float(column)
             infinite = np.isinf(x)
-            excluded |= options.errors.report_rows(
-                infinite, lambda r: f"{origin} row {r + 1}: {x[r]} in column {name!r}; every number must be finite"
-            )
-            x = np.where(infinite, np.nan, x)
-            return pa.chunked_array([pa.array(x, from_pandas=True)]) if infinite.any() else column
+            advice = "every number must be finite"
+            excluded |= errors.report_rows(infinite, lambda r: f"{source.row(r)}: {x[r]} in column {name!r}; {advice}")
+            finite = np.where(infinite, np.nan, x)
+            return pa.chunked_array([pa.array(finite, from_pandas=True)]) if infinite.any() else column
         codes, values = factorize(column)
     except HeadcountError:
         raise
     except (pa.ArrowException, TypeError, ValueError) as e:
-        raise HeadcountError(f"column {name!r} of {origin} cannot be used: {e}") from None
+        raise HeadcountError(f"column {name!r} of {source.origin} cannot be used: {e}") from None
     new_codes, kept = drop_values(codes, values, MISSING_VALUES)
     had_missing = len(kept) < len(values) or int((codes < 0).sum()) > column.null_count  # blanks are no values
     codes, values = new_codes, kept
     numeric = np.array([*map(_is_number, values), False])
     if kind == "category" and not is_fixed:
-        typos = _FEW_VALUES < numeric.sum() < len(values) < 2 * numeric.sum()  # many numbers and a few words
-        kind = "number" if typos or (had_missing and numeric.sum() == len(values)) else kind
+        has_typos = _FEW_VALUES < numeric.sum() < len(values) < 2 * numeric.sum()  # many numbers and a few words
+        kind = "number" if has_typos or (had_missing and numeric.sum() == len(values)) else kind
     if kind == "category":
         dictionary = pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), pa.array(values, pa.string()))
         return pa.chunked_array([dictionary])
     advice = "correct it, leave it empty, or name the column in categories="
     advice = "correct it or leave it empty" if options.preprocessor else advice
-    excluded |= options.errors.report_rows(
-        ~numeric[codes] & (codes >= 0),
-        lambda r: (
-            f"{origin} row {r + 1}: {abbreviate(values[codes[r]])} among the numbers of column {name!r}; {advice}"
-        ),
+    typo = f"among the numbers of column {name!r}; {advice}"
+    excluded |= errors.report_rows(
+        ~numeric[codes] & (codes >= 0), lambda r: f"{source.row(r)}: {abbreviate(values[codes[r]])} {typo}"
     )
     parsed = np.array([float(v) if n else np.nan for v, n in zip(values, numeric[:-1], strict=True)] + [np.nan])
     return pa.chunked_array([pa.array(parsed[codes], from_pandas=True)])
@@ -268,16 +250,12 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _refuse_unparsed_numbers_and_dates(values: Sequence[str], name: str, origin: str) -> None:
+def _refuse_unparsed_numbers_and_dates(values: Sequence[str], column_name: str) -> None:
     """Numbers and dates that would be taken for categories."""
     comma = [v for v in values if v.count(",") == 1 and _is_number(v.replace(",", "."))]
     if len(comma) * 2 > len(values):
-        raise HeadcountError(
-            f"column {name!r} of {origin} has numbers with a decimal comma ({comma[0]!r}); write a point"
-        )
+        raise HeadcountError(f"{column_name} has numbers with a decimal comma ({comma[0]!r}); write a point")
     dates = [v for v in values if _DATE.fullmatch(v)]
     if len(dates) * 2 > len(values):
-        raise HeadcountError(
-            f"column {name!r} of {origin} has dates that are not written like 2021-12-31 ({dates[0]!r}); write them so, or "
-            "name the column in categories="
-        )
+        problem = f"{column_name} has dates that are not written like 2021-12-31 ({dates[0]!r})"
+        raise HeadcountError(f"{problem}; write them so, or name the column in categories=")

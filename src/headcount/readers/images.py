@@ -35,9 +35,6 @@ _BLOCK = 512
 _MAX_PIXELS = 1 << 26
 
 
-# -- folders --------------------------------------------------------------------------------------------------------------
-
-
 def find_label_file(folder: Path) -> Path | None:
     return next((folder / name for name in LABEL_FILES if (folder / name).is_file()), None)
 
@@ -144,9 +141,6 @@ def _list_folder(folder: Path) -> list[Path]:
 
 def _name(folder: Path) -> str:
     return clean_name(folder.name) or folder.name
-
-
-# -- images ---------------------------------------------------------------------------------------------------------------
 
 
 class _Header(NamedTuple):

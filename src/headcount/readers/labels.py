@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,9 @@ from headcount.errors import HeadcountError
 from headcount.io import load_npy
 from headcount.readers.columns import ColumnRoles, find_common_name
 from headcount.readers.raw_data import BagLabels, ReadOptions, first_per_bag
-from headcount.readers.tables import TABLE_SUFFIXES, file_suffix, is_dataframe, open_table
+from headcount.readers.tables import TABLE_SUFFIXES, SourceTable, file_suffix, is_dataframe, open_table
 from headcount.readers.targets import drop_missing_classes, labels_from_rows, parse_votes
-from headcount.readers.values import clean_name, factorize, preview
-
-
-@dataclass(frozen=True)
-class LabelTable:
-    """A table of labels; ``key`` is the column that names the bags."""
-
-    table: pa.Table
-    origin: str  # how messages call it
-    digest: str
-    roles: ColumnRoles
-    key: str
+from headcount.readers.values import clean_name, factorize
 
 
 def join_labels(
@@ -42,47 +31,40 @@ def join_labels(
     if isinstance(labels, (str, Path)) or is_dataframe(labels):
         return labels_from_table(open_label_table(labels, options, bag_column), options, names, empty)
     labels = _series_as_dict_or_list(labels, names)
-    if isinstance(labels, Mapping):
-        table = pa.table({"bag": list(map(clean_name, labels)), "label": list(map(clean_name, labels.values()))})
-        roles = ColumnRoles(bag="bag", label="label")
-        return labels_from_table(
-            LabelTable(table, "labels", _digest(table.to_pydict()), roles, "bag"), options, names, empty
-        )
-    return _labels_by_position(labels, options, names)
+    if not isinstance(labels, Mapping):
+        return _labels_by_position(labels, options, names)
+    table = pa.table({"bag": list(map(clean_name, labels)), "label": list(map(clean_name, labels.values()))})
+    source = SourceTable(table, "labels", _digest(table.to_pydict()), ColumnRoles(bag="bag", label="label"))
+    return labels_from_table(source, options, names, empty)
 
 
-# -- a table --------------------------------------------------------------------------------------------------------------
-
-
-def open_label_table(labels: Any, options: ReadOptions, bag_column: str | None) -> LabelTable:
+def open_label_table(labels: Any, options: ReadOptions, bag_column: str | None) -> SourceTable:
     """Open a table of labels and recognise its columns; ``bag_column`` names the bags in the table of instances."""
     if isinstance(labels, (str, Path)):
         if not Path(labels).is_file():
             raise HeadcountError(f"no label file {labels}; give a table with a bag and a label column")
         if file_suffix(Path(labels)) not in TABLE_SUFFIXES:
             raise HeadcountError(f"{labels}: labels come as {', '.join(TABLE_SUFFIXES)} or .npy")
-    table, origin, digest = open_table(labels, ColumnRoles(), options.errors, verbatim=True)
-    columns = table.column_names
+    source = open_table(labels, errors=options.errors, verbatim=True)
+    origin, columns = source.origin, source.table.column_names
     for role, name in [("label", options.roles.label), *(("votes", v) for v in options.roles.votes)]:
         if name is not None and name not in columns:
-            raise HeadcountError(f"{origin} has no column {name!r} ({role}); it has {preview(columns, 12)}")
+            raise HeadcountError(f"{origin} has no column {name!r} ({role}); it has {source.columns}")
     roles = _expected_roles(options, columns)
     named = {role: name for role in ("bag", "label", "group") if (name := getattr(roles, role)) in columns}
     rest = [c for c in columns if c not in named.values() and c not in roles.votes]
     label = named.get("label") or find_common_name("label", rest, origin)
     group = named.get("group") or find_common_name("group", rest, origin)
-    key = named.get("bag") or (bag_column if bag_column in columns else None) or find_common_name("bag", rest, origin)
-    if key is None:  # of two columns, the one that is not the label
+    bag = named.get("bag") or (bag_column if bag_column in columns else None) or find_common_name("bag", rest, origin)
+    if bag is None:  # of two columns, the one that is not the label
         others = [c for c in rest if c not in (label, group)]
         if len(others) != 1:
-            has = preview(columns, 12)
-            raise HeadcountError(f"{origin}: which column names the bags? It has {has}; name it with bag=")
-        key = others[0]
+            raise HeadcountError(f"{origin}: which column names the bags? It has {source.columns}; name it with bag=")
+        bag = others[0]
     if label is None and not roles.votes:
-        has = preview(columns, 12)
-        raise HeadcountError(f"{origin} has no label column; it has {has}; name it with label= or votes=")
-    group = group if group != key else None
-    return LabelTable(table, origin, digest, ColumnRoles(bag=key, label=label, votes=roles.votes, group=group), key)
+        raise HeadcountError(f"{origin} has no label column; it has {source.columns}; name it with label= or votes=")
+    group = group if group != bag else None
+    return replace(source, roles=ColumnRoles(bag=bag, label=label, votes=roles.votes, group=group))
 
 
 def _expected_roles(options: ReadOptions, columns: Sequence[str]) -> ColumnRoles:
@@ -96,51 +78,39 @@ def _expected_roles(options: ReadOptions, columns: Sequence[str]) -> ColumnRoles
 
 
 def labels_from_table(
-    source: LabelTable, options: ReadOptions, names: Sequence[str], empty: Sequence[str] = ()
+    source: SourceTable, options: ReadOptions, names: Sequence[str], empty: Sequence[str] = ()
 ) -> BagLabels:
     """Match the rows of a label table with the bags. Rows of other bags are an error if labels are needed."""
-    codes, values = factorize(source.table.column(source.key))
-    row_name = lambda r: f"{source.origin} row {r + 1}"  # noqa: E731
-    unnamed = options.errors.report_rows(
-        codes < 0, lambda r: f"{row_name(r)} names no bag (column {source.key!r} is empty)"
-    )
+    key = source.roles.bag or ""
+    codes, values = factorize(source.table.column(key))
+    unnamed = options.errors.report_rows(codes < 0, lambda r: f"{source.row(r)} names no bag (column {key!r} is empty)")
     position = {name: b for b, name in enumerate(names)}
     bag = np.array([position.get(name, -1) for name in values] + [-1])[codes]
-    no_images = "whose folder holds no images; fill it or take the row out"
-    options.errors.report_rows(
-        (bag < 0) & ~unnamed & options.need_labels,
-        lambda r: (
-            f"{row_name(r)} labels bag {values[codes[r]]!r}, "
-            f"{no_images if values[codes[r]] in empty else 'and there is no such bag'}"
-        ),
-    )
-    labels = labels_from_rows(source.table, source.roles, bag, names, source.origin, options) or BagLabels()
-    group = source.roles.group
-    return replace(
-        labels,
-        group=None if group is None else groups_per_bag(source.table.column(group), bag, names, source.origin, group),
-        source=f"{labels.source} of {source.origin}",
-        digest=source.digest,
-    )
+    problem = dict.fromkeys(empty, "whose folder holds no images; fill it or take the row out")
+
+    def unknown_bag(r: int) -> str:
+        name = values[codes[r]]
+        return f"{source.row(r)} labels bag {name!r}, {problem.get(name, 'and there is no such bag')}"
+
+    options.errors.report_rows((bag < 0) & ~unnamed & options.need_labels, unknown_bag)
+    labels = labels_from_rows(source, bag, names, options) or BagLabels()
+    group = groups_per_bag(source, bag, names) if source.roles.group else None
+    return replace(labels, group=group, source=f"{labels.source} of {source.origin}", digest=source.digest)
 
 
-def groups_per_bag(
-    column: pa.ChunkedArray, bag: np.ndarray, names: Sequence[str], origin: str, column_name: str
-) -> tuple[str, ...]:
+def groups_per_bag(source: SourceTable, bag: np.ndarray, names: Sequence[str]) -> tuple[str, ...]:
     """(B,) the group of each bag; a bag without one is a group by itself."""
-    codes, values = factorize(column, f"column {column_name!r} of {origin}")
+    column = source.roles.group or ""
+    codes, values = source.factorize(column)
     first, differs = first_per_bag(bag, codes, len(names))
     if differs.any():
         row = int(np.flatnonzero(differs)[0])
         both = f"{values[first[bag[row]]]!r} and {values[codes[row]]!r}"
         raise HeadcountError(
-            f"{origin} row {row + 1}: bag {names[bag[row]]!r} is in two groups ({column_name}), {both}; "
+            f"{source.row(row)}: bag {names[bag[row]]!r} is in two groups ({column}), {both}; "
             "a bag is in one group: split the bag, or name another column"
         )
     return tuple(values[k] if k >= 0 else f"only {names[b]}" for b, k in enumerate(first.tolist()))
-
-
-# -- in the order of the bags ---------------------------------------------------------------------------------------------
 
 
 def are_positional(labels: Any, names: Sequence[str]) -> bool:
@@ -175,7 +145,7 @@ def _labels_by_position(labels: Any, options: ReadOptions, names: Sequence[str])
             want = f"give a number for each of {len(values)} classes"
             raise HeadcountError(f"votes are {y.dtype} of shape {y.shape}; {want}")
         table = pa.table({v: y[:, k].astype(float) for k, v in enumerate(values)})
-        votes = parse_votes(table, values, "labels", options.errors)
+        votes = parse_votes(SourceTable(table, "labels", digest), values, options.errors)
         return BagLabels(values, votes=votes, source="votes given", digest=digest)
     words, notes = [clean_name(v) for v in y.tolist()], ()
     if y.dtype.kind in "iu" and classes and not any(name.removeprefix("-").isdigit() for name in classes):

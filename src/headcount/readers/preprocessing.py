@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from headcount.errors import HeadcountError
-from headcount.readers.columns import ColumnRoles
+from headcount.readers.columns import NO_ROLES, ColumnRoles
 from headcount.readers.standard_scaler import StandardScaler
 from headcount.readers.tfidf import Tfidf
 from headcount.readers.values import as_float, as_vectors, factorize, nfc, time_kind
@@ -28,7 +28,6 @@ from headcount.readers.values import as_float, as_vectors, factorize, nfc, time_
 FORMAT = 2
 KINDS = ("images", "features", "table", "text")
 MAX_CATEGORIES = 64
-NO_ROLES = ColumnRoles()
 TIME_KINDS = ("", "dates", "times of day", "durations")
 _MAX_COUNT = 1 << 20
 _MAX_INSTANCE_SIZE = 1 << 26  # numbers in one instance
@@ -169,9 +168,6 @@ class Preprocessor:
         return cls(kind, fields, tuple(shape), ColumnRoles(**data["roles"]))
 
 
-# -- fitting ------------------------------------------------------------------------------------------------------------
-
-
 def fit_field(f: Field, column: pa.ChunkedArray, rows: np.ndarray | None) -> Field:
     """Fit one column to these rows only."""
     if f.kind == "number":
@@ -245,9 +241,6 @@ def _transform_vector(f: Field, column: pa.ChunkedArray, out: np.ndarray) -> Non
 _TRANSFORMS: dict[str, Callable[[Field, pa.ChunkedArray, np.ndarray], None]] = {
     "number": _transform_number, "category": _transform_category, "text": _transform_text, "vector": _transform_vector,
 }  # fmt: skip
-
-
-# -- validating a file --------------------------------------------------------------------------------------------------
 
 
 def _parse_field(data: Any, i: int, arrays: Mapping[str, Any]) -> Field:

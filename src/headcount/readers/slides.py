@@ -79,9 +79,6 @@ def read_slides(folder: Path, options: ReadOptions) -> RawData:
     )  # fmt: skip
 
 
-# -- bags and labels ------------------------------------------------------------------------------------------------------
-
-
 def _assign_bags(folder: Path, slides: list[str], options: ReadOptions) -> tuple[np.ndarray, list[str], BagLabels]:
     """(slides,) bag of each slide (-1: left out), the names of the bags, and their labels."""
     labels, bag_column = options.labels if options.labels is not None else find_label_file(folder), options.roles.bag
@@ -98,24 +95,23 @@ def _assign_bags(folder: Path, slides: list[str], options: ReadOptions) -> tuple
     if not (is_dataframe(labels) or (isinstance(labels, (str, Path)) and file_suffix(Path(labels)) != ".npy")):
         return one_per_slide, slides, join_labels(labels, options, slides)
     source = open_label_table(labels, options, "slide_id")
-    table, origin, key = source.table, source.origin, source.key
+    table, key = source.table, source.roles.bag or ""
     others = [c for c in table.column_names if c != key]
-    slide_column = (find_common_name("bag", others, origin) if bag_column else None) or key
+    slide_column = (find_common_name("bag", others, source.origin) if bag_column else None) or key
     stems = _without_suffixes(table.column(slide_column))
     source = replace(source, table=table.set_column(table.column_names.index(slide_column), slide_column, stems))
     if slide_column == key:
         return one_per_slide, slides, labels_from_table(source, options, slides)
-    codes, slide_ids = factorize(source.table.column(slide_column))
-    case_codes, cases = factorize(source.table.column(key))
+    codes, slide_ids = source.factorize(slide_column)
+    case_codes, cases = source.factorize(key)
     first, differs = first_per_bag(codes, case_codes, len(slide_ids))
     if differs.any():
         row = int(np.flatnonzero(differs)[0])
-        raise HeadcountError(f"{origin} row {row + 1}: slide {slide_ids[codes[row]]!r} belongs to two bags ({key})")
+        raise HeadcountError(f"{source.row(row)}: slide {slide_ids[codes[row]]!r} belongs to two bags ({key})")
     case_of = {slide: cases[first[k]] for k, slide in enumerate(slide_ids) if first[k] >= 0}
     missing = np.array([slide not in case_of for slide in slides])
-    options.errors.report_rows(
-        missing, lambda i: f"slide {slides[i]!r} is not in {origin}, so that its {key} is unknown"
-    )
+    problem = f"is not in {source.origin}, so that its {key} is unknown"
+    options.errors.report_rows(missing, lambda i: f"slide {slides[i]!r} {problem}")
     names = list(dict.fromkeys(case_of[slide] for slide in slides if slide in case_of))
     position = {name: b for b, name in enumerate(names)}
     bag = np.array([position[case_of[slide]] if slide in case_of else -1 for slide in slides])
@@ -127,9 +123,6 @@ def _without_suffixes(column: pa.ChunkedArray) -> pa.Array:
     codes, values = factorize(column)
     stems = [v[: -len(e)] if (e := Path(v).suffix) and e.lower() in _SLIDE_IMAGE_SUFFIXES else v for v in values]
     return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), pa.array(stems, pa.string()))
-
-
-# -- features and coordinates ---------------------------------------------------------------------------------------------
 
 
 def _load_features(slides: Sequence[SlideFile], width: int, options: ReadOptions) -> tuple[np.ndarray, list[Part]]:

@@ -13,17 +13,19 @@ import io
 import mmap
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from headcount.errors import HeadcountError
-from headcount.readers.columns import ColumnRoles
+from headcount.readers.columns import NO_ROLES, ColumnRoles
 from headcount.readers.raw_data import ErrorPolicy
-from headcount.readers.values import abbreviate, first_duplicate, nfc
+from headcount.readers.values import abbreviate, factorize, first_duplicate, nfc, preview
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".tab", ".parquet", ".pq")
 _BLOCK = 1 << 24
@@ -47,22 +49,50 @@ def is_dataframe(data: Any) -> bool:
     return hasattr(data, "__arrow_c_stream__") and hasattr(data, "columns")  # a Series has no columns
 
 
-def open_table(data: Any, roles: ColumnRoles, errors: ErrorPolicy, verbatim: bool = False) -> tuple[pa.Table, str, str]:
-    """The table, its name in messages, and the sha256 of its content. ``verbatim``: every CSV column stays text."""
+@dataclass(frozen=True)
+class SourceTable:
+    """A table, its name in messages, the sha256 of its content, and the roles of its columns."""
+
+    table: pa.Table
+    origin: str
+    digest: str
+    roles: ColumnRoles = NO_ROLES
+
+    def __contains__(self, name: str | None) -> bool:
+        return name in self.table.column_names
+
+    @property
+    def columns(self) -> str:
+        """The names of the columns, as a message lists them."""
+        return preview(self.table.column_names, 12)
+
+    def row(self, row: int) -> str:
+        return f"{self.origin} row {row + 1}"
+
+    def factorize(self, name: str) -> tuple[np.ndarray, list[str]]:
+        return factorize(self.table.column(name), f"column {name!r} of {self.origin}")
+
+
+def open_table(
+    data: Any, roles: ColumnRoles = NO_ROLES, errors: ErrorPolicy | None = None, verbatim: bool = False
+) -> SourceTable:
+    """Open a file or a DataFrame; ``verbatim``: every CSV column stays text."""
     if not isinstance(data, (str, Path)):
         table = _normalize(_from_memory(data))
         _check_not_empty(table, "the table")
-        return table, "the table", _table_hash(table)
+        return SourceTable(table, "the table", _table_hash(table))
     path = Path(data)
     try:
         parquet = file_suffix(path) in (".parquet", ".pq")
+        errors = errors or ErrorPolicy(skip=False)
         table = pq.ParquetFile(path).read() if parquet else _read_csv(path, roles, errors, verbatim)
     except HeadcountError:
         raise
     except (pa.ArrowException, OSError, UnicodeError, csv.Error, ValueError, MemoryError, NotImplementedError) as e:
         raise HeadcountError(f"cannot read {path} as a table: {e or type(e).__name__}") from None
     _check_not_empty(table, str(path))
-    return _normalize(table), str(path), _file_hash(path)
+    with open(path, "rb") as f:
+        return SourceTable(_normalize(table), str(path), hashlib.file_digest(f, "sha256").hexdigest())
 
 
 def _from_memory(data: Any) -> pa.Table:
@@ -94,9 +124,6 @@ def _check_not_empty(table: pa.Table, origin: str) -> None:
     if table.num_columns == 0 or table.num_rows == 0:
         what = "no columns" if table.num_columns == 0 else "a header and no rows"
         raise HeadcountError(f"{origin} has {what}; give one row per instance")
-
-
-# -- CSV ------------------------------------------------------------------------------------------------------------------
 
 
 def read_header(path: Path) -> tuple[list[str], str]:
@@ -196,14 +223,6 @@ def _check_quotes_closed(path: Path, delimiter: str) -> None:
         except csv.Error as e:
             if "unexpected end" in str(e):
                 raise HeadcountError(f"{path} opens a quote after line {last_line} and never closes it") from None
-
-
-# -- hashes ---------------------------------------------------------------------------------------------------------------
-
-
-def _file_hash(path: Path) -> str:
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def _table_hash(table: pa.Table) -> str:

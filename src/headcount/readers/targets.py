@@ -1,4 +1,4 @@
-"""From labels or votes that stand in the rows to one target per bag."""
+"""From labels or votes in the rows of a table to one target per bag."""
 
 from __future__ import annotations
 
@@ -9,46 +9,43 @@ import numpy as np
 import pyarrow as pa
 
 from headcount.errors import HeadcountError
-from headcount.readers.columns import ColumnRoles
 from headcount.readers.raw_data import BagLabels, ErrorPolicy, ReadOptions, first_per_bag
-from headcount.readers.tables import MISSING_VALUES
+from headcount.readers.tables import MISSING_VALUES, SourceTable
 from headcount.readers.values import abbreviate, as_float, drop_values, factorize, preview
 
 TIES = ("split", "drop", "lowest")
-_MAX_VOTES = 1e15
-
-
-# -- labels and votes in the rows of a table ------------------------------------------------------------------------------
 
 
 def labels_from_rows(
-    table: pa.Table, roles: ColumnRoles, bag: np.ndarray, names: Sequence[str], origin: str, options: ReadOptions
+    source: SourceTable, bag: np.ndarray, names: Sequence[str], options: ReadOptions
 ) -> BagLabels | None:
     """Labels or votes that every row of a bag repeats; None if the table has neither."""
-
-    def has_two(what: str) -> Callable[[int], str]:
-        return lambda r: f"{origin} row {r + 1}: bag {names[bag[r]]!r} has two {what}"
-
-    if roles.votes and set(roles.votes) <= set(table.column_names):
-        votes = parse_votes(table, roles.votes, origin, options.errors)
+    roles, errors = source.roles, options.errors
+    if roles.votes and all(name in source for name in roles.votes):
+        votes = parse_votes(source, roles.votes, errors)
         labelled = (bag >= 0) & (votes.sum(1) > 0)
         row = _first_row_per_bag(labelled, bag, len(names))
         differs = labelled & (votes != votes[row[bag]]).any(1)
-        conflict = _report_conflicts(differs, bag, names, has_two("sets of votes"), options.errors)
+        message = lambda r: f"{source.row(r)}: bag {names[bag[r]]!r} has two sets of votes"  # noqa: E731
+        conflict = _report_conflicts(differs, bag, len(names), message, errors)
         per_bag = np.where(((row >= 0) & ~conflict)[:, None], votes[row], 0.0)
-        notes = (f"column {roles.label!r} is not used: the votes decide",) if roles.label in table.column_names else ()
+        notes = (f"column {roles.label!r} is not used: the votes decide",) if roles.label in source else ()
         return BagLabels(roles.votes, votes=per_bag, source=f"votes in columns {', '.join(roles.votes)}", notes=notes)
-    if roles.label is None or roles.label not in table.column_names:
+    if roles.label is None or roles.label not in source:
         return None
-    codes, values, notes = parse_class_column(table, roles.label, origin, options)
+    codes, values, notes = parse_class_column(source, roles.label, options)
     first, differs = first_per_bag(bag, codes, len(names))
-    message = lambda r: f"{has_two('labels')(r)}, {values[first[bag[r]]]!r} and {values[codes[r]]!r}"  # noqa: E731
-    conflict = _report_conflicts(differs, bag, names, message, options.errors)
+
+    def two_labels(r: int) -> str:
+        both = f"{values[first[bag[r]]]!r} and {values[codes[r]]!r}"
+        return f"{source.row(r)}: bag {names[bag[r]]!r} has two labels, {both}"
+
+    conflict = _report_conflicts(differs, bag, len(names), two_labels, errors)
     row = _first_row_per_bag((codes >= 0) & (bag >= 0), bag, len(names))
+    codes = np.where(conflict, -1, first)
     return BagLabels(
-        tuple(values), np.where(conflict, -1, first), source=f"column {roles.label!r}", origin=origin, first_row=row,
-        notes=notes,
-    )  # fmt: skip
+        tuple(values), codes, source=f"column {roles.label!r}", origin=source.origin, first_row=row, notes=notes
+    )
 
 
 def _first_row_per_bag(candidates: np.ndarray, bag: np.ndarray, n_bags: int) -> np.ndarray:
@@ -60,24 +57,21 @@ def _first_row_per_bag(candidates: np.ndarray, bag: np.ndarray, n_bags: int) -> 
 
 
 def _report_conflicts(
-    differs: np.ndarray, bag: np.ndarray, names: Sequence[str], message: Callable[[int], str], errors: ErrorPolicy
+    differs: np.ndarray, bag: np.ndarray, n_bags: int, message: Callable[[int], str], errors: ErrorPolicy
 ) -> np.ndarray:
     """(B,) bags with two labels, each reported once; where errors are skipped, they have no label."""
     rows = np.flatnonzero(differs)
     bags, first = np.unique(bag[rows], return_index=True)
     for row in rows[np.sort(first)].tolist():
         errors.report(f"{message(row)}; a bag has one")
-    conflict = np.zeros(len(names), bool)
-    conflict[bags] = True
-    return conflict
+    return np.isin(np.arange(n_bags), bags)
 
 
 def parse_class_column(
-    table: pa.Table, name: str, origin: str, options: ReadOptions
+    source: SourceTable, name: str, options: ReadOptions
 ) -> tuple[np.ndarray, list[str], tuple[str, ...]]:
     """(n,) codes of a column of classes, their values, and notes."""
-    codes, values = factorize(table.column(name), f"column {name!r} of {origin}")
-    return drop_missing_classes(codes, values, f"column {name!r}", "rows", options)
+    return drop_missing_classes(*source.factorize(name), f"column {name!r}", "rows", options)
 
 
 def drop_missing_classes(
@@ -94,22 +88,20 @@ def drop_missing_classes(
     return new_codes, kept, (f"{column_name}: {preview(dropped)} in {count:,} {rows} read as missing{advice}",)
 
 
-def parse_votes(table: pa.Table, columns: Sequence[str], origin: str, errors: ErrorPolicy) -> np.ndarray:
+def parse_votes(source: SourceTable, columns: Sequence[str], errors: ErrorPolicy) -> np.ndarray:
     """(n, V) votes; zeros where a row has none, an error where some are missing."""
-    for name in columns:
-        if name not in table.column_names:
-            raise HeadcountError(f"{origin} has no column {name!r} (votes); it has {preview(table.column_names, 12)}")
-    votes = np.stack([parse_numbers(table.column(n), n, origin) for n in columns], 1)
+    votes = np.stack([parse_numbers(source, name) for name in columns], 1)
     votes[np.isnan(votes).all(1)] = 0
-    wrong = np.asarray(~(np.isfinite(votes) & (votes >= 0) & (votes <= _MAX_VOTES)).all(1))
+    wrong = np.asarray(~(np.isfinite(votes) & (votes >= 0) & (votes <= 1e15)).all(1))
     advice = "must be from 0 to 1e15; correct the row or leave it out"
-    errors.report_rows(wrong, lambda r: f"{origin} row {r + 1}: votes {votes[r].tolist()} {advice}")
+    errors.report_rows(wrong, lambda r: f"{source.row(r)}: votes {votes[r].tolist()} {advice}")
     votes[wrong] = 0
     return votes
 
 
-def parse_numbers(column: pa.ChunkedArray, name: str, origin: str) -> np.ndarray:
+def parse_numbers(source: SourceTable, name: str) -> np.ndarray:
     """(n,) float64 of a column that must hold numbers, NaN where missing."""
+    column = source.table.column(name)
     kind = column.type
     if pa.types.is_null(kind):
         return np.full(len(column), np.nan)
@@ -118,13 +110,13 @@ def parse_numbers(column: pa.ChunkedArray, name: str, origin: str) -> np.ndarray
         parsed = np.array([_parse_number(v) for v in values] + [np.nan])
         if np.isnan(parsed[:-1]).any():
             k = int(np.flatnonzero(np.isnan(parsed))[0])
-            row = int(np.flatnonzero(codes == k)[0]) + 1
-            raise HeadcountError(f"{origin} row {row}: {abbreviate(values[k])} in column {name!r} is not a number")
+            row = source.row(int(np.flatnonzero(codes == k)[0]))
+            raise HeadcountError(f"{row}: {abbreviate(values[k])} in column {name!r} is not a number")
         return parsed[codes]
     try:
         return as_float(column)
     except (pa.ArrowException, TypeError) as e:
-        raise HeadcountError(f"column {name!r} of {origin} holds {kind}, not numbers ({e})") from None
+        raise HeadcountError(f"column {name!r} of {source.origin} holds {kind}, not numbers ({e})") from None
 
 
 def _parse_number(text: str) -> float:
@@ -132,9 +124,6 @@ def _parse_number(text: str) -> float:
         return float(text.replace("_", "x"))  # Python accepts 1_000
     except ValueError:
         return np.nan
-
-
-# -- targets ------------------------------------------------------------------------------------------------------------
 
 
 def build_targets(
@@ -145,15 +134,20 @@ def build_targets(
     single = [v for v in labels.values if v not in ties]
     found = _sort_classes(single) if labels.votes is None else labels.values  # votes keep the order of their columns
     classes = options.classes or tuple(dict.fromkeys([*found, *options.uncounted]))
-    position = {c: k for k, c in enumerate(classes)}
     _check_classes(classes, labels, options, origin)
+    position = {c: k for k, c in enumerate(classes)}
     wins = np.zeros((len(labels.values), len(classes)))  # the classes that each label, or column of votes, counts for
     for k, value in enumerate(labels.values):
         for name in ties.get(value, (value,)):
             if name in position:
                 wins[k, position[name]] = 1
             elif options.need_labels and (labels.codes is None or k in labels.codes):
-                raise HeadcountError(_unknown_class(name, k, labels, options, names, origin, classes))
+                problem = f"is none of the classes {', '.join(classes)}; {class_advice(options)}"
+                if labels.codes is None:
+                    raise HeadcountError(f"{origin}: {name!r} (votes) {problem}")
+                bag = int(np.flatnonzero(labels.codes == k)[0])
+                row = origin if labels.first_row is None else f"{labels.origin} row {labels.first_row[bag] + 1}"
+                raise HeadcountError(f"{row}: {name!r}, the label of bag {names[bag]!r}, {problem}")
     rows = np.vstack([wins, np.zeros(len(classes))])  # code -1, unlabelled, reads the last row
     target = rows[labels.codes] if labels.votes is None else labels.votes @ wins
     top = target.max(1, keepdims=True)
@@ -174,23 +168,6 @@ def _check_classes(classes: Sequence[str], labels: BagLabels, options: ReadOptio
     if len(counted := [c for c in classes if c not in options.uncounted]) < 2:
         left = f"only {counted[0]!r} is" if counted else "none of them is"
         raise HeadcountError(f"of the classes {', '.join(classes)} {left} left to win a bag; two must count")
-
-
-def _unknown_class(
-    name: str,
-    code: int,
-    labels: BagLabels,
-    options: ReadOptions,
-    bags: Sequence[str],
-    origin: str,
-    classes: Sequence[str],
-) -> str:
-    problem = f"is none of the classes {', '.join(classes)}; {class_advice(options)}"
-    if labels.codes is None:
-        return f"{origin}: {name!r} (votes) {problem}"
-    bag = int(np.flatnonzero(labels.codes == code)[0])
-    row = origin if labels.first_row is None else f"{labels.origin} row {labels.first_row[bag] + 1}"
-    return f"{row}: {name!r}, the label of bag {bags[bag]!r}, {problem}"
 
 
 def class_advice(options: ReadOptions) -> str:
@@ -214,6 +191,5 @@ def _parse_ties(labels: BagLabels, classes: tuple[str, ...] | None) -> dict[str,
 
 def _sort_classes(values: Sequence[str]) -> tuple[str, ...]:
     """By number if all of them are numbers, else alphabetically."""
-    if all(re.fullmatch(r"-?\d+(\.\d+)?", v) for v in values):
-        return tuple(sorted(set(values), key=lambda v: (float(v), v)))
-    return tuple(sorted(set(values)))
+    numeric = all(re.fullmatch(r"-?\d+(\.\d+)?", v) for v in values)
+    return tuple(sorted(set(values), key=lambda v: (float(v), v) if numeric else (0, v)))

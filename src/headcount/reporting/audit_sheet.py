@@ -22,8 +22,6 @@ from headcount.inference import audit
 from headcount.io import atomic_folder, atomic_write
 from headcount.models.predictions import Predictions
 from headcount.readers import BagDataset
-from headcount.readers.columns import ColumnRoles
-from headcount.readers.raw_data import ErrorPolicy
 from headcount.readers.tables import open_table
 from headcount.reporting.export import write_table
 from headcount.reporting.templates import InstanceView, render_template, view_instance
@@ -128,9 +126,10 @@ def read_sheet(path: Path, dataset: BagDataset, classes: tuple[str, ...], key: P
     """A sheet filled in by hand, and its key; errors name the row of the sheet."""
     key = key or key_path(path)
     row, stratum, stratum_sizes = _read_key(key, dataset, classes)
-    table, origin, _ = open_table(path, ColumnRoles(), ErrorPolicy(False), verbatim=True)
+    source = open_table(path, verbatim=True)
+    table, origin = source.table, source.origin
     for name in ("item", "label"):
-        if name not in table.column_names:
+        if name not in source:
             raise HeadcountError(f"{origin} has no column {name!r}; it is not a sheet that `headcount audit` wrote")
     items, labels = (
         ["" if v is None else str(v).strip() for v in table.column(n).to_pylist()] for n in ("item", "label")
