@@ -91,7 +91,7 @@ def an_eye(shape=(8, 8, 3), **more) -> FrozenBackbone:
     return FrozenBackbone.from_pretrained(library_backbones.load_pretrained("timm:small", shape, **more), shape)
 
 
-# -- the eye --------------------------------------------------------------------------------------------------------------
+# -- the frozen backbone -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -170,7 +170,7 @@ def test_a_model_on_a_frozen_backbone_predicts_as_on_its_features(head, download
         whole.predict(features)
 
 
-# -- headcount fit --------------------------------------------------------------------------------------------------------
+# -- headcount fit -----------------------------------------------------------------------------------------------------
 
 
 NO_NETWORK = ("em_forest", "logistic")
@@ -238,7 +238,7 @@ def test_every_command_on_a_model_with_a_frozen_backbone(downloads, typed, tmp_p
     assert typed("issues", data, "--model", model)[0] == 0
     assert typed("audit", model, data, "--count", 8, "--out", tmp_path / "sheet.csv")[0] == 0
     code, _, err = typed("export", model, "--onnx", tmp_path / "m.onnx")
-    assert (code, "onnxruntime answers as the model does" in err) == (0, True), err
+    assert (code, "onnxruntime gives the model's predictions" in err) == (0, True), err
 
 
 def test_a_trained_backbone_starts_from_the_weights(downloads, small, monkeypatch):
@@ -293,7 +293,7 @@ def test_other_weights_have_another_resume_folder(downloads, small, tmp_path, mo
     ("--backbone timm:unheard_of", "has no model"), ("--backbone timm:../x", "plain name"),
     ("--backbone mlp --frozen", "frozen is for"), ("--backbone timm:small --weights w.pt", "FILE.safetensors"),
     ("--backbone timm:small --weights missing.safetensors", "cannot read the weights"),
-    ("--backbone timm:small --weights none --frozen", "is useless"), ("--backbone timm:small --size 3", "8 to 2048"),
+    ("--backbone timm:small --weights none --frozen", "random weights is useless"), ("--backbone timm:small --size 3", "8 to 2048"),
     ("--backbone timm:picky", "give the size it was made for"), ("--backbone timm:offline", "could not be loaded"),
     ("--backbone timm:small --views tissue", "computed once"),
     ("--backbone timm:small --trained --method forest", "reads features"), ("--size 12", "size is for"),
@@ -329,38 +329,38 @@ def test_a_recipe_takes_plain_names_only():
             Recipe(backbone=wrong)
 
 
-# -- a stranger's model ---------------------------------------------------------------------------------------------------
+# -- forged models -----------------------------------------------------------------------------------------------------
 
 
-def forged(folder: Path, said=None, arrays=None) -> Path:
-    eye = an_eye(size=12)
-    body = Model(ModelConfig((6,), CLASSES, "linear", (), "tilt")).eval()
-    FittedModel(body, CLASSES, reading().fit_preprocessor(), even(2), frozen_backbone=eye).save(folder / "m")
-    if said is not None:
-        body = json.loads((folder / "m" / "model.json").read_text())
-        (folder / "m" / "model.json").write_text(json.dumps(said(body)))
+def forged(folder: Path, change=None, arrays=None) -> Path:
+    network = an_eye(size=12)
+    estimator = Model(ModelConfig((6,), CLASSES, "linear", (), "tilt")).eval()
+    FittedModel(estimator, CLASSES, reading().fit_preprocessor(), even(2), frozen_backbone=network).save(folder / "m")
+    if change is not None:
+        data = json.loads((folder / "m" / "model.json").read_text())
+        (folder / "m" / "model.json").write_text(json.dumps(change(data)))
     if arrays is not None:
-        held = load_file(folder / "m" / "model.safetensors")
-        save_file(arrays(held), folder / "m" / "model.safetensors")
+        tensors = load_file(folder / "m" / "model.safetensors")
+        save_file(arrays(tensors), folder / "m" / "model.safetensors")
     return folder / "m"
 
 
-@pytest.mark.parametrize(("said", "why"), [
+@pytest.mark.parametrize(("change", "message"), [
     (lambda s: {**s, "frozen_backbone": None}, "the frozen backbone"), (lambda s: {**s, "frozen_backbone": {"backbone": "timm:small"}}, "the frozen backbone lacks"),
     (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "more": 1}}, "the frozen backbone lacks"),
     (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "size": 1 << 30}}, "8 to 2048"),
     (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "size": True}}, "8 to 2048"),
     (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "size": "12"}}, "8 to 2048"),
-    (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "backbone": ["timm:small"]}}, "is none of a library"),
-    (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "backbone": "resnet18"}}, "is none of a library"),
+    (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "backbone": ["timm:small"]}}, "none of a library"),
+    (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "backbone": "resnet18"}}, "none of a library"),
     (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "backbone": "timm:hf-hub:evil/model"}}, "plain name"),
     (lambda s: {**s, "frozen_backbone": {**s["frozen_backbone"], "backbone": "os:system"}}, "library"),
     (lambda s: {k: v for k, v in s.items() if k != "frozen_backbone"}, "belongs to nothing"),
 ])  # fmt: skip
-def test_forged_metadata_of_a_backbone_are_refused(said, why, downloads, tmp_path):
-    path = forged(tmp_path, said)
+def test_forged_metadata_of_a_backbone_are_refused(change, message, downloads, tmp_path):
+    path = forged(tmp_path, change)
     downloads.clear()
-    with pytest.raises(HeadcountError, match=why) as e:
+    with pytest.raises(HeadcountError, match=message) as e:
         FittedModel.load(path)
     assert "\n" not in str(e.value)
     assert downloads == []
@@ -372,12 +372,12 @@ def test_forged_metadata_of_a_backbone_are_refused(said, why, downloads, tmp_pat
     lambda a: {**a, "frozen_backbone.backbone.net.conv.bias": np.ones(7, np.float32)},
     lambda a: {**a, "frozen_backbone.backbone.net.conv.bias": np.full(6, np.nan, np.float32)},
 ], ids=["lacking", "more", "shape", "nan"])  # fmt: skip
-def test_forged_weights_of_an_eye_are_refused(arrays, downloads, tmp_path):
+def test_forged_weights_of_a_backbone_are_refused(arrays, downloads, tmp_path):
     with pytest.raises(HeadcountError, match=r"frozen_backbone\.|conv\.bias|'more'"):
         FittedModel.load(forged(tmp_path, arrays=arrays))
 
 
-# -- MajorityClassifier and ONNX --------------------------------------------------------------------------------------------
+# -- MajorityClassifier and ONNX ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("estimator", ["em_forest", "tilt"])
@@ -411,10 +411,9 @@ def test_the_onnx_file_contains_the_frozen_backbone(method, downloads, small, tm
     made = fit(reading(), method, backbone="timm:small", epochs=None if method in NO_NETWORK else 2, folds=2)
     onnx.export_onnx(made, tmp_path / "m.onnx")
     session = runtime.InferenceSession((tmp_path / "m.onnx").read_bytes(), providers=["CPUExecutionProvider"])
-    x = reading().to_bags().pool.data
-    got = session.run(["probabilities"], {"instances": x.numpy()})[0]
-    singles = Bags.of(Pool(x), sizes=[1] * len(x), labels=[-1] * len(x), classes=CLASSES)
-    want, _ = estimator_probabilities(made.estimator, singles, frozen_backbone=made.frozen_backbone)
+    bags = reading().to_bags()
+    got = session.run(["probabilities"], {"instances": bags.pool.data.numpy()})[0]
+    want, _ = estimator_probabilities(made.estimator, bags, frozen_backbone=made.frozen_backbone)
     assert np.abs(got - want.numpy()).max() < 1e-4
 
 

@@ -1,4 +1,4 @@
-"""headcount fit, as a new user meets it: every kind of data, whole folders or none, one line a mistake, kills survived."""
+"""headcount fit: every kind of data, complete folders or none, one-line errors, and resuming after kills."""
 
 from __future__ import annotations
 
@@ -32,15 +32,6 @@ def small(monkeypatch):
     monkeypatch.setattr(methods, "N_TREES", 5)
     monkeypatch.setattr(methods, "EM_ROUNDS", 1)
     monkeypatch.setattr(time_budget, "estimate_seconds", lambda *_: 0.1)
-
-
-def run(monkeypatch, capsys, *words):
-    """(exit code, stdout, stderr)"""
-    monkeypatch.setattr(sys, "argv", ["headcount", *map(str, words)])
-    with pytest.raises(SystemExit) as e:
-        main.main()
-    said = capsys.readouterr()
-    return e.value.code, said.out, said.err
 
 
 def rows(bags=16, size=4, seed=0):
@@ -100,10 +91,10 @@ KINDS = ["csv", "parquet", "labels apart", "npz", "text", "pictures"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_data(kind, tmp_path, monkeypatch, capsys):
+def test_every_kind_of_data(kind, tmp_path, run_cli):
     path, more = data(kind, tmp_path)
     method = ["--method", "tilt"] if kind == "pictures" else ["--method", "em_forest"]
-    code, said, err = run(monkeypatch, capsys, "fit", path, "--out", tmp_path / "m", "--folds", 2, *method, *more)
+    code, said, err = run_cli("fit", path, "--out", tmp_path / "m", "--folds", 2, *method, *more)
     assert (code, err) == (0, "")
     assert sorted(p.name for p in (tmp_path / "m").iterdir()) == FILES
     assert "2 classes" in said.split("about ")[0]  # what was understood comes before anything runs
@@ -119,18 +110,18 @@ def test_every_kind_of_data(kind, tmp_path, monkeypatch, capsys):
     assert "Performance" in card
 
 
-def test_a_model_is_replaced_only_with_overwrite(tmp_path, monkeypatch, capsys):
+def test_a_model_is_replaced_only_with_overwrite(tmp_path, run_cli):
     path, _ = data("csv", tmp_path)
     words = ["fit", path, "--out", tmp_path / "m", "--method", "logistic", "--folds", 2]
-    assert run(monkeypatch, capsys, *words)[0] == 0
+    assert run_cli(*words)[0] == 0
     before = (tmp_path / "m" / "model.json").read_bytes()
-    code, out, err = run(monkeypatch, capsys, *words)
+    code, out, err = run_cli(*words)
     assert code == 2
     assert "--overwrite" in err
     assert out == ""  # before anything was read
     assert (tmp_path / "m" / "model.json").read_bytes() == before
-    assert run(monkeypatch, capsys, *words, "--overwrite", "--seed", 1)[0] == 0
-    assert json.loads((tmp_path / "m" / "model.json").read_text())["facts"]["seed"] == 1
+    assert run_cli(*words, "--overwrite", "--seed", 1)[0] == 0
+    assert json.loads((tmp_path / "m" / "model.json").read_text())["metadata"]["seed"] == 1
 
 
 MISTAKES = {
@@ -153,7 +144,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("what", MISTAKES)
-def test_an_error_is_one_line_and_leaves_no_files(what, tmp_path, monkeypatch, capsys):
+def test_an_error_is_one_line_and_leaves_no_files(what, tmp_path, monkeypatch, run_cli):
     monkeypatch.chdir(tmp_path)
     data("csv", tmp_path)
     one = table().filter(pa.compute.equal(table()["label"], "cat"))
@@ -163,7 +154,7 @@ def test_an_error_is_one_line_and_leaves_no_files(what, tmp_path, monkeypatch, c
     before = sorted(p.name for p in tmp_path.rglob("*"))
     words, why = MISTAKES[what]
     words = words if "--out" in words else [*words, "--out", "m"]
-    code, _, err = run(monkeypatch, capsys, "fit", *words)
+    code, _, err = run_cli("fit", *words)
     assert code == 2
     assert why in err
     assert err.count("\n") == 1
@@ -171,14 +162,14 @@ def test_an_error_is_one_line_and_leaves_no_files(what, tmp_path, monkeypatch, c
 
 
 @pytest.mark.parametrize("what", ["method", "head", "folds", "minutes", "device"])
-def test_arguments_are_checked_before_the_data_are_read(what, monkeypatch, capsys):
+def test_arguments_are_checked_before_the_data_are_read(what, run_cli):
     (_, *words), why = MISTAKES[what]
-    code, _, err = run(monkeypatch, capsys, "fit", "nowhere.csv", *words, "--out", "m")
+    code, _, err = run_cli("fit", "nowhere.csv", *words, "--out", "m")
     assert code == 2
     assert why in err
 
 
-def test_an_error_while_writing_leaves_no_model(tmp_path, monkeypatch, capsys):
+def test_an_error_while_writing_leaves_no_model(tmp_path, monkeypatch):
     path, _ = data("csv", tmp_path)
     monkeypatch.setattr("headcount.reporting.fit_page.model_card", lambda fitted: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -196,14 +187,14 @@ def test_notes_name_options_as_typed():
     assert any(line.endswith("name it with --text)") for line in said)
 
 
-def test_skip_bad_lists_what_was_skipped(tmp_path, monkeypatch, capsys):
+def test_skip_bad_lists_what_was_skipped(tmp_path, run_cli):
     folder = picture_folder(tmp_path / "p")
     (folder / "b0" / "0.png").write_bytes(b"no picture")
     words = ["fit", folder, "--out", tmp_path / "m", "--method", "tilt", "--epochs", 1, "--folds", 2]
-    code, _, err = run(monkeypatch, capsys, *words)
+    code, _, err = run_cli(*words)
     assert code == 2
     assert "0.png" in err
-    code, said, _ = run(monkeypatch, capsys, *words, "--skip-bad")
+    code, said, _ = run_cli(*words, "--skip-bad")
     assert code == 0
     assert "skipped: " in said
     assert any("0.png" in line for line in FittedModel.load(tmp_path / "m").metadata["data"]["skipped"])
