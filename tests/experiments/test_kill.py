@@ -1,6 +1,6 @@
-"""A campaign of kills: a small study is killed (SIGKILL, the whole process group) inside trainings, inside writes and while
-it starts, again and again. What lies there is always whole, and what comes out in the end is what an undisturbed study
-gives, bit for bit. `make soak` runs it; under five minutes on two cores.
+"""A small study is killed repeatedly (SIGKILL, the whole process group) during training, during writes and while it starts.
+All files are complete at any time, and the final records equal those of an uninterrupted study, bit for bit. `make soak` runs
+it; under five minutes on two cores.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from test_study import living, same
+from study_helpers import assert_same_record, live_processes
 
 from headcount.experiments import records
 from headcount.experiments.records import Record
@@ -30,10 +30,10 @@ STUDY = shlex.split(
 )
 RUNS, EPOCHS = 10, 200
 MOMENTS = Counter(training=11, checkpoint=3, half=1, arrays=2, json=2, start=2)
-PATIENCE = 120  # seconds that a study may take to come to the moment that is waited for
+TIMEOUT = 120  # seconds
 
-# Loaded by every interpreter of the killed studies, and by nothing else. It notes each checkpoint that is taken up, and if
-# asked to, holds a process inside a write, between the first byte of the part and its renaming, until it is killed.
+# Loaded by every interpreter of the killed studies, and by nothing else. It logs each checkpoint that is loaded, and on
+# request holds a process inside a write, between the first byte of the temporary file and its renaming, until it is killed.
 SHIM = """
 import json, os, time, zipfile
 import safetensors
@@ -57,28 +57,28 @@ def slow_finish(archive):
         hold(archive.fp.name)
     return finish(archive)
 
-def noting_open(path, framework):
-    found = safe_open(path, framework)
+def logging_open(path, framework):
+    checkpoint = safe_open(path, framework)
     with open(os.path.join(marks, "resumed"), "a") as f:
-        f.write(str(json.loads(found.metadata()["facts"])["epoch"]) + "\\n")
-    return found
+        f.write(str(json.loads(checkpoint.metadata()["facts"])["epoch"]) + "\\n")
+    return checkpoint
 
-os.replace, zipfile.ZipFile._write_end_record, safetensors.safe_open = slow_replace, slow_finish, noting_open
+os.replace, zipfile.ZipFile._write_end_record, safetensors.safe_open = slow_replace, slow_finish, logging_open
 """
 WRITES = {"checkpoint": "checkpoint.safetensors", "half": "half", "arrays": ".npz", "json": ".json"}
 
 
 class Target:
-    """Studies in a folder of their own, begun and broken off."""
+    """Starts studies in separate processes, and keeps their errors and marks."""
 
     def __init__(self, folder: Path) -> None:
-        self.shim, self.marks, self.said = (folder / name for name in ("shim", "marks", "said"))
-        for made in (self.shim, self.marks):
-            made.mkdir(parents=True)
+        self.shim, self.marks, self.errors = (folder / name for name in ("shim", "marks", "errors"))
+        for path in (self.shim, self.marks):
+            path.mkdir(parents=True)
         (self.shim / "sitecustomize.py").write_text(SHIM)
-        self.begun: list[subprocess.Popen] = []
+        self.started: list[subprocess.Popen] = []
 
-    def begin(self, out: Path, pause: str | None = None) -> subprocess.Popen:
+    def start(self, out: Path, pause: str | None = None) -> subprocess.Popen:
         (self.marks / "inside").unlink(missing_ok=True)
         settings = {
             "PYTHONPATH": os.pathsep.join(filter(None, [str(self.shim), os.environ.get("PYTHONPATH")])),
@@ -87,56 +87,56 @@ class Target:
             "KILL_MARKS": str(self.marks),
             **({"KILL_PAUSE": WRITES[pause]} if pause else {}),
         }
-        with open(self.said, "w") as said:
+        with open(self.errors, "w") as errors:
             study = subprocess.Popen(
                 [sys.executable, "-m", "headcount", *STUDY, "--out", str(out)],
                 env={**os.environ, **settings},
                 stdout=subprocess.DEVNULL,
-                stderr=said,
+                stderr=errors,
                 start_new_session=True,
             )
-        self.begun.append(study)
+        self.started.append(study)
         return study
 
-    def undisturbed(self, out: Path) -> None:
-        assert self.begin(out).wait(PATIENCE) == 0, self.said.read_text()
-        assert self.said.read_text() == ""
+    def run_to_the_end(self, out: Path) -> None:
+        assert self.start(out).wait(TIMEOUT) == 0, self.errors.read_text()
+        assert self.errors.read_text() == ""
 
-    def end(self) -> None:
-        for study in self.begun:
+    def stop(self) -> None:
+        for study in self.started:
             if study.poll() is None:
-                hit(study, signal.SIGKILL)
+                send_signal(study, signal.SIGKILL)
 
     def resumed(self) -> list[int]:
-        """The epochs at which trainings were taken up again."""
+        """The epochs at which trainings resumed."""
         path = self.marks / "resumed"
         return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
-def hit(study: subprocess.Popen, how: signal.Signals) -> int:
-    """Signal the whole group and wait for the last of it; the exit code."""
-    os.killpg(study.pid, how)
-    code = study.wait(PATIENCE)
-    deadline = time.monotonic() + PATIENCE
-    while living("pgrp", study.pid):
-        assert time.monotonic() < deadline, "a worker lives on"
+def send_signal(study: subprocess.Popen, number: signal.Signals) -> int:
+    """Signal the whole process group and wait until it has ended; the exit code."""
+    os.killpg(study.pid, number)
+    code = study.wait(TIMEOUT)
+    deadline = time.monotonic() + TIMEOUT
+    while live_processes("pgrp", study.pid):
+        assert time.monotonic() < deadline, "a worker still runs"
         time.sleep(0.01)
     return code
 
 
-def waiting(study: subprocess.Popen, here: Callable[[], bool]) -> bool:
-    """Until the moment is here: true. False if the study ended before."""
-    deadline = time.monotonic() + PATIENCE
-    while not here():
+def wait_for(study: subprocess.Popen, condition: Callable[[], bool]) -> bool:
+    """Wait until the condition holds: true. False if the study ended before."""
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
         if study.poll() is not None:
             return False
-        assert time.monotonic() < deadline, "the moment never came"
+        assert time.monotonic() < deadline, "the condition was never met"
         time.sleep(0.01)
     return True
 
 
-def grown(out: Path) -> Iterator[list[Path]]:
-    """Each time asked: the logs of trainings that have grown since the last time."""
+def growing_logs(out: Path) -> Iterator[list[Path]]:
+    """At each step: the logs of trainings that have grown since the last one."""
     before: dict[Path, int] = {}
     while True:
         now = {}
@@ -150,36 +150,36 @@ def grown(out: Path) -> Iterator[list[Path]]:
 
 
 def epochs_in(log: Path) -> int:
-    """How many epochs a training has behind it; all, if its log is gone."""
+    """The number of finished epochs of a training; all, if its log is gone."""
     try:
         return len(log.read_text().splitlines())
     except FileNotFoundError:
         return EPOCHS
 
 
-def early(log: Path) -> bool:
-    """Whether a training has so much before it that it will not be over before the blow falls."""
+def is_early(log: Path) -> bool:
+    """Whether a training is far enough from its end to be killed before it."""
     return epochs_in(log) < EPOCHS // 2
 
 
-def strike(target: Target, out: Path, kind: str, rng: random.Random) -> bool:
-    """One study, killed at such a moment; false if it came to its end before."""
-    study = target.begin(out, kind if kind in WRITES else None)
+def kill_once(target: Target, out: Path, kind: str, rng: random.Random) -> bool:
+    """Start a study and kill it at such a moment; false if it ended before."""
+    study = target.start(out, kind if kind in WRITES else None)
     if kind == "start":
         time.sleep(rng.uniform(0.1, 4.0))
-        hit(study, signal.SIGKILL)
+        send_signal(study, signal.SIGKILL)
         return True
     if kind == "training":
-        seen, logs = [], grown(out)
-        if not waiting(study, lambda: seen.extend(filter(early, next(logs))) or bool(seen)):
+        trainings, logs = [], growing_logs(out)
+        if not wait_for(study, lambda: trainings.extend(filter(is_early, next(logs))) or bool(trainings)):
             return False
         time.sleep(rng.uniform(0.0, 0.3))
-        hit(study, signal.SIGKILL)
-        return any(epochs_in(log) < EPOCHS for log in seen)
-    if not waiting(study, (target.marks / "inside").exists):
+        send_signal(study, signal.SIGKILL)
+        return any(epochs_in(log) < EPOCHS for log in trainings)
+    if not wait_for(study, (target.marks / "inside").exists):
         return False
     time.sleep(rng.uniform(0.0, 0.1))
-    hit(study, signal.SIGKILL)
+    send_signal(study, signal.SIGKILL)
     part = Path((target.marks / "inside").read_text())
     assert part.name.endswith(".part")
     assert part.stat().st_size > 0
@@ -187,35 +187,35 @@ def strike(target: Target, out: Path, kind: str, rng: random.Random) -> bool:
     return True
 
 
-def whole_records(out: Path) -> dict[str, tuple[bytes, bytes]]:
-    """Every JSON that lies there is a record with readable arrays; their bytes."""
-    found = {}
+def complete_records(out: Path) -> dict[str, tuple[bytes, bytes]]:
+    """Every JSON file is a record with readable arrays; their bytes."""
+    contents = {}
     for path in out.glob("*.json"):
         record = Record.read(path)
         assert record.path.stem == record.key
         assert "test_said" in record.arrays()
-        found[record.key] = path.read_bytes(), path.with_suffix(".npz").read_bytes()
-    return found
+        contents[record.key] = path.read_bytes(), path.with_suffix(".npz").read_bytes()
+    return contents
 
 
 def compare(out: Path, reference: Path) -> None:
-    """The study is complete, equal to the undisturbed one, and nothing else lies there."""
-    found, wanted = records.load_records(out), records.load_records(reference)
-    assert [r.key for r in found] == [r.key for r in wanted]
-    for one, other in zip(found, wanted, strict=True):
-        same(one, other)
-    assert {p.name for p in out.rglob("*")} == {f"{r.key}{end}" for r in wanted for end in (".json", ".npz")}
+    """The study is complete and equals the uninterrupted one, and there are no other files."""
+    actual, expected = records.load_records(out), records.load_records(reference)
+    assert [r.key for r in actual] == [r.key for r in expected]
+    for one, other in zip(actual, expected, strict=True):
+        assert_same_record(one, other)
+    assert {p.name for p in out.rglob("*")} == {f"{r.key}{end}" for r in expected for end in (".json", ".npz")}
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory) -> Path:
-    """The undisturbed study."""
+    """The uninterrupted study."""
     folder = tmp_path_factory.mktemp("reference")
     target = Target(folder)
     try:
-        target.undisturbed(folder / "out")
+        target.run_to_the_end(folder / "out")
     finally:
-        target.end()
+        target.stop()
     assert len(records.load_records(folder / "out")) == RUNS
     assert target.resumed() == []
     return folder / "out"
@@ -225,7 +225,7 @@ def reference(tmp_path_factory) -> Path:
 def target(tmp_path) -> Iterator[Target]:
     target = Target(tmp_path)
     yield target
-    target.end()
+    target.stop()
 
 
 def test_kills(reference, target, tmp_path):
@@ -236,25 +236,23 @@ def test_kills(reference, target, tmp_path):
     rounds, out = 1, tmp_path / "out1"
     while todo:
         kind = todo.pop()
-        landed = strike(target, out, kind, rng)
-        counts[kind if landed else "missed"] += 1
-        if not landed:
+        killed = kill_once(target, out, kind, rng)
+        counts[kind if killed else "missed"] += 1
+        if not killed:
             assert counts["missed"] < 20, counts
-            todo.insert(0, kind)  # another time
-        now = whole_records(out)
-        assert kept.items() <= now.items()  # a record that is there is never touched again
-        kept = now
-        if len(kept) == RUNS:  # all done, and kills left: the next study
-            target.undisturbed(out)
+            todo.insert(0, kind)  # again later
+        current = complete_records(out)
+        assert kept.items() <= current.items()  # an existing record is never changed
+        kept = current
+        if len(kept) == RUNS:  # complete, and kills are left: the next study
+            target.run_to_the_end(out)
             compare(out, reference)
             rounds, kept = rounds + 1, {}
             out = tmp_path / f"out{rounds}"
-    target.undisturbed(out)
+    target.run_to_the_end(out)
     compare(out, reference)
     resumed = target.resumed()
-    print(
-        f"\nkills {dict(counts)}, {rounds} studies, {len(resumed)} trainings taken up again, at epochs {sorted(resumed)}"
-    )
+    print(f"\nkills {dict(counts)}, {rounds} studies, {len(resumed)} trainings resumed, at epochs {sorted(resumed)}")
     assert counts.total() - counts["missed"] >= 20
     assert counts["training"] >= 10
     assert sum(counts[kind] for kind in WRITES) >= 3
@@ -262,24 +260,24 @@ def test_kills(reference, target, tmp_path):
 
 
 def test_interrupts(reference, target, tmp_path):
-    """Ctrl-C reaches the whole group too: while it starts, when its workers are born, and inside a training."""
+    """Ctrl-C for the whole group: while it starts, when its workers start, and during a training."""
     rng = random.Random(4)
     out = tmp_path / "out"
     moments: list[Callable[[subprocess.Popen], object]] = [
         lambda study: (
-            waiting(study, lambda: "/torch/" in Path(f"/proc/{study.pid}/maps").read_text())
+            wait_for(study, lambda: "/torch/" in Path(f"/proc/{study.pid}/maps").read_text())
             and time.sleep(rng.uniform(0.0, 0.6))
-        ),  # torch itself is loading
-        lambda study: waiting(study, lambda: len(living("ppid", study.pid)) >= 2),
-        lambda study: waiting(study, lambda: any(out.glob("running/*/checkpoint.safetensors"))),
+        ),  # while torch is loaded
+        lambda study: wait_for(study, lambda: len(live_processes("ppid", study.pid)) >= 2),
+        lambda study: wait_for(study, lambda: any(out.glob("running/*/checkpoint.safetensors"))),
     ]
     for moment in moments:
-        study = target.begin(out)
+        study = target.start(out)
         moment(study)
-        assert study.poll() is None, target.said.read_text()
-        assert hit(study, signal.SIGINT) == 130, target.said.read_text()
-        assert target.said.read_text() == "headcount: interrupted; the same command resumes the work\n"
-        whole_records(out)
-    target.undisturbed(out)
+        assert study.poll() is None, target.errors.read_text()
+        assert send_signal(study, signal.SIGINT) == 130, target.errors.read_text()
+        assert target.errors.read_text() == "headcount: interrupted; the same command resumes the work\n"
+        complete_records(out)
+    target.run_to_the_end(out)
     compare(out, reference)
     assert max(target.resumed()) > 0

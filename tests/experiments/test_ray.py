@@ -1,6 +1,6 @@
-"""Studies on a Ray cluster of two nodes: a node and a process are killed midway, and the records are those of a quiet machine.
+"""Studies on a Ray cluster of two nodes: a node and a process are killed, and the records equal those of a local study.
 
-Forty runs each, twenty of them MPEM's, whose Counting Network's record must reach whatever node they land on.
+Forty runs each, twenty of them MPEM's, whose Counting Network's record must reach the node on which they run.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from study_helpers import assert_same_record, wait_until
 
 from headcount.errors import HeadcountError
 from headcount.experiments import records, study
@@ -29,17 +30,17 @@ from headcount.experiments.records import Record
 pytestmark = [
     pytest.mark.soak,
     pytest.mark.timeout(240),
-    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc to look for processes in"),
+    pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
     pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # the cluster's own processes and sockets
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of the cluster's processes and sockets
 ]
 EPOCHS = 16
 MIDDLE = range(2, EPOCHS - 6)
 BASE = Recipe(
     source="digits",
     bag_size=32,
-    train_bags=320,  # with so many votes a record is over 100 KB: it stays in its node's store until the driver has it
+    train_bags=320,  # so that a record is over 100 KB: it stays in its node's store until the driver fetches it
     valid_bags=20,
     test_bags=20,
     backbone="mlp",
@@ -52,23 +53,23 @@ RECIPES = [
     *study.grid(BASE, fold=range(5), seed=(0, 1), removal=(0, 0.5, 1.0)),
     *study.grid(BASE, fold=range(5), seed=(0, 1), head=["output_mean"]),
 ]
-STUMBLES = """
+FAILING_HEAD = """
 from headcount.models.heads.count import Count
 
-class Trouble(Exception):
+class CustomError(Exception):
     pass
 
-class Stumbles(Count):
-    title = "Stumbles"
+class Fails(Count):
+    title = "Fails"
 
     def forward(self, h, segments):
-        raise Trouble("on purpose")
+        raise CustomError("on purpose")
 """
 
 
 @pytest.fixture(scope="module", autouse=True)
 def loopback() -> Iterator[None]:
-    """Before Ray is imported: it stays on this machine and tells nobody."""
+    """Before Ray is imported: it uses this machine only and sends no statistics."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -76,53 +77,51 @@ def loopback() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def quiet(tmp_path_factory) -> dict[str, Record]:
-    """The same study on this machine, undisturbed."""
-    done = study.study(RECIPES, tmp_path_factory.mktemp("quiet"), launch=processes(2), device="cpu")
-    assert len(done.records) == len(RECIPES) == 40
-    return {record.key: record for record in done.records}
+def reference(tmp_path_factory) -> dict[str, Record]:
+    """The same study on this machine, without interruptions."""
+    result = study.study(RECIPES, tmp_path_factory.mktemp("reference"), launch=processes(2), device="cpu")
+    assert len(result.records) == len(RECIPES) == 40
+    return {record.key: record for record in result.records}
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator:
-    """Two nodes with a CPU each; the driver is on the first. The test that kills the second comes last."""
+    """Two nodes with a CPU each; the driver is on the first. The test that kills the second is the last one to use it."""
     import ray
     from ray.cluster_utils import Cluster
 
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    made.add_node(num_cpus=1)
-    yield made
+    two_nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    two_nodes.add_node(num_cpus=1)
+    yield two_nodes
     ray.shutdown()
-    made.shutdown()
+    two_nodes.shutdown()
 
 
-class Notes:
-    """What the runs say of themselves while they run: a file per process, a line per epoch.
+class EpochLog:
+    """Epochs of the runs while they run: a file per process, a line per epoch.
 
-    When told to, runs halt in their middle, on every node: whoever looks for one there finds it, however fast the machine
-    and wherever Ray puts the next.
+    On request runs pause in the middle, on every node, so that one can be found there on any machine.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.stop = folder, folder.with_suffix(".halt")
         folder.mkdir()
 
-    def watch(self) -> Callable:
+    def callback(self) -> Callable:
         folder, stop, middle = str(self.folder), str(self.stop), MIDDLE
 
-        def watch(progress) -> None:  # defined in here, so that it travels whole
+        def on_progress(progress) -> None:  # a local function, which is pickled by value
             import os
-            import time
 
             with open(f"{folder}/{os.getpid()}", "a") as f:
                 f.write(f"{progress.epoch}\n")
             while progress.epoch in middle and os.path.exists(stop):
                 time.sleep(0.01)
 
-        return watch
+        return on_progress
 
     @contextmanager
-    def halted(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         self.stop.touch()
         try:
             yield
@@ -130,68 +129,52 @@ class Notes:
             self.stop.unlink()
 
     def epoch(self, pid: int) -> int:
-        """The last one this process told of."""
+        """The last epoch of this process."""
         path = self.folder / str(pid)
         lines = path.read_text().split() if path.exists() else []
         return int(lines[-1]) if lines else 0
 
-    def begun(self) -> int:
+    def n_started(self) -> int:
         return sum(path.read_text().split().count("1") for path in self.folder.iterdir())
 
 
-def busy(node) -> list[int]:
-    """The processes of this node that are at a run."""
+def running_processes(node) -> list[int]:
+    """The processes of this node that execute a run."""
     raylet = node.all_processes["raylet"][0].process.pid
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             if parent == raylet and (folder / "cmdline").read_bytes().startswith(b"ray::run_remote"):
-                found.append(int(folder.name))
+                pids.append(int(folder.name))
         except (OSError, IndexError):
             continue
-    return found
+    return pids
 
 
-def until(true: Callable, seconds: float = 100.0):
-    deadline = time.monotonic() + seconds
-    while not (found := true()):
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
-    return found
+def process_in_mid_run(node, log: EpochLog) -> int:
+    """Wait until a process of this node is in the middle of a run."""
+    return wait_until(lambda: next((p for p in running_processes(node) if log.epoch(p) in MIDDLE), None))
 
 
-def midway(node, notes: Notes) -> int:
-    """Waits until a process of this node is in the middle of a run."""
-    return until(lambda: next((p for p in busy(node) if notes.epoch(p) in MIDDLE), None))
+def after_a_third(out: Path, action: Callable[[], int]) -> tuple[threading.Thread, list[int]]:
+    """Call the action when a third of the records exist; a thread, and the process that was killed."""
+    killed: list[int] = []
 
+    def wait_and_act() -> None:
+        wait_until(lambda: len(list(out.glob("*.json"))) >= len(RECIPES) // 3)
+        killed.append(action())
 
-def at_a_third(out: Path, deed: Callable[[], int]) -> tuple[threading.Thread, list[int]]:
-    """Do it when a third of the records are there; a thread, and the process that suffered."""
-    struck: list[int] = []
-
-    def wait_and_do() -> None:
-        until(lambda: len(list(out.glob("*.json"))) >= len(RECIPES) // 3)
-        struck.append(deed())
-
-    thread = threading.Thread(target=wait_and_do)
+    thread = threading.Thread(target=wait_and_act)
     thread.start()
-    return thread, struck
+    return thread, killed
 
 
-def same(mine: Record, theirs: Record) -> None:
-    """Equal in all but clock, host and versions; the arrays bit for bit."""
-    assert mine.result() == theirs.result()
-    a, b = mine.arrays(), theirs.arrays()
-    assert a.keys() == b.keys()
-    assert all(a[name].dtype == b[name].dtype and a[name].tobytes() == b[name].tobytes() for name in a)
-
-
-def scratch() -> set[Path]:
+def scratch_folders() -> set[Path]:
     return set(Path(tempfile.gettempdir()).glob("headcount-*"))
 
 
-def test_what_fits_no_node_is_told(cluster, tmp_path):
+def test_a_run_that_fits_no_node_is_refused(cluster, tmp_path):
     with pytest.raises(
         HeadcountError, match="a run wants 1 CPUs and 1 GPUs of one node; the nodes have 1 CPUs and 0 GPUs"
     ):
@@ -199,72 +182,72 @@ def test_what_fits_no_node_is_told(cluster, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_process_that_is_killed_and_a_run_that_fails(cluster, quiet, tmp_path):
-    """The killed run goes on from its checkpoint where it lands on the same machine; the failed one is not tried again."""
-    out, notes, before = tmp_path / "out", Notes(tmp_path / "notes"), scratch()
-    (own := tmp_path / "own.py").write_text(STUMBLES)
-    fails = BASE.replace(head=f"{own}:Stumbles")
+def test_a_killed_process_and_a_failing_run(cluster, reference, tmp_path):
+    """The killed run resumes from its checkpoint on the same machine; the failed one is not retried."""
+    out, log, before = tmp_path / "out", EpochLog(tmp_path / "epochs"), scratch_folders()
+    (head := tmp_path / "fails.py").write_text(FAILING_HEAD)
+    fails = BASE.replace(head=f"{head}:Fails")
 
     def kill() -> int:
-        with notes.halted():
-            pid = midway(cluster.head_node, notes)
+        with log.paused():
+            pid = process_in_mid_run(cluster.head_node, log)
             os.kill(pid, signal.SIGKILL)
         return pid
 
-    killer, struck = at_a_third(out, kill)
+    killer, killed = after_a_third(out, kill)
     launch = ray_cluster(cluster.address)
-    wanted = [fails, fails.replace(removal=0.5), *RECIPES]
-    done = study.study(wanted, out, launch=launch, on_run_progress=notes.watch(), checkpoint_seconds=0)
+    recipes = [fails, fails.replace(removal=0.5), *RECIPES]
+    result = study.study(recipes, out, launch=launch, on_run_progress=log.callback(), checkpoint_seconds=0)
     killer.join()
-    assert len(struck) == 1
-    assert notes.epoch(struck[0]) in MIDDLE
-    assert [record.key for record in done.records] == [recipe.key for recipe in RECIPES]
-    for record in done.records:
-        same(record, quiet[record.key])
+    assert len(killed) == 1
+    assert log.epoch(killed[0]) in MIDDLE
+    assert [record.key for record in result.records] == [recipe.key for recipe in RECIPES]
+    for record in result.records:
+        assert_same_record(record, reference[record.key])
 
-    assert [study.error_line(e) for e in done.failed.values()] == [
-        "RuntimeError: Trouble: on purpose",  # its class is known only to the file of the head
+    assert [study.error_line(e) for e in result.failed.values()] == [
+        "RuntimeError: CustomError: on purpose",  # its class exists only in the head's file
         f"RuntimeError: not run, because {fails} failed",
     ]
     (left,) = out.glob("*.failed.json")
     body = json.loads(left.read_text())
     assert (left.name, body["key"]) == (f"{fails.key}.failed.json", fails.key)
     assert Recipe.from_dict(body["recipe"]) == fails
-    assert 'raise Trouble("on purpose")' in body["traceback"]
+    assert 'raise CustomError("on purpose")' in body["traceback"]
     assert len(records.load_records(out)) == len(RECIPES)
-    assert scratch() == before
+    assert scratch_folders() == before
 
 
-def test_a_node_that_dies(cluster, quiet, tmp_path):
-    out, notes, before = tmp_path / "out", Notes(tmp_path / "notes"), scratch()
+def test_a_node_that_dies(cluster, reference, tmp_path):
+    out, log, before = tmp_path / "out", EpochLog(tmp_path / "epochs"), scratch_folders()
     (doomed,) = cluster.worker_nodes
 
     def kill() -> int:
-        with notes.halted():
-            pid = midway(doomed, notes)
-            os.kill(pid, signal.SIGSTOP)  # a node that dies takes its runs with it; these would end a little later
+        with log.paused():
+            pid = process_in_mid_run(doomed, log)
+            os.kill(pid, signal.SIGSTOP)  # the runs of a node that dies end with it; these would end a little later
             cluster.remove_node(doomed, allow_graceful=False)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return pid
 
-    killer, struck = at_a_third(out, kill)
-    done = study.study(RECIPES, out, launch=ray_cluster(cluster.address), on_run_progress=notes.watch())
+    killer, killed = after_a_third(out, kill)
+    result = study.study(RECIPES, out, launch=ray_cluster(cluster.address), on_run_progress=log.callback())
     killer.join()
-    assert len(struck) == 1
-    assert notes.epoch(struck[0]) in MIDDLE
-    assert notes.begun() > len(RECIPES)
-    assert not done.failed
+    assert len(killed) == 1
+    assert log.epoch(killed[0]) in MIDDLE
+    assert log.n_started() > len(RECIPES)
+    assert not result.failed
     assert len(records.load_records(out)) == len(RECIPES)
-    for record in done.records:
-        same(record, quiet[record.key])
+    for record in result.records:
+        assert_same_record(record, reference[record.key])
     assert {p.suffix for p in out.iterdir()} == {".json", ".npz"}
-    assert scratch() == before
+    assert scratch_folders() == before
 
 
 def test_ctrl_c(tmp_path):
-    """The command ends in seconds with its one line, calls its runs back, and leaves no process and no scratch folder."""
-    before = scratch()
+    """The command ends within seconds with one line, cancels its runs, and leaves no process and no scratch folder."""
+    before = scratch_folders()
     words = "--source digits --bag-size 8 --fold 0,1,2 --epochs 1000000 --launch ray --address local --set backbone=mlp"
     small = "--set train_bags=20 --set valid_bags=10 --set test_bags=10"
     command = [
@@ -279,11 +262,11 @@ def test_ctrl_c(tmp_path):
     ]
     driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
-        until(lambda: [p for s in scratch() - before for p in s.glob("*/running/*/metrics.jsonl")])
+        wait_until(lambda: [p for s in scratch_folders() - before for p in s.glob("*/running/*/metrics.jsonl")])
         driver.send_signal(signal.SIGINT)
-        _, said = driver.communicate(timeout=60)
+        _, error = driver.communicate(timeout=60)
     finally:
         driver.kill()
-    assert said == "headcount: interrupted; the same command resumes the work\n"
+    assert error == "headcount: interrupted; the same command resumes the work\n"
     assert driver.returncode == 130
-    until(lambda: scratch() == before, 10)
+    wait_until(lambda: scratch_folders() == before, 10)
