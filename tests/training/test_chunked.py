@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from torch import nn
 from head_cases import CASES, NEVER_SPLIT, C, D, features, near, over_heads, small_head, small_options, why_never_split
 from headcount.bags import Bags, Pool
 from headcount.bags import pool as pools
-from headcount.bags.pool import Prefetcher
 from headcount.bags.splits import sample_rows, subsample_bags, subsample_instances
 from headcount.errors import HeadcountError
 from headcount.experiments.recipe import Recipe
@@ -480,67 +478,6 @@ def test_training_from_picture_files_is_training_from_memory(tmp_path):
         predict(fitted.model, bags)
     half = pools.ImageFilePool([tmp_path / "0.png"], 3, 4)
     assert half.take(torch.tensor([0])).shape == (1, 3, 4, 3)
-
-
-class Slow(Pool):
-    """A disk that takes its time."""
-
-    far = True
-    seconds = 0.02
-
-    def take(self, addresses):
-        time.sleep(self.seconds)
-        return self.data.index_select(0, addresses)
-
-
-def test_reading_that_keeps_up_is_not_waited_for():
-    """Each read takes 20 ms and each step 30: together 0.6 s, one after the other 1."""
-    pool, plan = Slow(np.zeros((40, 3), dtype=np.float32)), list(torch.arange(40).split(2))
-    ahead, began = Prefetcher(pool, torch.device("cpu"), plan), time.perf_counter()
-    for addresses in plan:
-        assert len(ahead.take(addresses)) == 2
-        time.sleep(0.03)
-    whole = time.perf_counter() - began
-    ahead.close()
-    assert ahead.stall_seconds < 0.1, "the first read, and little else"
-    assert whole < 0.9
-
-
-def test_no_more_than_the_depth_is_read_ahead():
-    read = []
-
-    class Watched(Slow):
-        seconds = 0.0
-
-        def take(self, addresses):
-            read.append(len(addresses))
-            return super().take(addresses)
-
-    plan = list(torch.arange(40).split(2))
-    ahead = Prefetcher(Watched(np.zeros((40, 3), dtype=np.float32)), torch.device("cpu"), plan, depth=2)
-    ahead.take(plan[0])
-    time.sleep(0.2)
-    assert 3 <= len(read) <= 4, "one taken, two ready, one in hand"
-    ahead.close()
-    assert not ahead.thread.is_alive()
-
-
-def test_a_read_that_fails_is_told_to_who_waits():
-    class Broken(Slow):
-        def take(self, addresses):
-            raise HeadcountError("row 3 is gone")
-
-    plan = [torch.arange(2)]
-    ahead = Prefetcher(Broken(np.zeros((4, 3), dtype=np.float32)), torch.device("cpu"), plan)
-    with pytest.raises(HeadcountError, match="row 3 is gone"):
-        ahead.take(plan[0])
-    ahead.close()
-    honest = Prefetcher(Slow(np.zeros((4, 3), dtype=np.float32)), torch.device("cpu"), plan)
-    with pytest.raises(RuntimeError, match="differ from the planned"):
-        honest.take(torch.tensor([2, 3]))
-    with pytest.raises(RuntimeError, match="more reads than were planned"):
-        honest.take(torch.arange(2))
-    honest.close()
 
 
 def test_a_tally_of_ones_own_needs_nothing_more():

@@ -12,14 +12,14 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import queue
-import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -258,43 +258,31 @@ def _are_consecutive(addresses: Tensor) -> bool:
 class Prefetcher(DirectReader):
     """Reads in a thread, before it is asked."""
 
-    def __init__(self, pool: Pool, device: torch.device, plan: Iterable[Tensor], depth: int = 2) -> None:
+    def __init__(self, pool: Pool, device: torch.device, plan: Iterable[Tensor], depth: int = 3) -> None:
         super().__init__(pool, device)
         release_large_blocks()
-        self.queue: queue.Queue[tuple[Tensor | None, Tensor | BaseException]] = queue.Queue(depth)
-        self.stopped = threading.Event()
-        self.thread = threading.Thread(target=self._fetch, args=(iter(plan),), name="headcount-prefetch", daemon=True)
-        self.thread.start()
+        self.plan, self.pending = iter(plan), deque[tuple[Tensor, Future[Tensor]]]()
+        self.executor = ThreadPoolExecutor(1, "headcount-prefetch")
+        self._submit(depth)
 
     def take(self, addresses: Tensor) -> Tensor:
+        if not self.pending:
+            raise RuntimeError("more reads than were planned")
+        planned, read = self.pending.popleft()
         started = time.perf_counter()
-        planned, x = self.queue.get()
+        x = read.result()
         self.stall_seconds += time.perf_counter() - started
-        if isinstance(x, BaseException):
-            raise x
-        if planned is None or not torch.equal(planned, addresses):
+        if not torch.equal(planned, addresses):
             raise RuntimeError("the addresses read differ from the planned ones")
+        self._submit(1)
         return x.to(self.device, non_blocking=True)
 
     def close(self) -> None:
-        self.stopped.set()
-        self.thread.join()
+        self.executor.shutdown(cancel_futures=True)
 
-    def _fetch(self, plan: Iterator[Tensor]) -> None:
-        try:
-            for addresses in plan:
-                x = self.pool.take(addresses)
-                if not self._put(addresses, x.pin_memory() if self.device.type == "cuda" else x):
-                    return
-            self._put(None, RuntimeError("more reads than were planned"))
-        except BaseException as e:  # raised again in take()
-            self._put(None, e)
+    def _submit(self, reads: int) -> None:
+        self.pending.extend((a, self.executor.submit(self._read, a)) for a in islice(self.plan, reads))
 
-    def _put(self, addresses: Tensor | None, x: Tensor | BaseException) -> bool:
-        while not self.stopped.is_set():
-            try:
-                self.queue.put((addresses, x), timeout=0.05)
-                return True
-            except queue.Full:
-                continue
-        return False
+    def _read(self, addresses: Tensor) -> Tensor:
+        x = self.pool.take(addresses)
+        return x.pin_memory() if self.device.type == "cuda" else x
