@@ -50,3 +50,11 @@ def run_cli(monkeypatch, capsys, tmp_path) -> Callable[..., tuple[int, str, str]
         return (int(exit_.value.code or 0), *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def downloads(monkeypatch) -> list[str]:
+    """timm and torchvision replaced by test doubles; the names whose weights were downloaded."""
+    from library_factory import replace_libraries
+
+    return replace_libraries(monkeypatch)

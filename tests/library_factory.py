@@ -1,12 +1,15 @@
-"""Stand-ins for timm and torchvision: one small network, weights that look published, and a list of who asked for them."""
+"""Test doubles of timm and torchvision: a small network, weights that look published, and a list of downloads; and images."""
 
 from __future__ import annotations
 
 import sys
 import types
 
+import numpy as np
 import torch
 from torch import nn
+
+from headcount.readers import BagDataset, read
 
 CLASSES = ("a", "b")
 
@@ -43,12 +46,12 @@ def published(net: Net) -> Net:
     return net
 
 
-def stand_in(monkeypatch) -> list[str]:
-    """Both libraries; each download is written down."""
-    asked: list[str] = []
+def replace_libraries(monkeypatch) -> list[str]:
+    """Replace both libraries; returns the list of downloads."""
+    downloads: list[str] = []
 
     def create_model(name, pretrained, num_classes=10, in_chans=3):
-        asked.extend([name] if pretrained else [])
+        downloads.extend([name] if pretrained else [])
         if name == "offline" and pretrained:
             raise OSError("[Errno -3] Temporary failure in name resolution\nTry again")
         net = (Picky if name == "picky" else Net)(in_chans, num_classes)
@@ -56,7 +59,7 @@ def stand_in(monkeypatch) -> list[str]:
         return published(net) if pretrained else net
 
     def get_model(name, weights):
-        asked.extend([name] if weights else [])
+        downloads.extend([name] if weights else [])
         return published(Net(3, 10)) if weights else Net(3, 10)
 
     timm = types.ModuleType("timm")
@@ -67,4 +70,21 @@ def stand_in(monkeypatch) -> list[str]:
     torchvision.__dict__["models"] = models
     for name, module in (("timm", timm), ("torchvision", torchvision), ("torchvision.models", models)):
         monkeypatch.setitem(sys.modules, name, module)
-    return asked
+    return downloads
+
+
+def image_bags(bags: int = 12, size: int = 4, side: int = 8, channels: int = 3) -> list[np.ndarray]:
+    """Class a is dark, class b is bright; one of each bag is of the other class."""
+    g = np.random.default_rng(0)
+    images = []
+    for b in range(bags):
+        bright = np.array([b % 2] * (size - 1) + [1 - b % 2])
+        pixels = g.integers(0, 128, (size, side, side, channels)) + 100 * bright[:, None, None, None]
+        images.append(pixels.astype(np.uint8))
+    return images
+
+
+def dark_and_bright(**options: int) -> BagDataset:
+    """These images, with the majority as label."""
+    images = image_bags(**options)
+    return read(images, labels=[CLASSES[b % 2] for b in range(len(images))])

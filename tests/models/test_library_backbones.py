@@ -18,13 +18,8 @@ from headcount.models.fitted import FittedModel
 from headcount.models.network import Model, ModelConfig
 from headcount.readers import read
 from headcount.training.loop import train
-from library_factory import CLASSES, Net, published, stand_in
+from library_factory import CLASSES, Net, published
 from model_factory import even
-
-
-@pytest.fixture
-def downloads(monkeypatch):
-    return stand_in(monkeypatch)
 
 
 def images(bags: int = 8, size: int = 6, channels: int = 3):

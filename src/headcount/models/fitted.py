@@ -1,11 +1,8 @@
 """FittedModel: what ``headcount fit`` leaves in a folder, and all that the other commands need to know of a model.
 
-    model.safetensors   the arrays: a network's weights, a forest's nodes or a linear model's coefficients (``estimator.``), what the
-                        preprocessor learned (``preprocessor.``), and the frozen backbone's weights, if any (``frozen_backbone.``)
-    model.json          everything else
-    report.html, MODEL_CARD.md   for people; nothing reads them
-
-Letters: N instances, B bags, C classes.
+model.safetensors            arrays of the estimator, of the preprocessor, and of the frozen backbone, if any
+model.json                   everything else
+report.html, MODEL_CARD.md   for people; nothing reads them
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ from headcount.readers.reader import BagDataset, read
 
 MODEL_KEYS = {
     *("format", "kind", "classes", "counted", "temperature", "instance_temperature", "transition", "concentration"),
-    *("use_context", "preprocessor", "config", "metadata"),
+    *("use_context", "preprocessor", "config", "frozen_backbone", "metadata"),
 }
 _BATCH_BYTES = 1 << 26  # of prepared instances that go through the network at once
 
@@ -50,23 +47,18 @@ class FittedModel:
     ----------
     estimator
         A network, trees, a linear model, or a scikit-learn classifier (in memory only).
-    classes
-        Names of the C classes.
     preprocessor
         Turns what was read into the estimator's instances.
     transition
-        P(class | bag's label) and the label frequencies, estimated on held-out bags; ``transition.share`` is the expected majority
-        share of each class.
+        P(class | bag's label) and the label frequencies; ``transition.share`` is the expected majority share of each class.
     counted
         Which classes count in the vote; None is all.
-    temperature
-        Bag log-probabilities are divided by it and normalised again; chosen on cross-validated bags.
-    instance_temperature
-        The same for instances: under it they explain held-out labels best (majority/criterion.py).
+    temperature, instance_temperature
+        Log-probabilities of bags and of instances are divided by these, and normalised again.
     concentration
-        How similar the shares of bags are, chosen on held-out bags; None if there were too few.
+        How similar the shares of bags are; None if there were too few bags to tell.
     use_context
-        Whether the rest of the bag is used as context for an instance, as held-out bags decided.
+        Whether the rest of a bag is used as context for its instances.
     metadata
         Plain JSON: method, recipe, data, scores, versions, ...
     frozen_backbone
@@ -167,7 +159,7 @@ class FittedModel:
         return hashing.hashes_from_hex(data.get("bag_hashes") if isinstance(data, dict) else None)
 
     def posterior_in_context(self, p: Tensor, segments: Segments) -> Tensor:
-        """(N, C) probabilities of instances given the others in their bag, from those of each instance without context."""
+        """(N, C) probabilities of instances given the others in their bag, from those without context."""
         if self.concentration is None:
             raise HeadcountError("this model was fitted on too few bags to use a bag as context for its instances")
         log_p = p.clamp_min(1e-30).double().log()
@@ -202,24 +194,15 @@ class FittedModel:
         return replace(self, **changes)
 
     def save(self, path: Path | str, documents: Mapping[str, str] | None = None, overwrite: bool = False) -> Path:
-        """Write a whole folder or none.
+        """Write a whole folder or none: a new one, or with ``overwrite`` one that holds a model.
 
-        Parameters
-        ----------
-        path
-            A new folder, or with ``overwrite`` one that holds a model.
-        documents
-            File name -> text: the report, the card.
+        ``documents``: file name -> text, for the report and the card.
         """
-        arrays = {
-            "estimator": serialization.state_arrays(self.estimator)
-            if isinstance(self.estimator, Model)
-            else self.estimator.arrays(),
-            "preprocessor": self.preprocessor.arrays(),
-            "frozen_backbone": {} if self.frozen_backbone is None else serialization.state_arrays(self.frozen_backbone),
-        }
-        named = {f"{part}.{k}": v for part, values in arrays.items() for k, v in values.items()}
-        return serialization.write_folder(Path(path), named, self.to_json(), documents=documents, overwrite=overwrite)
+        parts = {"estimator": self.estimator.arrays(), "preprocessor": self.preprocessor.arrays()}
+        if self.frozen_backbone is not None:
+            parts["frozen_backbone"] = serialization.state_arrays(self.frozen_backbone)
+        arrays = {f"{part}.{k}": v for part, values in parts.items() for k, v in values.items()}
+        return serialization.write_folder(Path(path), arrays, self.to_json(), documents=documents, overwrite=overwrite)
 
     def to_json(self) -> dict[str, Any]:
         """What model.json keeps."""
@@ -235,8 +218,8 @@ class FittedModel:
             "use_context": self.use_context,
             "preprocessor": self.preprocessor.to_json(),
             "config": config_to_json(self.estimator.config) if isinstance(self.estimator, Model) else None,
+            "frozen_backbone": None if backbone is None else {"backbone": backbone.name, "size": backbone.size},
             "metadata": self.metadata,
-            **({} if backbone is None else {"frozen_backbone": {"backbone": backbone.name, "size": backbone.size}}),
         }
 
     @classmethod
@@ -247,39 +230,33 @@ class FittedModel:
 
 def load_model(path: Path | str) -> FittedModel | Model:
     """The model in a folder, of either kind."""
-    return serialization.load_folder(
-        Path(path),
-        lambda data, arrays: (parse_network if data["kind"] == "bare network" else _parse_fitted)(data, arrays),
-    )
+
+    def parse(data: dict[str, Any], arrays: dict[str, np.ndarray]) -> FittedModel | Model:
+        return parse_network(data, arrays) if data["kind"] == "bare network" else _parse_fitted(data, arrays)
+
+    return serialization.load_folder(Path(path), parse)
 
 
 def _parse_fitted(data: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> FittedModel:
     if data["kind"] == "bare network":
         raise HeadcountError("it is a network without a preprocessor; use Model.load")
-    serialization.check_keys(data, MODEL_KEYS | (data.keys() & {"frozen_backbone"}))
+    serialization.check_keys(data, MODEL_KEYS)
+    parts = serialization.split_arrays(arrays, ("estimator", "preprocessor", "frozen_backbone"))
     classes = serialization.check_names(data["classes"], "classes")
     counted = serialization.check_counted(data["counted"], len(classes))
-    preprocessor = Preprocessor.from_parts(data["preprocessor"], serialization.strip_prefix("preprocessor.", arrays))
-    estimator_arrays = serialization.strip_prefix("estimator.", arrays)
-    known = ("estimator.", "preprocessor.", *(("frozen_backbone.",) if "frozen_backbone" in data else ()))
-    if odd := next((k for k in arrays if not k.startswith(known)), None):
-        raise HeadcountError(f"{serialization.WEIGHTS_FILE} holds {odd[:80]!r}, which belongs to nothing")
-    shape, frozen_backbone = preprocessor.shape, None
-    if "frozen_backbone" in data:
-        backbone_arrays = serialization.strip_prefix("frozen_backbone.", arrays)
-        frozen_backbone = FrozenBackbone.from_json(data["frozen_backbone"], shape, backbone_arrays)
-        shape = (frozen_backbone.dim,)
+    preprocessor = Preprocessor.from_parts(data["preprocessor"], parts["preprocessor"])
+    frozen_backbone = FrozenBackbone.from_json(data["frozen_backbone"], preprocessor.shape, parts["frozen_backbone"])
+    shape = preprocessor.shape if frozen_backbone is None else (frozen_backbone.dim,)
     kind, config = data["kind"], data["config"]
     estimator: Estimator
-    if kind in ("forest", "linear"):
-        if config is not None or len(shape) != 1:
-            raise HeadcountError(f"a {kind} takes features and has no config")
-        estimator_class = Trees if kind == "forest" else LinearModel
-        estimator = estimator_class.from_arrays(estimator_arrays, shape[0], len(classes))
-    elif kind == "network":
-        estimator = network_from_json(config, shape, classes, counted, estimator_arrays)
-    else:
+    if kind == "network":
+        estimator = network_from_json(config, shape, classes, counted, parts["estimator"])
+    elif kind not in ("forest", "linear"):
         raise HeadcountError(f"kind {str(kind)[:40]!r} is none of network, forest, linear")
+    elif config is not None or len(shape) != 1:
+        raise HeadcountError(f"a {kind} takes features and has no config")
+    else:
+        estimator = (Trees if kind == "forest" else LinearModel).from_arrays(parts["estimator"], shape[0], len(classes))
     if not isinstance(data["metadata"], dict):
         raise HeadcountError("metadata must be an object")
     temperatures = [serialization.check_number(data[k], k, 1e-6, 1e6) for k in ("temperature", "instance_temperature")]
@@ -289,9 +266,10 @@ def _parse_fitted(data: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Fit
     if not isinstance(use_context, bool) or (use_context and concentration is None):
         raise HeadcountError("use_context is true or false, and false where concentration is null")
     serialization.check_keys(data["transition"], {"mix", "labels"}, "the transition")
-    mix = serialization.check_distributions(data["transition"]["mix"], (len(classes), len(classes)), "the transition")
-    labels = serialization.check_distributions([data["transition"]["labels"]], (1, len(classes)), "the transition")[0]
+    rows = [*data["transition"]["mix"], data["transition"]["labels"]]
+    table = serialization.check_distributions(rows, (len(classes) + 1, len(classes)), "the transition")
+    transition = Transition(table[:-1], table[-1])
     return FittedModel(
-        estimator, classes, preprocessor, Transition(mix, labels), counted, *temperatures,
+        estimator, classes, preprocessor, transition, counted, *temperatures,
         concentration, use_context, data["metadata"], frozen_backbone,
     )  # fmt: skip

@@ -1,11 +1,6 @@
-"""FrozenBackbone: a pretrained backbone that turns images into features, as a part of how a model prepares its data.
+"""FrozenBackbone: a pretrained backbone that turns images into features, so that every method for features works on images too.
 
-    FrozenBackbone    images (n, H, W, channels) uint8 -> (n, D) features, float16 in and out of the cache alike
-    LazyFeaturePool   a pool of images as features, which are computed when they are taken
-    extract_features  the same bags over features that were computed once and are kept in a cache
-
-With it, every method for features works on images too: trees, linear models, networks, cross-validation in seconds. Its weights are
-in the model's own file, so a saved model needs no download.
+Its weights are in the model's own file, so a saved model needs no download.
 """
 
 from __future__ import annotations
@@ -24,8 +19,14 @@ from headcount.bags import Bags, Pool
 from headcount.datasets import cache as data_cache
 from headcount.errors import HeadcountError
 from headcount.io import atomic_path, file_lock
-from headcount.models import library_backbones, serialization
+from headcount.models import serialization
 from headcount.models.backbones import Normalize
+from headcount.models.library_backbones import (
+    PretrainedBackbone,
+    build_library_backbone,
+    is_library_backbone,
+    state_digest,
+)
 
 BATCH_IMAGES = 64  # images that go through the network at once
 _FLOAT16_MAX = 65504.0
@@ -33,30 +34,19 @@ ProgressCallback = Callable[[int, int], None]  # (images done, images in all)
 
 
 class FrozenBackbone(nn.Module):
-    """Normalize, then a backbone of timm or torchvision that is never trained; its weights are random at first.
-
-    Parameters
-    ----------
-    name
-        ``timm:NAME`` or ``torchvision:NAME``.
-    shape
-        (H, W, channels) of an image.
-    size
-        Resize images to a square of this side first.
-    """
+    """Images (n, H, W, channels) uint8 -> (n, D) float16: Normalize, then a backbone of timm or torchvision, with random weights
+    at first. Images are first resized to squares of side ``size``."""
 
     def __init__(self, name: str, shape: tuple[int, ...], size: int | None = None) -> None:
         super().__init__()
         self.name, self.shape, self.size = name, tuple(shape), size
         channels = shape[-1]
         self.normalize = Normalize(self.shape, torch.zeros(channels), torch.ones(channels))
-        self.backbone = library_backbones.build_library_backbone(name, self.shape, {"size": size, "frozen": True})
+        self.backbone = build_library_backbone(name, self.shape, {"size": size, "frozen": True})
         self.dim = self.backbone.dim
 
     @classmethod
-    def from_pretrained(
-        cls, pretrained: library_backbones.PretrainedBackbone, shape: tuple[int, ...]
-    ) -> FrozenBackbone:
+    def from_pretrained(cls, pretrained: PretrainedBackbone, shape: tuple[int, ...]) -> FrozenBackbone:
         """With pretrained weights, and the mean and deviation of the images these were trained on."""
         frozen_backbone = cls(pretrained.name, shape, pretrained.size)
         frozen_backbone.normalize = Normalize(frozen_backbone.shape, pretrained.mean, pretrained.std)
@@ -64,11 +54,15 @@ class FrozenBackbone(nn.Module):
         return frozen_backbone.eval()
 
     @classmethod
-    def from_json(cls, data: Any, shape: tuple[int, ...], arrays: Mapping[str, np.ndarray]) -> FrozenBackbone:
-        """From a model's file: a plain name of a library, a size, and the weights."""
+    def from_json(cls, data: Any, shape: tuple[int, ...], arrays: Mapping[str, np.ndarray]) -> FrozenBackbone | None:
+        """From a model's file: a plain name of a library, a size, and the weights; or null."""
+        if data is None:
+            if arrays:
+                raise HeadcountError(f"the weights 'frozen_backbone.{min(arrays)[:60]}' belong to nothing")
+            return None
         serialization.check_keys(data, {"backbone", "size"}, "the frozen backbone")
         name, size = data["backbone"], data["size"]
-        if not isinstance(name, str) or len(name) > 200 or not library_backbones.is_library_backbone(name):
+        if not isinstance(name, str) or len(name) > 200 or not is_library_backbone(name):
             raise HeadcountError(f"the frozen backbone is none of a library: {str(name)[:40]!r}")
         return serialization.build_with_weights(lambda: cls(name, shape, size), arrays)
 
@@ -139,7 +133,7 @@ def extract_features(
 
 
 def _cache_key(frozen_backbone: FrozenBackbone, pool: Pool) -> str:
-    weights = library_backbones.state_digest(frozen_backbone.state_dict())
+    weights = state_digest(frozen_backbone.state_dict())
     digest = hashlib.sha256(
         f"{frozen_backbone.name} {frozen_backbone.size} {weights} {len(pool)} {pool.shape}".encode()
     )

@@ -124,6 +124,10 @@ class Model(nn.Module):
         model.normalize.std.copy_(torch.from_numpy(inner_std * scale))
         return model
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Parameters and buffers, by name."""
+        return serialization.state_arrays(self)
+
     def save(self, folder: Path | str, *, overwrite: bool = False) -> Path:
         """Write ``model.safetensors`` and ``model.json`` to a folder of their own."""
         data = {
@@ -133,7 +137,7 @@ class Model(nn.Module):
             "counted": None if self.config.counted is None else list(self.config.counted),
             "config": config_to_json(self.config),
         }
-        return serialization.write_folder(Path(folder), serialization.state_arrays(self), data, overwrite=overwrite)
+        return serialization.write_folder(Path(folder), self.arrays(), data, overwrite=overwrite)
 
     @staticmethod
     def load(folder: Path | str) -> Model:
@@ -178,13 +182,8 @@ def config_to_json(config: ModelConfig) -> dict[str, Any]:
     """What a file keeps of a configuration besides shape and classes."""
     if ":" in config.head:
         raise HeadcountError(f"a model with a custom head ({config.head}) cannot be saved: loading runs no code")
-    return {
-        "backbone": config.backbone,
-        "backbone_options": dict(config.backbone_options),
-        "head": config.head,
-        "options": dict(config.options),
-        "mirror": config.mirror,
-    }
+    names = {"backbone": config.backbone, "head": config.head, "mirror": config.mirror}
+    return {**names, "backbone_options": dict(config.backbone_options), "options": dict(config.options)}
 
 
 def network_from_json(
@@ -202,9 +201,8 @@ def network_from_json(
     if not isinstance(data["backbone"], str) or not isinstance(data["mirror"], bool):
         raise HeadcountError("the config needs the name of a backbone, and true or false for mirror")
     backbone_options, options = (serialization.check_options(data[k]) for k in ("backbone_options", "options"))
-    config = ModelConfig(
-        shape, classes, data["backbone"], backbone_options, data["head"], options, counted, data["mirror"]
-    )
+    names = {k: data[k] for k in ("backbone", "head", "mirror")}
+    config = ModelConfig(shape, classes, backbone_options=backbone_options, options=options, counted=counted, **names)
     return serialization.build_with_weights(lambda: Model(config), arrays)
 
 

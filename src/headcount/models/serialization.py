@@ -1,8 +1,7 @@
 """A model's folder: ``model.safetensors`` and ``model.json``, written whole, and read as if someone else had written them.
 
-Nothing in the files is run: no pickle, no names of Python files or modules. Nothing is believed before it is checked: the header
-of the weights is bounded before it is parsed, and a network is first built without memory (torch's meta device) and compared with
-the arrays that the file really holds. Any error is one line that names the folder.
+Nothing in the files is run, and nothing is used before it is checked: a network is first built without memory and compared with the
+arrays of the file. Any error is one line that names the folder.
 """
 
 from __future__ import annotations
@@ -156,9 +155,15 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def strip_prefix(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The arrays whose names begin with ``prefix``, without it."""
-    return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
+def split_arrays(arrays: Mapping[str, np.ndarray], parts: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
+    """The arrays ``part.name`` of each part, by name."""
+    split: dict[str, dict[str, np.ndarray]] = {part: {} for part in parts}
+    for key, a in arrays.items():
+        part, _, name = key.partition(".")
+        if part not in split:
+            raise HeadcountError(f"{WEIGHTS_FILE} holds {key[:80]!r}, which belongs to nothing")
+        split[part][name] = a
+    return split
 
 
 def build_with_weights(build: Callable[[], ModuleT], arrays: Mapping[str, np.ndarray]) -> ModuleT:
