@@ -1,4 +1,4 @@
-"""Trouble: wrong labels, unequal and missing classes reach training and validation bags, and nothing else."""
+"""Corruption: wrong labels, unequal and missing classes in training and validation bags, and nowhere else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bags(n=200, classes=4):
     }
 
 
-def test_so_many_labels_are_wrong_and_no_more():
+def test_the_given_fraction_of_labels_is_wrong():
     before, after = bags(), corrupt(bags(), {"wrong": 0.3}, 0)
     for split in ("train", "valid"):
         changed = after[split].label != before[split].label
@@ -62,7 +62,7 @@ def test_merged_bags_keep_their_label_and_their_instances():
         corrupt(after | {"train": held}, {"merge": 11}, 0)
 
 
-def test_a_recipe_in_trouble(tmp_path):
+def test_a_recipe_with_corruption(tmp_path):
     plain = Recipe(source="digits", bag_size=8, train_bags=20, valid_bags=10, test_bags=10, backbone="mlp", epochs=1)
     recipe = plain.replace(trouble={"wrong": 0.5})
     assert recipe.key != plain.key
@@ -73,7 +73,7 @@ def test_a_recipe_in_trouble(tmp_path):
     assert Recipe.from_dict(record.data["recipe"]) == recipe
 
 
-def test_fields_of_fields_on_the_command_line():
+def test_nested_fields_on_the_command_line():
     words = ["trouble.wrong=0.1,0.2", "backbone.stem=small", "backbone.width=32"]
     made = build_recipes(
         {name: option.default for name, option in RECIPE_OPTIONS.items()} | {"head": "tilt", "set": words}

@@ -40,7 +40,7 @@ EXPECTED = [
 ]
 
 
-def many(classes, scenario, bags=8000, seed=0, **options):
+def draw_many(classes, scenario, bags=8000, seed=0, **options):
     rng = np.random.default_rng(seed)
     rows = [draw_counts(Protocol(scenario, **options), classes, 400, rng) for _ in range(bags // 400)]
     return np.concatenate([c for c, _ in rows]), np.concatenate([y for _, y in rows])
@@ -48,7 +48,7 @@ def many(classes, scenario, bags=8000, seed=0, **options):
 
 @pytest.mark.parametrize(("classes", "scenario", "ties", "low", "mean", "high"), EXPECTED)
 def test_statistics(classes, scenario, ties, low, mean, high):
-    counts, labels = many(classes, scenario)
+    counts, labels = draw_many(classes, scenario)
     top = counts.max(1)
     assert (counts.sum(1) == 64).all()
     assert (counts >= 0).all()
@@ -64,10 +64,10 @@ def test_statistics(classes, scenario, ties, low, mean, high):
 
 def test_label_prior_is_skewed_by_ties():
     """Small: P(label = 0) = 0.135 ... P(label = 9) = 0.079; with four classes 0.306, 0.261, 0.231, 0.202."""
-    prior = np.bincount(many(10, "small", 16000)[1], minlength=10) / 16000
+    prior = np.bincount(draw_many(10, "small", 16000)[1], minlength=10) / 16000
     assert prior[0] == pytest.approx(0.135, abs=0.012)
     assert prior[9] == pytest.approx(0.079, abs=0.012)
-    prior = np.bincount(many(4, "small", 16000)[1], minlength=4) / 16000
+    prior = np.bincount(draw_many(4, "small", 16000)[1], minlength=4) / 16000
     np.testing.assert_allclose(prior, (0.306, 0.261, 0.231, 0.202), atol=0.015)
 
 
@@ -78,7 +78,7 @@ def test_forty_bags_in_each_bin_before_rounding(scenario):
     assert np.histogram(p.max(1), share_sampler.bin_edges(scenario, 10))[0].tolist() == [40] * 10
 
 
-def test_mix_of_laws():
+def test_samples_per_law():
     """The staged procedure, without its blocks of ten million: mean number of samples from each law, per bin."""
     rng = np.random.default_rng(0)
     drawn = [share_sampler.samples_per_law("various", 10, np.full(10, 40), rng) for _ in range(200)]
@@ -91,8 +91,8 @@ def test_mix_of_laws():
 
 
 @pytest.mark.parametrize(("scenario", "classes", "block"), [("various", 6, 30_000), ("large", 7, 4000)])
-def test_mix_of_laws_is_that_of_the_blocks(monkeypatch, scenario, classes, block):
-    """All stages of both scenarios that have several, against blocks really drawn."""
+def test_samples_per_law_equal_those_of_drawn_blocks(monkeypatch, scenario, classes, block):
+    """All stages of both scenarios that have several, against blocks that are drawn."""
     monkeypatch.setattr(share_sampler, "BLOCK", block)
     stages = {"various": "U" * 5 + "A" * 3 + "B" * 2, "large": "A" * 4 + "B" * 3 + "G" * 3}[scenario]
     rng, legacy, edges = np.random.default_rng(0), np.random.RandomState(0), share_sampler.bin_edges(scenario, classes)
@@ -113,8 +113,8 @@ def test_mix_of_laws_is_that_of_the_blocks(monkeypatch, scenario, classes, block
 
 
 @pytest.mark.parametrize(("law", "scenario"), [("U", "various"), ("A", "large"), ("B", "large"), ("G", "large")])
-def test_conditional_draws_have_the_law(law, scenario):
-    """Against plain draws that happen to fall into the bin: same mean share and same spread of the minors."""
+def test_conditional_samples_follow_the_law(law, scenario):
+    """Against unconditional draws that fall into the bin: same mean share, and same spread of the minority classes."""
     rng = np.random.default_rng(2)
     e = share_sampler.bin_edges(scenario, 4)
     plain = share_sampler._block(law, 4, 400_000, np.random.RandomState(0))
@@ -137,7 +137,7 @@ def test_any_number_of_classes(classes):
 
 
 @pytest.mark.parametrize("n", [1, 2, 9, 25, 99])
-def test_the_law_of_a_sum_of_uniforms(n):
+def test_the_distribution_of_a_sum_of_uniforms(n):
     x = np.linspace(-0.5, n + 0.5, 301)
     ours = share_sampler._irwin_hall(n, x)
     assert ours == pytest.approx(irwinhall.cdf(np.clip(x, 0, n), n), rel=1e-9, abs=1e-12)
@@ -166,7 +166,7 @@ MINORS_AND_MAJOR = {"A": (0.3, 0.8), "B": (0.1, 0.9), "G": (0.05, 0.95)}
 
 
 def released_shares(scenario, classes, bags, rng, block):
-    """Sections 1.4 and 1.5 of the specification, word by word: stages of laws, every block tops up all bins, rows shuffled."""
+    """Sections 1.4 and 1.5 of the specification, literally: stages of laws, every block adds to all bins, rows shuffled."""
     low, high = {"various": (1 / classes, 1), "small": (1 / classes, 0.4), "large": (0.6, 1)}[scenario]
     bins, laws = [[] for _ in range(10)], set()
 
@@ -210,8 +210,8 @@ def released_counts(p, size):
     ("scenario", "classes", "block", "uses"),
     [("small", 10, 4000, "U"), ("various", 6, 3000, "UAB"), ("large", 7, 100, "ABG")],
 )
-def test_official_bags_come_in_the_released_order(monkeypatch, scenario, classes, block, uses):
-    """Class lists are shuffled by numbers of their own; every share, count and label is as the released code draws it."""
+def test_official_bags_follow_the_released_random_numbers(monkeypatch, scenario, classes, block, uses):
+    """Class lists are shuffled with separate random numbers; every share, count and label is as the released code draws it."""
     monkeypatch.setattr(
         share_sampler, "sample_shares_official", partial(share_sampler.sample_shares_official, block=block)
     )
@@ -251,9 +251,9 @@ def test_official_needs_a_multiple_of_ten():
 
 
 def test_tie_rules():
-    counts, _ = many(10, "small", 2000, tie="reject")
+    counts, _ = draw_many(10, "small", 2000, tie="reject")
     assert ((counts == counts.max(1, keepdims=True)).sum(1) == 1).all()
-    counts, _ = many(2, "large", 400, tie="reject", bag_size=4)  # where law A cannot go
+    counts, _ = draw_many(2, "large", 400, tie="reject", bag_size=4)  # where law A cannot go
     assert (counts[:, 0] != counts[:, 1]).all()
     tied = np.array([[3, 5, 5, 1]] * 400)
     drawn = majority_labels(tied, "random", np.random.default_rng(0))
@@ -269,7 +269,7 @@ def test_largest_remainder_sums_and_stays_close():
     assert np.abs(counts - 64 * p).max() < 1
 
 
-def test_clipping_gives_later_classes_nothing():
+def test_rounding_is_limited_to_the_bag_size():
     assert round_shares(np.array([[0.5, 0.51, 0.1, 0.0]]), 10).tolist() == [[5, 5, 0, 0]]
 
 
@@ -297,7 +297,7 @@ def small(**options):
     return Protocol(**{"bag_size": 24, "train_bags": 40, "valid_bags": 20, "test_bags": 20, **options})
 
 
-def test_bags_hold_what_they_say():
+def test_bags_match_their_labels_and_splits():
     source = load_source("digits")
     made = majority_bags(source, 2, small())
     for split, bags in made.items():
@@ -310,7 +310,7 @@ def test_bags_hold_what_they_say():
             assert np.bincount(truth[bag == b], minlength=10).argmax() == bags.label[b]
 
 
-def test_seeded():
+def test_bags_depend_on_seed_and_fold():
     source = load_source("digits")
     one, two = (majority_bags(source, 0, small())["train"] for _ in range(2))
     assert torch.equal(one.index, two.index)
@@ -319,7 +319,7 @@ def test_seeded():
 
 
 def test_pinned_bags():
-    """Records name bags by recipe: if this changes, every record is worth nothing."""
+    """Records identify bags by recipe: if this changes, all records are invalid."""
     bags = majority_bags(load_source("digits"), 0, small())["train"]
     assert bags.label[:12].tolist() == [8, 0, 3, 3, 1, 4, 1, 8, 9, 0, 9, 0]
     assert bags.index[:8].tolist() == [182, 852, 1527, 465, 556, 1284, 1302, 130]
@@ -332,7 +332,7 @@ def test_without_overlap_no_instance_is_shared():
     assert len(made["train"]) == len(made["train"].label) < 40  # the pool runs out, and the labels are cut with it
 
 
-def test_a_pool_too_small_says_so():
+def test_a_data_set_that_is_too_small():
     source = Source("few", np.zeros((50, 2), np.float32), np.arange(50) % 5, tuple("abcde"), "0")
     with pytest.raises(HeadcountError, match=r"class '.' has \d+ instances in the train part of few, a bag needs \d+"):
         majority_bags(source, 0, Protocol(bag_size=64))
@@ -341,7 +341,7 @@ def test_a_pool_too_small_says_so():
         majority_bags(none, 0, Protocol(bag_size=8))
 
 
-# -- what known classifiers lose on generated bags ---------------------------------------------------------------------------
+# -- the loss of known classifiers on generated bags ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_a_pool_too_small_says_so():
     ],
 )
 def test_loss_of_a_perfect_classifier(classes, scenario, perfect, tolerance):
-    counts, labels = many(classes, scenario, 4000)
+    counts, labels = draw_many(classes, scenario, 4000)
     head = build_head("count", classes, classes, {"reduction": "paper"})
     votes = torch.from_numpy(counts).float()
     batch = Batch(Segments.from_sizes([1]), torch.eye(classes)[labels], torch.zeros(1), torch.zeros(1))
@@ -374,15 +374,15 @@ def test_loss_of_a_perfect_classifier(classes, scenario, perfect, tolerance):
 
 @pytest.mark.parametrize(("scenario", "perfect"), [("various", 2.247), ("small", 2.287), ("large", 2.208)])
 def test_output_mean_of_a_perfect_classifier(scenario, perfect):
-    """Ten classes: through three softmaxes knowing everything is hardly told from knowing nothing (2.303)."""
-    counts, labels = many(10, scenario, 4000)
+    """Ten classes: after three softmaxes perfect knowledge hardly differs from none (2.303)."""
+    counts, labels = draw_many(10, scenario, 4000)
     head = build_head("output_mean", 10, 10, {})
     log_p = head.readout_sums(torch.from_numpy(counts).float(), torch.full((len(counts),), 64.0))
     assert -log_p[torch.arange(len(labels)), labels].mean().item() == pytest.approx(perfect, abs=0.003)
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"bag_size": 2.5}, "bag_size is a whole number from 1 to 1048576, got 2.5"),
         ({"bag_size": "8"}, "bag_size is a whole number from 1 to 1048576, got '8'"),
@@ -392,17 +392,17 @@ def test_output_mean_of_a_perfect_classifier(scenario, perfect):
         ({"overlap": "no"}, "overlap is true or false, got 'no'"),
     ],
 )
-def test_what_a_protocol_cannot_be(options, says):
-    with pytest.raises(HeadcountError, match=says):
+def test_invalid_protocols(options, message):
+    with pytest.raises(HeadcountError, match=message):
         small(**options)
 
 
 @pytest.mark.parametrize("fold", ["0", 0.5, None, -1, 5, True])
-def test_what_a_fold_cannot_be(fold):
+def test_invalid_folds(fold):
     for sampler in ("conditional", "official"):
         with pytest.raises(HeadcountError, match="fold is a whole number from 0 to 4, got"):
             majority_bags(load_source("digits"), fold, small(sampler=sampler))
 
 
-def test_numbers_of_numpy_make_the_same_protocol():
+def test_numpy_numbers_make_the_same_protocol():
     assert small(bag_size=np.int64(24), overlap=np.True_) == small()

@@ -1,4 +1,4 @@
-"""Sources on small files in the exact official formats; the table's own counts shrink with them."""
+"""Sources from small files in the official formats, with the expected counts reduced accordingly."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def md5(path: Path) -> str:
     return hashlib.md5(path.read_bytes()).hexdigest()
 
 
-def pictures(count: int, *shape: int) -> np.ndarray:
+def random_images(count: int, *shape: int) -> np.ndarray:
     return RNG.integers(0, 256, (count, *shape), dtype=np.uint8)
 
 
-# -- small official files: each writes into <cache>/downloads and returns what must come out ---------------------------
+# -- small official files: each writes into <cache>/downloads and returns the expected arrays ---------------------------
 
 
 def small_cifar10(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Six batches of four; the archive holds them in another order than the source must."""
-    images, labels = pictures(24, 32, 32, 3), np.arange(24) % 10
+    """Six batches of four, in another order than in the source."""
+    images, labels = random_images(24, 32, 32, 3), np.arange(24) % 10
     records = np.concatenate([labels[:, None].astype(np.uint8), images.transpose(0, 3, 1, 2).reshape(24, -1)], 1)
     names = [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"]
     parts = {name: records[4 * i : 4 * i + 4].tobytes() for i, name in enumerate(names)}
@@ -54,15 +54,15 @@ def small_cifar10(folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def small_svhn(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    images, labels = pictures(14, 32, 32, 3), np.arange(14) % 10
+    images, labels = random_images(14, 32, 32, 3), np.arange(14) % 10
     for file, rows in (("train_32x32.mat", slice(0, 11)), ("test_32x32.mat", slice(11, 14))):
-        y = np.where(labels[rows] == 0, 10, labels[rows])  # as published: the digit 0 is called 10
+        y = np.where(labels[rows] == 0, 10, labels[rows])  # as published: the digit 0 has label 10
         savemat(folder / file, {"X": images[rows].transpose(1, 2, 3, 0), "y": y[:, None].astype(np.uint8)})
     return images, labels
 
 
 def small_medmnist(folder: Path, file: str, classes: int, *shape: int) -> tuple[np.ndarray, np.ndarray]:
-    images, labels = pictures(15, *shape), np.arange(15) % classes
+    images, labels = random_images(15, *shape), np.arange(15) % classes
     np.savez(
         folder / file,
         train_images=images[:12],
@@ -89,7 +89,7 @@ WRITERS = {"cifar10": small_cifar10, "svhn": small_svhn, "path": small_path, "oc
 
 @pytest.fixture
 def shrink(tmp_path, monkeypatch):
-    """shrink(name): a small official file in a fresh cache, and a table entry that expects it."""
+    """shrink(name): a small official file in a new cache, and a registry entry that expects it."""
 
     def make(name: str) -> tuple[Path, np.ndarray, np.ndarray]:
         downloads = tmp_path / "downloads"
@@ -108,10 +108,10 @@ def shrink(tmp_path, monkeypatch):
 # -- named sources -----------------------------------------------------------------------------------------------------
 
 
-def test_the_table_has_the_papers_counts():
+def test_the_registry_has_the_papers_counts():
     real = {name: e for name, e in registry.SOURCES.items() if not name.startswith("standin")}
-    said = {name: (e.count, len(e.classes), e.shape) for name, e in real.items()}
-    assert said == {
+    sizes = {name: (e.count, len(e.classes), e.shape) for name, e in real.items()}
+    assert sizes == {
         "digits": (1797, 10, (8, 8, 1)),
         "cifar10": (60_000, 10, (32, 32, 3)),
         "svhn": (99_289, 10, (32, 32, 3)),
@@ -148,7 +148,7 @@ def test_loading_again_parses_nothing(shrink, monkeypatch):
     assert registry.source_checksum("svhn", cache) == first.checksum
 
 
-def test_checksum_prepares_what_is_not_there_yet(shrink):
+def test_the_checksum_prepares_a_missing_source(shrink):
     cache, _, _ = shrink("oct")
     assert registry.source_checksum("oct", cache) == registry.load_source("oct", cache).checksum
 
@@ -170,7 +170,7 @@ def test_digits_need_no_cache(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_digits_wherever_their_library_keeps_them(monkeypatch):
+def test_digits_from_another_place_in_the_library(monkeypatch):
     here = parsers.parse_digits()
     monkeypatch.setattr(parsers, "find_spec", lambda name: None)
     for ours, theirs in zip(here, parsers.parse_digits(), strict=True):
@@ -187,22 +187,22 @@ def test_unknown_names_list_the_choices():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "message"),
     [
         ({"count": 23}, "it holds uint8"),
         ({"classes": ("a", "b")}, "its labels are"),
         ({"sha256": "0" * 64}, "pixels differ"),
     ],
 )
-def test_what_is_not_the_source_is_refused(shrink, monkeypatch, wrong, says):
+def test_wrong_data_are_refused(shrink, monkeypatch, wrong, message):
     cache, _, _ = shrink("cifar10")
     monkeypatch.setitem(registry.SOURCES, "cifar10", replace(registry.SOURCES["cifar10"], **wrong))
-    with pytest.raises(HeadcountError, match=says):
+    with pytest.raises(HeadcountError, match=message):
         registry.load_source("cifar10", cache)
     assert not (cache / "cifar10").exists()
 
 
-def test_a_cut_archive_is_one_line(shrink, monkeypatch):
+def test_a_truncated_archive_is_one_line(shrink, monkeypatch):
     cache, _, _ = shrink("cifar10")
     file = cache / "downloads" / "cifar-10-binary.tar.gz"
     file.write_bytes(file.read_bytes()[:4000])
@@ -212,7 +212,7 @@ def test_a_cut_archive_is_one_line(shrink, monkeypatch):
         registry.load_source("cifar10", cache)
 
 
-# -- the cache: whole or absent ----------------------------------------------------------------------------------------
+# -- the cache ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("harm", ["no facts", "half facts", "older format", "cut images", "other labels", "no images"])
@@ -239,7 +239,7 @@ def test_a_damaged_cache_names_the_file_and_what_to_do(shrink, harm):
         registry.load_source("path", cache)
 
 
-def test_what_a_crash_left_is_replaced(shrink):
+def test_leftovers_of_a_crash_are_replaced(shrink):
     cache, images, _ = shrink("oct")
     (cache / "oct.part").mkdir()
     (cache / "oct.part" / "images.npy").write_bytes(b"half")
@@ -262,16 +262,16 @@ def test_a_full_disk_leaves_nothing_behind(shrink, monkeypatch):
     assert np.array_equal(registry.load_source("oct", cache).data, images)
 
 
-def test_a_folder_nobody_may_write(tmp_path):
+def test_a_folder_without_write_permission(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(HeadcountError, match=r"cannot write into .*set HEADCOUNT_DATA"):
         registry.load_source("oct", tmp_path / "file")
 
 
-# -- bringing a source from elsewhere ----------------------------------------------------------------------------------
+# -- importing a source ----------------------------------------------------------------------------------
 
 
-def test_import_keeps_the_note_and_replaces_what_was_there(shrink, tmp_path):
+def test_import_keeps_the_note_and_replaces_the_source(shrink, tmp_path):
     cache, images, labels = shrink("svhn")
     before = registry.load_source("svhn", cache)
     file = tmp_path / "mine.npz"
@@ -298,11 +298,11 @@ def test_import_copies_gray_into_colour(shrink, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
-        ({"images": pictures(24, 32, 32, 3)}, "pixels differ"),
-        ({"images": pictures(24, 28, 28, 3)}, r"holds uint8 \(24, 28, 28, 3\), not uint8 \(24, 32, 32, 3\)"),
-        ({"images": pictures(23, 32, 32, 3), "labels": np.arange(23) % 10}, r"\(23, 32, 32, 3\)"),
+        ({"images": random_images(24, 32, 32, 3)}, "pixels differ"),
+        ({"images": random_images(24, 28, 28, 3)}, r"holds uint8 \(24, 28, 28, 3\), not uint8 \(24, 32, 32, 3\)"),
+        ({"images": random_images(23, 32, 32, 3), "labels": np.arange(23) % 10}, r"\(23, 32, 32, 3\)"),
         ({"images": np.zeros((24, 32, 32, 3))}, "'images' is float64"),
         ({"labels": np.arange(24) % 10 + 1}, r"labels are \[1, 2"),
         ({"class_names": np.array([*"abcdefghijk"])}, "names 11 classes; cifar10 has 10"),
@@ -310,27 +310,27 @@ def test_import_copies_gray_into_colour(shrink, tmp_path):
         ({"split": np.array(["train"] * 24)}, "'split' must be"),
     ],
 )
-def test_import_checks_what_it_is_given(shrink, tmp_path, change, says):
+def test_import_checks_its_arguments(shrink, tmp_path, change, message):
     cache, images, labels = shrink("cifar10")
     np.savez(tmp_path / "mine.npz", **{"images": images, "labels": labels, **change})
-    with pytest.raises(HeadcountError, match=says):
+    with pytest.raises(HeadcountError, match=message):
         registry.import_npz("cifar10", tmp_path / "mine.npz", cache)
     assert not (cache / "cifar10").exists()
 
 
-def test_import_has_no_other_names(tmp_path):
+def test_import_of_an_unknown_name(tmp_path):
     with pytest.raises(HeadcountError, match="no source to import 'digits'; there are cifar10, svhn, path, oct"):
         registry.import_npz("digits", tmp_path / "mine.npz", tmp_path)
 
 
-# -- a person's own file -----------------------------------------------------------------------------------------------
+# -- a user's file -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("given", "kind", "shape"),
     [
-        ({"images": pictures(6, 5, 4, 3)}, "images", (6, 5, 4, 3)),
-        ({"x": pictures(6, 5, 4)}, "images", (6, 5, 4, 1)),
+        ({"images": random_images(6, 5, 4, 3)}, "images", (6, 5, 4, 3)),
+        ({"x": random_images(6, 5, 4)}, "images", (6, 5, 4, 1)),
         ({"features": np.ones((6, 7))}, "features", (6, 7)),
         ({"X": np.ones((6, 7), dtype=np.int32)}, "features", (6, 7)),
     ],
@@ -346,7 +346,7 @@ def test_a_file_is_a_source(tmp_path, given, kind, shape):
     assert source.pool().kind == kind
 
 
-def test_a_file_written_anew_is_read_anew(tmp_path):
+def test_a_changed_file_is_read_again(tmp_path):
     file = tmp_path / "cells.npz"
     np.savez(file, features=np.ones((3, 2)), labels=[0, 1, 1], class_names=["healthy", "ill"])
     first = registry.load_source(file)
@@ -361,7 +361,7 @@ OK = {"features": np.ones((4, 3)), "labels": np.array([0, 1, 0, 1])}
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "message"),
     [
         ({"features": OK["features"]}, "has no 'labels' or 'y'; it has features"),
         ({"labels": OK["labels"]}, "has no 'images' or 'features'"),
@@ -376,20 +376,20 @@ OK = {"features": np.ones((4, 3)), "labels": np.array([0, 1, 0, 1])}
         ({**OK, "features": np.array([["a"]] * 4)}, "'features' is <U1"),
         ({**OK, "features": np.ones((4, 3, 2))}, r"'features' is float64 of shape \(4, 3, 2\)"),
         ({"features": np.ones((0, 3)), "labels": np.ones(0, dtype=int)}, "is empty"),
-        ({"images": pictures(4, 3, 9, 9), "labels": OK["labels"]}, "channels first"),
+        ({"images": random_images(4, 3, 9, 9), "labels": OK["labels"]}, "channels first"),
         ({**OK, "class_names": np.array(["only"])}, "1 class names for labels up to 1"),
         ({**OK, "class_names": np.array(["same", "same"])}, "give each class its own"),
     ],
 )
-def test_every_complaint_names_the_file(tmp_path, given, says):
+def test_every_error_names_the_file(tmp_path, given, message):
     np.savez(tmp_path / "cells.npz", **given)
-    with pytest.raises(HeadcountError, match=says) as caught:
+    with pytest.raises(HeadcountError, match=message) as caught:
         registry.load_source(tmp_path / "cells.npz")
     assert str(tmp_path / "cells.npz") in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_no_npz_is_refused(tmp_path):
+def test_other_files_are_refused(tmp_path):
     np.save(tmp_path / "one.npy", np.ones(3))
     (tmp_path / "table.csv").write_text("a,b\n1,2\n")
     (tmp_path / "evil.npz").write_bytes(pickle.dumps({"labels": [1]}))
@@ -409,7 +409,7 @@ BODY_MD5 = hashlib.md5(BODY).hexdigest()
 
 @dataclass
 class Server:
-    """A file behind HTTP, on a good day or a bad one."""
+    """A file served over HTTP, with or without failures."""
 
     ranges: bool = True
     breaks: int = 0  # how many answers stop midway
@@ -422,18 +422,18 @@ class Server:
 @pytest.fixture
 def server(monkeypatch) -> Iterator[Server]:
     monkeypatch.setenv("no_proxy", "*")
-    day = Server()
+    settings = Server()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            day.asked.append(self.headers.get("Range"))
-            start = int(day.asked[-1][len("bytes=") : -1]) if day.asked[-1] and day.ranges else 0
-            rest = day.body[start:]
-            self.send_response(day.status or (416 if not rest else 206 if start else 200))
+            settings.asked.append(self.headers.get("Range"))
+            start = int(settings.asked[-1][len("bytes=") : -1]) if settings.asked[-1] and settings.ranges else 0
+            rest = settings.body[start:]
+            self.send_response(settings.status or (416 if not rest else 206 if start else 200))
             self.send_header("Content-Length", str(len(rest)))
             self.end_headers()
-            self.wfile.write(rest[: len(rest) // 2] if day.breaks > 0 else rest)
-            day.breaks -= 1
+            self.wfile.write(rest[: len(rest) // 2] if settings.breaks > 0 else rest)
+            settings.breaks -= 1
 
         def log_message(self, *_: object) -> None:
             pass
@@ -441,36 +441,36 @@ def server(monkeypatch) -> Iterator[Server]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
         thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        day.url = f"http://127.0.0.1:{http.server_port}/files/set.bin"
-        yield day
+        settings.url = f"http://127.0.0.1:{http.server_port}/files/set.bin"
+        yield settings
         http.shutdown()
         thread.join()
 
 
-def test_fetch_brings_the_file_once(server, tmp_path, capsys):
+def test_fetch_downloads_once(server, tmp_path, capsys):
     path = tmp_path / "downloads" / "set.bin"
     assert fetch(server.url, path, BODY_MD5) == path
     assert fetch(server.url, path, BODY_MD5).read_bytes() == BODY
     assert server.asked == [None]
     assert [p.name for p in path.parent.iterdir()] == ["set.bin"]
-    assert capsys.readouterr().err == ""  # no bar where nobody watches
+    assert capsys.readouterr().err == ""  # no progress bar without a terminal
 
 
-def test_fetch_goes_on_where_it_broke(server, tmp_path):
+def test_fetch_resumes_after_an_interruption(server, tmp_path):
     server.breaks = 2
     assert fetch(server.url, tmp_path / "set.bin", BODY_MD5).read_bytes() == BODY
     assert server.asked == [None, "bytes=150000-", "bytes=225000-"]
 
 
 @pytest.mark.parametrize(("ranges", "asked"), [(True, ["bytes=1000-"]), (False, ["bytes=1000-"])])
-def test_fetch_takes_up_an_earlier_part(server, tmp_path, ranges, asked):
+def test_fetch_resumes_an_earlier_download(server, tmp_path, ranges, asked):
     server.ranges = ranges
     (tmp_path / "set.bin.part").write_bytes(BODY[:1000])
     assert fetch(server.url, tmp_path / "set.bin", BODY_MD5).read_bytes() == BODY
     assert server.asked == asked
 
 
-def test_fetch_finishes_a_part_that_was_whole(server, tmp_path):
+def test_fetch_finishes_a_complete_download(server, tmp_path):
     (tmp_path / "set.bin.part").write_bytes(BODY)
     assert fetch(server.url, tmp_path / "set.bin", BODY_MD5).read_bytes() == BODY
 
@@ -483,14 +483,14 @@ def test_fetch_gives_up_when_nothing_new_comes(server, tmp_path):
     assert not (tmp_path / "set.bin").exists()
 
 
-def test_a_wrong_file_is_thrown_away(server, tmp_path):
-    server.body = b"not what you wanted"
+def test_a_wrong_download_is_deleted(server, tmp_path):
+    server.body = b"another file"
     with pytest.raises(HeadcountError, match=f"gave a wrong file: md5 {hashlib.md5(server.body).hexdigest()}"):
         fetch(server.url, tmp_path / "set.bin", BODY_MD5)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_file_put_there_by_hand_is_left_to_its_owner(server, tmp_path):
+def test_a_wrong_file_put_there_by_hand_is_kept(server, tmp_path):
     (tmp_path / "set.bin").write_bytes(b"mine")
     with pytest.raises(HeadcountError, match=r"is not the official file.*delete it"):
         fetch(server.url, tmp_path / "set.bin", BODY_MD5)
@@ -498,13 +498,13 @@ def test_a_wrong_file_put_there_by_hand_is_left_to_its_owner(server, tmp_path):
     assert server.asked == []
 
 
-def test_a_refusing_server_is_quoted(server, tmp_path):
+def test_the_error_of_the_server_is_shown(server, tmp_path):
     server.status = 404
     with pytest.raises(HeadcountError, match=r"cannot download set.bin .the server answered 404 Not Found"):
         fetch(server.url, tmp_path / "set.bin", BODY_MD5)
 
 
-def test_without_network_the_error_is_the_recipe(tmp_path, monkeypatch):
+def test_without_network_the_error_is_an_instruction(tmp_path, monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/cifar-10-binary.tar.gz"
@@ -513,7 +513,7 @@ def test_without_network_the_error_is_the_recipe(tmp_path, monkeypatch):
     monkeypatch.setitem(registry.SOURCES, "cifar10", entry)
     with pytest.raises(HeadcountError) as caught:
         registry.load_source("cifar10", tmp_path)
-    said = str(caught.value)
-    assert said.startswith("cannot download cifar-10-binary.tar.gz (")
-    assert f"from {url} and put it at {tmp_path / 'downloads' / 'cifar-10-binary.tar.gz'}" in said
-    assert "headcount data import cifar10 FILE.npz" in said
+    message = str(caught.value)
+    assert message.startswith("cannot download cifar-10-binary.tar.gz (")
+    assert f"from {url} and put it at {tmp_path / 'downloads' / 'cifar-10-binary.tar.gz'}" in message
+    assert "headcount data import cifar10 FILE.npz" in message

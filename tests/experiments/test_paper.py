@@ -1,4 +1,4 @@
-"""The paper as cells and as a page: what is printed, which runs remake it, what is missing, and that the page says so."""
+"""The paper as cells and as a page: what is printed, which runs reproduce it, and what is missing."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def test_every_cell_has_its_runs(scale):
         assert isinstance(find_head(head)(24, 9, None, **dict(options)), torch.nn.Module)
 
 
-def test_full_is_the_paper_s_size():
+def test_the_full_scale_is_the_papers():
     assert len(all_recipes(FULL)) == 1380
     assert all(r.changes.keys() <= {*FULL.base.changes, "source", "scenario", "fold", "head", "options", "removal"}
                for r in all_recipes(FULL))  # fmt: skip
 
 
-def test_two_printed_averages_are_wrong_and_no_third():
+def test_exactly_two_printed_averages_are_wrong():
     wrong = {(t, *where): a for t in TABLES for where, a in averages(t).items() if a.is_wrong}
     assert {k: (a.printed, round(a.recomputed, 3)) for k, a in wrong.items()} == {
         ("table2", "Various", "Output+Mean"): (0.422, 0.528),
@@ -68,7 +68,7 @@ def test_two_printed_averages_are_wrong_and_no_third():
     assert sum(len(averages(t)) for t in TABLES) == 90
 
 
-def test_ours_takes_the_smallest_validation_loss_of_each_fold():
+def test_ours_selects_the_lowest_validation_loss_of_each_fold():
     cell = one("table2", "Small", "Ours", "SVHN", TINY)
     loss = {(0, 0.5): 0.2, (0, 1.0): 0.1, (1, 0.5): 0.3, (1, 1.0): 0.3}
     made = {r: pretend(r, fit={"valid_loss": loss[r.fold, r.removal]}) for r in cell.recipes}
@@ -80,7 +80,7 @@ def test_ours_takes_the_smallest_validation_loss_of_each_fold():
     assert [r.fold for r in cell.missing(half)] == [1]
 
 
-def test_what_has_not_run_is_missing():
+def test_runs_without_a_record_are_missing():
     cell = one("table3", "Large", "MILLET", "OCT")
     mean, deviation, count = cell.value({})
     assert math.isnan(mean)
@@ -98,7 +98,7 @@ def test_a_metric_that_is_undefined_is_not_missing():
     assert not cell.missing(made)
 
 
-def test_smoke_never_fills_a_full_cell():
+def test_smoke_records_fill_no_full_cell():
     small = {r: pretend(r) for r in all_recipes(SMOKE)}
     assert not small.keys() & set(all_recipes(FULL))
     assert all(c.value(small)[2] == 0 for t in TABLES for c in table_cells(t, FULL))
@@ -145,7 +145,7 @@ def typed(monkeypatch, capsys, tmp_path):
     return typed
 
 
-def test_the_command_lists_shows_and_complains(typed):
+def test_the_command_lists_and_shows(typed):
     code, out, _ = typed()
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()[1:]] == completeness.items()
@@ -162,10 +162,10 @@ def test_the_command_lists_shows_and_complains(typed):
     assert out.count("--") == 144
 
 
-# -- ours against the others ----------------------------------------------------------------------------------------------
+# -- paired tests ----------------------------------------------------------------------------------------------
 
 
-def test_paired_is_the_t_test_of_the_differences():
+def test_the_paired_test_is_a_t_test_of_the_differences():
     a, b = [0.51, 0.48, 0.55, 0.50, 0.53], [0.49, 0.47, 0.50, 0.51, 0.50]
     gaps = np.subtract(a, b)
     made = paired_t_test(a, b)
@@ -177,7 +177,7 @@ def test_paired_is_the_t_test_of_the_differences():
     assert paired_t_test(b, a).p == pytest.approx(made.p)
 
 
-def test_paired_without_a_test():
+def test_the_paired_test_of_too_few_values():
     assert paired_t_test([0.5], [0.25]) == PairedTest(0.25, pytest.approx(math.nan, nan_ok=True), 1)
     assert math.isnan(paired_t_test([0.4, 0.6], [0.3, 0.5]).p)  # the differences are one
     assert paired_t_test([], []).n == 0
@@ -198,7 +198,7 @@ def test_two_versions_of_a_data_set_are_not_averaged(tmp_path):
     assert len(completeness.records_by_recipe(tmp_path)) == 3
 
 
-def test_runs_of_another_scale_say_nothing_of_what_one_costs():
+def test_the_cost_of_a_run_is_that_of_its_scale():
     own, other = (all_recipes(scale)[0] for scale in (FULL, SMOKE))
     short = pretend(other, provenance={"seconds": 0.5})
     assert completeness.seconds_per_run(FULL, {other: short}) == completeness.DEFAULT_SECONDS["full"]

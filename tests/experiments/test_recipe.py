@@ -1,6 +1,8 @@
-"""Recipe: a frozen value whose key names a run for ever."""
+"""Recipe: a frozen value whose key identifies a run permanently."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,13 +11,15 @@ import torch
 from headcount.errors import HeadcountError
 from headcount.experiments import recipe as module
 from headcount.experiments.recipe import Recipe
+from headcount.experiments.records import load_records
 from headcount.experiments.study import grid
 
 DIGITS = Recipe(source="digits")
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 def test_pinned_keys():
-    """Defaults do not change once records exist; if this fails, every record has lost its name."""
+    """Defaults do not change once records exist; if this fails, records no longer match their recipes."""
     assert DIGITS.key == "9de59d92e8a95cfe"
     assert DIGITS.replace(removal=0.5).key == "3e1f22ebccf8f8a3"
     assert DIGITS.replace(fold=1).key == "f3731b23c7604b0b"
@@ -28,11 +32,20 @@ def test_pinned_keys_of_the_committed_records(monkeypatch):
     assert Recipe().key == Recipe(source="cifar10").key != Recipe(fold=1).key
 
 
+def test_keys_of_the_committed_records(monkeypatch):
+    """Every record in results/ is found again by its recipe; the data are identified by the recorded checksum."""
+    found = [r for folder in ("paper", "plain", "seeds", "tilt", "tuning") for r in load_records(RESULTS / folder)]
+    for record in found:
+        monkeypatch.setattr(module.registry, "source_checksum", lambda source, r=record: r.fingerprint["data"])
+        assert record.recipe.key == record.key == record.path.stem
+    assert len(found) > 300
+
+
 def test_a_field_that_keeps_its_default_is_not_in_the_key():
     assert DIGITS.replace(lr=3e-4).key == DIGITS.key
     assert DIGITS.replace(options={}).key == DIGITS.key
     assert Recipe.from_dict({"source": "digits"}).key == DIGITS.key, (
-        "a record written before a field existed keeps its name"
+        "a record written before a field existed keeps its key"
     )
 
 
@@ -87,13 +100,13 @@ def test_round_trip():
     assert hash(recipe) == hash(Recipe.from_dict(recipe.values))
 
 
-def test_a_head_from_a_file_is_what_the_file_says(tmp_path):
+def test_the_key_depends_on_the_code_of_a_custom_head(tmp_path):
     file = tmp_path / "mine.py"
     source = "from headcount.models.heads.count import Count\n\n\nclass Mine(Count):\n    title = 'Mine'\n"
     file.write_text(source)
     recipe = DIGITS.replace(head=f"{file}:Mine")
     first = recipe.key
-    file.write_text(source + "# another thought\n")
+    file.write_text(source + "# a change\n")
     assert recipe.key != first
 
 
@@ -108,7 +121,7 @@ def test_needs_and_labels():
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"head": "cuont"}, r"no head 'cuont'; there are .* \(did you mean 'count'\?\)"),
         ({"scenario": "huge"}, "no scenario 'huge'; there are various, small, large"),
@@ -131,12 +144,12 @@ def test_needs_and_labels():
         ({"lrr": 1}, r"no recipe field 'lrr'.*did you mean 'lr'"),
     ],
 )
-def test_typos_raise(changes, says):
-    with pytest.raises(HeadcountError, match=says):
+def test_invalid_fields(changes, message):
+    with pytest.raises(HeadcountError, match=message):
         DIGITS.replace(**changes)
 
 
-def test_numbers_of_numpy_and_torch_are_numbers():
+def test_numpy_and_torch_numbers():
     given = DIGITS.replace(fold=np.int64(1), lr=np.float32(0.5), mirror=np.True_, options={"t1": torch.tensor(2.0)})
     plain = DIGITS.replace(fold=1, lr=0.5, mirror=True, options={"t1": 2.0})
     assert given == plain
@@ -150,9 +163,9 @@ def test_numbers_of_numpy_and_torch_are_numbers():
     assert [r.fold for r in grid(DIGITS, fold=np.arange(2))] == [0, 1]
 
 
-def test_a_recipe_that_is_read_runs_nobodys_code(tmp_path):
-    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    for file in (tmp_path / "evil.py", tmp_path / "gone.py"):
+def test_reading_a_recipe_executes_no_code(tmp_path):
+    (tmp_path / "custom.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    for file in (tmp_path / "custom.py", tmp_path / "gone.py"):
         assert Recipe.from_dict({"head": f"{file}:X", "removal": 0.5}).needs
     assert not (tmp_path / "ran").exists()
     with pytest.raises(HeadcountError, match=r"no file .*gone\.py"):
