@@ -119,9 +119,6 @@ def _key(dataset: BagDataset, predictions: Predictions, sample: audit.AuditSampl
     }
 
 
-# -- reading a sheet --------------------------------------------------------------------------------------------------------
-
-
 def read_sheet(path: Path, dataset: BagDataset, classes: tuple[str, ...], key: Path | None = None) -> AuditSheet:
     """A sheet filled in by hand, and its key; errors name the row of the sheet."""
     key = key or key_path(path)

@@ -34,9 +34,6 @@ def _console() -> Console:
     return Console(highlight=False, markup=False, width=_WIDTH)  # no markup: names and paths may hold [brackets]
 
 
-# -- scores and label issues ------------------------------------------------------------------------------------------------
-
-
 def print_scores(scores: dict[str, Any]) -> None:
     """The scores of an evaluation as one table."""
     title = f"{scores['model']} on {scores['data']}, {100 * scores['level']:g} % intervals"
@@ -97,9 +94,6 @@ def print_label_issues(issues: pa.Table, top: int) -> None:
         other = (r["suggestion"], f"{r['p_suggestion']:.3f}") if r["suggestion"] != r["label"] else ("", "")
         table.add_row("!" if r["looks_wrong"] else "", r["bag"], r["label"], f"{r['p_label']:.3f}", *other)
     _console().print(table)
-
-
-# -- progress ---------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

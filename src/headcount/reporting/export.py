@@ -116,9 +116,6 @@ def unique_file_names(names: Sequence[str], suffix: str) -> list[str]:
     return [stem + suffix for stem in stems]
 
 
-# -- rows -------------------------------------------------------------------------------------------------------------------
-
-
 def bag_column(dataset: BagDataset) -> str:
     """The column of the user's data that names the bag."""
     candidates = (dataset.schema.roles.bag, "bag", "slide")
@@ -195,9 +192,6 @@ def bag_table(dataset: BagDataset, predictions: Predictions) -> pa.Table:
         columns |= {f"{name}_{c}": values[:, k] for name, values in shares.items()}
     columns |= {f"p_majority_{c}": predictions.bag_probabilities[:, k] for k, c in enumerate(predictions.classes)}
     return pa.table(columns)
-
-
-# -- writing ----------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

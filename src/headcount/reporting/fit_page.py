@@ -110,9 +110,6 @@ def summary_lines(model: FittedModel) -> list[str]:
     ]
 
 
-# -- model card -------------------------------------------------------------------------------------------------------------
-
-
 def model_card(model: FittedModel) -> str:
     """A model card in Markdown for the model's folder."""
     metadata, data = model.metadata, model.metadata["data"]

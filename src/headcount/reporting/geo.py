@@ -74,9 +74,6 @@ def _write_bags(
     return count
 
 
-# -- GeoJSON ----------------------------------------------------------------------------------------------------------------
-
-
 def write_geojson(folder: Path, dataset: BagDataset, predictions: Predictions) -> int:
     """A FeatureCollection of tiles for each bag; returns the number of files."""
     colours = class_colours(len(predictions.classes))
@@ -113,9 +110,6 @@ def _square(x: float, y: float, side: float) -> list[list[float]]:
     """
     ring = [(x, y), (x + side, y), (x + side, y + side), (x, y + side), (x, y)]
     return [[int(v) if v == int(v) else v for v in point] for point in ring]
-
-
-# -- heat map ---------------------------------------------------------------------------------------------------------------
 
 
 def write_heatmaps(folder: Path, dataset: BagDataset, predictions: Predictions) -> int:

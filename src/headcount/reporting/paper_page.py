@@ -14,23 +14,14 @@ from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.experiments.select import mean_and_deviation, paired_t_test
 from headcount.io import atomic_write
+from headcount.reporting import paper_tables as tables
 from headcount.reporting.paper_plots import agreement_scatter, paper_figures
-from headcount.reporting.paper_tables import (
-    AVERAGE,
-    MPEM,
-    RECROPPED_NOTE,
-    Records,
-    paper_table,
-    signed,
-    slug,
-    uses_recropped_svhn,
-)
 from headcount.reporting.report import provenance
 from headcount.reporting.results_table import RunSummary
 from headcount.reporting.templates import render_template
 
 
-def write_paper(scale: Scale, records: Records, page: Path | str) -> Path:
+def write_paper(scale: Scale, records: tables.Records, page: Path | str) -> Path:
     """Write the page of the paper at this scale atomically and return its path."""
     page = Path(page)
     text = render_paper(scale, records)
@@ -38,20 +29,20 @@ def write_paper(scale: Scale, records: Records, page: Path | str) -> Path:
     return page
 
 
-def render_paper(scale: Scale, records: Records) -> str:
+def render_paper(scale: Scale, records: tables.Records) -> str:
     """The page as a string; without any records it shows the printed values, all of ours marked missing."""
     cells = {table: table_cells(table, scale) for table in TABLES}
     recipes = {item: completeness.required_recipes(item, scale) for item in completeness.items()}
     required = dict.fromkeys(r for group in recipes.values() for r in group)
     used = {r: records[r] for r in required if r in records}
-    tables = [paper_table(name, group, records) for name, group in cells.items()]
+    shown = [tables.paper_table(name, group, records) for name, group in cells.items()]
     chosen = {r.key for group in cells.values() for c in group if c.method in OURS for r in c.selected_records(records)}
     removals = sorted({r.removal for r in required if r.removal})
     substitutes = {d: s for d, s in scale.sources.items() if s != d.lower()}
     notes, column_notes = _data_notes(used.values()), dict(substitutes)
-    if uses_recropped_svhn(used):
-        notes[RECROPPED_NOTE] = ["SVHN"]
-        column_notes |= dict.fromkeys((AVERAGE, *SCENARIOS), "SVHN re-cropped") | {"SVHN": "re-cropped"}
+    if tables.uses_recropped_svhn(used):
+        notes[tables.RECROPPED_NOTE] = ["SVHN"]
+        column_notes |= dict.fromkeys((tables.AVERAGE, *SCENARIOS), "SVHN re-cropped") | {"SVHN": "re-cropped"}
     return render_template(
         "paper.html",
         scale=scale,
@@ -62,9 +53,9 @@ def render_paper(scale: Scale, records: Records) -> str:
         wanted=len(required),
         notes=notes,
         provenance=provenance(list(used.values())),
-        tables=tables,
+        tables=shown,
         items=[(item, sum(r in records for r in group), len(group)) for item, group in recipes.items()],
-        agreement=agreement_scatter([e.pair for t in tables for e in t.entries if e.pair and e.complete]),
+        agreement=agreement_scatter([e.pair for t in shown for e in t.entries if e.pair and e.complete]),
         pairs=comparisons(cells["table2"] + cells["table4"], records),
         figures=paper_figures(scale, records),
         runs=[(scenario, run_groups(scenario, scale, records, chosen, removals)) for scenario in SCENARIOS],
@@ -80,9 +71,6 @@ def _data_notes(records: Iterable[Record]) -> dict[str, list[str]]:
     return {note: sources for note, sources in notes.items() if note}
 
 
-# -- "Ours" against the other methods, fold by fold -------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class FoldComparison:
     """ "Ours" against the best other method and the Counting Network, on one data set in one scenario."""
@@ -96,7 +84,7 @@ class FoldComparison:
     against_count: tuple[str, str, str]
 
 
-def comparisons(cells: Sequence[Cell], records: Records) -> list[FoldComparison]:
+def comparisons(cells: Sequence[Cell], records: tables.Records) -> list[FoldComparison]:
     """A comparison for each scenario and data set."""
     grid = {(c.scenario, c.method, c.dataset): c for c in cells}
     methods = list(dict.fromkeys(c.method for c in cells if c.table == "table2" and c.method not in OURS))
@@ -113,7 +101,7 @@ def comparisons(cells: Sequence[Cell], records: Records) -> list[FoldComparison]
     return rows
 
 
-def _by_fold(cell: Cell, records: Records) -> dict[int, float]:
+def _by_fold(cell: Cell, records: tables.Records) -> dict[int, float]:
     return {r.recipe.fold: r.scores[cell.metric] for r in cell.selected_records(records)}
 
 
@@ -123,10 +111,7 @@ def _test(a: dict[int, float], b: dict[int, float]) -> tuple[str, str, str]:
         return "–", "–", "–"
     test = paired_t_test([a[f] for f in sorted(a)], [b[f] for f in sorted(a)])
     p = "–" if math.isnan(test.p) else "< 0.001" if test.p < 0.001 else f"{test.p:.3f}"
-    return signed(test.difference), p, str(test.n)
-
-
-# -- the runs ---------------------------------------------------------------------------------------------------------------
+    return tables.signed(test.difference), p, str(test.n)
 
 
 @dataclass(frozen=True)
@@ -153,7 +138,7 @@ class PaperRunGroup:
 
 
 def run_groups(
-    scenario: str, scale: Scale, records: Records, chosen: set[str], removals: Sequence[float]
+    scenario: str, scale: Scale, records: tables.Records, chosen: set[str], removals: Sequence[float]
 ) -> list[PaperRunGroup]:
     """The recipes that have run; the runs of MPEM that "Ours" chose are marked."""
     groups = []
@@ -162,7 +147,7 @@ def run_groups(
         groups.append(_run_group(("runs", scenario, method), method, recipes, scale, records, set()))
     for d in DATASETS:
         recipes = {f"{r:g}": scale.recipes("Counting Network", d, scenario, r) for r in removals}
-        groups.append(_run_group(("runs", scenario, MPEM, d), f"{MPEM}, {d}", recipes, scale, records, chosen))
+        groups.append(_run_group(("runs", scenario, tables.MPEM, d), f"{tables.MPEM}, {d}", recipes, scale, records, chosen))
     return [group for group in groups if group.lines]
 
 
@@ -171,7 +156,7 @@ def _run_group(
     title: str,
     recipes: Mapping[str, Sequence[Recipe]],
     scale: Scale,
-    records: Records,
+    records: tables.Records,
     chosen: set[str],
 ) -> PaperRunGroup:
     lines = []
@@ -179,8 +164,8 @@ def _run_group(
         found = [records.get(r) for r in folds]
         if any(found):
             runs = [None if r is None else RunSummary(r, chosen=r.key in chosen) for r in found]
-            lines.append(PaperRunLine(slug(*names, name), f"r = {name}" if folds[0].removal else name, runs))
+            lines.append(PaperRunLine(tables.slug(*names, name), f"r = {name}" if folds[0].removal else name, runs))
     in_base = ("source", "scenario", "fold", "removal", *scale.base.changes)
     changes = next(iter(recipes.values()))[0].changes
     text = ", ".join(f"{k}={v}" for k, v in changes.items() if k not in in_base)
-    return PaperRunGroup(slug(*names), title, text, lines)
+    return PaperRunGroup(tables.slug(*names), title, text, lines)

@@ -98,9 +98,6 @@ def _group_names(values: Mapping[str, str]) -> dict[str, str]:
     return {value: ", ".join(names) for value, names in groups.items() if value}
 
 
-# -- printed and ours: all cells, and figure 3 ------------------------------------------------------------------------------
-
-
 def agreement_scatter(pairs: Sequence[tuple[float, float]]) -> Markup:
     """A dot per cell, our value against the printed one; empty without cells."""
     if not pairs:
@@ -144,9 +141,6 @@ def _accuracy_groups(scale: Scale, records: Records) -> list[FigureGroup]:
     return [FigureGroup("", "", "four", tuple(panels))]
 
 
-# -- figures 6 and 7 --------------------------------------------------------------------------------------------------------
-
-
 def _share_error_groups(scale: Scale, records: Records) -> list[FigureGroup]:
     errors: dict[str, list[float]] = {}
     colours = {}
@@ -185,8 +179,6 @@ def share_groups(scale: Scale, records: Records) -> list[FigureGroup]:
             groups.append(replace(group, title=recipe.scenario.title(), text="" if group.panels else reason))
     return groups
 
-
-# -- figures 8 and 9 --------------------------------------------------------------------------------------------------------
 
 _QUANTITIES = {"purity": ("purity",), "agreement": ("agreement", "agreement_random")}
 

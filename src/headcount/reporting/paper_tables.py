@@ -41,9 +41,6 @@ def uses_recropped_svhn(records: Records) -> bool:
     return any(r.data["data"].get("checksum") == RECROPPED_SVHN for r in records.values())
 
 
-# -- tables -----------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class PaperEntry:
     """A cell as shown: our value, the printed one and their difference."""
@@ -197,9 +194,6 @@ def signed(value: float) -> str:
     ('−0.012', '0.000')
     """
     return "0.000" if abs(value) < 0.0005 else f"{value:+.3f}".replace("-", "−")
-
-
-# -- footnotes: inconsistencies of the paper --------------------------------------------------------------------------------
 
 
 class Footnote(NamedTuple):

@@ -2,23 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from headcount.datasets import registry
+from headcount.datasets.registry import Source
 from headcount.errors import HeadcountError
 from headcount.experiments.records import Record
 from headcount.experiments.select import Row, rows
 from headcount.io import atomic_write
 from headcount.reporting import results_table as tables
 from headcount.reporting.figures import FigureGroup, section_figures
-from headcount.reporting.gallery import Gallery, LoadSource, build_gallery, cached_source
 from headcount.reporting.results_table import ReportMethod, RunSummary, TableCell
 from headcount.reporting.svg import method_colours
-from headcount.reporting.templates import render_template
+from headcount.reporting.templates import picture_uri, render_template
 
 _MAX_BYTES = 2_800_000  # a page should open at once on a phone
+LoadSource = Callable[[str], Source]
+_MAX_SHOWN = 64  # instances of a bag; the paper's bags have as many
+_SIDE = 64  # pixels of a picture in the page; larger ones are scaled down
+_NEEDED = ("test_index", "test_offsets", "test_label", "test_bag_said", "test_truth", "test_said", "test_confidence")
+
+
+@dataclass(frozen=True)
+class GalleryInstance:
+    """One instance: its predicted class, the confidence, and the true class where it is known."""
+
+    predicted: str
+    confidence: str
+    truth: str
+    wrong: bool
+    picture: str  # a data URI, or empty for features
+
+
+@dataclass(frozen=True)
+class GalleryVotes:
+    """The instances of a bag with one predicted class."""
+
+    name: str
+    count: int
+    instances: tuple[GalleryInstance, ...]
+
+
+@dataclass(frozen=True)
+class GalleryBag:
+    """One bag as the page shows it."""
+
+    rank: str
+    number: int
+    label: str
+    predicted: str
+    correct: bool
+    size: int
+    shown: int
+    n_correct: int
+    n_known: int
+    true_share: float
+    predicted_share: float
+    votes: tuple[GalleryVotes, ...]
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """The bags of one record, or the reason why there are none."""
+
+    method: str
+    fold: int
+    key: str
+    tile: int = 0  # width of a picture on the page: a multiple of its pixels if it is small
+    pixelated: bool = False  # small pictures show their pixels
+    bags: tuple[GalleryBag, ...] = ()
+    missing_reason: str = ""
+
+
+def cached_source(name: str) -> Source:
+    """A source that is available locally: a report must not start a download."""
+    if name in registry.SOURCES and not registry.is_available(name):
+        raise HeadcountError(f"{name} is not in the cache")
+    return registry.load_source(name)
 
 
 @dataclass(frozen=True)
@@ -143,3 +208,90 @@ def provenance(records: Sequence[Record]) -> dict[str, Any]:
         "days": days if len(days) < 3 else [days[0], days[-1]],
         "hours": sum(p.get("seconds") or 0 for p in entries) / 3600,
     }
+
+
+def build_gallery(
+    record: Record, method: str, load_source: LoadSource = cached_source, budget: int = 1 << 20
+) -> Gallery:
+    """Three test bags of a record in at most ``budget`` bytes of pictures, or the reason why they cannot be shown."""
+    empty = Gallery(method, record.recipe.fold, record.key)
+    arrays = record.arrays()
+    if any(name not in arrays for name in _NEEDED):
+        return replace(empty, missing_reason="the arrays of the run were not kept beside its record")
+    try:
+        source = load_source(record.recipe.source)
+    except (HeadcountError, OSError) as e:
+        return replace(empty, missing_reason=str(e))
+    if source.checksum != record.data["data"]["checksum"]:
+        reason = f"the local {record.recipe.source} is not the data set of the run (checksums differ)"
+        return replace(empty, missing_reason=reason)
+    side = max(source.data.shape[1:3]) if source.kind == "images" else _SIDE
+    small = side < 48
+    for colours in (0, 128, 32):  # reduce the colours of pictures before dropping them
+        bags = tuple(_bag(rank, b, arrays, source, colours) for rank, b in _ranked_bags(arrays))
+        if sum(len(i.picture) for b in bags for v in b.votes for i in v.instances) <= budget:
+            return replace(empty, tile=side * max(1, round(56 / side)) if small else 64, pixelated=small, bags=bags)
+    reason = "the pictures would make the page too large; report on fewer records at a time"
+    return replace(empty, missing_reason=reason)
+
+
+def _ranked_bags(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, int]]:
+    """The bags with the highest, the median and the lowest instance accuracy; fewer if there are fewer bags."""
+    offsets, truth = arrays["test_offsets"], arrays["test_truth"]
+    n_bags = len(offsets) - 1
+    bag = np.repeat(np.arange(n_bags), np.diff(offsets))
+    known = np.bincount(bag[truth >= 0], minlength=n_bags)
+    correct = np.bincount(bag[(truth == arrays["test_said"]) & (truth >= 0)], minlength=n_bags)
+    order = np.argsort(-correct / np.maximum(known, 1), kind="stable")
+    ranks = {0: "Most accurate bag", n_bags // 2: "Median bag", n_bags - 1: "Least accurate bag"}
+    return ((rank, int(order[i])) for i, rank in sorted(ranks.items()))
+
+
+def _bag(rank: str, b: int, arrays: dict[str, np.ndarray], source: Source, colours: int) -> GalleryBag:
+    rows = np.arange(int(arrays["test_offsets"][b]), int(arrays["test_offsets"][b + 1]))
+    truth, predicted = arrays["test_truth"][rows].astype(int), arrays["test_said"][rows].astype(int)
+    label, bag_prediction = int(arrays["test_label"][b]), int(arrays["test_bag_said"][b])
+    n_known = int((truth >= 0).sum())
+    return GalleryBag(
+        rank=rank,
+        number=b,
+        label=_class_name(source, label),
+        predicted=_class_name(source, bag_prediction),
+        correct=bag_prediction == label,
+        size=len(rows),
+        shown=min(len(rows), _MAX_SHOWN),
+        n_correct=int(((predicted == truth) & (truth >= 0)).sum()),
+        n_known=n_known,
+        true_share=float((truth == label).sum() / max(n_known, 1)),
+        predicted_share=float((predicted == label).mean()),
+        votes=tuple(_votes(arrays, rows, label, source, colours)),
+    )
+
+
+def _votes(
+    arrays: dict[str, np.ndarray], rows: np.ndarray, label: int, source: Source, colours: int
+) -> Iterator[GalleryVotes]:
+    """The label of the bag first, then classes by votes; within a class by falling confidence."""
+    predicted, confidence = arrays["test_said"][rows].astype(int), arrays["test_confidence"][rows]
+    counts = np.bincount(predicted, minlength=len(source.classes))
+    for k in sorted(np.flatnonzero(counts).tolist(), key=lambda k: (k != label, -counts[k], k)):
+        members = np.flatnonzero(predicted[:_MAX_SHOWN] == k)
+        members = members[np.argsort(-confidence[members], kind="stable")]
+        instances = tuple(_instance(arrays, int(rows[j]), source, colours) for j in members)
+        yield GalleryVotes(_class_name(source, k), int(counts[k]), instances)
+
+
+def _instance(arrays: dict[str, np.ndarray], row: int, source: Source, colours: int) -> GalleryInstance:
+    predicted, truth = int(arrays["test_said"][row]), int(arrays["test_truth"][row])
+    pixels = source.data[int(arrays["test_index"][row])]
+    return GalleryInstance(
+        predicted=_class_name(source, predicted),
+        confidence=f"{100 * float(arrays['test_confidence'][row]):.0f} %",
+        truth=_class_name(source, truth),
+        wrong=truth >= 0 and predicted != truth,
+        picture=picture_uri(pixels, _SIDE, colours) if source.kind == "images" else "",
+    )
+
+
+def _class_name(source: Source, k: int) -> str:
+    return source.classes[k] if 0 <= k < len(source.classes) else "unknown"

@@ -78,14 +78,6 @@ class RunSummary:
     chosen: bool = False
 
     @property
-    def key(self) -> str:
-        return self.record.key
-
-    @property
-    def recipe(self) -> Recipe:
-        return self.record.recipe
-
-    @property
     def seconds(self) -> str:
         seconds = self.record.data.get("provenance", {}).get("seconds")
         return "–" if seconds is None else f"{seconds:,.1f}"
@@ -153,9 +145,6 @@ def _format_shape(shape: Sequence[int]) -> str:
 
 def _distinct(values: Iterable[Any]) -> str:
     return " or ".join(dict.fromkeys(str(v) for v in values))
-
-
-# -- names of methods: short, the same in every table, unique within a table ------------------------------------------------
 
 
 def display_names(rows: Sequence[Row]) -> tuple[list[str], dict[str, str]]:

@@ -114,7 +114,7 @@ def inline_svg(figure: Figure, name: str, label: str) -> str:
     body = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index("<svg") :], flags=re.S)
     body = _TAG.sub(lambda tag: _simplify_tag(tag[0]), body)
     body = re.sub(r'(<g[^>]*)>((?:\s*<use [^>]*style="([^"]*)"/>)+)\s*</g>', _hoist_style, body)
-    body = _drop_empty_groups(re.sub(r">\s+<", "><", _unique_ids(body, name)))
+    body = re.sub(r">\s+<", "><", _unique_ids(body, name))
     width, height = figure.get_size_inches() * _DPI
     box = f'viewBox="0 0 {width:g} {height:g}" style="--width:{width:g}px"'
     head = f'<svg class="plot" role="img" aria-label="{html.escape(label)}" {box}>'
@@ -162,17 +162,3 @@ def _unique_ids(body: str, name: str) -> str:
         return re.sub(r'(href="#|url\(#)([\w.-]+)', lambda m: m[1] + names[m[2]], text)
 
     return _TAG.sub(rename, body)
-
-
-def _drop_empty_groups(body: str) -> str:
-    """Without groups that have no attributes: matplotlib wraps every stroke in three."""
-    body = body.replace("<defs></defs>", "").replace("<g/>", "")
-    has_attributes: list[bool] = []  # of each open group
-
-    def keep(tag: re.Match[str]) -> str:
-        if tag[0].startswith("<g"):
-            has_attributes.append(tag[0] != "<g>")
-            return tag[0] if has_attributes[-1] else ""
-        return tag[0] if tag[0] != "</g>" or has_attributes.pop() else ""
-
-    return _TAG.sub(keep, body)
