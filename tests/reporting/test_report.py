@@ -18,7 +18,7 @@ from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.experiments.select import rows
 from headcount.models.heads import HEADS
-from headcount.reporting import gallery, plots, report, results_table
+from headcount.reporting import plots, report, results_table
 from headcount.reporting.figures import section_figures
 from headcount.reporting.results_table import display_names
 from report_factory import HOSTILE, Page, features, make_record, make_study, pictures
@@ -127,15 +127,15 @@ def test_gallery_gives_the_reason_if_empty(tmp_path: Path, source: Source, array
 
 
 def test_gallery_never_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gallery.registry, "is_available", lambda name: False)
+    monkeypatch.setattr(report.registry, "is_available", lambda name: False)
     with pytest.raises(HeadcountError, match="not in the cache"):
-        gallery.cached_source("cifar10")
+        report.cached_source("cifar10")
 
 
 def test_gallery_counts_votes(tmp_path: Path, source: Source) -> None:
     record = make_record(tmp_path, source, SMALL)
     arrays = record.arrays()
-    shown = gallery.build_gallery(record, "m", lambda _: source)
+    shown = report.build_gallery(record, "m", lambda _: source)
     right = [bag.n_correct / bag.n_known for bag in shown.bags]
     assert right == sorted(right, reverse=True)
     for bag in shown.bags:
@@ -161,12 +161,12 @@ def test_large_pictures_lose_colours_then_are_dropped(tmp_path: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (300, 80, 80, 3), dtype=np.uint8)
     heavy = replace(heavy, data=noise)
     record = make_record(tmp_path, heavy, SMALL)
-    full = _weight(gallery.build_gallery(record, "m", lambda _: heavy, 1 << 24))
-    assert 0 < _weight(gallery.build_gallery(record, "m", lambda _: heavy, full // 2)) <= full // 2
-    assert "too large" in gallery.build_gallery(record, "m", lambda _: heavy, 1000).missing_reason
+    full = _weight(report.build_gallery(record, "m", lambda _: heavy, 1 << 24))
+    assert 0 < _weight(report.build_gallery(record, "m", lambda _: heavy, full // 2)) <= full // 2
+    assert "too large" in report.build_gallery(record, "m", lambda _: heavy, 1000).missing_reason
 
 
-def _weight(shown: gallery.Gallery) -> int:
+def _weight(shown: report.Gallery) -> int:
     return sum(len(t.picture) for bag in shown.bags for v in bag.votes for t in v.instances)
 
 
