@@ -119,9 +119,10 @@ class ReportSection:
         """Every record, by the rank of its method, then fold, seed and r."""
         chosen = {r.key for m in self.methods for r in m.row.records}
         names = {m.row.records[0].method: m.name for m in self.methods}
-        rank = {name: i for i, name in enumerate(names.values())}
-        runs = [RunSummary(r, names[r.method], r.key in chosen) for r in self.records]
-        return sorted(runs, key=lambda r: (rank[r.name], r.recipe.fold, r.recipe.seed, r.recipe.removal))
+        rank = {method: i for i, method in enumerate(names)}
+        keys = {r.key: (rank[r.method], r.recipe.fold, r.recipe.seed, r.recipe.removal) for r in self.records}
+        records = sorted(self.records, key=lambda r: keys[r.key])
+        return [RunSummary(r, names[r.method], r.key in chosen) for r in records]
 
     def gallery(self, load_source: LoadSource, budget: int) -> Gallery:
         """Bags of the best method's first record that has its arrays."""
