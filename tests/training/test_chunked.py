@@ -20,7 +20,7 @@ from headcount.errors import HeadcountError
 from headcount.experiments.recipe import Recipe
 from headcount.majority import transition_em
 from headcount.majority.calibration import log_mean_shares
-from headcount.models import normalize
+from headcount.models import backbones as normalize
 from headcount.models.heads import HEADS, SumHead, nll, why_not_chunkable
 from headcount.models.network import Model, ModelConfig
 from headcount.models.predictions import predict
@@ -435,7 +435,7 @@ def test_a_part_is_kept_of_a_large_bag_too():
     near(
         predict(model, bags, keep=("attention",), batch_instances=64).parts["attention"], whole.parts["attention"], 1e-6
     )
-    with pytest.raises(HeadcountError, match="no part of what a model says 'mood'"):
+    with pytest.raises(HeadcountError, match="no part of a model's output 'mood'"):
         predict(model, bags, keep=("mood",), batch_instances=64)
 
 
