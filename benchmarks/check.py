@@ -29,7 +29,7 @@ from headcount.datasets import share_sampler as laws
 from headcount.io import atomic_write
 from headcount.readers import BagDataset, read
 from headcount.selection import cross_validation
-from headcount.selection.check import learnability
+from headcount.selection.check.advice import signal_from_share
 from headcount.selection.check.check import check
 from headcount.selection.methods import build_methods
 
@@ -183,7 +183,7 @@ def worths(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     gaps: dict[str, list[float]] = {}
     for key, row in usual.items():
         classes = len(row["shares"])
-        signals = [learnability.signal_from_share(s[0], classes) for s in row["shares"].values()]
+        signals = [signal_from_share(s[0], classes) for s in row["shares"].values()]
         worth = row["bags"] / classes * float(np.mean(signals)) ** 2
         interval = next(f"{low} to {high}" for low, high in pairwise(WORTH) if worth < high)
         gaps.setdefault(interval, []).append(best[key.split("/")[0]] - row["trained"])

@@ -19,7 +19,7 @@ from headcount.bags import Bags
 from headcount.majority import transition
 from headcount.readers import read
 from headcount.readers.columns import ColumnRoles
-from headcount.selection.check import advice, learnability, linear_baseline
+from headcount.selection.check import advice, learnability
 from headcount.selection.check import check as module
 from headcount.selection.check.check import check, subsample
 
@@ -75,7 +75,7 @@ def test_separable_bags_are_good_and_shares_are_estimated_well():
     assert np.all((result.learnability.share_low <= 0.7) & (result.learnability.share_high >= 0.7))
     assert result.accuracy[0] > 0.67
     assert result.accuracy[1] > 0.97
-    assert result.learnability.conditioning.condition == pytest.approx(1 / (0.7 - 0.15), rel=0.25)
+    assert result.conditioning.condition == pytest.approx(1 / (0.7 - 0.15), rel=0.25)
     assert str(result).splitlines()[-1].startswith("verdict: good: ")
 
 
@@ -352,11 +352,11 @@ def test_fewer_bags_and_smaller_majorities_need_more_bags():
 
 
 def test_additional_bags_by_hand():
-    assert learnability.additional_bags(1.0, 0, 5) == learnability.SUFFICIENT_BAGS
+    assert advice.additional_bags(1.0, 0, 5) == advice.SUFFICIENT_BAGS
     half = 1 / 5 + 0.5 * 4 / 5  # half the signal: four times the bags
-    assert learnability.additional_bags(half, 0, 5) == 4 * learnability.SUFFICIENT_BAGS
-    assert learnability.additional_bags(half, 10, 5) == 4 * learnability.SUFFICIENT_BAGS - 10
-    assert learnability.additional_bags(half, 1000, 5) == 0
+    assert advice.additional_bags(half, 0, 5) == 4 * advice.SUFFICIENT_BAGS
+    assert advice.additional_bags(half, 10, 5) == 4 * advice.SUFFICIENT_BAGS - 10
+    assert advice.additional_bags(half, 1000, 5) == 0
 
 
 def test_a_rare_class_needs_the_most_bags():
@@ -409,7 +409,7 @@ def test_flags_of_the_baseline_and_of_headcount_issues_are_named_differently(tmp
 
 def test_the_hardest_pair():
     mix = torch.tensor([[0.6, 0.35, 0.05], [0.35, 0.6, 0.05], [0.1, 0.1, 0.8]])
-    result = learnability.conditioning(transition.Transition(mix, torch.ones(3) / 3), np.ones(3, bool))
+    result = module.conditioning(transition.Transition(mix, torch.ones(3) / 3), np.ones(3, bool))
     assert result.hardest_pair == (0, 1)
     matrix = transition.transition_matrix(mix, torch.ones(3) / 3).double().numpy()
     assert result.condition == pytest.approx(np.linalg.cond(matrix), rel=1e-5)
@@ -428,7 +428,7 @@ def test_the_gradient_of_the_linear_baseline():
         torch.tensor([0.5, 0.3, 0.2]).double(),
     )
     rows = np.eye(3)[label]
-    w = linear_baseline._fit_softmax(np.zeros((3, 3)), x, rows, transition.transition_matrix(mix, labels).numpy(), 0.05)
+    w = learnability._fit_softmax(np.zeros((3, 3)), x, rows, transition.transition_matrix(mix, labels).numpy(), 0.05)
     v = torch.from_numpy(w).double().requires_grad_()
     log_p = (torch.from_numpy(x) @ v).log_softmax(1)
     loss = transition.forward_loss(log_p, torch.from_numpy(rows), mix, labels) + 0.05 * (v * v).sum()

@@ -17,7 +17,7 @@ from headcount.bags.splits import Split
 from headcount.inference.evaluate import has_votes
 from headcount.majority.criterion import prior_loss
 from headcount.readers import BagDataset
-from headcount.selection.check.coverage import mean_winner_share
+from headcount.selection.check.learnability import mean_winner_share
 from headcount.selection.cross_validation import FoldResult, MethodScore
 from headcount.selection.fit_warnings import fit_warnings
 from headcount.selection.methods import FitResult, Method

@@ -1,16 +1,117 @@
-"""The verdict of a check, in one word and one sentence, and advice on what would help, with numbers."""
+"""What bags and labels are, counted; and the verdict and the advice of a check, in plain sentences with numbers."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 
+from headcount.bags import Bags
+from headcount.inference.evaluate import has_votes
 from headcount.majority import transition_em
-from headcount.selection.check.coverage import Coverage
-from headcount.selection.check.learnability import Learnability, additional_bags, signal_from_share
+from headcount.selection.check.learnability import SUFFICIENT_BAGS, Learnability
 
 FEW_BAGS, FEW_BAGS_PER_CLASS = 20, 5  # with fewer labelled bags, a signal that was not found may still be there
 MIN_BAGS = 8  # with fewer labelled bags the verdict is never "good"
 STABLE_DISAGREEMENT = 0.02  # below this disagreement between folds, more of the same bags would change little
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Counts over a set of bags. ``won`` counts a tied bag for the first of its winners."""
+
+    classes: tuple[str, ...]
+    won: tuple[int, ...]  # bags of each class
+    won_weight: tuple[float, ...]  # the same with votes and ties shared among the classes
+    never_win: tuple[str, ...]  # classes that could win a bag and never do
+    counted: tuple[bool, ...]  # classes that can win
+    bags: int
+    labelled: int
+    tied: int
+    votes: bool  # labels are shares
+    instances: int
+    sizes: tuple[int, float, int]  # minimum, median, maximum
+    effective_size: float  # size at which random bags have majorities like these (majority/transition_em.py)
+    singles: int  # bags of one instance
+    known: int  # instances whose class is given as supervision
+    groups: int | None
+    single_group: tuple[str, ...]  # classes that win in one group only, where there are several groups
+
+    @classmethod
+    def from_bags(cls, bags: Bags) -> Coverage:
+        """Count."""
+        target, label, sizes = bags.target.numpy(), bags.label.numpy(), bags.sizes.numpy()
+        top = target.max(1)
+        winners = (target >= top[:, None] - 1e-6) & (top > 0)[:, None]
+        counted = (True,) * len(bags.classes) if bags.counted is None else tuple(bags.counted.tolist())
+        wins = winners.any(0).tolist()
+        return cls(
+            classes=bags.classes,
+            won=tuple(np.bincount(label[label >= 0], minlength=len(bags.classes)).tolist()),
+            won_weight=tuple(target.astype(np.float64).sum(0).tolist()),
+            never_win=tuple(c for c, can, does in zip(bags.classes, counted, wins, strict=True) if can and not does),
+            counted=counted,
+            bags=len(bags),
+            labelled=int((label >= 0).sum()),
+            tied=int((winners.sum(1) > 1).sum()),
+            votes=has_votes(bags),
+            instances=len(bags.index),
+            sizes=(int(sizes.min()), float(np.median(sizes)), int(sizes.max())),
+            effective_size=transition_em.effective_bag_size(bags.segments(), bags.target),
+            singles=int((sizes == 1).sum()),
+            known=0 if bags.known is None else int((bags.known >= 0).sum()),
+            groups=None if bags.group is None else len(set(bags.group)),
+            single_group=_single_group_classes(bags, label),
+        )
+
+    @property
+    def labelled_classes(self) -> np.ndarray:
+        """(C,) True for each class that some label gives weight to."""
+        return np.array(self.won_weight) > 0
+
+    @property
+    def unlabelled_classes(self) -> tuple[str, ...]:
+        """Classes that could win and get no weight from any label. With votes they are fewer than those that never win."""
+        rows = zip(self.classes, self.won_weight, self.counted, strict=True)
+        return tuple(c for c, weight, can_win in rows if can_win and not weight)
+
+    def to_json(self) -> dict[str, Any]:
+        """The counts as plain JSON."""
+        least, median, most = self.sizes
+        return {
+            "bags": self.bags, "labelled": self.labelled, "unlabelled": self.bags - self.labelled, "tied": self.tied,
+            "votes": self.votes, "won": dict(zip(self.classes, self.won, strict=True)), "never_win": list(self.never_win),
+            "uncounted": [c for c, can_win in zip(self.classes, self.counted, strict=True) if not can_win],
+            "instances": self.instances, "sizes": {"least": least, "median": median, "most": most},
+            "bags_of_one": self.singles, "known_instances": self.known, "groups": self.groups,
+            "won_in_one_group_only": list(self.single_group),
+        }  # fmt: skip
+
+    def lines(self) -> list[str]:
+        """The counts as lines of text."""
+        won = ", ".join(f"{c}: {n:,}" for c, n in zip(self.classes, self.won, strict=True) if n)
+        least, median, most = self.sizes
+        lines = [f"bags won: {won or 'none'}"]
+        if self.never_win:
+            lines.append(f"never the majority: {', '.join(self.never_win)}")
+        special = {"without a label": self.bags - self.labelled, "tied": self.tied, "of one instance": self.singles}
+        lines += [f"{n:,} of {self.bags:,} bags {'is' if n == 1 else 'are'} {what}" for what, n in special.items() if n]
+        lines.append(f"sizes: {least:,} to {most:,} instances, median {median:,.0f}")
+        if self.groups is not None:
+            lines.append(f"groups: {self.groups:,}")
+        return lines
+
+
+def _single_group_classes(bags: Bags, label: np.ndarray) -> tuple[str, ...]:
+    """Classes that win several bags, all of one group, where there are several groups."""
+    if bags.group is None or len(set(bags.group)) < 2:
+        return ()
+    groups = np.array(bags.group)
+    return tuple(
+        c for k, c in enumerate(bags.classes) if (label == k).sum() > 1 and len(set(groups[label == k].tolist())) == 1
+    )
 
 
 def verdict(coverage: Coverage, learnability: Learnability | None, downscaled: bool) -> tuple[str, str]:
@@ -128,3 +229,17 @@ def bags_needed(coverage: Coverage, learnability: Learnability) -> dict[str, int
     shares = np.where(np.isnan(learnability.share), mean, learnability.share).tolist()
     rows = zip(coverage.classes, shares, coverage.won_weight, coverage.counted, strict=True)
     return {c: additional_bags(s, round(n), len(coverage.classes)) for c, s, n, can_win in rows if can_win}
+
+
+def signal_from_share(share: float, classes: int) -> float:
+    """From 0 (the label says nothing about an instance) to 1 (it is the instance's class)."""
+    return min(1.0, max(0.0, (share - 1 / classes) / (1 - 1 / classes)))
+
+
+def additional_bags(share: float, available: int, classes: int) -> int:
+    """About how many more bags a class needs, at this majority share; 0 if it has enough. A bag is worth its signal squared.
+
+    >>> [additional_bags(s, n, 10) for s, n in [(0.9, 2), (0.5, 2), (0.5, 20), (0.25, 2)]]
+    [4, 19, 1, 142]
+    """
+    return max(0, math.ceil(SUFFICIENT_BAGS / max(signal_from_share(share, classes), 1e-2) ** 2) - available)

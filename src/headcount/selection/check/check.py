@@ -1,7 +1,7 @@
 """Before any training: can instances be learned from the labels of these bags? The service behind ``headcount check``.
 
 It takes seconds for data of any size: at most ``max_bags`` bags and ``max_instances`` instances are examined, and truth is removed
-first. The estimates are explained in selection/check/learnability.py, the model behind them in linear_baseline.py.
+first. The estimates are explained in docs/how-to/check.md.
 """
 
 from __future__ import annotations
@@ -23,12 +23,18 @@ from headcount.bags.splits import count_groups, has_distinct_labels, subsample_i
 from headcount.errors import MAX_SEED, check_number
 from headcount.inference import label_issues
 from headcount.majority.calibration import log_mean_shares
+from headcount.majority.transition import Transition
 from headcount.readers.dataset import BagDataset, check_dataset
 from headcount.seeds import seed_for
-from headcount.selection.check.advice import MIN_BAGS, advice, bags_needed, verdict
-from headcount.selection.check.coverage import Coverage
-from headcount.selection.check.learnability import Learnability, assess_learnability, transition_from_votes
-from headcount.selection.check.linear_baseline import N_FOLDS, LinearBaseline, fit_linear_baseline
+from headcount.selection.check.advice import MIN_BAGS, Coverage, advice, bags_needed, verdict
+from headcount.selection.check.learnability import (
+    N_FOLDS,
+    Learnability,
+    LinearBaseline,
+    assess_learnability,
+    fit_linear_baseline,
+    transition_from_votes,
+)
 
 MAX_PREDICTIONS = 100_000  # instances times classes
 THUMBNAIL_SIDE = 12  # images are reduced to at most this many blocks a side (inference/label_issues.py)
@@ -49,7 +55,7 @@ class CheckResult:
     advice : list of str
         What would help, the most useful first.
     coverage : Coverage
-        How many bags each class wins, and what the bags look like.
+        Counts of bags, labels and instances.
     learnability : Learnability or None
         Estimated majority shares and the like; None if there are too few bags to estimate anything.
     more_bags : dict of str to int
@@ -73,12 +79,17 @@ class CheckResult:
     examined: tuple[int, int]
     seconds: float
 
+    @property
+    def conditioning(self) -> Conditioning | None:
+        """How well the estimated transition can be inverted."""
+        known = self.learnability
+        return None if known is None else conditioning(known.transition, self.coverage.labelled_classes)
+
     def __str__(self) -> str:
         low, high = self.accuracy
-        lines = [*self.coverage.lines(), *_text_lines(self.coverage, self.learnability)]
-        lines.append(
-            f"expected instance accuracy: {low:.2f} to {high:.2f} (chance {1 / len(self.coverage.classes):.2f})"
-        )
+        chance = 1 / len(self.coverage.classes)
+        lines = [*self.coverage.lines(), *_text_lines(self)]
+        lines.append(f"expected instance accuracy: {low:.2f} to {high:.2f} (chance {chance:.2f})")
         lines += [f"advice: {sentence}" for sentence in self.advice]
         return "\n".join([*lines, f"verdict: {self.verdict}: {self.reason}"])
 
@@ -86,17 +97,11 @@ class CheckResult:
         """The result as plain JSON; null where nothing is known."""
         low, high = self.accuracy
         return {
-            "verdict": self.verdict,
-            "reason": self.reason,
-            "coverage": self.coverage.to_json(),
-            **_json_fields(self.coverage, self.learnability),
-            "accuracy": {"low": _finite(low), "high": _finite(high)},
-            "more_bags": self.more_bags,
-            "label_issues_by_linear_baseline": self.n_label_issues,
-            "advice": self.advice,
-            "examined": {"bags": self.examined[0], "instances": self.examined[1]},
-            "seconds": round(self.seconds, 2),
-        }
+            "verdict": self.verdict, "reason": self.reason, "coverage": self.coverage.to_json(), **_json_fields(self),
+            "accuracy": {"low": _finite(low), "high": _finite(high)}, "more_bags": self.more_bags,
+            "label_issues_by_linear_baseline": self.n_label_issues, "advice": self.advice,
+            "examined": {"bags": self.examined[0], "instances": self.examined[1]}, "seconds": round(self.seconds, 2),
+        }  # fmt: skip
 
 
 def check(dataset: BagDataset, seed: int = 0, *, max_bags: int = 500, max_instances: int = 4_000) -> CheckResult:
@@ -171,9 +176,6 @@ def _single_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# -- the part that is examined --------------------------------------------------------------------------------------------
-
-
 def subsample(bags: Bags, seed: int, max_bags: int, max_instances: int) -> tuple[Bags, int]:
     """At most ``max_bags`` labelled bags, every label in proportion, with about ``max_instances`` of their instances; and how
     many instances these bags have in full. Each instance is weighted for those left out, so that bags keep their sizes."""
@@ -206,16 +208,46 @@ def _count_label_issues(baseline: LinearBaseline, bags: Bags) -> int:
     return sum(label_issues.find_label_issues(bags, log_p.softmax(1).numpy()).column("looks_wrong").to_pylist())
 
 
-# -- text and JSON --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Conditioning:
+    """How well T can be inverted, among the classes that win bags."""
+
+    smallest: float  # singular value
+    condition: float  # the largest over the smallest
+    amplification: float  # largest factor from an error in P(label | x): equation (2) of docs/explanation/theory.md
+    hardest_pair: tuple[int, int]  # the two classes with the most similar rows of T
+    distance: float  # total variation between these rows, from 0 (labels cannot separate them) to 1
+    all_win: bool  # whether every class wins a bag; if not, T as a whole is singular (section 5)
 
 
-def _text_lines(coverage: Coverage, learnability: Learnability | None) -> list[str]:
-    if learnability is None:
+def conditioning(transition: Transition, wins: np.ndarray) -> Conditioning:
+    """The conditioning of a transition, given (C,) which classes win bags (at least two do).
+
+    >>> from headcount.majority.transition import mix_from_shares
+    >>> result = conditioning(Transition(mix_from_shares(0.6, 3), torch.ones(3) / 3), np.array([True, True, True]))
+    >>> round(result.smallest, 3), round(result.condition, 3), round(result.distance, 3)
+    (0.4, 2.5, 0.4)
+    """
+    winners = np.flatnonzero(wins)
+    matrix = transition.matrix.double().numpy()[np.ix_(winners, winners)]
+    matrix = matrix / matrix.sum(1, keepdims=True)
+    values = np.linalg.svd(matrix, compute_uv=False)
+    condition = amplification = math.inf
+    if values[-1] >= 1e-9:
+        condition, amplification = values[0] / values[-1], np.abs(np.linalg.inv(matrix.T)).sum(0).max()
+    distances = np.abs(matrix[:, None] - matrix[None]).sum(2) / 2 + 2 * np.eye(len(winners))
+    i, j = sorted(np.unravel_index(int(distances.argmin()), distances.shape))
+    pair, distance = (int(winners[i]), int(winners[j])), float(distances[i, j])
+    return Conditioning(float(values[-1]), float(condition), float(amplification), pair, distance, bool(wins.all()))
+
+
+def _text_lines(result: CheckResult) -> list[str]:
+    coverage, learnability, c = result.coverage, result.learnability, result.conditioning
+    if learnability is None or c is None:
         return []
     rows = zip(coverage.classes, learnability.share, learnability.share_low, learnability.share_high, strict=True)
-    shares = ", ".join(f"{c}: {s:.2f} ({a:.2f} to {b:.2f})" for c, s, a, b in rows if not math.isnan(s))
+    shares = ", ".join(f"{k}: {s:.2f} ({a:.2f} to {b:.2f})" for k, s, a, b in rows if not math.isnan(s))
     source = "counted from the votes" if coverage.votes else "estimated"
-    c, (pair, confused) = learnability.conditioning, learnability.most_confused
     i, j = (coverage.classes[k] for k in c.hardest_pair)
     singular = "" if c.all_win else "; among the classes that win, as a whole it cannot be inverted"
     lines = [
@@ -224,17 +256,19 @@ def _text_lines(coverage: Coverage, learnability: Learnability | None) -> list[s
         f"up to {c.amplification:.1f} times as large in P(class | x){singular}",
         f"hardest to separate by labels: {i!r} and {j!r} (distance {c.distance:.2f} of 1)",
     ]
+    pair, confused = learnability.most_confused
     if confused >= 0.005:
         names = " and ".join(repr(coverage.classes[k]) for k in pair)
         lines.append(f"hardest to separate by features: {names} ({confused:.0%} of instances confused)")
     return lines
 
 
-def _json_fields(coverage: Coverage, learnability: Learnability | None) -> dict[str, Any]:
-    if learnability is None:
+def _json_fields(result: CheckResult) -> dict[str, Any]:
+    coverage, learnability, c = result.coverage, result.learnability, result.conditioning
+    if learnability is None or c is None:
         return {"shares": None, "transition": None, "baseline": None, "gain": None}
     rows = zip(coverage.classes, learnability.share, learnability.share_low, learnability.share_high, strict=True)
-    c, (pair, confused) = learnability.conditioning, learnability.most_confused
+    pair, confused = learnability.most_confused
     return {
         "shares": {
             "counted": coverage.votes,
@@ -242,25 +276,17 @@ def _json_fields(coverage: Coverage, learnability: Learnability | None) -> dict[
         },
         "transition": {
             "matrix": [[_finite(v) for v in row] for row in learnability.transition.matrix.tolist()],
-            "smallest_singular_value": _finite(c.smallest),
-            "condition": _finite(c.condition) if c.all_win else None,
-            "condition_of_winners": _finite(c.condition),
-            "amplification": _finite(c.amplification),
-            "hardest_by_labels": {
-                "classes": [coverage.classes[k] for k in c.hardest_pair],
-                "distance": _finite(c.distance),
-            },
-            "hardest_by_features": {
-                "classes": [coverage.classes[k] for k in pair],
-                "confused": _finite(confused),
-            },
+            "smallest_singular_value": _finite(c.smallest), "condition": _finite(c.condition) if c.all_win else None,
+            "condition_of_winners": _finite(c.condition), "amplification": _finite(c.amplification),
+            "hardest_by_labels": {"classes": [coverage.classes[k] for k in c.hardest_pair], "distance": _finite(c.distance)},
+            "hardest_by_features": {"classes": [coverage.classes[k] for k in pair], "confused": _finite(confused)},
         },
         "baseline": {
             "fold_disagreement": _finite(learnability.fold_disagreement),
             "uncertainty": [_finite(v) for v in learnability.uncertainty],
         },
         "gain": {"nats_per_bag": _finite(learnability.gain[0]), "error": _finite(learnability.gain[1])},
-    }
+    }  # fmt: skip
 
 
 def _finite(value: float) -> float | None:

@@ -1,18 +1,7 @@
-"""Learnability: what can be expected of learning instances from the labels of these bags, before any training.
+"""What can be expected of learning instances from the labels of these bags, estimated with a cross-validated softmax regression.
 
-    shares        P(y = c | label = c), estimated from the linear baseline's predictions at every temperature that explains
-                  held-out labels about as well as the best one: a steeper transition with a less confident classifier explains
-                  them equally well (docs/explanation/theory.md, section 4), so the interval spans these explanations. With votes
-                  the shares are counted
-    conditioning  how far T is from being singular (sections 1 to 3, and 5 where a class never wins)
-    accuracy      two estimates of the baseline's error need no truth. Its uncertainty (1 - confidence, at those temperatures)
-                  measures how much classes overlap; the disagreement between folds measures how few bags there are (two fits
-                  that err by chance disagree about as often as one of them errs). The lower end takes the larger of the two;
-                  the upper end takes the least uncertainty and assumes that training removes most of the disagreement.
-                  benchmarks/check.py measures how often the range holds
-    bags          by section 3 the error goes as 1 / (signal sqrt(bags)): a bag is worth its signal strength squared
-
-Letters: N instances, B bags, C classes.
+The regression minimises the consistent instance loss of docs/explanation/theory.md, section 2: seconds instead of minutes, and no
+luck of an optimiser. docs/how-to/check.md explains the estimates. Letters: N instances, B bags, C classes, D features.
 """
 
 from __future__ import annotations
@@ -22,71 +11,133 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from scipy.optimize import minimize
+from scipy.spatial.distance import pdist
+from scipy.special import softmax
 from torch import Tensor
 
 from headcount.bags import Bags
-from headcount.majority import transition_em
+from headcount.bags.splits import assign_folds
+from headcount.majority import criterion, transition_em
 from headcount.majority.calibration import apply_temperature, standard_error
-from headcount.majority.criterion import (
-    INSTANCE_TEMPERATURES,
-    fit_transition_loss,
-    gain_over_prior,
-    instance_losses,
-    is_significant,
-)
-from headcount.majority.transition import Transition
+from headcount.majority.criterion import CriterionResult
+from headcount.majority.transition import Transition, mix_from_shares, transition_matrix
+from headcount.readers.standard_scaler import StandardScaler
 from headcount.seeds import seed_for
-from headcount.selection.check.coverage import mean_winner_share
-from headcount.selection.check.linear_baseline import LinearBaseline
 
-Z_90 = 1.645  # standard errors: intervals are of 90 %
+N_FOLDS = 3
+ALTERNATIONS = 6  # between the regressions and the mix
+LBFGS_STEPS = 25  # of each regression, in each alternation
+MAX_COMPONENTS = 48  # principal components
+FOURIER_FEATURES, MAX_FOURIER_CLASSES = 192, 50  # with more classes the Fourier features would take too long
+RIDGE_PENALTIES = {False: (1e-3, 1e-2), True: (1e-3,)}  # tried without and with Fourier features
+Z_90 = 1.645  # standard errors of a 90 % interval
 BOOTSTRAP_DRAWS = 24
 # The next three were chosen with benchmarks/check.py.
-ERROR_FACTOR, ERROR_MARGIN = 1.5, 0.06  # how the range is widened
+ERROR_FACTOR, ERROR_MARGIN = 1.5, 0.06  # how the range of accuracies is widened
 MAX_IMPROVEMENT = 3.0  # training divides the disagreement between folds by at most this
 SUFFICIENT_BAGS = 4.0  # bags of a class that suffice where majorities are unanimous
 
 
-# -- the matrix ---------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class Conditioning:
-    """How well T can be inverted, among the classes that win bags."""
+class LinearBaseline:
+    """Out-of-fold predictions for every instance, and how well they explain the labels."""
 
-    smallest: float  # singular value
-    condition: float  # the largest over the smallest
-    amplification: float  # largest factor from an error in P(label | x): equation (2) of docs/explanation/theory.md
-    hardest_pair: tuple[int, int]  # the two classes with the most similar rows of T
-    distance: float  # total variation between these rows, from 0 (labels cannot separate them) to 1
-    all_win: bool  # whether every class wins a bag; if not, T as a whole is singular (section 5)
+    p: Tensor  # (N, C)
+    criterion: CriterionResult  # with the transition and the temperature under which held-out labels are explained best
+    fold_disagreement: float  # how often regressions fitted to other bags name another class
+    uses_fourier: bool  # whether the Fourier features helped
 
 
-def conditioning(transition: Transition, wins: np.ndarray) -> Conditioning:
-    """The conditioning of a transition, given (C,) which classes win bags (at least two do).
+def fit_linear_baseline(
+    x: np.ndarray, bags: Bags, folds: int = N_FOLDS, mix: Tensor | None = None, seed: int = 0
+) -> LinearBaseline:
+    """Cross-validate regressions on blind bags with features ``x`` (N, D), and keep the best; ``mix`` (C, C) where it is known."""
+    fold = assign_folds(bags, folds, seed)[bags.bag.numpy()]
+    x = standardized_components(x, seed)
+    baselines = []
+    for fourier in (False, True) if len(bags.classes) <= MAX_FOURIER_CLASSES else (False,):
+        features = add_fourier_features(x, seed) if fourier else x
+        for ridge in RIDGE_PENALTIES[fourier]:
+            p, disagreement = _predict_out_of_fold(features, bags, fold, ridge, mix)
+            baselines.append(LinearBaseline(p, criterion.evaluate_criterion(p, bags), disagreement, fourier))
+    return min(baselines, key=lambda baseline: baseline.criterion.loss)
 
-    >>> from headcount.majority.transition import mix_from_shares
-    >>> even = Transition(mix_from_shares(0.6, 3), torch.ones(3) / 3)
-    >>> result = conditioning(even, np.array([True, True, True]))
-    >>> round(result.smallest, 3), round(result.condition, 3), round(result.distance, 3)
-    (0.4, 2.5, 0.4)
+
+def standardized_components(x: np.ndarray, seed: int = 0) -> np.ndarray:
+    """(N, at most MAX_COMPONENTS + 1) standardised columns, or their first principal components, and a column of ones."""
+    varies = x.std(0, dtype=np.float64) > 1e-9
+    x = StandardScaler.fit(x[:, varies]).transform(x[:, varies], np.float64)
+    if x.shape[1] > MAX_COMPONENTS and len(x) > MAX_COMPONENTS:
+        from sklearn.decomposition import PCA
+
+        pca_seed = seed_for(seed, "columns") % (1 << 31)
+        x = PCA(MAX_COMPONENTS, svd_solver="randomized", random_state=pca_seed).fit_transform(x)
+        x = x / x[:, 0].std()
+    return np.column_stack([x, np.ones(len(x))])
+
+
+def add_fourier_features(x: np.ndarray, seed: int = 0) -> np.ndarray:
+    """(N, D + FOURIER_FEATURES) Random Fourier features (Rahimi and Recht 2007); the bandwidth is the median distance."""
+    rng = np.random.default_rng(seed_for(seed, "waves"))
+    sample = x[rng.choice(len(x), min(len(x), 500), replace=False)]
+    bandwidth = max(float(np.median(pdist(sample))), 1e-6) if len(sample) > 1 else 1.0
+    angle = x @ (rng.normal(size=(x.shape[1], FOURIER_FEATURES)) * math.sqrt(2) / bandwidth)
+    phase = rng.uniform(0, 2 * math.pi, FOURIER_FEATURES)
+    return np.column_stack([x, np.cos(angle + phase) * math.sqrt(2 * x.shape[1] / FOURIER_FEATURES)])
+
+
+def _predict_out_of_fold(
+    x: np.ndarray, bags: Bags, fold: np.ndarray, ridge: float, known: Tensor | None
+) -> tuple[Tensor, float]:
+    """(N, C) out-of-fold probabilities, and how often the regressions of other folds name another class.
+
+    One regression per fold, on the bags of the others; one mix for all, by EM from the out-of-fold predictions, started low.
     """
-    winners = np.flatnonzero(wins)
-    matrix = transition.matrix.double().numpy()[np.ix_(winners, winners)]
-    matrix = matrix / matrix.sum(1, keepdims=True)
-    values = np.linalg.svd(matrix, compute_uv=False)
-    singular = values[-1] < 1e-9
-    amplification = math.inf if singular else float(np.abs(np.linalg.inv(matrix.T)).sum(0).max())
-    distances = np.abs(matrix[:, None] - matrix[None]).sum(2) / 2 + 2 * np.eye(len(winners))
-    i, j = sorted(np.unravel_index(int(distances.argmin()), distances.shape))
-    return Conditioning(
-        smallest=float(values[-1]),
-        condition=math.inf if singular else float(values[0] / values[-1]),
-        amplification=amplification,
-        hardest_pair=(int(winners[i]), int(winners[j])),
-        distance=float(distances[i, j]),
-        all_win=bool(wins.all()),
-    )
+    segments, classes = bags.segments(), len(bags.classes)
+    targets = transition_em.instance_targets(segments, bags.target)
+    size = transition_em.effective_bag_size(segments, bags.target)
+    min_share = transition_em.min_majority_share(size, classes, bags.counted)
+    prior = transition_em.label_prior_from_counts(targets.sum(0), bags.counted)
+    bags_won = bags.target.double().sum(0)
+    start = torch.tensor(transition_em.initial_share(size, classes)).double()
+    mix = mix_from_shares(start, classes) if known is None else known
+    folds, labelled = int(fold.max()) + 1, targets.sum(1).numpy() > 0
+    # float32 halves the time, and labels are noisier than its rounding
+    x, rows = x.astype(np.float32), targets.numpy().astype(np.float32)
+    weights = [np.zeros((x.shape[1], classes)) for _ in range(folds)]
+    p = torch.full((len(x), classes), 1 / classes, dtype=torch.float64)
+    for _ in range(ALTERNATIONS):
+        matrix = transition_matrix(mix, prior).numpy().astype(np.float32)
+        for k in range(folds):
+            train = labelled & (fold != k)
+            weights[k] = _fit_softmax(weights[k], x[train], rows[train], matrix, ridge)
+            p[fold == k] = torch.from_numpy(softmax(x[fold == k] @ weights[k], axis=1))
+        for _ in range(3 if known is None else 0):
+            expected = transition_em.e_step(p, targets, mix, prior)
+            mix = transition_em.m_step(expected, bags_won, "full", min_share, bags.counted)
+    predicted = np.stack([(x @ w).argmax(1) for w in weights])  # (folds, N)
+    out_of_fold = predicted[fold, np.arange(len(x))]
+    return p, float((predicted != out_of_fold).sum(0).mean() / max(1, folds - 1))
+
+
+def _fit_softmax(w: np.ndarray, x: np.ndarray, rows: np.ndarray, matrix: np.ndarray, ridge: float) -> np.ndarray:
+    """(D, C) ``w`` after some steps of L-BFGS on the forward-corrected loss.
+
+    The gradient of -log sum_k p_k T[k, c] in the logits is p - q, with q the posterior once the label is known.
+    """
+    total = rows.sum()
+
+    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
+        w = flat.reshape(x.shape[1], -1).astype(np.float32)
+        p = softmax(x @ w, axis=1)
+        p_label = np.maximum(p @ matrix, 1e-30)
+        gradient = x.T @ (p * (rows.sum(1, keepdims=True) - (rows / p_label) @ matrix.T))
+        value = -(rows * np.log(p_label)).sum() / total + ridge * (w * w).sum()
+        return float(value), (gradient / total + 2 * ridge * w).ravel().astype(np.float64)
+
+    result = minimize(loss, w.ravel(), jac=True, method="L-BFGS-B", options={"maxiter": LBFGS_STEPS, "maxcor": 8})
+    return result.x.reshape(w.shape)
 
 
 def most_confused_pair(p: Tensor) -> tuple[tuple[int, int], float]:
@@ -94,9 +145,6 @@ def most_confused_pair(p: Tensor) -> tuple[tuple[int, int], float]:
     joint = (p.double().T @ p.double() / len(p)).fill_diagonal_(0)
     i, j = sorted(divmod(int(joint.argmax()), len(joint)))
     return (i, j), float(2 * joint[i, j])
-
-
-# -- shares -------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -110,15 +158,18 @@ class Explanation:
 
 
 def plausible_explanations(baseline: LinearBaseline, bags: Bags, known: Transition | None = None) -> list[Explanation]:
-    """Explanations at all temperatures that explain held-out labels as well as the best one, up to chance; the best first."""
+    """Explanations at all temperatures that explain held-out labels as well as the best one, up to chance; the best first.
+
+    A steeper transition with a less confident classifier explains labels equally well (theory.md, section 4).
+    """
     p, weight = baseline.p.clamp_min(1e-12), bags.segments().weight
     fits = []
-    for temperature in INSTANCE_TEMPERATURES:
+    for temperature in criterion.INSTANCE_TEMPERATURES:
         q = apply_temperature(p, temperature)
-        transition = known or fit_transition_loss(q, bags)[1]
+        transition = known or criterion.fit_transition_loss(q, bags)[1]
         top = q.max(1).values
         confidence = float(top.mean() if weight is None else (top * weight).sum() / weight.sum())
-        fits.append((transition, confidence, instance_losses(q, bags, transition).numpy()))
+        fits.append((transition, confidence, criterion.instance_losses(q, bags, transition).numpy()))
     best = min((losses for _, _, losses in fits), key=lambda losses: losses.mean())
     rows = [Explanation(t, c, float((losses - best).mean()), standard_error(losses - best)) for t, c, losses in fits]
     return sorted((r for r in rows if r.loss_gap <= Z_90 * r.error + 1e-12), key=lambda r: r.loss_gap)
@@ -137,11 +188,8 @@ def transition_from_votes(bags: Bags) -> Transition:
 
 
 def winners_only(bags: Bags) -> Bags:
-    """The bags with votes reduced to their winners.
-
-    Where instances resemble the others in their bag, overconfident predictions explain known shares best. If the shares have to
-    be estimated too, the bias is smaller.
-    """
+    """The bags with votes reduced to their winners. Where instances resemble the others in their bag, overconfident predictions
+    explain known shares best; if the shares have to be estimated too, the bias is smaller."""
     share = bags.target
     won = (share >= share.amax(1, keepdim=True) - 1e-6) & bags.labelled[:, None]
     return replace(bags, target=won.to(share.dtype) / won.sum(1, keepdim=True).clamp_min(1))
@@ -168,7 +216,12 @@ def bootstrap_share_errors(baseline: LinearBaseline, bags: Bags, start: Transiti
     return np.std(shares, axis=0, ddof=1)
 
 
-# -- expectations ------------------------------------------------------------------------------------------------------------
+def mean_winner_share(bags: Bags) -> tuple[np.ndarray, np.ndarray]:
+    """(C,) mean share of the winner over the bags with votes that each class wins, and its standard error; NaN without bags."""
+    top, label = bags.target.double().numpy().max(1), bags.label.numpy()
+    shares = [top[label == c] for c in range(len(bags.classes))]
+    mean = np.array([v.mean() if len(v) else np.nan for v in shares])
+    return mean, np.array([v.std(ddof=1) / np.sqrt(len(v)) if len(v) > 1 else np.nan for v in shares])
 
 
 @dataclass(frozen=True)
@@ -179,12 +232,9 @@ class Learnability:
     share: np.ndarray  # (C,) expected majority share, NaN for a class that wins no bag
     share_low: np.ndarray  # (C,) ends of the 90 % interval
     share_high: np.ndarray
-    conditioning: Conditioning
     most_confused: tuple[tuple[int, int], float]
     fold_disagreement: float  # how often regressions fitted to other bags name another class
-    uncertainty: tuple[
-        float, float
-    ]  # 1 - confidence: smallest and largest among the explanations within one standard error
+    uncertainty: tuple[float, float]  # 1 - confidence: the range among the explanations within one standard error
     accuracy: tuple[float, float]  # expected range for instances
     gain: tuple[float, float]  # nats per bag over the label frequencies, and the standard error
     is_significant: bool  # whether held-out labels are predicted better than by their frequencies
@@ -194,10 +244,8 @@ def assess_learnability(
     baseline: LinearBaseline, bags: Bags, votes: bool, wins: np.ndarray, seed: int = 0
 ) -> Learnability:
     """Assess labelled bags by out-of-fold predictions. ``votes``: the targets are shares; ``wins`` (C,): which classes win."""
-    known = transition_from_votes(bags) if votes else None
-    explanations = plausible_explanations(baseline, bags, known)
-    best = explanations[0].transition
-    significant = is_significant(baseline.criterion)
+    explanations = plausible_explanations(baseline, bags, transition_from_votes(bags) if votes else None)
+    best, significant = explanations[0].transition, criterion.is_significant(baseline.criterion)
     if votes:
         share, error = mean_winner_share(bags)
         low, high, error = share, share, np.where(np.isnan(error), 1.0, error)  # of one bag nothing is known
@@ -212,19 +260,19 @@ def assess_learnability(
     # with votes the confidence comes from explanations in which the shares are estimated too
     unbiased = plausible_explanations(baseline, winners_only(bags)) if votes else explanations
     uncertain = [1 - e.confidence for e in unbiased if e.loss_gap <= e.error]  # as in majority/calibration.py
-    uncertainty = (min(uncertain), max(uncertain))
-    p = apply_temperature(baseline.p.clamp_min(1e-12), baseline.criterion.instance_temperature)
+    uncertainty, disagreement = (min(uncertain), max(uncertain)), baseline.fold_disagreement
     return Learnability(
         transition=best,
         share=share + blank,
         share_low=np.maximum(low - Z_90 * error, 0) + blank,
         share_high=np.minimum(high + Z_90 * error, 1) + blank,
-        conditioning=conditioning(best, wins),
-        most_confused=most_confused_pair(p),
-        fold_disagreement=baseline.fold_disagreement,
+        most_confused=most_confused_pair(
+            apply_temperature(baseline.p.clamp_min(1e-12), baseline.criterion.instance_temperature)
+        ),
+        fold_disagreement=disagreement,
         uncertainty=uncertainty,
-        accuracy=expected_accuracy(baseline.fold_disagreement, uncertainty, wins, share),
-        gain=gain_over_prior(baseline.criterion),
+        accuracy=expected_accuracy(disagreement, uncertainty, wins, share),
+        gain=criterion.gain_over_prior(baseline.criterion),
         is_significant=significant,
     )
 
@@ -233,23 +281,8 @@ def expected_accuracy(
     fold_disagreement: float, uncertainty: tuple[float, float], wins: np.ndarray, share: np.ndarray
 ) -> tuple[float, float]:
     """The range in which the instance accuracy of a trained model is expected."""
-    chance = 1 / len(wins)
     low = 1 - (ERROR_FACTOR * max(fold_disagreement, uncertainty[1]) + ERROR_MARGIN)
     high = 1 - max(0.0, max(fold_disagreement / MAX_IMPROVEMENT, uncertainty[0]) - ERROR_MARGIN)
     # a class that never wins is never learned: all instances outside the majorities may be lost
     lost = (1 - float(np.nanmean(share[wins]))) * float((~wins).sum()) / max(1, len(wins) - 1)
-    return max(chance / 2, low * (1 - lost)), high  # a model of too few bags may be worse than chance
-
-
-def signal_from_share(share: float, classes: int) -> float:
-    """From 0 (the label says nothing about an instance) to 1 (it is the instance's class)."""
-    return min(1.0, max(0.0, (share - 1 / classes) / (1 - 1 / classes)))
-
-
-def additional_bags(share: float, available: int, classes: int) -> int:
-    """About how many more bags a class needs, at this majority share; 0 if it has enough.
-
-    >>> [additional_bags(s, n, 10) for s, n in [(0.9, 2), (0.5, 2), (0.5, 20), (0.25, 2)]]
-    [4, 19, 1, 142]
-    """
-    return max(0, math.ceil(SUFFICIENT_BAGS / max(signal_from_share(share, classes), 1e-2) ** 2) - available)
+    return max(0.5 / len(wins), low * (1 - lost)), high  # a model of too few bags may be worse than chance
