@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from headcount.experiments import records as files
-from headcount.experiments.paper import SCALES, Scale, completeness, figure_recipes, table_cells
+from headcount.experiments.paper import ITEMS, SCALES, Scale, figure_recipes, required_recipes, table_cells
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.experiments.scores import FIGURE7_REMOVALS, REMOVALS
@@ -49,7 +49,7 @@ def pretend(recipe: Recipe, folder: Path | None = None, **changes: object) -> Re
 def all_recipes(scale: Scale) -> list[Recipe]:
     """Each once; they take seconds to make, and many ask."""
     if scale.name not in _MADE:
-        wanted = (r for item in completeness.items() for r in completeness.required_recipes(item, scale))
+        wanted = (r for item in ITEMS for r in required_recipes(item, scale))
         _MADE[scale.name] = list(dict.fromkeys(wanted))
     return _MADE[scale.name]
 

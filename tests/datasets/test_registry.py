@@ -22,7 +22,7 @@ from scipy.io import savemat
 
 from headcount.datasets import cache as caches
 from headcount.datasets import parsers, registry
-from headcount.datasets.download import Remote, fetch
+from headcount.datasets.cache import Remote, fetch
 from headcount.errors import HeadcountError
 
 RNG = np.random.default_rng(0)

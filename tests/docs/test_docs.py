@@ -18,7 +18,7 @@ import pytest
 
 import headcount
 from headcount.experiments import records
-from headcount.experiments.paper import SCALES, completeness, table_cells
+from headcount.experiments.paper import SCALES, records_by_recipe, table_cells
 from headcount.experiments.recipe import Recipe
 from headcount.readers.columns import COMMON_NAMES, ID_NAMES
 from headcount.readers.tables import MISSING_VALUES
@@ -129,7 +129,7 @@ def test_the_run_repeated_in_another_process_gave_the_same_record():
 def test_the_paper_remade_is_that_of_the_records(table):
     told, found = (
         (ROOT / "docs" / "explanation" / "paper.md").read_text(),
-        completeness.records_by_recipe(ROOT / "results" / "paper"),
+        records_by_recipe(ROOT / "results" / "paper"),
     )
     shown = 0
     for cell in table_cells(table, SCALES["full"]):
@@ -144,7 +144,7 @@ def test_the_paper_remade_is_that_of_the_records(table):
 
 def test_the_baselines_of_one_fold_are_those_of_the_records():
     text = (ROOT / "docs" / "explanation" / "paper.md").read_text()
-    found = completeness.records_by_recipe(ROOT / "results" / "paper")
+    found = records_by_recipe(ROOT / "results" / "paper")
     single = [cell for cell in table_cells("table2", SCALES["full"]) if cell.value(found)[2] == 1]
     for cell in single:
         (record,), printed = cell.selected_records(found), cell.printed

@@ -18,7 +18,17 @@ from headcount.datasets import registry
 from headcount.datasets.protocol import Protocol, draw_counts
 from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.experiments import records as files
-from headcount.experiments.paper import SCALES, TABLES, averages, completeness, table_cells
+from headcount.experiments.paper import (
+    DEFAULT_SECONDS,
+    ITEMS,
+    SCALES,
+    TABLES,
+    averages,
+    missing_recipes,
+    records_by_recipe,
+    seconds_per_run,
+    table_cells,
+)
 from headcount.experiments.paper.cells import OURS, printed_values
 from headcount.experiments.paper.scales import SCENARIOS
 from headcount.experiments.recipe import Recipe
@@ -87,7 +97,7 @@ def test_runs_without_a_record_are_missing():
     assert math.isnan(deviation)
     assert count == 0
     assert cell.missing({}) == list(cell.recipes)
-    assert len(completeness.missing_recipes(completeness.items(), FULL, {})) == 1380
+    assert len(missing_recipes(ITEMS, FULL, {})) == 1380
 
 
 def test_a_metric_that_is_undefined_is_not_missing():
@@ -148,7 +158,7 @@ def typed(monkeypatch, capsys, tmp_path):
 def test_the_command_lists_and_shows(typed):
     code, out, _ = typed()
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()[1:]] == completeness.items()
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ITEMS
     assert re.search(r"table2 .* 1320 +0\n", out)
     code, out, _ = typed("table6", "--scale", "smoke")
     assert code == 0
@@ -191,21 +201,19 @@ def test_two_versions_of_a_data_set_are_not_averaged(tmp_path):
         pretend(base.replace(fold=fold), tmp_path)
     other = pretend(base.replace(fold=0), tmp_path, key="f" * 16, data={**DATA, "checksum": "two"})
     with pytest.warns(HeadcountWarning, match="2 versions of digits.*; the 3 runs on one count, 1 do not"):
-        found = completeness.records_by_recipe(tmp_path)
+        found = records_by_recipe(tmp_path)
     assert {r.data["data"]["checksum"] for r in found.values()} == {"one"}
     assert len(found) == 3
     other.path.unlink()
-    assert len(completeness.records_by_recipe(tmp_path)) == 3
+    assert len(records_by_recipe(tmp_path)) == 3
 
 
 def test_the_cost_of_a_run_is_that_of_its_scale():
     own, other = (all_recipes(scale)[0] for scale in (FULL, SMOKE))
     short = pretend(other, provenance={"seconds": 0.5})
-    assert completeness.seconds_per_run(FULL, {other: short}) == completeness.DEFAULT_SECONDS["full"]
-    assert completeness.seconds_per_run(FULL, {other: short, own: pretend(own)}) == 7.25
-    assert (
-        completeness.seconds_per_run(FULL, {own: pretend(own, provenance={})}) == completeness.DEFAULT_SECONDS["full"]
-    )
+    assert seconds_per_run(FULL, {other: short}) == DEFAULT_SECONDS["full"]
+    assert seconds_per_run(FULL, {other: short, own: pretend(own)}) == 7.25
+    assert seconds_per_run(FULL, {own: pretend(own, provenance={})}) == DEFAULT_SECONDS["full"]
 
 
 def test_what_the_docs_report_for_figure_6_on_training_bags():

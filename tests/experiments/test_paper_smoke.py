@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headcount.experiments.paper import SCALES, TABLES, completeness, table_cells
+from headcount.experiments.paper import ITEMS, SCALES, TABLES, missing_recipes, records_by_recipe, table_cells
 from report_factory import Page
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
@@ -31,15 +31,15 @@ def test_one_command_fills_the_paper(tmp_path: Path) -> None:
     seconds = time.monotonic() - began
     assert (done.returncode, done.stderr) == (0, "")
     print(f"\nthe paper at scale smoke: {seconds:.0f} s, a page of {page.stat().st_size / 1024:.0f} KB")
-    records, scale = completeness.records_by_recipe(out), SCALES["smoke"]
-    assert completeness.missing_recipes(completeness.items(), scale, records) == []
+    records, scale = records_by_recipe(out), SCALES["smoke"]
+    assert missing_recipes(ITEMS, scale, records) == []
     assert all(cell.value(records)[2] > 0 for table in TABLES for cell in table_cells(table, scale))
     html = page.read_text("utf-8")
     assert "missing" not in html.lower()
     shown = Page(html)
     assert "undefined" not in shown.text
     assert f"{len(records)} of {len(records)}" in shown.text
-    assert [i for i in completeness.items() if i not in shown.all("id")] == []
+    assert [i for i in ITEMS if i not in shown.all("id")] == []
     assert len([attrs for tag, attrs in shown.tags if tag == "svg" and attrs.get("role") == "img"]) == 28
     assert len(html.encode()) < 3_000_000
     assert seconds < LIMIT

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from headcount.experiments.paper import TABLES, averages, completeness, figure_recipes, table_cells
+from headcount.experiments.paper import ITEMS, TABLES, averages, figure_recipes, table_cells
 from headcount.experiments.paper.scales import DATASETS, METHODS, SCENARIOS
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
@@ -33,7 +33,7 @@ def test_complete_page(html):
     page = Page(html)
     assert "missing" not in html.lower()
     assert "undefined" not in page.text
-    for item in completeness.items():
+    for item in ITEMS:
         assert item in page.all("id")
     assert f"{len(all_recipes(TINY)):,} of {len(all_recipes(TINY)):,}" in page.text
     assert html.count('<td class="cell">') == sum(CELLS.values()) + sum(len(averages(t)) for t in TABLES)

@@ -132,7 +132,7 @@ def paper(
 
     from headcount.cli import printing
     from headcount.cli.running import available_recipes, make_launcher, run_study
-    from headcount.experiments.paper import SCALES, TABLES, completeness, table_cells
+    from headcount.experiments.paper import ITEMS, SCALES, TABLES, records_by_recipe, required_recipes, table_cells
     from headcount.training.accel import COMPILE
 
     if csv and latex:
@@ -142,17 +142,17 @@ def paper(
     out = out or Path(f"paper-{scale}")
     if precision is not None:
         size = replace(size, base=size.base.replace(precision=precision))
-    items = [item] if item else completeness.items()
+    items = [item] if item else ITEMS
     if style and item not in TABLES:
         raise HeadcountError(f"only tables can be written as {style}: {', '.join(TABLES)}")
     if style and missing:
         raise HeadcountError(f"--missing lists runs, --{style} writes a table; give one of the two")
     if run:
-        recipes = available_recipes([r for name in items for r in completeness.required_recipes(name, size)])
+        recipes = available_recipes([r for name in items for r in required_recipes(name, size)])
         check_choice("compile", compile, COMPILE)
         launcher = make_launcher("processes", processes, None, 0, device)
         run_study(recipes, out, launcher, device, compile, table=False)
-    records = completeness.records_by_recipe(out)
+    records = records_by_recipe(out)
     if page:
         from headcount.reporting.paper_page import write_paper
 

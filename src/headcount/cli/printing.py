@@ -14,7 +14,17 @@ from rich.table import Table
 
 from headcount.bags import Bags
 from headcount.experiments import select
-from headcount.experiments.paper import FIGURES, TABLES, Cell, Scale, averages, completeness, table_cells
+from headcount.experiments.paper import (
+    FIGURES,
+    TABLES,
+    Cell,
+    Scale,
+    averages,
+    missing_recipes,
+    required_recipes,
+    seconds_per_run,
+    table_cells,
+)
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.majority import metrics
@@ -96,7 +106,7 @@ def list_items(items: Iterable[str], scale: Scale, records: Records) -> None:
     for name in ("item", "what", "runs", "done"):
         table.add_column(name, justify="right" if name in ("runs", "done") else "left")
     for item in items:
-        recipes = completeness.required_recipes(item, scale)
+        recipes = required_recipes(item, scale)
         done = sum(r in records for r in recipes)
         table.add_row(item, TABLES[item][0] if item in TABLES else FIGURES[item], str(len(recipes)), str(done))
     console.print(table)
@@ -104,10 +114,10 @@ def list_items(items: Iterable[str], scale: Scale, records: Records) -> None:
 
 def list_missing(items: list[str], scale: Scale, records: Records) -> None:
     """The runs without a record, and an estimate of their time."""
-    missing = completeness.missing_recipes(items, scale, records)
+    missing = missing_recipes(items, scale, records)
     for recipe in missing:
         print_line(str(recipe))
-    seconds = completeness.seconds_per_run(scale, records)
+    seconds = seconds_per_run(scale, records)
     console.print(
         f"{len(missing)} runs missing, about {len(missing) * seconds / 3600:.1f} hours at {seconds:.1f} s a run"
     )

@@ -15,8 +15,16 @@ import numpy as np
 
 from headcount.bags import Pool
 from headcount.datasets import parsers
-from headcount.datasets.cache import cache_folder, cache_lock, data_checksum, read_metadata, read_source, write_source
-from headcount.datasets.download import Remote, fetch
+from headcount.datasets.cache import (
+    Remote,
+    cache_folder,
+    cache_lock,
+    data_checksum,
+    fetch,
+    read_metadata,
+    read_source,
+    write_source,
+)
 from headcount.errors import HeadcountError, check_choice
 
 ChannelValues = tuple[float, ...]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headcount.experiments.paper import completeness
+from headcount.experiments.paper import ITEMS, required_recipes
 from headcount.experiments.paper.cells import OURS, TABLES, Cell, table_cells
 from headcount.experiments.paper.scales import DATASETS, METHODS, SCENARIOS, Scale
 from headcount.experiments.recipe import Recipe
@@ -32,7 +32,7 @@ def write_paper(scale: Scale, records: tables.Records, page: Path | str) -> Path
 def render_paper(scale: Scale, records: tables.Records) -> str:
     """The page as a string; without any records it shows the printed values, all of ours marked missing."""
     cells = {table: table_cells(table, scale) for table in TABLES}
-    recipes = {item: completeness.required_recipes(item, scale) for item in completeness.items()}
+    recipes = {item: required_recipes(item, scale) for item in ITEMS}
     required = dict.fromkeys(r for group in recipes.values() for r in group)
     used = {r: records[r] for r in required if r in records}
     shown = [tables.paper_table(name, group, records) for name, group in cells.items()]

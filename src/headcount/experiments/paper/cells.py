@@ -7,16 +7,20 @@ average is not the average of its cells (there are two), both are shown.
 from __future__ import annotations
 
 import csv
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from itertools import groupby
+from pathlib import Path
 
+from headcount.errors import HeadcountWarning, check_choice
 from headcount.experiments.paper.scales import DATASETS, SCENARIOS, Scale
 from headcount.experiments.recipe import Recipe
-from headcount.experiments.records import Record
+from headcount.experiments.records import Record, load_records
 from headcount.experiments.select import best_removal, mean_and_deviation
+from headcount.experiments.study import with_needs
 
 OURS = ("Ours", "Minimum loss (Ours)")
 ALL_DATASETS = "all"  # table 5 pools the data sets
@@ -37,6 +41,9 @@ FIGURES: dict[str, str] = {
     "figure8": "Purity of what MPEM removes, against r",
     "figure9": "Agreement of what is left with the label, against r",
 }
+
+ITEMS = [*TABLES, *FIGURES]
+DEFAULT_SECONDS = {"full": 55.0, "smoke": 0.5}  # per run, if none has been timed: on one H200; on one core
 
 
 @dataclass(frozen=True)
@@ -152,3 +159,43 @@ def figure_recipes(figure: str, scale: Scale) -> list[Recipe]:
     if figure == "figure7":
         return [r for r in of("Counting Network", DATASETS[:1], SCENARIOS) if r.fold == scale.folds[0]]
     return of("Counting Network", DATASETS, SCENARIOS if figure == "figure3" else SCENARIOS[:1])
+
+
+def records_by_recipe(folder: Path) -> dict[Recipe, Record]:
+    """The records of a folder by their recipe; none if the folder does not exist.
+
+    Two versions of a data set are not averaged: the one with more records counts, and a warning reports the others.
+    """
+    versions: dict[str, dict[str | None, list[Record]]] = {}  # by source, then by checksum
+    for record in load_records(folder) if folder.exists() else ():
+        by_checksum = versions.setdefault(record.recipe.source, {})
+        by_checksum.setdefault(record.data["data"].get("checksum"), []).append(record)
+    kept: list[Record] = []
+    for source, by_checksum in versions.items():
+        largest = max(by_checksum.values(), key=len)
+        if ignored := sum(map(len, by_checksum.values())) - len(largest):
+            message = f"{folder} holds runs on {len(by_checksum)} versions of {source}, whose files differ"
+            counts = f"the {len(largest)} runs on one count, {ignored} do not"
+            warnings.warn(f"{message}; {counts}", HeadcountWarning, stacklevel=2)
+        kept += largest
+    return {record.recipe: record for record in kept}
+
+
+def required_recipes(item: str, scale: Scale) -> list[Recipe]:
+    """All runs of a table or figure and those they need, in an order in which they can be run."""
+    if check_choice("table or figure", item, ITEMS) in TABLES:
+        return with_needs(r for cell in table_cells(item, scale) for r in cell.recipes)
+    return with_needs(figure_recipes(item, scale))
+
+
+def missing_recipes(wanted: Iterable[str], scale: Scale, records: Mapping[Recipe, Record]) -> list[Recipe]:
+    """The recipes of these tables and figures that have no record, each once."""
+    return [r for r in dict.fromkeys(r for item in wanted for r in required_recipes(item, scale)) if r not in records]
+
+
+def seconds_per_run(scale: Scale, records: Mapping[Recipe, Record]) -> float:
+    """The mean time of the runs of this scale in these records; the default if there are none."""
+    of_scale = dict.fromkeys(r for item in ITEMS for r in required_recipes(item, scale))
+    seconds = (records[r].data["provenance"].get("seconds") for r in of_scale if r in records)
+    timed = [s for s in seconds if s is not None]
+    return sum(timed) / len(timed) if timed else DEFAULT_SECONDS[scale.name]
