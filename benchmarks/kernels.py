@@ -1,4 +1,4 @@
-"""The kernels of training/accel/kernels.py, one by one, on a card: microseconds for each way to run it.
+"""The kernels of training/accel/kernels.py, one by one, on a GPU: microseconds for each configuration.
 
     python benchmarks/kernels.py
 
@@ -22,41 +22,53 @@ HALF = {"device": "cuda", "dtype": torch.bfloat16}
 
 
 def calls() -> dict[str, tuple[Callable[[KernelConfig], object], list[KernelConfig]]]:
-    """Each kernel as a function of the way it is run, and the ways to try."""
+    """Each kernel as a function of its configuration, and the configurations to try."""
     torch.manual_seed(0)
     rows, pitch, stride, Y, X, P, Q = stem.StemSizes.of(3, 32, 32)
     x, w = torch.randn(n, rows * pitch, **HALF), torch.randn(2 * K, stem.TAPS, **HALF)
     y, pooled, grad = (torch.randn(n * places, K, **HALF) for places in (Y * X, P * Q, P * Q))
     winner = torch.randint(0, 10, grad.shape, device="cuda", dtype=torch.uint8)
-    line, facts = torch.rand(4, K, device="cuda"), torch.empty(3, 1024, 2 * K, device="cuda")
+    moments, partial_moments = torch.rand(4, K, device="cuda"), torch.empty(3, 1024, 2 * K, device="cuda")
     sums, total = torch.empty(512, 2 * K, stem.TAPS, device="cuda"), torch.empty(512, K, device="cuda")
-    pairs, windows, laid = n * Y * Q, len(grad), (rows, pitch, stride, Y, X, Q, K, stem.TAPS, stem.SPAN)
+    pairs, windows, layout = n * Y * Q, len(grad), (rows, pitch, stride, Y, X, Q, K, stem.TAPS, stem.SPAN)
 
-    def mapped(way: KernelConfig) -> None:
-        parts, steps = way.partition(pairs, x.device)
-        kernels.mapped[(parts,)](x, w, y, *facts, pairs, steps, True, *laid, way.tile, **way.settings)
-
-    def crossed(way: KernelConfig) -> None:
-        parts, steps = way.partition(pairs, x.device)
-        kernels.crossed[(parts,)](x, y, sums, pairs, steps, *laid, way.tile, **way.settings)
-
-    def merged(way: KernelConfig) -> None:
-        kernels.merge[(K // way.tile,)](
-            *facts, line[0], line[1], 1e-5, line, 528, n * Y * X, K, 1024, way.tile, **way.settings
+    def convolve(config: KernelConfig) -> None:
+        parts, steps = config.partition(pairs, x.device)
+        kernels.convolve[(parts,)](
+            x, w, y, *partial_moments, pairs, steps, True, *layout, config.tile, **config.settings
         )
 
-    def pool(way: KernelConfig) -> None:
-        parts = (-(-windows // way.tile),)
-        kernels.pool[parts](y, line, pooled, winner, windows, Y, X, P, Q, K, way.tile, **way.settings)
+    def correlate(config: KernelConfig) -> None:
+        parts, steps = config.partition(pairs, x.device)
+        kernels.correlate[(parts,)](x, y, sums, pairs, steps, *layout, config.tile, **config.settings)
 
-    def dealt(way: KernelConfig) -> None:
-        parts, steps = way.partition(windows, x.device)
-        own = (rows, pitch, stride, Y, P, Q, K, stem.TAPS, stem.SPAN, way.tile)
-        kernels.dealt[(parts,)](grad, winner, x, sums, total, windows, steps, *own, **way.settings)
+    def merge_moments(config: KernelConfig) -> None:
+        kernels.merge_moments[(K // config.tile,)](
+            *partial_moments,
+            moments[0],
+            moments[1],
+            1e-5,
+            moments,
+            528,
+            n * Y * X,
+            K,
+            1024,
+            config.tile,
+            **config.settings,
+        )
+
+    def max_pool(config: KernelConfig) -> None:
+        parts = (-(-windows // config.tile),)
+        kernels.max_pool[parts](y, moments, pooled, winner, windows, Y, X, P, Q, K, config.tile, **config.settings)
+
+    def gradient(config: KernelConfig) -> None:
+        parts, steps = config.partition(windows, x.device)
+        own = (rows, pitch, stride, Y, P, Q, K, stem.TAPS, stem.SPAN, config.tile)
+        kernels.gradient[(parts,)](grad, winner, x, sums, total, windows, steps, *own, **config.settings)
 
     return {
-        "MAPPED": (
-            mapped,
+        "CONVOLVE": (
+            convolve,
             [
                 KernelConfig(64, 8, 1, 2),
                 KernelConfig(64, 8, 2, 1),
@@ -65,8 +77,8 @@ def calls() -> dict[str, tuple[Callable[[KernelConfig], object], list[KernelConf
                 KernelConfig(64, 4, 1, 2),
             ],
         ),
-        "CROSSED": (
-            crossed,
+        "CORRELATE": (
+            correlate,
             [
                 KernelConfig(64, 8, 2, 1),
                 KernelConfig(64, 8, 3, 1),
@@ -75,10 +87,13 @@ def calls() -> dict[str, tuple[Callable[[KernelConfig], object], list[KernelConf
                 KernelConfig(128, 8, 1, 1),
             ],
         ),
-        "MERGED": (merged, [KernelConfig(channels, warps, 1, 1) for channels in (4, 8, 16) for warps in (4, 8)]),
-        "POOL": (pool, [KernelConfig(16, 4, 1, 1), KernelConfig(32, 8, 1, 1)]),
-        "DEALT": (
-            dealt,
+        "MERGE_MOMENTS": (
+            merge_moments,
+            [KernelConfig(channels, warps, 1, 1) for channels in (4, 8, 16) for warps in (4, 8)],
+        ),
+        "MAX_POOL": (max_pool, [KernelConfig(16, 4, 1, 1), KernelConfig(32, 8, 1, 1)]),
+        "GRADIENT": (
+            gradient,
             [
                 *(KernelConfig(32, 8, stages, 1) for stages in (1, 2, 3)),
                 KernelConfig(16, 8, 2, 1),
@@ -92,15 +107,15 @@ def main() -> None:
     blocks, weight = torch.randn(n, 19, 19, 16, **HALF), torch.randn(K, 4, 4, 16, **HALF)
     blocks, weight = (t.permute(0, 3, 1, 2) for t in (blocks, weight))
     print(f"cuDNN, convolution alone, 4x4 on blocks: {1e3 * do_bench(lambda: F.conv2d(blocks, weight)):.1f} us")
-    for name, (kernel, ways) in calls().items():
+    for name, (kernel, configs) in calls().items():
         found = []
-        for way in ways:
+        for config in configs:
             try:
-                found.append((1e3 * do_bench(lambda: kernel(way), warmup=5, rep=20), way))  # noqa: B023
+                found.append((1e3 * do_bench(lambda: kernel(config), warmup=5, rep=20), config))  # noqa: B023
             except Exception as e:
-                print(name, way, type(e).__name__, str(e).splitlines()[0][:80])
-        for us, way in sorted(found):
-            print(f"{us:7.1f} us  {name} = Way({', '.join(map(str, way))})", flush=True)
+                print(name, config, type(e).__name__, str(e).splitlines()[0][:80])
+        for us, config in sorted(found):
+            print(f"{us:7.1f} us  {name} = KernelConfig({', '.join(map(str, config))})", flush=True)
 
 
 if __name__ == "__main__":

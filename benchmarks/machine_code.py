@@ -1,8 +1,8 @@
-"""What the stem's kernels become on a card, without one: registers, spills, and the instructions of their loops.
+"""The machine code of the stem's kernels for a GPU, without one: registers, spills, and the instructions of their loops.
 
     TRITON_INTERPRET=0 python benchmarks/machine_code.py
 
-Triton compiles for a card that is not there, and its package reads the result. The kernels are bound by the instructions they
+Triton compiles for a GPU that is not present, and its package disassembles the result. The kernels are bound by the instructions they
 issue as much as by memory, so what shortens a loop here shortens its time there (docs/explanation/speed.md). 64 bags of 64 images of 32x32.
 """
 
@@ -23,23 +23,23 @@ from headcount.training.accel import kernels, stem
 from headcount.training.accel.stem import KernelConfig
 
 CARD = GPUTarget("cuda", 90, 32)  # Hopper
-KINDS = {"*bf16": "x w y grad pooled", "*u8": "winner", "*fp32": "mean spread count line out total"}
+KINDS = {"*bf16": "x w y grad pooled", "*u8": "winner", "*fp32": "mean spread count moments out total"}
 SHOWN = ("SHFL", "LDG", "LDGSTS", "STS", "LDS", "LDSM", "HGMMA", "STG", "BAR", "STL", "LDL")
 INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?\w+\s+)?([A-Z][A-Z0-9_]*)[^;\n]*?(0x[0-9a-f]+)?\s*;", re.M)
 
 
-def compiled(kernel: Any, way: KernelConfig, constants: dict[str, Any]) -> bytes:
+def compile_kernel(kernel: Any, config: KernelConfig, constants: dict[str, Any]) -> bytes:
     kinds = {name: kind for kind, names in KINDS.items() for name in names.split()}
-    fixed = {name: value for name, value in constants.items() if name in kernel.arg_names} | {"TILE": way.tile}
+    fixed = {name: value for name, value in constants.items() if name in kernel.arg_names} | {"TILE": config.tile}
     signature = {n: "constexpr" if n in fixed else kinds.get(n, "i32") for n in kernel.arg_names}
     places = {name: (i,) for i, name in enumerate(kernel.arg_names)}
     whole = [n for n, kind in signature.items() if kind.startswith("*") or n in ("pairs", "windows")]
     aligned = {places[n]: [["tt.divisibility", 16]] for n in whole}
     source = ASTSource(kernel, signature, {places[n]: value for n, value in fixed.items()}, aligned)
-    return triton.compile(source, target=CARD, options=way.settings).asm["cubin"]
+    return triton.compile(source, target=CARD, options=config.settings).asm["cubin"]
 
 
-def looked_at(binary: bytes, how: str) -> str:
+def disassemble(binary: bytes, how: str) -> str:
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
@@ -60,13 +60,18 @@ def main() -> None:
         "ROWS": rows, "PITCH": pitch, "STRIDE": stride, "Y": Y, "X": X, "P": P, "Q": Q, "K": 64,
         "TAPS": stem.TAPS, "SPAN": stem.SPAN, "LEARNS": True,
     }  # fmt: skip
-    ways = {"mapped": stem.MAPPED, "crossed": stem.CROSSED, "pool": stem.POOL, "dealt": stem.DEALT}
+    configs = {
+        "convolve": stem.CONVOLVE,
+        "correlate": stem.CORRELATE,
+        "max_pool": stem.MAX_POOL,
+        "gradient": stem.GRADIENT,
+    }
     print(f"Triton {triton.__version__}")
-    for name, way in ways.items():
-        binary = compiled(getattr(kernels, name), way, constants)
-        used = dict(re.findall(r"(REG|STACK):(\d+)", looked_at(binary, "-res-usage")))
-        print(f"{name}: {way}, {used['REG']} registers, {used['STACK']} bytes spilled")
-        for count in loops(looked_at(binary, "-sass")):
+    for name, config in configs.items():
+        binary = compile_kernel(getattr(kernels, name), config, constants)
+        used = dict(re.findall(r"(REG|STACK):(\d+)", disassemble(binary, "-res-usage")))
+        print(f"{name}: {config}, {used['REG']} registers, {used['STACK']} bytes spilled")
+        for count in loops(disassemble(binary, "-sass")):
             shown = ", ".join(f"{count[kind]} {kind}" for kind in SHOWN if count[kind])
             print(f"    a loop of {count.total()} instructions: {shown}")
 

@@ -24,11 +24,11 @@ from tilt_recipes import BEST
 from headcount.bags import Bags, Pool
 from headcount.experiments.recipe import Recipe
 from headcount.models.network import build_model
-from headcount.training import trainer
-from headcount.training.accel import device as speed
+from headcount.training import accel, trainer
+from headcount.training.accel import compilation, convolutions
 
 CLASSES, SIZE = 10, 64
-ARRANGED = speed.optimize_layout
+OPTIMIZE_LAYOUT = accel.optimize_layout
 
 
 def random_bags(pool: Pool, bags: int, rng: np.random.Generator) -> Bags:
@@ -38,14 +38,15 @@ def random_bags(pool: Pool, bags: int, rng: np.random.Generator) -> Bags:
 
 @contextmanager
 def patched(**changes):
-    before = {name: getattr(speed, name) for name in changes}
+    modules = {"PointConv": convolutions, "COMBO_KERNELS": compilation}  # where the others are looked up: accel
+    before = {name: getattr(modules.get(name, accel), name) for name in changes}
     for name, value in changes.items():
-        setattr(speed, name, value)
+        setattr(modules.get(name, accel), name, value)
     try:
         yield
     finally:
         for name, value in before.items():
-            setattr(speed, name, value)
+            setattr(modules.get(name, accel), name, value)
 
 
 RECIPES = {"paper": Recipe(), "tilt": BEST}
@@ -120,7 +121,7 @@ class EightChannels(torch.nn.Conv2d):
 
 
 def _padded(model: torch.nn.Module, device: torch.device, precision: str) -> None:
-    ARRANGED(model, device, precision)
+    OPTIMIZE_LAYOUT(model, device, precision)
     for m in model.modules():
         if isinstance(m, torch.nn.Conv2d) and m.in_channels == 3 and m.kernel_size == (3, 3):
             m.__class__ = EightChannels
@@ -134,7 +135,7 @@ KINDS = {  # of kernels, by their names; the first that fits
     "convolutions forward": "fprop|convolve_common",
     "convolutions, gradient of the input": "dgrad",
     "convolutions, gradient of the weights": "wgrad|workspace",
-    "the stem's operation": "^(mapped|merge|crossed|pool|dealt)$|_stem",
+    "the stem's operation": "^(convolve|merge_moments|correlate|max_pool|gradient)$|_stem",
     "matrix products": "nvjet|gemm",
     "batch-norms, ReLUs, additions": "triton",
     "optimizer": "multi_tensor",
@@ -162,12 +163,14 @@ def main() -> None:
     parser.add_argument("--variants", default="", help="some of them, with semicolons")
     parser.add_argument("--of", default="paper", choices=list(RECIPES))
     args = parser.parse_args()
-    device = speed.resolve_device("auto")
-    plain = {"fast": lambda f, d: f}
+    device = accel.resolve_device("auto")
+    plain = {"cuda_graph": lambda f, d: f}
     cudnn = {"PointConv": torch.nn.Conv2d}
-    usual = {"arrange": lambda model, device, precision: None}
-    one = {**speed.COMBO_KERNELS, "triton.cooperative_reductions": True}
-    layers = {"arrange": lambda model, device, precision: ARRANGED(model, device, "tf32")}  # no kernel of our own
+    usual = {"optimize_layout": lambda model, device, precision: None}
+    one = {**compilation.COMBO_KERNELS, "triton.cooperative_reductions": True}
+    layers = {
+        "optimize_layout": lambda model, device, precision: OPTIMIZE_LAYOUT(model, device, "tf32")
+    }  # no kernel of our own
     variants = {
         "plain tf32": ("tf32", "off", plain),
         "plain bf16": ("bf16", "off", plain),
@@ -176,17 +179,17 @@ def main() -> None:
         "compiled, captured bf16, usual convolutions": ("bf16", "on", usual),
         "compiled, captured bf16, the stem's layers": ("bf16", "on", layers),
         "compiled, captured bf16, 1x1 by cuDNN": ("bf16", "on", cudnn),
-        "compiled, captured bf16, cuDNN's search": ("bf16", "on", {"set_convolutions": _searched}),
-        "compiled, captured bf16, kernels apart": ("bf16", "on", {"COMBINED": {}}),
-        "compiled, captured bf16, reductions in one": ("bf16", "on", {"COMBINED": one}),
-        "compiled, captured bf16, eight channels": ("bf16", "on", {"arrange": _padded}),  # for tilt's network
+        "compiled, captured bf16, cuDNN's search": ("bf16", "on", {"set_tf32": _searched}),
+        "compiled, captured bf16, kernels apart": ("bf16", "on", {"COMBO_KERNELS": {}}),
+        "compiled, captured bf16, reductions in one": ("bf16", "on", {"COMBO_KERNELS": one}),
+        "compiled, captured bf16, eight channels": ("bf16", "on", {"optimize_layout": _padded}),  # for tilt's network
         "compiled, captured tf32": ("tf32", "on", {}),
     }
     chosen = args.variants.split(";") if args.variants else list(variants)
     rows = []
     for name in chosen:
         precision, compile, changes = variants[name]
-        trainer._encoder.cache_clear()
+        trainer.shared_encoder.cache_clear()
         torch._dynamo.reset()
         for phase, at in PHASES[args.of].items():
             try:
@@ -200,7 +203,7 @@ def main() -> None:
                 torch.backends.cudnn.benchmark = False
             state = None
     result = {
-        "device": speed.device_name(device),
+        "device": accel.device_name(device),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "rows": rows,

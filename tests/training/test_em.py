@@ -24,11 +24,11 @@ from headcount.errors import HeadcountError
 from headcount.majority import transition
 from headcount.majority.criterion import fit_transition_loss, instance_losses, prior_loss
 from headcount.training import em as module
-from headcount.training.em import em, features, probabilities
+from headcount.training.em import em, features, predict_proba
 
 
 def accuracy(classifier, bags):
-    return float((probabilities(classifier, features(bags), 3).argmax(1) == bags.truth.numpy()).mean())
+    return float((predict_proba(classifier, features(bags), 3).argmax(1) == bags.truth.numpy()).mean())
 
 
 FOREST = RandomForestClassifier(10, min_samples_leaf=3)
@@ -83,8 +83,8 @@ def test_same_seed_same_answer_other_seed_another():
     train, valid = blobs(24).blind(), blobs(12, seed=1).blind()
     one, two, three = (em(FOREST, train, valid, rounds=2, seed=s) for s in (0, 0, 1))
     x = features(train)
-    assert np.array_equal(probabilities(one.classifier, x, 3), probabilities(two.classifier, x, 3))
-    assert not np.array_equal(probabilities(one.classifier, x, 3), probabilities(three.classifier, x, 3))
+    assert np.array_equal(predict_proba(one.classifier, x, 3), predict_proba(two.classifier, x, 3))
+    assert not np.array_equal(predict_proba(one.classifier, x, 3), predict_proba(three.classifier, x, 3))
 
 
 def test_nobody_is_asked_about_bags_he_was_fitted_on(monkeypatch):
@@ -199,13 +199,13 @@ def test_what_em_refuses():
     with pytest.raises(HeadcountError, match="truth"):
         em(FOREST, blobs(6).blind(), blobs(6))
     pictures = Bags.of(Pool(np.zeros((4, 2, 2, 1), np.uint8)), sizes=[2, 2], labels=[0, 1], classes=2)
-    with pytest.raises(HeadcountError, match="pictures"):
+    with pytest.raises(HeadcountError, match="these are images"):
         em(FOREST, pictures)
 
 
 def test_copies_in_proportion():
     q = np.array([[0.6, 0.4, 0.0], [0.0, 0.0, 1.0], [0.2, 0.2, 0.6]])
-    row, label = module._places(q, np.array([True, True, False]))
+    row, label = module._copies(q, np.array([True, True, False]))
     assert Counter(zip(row.tolist(), label.tolist(), strict=True)) == {(0, 0): 3, (0, 1): 2, (1, 2): 5}
 
 

@@ -1,16 +1,16 @@
-"""Views: the same instances, seen a little differently. They run on the device, after normalisation, inside the step.
+"""Augmentation: views of instances, made on the device, after normalisation, inside the step.
 
     images    (n, channels, H, W)
     features  (n, D)
 
-A kind of view is a list from weak to strong; a head that asks for V views gets the first V of them, the last one repeated.
-They draw from torch's default generator, which training seeds for each epoch; shapes never depend on what was drawn.
+A policy is a list of views from weak to strong; a head that asks for V views gets the first V of them, the last one repeated.
+Views draw from torch's default generator, which training seeds for each epoch; shapes never depend on what is drawn.
 
-    none, crop, flip_crop, noise   one kind, however many are asked for
-    image    flip and crop, then strong: photographs of things
-    digit    crop, then strong: what a mirror would change
-    tissue   quarter turns and mirror images, then colour and cutout: what has no upright
-    feature  a little noise, then noise, mask and a trace of somebody else: embeddings and tables
+    none, crop, flip_crop, noise   one view, for any V
+    image    flip and crop, then strong: photographs of objects
+    digit    crop, then strong: no flips
+    tissue   rotations by 90 degrees and flips, then colour and cutout: images without an upright direction
+    feature  a little noise, then noise, masking and mixup: embeddings and tables
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def identity(x: Tensor) -> Tensor:
 
 
 def crop(x: Tensor) -> Tensor:
-    """Shift by up to an eighth of the side, the border reflected: 4 pixels of 32."""
+    """Shift by up to an eighth of the side with reflected borders: 4 pixels of 32."""
     n, channels, height, width = x.shape
     p, q = (min(max(1, side // 8), side - 1) for side in (height, width))
     padded = F.pad(x, (q, q, p, p), mode="reflect")
@@ -42,7 +42,7 @@ def crop(x: Tensor) -> Tensor:
 
 
 def flip(x: Tensor) -> Tensor:
-    """Mirror half of the images."""
+    """Flip half of the images horizontally."""
     return torch.where(torch.rand(len(x), 1, 1, 1, device=x.device) < 0.5, x.flip(3), x)
 
 
@@ -51,27 +51,27 @@ def flip_crop(x: Tensor) -> Tensor:
 
 
 def dihedral(x: Tensor) -> Tensor:
-    """One of the eight ways a square can lie: quarter turns and their mirror images. An oblong is only turned by halves."""
-    way = torch.rand(3, len(x), 1, 1, 1, device=x.device) < 0.5
-    x = torch.where(way[0], x.flip(3), x)
-    x = torch.where(way[1], x.flip(2), x)
-    return torch.where(way[2], x.transpose(2, 3), x) if x.shape[2] == x.shape[3] else x
+    """A random symmetry of the square: rotations by 90 degrees and flips. A rectangle is rotated by 180 degrees only."""
+    apply = torch.rand(3, len(x), 1, 1, 1, device=x.device) < 0.5
+    x = torch.where(apply[0], x.flip(3), x)
+    x = torch.where(apply[1], x.flip(2), x)
+    return torch.where(apply[2], x.transpose(2, 3), x) if x.shape[2] == x.shape[3] else x
 
 
 def affine(x: Tensor) -> Tensor:
-    """Turn by up to 25 degrees, scale by up to a quarter, shear by up to 0.25, shift by up to an eighth; borders reflected."""
+    """Rotate by up to 25 degrees, scale by up to 25 %, shear by up to 0.25, shift by up to an eighth; reflected borders."""
     u = 2 * torch.rand(6, len(x), device=x.device) - 1
     angle, scale = u[0] * math.radians(25), torch.exp2(0.32 * u[1])
     cos, sin = angle.cos() * scale, angle.sin() * scale
-    rows = torch.stack(
+    matrix = torch.stack(
         [cos, 0.25 * u[2] - sin, 0.25 * u[4], sin + 0.25 * u[3], cos, 0.25 * u[5]], 1
     )  # half a side is 1
-    grid = F.affine_grid(rows.view(-1, 2, 3), list(x.shape), align_corners=False)
+    grid = F.affine_grid(matrix.view(-1, 2, 3), list(x.shape), align_corners=False)
     return F.grid_sample(x.float(), grid, padding_mode="reflection", align_corners=False)
 
 
 def colour(x: Tensor) -> Tensor:
-    """Brightness, contrast and saturation, each by up to four tenths, in units of the normalised image."""
+    """Brightness, contrast and saturation, each by up to 0.4, in units of the normalised image."""
     u = 0.4 * (2 * torch.rand(3, len(x), 1, 1, 1, device=x.device) - 1)
     x = x + u[0]
     mean = x.mean((1, 2, 3), keepdim=True)
@@ -81,14 +81,14 @@ def colour(x: Tensor) -> Tensor:
 
 
 def cutout(x: Tensor) -> Tensor:
-    """A square of half the side, anywhere, turned to the mean: 16 pixels of 32."""
+    """A random square of half the side is set to the mean: 16 pixels of 32."""
     n, _, height, width = x.shape
     u = torch.rand(2, n, 1, device=x.device)
-    far = [
+    inside = [
         (torch.arange(side, device=x.device) + 0.5 - at * side).abs() < side / 4
         for side, at in zip((height, width), u, strict=True)
     ]
-    return x.masked_fill((far[0][:, :, None] & far[1][:, None, :])[:, None], 0.0)
+    return x.masked_fill((inside[0][:, :, None] & inside[1][:, None, :])[:, None], 0.0)
 
 
 def strong(x: Tensor) -> Tensor:
@@ -100,22 +100,22 @@ def strong_flip(x: Tensor) -> Tensor:
 
 
 def strong_turn(x: Tensor) -> Tensor:
-    """Colour is what differs from one laboratory to the next; shape is what counts, so it is left alone."""
+    """Colour differs between laboratories; shape is informative, so it is not changed."""
     return cutout(colour(crop(dihedral(x))))
 
 
 def noise(x: Tensor) -> Tensor:
-    """A tenth of a deviation on every number."""
+    """Gaussian noise of 0.1 standard deviations."""
     return x + 0.1 * torch.randn_like(x)
 
 
 def mask(x: Tensor) -> Tensor:
-    """A fifth of the numbers turned to their mean."""
+    """A fifth of the numbers set to their mean."""
     return x * (torch.rand_like(x) >= 0.2)
 
 
 def mixup(x: Tensor) -> Tensor:
-    """Up to a fifth of another instance: mixup, where the larger part keeps its class."""
+    """Up to a fifth of another instance; the class is that of the larger part."""
     part = 0.2 * torch.rand(len(x), *[1] * (x.ndim - 1), device=x.device)
     other = torch.rand(len(x), device=x.device).argsort()
     return (1 - part) * x + part * x[other]
@@ -136,11 +136,11 @@ VIEWS: dict[str, tuple[View, ...]] = {
     "feature": (noise, strong_feature),
 }
 
-FEATURE_VIEWS = (None, "none", "noise", "feature")  # the others change pictures
+FEATURE_VIEWS = (None, "none", "noise", "feature")  # the others are for images
 
 
 def apply_views(x: Tensor, kind: str, count: int, weak: bool = False) -> Tensor:
-    """(n, ...) -> (count * n, ...): one whole set of views after the other; ``weak``: all of them of the first sort."""
+    """(n, ...) -> (count * n, ...): one whole set of views after the other; ``weak``: all of the weakest kind."""
     views = VIEWS[kind]
-    seen = [views[0 if weak else min(v, len(views) - 1)](x) for v in range(count)]
-    return seen[0] if count == 1 else torch.cat(seen)
+    results = [views[0 if weak else min(v, len(views) - 1)](x) for v in range(count)]
+    return results[0] if count == 1 else torch.cat(results)

@@ -1,16 +1,15 @@
-"""EM under the tilt: any scikit-learn classifier with ``predict_proba`` learns instances from majority labels.
+"""EM with a transition: any scikit-learn classifier with ``predict_proba`` learns instances from majority labels.
 
-    E  q(k | x, label)  ~  p(k | x) P(k | label) / P(k)     p from a copy of the classifier that never saw the instance's bag
-    M  fit again: an instance stands once for every class it may be of, with that class's q as its weight
-    T  one step of the tilt's own EM (majority/transition_em.py) on validation bags, begun low: the classifier must earn every bit of it
+    E  q(k | x, label)  ~  p(k | x) P(k | label) / P(k)     p by a copy of the classifier that was not fitted on the bag
+    M  fit again: an instance is given once for every class it may be of, with that class's q as its weight
+    T  one step of the transition's own EM (majority/transition_em.py) on validation bags, from a low initial share
 
-Cross-fitting by bags (by groups, where there are any) keeps a forest, which knows its own training set by heart, from
-confirming itself. The folds are dealt anew in every round: with the same ones, what A's labels taught B would come back to A
-two rounds later, and the tilt would come out too steep. The round is chosen on validation bags by their labels alone
-(criterion.py). Known instance classes replace their q. A bag without a label says nothing here: a classifier learns nothing
-from its own opinion. Same seed, same answer.
+Cross-fitting by bags (by groups, where there are any) keeps a forest, which memorises its training set, from confirming itself.
+The folds are drawn anew in every round: otherwise what copy A's labels taught copy B would come back to A two rounds later, and
+the estimated shares would be too high. The round is chosen on validation bags by their labels alone (majority/criterion.py).
+Known instance classes replace their q. Bags without a label are left out: a classifier learns nothing from its own predictions.
 
-Letters: N instances, B bags, C classes, D features.
+    N  instances      B  bags      C  classes      D  features
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ from headcount.bags import Bags
 from headcount.bags.pool import to_feature_array
 from headcount.bags.splits import assign_folds, count_groups
 from headcount.errors import HeadcountError
-from headcount.majority import transition as tilt
-from headcount.majority import transition_em
+from headcount.majority import transition, transition_em
 from headcount.majority.criterion import fit_transition_loss
+from headcount.majority.transition import Transition
 from headcount.models.trees import SklearnModel
 from headcount.seeds import seed_for
 
-MIN_PROBABILITY = 0.01  # a class less likely than that gets no copy
-VALIDATION_FOLDS = 5  # one bag of so many chooses the round, where nobody gave validation bags
-CROSS_FIT_FOLDS = 3  # of the cross-fitting
+MIN_PROBABILITY = 0.01  # a less probable class gets no copy of the instance
+VALIDATION_FOLDS = 5  # one of these parts of the bags chooses the round, where no validation bags are given
+CROSS_FIT_FOLDS = 3
 N_COPIES = 5  # of each instance, where a classifier takes no weights
 
 
 @dataclass(frozen=True)
 class EM:
-    """What came out: a classifier fitted on all training bags, the tilt, and how the rounds went."""
+    """A classifier fitted on all training bags, the transition, and the rounds."""
 
     classifier: Any  # its classes_ are class numbers
-    transition: tilt.Transition
-    best_round: int  # the one kept, from 0: the bag's label taken as the instance's
+    transition: Transition
+    best_round: int  # the round that was kept; in round 0 the label of the bag is that of its instances
     curve: list[float]  # the validation loss of each round
 
 
@@ -62,183 +61,177 @@ def em(
     seed: int = 0,
     on_progress: Callable[[int, float], None] | None = None,
 ) -> EM:
-    """Fit copies of ``classifier`` (an unfitted one of scikit-learn) on blind bags.
+    """Fit copies of an unfitted scikit-learn classifier on bags without truth.
 
-    ``valid``: bags that choose the round and carry the tilt; None: a fifth of the training bags, or all of them, cross-fitted,
-    where there are not five groups. ``rounds`` 0 is the baseline: the bag's label as the label of every instance.
+    ``valid``: the bags that choose the round and estimate the transition; None: a fifth of the training bags, or all of them,
+    cross-fitted, where there are fewer than five groups. ``rounds=0`` is the baseline: the bag's label for every instance.
     """
     check_classifier(classifier)
     if train.truth is not None or (valid is not None and valid.truth is not None):
         raise HeadcountError("these bags carry truth, and training must not see it; pass bags.blind()")
-    train, valid = _apart(_telling(train), valid, seed)
+    train, valid = _split_validation(_informative_bags(train), valid, seed)
     task = _Task(classifier, train, folds, seed)
-    if rounds == 0 and valid is not None:
-        return _believed(task, valid, form, on_progress)
-    q, best, best_q = task.first(), EM(None, task.first_tilt(), 0, [math.inf]), task.first()
-    now, curve = best.transition, list[float]()
-    for number in range(rounds + 1):
-        p, valid_p = task.cross_fitted(q, valid, number)
-        judged, by = (p, train) if valid_p is None or valid is None else (valid_p, valid)
-        now = _step(now, judged, by, form, train)
-        curve.append(fit_transition_loss(judged, by, form)[0])
+    current = task.initial_transition()
+    if rounds == 0 and valid is not None:  # no prediction is learned from, so there is nothing to cross-fit
+        fitted = task.fit(task.initial_q(), "all")
+        p = torch.from_numpy(predict_proba(fitted, features(valid), task.classes))
+        current, loss = _update(current, p, valid, form, train), fit_transition_loss(p, valid, form)[0]
         if on_progress:
-            on_progress(number, curve[-1])
-        if number == 0 or curve[-1] < curve[best.best_round]:
-            best, best_q = EM(None, now, number, curve), q
-        if number - best.best_round >= patience or number == rounds:
+            on_progress(0, loss)
+        return EM(fitted, _to_float32(current), 0, [loss])
+    q, best, curve = task.initial_q(), EM(None, current, 0, [math.inf]), list[float]()
+    best_q = q
+    for i in range(rounds + 1):
+        train_p, valid_p = task.cross_fit(q, valid, i)
+        p, bags = (train_p, train) if valid_p is None or valid is None else (valid_p, valid)
+        current = _update(current, p, bags, form, train)
+        curve.append(fit_transition_loss(p, bags, form)[0])
+        if on_progress:
+            on_progress(i, curve[-1])
+        if i == 0 or curve[-1] < curve[best.best_round]:
+            best, best_q = EM(None, current, i, curve), q
+        if i - best.best_round >= patience or i == rounds:
             break
-        q = task.posterior(p, now)
-    return replace(best, classifier=task.fit(best_q, "all"), transition=_single(best.transition))
-
-
-def _believed(task: _Task, valid: Bags, form: str, watch: Callable[[int, float], None] | None) -> EM:
-    """Round 0 alone. Nobody's answer is learned from, so nothing is cross-fitted: one fit, judged on the validation bags."""
-    fitted = task.fit(task.first(), "all")
-    heard = torch.from_numpy(probabilities(fitted, features(valid), task.classes))
-    now = _step(task.first_tilt(), heard, valid, form, task.train)
-    loss, _ = fit_transition_loss(heard, valid, form)
-    if watch:
-        watch(0, loss)
-    return EM(fitted, _single(now), 0, [loss])
+        q = task.posterior(train_p, current)
+    return replace(best, classifier=task.fit(best_q, "all"), transition=_to_float32(best.transition))
 
 
 def check_classifier(classifier: Any) -> None:
     if not all(hasattr(classifier, part) for part in ("fit", "get_params", "predict_proba")):
         raise HeadcountError(
-            f"{classifier!r} has no fit or no predict_proba; give a scikit-learn classifier that says probabilities"
+            f"{classifier!r} has no fit or no predict_proba; give a scikit-learn classifier with probabilities"
         )
 
 
-def probabilities(classifier: Any, x: np.ndarray, classes: int) -> np.ndarray:
-    """(n, D) -> (n, C)."""
+def predict_proba(classifier: Any, x: np.ndarray, classes: int) -> np.ndarray:
+    """(n, D) -> (n, C), with a column for classes that the classifier never saw."""
     return SklearnModel(classifier, classes).predict_proba(x)
 
 
 class _Task:
-    """The training bags as scikit-learn wants them."""
+    """The training bags as arrays for scikit-learn."""
 
     def __init__(self, classifier: Any, train: Bags, folds: int, seed: int) -> None:
         from sklearn.utils.validation import has_fit_parameter
 
         self.classifier, self.train, self.seed = classifier, train, seed
         self.folds, self.classes = min(folds, count_groups(train)), len(train.classes)
-        self.segments = train.segments()
+        segments = train.segments()
         self.x = features(train)
-        self.rows = self.segments.broadcast(train.target.double())  # (N, C); the removed have zeros
+        self.rows = segments.broadcast(train.target.double())  # (N, C); zeros for the removed
         known = torch.full((len(self.x),), -1) if train.known is None else train.known
-        self.known = known.masked_fill(self.segments.removed, -1)
+        self.known = known.masked_fill(segments.removed, -1)
         weight = torch.ones(len(self.x)) if train.weight is None else train.weight
-        told = (self.rows.sum(1) > 0) | (self.known >= 0)
-        self.weight = torch.where(told, weight, 0.0).double().masked_fill(self.segments.removed, 0)
-        self.weighted = has_fit_parameter(classifier, "sample_weight")
-        if not self.weighted and float(weight.amax()) > float(weight.amin()):
+        supervised = (self.rows.sum(1) > 0) | (self.known >= 0)
+        self.weight = torch.where(supervised, weight, 0.0).double().masked_fill(segments.removed, 0)
+        self.takes_weights = has_fit_parameter(classifier, "sample_weight")
+        if not self.takes_weights and float(weight.amax()) > float(weight.amin()):
             raise HeadcountError(f"{type(classifier).__name__} takes no weights, and the instances have some")
 
-    def first_tilt(self) -> tilt.Transition:
-        guess = torch.tensor(transition_em.initial_share(_size(self.train), self.classes), dtype=torch.float64)
-        labels = transition_em.label_prior_from_counts((self.rows * self.weight[:, None]).sum(0), self.train.counted)
-        return tilt.Transition(tilt.mix_from_shares(guess, self.classes), labels)
+    def initial_transition(self) -> Transition:
+        share = torch.tensor(transition_em.initial_share(_bag_size(self.train), self.classes), dtype=torch.float64)
+        prior = transition_em.label_prior_from_counts((self.rows * self.weight[:, None]).sum(0), self.train.counted)
+        return Transition(transition.mix_from_shares(share, self.classes), prior)
 
-    def first(self) -> Tensor:
-        """(N, C) the bag's label as everybody's; what is known as it is known."""
-        return self._told(self.rows.clone())
+    def initial_q(self) -> Tensor:
+        """(N, C) the label of the bag for each instance; the known class where there is one."""
+        return self._with_known(self.rows.clone())
 
-    def posterior(self, p: Tensor, now: tilt.Transition) -> Tensor:
-        return self._told(tilt.posterior(p.clamp_min(1e-30).log(), self.rows, now.mix, now.label_prior))
+    def posterior(self, p: Tensor, current: Transition) -> Tensor:
+        log_p = p.clamp_min(1e-30).log()
+        return self._with_known(transition.posterior(log_p, self.rows, current.mix, current.label_prior))
 
-    def _told(self, q: Tensor) -> Tensor:
-        sure = self.known >= 0
-        q[sure] = torch.eye(self.classes, dtype=q.dtype)[self.known[sure]]
+    def _with_known(self, q: Tensor) -> Tensor:
+        known = self.known >= 0
+        q[known] = torch.eye(self.classes, dtype=q.dtype)[self.known[known]]
         return q
 
-    def cross_fitted(self, q: Tensor, valid: Bags | None, number: int) -> tuple[Tensor, Tensor | None]:
-        """(N, C) what is said of each instance by who did not see its bag, and their mean on the validation bags."""
+    def cross_fit(self, q: Tensor, valid: Bags | None, i: int) -> tuple[Tensor, Tensor | None]:
+        """(N, C) out-of-fold predictions, and the mean of the copies' predictions for the validation bags."""
         p = np.empty((len(self.x), self.classes))
-        x = None if valid is None else features(valid)
-        fold = assign_folds(self.train, self.folds, seed_for(self.seed, "em folds", number))
-        fold, heard = fold[self.train.bag.numpy()], []
+        valid_x = None if valid is None else features(valid)
+        fold = assign_folds(self.train, self.folds, seed_for(self.seed, "em folds", i))
+        fold, valid_p = fold[self.train.bag.numpy()], []
         for k in range(self.folds):
-            out = fold == k
-            fitted = self.fit(q, number, k, among=~out if self.folds > 1 else None)
-            p[out] = probabilities(fitted, self.x[out], self.classes)
-            if x is not None:
-                heard.append(probabilities(fitted, x, self.classes))
-        return torch.from_numpy(p), torch.from_numpy(np.mean(heard, 0)) if heard else None
+            held_out = fold == k
+            fitted = self.fit(q, i, k, among=~held_out if self.folds > 1 else None)
+            p[held_out] = predict_proba(fitted, self.x[held_out], self.classes)
+            if valid_x is not None:
+                valid_p.append(predict_proba(fitted, valid_x, self.classes))
+        return torch.from_numpy(p), torch.from_numpy(np.mean(valid_p, 0)) if valid_p else None
 
     def fit(self, q: Tensor, *purpose: Any, among: np.ndarray | None = None) -> Any:
         from sklearn.base import clone
         from sklearn.dummy import DummyClassifier
 
-        fresh = clone(self.classifier)
-        names = [n for n in fresh.get_params() if n == "random_state" or n.endswith("__random_state")]
-        fresh.set_params(**{n: seed_for(self.seed, "em", n, *purpose) % (1 << 31) for n in names})
+        copy = clone(self.classifier)
+        names = [n for n in copy.get_params() if n == "random_state" or n.endswith("__random_state")]
+        copy.set_params(**{n: seed_for(self.seed, "em", n, *purpose) % (1 << 31) for n in names})
         weight = (q * self.weight[:, None]).numpy()
         if among is not None:
             weight = weight * among[:, None]
-        if self.weighted:
+        options = {}
+        if self.takes_weights:
             row, label = np.nonzero((weight > 0) & (q.numpy() >= MIN_PROBABILITY))
-            how = {"sample_weight": weight[row, label]}
+            options["sample_weight"] = weight[row, label]
         else:
-            row, label = _places(q.numpy(), weight.sum(1) > 0)
-            how = {}
-        if label.min() == label.max():  # a few bags of one label: many classifiers refuse to learn a single class
-            fresh, how = DummyClassifier(), {}
-        return fresh.fit(self.x[row], label, **how)
+            row, label = _copies(q.numpy(), weight.sum(1) > 0)
+        if label.min() == label.max():  # few bags of one label: many classifiers refuse a single class
+            copy, options = DummyClassifier(), {}
+        return copy.fit(self.x[row], label, **options)
 
 
-def _places(q: np.ndarray, here: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each instance stands COPIES times, its classes in proportion to q."""
-    row = np.flatnonzero(here)
+def _copies(q: np.ndarray, present: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """N_COPIES of each present instance, their classes in proportion to q."""
+    row = np.flatnonzero(present)
     ends = np.cumsum(q[row] / q[row].sum(1, keepdims=True), 1)
     at = (np.arange(N_COPIES) + 0.5) / N_COPIES
-    label = (ends[:, None, :-1] < at[None, :, None]).sum(2)  # (n, COPIES)
+    label = (ends[:, None, :-1] < at[None, :, None]).sum(2)  # (n, N_COPIES)
     return np.repeat(row, N_COPIES), label.ravel()
 
 
 def features(bags: Bags) -> np.ndarray:
-    """(N, D) float32, or float64 where the pool kept it."""
+    """(N, D) float32, or float64 where the pool has it."""
     if bags.pool.kind != "features":
-        raise HeadcountError("a scikit-learn classifier takes features, and these are pictures; use a network")
+        raise HeadcountError("a scikit-learn classifier takes features, and these are images; use a network")
     return to_feature_array(bags.pool.take(bags.index))
 
 
-def _size(bags: Bags) -> float:
+def _bag_size(bags: Bags) -> float:
     return transition_em.effective_bag_size(bags.segments(), bags.target)
 
 
-def _single(found: tilt.Transition) -> tilt.Transition:
-    return tilt.Transition(found.mix.float(), found.label_prior.float())
+def _to_float32(estimate: Transition) -> Transition:
+    return Transition(estimate.mix.float(), estimate.label_prior.float())
 
 
-def _telling(bags: Bags) -> Bags:
-    """The bags that have a label or a known class. The others teach nobody here, and a fold of them alone would be no fold."""
-    told = bags.labelled
+def _informative_bags(bags: Bags) -> Bags:
+    """The bags that have a label or a known class; a fold of others alone would be no fold."""
+    informative = bags.labelled
     if bags.known is not None:
-        told = told | (torch.bincount(bags.bag[bags.known >= 0], minlength=len(bags)) > 0)
-    if not bool(told.any()):
+        informative = informative | (torch.bincount(bags.bag[bags.known >= 0], minlength=len(bags)) > 0)
+    if not bool(informative.any()):
         raise HeadcountError(
             f"none of the {len(bags)} bags has a label or a known class; at least two labels are needed"
         )
-    return bags if bool(told.all()) else bags.take(told)
+    return bags if bool(informative.all()) else bags.take(informative)
 
 
-def _apart(train: Bags, valid: Bags | None, seed: int) -> tuple[Bags, Bags | None]:
+def _split_validation(train: Bags, valid: Bags | None, seed: int) -> tuple[Bags, Bags | None]:
     if valid is not None and bool(valid.target.any()):
         return train, valid
     if valid is not None or count_groups(train) < VALIDATION_FOLDS:
         return train, None
     fold = assign_folds(train, VALIDATION_FOLDS, seed)
-    learned, held = train.take(np.flatnonzero(fold > 0)), train.take(np.flatnonzero(fold == 0))
-    enough = bool(held.target.any()) and int((learned.target.sum(0) > 0).sum()) == int((train.target.sum(0) > 0).sum())
-    return (learned, held) if enough else (train, None)
+    rest, part = train.take(np.flatnonzero(fold > 0)), train.take(np.flatnonzero(fold == 0))
+    keeps_classes = int((rest.target.sum(0) > 0).sum()) == int((train.target.sum(0) > 0).sum())
+    return (rest, part) if bool(part.target.any()) and keeps_classes else (train, None)
 
 
-def _step(now: tilt.Transition, p: Tensor, bags: Bags, form: str, train: Bags) -> tilt.Transition:
-    """One step of the tilt's EM on these bags."""
-    least = transition_em.min_majority_share(_size(train), len(train.classes), train.counted)
-    heap = transition_em.e_step(
-        p, transition_em.instance_targets(bags.segments(), bags.target), now.mix, now.label_prior
-    )
-    return tilt.Transition(
-        transition_em.m_step(heap, bags.target.double().sum(0), form, least, train.counted), now.label_prior
-    )
+def _update(current: Transition, p: Tensor, bags: Bags, form: str, train: Bags) -> Transition:
+    """One step of the transition's EM on these bags."""
+    min_share = transition_em.min_majority_share(_bag_size(train), len(train.classes), train.counted)
+    targets = transition_em.instance_targets(bags.segments(), bags.target)
+    counts = transition_em.e_step(p, targets, current.mix, current.label_prior)
+    mix = transition_em.m_step(counts, bags.target.double().sum(0), form, min_share, train.counted)
+    return Transition(mix, current.label_prior)

@@ -1,20 +1,21 @@
-"""The stem of ResNet18 in few passes over memory: convolution, batch-norm, ReLU and max-pool as one operation (Triton).
+"""The stem of ResNet18 as one operation (Triton): convolution, batch-norm, ReLU and max-pool in few passes over memory.
 
-The stem is where a step's bytes are: its maps are four times as large as what the pool leaves of them. Written layer by
-layer, the large map and its gradients pass through memory some sixteen times a step; here three times:
+The stem moves most bytes of a step: its maps are four times as large as those after the pool. Layer by layer, the large map
+and its gradients pass through memory about sixteen times a step; here three times:
 
-    forward    y = conv(x) and its statistics    C, below    pooled = max of relu(norm(y)), and the winner's place
-    backward   sum over winners of their gradient times x under the taps
+    forward    y = conv(x) and its statistics    C, below    pooled = max of relu(norm(y)), and the position of the maximum
+    backward   sum over maxima of their gradient times x under the taps
 
-Nothing else is needed on the way back, because y is linear in the weights W. Batch-norm's gradient takes from dz, that of the
-normalised map, its mean and its slope along y. So with D the sum of dz times x under the taps, C that of y times the same
-(taken on the way there) and S that of x alone, the gradient of W is a line in D, S and C, and the sum of dz y is that of W D.
+The backward pass needs nothing else, because y is linear in the weights W. Batch-norm's gradient subtracts from dz, that of the
+normalised map, its mean and its regression on y. So with D the sum of dz times x under the taps, C that of y times the same
+(computed in the forward pass) and S that of x alone, the gradient of W is linear in D, S and C, and the sum of dz y is that of
+W D.
 
-Images are laid out as padded rows of pixels. Two places side by side look at nine neighbouring pixels of seven rows, at most 32
-numbers of each: a matrix product over pairs of places moves half the bytes of one over places.
+Images are stored as padded rows of pixels. Two neighbouring positions see nine neighbouring pixels of seven rows, at most 32
+numbers of each: a matrix product over pairs of positions moves half the bytes of one over positions.
 
-``FusedStem`` is the same function of the same weights as the layers it replaces, up to rounding; the tests hold it to them,
-on the CPU by Triton's interpreter. Where Triton is missing, or the shapes are others, the layers run as they are.
+``FusedStem`` is the same function of the same weights as the layers it replaces, up to rounding; the tests compare the two, on
+the CPU with Triton's interpreter. Without Triton, or with other shapes, the layers run as they are.
 
 Letters: n images, Y X the map after the convolution, P Q after the pool, K output channels (a power of two).
 """
@@ -33,9 +34,9 @@ from torch.nn import functional as F
 from headcount.errors import HeadcountError
 from headcount.models.backbones import ResNet18
 
-SPAN = 32  # numbers of a row under the taps of a pair, filled up
+SPAN = 32  # numbers of a row under the taps of a pair, padded
 TAPS = 8 * SPAN  # seven rows, and one more to be a power of two
-LINE = 64  # numbers of bf16 in a line of the card's cache
+LINE = 64  # numbers of bf16 in a cache line of the GPU
 MAX_ELEMENTS = 1 << 31  # numbers that a kernel can address
 
 
@@ -48,36 +49,36 @@ class KernelConfig(NamedTuple):
     programs_per_core: int
 
     def partition(self, elements: int, device: torch.device) -> tuple[int, int]:
-        """How many programs share the elements, and how many tiles each of them takes."""
+        """The number of programs for these elements, and of tiles for each."""
         cores = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
-        tiles = _up(elements, self.tile)
-        steps = _up(tiles, self.programs_per_core * cores)
-        return _up(tiles, steps), steps
+        tiles = _ceil_div(elements, self.tile)
+        steps = _ceil_div(tiles, self.programs_per_core * cores)
+        return _ceil_div(tiles, steps), steps
 
     @property
     def settings(self) -> dict[str, int]:
         return {"num_warps": self.warps, "num_stages": self.stages}
 
 
-# The fastest found on an H200 by benchmarks/kernels.py; elements are pairs of places, channels, and windows of the pool.
-MAPPED = KernelConfig(64, 4, 1, 2)
-CROSSED = KernelConfig(32, 8, 4, 1)
-MERGED = KernelConfig(16, 8, 1, 1)
-POOL = KernelConfig(16, 4, 1, 1)
-DEALT = KernelConfig(32, 8, 1, 1)
+# The fastest found on an H200 by benchmarks/kernels.py; elements are pairs of positions, channels, and windows of the pool.
+CONVOLVE = KernelConfig(64, 4, 1, 2)
+CORRELATE = KernelConfig(32, 8, 4, 1)
+MERGE_MOMENTS = KernelConfig(16, 8, 1, 1)
+MAX_POOL = KernelConfig(16, 4, 1, 1)
+GRADIENT = KernelConfig(32, 8, 1, 1)
 
 
 @cache
 def kernels() -> Any:
-    """Loaded when first wanted: who has no card does not wait for Triton. None where there is no Triton."""
+    """Imported on first use, so that Triton is not loaded without need; None if it is not installed."""
     try:
-        return import_module("headcount.training.accel.kernels")  # a language of its own: type checkers stay outside
+        return import_module("headcount.training.accel.kernels")  # Triton's language, not for type checkers
     except ImportError:
         return None
 
 
 def can_fuse(network: nn.Module) -> bool:
-    """Whether this network's stem is the one written here, and Triton is there to run it."""
+    """Whether the stem of this network is the one fused here, and Triton is installed."""
     if type(network) is not ResNet18 or kernels() is None:
         return False
     conv, pool, norm = network.conv1, network.maxpool, network.bn1
@@ -92,11 +93,11 @@ def can_fuse(network: nn.Module) -> bool:
 
 
 class StemSizes(NamedTuple):
-    """Of the rows of pixels that x consists of, and of the maps."""
+    """Of the rows of pixels in x, and of the maps."""
 
     rows: int  # of an image
     pitch: int  # numbers of a row
-    stride: int  # numbers from a pair to the next
+    stride: int  # numbers between pairs
     Y: int
     X: int
     P: int
@@ -104,10 +105,10 @@ class StemSizes(NamedTuple):
 
     @classmethod
     def of(cls, channels: int, height: int, width: int) -> StemSizes:
-        Y, X = _up(height, 2), _up(width, 2)
-        P, Q = _up(Y, 2), _up(X, 2)
-        # whole cache lines: images of another length the compiler lays out with gaps, and copies them for every use
-        return cls(2 * Y + 6, LINE * _up(4 * channels * (Q - 1) + SPAN, LINE), 4 * channels, Y, X, P, Q)
+        Y, X = _ceil_div(height, 2), _ceil_div(width, 2)
+        P, Q = _ceil_div(Y, 2), _ceil_div(X, 2)
+        # whole cache lines: the compiler would pad images of another length, and copy them for every use
+        return cls(2 * Y + 6, LINE * _ceil_div(4 * channels * (Q - 1) + SPAN, LINE), 4 * channels, Y, X, P, Q)
 
 
 def in_rows(x: Tensor) -> Tensor:
@@ -120,43 +121,64 @@ def in_rows(x: Tensor) -> Tensor:
 
 
 def weight_in_rows(weight: Tensor) -> Tensor:
-    """(K, channels, 7, 7) -> (2 K, TAPS): for the first place of a pair, and for the second, two pixels further on."""
+    """(K, channels, 7, 7) -> (2 K, TAPS): for the first position of a pair, and for the second, two pixels further."""
     rows, on = weight.permute(0, 2, 3, 1).flatten(2), 2 * weight.shape[1]
     return torch.stack([F.pad(rows, (o, SPAN - o - rows.shape[2], 0, 1)) for o in (0, on)]).flatten(2).flatten(0, 1)
 
 
-# What is kept for the way back is flat: the compiler lays every tensor of four dimensions that it keeps out anew, channels
-# last, and would so turn it around twice a step. Sums are handed on in parts: the compiler adds them up where it uses them.
+# What is saved for the backward pass is flat: the compiler copies every four-dimensional tensor that it saves to channels-last,
+# and back. Sums are returned in parts: the compiler adds them where it uses them.
 
 
 @torch.library.custom_op("headcount::stem", mutates_args=())
 def stem(
     x: Tensor, sizes: list[int], weight: Tensor, gamma: Tensor, beta: Tensor, eps: float, known: Tensor | None
 ) -> list[Tensor]:
-    """Rows of images -> pooled (n, K, P, Q), and for the way back winner (n P Q, K), the line (four rows of K: mean, variance,
-    scale and shift), and C (2 K, TAPS) in parts. A line that is known is used instead, and nothing is learned."""
+    """Rows of images -> pooled (n, K, P, Q), and for the backward pass winner (n P Q, K), the moments (four rows of K: mean,
+    variance, scale and shift), and C (2 K, TAPS) in parts. With ``known`` moments (eval mode) none are computed."""
     rows, pitch, stride, Y, X, P, Q = sizes
     n, K, pairs, pixels = len(x), len(gamma), len(x) * Y * Q, _for_dots(x)
-    y, laid = pixels.new_empty(n * Y * X, K), (rows, pitch, stride, Y, X, Q, K, TAPS, SPAN)
-    parts, steps = MAPPED.partition(pairs, x.device)
-    facts = _sums(x, 3, parts, 2 * K)
-    kernels().mapped[(parts,)](
-        pixels, _for_dots(weight), y, *facts, pairs, steps, known is None, *laid, MAPPED.tile, **MAPPED.settings
+    y, layout = pixels.new_empty(n * Y * X, K), (rows, pitch, stride, Y, X, Q, K, TAPS, SPAN)
+    parts, steps = CONVOLVE.partition(pairs, x.device)
+    partial_moments = _sums(x, 3, parts, 2 * K)
+    kernels().convolve[(parts,)](
+        pixels,
+        _for_dots(weight),
+        y,
+        *partial_moments,
+        pairs,
+        steps,
+        known is None,
+        *layout,
+        CONVOLVE.tile,
+        **CONVOLVE.settings,
     )
-    line, cross = known, _sums(x, 0)
-    if line is None:
-        line, most = _sums(x, 4, K), 1 << (2 * parts - 1).bit_length()  # the two places of a pair are two parts
-        channels = (_up(K, MERGED.tile),)
-        kernels().merge[channels](
-            *facts, gamma, beta, eps, line, 2 * parts, n * Y * X, K, most, MERGED.tile, **MERGED.settings
+    moments, cross = known, _sums(x, 0)
+    if moments is None:
+        moments, most = _sums(x, 4, K), 1 << (2 * parts - 1).bit_length()  # the two places of a pair are two parts
+        channels = (_ceil_div(K, MERGE_MOMENTS.tile),)
+        kernels().merge_moments[channels](
+            *partial_moments,
+            gamma,
+            beta,
+            eps,
+            moments,
+            2 * parts,
+            n * Y * X,
+            K,
+            most,
+            MERGE_MOMENTS.tile,
+            **MERGE_MOMENTS.settings,
         )
-        parts, steps = CROSSED.partition(pairs, x.device)
+        parts, steps = CORRELATE.partition(pairs, x.device)
         cross = _sums(x, parts, 2 * K, TAPS)
-        kernels().crossed[(parts,)](pixels, y, cross, pairs, steps, *laid, CROSSED.tile, **CROSSED.settings)
+        kernels().correlate[(parts,)](pixels, y, cross, pairs, steps, *layout, CORRELATE.tile, **CORRELATE.settings)
     pooled, winner = x.new_empty(n, P, Q, K), x.new_empty(n * P * Q, K, dtype=torch.uint8)
-    windows = (_up(len(winner), POOL.tile),)
-    kernels().pool[windows](y, line, pooled, winner, len(winner), Y, X, P, Q, K, POOL.tile, **POOL.settings)
-    return [pooled.permute(0, 3, 1, 2), winner, line if known is None else line.clone(), cross]
+    windows = (_ceil_div(len(winner), MAX_POOL.tile),)
+    kernels().max_pool[windows](
+        y, moments, pooled, winner, len(winner), Y, X, P, Q, K, MAX_POOL.tile, **MAX_POOL.settings
+    )
+    return [pooled.permute(0, 3, 1, 2), winner, moments if known is None else moments.clone(), cross]
 
 
 @stem.register_fake
@@ -164,28 +186,28 @@ def _(
     x: Tensor, sizes: list[int], weight: Tensor, gamma: Tensor, beta: Tensor, eps: float, known: Tensor | None
 ) -> list[Tensor]:
     (_, _, _, Y, _, P, Q), n, K = sizes, len(x), len(gamma)
-    parts, _ = CROSSED.partition(n * Y * Q, x.device)
+    parts, _ = CORRELATE.partition(n * Y * Q, x.device)
     pooled, winner = x.new_empty(n, P, Q, K).permute(0, 3, 1, 2), x.new_empty(n * P * Q, K, dtype=torch.uint8)
     return [pooled, winner, _sums(x, 4, K), _sums(x, parts, 2 * K, TAPS) if known is None else _sums(x, 0)]
 
 
 @torch.library.custom_op("headcount::stem_backward", mutates_args=())
 def stem_backward(grad: Tensor, x: Tensor, sizes: list[int], winner: Tensor) -> list[Tensor]:
-    """D (2 K, TAPS), its rows 2k and 2k + 1 of the places of a pair, and the sum of dz (K), both in parts."""
+    """D (2 K, TAPS), rows 2k and 2k + 1 for the positions of a pair, and the sum of dz (K), both in parts."""
     (rows, pitch, stride, Y, _, P, Q), (windows, K) = sizes, winner.shape
-    parts, steps = DEALT.partition(windows, x.device)
-    D, total, laid = _sums(x, parts, 2 * K, TAPS), _sums(x, parts, K), (rows, pitch, stride, Y, P, Q, K, TAPS, SPAN)
-    kernels().dealt[(parts,)](
+    parts, steps = GRADIENT.partition(windows, x.device)
+    D, total, layout = _sums(x, parts, 2 * K, TAPS), _sums(x, parts, K), (rows, pitch, stride, Y, P, Q, K, TAPS, SPAN)
+    kernels().gradient[(parts,)](
         *(grad.permute(0, 2, 3, 1).contiguous(), winner, _for_dots(x), D, total, windows, steps),
-        *(*laid, DEALT.tile),
-        **DEALT.settings,
+        *(*layout, GRADIENT.tile),
+        **GRADIENT.settings,
     )
     return [D, total]
 
 
 @stem_backward.register_fake
 def _(grad: Tensor, x: Tensor, sizes: list[int], winner: Tensor) -> list[Tensor]:
-    K, (parts, _) = winner.shape[1], DEALT.partition(len(winner), x.device)
+    K, (parts, _) = winner.shape[1], GRADIENT.partition(len(winner), x.device)
     return [_sums(x, parts, 2 * K, TAPS), _sums(x, parts, K)]
 
 
@@ -194,93 +216,93 @@ def _sums(like: Tensor, *shape: int) -> Tensor:
 
 
 def _for_dots(x: Tensor) -> Tensor:
-    """Triton's interpreter multiplies no bf16, and rounds to it by cutting off."""
+    """Triton's interpreter cannot multiply bf16, and truncates when it rounds to it."""
     return x if x.is_cuda else x.float()
 
 
-def _up(a: int, b: int) -> int:
+def _ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _remember(ctx: Any, inputs: Any, output: Any) -> None:
+def _save_for_backward(ctx: Any, inputs: Any, output: Any) -> None:
     x, ctx.sizes, weight, _, _, ctx.eps, _ = inputs
     ctx.save_for_backward(x, weight, *output[1:])
 
 
-def _back(ctx: Any, grads: Any) -> tuple[Tensor | None, ...]:
-    """The gradients of weight, gamma and beta. Images have none. C, D and the line are numbers here, and forget how they hang
-    on the weights: a second derivative would be wrong without a word."""
+def _backward(ctx: Any, grads: Any) -> tuple[Tensor | None, ...]:
+    """The gradients of weight, gamma and beta. Images have none. C, D and the moments are constants here, so that a second
+    derivative would silently be wrong."""
     if torch.is_grad_enabled():
         raise HeadcountError(
             "the fused stem has no second derivatives, and create_graph=True asks for them; take another precision than bf16, "
             "in which the stem runs layer by layer"
         )
-    x, weight, winner, line, cross = ctx.saved_tensors
-    sizes, (mean, variance, scale, _), K = StemSizes(*ctx.sizes), line, line.shape[1]
-    places, r = len(x) * sizes.Y * sizes.X, (variance + ctx.eps).rsqrt()
+    x, weight, winner, moments, cross = ctx.saved_tensors
+    sizes, (mean, variance, scale, _), K = StemSizes(*ctx.sizes), moments, moments.shape[1]
+    positions, r = len(x) * sizes.Y * sizes.X, (variance + ctx.eps).rsqrt()
     D, total = (part.sum(0) for part in stem_backward(grads[0], x, ctx.sizes, winner))
-    # all by place of the pair, channel, tap, as C and the weight are; D's kernel joins the two places of a channel
+    # by position in the pair, channel and tap, as C and the weight; D's kernel joins the two positions of a channel
     D = D.view(K, 2, TAPS).transpose(0, 1)
-    C, S = cross.sum(0).view(2, K, TAPS), _under(x, sizes)[:, None]
+    C, S = cross.sum(0).view(2, K, TAPS), _tap_sums(x, sizes)[:, None]
     along = r * ((weight.float().view(2, K, TAPS) * D).sum((0, 2)) - mean * total)
-    slope = (r * along / places)[:, None] * (C - mean[:, None] * S)
-    dw = scale[:, None] * (D - (total / places)[:, None] * S - slope)
+    slope = (r * along / positions)[:, None] * (C - mean[:, None] * S)
+    dw = scale[:, None] * (D - (total / positions)[:, None] * S - slope)
     return None, None, dw.flatten(0, 1).to(weight.dtype), along, total, None, None
 
 
-def _under(x: Tensor, sizes: StemSizes) -> Tensor:
-    """S: the sum of the numbers under the taps of all pairs, and of those that have a second place."""
+def _tap_sums(x: Tensor, sizes: StemSizes) -> Tensor:
+    """S: the sum of the numbers under the taps of all pairs, and of those with a second position."""
     image = x.view(-1, sizes.rows, sizes.pitch).sum(0, dtype=torch.float32)
     taps = image.unfold(0, 8, 2).sum(0).unfold(0, SPAN, sizes.stride)  # (pairs, 8, SPAN)
     return torch.stack([taps[:pairs].sum(0).flatten() for pairs in (sizes.Q, sizes.X // 2)])
 
 
-stem.register_autograd(_back, setup_context=_remember)
+stem.register_autograd(_backward, setup_context=_save_for_backward)
 
 
 class FusedStem(ResNet18):
-    """A ResNet18 whose stem is the operation above, with the statistics of the images while it learns, of before otherwise."""
+    """A ResNet18 with a fused stem: the statistics of the batch in training, the running ones otherwise."""
 
     def stem(self, x: Tensor) -> Tensor:
         norm: Any = self.bn1
         if x.requires_grad or not _fits(x) or (torch.is_grad_enabled() and not norm.training):
             return super().stem(x)
         sizes = StemSizes.of(*x.shape[1:])
-        rows, weight = (t.to(_kind(x)) for t in (in_rows(x), weight_in_rows(self.conv1.weight)))
-        known = None if norm.training else _line(norm)
-        pooled, _, line, _ = stem(rows, list(sizes), weight, norm.weight, norm.bias, norm.eps, known)
+        rows, weight = (t.to(_dtype(x)) for t in (in_rows(x), weight_in_rows(self.conv1.weight)))
+        known = None if norm.training else _eval_moments(norm)
+        pooled, _, moments, _ = stem(rows, list(sizes), weight, norm.weight, norm.bias, norm.eps, known)
         if norm.training:
             count = len(x) * sizes.Y * sizes.X
             with torch.no_grad():
-                norm.running_mean.lerp_(line[0], norm.momentum)
-                norm.running_var.lerp_(line[1] * (count / (count - 1)), norm.momentum)
+                norm.running_mean.lerp_(moments[0], norm.momentum)
+                norm.running_var.lerp_(moments[1] * (count / (count - 1)), norm.momentum)
                 norm.num_batches_tracked.add_(1)
         return pooled
 
 
 def _fits(x: Tensor) -> bool:
-    """More than one place (the layers say what is wrong with one), addresses of 32 bits, and numbers the kernels multiply: on a
-    card bf16 alone, as float32 takes too much of its shared memory; on a processor what Triton's interpreter does, in tests."""
+    """More than one position (the layers have the error message for one), addresses of 32 bits, and a supported type: bf16 on a
+    GPU, as float32 needs too much shared memory; any in Triton's interpreter, for tests."""
     sizes = StemSizes.of(*x.shape[1:])
     numbers = len(x) * max(64 * sizes.Y * sizes.X, sizes.rows * sizes.pitch)
-    multiplied = _kind(x) == torch.bfloat16 if x.is_cuda else os.environ.get("TRITON_INTERPRET") == "1"
-    return len(x) * sizes.Y * sizes.X > 1 and numbers < MAX_ELEMENTS and multiplied
+    supported = _dtype(x) == torch.bfloat16 if x.is_cuda else os.environ.get("TRITON_INTERPRET") == "1"
+    return len(x) * sizes.Y * sizes.X > 1 and numbers < MAX_ELEMENTS and supported
 
 
-def _kind(x: Tensor) -> torch.dtype:
+def _dtype(x: Tensor) -> torch.dtype:
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
-def _line(norm: Any) -> Tensor:
-    """Batch-norm as it answers in eval mode: mean, variance, scale and shift."""
+def _eval_moments(norm: Any) -> Tensor:
+    """Batch-norm in eval mode: mean, variance, scale and shift."""
     mean, variance = norm.running_mean, norm.running_var
     scale = norm.weight / (variance + norm.eps).sqrt()
     return torch.stack([mean, variance, scale, norm.bias - mean * scale]).detach()
 
 
 def self_test(device: torch.device) -> None:
-    """One way there and back on 64 images of 32x32; whatever the kernels cannot do here is raised."""
+    """One forward and backward pass on 64 images of 32x32; raises what the kernels cannot do here."""
     network = ResNet18(3).to(device)
     network.__class__ = FusedStem
     with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
