@@ -2,8 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
+# what most changes break first: bags, mathematics, heads, the loop, readers, records, errors, structure
+QUICK := tests/test_layers.py tests/bags tests/majority tests/models/heads/test_against_oracles.py tests/training/test_loop.py \
+	tests/readers/test_read.py tests/experiments/test_recipe.py tests/cli/test_cli_errors.py
 
-.PHONY: demo test soak fuzz check bench docs format clean
+.PHONY: demo test quick soak fuzz mutants check bench docs format clean
 
 demo: .venv/ready          ## the main job: majority labels -> instance classifier -> report
 	$(BIN)/headcount demo --out demo
@@ -11,13 +14,19 @@ demo: .venv/ready          ## the main job: majority labels -> instance classifi
 test: .venv/ready          ## the test suite, under 6 minutes on 2 cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not soak"
 
+quick: .venv/ready         ## the core for daily work, under 90 s on 2 cores
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not soak" $(QUICK)
+
 soak: .venv/ready          ## campaigns of kills and fuzzing, under 20 minutes
 	$(BIN)/python -m pytest -m soak
 
-fuzz: .venv/ready          ## new examples for every reader each time, as long as one likes to repeat it
+fuzz: .venv/ready          ## new random examples for every reader, each time
 	HEADCOUNT_FUZZ=search $(BIN)/python -m pytest tests/readers/test_read_fuzz.py -m "soak or not soak"
 
-check: .venv/ready         ## format, lint, types, import layers
+mutants: .venv/ready       ## small mutations of every package, each of which the tests must notice
+	$(BIN)/python benchmarks/mutants.py
+
+check: .venv/ready         ## format, lint, types, structure
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/ty check
@@ -27,6 +36,7 @@ bench: .venv/ready         ## what an epoch costs here
 	$(BIN)/python benchmarks/cpu.py
 
 docs: .venv/ready          ## the documentation's site, in docs/_build
+	$(BIN)/python docs/command_line.py
 	$(BIN)/python -m sphinx -W -q -b html docs docs/_build
 
 format: .venv/ready

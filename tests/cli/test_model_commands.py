@@ -441,6 +441,7 @@ def test_flipped_labels_come_first(seed):
     found = label_issues.find_label_issues(reading.bags, label_issues.cross_val_bag_probabilities(reading, seed=seed))
     order = [int(v) for v in found.column("bag").to_pylist()]
     precision = average_precision_score(wrong[order], -found.column("p_label").to_numpy())
+    assert (np.diff(found.column("p_label").to_numpy()) >= 0).all()
     print(f"average precision {precision:.3f}, chance {wrong.mean():.3f}")
     assert precision > 0.85
     looks = np.array(found.column("looks_wrong").to_pylist())
