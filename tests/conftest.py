@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import shlex
 from collections.abc import Callable
@@ -58,3 +60,26 @@ def downloads(monkeypatch) -> list[str]:
     from library_factory import replace_libraries
 
     return replace_libraries(monkeypatch)
+
+
+class _SmallDisk(io.FileIO):
+    """A file on a disk with room for 100 bytes."""
+
+    def write(self, data):
+        if self.tell() + len(data) > 100:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().write(data)
+
+
+@pytest.fixture
+def full_disk(monkeypatch) -> set[str]:
+    """Tables are written to a disk that is full after 100 bytes; if names are added to the set, only the files named there."""
+    from headcount.reporting import export
+
+    names: set[str] = set()
+
+    def open_sink(path):
+        return (_SmallDisk if not names or any(n in path.name for n in names) else io.FileIO)(path, "wb")
+
+    monkeypatch.setattr(export, "open_sink", open_sink)
+    return names

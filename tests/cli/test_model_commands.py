@@ -327,14 +327,9 @@ def test_a_sheet_is_never_written_over(run_cli, tmp_path, big):
     assert (tmp_path / "s.csv").read_text() == "hours of work"
 
 
-def test_a_sheet_without_room_leaves_no_key(run_cli, tmp_path, big, monkeypatch):
-    from test_predict import Full
-
-    from headcount.reporting import export
-
+def test_a_sheet_without_room_leaves_no_key(run_cli, tmp_path, big, full_disk):
     model, data, _ = big
     before = file_names_in(tmp_path)
-    monkeypatch.setattr(export, "open_sink", lambda path: Full(path, "wb"))
     assert run_cli("audit", model, data, "--out", "s.csv")[0] == 2
     assert run_cli("audit", model, data, "--out", "folder")[0] == 2
     assert file_names_in(tmp_path) == before

@@ -128,6 +128,11 @@ def test_needs_come_first_and_once(tmp_path):
     assert len(records.load_records(tmp_path)) == 3
 
 
+def test_what_a_recipe_needs_comes_before_it():
+    mpem = TINY.replace(removal=0.5)
+    assert study.with_needs([mpem, TINY]) == [*mpem.needs, mpem] == [TINY, mpem]
+
+
 def test_a_required_run_is_a_record_too(done):
     out, ended = done
     assert [r.recipe for r in ended.records] == RECIPES

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import decimal
 import errno
-import io
 import json
 import os
 from pathlib import Path
@@ -414,19 +413,9 @@ def test_wrong_input_is_one_line_and_leaves_nothing(case_, shelf, run_cli, monke
     assert {p: p.stat().st_mtime_ns for p in root.rglob("*")} == before
 
 
-class Full(io.FileIO):
-    """A disk with room for 100 bytes."""
-
-    def write(self, data):
-        if self.tell() + len(data) > 100:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return super().write(data)
-
-
 @pytest.mark.parametrize("out", ["p.csv", "p.tsv", "p.parquet"])
-def test_a_full_disk_leaves_nothing(out, run_cli, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_nothing(out, run_cli, tmp_path, full_disk):
     model, data = case(tmp_path / "in", "table")
-    monkeypatch.setattr(export, "open_sink", lambda path: Full(path, "wb"))
     code, _, err = run_cli("predict", model, data, "--out", out)
     assert code == 2
     assert "No space left" in err.splitlines()[-1]
@@ -464,11 +453,11 @@ def test_a_disk_that_fills_up_at_any_file(out, more, run_cli, tmp_path, monkeypa
         assert file_names_in(tmp_path) == {"in"}
 
 
-def test_an_old_file_survives_a_full_disk(run_cli, tmp_path, monkeypatch):
+def test_an_old_file_survives_a_full_disk(run_cli, tmp_path, full_disk):
     model, data = case(tmp_path / "in", "table")
     for name in ("p.csv", "b.csv"):
         (tmp_path / name).write_text("old")
-    monkeypatch.setattr(export, "open_sink", lambda path: (Full if "p.csv" in path.name else io.FileIO)(path, "wb"))
+    full_disk.add("p.csv")
     assert run_cli("predict", model, data, "--out", "p.csv", "--bags", "b.csv")[0] == 2
     assert {p.name: p.read_text() for p in tmp_path.glob("*.csv*")} == {"p.csv": "old", "b.csv": "old"}
 
