@@ -16,7 +16,7 @@ from headcount.bags import Bags, Pool, hashing
 from headcount.models.fitted import FittedModel
 from headcount.models.predictions import Predictions
 from headcount.reporting import explain
-from headcount.selection.fit_warnings import contradicts_shares
+from headcount.selection.metadata import contradicts_shares
 from model_factory import KINDS, case, people, read_rows
 
 

@@ -33,7 +33,7 @@ from headcount.majority.criterion import evaluate_criterion
 from headcount.models.fitted import FittedModel
 from headcount.readers import read
 from headcount.reporting.fit_page import context_sentence, model_card, summary_lines
-from headcount.selection import cross_validation, fit_warnings, methods, network_setup, time_budget
+from headcount.selection import cross_validation, metadata, methods, network_setup, time_budget
 from headcount.selection.check.check import check
 from headcount.selection.fit import SearchProgress, fit
 from headcount.selection.methods import Method, build_methods
@@ -346,10 +346,10 @@ def test_the_model_card_names_lack_of_time_as_the_reason(monkeypatch):
 def test_the_warning_about_labels_that_are_never_predicted():
     """An accuracy of 0.69 hid that none of nine bags was correct, and 0.68 that the most frequent label alone has 0.64."""
     score = SimpleNamespace(confusion=[[15, 0, 4], [5, 0, 4], [0, 0, 40]], bag_accuracy=0.81, bag_low=0.7)
-    (warning,) = fit_warnings._label_warnings(score, ("a", "b", "c"))
+    (warning,) = metadata._label_warnings(score, ("a", "b", "c"))
     assert warning.startswith("No held-out bag with the label b (9 bags) was predicted correctly")
     score = SimpleNamespace(confusion=[[5, 0, 6], [0, 1, 6], [3, 0, 29]], bag_accuracy=0.7, bag_low=0.55)
-    (warning,) = fit_warnings._label_warnings(score, ("a", "b", "c"))
+    (warning,) = metadata._label_warnings(score, ("a", "b", "c"))
     assert warning.startswith(
         "Always predicting the most frequent label, c, is correct for 64% of the bags: 70% is not clearly more"
     )

@@ -57,7 +57,7 @@ def predict(
     from headcount.reporting import export, geo
     from headcount.reporting.console import bags_bar, print_message
     from headcount.reporting.export import check_outputs
-    from headcount.selection.fit_warnings import share_warnings
+    from headcount.selection.metadata import share_warnings
 
     use_context = parse_context(context)
     kind = export.output_kind(out)

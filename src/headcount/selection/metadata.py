@@ -1,4 +1,4 @@
-"""What is known about a fit, as plain JSON: kept in the model's folder, and the source of its report and model card."""
+"""What is known about a fit, as plain JSON for its folder, report and model card; and what to know before relying on it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ from headcount import __version__
 from headcount.bags import Bags
 from headcount.bags.splits import Split
 from headcount.inference.evaluate import has_votes
-from headcount.majority.criterion import prior_loss
+from headcount.majority import transition_em
+from headcount.majority.criterion import is_significant, prior_loss
+from headcount.majority.transition import Transition
+from headcount.models.fitted import FittedModel
+from headcount.models.predictions import Predictions
 from headcount.readers import BagDataset
 from headcount.selection.check.learnability import mean_winner_share
 from headcount.selection.cross_validation import FoldResult, MethodScore
-from headcount.selection.fit_warnings import fit_warnings
 from headcount.selection.methods import FitResult, Method
 from headcount.selection.search import ModelSearch
 from headcount.training.checkpoint import thin_curve
 
+FEW_BAGS = 30
+MIN_BAGS_PER_LABEL = 3  # if none of this many bags of a label is predicted correctly, it is no accident
 CURVE_POINTS = 120  # of the learning curve that are kept
 SCORE_KEYS = (
     *("loss", "error", "bag_accuracy", "bag_low", "bag_high", "bag_loss"),
@@ -32,43 +37,27 @@ SCORE_KEYS = (
 
 
 def fit_metadata(
-    search: ModelSearch,
-    best: Method,
-    result: FitResult,
-    final: Split,
-    scores: dict[str, MethodScore],
-    rows: list[dict[str, Any]],
-    *,
-    requested: bool,
-) -> dict[str, Any]:
+    search: ModelSearch, best: Method, result: FitResult, final: Split, scores: dict[str, MethodScore],
+    rows: list[dict[str, Any]], *, requested: bool,
+) -> dict[str, Any]:  # fmt: skip
     """The metadata of a fit: the method kept, the others, the data, the training. ``rows``: :func:`method_rows`."""
     kept = next(row for row in rows if row["chosen"])
-    parameters = json.loads(json.dumps(best.metadata(), default=str))
     return {
         "method": {
-            "name": best.name,
-            "title": best.title,
-            "baseline": result.naive_labels,
-            "requested": requested,
-            "parameters": parameters,
+            "name": best.name, "title": best.title, "baseline": result.naive_labels, "requested": requested,
+            "parameters": json.loads(json.dumps(best.metadata(), default=str)),
         },
         "methods": rows,
         "scores": None if kept["loss"] is None else {key: kept[key] for key in SCORE_KEYS},
         "confusion": scores[best.name].confusion if best.name in scores else None,
         "warnings": fit_warnings(
-            search.bags,
-            best,
-            scores,
-            naive_labels=result.naive_labels,
-            valid_is_train=final.valid_is_train,
+            search.bags, best, scores, naive_labels=result.naive_labels, valid_is_train=final.valid_is_train,
             cross_validated=bool(search.splits),
         ),
         "prior_loss": float(prior_loss(search.bags.target).mean()),
         "data": dataset_metadata(search.dataset),
         "splits": {
-            "folds": len(search.splits),
-            "train": len(final.train),
-            "valid": len(final.valid),
+            "folds": len(search.splits), "train": len(final.train), "valid": len(final.valid),
             "valid_is_train": final.valid_is_train,
         },
         "curve": thin_curve(result.curve, CURVE_POINTS),
@@ -78,7 +67,7 @@ def fit_metadata(
         "notes": list(search.plan.notes),
         "versions": {"headcount": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "device": str(search.device),
-    }
+    }  # fmt: skip
 
 
 def dataset_metadata(dataset: BagDataset) -> dict[str, Any]:
@@ -114,12 +103,9 @@ def _histogram(sizes: np.ndarray) -> dict[str, list[Any]]:
 
 
 def method_rows(
-    methods: Sequence[Method],
-    best: Method,
-    scores: dict[str, MethodScore],
-    results: dict[str, list[FoldResult]],
+    methods: Sequence[Method], best: Method, scores: dict[str, MethodScore], results: dict[str, list[FoldResult]],
     notes: dict[str, str],
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """A row for each method, the lowest loss first."""
     rows = [_method_row(m, best, scores, results.get(m.name, []), notes.get(m.name, "")) for m in methods]
     return sorted(rows, key=lambda row: math.inf if row["loss"] is None else row["loss"])
@@ -134,15 +120,10 @@ def _method_row(
         gap = score.criterion.loss_per_bag - best_score.criterion.loss_per_bag  # the same bags in the same order
         behind = {"loss": float(gap.mean()), "error": float(gap.std() / math.sqrt(max(1, len(gap) - 1)))}
     return {
-        "name": method.name,
-        "title": method.title,
-        "baseline": method.baseline,
-        "chosen": method is best,
-        "seconds": round(sum(r.seconds for r in results), 2),
+        "name": method.name, "title": method.title, "baseline": method.baseline, "chosen": method is best,
+        "seconds": round(sum(r.seconds for r in results), 2), "behind": behind, "note": note,
         **{key: None if score is None else getattr(score, key) for key in SCORE_KEYS},
-        "behind": behind,
-        "note": note,
-    }
+    }  # fmt: skip
 
 
 def finite_numbers(numbers: Mapping[Any, float]) -> dict[Any, float | None]:
@@ -152,3 +133,152 @@ def finite_numbers(numbers: Mapping[Any, float]) -> dict[Any, float | None]:
     {'gain': 0.25, 'error': None}
     """
     return {k: round(float(v), 6) if math.isfinite(v) else None for k, v in numbers.items()}
+
+
+def fit_warnings(
+    bags: Bags, best: Method, scores: dict[str, MethodScore],
+    *, naive_labels: bool, valid_is_train: bool, cross_validated: bool,
+) -> list[str]:  # fmt: skip
+    """Sentences, the most serious first.
+
+    ``naive_labels``: the model was fitted to the bag's label of each instance. ``valid_is_train``: there was no separate
+    validation part. ``cross_validated``: there were enough bags for folds (``scores`` is empty if there was no time for them).
+    """
+    lines = _bag_warnings(bags, valid_is_train)
+    if naive_labels:
+        lines.append(_baseline_warning(best, scores))
+    lines += _choice_warnings(bags, best, scores, cross_validated)
+    if best.name in scores:
+        lines += _label_warnings(scores[best.name], bags.classes)
+        lines += _majority_warnings(scores[best.name].criterion.transition, bags)
+    lines.append(
+        "The accuracy on single instances cannot be known from bag labels. headcount audit draws about a hundred instances to "
+        "label by hand, and headcount evaluate then estimates the accuracy with an interval."
+    )
+    return lines
+
+
+def _bag_warnings(bags: Bags, valid_is_train: bool) -> list[str]:
+    labelled = bags.labelled
+    wins = np.bincount(bags.label[labelled].numpy(), minlength=len(bags.classes))
+    lines = []
+    if int(labelled.sum()) < FEW_BAGS:
+        lines.append(f"There are only {int(labelled.sum())} labelled bags; every number here is uncertain.")
+    if valid_is_train:
+        reason = _one_group(bags) or "There are too few bags for a separate validation part"
+        lines.append(f"{reason}: the training bags also chose the epoch, so expect less of new bags.")
+    counted = [True] * len(wins) if bags.counted is None else bags.counted.tolist()
+    never = [c for c, n, can_win in zip(bags.classes, wins.tolist(), counted, strict=True) if n == 0 and can_win]
+    if never:
+        lines.append(f"No bag has the label {', '.join(never)}: such a class can be recognised only by exclusion.")
+    sizes = bags.sizes.numpy()
+    if sizes.max() == 1:
+        lines.append("Every bag holds one instance, so bag labels are instance labels: this is ordinary supervision.")
+    elif sizes.max() > sizes.sum() / 2 and len(bags) > 2:
+        lines.append("One bag holds more than half of all instances and dominates training.")
+    return lines
+
+
+def _one_group(bags: Bags) -> str:
+    """The beginning of a sentence, where all labelled bags are in one group."""
+    labelled = bags.take(bags.labelled)
+    if not labelled.group or len(set(labelled.group)) > 1:
+        return ""
+    subject = "bags" if len(labelled) == len(bags) else "labelled bags"
+    return f"All {subject} are in one group ({labelled.group[0]!r})"
+
+
+def _baseline_warning(best: Method, scores: dict[str, MethodScore]) -> str:
+    name = best.title.lower() if best.baseline else f"{best.title}, whose first round was the best"
+    sharpened = ", and a temperature sharpens its probabilities" if best.name in scores else ""
+    return (
+        f"A baseline was kept ({name}): it was fitted to the bag's label of each instance{sharpened}; rely on its "
+        "probabilities, and on the expected majority share, less than usual."
+    )
+
+
+def _choice_warnings(bags: Bags, best: Method, scores: dict[str, MethodScore], cross_validated: bool) -> list[str]:
+    if not scores:
+        unknown = "the methods were not compared, and the accuracy of this model is unknown."
+        if cross_validated:
+            return [f"The time was too short to cross-validate: {unknown}"]
+        if one_group := _one_group(bags):
+            return [f"{one_group}, so none could be held out: {unknown}"]
+        return [f"The bags were too few to cross-validate: {unknown}"]
+    best_score = scores.get(best.name)
+    if best_score is None:
+        return []
+    lines, similar, better = [], [], []
+    if not is_significant(best_score.criterion):
+        lines.append(
+            "The labels of held-out bags are not predicted clearly better than by chance: there is no evidence that this model "
+            "distinguishes the classes."
+        )
+    for name, score in scores.items():
+        gap = score.criterion.loss_per_bag - best_score.criterion.loss_per_bag
+        error = 2 * gap.std() / math.sqrt(max(1, len(gap) - 1))
+        if name != best.name and gap.mean() <= error:
+            (better if gap.mean() < -error else similar).append(name)
+    if better:
+        lines.append(f"Clearly worse on these bags than {', '.join(better)}: it was kept because it was requested.")
+    if similar:
+        lines.append(f"Not clearly better on these bags than {', '.join(similar)}.")
+    return lines
+
+
+def _label_warnings(score: MethodScore, classes: Sequence[str]) -> list[str]:
+    """What the accuracy alone hides: how good the most frequent label alone is, and labels that are never predicted."""
+    lines, confusion = [], np.array(score.confusion)
+    totals = confusion.sum(1)
+    frequency = float(totals.max() / max(1, totals.sum()))
+    if score.bag_low <= frequency:
+        lines.append(
+            f"Always predicting the most frequent label, {classes[int(totals.argmax())]}, is correct for {frequency:.0%} of the "
+            f"bags: {score.bag_accuracy:.0%} is not clearly more."
+        )
+    rows = zip(classes, totals, confusion.diagonal(), strict=True)
+    missed = [f"{c} ({n} bags)" for c, n, correct in rows if n >= MIN_BAGS_PER_LABEL and not correct]
+    if missed:
+        lines.append(
+            f"No held-out bag with the label {', '.join(missed)} was predicted correctly: expect few of its single instances "
+            "to be predicted correctly, too."
+        )
+    return lines
+
+
+def _majority_warnings(transition: Transition, bags: Bags) -> list[str]:
+    size = max(1, round(transition_em.effective_bag_size(bags.segments(), bags.target)))
+    at_random = transition_em.random_majority_share(size, len(bags.classes))
+    # with votes, the transition is that of a label drawn from them, not of the majority
+    share = float((bags.target.amax(1)[bags.labelled] if has_votes(bags) else transition.share).mean())
+    if size == 1 or share - at_random >= 0.05:
+        return []
+    return [
+        f"Majorities are slight (about {share:.0%} of a bag; bags filled at random would have {at_random:.0%}): labels say "
+        "little about single instances, and many bags are needed."
+    ]
+
+
+def share_warnings(model: FittedModel, predictions: Predictions) -> list[str]:
+    """What to know before relying on predicted shares of bags, as lines to print with the table."""
+    lines = []
+    method = model.metadata.get("method")
+    if isinstance(method, dict) and method.get("baseline") is True:
+        lines.append(
+            "warning: the model is a baseline, fitted to the bag's label of each instance: the shares may be far off, and the "
+            "intervals do not account for it; evaluate with votes, or an audit, shows by how much"
+        )
+    conflicts = int(contradicts_shares(predictions, model.counted).sum())
+    if conflicts:
+        lines.append(
+            f"warning: in {conflicts:,} of the {len(predictions.bag_probabilities):,} bags the predicted label is not the class "
+            "with the largest share: they are two estimates (docs/how-to/predict.md), and both are uncertain where they differ"
+        )
+    return lines
+
+
+def contradicts_shares(predictions: Predictions, counted: tuple[bool, ...] | None = None) -> np.ndarray:
+    """(B,) whether a class that may win has a larger share than the predicted label."""
+    shares = predictions.shares if counted is None else np.where(counted, predictions.shares, -1.0)
+    predicted = np.take_along_axis(shares, predictions.bag_prediction[:, None], 1)[:, 0]
+    return shares.max(1) > predicted + 1e-6
