@@ -393,10 +393,10 @@ FOREST = {
     "metadata": (_json(metadata=[]), "metadata"),
     "config": (_json(config={}), "config"),
     "preprocessor": (_json(preprocessor__shape=[2]), "feature"),
-    "path in preparation": (_json(preprocessor__kind="../../etc/passwd"), "preparation"),
+    "path in preprocessor": (_json(preprocessor__kind="../../etc/passwd"), "preprocessor"),
     "extra": (_arrays(lambda arrays: arrays.update(extra=np.ones(3))), "belongs to nothing"),
     "extra in body": (_arrays(lambda arrays: arrays.update({"estimator.extra": np.ones(3)})), "extra"),
-    "extra learned": (_arrays(lambda arrays: arrays.update({"preprocessor.extra": np.ones(3)})), "preparation"),
+    "extra learned": (_arrays(lambda arrays: arrays.update({"preprocessor.extra": np.ones(3)})), "preprocessor"),
     "missing": (_arrays(lambda arrays: arrays.pop("estimator.left")), "left"),
     "shape": (
         _arrays(lambda arrays: arrays.update({"estimator.threshold": arrays["estimator.threshold"][1:]})),
@@ -465,7 +465,7 @@ def test_an_invalid_network_is_refused(how, tmp_path):
 LINEAR = {
     "transposed": (_arrays(lambda arrays: arrays.update({"estimator.weight": np.ones((4, 3))})), "weight"),
     "nan": (_set("estimator.bias", 0, np.nan), "finite"),
-    "kind": (_json(kind="forest"), "forest"),
+    "kind": (_json(kind="forest"), "it needs feature"),
 }
 
 

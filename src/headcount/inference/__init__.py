@@ -1,1 +1,1 @@
-"""What is asked of a fitted model: predictions, evaluation, label issues, audits."""
+"""Predictions of a fitted model for a whole dataset, and what is made of them: evaluation, label issues, audits."""

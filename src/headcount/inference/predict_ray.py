@@ -119,7 +119,7 @@ def _fetch(ray: Any, reference: Any, retries: int) -> Predictions | Output:
 
 
 def split_bags(bags: Bags, shard_instances: int) -> Iterator[Bags]:
-    """Consecutive bags in shards of about so many instances, each over a pool of its own: nothing else travels."""
+    """Consecutive bags in shards of this many instances, each over a pool of its own: nothing else travels."""
     if shard_instances < 1:
         raise HeadcountError(f"a shard holds at least one instance, got {shard_instances}")
     if not len(bags):

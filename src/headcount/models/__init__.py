@@ -1,1 +1,1 @@
-"""What answers: a backbone that reads an instance and a head that hears a bag."""
+"""Models: backbones, heads, trees and linear models; what they predict, and how they are saved."""

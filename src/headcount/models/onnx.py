@@ -1,11 +1,8 @@
-"""A fitted model as ONNX: preprocessed instances in, class probabilities out; the file is checked before it is put in place.
+"""A fitted model as ONNX. Needs ``headcount[onnx]``.
 
-    input   "instances"      (n, D) float32 (a table or a text after its encoding), or (n, H, W, channels) uint8
-    output  "probabilities"  (n, C) float32
-
-Networks go through torch's exporter; trees and linear models are written node by node; a frozen backbone is exported by itself
-and put in front. Classes, and how a table becomes numbers, are in the file as metadata ("headcount", JSON). Needs
-``headcount[onnx]``.
+input   "instances"      (n, D) float32 (a table or a text after its encoding), or (n, H, W, channels) uint8
+output  "probabilities"  (n, C) float32
+metadata "headcount"     JSON: the classes, and how a table becomes numbers
 """
 
 from __future__ import annotations
@@ -84,9 +81,8 @@ class _SingleInstances(nn.Module):
 
 def _network_graph(model: Model) -> Any:
     if model.instance_depends_on_bag:
-        raise HeadcountError(
-            f"head {model.config.head} judges an instance by its bag; ONNX takes single instances, so it cannot be exported"
-        )
+        why = "judges an instance by its bag; ONNX takes single instances, so it cannot be exported"
+        raise HeadcountError(f"head {model.config.head} {why}")
     what = f"head {model.config.head} on {model.config.backbone}"
     return _export_module(_SingleInstances(model), model.config.shape, "probabilities", what)
 
@@ -120,12 +116,9 @@ class _HalfPrecisionFeatures(nn.Module):
 
 def _prepend_backbone(frozen_backbone: FrozenBackbone, estimator_graph: Any, onnx: Any) -> Any:
     """The backbone's graph, followed by the estimator's."""
-    features_graph = _export_module(
-        _HalfPrecisionFeatures(frozen_backbone),
-        frozen_backbone.shape,
-        "features",
-        f"the frozen backbone {frozen_backbone.name}",
-    )
+    features = _HalfPrecisionFeatures(frozen_backbone)
+    what = f"the frozen backbone {frozen_backbone.name}"
+    features_graph = _export_module(features, frozen_backbone.shape, "features", what)
     estimator_graph = onnx.compose.add_prefix(estimator_graph, "estimator/")  # both may have a node of the same name
     features_graph.ir_version = estimator_graph.ir_version = max(features_graph.ir_version, estimator_graph.ir_version)
     model = onnx.compose.merge_models(features_graph, estimator_graph, io_map=[("features", "estimator/instances")])

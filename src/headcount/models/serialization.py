@@ -82,8 +82,9 @@ def load_folder(path: Path, parse: Callable[[dict[str, Any], dict[str, np.ndarra
         data, arrays = _read_json(path), _read_arrays(path / WEIGHTS_FILE)
         digest = data.pop("sha256", None)
         model = parse(data, arrays)
-        if hashlib.sha256((path / WEIGHTS_FILE).read_bytes()).hexdigest() != digest:
-            raise HeadcountError(f"{JSON_FILE} and {WEIGHTS_FILE} do not belong together; save the model again")
+        with open(path / WEIGHTS_FILE, "rb") as f:
+            if hashlib.file_digest(f, "sha256").hexdigest() != digest:
+                raise HeadcountError(f"{JSON_FILE} and {WEIGHTS_FILE} do not belong together; save the model again")
         return model
     except HeadcountError as e:
         raise HeadcountError(f"{path} holds no usable model: {e}") from None
@@ -119,7 +120,7 @@ def _check_is_file(path: Path) -> None:
 
 
 def _check_header(path: Path) -> None:
-    """Refuse a file that does not begin like a safetensors file, or begins with a list larger than any of ours."""
+    """Refuse what does not begin like a safetensors file, or with a header larger than that of any model."""
     _check_is_file(path)
     size = path.stat().st_size
     with open(path, "rb") as f:

@@ -1,11 +1,4 @@
-"""Classifiers of scikit-learn as plain arrays, which are saved without pickle and predict with numpy.
-
-    Trees         M nodes of all trees in one row; a node is a leaf (feature -1) or sends x[feature] <= threshold to the left
-    LinearModel   softmax(x W' + b)
-    SklearnModel  any other classifier, in memory only
-
-The first two predict what scikit-learn's ``predict_proba`` does (to 1e-6). Arrays from a file are checked node by node: children
-stand behind their parent, inside their own tree, and have one parent each, so that every path ends in a leaf.
+"""Classifiers of scikit-learn as plain arrays, which are saved without pickle and predict the same with numpy.
 
 Letters: n instances, D features, C classes, M nodes, T trees.
 """
@@ -32,7 +25,10 @@ def round_down(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Trees:
-    """The mean of the predictions of T trees."""
+    """The mean prediction of T trees. A node is a leaf (feature -1), or sends x[feature] <= threshold to the left.
+
+    Children stand behind their parent, inside their own tree, and have one parent each, so that every path ends in a leaf.
+    """
 
     kind: ClassVar[str] = "forest"
 
@@ -87,56 +83,39 @@ class Trees:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Any], features: int, classes: int) -> Trees:
-        """Back from a file, every array checked."""
-        _check_names(arrays, {f.name for f in fields(cls)}, "a forest")
-        a = dict(arrays)
-        m = len(a["feature"]) if a["feature"].ndim else 0
-        trees = len(a["roots"]) if a["roots"].ndim else 0
-        for name, dtype, shape in (
-            ("roots", np.int64, (trees,)),
-            ("feature", np.int32, (m,)),
-            ("threshold", np.float64, (m,)),
-            ("left", np.int32, (m,)),
-            ("right", np.int32, (m,)),
-            ("value", np.float32, (m, classes)),
-        ):
-            _check_array(a[name], name, dtype, shape)
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray], features: int, classes: int) -> Trees:
+        """From a file: every tree is a tree, and the values are probabilities."""
+        trees, m = (np.atleast_1d(arrays[name]).size if name in arrays else 0 for name in ("roots", "feature"))
+        a = _checked(arrays, {
+            "roots": (np.int64, (trees,)), "feature": (np.int32, (m,)), "threshold": (np.float64, (m,)),
+            "left": (np.int32, (m,)), "right": (np.int32, (m,)), "value": (np.float32, (m, classes)),
+        })  # fmt: skip
         if not 0 < trees <= m:
             raise _damaged(f"it has {trees} trees and {m} nodes")
-        _check_trees(a, features)
+        roots, feature, leaf, node = a["roots"], a["feature"], a["feature"] == -1, np.arange(m)
+        ends = np.append(roots[1:], m)
+        if roots[0] != 0 or (roots < 0).any() or (ends <= roots).any():
+            raise _damaged("its trees do not follow one another")
+        if (bad := np.flatnonzero((feature < -1) | (feature >= features))).size:
+            raise _damaged(f"node {bad[0]} uses feature {feature[bad[0]]} of {features}")
+        end, parents = np.repeat(ends, ends - roots), np.bincount(roots, minlength=m)
+        for name in ("left", "right"):
+            child = a[name].astype(np.int64)
+            valid = np.where(leaf, child == node, (child > node) & (child < end))
+            if (bad := np.flatnonzero(~valid)).size:
+                where = f"the {name} child of node {bad[0]} is node {child[bad[0]]}"
+                raise _damaged(f"{where}, outside its tree or not behind it")
+            parents += np.bincount(child[~leaf], minlength=m)
+        if (bad := np.flatnonzero(parents != 1)).size:
+            raise _damaged(f"node {bad[0]} has {parents[bad[0]]} parents")
+        if (a["value"] < 0).any() or (np.abs(a["value"].sum(1, dtype=np.float64) - 1) > 1e-3).any():
+            raise _damaged("the probabilities of a node do not add up to one")
         return cls(**a)
-
-
-def _check_trees(a: Mapping[str, np.ndarray], features: int) -> None:
-    """Every tree is a tree: children inside it, behind their parent, one parent each; values are probabilities."""
-    roots, feature, left, right = a["roots"], a["feature"], a["left"].astype(np.int64), a["right"].astype(np.int64)
-    m = len(feature)
-    ends = np.append(roots[1:], m)
-    if roots[0] != 0 or (roots < 0).any() or (ends <= roots).any():
-        raise _damaged("its trees do not follow one another")
-    tree_end = np.repeat(ends, ends - roots)
-    leaf, node = feature == -1, np.arange(m)
-    if (feature < -1).any() or (feature >= features).any():
-        bad = int(np.flatnonzero((feature < -1) | (feature >= features))[0])
-        raise _damaged(f"node {bad} asks for feature {feature[bad]} of {features}")
-    for name, child in (("left", left), ("right", right)):
-        good = np.where(leaf, child == node, (child > node) & (child < tree_end))
-        if not good.all():
-            bad = int(np.flatnonzero(~good)[0])
-            raise _damaged(f"the {name} child of node {bad} is node {child[bad]}, outside its tree or not behind it")
-    parents = np.bincount(np.concatenate([left[~leaf], right[~leaf], roots]), minlength=m)
-    if (parents != 1).any():
-        bad = int(np.flatnonzero(parents != 1)[0])
-        raise _damaged(f"node {bad} has {int(parents[bad])} parents")
-    value = a["value"]
-    if (value < 0).any() or (np.abs(value.sum(1, dtype=np.float64) - 1) > 1e-3).any():
-        raise _damaged("the probabilities of a node do not add up to one")
 
 
 @dataclass(frozen=True, eq=False)
 class LinearModel:
-    """Logistic regression."""
+    """Logistic regression: softmax(x W' + b)."""
 
     kind: ClassVar[str] = "linear"
 
@@ -157,11 +136,9 @@ class LinearModel:
         return {"weight": self.weight, "bias": self.bias}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Any], features: int, classes: int) -> LinearModel:
-        _check_names(arrays, {"weight", "bias"}, "a linear model")
-        _check_array(arrays["weight"], "weight", np.float64, (classes, features))
-        _check_array(arrays["bias"], "bias", np.float64, (classes,))
-        return cls(arrays["weight"], arrays["bias"])
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray], features: int, classes: int) -> LinearModel:
+        """From a file."""
+        return cls(**_checked(arrays, {"weight": (np.float64, (classes, features)), "bias": (np.float64, (classes,))}))
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,10 +171,7 @@ def is_savable(classifier: Any) -> bool:
 
 
 def from_sklearn(classifier: Any, classes: int) -> Trees | LinearModel:
-    """The arrays of a fitted classifier whose ``classes_`` are class numbers below ``classes``.
-
-    Trees (DecisionTree, RandomForest, ExtraTrees) and LogisticRegression; what others learned is not public.
-    """
+    """The arrays of a fitted classifier (see :func:`is_savable`) whose ``classes_`` are numbers below ``classes``."""
     from sklearn.linear_model import LogisticRegression
 
     if not is_savable(classifier):
@@ -248,25 +222,24 @@ def _check_equal_predictions(model: Trees | LinearModel, classifier: Any, column
         )
 
 
-def _check_names(arrays: Mapping[str, Any], expected: set[str], what: str) -> None:
-    if set(arrays) != expected:
-        odd = sorted(set(arrays) ^ expected)[:4]
-        raise _damaged(f"{what} has {', '.join(sorted(expected))}, and the file differs in {', '.join(odd)}")
-
-
-def _check_array(a: Any, name: str, dtype: Any, shape: tuple[int, ...]) -> None:
-    if not isinstance(a, np.ndarray) or a.dtype != dtype or a.shape != shape:
-        got = f"{a.dtype} of shape {a.shape}" if isinstance(a, np.ndarray) else type(a).__name__
-        raise _damaged(f"{name} is {got}, not {np.dtype(dtype)} of shape {shape}")
-    if a.dtype.kind == "f" and not np.isfinite(a).all():
-        raise _damaged(f"{name} holds numbers that are not finite")
+def _checked(
+    arrays: Mapping[str, np.ndarray], expected: Mapping[str, tuple[Any, tuple[int, ...]]]
+) -> dict[str, np.ndarray]:
+    """The arrays, if they have these names, types and shapes, and are finite."""
+    if odd := sorted(set(arrays) ^ set(expected)):
+        raise _damaged(f"it needs {', '.join(sorted(expected))}, and the file differs in {', '.join(odd[:4])}")
+    for name, (dtype, shape) in expected.items():
+        a = arrays[name]
+        if a.dtype != dtype or a.shape != shape:
+            raise _damaged(f"{name} is {a.dtype} of shape {a.shape}, not {np.dtype(dtype)} of shape {shape}")
+        if a.dtype.kind == "f" and not np.isfinite(a).all():
+            raise _damaged(f"{name} holds numbers that are not finite")
+    return dict(arrays)
 
 
 def _unsavable(classifier: Any) -> HeadcountError:
-    return HeadcountError(
-        f"a {type(classifier).__name__} cannot be saved without pickle; use a decision tree, a random forest, extra "
-        "trees or a logistic regression of scikit-learn, or keep the model in memory"
-    )
+    use = "use a decision tree, a random forest, extra trees or a logistic regression of scikit-learn, or keep it in memory"
+    return HeadcountError(f"a {type(classifier).__name__} cannot be saved without pickle; {use}")
 
 
 def _damaged(why: str) -> HeadcountError:
