@@ -32,51 +32,51 @@ def test_every_kind_comes_back_row_by_row(kind, run_cli, tmp_path):
     model, data = case(tmp_path / "in", kind)
     code, out, err = run_cli("predict", model, data, "--out", "p.csv", "--bags", "b.csv")
     assert (code, out) == (0, ""), err
-    again = FittedModel.load(model)
-    reading = again.read(data)
-    want = again.predict(reading.to_bags(again.preprocessor))
+    loaded = FittedModel.load(model)
+    dataset = loaded.read(data)
+    want = loaded.predict(dataset.to_bags(loaded.preprocessor))
     rows = read_rows(tmp_path / "p.csv")
-    assert len(rows) == reading.n_rows == len(reading.rows)
-    for name in reading.ids.column_names:
-        assert [r[name] for r in rows] == [_shown(v) for v in reading.ids.column(name).to_pylist()]
-    p = np.array([[float(r[f"p_{c}"]) for c in again.classes] for r in rows])
-    assert np.abs(p[reading.rows] - want.instance_probabilities).max() < 1e-5
-    assert [r["prediction"] for r in rows] == [again.classes[k] for k in p.argmax(1)]
-    names = np.array(reading.bags.names)
-    assert np.array([r["bag"] for r in rows])[reading.rows].tolist() == names[reading.bags.bag].tolist()
+    assert len(rows) == dataset.n_rows == len(dataset.rows)
+    for name in dataset.ids.column_names:
+        assert [r[name] for r in rows] == [_shown(v) for v in dataset.ids.column(name).to_pylist()]
+    p = np.array([[float(r[f"p_{c}"]) for c in loaded.classes] for r in rows])
+    assert np.abs(p[dataset.rows] - want.instance_probabilities).max() < 1e-5
+    assert [r["prediction"] for r in rows] == [loaded.classes[k] for k in p.argmax(1)]
+    names = np.array(dataset.bags.names)
+    assert np.array([r["bag"] for r in rows])[dataset.rows].tolist() == names[dataset.bags.bag].tolist()
     bags = read_rows(tmp_path / "b.csv")
     assert [b["bag"] for b in bags] == names.tolist()
     for b, row in enumerate(bags):
-        here = reading.bags.bag.numpy() == b
-        for k, c in enumerate(again.classes):
+        here = dataset.bags.bag.numpy() == b
+        for k, c in enumerate(loaded.classes):
             assert float(row[f"share_{c}"]) == pytest.approx(
                 float(want.instance_probabilities[here, k].mean()), abs=1e-5
             )
             assert float(row[f"low_{c}"]) <= float(row[f"share_{c}"]) <= float(row[f"high_{c}"])
             assert float(row[f"p_majority_{c}"]) == pytest.approx(float(want.bag_probabilities[b, k]), abs=1e-5)
-        assert row["prediction"] == again.classes[int(want.bag_prediction[b])]
+        assert row["prediction"] == loaded.classes[int(want.bag_prediction[b])]
 
 
 def _shown(v: object) -> str:
     return f"{v:g}" if isinstance(v, float) else str(v)
 
 
-def test_rows_of_several_bags_stay_where_they_were(run_cli, tmp_path):
-    """Ids that belong to the rows, a table in no order of bags: what is said joins back to the right row."""
+def test_rows_keep_their_order(run_cli, tmp_path):
+    """Ids that belong to the rows, a table in no order of bags: predictions join back to the right row."""
     model, data = case(tmp_path / "in", "table")
     assert run_cli("predict", model, data, "--out", "p.csv")[0] == 0
-    said, table = read_rows(tmp_path / "p.csv"), read_rows(data)
-    assert [r["id"] for r in said] == [r["id"] for r in table]
-    assert [r["precinct"] for r in said] == [r["precinct"] for r in table] != sorted(r["precinct"] for r in table)
+    predicted, table = read_rows(tmp_path / "p.csv"), read_rows(data)
+    assert [r["id"] for r in predicted] == [r["id"] for r in table]
+    assert [r["precinct"] for r in predicted] == [r["precinct"] for r in table] != sorted(r["precinct"] for r in table)
     tall = [float(r["height"]) > 170 for r in table]
-    assert np.mean([t == (r["prediction"] == "yes") for t, r in zip(tall, said, strict=True)]) > 0.9
+    assert np.mean([t == (r["prediction"] == "yes") for t, r in zip(tall, predicted, strict=True)]) > 0.9
 
 
 def test_the_context_of_a_bag(run_cli, tmp_path):
-    """A model that listens answers otherwise; --context off is the instance by itself; shares are the same in both."""
+    """Context changes predictions; --context off predicts each instance by itself; shares are the same in both."""
     model, data = case(tmp_path / "in", "table")
-    kept = FittedModel.load(model)
-    kept.replace(concentration=2.0, use_context=True).save(model, overwrite=True)
+    loaded = FittedModel.load(model)
+    loaded.replace(concentration=2.0, use_context=True).save(model, overwrite=True)
     for how in ("auto", "on", "off"):
         more = ("--out", f"{how}.csv", "--bags", f"{how}-bags.csv", "--context", how)
         assert run_cli("predict", model, data, *more)[0] == 0
@@ -87,7 +87,7 @@ def test_the_context_of_a_bag(run_cli, tmp_path):
     scores = [json.loads(run_cli("evaluate", model, data, "--json", "--context", how)[1]) for how in ("on", "off")]
     assert scores[0]["instances"] != scores[1]["instances"]
     assert scores[0]["bags"] == scores[1]["bags"]
-    kept.replace(concentration=2.0, use_context=False).save(model, overwrite=True)
+    loaded.replace(concentration=2.0, use_context=False).save(model, overwrite=True)
     assert run_cli("predict", model, data, "--out", "again.csv")[0] == 0
     assert (tmp_path / "again.csv").read_text() == (tmp_path / "off.csv").read_text()
 
@@ -104,7 +104,7 @@ def test_a_tie_is_written_as_one(run_cli, tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "parquet"])
-def test_the_formats_say_the_same(ending, run_cli, tmp_path):
+def test_all_formats_have_the_same_predictions(ending, run_cli, tmp_path):
     model, data = case(tmp_path / "in", "table")
     assert run_cli("predict", model, data, "--out", f"p.{ending}")[0] == 0
     assert run_cli("predict", model, data, "--out", "plain.csv")[0] == 0
@@ -128,18 +128,18 @@ def test_hdf5_per_bag(how, run_cli, tmp_path):
     model, data = case(tmp_path / "in", "slides")
     code, _, err = run_cli("predict", model, data, "--out", how)
     assert code == 0, err
-    reading = read(data)
-    again = FittedModel.load(model)
-    p = again.predict(reading.to_bags()).instance_probabilities
-    for b, name in enumerate(reading.bags.names):
-        here = reading.bags.bag.numpy() == b
+    dataset = read(data)
+    loaded = FittedModel.load(model)
+    p = loaded.predict(dataset.to_bags()).instance_probabilities
+    for b, name in enumerate(dataset.bags.names):
+        here = dataset.bags.bag.numpy() == b
         file = h5py.File(tmp_path / how / f"{name}.h5") if how == "folder" else h5py.File(tmp_path / how)[name]
         assert np.allclose(file["p"][()], p[here], atol=1e-6)
         assert file["prediction"][()].tolist() == p[here].argmax(1).tolist()
-        assert np.array_equal(file["coords"][()], reading.coords[here])
-        assert file["coords"].attrs["patch_size_level0"] == reading.tile_sizes[here][0]
-        assert file["row"][()].tolist() == reading.rows[here].tolist()
-        assert (file.attrs["bag"], list(file.attrs["classes"])) == (name, list(again.classes))
+        assert np.array_equal(file["coords"][()], dataset.coords[here])
+        assert file["coords"].attrs["patch_size_level0"] == dataset.tile_sizes[here][0]
+        assert file["row"][()].tolist() == dataset.rows[here].tolist()
+        assert (file.attrs["bag"], list(file.attrs["classes"])) == (name, list(loaded.classes))
 
 
 def test_skipped_rows_are_there_and_listed(run_cli, tmp_path):
@@ -178,8 +178,8 @@ def test_skipped_rows_have_no_prediction_in_hdf5(run_cli, tmp_path):
         assert len(f["row"]) == 6
 
 
-def test_shards_and_chunks_do_not_change_the_answer(run_cli, tmp_path, monkeypatch):
-    """Data larger than memory go through in parts: small ones here, and answers kept on disk."""
+def test_shards_and_chunks_do_not_change_predictions(run_cli, tmp_path, monkeypatch):
+    """Data larger than memory go through in parts: small ones here, and answers loaded on disk."""
     model, data = case(tmp_path / "in", "table")
     run_cli("predict", model, data, "--out", "whole.csv", "--bags", "whole_b.csv")
     monkeypatch.setattr(predict, "SHARD_INSTANCES", 7)
@@ -191,7 +191,7 @@ def test_shards_and_chunks_do_not_change_the_answer(run_cli, tmp_path, monkeypat
     assert file_names_in(tmp_path) == {"in", "whole.csv", "whole_b.csv", "parts.csv", "parts_b.csv"}
 
 
-def test_columns_of_the_same_name_are_renamed_and_said(run_cli, tmp_path):
+def test_columns_of_the_same_name_are_renamed_and_reported(run_cli, tmp_path):
     more = {"prediction": ["mine"] * 48, "p_yes": ["7"] * 48}
     model, _ = case(tmp_path / "in", "table")
     data = make.write_csv(tmp_path / "own.csv", people(**more))
@@ -210,7 +210,7 @@ def test_columns_of_the_same_name_are_renamed_and_said(run_cli, tmp_path):
 
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
 @pytest.mark.parametrize("odd", ["list", "bytes", "decimal", "duration", "struct", "date", "null", "category"])
-def test_odd_columns_of_the_user_are_kept_or_refused(odd, ending, run_cli, tmp_path):
+def test_columns_of_unusual_types_are_kept_or_refused(odd, ending, run_cli, tmp_path):
     """In Parquet all come back as they were; a CSV that cannot hold them is refused in one line."""
     value = {
         "list": pa.array([[1, 2]] * 48), "bytes": pa.array([b"x"] * 48),
@@ -239,24 +239,24 @@ def test_geojson_as_qupath_reads_it(run_cli, tmp_path):
     model, data = case(tmp_path / "in", "slides")
     code, _, err = run_cli("predict", model, data, "--out", "p.csv", "--geojson", "geo", "--heatmap", "heat")
     assert code == 0, err
-    reading = read(data)
+    dataset = read(data)
     rows = read_rows(tmp_path / "p.csv")
-    assert file_names_in(tmp_path / "geo") == {f"{n}.geojson" for n in reading.bags.names}
-    for b, name in enumerate(reading.bags.names):
-        here = np.flatnonzero(reading.bags.bag.numpy() == b)
+    assert file_names_in(tmp_path / "geo") == {f"{n}.geojson" for n in dataset.bags.names}
+    for b, name in enumerate(dataset.bags.names):
+        here = np.flatnonzero(dataset.bags.bag.numpy() == b)
         body = json.loads((tmp_path / "geo" / f"{name}.geojson").read_text())
         assert body["type"] == "FeatureCollection"
         assert len(body["features"]) == len(here)
         for i, feature in zip(here, body["features"], strict=True):
             (ring,) = feature["geometry"]["coordinates"]
-            x, y, side = *reading.coords[i], reading.tile_sizes[i]
+            x, y, side = *dataset.coords[i], dataset.tile_sizes[i]
             assert ring == [[x, y], [x + side, y], [x + side, y + side], [x, y + side], [x, y]]
             own = feature["properties"]
             assert own["objectType"] == "tile"
-            assert own["classification"]["name"] == rows[reading.rows[i]]["prediction"]
+            assert own["classification"]["name"] == rows[dataset.rows[i]]["prediction"]
             assert len(own["classification"]["color"]) == 3
             assert set(own["measurements"]) == {"p_normal", "p_tumour"}
-    for name in reading.bags.names:
+    for name in dataset.bags.names:
         with Image.open(tmp_path / "heat" / f"{name}.png") as picture:
             assert picture.format == "PNG"
             assert min(picture.size) > 100
@@ -306,7 +306,7 @@ def test_bag_names_never_leave_the_folder(name, tmp_path):
     assert file_names_in(tmp_path) == {made}
 
 
-def test_bag_names_never_meet():
+def test_bag_names_never_collide():
     made = export.unique_file_names(["a/b", "a:b", "A_B", "a_b"], ".h5")
     assert len({m.casefold() for m in made}) == 4
 

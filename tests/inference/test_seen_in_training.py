@@ -23,10 +23,10 @@ from model_factory import KINDS, case, people, read_rows
 def trained_with_context(root, kind="table"):
     """(model that uses context and knows the bags it was trained on, these bags)."""
     model, data = case(root, kind)
-    kept = FittedModel.load(model)
-    bags = kept.read(data).to_bags(kept.preprocessor)
+    loaded = FittedModel.load(model)
+    bags = loaded.read(data).to_bags(loaded.preprocessor)
     metadata = {"data": {"bag_hashes": hashing.hashes_to_hex(hashing.bag_hashes(bags))}}
-    return kept.replace(concentration=2.0, use_context=True, metadata=metadata).save(model, overwrite=True), data
+    return loaded.replace(concentration=2.0, use_context=True, metadata=metadata).save(model, overwrite=True), data
 
 
 def predict_yes(run_cli, tmp_path, model, data, *more):
@@ -42,12 +42,12 @@ def test_training_bags_are_recognised(run_cli, tmp_path):
     table = pacsv.read_csv(data, convert_options=pacsv.ConvertOptions(column_types={"id": pa.string()}))
     other = tmp_path / "again.parquet"
     pq.write_table(table.take(np.random.default_rng(1).permutation(len(table))), other)
-    said, err = predict_yes(run_cli, tmp_path, model, other)
+    predicted, err = predict_yes(run_cli, tmp_path, model, other)
     assert err.count("trained on") == 1
     assert "predicted without context" in err
     off, _ = predict_yes(run_cli, tmp_path, model, other, "--context", "off")
     on, err = predict_yes(run_cli, tmp_path, model, other, "--context", "on")
-    assert said == off != on
+    assert predicted == off != on
     assert "predicted without context" not in err
     found = json.loads(run_cli("evaluate", model, other, "--json")[1])
     assert (found["trained_on_these"], found["bags_trained_on"]) == (True, 8)
@@ -64,14 +64,14 @@ def test_predictions_do_not_depend_on_the_other_bags(run_cli, tmp_path):
         "less": {k: [v[i] for i in part] for k, v in whole.items()},
         "new": new,
     }
-    said = {"all": predict_yes(run_cli, tmp_path, model, data)[0]}
+    predicted = {"all": predict_yes(run_cli, tmp_path, model, data)[0]}
     for name, table in files.items():
-        said[name], err = predict_yes(run_cli, tmp_path, model, make.write_csv(tmp_path / f"{name}.csv", table))
+        predicted[name], err = predict_yes(run_cli, tmp_path, model, make.write_csv(tmp_path / f"{name}.csv", table))
         assert ("trained on 8 of the 11 bags" in err) == (name == "more")
         assert ("trained on" in err) == (name != "new")
-    assert said["more"] == said["all"] | said["new"]
-    assert said["less"] == {i: p for i, p in said["all"].items() if i in said["less"]}
-    assert said["new"] != predict_yes(run_cli, tmp_path, model, tmp_path / "new.csv", "--context", "off")[0]
+    assert predicted["more"] == predicted["all"] | predicted["new"]
+    assert predicted["less"] == {i: p for i, p in predicted["all"].items() if i in predicted["less"]}
+    assert predicted["new"] != predict_yes(run_cli, tmp_path, model, tmp_path / "new.csv", "--context", "off")[0]
 
 
 def test_every_command_predicts_the_same(run_cli, tmp_path, monkeypatch):
@@ -92,8 +92,8 @@ def test_every_command_predicts_the_same(run_cli, tmp_path, monkeypatch):
     )
     code, _, err = run_cli("explain", model, data, "--out", "e.html")
     assert (code, err.count("trained on")) == (0, 1)
-    reading = FittedModel.load(model).read(data)
-    ids = reading.ids.column("id").take(reading.rows).to_pylist()
+    dataset = FittedModel.load(model).read(data)
+    ids = dataset.ids.column("id").take(dataset.rows).to_pylist()
     assert explained[0].instance_probabilities[:, 1] == pytest.approx(
         [float(want[f"{int(i):03d}"]) for i in ids], abs=1e-5
     )
@@ -102,23 +102,23 @@ def test_every_command_predicts_the_same(run_cli, tmp_path, monkeypatch):
 
 def test_a_model_without_hashes_uses_context(run_cli, tmp_path):
     model, data = trained_with_context(tmp_path / "in")
-    kept = FittedModel.load(model)
+    loaded = FittedModel.load(model)
     for metadata in ({}, {"data": "?"}, {"data": {"bag_hashes": 7}}, {"data": {"bag_hashes": "no hex"}}):
-        kept.replace(metadata=metadata).save(model, overwrite=True)
-        assert not FittedModel.load(model).seen_in_training(kept.read(data).to_bags(kept.preprocessor)).any()
-    said, err = predict_yes(run_cli, tmp_path, model, data)
+        loaded.replace(metadata=metadata).save(model, overwrite=True)
+        assert not FittedModel.load(model).seen_in_training(loaded.read(data).to_bags(loaded.preprocessor)).any()
+    predicted, err = predict_yes(run_cli, tmp_path, model, data)
     assert "trained on" not in err
-    assert said == predict_yes(run_cli, tmp_path, model, data, "--context", "on")[0]
+    assert predicted == predict_yes(run_cli, tmp_path, model, data, "--context", "on")[0]
 
 
 def test_predictions_that_contradict_the_shares_are_a_warning(run_cli, tmp_path, monkeypatch):
     model, data = trained_with_context(tmp_path / "in")
     assert "warning:" not in run_cli("predict", model, data, "--out", "p.csv", "--bags", "b.csv")[2]
-    kept = FittedModel.load(model)
+    loaded = FittedModel.load(model)
     estimate_shares = FittedModel.estimate_shares
     flipped = lambda *args, **options: tuple(t.flip(1) for t in estimate_shares(*args, **options))  # noqa: E731
     monkeypatch.setattr(FittedModel, "estimate_shares", flipped)
-    kept.replace(metadata={"method": {"name": "logistic", "baseline": True}}).save(model, overwrite=True)
+    loaded.replace(metadata={"method": {"name": "logistic", "baseline": True}}).save(model, overwrite=True)
     err = run_cli("predict", model, data, "--out", "p.csv", "--bags", "b.csv")[2]
     apart = sum((float(r["share_yes"]) > 0.5) != (r["prediction"] == "yes") for r in read_rows(tmp_path / "b.csv"))
     assert apart
@@ -129,21 +129,21 @@ def test_predictions_that_contradict_the_shares_are_a_warning(run_cli, tmp_path,
 
 def test_a_class_that_never_wins_may_have_the_largest_share():
     bag, share = np.array([[0.9, 0.1, 0.0], [0.2, 0.8, 0.0]]), np.array([[0.3, 0.2, 0.5], [0.6, 0.3, 0.1]])
-    said = Predictions(("a", "b", "c"), bag, bag, share, share, share, np.zeros(2, bool))
-    assert contradicts_shares(said).tolist() == [True, True]
-    assert contradicts_shares(said, (True, True, False)).tolist() == [False, True]
+    predicted = Predictions(("a", "b", "c"), bag, bag, share, share, share, np.zeros(2, bool))
+    assert contradicts_shares(predicted).tolist() == [True, True]
+    assert contradicts_shares(predicted, (True, True, False)).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bags_of_every_kind_are_recognised(kind, tmp_path):
     """In parts, as predict does; a bag without one of its instances is another."""
     model, data = trained_with_context(tmp_path, kind)
-    kept = FittedModel.load(model)
-    bags = kept.read(data).to_bags(kept.preprocessor)
-    assert all(bool(kept.seen_in_training(bags.take([b])).all()) for b in range(len(bags)))
+    loaded = FittedModel.load(model)
+    bags = loaded.read(data).to_bags(loaded.preprocessor)
+    assert all(bool(loaded.seen_in_training(bags.take([b])).all()) for b in range(len(bags)))
     first = int(bags.sizes[0])
     less = Bags.of(bags.pool, index=bags.index[1:first], sizes=[first - 1], labels=[0], classes=bags.classes)
-    assert not kept.seen_in_training(less).any()
+    assert not loaded.seen_in_training(less).any()
 
 
 def test_hashes_do_not_depend_on_the_float_type():

@@ -83,12 +83,12 @@ def test_arrays_predict_as_scikit_learn_does(classifier, present):
     made = from_sklearn(classifier, 4)
     new = g.normal(size=(500, 6)).astype(np.float32)
     new[:100] = np.float32(made.threshold[:100, None] if isinstance(made, Trees) and len(made.threshold) > 99 else 0)
-    said = made.predict_proba(new)
+    data = made.predict_proba(new)
     want = np.zeros((500, 4))
     want[:, classifier.classes_] = classifier.predict_proba(new)
-    assert np.abs(said - want).max() < 1e-6
+    assert np.abs(data - want).max() < 1e-6
     again = type(made).from_arrays(made.arrays(), 6, 4)
-    assert np.array_equal(again.predict_proba(new), said)
+    assert np.array_equal(again.predict_proba(new), data)
 
 
 def test_a_tree_of_one_leaf():
@@ -305,14 +305,14 @@ class Evil:
 
 def _json(**changes):
     def edit(folder: Path):
-        said = json.loads((folder / "model.json").read_text())
+        data = json.loads((folder / "model.json").read_text())
         for path, value in changes.items():
-            place = said
+            node = data
             *way, last = path.split("__")
             for step in way:
-                place = place[int(step) if isinstance(place, list) else step]
-            place[int(last) if isinstance(place, list) else last] = value
-        (folder / "model.json").write_text(json.dumps(said))
+                node = node[int(step) if isinstance(node, list) else step]
+            node[int(last) if isinstance(node, list) else last] = value
+        (folder / "model.json").write_text(json.dumps(data))
 
     return edit
 

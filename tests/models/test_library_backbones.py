@@ -46,12 +46,14 @@ def test_any_name_is_a_backbone(name, channels, downloads):
 
 
 @pytest.mark.parametrize(("name", "mean"), [("timm:small", 0.5), ("torchvision:small", 0.485)])
-def test_published_weights_come_only_when_asked_for(name, mean, downloads):
-    model, said = model_of(name), []
+def test_published_weights_are_downloaded_on_request(name, mean, downloads):
+    model, logged = model_of(name), []
     before = model.backbone.net.conv.weight.clone()
-    start = library_backbones.load_pretrained(name, (8, 8, 3), log=lambda line: said.append((line, list(downloads))))
+    start = library_backbones.load_pretrained(name, (8, 8, 3), log=lambda line: logged.append((line, list(downloads))))
     assert downloads == ["small"]
-    assert [(name in line and "download" in line, asked) for line, asked in said] == [(True, [])], "said before"
+    assert [(name in line and "download" in line, downloaded) for line, downloaded in logged] == [(True, [])], (
+        "logged before"
+    )
     assert (start.frozen, start.weights, start.mean[0]) == (True, "pretrained", mean)
     start.load_into(model.backbone)
     assert not torch.equal(before, model.backbone.net.conv.weight)
@@ -73,7 +75,7 @@ def test_weights_that_cannot_be_loaded(downloads):
 def test_a_size_that_a_network_does_not_take(downloads):
     with pytest.raises(HeadcountError, match=r"does not take images of 8 x 8 .*doesn't match.* give the size"):
         library_backbones.load_pretrained("timm:picky", (8, 8, 3))
-    assert downloads == [], "told before anything is fetched"
+    assert downloads == [], "refused before any download"
     assert library_backbones.load_pretrained("timm:picky", (8, 8, 3), size=16).size == 16
 
 
@@ -151,7 +153,7 @@ def test_what_is_no_safetensors_file_is_refused(content, downloads, tmp_path, mo
     (("timm:small", 1, None, None), "true or false"),
     (("timm:unheard_of", None, None, None), "has no model"),
 ])  # fmt: skip
-def test_choices_that_do_not_go_together(choice, why, downloads):
+def test_contradictory_options(choice, why, downloads):
     with pytest.raises(HeadcountError, match=why):
         library_backbones.check_backbone_options(*choice)
 
