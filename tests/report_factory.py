@@ -53,7 +53,7 @@ def pictures(classes: tuple[str, ...], count: int = 1000, seed: int = 0) -> Sour
 
 def features(classes: tuple[str, ...], count: int = 1000) -> Source:
     data = np.random.default_rng(1).normal(size=(count, 5)).astype(np.float32)
-    return Source("table", data, np.arange(count) % len(classes), classes, checksum="1e" * 16, content="features")
+    return Source("table", data, np.arange(count) % len(classes), classes, checksum="1e" * 16)
 
 
 def make_record(folder: Path, source: Source, recipe: Recipe, arrays: bool = True) -> Record:

@@ -6,7 +6,6 @@ Names of classes, files and columns are user data: escaped in the page, inside c
 from __future__ import annotations
 
 import math
-import re
 
 import numpy as np
 
@@ -112,53 +111,5 @@ def summary_lines(model: FittedModel) -> list[str]:
 
 def model_card(model: FittedModel) -> str:
     """A model card in Markdown for the model's folder."""
-    metadata, data = model.metadata, model.metadata["data"]
-    scores = _score_lines(model)
-    if scores:
-        scores[0] += " (95 % interval over bags or their groups; groups held out as a whole)"
-    context = context_sentence(model)
-    versions = ", ".join(f"{name} {version}" for name, version in metadata["versions"].items())
-    lines = [
-        "# Model card",
-        "",
-        f"{metadata['method']['title']}: a classifier of instances, learned from the majority labels of bags.",
-        "",
-        "## Data",
-        "",
-        *(f"* {markdown_escape(line)}" for line in data["description"]),
-        f"* fingerprint {data['fingerprint'][:16]}",
-        "",
-        "## Performance",
-        "",
-        *(f"* {line}" for line in scores or ["not cross-validated"]),  # a warning gives the reason
-        *([f"* {context}"] if context else []),
-        *(f"* {markdown_escape(line)}" for line in metadata["warnings"]),
-        "",
-        "## Classes",
-        "",
-        f"| class | bags with this label | {'' if data.get('counted') else 'expected '}share of the class in these bags |",
-        "|---|---|---|",
-        *(f"| {markdown_escape(c)} | {n} | {s} |" for c, n, s, _ in _majority_shares(model)),
-        "",
-        "## Methods compared",
-        "",
-        "| method | held-out loss | bag accuracy |",
-        "|---|---|---|",
-    ]
-    for m in metadata["methods"]:
-        loss = "–" if m["loss"] is None else f"{m['loss']:.4f}"
-        lines.append(f"| {m['title']}{' (selected)' * m['chosen']} | {loss} | {score(m['bag_accuracy'])} |")
-    return "\n".join([*lines, "", f"Created {metadata['created']} by {versions}; seed {metadata['seed']}.", ""])
-
-
-def markdown_escape(text: str) -> str:
-    """User data on one line, inside code marks if it contains anything that Markdown or HTML might interpret.
-
-    >>> markdown_escape("a plain line"), markdown_escape("<b>|x`"), markdown_escape("a*b")
-    ('a plain line', '`` <b>¦x` ``', '`` a*b ``')
-    """
-    text = " ".join(text.replace("|", "¦").split())
-    if re.fullmatch(r"[\w ,.:;'\"()%/+–-]*", text):
-        return text
-    fence = "`" * (1 + max((len(m) for m in re.findall(r"`+", text)), default=1))
-    return f"{fence} {text} {fence}"
+    values = {"metadata": model.metadata, "shares": _majority_shares(model), "context": context_sentence(model)}
+    return render_template("card.md", scores=_score_lines(model), **values)

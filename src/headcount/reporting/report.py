@@ -120,9 +120,9 @@ class ReportSection:
         chosen = {r.key for m in self.methods for r in m.row.records}
         names = {m.row.records[0].method: m.name for m in self.methods}
         rank = {method: i for i, method in enumerate(names)}
-        keys = {r.key: (rank[r.method], r.recipe.fold, r.recipe.seed, r.recipe.removal) for r in self.records}
-        records = sorted(self.records, key=lambda r: keys[r.key])
-        return [RunSummary(r, names[r.method], r.key in chosen) for r in records]
+        records = ((rank[r.method], r.recipe.fold, r.recipe.seed, r.recipe.removal, r) for r in self.records)
+        ordered = [record for *_, record in sorted(records, key=lambda entry: entry[:-1])]
+        return [RunSummary(r, names[r.method], r.key in chosen) for r in ordered]
 
     def gallery(self, load_source: LoadSource, budget: int) -> Gallery:
         """Bags of the best method's first record that has its arrays."""

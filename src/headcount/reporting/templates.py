@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -27,13 +28,13 @@ def render_template(template: str, **values: Any) -> str:
     """A page from a template of this folder."""
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(read_resource),
-        autoescape=True,
+        autoescape=jinja2.select_autoescape(["html"]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["percent"] = percent
+    environment.filters |= {"percent": percent, "score": score_with_interval, "markdown": markdown_escape}
     return environment.get_template(template).render(css=Markup(read_resource("report.css")), **values)
 
 
@@ -58,6 +59,19 @@ def score_with_interval(value: float | None, low: float | None = None, high: flo
     if value is None:
         return "–"
     return f"{value:.3f}" if low is None or high is None else f"{value:.3f} ({low:.3f} to {high:.3f})"
+
+
+def markdown_escape(text: str) -> str:
+    """User data on one line, inside code marks if it contains anything that Markdown or HTML might interpret.
+
+    >>> markdown_escape("a plain line"), markdown_escape("<b>|x`"), markdown_escape("a*b")
+    ('a plain line', '`` <b>¦x` ``', '`` a*b ``')
+    """
+    text = " ".join(text.replace("|", "¦").split())
+    if re.fullmatch(r"[\w ,.:;'\"()%/+–-]*", text):
+        return text
+    fence = "`" * (1 + max((len(m) for m in re.findall(r"`+", text)), default=1))
+    return f"{fence} {text} {fence}"
 
 
 class InstanceView(NamedTuple):
