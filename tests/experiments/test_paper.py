@@ -18,19 +18,19 @@ from headcount.datasets import registry
 from headcount.datasets.protocol import Protocol, draw_counts
 from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.experiments import records as files
-from headcount.experiments.paper import (
+from headcount.experiments.paper.cells import (
     DEFAULT_SECONDS,
     ITEMS,
-    SCALES,
+    OURS,
     TABLES,
     averages,
     missing_recipes,
+    printed_values,
     records_by_recipe,
     seconds_per_run,
     table_cells,
 )
-from headcount.experiments.paper.cells import OURS, printed_values
-from headcount.experiments.paper.scales import SCENARIOS
+from headcount.experiments.paper.scales import SCALES, SCENARIOS
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.select import PairedTest, paired_t_test
 from headcount.models.heads import find_head

@@ -12,7 +12,7 @@ from test_browser import (  # noqa: F401  the same demands as of the report
     test_page_fits_the_window,
 )
 
-from headcount.experiments.paper import figure_recipes
+from headcount.experiments.paper.cells import figure_recipes
 from headcount.reporting.paper_page import write_paper
 from paper_factory import TINY, all_recipes, pretend_all
 from report_factory import HOSTILE

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from headcount.experiments.paper import ITEMS, TABLES, averages, figure_recipes, table_cells
+from headcount.experiments.paper.cells import ITEMS, TABLES, averages, figure_recipes, table_cells
 from headcount.experiments.paper.scales import DATASETS, METHODS, SCENARIOS
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record

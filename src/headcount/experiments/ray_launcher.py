@@ -33,18 +33,10 @@ CANCEL_TIMEOUT = 10.0  # seconds for cancelled runs to remove their scratch fold
 
 
 def ray_cluster(address: str | None, gpus_each: float = 0, cpus_each: float = 1, retries: int = 3) -> Launcher:
-    """Runs on every node of a Ray cluster, as many at once as their CPUs and GPUs allow.
+    """A launcher for :func:`headcount.study`: runs on every node of a Ray cluster, as many at once as its CPUs and GPUs allow.
 
-    Parameters
-    ----------
-    address, gpus_each, cpus_each, retries
-        See :class:`~headcount.inference.ray_cluster.RayOptions`.
-
-    Returns
-    -------
-    launcher
-        For ``study(..., launch=...)``. A submitted task must be a run: ``task(recipe, folder, **options)`` that writes its
-        record into the folder.
+    The arguments are those of :class:`~headcount.inference.ray_cluster.RayOptions`. A submitted task must be a run,
+    ``task(recipe, folder, **options)``, that writes its record into the folder.
     """
     require_single_process("a study on Ray")
     ray_options = RayOptions(address, gpus_each, cpus_each, retries)
@@ -94,10 +86,8 @@ def _run_in(scratch: Path, remote_task: RemoteTask, needs: tuple[Files, ...]) ->
     if Path(remote_task.working_folder).is_dir():
         os.chdir(remote_task.working_folder)
     if recipe.key != remote_task.key:
-        raise HeadcountError(
-            f"{platform.node()} has another {recipe.source} (or head {recipe.head}) than the machine that started the study; "
-            "copy that machine's there"
-        )
+        difference = f"{platform.node()} has another {recipe.source} (or head {recipe.head})"
+        raise HeadcountError(f"{difference} than the machine that started the study; copy that machine's there")
     for files in needs:
         write_files(scratch, files)
     remote_task.task(recipe, scratch, **remote_task.options)

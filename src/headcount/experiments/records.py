@@ -73,8 +73,7 @@ class Record:
 
     @property
     def _custom_head(self) -> dict[str, Any]:
-        recorded = self.data.get("own_head")
-        return recorded if isinstance(recorded, dict) else {}
+        return self.data.get("own_head") or {}
 
     @property
     def scores(self) -> dict[str, float]:
@@ -97,22 +96,21 @@ class Record:
     def read(cls, path: Path) -> Record:
         try:
             data = json.loads(path.read_bytes())
+            problem = _what_is_missing(data)
         except ValueError as e:
-            raise _not_a_record(path, str(e)) from None
-        if reason := _what_is_missing(data):
-            raise _not_a_record(path, reason)
+            problem = str(e)
+        if problem:
+            raise HeadcountError(f"{path} is not a record ({problem}); move it away and run the study again")
         return cls(data, path)
 
 
 _NOT_RECORDS = (".failed.json", "summary.json")
 _PARTS = {"key": str, "recipe": dict, "data": dict, "fit": dict, "scores": dict, "provenance": dict}
 # what tables and pages read from the parts
+_COUNTS = dict.fromkeys(("train_bags", "valid_bags", "test_bags", "bag_size"), int)
 _FIELDS: dict[str, dict[str, Any]] = {
     "recipe": dict.fromkeys(("source", "scenario", "fold", "head", "removal", "seed"), object),
-    "data": {
-        **{"source": str, "checksum": str, "classes": list},
-        **dict.fromkeys(("train_bags", "valid_bags", "test_bags", "bag_size"), int),
-    },
+    "data": {"source": str, "checksum": str, "classes": list, **_COUNTS},
     "fit": {"best_epoch": int, "epochs": int, "valid_loss": (int, float)},
 }
 
@@ -123,22 +121,11 @@ def _what_is_missing(data: Any) -> str:
         return "it lacks everything"
     if parts := [name for name, kind in _PARTS.items() if not isinstance(data.get(name), kind)]:
         return f"it lacks {', '.join(parts)}"
-    try:
-        Recipe.from_dict(data["recipe"])
-    except HeadcountError as e:  # of another version, or edited
-        return str(e)
-    fields = [
-        f"{part}.{name}"
-        for part, kinds in _FIELDS.items()
-        for name, kind in kinds.items()
-        if name not in data[part] or not isinstance(data[part][name], kind)
-    ]
+    Recipe.from_dict(data["recipe"])  # raises for one of another version, or edited
+    known = ((part, name, kind) for part, kinds in _FIELDS.items() for name, kind in kinds.items())
+    fields = [f"{p}.{n}" for p, n, kind in known if n not in data[p] or not isinstance(data[p][n], kind)]
     fields += [f"scores.{k} as a number" for k, v in data["scores"].items() if not isinstance(v, int | float | None)]
     return f"it lacks {', '.join(fields)}" if fields else ""
-
-
-def _not_a_record(path: Path, reason: str) -> HeadcountError:
-    return HeadcountError(f"{path} is not a record ({reason}); move it away and run the study again")
 
 
 def write_record(folder: Path, data: dict[str, Any], arrays: dict[str, np.ndarray]) -> Record:

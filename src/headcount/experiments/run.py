@@ -60,17 +60,8 @@ def run(
         Folder of the records. An interrupted run resumes from its checkpoint there.
     device : str
         auto, cpu, cuda or cuda:1.
-    compile : {"auto", "on", "off"}
-        Whether to compile the network; affects speed only.
-    on_progress : callable, optional
-        Called with a :class:`~headcount.training.trainer.TrainProgress` after every epoch.
-    checkpoint_seconds : float
-        Least time between two checkpoints.
-
-    >>> from tempfile import mkdtemp
-    >>> recipe = Recipe(source="digits", backbone="mlp", bag_size=12, train_bags=20, valid_bags=10, test_bags=10, epochs=2)
-    >>> run(recipe, mkdtemp(), device="cpu").scores.keys() >= {"instance_accuracy", "bag_accuracy"}
-    True
+    compile, on_progress, checkpoint_seconds
+        See :func:`headcount.train`; none of them affects the result.
     """
     out, key, custom_head = Path(out), recipe.key, _custom_head(recipe)  # once: a file may change during the run
     path, work_dir = out / f"{key}.json", out / "running" / key
@@ -84,9 +75,12 @@ def run(
                 bags = make_bags(recipe, torch_device)
                 removed = find_dissenters(recipe, out, bags["train"]) if recipe.removal else None
                 train, valid = (hide_truth(bags[split], recipe.head) for split in ("train", "valid"))
+                if removed is not None:
+                    train = train.without(removed)
+                    train = train.drop_removed() if recipe.drop_before_forward else train
                 result = loop.train(
                     initial_model(recipe, bags["train"]).to(torch_device),
-                    train if removed is None else _without(train, removed, recipe),
+                    train,
                     valid,
                     recipe.train_config,
                     work_dir=work_dir,
@@ -95,8 +89,8 @@ def run(
                     compile=compile,
                 )
                 if not result.progress.best_epoch:
-                    advice = f"try a smaller lr than {recipe.lr:g}"
-                    raise HeadcountError(f"{recipe}: the validation loss was never a number; {advice}")
+                    problem = f"{recipe}: the validation loss was never a number"
+                    raise HeadcountError(f"{problem}; try a smaller lr than {recipe.lr:g}")
                 if group.is_main:
                     data, arrays = _score(recipe, result.model, bags, removed)
                     data = {"key": key, **_describe(recipe, bags, result), **data, **custom_head}
@@ -110,7 +104,7 @@ def run(
 
 @contextmanager
 def _remove_if_no_checkpoint(work_dir: Path) -> Iterator[None]:
-    """A run that fails before its first checkpoint has nothing to resume from, so its folder is removed."""
+    """A run that fails before its first checkpoint leaves no folder."""
     try:
         yield
     except Exception:
@@ -181,11 +175,6 @@ def find_dissenters(recipe: Recipe, out: Path, train: Bags) -> Tensor:
     vote = torch.from_numpy(arrays["train_said"].astype(np.int64)).to(device)
     distance = torch.from_numpy(arrays[f"train_{recipe.distance}_{recipe.prototype_bags}"]).to(device)
     return mpem.dissenters(distance, vote, train.bag, train.label, recipe.removal)
-
-
-def _without(train: Bags, removed: Tensor, recipe: Recipe) -> Bags:
-    train = train.without(removed)
-    return train.drop_removed() if recipe.drop_before_forward else train
 
 
 def _score(

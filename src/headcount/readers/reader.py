@@ -78,7 +78,7 @@ def read(
     Parameters
     ----------
     data
-        What to read; see :doc:`/fitting` for the formats.
+        What to read; see :doc:`/how-to/fit` for the formats.
     roles
         The columns of a table, by role; those with common names are recognised.
     labels

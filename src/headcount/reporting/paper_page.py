@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headcount.experiments.paper import ITEMS, required_recipes
-from headcount.experiments.paper.cells import OURS, TABLES, Cell, table_cells
+from headcount.experiments.paper.cells import ITEMS, OURS, TABLES, Cell, required_recipes, table_cells
 from headcount.experiments.paper.scales import DATASETS, METHODS, SCENARIOS, Scale
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
