@@ -151,6 +151,8 @@ def fetch(url: str, path: str | Path, md5: str, source: str = "NAME") -> Path:
             raise HeadcountError(f"{url} gave a wrong file: md5 {actual}, not {md5}; try again, or {advice}")
         os.replace(part, path)
     except (OSError, http.client.HTTPException) as e:
+        if part.exists() and not part.stat().st_size:
+            part.unlink()
         reason = getattr(e, "reason", None) or e
         raise HeadcountError(f"cannot download {path.name} ({reason}); {advice}") from None
     return path
