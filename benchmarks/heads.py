@@ -49,15 +49,16 @@ def saved_bytes(step) -> int:
 
 
 def head_step(name: str, bags: int, device: torch.device):
-    head = build_head(name, DIM, CLASSES, {}).to(device)
-    head.setup_memory(bags, bags * SIZE)
-    head.train()
+    head = build_head(name, DIM, CLASSES, {})
     h = torch.randn(bags * SIZE, DIM, device=device).relu().requires_grad_()
     segments = Segments.from_sizes([SIZE] * bags, device=device)
     label = torch.arange(bags, device=device)
+    target = torch.eye(CLASSES, device=device)[label % CLASSES]
+    head.setup(segments, target)
+    head.to(device).train()
     batch = Batch(
         segments=segments,
-        target=torch.eye(CLASSES, device=device)[label % CLASSES],
+        target=target,
         bag=label,
         position=torch.arange(bags * SIZE, device=device),
         known=torch.zeros(bags * SIZE, dtype=torch.int64, device=device),

@@ -34,13 +34,11 @@ def calls() -> dict[str, tuple[Callable[[KernelConfig], object], list[KernelConf
 
     def convolve(config: KernelConfig) -> None:
         parts, steps = config.partition(pairs, x.device)
-        kernels.convolve[(parts,)](
-            x, w, y, *partial_moments, pairs, steps, True, *layout, config.tile, **config.settings
-        )
+        kernels.convolve[(parts,)](x, w, y, *partial_moments, pairs, steps, True, *layout, **config.settings)
 
     def correlate(config: KernelConfig) -> None:
         parts, steps = config.partition(pairs, x.device)
-        kernels.correlate[(parts,)](x, y, sums, pairs, steps, *layout, config.tile, **config.settings)
+        kernels.correlate[(parts,)](x, y, sums, pairs, steps, *layout, **config.settings)
 
     def merge_moments(config: KernelConfig) -> None:
         kernels.merge_moments[(K // config.tile,)](
@@ -59,11 +57,11 @@ def calls() -> dict[str, tuple[Callable[[KernelConfig], object], list[KernelConf
 
     def max_pool(config: KernelConfig) -> None:
         parts = (-(-windows // config.tile),)
-        kernels.max_pool[parts](y, moments, pooled, winner, windows, Y, X, P, Q, K, config.tile, **config.settings)
+        kernels.max_pool[parts](y, moments, pooled, winner, windows, Y, X, P, Q, K, **config.settings)
 
     def gradient(config: KernelConfig) -> None:
         parts, steps = config.partition(windows, x.device)
-        own = (rows, pitch, stride, Y, P, Q, K, stem.TAPS, stem.SPAN, config.tile)
+        own = (rows, pitch, stride, Y, P, Q, K, stem.TAPS, stem.SPAN)
         kernels.gradient[(parts,)](grad, winner, x, sums, total, windows, steps, *own, **config.settings)
 
     return {

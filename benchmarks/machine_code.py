@@ -36,7 +36,9 @@ def compile_kernel(kernel: Any, config: KernelConfig, constants: dict[str, Any])
     whole = [n for n, kind in signature.items() if kind.startswith("*") or n in ("pairs", "windows")]
     aligned = {places[n]: [["tt.divisibility", 16]] for n in whole}
     source = ASTSource(kernel, signature, {places[n]: value for n, value in fixed.items()}, aligned)
-    return triton.compile(source, target=CARD, options=config.settings).asm["cubin"]
+    return triton.compile(source, target=CARD, options={k: v for k, v in config.settings.items() if k != "TILE"}).asm[
+        "cubin"
+    ]
 
 
 def disassemble(binary: bytes, how: str) -> str:

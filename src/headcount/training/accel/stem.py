@@ -57,7 +57,7 @@ class KernelConfig(NamedTuple):
 
     @property
     def settings(self) -> dict[str, int]:
-        return {"num_warps": self.warps, "num_stages": self.stages}
+        return {"TILE": self.tile, "num_warps": self.warps, "num_stages": self.stages}
 
 
 # The fastest found on an H200 by benchmarks/kernels.py; elements are pairs of positions, channels, and windows of the pool.
@@ -140,44 +140,20 @@ def stem(
     n, K, pairs, pixels = len(x), len(gamma), len(x) * Y * Q, _for_dots(x)
     y, layout = pixels.new_empty(n * Y * X, K), (rows, pitch, stride, Y, X, Q, K, TAPS, SPAN)
     parts, steps = CONVOLVE.partition(pairs, x.device)
-    partial_moments = _sums(x, 3, parts, 2 * K)
-    kernels().convolve[(parts,)](
-        pixels,
-        _for_dots(weight),
-        y,
-        *partial_moments,
-        pairs,
-        steps,
-        known is None,
-        *layout,
-        CONVOLVE.tile,
-        **CONVOLVE.settings,
-    )
+    partials = _sums(x, 3, parts, 2 * K)
+    convolve = kernels().convolve[(parts,)]
+    convolve(pixels, _for_dots(weight), y, *partials, pairs, steps, known is None, *layout, **CONVOLVE.settings)
     moments, cross = known, _sums(x, 0)
     if moments is None:
-        moments, most = _sums(x, 4, K), 1 << (2 * parts - 1).bit_length()  # the two places of a pair are two parts
-        channels = (_ceil_div(K, MERGE_MOMENTS.tile),)
-        kernels().merge_moments[channels](
-            *partial_moments,
-            gamma,
-            beta,
-            eps,
-            moments,
-            2 * parts,
-            n * Y * X,
-            K,
-            most,
-            MERGE_MOMENTS.tile,
-            **MERGE_MOMENTS.settings,
-        )
+        moments, most = _sums(x, 4, K), 1 << (2 * parts - 1).bit_length()  # the two positions of a pair are two parts
+        merge = kernels().merge_moments[(_ceil_div(K, MERGE_MOMENTS.tile),)]
+        merge(*partials, gamma, beta, eps, moments, 2 * parts, n * Y * X, K, most, **MERGE_MOMENTS.settings)
         parts, steps = CORRELATE.partition(pairs, x.device)
         cross = _sums(x, parts, 2 * K, TAPS)
-        kernels().correlate[(parts,)](pixels, y, cross, pairs, steps, *layout, CORRELATE.tile, **CORRELATE.settings)
+        kernels().correlate[(parts,)](pixels, y, cross, pairs, steps, *layout, **CORRELATE.settings)
     pooled, winner = x.new_empty(n, P, Q, K), x.new_empty(n * P * Q, K, dtype=torch.uint8)
-    windows = (_ceil_div(len(winner), MAX_POOL.tile),)
-    kernels().max_pool[windows](
-        y, moments, pooled, winner, len(winner), Y, X, P, Q, K, MAX_POOL.tile, **MAX_POOL.settings
-    )
+    max_pool = kernels().max_pool[(_ceil_div(len(winner), MAX_POOL.tile),)]
+    max_pool(y, moments, pooled, winner, len(winner), Y, X, P, Q, K, **MAX_POOL.settings)
     return [pooled.permute(0, 3, 1, 2), winner, moments if known is None else moments.clone(), cross]
 
 
@@ -197,11 +173,8 @@ def stem_backward(grad: Tensor, x: Tensor, sizes: list[int], winner: Tensor) -> 
     (rows, pitch, stride, Y, _, P, Q), (windows, K) = sizes, winner.shape
     parts, steps = GRADIENT.partition(windows, x.device)
     D, total, layout = _sums(x, parts, 2 * K, TAPS), _sums(x, parts, K), (rows, pitch, stride, Y, P, Q, K, TAPS, SPAN)
-    kernels().gradient[(parts,)](
-        *(grad.permute(0, 2, 3, 1).contiguous(), winner, _for_dots(x), D, total, windows, steps),
-        *(*layout, GRADIENT.tile),
-        **GRADIENT.settings,
-    )
+    grad = grad.permute(0, 2, 3, 1).contiguous()
+    kernels().gradient[(parts,)](grad, winner, _for_dots(x), D, total, windows, steps, *layout, **GRADIENT.settings)
     return [D, total]
 
 
