@@ -153,10 +153,10 @@ MUTATIONS = [
         "test_study.py",
     ),
     Mutation(
-        "experiments/select.py",
+        "experiments/scores.py",
         "max(differences) - min(differences) <= 1e-9",
         "max(differences) - min(differences) <= 1e9",
-        "test_study.py",
+        "test_paper.py",
     ),
     Mutation(
         "experiments/recipe.py",

@@ -6,7 +6,7 @@ import csv
 import json
 from pathlib import Path
 
-from headcount.experiments import records, select
+from headcount.experiments import records, scores
 from headcount.reporting import plots, svg
 
 ROOT = Path(__file__).parent.parent
@@ -25,7 +25,7 @@ def main() -> None:
 
 def ablation(source: str) -> None:
     """The paper's methods, scenario Various: a dot for each fold."""
-    rows = [r for r in select.rows(records.load_records(ROOT / "results" / "paper")) if len(r.records) == 5]
+    rows = [r for r in scores.rows(records.load_records(ROOT / "results" / "paper")) if len(r.records) == 5]
     rows = [r for r in rows if (r.source, r.scenario) == (source, "various")]
     scores = {r.label: [record.scores["instance_accuracy"] for record in r.records] for r in rows}
     scores = dict(sorted(scores.items(), key=lambda pair: -sum(pair[1]) / len(pair[1])))

@@ -83,11 +83,11 @@ def test_the_results_table_is_that_of_the_results_page():
 
 
 def test_results_are_those_of_the_records():
-    from headcount.experiments import records, select
+    from headcount.experiments import records, scores
 
     page = ROOT / "docs" / "reference" / "results.md"
     written, shown = {cells[1]: cells for cells in rows_of(page)}, {"various": 0, "small": 0}
-    for row in select.rows(records.load_records(ROOT / "results" / "paper")):
+    for row in scores.rows(records.load_records(ROOT / "results" / "paper")):
         if len(row.records) == 5 and not row.records[0].recipe.removal:
             mean, deviation, _ = row.score("instance_accuracy")
             value = f"{mean:.3f} ± {deviation:.3f}"

@@ -14,8 +14,8 @@ import pytest
 from study_helpers import TINY, assert_same_record
 
 from headcount.errors import HeadcountError
-from headcount.experiments import ray_launcher, records, study
-from headcount.experiments.ray_launcher import (
+from headcount.experiments import launch, records, study
+from headcount.experiments.launch import (
     RemoteTask,
     ray_cluster,
     read_files,
@@ -136,7 +136,7 @@ def test_a_record_is_written_completely_or_not_at_all(reference, tmp_path, monke
             raise OSError(28, "No space left on device")
         path.write_bytes(b"")
 
-    monkeypatch.setattr(ray_launcher, "atomic_write", disk_full)
+    monkeypatch.setattr(launch, "atomic_write", disk_full)
     with pytest.raises(OSError, match="No space"):
         write_files(tmp_path, read_files(reference, TINY.key))
     assert not list(tmp_path.iterdir())
@@ -179,7 +179,7 @@ class FakeRay(types.SimpleNamespace):
 @pytest.fixture
 def fake_ray(scratch_root, monkeypatch) -> FakeRay:
     ray = FakeRay(CPU=2)
-    monkeypatch.setattr(ray_launcher, "import_ray", lambda: ray)
+    monkeypatch.setattr(launch, "import_ray", lambda: ray)
     return ray
 
 

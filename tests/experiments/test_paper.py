@@ -32,7 +32,7 @@ from headcount.experiments.paper.cells import (
 )
 from headcount.experiments.paper.scales import SCALES, SCENARIOS
 from headcount.experiments.recipe import Recipe
-from headcount.experiments.select import PairedTest, paired_t_test
+from headcount.experiments.scores import PairedTest, paired_t_test
 from headcount.models.heads import find_head
 from paper_factory import CELLS, DATA, FULL, SMOKE, TINY, all_recipes, one, pretend
 

@@ -22,8 +22,7 @@ from study_helpers import assert_same_record, wait_until
 
 from headcount.errors import HeadcountError
 from headcount.experiments import records, study
-from headcount.experiments.launch import processes
-from headcount.experiments.ray_launcher import ray_cluster
+from headcount.experiments.launch import processes, ray_cluster
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 

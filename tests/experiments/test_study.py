@@ -22,7 +22,7 @@ from study_helpers import TINY, assert_same_record, live_processes, wait_until
 import oracles
 from headcount.cli import printing
 from headcount.errors import HeadcountError
-from headcount.experiments import records, select, study
+from headcount.experiments import records, scores, study
 from headcount.experiments import run as runs
 from headcount.experiments.launch import Submit, in_process, processes
 from headcount.experiments.recipe import Recipe
@@ -197,7 +197,7 @@ def test_a_source_file_that_changed_is_read_again(tmp_path, monkeypatch):
 
 def test_table_rows_have_distinct_names(tmp_path, capsys):
     done = study.study(study.grid(TINY, lr=(1e-2, 1e-4)), tmp_path, device="cpu")
-    printing.print_results(select.rows(done.records))
+    printing.print_results(scores.rows(done.records))
     output = capsys.readouterr().out
     assert "Counting Network, lr 0.01 " in output
     assert "Counting Network, lr 0.0001 " in output

@@ -10,7 +10,7 @@ from headcount.experiments.paper.cells import ITEMS, TABLES, averages, figure_re
 from headcount.experiments.paper.scales import DATASETS, METHODS, SCENARIOS
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
-from headcount.experiments.select import paired_t_test
+from headcount.experiments.scores import paired_t_test
 from headcount.reporting import paper_page, paper_plots, paper_tables
 from paper_factory import CELLS, DATA, FULL, SMOKE, TINY, all_recipes, one, pretend, pretend_all
 from report_factory import HOSTILE, Page

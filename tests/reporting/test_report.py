@@ -16,7 +16,7 @@ from headcount.datasets.registry import Source
 from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
-from headcount.experiments.select import rows
+from headcount.experiments.scores import rows
 from headcount.models.heads import HEADS
 from headcount.reporting import plots, report, results_table
 from headcount.reporting.figures import section_figures

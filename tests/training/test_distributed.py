@@ -17,8 +17,7 @@ import torch
 from head_cases import NEVER_SPLIT
 from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError
-from headcount.experiments.launch import processes
-from headcount.experiments.ray_launcher import ray_cluster
+from headcount.experiments.launch import processes, ray_cluster
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.experiments.run import run

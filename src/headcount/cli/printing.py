@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headcount.bags import Bags
-from headcount.experiments import select
+from headcount.experiments import scores
 from headcount.experiments.paper.cells import (
     FIGURES,
     TABLES,
@@ -44,7 +44,7 @@ def print_line(line: str) -> None:
     console.print(line, soft_wrap=True)
 
 
-def print_results(rows: Iterable[select.Row]) -> None:
+def print_results(rows: Iterable[scores.Row]) -> None:
     """The results, one table for each source and scenario."""
     rows = sorted(rows, key=lambda row: (row.source, row.scenario))
     names, remarks = display_names(rows)

@@ -12,9 +12,8 @@ from typing import Any
 from headcount.cli.printing import console, print_line, print_results
 from headcount.datasets import registry
 from headcount.errors import HeadcountError, check_choice
-from headcount.experiments import select
-from headcount.experiments.launch import Launcher, in_process, processes
-from headcount.experiments.ray_launcher import ray_cluster
+from headcount.experiments import scores
+from headcount.experiments.launch import Launcher, in_process, processes, ray_cluster
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.study import error_line, grid
 from headcount.experiments.study import study as run_all
@@ -150,7 +149,7 @@ def run_study(
     with runs_bar() as on_progress:
         result = run_all(recipes, out, launch=launcher, device=device, compile=compile, on_progress=on_progress)
     if result.records and table:
-        print_results(select.rows(result.records))
+        print_results(scores.rows(result.records))
     if result.records:
         print_line(f"{len(result.records)} records in {out}; `headcount report {out}` makes the page")
     if result.failed:
@@ -210,7 +209,7 @@ def run_demo(out: Path, folds: int = 3, n_processes: int | None = None) -> dict[
         result = run_all(demo_recipes(folds), out / "records", launch=launch, device="cpu", on_progress=on_progress)
     for error in result.failed.values():
         raise error
-    rows = select.rows(result.records)
+    rows = scores.rows(result.records)
     print_results(rows)
     page = write_report(result.records, out / "report.html", title="headcount demo: digits from majority labels")
     seconds = time.monotonic() - started
@@ -227,6 +226,6 @@ def run_demo(out: Path, folds: int = 3, n_processes: int | None = None) -> dict[
     return summary
 
 
-def _mean_and_deviation(row: select.Row, metric: str) -> dict[str, float]:
+def _mean_and_deviation(row: scores.Row, metric: str) -> dict[str, float]:
     mean, deviation, runs = row.score(metric)
     return {"mean": round(mean, 4), "std": round(deviation, 4), "runs": runs}

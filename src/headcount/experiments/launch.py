@@ -1,18 +1,34 @@
-"""Launchers: where a study's runs are executed. Here: in this process, or in several on this machine."""
+"""Launchers: where a study's runs are executed: in this process, in several on this machine, or on a Ray cluster.
+
+On Ray no shared disk is needed. A run works in a scratch folder of its node; the record it needs (for MPEM the Counting Network's)
+is sent along, its own record comes back as bytes, and the driver writes it. Data sets must be in each node's cache.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import platform
+import shutil
 import signal
+import tempfile
+import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from headcount.errors import HeadcountError
+from headcount.experiments.recipe import Recipe
+from headcount.experiments.records import Record
+from headcount.inference.ray_cluster import RayOptions, RemoteResult, as_remote, connected, import_ray
+from headcount.io import atomic_write, file_lock
 from headcount.training.accel.device import threads_per_process
 from headcount.training.distributed import require_single_process
 
@@ -107,3 +123,138 @@ def _start_worker(cores: int, parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=exit_with_parent, daemon=True).start()
+
+
+Files = dict[str, bytes]  # file name -> content
+CANCEL_TIMEOUT = 10.0  # seconds for cancelled runs to remove their scratch folders
+
+
+def ray_cluster(address: str | None, gpus_each: float = 0, cpus_each: float = 1, retries: int = 3) -> Launcher:
+    """A launcher for :func:`headcount.study`: runs on every node of a Ray cluster, as many at once as its CPUs and GPUs allow.
+
+    The arguments are those of :class:`~headcount.inference.ray_cluster.RayOptions`. A submitted task must be a run,
+    ``task(recipe, folder, **options)``, that writes its record into the folder.
+    """
+    require_single_process("a study on Ray")
+    ray_options = RayOptions(address, gpus_each, cpus_each, retries)
+    ray = import_ray()
+
+    @contextmanager
+    def launch() -> Iterator[Submit]:
+        with connected(ray, ray_options), ThreadPoolExecutor(1) as writer_thread:
+            driver = _Driver(ray, ray_options, writer_thread)
+            try:
+                yield driver.submit
+            except BaseException:
+                driver.cancel()
+                raise
+
+    return launch
+
+
+@dataclass(frozen=True)
+class RemoteTask:
+    """A run, as it is sent to a node."""
+
+    task: Callable[..., Any]
+    recipe: Recipe
+    key: str  # computed by the driver: the node must have the same data
+    options: dict[str, Any]
+    study_id: str  # part of the scratch folder's name
+    working_folder: str  # the driver's; used if it exists, since a head or a source may be given by a relative path
+    threads: int
+
+
+def run_remote(remote_task: RemoteTask, *needs: Files) -> RemoteResult[Files]:
+    """One run, on a node. A retry on the same node resumes from the checkpoint; otherwise the scratch folder is removed."""
+    scratch = Path(tempfile.gettempdir()) / f"headcount-{remote_task.study_id}" / remote_task.key
+    with file_lock(scratch.with_suffix(".lock")):
+        try:
+            return RemoteResult(_run_in(scratch, remote_task, needs))
+        except Exception as e:
+            return RemoteResult.of_exception(e)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _run_in(scratch: Path, remote_task: RemoteTask, needs: tuple[Files, ...]) -> Files:
+    recipe = remote_task.recipe
+    torch.set_num_threads(remote_task.threads)
+    if Path(remote_task.working_folder).is_dir():
+        os.chdir(remote_task.working_folder)
+    if recipe.key != remote_task.key:
+        difference = f"{platform.node()} has another {recipe.source} (or head {recipe.head})"
+        raise HeadcountError(f"{difference} than the machine that started the study; copy that machine's there")
+    for files in needs:
+        write_files(scratch, files)
+    remote_task.task(recipe, scratch, **remote_task.options)
+    return read_files(scratch, remote_task.key)
+
+
+def read_files(folder: Path, key: str) -> Files:
+    """A record as bytes: its arrays, if they were kept, then its JSON."""
+    paths = (folder / f"{key}.npz", folder / f"{key}.json")
+    return {path.name: path.read_bytes() for path in paths if path.exists()}
+
+
+def write_files(folder: Path, files: Files) -> None:
+    """Put a record in place, complete or not at all: the JSON, whose existence means that it is complete, last."""
+    try:
+        for name, content in sorted(files.items(), key=lambda file: file[0].endswith(".json")):
+            atomic_write(folder / name, lambda f, content=content: f.write(content))
+    except Exception:
+        for name in files:
+            (folder / name).unlink(missing_ok=True)
+        raise
+
+
+class _Driver:
+    """Sends runs to the cluster, and writes their records when they come back."""
+
+    def __init__(self, ray: Any, options: RayOptions, writer_thread: ThreadPoolExecutor) -> None:
+        self.ray, self.options, self.writer_thread = ray, options, writer_thread
+        self.remote_function = as_remote(ray, run_remote, options)
+        self.study_id = uuid.uuid4().hex[:12]
+        self.stored_records: dict[str, Any] = {}  # records that runs need, each put into the cluster once
+        self.remote_runs: dict[Future, Any] = {}
+
+    def submit(self, task: Callable[..., Any], recipe: Recipe, out: Path | str, **options: Any) -> Future:
+        if options.get("device", "auto") == "auto":  # decided here: Ray hides no GPU from a run that asked for none
+            options["device"] = self.options.device
+        out, key, future = Path(out).absolute(), recipe.key, Future()
+        remote_task = RemoteTask(task, recipe, key, options, self.study_id, os.getcwd(), self.options.threads)
+        needs = [self._stored_record(out, needed.key) for needed in recipe.needs]
+        self.remote_runs[future] = remote_run = self.remote_function.remote(remote_task, *needs)
+        remote_run.future().add_done_callback(lambda result: self._on_result(future, result, out, key))
+        return future
+
+    def _stored_record(self, out: Path, key: str) -> Any:
+        if key not in self.stored_records:
+            self.stored_records[key] = self.ray.put(read_files(out, key))
+        return self.stored_records[key]
+
+    def _on_result(self, future: Future, result: Future, out: Path, key: str) -> None:
+        """Runs in a thread of Ray, which must not wait for a disk."""
+        with suppress(RuntimeError):  # the study was cancelled
+            self.writer_thread.submit(self._store_result, future, result, out, key)
+
+    def _store_result(self, future: Future, result: Future, out: Path, key: str) -> None:
+        try:
+            files = result.result().unpack()
+            with file_lock(out / "running" / f"{key}.arrives.lock"):  # another driver may write the same record
+                if not (out / f"{key}.json").exists():
+                    write_files(out, files)
+            future.set_result(Record.read(out / f"{key}.json"))
+        except Exception as e:
+            future.set_exception(e)
+        finally:
+            self.remote_runs.pop(future, None)
+
+    def cancel(self) -> None:
+        """Cancel all runs and wait briefly: they remove their scratch folders, and records that just arrived are kept."""
+        remote_runs = list(self.remote_runs.values())
+        for remote_run in remote_runs:
+            with suppress(Exception):
+                self.ray.cancel(remote_run)
+        if remote_runs:
+            self.ray.wait(remote_runs, num_returns=len(remote_runs), timeout=CANCEL_TIMEOUT, fetch_local=False)

@@ -78,7 +78,7 @@ def study(
     ----------
     launch : launcher
         Where to run: :func:`~headcount.experiments.launch.in_process` (one after the other),
-        :func:`~headcount.experiments.launch.processes` or :func:`~headcount.experiments.ray_launcher.ray_cluster`.
+        :func:`~headcount.experiments.launch.processes` or :func:`~headcount.experiments.launch.ray_cluster`.
     device, compile, checkpoint_seconds
         See :func:`headcount.run`.
     on_progress : callable, optional

@@ -11,7 +11,7 @@ import numpy as np
 from markupsafe import Markup
 
 from headcount.experiments.records import Record
-from headcount.experiments.select import mean_and_deviation
+from headcount.experiments.scores import mean_and_deviation
 from headcount.reporting import plots
 from headcount.reporting.results_table import ReportMethod, best_method
 

@@ -11,7 +11,7 @@ from headcount.experiments.paper.cells import ITEMS, OURS, TABLES, Cell, require
 from headcount.experiments.paper.scales import DATASETS, METHODS, SCENARIOS, Scale
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
-from headcount.experiments.select import mean_and_deviation, paired_t_test
+from headcount.experiments.scores import mean_and_deviation, paired_t_test
 from headcount.io import atomic_write
 from headcount.reporting import paper_tables as tables
 from headcount.reporting.paper_plots import agreement_scatter, paper_figures

@@ -19,8 +19,7 @@ from markupsafe import Markup
 from headcount.experiments.paper.cells import FIGURES, PrintedValue, figure_recipes, table_cells
 from headcount.experiments.paper.scales import DATASETS, SCENARIOS, Scale
 from headcount.experiments.recipe import Recipe
-from headcount.experiments.scores import REMOVALS
-from headcount.experiments.select import mean_and_deviation
+from headcount.experiments.scores import REMOVALS, mean_and_deviation
 from headcount.reporting import plots
 from headcount.reporting.figures import FigureGroup, FigurePanel, share_scatters, svg_panel
 from headcount.reporting.paper_tables import Records, uses_recropped_svhn

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from headcount.experiments.select import mean_and_deviation
+from headcount.experiments.scores import mean_and_deviation
 from headcount.reporting.svg import (
     INK,
     MUTED,

@@ -13,7 +13,7 @@ from headcount.datasets import registry
 from headcount.datasets.registry import Source
 from headcount.errors import HeadcountError
 from headcount.experiments.records import Record
-from headcount.experiments.select import Row, rows
+from headcount.experiments.scores import Row, rows
 from headcount.io import atomic_write
 from headcount.reporting import results_table as tables
 from headcount.reporting.figures import FigureGroup, section_figures

@@ -10,7 +10,7 @@ from typing import Any
 
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
-from headcount.experiments.select import Row
+from headcount.experiments.scores import Row
 from headcount.models.heads import HEADS, head_options
 
 METRICS = {

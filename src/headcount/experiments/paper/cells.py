@@ -19,7 +19,7 @@ from headcount.errors import HeadcountWarning, check_choice
 from headcount.experiments.paper.scales import DATASETS, SCENARIOS, Scale
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record, load_records
-from headcount.experiments.select import best_removal, mean_and_deviation
+from headcount.experiments.scores import best_removal, mean_and_deviation
 from headcount.experiments.study import with_needs
 
 OURS = ("Ours", "Minimum loss (Ours)")
