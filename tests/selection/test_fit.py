@@ -549,7 +549,7 @@ def test_invalid_arguments_are_refused(options, message):
 
 @pytest.mark.parametrize("function", [fit, check])
 def test_arguments_that_are_no_dataset_or_seed_are_refused(function):
-    with pytest.raises(HeadcountError, match=r"what headcount\.read gives, got list; read it first"):
+    with pytest.raises(HeadcountError, match=r"what headcount\.read returns, got list; read it first"):
         function([np.ones((2, 1))])
     for seed in ("a", -1, 1.5, True):
         with pytest.raises(HeadcountError, match=f"seed is a whole number from 0 to .*, got {seed!r}"):

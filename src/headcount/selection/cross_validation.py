@@ -18,14 +18,8 @@ from torch import Tensor
 from headcount.bags import Bags
 from headcount.bags.splits import Split, sample_rows, subsample_bags, subsample_instances
 from headcount.errors import HeadcountError
-from headcount.majority import metrics
-from headcount.majority.calibration import (
-    ContextAssessment,
-    apply_temperature,
-    assess_context,
-    bag_losses,
-    fit_bag_temperature,
-)
+from headcount.majority import calibration, metrics
+from headcount.majority.calibration import ContextAssessment, apply_temperature, bag_losses, fit_bag_temperature
 from headcount.majority.criterion import CriterionResult, evaluate_criterion, fit_transition_loss
 from headcount.majority.transition import Transition
 from headcount.models.fitted import FittedModel
@@ -84,9 +78,6 @@ def predict_estimator(estimator: Estimator, bags: Bags, device: torch.device | s
     return p, log_p.log_softmax(1)
 
 
-# -- scores ---------------------------------------------------------------------------------------------------------------
-
-
 def score_method(results: Sequence[FoldResult], bags: Bags) -> MethodScore:
     """The score of one method's folds on blind bags."""
     if bags.truth is not None:
@@ -98,16 +89,11 @@ def score_method(results: Sequence[FoldResult], bags: Bags) -> MethodScore:
     label, predicted = test.label.numpy(), log_p.argmax(1).numpy()
     accuracy = metrics.grouped_estimate(metrics.correct_bags(test.target.numpy(), predicted), test.group)
     return MethodScore(
-        loss=criterion.loss,
-        error=float(criterion.loss_per_bag.std() / math.sqrt(max(1, len(label) - 1))),
-        criterion=criterion,
-        bag_accuracy=accuracy.value,
-        bag_low=accuracy.low,
-        bag_high=accuracy.high,
+        loss=criterion.loss, error=float(criterion.loss_per_bag.std() / math.sqrt(max(1, len(label) - 1))),
+        criterion=criterion, bag_accuracy=accuracy.value, bag_low=accuracy.low, bag_high=accuracy.high,
         bag_loss=float(bag_losses((log_p.double() / temperature).log_softmax(1), test.target).mean()),
-        temperature=temperature,
-        confusion=metrics.confusion_matrix(label, predicted, len(bags.classes)).tolist(),
-    )
+        temperature=temperature, confusion=metrics.confusion_matrix(label, predicted, len(bags.classes)).tolist(),
+    )  # fmt: skip
 
 
 def _concatenate(results: Sequence[FoldResult], bags: Bags) -> tuple[Tensor, Tensor, Bags]:
@@ -123,7 +109,7 @@ def assess_held_out_context(score: MethodScore, results: Sequence[FoldResult], b
     sample, rows = subsample_bags(test, CONTEXT_INSTANCES)
     log_p = apply_temperature(p[rows].double().clamp_min(1e-30), score.criterion.instance_temperature).log()
     prior = score.criterion.transition.prior.double()
-    return assess_context(log_p, sample.segments(), sample.target.double(), prior, sample.counted)
+    return calibration.assess_context(log_p, sample.segments(), sample.target.double(), prior, sample.counted)
 
 
 def apply_context(model: FittedModel, results: Sequence[FoldResult], bags: Bags) -> list[FoldResult]:
@@ -150,9 +136,6 @@ def add_instance_accuracy(score: MethodScore, results: Sequence[FoldResult], bag
     return replace(score, instance_accuracy=accuracy.value, instance_low=accuracy.low, instance_high=accuracy.high)
 
 
-# -- calibration ----------------------------------------------------------------------------------------------------------
-
-
 class ModelCalibration(NamedTuple):
     """What held-out bags say about a model: the fields of :class:`FittedModel` of the same names."""
 
@@ -165,13 +148,8 @@ class ModelCalibration(NamedTuple):
 
 def calibrate_on_folds(score: MethodScore, assessment: ContextAssessment) -> ModelCalibration:
     """The calibration that out-of-fold predictions of all bags suggest."""
-    return ModelCalibration(
-        score.criterion.transition,
-        score.temperature,
-        score.criterion.instance_temperature,
-        assessment.concentration,
-        assessment.helps,
-    )
+    fits = score.criterion.transition, score.temperature, score.criterion.instance_temperature
+    return ModelCalibration(*fits, assessment.concentration, assessment.helps)
 
 
 def calibrate_on_validation(
@@ -191,5 +169,5 @@ def calibrate_on_validation(
         transition = fit_transition_loss(apply_temperature(p, MIN_TEMPERATURE), valid)[1]
         criterion = replace(score.criterion, instance_temperature=MIN_TEMPERATURE, transition=transition)
         score = replace(score, criterion=criterion)
-    calibration = calibrate_on_folds(score, assess_held_out_context(score, fold, bags))
-    return calibration._replace(temperature=max(MIN_TEMPERATURE, calibration.temperature), use_context=False)
+    suggested = calibrate_on_folds(score, assess_held_out_context(score, fold, bags))
+    return suggested._replace(temperature=max(MIN_TEMPERATURE, suggested.temperature), use_context=False)

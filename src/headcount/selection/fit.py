@@ -64,39 +64,25 @@ def fit(
         What :func:`headcount.read` returns.
     method : str or classifier
         "auto" tries several methods and keeps the one that held-out bags prefer. Otherwise a name, several names with commas
-        (selection/methods.py), or an unfitted scikit-learn classifier; baselines are then shown, but not kept.
+        (docs/explanation/methods.md), or an unfitted scikit-learn classifier.
     minutes : float, optional
         Time budget; folds, epochs, then methods are reduced to fit, and ``metadata["notes"]`` says so. Default: none.
-    seed : int
-        Random seed.
-    device : str
-        "auto", "cpu" or "cuda".
+    seed, device : int, str
+        Random seed; "auto", "cpu" or "cuda".
     folds : int
         Folds of the cross-validation, over groups of bags.
-    head : str, optional
-        A network with this head, instead of ``method``.
-    backbone : str, optional
-        Of networks; "timm:NAME" or "torchvision:NAME" for images.
-    frozen : bool, optional
-        Whether the features of such a backbone are computed once, so that every method for features can be tried on them.
-    weights : str, optional
-        Of such a backbone: "pretrained" (the default), "none", or FILE.safetensors.
-    size : int, optional
-        Images are resized to squares of this side for such a backbone.
-    cache : path, optional
-        Folder of the computed features.
-    views : str, optional
-        Augmentation policy of networks: "digit" (no flips, the default), "image", "tissue", "none".
-    epochs : int, optional
-        Epochs of networks. Default: by the number of bags.
-    options : dict, optional
-        Options of the head.
+    head, options : str, dict, optional
+        A network with this head, instead of ``method``, and the options of the head.
+    backbone, views, epochs : optional
+        Of networks: "timm:NAME" or "torchvision:NAME" for images; augmentation policy "digit" (no flips, the default), "image",
+        "tissue" or "none"; the number of epochs.
+    frozen, weights, size, cache : optional
+        Of a backbone of timm or torchvision: whether features are computed once (into the folder ``cache``), so that every
+        method for features can be tried; "pretrained" (the default), "none", or FILE.safetensors; the side of images.
     work : path, optional
         Folder of finished folds, from which an interrupted fit resumes.
-    on_progress : callable, optional
-        Called with a :class:`~headcount.selection.search.SearchProgress` now and then.
-    log : callable, optional
-        Called with lines of text.
+    on_progress, log : callable, optional
+        Called with a :class:`~headcount.selection.search.SearchProgress`, and with lines of text, now and then.
 
     Returns
     -------
@@ -106,8 +92,7 @@ def fit(
     Examples
     --------
     >>> import headcount as hc
-    >>> model = hc.fit(hc.read("data.csv"), minutes=5)                                  # doctest: +SKIP
-    >>> model.save("model")                                                             # doctest: +SKIP
+    >>> hc.fit(hc.read("data.csv"), minutes=5).save("model")                            # doctest: +SKIP
     """
     require_single_process("fit", "is one process's work: start it without torchrun, which is for headcount run")
     created, started = datetime.now(UTC), time.monotonic()
@@ -147,17 +132,10 @@ def fit(
         log(line)
     end = math.inf if minutes is None else started + 60 * minutes
     model_search = ModelSearch(
-        dataset=features,
-        bags=bags,
-        methods={m.name: m for m in methods if m.name in plan.names},
-        plan=plan,
-        splits=make_splits(bags, plan.folds, seed) if plan.folds else [],
-        seed=seed,
-        device=torch_device,
-        work=folder,
-        on_progress=on_progress,
-        deadline=end - 1.5 * plan.final_seconds,
-    )
+        features, bags, {m.name: m for m in methods if m.name in plan.names}, plan,
+        make_splits(bags, plan.folds, seed) if plan.folds else [], seed=seed, device=torch_device, work=folder,
+        on_progress=on_progress, deadline=end - 1.5 * plan.final_seconds,
+    )  # fmt: skip
     results, unfinished = model_search.cross_validate()
     scores = {name: cross_validation.score_method(r, bags) for name, r in results.items()}
     best = model_search.choose(scores, requested)
@@ -184,17 +162,15 @@ def fit(
             context["instance_accuracy"] = score.instance_accuracy
     rows = metadata.method_rows(list(model_search.methods.values()), best, scores, results, unfinished)
     known = metadata.fit_metadata(model_search, best, result, final, scores, rows, requested=bool(requested))
-    known |= {
-        "context": context,
-        "created": created.isoformat(timespec="seconds"),
-        "seconds": round(time.monotonic() - started, 2),
-    }
+    known |= {"context": context, "created": created.isoformat(timespec="seconds")}
+    known["seconds"] = round(time.monotonic() - started, 2)
     if setup.frozen_backbone is not None:
         known["frozen_backbone"] = setup.metadata
         model = model.replace(preprocessor=dataset.fit_preprocessor(), frozen_backbone=setup.frozen_backbone)
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
-    known["data"]["bag_hashes"] = _labelled_bag_hashes(dataset.to_bags(model.preprocessor))
+    prepared = dataset.to_bags(model.preprocessor)  # by their hashes the model recognises the bags it was trained on
+    known["data"]["bag_hashes"] = hashing.hashes_to_hex(hashing.bag_hashes(prepared.take(prepared.labelled)))
     return model.replace(metadata=known)
 
 
@@ -205,11 +181,6 @@ def _requested_names(method: Any, head: str | None) -> list[str]:
     if not isinstance(method, str):
         return ["classifier"]
     return [] if method == "auto" else split_names(method)
-
-
-def _labelled_bag_hashes(bags: Bags) -> str:
-    """The hashes of the bags whose labels the model has learned, by which it recognises them later."""
-    return hashing.hashes_to_hex(hashing.bag_hashes(bags.take(bags.labelled)))
 
 
 def _cached_features(

@@ -80,16 +80,9 @@ class Method:
         return self.name in BASELINES
 
     def fit(
-        self,
-        train: Bags,
-        valid: Bags,
-        *,
-        seed: int = 0,
-        device: torch.device | str = "cpu",
-        epoch_fraction: float = 1.0,
-        work: Path | None = None,
-        on_progress: MethodProgress | None = None,
-    ) -> FitResult:
+        self, train: Bags, valid: Bags, *, seed: int = 0, device: torch.device | str = "cpu", epoch_fraction: float = 1.0,
+        work: Path | None = None, on_progress: MethodProgress | None = None,
+    ) -> FitResult:  # fmt: skip
         """Fit to blind bags, with this fraction of the epochs or rounds. ``work``: a folder for checkpoints."""
         if self.train_config is not None:
             epochs = max(1, round(self.train_config.epochs * epoch_fraction))
@@ -109,15 +102,9 @@ class Method:
         )
 
     def _fit_network(
-        self,
-        train: Bags,
-        valid: Bags,
-        config: TrainConfig,
-        *,
-        device: torch.device | str,
-        work: Path | None,
-        on_progress: MethodProgress | None,
-    ) -> FitResult:
+        self, train: Bags, valid: Bags, config: TrainConfig,
+        *, device: torch.device | str, work: Path | None, on_progress: MethodProgress | None,
+    ) -> FitResult:  # fmt: skip
         assert self.model_config is not None
         if "piece" in dict(self.model_config.options):
             train, valid = split_large_bags(train), split_large_bags(valid)
@@ -147,9 +134,6 @@ class Method:
             return {**network, **asdict(self.train_config), **pretrained}
         parameters = {k: v for k, v in self.classifier.get_params().items() if isinstance(v, (int, float, str, bool))}
         return {"classifier": type(self.classifier).__name__, "rounds": self.rounds, **parameters}
-
-
-# -- from names to methods ------------------------------------------------------------------------------------------------
 
 
 def build_methods(
@@ -265,9 +249,6 @@ def _build_method(name: str, bags: Bags, chosen: NetworkOptions) -> Method:
     title = "Network on the bag's label" if name == "noisy_label" else f"{find_head(name).title}, network"
     model_config, train_config = network_configs(name, bags, chosen)
     return Method(name, title, model_config, train_config, chosen.pretrained)
-
-
-# -- classifiers ----------------------------------------------------------------------------------------------------------
 
 
 def random_forest(instances: int = 0) -> Any:

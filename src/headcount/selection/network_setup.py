@@ -26,9 +26,6 @@ MLP_OPTIONS = {"hidden": 128, "layers": 2, "dropout": 0.3}
 ExtractFeatures = Callable[[FrozenBackbone, Bags], Bags]  # bags of images -> the same bags over features
 
 
-# -- default configurations -----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class NetworkOptions:
     """What a user may choose about networks; None: chosen by the bags. ``options`` are the head's."""
@@ -56,26 +53,16 @@ def network_configs(head: str, bags: Bags, chosen: NetworkOptions) -> tuple[Mode
     if chosen.options and set(chosen.options) <= set(head_options(head)):  # else they belong to another head
         options = {**options, **chosen.options}
     model_config = ModelConfig.for_bags(
-        bags,
-        head=head,
-        options=tuple(options.items()),
-        backbone=backbone,
+        bags, head=head, options=tuple(options.items()), backbone=backbone,
         backbone_options=tuple(backbone_options.items()),
-    )
+    )  # fmt: skip
     train_config = TrainConfig(
-        epochs=chosen.epochs if chosen.epochs is not None else epochs,
-        batch_bags=batch_bags,
-        batch_instances=step_instances,
-        chunk_instances=CHUNK_INSTANCES if chunked else 0,
-        optimizer="adamw",
+        epochs=chosen.epochs if chosen.epochs is not None else epochs, batch_bags=batch_bags,
+        batch_instances=step_instances, chunk_instances=CHUNK_INSTANCES if chunked else 0, optimizer="adamw",
         lr=(1e-4 if has_weights else 1e-3) if images else 2e-3,  # pretrained weights change slowly
-        weight_decay=0.05 if images else 0.5,
-        decay="weights",
-        schedule="cosine",
-        warmup=0.05,
+        weight_decay=0.05 if images else 0.5, decay="weights", schedule="cosine", warmup=0.05, selection="mean",
         views=chosen.views or ("digit" if images else "feature"),
-        selection="mean",
-    )
+    )  # fmt: skip
     return model_config, train_config
 
 
@@ -101,9 +88,6 @@ def _tilt_defaults(bags: Bags) -> dict[str, Any]:
     if largest > splits.MAX_BAG_SIZE and bags.pool.kind != "images":  # without the vote, pieces of a bag serve as well
         return {"over": "instances", "bag": 0.0, "piece": len(bags) / len(splits.split_large_bags(bags))}
     return {}
-
-
-# -- backbones of timm and torchvision ------------------------------------------------------------------------------------
 
 
 class BackboneSetup(NamedTuple):

@@ -124,20 +124,10 @@ class ModelSearch:
             raise TimeLimitReached
 
 
-# -- the folder of finished folds -----------------------------------------------------------------------------------------
-
-
 def resume_folder(
-    work: Path | str | None,
-    dataset: BagDataset,
-    methods: Sequence[Method],
-    *,
-    seed: int,
-    folds: int,
-    minutes: float | None,
-    device: torch.device,
-    frozen_backbone: dict[str, Any] | None = None,
-) -> Path | None:
+    work: Path | str | None, dataset: BagDataset, methods: Sequence[Method],
+    *, seed: int, folds: int, minutes: float | None, device: torch.device, frozen_backbone: dict[str, Any] | None = None,
+) -> Path | None:  # fmt: skip
     """The folder in ``work`` for these data and options: any difference gives another folder."""
     if work is None:
         return None

@@ -70,17 +70,10 @@ def format_duration(seconds: float) -> str:
 
 
 def make_plan(
-    methods: Sequence[Method],
-    folds: int,
-    train: Bags,
-    valid: Bags,
-    device: torch.device,
-    *,
-    minutes: float | None,
-    requested: Sequence[str] = (),
-    spent_seconds: float = 0.0,
+    methods: Sequence[Method], folds: int, train: Bags, valid: Bags, device: torch.device,
+    *, minutes: float | None, requested: Sequence[str] = (), spent_seconds: float = 0.0,
     reduced_folds: Sequence[int] = REDUCED_FOLDS,
-) -> TimePlan:
+) -> TimePlan:  # fmt: skip
     """Time a small part of each method, and return the largest plan within the budget.
 
     ``requested``: methods that are never left out. ``spent_seconds``: of the budget. ``reduced_folds``: the numbers of folds

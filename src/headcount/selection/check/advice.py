@@ -134,10 +134,7 @@ def verdict(coverage: Coverage, learnability: Learnability | None, downscaled: b
         return "hopeless", f"{failure}: either the features carry no signal, or the majorities are too slight"
     if coverage.unlabelled_classes:
         names = ", ".join(coverage.unlabelled_classes)
-        return (
-            "hard",
-            f"{names}: never the majority, so recognisable only by exclusion (docs/explanation/theory.md, section 5)",
-        )
+        return "hard", f"{names}: never the majority, so recognisable only by exclusion (theory.md, section 5)"
     if coverage.labelled < MIN_BAGS:
         return "hard", f"{coverage.labelled} labelled bags are too few for a reliable estimate"
     above_chance = 1 - chance
@@ -149,13 +146,9 @@ def verdict(coverage: Coverage, learnability: Learnability | None, downscaled: b
 
 
 def advice(
-    coverage: Coverage,
-    learnability: Learnability | None,
-    more_bags: dict[str, int],
-    n_label_issues: int | None,
-    examined_bags: int,
-    downscaled: bool,
-) -> list[str]:
+    coverage: Coverage, learnability: Learnability | None, more_bags: dict[str, int], n_label_issues: int | None,
+    examined_bags: int, downscaled: bool,
+) -> list[str]:  # fmt: skip
     """Sentences, the most useful first."""
     lines = _coverage_advice(coverage)
     if learnability is not None:

@@ -42,41 +42,17 @@ THUMBNAIL_SIDE = 12  # images are reduced to at most this many blocks a side (in
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What :func:`check` returns. ``str()`` is what the command prints; ``to_json()`` is for programs.
+    """What :func:`check` returns. ``str()`` is what the command prints; ``to_json()`` is for programs."""
 
-    Attributes
-    ----------
-    verdict : str
-        "good", "hard" or "hopeless".
-    reason : str
-        The reason for the verdict, in one sentence.
-    accuracy : tuple of float
-        The expected range of the instance accuracy of a trained model.
-    advice : list of str
-        What would help, the most useful first.
-    coverage : Coverage
-        Counts of bags, labels and instances.
-    learnability : Learnability or None
-        Estimated majority shares and the like; None if there are too few bags to estimate anything.
-    more_bags : dict of str to int
-        About how many more bags of each class would help.
-    n_label_issues : int or None
-        Labels that the linear baseline flags; None if it saw a part of the instances, in which other classes may win.
-    examined : tuple of int
-        The bags and instances examined.
-    seconds : float
-        The time it took.
-    """
-
-    coverage: Coverage
-    learnability: Learnability | None
-    accuracy: tuple[float, float]
-    more_bags: dict[str, int]
-    n_label_issues: int | None
-    advice: list[str]
-    verdict: str
-    reason: str
-    examined: tuple[int, int]
+    verdict: str  # good, hard or hopeless
+    reason: str  # for the verdict
+    accuracy: tuple[float, float]  # expected range of the instance accuracy of a trained model
+    advice: list[str]  # what would help, the most useful first
+    coverage: Coverage  # counts of bags, labels and instances
+    learnability: Learnability | None  # None: too few bags to estimate anything
+    more_bags: dict[str, int]  # about how many more bags of each class would help
+    n_label_issues: int | None  # labels that the linear baseline flags; None if it saw a part of the instances only
+    examined: tuple[int, int]  # bags and instances
     seconds: float
 
     @property
@@ -150,18 +126,11 @@ def check(dataset: BagDataset, seed: int = 0, *, max_bags: int = 500, max_instan
     high = 1.0 if downscaled else high  # a reduced image cannot tell what a network sees in the full one
     more_bags = {} if learnability is None else bags_needed(coverage, learnability)
     word, reason = verdict(coverage, learnability, downscaled)
+    sentences = advice(coverage, learnability, more_bags, n_label_issues, len(bags), downscaled)
     return CheckResult(
-        coverage=coverage,
-        learnability=learnability,
-        accuracy=(low, high),
-        more_bags=more_bags,
-        n_label_issues=n_label_issues,
-        advice=advice(coverage, learnability, more_bags, n_label_issues, len(bags), downscaled),
-        verdict=word,
-        reason=reason,
-        examined=(len(bags), len(bags.index)),
-        seconds=time.monotonic() - started,
-    )
+        word, reason, (low, high), sentences, coverage, learnability, more_bags, n_label_issues,
+        examined=(len(bags), len(bags.index)), seconds=time.monotonic() - started,
+    )  # fmt: skip
 
 
 @contextmanager
