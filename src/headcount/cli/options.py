@@ -40,12 +40,16 @@ class Option(NamedTuple):
     default: Any = None
 
 
-def _column(help: str) -> Option:
-    return Option(Annotated[str | None, typer.Option(help=f"Column with {help}.")])
+def _option(kind: Any, help: str, default: Any = None, *names: str) -> Option:
+    return Option(Annotated[kind, typer.Option(*names, help=help)], default)
+
+
+def _column(content: str) -> Option:
+    return _option(str | None, f"Column with {content}.")
 
 
 def _list(help: str) -> Option:
-    return Option(Annotated[str | None, typer.Option(help=f"{help}: a,b,c.")])
+    return _option(str | None, f"{help}: a,b,c.")
 
 
 # how data are read for a model, which knows its own columns and classes
@@ -61,22 +65,10 @@ READ_OPTIONS = {
     "x": _column("the x coordinate"),
     "y": _column("the y coordinate"),
     "id": _column("the instance's identifier"),
-    "labels": Option(Annotated[str | None, typer.Option(help="A second file with columns bag and label.")]),
-    "skip_bad": Option(
-        Annotated[bool, typer.Option("--skip-bad", help="Skip what cannot be read, and list it.")], False
-    ),
-    "tile": Option(
-        Annotated[
-            float | None,
-            typer.Option(help="Side of the tiles, in the unit of the coordinates, if the files do not contain it."),
-        ]
-    ),
-    "cache": Option(
-        Annotated[
-            Path | None,
-            typer.Option(help="Folder for images and slides larger than memory; default $HEADCOUNT_DATA."),
-        ]
-    ),
+    "labels": _option(str | None, "A second file with columns bag and label."),
+    "skip_bad": _option(bool, "Skip what cannot be read, and list it.", False, "--skip-bad"),
+    "tile": _option(float | None, "Side of the tiles, in the unit of the coordinates, if the files do not contain it."),
+    "cache": _option(Path | None, "Folder for images and slides larger than memory; default $HEADCOUNT_DATA."),
 }
 # how data are read from which a model is made
 FIT_OPTIONS = {
@@ -85,44 +77,26 @@ FIT_OPTIONS = {
     "features": _list("Columns used as features (default: all without a role)"),
     "categories": _list("Columns whose numbers are categories"),
     "classes": _list("The classes, in order"),
-    "ties": Option(
-        Annotated[str, typer.Option(help="Bags with two equally frequent classes: split, drop or lowest.")], "split"
-    ),
+    "ties": _option(str, "Bags with two equally frequent classes: split, drop or lowest.", "split"),
     "uncounted": _list("Classes that never win, such as background"),
-    "side": Option(Annotated[int | None, typer.Option(help="Resize images to squares of this side.")]),
+    "side": _option(int | None, "Resize images to squares of this side."),
 }
 LIST_OPTIONS = ("votes", "features", "categories", "classes", "uncounted")
 
 # what makes recipes; in a study a comma separates values
+_SET = "Any other field of the recipe (docs/reference/api.md): NAME=VALUE, backbone.NAME=VALUE or trouble.NAME=VALUE; "
+_PRECISION = "tf32 (float32 with TF32 convolutions; default), fp32 or bf16. Part of the recipe."
 RECIPE_OPTIONS = {
     "source": Option(Source, "cifar10"),
     "scenario": Option(Scenario, "various"),
-    "fold": Option(Annotated[str, typer.Option(help="0 to 4.")], "0"),
-    "head": Option(
-        Annotated[str, typer.Option(help="A method (see `headcount heads`), or path/to/file.py:Class.")], "count"
-    ),
+    "fold": _option(str, "0 to 4.", "0"),
+    "head": _option(str, "A method (see `headcount heads`), or path/to/file.py:Class.", "count"),
     "option": Option(HeadOption),
-    "removal": Option(
-        Annotated[str, typer.Option(help="MPEM: fraction of each bag's dissenters to remove; 0 means no MPEM.")], "0"
-    ),
-    "epochs": Option(Annotated[int | None, typer.Option(help="Training epochs; default 1500.")]),
-    "bag_size": Option(Annotated[int | None, typer.Option(help="Instances per bag; default 64.")]),
-    "precision": Option(
-        Annotated[
-            str | None,
-            typer.Option(help="tf32 (float32 with TF32 convolutions; default), fp32 or bf16. Part of the recipe."),
-        ]
-    ),
-    "set": Option(
-        Annotated[
-            list[str] | None,
-            typer.Option(
-                "--set",
-                help="Any other field of the recipe (docs/reference/api.md): NAME=VALUE, backbone.NAME=VALUE or "
-                "trouble.NAME=VALUE; may be repeated.",
-            ),
-        ]
-    ),
+    "removal": _option(str, "MPEM: fraction of each bag's dissenters to remove; 0 means no MPEM.", "0"),
+    "epochs": _option(int | None, "Training epochs; default 1500."),
+    "bag_size": _option(int | None, "Instances per bag; default 64."),
+    "precision": _option(str | None, _PRECISION),
+    "set": _option(list[str] | None, f"{_SET}may be repeated.", None, "--set"),
 }
 
 
