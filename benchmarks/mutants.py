@@ -113,7 +113,10 @@ MUTATIONS = [
     ),
     # training
     Mutation(
-        "training/mpem.py", "dissent & (rank < quota[bag])", "dissent & (rank <= quota[bag])", "test_against_oracles.py"
+        "training/mpem.py",
+        "dissents & (rank < quota[bag])",
+        "dissents & (rank <= quota[bag])",
+        "test_against_oracles.py",
     ),
     Mutation("training/mpem.py", "descending=True", "descending=False", "test_against_oracles.py"),
     Mutation(
@@ -205,16 +208,6 @@ MUTATIONS = [
 ]
 
 
-def mutated(mutation: Mutation) -> str:
-    """The mutated text; exits if the line is not found exactly once."""
-    text = (ROOT / "src" / "headcount" / mutation.file).read_text()
-    if text.count(mutation.old) != 1:
-        sys.exit(
-            f"{mutation.file}: {mutation.old!r} occurs {text.count(mutation.old)} times, not once; correct the list"
-        )
-    return text.replace(mutation.old, mutation.new)
-
-
 def command(mutation: Mutation) -> tuple[str, ...]:
     """The arguments of pytest: the examples of the mutated module, and the tests."""
     name, _, words = mutation.tests.partition(" ")
@@ -231,7 +224,8 @@ def run(arguments: tuple[str, ...], mutation: Mutation | None) -> tuple[bool, st
         for name in ("pyproject.toml", "README.md", "benchmarks", "docs", "results"):
             (copy / name).symlink_to(ROOT / name)
         if mutation is not None:
-            (copy / "src" / "headcount" / mutation.file).write_text(mutated(mutation))
+            file = copy / "src" / "headcount" / mutation.file
+            file.write_text(file.read_text().replace(mutation.old, mutation.new))
         env = {**os.environ, "PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", "not soak", *arguments]
         try:
@@ -243,8 +237,8 @@ def run(arguments: tuple[str, ...], mutation: Mutation | None) -> tuple[bool, st
 
 def main(words: list[str]) -> int:
     chosen = [m for m in MUTATIONS if not words or any(w in m.file for w in words)]
-    for mutation in chosen:
-        mutated(mutation)
+    if stale := [m for m in chosen if (ROOT / "src" / "headcount" / m.file).read_text().count(m.old) != 1]:
+        sys.exit("\n".join(f"{m.file}: {m.old!r} does not occur exactly once; correct the list" for m in stale))
     with ThreadPoolExecutor(2) as pool:
         unchanged = list(dict.fromkeys(map(command, chosen)))
         for arguments, (passed, output) in zip(unchanged, pool.map(lambda a: run(a, None), unchanged), strict=True):
