@@ -7,11 +7,14 @@ import pytest
 
 from headcount.bags import Bags, Pool
 from headcount.bags.splits import (
+    assign_folds,
     assign_random_folds,
     exclude_groups,
     has_distinct_labels,
     make_splits,
+    sample_rows,
     split_large_bags,
+    subsample_bags,
     train_valid_split,
 )
 from headcount.errors import HeadcountError
@@ -70,3 +73,13 @@ def test_large_bags_are_split_evenly():
     assert parts.sizes.tolist() == [3, 2, 2, 3, 2]
     assert parts.label.tolist() == [1, 1, 1, 0, 0]
     assert parts.index.tolist() == list(range(12))
+
+
+def test_random_streams_stay_as_they_are():
+    """Seeds and their purposes are fixed: a change would give other folds, samples and results for the same seed."""
+    bags = bags_of_size_two([0, 1, 0, 1, 0, 1])
+    assert assign_folds(bags, 3, seed=1).tolist() == [2, 1, 1, 2, 0, 0]
+    assert sample_rows(bags, 6, seed=1).tolist() == [0, 3, 4, 7, 8, 11]
+    sample, rows = subsample_bags(bags, 6, seed=1)
+    assert rows.tolist() == [4, 5, 8, 9, 10, 11]
+    assert sample.sizes.tolist() == [2, 2, 2]
