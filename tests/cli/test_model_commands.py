@@ -367,40 +367,40 @@ def test_a_page_of_every_kind(kind, run_cli, tmp_path):
 @pytest.mark.parametrize("alike", [None, 0.5])
 def test_votes_add_up_to_the_mean(alike, tmp_path):
     """Which is the share only where nobody knows how alike bags are; the page gives both numbers, and says which is which."""
-    from headcount.reporting import explain
+    from headcount.reporting import model_pages
 
     reading = read(make.write_csv(tmp_path / "a.csv", people(size=5)))
     model = fitted(reading, concentration=alike)
     said = predict_dataset(model, reading)
-    view = explain.explain_bag(reading, said, 2)
+    view = model_pages.explain_bag(reading, said, 2)
     won = said.classes.index(view.predicted)
     mean = float(said.instance_probabilities[reading.bags.bag.numpy() == 2, won].mean())
     assert sum(v.vote for v in view.votes_for) == pytest.approx(mean, abs=1e-5)
     assert view.vote_sum == pytest.approx(mean, abs=1e-5)
     assert {s.name: s.share for s in view.shares}[view.predicted] == pytest.approx(float(said.shares[2, won]))
     assert (abs(mean - float(said.shares[2, won])) < 1e-5) == (alike is None)
-    text = explain.render_explanation(reading, said, [2], "t", "m")
+    text = model_pages.render_explanation(reading, said, [2], "t", "m")
     assert f"of its votes, which add up to {100 * mean:.1f} %" in text
     assert "the votes for a class add up to that mean" in text
     assert [v.vote for v in view.votes_for] == sorted((v.vote for v in view.votes_for), reverse=True)
     assert view.vote_fraction == pytest.approx(1)
-    whole = explain.explain_class(reading, said, 1, np.flatnonzero(said.instance_prediction == 1))
+    whole = model_pages.explain_class(reading, said, 1, np.flatnonzero(said.instance_prediction == 1))
     mine = np.flatnonzero(said.instance_prediction == 1)
     assert whole.typical[0].confidence == pytest.approx(float(said.instance_probabilities[mine, 1].max()))
     assert whole.ambiguous[0].confidence == pytest.approx(float(said.instance_probabilities[mine, 1].min()))
 
 
 def test_either_winner_of_a_tie_is_right_on_the_page_too(tmp_path):
-    from headcount.reporting import explain
+    from headcount.reporting import model_pages
 
     reading = read(make.write_csv(tmp_path / "a.csv", people(bags=4)))
     said = predict_dataset(fitted(reading), reading)
     tied = replace(reading.bags, target=torch.full_like(reading.bags.target, 0.5))
-    views = [explain.explain_bag(replace(reading, bags=tied), said, b) for b in range(4)]
+    views = [model_pages.explain_bag(replace(reading, bags=tied), said, b) for b in range(4)]
     assert all(v.correct and v.label == "|".join(said.classes) for v in views)
     assert len({v.predicted for v in views}) > 1
     sure = said.bag_probabilities.max(1)
-    assert explain.bags_to_inspect(replace(reading, bags=tied), said) == np.argsort(sure, kind="stable").tolist()
+    assert model_pages.bags_to_inspect(replace(reading, bags=tied), said) == np.argsort(sure, kind="stable").tolist()
 
 
 def test_one_bag_by_name(run_cli, tmp_path):

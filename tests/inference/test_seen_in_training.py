@@ -15,7 +15,7 @@ import read_factory as make
 from headcount.bags import Bags, Pool, hashing
 from headcount.models.fitted import FittedModel
 from headcount.models.predictions import Predictions
-from headcount.reporting import explain
+from headcount.reporting import model_pages
 from headcount.selection.metadata import contradicts_shares
 from model_factory import KINDS, case, people, read_rows
 
@@ -84,9 +84,9 @@ def test_every_command_predicts_the_same(run_cli, tmp_path, monkeypatch):
         yes = float(want[ids[item["item"]]])
         assert item["p"] == pytest.approx(max(yes, 1 - yes), abs=1e-5)
     explained = []
-    render = explain.render_explanation
+    render = model_pages.render_explanation
     monkeypatch.setattr(
-        explain,
+        model_pages,
         "render_explanation",
         lambda dataset, predictions, *rest: explained.append(predictions) or render(dataset, predictions, *rest),
     )

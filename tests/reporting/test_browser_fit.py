@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headcount.readers import read
-from headcount.reporting.fit_page import model_card, render_fit_page, summary_lines
+from headcount.reporting.model_pages import model_card, render_fit_page, summary_lines
 from headcount.selection import methods
 from headcount.selection.fit import fit
 

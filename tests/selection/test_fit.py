@@ -32,7 +32,7 @@ from headcount.majority import transition_em
 from headcount.majority.criterion import evaluate_criterion
 from headcount.models.fitted import FittedModel
 from headcount.readers import read
-from headcount.reporting.fit_page import context_sentence, model_card, summary_lines
+from headcount.reporting.model_pages import context_sentence, model_card, summary_lines
 from headcount.selection import cross_validation, metadata, methods, network_setup, time_budget
 from headcount.selection.check.check import check
 from headcount.selection.fit import SearchProgress, fit

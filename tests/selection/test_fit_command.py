@@ -171,7 +171,7 @@ def test_arguments_are_checked_before_the_data_are_read(what, run_cli):
 
 def test_an_error_while_writing_leaves_no_model(tmp_path, monkeypatch):
     path, _ = data("csv", tmp_path)
-    monkeypatch.setattr("headcount.reporting.fit_page.model_card", lambda fitted: 1 / 0)
+    monkeypatch.setattr("headcount.reporting.model_pages.model_card", lambda fitted: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main.app(
             ["fit", str(path), "--out", str(tmp_path / "m"), "--method", "logistic", "--folds", "2"],

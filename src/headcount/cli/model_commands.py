@@ -188,8 +188,8 @@ def explain(
     from headcount.cli.loading import load_model, predict_all, read_data
     from headcount.io import atomic_write
     from headcount.reporting.console import print_message
-    from headcount.reporting.explain import find_bags, render_explanation
     from headcount.reporting.export import check_outputs
+    from headcount.reporting.model_pages import find_bags, render_explanation
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise HeadcountError(f"the page is an .html file, got {out}")

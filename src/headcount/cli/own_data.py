@@ -76,7 +76,7 @@ def fit(
     from headcount.models import library_backbones, serialization
     from headcount.reporting.console import seconds_bar
     from headcount.reporting.export import check_output_path
-    from headcount.reporting.fit_page import model_card, render_fit_page, summary_lines
+    from headcount.reporting.model_pages import model_card, render_fit_page, summary_lines
     from headcount.selection.fit import check_limits
     from headcount.selection.fit import fit as fit_dataset
     from headcount.selection.methods import resolve_method

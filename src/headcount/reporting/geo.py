@@ -119,7 +119,20 @@ def write_heatmaps(folder: Path, dataset: BagDataset, predictions: Predictions) 
 
     def write(path: Path, b: int, tiles: _Tiles) -> None:
         image, extent = rasterize(*tiles, colours)
-        _draw(path, image, extent, names[b], predictions, b, colours)
+        rows, columns = image.shape[:2]
+        scale = _PIXELS / max(rows, columns)
+        share = predictions.shares[b]
+        shown = [k for k in np.argsort(-share) if share[k] >= 0.005][:12]
+        width, height = max(320.0, columns * scale) + 20, max(60.0, rows * scale) + 60 + 18 * len(shown)
+        with svg.panel(width, height, margins=(10, 40, 10, 20 + 18 * len(shown))) as (figure, ax):
+            ax.imshow(image, extent=extent, interpolation="nearest", aspect="equal")
+            ax.set_axis_off()
+            ax.set_title(f"{truncate(names[b], 60)}: {predictions.classes[int(predictions.bag_prediction[b])]}")
+            for line, k in enumerate(shown):
+                y = (18 * (len(shown) - line) - 4) / height
+                figure.text(30 / width, y, f"{predictions.classes[k]}  {100 * share[k]:.0f} %", va="center")
+                figure.text(12 / width, y, "■", color=tuple(colours[k]), va="center")
+            svg.save(figure, path)
 
     return _write_bags(folder, dataset, predictions, ".png", write)
 
@@ -148,28 +161,3 @@ def _spacing(xy: np.ndarray) -> float:
     """The side of tiles of unknown size: the median step between neighbouring columns or rows, the smaller one."""
     steps = [float(np.median(gaps)) for k in (0, 1) if len(gaps := np.diff(np.unique(xy[:, k])))]
     return min(steps, default=1.0)
-
-
-def _draw(
-    path: Path,
-    image: np.ndarray,
-    extent: tuple[float, ...],
-    name: str,
-    predictions: Predictions,
-    b: int,
-    colours: np.ndarray,
-) -> None:
-    rows, columns = image.shape[:2]
-    scale = _PIXELS / max(rows, columns)
-    share = predictions.shares[b]
-    shown = [k for k in np.argsort(-share) if share[k] >= 0.005][:12]
-    width, height = max(320.0, columns * scale) + 20, max(60.0, rows * scale) + 60 + 18 * len(shown)
-    with svg.panel(width, height, margins=(10, 40, 10, 20 + 18 * len(shown))) as (figure, ax):
-        ax.imshow(image, extent=extent, interpolation="nearest", aspect="equal")
-        ax.set_axis_off()
-        ax.set_title(f"{truncate(name, 60)}: {predictions.classes[int(predictions.bag_prediction[b])]}")
-        for line, k in enumerate(shown):
-            y = (18 * (len(shown) - line) - 4) / height
-            figure.text(30 / width, y, f"{predictions.classes[k]}  {100 * share[k]:.0f} %", va="center")
-            figure.text(12 / width, y, "■", color=tuple(colours[k]), va="center")
-        svg.save(figure, path)
