@@ -115,8 +115,8 @@ def test_a_group_that_is_one_is_none(tmp_path):
     named = read(make.write_csv(tmp_path / "t.csv", people(site=["Basel"] * 48)), roles=_named(group="site"))
     assert named.bags.group == ("Basel",) * 8, "who names it means it"
     said = " ".join(fit(named, "logistic", folds=2).metadata["warnings"])
-    assert "All bags are in one group ('Basel'), so that none could be held out from the others" in said
-    assert "in one group ('Basel'), so that the training bags also chose the epoch" in said
+    assert "All bags are in one group ('Basel'), so none could be held out" in said
+    assert "in one group ('Basel'): the training bags also chose the epoch" in said
     assert "too few" not in said
     assert check(named).reason.startswith("all bags are in one group")
 

@@ -103,13 +103,13 @@ def test_larger_than_memory_goes_to_the_cache(tmp_path, monkeypatch):
 
 
 def test_cache_is_used_and_renewed(tmp_path, monkeypatch):
-    from headcount.readers import slide_files
+    from headcount.readers import slides
 
     make.slides(tmp_path / "s")
     first = read(tmp_path / "s", cache=tmp_path / "c")
     opened = []
-    honest = slide_files.load_features
-    monkeypatch.setattr(slide_files, "load_features", lambda s: opened.append(s.file.name) or honest(s))
+    honest = slides.load_features
+    monkeypatch.setattr(slides, "load_features", lambda s: opened.append(s.file.name) or honest(s))
     assert read(tmp_path / "s", cache=tmp_path / "c").fingerprint == first.fingerprint
     assert opened == []
     make.slide(tmp_path / "s" / "TCGA.1.h5", rows=5, seed=99)
@@ -120,22 +120,22 @@ def test_cache_is_used_and_renewed(tmp_path, monkeypatch):
 KILLED = """
 import os, signal, sys
 from headcount.readers import read
-from headcount.readers import slide_files
-honest, count = slide_files.load_features, 0
+from headcount.readers import slides
+honest, count = slides.load_features, 0
 def dying(s):
     global count
     count += 1
     if count == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     return honest(s)
-slide_files.load_features = dying
+slides.load_features = dying
 read(sys.argv[1], cache=sys.argv[2])
 """
 
 
 def test_killed_and_taken_up(tmp_path, monkeypatch):
     """Killed in the third slide: nothing but a .part; the next run reads the last two and is whole."""
-    from headcount.readers import slide_files
+    from headcount.readers import slides
 
     make.slides(tmp_path / "s")
     run = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "s", tmp_path / "c"], env={**os.environ})
@@ -145,8 +145,8 @@ def test_killed_and_taken_up(tmp_path, monkeypatch):
     assert len(log.read_text().splitlines()) == 2
     log.write_text(log.read_text() + '{"digest": "torn')
     opened = []
-    honest = slide_files.load_features
-    monkeypatch.setattr(slide_files, "load_features", lambda s: opened.append(s.file.name) or honest(s))
+    honest = slides.load_features
+    monkeypatch.setattr(slides, "load_features", lambda s: opened.append(s.file.name) or honest(s))
     again = read(tmp_path / "s", cache=tmp_path / "c")
     assert opened == ["TCGA.2.h5", "TCGA.3.h5"]
     assert again.fingerprint == read(tmp_path / "s").fingerprint

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from headcount.bags import Bags
 from headcount.errors import HeadcountError, check_choice
 from headcount.models import library_backbones
-from headcount.readers.standard_scaler import StandardScaler
+from headcount.readers.transforms import StandardScaler
 
 _CHUNK = 1 << 12  # instances
 _MAX_SAMPLE = 50_000  # instances, for a mean and a deviation

@@ -24,15 +24,16 @@ import torch
 from headcount.bags.pool import to_numpy
 from headcount.errors import HeadcountError
 from headcount.io import load_npy, open_npz
-from headcount.readers.grouping import PER_BAG_KEYS, group_instances
-from headcount.readers.labels import join_labels
+from headcount.readers.labels import are_positional, join_labels
 from headcount.readers.preprocessing import FeatureSchema
 from headcount.readers.raw_data import BagLabels, RawData, ReadOptions
 from headcount.readers.rows import check_weights
 from headcount.readers.targets import drop_missing_classes
-from headcount.readers.values import clean_name, factorize, preview
+from headcount.readers.values import abbreviate, clean_name, factorize, preview
 
+Arrays = Mapping[str, np.ndarray]
 INSTANCE_KEYS = ("features", "images", "instances", "X")
+PER_BAG_KEYS = ("labels", "votes", "names", "group")
 _PER_INSTANCE_KEYS = ("bag", "weight", "truth", "known", "coords")
 ARRAY_KEYS = {*INSTANCE_KEYS, *_PER_INSTANCE_KEYS, *PER_BAG_KEYS, "sizes", "offsets", "classes"}
 
@@ -86,16 +87,12 @@ def is_array_dict(data: Mapping[Any, Any]) -> bool:
     return bool(instances) and (is_flat or set(data) <= ARRAY_KEYS)
 
 
-def read_dict(data: Mapping[Any, Any], options: ReadOptions) -> RawData:
-    """As an .npz is read; other keys are ignored."""
-    arrays = {k: v for k, v in data.items() if k in ARRAY_KEYS}
-    return read_named_arrays(arrays, options, other=[str(k) for k in data if k not in ARRAY_KEYS])
-
-
 def read_named_arrays(
-    data: Mapping[str, Any], options: ReadOptions, origin: str = "the dict", other: Sequence[str] = ()
+    data: Mapping[Any, Any], options: ReadOptions, origin: str = "the dict", other: Sequence[str] = ()
 ) -> RawData:
     """A flat array of instances and their bags; ``other`` are the keys that are ignored."""
+    other = [*other, *(str(k) for k in data if k not in ARRAY_KEYS)]
+    data = {k: v for k, v in data.items() if k in ARRAY_KEYS}
     present = [k for k in INSTANCE_KEYS if k in data]
     if len(present) != 1:
         has = preview([*other, *data], 24)  # a misspelt key among them
@@ -125,12 +122,7 @@ def read_named_arrays(
 
 
 def _build_raw_data(
-    x: np.ndarray,
-    bag: np.ndarray,
-    names: list[str],
-    arrays: Mapping[str, np.ndarray],
-    options: ReadOptions,
-    origin: str,
+    x: np.ndarray, bag: np.ndarray, names: list[str], arrays: Arrays, options: ReadOptions, origin: str
 ) -> RawData:
     x = x[..., None] if x.dtype == np.uint8 and x.ndim == 3 else x
     kind = "images" if x.ndim == 4 else "features"
@@ -176,7 +168,7 @@ def _ids(bag: np.ndarray, names: list[str]) -> pa.Table:
     return pa.table({"bag": pa.DictionaryArray.from_arrays(codes, pa.array(names, pa.string())), "instance": number})
 
 
-def _labels(arrays: Mapping[str, np.ndarray], options: ReadOptions, names: list[str], origin: str) -> BagLabels:
+def _labels(arrays: Arrays, options: ReadOptions, names: list[str], origin: str) -> BagLabels:
     labels = options.labels if options.labels is not None else arrays.get("votes", arrays.get("labels"))
     if labels is None and options.requires_labels("truth" in arrays):
         raise HeadcountError(f"{origin} has no labels; give labels=, one per bag")
@@ -207,8 +199,9 @@ def _classes(
 
 def _check_coords(a: np.ndarray, n: int, origin: str) -> np.ndarray:
     if a.shape != (n, 2) or a.dtype.kind not in "iuf" or not np.isfinite(a).all():
-        problem = f"coords of {origin} are {a.dtype} of shape {a.shape}"
-        raise HeadcountError(f"{problem}; give two finite numbers per instance")
+        raise HeadcountError(
+            f"coords of {origin} are {a.dtype} of shape {a.shape}; give two finite numbers per instance"
+        )
     return a.astype(np.float64)
 
 
@@ -242,3 +235,68 @@ def _digest(x: np.ndarray) -> str:
     for start in range(0, len(x), 4096):
         digest.update(np.ascontiguousarray(x[start : start + 4096]).tobytes())
     return digest.hexdigest()
+
+
+def group_instances(arrays: Arrays, n: int, origin: str, options: ReadOptions) -> tuple[np.ndarray, list[str]]:
+    """(n,) bag of each instance (-1: none), and the names of the bags in the order of their labels."""
+    keys = [k for k in ("bag", "sizes", "offsets") if k in arrays]
+    if len(keys) != 1:
+        has = ", ".join(keys) or "none"
+        raise HeadcountError(f"{origin} must define the bags by one of bag, sizes or offsets; it has {has}")
+    key, a = keys[0], arrays[keys[0]]
+    if key == "bag":
+        bag, ids = factorize(pa.chunked_array([pa.array(a)]))
+        options.errors.report_rows(bag < 0, lambda r: f"{origin} row {r + 1} is in no bag")
+        if not ids:
+            raise HeadcountError(f"{origin}: no instance is in a bag")
+        return _order_bags(bag, ids, arrays, origin, options)
+    if a.ndim != 1 or a.dtype.kind not in "iu" or len(a) == 0:
+        raise HeadcountError(f"{key} of {origin} must be whole numbers, got {a.dtype} of shape {a.shape}")
+    sizes = a.astype(np.int64) if key == "sizes" else np.diff(a.astype(np.int64))
+    start = 0 if key == "sizes" else int(a[0])
+    if start != 0 or len(sizes) == 0 or (sizes < 0).any() or (sizes > n).any() or int(sizes.sum()) != n:
+        raise HeadcountError(f"{key} of {origin} do not add up: {abbreviate(a[:8].tolist())} for {n} instances")
+    names = _bag_names(arrays, len(sizes), origin) or [str(b) for b in range(len(sizes))]
+    for b in np.flatnonzero(sizes == 0).tolist():
+        name = f" ({names[b]!r})" if "names" in arrays else ""
+        options.errors.report(
+            f"{key} of {origin}: bag {b + 1} of {len(sizes)}{name} is empty; "
+            "take it out, its label too, or leave it out with skip_bad="
+        )
+    return np.repeat(np.arange(len(sizes)), sizes), names
+
+
+def _bag_names(arrays: Arrays, n_bags: int, origin: str) -> list[str]:
+    """The names of the bags, if there are any; an empty one is replaced by its number."""
+    names = [clean_name(v) or str(b) for b, v in enumerate(arrays["names"].tolist())] if "names" in arrays else []
+    if names and len(names) != n_bags:
+        raise HeadcountError(f"names of {origin} are {len(names)} for {n_bags} bags; give one per bag")
+    return names
+
+
+def _order_bags(
+    bag: np.ndarray, ids: list[str], arrays: Arrays, origin: str, options: ReadOptions
+) -> tuple[np.ndarray, list[str]]:
+    """(N,) bags and their names, in the order of the values per bag; ``ids`` are in order of appearance."""
+    names, numbers = _bag_names(arrays, len(ids), origin), [str(b) for b in range(len(ids))]
+    if set(names) == set(ids):
+        order = names
+    elif set(ids) == set(numbers):
+        order, names = numbers, names or numbers
+    else:
+        order = ids
+        ordered = [k for k in PER_BAG_KEYS if k in arrays and (k in ("names", "group") or options.labels is None)]
+        ordered += ["labels"] if options.labels is not None and are_positional(options.labels, ids) else []
+        try:
+            in_order = ids == sorted(ids, key=float)
+        except ValueError:
+            in_order = ids == sorted(ids)
+        if ordered and (not in_order or set(names) & set(ids)):
+            raise HeadcountError(
+                f"{origin}: which of the bags {preview(ids)} (in order of appearance) is the first in {ordered[0]}? "
+                f"Number them 0 to {len(ids) - 1}, sort the instances by bag, or let names list the values of bag in the "
+                f"order of {ordered[0]}"
+            )
+        names = names or ids
+    position = {name: b for b, name in enumerate(order)}
+    return np.array([*(position[name] for name in ids), -1])[bag], names

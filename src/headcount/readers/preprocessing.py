@@ -21,8 +21,7 @@ import pyarrow as pa
 
 from headcount.errors import HeadcountError
 from headcount.readers.columns import NO_ROLES, ColumnRoles
-from headcount.readers.standard_scaler import StandardScaler
-from headcount.readers.tfidf import Tfidf
+from headcount.readers.transforms import StandardScaler, Tfidf
 from headcount.readers.values import as_float, as_vectors, factorize, nfc, time_kind
 
 FORMAT = 2

@@ -47,7 +47,7 @@ import numpy as np
 import torch
 
 from headcount.errors import HeadcountError, check_choice
-from headcount.readers import arrays, images, rows, slide_files, slides
+from headcount.readers import arrays, images, rows, slides
 from headcount.readers.columns import ColumnRoles
 from headcount.readers.dataset import BagDataset, assemble
 from headcount.readers.preprocessing import Preprocessor
@@ -130,7 +130,7 @@ def _load(data: Any, options: ReadOptions) -> RawData:
         return rows.read_table(data, options)
     if isinstance(data, Mapping):
         if arrays.is_array_dict(data):
-            return arrays.read_dict(data, options)
+            return arrays.read_named_arrays(data, options)
         if all(getattr(v, "ndim", 1) >= 2 for v in data.values()):
             return arrays.read_list(data, options)
         return rows.read_table(data, options)
@@ -147,7 +147,7 @@ def _load_path(path: Path, options: ReadOptions) -> RawData:
     except OSError as e:
         raise HeadcountError(f"cannot open {path}: {e.strerror}") from None
     if is_folder:
-        return slides.read_slides(path, options) if slides.is_slide_folder(path) else images.read_folder(path, options)
+        return slides.read_slides(path, options) if slides.list_slide_files(path) else images.read_folder(path, options)
     if not is_file:
         advice = "give a table, an .npz, or a folder of images or of features of slides"
         raise HeadcountError(f"no file or folder {path}; {advice}")
@@ -155,7 +155,7 @@ def _load_path(path: Path, options: ReadOptions) -> RawData:
         return arrays.read_array_file(path, options)
     if file_suffix(path) in TABLE_SUFFIXES:
         return rows.read_table(path, options)
-    if path.suffix.lower() in slide_files.SLIDE_SUFFIXES:
+    if path.suffix.lower() in slides.SLIDE_SUFFIXES:
         raise HeadcountError(f"{path} is one slide; give the folder that holds the files of the slides, {path.parent}")
     raise HeadcountError(f"{path}: give a folder, or a file ending in {', '.join([*TABLE_SUFFIXES, '.npz', '.npy'])}")
 

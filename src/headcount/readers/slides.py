@@ -5,7 +5,8 @@
     others    <slide>.npy (n, D)
 
 The label table has columns slide_id and label, and case_id if there are patients: the bag is the slide and the patient its
-group, or with ``bag="case_id"`` the patient is the bag. What does not fit into memory becomes one flat float16 cache.
+group, or with ``bag="case_id"`` the patient is the bag. What does not fit into memory becomes one flat float16 cache. No code
+in a feature file is run.
 """
 
 from __future__ import annotations
@@ -14,37 +15,38 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
+from headcount.bags.pool import to_numpy
 from headcount.datasets.cache import cache_folder
 from headcount.errors import HeadcountError
-from headcount.readers import flat_array, slide_files
+from headcount.readers import flat_array
 from headcount.readers.columns import find_common_name
 from headcount.readers.flat_array import Part
 from headcount.readers.images import find_label_file
 from headcount.readers.labels import join_labels, labels_from_table, open_label_table
 from headcount.readers.preprocessing import FeatureSchema
-from headcount.readers.raw_data import BagLabels, RawData, ReadOptions, first_per_bag
-from headcount.readers.slide_files import SLIDE_SUFFIXES, SlideFile, list_slide_files, read_metadata
+from headcount.readers.raw_data import BagLabels, ErrorPolicy, RawData, ReadOptions, first_per_bag
 from headcount.readers.tables import file_suffix, is_dataframe
-from headcount.readers.values import factorize, preview
+from headcount.readers.values import clean_name, factorize, preview
 
+_HDF5 = (".h5", ".hdf5")
+SLIDE_SUFFIXES = (*_HDF5, ".pt", ".npy")
 _SLIDE_IMAGE_SUFFIXES = (".svs", ".tif", ".tiff", ".ndpi", ".mrxs", ".scn", ".bif", ".czi", ".dcm", *SLIDE_SUFFIXES)
 _FLOAT16_MAX = 65504.0
 
 
-def is_slide_folder(folder: Path) -> bool:
-    """Whether a folder holds feature files."""
-    return bool(list_slide_files(folder))
-
-
 def read_slides(folder: Path, options: ReadOptions) -> RawData:
     files = list_slide_files(folder)
+    if any(f.suffix.lower() in _HDF5 for f in files.values()) and find_spec("h5py") is None:
+        raise HeadcountError("slides in HDF5 need h5py: pip install 'headcount[slides]'")
     slides = {name: s for name, file in files.items() if (s := read_metadata(file, options.errors)) is not None}
     if not slides:
         first = options.errors.messages[0]
@@ -60,7 +62,7 @@ def read_slides(folder: Path, options: ReadOptions) -> RawData:
     kept = np.flatnonzero(bag_of_slide >= 0).tolist()
     if not kept:
         raise HeadcountError(f"{folder}: no slide is left to read; {options.errors.messages[0]}")
-    kept_slides, kept_names = [[*slides.values()][i] for i in kept], [[*slides][i] for i in kept]
+    kept_names, kept_slides = zip(*[list(slides.items())[i] for i in kept], strict=True)
     bag_of_slide, sizes = bag_of_slide[kept], [s.n_tiles for s in kept_slides]
     array, parts = _load_features(kept_slides, width, options)
     bag = np.repeat(bag_of_slide, sizes)
@@ -69,13 +71,19 @@ def read_slides(folder: Path, options: ReadOptions) -> RawData:
         for row, why in part.problems.items():
             options.errors.report(f"{slide.file} row {row + 1}: {why}")
             bag[start + row] = -1
-    coords, tile_sizes = _coordinates(kept_slides, options)
+    coords, tile_sizes, notes = _coordinates(kept_slides, options.tile)
+    repeat = lambda codes, values: pa.DictionaryArray.from_arrays(
+        np.repeat(codes, sizes), pa.array(values, pa.string())
+    )
+    ids: dict[str, Any] = {} if names == [*kept_names] else {"bag": repeat(bag_of_slide, names)}
+    ids |= {"slide": repeat(np.arange(len(kept)), kept_names), "tile": np.concatenate([np.arange(n) for n in sizes])}
+    ids |= {} if coords is None else {"x": coords[:, 0], "y": coords[:, 1]}
     return RawData(
         kind="features", summary=f"read {folder}: {len(kept):,} slides, {len(bag):,} tiles of {width} features",
         origin=str(folder), schema=FeatureSchema("features", shape=(width,), roles=options.roles), content=array, bag=bag,
-        names=names, labels=labels, ids=_ids(kept_names, sizes, coords, names if names != kept_names else None, bag_of_slide),
+        names=names, labels=labels, ids=pa.table(ids),
         digest=hashlib.sha256("".join(p.digest for p in parts).encode()).hexdigest(), coords=coords, tile_sizes=tile_sizes,
-        notes=_notes(kept_slides, coords, options, str(array.dtype)), all_finite=True,
+        notes=[f"features kept as {array.dtype}", *notes], all_finite=True,
     )  # fmt: skip
 
 
@@ -85,12 +93,12 @@ def _assign_bags(folder: Path, slides: list[str], options: ReadOptions) -> tuple
     if labels is None and (options.need_labels or bag_column not in (None, "slide_id")):
         labels = find_label_file(folder.parent)  # not for new slides: it may well be that of others
     one_per_slide = np.arange(len(slides))
+    if labels is None and options.need_labels:
+        advice = "add one with columns slide_id and label, or name a label file"
+        raise HeadcountError(f"{folder} has no labels.csv; {advice}")
+    if labels is None and bag_column not in (None, "slide_id"):
+        raise HeadcountError(f"bag={bag_column!r} is a column of a label table, and there is none; give labels=")
     if labels is None:
-        if options.need_labels:
-            advice = "add one with columns slide_id and label, or name a label file"
-            raise HeadcountError(f"{folder} has no labels.csv; {advice}")
-        if bag_column not in (None, "slide_id"):
-            raise HeadcountError(f"bag={bag_column!r} is a column of a label table, and there is none; give labels=")
         return one_per_slide, slides, BagLabels(codes=np.full(len(slides), -1))
     if not (is_dataframe(labels) or (isinstance(labels, (str, Path)) and file_suffix(Path(labels)) != ".npy")):
         return one_per_slide, slides, join_labels(labels, options, slides)
@@ -98,7 +106,9 @@ def _assign_bags(folder: Path, slides: list[str], options: ReadOptions) -> tuple
     table, key = source.table, source.roles.bag or ""
     others = [c for c in table.column_names if c != key]
     slide_column = (find_common_name("bag", others, source.origin) if bag_column else None) or key
-    stems = _without_suffixes(table.column(slide_column))
+    codes, ids = factorize(table.column(slide_column))
+    ids = [v[: -len(e)] if (e := Path(v).suffix) and e.lower() in _SLIDE_IMAGE_SUFFIXES else v for v in ids]
+    stems = pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), pa.array(ids, pa.string()))
     source = replace(source, table=table.set_column(table.column_names.index(slide_column), slide_column, stems))
     if slide_column == key:
         return one_per_slide, slides, labels_from_table(source, options, slides)
@@ -118,33 +128,24 @@ def _assign_bags(folder: Path, slides: list[str], options: ReadOptions) -> tuple
     return bag, names, labels_from_table(source, options, names)
 
 
-def _without_suffixes(column: pa.ChunkedArray) -> pa.Array:
-    """Slide ids without the ending of an image or feature file."""
-    codes, values = factorize(column)
-    stems = [v[: -len(e)] if (e := Path(v).suffix) and e.lower() in _SLIDE_IMAGE_SUFFIXES else v for v in values]
-    return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), pa.array(stems, pa.string()))
-
-
 def _load_features(slides: Sequence[SlideFile], width: int, options: ReadOptions) -> tuple[np.ndarray, list[Part]]:
     """(tiles, D): as float32 (float16 if all files are) in memory, or as float16 in a cache."""
     all_half = all(s.dtype == np.float16 for s in slides)
     n_bytes = sum(s.n_tiles for s in slides) * width * (2 if all_half else 4)
-    too_large = n_bytes > flat_array.available_memory()
-    cache = options.cache or (cache_folder() / "flat" if too_large else None)
+    cache = options.cache or (cache_folder() / "flat" if n_bytes > flat_array.available_memory() else None)
     dtype = np.dtype(np.float16 if all_half or cache else np.float32)
     most = _FLOAT16_MAX if dtype == np.float16 else float(np.finfo(np.float32).max)
 
     def read_slide(k: int) -> Part:
-        x = slide_files.load_features(slides[k])
+        x = load_features(slides[k])
         digest = hashlib.sha256(f"{slides[k].file.stem}{x.dtype}{x.shape}".encode() + np.ascontiguousarray(x).tobytes())
         wrong = np.flatnonzero(~(np.abs(x) <= np.float64(most)).all(1))  # compared as float64: 3e38 is beyond a float16
-        problems = {int(r): f"a feature is not finite, or beyond {most:g} ({dtype})" for r in wrong}
-        if problems and not options.errors.skip:
-            row, why = next(iter(problems.items()))
-            options.errors.report(f"{slides[k].file} row {row + 1}: {why}")
+        why = f"a feature is not finite, or beyond {most:g} ({dtype})"
+        if len(wrong) and not options.errors.skip:
+            options.errors.report(f"{slides[k].file} row {wrong[0] + 1}: {why}")
         x = x.astype(np.float32) if x.dtype.kind != "f" else x.copy() if len(wrong) else x
         x[wrong] = 0
-        return Part(x.astype(dtype, copy=False), digest.hexdigest(), problems)
+        return Part(x.astype(dtype, copy=False), digest.hexdigest(), dict.fromkeys(wrong.tolist(), why))
 
     return flat_array.build_flat_array(
         [s.n_tiles for s in slides], (width,), dtype, read_slide, cache,
@@ -152,41 +153,148 @@ def _load_features(slides: Sequence[SlideFile], width: int, options: ReadOptions
     )  # fmt: skip
 
 
-def _coordinates(slides: Sequence[SlideFile], options: ReadOptions) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """(tiles, 2) coordinates and (tiles,) sizes, NaN where a slide has none; None where no slide has any."""
+def _coordinates(
+    slides: Sequence[SlideFile], tile: float | None
+) -> tuple[np.ndarray | None, np.ndarray | None, list[str]]:
+    """(tiles, 2) coordinates and (tiles,) sizes, NaN where a slide has none, None where no slide has any; and notes."""
     if all(s.coords is None for s in slides):
-        return None, None
+        return None, None, ["no coordinates"]
+    n_tiles, sizes = [s.n_tiles for s in slides], [tile or s.tile_size for s in slides]
     coords = np.concatenate([np.full((s.n_tiles, 2), np.nan) if s.coords is None else s.coords for s in slides])
-    sizes = [options.tile or s.tile_size for s in slides]
-    known = not all(map(math.isnan, sizes))
-    return coords, np.repeat(np.array(sizes, float), [s.n_tiles for s in slides]) if known else None
+    known = sorted({size for size in sizes if not math.isnan(size)})
+    missing = [s.file.name for s in slides if s.coords is None]
+    unknown = [s.file.name for s, size in zip(slides, sizes, strict=True) if math.isnan(size) and s.coords is not None]
+    notes = [f"no coordinates in {preview(missing)}"] if missing else []
+    notes += [f"tiles of {', '.join(f'{size:g}' for size in known[:6])} pixels of the full slide"] if known else []
+    notes += [f"tile size unknown in {preview(unknown)}; give it with tile="] if unknown else []
+    return coords, np.repeat(np.array(sizes, float), n_tiles) if known else None, notes
 
 
-def _ids(
-    slides: list[str], sizes: list[int], coords: np.ndarray | None, names: list[str] | None, bag_of_slide: np.ndarray
-) -> pa.Table:
-    """The slide of each tile and its number in the slide; the bag, where that is not the slide."""
+@dataclass(frozen=True)
+class SlideFile:
+    """One feature file and its metadata."""
 
-    def repeated(codes: np.ndarray, values: list[str]) -> pa.DictionaryArray:
-        return pa.DictionaryArray.from_arrays(np.repeat(codes, sizes), pa.array(values, pa.string()))
-
-    ids: dict[str, Any] = {} if names is None else {"bag": repeated(bag_of_slide, names)}
-    ids |= {"slide": repeated(np.arange(len(slides)), slides), "tile": np.concatenate([np.arange(n) for n in sizes])}
-    if coords is not None:
-        ids |= {"x": coords[:, 0], "y": coords[:, 1]}
-    return pa.table(ids)
+    file: Path
+    n_tiles: int
+    n_features: int
+    dtype: np.dtype
+    coords: np.ndarray | None  # (tiles, 2)
+    tile_size: float  # NaN: unknown
 
 
-def _notes(slides: Sequence[SlideFile], coords: np.ndarray | None, options: ReadOptions, dtype: str) -> list[str]:
-    notes = [f"features kept as {dtype}"]
-    if coords is None:
-        return [*notes, "no coordinates"]
-    if without := [s.file.name for s in slides if s.coords is None]:
-        notes.append(f"no coordinates in {preview(without)}")
-    if sizes := sorted({size for s in slides if not math.isnan(size := options.tile or s.tile_size)}):
-        notes.append(f"tiles of {', '.join(f'{size:g}' for size in sizes[:6])} pixels of the full slide")
-    if unknown := [
-        s.file.name for s in slides if not options.tile and math.isnan(s.tile_size) and s.coords is not None
-    ]:
-        notes.append(f"tile size unknown in {preview(unknown)}; give it with tile=")
-    return notes
+def list_slide_files(folder: Path) -> dict[str, Path]:
+    """Slide -> file, by name; an HDF5 file, which has coordinates, before a tensor of the same slide."""
+    files: dict[str, Path] = {}
+    try:
+        features = [s for s in folder.glob("features_*") if s.is_dir()]
+        for place in (folder / "pt_files", folder / "h5_files", *(features if len(features) == 1 else ()), folder):
+            here = sorted(place.iterdir()) if place.is_dir() else []
+            here = [f for f in here if f.suffix.lower() in SLIDE_SUFFIXES and not f.name.startswith((".", "labels."))]
+            for file in sorted(here, key=lambda f: f.suffix.lower() in _HDF5):
+                files[clean_name(file.stem) or file.stem] = file
+    except OSError as e:
+        raise HeadcountError(f"cannot look into {folder}: {e.strerror or e}") from None
+    return dict(sorted(files.items()))
+
+
+def read_metadata(file: Path, errors: ErrorPolicy) -> SlideFile | None:
+    """Sizes, coordinates and tile size; None if the file is damaged and such files are skipped."""
+    try:
+        if file.suffix.lower() in _HDF5:
+            import h5py
+
+            with h5py.File(file, "r") as f:
+                x, coords = _get_dataset(f, "features"), f.get("coords")
+                shape, dtype = x.shape, x.dtype
+                attrs = {} if coords is None else dict(coords.attrs)
+                coords = None if coords is None else np.asarray(_get_dataset(f, "coords")[()])
+        else:
+            (x, coords), attrs = _load_tensor(file), {}
+            shape, dtype = x.shape, x.dtype
+        shape = shape[1:] if len(shape) == 3 and shape[0] == 1 else shape
+        if len(shape) != 2 or dtype.kind not in "fiu" or dtype.itemsize > 8:
+            raise HeadcountError(f"features are {dtype} of shape {tuple(shape)}; they must be numbers (tiles, D)")
+        if 0 in shape:
+            raise HeadcountError("it has no tiles")
+        n_tiles, n_features = map(int, shape)
+        if coords is not None:
+            coords = coords[0] if coords.ndim == 3 and len(coords) == 1 else coords
+            if coords.shape != (n_tiles, 2) or coords.dtype.kind not in "fiu":
+                problem = f"coords are {coords.dtype} of shape {coords.shape} for {n_tiles} tiles"
+                raise HeadcountError(f"{problem}; they must be (tiles, 2)")
+            if len(rows := np.flatnonzero(~np.isfinite(coords).all(1))):
+                raise HeadcountError(f"row {rows[0] + 1} of coords is not finite")
+            coords = coords.astype(np.float64)
+        return SlideFile(file, n_tiles, n_features, dtype, coords, _tile_size(attrs))
+    except HeadcountError as e:
+        errors.report(f"{file}: {e}")
+    except Exception as e:  # a damaged file makes HDF5 and torch raise almost anything
+        errors.report(f"{file} cannot be read: {str(e) or type(e).__name__}")
+    return None
+
+
+def _get_dataset(f: Any, name: str) -> Any:
+    """A dataset in the file itself whose numbers are really there."""
+    import h5py
+
+    if name not in f:
+        raise HeadcountError(f"it has no dataset {name!r}; it has {preview(sorted(f), 6) or 'none'}")
+    is_own = isinstance(f.get(name, getlink=True), h5py.HardLink) and isinstance(f[name], h5py.Dataset)
+    if not is_own or f[name].is_virtual:
+        raise HeadcountError(f"{name!r} must be a dataset in the file itself, not a group or a link to another")
+    d = f[name]
+    if d.dtype.kind not in "fiub":
+        raise HeadcountError(f"{name!r} holds {d.dtype}, not numbers")
+    stored, claimed = d.id.get_storage_size(), d.size * d.dtype.itemsize
+    if claimed > 1000 * stored and claimed > 1 << 16:  # a shape without the numbers
+        raise HeadcountError(f"{name!r} claims {claimed:,} bytes of numbers and holds {stored:,}")
+    return d
+
+
+def _load_tensor(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """Features and coordinates of a .pt tensor, or dict with features and coords, or of an .npy."""
+    if file.suffix.lower() == ".npy":
+        return np.load(file, mmap_mode="r", allow_pickle=False), None
+    try:
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as e:
+        why = " ".join(str(e).split())[:120]
+        raise HeadcountError(f"it is no tensor file, or holds more than tensors, which is not loaded ({why})") from None
+    coords = loaded.get("coords") if isinstance(loaded, dict) else None
+    loaded = loaded.get("features", loaded.get("feats")) if isinstance(loaded, dict) else loaded
+    if not isinstance(loaded, torch.Tensor) or loaded.is_sparse or loaded.is_quantized or loaded.is_complex():
+        raise HeadcountError("it holds no tensor of features")
+    return to_numpy(loaded), to_numpy(coords) if isinstance(coords, torch.Tensor) else None
+
+
+def _tile_size(attrs: dict[str, Any]) -> float:
+    """The side of a tile in pixels of the full slide, NaN if the attributes do not have it."""
+
+    def number(name: str) -> float:
+        try:
+            return float(np.asarray(attrs[name]).ravel()[0])
+        except (KeyError, ValueError, TypeError, IndexError):
+            return math.nan
+
+    side = number("patch_size_level0")
+    if math.isnan(side):
+        side = number("patch_size") * number("downsample")
+    return side if math.isfinite(side) and side > 0 else math.nan
+
+
+def load_features(slide: SlideFile) -> np.ndarray:
+    """(tiles, D) of a slide whose metadata were read before."""
+    try:
+        if slide.file.suffix.lower() in _HDF5:
+            import h5py
+
+            with h5py.File(slide.file, "r") as f:
+                x = f["features"][()]
+        else:
+            x = np.asarray(_load_tensor(slide.file)[0])
+        x = x.reshape(x.shape[-2:])
+    except Exception as e:
+        raise HeadcountError(f"{slide.file} cannot be read: {str(e) or type(e).__name__}") from None
+    if x.shape != (slide.n_tiles, slide.n_features):
+        raise HeadcountError(f"{slide.file} changed while it was read")
+    return x

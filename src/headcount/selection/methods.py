@@ -30,7 +30,7 @@ from headcount.models.library_backbones import PretrainedBackbone
 from headcount.models.network import ModelConfig, build_model
 from headcount.models.predictions import Estimator
 from headcount.models.trees import SklearnModel, from_sklearn, is_savable
-from headcount.readers.standard_scaler import StandardScaler
+from headcount.readers.transforms import StandardScaler
 from headcount.selection.network_setup import NetworkOptions, network_configs
 from headcount.training import loop
 from headcount.training.augment import FEATURE_VIEWS, VIEWS

@@ -22,7 +22,7 @@ from headcount.majority import criterion, transition_em
 from headcount.majority.calibration import apply_temperature, standard_error
 from headcount.majority.criterion import CriterionResult
 from headcount.majority.transition import Transition, mix_from_shares, transition_matrix
-from headcount.readers.standard_scaler import StandardScaler
+from headcount.readers.transforms import StandardScaler
 from headcount.seeds import seed_for
 
 N_FOLDS = 3
