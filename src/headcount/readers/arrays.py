@@ -172,9 +172,7 @@ def _labels(arrays: Arrays, options: ReadOptions, names: list[str], origin: str)
     labels = options.labels if options.labels is not None else arrays.get("votes", arrays.get("labels"))
     if labels is None and options.requires_labels("truth" in arrays):
         raise HeadcountError(f"{origin} has no labels; give labels=, one per bag")
-    if labels is None:
-        return BagLabels(codes=np.full(len(names), -1))
-    return join_labels(labels, options, names, "bag")
+    return BagLabels(codes=np.full(len(names), -1)) if labels is None else join_labels(labels, options, names, "bag")
 
 
 def _classes(

@@ -49,13 +49,11 @@ def read_slides(folder: Path, options: ReadOptions) -> RawData:
         raise HeadcountError("slides in HDF5 need h5py: pip install 'headcount[slides]'")
     slides = {name: s for name, file in files.items() if (s := read_metadata(file, options.errors)) is not None}
     if not slides:
-        first = options.errors.messages[0]
-        raise HeadcountError(f"none of the {len(files)} feature files in {folder} can be read: {first}")
+        raise HeadcountError(f"none of the {len(files)} files in {folder} can be read: {options.errors.messages[0]}")
     model = options.preprocessor
     width = model.shape[0] if model else Counter(s.n_features for s in slides.values()).most_common(1)[0][0]
     for name, s in list(slides.items()):
         if s.n_features != width:
-            expected = f"{'the model' if model else 'others'} {width}"
             options.errors.report(f"{s.file} has features of {s.n_features} numbers, {expected}")
             del slides[name]
     bag_of_slide, names, labels = _assign_bags(folder, list(slides), options)
@@ -72,9 +70,10 @@ def read_slides(folder: Path, options: ReadOptions) -> RawData:
             options.errors.report(f"{slide.file} row {row + 1}: {why}")
             bag[start + row] = -1
     coords, tile_sizes, notes = _coordinates(kept_slides, options.tile)
-    repeat = lambda codes, values: pa.DictionaryArray.from_arrays(
-        np.repeat(codes, sizes), pa.array(values, pa.string())
-    )
+
+    def repeat(codes: np.ndarray, values: Sequence[str]) -> pa.DictionaryArray:
+        return pa.DictionaryArray.from_arrays(np.repeat(codes, sizes), pa.array(values, pa.string()))
+
     ids: dict[str, Any] = {} if names == [*kept_names] else {"bag": repeat(bag_of_slide, names)}
     ids |= {"slide": repeat(np.arange(len(kept)), kept_names), "tile": np.concatenate([np.arange(n) for n in sizes])}
     ids |= {} if coords is None else {"x": coords[:, 0], "y": coords[:, 1]}
