@@ -52,6 +52,7 @@ def read_slides(folder: Path, options: ReadOptions) -> RawData:
         raise HeadcountError(f"none of the {len(files)} files in {folder} can be read: {options.errors.messages[0]}")
     model = options.preprocessor
     width = model.shape[0] if model else Counter(s.n_features for s in slides.values()).most_common(1)[0][0]
+    expected = f"{'the model' if model else 'others'} {width}"
     for name, s in list(slides.items()):
         if s.n_features != width:
             options.errors.report(f"{s.file} has features of {s.n_features} numbers, {expected}")
