@@ -6,13 +6,12 @@ where the data are on the nodes (or on a shared disk), give functions that read 
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from headcount.training.distributed import require_single_process
 SHARD_INSTANCES = 1 << 18
 
 ShardSource = Bags | Callable[[], Bags]
-Files = dict[str, bytes]  # by name
+ModelFiles = tuple[bytes, ...]  # the weights, and the JSON
 Arguments = dict[str, Any]  # of FittedModel.predict, or of predict for a Model
 
 
@@ -110,11 +109,9 @@ def _fetch(ray: Any, reference: Any, retries: int) -> Predictions | Output:
     try:
         result: RemoteResult[Predictions | Output] = ray.get(reference)
     except ray.exceptions.RayError as e:
-        why = str(e).strip().partition("\n")[0]
-        raise HeadcountError(
-            f"a shard was lost {retries + 1} times ({type(e).__name__}: {why}); perhaps it is too large for the memory of a "
-            "node: give it nodes with more, or in Python smaller shards"
-        ) from e
+        why = f"{type(e).__name__}: {str(e).strip().partition(chr(10))[0]}"
+        hint = "perhaps it is too large for the memory of a node: give it nodes with more, or in Python smaller shards"
+        raise HeadcountError(f"a shard was lost {retries + 1} times ({why}); {hint}") from e
     return result.unpack()
 
 
@@ -134,43 +131,27 @@ def detach_bags(bags: Bags) -> Bags:
     return replace(bags.to("cpu") if bags.pool.device.type != "cpu" else bags, pool=pool, index=index.cpu()).blind()
 
 
-def model_files(folder: Path | str) -> Files:
-    """A saved model as bytes."""
-    return {name: (Path(folder) / name).read_bytes() for name in (WEIGHTS_FILE, JSON_FILE)}
+def model_files(folder: Path | str) -> ModelFiles:
+    return tuple((Path(folder) / name).read_bytes() for name in (WEIGHTS_FILE, JSON_FILE))
 
 
 def predict_on_node(
-    files: Files, shard: ShardSource, arguments: Arguments, device: str, threads: int
+    files: ModelFiles, shard: ShardSource, arguments: Arguments, device: str, threads: int
 ) -> RemoteResult[Predictions | Output]:
     """What the model in these files predicts of a shard; or the exception."""
     try:
         torch.set_num_threads(threads)
         bags = shard if isinstance(shard, Bags) else shard()
-        model = _cached_model(_ModelFiles(files), device)
-        return RemoteResult(
-            predict(model, bags, **arguments) if isinstance(model, Model) else model.predict(bags, **arguments)
-        )
+        model = _cached_model(files, device)
+        predict_bags = partial(predict, model) if isinstance(model, Model) else model.predict
+        return RemoteResult(predict_bags(bags, **arguments))
     except Exception as e:
         return RemoteResult.of_exception(e)
 
 
-class _ModelFiles:
-    """A model's files, compared by a hash of their content: a node builds each model once."""
-
-    def __init__(self, files: Files) -> None:
-        self.files = files
-        self.hash = hashlib.sha256(b"".join(files[name] for name in (WEIGHTS_FILE, JSON_FILE))).hexdigest()
-
-    def __hash__(self) -> int:
-        return hash(self.hash)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ModelFiles) and self.hash == other.hash
-
-
-@lru_cache(maxsize=2)
-def _cached_model(files: _ModelFiles, device: str) -> FittedModel | Model:
+@lru_cache(maxsize=2)  # a node builds each model once
+def _cached_model(files: ModelFiles, device: str) -> FittedModel | Model:
     with tempfile.TemporaryDirectory(prefix="headcount-") as folder:
-        for name, content in files.files.items():
+        for name, content in zip((WEIGHTS_FILE, JSON_FILE), files, strict=True):
             (Path(folder) / name).write_bytes(content)
         return load_model(Path(folder)).to(device)

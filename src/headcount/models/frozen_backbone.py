@@ -19,14 +19,9 @@ from headcount.bags import Bags, Pool
 from headcount.datasets import cache as data_cache
 from headcount.errors import HeadcountError
 from headcount.io import atomic_path, file_lock
+from headcount.models import library_backbones as library
 from headcount.models import serialization
 from headcount.models.backbones import Normalize
-from headcount.models.library_backbones import (
-    PretrainedBackbone,
-    build_library_backbone,
-    is_library_backbone,
-    state_digest,
-)
 
 BATCH_IMAGES = 64  # images that go through the network at once
 _FLOAT16_MAX = 65504.0
@@ -42,11 +37,11 @@ class FrozenBackbone(nn.Module):
         self.name, self.shape, self.size = name, tuple(shape), size
         channels = shape[-1]
         self.normalize = Normalize(self.shape, torch.zeros(channels), torch.ones(channels))
-        self.backbone = build_library_backbone(name, self.shape, {"size": size, "frozen": True})
+        self.backbone = library.build_library_backbone(name, self.shape, {"size": size, "frozen": True})
         self.dim = self.backbone.dim
 
     @classmethod
-    def from_pretrained(cls, pretrained: PretrainedBackbone, shape: tuple[int, ...]) -> FrozenBackbone:
+    def from_pretrained(cls, pretrained: library.PretrainedBackbone, shape: tuple[int, ...]) -> FrozenBackbone:
         """With pretrained weights, and the mean and deviation of the images these were trained on."""
         frozen_backbone = cls(pretrained.name, shape, pretrained.size)
         frozen_backbone.normalize = Normalize(frozen_backbone.shape, pretrained.mean, pretrained.std)
@@ -62,7 +57,7 @@ class FrozenBackbone(nn.Module):
             return None
         serialization.check_keys(data, {"backbone", "size"}, "the frozen backbone")
         name, size = data["backbone"], data["size"]
-        if not isinstance(name, str) or len(name) > 200 or not is_library_backbone(name):
+        if not isinstance(name, str) or len(name) > 200 or not library.is_library_backbone(name):
             raise HeadcountError(f"the frozen backbone is none of a library: {str(name)[:40]!r}")
         return serialization.build_with_weights(lambda: cls(name, shape, size), arrays)
 
@@ -133,7 +128,7 @@ def extract_features(
 
 
 def _cache_key(frozen_backbone: FrozenBackbone, pool: Pool) -> str:
-    weights = state_digest(frozen_backbone.state_dict())
+    weights = library.state_digest(frozen_backbone.state_dict())
     digest = hashlib.sha256(
         f"{frozen_backbone.name} {frozen_backbone.size} {weights} {len(pool)} {pool.shape}".encode()
     )
