@@ -34,7 +34,7 @@ def assert_same_record(a: Record, b: Record) -> None:
         assert first[name].tobytes() == second[name].tobytes(), name
 
 
-def wait_until(condition: Callable[[], T], seconds: float = 60.0) -> T:
+def wait_until(condition: Callable[[], T], seconds: float = 100.0) -> T:
     """The first result of ``condition`` that is true."""
     deadline = time.monotonic() + seconds
     while not (result := condition()):
