@@ -8,14 +8,11 @@
     vote loss       min over a temperature:                    mean over bags of       -log P(label),
                                                                P(c) ~ (mean of p(c | x))^(1/t)
 
-Both are log-likelihoods, in nats, of labels that the bags really have; no instance's class is used. T and the temperatures are
-fitted for each method on the same held-out bags, so that a method which predicts classes, one which predicts bag labels, an
-overconfident and an underconfident one are compared by what they know. The instance loss alone is a proper score of
-P(label | x), which an invertible T turns into P(y | x): it uses every instance, but in close elections it distinguishes little.
-The vote loss is the opposite: decisive where elections are close, and zero for every method where all are landslides. Measured
-on digits, wine and breast cancer as bags: benchmarks/tables.py.
-
-Letters: N instances, B bags, C classes; b the bags that have a label.
+Both are log-likelihoods, in nats, of the labels of held-out bags; no instance's class is used. T and the temperatures are fitted
+for each method, so that methods which predict classes or bag labels, overconfident or underconfident, are compared by what they
+know. The instance loss is a proper score of P(label | x), which an invertible T turns into P(y | x): it uses every instance, but
+distinguishes little in close elections. The vote loss is decisive there, and zero for every method where all are landslides.
+Measured on digits, wine and breast cancer as bags: benchmarks/tables.py. (N instances, B bags, C classes; b labelled bags.)
 """
 
 from __future__ import annotations
