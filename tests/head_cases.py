@@ -52,16 +52,16 @@ EXCUSED: dict[str, dict[str, str]] = {}  # law -> head -> why it need not keep i
 DECLARED = {  # what a head may say of itself -> the laws that it then need not keep
     "depends_on_order": (
         "test_order_of_instances_is_irrelevant",
-        "test_weight_two_is_a_twin",  # twins stand somewhere, and move the others along
+        "test_weight_two_is_a_duplicate",  # twins stand somewhere, and move the others along
         "test_votes_are_counted_in_float32",
     ),
     "depends_on_batch": (
-        "test_bags_do_not_hear_each_other",
+        "test_bags_are_independent",
         "test_bag_of_one",
-        "test_an_emptied_bag_harms_nobody",
+        "test_an_emptied_bag_does_not_affect_others",
         "test_soft_label_is_a_mixture",
-        "test_unlabelled_bags_say_nothing",
-        "test_asked_in_parts_says_the_same",
+        "test_unlabelled_bags_do_not_matter",
+        "test_predictions_in_parts_are_the_same",
     ),
 }
 

@@ -43,7 +43,7 @@ def test_rewrites_are_exact(side, stem):
 
 
 @pytest.mark.parametrize("name", ["quick", "resnet18"])
-def test_the_same_view_twice_is_answered_once(name, monkeypatch):
+def test_equal_views_are_computed_once(name, monkeypatch):
     """Same features and slopes; batch-norm's running variance alone knows how many there were (n / (n - 1))."""
     torch.manual_seed(0)
     model, x = build_backbone(name, (16, 16, 3), {"width": 4}).double(), torch.rand(8, 3, 16, 16, dtype=torch.float64)
@@ -76,7 +76,7 @@ def test_tiny_map_convolution(side, stride):
     assert slope.stride() == conv.weight.stride()  # else it would be copied before it is added
 
 
-def test_compilation_that_fails_is_said_once_and_lived_with(monkeypatch):
+def test_failed_compilation_warns_once_and_runs_uncompiled(monkeypatch):
     def broken(function, **_):
         def call(*args):
             raise RuntimeError("no compiler here\nand more")
@@ -95,7 +95,7 @@ def test_compilation_that_fails_is_said_once_and_lived_with(monkeypatch):
 
 
 @pytest.mark.parametrize("without", [True, False])
-def test_what_cannot_be_compiled_with_options_is_compiled_without(monkeypatch, without):
+def test_compilation_falls_back_to_no_options(monkeypatch, without):
     def compiler(function, dynamic, options=None):
         def call(x):
             if options or not without:
@@ -117,7 +117,7 @@ def test_what_cannot_be_compiled_with_options_is_compiled_without(monkeypatch, w
     assert double.failed == (not without)
 
 
-def test_the_compiler_is_told_only_what_it_knows(monkeypatch):
+def test_unknown_compiler_options_are_left_out(monkeypatch):
     told = []
     monkeypatch.setattr(torch, "compile", lambda function, dynamic, options: told.append(options) or function)
     monkeypatch.setattr(compilation, "COMBO_KERNELS", {"combo_kernels": True, "of_another_torch": True})
@@ -126,7 +126,7 @@ def test_the_compiler_is_told_only_what_it_knows(monkeypatch):
     assert told == [{"combo_kernels": True}, None]
 
 
-def test_nothing_is_compiled_on_the_cpu_unless_asked():
+def test_nothing_is_compiled_on_the_cpu_by_default():
     def function(x):
         return x
 

@@ -33,7 +33,7 @@ from oracles import examine, ragged
 
 
 @pytest.fixture(autouse=True)
-def _every_file_is_large(monkeypatch):
+def _map_every_file(monkeypatch):
     monkeypatch.setattr(pools, "MAX_RESIDENT_BYTES", 0)
 
 
@@ -131,7 +131,7 @@ def said(head, feed, which, over):
     return head.loss(head(h, batch.segments), batch).detach(), head.loss_weight(batch).float()
 
 
-def test_groups_are_all_of_it_and_within_the_budget():
+def test_groups_cover_the_step_within_the_budget():
     feed, which = BagLoader(large_bags(), 8), torch.tensor([6, 1, 2, 0, 7, 5, 4, 3])
     made = chunked.split_into_groups(feed, which, "bags", 1, 64)
     assert [g.tolist() for g in made] == [[6], [1, 2], [0], [7, 5, 4], [3]]
@@ -154,7 +154,7 @@ def slopes(state, one, which):
 
 @over_heads
 @pytest.mark.parametrize("chunk", [64, 300])
-def test_the_gradient_in_pieces_is_the_gradient(name, options, chunk):
+def test_the_gradient_in_chunks_is_that_of_the_whole_batch(name, options, chunk):
     """Several bags a step, ragged, weights, removal (a whole chunk of it), unlabelled bags; and every pass of the head."""
     whole = training(name, options, 0)
     batch_wide = (
@@ -187,13 +187,13 @@ def test_the_gradient_in_pieces_is_the_gradient(name, options, chunk):
     near(pieces.valid_loss(), whole.valid_loss())
 
 
-def test_who_can():
+def test_which_heads_can_be_chunked():
     divided = {n for n in HEADS if not why_not_chunkable(small_head(n, {}), large_bags().take([0]).segments())}
     assert divided == set(HEADS) - NEVER_CUT - set(NEVER_SPLIT)
 
 
 @pytest.mark.parametrize("name", NEVER_SPLIT)
-def test_a_head_that_needs_its_batch_whole_says_so(name):
+def test_a_head_that_is_never_split_is_refused(name):
     with pytest.raises(HeadcountError, match=rf"chunk_instances 64 splits batches, and head {name} needs them whole"):
         training(name, {}, 64)
 
@@ -230,7 +230,7 @@ def test_dropout_is_replayed(name):
     assert state.chunked.gradient(one, bag)[0] != loss, "another seed drops others"
 
 
-def test_a_training_in_pieces_is_the_training():
+def test_training_in_chunks_has_the_same_losses():
     bags = large_bags()
     fits = []
     for chunk in (0, 64):
@@ -243,7 +243,7 @@ def test_a_training_in_pieces_is_the_training():
     assert curves[0][-1][0] < curves[0][0][0]
 
 
-def test_nothing_larger_than_a_chunk_is_ever_in_work(tmp_path):
+def test_at_most_one_chunk_is_processed_at_once(tmp_path):
     bags, seen = large_bags(tmp_path / "x.npy"), []
     model = Model(ModelConfig((D,), bags.classes, "mlp"))
     recipe = Recipe(backbone="mlp", epochs=1, batch_bags=8, chunk_instances=64)
@@ -305,7 +305,7 @@ def test_batch_norm_is_refused():
     Trainer(model, bags, bags, Recipe(chunk_instances=20, batch_bags=1).train_config)
 
 
-def test_loose_instances_are_looked_at_too():
+def test_steps_of_single_instances_are_checked_too():
     """Bags fit one by one; a step of loose instances does not, and its head needs it whole."""
     bags = Bags.of(Pool(np.zeros((20, D), dtype=np.float32)), sizes=[5, 7, 8], labels=[0, 1, 2], classes=3)
     model = Model(
@@ -320,14 +320,14 @@ def test_loose_instances_are_looked_at_too():
         Trainer(model, bags, bags, recipe.replace(batch_instances=largest, chunk_instances=largest).train_config)
 
 
-def test_a_small_bag_is_not_elected_in_pieces():
+def test_election_refuses_small_bags_in_chunks():
     with pytest.raises(
         HeadcountError, match=r"bag 0 has 180 instances.*head election cannot process a bag in chunks.*up to 128 votes"
     ):
         training("election", {}, 39, large_bags(weight=False))
 
 
-def test_a_loss_that_reads_instances_is_refused(tmp_path):
+def test_a_loss_that_uses_instance_logits_is_refused(tmp_path):
     (tmp_path / "own.py").write_text(
         "from headcount.models.heads.count import Count\n\n\nclass Peeks(Count):\n    title = 'Peeks'\n\n"
         "    def loss(self, output, batch, teacher=None):\n        return output.instance.mean()\n"
@@ -340,7 +340,7 @@ def test_a_loss_that_reads_instances_is_refused(tmp_path):
         torch.log_softmax(chunked.MissingLogits("x"), 1)
 
 
-def test_a_teacher_or_views_are_refused_for_a_bag_in_pieces(monkeypatch):
+def test_views_and_teachers_are_refused_for_bags_in_chunks(monkeypatch):
     monkeypatch.setattr(HEADS["count"], "views", 2)
     with pytest.raises(HeadcountError, match="head count cannot process a bag in chunks: it needs several views"):
         training("count", {}, 64)
@@ -352,7 +352,7 @@ def test_a_teacher_or_views_are_refused_for_a_bag_in_pieces(monkeypatch):
 
 @over_heads
 @pytest.mark.parametrize("mapped", [False, True])
-def test_asked_in_chunks_says_the_same(name, options, mapped, tmp_path):
+def test_predictions_in_chunks_are_the_same(name, options, mapped, tmp_path):
     bags = large_bags(tmp_path / "x.npy" if mapped else None)
     torch.manual_seed(2)
     head = small_options(name, options)
@@ -366,7 +366,7 @@ def test_asked_in_chunks_says_the_same(name, options, mapped, tmp_path):
     near(chunks.parts["features"], whole.parts["features"], 1e-6)
 
 
-def test_what_is_known_stands_for_itself_in_a_part():
+def test_known_instances_have_their_own_weight_in_a_subsample():
     """A person marked some of one class: those left in the part must not speak for the others."""
     rng = np.random.default_rng(0)
     label = np.arange(20) % 2
@@ -392,7 +392,7 @@ def shared_out(bags=600, size=10, classes=3):
     return [cross_validation.FoldResult(np.arange(bags), p, log_mean_shares(p, held.segments()), 0.0)], held
 
 
-def test_of_many_instances_some_are_witnesses_and_all_vote(monkeypatch):
+def test_large_data_are_scored_on_some_instances_and_all_votes(monkeypatch):
     """More bags than there is time for made the vote that of two in ten, and every method look worse than it is."""
     units, held = shared_out()
     whole = cross_validation.score_method(units, held)
@@ -404,7 +404,7 @@ def test_of_many_instances_some_are_witnesses_and_all_vote(monkeypatch):
 
 
 @pytest.mark.parametrize(("bags", "size", "listened"), [(600, 10, 1500), (60, 300, 12_000)])
-def test_of_many_instances_whole_bags_tell_what_a_bag_is_worth(monkeypatch, bags, size, listened):
+def test_context_of_large_data_is_assessed_on_whole_bags(monkeypatch, bags, size, listened):
     """One of ten tells nothing of the others: more data made the model deaf to the bags it is asked about."""
     units, held = shared_out(bags, size)
     whole = cross_validation.assess_held_out_context(cross_validation.score_method(units, held), units, held)
@@ -416,7 +416,7 @@ def test_of_many_instances_whole_bags_tell_what_a_bag_is_worth(monkeypatch, bags
     assert some.bag_loss == pytest.approx(whole.bag_loss, abs=0.15)
 
 
-def test_some_bags_are_whole_or_cut_to_one_size():
+def test_subsampled_bags_are_whole_or_of_one_size():
     sizes = [3, 500, 40, 900, 1] * 8
     bags = Bags.of(Pool(np.arange(sum(sizes), dtype=np.float32)[:, None]), sizes=sizes, labels=[0, 1] * 20, classes=2)
     few, rows = subsample_bags(bags, 2000)
@@ -428,7 +428,7 @@ def test_some_bags_are_whole_or_cut_to_one_size():
     assert subsample_bags(bags, sum(sizes))[0] is bags
 
 
-def test_a_part_is_kept_of_a_large_bag_too():
+def test_parts_of_the_output_are_kept_for_large_bags():
     bags = large_bags()
     model = Model(ModelConfig((D,), bags.classes, "mlp", head="attention")).eval()
     whole = predict(model, bags, keep=("attention",), batch_instances=10**6)
@@ -456,7 +456,7 @@ def test_training_from_a_file_is_training_from_memory(tmp_path):
         assert torch.equal(a, b)
 
 
-def test_training_from_picture_files_is_training_from_memory(tmp_path):
+def test_training_from_image_files_is_training_from_memory(tmp_path):
     from PIL import Image
 
     rng = np.random.default_rng(0)
@@ -480,7 +480,7 @@ def test_training_from_picture_files_is_training_from_memory(tmp_path):
     assert half.take(torch.tensor([0])).shape == (1, 3, 4, 3)
 
 
-def test_a_tally_of_ones_own_needs_nothing_more():
+def test_a_custom_sum_head_can_be_chunked():
     class Vote(SumHead):
         title = "Vote"
 
@@ -498,7 +498,7 @@ def test_a_tally_of_ones_own_needs_nothing_more():
     assert head.classifier.weight.grad.any()
 
 
-def test_normalisation_is_learned_in_parts(monkeypatch):
+def test_normalisation_is_fitted_in_parts(monkeypatch):
     """Mean and deviation of each feature, and of each channel, as numpy has them; a constant feature stays as it is."""
     monkeypatch.setattr(normalize, "_CHUNK", 7)
     rng = np.random.default_rng(0)
@@ -512,7 +512,7 @@ def test_normalisation_is_learned_in_parts(monkeypatch):
         np.testing.assert_allclose(learned.std, np.where(std > 1e-6, std, 1), rtol=1e-5)
 
 
-def test_the_page_on_size_tells_the_truth(tmp_path, monkeypatch):
+def test_the_example_of_the_page_on_size(tmp_path, monkeypatch):
     page = (Path(__file__).parent.parent.parent / "docs" / "how-to" / "size.md").read_text()
     monkeypatch.chdir(tmp_path)
     found = {}

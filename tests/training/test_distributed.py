@@ -62,14 +62,14 @@ def test_two_processes_train_as_one(made, name):
         torch.testing.assert_close(first[0][k], want, rtol=1e-5, atol=1e-5, msg=lambda said, k=k: f"{k}: {said}")
 
 
-def test_the_cases_would_notice(made):
+def test_the_cases_are_sensitive(made):
     """Weights move by far more than the tolerance, and an unweighted mean of the shares would not pass."""
     start = case.training("count").model.state_dict()
     end = load_checkpoint(made / f"{case.NAMES.index('count')}-0.safetensors")[0]
     assert max((end[k] - v).abs().max() for k, v in start.items() if v.is_floating_point()) > 1e-3
 
 
-def test_what_a_head_keeps_across_bags_is_refused():
+def test_state_across_bags_is_refused():
     state = case.training("count")
     state.model.head.register_buffer("prior", torch.zeros(3))
     memory = distributed.BufferSync(state)
@@ -98,7 +98,7 @@ def test_a_teacher_keeps_its_own_batch_norm():
 
 
 @pytest.mark.parametrize("name", case.NEVER_SPLIT)
-def test_a_head_that_needs_its_batch_whole_is_refused(name):
+def test_a_head_that_is_never_split_cannot_be_distributed(name):
     state = case.training(name)
     state.process_group = distributed.ProcessGroup(0, 2)
     with pytest.raises(
@@ -111,21 +111,21 @@ def test_the_cases_leave_out_only_heads_whose_batches_are_never_split():
     assert list(case.NEVER_SPLIT) == NEVER_SPLIT
 
 
-def test_too_few_bags_for_everybody(monkeypatch):
+def test_too_few_bags_for_the_processes(monkeypatch):
     state = case.training("count")
     state.process_group = distributed.ProcessGroup(0, 6)
     with pytest.raises(HeadcountError, match="a step has 5 of 11 bags, too few for 6 processes"):
         distributed.DistributedStep(state, state.head.passes[0], state.chunked.gradient, accel.run_as_is)
 
 
-def test_shares_are_all_of_it():
+def test_shards_cover_the_step():
     which = torch.arange(11)
     shares = [distributed.ProcessGroup(r, 3).shard(which) for r in range(3)]
     assert torch.equal(torch.cat(shares), which)
     assert [len(s) for s in shares] == [4, 4, 3]
 
 
-def test_alone_there_is_no_team():
+def test_a_single_process_is_a_group_of_one():
     assert distributed.world_size() == 1
     assert distributed.process_group(torch.device("cpu")).size == 1
 
@@ -135,7 +135,7 @@ def test_alone_there_is_no_team():
     [lambda: processes(2), lambda: ray_cluster(None), lambda: fit(None)],  # ty: ignore[invalid-argument-type]
     ids=["processes", "ray", "fit"],
 )
-def test_one_kind_of_many_at_a_time(monkeypatch, start):
+def test_torchrun_excludes_other_launchers(monkeypatch, start):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(HeadcountError, match="torchrun already runs 2 processes"):
@@ -165,7 +165,7 @@ WORDS = [
 ]
 
 
-def the_other(torchrun: subprocess.Popen) -> int:
+def pid_of_rank_1(torchrun: subprocess.Popen) -> int:
     """The process id of its worker of rank 1."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -194,7 +194,7 @@ def test_one_record_as_from_one_process(tmp_path):
 
 @pytest.mark.soak
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="no /proc to look for processes in")
-def test_a_killed_process_ends_in_one_line_and_the_same_command_goes_on(tmp_path):
+def test_a_killed_process_ends_in_one_line_and_the_same_command_resumes(tmp_path):
     env = {**ENV, "HEADCOUNT_CHECKPOINT_SECONDS": "0.05"}
     recipe = RECIPE.replace(removal=0.5)
     words = [*WORDS, "--removal", "0.5", "--epochs", "60"]
@@ -204,7 +204,7 @@ def test_a_killed_process_ends_in_one_line_and_the_same_command_goes_on(tmp_path
     log, deadline = tmp_path / "torn" / "running" / needed.key / "metrics.jsonl", time.monotonic() + 60
     while time.monotonic() < deadline and not (log.exists() and log.read_text().count("\n") >= 10):
         time.sleep(0.01)
-    os.kill(the_other(child), signal.SIGKILL)
+    os.kill(pid_of_rank_1(child), signal.SIGKILL)
     _, said = child.communicate(timeout=60)
     assert child.returncode != 0
     assert [line for line in said.splitlines() if line.startswith("headcount:")] == [

@@ -58,7 +58,7 @@ def test_truth_is_refused(part):
         loop.train(model, given["train"], given["valid"], TINY.train_config)
 
 
-def test_truth_changes_nothing_that_is_learned():
+def test_truth_does_not_change_the_weights():
     """Permuting the instances' true classes inside the pool's truth leaves training as it was, bit for bit."""
     model, train, valid = model_and_bags(TINY)
     a = loop.train(model, train, valid, TINY.train_config).model
@@ -68,7 +68,7 @@ def test_truth_changes_nothing_that_is_learned():
     assert have_equal_weights(a, b)
 
 
-def test_the_same_seed_twice_and_another():
+def test_equal_seeds_give_equal_weights():
     fits = [train_recipe(r).model for r in (TINY, TINY, TINY.replace(seed=1))]
     assert have_equal_weights(fits[0], fits[1])
     assert not have_equal_weights(fits[0], fits[2])
@@ -121,7 +121,7 @@ def test_the_last_epoch_is_kept_if_asked_for():
         recipe.replace(selection="last", patience=3)
 
 
-def test_a_last_epoch_that_is_no_number_is_not_kept():
+def test_a_last_epoch_with_a_nan_loss_is_not_kept():
     recipe = TINY.replace(selection="last")
     state, progress = Trainer(*model_and_bags(recipe), recipe.train_config), TrainProgress()
     state.record_epoch(progress, 1.0, 2.0)
@@ -137,7 +137,7 @@ def test_last_short_batch_is_kept():
     assert sorted(torch.cat(feed.shuffled("instances", 0, 5)).tolist()) == list(range(240))
 
 
-def test_removed_instances_are_still_seen_by_batch_norm_and_dropped_ones_are_not():
+def test_removed_instances_stay_in_the_batch_and_dropped_ones_do_not():
     _, train, _ = model_and_bags(TINY)
     gone = torch.arange(240) % 8 == 3
     x, batch = BagLoader(train.without(gone), 8).batch(torch.arange(8))
@@ -183,13 +183,13 @@ def test_views_of_images(kind):
     assert np.isfinite(train_recipe(recipe).progress.curve).all()
 
 
-def test_an_oblong_is_cropped_too():
+def test_rectangles_are_cropped_too():
     x = torch.rand(5, 3, 64, 4, generator=torch.Generator().manual_seed(0))
     for side in (x, x.transpose(2, 3), x[:, :, :1]):
         assert augment.crop(side).shape == side.shape
 
 
-def test_no_step_is_left_with_a_single_instance():
+def test_no_step_has_a_single_instance():
     """Batch-norm could not learn from it."""
     pool = Pool(np.random.default_rng(0).integers(0, 256, (9, 8, 8, 1), dtype=np.uint8))
     bags = Bags.of(pool, sizes=[1] * 9, labels=[0, 1, 2] * 3, classes=3)
@@ -250,7 +250,7 @@ def test_interrupted_in_the_middle_of_an_epoch(tmp_path, monkeypatch, step):
     assert whole.progress.curve == again.progress.curve
 
 
-def test_a_checkpoint_of_another_recipe_or_a_broken_one_is_not_taken_up(tmp_path):
+def test_checkpoints_of_other_configurations_or_broken_ones_are_ignored(tmp_path):
     train_until(TINY, tmp_path, 3)
     other = TINY.replace(lr=1e-3)
     assert train_recipe(other, work_dir=tmp_path).progress.curve == train_recipe(other).progress.curve
@@ -260,7 +260,7 @@ def test_a_checkpoint_of_another_recipe_or_a_broken_one_is_not_taken_up(tmp_path
     assert train_recipe(TINY, work_dir=tmp_path).progress.curve == train_recipe(TINY).progress.curve
 
 
-def test_a_checkpoint_of_another_version_is_not_taken_up(tmp_path):
+def test_checkpoints_of_other_versions_are_ignored(tmp_path):
     train_until(TINY, tmp_path, 3)
     file = tmp_path / "checkpoint.safetensors"
     tensors, facts = load_checkpoint(file)
@@ -279,7 +279,7 @@ def features(shift=0.0, **more):
     return Bags.of(Pool(x + np.float32(shift)), **given)
 
 
-def test_a_checkpoint_of_other_bags_or_weights_is_not_taken_up(tmp_path):
+def test_checkpoints_of_other_bags_or_weights_are_ignored(tmp_path):
     """Whatever source the recipe names: it is not asked for, here or over the network."""
     recipe = Recipe(backbone="mlp", epochs=4, batch_bags=2)
     one = features()
@@ -333,7 +333,7 @@ def test_a_pool_on_disk_is_sampled_for_its_fingerprint(monkeypatch):
         ({"recipe": {"views": "image"}}, "views=image are for images, and the instances are features"),
     ],
 )
-def test_what_does_not_belong_together_is_refused(change, says):
+def test_incompatible_models_bags_and_configurations_are_refused(change, says):
     recipe = Recipe(backbone="mlp", epochs=1)
     model = build_model(recipe.model_config(features()), features(), seed=recipe.seed)
     given = [features(**change.get(part, {})) for part in ("train", "valid")]
@@ -355,7 +355,7 @@ def test_bags_of_another_shape_are_refused_and_the_last_epoch_needs_no_labels():
         loop.train(model, features(), features().take([]), recipe.train_config)
 
 
-def test_toy_uses_all_the_loop_offers():
+def test_a_custom_head_with_two_passes_a_teacher_and_memory():
     recipe = TINY.replace(head=CUSTOM_HEAD, views="crop", epochs=3)
     model, train, valid = model_and_bags(recipe)
     state = Trainer(model, train, valid, recipe.train_config)
@@ -374,7 +374,7 @@ def test_toy_uses_all_the_loop_offers():
 
 
 @pytest.mark.soak
-def test_toy_killed_for_real_resumes(tmp_path):
+def test_a_killed_training_resumes(tmp_path):
     """SIGKILL in the middle of training, twice, through the command line: the record is that of an undisturbed run."""
     recipe = TINY.replace(head=CUSTOM_HEAD, views="crop", epochs=120)  # so many that no kill comes too late
     options = {k: v for k, v in recipe.changes.items() if k not in ("source", "bag_size", "epochs", "head")}
@@ -418,7 +418,7 @@ def test_digits_is_what_it_was():
     assert load_source("digits").checksum.startswith("0b7e9c32")
 
 
-def test_a_backbone_with_nothing_to_learn_is_no_obstacle(tmp_path):
+def test_a_backbone_without_parameters(tmp_path):
     """WENO trains backbone and head by optimizers of their own, and linear has no weights; stopped and taken up too."""
     recipe = TINY.replace(head="weno", backbone="linear", options={"width": 8, "student_width": 8}, epochs=3)
     whole = train_recipe(recipe).model

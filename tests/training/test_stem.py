@@ -95,7 +95,7 @@ def test_the_fused_stem_is_the_layers(n, channels, side, called):
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="bf16 cannot tell such pictures apart")
-def test_pictures_that_hardly_vary():
+def test_images_with_little_variation():
     layers, fused = pair(3, seed=4)
     x, _ = pixels(6, 3, 16)
     for shade in (x * 1e-4 + 1, x * 0 + 1, x + 50):
@@ -134,7 +134,7 @@ def test_where_the_layers_answer(called, monkeypatch):
     assert not called
 
 
-def test_the_operation_is_what_it_says_to_compilers():
+def test_the_operation_passes_opcheck():
     layers, _ = pair(3, seed=7)
     x, grad = pixels(2, 3, 12)
     kind = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
@@ -210,7 +210,7 @@ def test_second_derivatives_are_refused(power, called):
     assert len(called) == 1
 
 
-def test_only_the_stem_that_is_written_here_is_replaced(monkeypatch):
+def test_only_the_papers_stem_is_fused(monkeypatch):
     assert stem.can_fuse(ResNet18(3))
     assert not stem.can_fuse(ResNet18(3, stem="small"))
     assert not stem.can_fuse(ResNet18(3, stem="pool"))
@@ -228,7 +228,7 @@ def test_only_the_stem_that_is_written_here_is_replaced(monkeypatch):
         assert list(network.state_dict()) == names
 
 
-def test_a_card_that_cannot_run_the_kernels_gets_the_layers(monkeypatch):
+def test_a_gpu_that_cannot_run_the_kernels_gets_the_layers(monkeypatch):
     def too_small(device):
         raise RuntimeError("out of resource: shared memory\nand more")
 
@@ -242,7 +242,7 @@ def test_a_card_that_cannot_run_the_kernels_gets_the_layers(monkeypatch):
     convolutions.stem_runs.cache_clear()
 
 
-def test_the_kernels_compile_for_a_card_that_is_not_here(tmp_path):
+def test_the_kernels_compile_without_a_gpu(tmp_path):
     """As they are on Hopper: within its registers."""
     script = Path(__file__).parent.parent.parent / "benchmarks" / "machine_code.py"
     own = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
@@ -253,5 +253,5 @@ def test_the_kernels_compile_for_a_card_that_is_not_here(tmp_path):
 
 
 @pytest.mark.soak
-def test_trying_out():
+def test_self_test():
     stem.self_test(DEVICE)

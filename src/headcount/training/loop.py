@@ -20,8 +20,7 @@ from headcount.models.network import Model
 from headcount.seeds import seed_for
 from headcount.training import accel
 from headcount.training.checkpoint import TrainProgress, append_losses
-from headcount.training.compatibility import check_compatible, check_head_output
-from headcount.training.config import TrainConfig
+from headcount.training.config import TrainConfig, check_compatible, check_head_output
 from headcount.training.trainer import Trainer
 
 

@@ -922,7 +922,7 @@ def test_parameter_counts(name):
 
 @pytest.mark.parametrize(("name", "options"), [*TRAINED, ("count", {})], ids=str)
 @pytest.mark.parametrize("extras", ["plain", "removed", "weighted", "counted"])
-def test_a_step_asks_the_device_nothing(name, options, extras, monkeypatch):
+def test_a_step_reads_nothing_from_the_device(name, options, extras, monkeypatch):
     """With bags of one size, shapes are all that Python may know: a step is captured as a graph. Tensors without numbers in
     them refuse every other question."""
     monkeypatch.setattr(torch.nn.init, "trunc_normal_", lambda t, **_: t)  # this one asks, but only once

@@ -18,7 +18,7 @@ from headcount.experiments.run import run
 from headcount.models.heads import HEADS, Batch, build_head, find_head, head_options
 from headcount.readers import read
 from headcount.selection.fit import fit
-from headcount.training import compatibility
+from headcount.training import config as training_config
 from headcount.training.loader import BagLoader
 
 OWN = '''"""Median: a class is as strong as its median vote."""
@@ -52,7 +52,7 @@ def headcount(monkeypatch, *words):
     assert end.value.code == 0
 
 
-def test_a_head_of_ones_own_in_a_study_and_a_report(tmp_path, monkeypatch):
+def test_a_custom_head_in_a_study_and_a_report(tmp_path, monkeypatch):
     assert len(OWN.splitlines()) < 30
     file, out = tmp_path / "median.py", tmp_path / "study"
     file.write_text(OWN)
@@ -75,7 +75,7 @@ def test_a_head_of_ones_own_in_a_study_and_a_report(tmp_path, monkeypatch):
 TINY = Recipe(source="digits", bag_size=8, train_bags=10, valid_bags=5, test_bags=5, backbone="mlp", epochs=1)
 
 
-def test_a_head_that_was_edited_is_the_new_one(tmp_path):
+def test_an_edited_head_is_loaded_again(tmp_path):
     """In one process, and within the second that Python's own cache goes by."""
     file, source = tmp_path / "one.py", OWN.replace("class Median", "class One")
     titles = []
@@ -107,7 +107,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("said", WRONG)
-def test_what_a_head_of_ones_own_says_is_looked_at_once(tmp_path, said):
+def test_the_output_of_a_custom_head_is_checked(tmp_path, said):
     right = "Output(z, self.masked_log_softmax(self.sharpness * votes.median(1).values), {})"
     assert right in OWN
     (tmp_path / "own.py").write_text(OWN.replace(right, said))
@@ -116,17 +116,17 @@ def test_what_a_head_of_ones_own_says_is_looked_at_once(tmp_path, said):
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_all_our_heads_would_pass(name, monkeypatch):
+def test_all_heads_pass_that_check(name, monkeypatch):
     sizes = {"width": 16, "heads": 2, "layers": 2, "landmarks": 4, "student_width": 8}
     options = {k: v for k, v in sizes.items() if k in head_options(name)}
     head = build_head(name, dim=8, classes=3, options=options)
     bags = Bags.of(Pool(np.zeros((9, 8), np.float32)), sizes=[4, 2, 3], labels=[0, 1, 2], classes=3, known=[0] * 9)
     head.setup(bags.segments(), bags.target)
-    monkeypatch.setattr(compatibility, "HEADS", {})
-    compatibility.check_head_output(head, BagLoader(bags, 2))
+    monkeypatch.setattr(training_config, "HEADS", {})
+    training_config.check_head_output(head, BagLoader(bags, 2))
 
 
-def test_a_fit_leaves_a_model_behind_and_so_takes_no_head_from_a_file():
+def test_fit_refuses_custom_heads():
     reading = read([np.ones((2, 3)), np.zeros((2, 3))], labels=["a", "b"])
     for how in ({"head": "vote.py:Vote"}, {"method": "tilt,vote.py:Vote"}):
         with pytest.raises(HeadcountError, match=r"vote.py:Vote is a head of one's own.*never runs code"):
@@ -141,7 +141,7 @@ def test_heads_as_json(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", ["count", "attention", "election", "feature_lse"])
-def test_inside_somebody_elses_loop(name):
+def test_a_head_in_another_training_loop(name):
     """Their encoder, their optimizer, their padded batches with a mask; and the same batch flat, with offsets."""
     torch.manual_seed(0)
     head = build_head(name, dim=8, classes=3, options={})

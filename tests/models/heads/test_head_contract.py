@@ -70,7 +70,7 @@ def alike(a: Output, b: Output, instances=slice(None), bags=slice(None)):
 
 
 @over_heads
-def test_introduces_itself(name, options):
+def test_title_citation_and_docstring(name, options):
     head = small_head(name, options)
     assert head.title
     assert head.cites
@@ -123,7 +123,7 @@ def test_order_of_bags_is_irrelevant(name, options):
 
 
 @over_heads
-def test_bags_do_not_hear_each_other(name, options):
+def test_bags_are_independent(name, options):
     def law(bags, which):
         which %= len(bags.sizes)
         head, h, s = small_head(name, options), features(bags), segments_of(bags, removed=True)
@@ -138,7 +138,7 @@ def test_bags_do_not_hear_each_other(name, options):
 
 
 @over_heads
-def test_removal_is_forgetting(name, options):
+def test_removed_instances_do_not_matter(name, options):
     """As if the removed had never been in the bag, whatever their features, and no gradient reaches them."""
 
     def law(bags):
@@ -157,7 +157,7 @@ def test_removal_is_forgetting(name, options):
 
 
 @over_heads
-def test_weight_two_is_a_twin(name, options):
+def test_weight_two_is_a_duplicate(name, options):
     def law(bags):
         head, h = small_head(name, options), features(bags)
         rows = torch.arange(bags.n).repeat_interleave(torch.tensor(bags.weight))
@@ -204,7 +204,7 @@ def test_bag_of_one(name, options):
 
 
 @over_heads
-def test_an_emptied_bag_harms_nobody(name, options):
+def test_an_emptied_bag_does_not_affect_others(name, options):
     def law(bags, which):
         which %= len(bags.sizes)
         mine = torch.tensor(bags.index) == which
@@ -222,7 +222,7 @@ def test_an_emptied_bag_harms_nobody(name, options):
 
 
 @over_heads
-def test_asking_twice_gives_the_same_answer(name, options):
+def test_predictions_are_repeatable(name, options):
     bags = Ragged([3, 1, 4], [False] * 8, [1] * 8, 1)
     head, h, s = small_head(name, options), features(bags), segments_of(bags)
     before = h.clone()
@@ -294,7 +294,7 @@ def test_soft_label_is_a_mixture(name, options):
 
 
 @over_heads
-def test_unlabelled_bags_say_nothing(name, options):
+def test_unlabelled_bags_do_not_matter(name, options):
     def law(bags, part):
         head, h, s = small_head(name, options), features(bags).requires_grad_(), segments_of(bags)
         dumb = torch.from_numpy(bags.rng(5).random(len(bags.sizes)) < part)
@@ -380,7 +380,7 @@ def test_a_step_of_training(name, options):
 
 
 @over_heads
-def test_no_number_is_asked_for_inside_a_step(name, options, monkeypatch):
+def test_a_step_reads_no_value_from_the_device(name, options, monkeypatch):
     """On the meta device tensors have no numbers: whoever looks at one fails here, and would make a GPU wait, or break the
     capture of the step. Bags of one size, as captured steps have."""
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # it knows no meta device
@@ -404,7 +404,7 @@ def test_no_number_is_asked_for_inside_a_step(name, options, monkeypatch):
 
 
 @over_heads
-def test_a_batch_without_labels_teaches_nothing(name, options):
+def test_a_batch_without_labels_has_no_gradient(name, options):
     bags = Ragged([3, 1, 4], [False, True, False, False, True, False, False, False], [1] * 8, 1)
     head = small_head(name, options)
     if head.uses_instance_labels:
@@ -495,7 +495,7 @@ def test_state_dict_round_trip(name, options):
 
 @over_heads
 @pytest.mark.parametrize("counted", [None, (True, True, False, True)])
-def test_saved_and_loaded_says_the_same(name, options, counted, tmp_path):
+def test_a_loaded_model_predicts_the_same(name, options, counted, tmp_path):
     model, bags = network_and_bags(name, options, counted)
     model.save(tmp_path / "m")
     again = Model.load(tmp_path / "m")
@@ -507,7 +507,7 @@ def test_saved_and_loaded_says_the_same(name, options, counted, tmp_path):
 
 
 @over_heads
-def test_a_loose_instance_is_answered_or_refused(name, options):
+def test_single_instances_are_predicted_or_refused(name, options):
     """Alone is as in a bag, if the head hears each instance alone; a head that does not, says so."""
     model, bags = network_and_bags(name, options)
     x = bags.pool.take(bags.index)
@@ -520,7 +520,7 @@ def test_a_loose_instance_is_answered_or_refused(name, options):
 
 
 @over_heads
-def test_asked_in_parts_says_the_same(name, options):
+def test_predictions_in_parts_are_the_same(name, options):
     model, bags = network_and_bags(name, options)
     model.train()
     whole, parts = predict(model, bags, keep=("features",)), predict(model, bags, keep=("features",), batch_instances=1)
@@ -532,6 +532,6 @@ def test_asked_in_parts_says_the_same(name, options):
 
 
 @over_heads
-def test_asking_respects_removal(name, options):
+def test_predictions_respect_removal(name, options):
     model, bags = network_and_bags(name, options)
     alike(predict(model, bags), predict(model, bags.drop_removed()), instances=~bags.removed)

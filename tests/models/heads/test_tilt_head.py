@@ -85,7 +85,7 @@ def test_validation_is_the_forward_loss_and_the_election():
         assert one == pytest.approx(float(want + bags), rel=1e-5)
 
 
-def test_an_epoch_that_grew_too_sure_is_read_more_coolly():
+def test_an_overconfident_epoch_is_validated_at_a_higher_temperature():
     """Its loss is the best of the readings, over all validation bags at once, not batch by batch."""
     recipe = TINY.replace(options=(("bag", 0.0), ("teach", 0.0), ("tempered", True)), batch_bags=3, selection="mean")
     model, train, valid = model_and_bags(recipe)
@@ -102,7 +102,7 @@ def test_an_epoch_that_grew_too_sure_is_read_more_coolly():
 
 
 @torch.no_grad()
-def test_two_networks_teach_each_other_and_answer_together():
+def test_two_networks_give_each_other_targets_and_are_averaged():
     torch.manual_seed(1)
     head = build_head("tilt", 2 * D, C, {"networks": 2, "bag": 0.0, "adapt": False, "threshold": 0.5, "align": 0.0})
     setup(head, [10] * 6)
@@ -138,7 +138,7 @@ def test_two_networks_learn(tmp_path):
 
 
 @pytest.mark.parametrize("over", ["bags", "instances"])
-def test_what_lessons_found_in_a_bag_is_no_part_of_the_model(over, tmp_path):
+def test_bag_shares_are_not_part_of_the_model(over, tmp_path):
     record = runs.run(TINY.replace(options={"own": 0.5, "start": 0.1, "over": over}, epochs=3), tmp_path)
     assert np.isfinite(record.scores["instance_accuracy"])
     assert not any("bag_shares" in name for name in build_head("tilt", D, C, {"own": 0.5}).state_dict())
@@ -162,7 +162,7 @@ def test_each_term_can_be_left_out():
     assert head_of().views == 2
 
 
-def test_teaching_begins_and_the_instance_term_fades():
+def test_the_teacher_starts_and_the_instance_term_fades():
     z, teacher = logits(2), said(3 * logits(2, seed=1))
 
     def loss(done, **options):
@@ -205,7 +205,7 @@ def test_pseudo_labels_against_a_loop():
     )
 
 
-def test_the_first_lessons_are_remembered_at_once():
+def test_running_means_start_with_the_first_batch():
     """What the teacher said before any lesson was a guess of ours: it is forgotten with the first, then lessons weigh alike."""
     head = head_of(instance=0, bag=0, start=0.0).train()
     seen = []
@@ -321,7 +321,7 @@ def often(doubt=0.0):
     return -np.log((count[np.arange(6) % C] / count.sum() + doubt) / (1 + doubt))
 
 
-def test_elections_drive_a_network_as_far_as_it_foretells_them():
+def test_the_trust_is_the_explained_fraction():
     """The trust against a loop: the part of the labels' surprise that elections take away on validation bags."""
     batch = batch_of()
     own = batch.segments.broadcast(batch.target)
@@ -354,7 +354,7 @@ def test_elections_drive_a_network_as_far_as_it_foretells_them():
 
 
 @pytest.mark.parametrize("doubt", [0.0, 0.1, 0.5])
-def test_who_knows_nothing_is_not_trusted(doubt):
+def test_an_uninformed_network_is_not_trusted(doubt):
     """Neither where the bags of one label are larger, nor with a doubt."""
     sizes, label = [20] * 8 + [2] * 8, torch.arange(16) // 8
     n = sum(sizes)
@@ -367,7 +367,7 @@ def test_who_knows_nothing_is_not_trusted(doubt):
 
 
 @pytest.mark.parametrize(("size", "options"), [(1, {}), (4, {"share": 1.0})])
-def test_bags_that_say_all_and_a_class_that_cannot_win(size, options):
+def test_certain_labels_and_a_class_that_cannot_win(size, options):
     """Where a label is surely an instance's class, and a class has no label, nothing is divided by zero."""
     counted = torch.tensor([True, True, False])
     head = build_head("tilt", D, 3, options, counted)
@@ -382,7 +382,7 @@ def test_bags_that_say_all_and_a_class_that_cannot_win(size, options):
     assert torch.isfinite(head.estimate.mix).all()
 
 
-def test_unlabelled_bags_and_the_removed_have_no_part_in_the_trust():
+def test_the_trust_ignores_unlabelled_bags_and_removed_instances():
     batch = batch_of()
     z = 0.3 * batch.segments.broadcast(batch.target) + logits(scale=0.3)
     few = Batch(batch.segments, batch.target * (torch.arange(6) < 4)[:, None], batch.bag, batch.position)
@@ -416,7 +416,7 @@ def test_two_networks_are_trusted_together():
     assert 0 < float(head.estimate.trust) < 1
 
 
-def test_the_trust_is_checkpointed_and_no_part_of_the_model():
+def test_the_trust_is_checkpointed_but_not_part_of_the_model():
     """Models saved before there was any still load; a training that is taken up again goes on with the same."""
     recipe = TINY.replace(epochs=6, lr=5e-3, bag_size=16)
     model, train, valid = model_and_bags(recipe)
@@ -436,7 +436,7 @@ def test_the_trust_is_checkpointed_and_no_part_of_the_model():
 # -- the estimate -------------------------------------------------------------------------------------------------------------
 
 
-def test_loose_instances_without_a_label_do_not_raise_the_least_share():
+def test_unlabelled_single_instances_do_not_raise_the_minimal_share():
     pool = Pool(np.random.default_rng(0).normal(size=(116, 4)).astype(np.float32))
     bags = Bags.of(pool, sizes=[16] * 4 + [1] * 52, labels=[0, 1, 2, 0] + [-1] * 52, classes=3)
     design = ModelConfig((4,), bags.classes, "linear", head="tilt")
@@ -445,7 +445,7 @@ def test_loose_instances_without_a_label_do_not_raise_the_least_share():
     assert float(state.head.estimate.mix[0, 0]) == pytest.approx(transition_em.initial_share(16, 3))
 
 
-def test_the_mix_settles_when_training_goes_on():
+def test_the_m_step_is_made_when_training_continues():
     """Validation fills the heap and moves nothing; the next training batch lets the mix settle, once."""
     head, z, batch = head_of(teach=0), logits(scale=4.0), batch_of()
     before = head.estimate.mix.clone()
@@ -464,7 +464,7 @@ def test_the_mix_settles_when_training_goes_on():
     torch.testing.assert_close(head.estimate.mix, want)
 
 
-def test_a_label_that_never_occurs_is_known_as_such():
+def test_a_label_that_never_occurs():
     """Every label had been given one instance before any was seen: the condition was 2,022."""
     head, batch = head_of(teach=0), batch_of()
     three = Batch(
@@ -486,12 +486,12 @@ def test_a_label_that_never_occurs_is_known_as_such():
         ({"share": 0.25}, "share is that of a majority, so above 1/4 for 4 classes, got 0.25"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options, words):
+def test_invalid_options_are_refused(options, words):
     with pytest.raises(HeadcountError, match=words):
         build_head("tilt", D, C, options)
 
 
-def test_a_background_may_leave_the_majority_less_than_its_part():
+def test_with_a_background_the_share_may_be_small():
     counted = torch.tensor([True, True, True, False])
     assert float(build_head("tilt", D, C, {"share": 0.2}, counted).estimate.mix[0, 0]) == pytest.approx(0.2)
 
@@ -504,7 +504,7 @@ def test_a_given_share_stays():
 
 
 @pytest.mark.parametrize(("scenario", "least"), [("various", 0.85), ("small", 0.7), ("large", 0.9)])
-def test_it_learns_and_finds_the_shares(scenario, least):
+def test_it_learns_instances_and_shares(scenario, least):
     """From majority labels alone, digits: instances, and the expected majority share (truth is looked at afterwards)."""
     recipe = TINY.replace(
         scenario=scenario, bag_size=24, train_bags=120, valid_bags=50, test_bags=30, epochs=25, lr=3e-3
@@ -561,7 +561,7 @@ def test_resumes_bit_for_bit(changes, tmp_path):
 @pytest.mark.parametrize(
     "options", [{}, {"over": "instances", "own": 0.5}, {"share": 0.4, "form": "one", "adapt": False}]
 )
-def test_a_step_asks_the_device_nothing(options, extras):
+def test_a_step_reads_nothing_from_the_device(options, extras):
     """Tensors without numbers in them refuse every question but their shape: so a step can be captured."""
     counted = torch.tensor([True, False, True, True]) if extras == "counted" else None
     head = build_head("tilt", D, C, {"election": "conditioned", **options}, counted)
@@ -595,7 +595,7 @@ def test_a_step_asks_the_device_nothing(options, extras):
 
 
 @pytest.mark.parametrize("kind", views.VIEWS)
-def test_views_ask_the_device_nothing_either(kind):
+def test_views_read_nothing_from_the_device(kind):
     with FakeTensorMode():
         x = torch.randn(6, 10) if kind in ("noise", "feature") else torch.randn(6, 3, 16, 16)
         assert views.apply_views(x, kind, 3).shape == (18, *x.shape[1:])
@@ -625,7 +625,7 @@ def test_batches_of_instances():
     assert BagLoader(train, 8).batch_instances == 64
 
 
-def test_the_loop_says_how_much_is_done():
+def test_the_fraction_done():
     state = Trainer(*model_and_bags(TINY), TINY.train_config)
     heard = []
     inner = state.head.loss
@@ -638,7 +638,7 @@ def test_the_loop_says_how_much_is_done():
     np.testing.assert_allclose(heard, np.arange(16) / 16)
 
 
-def test_the_teacher_forgets_its_birth_and_then_moves_slowly():
+def test_the_rate_of_the_teacher():
     pace = optim.ema_rate
     assert float(pace(0.99, torch.tensor(0.0))) == pytest.approx(0.9)
     assert float(pace(0.99, torch.tensor(90.0))) == pytest.approx(0.09)
@@ -661,7 +661,7 @@ def test_the_teachers_batch_norm_moves_with_its_weights():
     assert pupil.running_mean.tolist() == [10.0, 10.0]
 
 
-def test_bags_vote_only_once_the_network_knows_something():
+def test_the_bag_term_starts_late():
     head = head_of(bag=0.5, instance=0.0, teach=0.0, vote=0.4).train()
     z = logits()
     early, late = (head.loss(Output(z, z, {}), batch_of(done=d)) for d in (0.39, 0.4))
@@ -677,7 +677,7 @@ def test_bags_vote_only_once_the_network_knows_something():
     assert seen[4:] == [(("instances", True), ("bags", False))] * 6
 
 
-def test_the_rate_follows_what_is_done_however_many_steps_an_epoch_has():
+def test_the_fraction_done_with_epochs_of_different_length():
     recipe = TINY.replace(epochs=4, options=(("over", "instances"), ("vote", 0.5), ("start", 0.0)))
     state = Trainer(*model_and_bags(recipe), recipe.train_config)
     heard = []
@@ -693,7 +693,7 @@ def test_the_rate_follows_what_is_done_however_many_steps_an_epoch_has():
         np.testing.assert_allclose(heard[before:], (epoch + np.arange(steps) / steps) / 4, rtol=1e-6)
 
 
-def test_an_election_lost_beyond_doubt_pulls_less_than_a_close_one():
+def test_lost_elections_have_smaller_gradients_with_doubt():
     def slope(scale, doubt):
         z = (scale * torch.eye(C)[torch.ones(60, dtype=torch.int64)]).requires_grad_()  # all for class 1
         head_of(bag=1.0, instance=0.0, teach=0.0, doubt=doubt).train().loss(Output(z, z, {}), batch_of()).backward()
@@ -703,7 +703,7 @@ def test_an_election_lost_beyond_doubt_pulls_less_than_a_close_one():
     assert slope(30.0, 0.01) < 1e-3 * slope(1.0, 0.01)
 
 
-def test_the_teacher_sees_weak_views_and_notes_for_both():
+def test_the_teacher_gets_weak_views_and_both_share_the_counts():
     recipe = TINY.replace(views="feature")
     state = Trainer(*model_and_bags(recipe.replace(views="none")), recipe.train_config)
     asked = []
@@ -738,7 +738,7 @@ def test_strong_views_differ_from_weak_ones_and_stay_images(kind):
     assert not (twice == 0).any()
 
 
-def test_no_mirror_for_digits_and_every_way_up_for_tissue():
+def test_no_flips_for_digits_and_all_rotations_for_tissue():
     torch.manual_seed(0)
     ramp = torch.linspace(-1, 1, 16).expand(400, 1, 16, 16)  # brighter to the right
     sides = {k: views.VIEWS[k][0](ramp).diff(dim=3).mean((1, 2, 3)) for k in ("image", "digit", "tissue")}
@@ -777,7 +777,7 @@ def test_features_are_masked_and_blended():
 # -- mirror --------------------------------------------------------------------------------------------------------------------
 
 
-def test_answers_over_the_mirror_image(tmp_path):
+def test_predictions_are_averaged_over_the_mirror_image(tmp_path):
     rng = np.random.default_rng(0)
     pool = Pool(rng.integers(0, 255, (12, 8, 8, 3)).astype(np.uint8))
     flipped = Pool(pool.take(torch.arange(12)).flip(2).numpy().copy())
@@ -804,7 +804,7 @@ def test_answers_over_the_mirror_image(tmp_path):
 # -- the record ----------------------------------------------------------------------------------------------------------------
 
 
-def test_the_record_holds_the_estimate_beside_the_truth(tmp_path):
+def test_the_record_has_the_estimate_and_the_truth(tmp_path):
     body = runs.run(TINY.replace(epochs=2), tmp_path, device="cpu").data["tilt"]
     bags = runs.make_bags(TINY)["train"]
     own = [(bags.truth == bags.label[bags.bag])[bags.label[bags.bag] == c].float().mean() for c in range(10)]
@@ -817,7 +817,7 @@ def test_the_record_holds_the_estimate_beside_the_truth(tmp_path):
     assert isinstance(body["context_helps"], bool)
 
 
-def test_a_loaded_model_still_knows_its_shares(tmp_path):
+def test_a_loaded_model_has_the_estimate(tmp_path):
     recipe = TINY.replace(bag_size=16, epochs=3)
     model = train_recipe(recipe).model
     model.save(tmp_path)
@@ -830,7 +830,7 @@ def posterior(head, log_p, rows, weight, labels, bag):
     return head.pseudo_labels.posterior(log_p, rows, weight, head.estimate.mix, labels, bag)
 
 
-def test_shares_found_in_a_bag_are_believed_beside_its_label():
+def test_bag_shares_enter_the_posterior():
     """A bag of half its label and half one other class: lessons find the other, and the posterior listens to that."""
     torch.manual_seed(0)
     plain, own = head_of(own=0.0, start=0.0, align=0.0).train(), head_of(own=0.8, start=0.0, align=0.0).train()
@@ -859,7 +859,7 @@ def test_shares_found_in_a_bag_are_believed_beside_its_label():
     torch.testing.assert_close(own.pseudo_labels.bag_shares, gone)  # who does not count teaches nothing
 
 
-def test_shares_found_in_a_bag_are_of_its_weight():
+def test_bag_shares_respect_weights():
     """A lesson of weight two is two lessons of one."""
     torch.manual_seed(0)
     twice, heavy = (head_of(own=0.8, start=0.0, align=0.0).train() for _ in range(2))
@@ -884,7 +884,7 @@ def test_sums_by_bag_are_the_same_both_ways():
     assert not product[7].any()
 
 
-def found_in(sizes, removed=(), rounds=1, enrolled=None):
+def bag_shares_after(sizes, removed=(), rounds=1, enrolled=None):
     """What lessons found in bags of these sizes."""
     head = build_head("tilt", 4, 3, {"own": 0.5, "start": 0.0, "threshold": 0.0, "bag": 0.0}).train()
     count, n = len(sizes), sum(sizes)
@@ -906,15 +906,15 @@ def found_in(sizes, removed=(), rounds=1, enrolled=None):
     return head.pseudo_labels.bag_shares
 
 
-def test_shares_found_in_bags_stay_shares():
+def test_bag_shares_sum_to_one():
     """Whatever the sizes of the bags, and whoever was removed."""
-    for found in (found_in([2] * 19 + [200], rounds=6), found_in([4, 4], removed=[7], rounds=3)):
+    for found in (bag_shares_after([2] * 19 + [200], rounds=6), bag_shares_after([4, 4], removed=[7], rounds=3)):
         torch.testing.assert_close(found.sum(1), torch.ones(len(found)))
         assert (found >= 0).all()
 
 
-def test_who_was_removed_might_as_well_not_be_there():
+def test_bag_shares_ignore_removed_instances():
     torch.manual_seed(0)
-    removed = found_in([4, 4], removed=[7])
+    removed = bag_shares_after([4, 4], removed=[7])
     torch.manual_seed(0)
-    torch.testing.assert_close(removed, found_in([4, 3], enrolled=[4, 4]))
+    torch.testing.assert_close(removed, bag_shares_after([4, 3], enrolled=[4, 4]))
