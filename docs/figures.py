@@ -27,9 +27,9 @@ def ablation(source: str) -> None:
     """The paper's methods, scenario Various: a dot for each fold."""
     rows = [r for r in scores.rows(records.load_records(ROOT / "results" / "paper")) if len(r.records) == 5]
     rows = [r for r in rows if (r.source, r.scenario) == (source, "various")]
-    scores = {r.label: [record.scores["instance_accuracy"] for record in r.records] for r in rows}
-    scores = dict(sorted(scores.items(), key=lambda pair: -sum(pair[1]) / len(pair[1])))
-    figure = plots.accuracy_dots(scores, plots.method_colours(list(scores)))
+    accuracy = {r.label: [record.scores["instance_accuracy"] for record in r.records] for r in rows}
+    accuracy = dict(sorted(accuracy.items(), key=lambda pair: -sum(pair[1]) / len(pair[1])))
+    figure = plots.accuracy_dots(accuracy, plots.method_colours(list(accuracy)))
     plots.save(figure, ROOT / "docs" / "img" / f"{source}_various.svg")
 
 
@@ -102,7 +102,7 @@ def tilt(source: str, title: str) -> None:
 
 
 def speed() -> None:
-    """An epoch in three ways, and how many images a second ours sees whatever grows."""
+    """An epoch in three implementations, and the throughput of ours as sizes grow."""
     said = json.loads((ROOT / "benchmarks" / "results" / "h200.json").read_text())
     names = {"size": "instances in a bag", "bags": "bags", "images": "images", "classes": "classes"}
     with svg.panel(780, 300, (112, 34, 24, 46), columns=2) as (figure, (ways, growth)):

@@ -1,4 +1,4 @@
-"""Records that nobody trained: bags of a source, a pretended accuracy, and all that the record contract promises."""
+"""Invented records: bags of a source, a pretended accuracy, and all that the record contract promises."""
 
 from __future__ import annotations
 

@@ -172,9 +172,9 @@ def test_smoke_page_has_a_banner():
 
 
 def test_unrelated_records_are_listed(whole):
-    stranger = TINY.base.replace(head="output_mean", options={"form": "nll"})
-    record = pretend(stranger)
-    page = Page(paper_page.render_paper(TINY, {stranger: record}))
+    unrelated = TINY.base.replace(head="output_mean", options={"form": "nll"})
+    record = pretend(unrelated)
+    page = Page(paper_page.render_paper(TINY, {unrelated: record}))
     assert "1 records that belong to no table" in page.text
     assert record.key in page.text
     assert f"0 of {len(all_recipes(TINY)):,}" in page.text
@@ -183,12 +183,12 @@ def test_unrelated_records_are_listed(whole):
 def test_user_strings_are_escaped():
     bad, worse = HOSTILE[0], HOSTILE[1]
     recipe = TINY.recipes("Output+Mean", "OCT", "Large")[0]
-    stranger = recipe.replace(epochs=7)
+    unrelated = recipe.replace(epochs=7)
     made = {
         recipe: pretend(
             recipe, data={"note": bad}, provenance={"device": worse, "commit": bad, "versions": {"torch": worse}}
         ),
-        stranger: pretend(stranger, text=worse),
+        unrelated: pretend(unrelated, text=worse),
     }
     html = paper_page.render_paper(TINY, made)
     page = Page(html)

@@ -209,9 +209,7 @@ def test_many_methods_of_one_head_are_named_by_their_differences(tmp_path: Path,
     made.append(make_record(tmp_path, source, base.replace(scenario="large")))
     names, remarks = display_names(rows(made))
     assert set(names) == {"Tilt", "Tilt, epochs 60", "Tilt (own=0.0)", "Tilt (bag=0.0)", "Tilt (form=one)"}
-    assert names.count("Tilt") == 2, (
-        "one method has one name, whatever table it is in; what most are is not said in each"
-    )
+    assert names.count("Tilt") == 2, "a method has one name in all tables; common settings are not repeated in each"
     assert remarks == {"Tilt": "unless stated: decay=0.9, own=1.0, epochs 30"}, "but once"
     assert f"Tilt, {remarks['Tilt']}" in Page(report.render_report(made, "t", lambda _: source)).text
     made += [make_record(tmp_path, source, base.replace(**c)) for c in ({"lr": 0.1}, {"trouble": {"wrong": 0.2}})]
@@ -250,7 +248,7 @@ def test_duplicate_runs_count_once(tmp_path: Path, source: Source) -> None:
 
 
 def test_report_does_not_run_custom_heads(tmp_path: Path, source: Source) -> None:
-    """A record names the file of its head: somebody else's, or long gone."""
+    """A record names the file of its custom head, which may be untrusted or missing."""
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     body = make_record(tmp_path, source, SMALL).data
     for file in ("evil.py", "gone.py"):

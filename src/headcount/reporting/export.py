@@ -31,7 +31,7 @@ from headcount.readers.preprocessing import factorize
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 HDF5_SUFFIXES = (".h5", ".hdf5")
 FILE_SUFFIXES = (*TABLE_SUFFIXES, *HDF5_SUFFIXES, ".html", ".htm", ".onnx")
-FOLDER_OPTIONS = ("geojson", "heatmap")  # whatever their path ends in
+FOLDER_OPTIONS = ("geojson", "heatmap")  # folders, with any suffix
 _PREFIX = "headcount_"
 _MAX_HDF5 = 1 << 30  # bytes of probabilities in one file
 
