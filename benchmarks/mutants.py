@@ -91,9 +91,7 @@ MUTATIONS = [
     Mutation("datasets/protocol.py", "blocks[(fold + 1) % FOLDS]", "blocks[(fold + 2) % FOLDS]", "test_protocol.py"),
     Mutation("datasets/protocol.py", "length = count // FOLDS", "length = -(-count // FOLDS)", "test_protocol.py"),
     # readers
-    Mutation(
-        "readers/transforms.py", "largest[largest == 0] = 1.0", "largest[largest == 0] = 0.0", "test_read.py"
-    ),
+    Mutation("readers/transforms.py", "largest[largest == 0] = 1.0", "largest[largest == 0] = 0.0", "test_read.py"),
     Mutation("readers/targets.py", 'options.ties == "lowest"', 'options.ties != "lowest"', "test_read.py"),
     Mutation("readers/preprocessing.py", "+ self.missing", "", "test_read.py"),
     # models
