@@ -36,30 +36,14 @@ class ColumnRoles:
 
     Parameters
     ----------
-    bag, label
-        The bag of each instance, and the class of the bag.
-    votes
-        Columns of votes or shares, one per class, in place of a label; their names are those of the classes.
-    path
-        Image files, one per row, relative to the table.
-    text
-        The text to learn from.
-    weight
-        How many votes an instance has.
+    bag, label, votes
+        The bag of each instance and its class, or columns of votes or shares, one per class and named like it.
+    path, text, features, categories
+        What to learn from: image files, a text, or columns (default: all without a role); columns of numbers that are names.
     group
         Patient, site or county of the bag: never split over folds.
-    truth
-        The class of the instance, for scoring only.
-    known
-        The class of the instance, as supervision.
-    x, y
-        Coordinates of the instance.
-    id
-        Identifier of the instance, unique in its bag.
-    features
-        Columns to learn from; empty: all without a role.
-    categories
-        Columns of numbers that are names, such as postal codes.
+    weight, truth, known, id, x, y
+        Of the instance: how many votes it has, its class for scoring only or as supervision, its identifier, coordinates.
 
     Examples
     --------

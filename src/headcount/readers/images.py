@@ -172,7 +172,7 @@ def read_images(
         raise HeadcountError(f"none of the {len(files)} images can be read; the first: {describe(0)}")
     readable = {i: headers[i] for i in good.tolist()}
     shape = _common_shape(readable, options, describe)
-    if options.side is None:  # nobody asked for another size, so that it may be a mistake
+    if options.side is None:  # no other size was requested: it may be a mistake
         notes += _note_resized(readable, shape, describe)
     blocks = [good[i : i + _BLOCK].tolist() for i in range(0, len(good), _BLOCK)]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:

@@ -1,14 +1,5 @@
 """Read a person's own data as bags: folders, tables, texts, arrays and slides.
 
-    >>> import numpy as np
-    >>> from headcount.readers import read
-    >>> bags = [np.random.rand(4, 3), np.random.rand(2, 3), np.random.rand(5, 3)]
-    >>> dataset = read(bags, labels=["cat", "dog", "cat"])
-    >>> dataset
-    BagDataset(features: 3 bags, 11 instances, 2 classes)
-    >>> dataset.to_bags()
-    Bags(3 bags, 11 instances, 2 classes)
-
 A table (a file, or a DataFrame of any library) has one row per instance. Its preprocessing is fitted to training bags only:
 
     >>> table = {"bag": ["a", "a", "b", "b"], "label": ["yes", "yes", "no", "no"], "age": [3, None, 5, 9]}
@@ -38,7 +29,7 @@ The formats are described in images.py, rows.py, arrays.py and slides.py.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,8 +108,8 @@ def read(
     options = ReadOptions(
         roles=roles or ColumnRoles(), labels=labels, classes=_check_classes(classes),
         ties=check_choice("rule for ties", ties, TIES), uncounted=_check_names("uncounted", uncounted), need_labels=need_labels,
-        truth_suffices=truth_suffices, side=_check_side(side), cache=None if cache is None else Path(cache),
-        tile=_check_tile(tile), preprocessor=preprocessor, errors=ErrorPolicy(skip_bad),
+        truth_suffices=truth_suffices, side=_check_positive("side", side, int, "whole number", 1 << 20), cache=None if cache is None else Path(cache),
+        tile=_check_positive("tile", tile, (int, float), "number", sys.float_info.max), preprocessor=preprocessor, errors=ErrorPolicy(skip_bad),
     )  # fmt: skip
     return assemble(_load(data, options), options)
 
@@ -175,13 +166,7 @@ def _check_names(option: str, names: Any) -> tuple[str, ...]:
         raise HeadcountError(f"{option} must be a list of names, got {names!r}") from None
 
 
-def _check_tile(tile: Any) -> float | None:
-    if tile is not None and (not isinstance(tile, (int, float)) or isinstance(tile, bool) or not 0 < tile < math.inf):
-        raise HeadcountError(f"tile must be a number above zero, got {tile!r}")
-    return tile
-
-
-def _check_side(side: Any) -> int | None:
-    if side is not None and (not isinstance(side, int) or isinstance(side, bool) or not 0 < side <= 1 << 20):
-        raise HeadcountError(f"side must be a whole number above zero, got {side!r}")
-    return side
+def _check_positive(option: str, value: Any, kind: type | tuple[type, ...], what: str, most: float) -> Any:
+    if value is not None and (not isinstance(value, kind) or isinstance(value, bool) or not 0 < value <= most):
+        raise HeadcountError(f"{option} must be a {what} above zero, got {value!r}")
+    return value

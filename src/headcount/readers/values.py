@@ -18,7 +18,7 @@ _TICKS = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}  # in a second
 
 
 def as_float(column: pa.ChunkedArray) -> np.ndarray:
-    """(n,) float64, NaN where missing; dates, times and durations in seconds, whatever their resolution."""
+    """(n,) float64, NaN where missing; dates, times and durations in seconds at any resolution."""
     kind, a_second = column.type, 1.0
     if pa.types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
