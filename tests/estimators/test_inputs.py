@@ -70,8 +70,8 @@ def test_a_saved_model_predicts_the_same_from_plain_numbers(estimator, tmp_path,
     made = of(estimator, **({"epochs": 5} if estimator == "noisy_label" else {})).fit(X * 2 + 3, Y, bags=BAG)
     made.fitted_.save(tmp_path / "m")
     alone = Bags.of(Pool(X * 2 + 3), sizes=[1] * len(X), labels=[-1] * len(X), classes=3)
-    said = FittedModel.load(tmp_path / "m").predict(alone).instance_probabilities
-    assert np.allclose(said, made.predict_proba(X * 2 + 3), atol=1e-4)
+    predicted = FittedModel.load(tmp_path / "m").predict(alone).instance_probabilities
+    assert np.allclose(predicted, made.predict_proba(X * 2 + 3), atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,12 @@ def test_a_model_of_a_dataframe_predicts_a_file(estimator, tmp_path):
     made = of(estimator, bags="street", epochs=5 if estimator == "noisy_label" else None).fit(FRAME, Y)
     made.fitted_.save(tmp_path / "model")
     FRAME.assign(other="z")[["e", "street", "b", "a", "other", "c", "d"]].to_csv(tmp_path / "d.csv", index=False)
-    words = ["predict", str(tmp_path / "model"), str(tmp_path / "d.csv"), "--out", str(tmp_path / "said.csv")]
+    words = ["predict", str(tmp_path / "model"), str(tmp_path / "d.csv"), "--out", str(tmp_path / "predictions.csv")]
     assert main.app(words, standalone_mode=False) in (None, 0)
-    said = pd.read_csv(tmp_path / "said.csv")
-    found = said[[c for c in said.columns if c.endswith(("0", "1", "2"))]].to_numpy()
-    assert np.allclose(found, made.predict_proba(FRAME), atol=1e-4)
-    assert json.loads((tmp_path / "model" / "model.json").read_text())["preprocessor"]["named"] == {"bag": "street"}
+    table = pd.read_csv(tmp_path / "predictions.csv")
+    predicted = table[[c for c in table.columns if c.endswith(("0", "1", "2"))]].to_numpy()
+    assert np.allclose(predicted, made.predict_proba(FRAME), atol=1e-4)
+    assert json.loads((tmp_path / "model" / "model.json").read_text())["preprocessor"]["roles"] == {"bag": "street"}
 
 
 # -- lists of bags --------------------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def test_the_error_names_a_duplicate_column():
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         (["S2A", "S2B"] * 4, "column 'more' of X has 'S2A', which is no finite number, in row 0"),
         (pd.date_range("2024-01-01", periods=8), "column 'more' of X has '2024-01-01 00:00:00'"),
@@ -286,13 +286,13 @@ def test_the_error_names_a_duplicate_column():
         (pd.array([1] * 7 + [None], dtype="Int64"), "column 'more' of X has no value in row 7"),
     ],
 )
-def test_the_error_names_the_column_of_a_value_that_is_no_number(values, said):
+def test_the_error_names_the_column_of_a_value_that_is_no_number(values, message):
     frame = pd.DataFrame({"a": np.arange(8.0), "bag": np.repeat([0, 1, 2, 3], 2), "more": values})
     label = np.repeat([0, 1, 0, 1], 2)
-    with pytest.raises(HeadcountError, match=re.escape(said)):
+    with pytest.raises(HeadcountError, match=re.escape(message)):
         MajorityClassifier("logistic", bags="bag").fit(frame, label)
     listed = [frame[["a", "more"]].iloc[i : i + 2] for i in range(0, 8, 2)]
-    with pytest.raises(HeadcountError, match=re.escape(said)):
+    with pytest.raises(HeadcountError, match=re.escape(message)):
         MajorityClassifier("logistic").fit(listed, [0, 1, 0, 1])
 
 
@@ -332,7 +332,7 @@ def test_labels_with_one_spelling_are_kept_as_given():
 def test_labels_that_differ_in_capitals_raise_a_warning():
     words = np.array([WHOLE, "Lait", "lait"], object)[Y]
     words[np.flatnonzero(Y == 0)[0]] = APART
-    said = "capitals or blanks: 'Lait' and 'lait'; if they are one, write them alike"
-    with pytest.warns(HeadcountWarning, match=said):
+    message = "capitals or blanks: 'Lait' and 'lait'; if they are one, write them alike"
+    with pytest.warns(HeadcountWarning, match=message):
         model = of().fit(X, words, bags=BAG)
     assert model.classes_.tolist() == ["Lait", WHOLE, "lait"]

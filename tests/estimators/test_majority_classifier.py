@@ -85,10 +85,10 @@ def test_three_ways_to_give_the_bags(estimator, monkeypatch):
     first = bag[np.sort(np.unique(bag, return_index=True)[1])]
     listed = [x[bag == b] for b in first]
     four = clone(made).fit(listed, [y[bag == b][0] for b in first])
-    said = four.predict_proba(listed)
-    assert [len(s) for s in said] == [5] * 40
+    listed_p = four.predict_proba(listed)
+    assert [len(s) for s in listed_p] == [5] * 40
     rank = np.argsort(np.concatenate([np.flatnonzero(bag == b) for b in first]))
-    assert np.allclose(np.concatenate(said)[rank], p)
+    assert np.allclose(np.concatenate(listed_p)[rank], p)
     assert len(order) == 200
 
 
@@ -206,9 +206,9 @@ def test_bags_and_shares():
     assert bool((wide.low <= found.low).all() and (wide.high >= found.high).all())
     true = np.array([(truth[bag == b] == "yes").mean() for b in first])
     assert np.abs(found.share[:, 1] - true).mean() < 0.12
-    said = made.predict_bags(x, bags=bag)
+    predicted = made.predict_bags(x, bags=bag)
     assert (
-        said == made.classes_[found.share.argmax(1)]
+        predicted == made.classes_[found.share.argmax(1)]
     ).mean() > 0.9  # two estimates, which differ where both are uncertain
     with pytest.raises(HeadcountError, match="level"):
         made.predict_shares(x, bags=bag, level=2)
@@ -227,10 +227,10 @@ def test_bag_predictions_are_those_of_the_command_line(name, monkeypatch):
     order = np.argsort(bag, kind="stable")
     bags = Bags.of(Pool(x[order]), sizes=[5] * 30, labels=[-1] * 30, classes=2)
     asked = made.fitted_.predict(bags)  # what evaluate and predict ask
-    labels, said = y[order][::5], made.classes_[asked.bag_prediction]
+    labels, predicted = y[order][::5], made.classes_[asked.bag_prediction]
     listed = [x[bag == b] for b in range(30)]
-    assert made.predict_bags(listed).tolist() == said.tolist()
-    assert made.score(listed, labels) == made.score(x, y, bags=bag) == (said == labels).mean()
+    assert made.predict_bags(listed).tolist() == predicted.tolist()
+    assert made.score(listed, labels) == made.score(x, y, bags=bag) == (predicted == labels).mean()
     p = made.predict_proba(listed)
     assert np.allclose(np.concatenate(p), asked.instance_probabilities, atol=1e-4)
     assert np.allclose(made.predict_proba(x, bags=bag)[order], np.concatenate(p), atol=1e-5)

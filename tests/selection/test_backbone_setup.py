@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import logging
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from safetensors.torch import save_file as save_torch
 from sklearn.base import clone
 
 from headcount.bags import Bags, Pool
-from headcount.cli import main
 from headcount.errors import HeadcountError
 from headcount.estimators.majority_classifier import MajorityClassifier
 from headcount.experiments.recipe import Recipe
@@ -30,32 +28,23 @@ from library_factory import CLASSES, Net, dark_and_bright, image_bags, published
 
 
 @pytest.fixture
-def small(monkeypatch, tmp_path):
-    """Small forests, no timing, a cache of its own."""
-    monkeypatch.setattr(methods, "N_TREES", 5)
-    monkeypatch.setattr(methods, "EM_ROUNDS", 1)
-    monkeypatch.setattr(time_budget, "estimate_seconds", lambda *_: 0.1)
+def cached(fast_methods, monkeypatch, tmp_path):
+    """Features are kept in the test's own cache."""
     monkeypatch.setenv("HEADCOUNT_DATA", str(tmp_path / "cache"))
 
 
 @pytest.fixture
-def typed(monkeypatch, capsys, small):
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["headcount", *map(str, words)])
-        with pytest.raises(SystemExit) as e:
-            main.main()
-        said = capsys.readouterr()
-        return int(e.value.code or 0), said.out, said.err
-
-    return run
+def run_fast(cached, run_cli):
+    """run_cli with small forests, no timing and a cache."""
+    return run_cli
 
 
 def picture_folder(folder: Path) -> Path:
     lines = ["bag,label"]
-    for b, held in enumerate(image_bags()):
+    for b, images in enumerate(image_bags()):
         (folder / f"b{b}").mkdir(parents=True)
         lines.append(f"b{b},{CLASSES[b % 2]}")
-        for i, pixels in enumerate(held):
+        for i, pixels in enumerate(images):
             Image.fromarray(pixels).save(folder / f"b{b}" / f"{i}.png")
     (folder / "labels.csv").write_text("\n".join(lines))
     return folder
@@ -68,7 +57,7 @@ NO_NETWORK = ("em_forest", "logistic")
 
 
 @pytest.mark.parametrize("method", ["auto", "tilt", "em_forest", "logistic", "count"])
-def test_every_method_for_features_is_fitted_to_images(method, downloads, small, tmp_path):
+def test_every_method_for_features_is_fitted_to_images(method, downloads, cached, tmp_path):
     lines = []
     made = fit(
         dark_and_bright(),
@@ -99,40 +88,40 @@ def test_every_method_for_features_is_fitted_to_images(method, downloads, small,
 
 
 @pytest.mark.soak
-def test_every_command_on_a_model_with_a_frozen_backbone(downloads, typed, tmp_path):
+def test_every_command_on_a_model_with_a_frozen_backbone(downloads, run_fast, tmp_path):
     """Each command works from the model's folder alone."""
     pytest.importorskip("onnxruntime")
     data, model, weights = picture_folder(tmp_path / "data"), tmp_path / "m", tmp_path / "w.safetensors"
     save_torch(published(Net(3, 10)).state_dict(), weights)
     words = ["--backbone", "timm:small", "--weights", weights, "--size", 12, "--folds", 2, "--epochs", 20]
-    code, out, err = typed("fit", data, "--out", model, *words, "--method", "tilt,em_forest")
+    code, out, err = run_fast("fit", data, "--out", model, *words, "--method", "tilt,em_forest")
     assert code == 0, err
     assert "computing features of 48 images once with timm:small" in out
     assert downloads == []
     assert len(list((tmp_path / "cache" / "features").iterdir())) == 1
-    said = json.loads((model / "model.json").read_text())
-    assert said["frozen_backbone"] == {"backbone": "timm:small", "size": 12}
-    assert said["metadata"]["frozen_backbone"]["weights"] == "w.safetensors"
+    data = json.loads((model / "model.json").read_text())
+    assert data["frozen_backbone"] == {"backbone": "timm:small", "size": 12}
+    assert data["metadata"]["frozen_backbone"]["weights"] == "w.safetensors"
     weights.unlink()
     for path in (tmp_path / "cache").rglob("*.npy"):
         path.unlink()
-    assert typed("predict", model, data, "--out", tmp_path / "p.csv")[0] == 0
+    assert run_fast("predict", model, data, "--out", tmp_path / "p.csv")[0] == 0
     rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
     bright = [np.asarray(Image.open(data / r["file"])).mean() > 110 for r in rows]
     right = [(r["prediction"] == "b") == b for r, b in zip(rows, bright, strict=True)]
     assert len(rows) == 48
     assert np.mean(right) > 0.8, "it tells dark from bright"
-    code, out, _ = typed("evaluate", model, data, "--json")
+    code, out, _ = run_fast("evaluate", model, data, "--json")
     assert (code, json.loads(out)["trained_on_these"]) == (0, True)
-    assert typed("explain", model, data, "--out", tmp_path / "e.html")[0] == 0
+    assert run_fast("explain", model, data, "--out", tmp_path / "e.html")[0] == 0
     assert "data:image" in (tmp_path / "e.html").read_text()
-    assert typed("issues", data, "--model", model)[0] == 0
-    assert typed("audit", model, data, "--count", 8, "--out", tmp_path / "sheet.csv")[0] == 0
-    code, _, err = typed("export", model, "--onnx", tmp_path / "m.onnx")
+    assert run_fast("issues", data, "--model", model)[0] == 0
+    assert run_fast("audit", model, data, "--count", 8, "--out", tmp_path / "sheet.csv")[0] == 0
+    code, _, err = run_fast("export", model, "--onnx", tmp_path / "m.onnx")
     assert (code, "onnxruntime gives the model's predictions" in err) == (0, True), err
 
 
-def test_a_trained_backbone_starts_from_the_weights(downloads, small, monkeypatch):
+def test_a_trained_backbone_starts_from_the_weights(downloads, cached, monkeypatch):
     started = []
     into = library_backbones.PretrainedBackbone.load_into
     monkeypatch.setattr(
@@ -155,7 +144,7 @@ def test_a_trained_backbone_starts_from_the_weights(downloads, small, monkeypatc
     assert made.metadata["method"]["parameters"]["pretrained"]["weights"] == "pretrained"
 
 
-def test_without_weights_it_is_trained_and_fetches_nothing(downloads, small, tmp_path):
+def test_without_weights_it_is_trained_and_fetches_nothing(downloads, cached, tmp_path):
     made = fit(dark_and_bright(), "tilt", backbone="torchvision:small", weights="none", epochs=2, folds=2)
     assert made.frozen_backbone is None
     assert downloads == []
@@ -164,7 +153,7 @@ def test_without_weights_it_is_trained_and_fetches_nothing(downloads, small, tmp
     assert FittedModel.load(tmp_path / "m").estimator.config.backbone == "torchvision:small"
 
 
-def test_other_weights_have_another_resume_folder(downloads, small, tmp_path, monkeypatch):
+def test_other_weights_have_another_resume_folder(downloads, cached, tmp_path, monkeypatch):
     """Folds that were finished with one set of weights are not used with another."""
     monkeypatch.setattr(
         "headcount.selection.search.ModelSearch.train_final", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
@@ -189,26 +178,30 @@ def test_other_weights_have_another_resume_folder(downloads, small, tmp_path, mo
     ("--backbone timm:small --views tissue", "computed once"),
     ("--backbone timm:small --trained --method forest", "reads features"), ("--size 12", "size is for"),
 ])  # fmt: skip
-def test_mistakes_are_one_line(words, why, downloads, typed, tmp_path):
-    code, _, err = typed("fit", picture_folder(tmp_path / "data"), "--out", tmp_path / "m", *words.split())
+def test_mistakes_are_one_line(words, why, downloads, run_fast, tmp_path):
+    code, _, err = run_fast("fit", picture_folder(tmp_path / "data"), "--out", tmp_path / "m", *words.split())
     assert code == 2
     assert why in err
     assert len(err.strip().splitlines()) == 1
     assert not (tmp_path / "m").exists()
 
 
-def test_image_backbones_are_refused_for_tables(downloads, typed, tmp_path):
+def test_image_backbones_are_refused_for_tables(downloads, run_fast, tmp_path):
     (tmp_path / "d.csv").write_text("bag,label,a\n" + "\n".join(f"{b},{b % 2},{b}" for b in range(8)))
-    code, _, err = typed("fit", tmp_path / "d.csv", "--out", tmp_path / "m", "--backbone", "timm:small")
+    code, _, err = run_fast("fit", tmp_path / "d.csv", "--out", tmp_path / "m", "--backbone", "timm:small")
     assert (code, "reads images" in err) == (2, True), err
 
 
-def test_a_missing_library_is_reported_before_the_data_are_read(typed, tmp_path, monkeypatch):
-    def broken(name):
-        raise ImportError("none")
+def test_a_missing_library_is_reported_before_the_data_are_read(run_fast, tmp_path, monkeypatch):
+    real = library_backbones.importlib.import_module
+
+    def broken(name, *package):
+        if name == "timm":
+            raise ImportError("none")
+        return real(name, *package)
 
     monkeypatch.setattr(library_backbones.importlib, "import_module", broken)
-    code, _, err = typed("fit", tmp_path / "nothing", "--out", tmp_path / "m", "--backbone", "timm:resnet18")
+    code, _, err = run_fast("fit", tmp_path / "nothing", "--out", tmp_path / "m", "--backbone", "timm:resnet18")
     assert code == 2
     assert "headcount[vision]" in err
 
@@ -247,7 +240,7 @@ def test_the_estimator_trains_a_backbone(downloads):
 
 
 @pytest.mark.parametrize("method", ["em_forest", "logistic", "tilt"])
-def test_the_onnx_file_contains_the_frozen_backbone(method, downloads, small, tmp_path):
+def test_the_onnx_file_contains_the_frozen_backbone(method, downloads, cached, tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     from headcount.models import onnx
 

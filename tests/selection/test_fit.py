@@ -47,7 +47,7 @@ estimate_seconds = time_budget.estimate_seconds
 
 
 @pytest.fixture(autouse=True)
-def fast_methods(monkeypatch):
+def four_trees(monkeypatch):
     monkeypatch.setattr(methods, "N_TREES", 4)
     monkeypatch.setattr(methods, "EM_ROUNDS", 1)
     monkeypatch.setattr(time_budget, "estimate_seconds", lambda *_: 0.1)

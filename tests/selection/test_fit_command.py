@@ -21,17 +21,12 @@ from PIL import Image
 from headcount.cli import loading, main
 from headcount.models.fitted import FittedModel
 from headcount.readers import read
-from headcount.selection import methods, time_budget
 
 CLASSES = ("cat", "dog")
 FILES = ["MODEL_CARD.md", "model.json", "model.safetensors", "report.html"]
 
 
-@pytest.fixture(autouse=True)
-def small(monkeypatch):
-    monkeypatch.setattr(methods, "N_TREES", 5)
-    monkeypatch.setattr(methods, "EM_ROUNDS", 1)
-    monkeypatch.setattr(time_budget, "estimate_seconds", lambda *_: 0.1)
+pytestmark = pytest.mark.usefixtures("fast_methods")
 
 
 def rows(bags=16, size=4, seed=0):
@@ -81,8 +76,8 @@ def data(kind: str, folder: Path) -> tuple[Path, list[str]]:
         return folder / "d.npz", []
     if kind == "text":
         words = {"cat": "meow purr fur", "dog": "bark wag bone"}
-        said = [f"{words[t]} {i}" for i, t in enumerate(table()["truth"].to_pylist())]
-        pa.csv.write_csv(table(review=said).drop_columns(["a", "b", "truth"]), folder / "d.csv")
+        reviews = [f"{words[t]} {i}" for i, t in enumerate(table()["truth"].to_pylist())]
+        pa.csv.write_csv(table(review=reviews).drop_columns(["a", "b", "truth"]), folder / "d.csv")
         return folder / "d.csv", ["--text", "review"]
     return picture_folder(folder / "pictures"), ["--epochs", "1"]
 
@@ -94,12 +89,12 @@ KINDS = ["csv", "parquet", "labels apart", "npz", "text", "pictures"]
 def test_every_kind_of_data(kind, tmp_path, run_cli):
     path, more = data(kind, tmp_path)
     method = ["--method", "tilt"] if kind == "pictures" else ["--method", "em_forest"]
-    code, said, err = run_cli("fit", path, "--out", tmp_path / "m", "--folds", 2, *method, *more)
+    code, out, err = run_cli("fit", path, "--out", tmp_path / "m", "--folds", 2, *method, *more)
     assert (code, err) == (0, "")
     assert sorted(p.name for p in (tmp_path / "m").iterdir()) == FILES
-    assert "2 classes" in said.split("about ")[0]  # what was understood comes before anything runs
-    assert "kept" in said
-    assert "cannot be known from bag labels" in said
+    assert "2 classes" in out.split("about ")[0]  # what was understood comes before anything runs
+    assert "kept" in out
+    assert "cannot be known from bag labels" in out
     assert not list(tmp_path.glob("m.*"))
     fitted = FittedModel.load(tmp_path / "m")
     assert fitted.classes == CLASSES
@@ -182,9 +177,9 @@ def test_an_error_while_writing_leaves_no_model(tmp_path, monkeypatch):
 
 
 def test_notes_name_options_as_typed():
-    said: list[str] = []
-    loading.log_dataset(read(table(note=[f"words of row {i}" for i in range(64)])), said.append)
-    assert any(line.endswith("name it with --text)") for line in said)
+    notes: list[str] = []
+    loading.log_dataset(read(table(note=[f"words of row {i}" for i in range(64)])), notes.append)
+    assert any(line.endswith("name it with --text)") for line in notes)
 
 
 def test_skip_bad_lists_what_was_skipped(tmp_path, run_cli):
@@ -194,9 +189,9 @@ def test_skip_bad_lists_what_was_skipped(tmp_path, run_cli):
     code, _, err = run_cli(*words)
     assert code == 2
     assert "0.png" in err
-    code, said, _ = run_cli(*words, "--skip-bad")
+    code, out, _ = run_cli(*words, "--skip-bad")
     assert code == 0
-    assert "skipped: " in said
+    assert "skipped: " in out
     assert any("0.png" in line for line in FittedModel.load(tmp_path / "m").metadata["data"]["skipped"])
 
 

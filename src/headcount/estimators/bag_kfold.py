@@ -62,7 +62,7 @@ class BagKFold:
             label = np.unique(unify_unicode(np.asarray(y)), return_inverse=True)[1]
         if len(label) != len(bag):
             raise HeadcountError(f"{len(bag)} rows have bags and {len(label)} have labels")
-        target = np.eye(label.max() + 1)[label[first]]
+        target = (label[first][:, None] == np.arange(label.max() + 1)).astype(float)
         fold = assign_group_folds(target, np.arange(len(first)), self.n_splits, self.random_state)
         for k in range(self.n_splits):
             test = fold[bag] == k

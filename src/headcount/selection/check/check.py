@@ -204,7 +204,7 @@ def conditioning(transition: Transition, wins: np.ndarray) -> Conditioning:
     condition = amplification = math.inf
     if values[-1] >= 1e-9:
         condition, amplification = values[0] / values[-1], np.abs(np.linalg.inv(matrix.T)).sum(0).max()
-    distances = np.abs(matrix[:, None] - matrix[None]).sum(2) / 2 + 2 * np.eye(len(winners))
+    distances = np.abs(matrix[:, None] - matrix[None]).sum(2) / 2 + np.diag(np.full(len(winners), 2.0))
     i, j = sorted(np.unravel_index(int(distances.argmin()), distances.shape))
     pair, distance = (int(winners[i]), int(winners[j])), float(distances[i, j])
     return Conditioning(float(values[-1]), float(condition), float(amplification), pair, distance, bool(wins.all()))
