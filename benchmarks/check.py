@@ -24,7 +24,7 @@ import numpy as np
 import sklearn.datasets
 import torch
 
-from headcount.bags import Bags, Pool, folds
+from headcount.bags import Bags, Pool, splits
 from headcount.datasets import share_sampler as laws
 from headcount.io import atomic_write
 from headcount.readers import BagDataset, read
@@ -119,7 +119,7 @@ def case(name: str, scenario: str, bags: int, seed: int) -> tuple[BagDataset, np
 def trained_accuracy(dataset: BagDataset, x: np.ndarray, y: np.ndarray, seed: int) -> float:
     """The instance accuracy that a network under the tilt reaches."""
     bags = dataset.bags
-    split = folds.train_valid_split(bags, np.arange(len(bags)), np.zeros(0, int), seed)
+    split = splits.train_valid_split(bags, np.arange(len(bags)), np.zeros(0, int), seed)
     train, valid, _, _ = cross_validation.prepare_split(dataset, split)
     estimator = build_methods("tilt", train)[0].fit(train, valid, seed=seed).estimator
     test = Bags.of(Pool(x), sizes=[len(x)], labels=[0], classes=bags.classes)

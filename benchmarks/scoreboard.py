@@ -63,16 +63,16 @@ def table(results: dict[str, Any]) -> str:
 
 def _folds(lines: dict[str, Any]) -> Iterator[str]:
     for source in SOURCES:
-        here = {name: found[source] for name, found in lines.items() if source in found}
-        here = {name: found for name, found in here.items() if any(row["folds"] > 1 for row in found.values())}
-        here = {name: found for name, found in here.items() if name not in GROUPS["footing"]}  # these are below
+        here = {name: cells[source] for name, cells in lines.items() if source in cells}
+        here = {name: cells for name, cells in here.items() if any(row["folds"] > 1 for row in cells.values())}
+        here = {name: cells for name, cells in here.items() if name not in GROUPS["footing"]}  # these are below
         if not here:
             continue
         yield f"| {SOURCES[source]} | {' | '.join(TRUE_SHARE)} |"
         yield "|---" * (1 + len(TRUE_SHARE)) + "|"
-        for name, found in here.items():
+        for name, cells in here.items():
             cells = (
-                f"{row['mean']:.3f} ± {row['std']:.3f} ({row['folds']})" if (row := found.get(s)) else "missing"
+                f"{row['mean']:.3f} ± {row['std']:.3f} ({row['folds']})" if (row := cells.get(s)) else "missing"
                 for s in TRUE_SHARE
             )
             yield f"| {name} | {' | '.join(cells)} |"
@@ -83,8 +83,8 @@ def _ablation(lines: dict[str, Any]) -> Iterator[str]:
     """Fold 0 of CIFAR-10: the criterion of the validation bags, which decides, and the instance accuracy, which does not."""
     rows: list[tuple[float, str]] = []
     for name in ("best", *GROUPS["ablation"]):
-        found = lines.get(name, {}).get("cifar10", {})
-        scenarios = [found.get(s, {}) for s in ("various", "small")]
+        cells = lines.get(name, {}).get("cifar10", {})
+        scenarios = [cells.get(s, {}) for s in ("various", "small")]
         criteria, accuracy = ([row.get(key, {}).get("0") for row in scenarios] for key in ("criteria", "each"))
         if any(x is not None for x in accuracy):
             total = sum(x if x is not None else math.inf for x in criteria)

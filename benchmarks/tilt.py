@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/tilt.py [--seeds 5] [--epochs 40] [--only digits/various,wine/various]
 
 Every method gets the same network (two layers of 128), views (a little noise), optimizer and epochs, and chooses its epoch by
-its own validation loss on majority labels; the supervised twin alone is told the instances' classes. 200 / 50 / 50 bags of 24.
+its own validation loss on majority labels; only the supervised baseline uses the instances' classes. 200 / 50 / 50 bags of 24.
 Seconds are processor time of one training, validation included. About a quarter of an hour of one quiet core.
 """
 
@@ -45,7 +45,7 @@ DATA += ("overlapping/various", "overlapping/small", "overlapping/large")
 
 
 def table(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    if name == "overlapping":  # six Gaussians in eight dimensions: told every class, a network gets about 0.87 right
+    if name == "overlapping":  # six Gaussians in eight dimensions: a network trained on all classes reaches about 0.87
         rng = np.random.default_rng([seed, 6])
         y = rng.integers(0, 6, 12_000)
         return (rng.normal(size=(6, 8))[y] + rng.normal(size=(len(y), 8))).astype(np.float32), y
@@ -92,11 +92,11 @@ def train_and_score(recipe: Recipe, bags: dict[str, Bags]) -> dict[str, float]:
     ).model
     seconds = time.process_time() - started
     test = bags["test"]
-    said, truth = predict(model, test), test.truth
+    output, truth = predict(model, test), test.truth
     assert truth is not None
     found = {
-        "instance": float((said.instance.argmax(1) == truth).float().mean()),
-        "bag": float((said.bag.argmax(1) == test.label).float().mean()),
+        "instance": float((output.instance.argmax(1) == truth).float().mean()),
+        "bag": float((output.bag.argmax(1) == test.label).float().mean()),
         "seconds": seconds,
     }
     if recipe.head == "tilt":
@@ -105,7 +105,7 @@ def train_and_score(recipe: Recipe, bags: dict[str, Bags]) -> dict[str, float]:
         found["share"] = float(model.head.estimate.share.mean())
         found["true share"] = float((known == bags["train"].label[bags["train"].bag]).float().mean())
         context = contexts.fit_context(predict(model, valid).instance, valid)
-        answers = contexts.calibrated_probabilities(context, said.instance, test.blind())
+        answers = contexts.calibrated_probabilities(context, output.instance, test.blind())
         found["in context"] = float((answers.argmax(1) == truth).float().mean())
         found["context used"] = float(context.helps)
     return found

@@ -99,9 +99,9 @@ def test_every_command_on_a_model_with_a_frozen_backbone(downloads, run_fast, tm
     assert "computing features of 48 images once with timm:small" in out
     assert downloads == []
     assert len(list((tmp_path / "cache" / "features").iterdir())) == 1
-    data = json.loads((model / "model.json").read_text())
-    assert data["frozen_backbone"] == {"backbone": "timm:small", "size": 12}
-    assert data["metadata"]["frozen_backbone"]["weights"] == "w.safetensors"
+    saved = json.loads((model / "model.json").read_text())
+    assert saved["frozen_backbone"] == {"backbone": "timm:small", "size": 12}
+    assert saved["metadata"]["frozen_backbone"]["weights"] == "w.safetensors"
     weights.unlink()
     for path in (tmp_path / "cache").rglob("*.npy"):
         path.unlink()
