@@ -527,7 +527,7 @@ def test_the_estimated_time_of_a_fit_is_about_right():
 def test_a_model_is_fitted_even_without_enough_time(monkeypatch):
     monkeypatch.setattr(time_budget, "estimate_seconds", estimate_seconds)
     lines = []
-    made = fit(blob_dataset(blobs(20, 5)), minutes=0.001, log=lines.append)
+    made = fit(blob_dataset(blobs(20, 5)), minutes=1e-5, log=lines.append)
     assert made.metadata["notes"]
     assert any("may take longer" in line for line in lines)
     assert made.predict(blob_dataset(blobs(20, 5)).to_bags(made.preprocessor)).instance_probabilities.shape == (100, 3)
