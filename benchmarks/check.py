@@ -67,14 +67,7 @@ def table(name: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _clusters(seed: int) -> tuple[np.ndarray, np.ndarray]:
     x, y = sklearn.datasets.make_classification(
-        12_000,
-        12,
-        n_informative=6,
-        n_redundant=2,
-        n_classes=4,
-        n_clusters_per_class=2,
-        class_sep=1.5,
-        random_state=seed,
+        12_000, 12, n_informative=6, n_redundant=2, n_classes=4, n_clusters_per_class=2, class_sep=1.5, random_state=seed
     )
     return x.astype(np.float32), y
 

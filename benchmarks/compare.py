@@ -69,9 +69,7 @@ def network(train: Bags, width: int) -> Model:
     return Model(ModelConfig(train.pool.shape, train.classes, backbone_options=options))
 
 
-def ours(
-    train: Bags, valid: Bags, device: torch.device, width: int, precision: str, batch: int = 64
-) -> Callable[[], float]:
+def ours(train: Bags, valid: Bags, device: torch.device, width: int, precision: str, batch: int = 64) -> Callable[[], float]:
     recipe = Recipe(source="digits", precision=precision, batch_bags=batch)
     state = Trainer(network(train, width).to(device), train.to(device), valid.to(device), recipe.train_config)
     epoch = iter(range(1 << 30))
@@ -114,9 +112,7 @@ def ways(sizes: dict[str, int], device: torch.device, width: int, precision: str
     seconds, peak = {}, None
     for name, (epoch, warm, epochs) in loops.items():
         seconds[name] = timed(epoch, warm, epochs)
-        print(
-            f"{name:20} {seconds[name]:9.4f} s per epoch  {seconds[name] / seconds['ours']:7.1f} times ours", flush=True
-        )
+        print(f"{name:20} {seconds[name]:9.4f} s per epoch  {seconds[name] / seconds['ours']:7.1f} times ours", flush=True)
         if name == "ours" and gpu:
             peak = torch.cuda.max_memory_allocated() / 2**30
     return {
@@ -139,9 +135,7 @@ def starts(file: Path, precision: str, more: dict[str, int]) -> dict[str, float]
         for name in ("cold", "warm"):
             command = [sys.executable, __file__, "--first-step", json.dumps([str(file), precision, more])]
             started = time.perf_counter()
-            with subprocess.Popen(
-                command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
-            ) as child:
+            with subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True) as child:
                 for line in child.stdout or ():
                     seconds[f"{line.strip()}_{name}"] = time.perf_counter() - started
             if child.returncode:
@@ -183,18 +177,7 @@ def whole_runs(file: Path, epochs: int, precision: str, more: dict[str, int]) ->
     recipe = Recipe(source=str(file), precision=precision, epochs=epochs, **more)
     words = [f"--set={name}={value}" for name, value in {**more, "precision": precision}.items()]
     with tempfile.TemporaryDirectory() as out:
-        command = [
-            "-m",
-            "headcount",
-            "run",
-            "--source",
-            str(file),
-            "--epochs",
-            str(epochs),
-            "--out",
-            out,
-            *words,
-        ]
+        command = ["-m", "headcount", "run", "--source", str(file), "--epochs", str(epochs), "--out", out, *words]
         started = time.perf_counter()
         subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
         seconds = {"seconds_per_run": time.perf_counter() - started}
@@ -215,16 +198,9 @@ def growth(device: torch.device, small: bool, width: int, precision: str, rows: 
             sizes = {**base, name: value}
             _free_memory()
             batch = STEP["small" if small else "paper"] // sizes["size"]
-            seconds = timed(
-                ours(*random_bags(**sizes, share=2), device, width, precision, batch), 5, 2 if small else 10
-            )
+            seconds = timed(ours(*random_bags(**sizes, share=2), device, width, precision, batch), 5, 2 if small else 10)
             n_images = sizes["bags"] * 3 // 2 * sizes["size"]
-            yield {
-                "varied": name,
-                "value": value,
-                "seconds_per_epoch": seconds,
-                "images_per_second": n_images / seconds,
-            }
+            yield {"varied": name, "value": value, "seconds_per_epoch": seconds, "images_per_second": n_images / seconds}
 
 
 def _pixels(folder: str, images: int, side: int, classes: int, **_: int) -> Path:

@@ -108,13 +108,7 @@ def main() -> None:
             rate = in_processes(args.of, number, seconds, args.small, turn)
         times = round(rate / rows[0]["epochs_per_second"], 3) if rows else 1.0
         rows.append(
-            {
-                "of": args.of,
-                "how": args.how,
-                "trainings": number,
-                "epochs_per_second": round(rate, 3),
-                "times_one": times,
-            }
+            {"of": args.of, "how": args.how, "trainings": number, "epochs_per_second": round(rate, 3), "times_one": times}
         )
         print(json.dumps(rows[-1]), flush=True)
     if args.out:

@@ -47,9 +47,7 @@ def main() -> None:
             epoch(e)
         seconds[name] = (time.perf_counter() - started) / EPOCHS
         ratio = seconds[name] / seconds["ours"]
-        print(
-            f"{name:16} {1 / seconds[name]:8.1f} epochs/s  {seconds[name] * 1e3:7.1f} ms per epoch  {ratio:5.1f} times ours"
-        )
+        print(f"{name:16} {1 / seconds[name]:8.1f} epochs/s  {seconds[name] * 1e3:7.1f} ms per epoch  {ratio:5.1f} times ours")
     print(f"{device.device_name(torch.device('cpu'))}, torch {torch.__version__}")
     print(json.dumps(seconds))
 

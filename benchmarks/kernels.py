@@ -42,17 +42,7 @@ def calls() -> dict[str, tuple[Callable[[KernelConfig], object], list[KernelConf
 
     def merge_moments(config: KernelConfig) -> None:
         kernels.merge_moments[(K // config.tile,)](
-            *partial_moments,
-            moments[0],
-            moments[1],
-            1e-5,
-            moments,
-            528,
-            n * Y * X,
-            K,
-            1024,
-            config.tile,
-            **config.settings,
+            *partial_moments, moments[0], moments[1], 1e-5, moments, 528, n * Y * X, K, 1024, config.tile, **config.settings
         )
 
     def max_pool(config: KernelConfig) -> None:
@@ -85,18 +75,11 @@ def calls() -> dict[str, tuple[Callable[[KernelConfig], object], list[KernelConf
                 KernelConfig(128, 8, 1, 1),
             ],
         ),
-        "MERGE_MOMENTS": (
-            merge_moments,
-            [KernelConfig(channels, warps, 1, 1) for channels in (4, 8, 16) for warps in (4, 8)],
-        ),
+        "MERGE_MOMENTS": (merge_moments, [KernelConfig(channels, warps, 1, 1) for channels in (4, 8, 16) for warps in (4, 8)]),
         "MAX_POOL": (max_pool, [KernelConfig(16, 4, 1, 1), KernelConfig(32, 8, 1, 1)]),
         "GRADIENT": (
             gradient,
-            [
-                *(KernelConfig(32, 8, stages, 1) for stages in (1, 2, 3)),
-                KernelConfig(16, 8, 2, 1),
-                KernelConfig(16, 8, 3, 1),
-            ],
+            [*(KernelConfig(32, 8, stages, 1) for stages in (1, 2, 3)), KernelConfig(16, 8, 2, 1), KernelConfig(16, 8, 3, 1)],
         ),
     }
 

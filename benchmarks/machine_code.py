@@ -36,9 +36,7 @@ def compile_kernel(kernel: Any, config: KernelConfig, constants: dict[str, Any])
     whole = [n for n, kind in signature.items() if kind.startswith("*") or n in ("pairs", "windows")]
     aligned = {places[n]: [["tt.divisibility", 16]] for n in whole}
     source = ASTSource(kernel, signature, {places[n]: value for n, value in fixed.items()}, aligned)
-    return triton.compile(source, target=CARD, options={k: v for k, v in config.settings.items() if k != "TILE"}).asm[
-        "cubin"
-    ]
+    return triton.compile(source, target=CARD, options={k: v for k, v in config.settings.items() if k != "TILE"}).asm["cubin"]
 
 
 def disassemble(binary: bytes, how: str) -> str:
@@ -62,12 +60,7 @@ def main() -> None:
         "ROWS": rows, "PITCH": pitch, "STRIDE": stride, "Y": Y, "X": X, "P": P, "Q": Q, "K": 64,
         "TAPS": stem.TAPS, "SPAN": stem.SPAN, "LEARNS": True,
     }  # fmt: skip
-    configs = {
-        "convolve": stem.CONVOLVE,
-        "correlate": stem.CORRELATE,
-        "max_pool": stem.MAX_POOL,
-        "gradient": stem.GRADIENT,
-    }
+    configs = {"convolve": stem.CONVOLVE, "correlate": stem.CORRELATE, "max_pool": stem.MAX_POOL, "gradient": stem.GRADIENT}
     print(f"Triton {triton.__version__}")
     for name, config in configs.items():
         binary = compile_kernel(getattr(kernels, name), config, constants)

@@ -56,10 +56,7 @@ MUTATIONS = [
         "test_bags.py",
     ),
     Mutation(
-        "bags/bags.py",
-        "return torch.where(self.labelled, best, torch.full_like(best, -1))",
-        "return best",
-        "test_bags.py",
+        "bags/bags.py", "return torch.where(self.labelled, best, torch.full_like(best, -1))", "return best", "test_bags.py"
     ),
     # majority
     Mutation(
@@ -69,10 +66,7 @@ MUTATIONS = [
         "test_against_oracles.py",
     ),
     Mutation(
-        "majority/metrics.py",
-        "correct = bag_predicted == label",
-        "correct = bag_predicted != label",
-        "test_against_oracles.py",
+        "majority/metrics.py", "correct = bag_predicted == label", "correct = bag_predicted != label", "test_against_oracles.py"
     ),
     Mutation("majority/metrics.py", ">= target.max(1) - 1e-6", "> target.max(1) + 1e-6", "test_model_commands.py tie"),
     Mutation(
@@ -111,10 +105,7 @@ MUTATIONS = [
     ),
     # training
     Mutation(
-        "training/mpem.py",
-        "dissents & (rank < quota[bag])",
-        "dissents & (rank <= quota[bag])",
-        "test_against_oracles.py",
+        "training/mpem.py", "dissents & (rank < quota[bag])", "dissents & (rank <= quota[bag])", "test_against_oracles.py"
     ),
     Mutation("training/mpem.py", "descending=True", "descending=False", "test_against_oracles.py"),
     Mutation(
@@ -160,10 +151,7 @@ MUTATIONS = [
         "test_paper.py",
     ),
     Mutation(
-        "experiments/recipe.py",
-        '"source": registry.source_checksum(self.source)',
-        '"source": self.source',
-        "test_recipe.py",
+        "experiments/recipe.py", '"source": registry.source_checksum(self.source)', '"source": self.source', "test_recipe.py"
     ),
     # reporting
     Mutation("reporting/geo.py", "(x + side, y + side)", "(x + side, y - side)", "test_predict.py geojson"),
@@ -174,25 +162,15 @@ MUTATIONS = [
         "test_report.py",
     ),
     # estimators
-    Mutation(
-        "estimators/bag_kfold.py", "test = fold[bag] == k", "test = fold[bag] != k", "test_majority_classifier.py"
-    ),
-    Mutation(
-        "estimators/bag_kfold.py", "np.arange(len(first))", "np.zeros(len(first), int)", "test_majority_classifier.py"
-    ),
+    Mutation("estimators/bag_kfold.py", "test = fold[bag] == k", "test = fold[bag] != k", "test_majority_classifier.py"),
+    Mutation("estimators/bag_kfold.py", "np.arange(len(first))", "np.zeros(len(first), int)", "test_majority_classifier.py"),
     # command line
     Mutation(
-        "cli/main.py",
-        "return code\n\n\ndef _show_help",
-        "return 0\n\n\ndef _show_help",
-        "test_cli_errors.py test_wrong_input",
+        "cli/main.py", "return code\n\n\ndef _show_help", "return 0\n\n\ndef _show_help", "test_cli_errors.py test_wrong_input"
     ),
     Mutation("cli/running.py", "if name in names_given:", "if False:", "test_cli_errors.py test_wrong_input"),
     Mutation(
-        "cli/options.py",
-        "name for name in map(str.strip, parts) if name",
-        "name for name in parts",
-        "test_check.py lists",
+        "cli/options.py", "name for name in map(str.strip, parts) if name", "name for name in parts", "test_check.py lists"
     ),
     Mutation("cli/loading.py", "if not n_trained:", "if n_trained:", "test_seen_in_training.py"),
     # errors and files

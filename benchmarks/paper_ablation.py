@@ -52,9 +52,7 @@ def main() -> None:
     parser.add_argument("--plain", action="store_true", help="neither compiled nor captured")
     parser.add_argument("--minutes", type=float, default=9.0)
     args = parser.parse_args()
-    removals = (
-        tuple(float(check_choice("r", r, list(map(str, REMOVALS)))) for r in args.removal.split(",") if r) or REMOVALS
-    )
+    removals = tuple(float(check_choice("r", r, list(map(str, REMOVALS)))) for r in args.removal.split(",") if r) or REMOVALS
     recipes = (
         recipe.replace(seed=args.seed)
         for scenario in args.scenario.split(",")

@@ -40,15 +40,9 @@ def main() -> None:
     parser.add_argument("--source", default="cifar10")
     parser.add_argument("--scenario", default="various,small,large")
     parser.add_argument("--fold", default="0,1,2,3,4")
-    parser.add_argument(
-        "--set", action="append", default=[], help="NAME=JSON for the recipe, option.NAME=JSON for the head"
-    )
-    parser.add_argument(
-        "--try", action="append", default=[], dest="tries", help="as --set; a separate run for each --try"
-    )
-    parser.add_argument(
-        "--tune", action="store_true", help="each --try on top of those before it that lowered the criterion"
-    )
+    parser.add_argument("--set", action="append", default=[], help="NAME=JSON for the recipe, option.NAME=JSON for the head")
+    parser.add_argument("--try", action="append", default=[], dest="tries", help="as --set; a separate run for each --try")
+    parser.add_argument("--tune", action="store_true", help="each --try on top of those before it that lowered the criterion")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--summary", type=Path)

@@ -31,9 +31,7 @@ from headcount.training.accel import device as speed
 from headcount.training.trainer import Trainer
 
 
-def train_once(
-    recipe: Recipe, train: Bags, valid: Bags, device: torch.device
-) -> tuple[list[float], torch.Tensor, float]:
+def train_once(recipe: Recipe, train: Bags, valid: Bags, device: torch.device) -> tuple[list[float], torch.Tensor, float]:
     """Losses of each epoch, all weights in one vector, and the median seconds per epoch."""
     state = Trainer(
         build_model(recipe.model_config(train), train, seed=recipe.seed).to(device),

@@ -42,9 +42,7 @@ def run_missing(
         seconds = time.monotonic() - run_started
         seconds_per_epoch = seconds_per_epoch if resumed else seconds / recipe.epochs
         fit, scores = record.data["fit"], record.scores
-        text = (
-            f"instance {scores['instance_accuracy']:.4f}  bag {scores['bag_accuracy']:.2f}  epoch {fit['best_epoch']}"
-        )
+        text = f"instance {scores['instance_accuracy']:.4f}  bag {scores['bag_accuracy']:.2f}  epoch {fit['best_epoch']}"
         criterion = f"criterion {record.data['tilt']['criterion']:.4f}  " if "tilt" in record.data else ""
         print(f"{seconds:6.1f} s  valid {fit['valid_loss']:.4f}  {criterion}{text}  {name}", flush=True)
 

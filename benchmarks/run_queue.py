@@ -41,9 +41,7 @@ def missing(words: list[str]) -> list[Recipe]:
     """The recipes of a line that have no record."""
     recipes: list[Recipe] = []
     script = import_module(words[0])
-    script.run_missing = lambda named, out, *_, **__: recipes.extend(
-        r for _, r in named if not run_missing.has_record(r, out)
-    )
+    script.run_missing = lambda named, out, *_, **__: recipes.extend(r for _, r in named if not run_missing.has_record(r, out))
     try:
         call(words)
     finally:

@@ -30,11 +30,7 @@ def summary(folder: Path) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for (name, source, scenario), folds in sorted(records.items()):
         accuracy = np.array([folds[f].scores["instance_accuracy"] for f in sorted(folds)])
-        row: dict[str, Any] = {
-            "mean": round(accuracy.mean(), 5),
-            "std": round(accuracy.std(), 5),
-            "folds": len(accuracy),
-        }
+        row: dict[str, Any] = {"mean": round(accuracy.mean(), 5), "std": round(accuracy.std(), 5), "folds": len(accuracy)}
         if len(others := [folds[f].scores["instance_accuracy"] for f in sorted(folds) if f]) > 1:
             row |= {"mean_without_fold_0": round(np.mean(others), 5)}
         row["each"] = {str(f): round(float(folds[f].scores["instance_accuracy"]), 5) for f in sorted(folds)}
@@ -89,8 +85,7 @@ def _ablation(lines: dict[str, Any]) -> Iterator[str]:
         if any(x is not None for x in accuracy):
             total = sum(x if x is not None else math.inf for x in criteria)
             cells = [
-                format(x, ".3f") if x is not None and math.isfinite(x) else "missing"
-                for x in (*criteria, total, *accuracy)
+                format(x, ".3f") if x is not None and math.isfinite(x) else "missing" for x in (*criteria, total, *accuracy)
             ]
             rows.append((total, f"| {name} | {' | '.join(cells)} |"))
     if rows:

@@ -100,9 +100,7 @@ def ready(asked: argparse.Namespace) -> tuple[Any, Any, Any, float]:
     from headcount.training.accel import device as speed
 
     device = speed.resolve_device(asked.device)
-    torch.ones(64, 64, device=device) @ torch.ones(
-        64, 64, device=device
-    )  # libraries are loaded now, not in what follows
+    torch.ones(64, 64, device=device) @ torch.ones(64, 64, device=device)  # libraries are loaded now, not in what follows
     before = peak_mib()
     bags = Bags.of(Pool.from_npy(asked.file), sizes=[len(np.load(asked.file, mmap_mode="r"))], labels=[1], classes=10)
     recipe = Recipe(backbone="mlp", epochs=1, chunk_instances=CHUNK)

@@ -50,24 +50,16 @@ def patched(**changes):
 
 
 RECIPES = {"paper": Recipe(), "tilt": BEST}
-PHASES = {
-    "paper": {"": 0},
-    "tilt": {"alone": 10, "taught": 40, "taught, bag term": 60},
-}  # and an epoch that lies in each
+PHASES = {"paper": {"": 0}, "tilt": {"alone": 10, "taught": 40, "taught, bag term": 60}}  # and an epoch that lies in each
 
 
-def build(
-    of: str, precision: str, compile: str, device: torch.device, sizes: tuple[int, int] = (400, 100)
-) -> trainer.Trainer:
+def build(of: str, precision: str, compile: str, device: torch.device, sizes: tuple[int, int] = (400, 100)) -> trainer.Trainer:
     rng = np.random.default_rng(0)
     pool = Pool(rng.integers(0, 256, (60_000, 32, 32, 3), dtype=np.uint8)).to(device)
     bags = [random_bags(pool, n, rng).to(device) for n in sizes]
     recipe = RECIPES[of].replace(source="digits", precision=precision)  # never loaded: the pixels are random
     return trainer.Trainer(
-        build_model(recipe.model_config(bags[0]), bags[0], seed=recipe.seed).to(device),
-        *bags,
-        recipe.train_config,
-        compile,
+        build_model(recipe.model_config(bags[0]), bags[0], seed=recipe.seed).to(device), *bags, recipe.train_config, compile
     )
 
 

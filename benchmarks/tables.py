@@ -33,9 +33,7 @@ MAJORITIES = {"wide": (0.35, 0.9), "close": (0.2, 0.5)}
 FOLDS = 4
 
 
-def make_bags(
-    y: np.ndarray, size: int, low: float, high: float, rng: np.random.Generator
-) -> tuple[list[Any], list[int]]:
+def make_bags(y: np.ndarray, size: int, low: float, high: float, rng: np.random.Generator) -> tuple[list[Any], list[int]]:
     """Bags of ``size`` instances, none used twice, until a class is used up; the label's class is strictly the largest."""
     classes = int(y.max()) + 1
     left = [list(rng.permutation(np.flatnonzero(y == k))) for k in range(classes)]
@@ -113,11 +111,7 @@ def markdown(runs: list[dict[str, Any]]) -> str:
     for table, majority in dict.fromkeys((r["table"], r["majority"]) for r in runs):
         group = [r for r in runs if (r["table"], r["majority"]) == (table, majority)]
         chosen = np.array([r["accuracy"][r["kept"]] for r in group])
-        columns = [
-            chosen,
-            *(np.array([r["accuracy"][n] for r in group]) for n in names),
-            np.array([r["told"] for r in group]),
-        ]
+        columns = [chosen, *(np.array([r["accuracy"][n] for r in group]) for n in names), np.array([r["told"] for r in group])]
         cells = [f"{v.mean():.3f} ± {v.std():.3f}" for v in columns]
         share = np.mean([r["share"] for r in group])
         lines.append(f"| {table} | {majority} ({share:.2f}) | " + " | ".join(cells) + " |")

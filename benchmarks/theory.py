@@ -88,9 +88,7 @@ def purest(seen: np.ndarray, T: np.ndarray) -> np.ndarray:
     return np.eye(len(T))[(seen @ np.log(T.clip(1e-12)).T).argmax(1)]
 
 
-def truth(
-    w: World, size: int, share: float, seed: int, noise: float = 0.0, never: int = -1
-) -> tuple[np.ndarray, np.ndarray]:
+def truth(w: World, size: int, share: float, seed: int, noise: float = 0.0, never: int = -1) -> tuple[np.ndarray, np.ndarray]:
     """(C, C) T[k, c] and (X, C) P(class | symbol), by the classes counted in many bags."""
     counts = counted_classes(w.lean.shape[1], size, share, seed, noise, never)
     return counts / counts.sum(1, keepdims=True), w.eta(counts.sum(1) / counts.sum())
@@ -214,9 +212,7 @@ def alternate(seen: np.ndarray, symbols: np.ndarray, labels: np.ndarray, rounds:
     return float(mix.diagonal().mean())
 
 
-def estimated(
-    bags=(50, 200, 800, 3200), share: float = 0.5, seeds: int = 5, rounds=(10, 100)
-) -> dict[str, list[float]]:
+def estimated(bags=(50, 200, 800, 3200), share: float = 0.5, seeds: int = 5, rounds=(10, 100)) -> dict[str, list[float]]:
     """The majority share estimated from held-out bags, and the true one: with a table learned under the true transition, and
     with neither known."""
     rows: dict[str, list[float]] = {"bags": list(bags), "true": [], "tilt known": []}
@@ -246,9 +242,7 @@ def main() -> None:
     def lines(name: str, rows: dict[str, list[float]], x: str, title: str, log: bool = False, only=None) -> None:
         with svg.panel(420, 300, (56, 34, 24, 46)) as (figure, ax):
             for (label, y), colour in zip(
-                [(k, v) for k, v in rows.items() if k != x and (only is None or k in only)],
-                svg.PALETTE,
-                strict=False,
+                [(k, v) for k, v in rows.items() if k != x and (only is None or k in only)], svg.PALETTE, strict=False
             ):
                 ax.plot(rows[x], y, "o-", color=colour, label=label)
             if x == "bags":

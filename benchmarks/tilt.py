@@ -77,9 +77,7 @@ def bags_of(data: str, seed: int) -> dict[str, Bags]:
 
 def recipe_for(data: str, seed: int, epochs: int, **method: Any) -> Recipe:
     base = Recipe(source="digits", bag_size=SIZE, train_bags=200, valid_bags=50, test_bags=50, epochs=epochs, lr=2e-3)
-    base = base.replace(
-        backbone="mlp", backbone_options={"hidden": 128}, batch_bags=32, views="noise", selection="mean"
-    )
+    base = base.replace(backbone="mlp", backbone_options={"hidden": 128}, batch_bags=32, views="noise", selection="mean")
     name, scenario = data.split("/")
     return base.replace(seed=seed, fold=seed % 5 if name == "digits" else 0, scenario=scenario, **method)
 
@@ -87,9 +85,7 @@ def recipe_for(data: str, seed: int, epochs: int, **method: Any) -> Recipe:
 def train_and_score(recipe: Recipe, bags: dict[str, Bags]) -> dict[str, float]:
     train, valid = (runs.hide_truth(bags[split], recipe.head) for split in ("train", "valid"))
     started = time.process_time()
-    model = train(
-        build_model(recipe.model_config(train), train, seed=recipe.seed), train, valid, recipe.train_config
-    ).model
+    model = train(build_model(recipe.model_config(train), train, seed=recipe.seed), train, valid, recipe.train_config).model
     seconds = time.process_time() - started
     test = bags["test"]
     output, truth = predict(model, test), test.truth

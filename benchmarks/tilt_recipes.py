@@ -76,9 +76,7 @@ GROUPS: dict[str, dict[str, Recipe]] = {
     },
     "footing": {  # the paper's stem: without and with augmentation
         "paper's stem, not augmented: tilt": NOT_AUGMENTED,
-        "paper's stem, not augmented: supervised twin": NOT_AUGMENTED.replace(
-            head="supervised", options={**TWIN, "views": 1}
-        ),
+        "paper's stem, not augmented: supervised twin": NOT_AUGMENTED.replace(head="supervised", options={**TWIN, "views": 1}),
         "paper's stem, augmented: tilt": STEM,
         **{
             f"paper's stem, augmented{suffix}: {name}": recipe.replace(head=head, options=options)
@@ -93,9 +91,7 @@ GROUPS: dict[str, dict[str, Recipe]] = {
     "robust": {
         **{f"{r:.0%} wrong labels": BEST.replace(trouble={"wrong": r}) for r in (0.1, 0.2, 0.3)},
         **{
-            f"bags of {n}": BEST.replace(
-                bag_size=n, batch_bags=512 // n, epochs=_epochs(n / 64)
-            )  # 512 instances a step
+            f"bags of {n}": BEST.replace(bag_size=n, batch_bags=512 // n, epochs=_epochs(n / 64))  # 512 instances a step
             for n in (8, 32, 128, 512)
         },
         **{
@@ -123,9 +119,7 @@ def recipe_for(name: str, source: str, scenario: str, fold: int) -> Recipe:
     if name == "majority share given":
         recipe = with_options(recipe, share=TRUE_SHARE[scenario])
     if source == "svhn":
-        recipe = recipe.replace(
-            views={"image": "digit", "flip_crop": "crop"}.get(recipe.views, recipe.views), mirror=False
-        )
+        recipe = recipe.replace(views={"image": "digit", "flip_crop": "crop"}.get(recipe.views, recipe.views), mirror=False)
     return recipe
 
 

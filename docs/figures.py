@@ -36,9 +36,7 @@ def ablation(source: str) -> None:
 def paper() -> None:
     """Figures 6 to 9 of the paper for CIFAR-10, Various."""
     runs = [
-        r
-        for r in records.load_records(ROOT / "results" / "paper")
-        if (r.recipe.source, r.recipe.removal) == ("cifar10", 0)
+        r for r in records.load_records(ROOT / "results" / "paper") if (r.recipe.source, r.recipe.removal) == ("cifar10", 0)
     ]
     runs = sorted((r for r in runs if r.recipe.scenario == "various"), key=lambda r: r.recipe.fold)
     by_label = {name: [r for r in runs if r.recipe.label == name] for name in ("Output+Mean", "Counting Network")}

@@ -32,11 +32,7 @@ VARIANTS = {
     "attention": ({"gated": True},),
     "additive_trans": ({"attn": "exact"}, {"landmarks": 4}),
     "millet": ({"confidence": True}, {"positions": True}),
-    "mctformer": (
-        {"loss": "softmax", "instance": "patch"},
-        {"instance": "attention", "decay": 1.0},
-        {"validation": "bag"},
-    ),
+    "mctformer": ({"loss": "softmax", "instance": "patch"}, {"instance": "attention", "decay": 1.0}, {"validation": "bag"}),
     "weno": ({"loss": "soft", "mining": "threshold"}, {"loss": "classwise", "mining": "lowest", "hardest": 2}),
     "noisy_label": ({"loss": "gce"},),
     "tilt": (

@@ -19,9 +19,7 @@ class Net(nn.Module):
 
     def __init__(self, channels: int, classes: int) -> None:
         super().__init__()
-        self.rates = [
-            rate.item() for rate in torch.linspace(0, 0.1, 3)
-        ]  # the libraries' networks do so while they are built
+        self.rates = [rate.item() for rate in torch.linspace(0, 0.1, 3)]  # the libraries' networks do so while they are built
         self.conv = nn.Conv2d(channels, 6, 3, padding=1)
         self.bn = nn.BatchNorm2d(6)
         self.fc = nn.Linear(6, classes) if classes else nn.Identity()

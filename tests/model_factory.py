@@ -52,15 +52,11 @@ def fitted(reading: BagDataset, body: str = "forest", head: str = "tilt", **more
     bags = reading.to_bags(learned)
     if body == "network":
         torch.manual_seed(0)
-        backbone = (
-            ("resnet18", (("stem", "small"), ("width", 4))) if reading.kind == "images" else ("mlp", (("hidden", 8),))
-        )
+        backbone = ("resnet18", (("stem", "small"), ("width", 4))) if reading.kind == "images" else ("mlp", (("hidden", 8),))
         made: Any = Model(ModelConfig(learned.shape, classes, *backbone, head)).eval()
     else:
         x, y = bags.pool.take(bags.index).numpy(), bags.label[bags.bag].numpy()
-        kind = (
-            RandomForestClassifier(20, random_state=0, min_samples_leaf=8) if body == "forest" else LogisticRegression()
-        )
+        kind = RandomForestClassifier(20, random_state=0, min_samples_leaf=8) if body == "forest" else LogisticRegression()
         made = from_sklearn(kind.fit(x, y), len(classes))
     return FittedModel(made, classes, learned, even(len(classes)), **more)
 

@@ -113,9 +113,7 @@ def softmax(v, temperature=1.0, counted=None):
 
 
 def linear(h, weight, bias):
-    return [
-        [add([a * b for a, b in zip(row, w, strict=True)]) + c for w, c in zip(weight, bias, strict=True)] for row in h
-    ]
+    return [[add([a * b for a, b in zip(row, w, strict=True)]) + c for w, c in zip(weight, bias, strict=True)] for row in h]
 
 
 def counting_network(logits, sits, t1=0.1, t2=0.1, mode="proportion", counted=None):
@@ -195,9 +193,7 @@ def mpem_distances(h, said, bag, label, bag_said, classes, which="correct", metr
             members = []
         centres.append(prototype(h, members))
         wanted = metric == "mahalanobis" and members
-        inverses.append(
-            np.linalg.pinv(np.array(covariance(h, members)), rcond=1e-10, hermitian=True) if wanted else None
-        )
+        inverses.append(np.linalg.pinv(np.array(covariance(h, members)), rcond=1e-10, hermitian=True) if wanted else None)
     out = []
     for j in range(len(h)):
         c = label[bag[j]]

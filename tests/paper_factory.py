@@ -64,6 +64,4 @@ def pretend_all(recipes: Iterable[Recipe], folder: Path, **changes: object) -> d
 
 
 def one(table: str, scenario: str, method: str, dataset: str, scale: Scale = FULL):
-    return next(
-        c for c in table_cells(table, scale) if (c.scenario, c.method, c.dataset) == (scenario, method, dataset)
-    )
+    return next(c for c in table_cells(table, scale) if (c.scenario, c.method, c.dataset) == (scenario, method, dataset))

@@ -32,9 +32,7 @@ def rows(bags: int = 6, size: int = 5, seed: int = 0, **more: Any) -> dict[str, 
     return {**table, **more}
 
 
-def write_csv(
-    path: Path, table: dict[str, list], delimiter: str = ",", newline: str = "\n", encoding: str = "utf-8"
-) -> Path:
+def write_csv(path: Path, table: dict[str, list], delimiter: str = ",", newline: str = "\n", encoding: str = "utf-8") -> Path:
     with open(path, "w", newline="", encoding=encoding) as f:
         out = csv.writer(f, delimiter=delimiter, lineterminator=newline)
         out.writerow(table)
@@ -91,13 +89,7 @@ def slide(path: Path, rows: int = 7, width: int = 4, seed: int = 0, layout: str 
         f.create_dataset("features", data=x[None] if layout == "batched" else x, chunks=True, maxshape=None)
         d = f.create_dataset("coords", data=coords)
         if layout in ("trident", "batched"):
-            said = {
-                "patch_size": 256,
-                "patch_size_level0": tile,
-                "level0_magnification": 40,
-                "overlap": 0,
-                "name": path.stem,
-            }
+            said = {"patch_size": 256, "patch_size_level0": tile, "level0_magnification": 40, "overlap": 0, "name": path.stem}
             d.attrs.update(said)
         if layout == "clam":
             d.attrs.update({"patch_size": 256, "patch_level": 1, "downsample": (tile / 256, tile / 256)})

@@ -13,10 +13,7 @@ class Toy(Head):
     title = "Toy"
     views = 2
     teacher = Teacher(0.9)
-    passes = (
-        Pass("bags", ("backbone", "head.classifier")),
-        Pass("instances", ("backbone", "head.student")),
-    )
+    passes = (Pass("bags", ("backbone", "head.classifier")), Pass("instances", ("backbone", "head.student")))
 
     def __init__(self, dim, classes, counted=None, *, dropout=0.2):
         super().__init__(dim, classes, counted)

@@ -13,9 +13,7 @@ from headcount.experiments.recipe import Recipe
 from headcount.training import loop
 
 CUSTOM_HEAD = f"{Path(__file__).parent / 'toy_head.py'}:Toy"
-TINY = Recipe(
-    source="digits", bag_size=8, train_bags=30, valid_bags=10, test_bags=10, backbone="mlp", epochs=6, batch_bags=8
-)
+TINY = Recipe(source="digits", bag_size=8, train_bags=30, valid_bags=10, test_bags=10, backbone="mlp", epochs=6, batch_bags=8)
 
 
 def model_and_bags(recipe):

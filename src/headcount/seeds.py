@@ -34,7 +34,5 @@ def seed_from_random_state(random_state: Any) -> int:
     if isinstance(given, np.random.Generator):
         return int(given.integers(1 << 31))
     if isinstance(given, bool) or not isinstance(given, (int, np.integer)) or not 0 <= given < 1 << 63:
-        raise HeadcountError(
-            f"random_state is a whole number from 0, a RandomState, a Generator or None, got {given!r}"
-        )
+        raise HeadcountError(f"random_state is a whole number from 0, a RandomState, a Generator or None, got {given!r}")
     return int(given)

@@ -65,9 +65,7 @@ def test_without_keeps_removed_instances_and_drop_removed_does_not():
     removed[[0, 5]] = True
     b = bags().without(removed)
     assert b.segments().total_weight().tolist() == [1, 3, 4]
-    assert b.without(torch.arange(10) == 6).segments().total_weight().tolist() == [1, 3, 3], (
-        "what was removed stays removed"
-    )
+    assert b.without(torch.arange(10) == 6).segments().total_weight().tolist() == [1, 3, 3], "what was removed stays removed"
     dropped = b.drop_removed()
     assert dropped.sizes.tolist() == [1, 3, 4]
     assert dropped.index.tolist() == [1, 2, 3, 4, 6, 7, 8, 9]

@@ -47,9 +47,7 @@ def segments_of(bags, removed=True, weight=False, size="auto"):
 
 
 def seats_of(bags, removed=True, weight=False):
-    return oracles.seats(
-        bags.index, len(bags.sizes), bags.removed if removed else None, bags.weight if weight else None
-    )
+    return oracles.seats(bags.index, len(bags.sizes), bags.removed if removed else None, bags.weight if weight else None)
 
 
 # -- against the loops -------------------------------------------------------------------------------------------------
@@ -71,10 +69,7 @@ def test_weight_is_multiplicity(op):
 
     def check(bags):
         x = bags.values(2)
-        same(
-            getattr(segments_of(bags, weight=True), op)(tensor(x)),
-            REDUCTIONS[op](x.tolist(), seats_of(bags, weight=True)),
-        )
+        same(getattr(segments_of(bags, weight=True), op)(tensor(x)), REDUCTIONS[op](x.tolist(), seats_of(bags, weight=True)))
 
     examine(check, CASES, bags=ragged())
 
@@ -307,8 +302,7 @@ def gradient(s, op, x, c):
 
 
 @pytest.mark.parametrize(
-    ("op", "large"),
-    [(op, large) for op in REDUCTIONS for large in (None, 1e4, math.inf, math.nan) if (op, large) != MAX_NAN],
+    ("op", "large"), [(op, large) for op in REDUCTIONS for large in (None, 1e4, math.inf, math.nan) if (op, large) != MAX_NAN]
 )
 def test_gradient_equals_the_numerical_one(op, large):
     """Also when a removed instance is huge: it must not affect the others, not even as 0 * inf."""

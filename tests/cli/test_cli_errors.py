@@ -120,10 +120,7 @@ FILES = [
     (f"{RUN} --head broken.py:Mine", "broken.py does not run: SyntaxError", "line 1"),
     (f"{RUN} --head heads.py:Other", "heads.py has no class 'Other' derived from headcount's Head"),
     (f"{RUN} --head heads.py:NotAHead", "heads.py has no class 'NotAHead' derived from headcount's Head"),
-    (
-        "data import cifar10 good.npz",
-        "good.npz is not cifar10: it holds float32 (200, 6), not uint8 (60000, 32, 32, 3)",
-    ),
+    ("data import cifar10 good.npz", "good.npz is not cifar10: it holds float32 (200, 6), not uint8 (60000, 32, 32, 3)"),
     ("data import cifar10 missing.npz", "cannot read missing.npz", "give an .npz"),
     ("report no_folder", "no folder no_folder; give the --out of a study"),
     ("report good.npz", "no folder good.npz; give the --out of a study"),
@@ -148,10 +145,7 @@ BEGUN = [
     (f"{RUN} --option t1=0", "temperature t1 must be above 0, got 0"),
     (f"{RUN} --set backbone.hidden=-3", "hidden from 1 and layers from 0, got hidden=-3"),
     (f"{RUN} --set backbone.hidden=0", "hidden from 1 and layers from 0, got hidden=0"),
-    (
-        f"{TABLE} --source digits --set backbone=quick --set backbone.width=-4",
-        "quick cannot be built with {'width': -4}",
-    ),
+    (f"{TABLE} --source digits --set backbone=quick --set backbone.width=-4", "quick cannot be built with {'width': -4}"),
     (f"{STUDY} --fold 0 --head millet --option width=-1", "head millet cannot be built with {'width': -1}"),
     (f"{STUDY} --fold 0 --head mctformer --option heads=0", "head mctformer cannot be built with {'heads': 0}"),
     (
@@ -309,20 +303,10 @@ def test_no_network(typed, monkeypatch, tmp_path):
 def test_a_record_of_another_version(typed, place, tmp_path):
     """A recipe field this version does not know."""
     parts = {"data": {}, "fit": {}, "scores": {}, "provenance": {}}
-    recipe = {
-        "source": "digits",
-        "scenario": "various",
-        "fold": 0,
-        "head": "count",
-        "removal": 0.0,
-        "seed": 0,
-        "mood": 1,
-    }
+    recipe = {"source": "digits", "scenario": "various", "fold": 0, "head": "count", "removal": 0.0, "seed": 0, "mood": 1}
     (tmp_path / "a.json").write_text(json.dumps({"key": "a", "recipe": recipe, **parts}))
     code, _, err = typed(f"report {tmp_path}")
-    one_line(
-        code, err, f"{tmp_path / 'a.json'} is not a record (no recipe field 'mood'; there are source", "move it away"
-    )
+    one_line(code, err, f"{tmp_path / 'a.json'} is not a record (no recipe field 'mood'; there are source", "move it away")
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
@@ -368,9 +352,7 @@ def test_arrays_that_were_cut_off(typed, kept, tmp_path, left):
 def test_a_training_without_a_number(typed):
     """The record would hold no validation loss, and JSON has no NaN."""
     code, _, err = typed(f"{RUN} --head heads.py:Lost")
-    one_line(
-        code, err, "Lost, digits various fold 0", "the validation loss was never a number", "smaller lr than 0.0003"
-    )
+    one_line(code, err, "Lost, digits various fold 0", "the validation loss was never a number", "smaller lr than 0.0003")
 
 
 def test_without_a_command_there_is_help(typed):

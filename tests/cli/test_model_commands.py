@@ -103,9 +103,7 @@ def test_a_model_remembers_its_columns_in_a_second_file_too(run_cli, tmp_path):
     assert scores(run_cli, model, data, "--labels", labels)["bags"]["bags"] == len(won)
     model = fitted(read(data, ColumnRoles(votes=("no", "yes")), labels=labels)).save(tmp_path / "votes")
     assert "shares" in scores(run_cli, model, data, "--labels", labels)
-    assert "shares" not in scores(
-        run_cli, model, data, "--labels", labels, "--label", "outcome"
-    )  # the user's word first
+    assert "shares" not in scores(run_cli, model, data, "--labels", labels, "--label", "outcome")  # the user's word first
 
 
 def test_no_truth_no_instance_score(run_cli, tmp_path):
@@ -121,8 +119,7 @@ def test_votes_are_compared_with_shares(run_cli, tmp_path):
     model, _ = case(tmp_path / "in", "table")
     table = people()
     yes = {
-        p: sum(t == "yes" for t, q in zip(table["truth"], table["precinct"], strict=True) if q == p)
-        for p in table["precinct"]
+        p: sum(t == "yes" for t, q in zip(table["truth"], table["precinct"], strict=True) if q == p) for p in table["precinct"]
     }
     table["yes"] = [yes[p] for p in table["precinct"]]
     table["no"] = [6 - yes[p] for p in table["precinct"]]
@@ -244,9 +241,9 @@ def test_a_sheet_judges_the_next_model_too(run_cli, tmp_path, big):
     run_cli("audit", model, data, "--out", "s.csv")
     fill(tmp_path / "s.csv", truth)
     contrary = FittedModel.load(model)
-    contrary = contrary.replace(
-        estimator=replace(contrary.estimator, value=contrary.estimator.value[:, ::-1].copy())
-    ).save(tmp_path / "m2")
+    contrary = contrary.replace(estimator=replace(contrary.estimator, value=contrary.estimator.value[:, ::-1].copy())).save(
+        tmp_path / "m2"
+    )
     one, two = (scores(run_cli, m, data, "--audit", "s.csv")["audit"]["accuracy"]["value"] for m in (model, contrary))
     assert one + two == pytest.approx(1, abs=1e-5)
     assert one > 0.8
@@ -266,10 +263,7 @@ def _edit(rows, row, **change):
 
 
 SHEETS = {
-    "a class nobody knows": (
-        lambda rows: _edit(rows, 3, label="perhaps"),
-        "row 4: 'perhaps' is none of the classes no, yes",
-    ),
+    "a class nobody knows": (lambda rows: _edit(rows, 3, label="perhaps"), "row 4: 'perhaps' is none of the classes no, yes"),
     "an item twice": (lambda rows: [*rows, rows[0]], "row 101: item"),
     "an item of another sheet": (lambda rows: _edit(rows, 0, item="101"), "row 1: item '101' is none of the 100"),
     "a word for an item": (lambda rows: _edit(rows, 0, item="x"), "row 1: item 'x'"),
@@ -419,8 +413,7 @@ def digit_bags(seed: int, bags: int = 100, size: int = 10, own: int = 6, flip: f
     d, g = load_digits(), np.random.default_rng(seed)
     label = np.arange(bags) % 10
     picked = [
-        np.concatenate([g.choice(np.flatnonzero(d.target == c), own), g.choice(len(d.target), size - own)])
-        for c in label
+        np.concatenate([g.choice(np.flatnonzero(d.target == c), own), g.choice(len(d.target), size - own)]) for c in label
     ]
     wrong = np.zeros(bags, bool)
     wrong[g.choice(bags, round(flip * bags), replace=False)] = True
@@ -465,8 +458,7 @@ def test_issues_of_a_table_through_the_command(run_cli, tmp_path):
     table = people(bags=40, size=16, seed=3, share=0.8)
     flipped = {"p4", "p11", "p20", "p33"}
     table["label"] = [
-        {"yes": "no", "no": "yes"}[v] if p in flipped else v
-        for p, v in zip(table["precinct"], table["label"], strict=True)
+        {"yes": "no", "no": "yes"}[v] if p in flipped else v for p, v in zip(table["precinct"], table["label"], strict=True)
     ]
     del table["truth"]
     data = make.write_csv(tmp_path / "t.csv", table)
@@ -521,9 +513,7 @@ def test_folds_keep_groups_together_and_never_judge_their_own(monkeypatch, tmp_p
 def test_a_forest_sees_each_instance_in_its_own_bag():
     g = np.random.default_rng(0)
     bag = g.permutation(np.repeat(np.arange(6), 5))
-    reading = read(
-        {"features": np.stack([bag, np.arange(30)], 1).astype(np.float32), "bag": bag}, labels=list("ababab")
-    )
+    reading = read({"features": np.stack([bag, np.arange(30)], 1).astype(np.float32), "bag": bag}, labels=list("ababab"))
     x, at = label_issues._sample_instances(reading, None, np.array([1, 3, 4]), g)
     names = np.array(reading.bags.names).astype(int)
     assert x[:, 0].tolist() == names[at].tolist()

@@ -122,17 +122,7 @@ def test_compilation_that_fails_is_told_once_on_stderr(tmp_path):
     (tmp_path / "bin").mkdir()
     env = {**os.environ, "PATH": str(tmp_path / "bin"), "CXX": "no-such-compiler"}
     env |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "PYTHONWARNINGS": "default::UserWarning"}
-    command = [
-        sys.executable,
-        "-m",
-        "headcount",
-        "study",
-        "--out",
-        str(tmp_path / "out"),
-        *SMALL,
-        "--fold",
-        "0,1",
-    ]
+    command = [sys.executable, "-m", "headcount", "study", "--out", str(tmp_path / "out"), *SMALL, "--fold", "0,1"]
     done = subprocess.run([*command, "--compile", "on"], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("headcount: not compiled (")

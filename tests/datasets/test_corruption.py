@@ -75,8 +75,6 @@ def test_a_recipe_with_corruption(tmp_path):
 
 def test_nested_fields_on_the_command_line():
     words = ["trouble.wrong=0.1,0.2", "backbone.stem=small", "backbone.width=32"]
-    made = build_recipes(
-        {name: option.default for name, option in RECIPE_OPTIONS.items()} | {"head": "tilt", "set": words}
-    )
+    made = build_recipes({name: option.default for name, option in RECIPE_OPTIONS.items()} | {"head": "tilt", "set": words})
     assert [dict(r.trouble) for r in made] == [{"wrong": 0.1}, {"wrong": 0.2}]
     assert {r.backbone_options for r in made} == {(("stem", "small"), ("width", 32))}

@@ -143,9 +143,7 @@ def test_the_distribution_of_a_sum_of_uniforms(n):
     assert ours == pytest.approx(irwinhall.cdf(np.clip(x, 0, n), n), rel=1e-9, abs=1e-12)
     corner = np.linspace(0.1, 0.99, 50)
     assert ours.max() == pytest.approx(1, abs=1e-14)
-    assert np.log(share_sampler._irwin_hall(n, corner)) == pytest.approx(
-        n * np.log(corner) - math.lgamma(n + 1), rel=1e-12
-    )
+    assert np.log(share_sampler._irwin_hall(n, corner)) == pytest.approx(n * np.log(corner) - math.lgamma(n + 1), rel=1e-12)
 
 
 def test_official_sampler_has_the_same_statistics(monkeypatch):
@@ -207,14 +205,11 @@ def released_counts(p, size):
 
 
 @pytest.mark.parametrize(
-    ("scenario", "classes", "block", "uses"),
-    [("small", 10, 4000, "U"), ("various", 6, 3000, "UAB"), ("large", 7, 100, "ABG")],
+    ("scenario", "classes", "block", "uses"), [("small", 10, 4000, "U"), ("various", 6, 3000, "UAB"), ("large", 7, 100, "ABG")]
 )
 def test_official_bags_follow_the_released_random_numbers(monkeypatch, scenario, classes, block, uses):
     """Class lists are shuffled with separate random numbers; every share, count and label is as the released code draws it."""
-    monkeypatch.setattr(
-        share_sampler, "sample_shares_official", partial(share_sampler.sample_shares_official, block=block)
-    )
+    monkeypatch.setattr(share_sampler, "sample_shares_official", partial(share_sampler.sample_shares_official, block=block))
     truth = np.random.default_rng(0).integers(0, classes, 3003)
     source = Source("toy", np.zeros((3003, 1), np.float32), truth, tuple(map(str, range(classes))), "0")
     given = Protocol(scenario=scenario, bag_size=16, train_bags=20, valid_bags=10, test_bags=10, sampler="official")

@@ -178,9 +178,7 @@ def test_digits_from_another_place_in_the_library(monkeypatch):
 
 
 def test_unknown_names_list_the_choices():
-    with pytest.raises(
-        HeadcountError, match=r"no source 'cifr10'; there are digits, .*FILE.npz.*did you mean 'cifar10'"
-    ):
+    with pytest.raises(HeadcountError, match=r"no source 'cifr10'; there are digits, .*FILE.npz.*did you mean 'cifar10'"):
         registry.load_source("cifr10")
     with pytest.raises(HeadcountError, match=r"no file nowhere/cells.npz"):
         registry.load_source("nowhere/cells.npz")
@@ -188,11 +186,7 @@ def test_unknown_names_list_the_choices():
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [
-        ({"count": 23}, "it holds uint8"),
-        ({"classes": ("a", "b")}, "its labels are"),
-        ({"sha256": "0" * 64}, "pixels differ"),
-    ],
+    [({"count": 23}, "it holds uint8"), ({"classes": ("a", "b")}, "its labels are"), ({"sha256": "0" * 64}, "pixels differ")],
 )
 def test_wrong_data_are_refused(shrink, monkeypatch, wrong, message):
     cache, _, _ = shrink("cifar10")
@@ -222,9 +216,7 @@ def test_a_damaged_cache_names_the_file_and_what_to_do(shrink, harm):
     registry._load_named.cache_clear()
     folder = cache / "path"
     facts = json.loads((folder / "source.json").read_text())
-    file = {"cut images": "images.npy", "no images": "images.npy", "other labels": "labels.npy"}.get(
-        harm, "source.json"
-    )
+    file = {"cut images": "images.npy", "no images": "images.npy", "other labels": "labels.npy"}.get(harm, "source.json")
     if harm in ("no facts", "no images"):
         (folder / file).unlink()
     elif harm == "half facts":
@@ -276,11 +268,7 @@ def test_import_keeps_the_note_and_replaces_the_source(shrink, tmp_path):
     before = registry.load_source("svhn", cache)
     file = tmp_path / "mine.npz"
     np.savez(
-        file,
-        images=images[::-1],
-        labels=labels[::-1].astype(np.uint8),
-        split=np.arange(14) >= 11,
-        class_names=[*"0123456789"],
+        file, images=images[::-1], labels=labels[::-1].astype(np.uint8), split=np.arange(14) >= 11, class_names=[*"0123456789"]
     )
     source = registry.import_npz("svhn", file, cache, note="cropped anew")
     assert source.note == "cropped anew"

@@ -61,9 +61,7 @@ def test_a_page_runs(page, tmp_path):
             lines = [] if name else [[sys.executable, "snippet.py"]]
         else:
             lines = [shlex.split(line, comments=True) for line in block.replace("\\\n", "").splitlines()]
-            lines = [
-                [sys.executable, *(["-m", "headcount"] if w[0] == "headcount" else []), *w[1:]] for w in lines if w
-            ]
+            lines = [[sys.executable, *(["-m", "headcount"] if w[0] == "headcount" else []), *w[1:]] for w in lines if w]
         for line in lines:
             done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
             assert done.returncode == 0, f"{page.name}: {' '.join(line)}\n{done.stdout}\n{done.stderr}"
@@ -101,9 +99,7 @@ def test_a_recipe_says_what_its_fields_are():
 
 def test_the_names_that_are_recognised_are_listed():
     told = (ROOT / "docs" / "how-to" / "fit.md").read_text()
-    missing = [
-        n for names in (*COMMON_NAMES.values(), ID_NAMES, MISSING_VALUES[1:]) for n in names if f"`{n}`" not in told
-    ]
+    missing = [n for names in (*COMMON_NAMES.values(), ID_NAMES, MISSING_VALUES[1:]) for n in names if f"`{n}`" not in told]
     assert not missing, f"docs/how-to/fit.md does not name {missing}"
 
 
@@ -131,10 +127,7 @@ def test_the_run_repeated_in_another_process_gave_the_same_record():
 
 @pytest.mark.parametrize("table", ["table4", "table6"])
 def test_the_paper_remade_is_that_of_the_records(table):
-    told, found = (
-        (ROOT / "docs" / "explanation" / "paper.md").read_text(),
-        records_by_recipe(ROOT / "results" / "paper"),
-    )
+    told, found = ((ROOT / "docs" / "explanation" / "paper.md").read_text(), records_by_recipe(ROOT / "results" / "paper"))
     shown = 0
     for cell in table_cells(table, SCALES["full"]):
         average, deviation, folds = cell.value(found)
@@ -172,12 +165,7 @@ def test_the_fast_path_beside_the_plain_one_is_that_of_the_records():
 def test_the_jumps_described_for_other_records_are_theirs():
     told, said = (ROOT / "docs" / "explanation" / "paper.md").read_text(), {}
     for words in (["plain"], ["seeds"], ["paper", "--source", "svhn"], ["paper", "--scenario", "small"]):
-        script = [
-            sys.executable,
-            str(ROOT / "benchmarks" / "loss_jumps.py"),
-            str(ROOT / "results" / words[0]),
-            *words[1:],
-        ]
+        script = [sys.executable, str(ROOT / "benchmarks" / "loss_jumps.py"), str(ROOT / "results" / words[0]), *words[1:]]
         said[words[-1]] = subprocess.run(script, capture_output=True, text=True, check=True).stdout
     assert "| Counting Network | 306 to 585 | 5 of 5 |" in said["plain"]
     assert "first at epoch 306 to 585, and all five are selected after a jump" in told
@@ -208,6 +196,4 @@ def test_the_site_builds(tmp_path):
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "site" / "reference" / "api.html").read_text().count("sig-object") > 40
     for page in tmp_path.glob("site/**/*.html"):
-        assert not re.search(r'(src|href)="https?://[^"]*\.(js|css|woff2?)"', page.read_text()), (
-            f"{page} is not offline"
-        )
+        assert not re.search(r'(src|href)="https?://[^"]*\.(js|css|woff2?)"', page.read_text()), f"{page} is not offline"

@@ -74,9 +74,7 @@ def test_a_saved_model_predicts_the_same_from_plain_numbers(estimator, tmp_path,
     assert np.allclose(predicted, made.predict_proba(X * 2 + 3), atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "estimator", [LogisticRegression(), DecisionTreeClassifier(max_depth=4), "noisy_label"], ids=str
-)
+@pytest.mark.parametrize("estimator", [LogisticRegression(), DecisionTreeClassifier(max_depth=4), "noisy_label"], ids=str)
 def test_a_model_of_a_dataframe_predicts_a_file(estimator, tmp_path):
     made = of(estimator, bags="street", epochs=5 if estimator == "noisy_label" else None).fit(FRAME, Y)
     made.fitted_.save(tmp_path / "model")
@@ -302,9 +300,7 @@ WHOLE, APART = "caf\u00e9", "cafe\u0301"  # the same word, its last letter encod
 @pytest.mark.parametrize("kind", [str, object])
 def test_accented_letters_compare_equal_however_they_are_encoded(kind, tmp_path):
     one = np.array([WHOLE, "cafz", "lait"], kind)
-    both = np.where(
-        np.arange(40) % 2, one[WIN], np.array([APART, "cafz", " lait "], kind)[WIN]
-    )  # as a table may have it
+    both = np.where(np.arange(40) % 2, one[WIN], np.array([APART, "cafz", " lait "], kind)[WIN])  # as a table may have it
     plain, model = of().fit(X, one[Y], bags=BAG), of().fit(X, both[BAG], bags=BAG)
     assert model.classes_.tolist() == plain.classes_.tolist() == ["cafz", WHOLE, "lait"]
     assert np.array_equal(model.predict_proba(X), plain.predict_proba(X))

@@ -163,10 +163,7 @@ def test_the_warning_about_ids_of_the_splitter_without_metadata_routing():
         asked = model.set_fit_request(bags=True).set_score_request(bags=True)
         routed = cross_val_score(asked, x, y, cv=BagKFold(3, bags=bag), params={"bags": bag})
     assert sorted(routed * 8) == sorted((routed * 8).round())  # of eight bags each
-    assert (
-        abs(routed.mean() - cross_val_score(MajorityClassifier(LogisticRegression()), listed, labels, cv=3).mean())
-        < 0.1
-    )
+    assert abs(routed.mean() - cross_val_score(MajorityClassifier(LogisticRegression()), listed, labels, cv=3).mean()) < 0.1
 
 
 def test_groups_is_no_parameter():

@@ -12,16 +12,7 @@ from headcount.experiments.records import Record
 
 T = TypeVar("T")
 
-TINY = Recipe(
-    source="digits",
-    bag_size=8,
-    train_bags=20,
-    valid_bags=10,
-    test_bags=10,
-    backbone="mlp",
-    epochs=4,
-    batch_bags=8,
-)
+TINY = Recipe(source="digits", bag_size=8, train_bags=20, valid_bags=10, test_bags=10, backbone="mlp", epochs=4, batch_bags=8)
 
 
 def assert_same_record(a: Record, b: Record) -> None:

@@ -15,13 +15,7 @@ from study_helpers import TINY, assert_same_record
 
 from headcount.errors import HeadcountError
 from headcount.experiments import launch, records, study
-from headcount.experiments.launch import (
-    RemoteTask,
-    ray_cluster,
-    read_files,
-    run_remote,
-    write_files,
-)
+from headcount.experiments.launch import RemoteTask, ray_cluster, read_files, run_remote, write_files
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.experiments.run import run as run_one
@@ -190,10 +184,7 @@ def test_a_study_over_the_cluster(fake_ray, reference, failing, tmp_path):
     assert_same_record(done.records[0], Record.read(reference / f"{MPEM.key}.json"))
     assert [r.recipe for r in done.records] == [MPEM, TINY.replace(removal=1.0)]
     assert [(r, type(e)) for r, e in done.failed.items()] == [(failing, ArithmeticError)]
-    assert (
-        'raise ArithmeticError("on purpose")'
-        in json.loads((out / f"{failing.key}.failed.json").read_text())["traceback"]
-    )
+    assert 'raise ArithmeticError("on purpose")' in json.loads((out / f"{failing.key}.failed.json").read_text())["traceback"]
     assert fake_ray.stored == 1
     assert {e.options["device"] for e in fake_ray.tasks} == {"cpu"}
     assert fake_ray.calls == [

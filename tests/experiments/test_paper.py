@@ -135,10 +135,7 @@ def test_csv_and_latex():
     assert len(lines) == 4 + 12 + 2
     made.pop(wanted[0].recipes[0])
     mean, _, _ = wanted[0].value(made)  # of one run, which has no standard deviation
-    assert (
-        printing.as_latex(wanted, made).splitlines()[4]
-        == rf"Various & Output+Mean & ${mean:.3f}$ (1/2) & -- & -- & -- \\"
-    )
+    assert printing.as_latex(wanted, made).splitlines()[4] == rf"Various & Output+Mean & ${mean:.3f}$ (1/2) & -- & -- & -- \\"
     row = next(csv.DictReader(io.StringIO(printing.as_csv(wanted, made))))
     assert (row["mean"], row["std"], row["runs"]) == (f"{mean:.4f}", "", "1")
 

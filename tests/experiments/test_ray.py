@@ -174,9 +174,7 @@ def scratch_folders() -> set[Path]:
 
 
 def test_a_run_that_fits_no_node_is_refused(cluster, tmp_path):
-    with pytest.raises(
-        HeadcountError, match="a run wants 1 CPUs and 1 GPUs of one node; the nodes have 1 CPUs and 0 GPUs"
-    ):
+    with pytest.raises(HeadcountError, match="a run wants 1 CPUs and 1 GPUs of one node; the nodes have 1 CPUs and 0 GPUs"):
         study.study([BASE], tmp_path, launch=ray_cluster(cluster.address, gpus_each=1))
     assert not list(tmp_path.iterdir())
 
@@ -249,16 +247,7 @@ def test_ctrl_c(tmp_path):
     before = scratch_folders()
     words = "--source digits --bag-size 8 --fold 0,1,2 --epochs 1000000 --launch ray --address local --set backbone=mlp"
     small = "--set train_bags=20 --set valid_bags=10 --set test_bags=10"
-    command = [
-        sys.executable,
-        "-m",
-        "headcount",
-        "study",
-        "--out",
-        str(tmp_path),
-        *words.split(),
-        *small.split(),
-    ]
+    command = [sys.executable, "-m", "headcount", "study", "--out", str(tmp_path), *words.split(), *small.split()]
     driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         wait_until(lambda: [p for s in scratch_folders() - before for p in s.glob("*/running/*/metrics.jsonl")])

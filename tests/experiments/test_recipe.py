@@ -44,9 +44,7 @@ def test_keys_of_the_committed_records(monkeypatch):
 def test_a_field_that_keeps_its_default_is_not_in_the_key():
     assert DIGITS.replace(lr=3e-4).key == DIGITS.key
     assert DIGITS.replace(options={}).key == DIGITS.key
-    assert Recipe.from_dict({"source": "digits"}).key == DIGITS.key, (
-        "a record written before a field existed keeps its key"
-    )
+    assert Recipe.from_dict({"source": "digits"}).key == DIGITS.key, "a record written before a field existed keeps its key"
 
 
 def test_everything_that_decides_a_number_is_in_the_key():
@@ -133,10 +131,7 @@ def test_needs_and_labels():
         ({"epochs": "many"}, "epochs is a whole number"),
         ({"lr": float("nan")}, "lr is a number"),
         ({"options": {"t3": 1}}, "no option of head count 't3'; there are t1, t2, mode, reduction"),
-        (
-            {"options": {"t1": float("nan")}},
-            "option t1 is a finite number, true, false, a word or a list of these, got nan",
-        ),
+        ({"options": {"t1": float("nan")}}, "option t1 is a finite number, true, false, a word or a list of these, got nan"),
         ({"options": {"t1": {"a": 1}}}, "option t1 is a finite number"),
         ({"options": {"t1": np.arange(2)}}, "option t1 is a finite number"),
         ({"fold": np.float64(1.5)}, "fold is a whole number from 0 to 4, got"),
@@ -154,12 +149,7 @@ def test_numpy_and_torch_numbers():
     plain = DIGITS.replace(fold=1, lr=0.5, mirror=True, options={"t1": 2.0})
     assert given == plain
     assert given.key == plain.key
-    assert [type(v) for v in (given.fold, given.lr, given.mirror, dict(given.options)["t1"])] == [
-        int,
-        float,
-        bool,
-        float,
-    ]
+    assert [type(v) for v in (given.fold, given.lr, given.mirror, dict(given.options)["t1"])] == [int, float, bool, float]
     assert [r.fold for r in grid(DIGITS, fold=np.arange(2))] == [0, 1]
 
 

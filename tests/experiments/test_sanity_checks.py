@@ -5,13 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headcount.experiments.sanity_checks import (
-    BAG_SIZE,
-    CLASSES,
-    SANITY_CHECKS,
-    run_sanity_check,
-    sanity_check_bags,
-)
+from headcount.experiments.sanity_checks import BAG_SIZE, CLASSES, SANITY_CHECKS, run_sanity_check, sanity_check_bags
 
 
 @pytest.mark.parametrize("check", SANITY_CHECKS)

@@ -229,13 +229,7 @@ def test_scores_equal_those_of_slow_loops(done):
         arrays, bags = record.arrays(), make_bags(record.recipe)
         bag, label, truth, bag_prediction, predicted = (
             v.tolist()
-            for v in (
-                bags["test"].bag,
-                bags["test"].label,
-                bags["test"].truth,
-                arrays["test_bag_said"],
-                arrays["test_said"],
-            )
+            for v in (bags["test"].bag, bags["test"].label, bags["test"].truth, arrays["test_bag_said"], arrays["test_said"])
         )
         members, counts = oracles.seats(bag, len(label)), oracles.confusion(truth, predicted, 10)
         gaps, scores = oracles.share_difference(truth, predicted, label, members), record.scores
@@ -263,20 +257,13 @@ def test_the_removal_sweep_equals_slow_loops(done):
         vote, distance = arrays["train_said"].tolist(), arrays["train_euclidean_correct"].tolist()
         distance, members = [None if math.isnan(d) else d for d in distance], oracles.seats(bag, len(label))
         assert arrays["train_share_said"].tolist() == pytest.approx(oracles.share(vote, label, members))
-        sweep = record.data.get("sweep") or {
-            "removal": [recipe.removal],
-            **{k: [v] for k, v in record.data["mpem"].items()},
-        }
+        sweep = record.data.get("sweep") or {"removal": [recipe.removal], **{k: [v] for k, v in record.data["mpem"].items()}}
         assert sweep["removal"] == [recipe.removal] or sweep["removal"] == [i / 10 for i in range(1, 11)]
         for i, r in enumerate(sweep["removal"]):
             removed = oracles.mpem_removed(distance, vote, bag, label, r)
             remaining = oracles.seats(bag, len(label), removed)
-            control = [
-                metrics.random_removal(np.array(bag), np.array(removed), np.random.default_rng(k)) for k in range(10)
-            ]
-            control_rates = [
-                oracles.agreement_rate(truth, label, oracles.seats(bag, len(label), c), 10) for c in control
-            ]
+            control = [metrics.random_removal(np.array(bag), np.array(removed), np.random.default_rng(k)) for k in range(10)]
+            control_rates = [oracles.agreement_rate(truth, label, oracles.seats(bag, len(label), c), 10) for c in control]
             expected = {
                 "removed": sum(removed),
                 "purity": oracles.purity(truth, label, bag, removed) if any(removed) else None,
@@ -312,9 +299,7 @@ def test_removed_instances_skip_the_network_only_if_asked(done, tmp_path, monkey
         (tmp_path / path.name).write_bytes(path.read_bytes())
     train_function = runs.loop.train
     monkeypatch.setattr(
-        runs.loop,
-        "train",
-        lambda model, train, *a, **k: (train_bags.append(train), train_function(model, train, *a, **k))[1],
+        runs.loop, "train", lambda model, train, *a, **k: (train_bags.append(train), train_function(model, train, *a, **k))[1]
     )
     record = run_one(recipe, tmp_path, device="cpu")
     n_removed, n_instances = record.data["mpem"]["removed"], TINY.train_bags * TINY.bag_size
@@ -346,9 +331,7 @@ def test_arrays_beside_the_record(done):
 def test_a_record_reproduces_its_run(done, tmp_path):
     """The JSON alone is enough to repeat it."""
     record = next(r for r in done[1].records if not r.recipe.removal)
-    assert_same_record(
-        record, run_one(Recipe.from_dict(json.loads(record.path.read_text())["recipe"]), tmp_path, device="cpu")
-    )
+    assert_same_record(record, run_one(Recipe.from_dict(json.loads(record.path.read_text())["recipe"]), tmp_path, device="cpu"))
 
 
 def test_mpem_without_its_counting_network(tmp_path):
@@ -379,19 +362,12 @@ def test_launchers_give_equal_records(done, pool, custom_heads, tmp_path):
     """The same records; and a run that fails in its process stops only the run that needs it."""
     fails = TINY.replace(head=f"{custom_heads}:Fails")
     ended = study.study(
-        [fails.replace(removal=0.5), *RECIPES, fails],
-        tmp_path,
-        launch=keep_running(pool),
-        device="cpu",
-        checkpoint_seconds=0,
+        [fails.replace(removal=0.5), *RECIPES, fails], tmp_path, launch=keep_running(pool), device="cpu", checkpoint_seconds=0
     )
     assert len(ended.records) == len(RECIPES)
     for one, other in zip(done[1].records, ended.records, strict=True):
         assert_same_record(one, other)
-    assert {r: type(e) for r, e in ended.failed.items()} == {
-        fails: ArithmeticError,
-        fails.replace(removal=0.5): RuntimeError,
-    }
+    assert {r: type(e) for r, e in ended.failed.items()} == {fails: ArithmeticError, fails.replace(removal=0.5): RuntimeError}
     assert str(ended.failed[fails.replace(removal=0.5)]).startswith("not run, because Fails")
     assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".npz"}
 
@@ -506,16 +482,7 @@ def test_a_training_that_diverges(custom_heads, tmp_path):
 def test_a_killed_parent_leaves_no_workers(tmp_path):
     words = "--source digits --bag-size 8 --epochs 1000000 --fold 0,1 --device cpu --processes 2 --set backbone=mlp"
     small = "--set train_bags=20 --set valid_bags=10 --set test_bags=10"
-    command = [
-        sys.executable,
-        "-m",
-        "headcount",
-        "study",
-        "--out",
-        str(tmp_path),
-        *words.split(),
-        *small.split(),
-    ]
+    command = [sys.executable, "-m", "headcount", "study", "--out", str(tmp_path), *words.split(), *small.split()]
     parent = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     try:
         wait_until(lambda: len(list(tmp_path.glob("running/*/metrics.jsonl"))) == 2 or parent.poll() is not None)

@@ -49,9 +49,7 @@ def test_every_kind_comes_back_row_by_row(kind, run_cli, tmp_path):
     for b, row in enumerate(bags):
         here = dataset.bags.bag.numpy() == b
         for k, c in enumerate(loaded.classes):
-            assert float(row[f"share_{c}"]) == pytest.approx(
-                float(want.instance_probabilities[here, k].mean()), abs=1e-5
-            )
+            assert float(row[f"share_{c}"]) == pytest.approx(float(want.instance_probabilities[here, k].mean()), abs=1e-5)
             assert float(row[f"low_{c}"]) <= float(row[f"share_{c}"]) <= float(row[f"high_{c}"])
             assert float(row[f"p_majority_{c}"]) == pytest.approx(float(want.bag_probabilities[b, k]), abs=1e-5)
         assert row["prediction"] == loaded.classes[int(want.bag_prediction[b])]
@@ -111,9 +109,7 @@ def test_all_formats_have_the_same_predictions(ending, run_cli, tmp_path):
     sign = "\t" if ending == "tsv" else ","
     path = tmp_path / f"p.{ending}"
     table = (
-        pq.read_table(path)
-        if ending == "parquet"
-        else pacsv.read_csv(path, parse_options=pacsv.ParseOptions(delimiter=sign))
+        pq.read_table(path) if ending == "parquet" else pacsv.read_csv(path, parse_options=pacsv.ParseOptions(delimiter=sign))
     )
     want = pacsv.read_csv(tmp_path / "plain.csv")
     assert table.column_names == want.column_names
@@ -267,9 +263,7 @@ def test_tiles_in_degrees(run_cli, tmp_path):
     step = {"lon": [10 + 0.01 * (k % 6) for k in range(48)], "lat": [50 + 0.01 * (k // 6) for k in range(48)]}
     data = make.write_csv(tmp_path / "people.csv", {**people(shuffle=False), **step})
     model = fitted(read(data, ColumnRoles(x="lon", y="lat"))).save(tmp_path / "model")
-    code, _, err = run_cli(
-        "predict", model, data, "--tile", 0.01, "--out", "p.csv", "--geojson", "geo", "--heatmap", "heat"
-    )
+    code, _, err = run_cli("predict", model, data, "--tile", 0.01, "--out", "p.csv", "--geojson", "geo", "--heatmap", "heat")
     assert code == 0, err
     assert "imshow" not in err
     body = json.loads(next((tmp_path / "geo").iterdir()).read_text())
@@ -334,10 +328,7 @@ WRONG = [
     ("predict nowhere DATA --out p.csv --bags file/b.csv", "--bags file/b.csv: file is a file"),
     ("predict nowhere DATA --out p.csv --bags file/new/b.csv", "--bags file/new/b.csv: file is a file"),
     ("predict nowhere DATA --out p.csv --geojson full", "--geojson full is there already"),
-    (
-        "predict nowhere DATA --out p.csv --heatmap file",
-        "--heatmap file is a file that stands where a folder is wanted",
-    ),
+    ("predict nowhere DATA --out p.csv --heatmap file", "--heatmap file is a file that stands where a folder is wanted"),
     ("predict nowhere DATA --out file", "--out file is a file that stands where a folder is wanted"),
     ("predict nowhere DATA --out full", "--out full is there already"),
     ("explain nowhere DATA --out file/e.html", "--out file/e.html: file is a file"),

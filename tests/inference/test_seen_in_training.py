@@ -94,9 +94,7 @@ def test_every_command_predicts_the_same(run_cli, tmp_path, monkeypatch):
     assert (code, err.count("trained on")) == (0, 1)
     dataset = FittedModel.load(model).read(data)
     ids = dataset.ids.column("id").take(dataset.rows).to_pylist()
-    assert explained[0].instance_probabilities[:, 1] == pytest.approx(
-        [float(want[f"{int(i):03d}"]) for i in ids], abs=1e-5
-    )
+    assert explained[0].instance_probabilities[:, 1] == pytest.approx([float(want[f"{int(i):03d}"]) for i in ids], abs=1e-5)
     assert "trained on" in run_cli("issues", data, "--model", model)[2]
 
 

@@ -114,9 +114,7 @@ def test_either_winner_of_a_tie_may_be_the_largest():
 def test_a_tie_favours_neither_winner():
     log_p = torch.full((200, 2), 0.5).log()
     tied, even = torch.full((20, 2), 0.5), Transition(mix_from_shares(0.5, 2), torch.ones(2) / 2)
-    found = estimate_proportions(
-        log_p, Segments.from_sizes([10] * 20), tied, even, 4.0, torch.Generator().manual_seed(0)
-    )
+    found = estimate_proportions(log_p, Segments.from_sizes([10] * 20), tied, even, 4.0, torch.Generator().manual_seed(0))
     assert abs(float(found.share[:, 0].mean()) - 0.5) < 0.02  # 0.7 if only the first of them might be the largest
 
 
@@ -250,9 +248,7 @@ def test_laplace_in_chunks_with_weights_and_removed_instances():
     heavy = [laplace_proportions(log_p, s.with_weight(torch.full((len(z),), w)), EVEN, 4.0) for w in (1.0, 1e6)]
     for a, b in zip(*heavy, strict=True):
         torch.testing.assert_close(a, b)  # votes are not evidence
-    first = laplace_proportions(log_p, s.with_weight(torch.where(torch.arange(len(z)) % 9 == 0, 1e6, 1.0)), EVEN, 4.0)[
-        0
-    ]
+    first = laplace_proportions(log_p, s.with_weight(torch.where(torch.arange(len(z)) % 9 == 0, 1e6, 1.0)), EVEN, 4.0)[0]
     assert (first.argmax(1) == log_p[::9].argmax(1)).all(), "one instance holds nearly all the votes"
 
 
@@ -265,9 +261,7 @@ def test_own_prediction_is_excluded_from_context():
     want = log_p[0].exp() * fit_shares(log_p[1:2], Segments.from_sizes([1]), EVEN[None], EVEN, 1e-6)[0] / EVEN
     assert (two[0] - want / want.sum()).abs().max() < 0.2, "the other instance is used"
     removed = torch.tensor([True, False])
-    torch.testing.assert_close(
-        posterior_in_context(log_p[:2], Segments.from_sizes([2]).without(removed), EVEN, 1.0), log_p[:2]
-    )
+    torch.testing.assert_close(posterior_in_context(log_p[:2], Segments.from_sizes([2]).without(removed), EVEN, 1.0), log_p[:2])
 
 
 def test_context_helps_where_classes_overlap_and_shares_vary():
@@ -275,8 +269,7 @@ def test_context_helps_where_classes_overlap_and_shares_vary():
     assert context.helps
     z, test, _ = world(5)
     alone, in_context = (
-        contexts.calibrated_probabilities(context, z, test.blind(), use_context=use_context)
-        for use_context in (False, True)
+        contexts.calibrated_probabilities(context, z, test.blind(), use_context=use_context) for use_context in (False, True)
     )
     assert accuracy(in_context, test) > accuracy(alone, test) + 0.04
     assert torch.equal(contexts.calibrated_probabilities(context, z, test.blind()), in_context)
@@ -288,9 +281,7 @@ def test_probabilities_and_shares_use_the_temperature():
     warm = replace(context, temperature=2 * context.temperature)
     for use_context in (False, True):
         want = contexts.calibrated_probabilities(context, z / 2, bags.blind(), use_context=use_context)
-        torch.testing.assert_close(
-            contexts.calibrated_probabilities(warm, z, bags.blind(), use_context=use_context), want
-        )
+        torch.testing.assert_close(contexts.calibrated_probabilities(warm, z, bags.blind(), use_context=use_context), want)
     assert torch.equal(
         contexts.calibrated_proportions(warm, z, bags.blind()).share,
         contexts.calibrated_proportions(context, z / 2, bags.blind()).share,
@@ -315,10 +306,7 @@ def test_context_is_off_where_it_explains_labels_worse():
     context = contexts.fit_context(z, valid.blind())
     assert context.assessment.gain > contexts.MIN_STANDARD_ERRORS * context.assessment.gain_error
     assert not context.helps
-    assert (
-        accuracy(contexts.calibrated_probabilities(context, z, valid, use_context=True), valid)
-        < accuracy(z, valid) - 0.01
-    )
+    assert accuracy(contexts.calibrated_probabilities(context, z, valid, use_context=True), valid) < accuracy(z, valid) - 0.01
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])

@@ -54,9 +54,7 @@ def test_the_bag_term_saturates():
     assert found["S = 256"][1] < 1e-3 < found["S = 256"][0]
     assert found["S = 16"][1] > 0.2
     for size in (16, 256):
-        assert all(
-            slope <= bound + 0.02 for slope, bound in zip(found[f"S = {size}"], found[f"bound {size}"], strict=True)
-        )
+        assert all(slope <= bound + 0.02 for slope, bound in zip(found[f"S = {size}"], found[f"bound {size}"], strict=True))
 
 
 def test_the_share_is_estimated():

@@ -80,11 +80,7 @@ def test_autocast_changes_nothing():
     given = log_p, target, transition.mix_from_shares(0.3, 5), torch.full((5,), 0.2)
     plain = transition.forward_loss(*given), transition.posterior(*given), transition_em.e_step(log_p.exp(), *given[1:])
     with torch.autocast("cpu", torch.bfloat16):
-        again = (
-            transition.forward_loss(*given),
-            transition.posterior(*given),
-            transition_em.e_step(log_p.exp(), *given[1:]),
-        )
+        again = (transition.forward_loss(*given), transition.posterior(*given), transition_em.e_step(log_p.exp(), *given[1:]))
     for a, b in zip(plain, again, strict=True):
         near(a, b, 1e-6)
 
@@ -102,13 +98,9 @@ def test_a_soft_label_adds_to_the_counts_of_each_label():
 def test_random_majority_share_equals_simulation(size, classes):
     rng = np.random.default_rng(0)
     drawn = rng.multinomial(size, np.full(classes, 1 / classes), 40_000).max(1) / size
-    assert transition_em.random_majority_share(size, classes) == pytest.approx(
-        drawn.mean(), abs=4 * drawn.std() / 200 + 0.001
-    )
+    assert transition_em.random_majority_share(size, classes) == pytest.approx(drawn.mean(), abs=4 * drawn.std() / 200 + 0.001)
     assert 1 / classes < transition_em.random_majority_share(size, classes)
-    assert (
-        min(transition_em.random_majority_share(size, classes), 0.999) <= transition_em.initial_share(size, classes) < 1
-    )
+    assert min(transition_em.random_majority_share(size, classes), 0.999) <= transition_em.initial_share(size, classes) < 1
 
 
 @pytest.mark.parametrize(("classes", "too_much"), [(2, 0.01), (10, 0.05), (100, 0.26)])
@@ -249,9 +241,7 @@ def test_an_uncounted_background_may_be_the_largest():
     x[np.arange(len(y)), y] += 3
     prior = torch.tensor([0.1, 0.1, 0.1, 0.7]).log()
     p = (torch.tensor(3 * x) + prior).softmax(1)
-    estimate = transition_em.estimate_transition(
-        p, Segments.from_sizes([30] * 300), torch.eye(4)[label], counted=counted
-    )
+    estimate = transition_em.estimate_transition(p, Segments.from_sizes([30] * 300), torch.eye(4)[label], counted=counted)
     assert abs(estimate.mix[:3].numpy() - true).max() < 0.04
     assert estimate.label_prior[3] == 0
 

@@ -53,9 +53,7 @@ def test_without_count():
     close(loss, 0.269324)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), [("count", {"t1": 1.0, "t2": 1.0}), ("output_mean", {"form": "tempered"})]
-)
+@pytest.mark.parametrize(("name", "options"), [("count", {"t1": 1.0, "t2": 1.0}), ("output_mean", {"form": "tempered"})])
 def test_both_temperatures_one(name, options):
     _, p, loss, _ = run_head(name, options)
     close(p, 0.346845, 0.308803, 0.344352)

@@ -53,9 +53,7 @@ def fitted_of(kind="forest", r=None, **more):
     else:
         torch.manual_seed(0)
         body = Model(ModelConfig(learned.shape, CLASSES, "mlp", (("hidden", 8),), more.pop("head", "tilt"))).eval()
-    return FittedModel(
-        body, CLASSES, learned, some_transition(), metadata={"method": kind, "scores": {"x": 0.5}}, **more
-    ), r
+    return FittedModel(body, CLASSES, learned, some_transition(), metadata={"method": kind, "scores": {"x": 0.5}}, **more), r
 
 
 # -- arrays of scikit-learn -----------------------------------------------------------------------------------------------
@@ -142,9 +140,7 @@ def test_saved_and_loaded(kind, tmp_path):
     assert np.allclose(one.bag_probabilities.sum(1), 1, atol=1e-5)
     assert (one.bag_probabilities[:, 2] == 0).all()
     assert one.classes == CLASSES
-    assert np.array_equal(
-        one.confidence, one.instance_probabilities[range(len(one.confidence)), one.instance_prediction]
-    )
+    assert np.array_equal(one.confidence, one.instance_probabilities[range(len(one.confidence)), one.instance_prediction])
     assert np.array_equal(one.bag_prediction, one.bag_probabilities.argmax(1))
 
 
@@ -172,11 +168,7 @@ def test_images_saved_and_loaded(tmp_path):
 
 
 def test_text_comes_back_with_its_words(tmp_path):
-    table = {
-        "bag": list("aabbcc"),
-        "label": list("xxyyxx"),
-        "text": ["good day", "day", "bad", "so bad", "good", "fine"],
-    }
+    table = {"bag": list("aabbcc"), "label": list("xxyyxx"), "text": ["good day", "day", "bad", "so bad", "good", "fine"]}
     dataset = read(table)
     preprocessor = dataset.fit_preprocessor()
     x = dataset.to_bags(preprocessor).pool.data.numpy()
@@ -216,10 +208,7 @@ def test_temperatures():
     model, dataset = fitted_of()
     one = model.predict(dataset)
     two = model.replace(temperature=0.5, instance_temperature=0.5).predict(dataset)
-    for p, q in (
-        (one.bag_probabilities, two.bag_probabilities),
-        (one.instance_probabilities, two.instance_probabilities),
-    ):
+    for p, q in ((one.bag_probabilities, two.bag_probabilities), (one.instance_probabilities, two.instance_probabilities)):
         square = np.square(np.maximum(p, 1e-30))
         assert np.allclose(q, square / square.sum(1, keepdims=True), atol=1e-5)
 
@@ -398,18 +387,9 @@ FOREST = {
     "extra in body": (_arrays(lambda arrays: arrays.update({"estimator.extra": np.ones(3)})), "extra"),
     "extra learned": (_arrays(lambda arrays: arrays.update({"preprocessor.extra": np.ones(3)})), "preprocessor"),
     "missing": (_arrays(lambda arrays: arrays.pop("estimator.left")), "left"),
-    "shape": (
-        _arrays(lambda arrays: arrays.update({"estimator.threshold": arrays["estimator.threshold"][1:]})),
-        "threshold",
-    ),
-    "dtype": (
-        _arrays(lambda arrays: arrays.update({"estimator.left": arrays["estimator.left"].astype(np.int64)})),
-        "left",
-    ),
-    "scalar": (
-        _arrays(lambda arrays: arrays.update({"estimator.feature": np.zeros((), np.int32)})),
-        "damaged|readable",
-    ),
+    "shape": (_arrays(lambda arrays: arrays.update({"estimator.threshold": arrays["estimator.threshold"][1:]})), "threshold"),
+    "dtype": (_arrays(lambda arrays: arrays.update({"estimator.left": arrays["estimator.left"].astype(np.int64)})), "left"),
+    "scalar": (_arrays(lambda arrays: arrays.update({"estimator.feature": np.zeros((), np.int32)})), "damaged|readable"),
     "nan": (_set("estimator.threshold", 0, np.nan), "finite"),
     "infinite": (_set("estimator.threshold", 0, np.inf), "finite"),
     "nan in NaN json": (lambda f: (f / "model.json").write_text('{"format": NaN}'), "finite"),

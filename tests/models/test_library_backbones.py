@@ -51,22 +51,16 @@ def test_published_weights_are_downloaded_on_request(name, mean, downloads):
     before = model.backbone.net.conv.weight.clone()
     start = library_backbones.load_pretrained(name, (8, 8, 3), log=lambda line: logged.append((line, list(downloads))))
     assert downloads == ["small"]
-    assert [(name in line and "download" in line, downloaded) for line, downloaded in logged] == [(True, [])], (
-        "logged before"
-    )
+    assert [(name in line and "download" in line, downloaded) for line, downloaded in logged] == [(True, [])], "logged before"
     assert (start.frozen, start.weights, start.mean[0]) == (True, "pretrained", mean)
     start.load_into(model.backbone)
     assert not torch.equal(before, model.backbone.net.conv.weight)
     assert model.backbone.net.conv.weight.flatten()[0] == -1
-    assert library_backbones.load_pretrained(name, (8, 8, 1)).mean == pytest.approx(
-        (mean if mean == 0.5 else 0.449,), abs=1e-3
-    )
+    assert library_backbones.load_pretrained(name, (8, 8, 1)).mean == pytest.approx((mean if mean == 0.5 else 0.449,), abs=1e-3)
 
 
 def test_weights_that_cannot_be_loaded(downloads):
-    with pytest.raises(
-        HeadcountError, match=r"offline: its published weights could not be loaded .*name resolution"
-    ) as e:
+    with pytest.raises(HeadcountError, match=r"offline: its published weights could not be loaded .*name resolution") as e:
         library_backbones.load_pretrained("timm:offline", (8, 8, 3))
     assert "\n" not in str(e.value)
     assert library_backbones.load_pretrained("timm:offline", (8, 8, 3), weights="none").state is None
@@ -228,9 +222,7 @@ def test_frozen_weights_and_running_means_stay(frozen, downloads):
     model.train()
     assert model.backbone.net.training != frozen
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    recipe = Recipe(
-        backbone="timm:small", head="tilt", epochs=2, batch_bags=4, lr=0.05, optimizer="adamw", precision="fp32"
-    )
+    recipe = Recipe(backbone="timm:small", head="tilt", epochs=2, batch_bags=4, lr=0.05, optimizer="adamw", precision="fp32")
     train(model, bags, bags, recipe.train_config)
     after = model.state_dict()
     own = [k for k in before if k.startswith("backbone.net.")]

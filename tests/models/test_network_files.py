@@ -49,10 +49,7 @@ REFUSED_FILES = {
     "a pickle": (spoil_bytes(lambda b: pickle.dumps({"weight": [1.0]})), "able model"),
     "a tensor too few": (spoil_weights(lambda w: w.pop("head.classifier.bias")), "able model"),
     "a tensor too many": (spoil_weights(lambda w: w.update(more=torch.ones(1))), "able model"),
-    "a tensor too long": (
-        spoil_weights(lambda w: w.update({"head.classifier.bias": torch.ones(5)})),
-        "able model",
-    ),
+    "a tensor too long": (spoil_weights(lambda w: w.update({"head.classifier.bias": torch.ones(5)})), "able model"),
     "another format": (spoil_json(format=2), "format 2"),
     "no format": (lambda f: (f / "model.json").write_text("{}"), "format"),
     "not a table": (lambda f: (f / "model.json").write_text("[1]"), "able model"),
@@ -131,10 +128,7 @@ def test_a_save_that_fails_leaves_the_old_model(tmp_path, monkeypatch):
 HELPFUL_ERRORS = {
     "missing weights are named": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
     "an empty shape": (spoil_json(shape=[]), "shape"),
-    "a folder in place of a file": (
-        lambda f: [(f / "model.json").unlink(), (f / "model.json").mkdir()],
-        "model.json",
-    ),
+    "a folder in place of a file": (lambda f: [(f / "model.json").unlink(), (f / "model.json").mkdir()], "model.json"),
     "the weights that do not fit are named": (spoil_json(shape=[9]), "backbone.layers.1.weight"),
     "counted of another length": (spoil_json(counted=[True]), "counted"),
     "no counted class": (spoil_json(counted=[False] * 4), "two classes must count"),

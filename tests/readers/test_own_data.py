@@ -45,9 +45,7 @@ def test_a_date_is_the_same_day_however_it_is_written(fitting, tmp_path):
 
     again = FittedModel.load(model)
     said = {
-        name: predict_dataset(
-            again, again.read(make.write_csv(tmp_path / "d.csv", dated(write)))
-        ).instance_probabilities
+        name: predict_dataset(again, again.read(make.write_csv(tmp_path / "d.csv", dated(write)))).instance_probabilities
         for name, write in WRITTEN.items()
     }
     for unit in ("s", "ms", "us", "ns"):
@@ -174,10 +172,7 @@ def test_votes_are_foretold_by_their_winner(tmp_path):
 
     again = FittedModel.load(model)
     table = people()
-    votes = {
-        "no": [4 if v == "no" else 2 for v in table["label"]],
-        "yes": [4 if v == "yes" else 2 for v in table["label"]],
-    }
+    votes = {"no": [4 if v == "no" else 2 for v in table["label"]], "yes": [4 if v == "yes" else 2 for v in table["label"]]}
     by_label = again.read(table)
     by_votes = again.read({**table, **votes}, _named(votes=("no", "yes")))
     said = predict_dataset(again, by_label)
@@ -229,18 +224,13 @@ def test_the_next_command_can_be_pasted(run_cli, tmp_path):
 def test_names_with_commas_can_be_named(run_cli, tmp_path):
     table = people()
     won = dict(zip(table["precinct"], table.pop("label"), strict=True))
-    votes = {
-        "precinct": [*won],
-        **{c: [1 + (w == k) for w in won.values()] for c, k in (("no", "no"), ("yes, but", "yes"))},
-    }
+    votes = {"precinct": [*won], **{c: [1 + (w == k) for w in won.values()] for c, k in (("no", "no"), ("yes, but", "yes"))}}
     data, labels = make.write_csv(tmp_path / "d.csv", table), make.write_csv(tmp_path / "v.csv", votes)
     said = ("--labels", labels, "--votes", 'no, "yes, but"')
     code, out, err = run_cli("check", data, *said, "--truth", "truth", "--uncounted", "yes", "--json")
     assert code == 0, err
     assert set(json.loads(out)["shares"]["classes"]) == {"no", "yes, but", "yes"}
-    model = fitted(read(data, ColumnRoles(votes=("no", "yes, but")), labels=labels, uncounted=["yes"])).save(
-        tmp_path / "m"
-    )
+    model = fitted(read(data, ColumnRoles(votes=("no", "yes, but")), labels=labels, uncounted=["yes"])).save(tmp_path / "m")
     code, _, err = run_cli("audit", model, data, *said, "--out", "sheet.csv", "--count", 4)
     assert code == 0, err
     assert """--votes 'no, "yes, but"'""" in err

@@ -24,12 +24,7 @@ from headcount.readers.preprocessing import Preprocessor
 def same(a, b) -> bool:
     """Two readings hold the same bags."""
     x, y = a.bags, b.bags
-    return (
-        x.names == y.names
-        and x.classes == y.classes
-        and torch.equal(x.target, y.target)
-        and torch.equal(x.sizes, y.sizes)
-    )
+    return x.names == y.names and x.classes == y.classes and torch.equal(x.target, y.target) and torch.equal(x.sizes, y.sizes)
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------------
@@ -103,9 +98,7 @@ def test_only_the_given_bags_teach_words():
     assert all(np.array_equal(again.arrays()[k], v) for k, v in learned.arrays().items())
 
 
-@pytest.mark.parametrize(
-    "table", [make.rows(), make.texts(), make.texts(bags=40, size=30)], ids=["table", "text", "svd"]
-)
+@pytest.mark.parametrize("table", [make.rows(), make.texts(), make.texts(bags=40, size=30)], ids=["table", "text", "svd"])
 def test_learned_comes_back(table):
     if len(table["label"]) > 1000:  # enough words for a truncated SVD
         g = np.random.default_rng(0)
@@ -140,9 +133,7 @@ def test_shuffled_rows_are_the_same_instances():
 
 
 def test_everything_said_of_an_instance_travels_with_it():
-    table = make.rows(
-        truth=["yes", "no", "no"] * 10, weight=[i + 0.5 for i in range(30)], x=list(range(30)), y=[7] * 30
-    )
+    table = make.rows(truth=["yes", "no", "no"] * 10, weight=[i + 0.5 for i in range(30)], x=list(range(30)), y=[7] * 30)
     table["known"] = ["" if i % 4 else "yes" for i in range(30)]
     order = np.random.default_rng(1).permutation(30)
     reading = read({k: [v[i] for i in order] for k, v in table.items()}, tile=5)
@@ -170,9 +161,7 @@ def test_prediction_reads_as_the_model_did(tmp_path):
         assert not got.bags.target.any()
         assert got.ids.column_names == ["extra", "bag", "id"]
     with pytest.raises(HeadcountError, match="lacks 'age'"):
-        read(
-            {k: v for k, v in new.items() if k != "age"}, preprocessor=learned, classes=["no", "yes"], need_labels=False
-        )
+        read({k: v for k, v in new.items() if k != "age"}, preprocessor=learned, classes=["no", "yes"], need_labels=False)
 
 
 def test_of_data_without_labels_the_classes_are_told_and_no_counts():
@@ -226,12 +215,7 @@ def test_copies_of_the_label_are_no_features():
         "note": [f"note {i} of many" for i in range(30)],
     }
     reading = read({**table, **leaks})
-    assert {f.name for f in reading.schema.fields} == {
-        "age",
-        "height",
-        "colour",
-        "note",
-    }  # 30 rows: notes might be categories
+    assert {f.name for f in reading.schema.fields} == {"age", "height", "colour", "note"}  # 30 rows: notes might be categories
     assert sum("repeats the label" in line for line in reading.description) == 2
     assert sum("repeats the bag" in line for line in reading.description) == 2
     with pytest.raises(HeadcountError, match="'copy' of the table cannot be a feature: it repeats the label"):
@@ -359,9 +343,7 @@ def test_a_million_rows_without_a_loop():
     n = 1_000_000
     g = np.random.default_rng(0)
     bag = g.integers(0, 20_000, n)
-    table = pa.table(
-        {"bag": bag, "label": np.array(["no", "yes"])[bag % 2], "a": g.normal(size=n), "b": g.normal(size=n)}
-    )
+    table = pa.table({"bag": bag, "label": np.array(["no", "yes"])[bag % 2], "a": g.normal(size=n), "b": g.normal(size=n)})
     start = time.process_time()
     reading = read(table)
     bags = reading.to_bags(reading.fit_preprocessor(np.arange(10_000)))
@@ -377,12 +359,7 @@ def test_a_million_rows_without_a_loop():
 def test_folder_of_bags(tmp_path):
     reading = read(make.folder(tmp_path))
     bags = reading.to_bags()
-    assert (reading.kind, bags.pool.shape, len(bags), bags.names) == (
-        "images",
-        (6, 5, 3),
-        4,
-        ("bag0", "bag1", "bag2", "bag3"),
-    )
+    assert (reading.kind, bags.pool.shape, len(bags), bags.names) == ("images", (6, 5, 3), 4, ("bag0", "bag1", "bag2", "bag3"))
     assert bags.label.tolist() == [0, 1, 0, 1]
     assert reading.ids.column("file").to_pylist()[4] == "bag1/1.png"
     from PIL import Image
@@ -412,10 +389,7 @@ def test_new_pictures_are_made_like_the_models(tmp_path):
     learned = read(make.folder(tmp_path / "a", mode="L"), side=7).fit_preprocessor()
     make.picture(tmp_path / "b" / "only" / "1.png", size=(9, 9))
     reading = read(
-        tmp_path / "b",
-        preprocessor=Preprocessor.from_parts(learned.to_json()),
-        classes=["cat", "dog"],
-        need_labels=False,
+        tmp_path / "b", preprocessor=Preprocessor.from_parts(learned.to_json()), classes=["cat", "dog"], need_labels=False
     )
     assert reading.to_bags().pool.shape == (7, 7, 1)
 
@@ -428,10 +402,7 @@ def test_pictures_named_in_a_table(tmp_path):
     table["label"] = ["cat" if p in ("bag0", "bag2") else "dog" for p in table["bag"]]
     a, b = read(tmp_path), read(make.write_csv(tmp_path / "rows.csv", table))
     for name in a.bags.names:
-        x, y = (
-            set(map(bytes, r.to_bags().pool.take(r.bags.take([r.bags.names.index(name)]).index).numpy()))
-            for r in (a, b)
-        )
+        x, y = (set(map(bytes, r.to_bags().pool.take(r.bags.take([r.bags.names.index(name)]).index).numpy())) for r in (a, b))
         assert x == y
     assert b.ids.column("path").to_pylist() == table["path"]
 
@@ -456,11 +427,7 @@ def test_arrays_from_every_side(tmp_path):
     flat, y, sizes = np.concatenate(held), np.array(["u", "v", "u"]), np.array([4, 2, 3])
     np.savez(tmp_path / "a.npz", features=flat, sizes=sizes, labels=y)
     np.savez(
-        tmp_path / "b.npz",
-        X=flat,
-        offsets=np.array([0, 4, 6, 9]),
-        labels=np.array([0, 1, 0]),
-        classes=np.array(["u", "v"]),
+        tmp_path / "b.npz", X=flat, offsets=np.array([0, 4, 6, 9]), labels=np.array([0, 1, 0]), classes=np.array(["u", "v"])
     )
     ways = [
         read(held, labels=y),
@@ -502,9 +469,7 @@ def test_what_is_known_of_arrays():
     assert laid.known is not None
     assert laid.known.tolist() == [-1, 0, -1, -1, -1, -1]
     assert laid.group == ("g", "g", "h")
-    assert read(x.reshape(3, 2, 2), labels=[-1, 1, -1]).bags.classes == ("-1", "1"), (
-        "without class names, -1 is a class"
-    )
+    assert read(x.reshape(3, 2, 2), labels=[-1, 1, -1]).bags.classes == ("-1", "1"), "without class names, -1 is a class"
 
 
 @pytest.mark.parametrize(
@@ -553,11 +518,7 @@ def test_words_for_nothing_are_nothing_among_other_words_too():
     """One wrong cell makes a text of a column of numbers: NA and blanks in it are still missing, and only it is bad."""
     heights = [f"{150 + i}.5" for i in range(40)]
     heights[3], heights[7], heights[11] = "NA", " ", "tall"
-    table = {
-        "bag": [f"b{i % 8}" for i in range(40)],
-        "label": [("no", "yes")[i % 2] for i in range(40)],
-        "height": heights,
-    }
+    table = {"bag": [f"b{i % 8}" for i in range(40)], "label": [("no", "yes")[i % 2] for i in range(40)], "height": heights}
     with pytest.raises(HeadcountError, match="row 12: 'tall' among the numbers of column 'height'"):
         read(table)
     reading = read(table, skip_bad=True)
@@ -606,8 +567,7 @@ def test_the_same_bags_in_another_format_are_known(tmp_path):
     labels = {b: "yes" if i % 2 else "no" for i, b in enumerate(dict.fromkeys(table["bag"]))}
     other = read({k: v for k, v in table.items() if k != "label"}, labels=labels)
     third = read(
-        {k: v for k, v in table.items() if k != "label"},
-        labels={b: "no" if v == "yes" else "yes" for b, v in labels.items()},
+        {k: v for k, v in table.items() if k != "label"}, labels={b: "no" if v == "yes" else "yes" for b, v in labels.items()}
     )
     assert other.instances_hash == third.instances_hash
     assert other.fingerprint != third.fingerprint
@@ -646,10 +606,7 @@ def test_what_lies_beside_the_bags_is_said_to_be_left_aside(tmp_path):
         picture = next(folder.rglob("*.png"))
         (folder / "loose.png").write_bytes(picture.read_bytes())
         reading = read(folder)
-        assert (
-            f"ignored in {folder}: 'loose.png', beside the folders of the bags and in none of them"
-            in reading.description
-        )
+        assert f"ignored in {folder}: 'loose.png', beside the folders of the bags and in none of them" in reading.description
     (deep / "labels.csv").write_text("bag,label\ncat/x,cat\n")
     line = f"ignored: {deep / 'labels.csv'}, the folders name the labels; to use it, give it as labels="
     assert line in read(deep).description
@@ -672,10 +629,7 @@ def test_minus_one_is_a_class_unless_classes_are_named_and_that_is_said():
     bags = [np.ones((2, 1))] * 4
     told = read(bags, labels=[0, 1, -1, 0])
     assert set(told.bags.classes) == {"-1", "0", "1"}
-    assert (
-        "label -1 is taken for a class (1 bags); if it means no label, name the others with classes="
-        in told.description
-    )
+    assert "label -1 is taken for a class (1 bags); if it means no label, name the others with classes=" in told.description
     named = read(bags, labels=[0, 1, -1, 0], classes=["0", "1"])
     assert named.bags.label.tolist() == [0, 1, -1, 0]
     for labels in ([1, -1, -1, 1], ["a", "-1", "b", "a"]):  # plus and minus one; words
@@ -729,9 +683,7 @@ def test_accents_in_names_of_columns_are_one_sign_or_two(tmp_path, ending):
         reading = read(data, ColumnRoles(bag=bag, label=label, features=(summer, "v")))
         assert reading.bags.names == ("a", "b")
         assert [f.name for f in reading.schema.fields] == ["\u00e9t\u00e9", "v"]
-    model = Preprocessor(
-        "table", tuple(replace(f, name=unicodedata.normalize("NFD", f.name)) for f in reading.schema.fields)
-    )
+    model = Preprocessor("table", tuple(replace(f, name=unicodedata.normalize("NFD", f.name)) for f in reading.schema.fields))
     assert [f.name for f in model.fields] == ["\u00e9t\u00e9", "v"]
     both = {**table, **apart}
     with pytest.raises(HeadcountError, match="has two columns called 'r\u00e9gion'; give each column its own name"):
@@ -746,10 +698,7 @@ def test_a_letter_is_one_whether_it_was_written_as_one_or_as_two(tmp_path):
         Image.new("RGB", (8, 8)).save(tmp_path / "bags" / bag / f"{apart}.png")
     (tmp_path / "bags" / "labels.csv").write_text(f"bag,label\n{whole},{apart}\nthe\u0301,th\u00e9\n")
     reading = read(tmp_path / "bags", classes=[apart, "the\u0301"])
-    assert dict(zip(reading.bags.names, reading.bags.target.argmax(1).tolist(), strict=True)) == {
-        whole: 0,
-        "th\u00e9": 1,
-    }
+    assert dict(zip(reading.bags.names, reading.bags.target.argmax(1).tolist(), strict=True)) == {whole: 0, "th\u00e9": 1}
     assert reading.bags.classes == (whole, "th\u00e9")
     assert (tmp_path / "bags" / reading.ids.column("file")[0].as_py()).exists()
     rows = "".join(f"bags/{bag}/{apart}.png,{bag},{label}\n" for bag, label in ((apart, whole), ("th\u00e9", "x")))
@@ -772,19 +721,13 @@ def test_values_the_model_never_met_the_like_of_are_said(tmp_path):
     strange = {**table, "n": [1000.0, 2000, *table["n"][2:]], "said": ["gutes Brot", "", *table["said"][2:]]}
     said = "\n".join(read(strange, **how).description)
     assert (
-        "column 'n': 2 of 8 values lie more than 20 standard deviations from the mean in fitting; is it the same unit?"
-        in said
+        "column 'n': 2 of 8 values lie more than 20 standard deviations from the mean in fitting; is it the same unit?" in said
     )
     assert "column 'said': 1 of 7 texts have no word of those in fitting" in said
 
 
 def test_bags_that_name_no_group_are_said(tmp_path):
-    table = {
-        "bag": list("aabbcc"),
-        "label": list("xxyyxx"),
-        "n": range(6),
-        "site": ["s", "s", "s", "s", "", ""],
-    }
+    table = {"bag": list("aabbcc"), "label": list("xxyyxx"), "n": range(6), "site": ["s", "s", "s", "s", "", ""]}
     said = read(table, ColumnRoles(group="site")).description
     assert "2 groups" in said
     assert "of these, 1 for bags that name none, one each: 'c'" in said

@@ -208,23 +208,15 @@ def test_a_label_outside_the_classes_is_found(tmp_path):
     """In the label file if it stands there; an array has no rows."""
     labels = make.write_csv(tmp_path / "l.csv", {"bag": ["b", "a"], "label": ["Palme", "x"]})
     table = {"bag": [*"aabb"], "f": [1, 5, 2, 7]}
-    with pytest.raises(
-        HeadcountError, match=r"l\.csv row 1: 'Palme', the label of bag 'b', is none of the classes x, y;"
-    ):
+    with pytest.raises(HeadcountError, match=r"l\.csv row 1: 'Palme', the label of bag 'b', is none of the classes x, y;"):
         read(table, labels=labels, classes=["x", "y"])
-    with pytest.raises(
-        HeadcountError, match=r"^the table: 'Palme', the label of bag 'b', is none of the classes x, y;"
-    ):
+    with pytest.raises(HeadcountError, match=r"^the table: 'Palme', the label of bag 'b', is none of the classes x, y;"):
         read(table, labels=["x", "Palme"], classes=["x", "y"])
 
 
 def test_a_slip_among_numbers_is_skipped():
     n = 40
-    table = {
-        "bag": [i // 4 for i in range(n)],
-        "label": [i // 4 % 2 for i in range(n)],
-        "f": [f"{i * i}.5" for i in range(n)],
-    }
+    table = {"bag": [i // 4 for i in range(n)], "label": [i // 4 % 2 for i in range(n)], "f": [f"{i * i}.5" for i in range(n)]}
     table["f"][7] = "1O"
     reading = read(table, skip_bad=True)
     assert len(reading.skipped) == 1
@@ -238,9 +230,7 @@ def test_a_model_is_not_told_what_to_name():
     """A model's columns and classes are what they are: nobody can name them anew."""
     table = {"bag": [*"aabb"], "label": [*"xxyy"], "f": [1, 5, 2, 7]}
     how = {"preprocessor": read(table).fit_preprocessor(), "classes": ["x", "y"]}
-    with pytest.raises(
-        HeadcountError, match=r"row 2: '1O' among the numbers of column 'f'; correct it or leave it empty$"
-    ):
+    with pytest.raises(HeadcountError, match=r"row 2: '1O' among the numbers of column 'f'; correct it or leave it empty$"):
         read({**table, "f": ["1", "1O", "2", "3"]}, need_labels=False, **how)
     with pytest.raises(HeadcountError, match=r"'q', the label of bag 'b', .* x, y; correct it or leave it empty$"):
         read({**table, "label": [*"xxqq"]}, **how)
@@ -348,9 +338,10 @@ def test_odd_but_fine():
     assert read([X.astype(">f8"), X], labels=["u", "v"]).to_bags().pool.data.dtype.is_floating_point
     assert read([X[::-1], X], labels=["u", "v"]).to_bags().pool.data[0].tolist() == [10, 11]
     assert read([X.astype(bool), X > 3], labels=[True, False]).bags.classes == ("False", "True")
-    assert read(
-        [X.astype(np.uint16), X.astype(np.int8)], labels=[1.0, np.nan], classes=["1", "2"]
-    ).bags.label.tolist() == [0, -1]
+    assert read([X.astype(np.uint16), X.astype(np.int8)], labels=[1.0, np.nan], classes=["1", "2"]).bags.label.tolist() == [
+        0,
+        -1,
+    ]
 
 
 # -- folders -----------------------------------------------------------------------------------------------------------

@@ -23,9 +23,7 @@ from headcount.errors import HeadcountError
 from headcount.readers import BagDataset, ColumnRoles, read
 from headcount.readers.preprocessing import Preprocessor
 
-FEW = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+FEW = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 
 def promises(reading: BagDataset) -> None:
@@ -73,18 +71,14 @@ def attempt(data: Any, **options: Any) -> BagDataset | None:
 
 
 CELLS = st.one_of(
-    st.sampled_from(
-        ["a", "b", "x", "y", "", "1", "2", "3.5", "-1", "NaN", "inf", "1e308", "a|b", "NA", "0", '"', " a "]
-    ),
+    st.sampled_from(["a", "b", "x", "y", "", "1", "2", "3.5", "-1", "NaN", "inf", "1e308", "a|b", "NA", "0", '"', " a "]),
     st.text(max_size=6),
     st.floats().map(repr),
     st.integers(-(2**70), 2**70).map(str),
 )
 HEADERS = st.lists(
     st.one_of(
-        st.sampled_from(
-            ["bag", "label", "f", "text", "weight", "x", "y", "id", "group", "truth", "known", "path", "g"]
-        ),
+        st.sampled_from(["bag", "label", "f", "text", "weight", "x", "y", "id", "group", "truth", "known", "path", "g"]),
         st.text(max_size=4),
     ),
     min_size=1,
@@ -187,10 +181,7 @@ VALUES = {
 def test_frames_of_any_type(data):
     """Parquet and frames with columns of every type, nulls among them."""
     n = data.draw(st.integers(1, 9))
-    columns = {
-        "bag": pa.array([str(i * 3 // n) for i in range(n)]),
-        "label": pa.array(["xyz"[i * 3 // n] for i in range(n)]),
-    }
+    columns = {"bag": pa.array([str(i * 3 // n) for i in range(n)]), "label": pa.array(["xyz"[i * 3 // n] for i in range(n)])}
     for name in data.draw(
         st.lists(st.sampled_from(["f", "g", "h", "weight", "text", "bag", "label", "known"]), max_size=4, unique=True)
     ):
@@ -207,9 +198,7 @@ def test_frames_of_any_type(data):
         attempt(Path(folder) / "t.parquet")
 
 
-ARRAYS = st.sampled_from(
-    [np.float32, np.float64, np.float16, np.int32, np.uint8, np.bool_, np.complex64, "S3", "U2", ">f4"]
-)
+ARRAYS = st.sampled_from([np.float32, np.float64, np.float16, np.int32, np.uint8, np.bool_, np.complex64, "S3", "U2", ">f4"])
 
 
 @st.composite
@@ -265,9 +254,7 @@ def test_slides_of_anything(data):
                     if data.draw(st.booleans()):
                         a = data.draw(arrays())
                         f[name] = a.astype("S3") if a.dtype.kind == "U" else a
-                        for key in data.draw(
-                            st.lists(st.sampled_from(["patch_size_level0", "patch_size", "downsample"]))
-                        ):
+                        for key in data.draw(st.lists(st.sampled_from(["patch_size_level0", "patch_size", "downsample"]))):
                             f[name].attrs[key] = data.draw(
                                 st.one_of(
                                     st.floats(),
@@ -279,9 +266,7 @@ def test_slides_of_anything(data):
             raw = bytearray(victim.read_bytes())
             for _ in range(data.draw(st.integers(1, 8))):
                 raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
-            victim.write_bytes(
-                bytes(raw[: data.draw(st.integers(1, len(raw)))]) if data.draw(st.booleans()) else bytes(raw)
-            )
+            victim.write_bytes(bytes(raw[: data.draw(st.integers(1, len(raw)))]) if data.draw(st.booleans()) else bytes(raw))
         attempt(root)
 
 

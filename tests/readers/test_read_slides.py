@@ -69,9 +69,7 @@ def test_patients_are_bags(tmp_path):
 def test_prediction_needs_no_table(tmp_path):
     learned = read(make.slides(tmp_path / "a")).fit_preprocessor()
     make.slide(tmp_path / "b" / "new.h5", rows=3)
-    new = read(
-        tmp_path / "b", preprocessor=Preprocessor.from_parts(learned.to_json()), classes=["n", "t"], need_labels=False
-    )
+    new = read(tmp_path / "b", preprocessor=Preprocessor.from_parts(learned.to_json()), classes=["n", "t"], need_labels=False)
     assert new.to_bags().names == ("new",)
     make.slide(tmp_path / "b" / "new.h5", width=5)
     with pytest.raises(HeadcountError, match=r"new\.h5 has features of 5 numbers, the model 4"):
@@ -258,9 +256,7 @@ def spoil(path: Path, how: str) -> None:
                 f.create_dataset("features", (10**12, 4), dtype="f4", chunks=(1024, 4))
             elif how == "virtual":
                 layout = h5py.VirtualLayout((5, 4), "f4")
-                layout[:] = h5py.VirtualSource(
-                    str(make.slide(path.parent.parent / "other.h5", rows=5)), "features", (5, 4)
-                )
+                layout[:] = h5py.VirtualSource(str(make.slide(path.parent.parent / "other.h5", rows=5)), "features", (5, 4))
                 f.create_virtual_dataset("features", layout)
             else:
                 raise AssertionError(how)

@@ -31,9 +31,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module", params=[("laptop", "light"), ("phone", "light"), ("phone", "dark")], ids="-".join)
-def visit(
-    request: pytest.FixtureRequest, browser: Any, page_file: Path
-) -> Iterator[tuple[Any, dict[str, list[str]], str]]:
+def visit(request: pytest.FixtureRequest, browser: Any, page_file: Path) -> Iterator[tuple[Any, dict[str, list[str]], str]]:
     """The page, open, with all that it said and asked for."""
     size, scheme = request.param
     width, height = SIZES[size]

@@ -17,9 +17,7 @@ CLASSES = ("<img src=x onerror=alert(1)>", "colorectal adenocarcinoma epithelium
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, source = tmp_path_factory.mktemp("browser"), pictures(CLASSES)
     made = make_study(folder / "records", source) + make_study(folder / "records", source, folds=1, scenario="large")
-    return write_report(
-        made, folder / "report.html", title="Bags, as a browser sees them", load_source=lambda _: source
-    )
+    return write_report(made, folder / "report.html", title="Bags, as a browser sees them", load_source=lambda _: source)
 
 
 def test_no_messages_and_no_requests(visit: Any, page_file: Path) -> None:

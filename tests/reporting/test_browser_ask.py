@@ -41,27 +41,17 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     texts["text"] = [f"{EVIL[i % 4]} {t}" for i, t in enumerate(texts["text"])]
     words = make.write_csv(root / "w.csv", texts)
     app(
-        [
-            "explain",
-            str(fitted(read(words), "linear").save(root / "mw")),
-            str(words),
-            "--out",
-            str(root / "words.html"),
-        ],
+        ["explain", str(fitted(read(words), "linear").save(root / "mw")), str(words), "--out", str(root / "words.html")],
         standalone_mode=False,
     )
     folder = root / "pictures"
     for b, evil in enumerate(("<script>alert(4)<", "'onload='alert(5)")):
         for i in range(4):
             make.picture(folder / f"{evil}{b}" / f"{i}.png", (40, 30), seed=10 * b + i)
-    make.write_csv(
-        folder / "labels.csv", {"bag": ["<script>alert(4)<0", "'onload='alert(5)1"], "label": list(EVIL[:2])}
-    )
+    make.write_csv(folder / "labels.csv", {"bag": ["<script>alert(4)<0", "'onload='alert(5)1"], "label": list(EVIL[:2])})
     model = fitted(read(folder), "network").save(root / "mp")
     app(["explain", str(model), str(folder), "--out", str(root / "pictures.html")], standalone_mode=False)
-    app(
-        ["audit", str(model), str(folder), "--out", str(root / "pictures_sheet"), "--count", "4"], standalone_mode=False
-    )
+    app(["audit", str(model), str(folder), "--out", str(root / "pictures_sheet"), "--count", "4"], standalone_mode=False)
     return {
         "explain": root / "explain.html",
         "sheet": root / "sheet" / "index.html",

@@ -6,11 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_browser import (  # noqa: F401  the same demands as of the report
-    test_figures_follow_the_colour_scheme,
-    test_no_messages_and_no_requests,
-    test_page_fits_the_window,
-)
+from test_browser import test_figures_follow_the_colour_scheme, test_no_messages_and_no_requests, test_page_fits_the_window  # noqa: F401  the same demands as of the report
 
 from headcount.experiments.paper.cells import figure_recipes
 from headcount.reporting.paper_page import write_paper

@@ -185,9 +185,7 @@ def test_user_strings_are_escaped():
     recipe = TINY.recipes("Output+Mean", "OCT", "Large")[0]
     unrelated = recipe.replace(epochs=7)
     made = {
-        recipe: pretend(
-            recipe, data={"note": bad}, provenance={"device": worse, "commit": bad, "versions": {"torch": worse}}
-        ),
+        recipe: pretend(recipe, data={"note": bad}, provenance={"device": worse, "commit": bad, "versions": {"torch": worse}}),
         unrelated: pretend(unrelated, text=worse),
     }
     html = paper_page.render_paper(TINY, made)

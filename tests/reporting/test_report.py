@@ -189,9 +189,7 @@ def test_oracles_are_never_best(study: list[Record], source: Source, monkeypatch
 
 
 def test_rows_with_one_label_get_distinct_names(tmp_path: Path, source: Source) -> None:
-    made = [
-        make_record(tmp_path, source, SMALL.replace(epochs=e, scenario=s)) for e in (30, 60) for s in ("large", "small")
-    ]
+    made = [make_record(tmp_path, source, SMALL.replace(epochs=e, scenario=s)) for e in (30, 60) for s in ("large", "small")]
     names = {m.name for m in results_table.rank_methods(rows(made)[::2])}
     assert names == {"Counting Network, epochs 30", "Counting Network, epochs 60"}
     page = report.render_report(made, "t", lambda _: source)
@@ -229,9 +227,7 @@ def test_other_data_or_code_make_another_row(tmp_path: Path, source: Source) -> 
     assert sorted(names) == ["Counting Network, data 0f0f0f0f", "Counting Network, data 77777777"]
     own = {**made[0].data["recipe"], "head": "away/own.py:Own"}
     body = {**made[0].data, "recipe": own, "label": "Own", "text": "Own, fold 0"}
-    made = [
-        Record({**body, "own_head": {"code": code * 8, "told": code == "ab"}}, made[0].path) for code in ("ab", "cd")
-    ]
+    made = [Record({**body, "own_head": {"code": code * 8, "told": code == "ab"}}, made[0].path) for code in ("ab", "cd")]
     named = results_table.rank_methods(rows(made))
     assert [(m.name, m.oracle) for m in named] == [("Own, code cdcdcdcd", False), ("Own, code abababab", True)]
     assert "Own, code abababab" in report.render_report(made, "t", lambda _: source)

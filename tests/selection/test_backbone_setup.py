@@ -74,9 +74,7 @@ def test_every_method_for_features_is_fitted_to_images(method, downloads, cached
     assert facts["frozen_backbone"]["backbone"] == "timm:small"
     assert (facts["frozen_backbone"]["features"], facts["data"]["kind"]) == (6, "images")
     assert any("download" in line for line in lines)
-    assert any(
-        "timm:small (frozen, weights pretrained) computes 6 features" in line for line in facts["data"]["description"]
-    )
+    assert any("timm:small (frozen, weights pretrained) computes 6 features" in line for line in facts["data"]["description"])
     assert made.frozen_backbone is not None
     assert made.preprocessor.shape == (8, 8, 3)
     bags = dark_and_bright().to_bags()
@@ -132,10 +130,7 @@ def test_a_trained_backbone_starts_from_the_weights(downloads, cached, monkeypat
     made = fit(dark_and_bright(), "tilt", backbone="timm:small", frozen=False, size=12, epochs=2, folds=2)
     assert made.frozen_backbone is None
     assert {c["name"] for c in made.metadata["methods"]} == {"tilt", "noisy_label"}
-    assert (made.estimator.config.backbone, dict(made.estimator.config.backbone_options)) == (
-        "timm:small",
-        {"size": 12},
-    )
+    assert (made.estimator.config.backbone, dict(made.estimator.config.backbone_options)) == ("timm:small", {"size": 12})
     want = published(Net(3, 0)).conv.weight
     assert started
     assert all(torch.equal(w, want) for w in started), "each fold begins there"

@@ -100,9 +100,7 @@ def test_random_labels_are_hopeless(seed):
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_slight_majorities_are_hopeless(seed):
-    result = check_table(
-        make_table(bags=30, size=50, share=0.34, distance=1.5, seed=seed)
-    )  # 17 of 50, the others 16 or 17
+    result = check_table(make_table(bags=30, size=50, share=0.34, distance=1.5, seed=seed))  # 17 of 50, the others 16 or 17
     assert result.verdict == "hopeless"
 
 
@@ -200,12 +198,7 @@ def test_votes_in_correlated_bags_do_not_raise_the_expected_accuracy():
     rng = np.random.default_rng(1)
     share = rng.dirichlet([3, 3, 3], 100)
     vote = np.stack([rng.choice(3, 40, p=s) for s in share])
-    x = (
-        2 * share[:, None]
-        + 0.7 * np.eye(3)[vote]
-        + 0.6 * rng.normal(size=(100, 40, 3))
-        + 0.2 * rng.normal(size=(100, 1, 3))
-    )
+    x = 2 * share[:, None] + 0.7 * np.eye(3)[vote] + 0.6 * rng.normal(size=(100, 40, 3)) + 0.2 * rng.normal(size=(100, 1, 3))
     supervised = LogisticRegression().fit(x.reshape(-1, 3), vote.ravel()).score(x.reshape(-1, 3), vote.ravel())
     table = {f"f{i}": x[..., i].ravel().tolist() for i in range(3)} | {"bag": np.repeat(np.arange(100), 40).tolist()}
     votes = {f"votes {c}": np.repeat((vote == c).sum(1), 40).tolist() for c in range(3)}
@@ -401,9 +394,7 @@ def test_flags_of_the_baseline_and_of_headcount_issues_are_named_differently(tmp
     found = json.loads(run_cli("check", data, "--json")[1])["label_issues_by_linear_baseline"]
     marked = int(re.search(r"(\d+) of 60 labelled bags look wrong", run_cli("issues", data)[1])[1])
     assert 0 < found != marked > 0
-    assert (
-        f"the linear baseline flags {found} of the 60 labels examined: headcount issues uses forests instead" in checked
-    )
+    assert f"the linear baseline flags {found} of the 60 labels examined: headcount issues uses forests instead" in checked
     assert "wrong" not in checked
 
 
@@ -453,9 +444,7 @@ def test_the_command_describes_the_data_and_prints_a_verdict(tmp_path, run_cli):
 
 def test_json_is_strict_and_alone_on_stdout(tmp_path, run_cli):
     table = make_table(never=2, bags=8)
-    code, out, err = run_cli(
-        "check", write_csv(tmp_path, table), "--json", "--classes", "ant,bee,cow", "--truth", "truth"
-    )
+    code, out, err = run_cli("check", write_csv(tmp_path, table), "--json", "--classes", "ant,bee,cow", "--truth", "truth")
     result = json.loads(out, parse_constant=lambda word: pytest.fail(word))
     assert code == 0
     assert result["coverage"]["never_win"] == ["cow"]
@@ -525,9 +514,7 @@ def test_arrays_that_are_not_numbers_are_refused(tmp_path, run_cli):
 def test_the_check_uses_one_thread_and_restores_the_number(monkeypatch):
     """On a busy machine, thousands of small products shared among threads once turned seconds into minutes."""
     threads, real = [], module.fit_linear_baseline
-    monkeypatch.setattr(
-        module, "fit_linear_baseline", lambda *a, **k: threads.append(torch.get_num_threads()) or real(*a, **k)
-    )
+    monkeypatch.setattr(module, "fit_linear_baseline", lambda *a, **k: threads.append(torch.get_num_threads()) or real(*a, **k))
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:

@@ -181,9 +181,7 @@ def test_intervals_widen_with_fewer_bags_and_groups():
 
 def test_either_winner_of_a_tie_is_correct():
     tied = Bags.of(Pool(np.zeros((12, 2), np.float32)), sizes=[2] * 6, labels=np.full((6, 2), 0.5), classes=2)
-    fold = cross_validation.FoldResult(
-        np.arange(6), torch.full((12, 2), 0.5), torch.tensor([[0.1, 0.9]] * 6).log(), 0.0
-    )
+    fold = cross_validation.FoldResult(np.arange(6), torch.full((12, 2), 0.5), torch.tensor([[0.1, 0.9]] * 6).log(), 0.0)
     assert cross_validation.score_method([fold], tied).bag_accuracy == 1
 
 
@@ -213,9 +211,7 @@ def test_a_requested_baseline_is_kept_with_a_warning_about_better_methods(monkey
         made = fit(dataset, name, folds=3)
         assert made.metadata["method"]["name"] == name
     made = fit(dataset, "count", folds=3, epochs=1)
-    better = [
-        c["name"] for c in made.metadata["methods"] if c["behind"] and c["behind"]["loss"] < -2 * c["behind"]["error"]
-    ]
+    better = [c["name"] for c in made.metadata["methods"] if c["behind"] and c["behind"]["loss"] < -2 * c["behind"]["error"]]
     warnings = " ".join(made.metadata["warnings"])
     assert better
     assert f"Clearly worse on these bags than {', '.join(sorted(better, key=warnings.find))}" in warnings

@@ -169,8 +169,7 @@ def test_an_error_while_writing_leaves_no_model(tmp_path, monkeypatch):
     monkeypatch.setattr("headcount.reporting.model_pages.model_card", lambda fitted: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main.app(
-            ["fit", str(path), "--out", str(tmp_path / "m"), "--method", "logistic", "--folds", "2"],
-            standalone_mode=False,
+            ["fit", str(path), "--out", str(tmp_path / "m"), "--method", "logistic", "--folds", "2"], standalone_mode=False
         )
     assert not (tmp_path / "m").exists()
     assert not (tmp_path / "m.part").exists()

@@ -157,9 +157,7 @@ def slopes(state, one, which):
 def test_the_gradient_in_chunks_is_that_of_the_whole_batch(name, options, chunk):
     """Several bags a step, ragged, weights, removal (a whole chunk of it), unlabelled bags; and every pass of the head."""
     whole = training(name, options, 0)
-    batch_wide = (
-        name == "additive" or whole.head.depends_on_batch or why_never_split(whole.head)
-    )  # batch-norm, Nystrom, tilt
+    batch_wide = name == "additive" or whole.head.depends_on_batch or why_never_split(whole.head)  # batch-norm, Nystrom, tilt
     if batch_wide or (chunk == 64 and not able(name, options)):  # at 300 no bag is cut
         with pytest.raises(HeadcountError, match=f"head {name}"):
             training(name, options, chunk)
@@ -168,9 +166,7 @@ def test_the_gradient_in_chunks_is_that_of_the_whole_batch(name, options, chunk)
     for state in (whole, pieces):
         quiet(state.model)
     for one in whole.head.passes:
-        which = torch.randperm(
-            len(whole.train_loader.bags) if one.over == "bags" else len(whole.train_loader.bags.index)
-        )
+        which = torch.randperm(len(whole.train_loader.bags) if one.over == "bags" else len(whole.train_loader.bags.index))
         assert not pieces.chunked.fits(pieces.train_loader, which, one.over)
         want, loss, mass = slopes(whole, one, which)
         got, loss_too, mass_too = slopes(pieces, one, which)
@@ -178,9 +174,7 @@ def test_the_gradient_in_chunks_is_that_of_the_whole_batch(name, options, chunk)
         near(mass_too, mass.float())
         assert got.keys() == want.keys()
         for parameter, slope in want.items():
-            torch.testing.assert_close(
-                got[parameter], slope, rtol=1e-5, atol=1e-5, msg=lambda m, p=parameter: f"{p} {m}"
-            )
+            torch.testing.assert_close(got[parameter], slope, rtol=1e-5, atol=1e-5, msg=lambda m, p=parameter: f"{p} {m}")
         assert max(slope.abs().max() for slope in want.values()) > 1e-3, "nothing to compare"
         for a, b in zip(whole.model.buffers(), pieces.model.buffers(), strict=True):
             torch.testing.assert_close(a, b)
@@ -211,9 +205,7 @@ def test_dropout_is_replayed(name):
     batch, place = state.train_loader.batch_info(bag)
     rows = torch.arange(len(place)).split(64)
     noted = [
-        state.chunked._accumulate(
-            state.model, state.train_loader.read(place[r]), chunked._chunk(batch, r).segments, seed + i
-        )
+        state.chunked._accumulate(state.model, state.train_loader.read(place[r]), chunked._chunk(batch, r).segments, seed + i)
         for i, r in enumerate(rows)
     ]
     state.model.zero_grad()
@@ -308,15 +300,11 @@ def test_batch_norm_is_refused():
 def test_steps_of_single_instances_are_checked_too():
     """Bags fit one by one; a step of loose instances does not, and its head needs it whole."""
     bags = Bags.of(Pool(np.zeros((20, D), dtype=np.float32)), sizes=[5, 7, 8], labels=[0, 1, 2], classes=3)
-    model = Model(
-        ModelConfig((D,), bags.classes, backbone="mlp", head="tilt", options=(("over", "instances"), ("bag", 0.0)))
-    )
+    model = Model(ModelConfig((D,), bags.classes, backbone="mlp", head="tilt", options=(("over", "instances"), ("bag", 0.0))))
     recipe = Recipe(backbone="mlp", head="tilt", options={"over": "instances", "bag": 0.0}, batch_bags=1)
     largest = int(bags.sizes.max()) * model.head.views
     Trainer(model, bags, bags, recipe.replace(batch_instances=4, chunk_instances=largest).train_config)
-    with pytest.raises(
-        HeadcountError, match=rf"chunk_instances {largest} splits batches, .* head tilt needs them whole"
-    ):
+    with pytest.raises(HeadcountError, match=rf"chunk_instances {largest} splits batches, .* head tilt needs them whole"):
         Trainer(model, bags, bags, recipe.replace(batch_instances=largest, chunk_instances=largest).train_config)
 
 
@@ -432,9 +420,7 @@ def test_parts_of_the_output_are_kept_for_large_bags():
     bags = large_bags()
     model = Model(ModelConfig((D,), bags.classes, "mlp", head="attention")).eval()
     whole = predict(model, bags, keep=("attention",), batch_instances=10**6)
-    near(
-        predict(model, bags, keep=("attention",), batch_instances=64).parts["attention"], whole.parts["attention"], 1e-6
-    )
+    near(predict(model, bags, keep=("attention",), batch_instances=64).parts["attention"], whole.parts["attention"], 1e-6)
     with pytest.raises(HeadcountError, match="no part of a model's output 'mood'"):
         predict(model, bags, keep=("mood",), batch_instances=64)
 

@@ -31,9 +31,7 @@ def curve(head: str, shape: tuple[int, ...], backbone: str, epochs: int, compile
     torch.manual_seed(0)
     model = Model(ModelConfig(shape, ("a", "b", "c"), backbone=backbone, head=head)).to("cuda")
     recipe = Recipe(source="digits", head=head, backbone=backbone, batch_bags=8, precision=precision)
-    state = Trainer(
-        model, some_bags(pool, 20, 8, told, 1), some_bags(pool, 12, 8, told, 2), recipe.train_config, compile
-    )
+    state = Trainer(model, some_bags(pool, 20, 8, told, 1), some_bags(pool, 12, 8, told, 2), recipe.train_config, compile)
     losses = []
     for epoch in range(epochs):
         torch.manual_seed(epoch)

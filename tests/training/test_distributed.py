@@ -101,9 +101,7 @@ def test_a_teacher_keeps_its_own_batch_norm():
 def test_a_head_that_is_never_split_cannot_be_distributed(name):
     state = case.training(name)
     state.process_group = distributed.ProcessGroup(0, 2)
-    with pytest.raises(
-        HeadcountError, match=f"head {name} cannot be trained by several processes: .*; train it with one"
-    ):
+    with pytest.raises(HeadcountError, match=f"head {name} cannot be trained by several processes: .*; train it with one"):
         distributed.DistributedStep(state, state.head.passes[0], state.chunked.gradient, accel.run_as_is)
 
 
@@ -145,22 +143,11 @@ def test_torchrun_excludes_other_launchers(monkeypatch, start):
 # -- through the command line -------------------------------------------------------------------------------------------
 
 RECIPE = Recipe(
-    source="digits",
-    bag_size=16,
-    train_bags=60,
-    valid_bags=20,
-    test_bags=10,
-    backbone="mlp",
-    epochs=60,
-    batch_bags=15,
+    source="digits", bag_size=16, train_bags=60, valid_bags=20, test_bags=10, backbone="mlp", epochs=60, batch_bags=15
 )
 WORDS = [
     *("-m", "headcount", "run", "--source", "digits", "--bag-size", "16", "--device", "cpu"),
-    *(
-        w
-        for k in ("train_bags", "valid_bags", "test_bags", "batch_bags")
-        for w in ("--set", f"{k}={getattr(RECIPE, k)}")
-    ),
+    *(w for k in ("train_bags", "valid_bags", "test_bags", "batch_bags") for w in ("--set", f"{k}={getattr(RECIPE, k)}")),
     *("--set", "backbone=mlp"),
 ]
 
@@ -207,9 +194,7 @@ def test_a_killed_process_ends_in_one_line_and_the_same_command_resumes(tmp_path
     os.kill(pid_of_rank_1(child), signal.SIGKILL)
     _, said = child.communicate(timeout=60)
     assert child.returncode != 0
-    assert [line for line in said.splitlines() if line.startswith("headcount:")] == [
-        f"headcount: {distributed.LOST_MESSAGE}"
-    ]
+    assert [line for line in said.splitlines() if line.startswith("headcount:")] == [f"headcount: {distributed.LOST_MESSAGE}"]
     assert (log.parent / "checkpoint.safetensors").exists()
     assert not list((tmp_path / "torn").glob("*.json"))
 

@@ -70,9 +70,7 @@ def test_the_kept_round_is_the_best_on_validation_bags():
     for seed in range(4):
         heard = []
         tell = lambda r, loss, heard=heard: heard.append(loss)  # noqa: E731
-        made = em(
-            FOREST, blobs(15).blind(), blobs(12, seed=1).blind(), rounds=3, patience=9, seed=seed, on_progress=tell
-        )
+        made = em(FOREST, blobs(15).blind(), blobs(12, seed=1).blind(), rounds=3, patience=9, seed=seed, on_progress=tell)
         assert heard == made.curve
         assert made.curve[made.best_round] == min(made.curve)
         several.append(made.best_round < 3)
@@ -163,8 +161,7 @@ def test_removed_instances_are_not_learned_from():
     gone = torch.zeros(60, dtype=torch.bool)
     gone[::5] = True
     one, two = (
-        em(LogisticRegression(), b, rounds=1)
-        for b in (bags.blind().without(gone), bags.blind().without(gone).drop_removed())
+        em(LogisticRegression(), b, rounds=1) for b in (bags.blind().without(gone), bags.blind().without(gone).drop_removed())
     )
     assert np.allclose(one.classifier.coef_, two.classifier.coef_, atol=1e-5)
 
@@ -224,9 +221,7 @@ def test_the_criterion_prefers_who_knows_more():
     assert losses[0] == pytest.approx(float(prior_loss(bags.target).mean()) / 2, abs=0.02)
     assert losses[-1] < losses[0] - 0.05
     found = fit_transition_loss(truth, bags.blind())[1]
-    labels = transition.forward_correct(
-        truth.clamp_min(1e-30).log(), found.mix.double(), found.label_prior.double()
-    ).exp()
+    labels = transition.forward_correct(truth.clamp_min(1e-30).log(), found.mix.double(), found.label_prior.double()).exp()
     assert fit_transition_loss(labels, bags.blind())[0] == pytest.approx(losses[-1], abs=0.02)
 
 

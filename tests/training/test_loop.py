@@ -293,16 +293,10 @@ def test_checkpoints_of_other_bags_or_weights_are_ignored(tmp_path):
                 raise Interrupted
 
         with suppress(Interrupted):
-            loop.train(
-                model, train, one, recipe.train_config, work_dir=str(work), on_progress=watch, checkpoint_seconds=0
-            )
+            loop.train(model, train, one, recipe.train_config, work_dir=str(work), on_progress=watch, checkpoint_seconds=0)
         return seen
 
-    others = {
-        "features": features(1.0),
-        "labels": features(labels=[0, 1, 2, 0, 1, 1]),
-        "sizes": features(sizes=[3, 5] * 3),
-    }
+    others = {"features": features(1.0), "labels": features(labels=[0, 1, 2, 0, 1, 1]), "sizes": features(sizes=[3, 5] * 3)}
     for name, train in {**others, "none": features()}.items():
         assert epochs(tmp_path / name, one, stop=2) == [1, 2]
         assert epochs(tmp_path / name, train) == ([3, 4] if name == "none" else [1, 2, 3, 4])
@@ -325,10 +319,7 @@ def test_a_pool_on_disk_is_sampled_for_its_fingerprint(monkeypatch):
     [
         ({"train": {"labels": [-1] * 6}}, "no training bag has a label"),
         ({"valid": {"labels": [-1] * 6}}, "no validation bag has a label to choose an epoch by; .*selection=last"),
-        (
-            {"train": {"classes": 5}},
-            "the training bags have the classes 0, 1, 2, 3, 4, the model 0, 1, 2; give the same",
-        ),
+        ({"train": {"classes": 5}}, "the training bags have the classes 0, 1, 2, 3, 4, the model 0, 1, 2; give the same"),
         ({"valid": {"classes": ["2", "1", "0"]}}, "the validation bags have the classes 2, 1, 0, the model 0, 1, 2"),
         ({"recipe": {"views": "image"}}, "views=image are for images, and the instances are features"),
     ],
@@ -343,10 +334,7 @@ def test_incompatible_models_bags_and_configurations_are_refused(change, says):
 
 def test_bags_of_another_shape_are_refused_and_the_last_epoch_needs_no_labels():
     recipe = Recipe(backbone="mlp", epochs=2, selection="last")
-    model, silent = (
-        build_model(recipe.model_config(features()), features(), seed=recipe.seed),
-        features(labels=[-1] * 6),
-    )
+    model, silent = (build_model(recipe.model_config(features()), features(), seed=recipe.seed), features(labels=[-1] * 6))
     assert loop.train(model, features(), silent, recipe.train_config).progress.best_epoch == 2
     wide = Bags.of(Pool(np.zeros((4, 7), np.float32)), sizes=[4], labels=[0], classes=3)
     with pytest.raises(HeadcountError, match=r"training bags has shape \(7,\), the model was built for \(3,\)"):
@@ -378,25 +366,8 @@ def test_a_killed_training_resumes(tmp_path):
     """SIGKILL in the middle of training, twice, through the command line: the record is that of an undisturbed run."""
     recipe = TINY.replace(head=CUSTOM_HEAD, views="crop", epochs=120)  # so many that no kill comes too late
     options = {k: v for k, v in recipe.changes.items() if k not in ("source", "bag_size", "epochs", "head")}
-    command = [
-        sys.executable,
-        "-m",
-        "headcount",
-        "run",
-        "--source",
-        "digits",
-        "--bag-size",
-        "8",
-        "--epochs",
-        "120",
-    ]
-    command += [
-        "--head",
-        CUSTOM_HEAD,
-        "--device",
-        "cpu",
-        *(w for k, v in options.items() for w in ("--set", f"{k}={v}")),
-    ]
+    command = [sys.executable, "-m", "headcount", "run", "--source", "digits", "--bag-size", "8", "--epochs", "120"]
+    command += ["--head", CUSTOM_HEAD, "--device", "cpu", *(w for k, v in options.items() for w in ("--set", f"{k}={v}"))]
     env = {**os.environ, "HEADCOUNT_CHECKPOINT_SECONDS": "0.05"}
     work = tmp_path / "torn" / "running" / recipe.key
     for least in (5, 30):

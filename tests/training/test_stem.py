@@ -202,9 +202,7 @@ def test_second_derivatives_are_refused(power, called):
     learned = [fused.conv1.weight, fused.bn1.weight, fused.bn1.bias]
     with fast():
         loss = (fused.train().stem(x).float() ** power * grad).sum()
-    with pytest.raises(
-        HeadcountError, match=r"no second derivatives, and create_graph=True asks for them; take another"
-    ):
+    with pytest.raises(HeadcountError, match=r"no second derivatives, and create_graph=True asks for them; take another"):
         torch.autograd.grad(loss, learned, create_graph=True, retain_graph=True)
     assert all(slope.isfinite().all() for slope in torch.autograd.grad(loss, learned))
     assert len(called) == 1

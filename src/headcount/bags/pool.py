@@ -62,9 +62,7 @@ class Pool:
         if isinstance(data, np.memmap) and data.nbytes > MAX_RESIDENT_BYTES:
             self._file = cast(Any, data)._mmap
         self.data = _check_data(data, trusted, self._release_pages, keep_float64)
-        self.on_disk = (
-            self._file is not None and self.data.data_ptr() == data.ctypes.data
-        )  # not converted, so not copied
+        self.on_disk = self._file is not None and self.data.data_ptr() == data.ctypes.data  # not converted, so not copied
 
     @classmethod
     def from_npy(cls, path: str | Path) -> Pool:

@@ -97,9 +97,7 @@ def assign_random_folds(bags: Bags, n_folds: int, rng: np.random.Generator) -> n
     names = bags.group or bags.names or tuple(map(str, range(len(bags))))
     groups = sorted({names[b] for b in labelled})
     if len(groups) < n_folds:
-        raise HeadcountError(
-            f"{len(groups)} labelled bags or groups are too few for {n_folds} folds; give at least {n_folds}"
-        )
+        raise HeadcountError(f"{len(groups)} labelled bags or groups are too few for {n_folds} folds; give at least {n_folds}")
     fold_of = {g: int(i) % n_folds for g, i in zip(groups, rng.permutation(len(groups)), strict=True)}
     fold = np.full(len(bags), -1)
     fold[labelled] = [fold_of[names[b]] for b in labelled]
@@ -153,9 +151,7 @@ def subsample_instances(bags: Bags, max_instances: int, seed: int = 0) -> Bags:
     rows = sample_rows(bags, max_instances, seed)
     subsample, bag = bags.blind().keep_instances(rows), bags.bag
     weight = torch.ones(len(bags.index), device=bag.device) if bags.weight is None else bags.weight
-    drawn = (
-        weight if bags.known is None else weight.masked_fill(bags.known >= 0, 0)
-    )  # known classes represent themselves
+    drawn = weight if bags.known is None else weight.masked_fill(bags.known >= 0, 0)  # known classes represent themselves
     total, sampled = (torch.bincount(bag[r], drawn[r].double(), len(bags)) for r in (slice(None), rows))
     factor = (total / sampled.clamp_min(1e-30))[subsample.bag].to(weight.dtype)
     return replace(subsample, weight=weight[rows] - drawn[rows] + drawn[rows] * factor)

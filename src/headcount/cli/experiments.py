@@ -29,9 +29,7 @@ Processes = Annotated[int, typer.Option(min=1, help="Number of runs at the same 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for records, report.html and summary.json.")] = Path("demo"),
     folds: Annotated[int, typer.Option(min=1, max=5, help="Number of folds.")] = 3,
-    processes: Annotated[
-        int | None, typer.Option(min=1, help="Number of runs at the same time; default one per core.")
-    ] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Number of runs at the same time; default one per core.")] = None,
 ) -> None:
     """Train six methods on real digits from majority labels.
 
@@ -44,9 +42,7 @@ def demo(
 
 @app.command()
 @with_options("recipe_options", RECIPE_OPTIONS)
-def run(
-    out: RecordsFolder, *, recipe_options: dict[str, Any], device: Device = "auto", compile: Compile = "auto"
-) -> None:
+def run(out: RecordsFolder, *, recipe_options: dict[str, Any], device: Device = "auto", compile: Compile = "auto") -> None:
     """Run one recipe (and the runs it needs) and print its record. Defaults are the paper's."""
     from headcount.cli.printing import console, print_line
     from headcount.cli.running import build_recipes
@@ -110,9 +106,7 @@ def study(
 
 @app.command()
 def paper(
-    item: Annotated[
-        str | None, typer.Argument(help="table2 to table6, figure3, figure6 to figure9; default: all.")
-    ] = None,
+    item: Annotated[str | None, typer.Argument(help="table2 to table6, figure3, figure6 to figure9; default: all.")] = None,
     scale: Annotated[str, typer.Option(help="full, or smoke: a small version of everything.")] = "full",
     out: Annotated[Path | None, typer.Option(help="Folder of the records; default paper-SCALE.")] = None,
     missing: Annotated[bool, typer.Option("--missing", help="List the missing runs and what they would cost.")] = False,
@@ -182,9 +176,7 @@ def report(
     from headcount.reporting.report import write_report
 
     if (folder / JSON_FILE).is_file():
-        raise HeadcountError(
-            f"{folder} is a model, and report is for studies; the page of its fit is {folder}/report.html"
-        )
+        raise HeadcountError(f"{folder} is a model, and report is for studies; the page of its fit is {folder}/report.html")
     records = load_records(folder)
     if not records:
         raise HeadcountError(f"no records in {folder}; give the --out of a study")
@@ -201,16 +193,12 @@ def bags(
     train_bags: Annotated[int, typer.Option(help="Training bags.")] = 400,
     valid_bags: Annotated[int, typer.Option(help="Validation bags.")] = 100,
     test_bags: Annotated[int, typer.Option(help="Test bags.")] = 100,
-    sampler: Annotated[
-        str, typer.Option(help="conditional (fast) or official (the released order of draws).")
-    ] = "conditional",
+    sampler: Annotated[str, typer.Option(help="conditional (fast) or official (the released order of draws).")] = "conditional",
     tie: Annotated[str, typer.Option(help="lowest, random or reject.")] = "lowest",
     rounding: Annotated[str, typer.Option(help="official or largest_remainder.")] = "official",
     overlap: Annotated[bool, typer.Option(help="Bags may share instances.")] = True,
     seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="Random seed of the folds and the bags.")] = 42,
-    picture: Annotated[
-        Path | None, typer.Option(help="Write the share histogram and label prior (.png, .svg, .pdf).")
-    ] = None,
+    picture: Annotated[Path | None, typer.Option(help="Write the share histogram and label prior (.png, .svg, .pdf).")] = None,
     export: Annotated[Path | None, typer.Option(help="Write addresses and labels (.npz) for other programs.")] = None,
 ) -> None:
     """Show and export the bags that the protocol makes.
@@ -275,9 +263,7 @@ def heads(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = Fa
 
 @app.command()
 def probe(
-    head: Annotated[
-        str | None, typer.Argument(help="A method, or path/to/file.py:Class; default: all methods.")
-    ] = None,
+    head: Annotated[str | None, typer.Argument(help="A method, or path/to/file.py:Class; default: all methods.")] = None,
     option: HeadOption = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of trainings to average.")] = 3,
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of each.")] = 60,

@@ -67,9 +67,7 @@ def parse_context(context: str) -> bool | None:
     return CONTEXT[check_choice("context", context, CONTEXT)]
 
 
-def predict_all(
-    model: FittedModel, dataset: BagDataset, use_context: bool | None = None, **options: Any
-) -> Predictions:
+def predict_all(model: FittedModel, dataset: BagDataset, use_context: bool | None = None, **options: Any) -> Predictions:
     """Predict all bags, and print a warning if the model was trained on some of them.
 
     If ``use_context`` is None, a bag's context is used if it helped in cross-validation, and never for a bag that the model was

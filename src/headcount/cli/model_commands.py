@@ -33,9 +33,7 @@ Context = Annotated[
 def predict(
     model: Model,
     data: Data,
-    out: Annotated[
-        Path, typer.Option(help="FILE.csv, .tsv or .parquet; FILE.h5, or a folder for one HDF5 file per bag.")
-    ],
+    out: Annotated[Path, typer.Option(help="FILE.csv, .tsv or .parquet; FILE.h5, or a folder for one HDF5 file per bag.")],
     bags: Annotated[Path | None, typer.Option(help="Also a table of the bags: label, shares, intervals.")] = None,
     geojson: Annotated[Path | None, typer.Option(help="Also a folder of GeoJSON for QuPath, one file per bag.")] = None,
     heatmap: Annotated[Path | None, typer.Option(help="Also a folder of heat maps, one PNG per bag.")] = None,
@@ -105,9 +103,7 @@ def predict(
     if bags is not None:
         print_message(f"wrote {bags}: {len(dataset.bags):,} bags")
     missing = dataset.n_rows - len(dataset.rows)
-    print_message(
-        f"wrote {out}: {dataset.n_rows:,} rows" + (f", {missing:,} of them without a prediction" if missing else "")
-    )
+    print_message(f"wrote {out}: {dataset.n_rows:,} rows" + (f", {missing:,} of them without a prediction" if missing else ""))
 
 
 @app.command()
@@ -158,9 +154,7 @@ def evaluate(
         instance_of_row = np.full(dataset.n_rows, -1)
         instance_of_row[dataset.rows] = np.arange(len(dataset.rows))
         audited = predictions.instance_prediction[instance_of_row[sheet.row]]
-        scores["audit"] = scoring.evaluate_audit(
-            sheet.true, audited, sheet.stratum, sheet.stratum_sizes, fitted.classes, level
-        )
+        scores["audit"] = scoring.evaluate_audit(sheet.true, audited, sheet.stratum, sheet.stratum_sizes, fitted.classes, level)
     if as_json:
         print(json.dumps(scores, indent=1, ensure_ascii=False, allow_nan=False))
     else:
@@ -174,8 +168,7 @@ def explain(
     data: Data,
     out: Annotated[Path, typer.Option(help="The page to write (.html).")],
     bag: Annotated[
-        list[str] | None,
-        typer.Option(help="A bag, by name; may be repeated. Default: a few, wrongly predicted ones first."),
+        list[str] | None, typer.Option(help="A bag, by name; may be repeated. Default: a few, wrongly predicted ones first.")
     ] = None,
     device: Device = "auto",
     *,
@@ -238,10 +231,7 @@ def audit(
 
 
 @app.command()
-def export(
-    model: Model,
-    onnx: Annotated[Path, typer.Option(help="The file to write (.onnx).")],
-) -> None:
+def export(model: Model, onnx: Annotated[Path, typer.Option(help="The file to write (.onnx).")]) -> None:
     """Write the model as ONNX.
 
     The file is written only if onnxruntime gives the same predictions.

@@ -17,20 +17,13 @@ import typer
 Data = Annotated[str, typer.Argument(help="A folder, or a table (.csv .tsv .parquet) or arrays (.npz .npy).")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 Compile = Annotated[
-    str,
-    typer.Option(help="Compile the network: auto (on a GPU), on or off. Affects speed only; not part of the recipe."),
+    str, typer.Option(help="Compile the network: auto (on a GPU), on or off. Affects speed only; not part of the recipe.")
 ]
 RecordsFolder = Annotated[Path, typer.Option("--out", help="Folder for the records.")]
 Scenario = Annotated[str, typer.Option(help="various, small or large: the distribution of the majority share.")]
-Source = Annotated[
-    str, typer.Option(help="digits, cifar10, svhn, path, oct, or FILE.npz with images or features and labels.")
-]
-HeadOption = Annotated[
-    list[str] | None, typer.Option("--option", help="An option of the head, NAME=VALUE; may be repeated.")
-]
-RayAddress = Annotated[
-    str | None, typer.Option(help="The Ray cluster: auto, local or host:port; default auto, else local.")
-]
+Source = Annotated[str, typer.Option(help="digits, cifar10, svhn, path, oct, or FILE.npz with images or features and labels.")]
+HeadOption = Annotated[list[str] | None, typer.Option("--option", help="An option of the head, NAME=VALUE; may be repeated.")]
+RayAddress = Annotated[str | None, typer.Option(help="The Ray cluster: auto, local or host:port; default auto, else local.")]
 
 
 class Option(NamedTuple):
@@ -148,9 +141,7 @@ def with_option_names(message: str) -> str:
     >>> with_option_names("choose another path, or give overwrite=True")
     'choose another path, or give --overwrite'
     """
-    return _PARAMETER.sub(
-        lambda m: f"--{m[1].replace('_', '-')}" + (f" {m[2]}" if m[2] not in (None, "True") else ""), message
-    )
+    return _PARAMETER.sub(lambda m: f"--{m[1].replace('_', '-')}" + (f" {m[2]}" if m[2] not in (None, "True") else ""), message)
 
 
 _PARAMETER = re.compile(

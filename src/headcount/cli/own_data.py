@@ -23,12 +23,10 @@ def fit(
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the model.")],
     method: Annotated[
-        str,
-        typer.Option(help="auto, or one or more of tilt, em_forest, count, forest, logistic and heads, with commas."),
+        str, typer.Option(help="auto, or one or more of tilt, em_forest, count, forest, logistic and heads, with commas.")
     ] = "auto",
     minutes: Annotated[
-        float | None,
-        typer.Option(help="Time budget in minutes; folds, epochs, then methods are cut to fit. Default: none."),
+        float | None, typer.Option(help="Time budget in minutes; folds, epochs, then methods are cut to fit. Default: none.")
     ] = None,
     folds: Annotated[int, typer.Option(help="Folds of the cross-validation, over groups of bags.")] = 5,
     head: Annotated[str | None, typer.Option(help="A network with this head (see `headcount heads`).")] = None,
@@ -49,8 +47,7 @@ def fit(
         ),
     ] = None,
     weights: Annotated[
-        str | None,
-        typer.Option(help="timm, torchvision: pretrained (default; may download), none, or FILE.safetensors."),
+        str | None, typer.Option(help="timm, torchvision: pretrained (default; may download), none, or FILE.safetensors.")
     ] = None,
     size: Annotated[int | None, typer.Option(help="timm, torchvision: resize images to squares of this side.")] = None,
     views: Annotated[

@@ -118,9 +118,7 @@ def list_missing(items: list[str], scale: Scale, records: Records) -> None:
     for recipe in missing:
         print_line(str(recipe))
     seconds = seconds_per_run(scale, records)
-    console.print(
-        f"{len(missing)} runs missing, about {len(missing) * seconds / 3600:.1f} hours at {seconds:.1f} s a run"
-    )
+    console.print(f"{len(missing)} runs missing, about {len(missing) * seconds / 3600:.1f} hours at {seconds:.1f} s a run")
 
 
 def print_table(item: str, scale: Scale, records: Records) -> None:

@@ -118,9 +118,7 @@ def available_recipes(recipes: Iterable[Recipe]) -> list[Recipe]:
         console.print(f"{name} is not in the cache: its cells stay missing (`headcount data fetch {name}`)")
     runnable = [r for r in recipes if r.source not in absent]
     if not runnable:
-        raise HeadcountError(
-            f"none of {', '.join(absent)} is in the cache; fetch or import one (`headcount data --help`)"
-        )
+        raise HeadcountError(f"none of {', '.join(absent)} is in the cache; fetch or import one (`headcount data --help`)")
     return runnable
 
 
@@ -128,22 +126,16 @@ def make_launcher(launch: str, n_processes: int, address: str | None, gpus_each:
     """The launcher that the options of `study` ask for; contradictory options are refused before anything runs."""
     if check_choice("launcher", launch, ("processes", "ray")) == "processes":
         if address is not None or gpus_each:
-            raise HeadcountError(
-                "--address and --gpus-each are for --launch ray; for runs on this machine give --processes"
-            )
+            raise HeadcountError("--address and --gpus-each are for --launch ray; for runs on this machine give --processes")
         resolve_device(device)
         return in_process if n_processes == 1 else processes(n_processes)
     if n_processes != 1:
-        raise HeadcountError(
-            "--processes is for --launch processes; on Ray, CPUs and --gpus-each decide how many run at once"
-        )
+        raise HeadcountError("--processes is for --launch processes; on Ray, CPUs and --gpus-each decide how many run at once")
     check_device(device, gpus_each)
     return ray_cluster(address, gpus_each)
 
 
-def run_study(
-    recipes: list[Recipe], out: Path, launcher: Launcher, device: str, compile: str, *, table: bool = True
-) -> None:
+def run_study(recipes: list[Recipe], out: Path, launcher: Launcher, device: str, compile: str, *, table: bool = True) -> None:
     """Run what has no record yet, with a progress bar; print the table and the failed runs."""
     check_choice("compile", compile, COMPILE)
     with runs_bar() as on_progress:
@@ -160,9 +152,7 @@ def _report_failures(failed: Mapping[Recipe, BaseException], out: Path) -> None:
     """Print each failure in a line, then raise: first of all an error that the user can correct."""
     for recipe, error in failed.items():
         print_line(f"failed: {recipe}: {error_line(error)}")
-    message = (
-        f"{len(failed)} run{'s' * (len(failed) > 1)} failed; see {out}/*.failed.json; the same command tries them again"
-    )
+    message = f"{len(failed)} run{'s' * (len(failed) > 1)} failed; see {out}/*.failed.json; the same command tries them again"
     for error in failed.values():
         if isinstance(error, (HeadcountError, OSError)):
             if any(out.glob("*.failed.json")):
@@ -216,9 +206,7 @@ def run_demo(out: Path, folds: int = 3, n_processes: int | None = None) -> dict[
     summary = {
         "seconds": round(seconds, 1),
         "folds": folds,
-        "methods": {
-            row.label: {m: _mean_and_deviation(row, m) for m in ("instance_accuracy", "bag_accuracy")} for row in rows
-        },
+        "methods": {row.label: {m: _mean_and_deviation(row, m) for m in ("instance_accuracy", "bag_accuracy")} for row in rows},
         "report": str(page),
     }
     atomic_write(out / "summary.json", lambda f: f.write(json.dumps(summary, indent=1).encode()))

@@ -37,9 +37,7 @@ def check_corruption(corruption: Mapping[str, Any]) -> None:
         integer = name in ("never", "merge")
         types = int if integer else (int, float)
         if not isinstance(value, types) or isinstance(value, bool) or not low <= value <= high:
-            kind = (
-                "the number of a class" if name == "never" else f"a {'whole ' * integer}number from {low} to {high:g}"
-            )
+            kind = "the number of a class" if name == "never" else f"a {'whole ' * integer}number from {low} to {high:g}"
             raise HeadcountError(f"trouble {name} is {kind}, got {value!r}")
 
 

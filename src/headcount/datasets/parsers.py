@@ -132,9 +132,7 @@ def _first_key(path: Path, arrays: dict[str, np.ndarray], *keys: str) -> str:
     for key in keys:
         if key in arrays:
             return key
-    raise HeadcountError(
-        f"{path} has no {' or '.join(map(repr, keys))}; it has {', '.join(arrays) or 'no known array'}"
-    )
+    raise HeadcountError(f"{path} has no {' or '.join(map(repr, keys))}; it has {', '.join(arrays) or 'no known array'}")
 
 
 def _check_data(path: Path, key: str, data: np.ndarray) -> np.ndarray:

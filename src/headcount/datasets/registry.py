@@ -231,6 +231,4 @@ def _check_arrays(name: str, info: SourceInfo, images: np.ndarray, labels: np.nd
         expected = f"0 to {len(info.classes) - 1}, each at least once"
         raise HeadcountError(f"{origin} is not {name}: its labels are {present.tolist()[:12]}, not {expected}")
     if info.sha256 and hashlib.sha256(images.data).hexdigest() != info.sha256:
-        raise HeadcountError(
-            f"{origin} is not {name}: its pixels differ from the official ones, or are in another order"
-        )
+        raise HeadcountError(f"{origin} is not {name}: its pixels differ from the official ones, or are in another order")

@@ -100,9 +100,7 @@ def _irwin_hall(n: int, x: np.ndarray) -> np.ndarray:
     return spline.sum(1)
 
 
-def sample_given_bin(
-    law: str, classes: int, low: float, high: float, count: int, rng: np.random.Generator
-) -> np.ndarray:
+def sample_given_bin(law: str, classes: int, low: float, high: float, count: int, rng: np.random.Generator) -> np.ndarray:
     """(count, C) rows of the law, given that the majority's share lies in (low, high)."""
     arguments = classes, float(low), float(high)
     by_rejection = law == "U" and bin_probability("U", *arguments) > _acceptance(*arguments)

@@ -109,9 +109,7 @@ def _is_missing(value: Any) -> bool:
         return True
 
 
-def pop_column(
-    X: Any, column: str | int, width: int | None = None, required: bool = True
-) -> tuple[Any, np.ndarray | None]:
+def pop_column(X: Any, column: str | int, width: int | None = None, required: bool = True) -> tuple[Any, np.ndarray | None]:
     """X without a column, and the column; X and None where X lacks it, unless it is ``required``. ``width``: the number of
     columns without it, where that is known: an array of this width lacks it."""
     if hasattr(X, "toarray"):
@@ -239,9 +237,7 @@ def bag_labels(y: Any, ids: BagIds, n: int) -> np.ndarray:
     if ids.from_list and len(y) == len(ids.sizes):
         return y
     if len(y) != n:
-        expected = (
-            f"{len(ids.sizes)} bags; give one per bag" if ids.from_list else f"{n} rows; give each row its bag's label"
-        )
+        expected = f"{len(ids.sizes)} bags; give one per bag" if ids.from_list else f"{n} rows; give each row its bag's label"
         raise HeadcountError(f"{len(y)} labels for {expected}")
     y = y[ids.order]
     starts = np.concatenate([[0], np.cumsum(ids.sizes)[:-1]])
@@ -277,7 +273,5 @@ def check_weights(weight: Any, ids: BagIds, n: int) -> np.ndarray | None:
         raise HeadcountError(f"weight has {got} for {n} rows; give one number per row")
     invalid = np.flatnonzero(~((weights >= 0) & np.isfinite(weights)))
     if len(invalid):
-        raise HeadcountError(
-            f"row {invalid[0]} has weight {weights[invalid[0]]:g}; weights are finite and not negative"
-        )
+        raise HeadcountError(f"row {invalid[0]} has weight {weights[invalid[0]]:g}; weights are finite and not negative")
     return weights.astype(np.float32)

@@ -122,10 +122,7 @@ class Recipe:
         for name, (low, high) in _RANGES.items():
             integer = isinstance(getattr(Recipe, name), int)
             object.__setattr__(self, name, check_number(name, getattr(self, name), low, high, integer=integer))
-        for name, value in {
-            **vars(self.protocol),
-            **vars(self.train_config),
-        }.items():  # checked there; seed: the training's
+        for name, value in {**vars(self.protocol), **vars(self.train_config)}.items():  # checked there; seed: the training's
             object.__setattr__(self, name, value)
         for name in ("drop_before_forward", "mirror"):
             check_bool(name, getattr(self, name))

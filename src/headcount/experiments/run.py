@@ -168,9 +168,7 @@ def find_dissenters(recipe: Recipe, out: Path, train: Bags) -> Tensor:
         raise HeadcountError(f"MPEM needs the run {needed.key} ({needed}) in {out}; run it first")
     arrays = Record.read(path).arrays()
     if "train_said" not in arrays:
-        raise HeadcountError(
-            f"{path.with_suffix('.npz')} is missing, and MPEM needs its votes; delete {path} and run it again"
-        )
+        raise HeadcountError(f"{path.with_suffix('.npz')} is missing, and MPEM needs its votes; delete {path} and run it again")
     device = train.index.device
     vote = torch.from_numpy(arrays["train_said"].astype(np.int64)).to(device)
     distance = torch.from_numpy(arrays[f"train_{recipe.distance}_{recipe.prototype_bags}"]).to(device)
@@ -185,9 +183,7 @@ def _score(
     data, arrays = scores.score_test(predictions, bags["test"])
     if (estimate := estimated_transition(model.head)) is not None:
         valid = hide_truth(bags["valid"], recipe.head)
-        data["tilt"] = scores.score_transition(
-            estimate, predictions, bags["train"], valid, bags["test"], predict(model, valid)
-        )
+        data["tilt"] = scores.score_transition(estimate, predictions, bags["train"], valid, bags["test"], predict(model, valid))
     if removed is not None:
         return data | {"mpem": scores.score_removal(removed, bags["train"])}, arrays
     votes = predict_votes(model, bags["train"])

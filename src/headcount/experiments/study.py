@@ -122,9 +122,7 @@ def study(
     return StudyResult([Record.read(out / f"{keys[r]}.json") for r in recipes if r in finished], progress.failed)
 
 
-def _record_failure(
-    error: BaseException, recipe: Recipe, path: Path, progress: StudyProgress, waiting: list[Recipe]
-) -> None:
+def _record_failure(error: BaseException, recipe: Recipe, path: Path, progress: StudyProgress, waiting: list[Recipe]) -> None:
     if isinstance(error, BrokenExecutor):
         raise error  # not this run's fault, and no other can run
     if distributed.world_size() > 1:

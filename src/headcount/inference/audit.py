@@ -90,9 +90,7 @@ def draw_sample(
     return AuditSample(instance, stratum[instance], stratum_sizes)
 
 
-def stratified_accuracy(
-    correct: np.ndarray, stratum: np.ndarray, stratum_sizes: np.ndarray, level: float = LEVEL
-) -> Estimate:
+def stratified_accuracy(correct: np.ndarray, stratum: np.ndarray, stratum_sizes: np.ndarray, level: float = LEVEL) -> Estimate:
     """The accuracy on all N instances, from n drawn ones: ``correct`` and ``stratum`` (n,), ``stratum_sizes`` (H,).
 
     Strata of which no instance was labelled are pooled with the nearest one.

@@ -116,11 +116,7 @@ def class_scores(counts: np.ndarray, classes: tuple[str, ...]) -> dict[str, Any]
     truth, predicted, correct = counts.sum(1), counts.sum(0), np.diag(counts)
     ratio = lambda a, b: round(float(a / b), 6) if b else None  # noqa: E731
     return {
-        c: {
-            "instances": int(truth[k]),
-            "recall": ratio(correct[k], truth[k]),
-            "precision": ratio(correct[k], predicted[k]),
-        }
+        c: {"instances": int(truth[k]), "recall": ratio(correct[k], truth[k]), "precision": ratio(correct[k], predicted[k])}
         for k, c in enumerate(classes)
     }
 

@@ -24,9 +24,7 @@ _MAX_PER_BAG = 200  # instances of a bag that a forest is trained on, and that i
 _MAX_BLOCKS = 12  # a side: a forest needs few columns
 
 
-def cross_val_bag_probabilities(
-    dataset: BagDataset, folds: int = FOLDS, seed: int = 0, trees: int = TREES
-) -> np.ndarray:
+def cross_val_bag_probabilities(dataset: BagDataset, folds: int = FOLDS, seed: int = 0, trees: int = TREES) -> np.ndarray:
     """(B, C) out-of-fold probabilities of each bag's label, by random forests trained on the bag's label of every instance; NaN
     rows for unlabelled bags. A group of bags stays in one fold."""
     bags = dataset.bags

@@ -43,9 +43,7 @@ class RayOptions:
     def __post_init__(self) -> None:
         address, gpus, cpus = self.address, self.gpus_each, self.cpus_each
         if address is not None and "://" in address:
-            raise HeadcountError(
-                f"this starts on a machine of the cluster; give auto, local or host:port, not {address!r}"
-            )
+            raise HeadcountError(f"this starts on a machine of the cluster; give auto, local or host:port, not {address!r}")
         if not 0 <= gpus < 1e6 or (gpus > 1 and gpus != int(gpus)):
             raise HeadcountError(f"a task takes a part of a GPU or whole ones (0, 0.25, 1, 2), got {gpus:g}")
         if not 0 < cpus < 1e6:
@@ -68,9 +66,7 @@ def check_device(device: str, gpus_each: float) -> None:
     if device not in ("auto", "cpu", "cuda"):
         raise HeadcountError(f"on Ray a run takes the GPU it is given; --device is auto, cpu or cuda, got {device!r}")
     if device != "auto" and (device == "cuda") != bool(gpus_each):
-        raise HeadcountError(
-            f"--device {device} and --gpus-each {gpus_each:g} contradict each other; give only --gpus-each"
-        )
+        raise HeadcountError(f"--device {device} and --gpus-each {gpus_each:g} contradict each other; give only --gpus-each")
 
 
 def import_ray() -> Any:

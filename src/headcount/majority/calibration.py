@@ -64,9 +64,7 @@ def fit_temperature(
     1.0
     """
     if candidates is None:
-        found = minimize_scalar(
-            lambda log_t: float(losses(float(np.exp(log_t))).mean()), bounds=(-4, 2), method="bounded"
-        )
+        found = minimize_scalar(lambda log_t: float(losses(float(np.exp(log_t))).mean()), bounds=(-4, 2), method="bounded")
         return float(np.exp(found.x))
     tried = {t: losses(t) for t in candidates}
     best = min(tried, key=lambda t: float(tried[t].mean()))
@@ -187,9 +185,7 @@ def fit_instance_temperature(
     return fit_temperature(losses, TEMPERATURES, tolerance=standard_error)
 
 
-def calibrated_probabilities(
-    model: ContextModel, logits: Tensor, bags: Bags, *, use_context: bool | None = None
-) -> Tensor:
+def calibrated_probabilities(model: ContextModel, logits: Tensor, bags: Bags, *, use_context: bool | None = None) -> Tensor:
     """(N, C) calibrated probabilities, without bag labels. ``use_context``: by default what the validation bags decided."""
     log_p = (logits.double() / model.temperature).log_softmax(1)
     if model.helps if use_context is None else use_context:

@@ -59,9 +59,7 @@ def count_votes(predicted: Array, bag: Array, n_bags: int, n_classes: int, kept:
     return np.bincount(bag * n_classes + predicted, minlength=n_bags * n_classes).reshape(n_bags, n_classes)
 
 
-def consistency_rate(
-    label: Array, bag_predicted: Array, instance_predicted: Array, bag: Array, n_classes: int
-) -> float:
+def consistency_rate(label: Array, bag_predicted: Array, instance_predicted: Array, bag: Array, n_classes: int) -> float:
     """Among correctly predicted bags, how often the counted majority of the instances is the same class."""
     majority = count_votes(instance_predicted, bag, len(label), n_classes).argmax(1)
     correct = bag_predicted == label
@@ -158,9 +156,7 @@ def check_level(level: float) -> float:
     return level
 
 
-def wilson_interval(
-    share: float, count: float, level: float = LEVEL, quantile: float | None = None
-) -> tuple[float, float]:
+def wilson_interval(share: float, count: float, level: float = LEVEL, quantile: float | None = None) -> tuple[float, float]:
     """The interval of a share of ``count`` independent predictions.
 
     >>> low, high = wilson_interval(0.9, 100)

@@ -111,9 +111,7 @@ def project_to_majority(share: Tensor, target: Tensor, counted: Tensor | None = 
     return torch.where(target.sum(1, keepdim=True) > 0, projected, share)
 
 
-def split_half_gain(
-    log_p: Tensor, segments: Segments, prior_mean: Tensor, prior: Tensor, concentration: float
-) -> Tensor:
+def split_half_gain(log_p: Tensor, segments: Segments, prior_mean: Tensor, prior: Tensor, concentration: float) -> Tensor:
     """(B,) how much one half of a bag tells about the other: the gain in log P(x) of each bag's instances if its shares are
     estimated from the other half, compared with the prior mean. Needs no labels."""
     segments, position = _normalize_weights(segments), torch.zeros_like(segments.index)
@@ -124,9 +122,7 @@ def split_half_gain(
     for half in (odd, ~odd):
         share = fit_shares(log_p, segments.without(~half), prior_mean, prior, concentration)
         other = segments.without(half)
-        fitted, prior_only = (
-            torch.logsumexp(log_p + other.broadcast((s / prior).log()), 1) for s in (share, prior_mean)
-        )
+        fitted, prior_only = (torch.logsumexp(log_p + other.broadcast((s / prior).log()), 1) for s in (share, prior_mean))
         gain = gain + other.sum(fitted - prior_only)
     return gain
 

@@ -91,9 +91,7 @@ def _has_whole_weights(segments: Segments) -> Tensor:
     return segments.with_weight(None).sum(weight != weight.round()) == 0
 
 
-def _equal_sizes_weighted(
-    log_p: Tensor, log_q: Tensor, segments: Segments, form: str, counted: Tensor | None
-) -> Tensor:
+def _equal_sizes_weighted(log_p: Tensor, log_q: Tensor, segments: Segments, form: str, counted: Tensor | None) -> Tensor:
     """Bags of one size with weights: the numbers of votes are known on the device only, so every form is computed."""
     classes, slots = log_p.shape[1], min(MAX_COUNTED_VOTES, max(64, 2 * (segments.size or 1)))
     votes, whole = segments.total_weight(), _has_whole_weights(segments)

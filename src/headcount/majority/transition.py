@@ -120,9 +120,7 @@ def forward_correct(log_p: Tensor, mix: Tensor, label_prior: Tensor) -> Tensor:
     return matmul_full_precision(log_p.exp(), transition_matrix(mix, label_prior)).clamp_min(1e-30).log()
 
 
-def forward_loss(
-    log_p: Tensor, target: Tensor, mix: Tensor, label_prior: Tensor, weight: Tensor | None = None
-) -> Tensor:
+def forward_loss(log_p: Tensor, target: Tensor, mix: Tensor, label_prior: Tensor, weight: Tensor | None = None) -> Tensor:
     """() the forward-corrected loss: -log P(label | x), averaged over the instances whose bag has a label.
 
     ``target`` (N, C) is the row of each instance's bag: one-hot, soft, or zeros; ``weight`` (N,) is a multiplicity.

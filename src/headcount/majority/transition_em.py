@@ -93,11 +93,7 @@ def e_step(p: Tensor, target: Tensor, mix: Tensor, label_prior: Tensor) -> Tenso
 
 
 def m_step(
-    expected_counts: Tensor,
-    n_bags: Tensor,
-    form: str = "full",
-    min_share: float | Tensor = 0.0,
-    counted: Tensor | None = None,
+    expected_counts: Tensor, n_bags: Tensor, form: str = "full", min_share: float | Tensor = 0.0, counted: Tensor | None = None
 ) -> Tensor:
     """(C, C) the mix that follows from expected counts. ``n_bags`` (C,): how many bags had each label.
 

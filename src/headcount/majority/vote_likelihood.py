@@ -58,9 +58,7 @@ def exact(log_p: Tensor, counted: Tensor | None = None) -> Tensor:
     state[:, 0] = 0  # no votes yet
     for i in range(slots):
         vote = log_p[:, i]
-        options = (
-            F.pad(state, (0, 1), value=LOG_ZERO).index_select(1, before).unflatten(1, (-1, classes)) + vote[:, None]
-        )
+        options = F.pad(state, (0, 1), value=LOG_ZERO).index_select(1, before).unflatten(1, (-1, classes)) + vote[:, None]
         state = torch.where(vote[:, :1] > LOG_ZERO / 2, options.logsumexp(2), state)
     return (state[:, :, None] + _log_win_shares(outcomes, counted).to(state.dtype)).logsumexp(1)
 
@@ -133,9 +131,7 @@ class _SequentialProduct(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # ty: ignore[incompatible-method-override]
         if torch.is_grad_enabled():  # the saved products have no graph: second derivatives would be silently wrong
-            raise HeadcountError(
-                "an election has no second derivatives, and create_graph=True asks for them; leave it out"
-            )
+            raise HeadcountError("an election has no second derivatives, and create_graph=True asks for them; leave it out")
         up, down, ways = ctx.saved_tensors
         slope, out = grad / ways, torch.zeros_like(up)
         for i in reversed(range(len(up))):

@@ -208,9 +208,7 @@ class LinearBackbone(nn.Module):
 def _image_backbone(name: str, network: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     def build(shape: tuple[int, ...], **options: Any) -> nn.Module:
         if len(shape) != 3:
-            raise HeadcountError(
-                f"backbone {name} reads images, the instances are features of {shape[0]}; use mlp or linear"
-            )
+            raise HeadcountError(f"backbone {name} reads images, the instances are features of {shape[0]}; use mlp or linear")
         return network(shape[2], **options)
 
     return build

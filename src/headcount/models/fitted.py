@@ -92,9 +92,7 @@ class FittedModel:
         shape = "x".join(map(str, self.preprocessor.shape))
         return f"FittedModel({self.kind}: {len(self.classes)} classes, {self.preprocessor.kind} of {shape})"
 
-    def read(
-        self, data: Any, roles: ColumnRoles | None = None, *, need_labels: bool = False, **options: Any
-    ) -> BagDataset:
+    def read(self, data: Any, roles: ColumnRoles | None = None, *, need_labels: bool = False, **options: Any) -> BagDataset:
         """Read data with this model's columns and classes; ``options`` as :func:`headcount.read` takes them."""
         counted = self.counted or (True,) * len(self.classes)
         uncounted = [c for c, counts in zip(self.classes, counted, strict=True) if not counts]

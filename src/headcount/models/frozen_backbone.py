@@ -129,9 +129,7 @@ def extract_features(
 
 def _cache_key(frozen_backbone: FrozenBackbone, pool: Pool) -> str:
     weights = library.state_digest(frozen_backbone.state_dict())
-    digest = hashlib.sha256(
-        f"{frozen_backbone.name} {frozen_backbone.size} {weights} {len(pool)} {pool.shape}".encode()
-    )
+    digest = hashlib.sha256(f"{frozen_backbone.name} {frozen_backbone.size} {weights} {len(pool)} {pool.shape}".encode())
     for rows in torch.arange(len(pool)).split(4096):
         digest.update(pool.take(rows).cpu().contiguous().numpy())
     return digest.hexdigest()[:40]

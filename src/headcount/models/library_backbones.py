@@ -105,9 +105,7 @@ class LibraryBackbone(nn.Module):
     Gray images are repeated over three channels, which the libraries' weights expect.
     """
 
-    def __init__(
-        self, net: nn.Module, shape: tuple[int, ...], *, size: int | None = None, frozen: bool = False
-    ) -> None:
+    def __init__(self, net: nn.Module, shape: tuple[int, ...], *, size: int | None = None, frozen: bool = False) -> None:
         super().__init__()
         check_library_options(size, frozen)
         self.net, self.size, self.frozen = net.eval(), size, frozen
@@ -228,9 +226,7 @@ def load_pretrained(
         return PretrainedBackbone(name, False, size, weights, None, None, None)
     if weights == "pretrained":
         if log is not None:
-            log(
-                f"{name}: asking {split_name(name)[0]} for the published weights, which it downloads unless it has them"
-            )
+            log(f"{name}: asking {split_name(name)[0]} for the published weights, which it downloads unless it has them")
         state = _download_weights(name)
     else:
         state = _match_weights(load_weights(Path(weights)), net, name, weights)
@@ -264,9 +260,7 @@ def _match_weights(given: dict[str, Tensor], net: nn.Module, name: str, path: st
             raise HeadcountError(f"the weights {path} lack {key!r}, which {name} needs")
         if given[key].shape != tensor.shape or given[key].is_floating_point() != tensor.is_floating_point():
             got = f"{tuple(given[key].shape)} {given[key].dtype}"
-            raise HeadcountError(
-                f"the weights {path}: {key!r} is {got}, {name} needs {tuple(tensor.shape)} {tensor.dtype}"
-            )
+            raise HeadcountError(f"the weights {path}: {key!r} is {got}, {name} needs {tuple(tensor.shape)} {tensor.dtype}")
     return {key: given.get(key, tensor).to(tensor.dtype) for key, tensor in expected.items()}
 
 

@@ -175,9 +175,7 @@ def build_with_weights(build: Callable[[], ModuleT], arrays: Mapping[str, np.nda
     given = {k: (tuple(v.shape), v.dtype) for k, v in weights.items()}
     for name in sorted(expected.keys() | given.keys()):
         if expected.get(name) != given.get(name):
-            raise HeadcountError(
-                f"the weights {name[:80]!r} are {given.get(name)}, the network needs {expected.get(name)}"
-            )
+            raise HeadcountError(f"the weights {name[:80]!r} are {given.get(name)}, the network needs {expected.get(name)}")
     module = build()
     module.load_state_dict(weights)
     return module.eval()
@@ -235,9 +233,7 @@ def check_distributions(given: Any, shape: tuple[int, int], what: str) -> Tensor
         raise HeadcountError(f"{what} needs {shape[0]} rows of {shape[1]} numbers")
     for row in given:
         values: Sequence[Any] = row if isinstance(row, list) and len(row) == shape[1] else ()
-        if not values or not all(
-            isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v <= 1 for v in values
-        ):
+        if not values or not all(isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v <= 1 for v in values):
             raise HeadcountError(f"{what} needs rows of {shape[1]} numbers from 0 to 1")
         if not math.isclose(sum(values), 1, abs_tol=1e-3):
             raise HeadcountError(f"a row of {what} does not add up to one")

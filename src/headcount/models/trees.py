@@ -222,9 +222,7 @@ def _check_equal_predictions(model: Trees | LinearModel, classifier: Any, column
         )
 
 
-def _checked(
-    arrays: Mapping[str, np.ndarray], expected: Mapping[str, tuple[Any, tuple[int, ...]]]
-) -> dict[str, np.ndarray]:
+def _checked(arrays: Mapping[str, np.ndarray], expected: Mapping[str, tuple[Any, tuple[int, ...]]]) -> dict[str, np.ndarray]:
     """The arrays, if they have these names, types and shapes, and are finite."""
     if odd := sorted(set(arrays) ^ set(expected)):
         raise _damaged(f"it needs {', '.join(sorted(expected))}, and the file differs in {', '.join(odd[:4])}")

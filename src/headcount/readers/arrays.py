@@ -126,11 +126,7 @@ def _build_raw_data(
 ) -> RawData:
     x = x[..., None] if x.dtype == np.uint8 and x.ndim == 3 else x
     kind = "images" if x.ndim == 4 else "features"
-    if (
-        (kind == "images" and (x.dtype != np.uint8 or x.shape[-1] not in (1, 3)))
-        or x.ndim not in (2, 4)
-        or 0 in x.shape
-    ):
+    if (kind == "images" and (x.dtype != np.uint8 or x.shape[-1] not in (1, 3))) or x.ndim not in (2, 4) or 0 in x.shape:
         want = "images are uint8 (N, H, W, 1 or 3), features (N, D)"
         raise HeadcountError(f"{origin} holds {x.dtype} of shape {x.shape}; {want}")
     excluded = _report_not_finite(x, bag, names, origin, options) if x.dtype.kind == "f" else np.zeros(len(x), bool)
@@ -175,9 +171,7 @@ def _labels(arrays: Arrays, options: ReadOptions, names: list[str], origin: str)
     return BagLabels(codes=np.full(len(names), -1)) if labels is None else join_labels(labels, options, names, "bag")
 
 
-def _classes(
-    a: np.ndarray, key: str, origin: str, options: ReadOptions, notes: list[str]
-) -> tuple[np.ndarray, list[str]]:
+def _classes(a: np.ndarray, key: str, origin: str, options: ReadOptions, notes: list[str]) -> tuple[np.ndarray, list[str]]:
     """Codes and names of classes given by name, or by number with -1 where unknown."""
     codes, values = factorize(pa.chunked_array([pa.array(a)]))
     if a.dtype.kind in "iu":
@@ -197,15 +191,11 @@ def _classes(
 
 def _check_coords(a: np.ndarray, n: int, origin: str) -> np.ndarray:
     if a.shape != (n, 2) or a.dtype.kind not in "iuf" or not np.isfinite(a).all():
-        raise HeadcountError(
-            f"coords of {origin} are {a.dtype} of shape {a.shape}; give two finite numbers per instance"
-        )
+        raise HeadcountError(f"coords of {origin} are {a.dtype} of shape {a.shape}; give two finite numbers per instance")
     return a.astype(np.float64)
 
 
-def _report_not_finite(
-    x: np.ndarray, bag: np.ndarray, names: list[str], origin: str, options: ReadOptions
-) -> np.ndarray:
+def _report_not_finite(x: np.ndarray, bag: np.ndarray, names: list[str], origin: str, options: ReadOptions) -> np.ndarray:
     """(N,) rows with a number that is not finite in float32."""
     with np.errstate(invalid="ignore"):
         most, step = np.finfo(np.float32).max, 1 << 16

@@ -133,9 +133,7 @@ class ColumnRoles:
         for role, name in [*self.assigned_columns(), *lists]:
             if name in role_of and {role, role_of[name]} != {"bag", "group"}:
                 table = origin if name in names else "the label file"
-                raise HeadcountError(
-                    f"column {name!r} of {table} is named as {role_of[name]} and as {role}; choose one"
-                )
+                raise HeadcountError(f"column {name!r} of {table} is named as {role_of[name]} and as {role}; choose one")
             role_of[name] = role
 
     def to_json(self) -> dict[str, Any]:

@@ -75,9 +75,7 @@ def select_features(
     return pa.table(columns), schema, [*_describe_features(fields, unused), *notes], excluded
 
 
-def _candidates(
-    source: SourceTable, role_columns: set[str], model: Preprocessor | None
-) -> list[tuple[str, str | None]]:
+def _candidates(source: SourceTable, role_columns: set[str], model: Preprocessor | None) -> list[tuple[str, str | None]]:
     """Columns that may become features, with their kind where it is fixed."""
     roles = source.roles
     if model is not None:

@@ -219,9 +219,7 @@ def _read_header(file: Path) -> _Header:
     return _Header(height, width, mode in _GREY_MODES)
 
 
-def _common_shape(
-    headers: Mapping[int, _Header], options: ReadOptions, describe: Callable[[int], str]
-) -> tuple[int, int, int]:
+def _common_shape(headers: Mapping[int, _Header], options: ReadOptions, describe: Callable[[int], str]) -> tuple[int, int, int]:
     if options.preprocessor is not None and options.preprocessor.kind == "images":
         height, width, channels = options.preprocessor.shape
         return height, width, channels
@@ -236,9 +234,7 @@ def _common_shape(
     return head.height, head.width, channels
 
 
-def _note_resized(
-    headers: Mapping[int, _Header], shape: tuple[int, int, int], describe: Callable[[int], str]
-) -> list[str]:
+def _note_resized(headers: Mapping[int, _Header], shape: tuple[int, int, int], describe: Callable[[int], str]) -> list[str]:
     """A line on new images whose size is not the model's."""
     height, width, _ = shape
     resized = [i for i, h in headers.items() if (h.height, h.width) != (height, width)]

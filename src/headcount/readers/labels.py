@@ -77,9 +77,7 @@ def _expected_roles(options: ReadOptions, columns: Sequence[str]) -> ColumnRoles
     return options.roles.filled_from(model)
 
 
-def labels_from_table(
-    source: SourceTable, options: ReadOptions, names: Sequence[str], empty: Sequence[str] = ()
-) -> BagLabels:
+def labels_from_table(source: SourceTable, options: ReadOptions, names: Sequence[str], empty: Sequence[str] = ()) -> BagLabels:
     """Match the rows of a label table with the bags. Rows of other bags are an error if labels are needed."""
     key = source.roles.bag or ""
     codes, values = factorize(source.table.column(key))

@@ -111,9 +111,7 @@ def note_similar_classes(classes: Sequence[str]) -> list[str]:
     if not pairs:
         return []
     more = f", and {len(pairs) - 3:,} more such" if len(pairs) > 3 else ""
-    return [
-        f"classes that differ only in capitals or blanks: {', '.join(pairs[:3])}{more}; if they are one, write them alike"
-    ]
+    return [f"classes that differ only in capitals or blanks: {', '.join(pairs[:3])}{more}; if they are one, write them alike"]
 
 
 def first_per_bag(bag: np.ndarray, codes: np.ndarray, n_bags: int) -> tuple[np.ndarray, np.ndarray]:

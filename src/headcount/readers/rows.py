@@ -68,9 +68,7 @@ def read_table(data: Any, options: ReadOptions) -> RawData:
         if model.kind == "features":  # columns of arrays have no names
             advice = "give an .npy or .npz file, or fit it on a table"
             raise HeadcountError(f"the model was fitted on arrays, and {origin} is a table; {advice}")
-        raise HeadcountError(
-            f"the model takes {model.kind}, and {origin} is a table without images; name them with path="
-        )
+        raise HeadcountError(f"the model takes {model.kind}, and {origin} is a table without images; name them with path=")
     add_instances = _add_images if roles.path and (model is None or not model.fields) else _add_features
     excluded |= add_instances(raw, source, data, options)
     raw.bag = np.where(excluded, -1, bag)
@@ -126,9 +124,7 @@ def _duplicate_ids(source: SourceTable, bag: np.ndarray, errors: ErrorPolicy) ->
     order = np.argsort(pairs, kind="stable")
     repeated = np.zeros(len(codes), bool)
     repeated[order[1:]] = pairs[order[1:]] == pairs[order[:-1]]
-    return errors.report_rows(
-        repeated, lambda r: f"{source.row(r)}: id {column[r].as_py()!r} ({name}) occurs twice in its bag"
-    )
+    return errors.report_rows(repeated, lambda r: f"{source.row(r)}: id {column[r].as_py()!r} ({name}) occurs twice in its bag")
 
 
 def check_weights(weight: np.ndarray, name: str, origin: str, errors: ErrorPolicy) -> np.ndarray:

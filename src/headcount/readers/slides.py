@@ -153,9 +153,7 @@ def _load_features(slides: Sequence[SlideFile], width: int, options: ReadOptions
     )  # fmt: skip
 
 
-def _coordinates(
-    slides: Sequence[SlideFile], tile: float | None
-) -> tuple[np.ndarray | None, np.ndarray | None, list[str]]:
+def _coordinates(slides: Sequence[SlideFile], tile: float | None) -> tuple[np.ndarray | None, np.ndarray | None, list[str]]:
     """(tiles, 2) coordinates and (tiles,) sizes, NaN where a slide has none, None where no slide has any; and notes."""
     if all(s.coords is None for s in slides):
         return None, None, ["no coordinates"]

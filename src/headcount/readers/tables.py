@@ -175,9 +175,7 @@ def _read_csv(path: Path, roles: ColumnRoles, errors: ErrorPolicy, verbatim: boo
 
     def record_invalid(row: Any) -> str:  # reported later: an exception cannot leave the parser
         cells = f"{row.actual_columns} cells for {row.expected_columns} columns"
-        messages.append(
-            f"{path} row {row.number - 1} has {cells}: {abbreviate(row.text)}"
-        )  # the header is row 1 to Arrow
+        messages.append(f"{path} row {row.number - 1} has {cells}: {abbreviate(row.text)}")  # the header is row 1 to Arrow
         return "skip"
 
     try:

@@ -16,9 +16,7 @@ from headcount.readers.values import abbreviate, as_float, drop_values, factoriz
 TIES = ("split", "drop", "lowest")
 
 
-def labels_from_rows(
-    source: SourceTable, bag: np.ndarray, names: Sequence[str], options: ReadOptions
-) -> BagLabels | None:
+def labels_from_rows(source: SourceTable, bag: np.ndarray, names: Sequence[str], options: ReadOptions) -> BagLabels | None:
     """Labels or votes that every row of a bag repeats; None if the table has neither."""
     roles, errors = source.roles, options.errors
     if roles.votes and all(name in source for name in roles.votes):
@@ -43,9 +41,7 @@ def labels_from_rows(
     conflict = _report_conflicts(differs, bag, len(names), two_labels, errors)
     row = _first_row_per_bag((codes >= 0) & (bag >= 0), bag, len(names))
     codes = np.where(conflict, -1, first)
-    return BagLabels(
-        tuple(values), codes, source=f"column {roles.label!r}", origin=source.origin, first_row=row, notes=notes
-    )
+    return BagLabels(tuple(values), codes, source=f"column {roles.label!r}", origin=source.origin, first_row=row, notes=notes)
 
 
 def _first_row_per_bag(candidates: np.ndarray, bag: np.ndarray, n_bags: int) -> np.ndarray:
@@ -67,9 +63,7 @@ def _report_conflicts(
     return np.isin(np.arange(n_bags), bags)
 
 
-def parse_class_column(
-    source: SourceTable, name: str, options: ReadOptions
-) -> tuple[np.ndarray, list[str], tuple[str, ...]]:
+def parse_class_column(source: SourceTable, name: str, options: ReadOptions) -> tuple[np.ndarray, list[str], tuple[str, ...]]:
     """(n,) codes of a column of classes, their values, and notes."""
     return drop_missing_classes(*source.factorize(name), f"column {name!r}", "rows", options)
 
@@ -172,11 +166,7 @@ def _check_classes(classes: Sequence[str], labels: BagLabels, options: ReadOptio
 
 def class_advice(options: ReadOptions) -> str:
     """What to do about an unknown class; those of a fitted model are fixed."""
-    return (
-        "correct it or leave it empty"
-        if options.preprocessor
-        else "correct it, leave it empty, or add it with classes="
-    )
+    return "correct it or leave it empty" if options.preprocessor else "correct it, leave it empty, or add it with classes="
 
 
 def _parse_ties(labels: BagLabels, classes: tuple[str, ...] | None) -> dict[str, tuple[str, ...]]:

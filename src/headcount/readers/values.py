@@ -197,7 +197,5 @@ def as_vectors(column: pa.ChunkedArray, name: str) -> np.ndarray:
         bad = np.flatnonzero(~(np.abs(flat) <= np.finfo(np.float32).max))
     if len(bad):
         row = int(bad[0]) // int(lengths[0]) + 1
-        raise HeadcountError(
-            f"column {name!r} has {flat[bad[0]]} in its list in row {row}; every number must be finite"
-        )
+        raise HeadcountError(f"column {name!r} has {flat[bad[0]]} in its list in row {row}; every number must be finite")
     return flat.reshape(-1, int(lengths[0]))

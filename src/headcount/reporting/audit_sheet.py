@@ -128,9 +128,7 @@ def read_sheet(path: Path, dataset: BagDataset, classes: tuple[str, ...], key: P
     for name in ("item", "label"):
         if name not in source:
             raise HeadcountError(f"{origin} has no column {name!r}; it is not a sheet that `headcount audit` wrote")
-    items, labels = (
-        ["" if v is None else str(v).strip() for v in table.column(n).to_pylist()] for n in ("item", "label")
-    )
+    items, labels = (["" if v is None else str(v).strip() for v in table.column(n).to_pylist()] for n in ("item", "label"))
     true = np.full(len(row), -1)
     seen: set[int] = set()
     number = {c: k for k, c in enumerate(classes)}

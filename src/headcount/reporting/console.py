@@ -51,9 +51,7 @@ def print_scores(scores: dict[str, Any]) -> None:
 def _score_rows(scores: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     if bags := scores.get("bags"):
         calibration = bags["calibration"]
-        means = (
-            f"mean confidence {100 * calibration['confidence']:.0f} %, accuracy {100 * calibration['accuracy']:.0f} %"
-        )
+        means = f"mean confidence {100 * calibration['confidence']:.0f} %, accuracy {100 * calibration['accuracy']:.0f} %"
         yield "bag accuracy", _estimate(bags["accuracy"]), f"{bags['bags']:,} labelled bags"
         yield "  most frequent label", f"{bags['chance']:.3f}", ""
         yield "  log loss", f"{bags['log_loss']:.3f}", ""

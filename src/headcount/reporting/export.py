@@ -55,9 +55,7 @@ def output_kind(path: Path) -> str:
     raise HeadcountError(f"{path} ends in {suffix}; give {choices}, .h5, or a folder for one HDF5 file per bag")
 
 
-def check_outputs(
-    data: str | None, model: Path | None, labels: str | Path | None = None, /, **paths: Path | None
-) -> None:
+def check_outputs(data: str | None, model: Path | None, labels: str | Path | None = None, /, **paths: Path | None) -> None:
     """Refuse outputs (by option name) that share a path, overwrite an input or cannot be written, before any work begins."""
     inputs = {"the data": data, "the labels": labels, "the model": model}
     taken = {Path(path).expanduser().resolve(): name for name, path in inputs.items() if path is not None}
@@ -74,13 +72,9 @@ def check_outputs(
         check_output_path(option, path)
         if option in FOLDER_OPTIONS or path.suffix.lower() not in FILE_SUFFIXES:
             if path.exists() and not path.is_dir():
-                raise HeadcountError(
-                    f"--{option} {path} is a file that stands where a folder is wanted; choose another path"
-                )
+                raise HeadcountError(f"--{option} {path} is a file that stands where a folder is wanted; choose another path")
             if path.is_dir() and any(path.iterdir()):
-                raise HeadcountError(
-                    f"--{option} {path} is there already; choose another path, or empty the folder first"
-                )
+                raise HeadcountError(f"--{option} {path} is there already; choose another path, or empty the folder first")
         elif path.exists() and not path.is_file():
             kind = "folder" if path.is_dir() else "device"
             raise HeadcountError(f"--{option} {path} is a {kind}, not a file; choose another path")
@@ -90,9 +84,7 @@ def check_output_path(option: str, path: Path) -> None:
     """Refuse a path whose parent folder cannot be made or written to."""
     parent = next((p for p in path.parents if os.path.lexists(p)), Path())
     if not parent.is_dir():
-        raise HeadcountError(
-            f"--{option} {path}: {parent} is a file that stands where a folder is wanted; choose another path"
-        )
+        raise HeadcountError(f"--{option} {path}: {parent} is a file that stands where a folder is wanted; choose another path")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise HeadcountError(f"--{option} {path}: {parent} is not writable; choose another folder")
 

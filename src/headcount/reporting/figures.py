@@ -44,11 +44,7 @@ def svg_panel(caption: str, figure: Figure, name: str, label: str) -> FigurePane
 
 
 def section_figures(
-    methods: Sequence[ReportMethod],
-    records: Sequence[Record],
-    colours: Mapping[str, str],
-    slug: str,
-    compact: bool = False,
+    methods: Sequence[ReportMethod], records: Sequence[Record], colours: Mapping[str, str], slug: str, compact: bool = False
 ) -> list[FigureGroup]:
     """Every group of figures that these records can fill; ``compact`` shows means and samples, for pages of many sections."""
     measured, sweeps = _sweep_records(methods)
@@ -77,9 +73,7 @@ def _comparison(methods: Sequence[ReportMethod], colours: Mapping[str, str], slu
     return FigureGroup("Comparison of methods", "", "wide", tuple(panels))
 
 
-def _learning_curves(
-    methods: Sequence[ReportMethod], colours: Mapping[str, str], slug: str, compact: bool
-) -> FigureGroup:
+def _learning_curves(methods: Sequence[ReportMethod], colours: Mapping[str, str], slug: str, compact: bool) -> FigureGroup:
     panels = []
     for i, method in enumerate(methods):
         fits = [r.data["fit"] for r in method.row.records if (r.data["fit"].get("curve") or {}).get("epoch")]
@@ -168,16 +162,12 @@ def _removed_instances(name: str, records: Sequence[Record], slug: str) -> Figur
     panels = []
     if sweeps:
         removal = sweeps[0]["removal"]
-        pure, agree, control = (
-            _float_rows([s[k] for s in sweeps]) for k in ("purity", "agreement", "agreement_random")
-        )
+        pure, agree, control = (_float_rows([s[k] for s in sweeps]) for k in ("purity", "agreement", "agreement_random"))
         caption = "Purity: the fraction of the removed instances that do not belong to the bag’s class."
         label = "Purity of the removed instances against the share r removed"
         panels.append(svg_panel(caption, plots.purity(removal, pure), f"{slug}-purity", label))
         caption = "Agreement: how often the label is the majority of the remaining instances, compared with removal at random."
-        label = (
-            "Agreement of the remaining majority with the label against the share r removed, MPEM and random control"
-        )
+        label = "Agreement of the remaining majority with the label against the share r removed, MPEM and random control"
         panels.append(svg_panel(caption, plots.agreement(removal, agree, control), f"{slug}-agreement", label))
     text = f"Removal by the predictions of {name} on its training bags, measured with instance labels not used in training."
     return FigureGroup("What MPEM removes", text, "wide", tuple(panels))

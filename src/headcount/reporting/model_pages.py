@@ -178,9 +178,7 @@ def bags_to_inspect(dataset: BagDataset, predictions: Predictions) -> list[int]:
     return np.lexsort((predictions.bag_probabilities.max(1), ~wrong))[:_BAGS].tolist()
 
 
-def render_explanation(
-    dataset: BagDataset, predictions: Predictions, bags: Sequence[int], title: str, model: str
-) -> str:
+def render_explanation(dataset: BagDataset, predictions: Predictions, bags: Sequence[int], title: str, model: str) -> str:
     """A page on why these bags (or a few) are predicted as they are, and on how the classes look to the model.
 
     The vote of an instance for a class is its contribution to the bag's mean probability of the class. The share of a class is

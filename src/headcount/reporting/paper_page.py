@@ -146,9 +146,7 @@ def run_groups(
         groups.append(_run_group(("runs", scenario, method), method, recipes, scale, records, set()))
     for d in DATASETS:
         recipes = {f"{r:g}": scale.recipes("Counting Network", d, scenario, r) for r in removals}
-        groups.append(
-            _run_group(("runs", scenario, tables.MPEM, d), f"{tables.MPEM}, {d}", recipes, scale, records, chosen)
-        )
+        groups.append(_run_group(("runs", scenario, tables.MPEM, d), f"{tables.MPEM}, {d}", recipes, scale, records, chosen))
     return [group for group in groups if group.lines]
 
 

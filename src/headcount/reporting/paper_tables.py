@@ -143,9 +143,7 @@ def _link(cell: Cell) -> str:
     return slug("runs", cell.scenario, cell.method, *([] if cell.dataset == ALL_DATASETS else [cell.dataset]))
 
 
-def _average_entries(
-    name: str, entries: Mapping[CellKey, PaperEntry], notes: Sequence[Footnote]
-) -> dict[CellKey, PaperEntry]:
+def _average_entries(name: str, entries: Mapping[CellKey, PaperEntry], notes: Sequence[Footnote]) -> dict[CellKey, PaperEntry]:
     """Our averages only over all data sets; the printed ones beside what their cells give, where the two differ."""
     shown = {}
     for (scenario, method), average in averages(name).items():
@@ -218,6 +216,4 @@ def _footnotes(table: str) -> list[Footnote]:
 
 
 def _note_numbers(notes: Sequence[Footnote], scenario: str, method: str, dataset: str) -> tuple[int, ...]:
-    return tuple(
-        i for i, n in enumerate(notes, 1) if n.scenario == scenario and method in n.methods and dataset in n.datasets
-    )
+    return tuple(i for i, n in enumerate(notes, 1) if n.scenario == scenario and method in n.methods and dataset in n.datasets)

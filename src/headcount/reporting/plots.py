@@ -59,9 +59,7 @@ def method_rows(labels: Sequence[str], width: float = 390) -> Iterator[tuple[Fig
         ax.grid(visible=True, axis="x")
         background = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}  # hides grid lines behind a name
         for y, label in enumerate(labels):
-            ax.annotate(
-                label, (0, y - 0.26), (0, 0), ("axes fraction", "data"), "offset points", va="bottom", bbox=background
-            )
+            ax.annotate(label, (0, y - 0.26), (0, 0), ("axes fraction", "data"), "offset points", va="bottom", bbox=background)
         yield figure, ax
 
 
@@ -126,9 +124,7 @@ def accuracy_dots(scores: Mapping[str, Numbers], colours: Mapping[str, str]) -> 
                 continue
             ax.plot(values, [y] * len(values), "o", ms=6, color=colours[label], alpha=0.35, mew=0)
             ax.plot([mean], [y], "o", ms=9, color=colours[label], mew=0)
-            ax.annotate(
-                f"{mean:.3f}", (1, y), (46, 0), ("axes fraction", "data"), "offset points", ha="right", va="center"
-            )
+            ax.annotate(f"{mean:.3f}", (1, y), (46, 0), ("axes fraction", "data"), "offset points", ha="right", va="center")
         pad_limits(ax, [v for values in scores.values() for v in values])
         ax.set_xlabel("instance accuracy", loc="right")
     return figure
@@ -183,9 +179,7 @@ def agreement(removal: Numbers, folds: Matrix, control: Matrix) -> Figure:
         return figure
 
 
-def removal_sweep(
-    removal: Numbers, folds: Matrix, chosen: Numbers, title: str, baseline: float | None = None
-) -> Figure:
+def removal_sweep(removal: Numbers, folds: Matrix, chosen: Numbers, title: str, baseline: float | None = None) -> Figure:
     """A score of MPEM against r, a line per fold; rings mark the chosen r, the dashed line the score without removal."""
     column = {round(float(r), 6): i for i, r in enumerate(removal)}
     rings = [(r, fold[column[round(float(r), 6)]]) for r, fold in zip(chosen, folds, strict=True)]
@@ -244,9 +238,7 @@ def bag_sizes(edges: Sequence[int], counts: Sequence[int]) -> Figure:
     return figure
 
 
-def protocol_figure(
-    share: Numbers, labels: Numbers, tied: Numbers | float, classes: Sequence[str], edges: Numbers
-) -> Figure:
+def protocol_figure(share: Numbers, labels: Numbers, tied: Numbers | float, classes: Sequence[str], edges: Numbers) -> Figure:
     """What n bags are like: the share of their majority over the protocol's bins, and how many have each label.
 
     ``share``, ``labels`` and ``tied`` (two classes lead) are (n,), one value per bag; ``tied`` may also be their mean.

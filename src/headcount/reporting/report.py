@@ -211,9 +211,7 @@ def provenance(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def build_gallery(
-    record: Record, method: str, load_source: LoadSource = cached_source, budget: int = 1 << 20
-) -> Gallery:
+def build_gallery(record: Record, method: str, load_source: LoadSource = cached_source, budget: int = 1 << 20) -> Gallery:
     """Three test bags of a record in at most ``budget`` bytes of pictures, or the reason why they cannot be shown."""
     empty = Gallery(method, record.recipe.fold, record.key)
     arrays = record.arrays()
@@ -269,9 +267,7 @@ def _bag(rank: str, b: int, arrays: dict[str, np.ndarray], source: Source, colou
     )
 
 
-def _votes(
-    arrays: dict[str, np.ndarray], rows: np.ndarray, label: int, source: Source, colours: int
-) -> Iterator[GalleryVotes]:
+def _votes(arrays: dict[str, np.ndarray], rows: np.ndarray, label: int, source: Source, colours: int) -> Iterator[GalleryVotes]:
     """The label of the bag first, then classes by votes; within a class by falling confidence."""
     predicted, confidence = arrays["test_said"][rows].astype(int), arrays["test_confidence"][rows]
     counts = np.bincount(predicted, minlength=len(source.classes))

@@ -160,9 +160,7 @@ def display_names(rows: Sequence[Row]) -> tuple[list[str], dict[str, str]]:
         tables: dict[tuple[str, str], list[dict[str, str]]] = {}
         for i, values in settings.items():
             tables.setdefault((rows[i].source, rows[i].scenario), []).append(values)
-        differing = [
-            k for k in next(iter(settings.values())) if any(len({v[k] for v in t}) > 1 for t in tables.values())
-        ]
+        differing = [k for k in next(iter(settings.values())) if any(len({v[k] for v in t}) > 1 for t in tables.values())]
         usual: dict[str, str] = {}
         if len({(rows[i].label, *(values[k] for k in differing)) for i, values in settings.items()}) >= MIN_FAMILY:
             usual = {k: _most_common(values[k] for values in settings.values()) for k in differing}
@@ -188,8 +186,7 @@ def _short_labels(rows: Sequence[Row]) -> tuple[dict[str, str], dict[str, str], 
         options = {label: {**defaults, **changes} for label, changes in given.items()}
         usual = {k: _most_common(values[k] for values in options.values()) for k in defaults}
         names = {
-            label: head.display_name({k: v for k, v in values.items() if v != usual[k]})
-            for label, values in options.items()
+            label: head.display_name({k: v for k, v in values.items() if v != usual[k]}) for label, values in options.items()
         }
         if len(set(names.values())) == len(names):
             short |= names

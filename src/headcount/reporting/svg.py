@@ -58,9 +58,7 @@ def method_colours(labels: Iterable[str]) -> dict[str, str]:
 
 
 @contextmanager
-def panel(
-    width: float, height: float, margins: Margins = (40, 26, 10, 30), columns: int = 1
-) -> Iterator[tuple[Figure, Any]]:
+def panel(width: float, height: float, margins: Margins = (40, 26, 10, 30), columns: int = 1) -> Iterator[tuple[Figure, Any]]:
     """A figure and its axes; all sizes in pixels, margins as left, top, right, bottom."""
     import matplotlib
     from matplotlib.figure import Figure

@@ -30,9 +30,7 @@ from headcount.readers.preprocessing import Preprocessor
 from headcount.selection.methods import MAX_FIT_INSTANCES, FitResult
 
 CONTEXT_INSTANCES = 20_000  # used to learn how alike the instances of a bag are
-MIN_TEMPERATURE = (
-    0.4  # of one validation part: a handful of bags, all predicted correctly, would prefer the lowest there is
-)
+MIN_TEMPERATURE = 0.4  # of one validation part: a handful of bags, all predicted correctly, would prefer the lowest there is
 
 
 @dataclass(frozen=True)

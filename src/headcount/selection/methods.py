@@ -136,9 +136,7 @@ class Method:
         return {"classifier": type(self.classifier).__name__, "rounds": self.rounds, **parameters}
 
 
-def build_methods(
-    method: Any, bags: Bags, *, head: str | None = None, network: NetworkOptions | None = None
-) -> list[Method]:
+def build_methods(method: Any, bags: Bags, *, head: str | None = None, network: NetworkOptions | None = None) -> list[Method]:
     """The methods to try: those of ``method`` (or a network with ``head``), and the baselines. ``bags``: training bags, which
     determine the configuration of networks; ``network``: what the user chose about them."""
     images, chosen = bags.pool.kind == "images", network or NetworkOptions()
@@ -184,9 +182,7 @@ def resolve_method(method: Any, head: str | None = None) -> Any:
         reject_custom_head(head)
         check_choice("head", head, HEADS)
         if method != "auto":
-            raise HeadcountError(
-                f"head {head} and method {method} were both given; a head's name is a method: give one"
-            )
+            raise HeadcountError(f"head {head} and method {method} were both given; a head's name is a method: give one")
         return head
     for name in split_names(method) if isinstance(method, str) and method != "auto" else ():
         reject_custom_head(name)
@@ -243,9 +239,7 @@ def _build_method(name: str, bags: Bags, chosen: NetworkOptions) -> Method:
         rounds = EM_ROUNDS if name == "em_forest" else 0
         return Method(name, title, classifier=random_forest(len(bags.index)), rounds=rounds)
     if find_head(name).uses_instance_labels and bags.known is None:
-        raise HeadcountError(
-            f"method {name} learns from known instance classes, and there are none; name them with known="
-        )
+        raise HeadcountError(f"method {name} learns from known instance classes, and there are none; name them with known=")
     title = "Network on the bag's label" if name == "noisy_label" else f"{find_head(name).title}, network"
     model_config, train_config = network_configs(name, bags, chosen)
     return Method(name, title, model_config, train_config, chosen.pretrained)

@@ -119,9 +119,7 @@ def estimate_seconds(method: Method, train: Bags, valid: Bags, device: torch.dev
         part = min(1.0, TIMING_INSTANCES / len(train.index))
         two_epochs = replace(method, train_config=replace(method.train_config, epochs=2))
         start = time.perf_counter()
-        two_epochs.fit(
-            sample, valid_sample, device=device, on_progress=lambda *_: epoch_ends.append(time.perf_counter())
-        )
+        two_epochs.fit(sample, valid_sample, device=device, on_progress=lambda *_: epoch_ends.append(time.perf_counter()))
         return epoch_ends[0] - start + (epoch_ends[1] - epoch_ends[0]) * (method.train_config.epochs / part - 1)
     classifier, instances = method.classifier, min(len(train.index), MAX_FIT_INSTANCES)
     n_log_n = instances * math.log(instances + 1) / (TIMING_INSTANCES * math.log(TIMING_INSTANCES))

@@ -63,9 +63,7 @@ def affine(x: Tensor) -> Tensor:
     u = 2 * torch.rand(6, len(x), device=x.device) - 1
     angle, scale = u[0] * math.radians(25), torch.exp2(0.32 * u[1])
     cos, sin = angle.cos() * scale, angle.sin() * scale
-    matrix = torch.stack(
-        [cos, 0.25 * u[2] - sin, 0.25 * u[4], sin + 0.25 * u[3], cos, 0.25 * u[5]], 1
-    )  # half a side is 1
+    matrix = torch.stack([cos, 0.25 * u[2] - sin, 0.25 * u[4], sin + 0.25 * u[3], cos, 0.25 * u[5]], 1)  # half a side is 1
     grid = F.affine_grid(matrix.view(-1, 2, 3), list(x.shape), align_corners=False)
     return F.grid_sample(x.float(), grid, padding_mode="reflection", align_corners=False)
 

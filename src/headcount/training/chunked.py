@@ -174,12 +174,7 @@ class ChunkedStep:
             return head.loss(Output(no_logits, *head.readout(head.merge(stats))), batch, None)
 
     def _instance_loss(
-        self,
-        model: Model,
-        loader: BagLoader,
-        chunks: list[Batch],
-        positions: tuple[Tensor, ...],
-        share: Tensor | None,
+        self, model: Model, loader: BagLoader, chunks: list[Batch], positions: tuple[Tensor, ...], share: Tensor | None
     ) -> Tensor:
         """With instance labels the chunks of a bag are like any other groups."""
         weights = torch.stack([model.head.loss_weight(chunk).float() for chunk in chunks])
@@ -224,9 +219,7 @@ class ChunkedStep:
         if reason := self.why_not_splittable():
             raise HeadcountError(f"{problem} head {network.head} needs them whole: {reason}; {instead}")
         if head.depends_on_batch:
-            raise HeadcountError(
-                f"{problem} the predictions of head {network.head} depend on the whole batch; {instead}"
-            )
+            raise HeadcountError(f"{problem} the predictions of head {network.head} depend on the whole batch; {instead}")
         for bag in (sizes > self.budget).nonzero().flatten():
             reason = why_not_chunkable(head, loader.batch_info(bag[None])[0].segments)
             if training and not reason and (views > 1 or head.teacher is not None):

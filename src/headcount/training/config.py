@@ -68,7 +68,7 @@ class TrainConfig:
     decay : {"all", "weights"}
         The parameters with weight decay: all, or weights only (no biases, no batch-norm).
     chunk_instances : int
-        The most instances processed at once; larger batches and bags are split (docs/size.md). 0: batches are not split.
+        The most instances processed at once; larger batches and bags are split (docs/how-to/size.md). 0: batches are not split.
 
     Examples
     --------
@@ -122,9 +122,7 @@ def check_compatible(model: Model, train: Bags, valid: Bags, config: TrainConfig
             )
     if train.pool.kind == "features" and config.views not in FEATURE_VIEWS:
         choices = ", ".join(filter(None, FEATURE_VIEWS))
-        raise HeadcountError(
-            f"views={config.views} are for images, and the instances are features; give one of {choices}"
-        )
+        raise HeadcountError(f"views={config.views} are for images, and the instances are features; give one of {choices}")
     if not train.target.any() and train.known is None:
         raise HeadcountError("no training bag has a label, so there is nothing to learn from; label some")
     if not valid.target.any() and config.selection != "last":

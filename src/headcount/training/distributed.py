@@ -36,9 +36,7 @@ LOST_MESSAGE = (
     "this training was terminated, or one of its processes was lost; the same command resumes from the last checkpoint"
 )
 Step = Callable[[Tensor], Tensor]
-Gradient = Callable[
-    [Pass, Tensor], tuple[Tensor, Tensor]
-]  # ids -> loss and its weight; the gradient is in the parameters
+Gradient = Callable[[Pass, Tensor], tuple[Tensor, Tensor]]  # ids -> loss and its weight; the gradient is in the parameters
 
 
 def rank() -> int:
@@ -145,18 +143,12 @@ class DistributedStep:
     """One step of a pass by all processes, each called with the ids of the whole step."""
 
     def __init__(
-        self,
-        trainer: Trainer,
-        sweep: Pass,
-        gradient: Gradient,
-        capture: Callable[[Step, torch.device], Step],
+        self, trainer: Trainer, sweep: Pass, gradient: Gradient, capture: Callable[[Step, torch.device], Step]
     ) -> None:
         self.trainer, self.sweep, self.group, self.gradient = trainer, sweep, trainer.process_group, gradient
         loader, head = trainer.train_loader, trainer.model.config.head
         if reason := trainer.chunked.why_not_splittable():
-            raise HeadcountError(
-                f"head {head} cannot be trained by several processes: {reason}; train it with one process"
-            )
+            raise HeadcountError(f"head {head} cannot be trained by several processes: {reason}; train it with one process")
         if min(loader.batch_bags, len(loader.bags)) < self.group.size:
             raise HeadcountError(
                 f"a step has {loader.batch_bags} of {len(loader.bags)} bags, too few for {self.group.size} processes; "

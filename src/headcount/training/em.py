@@ -211,9 +211,7 @@ def _informative_bags(bags: Bags) -> Bags:
     if bags.known is not None:
         informative = informative | (torch.bincount(bags.bag[bags.known >= 0], minlength=len(bags)) > 0)
     if not bool(informative.any()):
-        raise HeadcountError(
-            f"none of the {len(bags)} bags has a label or a known class; at least two labels are needed"
-        )
+        raise HeadcountError(f"none of the {len(bags)} bags has a label or a known class; at least two labels are needed")
     return bags if bool(informative.all()) else bags.take(informative)
 
 

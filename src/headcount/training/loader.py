@@ -24,9 +24,7 @@ class BagLoader:
     """Bags in steps of ``batch_bags``; a pass over single instances has ``batch_instances`` a step, or as many as that many
     bags hold. The ids of a step are bag indices, or positions of instances."""
 
-    def __init__(
-        self, bags: Bags, batch_bags: int, device: torch.device | None = None, batch_instances: int = 0
-    ) -> None:
+    def __init__(self, bags: Bags, batch_bags: int, device: torch.device | None = None, batch_instances: int = 0) -> None:
         if bags.truth is not None:
             raise HeadcountError("these bags carry truth, and training must not see it; pass bags.blind()")
         self.bags = bags

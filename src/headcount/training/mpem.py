@@ -55,9 +55,7 @@ def prototypes(
         return Prototypes(centre, members)
     members = torch.where(members > 1, members, 0)  # one instance has no covariance
     zeros = h.new_zeros(h.shape[1], h.shape[1])
-    covariances = [
-        h[loyal & (votes == c)].T.cov().reshape(zeros.shape) if members[c] else zeros for c in range(classes)
-    ]
+    covariances = [h[loyal & (votes == c)].T.cov().reshape(zeros.shape) if members[c] else zeros for c in range(classes)]
     return Prototypes(centre, members, torch.linalg.pinv(torch.stack(covariances), hermitian=True))
 
 

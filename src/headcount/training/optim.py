@@ -43,9 +43,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: dict[str, Tens
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     for weight, slots in optimizer.state.items():
         for name, value in slots.items():
-            if (
-                value.shape == weight.shape
-            ):  # with the memory layout of the weight: a fused step needs both in one order
+            if value.shape == weight.shape:  # with the memory layout of the weight: a fused step needs both in one order
                 slots[name] = torch.empty_like(weight).copy_(value)
 
 

@@ -73,9 +73,7 @@ class Trainer:
     def _wrap_steps(self) -> None:
         """What train_epoch and valid_loss call: the steps below, in chunks, captured as CUDA graphs, or shared by processes."""
         self.chunked = chunked.ChunkedStep(self, self.config.chunk_instances)
-        static = all(
-            loader.resident and loader.bag_size is not None for loader in (self.train_loader, self.valid_loader)
-        )
+        static = all(loader.resident and loader.bag_size is not None for loader in (self.train_loader, self.valid_loader))
         capture = accel.cuda_graph if static and not self.config.chunk_instances else accel.run_as_is
         stepper = self.chunked if self.config.chunk_instances else self
         starts = (True,) if self.head.teacher is None or not self.head.teacher.start else (True, False)
@@ -169,9 +167,7 @@ class Trainer:
         batches = self.valid_loader.in_order()
         rank, size = self.process_group.rank, self.process_group.size
         mine = batches[rank::size]
-        with self.valid_loader.prefetching(
-            chunked.read_order(self.valid_loader, mine, budget=self.config.chunk_instances)
-        ):
+        with self.valid_loader.prefetching(chunked.read_order(self.valid_loader, mine, budget=self.config.chunk_instances)):
             my_losses = [self.run_valid_step(ids) for ids in mine]
         width = my_losses[0].numel() if my_losses else 1  # several processes train no head with several losses
         losses = torch.zeros(len(batches), width, dtype=torch.float64, device=self.device)

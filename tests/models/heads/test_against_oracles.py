@@ -317,9 +317,7 @@ def test_metrics_of_answers():
         true, said, label, bag_said, bag = verdicts(bags, classes)
         sits = oracles.seats(bags.index, len(bags.sizes))
         assert label.tolist() == [oracles.majority(oracles.tally(true, sit, classes)) for sit in sits]
-        assert metrics.count_votes(said, bag, len(label), classes).tolist() == [
-            oracles.tally(said, s, classes) for s in sits
-        ]
+        assert metrics.count_votes(said, bag, len(label), classes).tolist() == [oracles.tally(said, s, classes) for s in sits]
         close(metrics.instance_accuracy(true, said), oracles.accuracy(true, said))
         close(metrics.bag_accuracy(label, bag_said), oracles.accuracy(label, bag_said))
         want = oracles.consistency_rate(label, bag_said, said, sits, classes)
@@ -336,9 +334,7 @@ def test_metrics_of_removal():
         gone = np.array(bags.removed)
         kept = oracles.seats(bags.index, len(bags.sizes), bags.removed)
         close(metrics.purity(true, label, bag, gone), oracles.purity(true, label, bag, gone))
-        close(
-            metrics.agreement_rate(true, label, bag, gone, classes), oracles.agreement_rate(true, label, kept, classes)
-        )
+        close(metrics.agreement_rate(true, label, bag, gone, classes), oracles.agreement_rate(true, label, kept, classes))
         close(metrics.label_share(true, label, bag, ~gone), oracles.share(true, label, kept))
 
     examine(law, CASES, bags=ragged(most=MOST_MPEM), classes=st.integers(2, 5))

@@ -71,26 +71,19 @@ class Case:
         self.kept = [j for j in range(bags.n) if not bags.removed[j]]
         rng = bags.rng(8)
         soft = (
-            rng.dirichlet(np.ones(C), len(bags.sizes))
-            if rng.random() < 0.3
-            else np.eye(C)[rng.integers(0, C, len(bags.sizes))]
+            rng.dirichlet(np.ones(C), len(bags.sizes)) if rng.random() < 0.3 else np.eye(C)[rng.integers(0, C, len(bags.sizes))]
         )
         self.target = soft * (rng.random(len(bags.sizes)) < 0.8)[:, None]
 
     def batch(self, **more):
         b = self.segments.n_bags
         more = {"epoch": torch.zeros((), dtype=torch.int64), **more}
-        return Batch(
-            self.segments, torch.tensor(self.target).float(), torch.arange(b), torch.arange(len(self.h)), **more
-        )
+        return Batch(self.segments, torch.tensor(self.target).float(), torch.arange(b), torch.arange(len(self.h)), **more)
 
 
 def linear(x, weight, bias):
     return np.array(
-        [
-            [add([a * b for a, b in zip(row, w, strict=True)]) + c for w, c in zip(weight, bias, strict=True)]
-            for row in x
-        ]
+        [[add([a * b for a, b in zip(row, w, strict=True)]) + c for w, c in zip(weight, bias, strict=True)] for row in x]
     )
 
 
@@ -188,9 +181,7 @@ POOLS = {
         ({"p": p, "norm": n}, lambda x, sits, p=p, n=n: powers(x, sits, p, n)) for p in (1, 4, 8) for n in (False, True)
     ],
     "feature_lse": [
-        ({"r": r, "norm": n}, lambda x, sits, r=r, n=n: soft_max(x, sits, r, n))
-        for r in (4, 0.5)
-        for n in (False, True)
+        ({"r": r, "norm": n}, lambda x, sits, r=r, n=n: soft_max(x, sits, r, n)) for r in (4, 0.5) for n in (False, True)
     ],
 }
 
@@ -202,9 +193,7 @@ def powers(x, sits, p, normalised):
 
 def soft_max(x, sits, r, normalised):
     total = bag_logsumexp((r * x).tolist(), sits)
-    return [
-        [(v - math.log(len(sit))) / r if normalised else v for v in row] for row, sit in zip(total, sits, strict=True)
-    ]
+    return [[(v - math.log(len(sit))) / r if normalised else v for v in row] for row, sit in zip(total, sits, strict=True)]
 
 
 @pytest.mark.parametrize("name", POOLS)
@@ -403,9 +392,7 @@ def released_additive_trans(head, x, sits, m=6, heads=2, iterations=6, inverse=N
     p = numbers(head)
     bags = [relu(layer(p, "embed.0", x[sit])) for sit in sits]
     for name in ("layers.0", "layers.1"):
-        told = released_attention(
-            p, name, [norm(p, f"{name}.norm", t, 1e-5) for t in bags], heads, m, iterations, inverse
-        )
+        told = released_attention(p, name, [norm(p, f"{name}.norm", t, 1e-5) for t in bags], heads, m, iterations, inverse)
         bags = [t + u for t, u in zip(bags, told, strict=True)]
     instance, logits = np.zeros((len(x), C)), []
     for t, sit in zip(bags, sits, strict=True):
@@ -476,9 +463,7 @@ def test_released_nystrom_on_a_bag_of_64():
     """Full size: eight heads of 64, 256 landmarks, so 192 zero rows; and the closed form with its extra +192."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        heads = {
-            attn: build_head("additive_trans", D, C, {"attn": attn}).eval().double() for attn in ("nystrom", "exact")
-        }
+        heads = {attn: build_head("additive_trans", D, C, {"attn": attn}).eval().double() for attn in ("nystrom", "exact")}
     heads["exact"].load_state_dict(heads["nystrom"].state_dict())
     x = np.random.default_rng(0).normal(size=(64, D))
     for attn, inverse in (("nystrom", None), ("exact", pinv)):
@@ -522,12 +507,7 @@ def test_the_batch_matters_to_the_released_form_only():
 
 def test_without_dropout_training_and_asking_are_the_same():
     h, s = torch.randn(80, D, generator=torch.Generator().manual_seed(0)), Segments.from_sizes([2] * 40)
-    for name, option in {
-        "additive_trans": "dropout",
-        "mctformer": "drop_path",
-        "weno": "dropout",
-        "millet": "dropout",
-    }.items():
+    for name, option in {"additive_trans": "dropout", "mctformer": "drop_path", "weno": "dropout", "millet": "dropout"}.items():
         head = made(name, {option: 0.0})
         assert torch.equal(head(h, s).bag, head.train()(h, s).bag)
         noisy = made(name).train()
@@ -566,9 +546,7 @@ def mctformer(head, x, heads=3, layers=2, decay=0.996):
     return t[:C].mean(1), np.array(pooled), contrast, said, listening.T, passing
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"loss": "softmax"}, {"instance": "patch"}, {"instance": "attention"}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"loss": "softmax"}, {"instance": "patch"}, {"instance": "attention"}], ids=str)
 def test_mctformer_against_loops(options):
     fallbacks = 0
 
@@ -583,9 +561,7 @@ def test_mctformer_against_loops(options):
             for row, j in enumerate(sit):
                 nothing = not felt[row].any()
                 fallbacks += nothing
-                fused = (
-                    said[row] if nothing else felt[row] * math.sqrt(len(sit)) / 2
-                )  # two blocks: the mean, not the sum
+                fused = said[row] if nothing else felt[row] * math.sqrt(len(sit)) / 2  # two blocks: the mean, not the sum
                 instance[j] = {"fused": fused, "patch": said[row], "attention": np.log(listening[row])}[kind]
                 if kind == "fused":  # scaling changed nobody's class
                     assert np.argmax(instance[j]) == np.argmax(said[row] if nothing else felt[row])
@@ -725,17 +701,12 @@ def test_weno_classwise_leaves_out_what_does_not_count():
     close(head.loss(output, loose.batch(over="instances")), add(want) / 5)
 
 
-@pytest.mark.parametrize(
-    "options", [{"mining": "threshold", "threshold": 0.25}, {"mining": "lowest", "hardest": 2}], ids=str
-)
+@pytest.mark.parametrize("options", [{"mining": "threshold", "threshold": 0.25}, {"mining": "lowest", "hardest": 2}], ids=str)
 def test_weno_mining_against_loops(options):
     """After ``mining_after`` epochs the teacher is judged on the hard instances alone, and never on nobody."""
 
     def law(bags, kind):
-        case, head = (
-            Case(bags),
-            made("weno", {**options, "loss": kind, "mining_after": 3, "dropout": 0.0}, loud=2.0).train(),
-        )
+        case, head = (Case(bags), made("weno", {**options, "loss": kind, "mining_after": 3, "dropout": 0.0}, loud=2.0).train())
         case.target = np.eye(C)[case.target.argmax(1)]
         output = head(case.h, case.segments)
         z = output.instance.detach()
@@ -751,9 +722,7 @@ def test_weno_mining_against_loops(options):
         mined = head(case.h, case.segments.without(~hard)).bag.exp().detach().numpy()
         plain = output.bag.exp().detach().numpy()
         for epoch, said in ((2, plain), (3, mined)):
-            close(
-                head.loss(output, case.batch(epoch=torch.tensor(epoch))), cross_entropy(said, case.target, 1e-5), 1e-4
-            )
+            close(head.loss(output, case.batch(epoch=torch.tensor(epoch))), cross_entropy(said, case.target, 1e-5), 1e-4)
 
     examine(law, 15, bags=ragged(), kind=st.sampled_from(["one_vs_rest", "classwise"]))
 
@@ -837,9 +806,7 @@ def test_weno_range_is_of_the_last_teacher_pass():
     model, train, valid, recipe = tiny("weno")
     state = Trainer(model, train, valid, recipe.train_config)
     said, noted = [], []
-    state.head.teacher_network.register_forward_hook(
-        lambda _module, _given, output: said.append(output[1].detach().clone())
-    )
+    state.head.teacher_network.register_forward_hook(lambda _module, _given, output: said.append(output[1].detach().clone()))
     original = state.head.update_range
     state.head.update_range = lambda *given: (noted.append(said[-1]), original(*given))
     for epoch in range(2):
@@ -931,9 +898,7 @@ def test_a_step_reads_nothing_from_the_device(name, options, extras, monkeypatch
         head = build_head(name, D, C, {**SMALL.get(name, {}), **options}, counted)
         for over in dict.fromkeys(one.over for one in head.passes):
             b, size = (3, 7) if over == "bags" else (21, 1)
-            s = Segments(torch.arange(21) // size, b, size).with_weight(
-                torch.rand(21) if extras == "weighted" else None
-            )
+            s = Segments(torch.arange(21) // size, b, size).with_weight(torch.rand(21) if extras == "weighted" else None)
             s = s.without(torch.rand(21) < 0.3) if extras == "removed" else s
             where = torch.arange(b), torch.arange(21)
             batch = Batch(s, torch.rand(b, C), *where, torch.arange(21) % C, torch.zeros((), dtype=torch.int64), over)

@@ -129,7 +129,7 @@ def test_all_heads_pass_that_check(name, monkeypatch):
 def test_fit_refuses_custom_heads():
     reading = read([np.ones((2, 3)), np.zeros((2, 3))], labels=["a", "b"])
     for how in ({"head": "vote.py:Vote"}, {"method": "tilt,vote.py:Vote"}):
-        with pytest.raises(HeadcountError, match=r"vote.py:Vote is a head of one's own.*never runs code"):
+        with pytest.raises(HeadcountError, match=r"vote.py:Vote is a custom head.*never runs code"):
             fit(reading, **how)
 
 

@@ -97,9 +97,7 @@ def test_one_voter_decides():
 def test_two_classes_are_exact():
     def law(n, seed, scale):
         z = random_logits(seed, n, 2, scale)
-        np.testing.assert_allclose(
-            said(z, "conditioned")[0], all_outcomes(z.softmax(1).tolist()), rtol=1e-9, atol=1e-12
-        )
+        np.testing.assert_allclose(said(z, "conditioned")[0], all_outcomes(z.softmax(1).tolist()), rtol=1e-9, atol=1e-12)
 
     examine(law, 30, n=st.integers(1, 9), seed=st.integers(0, 2**31), scale=st.sampled_from([0.3, 3.0]))
 
@@ -122,9 +120,7 @@ def test_laws_of_the_counts():
 @pytest.mark.parametrize("scale", [0.3, 4.0, 60.0])
 def test_laws_one_by_one_and_two_by_two(scale):
     """A processor's way and a card's: the same laws and the same slopes, in the far tails and beside empty places too."""
-    log_p, log_q = (
-        t.unflatten(0, (4, 19)) for t in vote_likelihood.log_p_and_complement(random_logits(3, 76, 5, scale))
-    )
+    log_p, log_q = (t.unflatten(0, (4, 19)) for t in vote_likelihood.log_p_and_complement(random_logits(3, 76, 5, scale)))
     empty = torch.arange(19) >= torch.tensor([19, 12, 1, 0])[:, None]
     log_p, log_q = log_p.masked_fill(empty[..., None], vote_likelihood.LOG_ZERO), log_q.masked_fill(empty[..., None], 0)
     found = []
@@ -236,9 +232,7 @@ def test_slopes_of_slopes_are_refused():
     """They would be wrong without a word."""
     log_p = torch.randn(1, 3, 2, dtype=torch.float64).log_softmax(2).requires_grad_()
     law = vote_likelihood.count_pmf_sequential(log_p, torch.log1p(-log_p.exp()))
-    with pytest.raises(
-        HeadcountError, match="no second derivatives, and create_graph=True asks for them; leave it out"
-    ):
+    with pytest.raises(HeadcountError, match="no second derivatives, and create_graph=True asks for them; leave it out"):
         torch.autograd.grad(law[..., 2].sum(), log_p, create_graph=True)
 
 

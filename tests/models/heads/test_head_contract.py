@@ -17,18 +17,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 from torch import Tensor
 
-from head_cases import (
-    CASES,
-    C,
-    D,
-    expect_error,
-    features,
-    near,
-    network_and_bags,
-    over_heads,
-    setup,
-    small_head,
-)
+from head_cases import CASES, C, D, expect_error, features, near, network_and_bags, over_heads, setup, small_head
 from headcount.bags import Bags, Pool, Segments
 from headcount.models.heads import HEADS, Batch, Output, build_head, find_head, head_options
 from headcount.models.network import Model

@@ -221,9 +221,7 @@ def test_ragged_bags_with_views_and_removal():
     """Before teaching begins only the first view counts, whatever stands in the second."""
     sizes, gone = [3, 12, 1, 20, 7, 17], torch.arange(60) % 7 == 2
     s = Segments.from_sizes(sizes).without(gone)
-    one = Batch(
-        s, torch.eye(C)[torch.arange(6) % C], torch.arange(6), torch.arange(60), fraction_done=torch.tensor(0.0)
-    )
+    one = Batch(s, torch.eye(C)[torch.arange(6) % C], torch.arange(6), torch.arange(60), fraction_done=torch.tensor(0.0))
     two = Batch(
         s.repeat(2),
         one.target.repeat(2, 1),
@@ -337,9 +335,7 @@ def test_the_trust_is_the_explained_fraction():
         head = settled_trust(z, batch, doubt=doubt)
         assert 0.2 < float(head.estimate.trust) < 0.9
         assert float(head.estimate.trust) == pytest.approx(1 - np.mean(surprise) / np.mean(often(doubt)), rel=1e-5)
-        full = float(head.estimate.trust) * min(
-            0.2, 0.1 * (1 / float(transition.signal_strength(head.estimate.mix)) - 1)
-        )
+        full = float(head.estimate.trust) * min(0.2, 0.1 * (1 / float(transition.signal_strength(head.estimate.mix)) - 1))
         assert float(head.bag_weight()) == pytest.approx(full, rel=1e-5)
         assert float(settled_trust(z, batch, parts=4, doubt=doubt).estimate.trust) == pytest.approx(
             float(head.estimate.trust), rel=1e-6
@@ -390,9 +386,7 @@ def test_the_trust_ignores_unlabelled_bags_and_removed_instances():
     assert float(settled_trust(loud, few).estimate.trust) == pytest.approx(
         float(settled_trust(z, few).estimate.trust), rel=1e-6
     )
-    assert float(settled_trust(z, few).estimate.trust) != pytest.approx(
-        float(settled_trust(z, batch).estimate.trust), rel=1e-3
-    )
+    assert float(settled_trust(z, few).estimate.trust) != pytest.approx(float(settled_trust(z, batch).estimate.trust), rel=1e-3)
     gone = torch.arange(60) % 10 == 3
     less = Batch(batch.segments.without(gone), batch.target, batch.bag, batch.position)
     loud = torch.where(gone[:, None], 9 * logits(seed=3), z)
@@ -453,9 +447,7 @@ def test_the_m_step_is_made_when_training_continues():
     head.loss(said(z), batch)
     assert torch.equal(head.estimate.mix, before)
     assert float(head.estimate.bag_label_counts.sum()) == 12
-    want = transition_em.m_step(
-        head.estimate.expected_counts, head.estimate.bag_label_counts, "full", head.estimate.min_share
-    )
+    want = transition_em.m_step(head.estimate.expected_counts, head.estimate.bag_label_counts, "full", head.estimate.min_share)
     torch.testing.assert_close(head.transition.mix, want.float())
     head.train().loss(said(z), batch)
     torch.testing.assert_close(head.estimate.mix, want)
@@ -506,9 +498,7 @@ def test_a_given_share_stays():
 @pytest.mark.parametrize(("scenario", "least"), [("various", 0.85), ("small", 0.7), ("large", 0.9)])
 def test_it_learns_instances_and_shares(scenario, least):
     """From majority labels alone, digits: instances, and the expected majority share (truth is looked at afterwards)."""
-    recipe = TINY.replace(
-        scenario=scenario, bag_size=24, train_bags=120, valid_bags=50, test_bags=30, epochs=25, lr=3e-3
-    )
+    recipe = TINY.replace(scenario=scenario, bag_size=24, train_bags=120, valid_bags=50, test_bags=30, epochs=25, lr=3e-3)
     recipe = recipe.replace(batch_bags=16, options={} if scenario == "small" else {"bag": 0})
     bags = runs.make_bags(recipe)
     fitted = train_recipe(recipe)
@@ -558,9 +548,7 @@ def test_resumes_bit_for_bit(changes, tmp_path):
 
 
 @pytest.mark.parametrize("extras", ["plain", "removed", "weighted", "counted"])
-@pytest.mark.parametrize(
-    "options", [{}, {"over": "instances", "own": 0.5}, {"share": 0.4, "form": "one", "adapt": False}]
-)
+@pytest.mark.parametrize("options", [{}, {"over": "instances", "own": 0.5}, {"share": 0.4, "form": "one", "adapt": False}])
 def test_a_step_reads_nothing_from_the_device(options, extras):
     """Tensors without numbers in them refuse every question but their shape: so a step can be captured."""
     counted = torch.tensor([True, False, True, True]) if extras == "counted" else None
@@ -572,26 +560,16 @@ def test_a_step_reads_nothing_from_the_device(options, extras):
             module._buffers.update({k: b if b is None else mode.from_tensor(b) for k, b in module._buffers.items()})
         for one in head.passes:
             b, size = (3, 7) if one.over == "bags" else (21, 1)
-            s = Segments(torch.arange(21) // size, b, size).with_weight(
-                torch.rand(21) if extras == "weighted" else None
-            )
+            s = Segments(torch.arange(21) // size, b, size).with_weight(torch.rand(21) if extras == "weighted" else None)
             s = s.without(torch.rand(21) < 0.3) if extras == "removed" else s
             v = head.views if one.uses_teacher else 1
             batch = Batch(
-                *(
-                    s.repeat(v),
-                    torch.rand(b * v, C),
-                    torch.arange(b * v),
-                    torch.arange(21 * v),
-                    torch.arange(21 * v) % C,
-                ),
+                *(s.repeat(v), torch.rand(b * v, C), torch.arange(b * v), torch.arange(21 * v), torch.arange(21 * v) % C),
                 *(torch.zeros((), dtype=torch.int64), torch.rand(()), one.over, v),
             )
             output = head(torch.randn(21 * v, D, requires_grad=True), batch.segments)
             head.train().loss(output, batch, output if one.uses_teacher else None).backward()
-            head.eval().loss(
-                head(torch.randn(21, D), s), Batch(s, torch.rand(b, C), batch.bag[:b], batch.position[:21])
-            )
+            head.eval().loss(head(torch.randn(21, D), s), Batch(s, torch.rand(b, C), batch.bag[:b], batch.position[:21]))
 
 
 @pytest.mark.parametrize("kind", views.VIEWS)
@@ -605,9 +583,7 @@ def test_only_weights_decay():
     recipe = TINY.replace(optimizer="sgd", lr=0.1, weight_decay=0.1, backbone="resnet18", backbone_options={"width": 4})
     model, train, valid = model_and_bags(recipe.replace(backbone="mlp", backbone_options={}))
     for decay, kinds in (("all", {0.1}), ("weights", {0.1, 0.0})):
-        state = Trainer(
-            model, train, valid, recipe.replace(decay=decay, backbone="mlp", backbone_options={}).train_config
-        )
+        state = Trainer(model, train, valid, recipe.replace(decay=decay, backbone="mlp", backbone_options={}).train_config)
         groups = state.optimizers[""].param_groups
         assert {g["weight_decay"] for g in groups} == kinds
         assert sum(len(g["params"]) for g in groups) == len(list(state.model.parameters()))
@@ -629,10 +605,9 @@ def test_the_fraction_done():
     state = Trainer(*model_and_bags(TINY), TINY.train_config)
     heard = []
     inner = state.head.loss
-    state.head.loss = lambda output, batch, teacher: (
-        heard.append(float(batch.fraction_done)),
-        inner(output, batch, teacher),
-    )[1]
+    state.head.loss = lambda output, batch, teacher: (heard.append(float(batch.fraction_done)), inner(output, batch, teacher))[
+        1
+    ]
     for epoch in range(TINY.epochs):
         state.train_epoch(epoch)
     np.testing.assert_allclose(heard, np.arange(16) / 16)
@@ -682,10 +657,9 @@ def test_the_fraction_done_with_epochs_of_different_length():
     state = Trainer(*model_and_bags(recipe), recipe.train_config)
     heard = []
     for one, step in list(state.train_steps.items()):
-        state.train_steps[one] = lambda which, step=step: (
-            heard.append(float(state.train_loader.fraction_done)),
-            step(which),
-        )[1]
+        state.train_steps[one] = lambda which, step=step: (heard.append(float(state.train_loader.fraction_done)), step(which))[
+            1
+        ]
     for epoch in range(4):
         before = len(heard)
         state.train_epoch(epoch)
@@ -870,8 +844,7 @@ def test_bag_shares_respect_weights():
     posterior(heavy, log_p, rows, torch.tensor([1.0, 1, 1, 1, 1, 3]), labels, bag)
     usual = twice.estimate.mix[0].float()
     moved = [
-        (h.pseudo_labels.bag_shares[0] - usual) / (1 - (1 - h.pseudo_labels.ema_rate) ** n)
-        for h, n in ((twice, 8), (heavy, 6))
+        (h.pseudo_labels.bag_shares[0] - usual) / (1 - (1 - h.pseudo_labels.ema_rate) ** n) for h, n in ((twice, 8), (heavy, 6))
     ]
     torch.testing.assert_close(moved[0], moved[1], atol=1e-5, rtol=1e-4)
 
@@ -892,10 +865,7 @@ def bag_shares_after(sizes, removed=(), rounds=1, enrolled=None):
     gone = torch.zeros(n, dtype=torch.bool)
     gone[list(removed)] = True
     segments = Segments.from_sizes(sizes).without(gone)
-    x, target = (
-        torch.randn(400, 4, generator=torch.Generator().manual_seed(1))[:n],
-        torch.eye(3)[torch.arange(count) % 3],
-    )
+    x, target = (torch.randn(400, 4, generator=torch.Generator().manual_seed(1))[:n], torch.eye(3)[torch.arange(count) % 3])
     both = Batch(
         *(segments.repeat(2), target.repeat(2, 1), torch.arange(count).repeat(2), torch.arange(n).repeat(2)),
         **{"fraction_done": torch.tensor(0.5), "views": 2},

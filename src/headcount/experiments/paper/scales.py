@@ -44,9 +44,7 @@ class Scale:
     sources: Mapping[str, str]  # the paper's data set -> ours
     folds: tuple[int, ...]
     removals: tuple[float, ...]  # those from which "Ours" selects
-    options: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict
-    )  # options of heads that are made smaller, by head
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # options of heads that are made smaller, by head
 
     def recipes(self, method: str, dataset: str, scenario: str, removal: float = 0.0) -> tuple[Recipe, ...]:
         """One recipe for each fold."""
@@ -58,9 +56,7 @@ class Scale:
 
     def sweep(self, dataset: str, scenario: str) -> tuple[Recipe, ...]:
         """Every removal on every fold: those from which "Ours" selects."""
-        return tuple(
-            r for removal in self.removals for r in self.recipes("Counting Network", dataset, scenario, removal)
-        )
+        return tuple(r for removal in self.removals for r in self.recipes("Counting Network", dataset, scenario, removal))
 
 
 SCALES = {

@@ -52,9 +52,7 @@ HEADS: dict[str, type[Head]] = {
 def find_head(name: str) -> type[Head]:
     """The class of a head, by its name in HEADS or, for a custom head, by ``path/to/file.py:Class``."""
     if not isinstance(name, str):  # neither a record nor a second process could find a class
-        raise HeadcountError(
-            f"a head is given by name, got {name!r}; give one of {', '.join(HEADS)}, or path/to/file.py:Class"
-        )
+        raise HeadcountError(f"a head is given by name, got {name!r}; give one of {', '.join(HEADS)}, or path/to/file.py:Class")
     if ":" not in name:
         return HEADS[check_choice("head", name, HEADS)]
     path, _, class_name = name.rpartition(":")
@@ -125,9 +123,7 @@ def _load_class(path: str, absolute_path: str, class_name: str, code: bytes) -> 
         raise HeadcountError(f"{path} is not a Python file; give path/to/file.py:Class")
     module = importlib.util.module_from_spec(spec)
     try:
-        exec(
-            compile(code, path, "exec"), module.__dict__
-        )  # these bytes: Python's bytecode cache has a resolution of 1 s
+        exec(compile(code, path, "exec"), module.__dict__)  # these bytes: Python's bytecode cache has a resolution of 1 s
     except Exception as e:
         raise HeadcountError(f"{path} does not run: {type(e).__name__}: {e}") from e
     head = getattr(module, class_name, None)

@@ -27,9 +27,7 @@ class Additive(Head):
     """
 
     title = "AdditiveMIL"
-    cites = (
-        "Javed et al., Additive MIL: intrinsically interpretable multiple instance learning for pathology, NeurIPS 2022"
-    )
+    cites = "Javed et al., Additive MIL: intrinsically interpretable multiple instance learning for pathology, NeurIPS 2022"
     depends_on_bag = True
 
     def __init__(self, dim: int, classes: int, counted: Tensor | None = None, *, width: int = 256) -> None:

@@ -39,9 +39,7 @@ class AdditiveTrans(Head):
     """
 
     title = "AdditiveTransMIL"
-    cites = (
-        "Javed et al., Additive MIL: intrinsically interpretable multiple instance learning for pathology, NeurIPS 2022"
-    )
+    cites = "Javed et al., Additive MIL: intrinsically interpretable multiple instance learning for pathology, NeurIPS 2022"
     depends_on_bag = True
     depends_on_order = True
 

@@ -28,9 +28,7 @@ class Attention(ChunkedHead):
     title = "Feature+Attention"
     cites = "Ilse, Tomczak and Welling, Attention-based deep multiple instance learning, ICML 2018"
 
-    def __init__(
-        self, dim: int, classes: int, counted: Tensor | None = None, *, gated: bool = False, width: int = 128
-    ) -> None:
+    def __init__(self, dim: int, classes: int, counted: Tensor | None = None, *, gated: bool = False, width: int = 128) -> None:
         super().__init__(dim, classes, counted)
         self.project = nn.Linear(dim, width)
         self.gate = nn.Linear(dim, width) if gated else None

@@ -63,9 +63,7 @@ class FeaturePNorm(SumHead):
     title = "Feature+P-norm"
     cites = "Ilse, Tomczak and Welling, Deep multiple instance learning for digital histopathology, 2020"
 
-    def __init__(
-        self, dim: int, classes: int, counted: Tensor | None = None, *, p: float = 4, norm: bool = False
-    ) -> None:
+    def __init__(self, dim: int, classes: int, counted: Tensor | None = None, *, p: float = 4, norm: bool = False) -> None:
         super().__init__(dim, classes, counted)
         if not 1 <= p < torch.inf:
             raise HeadcountError(f"the exponent p must be 1 or more, got {p}")
@@ -113,9 +111,7 @@ class FeatureLSE(FeatureMax):
     title = "Feature+LSE"
     cites = "Pinheiro and Collobert, From image-level to pixel-level labeling with convolutional networks, CVPR 2015"
 
-    def __init__(
-        self, dim: int, classes: int, counted: Tensor | None = None, *, r: float = 4, norm: bool = False
-    ) -> None:
+    def __init__(self, dim: int, classes: int, counted: Tensor | None = None, *, r: float = 4, norm: bool = False) -> None:
         super().__init__(dim, classes, counted)
         if not 0 < r < torch.inf:
             raise HeadcountError(f"the sharpness r must be above 0, got {r}")

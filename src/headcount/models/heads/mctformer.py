@@ -61,9 +61,7 @@ class MCTformer(Head):
     """
 
     title = "MCTformer+"
-    cites = (
-        "Xu et al., MCTformer+: Multi-class token transformer for weakly supervised semantic segmentation, TPAMI 2024"
-    )
+    cites = "Xu et al., MCTformer+: Multi-class token transformer for weakly supervised semantic segmentation, TPAMI 2024"
     depends_on_bag = True
 
     def __init__(
@@ -88,18 +86,12 @@ class MCTformer(Head):
         if not 0 < decay <= 1:
             raise HeadcountError(f"the decay must be above 0 and at most 1, got {decay}")
         if layers < 1 or width % heads:
-            raise HeadcountError(
-                f"width must be a multiple of heads, and layers 1 or more; got {width}, {heads} and {layers}"
-            )
+            raise HeadcountError(f"width must be a multiple of heads, and layers 1 or more; got {width}, {heads} and {layers}")
         self.decay = decay
         self.embed, self.patch = nn.Linear(dim, width), nn.Linear(width, classes)
         self.token = nn.Parameter(nn.init.trunc_normal_(torch.empty(classes, width), std=0.02))
-        self.position = nn.Parameter(
-            nn.init.trunc_normal_(torch.empty(classes, width), std=0.02)
-        )  # of the class tokens
-        self.blocks = nn.ModuleList(
-            TransformerBlock(width, heads, drop_path * i / max(1, layers - 1)) for i in range(layers)
-        )
+        self.position = nn.Parameter(nn.init.trunc_normal_(torch.empty(classes, width), std=0.02))  # of the class tokens
+        self.blocks = nn.ModuleList(TransformerBlock(width, heads, drop_path * i / max(1, layers - 1)) for i in range(layers))
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
         dense, filled = segments.to_dense(self.embed(h))  # (B, L, W)
@@ -137,9 +129,7 @@ class MCTformer(Head):
         size = bias[:, c:].exp().sum(1)[:, None, None]
         class_map = (size * attention * logits.relu()).sqrt()
         padding = max(0, queries[0].shape[3] - c)  # as wide as the keys: what the fast kernels require
-        value = F.pad(class_map, (0, padding, c, 0))[:, None].expand(
-            -1, queries[0].shape[1], -1, -1
-        )  # 0 for class tokens
+        value = F.pad(class_map, (0, padding, c, 0))[:, None].expand(-1, queries[0].shape[1], -1, -1)  # 0 for class tokens
         for q, k in zip(queries, keys, strict=True):
             refined += attend(q[:, :, c:], k, value.to(q.dtype), bias).float().mean(1)[..., :c] / len(keys)
         return torch.where((refined > 0).any(2, keepdim=True), refined, logits)

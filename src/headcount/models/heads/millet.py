@@ -24,9 +24,7 @@ class Millet(SumHead):
     """
 
     title = "MILLET"
-    cites = (
-        "Early et al., Inherently interpretable time series classification via multiple instance learning, ICLR 2024"
-    )
+    cites = "Early et al., Inherently interpretable time series classification via multiple instance learning, ICLR 2024"
 
     def __init__(
         self,

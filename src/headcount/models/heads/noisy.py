@@ -36,13 +36,10 @@ class NoisyLabel(MeanProbability):
 
     title = "Noisy label"
     cites = (
-        "Zhang and Sabuncu, Generalized cross entropy loss for training deep neural networks with noisy labels, "
-        "NeurIPS 2018"
+        "Zhang and Sabuncu, Generalized cross entropy loss for training deep neural networks with noisy labels, NeurIPS 2018"
     )
 
-    def __init__(
-        self, dim: int, classes: int, counted: Tensor | None = None, *, loss: str = "ce", q: float = 0.7
-    ) -> None:
+    def __init__(self, dim: int, classes: int, counted: Tensor | None = None, *, loss: str = "ce", q: float = 0.7) -> None:
         super().__init__(dim, classes, counted)
         self.kind = check_choice("loss", loss, ("ce", "gce"))
         if not 0 < q <= 1:

@@ -18,16 +18,7 @@ from headcount.errors import HeadcountError, check_bool, check_choice, check_num
 from headcount.majority import transition, transition_em
 from headcount.majority.ragged_votes import ELECTION_FORMS, election_log_probs
 from headcount.majority.transition import Transition
-from headcount.models.heads.base import (
-    Batch,
-    Head,
-    Output,
-    Pass,
-    Teacher,
-    instance_cross_entropy,
-    instance_weights,
-    nll,
-)
+from headcount.models.heads.base import Batch, Head, Output, Pass, Teacher, instance_cross_entropy, instance_weights, nll
 from headcount.models.heads.tilt_state import PseudoLabels, TransitionEstimate
 
 MAX_WEIGHT = 1_000_000  # of a term; larger values are slips
@@ -95,14 +86,7 @@ class TiltHead(Head):
         check_choice("form of the tilt", form, transition_em.TRANSITION_FORMS)
         self.over = check_choice("over", over, ("bags", "instances"))
         self.election = check_choice("election", election, ELECTION_FORMS)
-        fractions = {
-            "start": start,
-            "fade": fade,
-            "threshold": threshold,
-            "align": align,
-            "decay": decay,
-            "piece": piece,
-        }
+        fractions = {"start": start, "fade": fade, "threshold": threshold, "align": align, "decay": decay, "piece": piece}
         fractions |= {"own": own, "vote": vote, "doubt": doubt, "share": 0.5 if share is None else share}
         for name, value in fractions.items():
             check_number(name, value, 0, 1, integer=False)
@@ -111,9 +95,7 @@ class TiltHead(Head):
         for name, value in (("adapt", adapt), ("tempered", tempered)):
             check_bool(name, value)
         if share is not None and counted is None and share * classes <= 1:
-            raise HeadcountError(
-                f"share is that of a majority, so above 1/{classes} for {classes} classes, got {share!r}"
-            )
+            raise HeadcountError(f"share is that of a majority, so above 1/{classes} for {classes} classes, got {share!r}")
         if isinstance(networks, bool) or not isinstance(networks, int) or networks < 1 or dim % networks:
             raise HeadcountError(f"networks is a whole number that divides the {dim} features, got {networks!r}")
         self.instance, self.teach, self.start, self.fade = instance, teach, start, fade
@@ -153,9 +135,7 @@ class TiltHead(Head):
         return torch.stack([self.network_loss(z, batch, teacher_z) for z, teacher_z in pairs]).sum()
 
     def loss_weight(self, batch: Batch) -> Tensor:
-        raise NotImplementedError(
-            "its terms are means over different things, and it estimates the transition over all bags"
-        )
+        raise NotImplementedError("its terms are means over different things, and it estimates the transition over all bags")
 
     def network_loss(self, logits: Tensor, batch: Batch, teacher_logits: Tensor | None) -> Tensor:
         """The three terms for the logits (V n, C) of one network, or in validation for those of all together."""

@@ -52,9 +52,7 @@ class TransitionEstimate(nn.Module):
         self.register_buffer("min_share", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mix", torch.empty(classes, classes, dtype=torch.float64))
         self.register_buffer("label_counts", torch.zeros(classes, dtype=torch.float64))  # of training instances
-        self.register_buffer(
-            "expected_counts", torch.zeros(classes, classes, dtype=torch.float64)
-        )  # validation instances
+        self.register_buffer("expected_counts", torch.zeros(classes, classes, dtype=torch.float64))  # validation instances
         self.register_buffer("bag_label_counts", torch.zeros(classes, dtype=torch.float64))  # of validation bags
         self.register_trust(persistent=False)  # a finished model does not need it
         self.reset(32)
@@ -109,9 +107,7 @@ class TransitionEstimate(nn.Module):
         """() the fraction of the entropy of the validation labels that the elections explain, from 0 (no better than the label
         frequencies, with the same doubt) to 1. Without labelled bags it stays as it was."""
         label_prior = transition_em.label_prior_from_counts(self.bag_label_counts, self.counted)
-        perfect = self.bag_label_counts.sum() * math.log1p(
-            self.doubt
-        )  # minus the loss of certain and correct elections
+        perfect = self.bag_label_counts.sum() * math.log1p(self.doubt)  # minus the loss of certain and correct elections
         entropy = perfect - (self.bag_label_counts * (label_prior + self.doubt).clamp_min(1e-30).log()).sum()
         explained = (1 - (self.election_loss + perfect) / entropy.clamp_min(1e-12)).clamp(0, 1)
         return torch.where(self.bag_label_counts.sum() > 0, explained, self.trust)
@@ -146,18 +142,14 @@ class PseudoLabels(nn.Module):
         self.threshold, self.adapt, self.align, self.own = threshold, adapt, align, own
         self.register_buffer("counted", counted, persistent=False)
         self.register_buffer("mean_prediction", torch.full((classes,), 1 / classes))
-        self.register_buffer(
-            "class_confidence", torch.ones(classes)
-        )  # mean posterior of the instances put into a class
+        self.register_buffer("class_confidence", torch.ones(classes))  # mean posterior of the instances put into a class
         self.register_buffer("n_batches", torch.zeros(()))
 
     def setup(self, n_bags: int, n_updates: int) -> None:
         """Before training with this many bags, and this many updates of their instances in an epoch."""
         if self.own:
             self.ema_rate = min(0.5, n_bags / max(1.0, 2 * n_updates))  # an average over two epochs
-            self.register_buffer(
-                "bag_shares", torch.zeros(n_bags, self.classes)
-            )  # estimated shares of each training bag
+            self.register_buffer("bag_shares", torch.zeros(n_bags, self.classes))  # estimated shares of each training bag
 
     @torch.no_grad()
     def forward(
@@ -173,9 +165,7 @@ class PseudoLabels(nn.Module):
         threshold = self.threshold * (relative if self.adapt else torch.ones_like(relative))
         return label, weight * (confidence >= threshold[label])
 
-    def posterior(
-        self, log_p: Tensor, target: Tensor, weight: Tensor, mix: Tensor, label_prior: Tensor, bag: Tensor
-    ) -> Tensor:
+    def posterior(self, log_p: Tensor, target: Tensor, weight: Tensor, mix: Tensor, label_prior: Tensor, bag: Tensor) -> Tensor:
         """(n, C) P(class | x, bag): the prior of an instance is a mixture of the shares of all bags with this label and, with
         weight ``own``, of the shares estimated in its bag, which are updated here."""
         if not self.own:

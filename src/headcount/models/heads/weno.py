@@ -32,8 +32,7 @@ class AttentionTeacher(nn.Module):
     def __init__(self, dim: int, classes: int, width: int, branches: int, dropout: float) -> None:
         super().__init__()
         self.embed = nn.Sequential(
-            *(nn.Dropout(dropout), nn.Linear(dim, width), nn.ReLU()),
-            *(nn.Dropout(dropout), nn.Linear(width, width), nn.ReLU()),
+            *(nn.Dropout(dropout), nn.Linear(dim, width), nn.ReLU()), *(nn.Dropout(dropout), nn.Linear(width, width), nn.ReLU())
         )
         self.score = nn.Sequential(nn.Linear(width, width // 2), nn.Tanh(), nn.Linear(width // 2, branches))
         self.classifier = nn.Linear(width, classes)
@@ -64,13 +63,9 @@ class Weno(ChunkedHead):
 
     title = "WENO"
     cites = (
-        "Qu et al., Bi-directional weakly supervised knowledge distillation for whole slide image classification, "
-        "NeurIPS 2022"
+        "Qu et al., Bi-directional weakly supervised knowledge distillation for whole slide image classification, NeurIPS 2022"
     )
-    passes = (
-        Pass("bags", trains=("backbone", "head.teacher_network")),
-        Pass("instances", trains=("backbone", "head.student")),
-    )
+    passes = (Pass("bags", trains=("backbone", "head.teacher_network")), Pass("instances", trains=("backbone", "head.student")))
     minmax_buffers: ClassVar[Mapping[str, str]] = {"lowest": "min", "highest": "max", "range_epoch": "max"}
     lowest: Tensor
     highest: Tensor
@@ -121,20 +116,14 @@ class Weno(ChunkedHead):
     def bag_stats(self, hidden: Tensor, score: Tensor, segments: Segments) -> BagStats:
         """The pooled features of each bag, and the range of its scores."""
         fixed = score.detach()
-        return {
-            **attention_pool(score, hidden, segments),
-            "lowest": -segments.max(-fixed),
-            "highest": segments.max(fixed),
-        }
+        return {**attention_pool(score, hidden, segments), "lowest": -segments.max(-fixed), "highest": segments.max(fixed)}
 
     def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
         if batch.over == "instances":
             return self.student_loss(output, batch)
         if not self.training:
             return nll(output.bag, batch.target, EPS)
-        self.update_range(
-            output.parts["lowest"].detach().amin(0), output.parts["highest"].detach().amax(0), batch.epoch
-        )
+        self.update_range(output.parts["lowest"].detach().amin(0), output.parts["highest"].detach().amax(0), batch.epoch)
         return nll(output.bag if self.mining == "off" else self.mined_scores(output, batch), batch.target, EPS)
 
     def loss_weight(self, batch: Batch) -> Tensor:

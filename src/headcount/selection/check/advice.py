@@ -109,9 +109,7 @@ def _single_group_classes(bags: Bags, label: np.ndarray) -> tuple[str, ...]:
     if bags.group is None or len(set(bags.group)) < 2:
         return ()
     groups = np.array(bags.group)
-    return tuple(
-        c for k, c in enumerate(bags.classes) if (label == k).sum() > 1 and len(set(groups[label == k].tolist())) == 1
-    )
+    return tuple(c for k, c in enumerate(bags.classes) if (label == k).sum() > 1 and len(set(groups[label == k].tolist())) == 1)
 
 
 def verdict(coverage: Coverage, learnability: Learnability | None, downscaled: bool) -> tuple[str, str]:

@@ -240,9 +240,7 @@ class Learnability:
     is_significant: bool  # whether held-out labels are predicted better than by their frequencies
 
 
-def assess_learnability(
-    baseline: LinearBaseline, bags: Bags, votes: bool, wins: np.ndarray, seed: int = 0
-) -> Learnability:
+def assess_learnability(baseline: LinearBaseline, bags: Bags, votes: bool, wins: np.ndarray, seed: int = 0) -> Learnability:
     """Assess labelled bags by out-of-fold predictions. ``votes``: the targets are shares; ``wins`` (C,): which classes win."""
     explanations = plausible_explanations(baseline, bags, transition_from_votes(bags) if votes else None)
     best, significant = explanations[0].transition, criterion.is_significant(baseline.criterion)

@@ -7,14 +7,7 @@ pool stays on the GPU, the step is compiled (fewer passes over memory) and captu
 
 from headcount.training.accel.compilation import COMPILE, CompiledFunction, compile_function, cuda_graph, run_as_is
 from headcount.training.accel.convolutions import optimize_layout
-from headcount.training.accel.device import (
-    autocast,
-    device_name,
-    n_cores,
-    resolve_device,
-    set_tf32,
-    threads_per_process,
-)
+from headcount.training.accel.device import autocast, device_name, n_cores, resolve_device, set_tf32, threads_per_process
 
 __all__ = [
     "COMPILE",

@@ -78,9 +78,7 @@ def stem_runs(device: torch.device) -> bool:
         stem.self_test(device)
     except Exception as e:
         reason = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
-        warnings.warn(
-            f"the stem runs layer by layer, its kernels do not run here ({reason})", HeadcountWarning, stacklevel=2
-        )
+        warnings.warn(f"the stem runs layer by layer, its kernels do not run here ({reason})", HeadcountWarning, stacklevel=2)
         return False
     return True
 
