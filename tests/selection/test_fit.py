@@ -38,6 +38,7 @@ from headcount.selection.check.check import check
 from headcount.selection.fit import SearchProgress, fit
 from headcount.selection.methods import Method, build_methods
 from headcount.selection.network_setup import NetworkOptions
+from headcount.selection.search import load_or_make_plan
 from headcount.selection.search import resume_folder
 from headcount.selection.time_budget import TimePlan
 from headcount.training.loader import BagLoader
@@ -741,3 +742,13 @@ def test_options_belong_to_the_first_network_of_auto():
     made = {m.name: m for m in tried}
     assert dict(made["tilt"].model_config.options)["share"] == 0.5
     assert "share" not in dict(made["count"].model_config.options)
+
+
+def test_an_interrupted_search_keeps_its_plan(tmp_path):
+    """Timings measured a second time could change what is compared. A damaged plan is replaced."""
+    plan = time_budget.TimePlan(("em_forest", "tilt"), 3, 0.5, {"em_forest": 1.0, "tilt": 9.0}, ("epochs were halved",))
+    assert load_or_make_plan(tmp_path, lambda: plan) == plan
+    assert load_or_make_plan(tmp_path, lambda: pytest.fail("a second plan was made")) == plan
+    (tmp_path / "plan.json").write_text('{"names": ')
+    other = replace(plan, folds=5)
+    assert load_or_make_plan(tmp_path, lambda: other) == load_or_make_plan(tmp_path, lambda: plan) == other

@@ -1,6 +1,6 @@
 """The likelihood of a majority label for bags of any size: each bag gets the form of the count that it can afford.
 
-The formulas for bags of one size are those of vote_likelihood.py; measured errors and costs: docs/election.md.
+The formulas for bags of one size are those of vote_likelihood.py; measured errors and costs: docs/explanation/election.md.
 """
 
 from __future__ import annotations
