@@ -67,11 +67,11 @@ def _folds(lines: dict[str, Any]) -> Iterator[str]:
         yield f"| {SOURCES[source]} | {' | '.join(TRUE_SHARE)} |"
         yield "|---" * (1 + len(TRUE_SHARE)) + "|"
         for name, cells in here.items():
-            cells = (
+            shown = (
                 f"{row['mean']:.3f} ± {row['std']:.3f} ({row['folds']})" if (row := cells.get(s)) else "missing"
                 for s in TRUE_SHARE
             )
-            yield f"| {name} | {' | '.join(cells)} |"
+            yield f"| {name} | {' | '.join(shown)} |"
         yield ""
 
 

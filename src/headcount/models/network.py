@@ -99,7 +99,7 @@ class Model(nn.Module):
 
     def tta_features(self, x: Tensor) -> list[Tensor]:
         """The features of x for prediction (test-time augmentation): with ``mirror`` those of the mirror images as well."""
-        return [self.features(view) for view in ((x, x.flip(2)) if self.config.mirror else (x,))]
+        return [self.features(x), self.features(x.flip(2))] if self.config.mirror else [self.features(x)]
 
     def tta_output(self, views: Sequence[Tensor], segments: Segments) -> Output:
         """The head's output for these features; of several views of the same instances the mean of the probabilities."""
