@@ -38,8 +38,7 @@ from headcount.selection.check.check import check
 from headcount.selection.fit import SearchProgress, fit
 from headcount.selection.methods import Method, build_methods
 from headcount.selection.network_setup import NetworkOptions
-from headcount.selection.search import load_or_make_plan
-from headcount.selection.search import resume_folder
+from headcount.selection.search import load_or_make_plan, resume_folder
 from headcount.selection.time_budget import TimePlan
 from headcount.training.loader import BagLoader
 
