@@ -126,6 +126,6 @@ def test_compilation_that_fails_is_told_once_on_stderr(tmp_path):
     done = subprocess.run([*command, "--compile", "on"], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("headcount: not compiled (")
-    assert done.stderr.endswith("; running as it is, which is slower\n")
+    assert done.stderr.endswith("; running uncompiled, which is slower\n")
     assert done.stderr.count("\n") == 1
     assert len(records.load_records(tmp_path / "out")) == 2
