@@ -73,7 +73,7 @@ MUTATIONS = [
         "majority/transition_em.py",
         "diagonal = trust * rows.diagonal() + (1 - trust) * share",
         "diagonal = rows.diagonal()",
-        "test_model_commands.py tie",
+        "test_transition.py",
     ),
     Mutation(
         "majority/transition_em.py",
@@ -85,7 +85,7 @@ MUTATIONS = [
     Mutation("datasets/protocol.py", "blocks[(fold + 1) % FOLDS]", "blocks[(fold + 2) % FOLDS]", "test_protocol.py"),
     Mutation("datasets/protocol.py", "length = count // FOLDS", "length = -(-count // FOLDS)", "test_protocol.py"),
     # readers
-    Mutation("readers/transforms.py", "largest[largest == 0] = 1.0", "largest[largest == 0] = 0.0", "test_read.py"),
+    Mutation("readers/transforms.py", "largest[largest == 0] = 1.0", "largest[largest == 0] = 0.0", "test_transforms.py"),
     Mutation("readers/targets.py", 'options.ties == "lowest"', 'options.ties != "lowest"', "test_read.py"),
     Mutation("readers/preprocessing.py", "+ self.missing", "", "test_read.py"),
     # models
@@ -120,7 +120,7 @@ MUTATIONS = [
         "inference/label_issues.py",
         'order = np.argsort(p_label, kind="stable")',
         'order = np.argsort(-p_label, kind="stable")',
-        "test_tilt_head.py decay",
+        "test_model_commands.py flipped",
     ),
     Mutation(
         "inference/label_issues.py",
