@@ -56,7 +56,10 @@ MUTATIONS = [
         "test_bags.py",
     ),
     Mutation(
-        "bags/bags.py", "return torch.where(self.labelled, best, torch.full_like(best, -1))", "return best", "test_bags.py"
+        "bags/bags.py",
+        "return torch.where(self.labelled, self.target.argmax(1), -1)",
+        "return self.target.argmax(1)",
+        "test_bags.py",
     ),
     # majority
     Mutation(

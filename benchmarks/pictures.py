@@ -22,7 +22,7 @@ from headcount.bags import Bags, Pool
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.run import make_bags
 from headcount.io import atomic_write
-from headcount.majority.criterion import evaluate_criterion
+from headcount.majority.calibration import evaluate_criterion
 from headcount.models.predictions import predict
 from headcount.selection.methods import Method
 from headcount.selection.network_setup import NetworkOptions, network_configs

@@ -89,9 +89,11 @@ def shares(bags: int = 200, classes: int = 4) -> None:
                 context = fit_context(z, other.blind())
                 z, simulated, true = _simulate(1, bags, size, classes, distance, spread)
                 log_p, segments = (z / context.temperature).log_softmax(1), simulated.segments()
-                row = f"{spread:6}  {size:4d}  {distance:8}  {context.concentration:13g} |"
+                row = f"{spread:6}  {size:4d}  {distance:8}  {context.assessment.concentration:13g} |"
                 start = time.perf_counter()
-                estimated = proportions.laplace_proportions(log_p, segments, context.transition.prior, context.concentration)
+                estimated = proportions.laplace_proportions(
+                    log_p, segments, context.transition.prior, context.assessment.concentration
+                )
                 row += f" {_summary(*estimated, true)}  {time.perf_counter() - start:7.2f} |"
                 start = time.perf_counter()
                 sampled = calibrated_proportions(context, z, simulated.blind(), use_labels=False)

@@ -15,7 +15,8 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import average_precision_score
 
 import read_factory as make
-from headcount.bags import Bags, Pool, hashing
+from headcount.bags import Bags, Pool
+from headcount.bags.bags import bag_hashes, hashes_to_hex
 from headcount.errors import HeadcountError
 from headcount.inference import evaluate, label_issues
 from headcount.inference.predict import predict_dataset
@@ -483,10 +484,10 @@ def test_issues_of_a_table_through_the_command(run_cli, tmp_path):
 def test_a_model_that_saw_the_bags_is_said_to_have(run_cli, tmp_path):
     data = make.write_csv(tmp_path / "t.csv", people())
     reading = read(data)
-    model = fitted(reading, metadata={"data": {"bag_hashes": hashing.hashes_to_hex(np.zeros(1, np.uint64))}})
+    model = fitted(reading, metadata={"data": {"bag_hashes": hashes_to_hex(np.zeros(1, np.uint64))}})
     model.save(tmp_path / "a")
-    hashes = hashing.bag_hashes(reading.to_bags(model.preprocessor))
-    fitted(reading, metadata={"data": {"bag_hashes": hashing.hashes_to_hex(hashes)}}).save(tmp_path / "b")
+    hashes = bag_hashes(reading.to_bags(model.preprocessor))
+    fitted(reading, metadata={"data": {"bag_hashes": hashes_to_hex(hashes)}}).save(tmp_path / "b")
     assert "trained on" not in run_cli("issues", data, "--model", tmp_path / "a")[2]
     assert "trained on" in run_cli("issues", data, "--model", tmp_path / "b")[2]
     assert [scores(run_cli, tmp_path / m, data)["trained_on_these"] for m in "ab"] == [False, True]

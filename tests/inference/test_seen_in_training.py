@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import read_factory as make
-from headcount.bags import Bags, Pool, hashing
+from headcount.bags import Bags, Pool
+from headcount.bags.bags import bag_hashes, hashes_to_hex
 from headcount.models.fitted import FittedModel
 from headcount.models.predictions import Predictions
 from headcount.reporting import model_pages
@@ -25,7 +26,7 @@ def trained_with_context(root, kind="table"):
     model, data = case(root, kind)
     loaded = FittedModel.load(model)
     bags = loaded.read(data).to_bags(loaded.preprocessor)
-    metadata = {"data": {"bag_hashes": hashing.hashes_to_hex(hashing.bag_hashes(bags))}}
+    metadata = {"data": {"bag_hashes": hashes_to_hex(bag_hashes(bags))}}
     return loaded.replace(concentration=2.0, use_context=True, metadata=metadata).save(model, overwrite=True), data
 
 
@@ -149,16 +150,16 @@ def test_hashes_do_not_depend_on_the_float_type():
     wide, narrow = (
         Bags.of(Pool(a), sizes=[10] * 4, labels=[0, 1, 0, 1], classes=["a", "b"]) for a in (x, x.astype(np.float32))
     )
-    assert hashing.bag_hashes(wide).tolist() == hashing.bag_hashes(narrow).tolist()
-    assert len(set(hashing.bag_hashes(wide).tolist())) == 4
+    assert bag_hashes(wide).tolist() == bag_hashes(narrow).tolist()
+    assert len(set(bag_hashes(wide).tolist())) == 4
     swapped = x.copy()
     swapped[[0, 10]] = swapped[[10, 0]]  # the same instances, two of them in each other's bag
-    other = hashing.bag_hashes(replace(wide, pool=Pool(swapped)))
-    assert (other == hashing.bag_hashes(wide)).tolist() == [False, False, True, True]
+    other = bag_hashes(replace(wide, pool=Pool(swapped)))
+    assert (other == bag_hashes(wide)).tolist() == [False, False, True, True]
 
 
 def test_hashes_do_not_depend_on_the_chunks():
     x = np.random.default_rng(0).integers(0, 256, (30, 5, 5, 3), np.uint8)
     bags = Bags.of(Pool(x), sizes=[12, 18], labels=[0, 1], classes=["a", "b"])
-    whole = hashing.bag_hashes(bags).tolist()
-    assert hashing.bag_hashes(bags, chunk_words=40).tolist() == whole
+    whole = bag_hashes(bags).tolist()
+    assert bag_hashes(bags, chunk_words=40).tolist() == whole

@@ -221,7 +221,7 @@ def test_laplace_agrees_with_sampling(size, apart, spread):
     context = contexts.fit_context(z, valid.blind())
     z, test, true = world(1, bags=60, size=size, apart=apart, spread=spread)
     log_p, prior = (z / context.temperature).log_softmax(1), context.transition.prior.double()
-    share, low, high = laplace_proportions(log_p, test.segments(), prior, context.concentration)
+    share, low, high = laplace_proportions(log_p, test.segments(), prior, context.assessment.concentration)
     sampled = contexts.calibrated_proportions(context, z, test.blind(), use_labels=False)
     assert (share - sampled.share).abs().mean() < 0.25 * (share - true).abs().mean() + 0.003
     assert abs(float(((high - low) / (sampled.high - sampled.low).mean()).mean()) - 1) < 0.15

@@ -29,7 +29,7 @@ from headcount.bags.splits import split_large_bags, subsample_instances
 from headcount.errors import HeadcountError
 from headcount.estimators.majority_classifier import MajorityClassifier
 from headcount.majority import transition_em
-from headcount.majority.criterion import evaluate_criterion
+from headcount.majority.calibration import evaluate_criterion
 from headcount.models.fitted import FittedModel
 from headcount.readers import read
 from headcount.reporting.model_pages import context_sentence, model_card, summary_lines

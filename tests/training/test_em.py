@@ -22,7 +22,7 @@ from headcount.bags import Bags, Pool
 from headcount.bags.splits import assign_folds, assign_group_folds
 from headcount.errors import HeadcountError
 from headcount.majority import transition
-from headcount.majority.criterion import fit_transition_loss, instance_losses, prior_loss
+from headcount.majority.calibration import fit_transition_loss, instance_losses, prior_loss
 from headcount.training import em as module
 from headcount.training.em import em, features, predict_proba
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from headcount.bags import Bags, Pool, hashing
+from headcount.bags import Bags, Pool
+from headcount.bags.bags import fingerprint
 from headcount.datasets.registry import load_source
 from headcount.errors import HeadcountError
 from headcount.experiments import run as runs
@@ -306,11 +307,11 @@ def test_checkpoints_of_other_bags_or_weights_are_ignored(tmp_path):
 
 def test_a_pool_on_disk_is_sampled_for_its_fingerprint(monkeypatch):
     bags, taken = features(), []
-    whole = hashing.fingerprint(bags, 5)
-    assert whole == hashing.fingerprint(features(), 5) != hashing.fingerprint(features(1.0), 5)
+    whole = fingerprint(bags, 5)
+    assert whole == fingerprint(features(), 5) != fingerprint(features(1.0), 5)
     bags.pool.on_disk = True
     monkeypatch.setattr(Pool, "take", lambda self, rows: taken.append(rows) or self.data[rows])
-    assert hashing.fingerprint(bags, 5) == hashing.fingerprint(bags, 5) != whole
+    assert fingerprint(bags, 5) == fingerprint(bags, 5) != whole
     assert taken[0].tolist() == [0, 5, 11, 17, 23]
 
 

@@ -1,13 +1,8 @@
 """Per-bag arithmetic over instances stored flat, one after the other, with the number of their bag.
 
-    x      (N, ...)  one row per instance
-    index  (N,)      the bag of each instance, 0 .. B-1; B itself is the *trash bag*
-    sums   (B, ...)  one row per bag
-
-Every buffer has B + 1 rows, of which the last is dropped. To remove an instance is therefore to re-address it to the trash bag:
-shapes stay the same, no head needs a mask, and batch-norm still sees every image.
-
-A weight is a multiplicity: an instance of weight 2 counts as if it were in the bag twice.
+N instances are in B bags; ``index`` (N,) holds 0 .. B-1, and B itself is the *trash bag*: every buffer has B + 1 rows, of which the
+last is dropped. To remove an instance is therefore to re-address it: shapes stay the same, no head needs a mask, and batch-norm
+still sees every image. A weight is a multiplicity: an instance of weight 2 counts as if it were in the bag twice.
 """
 
 from __future__ import annotations
@@ -85,7 +80,7 @@ class Segments:
         return Segments(torch.where(removed, self.n_bags, self.index), self.n_bags, self.size, self.weight)
 
     def with_weight(self, weight: Tensor | None) -> Segments:
-        """The same segments, each instance counting ``weight`` times; one of weight zero is removed."""
+        """The same segments, each instance counting ``weight`` times; weight zero removes it."""
         index = self.index if weight is None else torch.where(weight == 0, self.n_bags, self.index)
         return Segments(index, self.n_bags, self.size, weight)
 
@@ -97,8 +92,7 @@ class Segments:
         """``times`` copies of all bags, one set after the other, as the views of a batch are ordered."""
         if times == 1:
             return self
-        trash = self.index == self.n_bags
-        copies = [torch.where(trash, self.n_bags * times, self.index + v * self.n_bags) for v in range(times)]
+        copies = [torch.where(self.removed, self.n_bags * times, self.index + v * self.n_bags) for v in range(times)]
         weight = None if self.weight is None else self.weight.repeat(times)
         return Segments(torch.cat(copies), self.n_bags * times, self.size, weight)
 
@@ -107,9 +101,8 @@ class Segments:
         if times == 1:
             return self
         n, bags = len(self.index) // times, self.n_bags // times
-        index = self.index[:n]  # the trash bag of all copies comes after the bags of the first
         weight = None if self.weight is None else self.weight[:n]
-        return Segments(torch.where(index < bags, index, bags), bags, self.size, weight)
+        return Segments(self.index[:n].clamp_max(bags), bags, self.size, weight)  # the trash bag comes after all copies
 
     def sum(self, x: Tensor) -> Tensor:
         """(N, ...) -> (B, ...), in float32 or wider: 64 votes of 0.1 added in bfloat16 give 6.16."""
@@ -121,8 +114,7 @@ class Segments:
         return out.index_add(0, self.index, x)[: self.n_bags]
 
     def dot(self, share: Tensor, x: Tensor) -> Tensor:
-        """(N,), (N, D) -> (B, D): the sum of share * x. For bags of one size a matrix product, which needs no (N, D) of
-        products in memory."""
+        """(N,), (N, D) -> (B, D): the sum of share * x; for bags of one size a matrix product, without (N, D) more numbers."""
         if self.size is None:
             return self.sum(_to_float32(share)[:, None] * x)
         share = _to_float32(share).masked_fill(self.removed, 0)
@@ -140,8 +132,8 @@ class Segments:
 
     def mean(self, x: Tensor) -> Tensor:
         """(N, ...) -> (B, ...); an emptied bag gives zeros."""
-        sums = self.sum(x)
-        return sums / _as_column(_one_where_zero(self.total_weight()).to(sums.dtype), sums)
+        sums, total = self.sum(x), self.total_weight()
+        return sums / _as_column(torch.where(total > 0, total, 1.0).to(sums.dtype), sums)
 
     def max(self, x: Tensor) -> Tensor:
         """(N, ...) -> (B, ...); an emptied bag gives -inf. Equal maxima share the gradient."""
@@ -162,7 +154,8 @@ class Segments:
         An instance of weight 2 is two copies, each of which gets this share.
         """
         e = self._exp(x, self._finite_max(x))
-        return e / self.broadcast(_one_where_zero(self.sum(e))).masked_fill(_as_column(self.removed, x), 1)
+        total = self.sum(e)
+        return e / self.broadcast(torch.where(total > 0, total, 1.0)).masked_fill(_as_column(self.removed, x), 1)
 
     def broadcast(self, v: Tensor) -> Tensor:
         """(B, ...) -> (N, ...): each instance gets its bag's row; removed ones get zeros."""
@@ -182,11 +175,10 @@ class Segments:
 
     def to_flat(self, dense: Tensor) -> Tensor:
         """(B, L, ...) -> (N, ...), the inverse of :meth:`to_dense`; removed instances get zeros."""
+        rows = dense.flatten(0, 1)
         if self.size is not None:
-            rows = dense.flatten(0, 1)
             return rows.masked_fill(_as_column(self.removed, rows), 0)
-        rows = torch.cat([dense.flatten(0, 1), dense.new_zeros((1, *dense.shape[2:]))])
-        return rows.index_select(0, self._dense_positions()[0])
+        return torch.cat([rows, rows.new_zeros((1, *rows.shape[1:]))]).index_select(0, self._dense_positions()[0])
 
     @property
     def removed(self) -> Tensor:
@@ -206,14 +198,13 @@ class Segments:
 
     def _finite_max(self, x: Tensor) -> Tensor:
         top = self.max(x.detach())
-        return torch.where(torch.isfinite(top), top, torch.zeros_like(top))
+        return torch.where(torch.isfinite(top), top, 0.0)
 
     def _dense_positions(self) -> tuple[Tensor, int]:
         """(N,) the slot of each instance in a dense (B, L), flattened, with removed ones after its end; and L."""
-        counts = torch.bincount(self.index, minlength=self.n_bags + 1)[: self.n_bags]
-        length = int(counts.max()) if self.n_bags else 0
-        order = torch.argsort(self.index, stable=True)
-        starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        counts = torch.bincount(self.index, minlength=self.n_bags + 1)
+        length = int(counts[: self.n_bags].max()) if self.n_bags else 0
+        starts, order = counts.cumsum(0) - counts, self.index.argsort(stable=True)
         rank = torch.empty_like(order)
         rank[order] = torch.arange(len(order), device=order.device) - starts[self.index[order]]
         return torch.where(self.removed, self.n_bags * length, self.index * length + rank), length
@@ -226,7 +217,3 @@ def _to_float32(x: Tensor) -> Tensor:
 def _as_column(v: Tensor, like: Tensor) -> Tensor:
     """(N,) -> (N, 1, 1, ...), as many axes as ``like``."""
     return v.reshape(v.shape + (1,) * (like.ndim - 1))
-
-
-def _one_where_zero(total: Tensor) -> Tensor:
-    return torch.where(total > 0, total, torch.ones_like(total))

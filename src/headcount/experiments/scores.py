@@ -16,8 +16,7 @@ from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.majority import metrics
-from headcount.majority.calibration import calibrated_probabilities, calibrated_proportions, fit_context
-from headcount.majority.criterion import evaluate_criterion
+from headcount.majority.calibration import calibrated_probabilities, calibrated_proportions, evaluate_criterion, fit_context
 from headcount.majority.proportions import Proportions
 from headcount.majority.transition import Transition
 from headcount.models.heads import Output

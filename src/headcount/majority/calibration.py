@@ -1,36 +1,42 @@
-"""Calibration on held-out bags and their labels, without any instance's true class: temperatures (Guo et al., On calibration of
-modern neural networks, ICML 2017), and predicting with the rest of the bag as context:
+"""Calibration on held-out bags and their labels, without any instance's true class; and the criterion that compares methods.
 
-    temperature    scales the logits so that they explain the bags' labels, the transition re-estimated for each candidate
-    concentration  how similar bags are, by how much one half of a bag tells about the other
-    helps          whether the rest of the bag is used as context: only if the halves of a bag inform each other significantly
-                   and bag labels are explained no worse with context. Errors that the instances of a bag share look like
-                   shares of classes; the labels reveal them
+Temperatures (Guo et al., On calibration of modern neural networks, ICML 2017) scale the logits so that they explain the bags'
+labels. The rest of a bag is used as context only if the halves of bags inform each other significantly, and labels are explained
+no worse with it: errors that the instances of a bag share look like shares of classes.
 
-Letters: N instances, B bags, C classes; b the bags that have a label.
+The criterion is how well predictions for held-out instances explain the labels of their bags::
+
+    loss(p)  =  instance loss + vote loss
+
+    instance loss   min over transitions T and a temperature:  mean over instances of  -log sum_k p(k | x) T[k, bag's label]
+    vote loss       min over a temperature:                    mean over bags of       -log P(label),
+                                                               P(c) ~ (mean of p(c | x))^(1/t)
+
+Both are log-likelihoods, in nats, of labels. T and the temperatures are fitted for each method, so that methods which predict
+classes or bag labels, overconfident or underconfident, are compared by what they know. The instance loss is a proper score of
+P(label | x), which an invertible T turns into P(y | x): it uses every instance, but distinguishes little in close elections. The
+vote loss is decisive there, and zero for every method where all are landslides. Measured: benchmarks/tables.py.
+
+N instances, B bags, C classes; b the bags that have a label.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
 import numpy as np
 import torch
+from scipy import stats
 from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from headcount.bags import Bags, Segments
 from headcount.errors import HeadcountError
-from headcount.majority.proportions import (
-    Proportions,
-    estimate_proportions,
-    fit_concentration,
-    posterior_in_context,
-    prior_means,
-)
+from headcount.majority import proportions
+from headcount.majority.proportions import Proportions
 from headcount.majority.ragged_votes import election_log_probs
 from headcount.majority.transition import Transition, instance_label_losses
 from headcount.majority.transition_em import estimate_transition
@@ -40,6 +46,8 @@ Losses = TypeVar("Losses", Tensor, np.ndarray)
 
 TEMPERATURES = tuple(2 ** (e / 4) for e in range(-4, 9))  # candidates, 1/2 to 4
 MIN_STANDARD_ERRORS = 2.0  # a difference of this many standard errors is significant
+INSTANCE_TEMPERATURES = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.5)  # of the criterion
+SIGNIFICANCE = 0.977  # one-sided: two standard errors for many bags, more for few
 BAG_TEMPERATURES = tuple(np.exp(np.linspace(math.log(0.02), math.log(50), 81)).tolist())
 
 
@@ -127,10 +135,6 @@ class ContextModel:
     assessment: ContextAssessment
 
     @property
-    def concentration(self) -> float:
-        return self.assessment.concentration
-
-    @property
     def helps(self) -> bool:
         return self.assessment.helps
 
@@ -148,7 +152,7 @@ def fit_context(logits: Tensor, valid: Bags, *, form: str = "full") -> ContextMo
     log_p = (z / temperature).log_softmax(1)
     transition = estimate_transition(log_p.exp(), segments, target, form=form, counted=counted)
     prior = transition.prior.double()
-    labelled, _ = fit_concentration(log_p, segments, prior_means(transition, target), prior)
+    labelled, _ = proportions.fit_concentration(log_p, segments, proportions.prior_means(transition, target), prior)
     return ContextModel(transition, temperature, labelled, assess_context(log_p, segments, target, prior, counted))
 
 
@@ -156,8 +160,8 @@ def assess_context(
     log_p: Tensor, segments: Segments, target: Tensor, prior: Tensor, counted: Tensor | None = None
 ) -> ContextAssessment:
     """Assess from log P(y | x) (N, C) of instances by themselves, in bags that the model was not trained on."""
-    concentration, gain = fit_concentration(log_p, segments, prior.expand(segments.n_bags, -1), prior)
-    in_context = posterior_in_context(log_p, segments, prior, concentration)
+    concentration, gain = proportions.fit_concentration(log_p, segments, prior.expand(segments.n_bags, -1), prior)
+    in_context = proportions.posterior_in_context(log_p, segments, prior, concentration)
     labelled = target.sum(1) > 0
     loss, loss_in_context = (_bag_loss(votes, segments, target, counted)[labelled] for votes in (log_p, in_context))
     return ContextAssessment(
@@ -190,7 +194,9 @@ def calibrated_probabilities(model: ContextModel, logits: Tensor, bags: Bags, *,
     log_p = (logits.double() / model.temperature).log_softmax(1)
     if model.helps if use_context is None else use_context:
         segments = bags.segments().to(logits.device)
-        log_p = posterior_in_context(log_p, segments, model.transition.prior.double(), model.concentration)
+        log_p = proportions.posterior_in_context(
+            log_p, segments, model.transition.prior.double(), model.assessment.concentration
+        )
     return log_p.exp().float()
 
 
@@ -202,8 +208,8 @@ def calibrated_proportions(
     log_p = (logits.cpu().double() / model.temperature).log_softmax(1)
     target = bags.target if use_labels else torch.zeros_like(bags.target)
     labelled = target.sum(1) > 0
-    concentration = torch.where(labelled, model.concentration_labelled, model.concentration)[:, None]
-    return estimate_proportions(
+    concentration = torch.where(labelled, model.concentration_labelled, model.assessment.concentration)[:, None]
+    return proportions.estimate_proportions(
         *(log_p, bags.segments(), target, model.transition, concentration, make_generator(seed, "census")),
         counted=bags.counted,
         level=level,
@@ -215,3 +221,79 @@ def _bag_loss(log_p: Tensor, segments: Segments, target: Tensor, counted: Tensor
     won = election_log_probs(log_p, segments, "auto", counted)
     won = won if counted is None else won.masked_fill(~counted, -torch.inf)
     return -torch.where(target > 0, target * won.log_softmax(1), 0.0).sum(1)
+
+
+@dataclass(frozen=True)
+class CriterionResult:
+    """The loss, its parts by bag, and what was fitted."""
+
+    loss: float
+    loss_per_bag: np.ndarray = field(repr=False)  # (b,)
+    prior_loss_per_bag: np.ndarray = field(repr=False)  # (b,) the loss of predicting the label frequencies
+    instance_temperature: float
+    transition: Transition  # under that temperature: without one, underconfident predictions make it too steep
+    bag_temperature: float
+
+
+def evaluate_criterion(p: Tensor, bags: Bags, sample: tuple[Tensor, Bags] | None = None) -> CriterionResult:
+    """Evaluate instance probabilities ``p`` (N, C) on bags that their method was not trained on.
+
+    ``sample`` limits the instance loss where instances are many: some of the N rows, and the bags of these rows alone
+    (``sample_rows`` and ``subsample_instances`` of bags/splits.py). The vote loss always takes whole bags.
+    """
+    p = p.double().clamp_min(1e-12)
+    rows, sampled_bags = (slice(None), bags) if sample is None else sample
+    fits: dict[float, tuple[Tensor, Transition]] = {}
+
+    def losses_at(temperature: float) -> Tensor:
+        fits[temperature] = _fit_transition(apply_temperature(p[rows], temperature), sampled_bags)
+        return fits[temperature][0]
+
+    temperature = fit_temperature(losses_at, INSTANCE_TEMPERATURES, tolerance=lambda excess: 5e-10)
+    instance_loss, transition = fits[temperature]
+    log_p = log_mean_shares(p, bags.segments(), bags.counted)
+    bag_temperature = fit_bag_temperature(log_p, bags.target)
+    vote_loss = bag_losses((log_p / bag_temperature).log_softmax(1), bags.target)
+    loss = (instance_loss + vote_loss).numpy()
+    return CriterionResult(
+        loss=float(loss.mean()),
+        loss_per_bag=loss,
+        prior_loss_per_bag=prior_loss(bags.target).numpy(),
+        instance_temperature=temperature,
+        transition=transition,
+        bag_temperature=bag_temperature,
+    )
+
+
+def fit_transition_loss(p: Tensor, bags: Bags, form: str = "full") -> tuple[float, Transition]:
+    """The mean instance loss of ``p`` (N, C) under the transition that suits it best, and that transition."""
+    losses, transition = _fit_transition(p, bags, form)
+    return float(losses.mean()), transition
+
+
+def _fit_transition(p: Tensor, bags: Bags, form: str = "full") -> tuple[Tensor, Transition]:
+    transition = estimate_transition(p, bags.segments(), bags.target, form=form, counted=bags.counted)
+    return instance_losses(p, bags, transition), transition
+
+
+def instance_losses(p: Tensor, bags: Bags, transition: Transition) -> Tensor:
+    """(b,) the mean loss of each labelled bag's instances, from P(y | x) (N, C)."""
+    return instance_label_losses(p.double().clamp_min(1e-30).log(), bags.segments(), bags.target, transition)
+
+
+def prior_loss(target: Tensor) -> Tensor:
+    """(b,) the loss, both parts, of predicting how frequent each label is."""
+    labelled = target.double()[target.sum(1) > 0]
+    return 2 * bag_losses(labelled.mean(0).clamp_min(1e-12).log().expand_as(labelled), labelled)
+
+
+def gain_over_prior(result: CriterionResult) -> tuple[float, float]:
+    """By how many nats a bag held-out labels are explained better than by their frequencies, and its standard error."""
+    gains = result.prior_loss_per_bag - result.loss_per_bag
+    return float(gains.mean()), standard_error(gains)
+
+
+def is_significant(result: CriterionResult) -> bool:
+    """Whether held-out labels are explained significantly better than by their frequencies."""
+    gain, error = gain_over_prior(result)
+    return gain >= float(stats.t.ppf(SIGNIFICANCE, max(1, len(result.loss_per_bag) - 1))) * error

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headcount.bags import Bags, Segments, hashing
+from headcount.bags import Bags, Segments
+from headcount.bags.bags import bag_hashes, hashes_from_hex
 from headcount.errors import HeadcountError
 from headcount.majority import proportions
 from headcount.majority.calibration import apply_temperature
@@ -146,15 +147,15 @@ class FittedModel:
         return Predictions(self.classes, *(t.numpy() for t in (instance.float(), bag.float(), *shares)), seen)
 
     def seen_in_training(self, bags: Bags) -> np.ndarray:
-        """(B,) whether the model was trained on each of these bags, by the hashes that it keeps of them (bags/hashing.py)."""
+        """(B,) whether the model was trained on each of these bags, by the hashes that it keeps of them."""
         if not len(self._training_hashes):
             return np.zeros(len(bags), dtype=bool)
-        return np.isin(hashing.bag_hashes(bags), self._training_hashes)
+        return np.isin(bag_hashes(bags), self._training_hashes)
 
     @cached_property
     def _training_hashes(self) -> np.ndarray:
         data = self.metadata.get("data")
-        return hashing.hashes_from_hex(data.get("bag_hashes") if isinstance(data, dict) else None)
+        return hashes_from_hex(data.get("bag_hashes") if isinstance(data, dict) else None)
 
     def posterior_in_context(self, p: Tensor, segments: Segments) -> Tensor:
         """(N, C) probabilities of instances given the others in their bag, from those without context."""

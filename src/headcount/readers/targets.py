@@ -147,7 +147,7 @@ def build_targets(
     top = target.max(1, keepdims=True)
     tied = (top[:, 0] > 0) & ((target == top).sum(1) > 1)
     if options.ties == "lowest":
-        target[tied] = np.eye(len(classes))[target[tied].argmax(1)]
+        target[tied] = np.identity(len(classes))[target[tied].argmax(1)]
     return target, classes, tied if options.ties == "drop" else np.zeros(len(target), bool)
 
 

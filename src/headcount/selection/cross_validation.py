@@ -19,8 +19,15 @@ from headcount.bags import Bags
 from headcount.bags.splits import Split, sample_rows, subsample_bags, subsample_instances
 from headcount.errors import HeadcountError
 from headcount.majority import calibration, metrics
-from headcount.majority.calibration import ContextAssessment, apply_temperature, bag_losses, fit_bag_temperature
-from headcount.majority.criterion import CriterionResult, evaluate_criterion, fit_transition_loss
+from headcount.majority.calibration import (
+    ContextAssessment,
+    CriterionResult,
+    apply_temperature,
+    bag_losses,
+    evaluate_criterion,
+    fit_bag_temperature,
+    fit_transition_loss,
+)
 from headcount.majority.transition import Transition
 from headcount.models.fitted import FittedModel
 from headcount.models.network import Model
@@ -45,7 +52,7 @@ class FoldResult:
 
 @dataclass(frozen=True)
 class MethodScore:
-    """How good a method's out-of-fold predictions are. ``loss`` decides between methods (majority/criterion.py)."""
+    """How good a method's out-of-fold predictions are. ``loss`` decides between methods (majority/calibration.py)."""
 
     loss: float
     error: float  # standard error of the loss, over bags

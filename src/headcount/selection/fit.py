@@ -1,7 +1,7 @@
 """From a dataset of bags to a fitted model, with an estimate of how good it is. The service behind ``headcount fit``.
 
 The steps: check the bags, estimate the time, split by groups, cross-validate every method on bag labels, keep the one that
-held-out bags prefer (majority/criterion.py), train it on all bags except a validation part. Truth, where the data bring it, is used
+held-out bags prefer (majority/calibration.py), train it on all bags except a validation part. Truth, where the data bring it, is used
 only after every decision, to report the instance accuracy.
 """
 
@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from headcount.bags import Bags, hashing
+from headcount.bags import Bags
+from headcount.bags.bags import bag_hashes, hashes_to_hex
 from headcount.bags.splits import has_distinct_labels, make_splits, train_valid_split
 from headcount.datasets.cache import cache_folder
 from headcount.errors import MAX_SEED, HeadcountError, check_number
-from headcount.majority.criterion import fit_transition_loss
+from headcount.majority.calibration import fit_transition_loss
 from headcount.models.fitted import FittedModel
 from headcount.models.frozen_backbone import FrozenBackbone, extract_features
 from headcount.readers import BagDataset
@@ -170,7 +171,7 @@ def fit(
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
     prepared = dataset.to_bags(model.preprocessor)  # by their hashes the model recognises the bags it was trained on
-    known["data"]["bag_hashes"] = hashing.hashes_to_hex(hashing.bag_hashes(prepared.take(prepared.labelled)))
+    known["data"]["bag_hashes"] = hashes_to_hex(bag_hashes(prepared.take(prepared.labelled)))
     return model.replace(metadata=known)
 
 

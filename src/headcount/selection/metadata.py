@@ -16,7 +16,7 @@ from headcount.bags import Bags
 from headcount.bags.splits import Split
 from headcount.inference.evaluate import has_votes
 from headcount.majority import transition_em
-from headcount.majority.criterion import is_significant, prior_loss
+from headcount.majority.calibration import is_significant, prior_loss
 from headcount.majority.transition import Transition
 from headcount.models.fitted import FittedModel
 from headcount.models.predictions import Predictions

@@ -6,7 +6,7 @@
 
 Cross-fitting by bags (by groups, where there are any) keeps a forest, which memorises its training set, from confirming itself.
 The folds are drawn anew in every round: otherwise what copy A's labels taught copy B would come back to A two rounds later, and
-the estimated shares would be too high. The round is chosen on validation bags by their labels alone (majority/criterion.py).
+the estimated shares would be too high. The round is chosen on validation bags by their labels alone (majority/calibration.py).
 Known instance classes replace their q. Bags without a label are left out: a classifier learns nothing from its own predictions.
 
     N  instances      B  bags      C  classes      D  features
@@ -28,7 +28,7 @@ from headcount.bags.pool import to_feature_array
 from headcount.bags.splits import assign_folds, count_groups
 from headcount.errors import HeadcountError
 from headcount.majority import transition, transition_em
-from headcount.majority.criterion import fit_transition_loss
+from headcount.majority.calibration import fit_transition_loss
 from headcount.majority.transition import Transition
 from headcount.models.trees import SklearnModel
 from headcount.seeds import seed_for
@@ -143,7 +143,7 @@ class _Task:
 
     def _with_known(self, q: Tensor) -> Tensor:
         known = self.known >= 0
-        q[known] = torch.eye(self.classes, dtype=q.dtype)[self.known[known]]
+        q[known] = torch.nn.functional.one_hot(self.known[known], self.classes).to(q.dtype)
         return q
 
     def cross_fit(self, q: Tensor, valid: Bags | None, i: int) -> tuple[Tensor, Tensor | None]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from headcount.bags import Bags
-from headcount.bags.hashing import fingerprint, tensor_bytes
+from headcount.bags.bags import fingerprint, tensor_bytes
 from headcount.models.heads import Batch, Output, Pass, head_code
 from headcount.models.network import Model
 from headcount.training import accel, checkpoint, chunked, distributed, optim

@@ -148,7 +148,7 @@ class NystromAttention(ExactAttention):
     def pseudo_inverse(self, a: Tensor, columns: Tensor) -> Tensor:
         """An approximate pseudo-inverse of A: z <- z (13 - az (15 - az (7 - az))) / 4. It begins at A' divided by the largest sum
         of a column and the largest sum of a row, here 1, *of the whole batch*."""
-        identity, z = torch.eye(a.shape[3], dtype=a.dtype, device=a.device), a.mT / columns.max()
+        identity, z = a.new_ones(a.shape[3]).diag(), a.mT / columns.max()
         for _ in range(self.iterations):
             az = a @ z
             z = 0.25 * z @ (13 * identity - az @ (15 * identity - az @ (7 * identity - az)))

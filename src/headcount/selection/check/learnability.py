@@ -18,9 +18,8 @@ from torch import Tensor
 
 from headcount.bags import Bags
 from headcount.bags.splits import assign_folds
-from headcount.majority import criterion, transition_em
-from headcount.majority.calibration import apply_temperature, standard_error
-from headcount.majority.criterion import CriterionResult
+from headcount.majority import calibration, transition_em
+from headcount.majority.calibration import CriterionResult, apply_temperature, standard_error
 from headcount.majority.transition import Transition, mix_from_shares, transition_matrix
 from headcount.readers.transforms import StandardScaler
 from headcount.seeds import seed_for
@@ -60,7 +59,7 @@ def fit_linear_baseline(
         features = add_fourier_features(x, seed) if fourier else x
         for ridge in RIDGE_PENALTIES[fourier]:
             p, disagreement = _predict_out_of_fold(features, bags, fold, ridge, mix)
-            baselines.append(LinearBaseline(p, criterion.evaluate_criterion(p, bags), disagreement, fourier))
+            baselines.append(LinearBaseline(p, calibration.evaluate_criterion(p, bags), disagreement, fourier))
     return min(baselines, key=lambda baseline: baseline.criterion.loss)
 
 
@@ -164,12 +163,12 @@ def plausible_explanations(baseline: LinearBaseline, bags: Bags, known: Transiti
     """
     p, weight = baseline.p.clamp_min(1e-12), bags.segments().weight
     fits = []
-    for temperature in criterion.INSTANCE_TEMPERATURES:
+    for temperature in calibration.INSTANCE_TEMPERATURES:
         q = apply_temperature(p, temperature)
-        transition = known or criterion.fit_transition_loss(q, bags)[1]
+        transition = known or calibration.fit_transition_loss(q, bags)[1]
         top = q.max(1).values
         confidence = float(top.mean() if weight is None else (top * weight).sum() / weight.sum())
-        fits.append((transition, confidence, criterion.instance_losses(q, bags, transition).numpy()))
+        fits.append((transition, confidence, calibration.instance_losses(q, bags, transition).numpy()))
     best = min((losses for _, _, losses in fits), key=lambda losses: losses.mean())
     rows = [Explanation(t, c, float((losses - best).mean()), standard_error(losses - best)) for t, c, losses in fits]
     return sorted((r for r in rows if r.loss_gap <= Z_90 * r.error + 1e-12), key=lambda r: r.loss_gap)
@@ -243,7 +242,7 @@ class Learnability:
 def assess_learnability(baseline: LinearBaseline, bags: Bags, votes: bool, wins: np.ndarray, seed: int = 0) -> Learnability:
     """Assess labelled bags by out-of-fold predictions. ``votes``: the targets are shares; ``wins`` (C,): which classes win."""
     explanations = plausible_explanations(baseline, bags, transition_from_votes(bags) if votes else None)
-    best, significant = explanations[0].transition, criterion.is_significant(baseline.criterion)
+    best, significant = explanations[0].transition, calibration.is_significant(baseline.criterion)
     if votes:
         share, error = mean_winner_share(bags)
         low, high, error = share, share, np.where(np.isnan(error), 1.0, error)  # of one bag nothing is known
@@ -270,7 +269,7 @@ def assess_learnability(baseline: LinearBaseline, bags: Bags, votes: bool, wins:
         fold_disagreement=disagreement,
         uncertainty=uncertainty,
         accuracy=expected_accuracy(disagreement, uncertainty, wins, share),
-        gain=criterion.gain_over_prior(baseline.criterion),
+        gain=calibration.gain_over_prior(baseline.criterion),
         is_significant=significant,
     )
 
