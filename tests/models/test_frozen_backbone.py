@@ -14,9 +14,8 @@ from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError
 from headcount.models import library_backbones
 from headcount.models.fitted import FittedModel
-from headcount.models.frozen_backbone import FrozenBackbone, extract_features
-from headcount.models.network import Model, ModelConfig
-from headcount.models.predictions import predict
+from headcount.models.network import FrozenBackbone, Model, ModelConfig
+from headcount.models.predictions import LazyFeaturePool, extract_features, predict
 from library_factory import CLASSES, Net, dark_and_bright, published
 from model_factory import even
 
@@ -36,7 +35,7 @@ def test_features_are_those_of_the_network_in_half_precision(channels, downloads
     got = backbone(bags.pool.data)
     assert got.dtype == torch.float16
     assert torch.allclose(got.float(), want, rtol=1e-3, atol=1e-3)
-    lazy = backbone.lazy_features(bags.pool)
+    lazy = LazyFeaturePool(bags.pool, backbone)
     assert (len(lazy), lazy.shape, lazy.kind) == (len(bags.pool), (6,), "features")
     some = torch.tensor([5, 2, 2])
     assert torch.allclose(lazy.take(some).float(), want[some], rtol=1e-3, atol=1e-3)

@@ -1,7 +1,4 @@
-"""From a stored instance to its feature vector: Normalize, then a backbone with features of size ``dim``.
-
-A backbone is ``deterministic`` if nothing in it is random.
-"""
+"""From a stored instance to its features: Normalize, then a backbone, which is ``deterministic`` if nothing in it is random."""
 
 from __future__ import annotations
 
@@ -35,14 +32,10 @@ class Normalize(nn.Module):
     def __init__(self, shape: tuple[int, ...], mean: Any, std: Any) -> None:
         super().__init__()
         self.shape = tuple(shape)
-        self.register_buffer("mean", torch.as_tensor(mean, dtype=torch.float32))
-        self.register_buffer("std", torch.as_tensor(std, dtype=torch.float32))
+        for name, value in (("mean", mean), ("std", std)):
+            self.register_buffer(name, torch.as_tensor(value, dtype=torch.float32))
         if self.mean.shape != (self.shape[-1],) or self.std.shape != self.mean.shape:
             raise HeadcountError(f"mean and std need {self.shape[-1]} numbers, got {tuple(self.mean.shape)}")
-
-    @property
-    def images(self) -> bool:
-        return len(self.shape) == 3
 
     @classmethod
     def fit(cls, train: Bags, mean: Any = None, std: Any = None) -> Normalize:
@@ -64,7 +57,7 @@ class Normalize(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if tuple(x.shape[1:]) != self.shape:
             raise HeadcountError(f"the model takes instances of shape {self.shape}, got {tuple(x.shape[1:])}")
-        if not self.images:
+        if len(self.shape) != 3:
             return (x.float() - self.mean).div_(self.std)  # in place: for features this is a good part of the time
         return ((x.float() / 255 - self.mean) / self.std).permute(0, 3, 1, 2)
 
@@ -119,9 +112,7 @@ class ResNet18(nn.Module):
         return self.maxpool(self.relu(self.bn1(self.conv1(x))))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        return x.mean((2, 3))
+        return self.layer4(self.layer3(self.layer2(self.layer1(self.stem(x))))).mean((2, 3))
 
 
 class Stage(nn.Module):
@@ -194,17 +185,6 @@ class MLP(nn.Module):
         return self.layers(x)
 
 
-class LinearBackbone(nn.Module):
-    """The instance itself, flattened: with a head on top this is a linear classifier."""
-
-    def __init__(self, inputs: int) -> None:
-        super().__init__()
-        self.dim = inputs
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(1)
-
-
 def _image_backbone(name: str, network: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     def build(shape: tuple[int, ...], **options: Any) -> nn.Module:
         if len(shape) != 3:
@@ -214,30 +194,31 @@ def _image_backbone(name: str, network: Callable[..., nn.Module]) -> Callable[..
     return build
 
 
+def _linear_backbone(shape: tuple[int, ...]) -> nn.Module:
+    """The instance itself, flattened: with a head on top this is a linear classifier."""
+    return MLP(math.prod(shape), layers=0)
+
+
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "resnet18": _image_backbone("resnet18", ResNet18),
     "quick": _image_backbone("quick", SmallConvNet),
     "mlp": lambda shape, **options: MLP(math.prod(shape), **options),
-    "linear": lambda shape, **options: LinearBackbone(math.prod(shape), **options),
+    "linear": _linear_backbone,
 }
 
 
 def build_backbone(name: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> nn.Module:
-    """A backbone for instances of this shape, images as (H, W, channels).
-
-    ``timm:NAME`` and ``torchvision:NAME`` are networks of these libraries (library_backbones.py). The option ``networks`` builds
-    this many side by side.
-    """
+    """A backbone for instances of this shape, images as (H, W, channels): one of ``BACKBONES`` (of which the option ``networks``
+    builds several side by side), or ``timm:NAME``, ``torchvision:NAME``."""
     try:
         if library_backbones.is_library_backbone(name):
             return library_backbones.build_library_backbone(name, shape, options)
         build = BACKBONES[check_choice("backbone", name, BACKBONES)]
-        remaining = {k: v for k, v in options.items() if k != "networks"}
-        networks = options.get("networks", 1)
+        remaining = {**options}
+        networks = remaining.pop("networks", 1)
         if isinstance(networks, bool) or not isinstance(networks, int) or networks < 1:
             raise HeadcountError(f"networks is a whole number from 1, got {networks!r}")
-        if networks == 1:
-            return build(shape, **remaining)
-        return ConcatBackbones([build(shape, **remaining) for _ in range(networks)])
+        built = [build(shape, **remaining) for _ in range(networks)]
+        return built[0] if networks == 1 else ConcatBackbones(built)
     except (TypeError, RuntimeError) as e:  # torch raises a RuntimeError for a width below zero
         raise HeadcountError(f"backbone {name} cannot be built with {dict(options)}: {e}") from None

@@ -25,8 +25,7 @@ from headcount.majority import proportions
 from headcount.majority.calibration import apply_temperature
 from headcount.majority.transition import Transition
 from headcount.models import serialization
-from headcount.models.frozen_backbone import FrozenBackbone
-from headcount.models.network import Model, config_to_json, network_from_json, parse_network
+from headcount.models.network import FrozenBackbone, Model, config_to_json, network_from_json, parse_network
 from headcount.models.predictions import BATCH_INSTANCES, Estimator, Predictions, estimator_probabilities
 from headcount.models.trees import LinearModel, Trees
 from headcount.readers.columns import ColumnRoles

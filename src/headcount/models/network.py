@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 from headcount.bags import Bags, Segments
 from headcount.errors import HeadcountError
-from headcount.models import serialization
+from headcount.models import library_backbones, serialization
 from headcount.models.backbones import Normalize, build_backbone
 from headcount.models.heads import Output, build_head, find_head
 from headcount.seeds import seed_for
+
+_FLOAT16_MAX = 65504.0
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,43 @@ class Model(nn.Module):
     def load(folder: Path | str) -> Model:
         """A model that :meth:`save` wrote. Anything unexpected in the files is an error."""
         return serialization.load_folder(Path(folder), parse_network)
+
+
+class FrozenBackbone(nn.Module):
+    """Images (n, H, W, channels) uint8 -> (n, D) float16, so that every method for features works on images too: Normalize, then a
+    backbone of timm or torchvision, with random weights at first. Images are first resized to squares of side ``size``."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], size: int | None = None) -> None:
+        super().__init__()
+        self.name, self.shape, self.size = name, tuple(shape), size
+        self.normalize = Normalize(self.shape, torch.zeros(shape[-1]), torch.ones(shape[-1]))
+        self.backbone = library_backbones.build_library_backbone(name, self.shape, {"size": size, "frozen": True})
+        self.dim = self.backbone.dim
+
+    @classmethod
+    def from_pretrained(cls, pretrained: library_backbones.PretrainedBackbone, shape: tuple[int, ...]) -> FrozenBackbone:
+        """With pretrained weights, and the mean and deviation of the images these were trained on."""
+        frozen_backbone = cls(pretrained.name, shape, pretrained.size)
+        frozen_backbone.normalize = Normalize(frozen_backbone.shape, pretrained.mean, pretrained.std)
+        pretrained.load_into(frozen_backbone.backbone)
+        return frozen_backbone.eval()
+
+    @classmethod
+    def from_json(cls, data: Any, shape: tuple[int, ...], arrays: Mapping[str, np.ndarray]) -> FrozenBackbone | None:
+        """From a model's file: a plain name of a library, a size, and the weights; or null."""
+        if data is None:
+            if arrays:
+                raise HeadcountError(f"the weights 'frozen_backbone.{min(arrays)[:60]}' belong to nothing")
+            return None
+        serialization.check_keys(data, {"backbone", "size"}, "the frozen backbone")
+        name, size = data["backbone"], data["size"]
+        if not isinstance(name, str) or len(name) > 200 or not library_backbones.is_library_backbone(name):
+            raise HeadcountError(f"the frozen backbone is none of a library: {str(name)[:40]!r}")
+        return serialization.build_with_weights(lambda: cls(name, shape, size), arrays)
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return self.backbone(self.normalize(x)).float().clamp(-_FLOAT16_MAX, _FLOAT16_MAX).half()
 
 
 def build_model(config: ModelConfig, bags: Bags, *, seed: int = 0, mean: Any = None, std: Any = None) -> Model:

@@ -24,8 +24,7 @@ from headcount.bags import Bags, Pool, Segments
 from headcount.errors import HeadcountError
 from headcount.io import atomic_write
 from headcount.models.fitted import FittedModel
-from headcount.models.frozen_backbone import FrozenBackbone
-from headcount.models.network import Model
+from headcount.models.network import FrozenBackbone, Model
 from headcount.models.predictions import estimator_probabilities
 from headcount.models.trees import LinearModel, SklearnModel, Trees, round_down
 

@@ -5,23 +5,28 @@ Letters: N instances, B bags, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from headcount.bags import Bags, Segments
+from headcount.bags import Bags, Pool, Segments
 from headcount.bags.pool import DirectReader, open_reader, release_large_blocks, to_feature_array
+from headcount.datasets.cache import cache_folder
 from headcount.errors import HeadcountError, check_choice
+from headcount.io import atomic_path, file_lock
 from headcount.majority.calibration import log_mean_shares
-from headcount.models.frozen_backbone import FrozenBackbone
 from headcount.models.heads import ChunkedHead, Output, why_not_chunkable
-from headcount.models.network import Model, mean_logits
+from headcount.models.library_backbones import state_digest
+from headcount.models.network import FrozenBackbone, Model, mean_logits
 from headcount.models.trees import LinearModel, SklearnModel, Trees
 
 BATCH_INSTANCES = 8192
+BATCH_IMAGES = 64  # images that go through a frozen backbone at once
 
 Estimator = Model | Trees | LinearModel | SklearnModel
 
@@ -162,7 +167,7 @@ def estimator_probabilities(
     """(N, C) probabilities of instances without context, and (B, C) log-probabilities of labels: the mean over a bag's instances
     among the ``counted`` classes, unless the estimator is a network that knows better."""
     if frozen_backbone is not None:
-        bags = replace(bags, pool=frozen_backbone.lazy_features(bags.pool))
+        bags = replace(bags, pool=LazyFeaturePool(bags.pool, frozen_backbone))
     if isinstance(estimator, Model) and not estimator.head.mean_of_instances:
         output = predict(estimator, bags, batch_instances=batch_instances)
         return output.instance.softmax(1), output.bag
@@ -175,3 +180,60 @@ def estimator_probabilities(
             parts.append(torch.from_numpy(estimator.predict_proba(to_feature_array(x))).float())
     p = torch.cat(parts)
     return p, log_mean_shares(p, bags.segments().to("cpu"), None if counted is None else torch.tensor(counted))
+
+
+class LazyFeaturePool(Pool):
+    """Images seen as features of a frozen backbone, which are computed when they are taken and never all at once."""
+
+    def __init__(self, images: Pool, frozen_backbone: FrozenBackbone) -> None:
+        self.images, self.frozen_backbone = images, frozen_backbone
+        self.data = torch.empty(0, frozen_backbone.dim, dtype=torch.float16)  # its shape and type
+        self.on_disk = True
+
+    @torch.no_grad()
+    def take(self, addresses: Tensor) -> Tensor:
+        device = self.frozen_backbone.normalize.mean.device
+        parts = addresses.split(BATCH_IMAGES)
+        features = [self.frozen_backbone(self.images.take(part).to(device)).cpu() for part in parts]
+        return torch.cat(features) if features else self.data
+
+    def to(self, device: torch.device | str) -> Pool:
+        """Itself: features go to a device batch by batch."""
+        return self
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+def extract_features(
+    frozen_backbone: FrozenBackbone,
+    bags: Bags,
+    cache: Path | str | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    batch_images: int = BATCH_IMAGES,
+) -> Bags:
+    """The same bags over their features (M, D) float16, memory-mapped from the cache, computed if they are not there.
+
+    The file's name is a hash of the images and of the backbone with its weights; ``on_progress`` gets the images done, and all.
+    """
+    features = LazyFeaturePool(bags.pool, frozen_backbone)
+    path = cache_folder(cache) / "features" / f"{_cache_key(frozen_backbone, bags.pool)}.npy"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with file_lock(path.with_suffix(".lock")):
+        if not path.exists():
+            with atomic_path(path) as part, open(part, "wb") as f:  # not mapped: so a full disk is an exception
+                header = {"descr": "<f2", "fortran_order": False, "shape": (len(features), frozen_backbone.dim)}
+                np.lib.format.write_array_header_2_0(f, header)
+                for rows in torch.arange(len(features)).split(batch_images):
+                    f.write(features.take(rows).numpy().astype("<f2").tobytes())
+                    if on_progress is not None:
+                        on_progress(int(rows[-1]) + 1, len(features))
+    return replace(bags, pool=Pool.from_npy(path))
+
+
+def _cache_key(frozen_backbone: FrozenBackbone, pool: Pool) -> str:
+    weights = state_digest(frozen_backbone.state_dict())
+    digest = hashlib.sha256(f"{frozen_backbone.name} {frozen_backbone.size} {weights} {len(pool)} {pool.shape}".encode())
+    for rows in torch.arange(len(pool)).split(4096):
+        digest.update(pool.take(rows).cpu().contiguous().numpy())
+    return digest.hexdigest()[:40]

@@ -25,7 +25,8 @@ from headcount.datasets.cache import cache_folder
 from headcount.errors import MAX_SEED, HeadcountError, check_number
 from headcount.majority.calibration import fit_transition_loss
 from headcount.models.fitted import FittedModel
-from headcount.models.frozen_backbone import FrozenBackbone, extract_features
+from headcount.models.network import FrozenBackbone
+from headcount.models.predictions import extract_features
 from headcount.readers import BagDataset
 from headcount.readers.dataset import check_dataset
 from headcount.selection import cross_validation, metadata, search, time_budget

@@ -12,11 +12,11 @@ from headcount.bags import Bags, Pool, splits
 from headcount.errors import HeadcountError, check_choice
 from headcount.models import library_backbones
 from headcount.models.backbones import BACKBONES
-from headcount.models.frozen_backbone import FrozenBackbone
 from headcount.models.heads import find_head, head_options
 from headcount.models.heads.chunked_head import SumHead
 from headcount.models.library_backbones import PretrainedBackbone
-from headcount.models.network import ModelConfig
+from headcount.models.network import FrozenBackbone, ModelConfig
+from headcount.models.predictions import LazyFeaturePool
 from headcount.readers import BagDataset
 from headcount.training.augment import FEATURE_VIEWS
 from headcount.training.config import TrainConfig
@@ -110,7 +110,7 @@ class BackboneSetup(NamedTuple):
 
 def extract_in_memory(frozen_backbone: FrozenBackbone, bags: Bags) -> Bags:
     """Features of all images, in memory and without a cache."""
-    return replace(bags, pool=Pool(torch.cat(list(frozen_backbone.iter_features(bags.pool)))))
+    return replace(bags, pool=Pool(LazyFeaturePool(bags.pool, frozen_backbone).take(torch.arange(len(bags.pool)))))
 
 
 def prepare_backbone(
