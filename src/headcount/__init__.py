@@ -13,42 +13,29 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# the public names and where they are defined; a module (and torch) is imported when one of its names is first used
-_LAZY = {
-    "Bags": ("bags", "Bags"),
-    "Pool": ("bags", "Pool"),
-    "Segments": ("bags", "Segments"),
-    "load_source": ("datasets.registry", "load_source"),
-    "Protocol": ("datasets.protocol", "Protocol"),
-    "majority_bags": ("datasets.protocol", "majority_bags"),
-    "read": ("readers", "read"),
-    "ColumnRoles": ("readers", "ColumnRoles"),
-    "BagDataset": ("readers", "BagDataset"),
-    "HEADS": ("models.heads", "HEADS"),
-    "Head": ("models.heads", "Head"),
-    "SumHead": ("models.heads", "SumHead"),
-    "Output": ("models.heads", "Output"),
-    "build_head": ("models.heads", "build_head"),
-    "Model": ("models.network", "Model"),
-    "ModelConfig": ("models.network", "ModelConfig"),
-    "build_model": ("models.network", "build_model"),
-    "predict": ("models.predictions", "predict"),
-    "predict_instances": ("models.predictions", "predict_instances"),
-    "FittedModel": ("models.fitted", "FittedModel"),
-    "Recipe": ("experiments.recipe", "Recipe"),
-    "TrainConfig": ("training.config", "TrainConfig"),
-    "train": ("training.loop", "train"),
-    "prototypes": ("training.mpem", "prototypes"),
-    "dissenters": ("training.mpem", "dissenters"),
-    "run": ("experiments.run", "run"),
-    "study": ("experiments.study", "study"),
-    "grid": ("experiments.study", "grid"),
-    "fit": ("selection.fit", "fit"),
-    "check": ("selection.check.check", "check"),
-    "MajorityClassifier": ("estimators.majority_classifier", "MajorityClassifier"),
-    "BagKFold": ("estimators.bag_kfold", "BagKFold"),
-    "HeadcountError": ("errors", "HeadcountError"),
+# the public names by where they are defined; a module (and torch) is imported when one of its names is first used
+_MODULES = {
+    "bags": ("Bags", "Pool", "Segments"),
+    "datasets.protocol": ("Protocol", "majority_bags"),
+    "datasets.registry": ("load_source",),
+    "errors": ("HeadcountError",),
+    "estimators.bag_kfold": ("BagKFold",),
+    "estimators.majority_classifier": ("MajorityClassifier",),
+    "experiments.recipe": ("Recipe",),
+    "experiments.run": ("run",),
+    "experiments.study": ("grid", "study"),
+    "models.fitted": ("FittedModel",),
+    "models.heads": ("HEADS", "Head", "Output", "SumHead", "build_head"),
+    "models.network": ("Model", "ModelConfig", "build_model"),
+    "models.predictions": ("predict", "predict_instances"),
+    "readers": ("BagDataset", "ColumnRoles", "read"),
+    "selection.check.check": ("check",),
+    "selection.fit": ("fit",),
+    "training.config": ("TrainConfig",),
+    "training.loop": ("train",),
+    "training.mpem": ("dissenters", "prototypes"),
 }
+_LAZY = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [  # the same names, written out: type checkers and editors run nothing
     "HEADS",
@@ -112,8 +99,7 @@ else:  # hidden from type checkers, which would otherwise accept any name
     def __getattr__(name: str) -> Any:
         if name not in _LAZY:
             raise AttributeError(f"module 'headcount' has no attribute {name!r}; there are {', '.join(_LAZY)}")
-        module, attribute = _LAZY[name]
-        return getattr(import_module(f"headcount.{module}"), attribute)
+        return getattr(import_module(f"headcount.{_LAZY[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -77,39 +77,41 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def open_npz(path: Path, expected: str) -> Iterator[NpzFile]:
-    """The arrays of an .npz file, read without pickle. An error in the file becomes one line: its path and what was ``expected``."""
-    import numpy as np
-
+def _one_line_errors(path: Path, expected: str) -> Iterator[None]:
+    """Turn an error of reading the file into one line: its path, and what was ``expected``."""
     try:
-        with path.open("rb") as f:  # np.load would leave a damaged zip file open
-            if not f.peek(6).startswith((b"PK", b"\x93NUMPY")):  # numpy would report it as a pickle
-                raise HeadcountError(f"{path} is no .npz file; give {expected}")
-            arrays = np.load(f, allow_pickle=False)
-            if isinstance(arrays, np.ndarray):
-                raise HeadcountError(f"{path} is a single array; give {expected}")
-            with arrays:
-                yield arrays
+        yield
     except HeadcountError:
         raise
     except Exception as e:  # of zip, zlib, and numpy's header parser
         raise HeadcountError(f"cannot read {path}: {e or type(e).__name__}; give {expected}") from None
 
 
+@contextmanager
+def open_npz(path: Path, expected: str) -> Iterator[NpzFile]:
+    """The arrays of an .npz file, read without pickle."""
+    import numpy as np
+
+    with _one_line_errors(path, expected), path.open("rb") as f:  # np.load would leave a damaged zip file open
+        if not f.peek(6).startswith((b"PK", b"\x93NUMPY")):  # numpy would report it as a pickle
+            raise HeadcountError(f"{path} is no .npz file; give {expected}")
+        arrays = np.load(f, allow_pickle=False)
+        if isinstance(arrays, np.ndarray):
+            raise HeadcountError(f"{path} is a single array; give {expected}")
+        with arrays:
+            yield arrays
+
+
 def load_npy(path: Path, *, mapped: bool = False) -> np.ndarray:
-    """The array in an .npy file, read without pickle, in memory or memory-mapped. Errors as in :func:`open_npz`."""
+    """The array in an .npy file, read without pickle, in memory or memory-mapped."""
     import numpy as np
 
     expected = "an .npy file written by numpy.save"
-    try:
+    with _one_line_errors(path, expected):
         with path.open("rb") as f:
             if not f.read(6).startswith(b"\x93NUMPY"):
                 raise HeadcountError(f"{path} is no .npy file; give {expected}")
         return np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
-    except HeadcountError:
-        raise
-    except Exception as e:
-        raise HeadcountError(f"cannot read {path}: {e or type(e).__name__}; give {expected}") from None
 
 
 @contextmanager

@@ -55,9 +55,9 @@ def test_formulas_against_loops(classes):
     near(transition.transition_matrix(t_mix, t_labels), matrix)
     near(transition.class_prior(t_mix, t_labels), prior)
     near(transition.transition_matrix(t_mix, t_labels).sum(1), np.ones(classes))
-    back, label_prior = transition.mix_from_matrix(transition.transition_matrix(t_mix, t_labels), torch.tensor(prior))
-    near(back, mix)
-    near(label_prior, labels)
+    joint = torch.tensor(prior)[:, None] * transition.transition_matrix(t_mix, t_labels)  # the same from T and P(y)
+    near((joint / joint.sum(0)).T, mix)
+    near(joint.sum(0), labels)
     label_p = [[sum(p[i][k] * matrix[k][c] for k in range(classes)) for c in range(classes)] for i in range(9)]
     near(transition.forward_correct(log_p, t_mix, t_labels).exp(), label_p)
     weight = torch.arange(9.0).double()

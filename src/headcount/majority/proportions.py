@@ -155,8 +155,7 @@ def estimate_proportions(
     (:func:`project_to_majority`) and the interval of all of them. Classes that are not ``counted`` (C,) may be larger than the
     label's; of a tie, either winner may be the largest. ``concentration`` is one for all bags or (B, 1).
     """
-    if not 0 < level < 1:
-        raise HeadcountError(f"the level of an interval lies between 0 and 1, got {level}")
+    ends = _interval_ends(level)
     segments = _normalize_weights(segments)
     log_p, prior_mean = log_p.double(), prior_means(transition, target.double())
     prior, size = transition.prior.double(), segments.total_weight().double().clamp_min(1e-12)[:, None]
@@ -176,7 +175,7 @@ def estimate_proportions(
     samples, valid = torch.stack(shares), torch.stack(accepted)  # (draws, B, C), (draws, B)
     none_valid = ~valid.any(0)
     samples = samples.masked_fill(~(valid | none_valid)[..., None], torch.nan)
-    low, high = (samples.nanquantile(end, 0) for end in ((1 - level) / 2, (1 + level) / 2))
+    low, high = (samples.nanquantile(end, 0) for end in ends)
     mean = samples.nanmean(0)
     mean = torch.where(none_valid[:, None], project_to_majority(mean, target.double(), counted), mean)
     return Proportions(mean.float(), torch.minimum(low, mean).float(), torch.maximum(high, mean).float())
@@ -195,11 +194,10 @@ def laplace_proportions(
     """The class shares of bags of any size, with intervals, without using labels: a Laplace approximation of the sampling.
 
     Uncertain are the class of each instance given theta, and theta itself. The log-likelihood of theta, sum_i log r_i theta
-    with r_ik = p_ik / prior_k, up to its norm, has the curvature S = sum_i r_i r_i'; the prior adds
-    concentration prior / theta². The inverse on shares that add up to one is the variance of theta, and the mean of the
-    instances' posteriors changes with theta by diag(mean q / theta) - diag(theta) S / n. The interval is that of a beta
-    distribution with this mean and the sum of the two variances, in whole instances. It agrees with
-    :func:`estimate_proportions`, and is twenty times faster.
+    with r_ik = p_ik / prior_k, up to its norm, has the curvature S = sum_i r_i r_i'; the prior adds concentration prior / theta².
+    The inverse on shares that add up to one is the variance of theta, and the mean of the instances' posteriors changes with theta
+    by diag(mean q / theta) - diag(theta) S / n. The interval is that of a beta distribution with this mean and the sum of the two
+    variances, in whole instances. It agrees with :func:`estimate_proportions`, and is twenty times faster.
 
     >>> p, half = torch.tensor([[0.9, 0.1]] * 30 + [[0.1, 0.9]] * 10), torch.tensor([0.5, 0.5])
     >>> share, low, high = laplace_proportions(p.log(), Segments.from_sizes([40]), half, concentration=2.0)
@@ -261,13 +259,17 @@ def _beta_interval(share: Tensor, variance: Tensor, level: float) -> Proportions
     """The interval of the beta distribution with this mean and variance."""
     from scipy.special import betaincinv  # takes 0.2 s to import
 
-    if not 0 < level < 1:
-        raise HeadcountError(f"the level of an interval lies between 0 and 1, got {level}")
     precision = (share * (1 - share) / variance.clamp_min(1e-12) - 1).clamp_min(1e-9)
     a, b = (share * precision).clamp_min(1e-9).numpy(), ((1 - share) * precision).clamp_min(1e-9).numpy()
-    low, high = (torch.from_numpy(betaincinv(a, b, q)).nan_to_num() for q in ((1 - level) / 2, (1 + level) / 2))
+    low, high = (torch.from_numpy(betaincinv(a, b, q)).nan_to_num() for q in _interval_ends(level))
     low, high = (torch.where(variance < 1e-12, share, end) for end in (low, high))  # nothing is uncertain
     return Proportions(share.float(), torch.minimum(low, share).float(), torch.maximum(high, share).float())
+
+
+def _interval_ends(level: float) -> tuple[float, float]:
+    if not 0 < level < 1:
+        raise HeadcountError(f"the level of an interval lies between 0 and 1, got {level}")
+    return (1 - level) / 2, (1 + level) / 2
 
 
 def _instance_weights(segments: Segments) -> Tensor:

@@ -5,6 +5,8 @@ The formulas for bags of one size are those of vote_likelihood.py; measured erro
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -42,12 +44,10 @@ def choose_form(form: str, slots: int, classes: int) -> str:
     >>> choose_form("auto", 4, 10), choose_form("auto", 64, 10), choose_form("auto", 5000, 10)
     ('exact', 'conditioned', 'normal')
     """
-    outcomes = vote_likelihood.n_outcomes(slots, classes)
+    outcomes = math.comb(slots + classes, classes)  # of at most this many votes
     if form == "exact" and outcomes > MAX_EXACT_OUTCOMES:
-        raise HeadcountError(
-            f"form exact would write down {outcomes} outcomes for {slots} votes and {classes} classes; "
-            "use form auto or conditioned"
-        )
+        size = f"{outcomes} outcomes for {slots} votes and {classes} classes"
+        raise HeadcountError(f"form exact would write down {size}; use form auto or conditioned")
     if form == "exact" or (form == "auto" and outcomes <= MAX_AUTO_OUTCOMES):
         return "exact" if classes > 2 else "conditioned"  # for two classes conditioned is exact, and faster
     if slots > MAX_COUNTED_VOTES:
@@ -108,11 +108,10 @@ def _equal_sizes_weighted(log_p: Tensor, log_q: Tensor, segments: Segments, form
 def _ragged(log_p: Tensor, log_q: Tensor, segments: Segments, form: str, counted: Tensor | None) -> Tensor:
     """Bags of many sizes: those of similar size together, each by the form of its own size, whichever bags are beside it."""
     groups: dict[tuple[str, int], list[int]] = {}
-    for bag, (votes, whole) in enumerate(
-        zip(segments.total_weight().tolist(), _has_whole_weights(segments).tolist(), strict=True)
-    ):
-        bag_form = choose_form(form, round(votes), log_p.shape[1]) if whole else "normal"
-        similar_size = 0 if bag_form in ("exact", "normal") else round(votes).bit_length()
+    votes, whole = segments.total_weight().round().long().tolist(), _has_whole_weights(segments).tolist()
+    for bag in range(segments.n_bags):
+        bag_form = choose_form(form, votes[bag], log_p.shape[1]) if whole[bag] else "normal"
+        similar_size = 0 if bag_form in ("exact", "normal") else votes[bag].bit_length()
         groups.setdefault((bag_form, similar_size), []).append(bag)
     out = log_p.new_zeros(segments.n_bags, log_p.shape[1])
     for (bag_form, _), bags in groups.items():

@@ -1,17 +1,14 @@
 """The transition from classes to majority labels: what the label of a bag says about a single instance drawn from it.
 
-Put all bags labelled c together. Class c is the largest in every one of them, so the class shares of their instances lean
-towards c ("tilt"), and the label is a noisy label of every instance (forward correction: Patrini et al., Making deep neural
-networks robust to label noise, CVPR 2017):
+Class c is the largest in every bag labelled c, so the class shares of these bags lean towards c ("tilt"), and the label is a noisy
+label of every instance (forward correction: Patrini et al., Making deep neural networks robust to label noise, CVPR 2017):
 
     P(label = c | x)  =  sum_k  T[k, c] P(y = k | x),      T[k, c] = P(label = c | y = k)
-
-Letters: N instances, B bags, C classes, and
 
     mix          (C, C)  mix[c, k] = P(y = k | label = c): a row per label; the diagonal is the expected majority share
     label_prior  (C,)    P(label = c) of an instance drawn at random
     prior        (C,)    P(y = k) = label_prior @ mix
-    p            (N, C)  P(y = k | x), predicted
+    p            (N, C)  P(y = k | x), predicted, for N instances and C classes
 
 T follows from the mix and the label prior; transition_em.py estimates the mix. No function needs the value of a tensor on the
 host, so all of them can be part of a CUDA graph. What is identifiable: docs/explanation/theory.md.
@@ -61,19 +58,6 @@ def transition_matrix(mix: Tensor, label_prior: Tensor) -> Tensor:
     return (label_prior[:, None] * mix / class_prior(mix, label_prior).clamp_min(1e-30)).T
 
 
-def mix_from_matrix(matrix: Tensor, prior: Tensor) -> tuple[Tensor, Tensor]:
-    """The mix and the label prior from T and P(y): the inverse of :func:`transition_matrix`.
-
-    >>> matrix = transition_matrix(mix_from_shares(0.6, 2), torch.tensor([0.75, 0.25]))
-    >>> mix_from_matrix(matrix, torch.tensor([0.55, 0.45]))
-    (tensor([[0.6000, 0.4000],
-            [0.4000, 0.6000]]), tensor([0.7500, 0.2500]))
-    """
-    joint = prior[:, None] * matrix  # (k, c)
-    label_prior = joint.sum(0)
-    return (joint / label_prior.clamp_min(1e-30)).T, label_prior
-
-
 @dataclass(frozen=True)
 class Transition:
     """An estimated transition."""
@@ -98,8 +82,7 @@ class Transition:
 
     @property
     def condition_number(self) -> float:
-        """The condition number of T, by which errors may grow from label to class probabilities. Infinite if a label never
-        occurs."""
+        """The condition number of T, by which errors may grow from label to class probabilities; infinite if a label never occurs."""
         occurring = self.matrix[:, self.label_prior > UNSEEN_SHARE / len(self.label_prior)].double()
         values = torch.linalg.svdvals(occurring)
         return math.inf if occurring.shape[1] < len(self.mix) or values[-1] <= 0 else float(values[0] / values[-1])
@@ -107,8 +90,8 @@ class Transition:
 
 def signal_strength(mix: Tensor) -> Tensor:
     """() from 0 (a label says nothing about an instance) to 1 (it is its class): the mean of (share - 1/C) / (1 - 1/C)."""
-    classes = len(mix)
-    return ((mix.diagonal().mean() - 1 / classes) / (1 - 1 / classes)).clamp(0, 1)
+    at_random = 1 / len(mix)
+    return ((mix.diagonal().mean() - at_random) / (1 - at_random)).clamp(0, 1)
 
 
 def forward_correct(log_p: Tensor, mix: Tensor, label_prior: Tensor) -> Tensor:

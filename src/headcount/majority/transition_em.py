@@ -1,15 +1,8 @@
 """EM for the transition: estimated from predictions for instances and from bag labels, without any instance's true class.
 
-    e_step  distributes every instance over the classes, by its posterior under the current mix and its bag's label
-    m_step  normalises these expected counts, shrunk to a simpler form where bags are few, to the next mix
-    estimate_transition  alternates both from a low initial share until nothing changes
-
-Letters are those of transition.py, and
-
-    expected_counts  (C, C)  row c: the expected number of instances of each class in bags labelled c
-
-Training sums the expected counts batch by batch and takes one M step when all bags have been seen. Neither step needs the value
-of a tensor on the host, so both can be part of a CUDA graph. Why the estimate starts low: docs/explanation/tilt.md.
+Letters are those of transition.py; ``expected_counts`` (C, C) holds in row c the expected number of instances of each class in bags
+labelled c. Training sums them batch by batch and takes one M step when all bags have been seen. Neither step needs the value of a
+tensor on the host, so both can be part of a CUDA graph. Why the estimate starts low: docs/explanation/tilt.md.
 """
 
 from __future__ import annotations
@@ -52,25 +45,24 @@ def random_majority_share(size: int, classes: int) -> float:
 
 
 def effective_bag_size(segments: Segments, target: Tensor) -> float:
-    """The common size of random bags with the majority share that random bags of these sizes have: a winner's excess over 1/C
-    falls as the root of the size, and the share is that of an instance drawn from all bags. The mean size would make a few
-    large bags among many small ones look further from random than they are. Only labelled bags enter. An instance of weight
-    two is two; weights below one, such as shares of a bag, do not make it smaller."""
+    """The common size of random bags with the majority share that random bags of the labelled bags' sizes have: a winner's excess
+    over 1/C falls as the root of the size. The mean size would make a few large bags among many small ones look further from
+    random than they are. An instance of weight two is two; weights below one, such as shares of a bag, do not make it smaller."""
     size, labelled = torch.maximum(segments.total_weight(), segments.n_instances()).double(), target.sum(1) > 0
     size = size[labelled] if bool(labelled.any()) else size
     return float((size.sum() / size.sqrt().sum().clamp_min(1e-12)) ** 2)
 
 
 def min_majority_share(size: float, classes: int, counted: Tensor | None = None) -> float:
-    """The lower bound of estimates: the share in bags filled at random. Bags may be more even by design, but predictions of a
-    weak classifier look even too, and are more frequent. Where some class cannot win there is no bound."""
+    """The lower bound of estimates: the share in bags filled at random. Bags may be more even by design, but so look, more often, the
+    predictions of a weak classifier. Where some class cannot win there is no bound."""
     return 0.0 if counted is not None else random_majority_share(max(1, round(size)), classes)
 
 
 def initial_share(size: float, classes: int) -> float:
     """The majority share at which EM starts: a tenth of the way from that of random bags to one. From below, the estimate climbs as
     far as the classifier's confidence supports; from above it would stay wherever its doubt explains it."""
-    lowest = random_majority_share(max(1, round(size)), classes)
+    lowest = min_majority_share(size, classes)
     return min(lowest + 0.1 * (1 - lowest), 1 - MIN_PROBABILITY)
 
 
@@ -131,8 +123,7 @@ def m_step(
 
 
 def _clamp_share(share: Tensor, min_share: float | Tensor) -> Tensor:
-    share = torch.maximum(share, min_share) if isinstance(min_share, Tensor) else share.clamp_min(min_share)
-    return share.clamp(MIN_PROBABILITY, 1 - MIN_PROBABILITY)
+    return share.clamp(min=min_share).clamp(MIN_PROBABILITY, 1 - MIN_PROBABILITY)
 
 
 def _make_valid(mix: Tensor, min_share: float | Tensor, counted: Tensor | None) -> Tensor:

@@ -8,9 +8,8 @@ Poisson-multinomial. P(N_c is the largest), ties shared, is a sum over all outco
     conditioned  each count exactly, and together they add up to the number of votes
     normal       from the means and variances of the counts: for large bags
 
-Everything is computed with logarithms in float64: a class that 64 confident votes are against has log P = -200, or -20,000, and
-the gradient still tells which votes would help. No function needs the value of a tensor on the host, so all can be part of a
-CUDA graph.
+All are computed with logarithms in float64: a class that 64 confident votes are against has log P = -200, or -20,000, and the
+gradient still tells which votes would help. No function needs a tensor's value on the host, so all can be part of a CUDA graph.
 
     log_p, log_q  (B, S, C)  log p and log(1 - p) at the S slots of a bag; an empty slot has LOG_ZERO and 0
     n             (B,)       the number of votes
@@ -61,11 +60,6 @@ def exact(log_p: Tensor, counted: Tensor | None = None) -> Tensor:
         options = F.pad(state, (0, 1), value=LOG_ZERO).index_select(1, before).unflatten(1, (-1, classes)) + vote[:, None]
         state = torch.where(vote[:, :1] > LOG_ZERO / 2, options.logsumexp(2), state)
     return (state[:, :, None] + _log_win_shares(outcomes, counted).to(state.dtype)).logsumexp(1)
-
-
-def n_outcomes(slots: int, classes: int) -> int:
-    """The number of outcomes of at most this many votes."""
-    return math.comb(slots + classes, classes)
 
 
 @lru_cache(maxsize=32)
@@ -150,15 +144,10 @@ def count_pmf_tree(log_p: Tensor, log_q: Tensor) -> Tensor:
         if log_pmf.shape[2] % 2:
             padding = F.pad(torch.zeros_like(log_pmf[:, :, :1, :1]), (0, log_pmf.shape[3] - 1), value=LOG_ZERO)
             log_pmf = torch.cat([log_pmf, padding], 2)
-        log_pmf = _convolve(log_pmf[:, :, 0::2], log_pmf[:, :, 1::2])
+        m = log_pmf.shape[3]  # convolve pairs: the table of sums, each row shifted right by one more, added up over rows
+        table = F.pad(log_pmf[:, :, 0::2, :, None] + log_pmf[:, :, 1::2, None], (0, m), value=LOG_ZERO).flatten(3)
+        log_pmf = table[..., : m * (2 * m - 1)].unflatten(3, (m, 2 * m - 1)).logsumexp(3)
     return log_pmf[:, :, 0, : log_p.shape[1] + 1]
-
-
-def _convolve(a: Tensor, b: Tensor) -> Tensor:
-    """(..., m) twice -> (..., 2m-1): the table a + b, each row shifted right by one more, summed over rows."""
-    m = a.shape[-1]
-    table = F.pad(a[..., :, None] + b[..., None, :], (0, m), value=LOG_ZERO).flatten(-2)
-    return table[..., : m * (2 * m - 1)].unflatten(-1, (m, 2 * m - 1)).logsumexp(-2)
 
 
 def variance_shares(variance: Tensor, rounds: int = 4) -> Tensor:
@@ -190,11 +179,8 @@ def conditioned(log_p: Tensor, log_q: Tensor, n: Tensor, counted: Tensor | None 
     """
     log_pmf = count_log_pmfs(log_p, log_q)
     log_pmf = (1 - variance_shares((log_p + log_q).exp().sum(1)))[..., None] * log_pmf
-    return (
-        _enumerate_joint_counts(log_pmf, n, counted)
-        if log_pmf.shape[1] in (2, 3)
-        else _log_win_probability(log_pmf, n, counted)
-    )
+    win_probability = _enumerate_joint_counts if log_pmf.shape[1] in (2, 3) else _log_win_probability
+    return win_probability(log_pmf, n, counted)
 
 
 def _log_win_probability(log_pmf: Tensor, n: Tensor | None, counted: Tensor | None) -> Tensor:
