@@ -101,7 +101,7 @@ MUTATIONS = [
         "test_against_oracles.py",
     ),
     Mutation(
-        "models/heads/attention.py",
+        "models/heads/feature.py",
         "hidden = hidden * torch.sigmoid(self.gate(h))",
         "hidden = hidden + torch.sigmoid(self.gate(h))",
         "test_baselines.py",
@@ -131,7 +131,7 @@ MUTATIONS = [
         "wrong = suggestion != label",
         "test_model_commands.py",
     ),
-    Mutation("inference/audit.py", "optimum / (drawn + 1)", "optimum", "test_audit.py"),
+    Mutation("inference/evaluate.py", "optimum / (drawn + 1)", "optimum", "test_audit.py"),
     # selection
     Mutation("bags/splits.py", "np.concatenate([labelled[fold != k]", "np.concatenate([labelled", "test_fit.py"),
     Mutation(

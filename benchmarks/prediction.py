@@ -24,7 +24,7 @@ from sklearn.metrics import average_precision_score
 
 from headcount.bags import Bags, Pool
 from headcount.cli.main import app
-from headcount.inference import audit, label_issues
+from headcount.inference import evaluate, label_issues
 from headcount.majority import proportions, transition
 from headcount.majority.calibration import calibrated_proportions, fit_context
 from headcount.models.fitted import FittedModel
@@ -41,8 +41,8 @@ def coverage(draws: int = 2000, n: int = 20_000) -> None:
         correct = g.random(n) < np.clip(confidence + accuracy - confidence.mean(), 0.02, 0.995)
         true, estimates = correct.mean(), []
         for _ in range(draws):
-            sample = audit.draw_sample(predicted, confidence, 100, g)
-            estimates.append(audit.stratified_accuracy(correct[sample.instance], sample.stratum, sample.stratum_sizes))
+            sample = evaluate.draw_sample(predicted, confidence, 100, g)
+            estimates.append(evaluate.stratified_accuracy(correct[sample.instance], sample.stratum, sample.stratum_sizes))
         covered = np.mean([e.low <= true <= e.high for e in estimates])
         values = np.array([e.value for e in estimates])
         plain = np.sqrt(true * (1 - true) / 100)

@@ -9,7 +9,7 @@ from scipy import stats
 
 from headcount.bags import Segments
 from headcount.errors import HeadcountError
-from headcount.inference import audit
+from headcount.inference import evaluate
 from headcount.majority import metrics, proportions
 
 DRAWS = 300
@@ -29,8 +29,8 @@ def test_the_interval_covers_and_the_estimate_is_unbiased(classes, accuracy):
     true, g = correct.mean(), np.random.default_rng(1)
     estimates = []
     for _ in range(DRAWS):
-        sample = audit.draw_sample(predicted, confidence, 100, g)
-        estimates.append(audit.stratified_accuracy(correct[sample.instance], sample.stratum, sample.stratum_sizes))
+        sample = evaluate.draw_sample(predicted, confidence, 100, g)
+        estimates.append(evaluate.stratified_accuracy(correct[sample.instance], sample.stratum, sample.stratum_sizes))
     covered = np.mean([e.low <= true <= e.high for e in estimates])
     values = np.array([e.value for e in estimates])
     assert 0.91 <= covered <= 0.995
@@ -45,15 +45,15 @@ def test_strata_by_confidence_reduce_the_variance():
     predicted = np.arange(6000) % 2
     values = []
     for _ in range(200):
-        sample = audit.draw_sample(predicted, confidence, 100, g)
-        values.append(audit.stratified_accuracy(correct[sample.instance], sample.stratum, sample.stratum_sizes).value)
+        sample = evaluate.draw_sample(predicted, confidence, 100, g)
+        values.append(evaluate.stratified_accuracy(correct[sample.instance], sample.stratum, sample.stratum_sizes).value)
     plain = np.sqrt(correct.mean() * (1 - correct.mean()) / 100)
     assert np.std(values) < 0.75 * plain
 
 
 def test_weights_add_up_to_all_instances():
     predicted, confidence, _ = population(4, 0.8, 0)
-    sample = audit.draw_sample(predicted, confidence, 100, np.random.default_rng(0))
+    sample = evaluate.draw_sample(predicted, confidence, 100, np.random.default_rng(0))
     assert len(sample.instance) == len(set(sample.instance.tolist())) == 100
     assert sample.weight.sum() == pytest.approx(len(predicted))
     assert np.bincount(sample.stratum).min() >= 2
@@ -63,7 +63,7 @@ def test_weights_add_up_to_all_instances():
 
 def test_more_is_drawn_from_uncertain_strata():
     predicted, confidence, _ = population(2, 0.9, 0)
-    sample = audit.draw_sample(predicted, confidence, 100, np.random.default_rng(0))
+    sample = evaluate.draw_sample(predicted, confidence, 100, np.random.default_rng(0))
     each = np.bincount(sample.stratum) / sample.stratum_sizes
     assert each[0] > each[2]
     assert each[3] > each[5]
@@ -71,7 +71,7 @@ def test_more_is_drawn_from_uncertain_strata():
 
 def test_the_order_is_independent_of_the_strata():
     predicted, confidence, _ = population(3, 0.9, 0)
-    runs = [audit.draw_sample(predicted, confidence, 100, np.random.default_rng(s)).stratum for s in range(30)]
+    runs = [evaluate.draw_sample(predicted, confidence, 100, np.random.default_rng(s)).stratum for s in range(30)]
     place = [stats.spearmanr(np.arange(100), r).statistic for r in runs]
     assert abs(np.mean(place)) < 0.06
     assert np.std(place) > 0.03
@@ -79,12 +79,12 @@ def test_the_order_is_independent_of_the_strata():
 
 def test_few_instances_are_all_drawn_and_the_estimate_is_exact():
     predicted, confidence, correct = population(2, 0.8, 0, n=30)
-    sample = audit.draw_sample(predicted, confidence, 100, np.random.default_rng(0))
+    sample = evaluate.draw_sample(predicted, confidence, 100, np.random.default_rng(0))
     assert sorted(sample.instance.tolist()) == list(range(30))
-    e = audit.stratified_accuracy(correct[sample.instance], sample.stratum, sample.stratum_sizes)
+    e = evaluate.stratified_accuracy(correct[sample.instance], sample.stratum, sample.stratum_sizes)
     assert e.low == e.value == e.high == pytest.approx(correct.mean())
     for all_ in (np.ones(30), np.zeros(30)):
-        e = audit.stratified_accuracy(all_, sample.stratum, sample.stratum_sizes)
+        e = evaluate.stratified_accuracy(all_, sample.stratum, sample.stratum_sizes)
         assert e.low == e.value == e.high == all_[0], "nor where all are correct, or none"
 
 
@@ -104,27 +104,27 @@ def test_the_estimate_follows_the_formula():
             q = (mine.sum() + p) / (len(mine) + 1)
             v += (sizes[h] / sizes.sum()) ** 2 * q * (1 - q) / len(mine) * (1 - len(mine) / sizes[h])
         want = (p, *metrics.wilson_interval(p, p * (1 - p) / v))
-        assert audit.stratified_accuracy(correct, stratum, sizes)[:3] == pytest.approx(want)
+        assert evaluate.stratified_accuracy(correct, stratum, sizes)[:3] == pytest.approx(want)
 
 
 def test_blank_strata_are_pooled_with_their_neighbours():
     sizes = np.array([100, 100, 200])
-    e = audit.stratified_accuracy(np.array([1, 0, 1, 1]), np.array([0, 0, 2, 2]), sizes)
+    e = evaluate.stratified_accuracy(np.array([1, 0, 1, 1]), np.array([0, 0, 2, 2]), sizes)
     assert e.value == pytest.approx(0.5 * 200 / 400 + 1.0 * 200 / 400)  # stratum 1 went to stratum 0
-    assert audit.stratified_accuracy(np.zeros(0), np.zeros(0, int), sizes) == metrics.NO_ESTIMATE
+    assert evaluate.stratified_accuracy(np.zeros(0), np.zeros(0, int), sizes) == metrics.NO_ESTIMATE
 
 
 def test_all_correct_is_not_certain():
-    e = audit.stratified_accuracy(np.ones(100), np.arange(100) % 10, np.full(10, 500))
+    e = evaluate.stratified_accuracy(np.ones(100), np.arange(100) % 10, np.full(10, 500))
     assert e.value == e.high == 1
     assert e.low == pytest.approx(metrics.wilson_interval(1, 100)[0])
-    uneven = audit.stratified_accuracy(np.ones(4), np.array([0, 0, 1, 1]), np.array([10, 990]))
+    uneven = evaluate.stratified_accuracy(np.ones(4), np.array([0, 0, 1, 1]), np.array([10, 990]))
     assert uneven.low < metrics.wilson_interval(1, 3)[0]
 
 
 def test_too_few_to_draw():
     with pytest.raises(HeadcountError, match="at least 2"):
-        audit.draw_sample(np.zeros(5, int), np.ones(5), 1, np.random.default_rng(0))
+        evaluate.draw_sample(np.zeros(5, int), np.ones(5), 1, np.random.default_rng(0))
 
 
 # -- other intervals ----------------------------------------------------------------------------------------------------------

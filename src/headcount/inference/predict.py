@@ -1,10 +1,7 @@
 """What a fitted model predicts of a whole dataset, one shard of bags at a time, so that memory does not grow with its size.
 
 A shard is a range of consecutive bags; predicting it needs nothing but the model and these bags, so shards may be predicted
-anywhere (predict_ray.py does so on other machines). The predictions are C numbers per instance; above ``MEMORY_BYTES`` they are kept
-in an unnamed file.
-
-Letters: N instances, B bags, C classes.
+anywhere (predict_ray.py does so on other machines).
 """
 
 from __future__ import annotations
@@ -69,11 +66,9 @@ def predict_dataset(
     """
     bags, classes = len(dataset.bags), len(model.classes)
     instance_probabilities = _allocate(len(dataset.rows), classes, scratch)
-    bag_probabilities, shares, low, high = (np.empty((bags, classes), np.float32) for _ in range(4))
-    seen_in_training = np.zeros(bags, bool)
-    ends = dataset.bags.offsets.tolist()
     ranges = dataset.bags.ranges(shard_instances(dataset, model.preprocessor))
     shards = (_shard_bags(dataset, model.preprocessor, numbers) for numbers in ranges)
+    per_bag, ends = [], dataset.bags.offsets.tolist()
     with ExitStack() as stack:
         if shard_predictor is None:
             predicted = map(partial(model.predict, use_context=use_context), shards)
@@ -81,18 +76,15 @@ def predict_dataset(
             predicted = stack.enter_context(closing(shard_predictor(shards, use_context)))
         for numbers, shard in zip(ranges, predicted, strict=True):
             instance_probabilities[ends[numbers.start] : ends[numbers.stop]] = shard.instance_probabilities
-            rows = slice(numbers.start, numbers.stop)
-            bag_probabilities[rows], seen_in_training[rows] = shard.bag_probabilities, shard.seen_in_training
-            shares[rows], low[rows], high[rows] = shard.shares, shard.shares_low, shard.shares_high
+            per_bag.append((shard.bag_probabilities, shard.shares, shard.shares_low, shard.shares_high, shard.seen_in_training))
             if on_progress is not None:
                 on_progress(numbers.stop, bags)
-    return Predictions(model.classes, instance_probabilities, bag_probabilities, shares, low, high, seen_in_training)
+    return Predictions(model.classes, instance_probabilities, *map(np.concatenate, zip(*per_bag, strict=True)))
 
 
-def shard_instances(dataset: BagDataset, preprocessor: Preprocessor, max_bytes: int | None = None) -> int:
-    """How many instances a shard holds: at most ``SHARD_INSTANCES``, and ``max_bytes`` (by default ``SHARD_BYTES``)."""
+def shard_instances(dataset: BagDataset, preprocessor: Preprocessor, max_bytes: int = SHARD_BYTES) -> int:
+    """How many instances a shard holds: at most ``SHARD_INSTANCES``, and ``max_bytes``."""
     size = 4 if dataset.schema.fields else dataset.bags.pool.data.element_size()  # a table becomes float32
-    max_bytes = SHARD_BYTES if max_bytes is None else max_bytes
     return max(1, min(SHARD_INSTANCES, max_bytes // (size * math.prod(preprocessor.shape))))
 
 

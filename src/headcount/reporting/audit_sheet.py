@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from headcount.errors import HeadcountError
-from headcount.inference import audit
+from headcount.inference import evaluate
 from headcount.io import atomic_folder, atomic_write
 from headcount.models.predictions import Predictions
 from headcount.readers import BagDataset
@@ -43,7 +43,7 @@ class AuditSheet(NamedTuple):
 
 def write_sheet(out: Path, dataset: BagDataset, predictions: Predictions, count: int, seed: int) -> tuple[int, Path]:
     """Draw a sample and write its sheet and key; returns the size of the sample and the path of the key."""
-    sample = audit.draw_sample(
+    sample = evaluate.draw_sample(
         predictions.instance_prediction, predictions.confidence, count, np.random.default_rng([seed, 4099])
     )
     views = [view_instance(dataset, i, _SIDE, _MAX_TEXT) for i in sample.instance.tolist()]
@@ -101,7 +101,7 @@ def _sheet_rows(views: Sequence[InstanceView]) -> pa.Table:
     return pa.table({**columns, "label": pa.nulls(len(views), pa.string())})
 
 
-def _key(dataset: BagDataset, predictions: Predictions, sample: audit.AuditSample, seed: int) -> dict[str, Any]:
+def _key(dataset: BagDataset, predictions: Predictions, sample: evaluate.AuditSample, seed: int) -> dict[str, Any]:
     p = predictions.instance_probabilities[sample.instance]
     items = [
         {"item": n + 1, "row": int(dataset.rows[i]), "stratum": int(sample.stratum[n]), "weight": float(sample.weight[n]),

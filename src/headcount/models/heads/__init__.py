@@ -13,19 +13,16 @@ from typing import Any
 from torch import Tensor
 
 from headcount.errors import HeadcountError, check_choice
-from headcount.models.heads.additive import Additive
-from headcount.models.heads.additive_trans import AdditiveTrans
-from headcount.models.heads.attention import Attention
+from headcount.models.heads.additive import Additive, AdditiveTrans
 from headcount.models.heads.base import Batch, Head, Output, Pass, Teacher, nll
 from headcount.models.heads.chunked_head import BagStats, ChunkedHead, SumHead, why_not_chunkable
 from headcount.models.heads.count import Count
 from headcount.models.heads.election import Election
-from headcount.models.heads.feature import FeatureLSE, FeatureMax, FeatureMean, FeaturePNorm
+from headcount.models.heads.feature import Attention, FeatureLSE, FeatureMax, FeatureMean, FeaturePNorm
 from headcount.models.heads.mctformer import MCTformer
 from headcount.models.heads.millet import Millet
-from headcount.models.heads.noisy import NoisyLabel
+from headcount.models.heads.noisy import NoisyLabel, Supervised
 from headcount.models.heads.output import OutputMean
-from headcount.models.heads.supervised import Supervised
 from headcount.models.heads.tilt import TiltHead
 from headcount.models.heads.weno import Weno
 

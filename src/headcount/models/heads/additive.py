@@ -1,17 +1,31 @@
-"""AdditiveMIL: a bag's logits are the sum of its instances' logits, so that the contribution of every instance is known.
+"""AdditiveMIL and AdditiveTransMIL: a bag's logits are the sum of its instances' logits, so that the contribution of each is known.
 
-Javed et al., Additive MIL: intrinsically interpretable multiple instance learning for pathology, NeurIPS 2022.
+Javed et al., Additive MIL, NeurIPS 2022. AdditiveTransMIL is on TransMIL (Shao et al., NeurIPS 2021) with Nystrom attention
+(Xiong et al., AAAI 2021). As released there is no class token and no position module, but a 33-tap convolution along the
+instances: their order matters. Each bag is padded in front with zero rows to a multiple of the 256 landmarks, and they are not masked.
 
-An instance's logits depend on its bag: its features are scaled by its attention, which sums to 1 over the bag. In a bag of 64
-about 1/64 of a feature is left, and the biases dominate.
+    H, W  number of heads, width of one      m  landmarks      L  rows of the dense layout, bags aligned to the right
+    A     softmax(q k') over all rows, zero rows included
+
+``attn="nystrom"`` approximates A v by A pinv(A) A v, with six steps of an iteration that begins at A' divided by maxima *over
+the whole batch*: a bag's prediction depends, slightly, on the other bags. ``attn="exact"`` is A v itself.
+
+All zero rows are equal, so they are kept as one row with a multiplicity. If u copies of a row are written as one row times
+sqrt(u), every product of the iteration is the same: a bag of 64 costs 65 rows, not 256. The weight of an instance is a
+multiplicity too; in the convolution alone it counts once.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from headcount.bags import Segments
+from headcount.errors import HeadcountError, check_choice
 from headcount.models.heads.base import Head, Output
+
+TAPS = 33
 
 
 class Additive(Head):
@@ -45,3 +59,130 @@ class Additive(Head):
         attention = segments.softmax(self.score(h).float())  # (N, 1)
         instance = self.classifier((attention * h).to(h.dtype)).float()
         return Output(instance, self.masked_log_softmax(segments.sum(instance)), {"attention": attention})
+
+
+class AdditiveTrans(Head):
+    """Two layers of attention between instances, and a small MLP whose outputs sum to the bag's logits.
+
+    ::
+
+        t   = ReLU layer of h
+        t   = t + attention(t), twice
+        z_i = MLP(t_i)                    bag = softmax(sum of z_i over the bag)
+    """
+
+    title = "AdditiveTransMIL"
+    cites = "Javed et al., Additive MIL: intrinsically interpretable multiple instance learning for pathology, NeurIPS 2022"
+    depends_on_bag = True
+    depends_on_order = True
+
+    def __init__(
+        self,
+        dim: int,
+        classes: int,
+        counted: Tensor | None = None,
+        *,
+        attn: str = "nystrom",
+        dropout: float = 0.1,
+        landmarks: int = 256,
+        iterations: int = 6,
+        width: int = 512,
+        heads: int = 8,
+    ) -> None:
+        super().__init__(dim, classes, counted)
+        self.depends_on_batch = check_choice("attn", attn, ("nystrom", "exact")) == "nystrom"
+        if width % heads:
+            raise HeadcountError(f"width {width} is not divisible by {heads} heads; give a multiple")
+        self.embed = nn.Sequential(nn.Linear(dim, width), nn.ReLU())
+        kind = NystromAttention if attn == "nystrom" else ExactAttention
+        self.layers = nn.ModuleList(kind(width, heads, dropout, landmarks, iterations) for _ in range(2))
+        self.classifier = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, width // 2), nn.ReLU(), nn.Linear(width // 2, classes)
+        )
+
+    def forward(self, h: Tensor, segments: Segments) -> Output:
+        row, filled = segments.to_dense(torch.arange(len(h), device=h.device))
+        right = filled.byte().argsort(dim=1, stable=True)  # gaps first, then the instances in their order
+        row, filled = row.gather(1, right), filled.gather(1, right)
+        times = filled.float() if segments.weight is None else filled * segments.weight[row]  # (B, L)
+        instance_index = torch.where(filled, row, len(h)).flatten()
+        t = self.embed(h)
+        for layer in self.layers:
+            update = layer(t, row, times, segments.weight is None).flatten(0, 1)  # (B * L, width)
+            t = t + update.new_zeros(len(h) + 1, update.shape[1]).index_copy(0, instance_index, update)[:-1]
+        instance = self.classifier(t).float()
+        return Output(instance, self.masked_log_softmax(segments.sum(instance)), {})
+
+
+class ExactAttention(nn.Module):
+    """Attention over the rows of a bag and its zero rows, plus the convolution along the rows."""
+
+    def __init__(self, width: int, heads: int, dropout: float, landmarks: int, iterations: int) -> None:
+        super().__init__()
+        self.heads, self.landmarks, self.iterations = heads, landmarks, iterations
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.residual_conv = nn.Conv2d(heads, heads, (TAPS, 1), padding=(TAPS // 2, 0), groups=heads, bias=False)
+        self.out = nn.Sequential(nn.Linear(width, width), nn.Dropout(dropout))
+
+    def forward(self, t: Tensor, row: Tensor, times: Tensor, unweighted: bool) -> Tensor:
+        """(N, width), the instance of each row (B, L) and its multiplicity (``unweighted``: 0 or 1) -> (B, L, width)."""
+        x = self.qkv(self.norm(t)).index_select(0, row.flatten()).unflatten(0, row.shape)
+        x = x.unflatten(2, (3, self.heads, -1))  # (B, L, 3, H, W)
+        q, k, v = (x * (times > 0)[..., None, None, None]).permute(2, 0, 3, 1, 4)  # (B, H, L, W) each
+        mixed = self.attend(q, k, v, times, unweighted) + self.residual_conv(v)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, times: Tensor, unweighted: bool) -> Tensor:
+        k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        bias = self.multiplicities(times).log().to(q.dtype)[:, None, None]
+        return F.scaled_dot_product_attention(q, k, v, bias.expand(-1, -1, q.shape[2], -1))
+
+    def multiplicities(self, times: Tensor) -> Tensor:
+        """(B, L+1): the multiplicity of each row of the bag, the zero row last."""
+        total, m = times.sum(1, keepdim=True), self.landmarks
+        return torch.cat([times, (total / m).ceil().clamp_min(1) * m - total], 1)
+
+
+class NystromAttention(ExactAttention):
+    """As released. In float32 at least: the iteration does not converge in half precision."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, times: Tensor, unweighted: bool) -> Tensor:
+        with torch.autocast(q.device.type, enabled=False):
+            small = unweighted and q.shape[2] <= self.landmarks
+            dtype = torch.promote_types(q.dtype, torch.float32)
+            inputs = [x.to(dtype) for x in (q * q.shape[3] ** -0.5, k, v, self.multiplicities(times))]
+            return (self.attend_rows(*inputs) if small else self.attend_landmarks(*inputs)).to(q.dtype)
+
+    def attend_rows(self, q: Tensor, k: Tensor, v: Tensor, u: Tensor) -> Tensor:
+        """Every row is its own landmark. u copies of a row are one row, with sqrt(u) on both sides of a product."""
+        q, k, v = (F.pad(x, (0, 0, 0, 1)) for x in (q, k, v))
+        u, root = u[:, None, :, None], u.sqrt()[:, None, :, None]  # (B, 1, L+1, 1)
+        score = q @ k.mT
+        a = (score - (score + u.mT.log()).logsumexp(3, keepdim=True)).exp()  # one copy's attention to one copy
+        whole = root * a * root.mT  # A, in a basis of distinct rows
+        z = self.pseudo_inverse(whole, (u * a * (u.mT > 0)).sum(2))
+        return ((a * root.mT) @ (z @ (whole @ (root * v))))[:, :, :-1]
+
+    def attend_landmarks(self, q: Tensor, k: Tensor, v: Tensor, u: Tensor) -> Tensor:
+        """Each landmark is the mean of l consecutive rows, l as small as the bag allows; zero rows come first."""
+        m = self.landmarks
+        group = (u.sum(1) / m)[:, None, None]  # (B, 1, 1) l
+        end = (u[:, -1:] + u[:, :-1].cumsum(1))[:, None]  # (B, 1, L): u copies of a row occupy the u places before
+        first = torch.arange(m, device=q.device)[:, None] * group  # (B, m, 1)
+        shared = torch.minimum(end, first + group) - torch.maximum(end - u[:, None, :-1], first)
+        member = (shared.clamp_min(0) / group)[:, None]  # (B, 1, m, L)
+        q_mark, k_mark = member @ q, member @ k
+        whole = (q_mark @ k_mark.mT).softmax(3)
+        z = self.pseudo_inverse(whole, whole.sum(2))
+        reach = (q_mark @ F.pad(k, (0, 0, 0, 1)).mT + u.log()[:, None, None]).softmax(3)[..., :-1]
+        return (q @ k_mark.mT).softmax(3) @ (z @ (reach @ v))
+
+    def pseudo_inverse(self, a: Tensor, columns: Tensor) -> Tensor:
+        """An approximate pseudo-inverse of A: z <- z (13 - az (15 - az (7 - az))) / 4. It begins at A' divided by the largest sum
+        of a column and the largest sum of a row, here 1, *of the whole batch*."""
+        identity, z = a.new_ones(a.shape[3]).diag(), a.mT / columns.max()
+        for _ in range(self.iterations):
+            az = a @ z
+            z = 0.25 * z @ (13 * identity - az @ (15 * identity - az @ (7 * identity - az)))
+        return z
