@@ -237,12 +237,12 @@ def estimated(bags=(50, 200, 800, 3200), share: float = 0.5, seeds: int = 5, rou
 
 
 def main() -> None:
-    from headcount.reporting import svg
+    from headcount.reporting import render
 
     def lines(name: str, rows: dict[str, list[float]], x: str, title: str, log: bool = False, only=None) -> None:
-        with svg.panel(420, 300, (56, 34, 24, 46)) as (figure, ax):
+        with render.panel(420, 300, (56, 34, 24, 46)) as (figure, ax):
             for (label, y), colour in zip(
-                [(k, v) for k, v in rows.items() if k != x and (only is None or k in only)], svg.PALETTE, strict=False
+                [(k, v) for k, v in rows.items() if k != x and (only is None or k in only)], render.PALETTE, strict=False
             ):
                 ax.plot(rows[x], y, "o-", color=colour, label=label)
             if x == "bags":
@@ -255,7 +255,7 @@ def main() -> None:
             ax.set_title(title)
             ax.set_xlabel(x, loc="right")
             ax.legend(frameon=False, loc="best", fontsize="small")
-        svg.save(figure, ROOT / "docs" / "img" / f"theory-{name}.svg")
+        render.save(figure, ROOT / "docs" / "img" / f"theory-{name}.svg")
         print(name, {k: [round(v, 4) for v in values] for k, values in rows.items()}, flush=True)
 
     lines("consistency", consistency(), "bags", "error of the learned distribution", log=True)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from headcount.experiments import records, scores
-from headcount.reporting import plots, svg
+from headcount.reporting import plots, render
 
 ROOT = Path(__file__).parent.parent
 
@@ -29,8 +29,8 @@ def ablation(source: str) -> None:
     rows = [r for r in rows if (r.source, r.scenario) == (source, "various")]
     accuracy = {r.label: [record.scores["instance_accuracy"] for record in r.records] for r in rows}
     accuracy = dict(sorted(accuracy.items(), key=lambda pair: -sum(pair[1]) / len(pair[1])))
-    figure = plots.accuracy_dots(accuracy, plots.method_colours(list(accuracy)))
-    plots.save(figure, ROOT / "docs" / "img" / f"{source}_various.svg")
+    figure = plots.accuracy_dots(accuracy, render.method_colours(list(accuracy)))
+    render.save(figure, ROOT / "docs" / "img" / f"{source}_various.svg")
 
 
 def paper() -> None:
@@ -41,16 +41,16 @@ def paper() -> None:
     runs = sorted((r for r in runs if r.recipe.scenario == "various"), key=lambda r: r.recipe.fold)
     by_label = {name: [r for r in runs if r.recipe.label == name] for name in ("Output+Mean", "Counting Network")}
     gaps = {name: [v for r in group for v in r.data["share_difference"]] for name, group in by_label.items()}
-    figure = plots.share_boxes(gaps, dict(zip(gaps, (svg.PALETTE[2], svg.PALETTE[0]), strict=True)))
-    plots.save(figure, ROOT / "docs" / "img" / "cifar10_figure6.svg")
+    figure = plots.share_boxes(gaps, dict(zip(gaps, (render.PALETTE[2], render.PALETTE[0]), strict=True)))
+    render.save(figure, ROOT / "docs" / "img" / "cifar10_figure6.svg")
     first = by_label["Counting Network"][0].arrays()
     figure = plots.share_scatter(first["train_share_before"], first["train_share_after_0.5"])
-    plots.save(figure, ROOT / "docs" / "img" / "cifar10_figure7.svg")
+    render.save(figure, ROOT / "docs" / "img" / "cifar10_figure7.svg")
     sweeps = [r.data["sweep"] for r in by_label["Counting Network"]]
     purity, agreement, control = ([s[k] for s in sweeps] for k in ("purity", "agreement", "agreement_random"))
-    plots.save(plots.purity(sweeps[0]["removal"], purity), ROOT / "docs" / "img" / "cifar10_figure8.svg")
+    render.save(plots.purity(sweeps[0]["removal"], purity), ROOT / "docs" / "img" / "cifar10_figure8.svg")
     figure = plots.agreement(sweeps[0]["removal"], agreement, control)
-    plots.save(figure, ROOT / "docs" / "img" / "cifar10_figure9.svg")
+    render.save(figure, ROOT / "docs" / "img" / "cifar10_figure9.svg")
 
 
 def jumps() -> None:
@@ -64,20 +64,20 @@ def jumps() -> None:
         "MPEM, r = 0.8, fold 2": ("Counting Network + MPEM", 0.8, 2),
         "MPEM, r = 1, fold 3": ("Counting Network + MPEM", 1.0, 3),
     }
-    with svg.panel(900, 260, (48, 34, 16, 46), columns=4) as (figure, axes):
+    with render.panel(900, 260, (48, 34, 16, 46), columns=4) as (figure, axes):
         figure.subplots_adjust(wspace=0.12)
         for ax, (title, key) in zip(axes, shown.items(), strict=True):
             fit = by_run[key].data["fit"]
-            for name, colour in (("train", svg.PALETTE[1]), ("valid", svg.PALETTE[0])):
+            for name, colour in (("train", render.PALETTE[1]), ("valid", render.PALETTE[0])):
                 ax.plot(fit["curve"]["epoch"], fit["curve"][name], color=colour, label=name, lw=1.2)
-            ax.plot(fit["best_epoch"], fit["valid_loss"], "o", color=svg.INK, ms=4, label="selected")
+            ax.plot(fit["best_epoch"], fit["valid_loss"], "o", color=render.INK, ms=4, label="selected")
             ax.set(title=title, yscale="log", ylim=(3e-4, 2))
             ax.set_xticks([0, 500, 1000, 1500])
             ax.set_yticks([0.001, 0.01, 0.1, 1], ["0.001", "0.01", "0.1", "1"] if ax is axes[0] else [""] * 4)
             ax.minorticks_off()
         axes[-1].set_xlabel("epoch", loc="right")
         axes[0].legend(loc="lower right")
-    svg.save(figure, ROOT / "docs" / "img" / "cifar10_jumps.svg")
+    render.save(figure, ROOT / "docs" / "img" / "cifar10_jumps.svg")
 
 
 def tilt(source: str, title: str) -> None:
@@ -93,25 +93,25 @@ def tilt(source: str, title: str) -> None:
             "tilt": list(summary[source][scenario.lower()]["each"].values()),
             "every label given": list(twin.get(scenario.lower(), {"each": {}})["each"].values()),
         }
-        for (name, values), colour in zip(rows.items(), (svg.MUTED, *svg.PALETTE), strict=False):
+        for (name, values), colour in zip(rows.items(), (render.MUTED, *render.PALETTE), strict=False):
             if values:
                 scores[f"{scenario}: {name}"], colours[f"{scenario}: {name}"] = values, colour
-    plots.save(plots.accuracy_dots(scores, colours), ROOT / "docs" / "img" / f"{source}_tilt.svg")
+    render.save(plots.accuracy_dots(scores, colours), ROOT / "docs" / "img" / f"{source}_tilt.svg")
 
 
 def speed() -> None:
     """An epoch in three implementations, and the throughput of ours as sizes grow."""
     said = json.loads((ROOT / "benchmarks" / "results" / "h200.json").read_text())
     names = {"size": "instances in a bag", "bags": "bags", "images": "images", "classes": "classes"}
-    with svg.panel(780, 300, (112, 34, 24, 46), columns=2) as (figure, (ways, growth)):
+    with render.panel(780, 300, (112, 34, 24, 46), columns=2) as (figure, (ways, growth)):
         figure.subplots_adjust(wspace=0.22)
         seconds = {name: way["seconds_per_epoch"] for name, way in reversed(said["ways"].items())}
-        ways.barh([*seconds], [*seconds.values()], color=[svg.MUTED, svg.MUTED, svg.PALETTE[0]], height=0.55)
+        ways.barh([*seconds], [*seconds.values()], color=[render.MUTED, render.MUTED, render.PALETTE[0]], height=0.55)
         for at, value in enumerate(seconds.values()):
-            ways.annotate(f"{value:.3g}", (value, at), (6, 0), textcoords="offset points", va="center", color=svg.INK)
+            ways.annotate(f"{value:.3g}", (value, at), (6, 0), textcoords="offset points", va="center", color=render.INK)
         ways.set(title="seconds of an epoch", xlim=(0, 1.2 * max(seconds.values())))
         ways.grid(False)
-        for (name, label), colour in zip(names.items(), svg.PALETTE, strict=False):
+        for (name, label), colour in zip(names.items(), render.PALETTE, strict=False):
             rows = [r for r in said["growth"] if r["varied"] == name]
             times = [r["value"] / rows[0]["value"] for r in rows]
             growth.plot(times, [r["images_per_second"] / 1e6 for r in rows], "o-", color=colour, label=label)
@@ -122,21 +122,21 @@ def speed() -> None:
         for ax in (ways, growth):
             ax.minorticks_off()
         growth.legend(loc="lower right", ncols=2)
-    svg.save(figure, ROOT / "docs" / "img" / "speed.svg")
+    render.save(figure, ROOT / "docs" / "img" / "speed.svg")
 
 
 def size() -> None:
     """Time and memory against the size of one bag, with the straight line through the largest."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "size-cpu.json").read_text())["rows"]
-    with svg.panel(780, 300, (56, 34, 24, 46), columns=2) as (figure, (time, memory)):
+    with render.panel(780, 300, (56, 34, 24, 46), columns=2) as (figure, (time, memory)):
         figure.subplots_adjust(wspace=0.3)
-        for what, colour in zip(("fit", "predict"), svg.PALETTE, strict=False):
+        for what, colour in zip(("fit", "predict"), render.PALETTE, strict=False):
             mine = [r for r in rows if r["what"] == what and r["dtype"] == "float32"]
             n, last = [r["instances"] for r in mine], mine[-1]
             time.plot(n, [r["cpu_seconds"] for r in mine], "o-", color=colour, label=what)
-            time.plot(n, [last["cpu_seconds"] * k / last["instances"] for k in n], "--", color=svg.MUTED, lw=1)
+            time.plot(n, [last["cpu_seconds"] * k / last["instances"] for k in n], "--", color=render.MUTED, lw=1)
             memory.plot(n, [r["peak_mib"] - r["before_mib"] for r in mine], "o-", color=colour, label=what)
-        memory.plot(n, [r["file_mib"] for r in mine], "--", color=svg.MUTED, lw=1, label="the file")
+        memory.plot(n, [r["file_mib"] for r in mine], "--", color=render.MUTED, lw=1, label="the file")
         time.set(title="CPU seconds (dashes: straight line)", xscale="log", yscale="log")
         time.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
         memory.set(title="peak MiB of its own", xscale="log", ylim=(0, None))
@@ -144,8 +144,8 @@ def size() -> None:
             ax.set_xticks([1e4, 1e5, 1e6], ["10,000", "100,000", "1,000,000"])
             ax.minorticks_off()
             ax.set_xlabel("instances in the bag", loc="right")
-            svg.legend(ax)
-    svg.save(figure, ROOT / "docs" / "img" / "size.svg")
+            render.legend(ax)
+    render.save(figure, ROOT / "docs" / "img" / "size.svg")
 
 
 if __name__ == "__main__":

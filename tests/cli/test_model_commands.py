@@ -23,7 +23,7 @@ from headcount.inference.predict import predict_dataset
 from headcount.models.fitted import FittedModel
 from headcount.readers import read
 from headcount.readers.columns import ColumnRoles
-from headcount.reporting import audit_sheet, templates
+from headcount.reporting import audit_sheet, render
 from model_factory import KINDS, case, file_names_in, fitted, people, read_rows
 
 
@@ -83,10 +83,10 @@ def test_a_text_is_shown_whole_and_what_stands_beside_it_under_its_name(tmp_path
     table["text"] = [f"{t} {'so ' * 300}end" for t in table["text"]]
     table["price"] = [k % 9 + 1 for k in range(len(table["text"]))]
     reading = read(table, ColumnRoles(text="text", features=("price",)))
-    shown = templates.view_instance(reading, 0, max_text=20_000)
+    shown = render.view_instance(reading, 0, max_text=20_000)
     assert shown.text == table["text"][int(reading.rows[0])]
     assert dict(shown.values) == {"price": str(table["price"][int(reading.rows[0])])}
-    assert len(templates.view_instance(reading, 0).text) == 600
+    assert len(render.view_instance(reading, 0).text) == 600
     said = predict_dataset(fitted(reading), reading)
     audit_sheet.write_sheet(tmp_path / "s.csv", reading, said, 4, 0)
     assert all(r["text"].endswith("end") and r["price"] for r in read_rows(tmp_path / "s.csv"))

@@ -11,7 +11,7 @@ from headcount.experiments.paper.scales import DATASETS, METHODS, SCENARIOS
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.experiments.scores import paired_t_test
-from headcount.reporting import paper_page, paper_plots, paper_tables
+from headcount.reporting import paper_page, paper_tables
 from paper_factory import CELLS, DATA, FULL, SMOKE, TINY, all_recipes, one, pretend, pretend_all
 from report_factory import HOSTILE, Page
 
@@ -120,14 +120,14 @@ def test_paired_comparisons(html, whole):
 def test_comparisons_need_common_folds(whole):
     given = table_cells("table2", TINY) + table_cells("table4", TINY)
     dashes = ("–", "–", "–")
-    nothing = paper_page.comparisons(given, {})
+    nothing = paper_tables.comparisons(given, {})
     assert len(nothing) == 12
     assert {(p.ours, p.other, p.against_other, p.against_count) for p in nothing} == {("–", "", dashes, dashes)}
     less = {r: v for r, v in whole.items() if r.head != "count" or r.removal or r.options or r.fold == 0}
-    assert {p.against_count for p in paper_page.comparisons(given, less)} == {dashes}
-    assert {p.n_others for p in paper_page.comparisons(given, less)} == {11}
+    assert {p.against_count for p in paper_tables.comparisons(given, less)} == {dashes}
+    assert {p.n_others for p in paper_tables.comparisons(given, less)} == {11}
     fewer = {r: v for r, v in whole.items() if r.head != "weno" or r.fold == 0}
-    assert {p.n_others for p in paper_page.comparisons(given, fewer)} == {10}
+    assert {p.n_others for p in paper_tables.comparisons(given, fewer)} == {10}
 
 
 def test_page_without_records_shows_printed_values():
@@ -160,7 +160,7 @@ def test_partial_page_lists_missing_runs(whole):
 def test_missing_arrays_are_reported(whole):
     recipe = figure_recipes("figure7", TINY)[0]
     record = pretend(recipe)
-    groups = paper_plots.share_groups(TINY, {recipe: record})
+    groups = paper_page.share_groups(TINY, {recipe: record})
     assert groups[0].text == f"The arrays of run {record.key} were not kept beside its record."
 
 

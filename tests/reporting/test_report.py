@@ -18,7 +18,7 @@ from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.experiments.scores import rows
 from headcount.models.heads import HEADS
-from headcount.reporting import plots, report, results_table
+from headcount.reporting import plots, render, report, results_table
 from headcount.reporting.figures import section_figures
 from headcount.reporting.results_table import display_names
 from report_factory import HOSTILE, Page, features, make_record, make_study, pictures
@@ -260,20 +260,20 @@ def test_protocol_figure_is_saved_deterministically(tmp_path: Path, suffix: str)
     figure = plots.protocol_figure(share, np.arange(40) % 5, np.arange(40) < 4, HOSTILE, edges)
     assert "10.0 % tied" in figure.axes[1].get_title("left")
     assert "outside" in figure.axes[0].get_xlabel()
-    path = plots.save(figure, tmp_path / f"bags.{suffix}")
-    again = plots.save(figure, tmp_path / "again" / f"bags.{suffix}")
+    path = render.save(figure, tmp_path / f"bags.{suffix}")
+    again = render.save(figure, tmp_path / "again" / f"bags.{suffix}")
     assert path.read_bytes() == again.read_bytes()
     assert path.read_bytes()[:4] in (b"\x89PNG", b"<?xm", b"%PDF")
 
 
 def test_unknown_figure_suffix_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HeadcountError, match="a figure is saved as"):
-        plots.save(plots.share_scatter([0.5], [0.6]), tmp_path / "bags.gif")
+        render.save(plots.share_scatter([0.5], [0.6]), tmp_path / "bags.gif")
 
 
 def test_inline_svg_uses_css_colours_and_escapes_text() -> None:
     counts = np.array([[9, 1], [0, 10]])
-    text = plots.inline_svg(plots.confusion_matrix(counts, ["a<b>", "#0072b2"]), "one", 'said "so"')
+    text = render.inline_svg(plots.confusion_matrix(counts, ["a<b>", "#0072b2"]), "one", 'said "so"')
     assert "a&lt;b&gt;" in text
     assert ">#0072b2<" in text  # a word keeps its letters, a colour becomes a variable
     assert "var(--c0)" in text
@@ -284,7 +284,7 @@ def test_inline_svg_uses_css_colours_and_escapes_text() -> None:
 @pytest.mark.parametrize("size", [1, 30, 60])
 def test_confusion_matrix_of_any_size(size: int) -> None:
     figure = plots.confusion_matrix(np.eye(size, dtype=int), [str(k) for k in range(size)])
-    assert plots.inline_svg(figure, "x", "y").startswith("<svg")
+    assert render.inline_svg(figure, "x", "y").startswith("<svg")
 
 
 def test_removal_sweep_marks_the_chosen_r() -> None:
@@ -295,22 +295,22 @@ def test_removal_sweep_marks_the_chosen_r() -> None:
 
 
 def test_method_colours_are_stable_and_distinct() -> None:
-    some, more = plots.method_colours(["Max"]), plots.method_colours(["Counting Network", "Max"])
+    some, more = render.method_colours(["Max"]), render.method_colours(["Counting Network", "Max"])
     assert some["Max"] == more["Max"] != more["Counting Network"]
-    assert len(set(plots.method_colours([f"m{i}" for i in range(6)]).values())) == 8
+    assert len(set(render.method_colours([f"m{i}" for i in range(6)]).values())) == 8
 
 
 def test_matplotlib_is_imported_late_and_without_pyplot() -> None:
     code = (
-        "import sys; from headcount.reporting import plots, report; assert 'matplotlib' not in sys.modules;"
-        "plots.inline_svg(plots.share_scatter([.1], [.2]), 'a', 'b'); assert 'matplotlib.pyplot' not in sys.modules"
+        "import sys; from headcount.reporting import plots, render, report; assert 'matplotlib' not in sys.modules;"
+        "render.inline_svg(plots.share_scatter([.1], [.2]), 'a', 'b'); assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_compact_figures_are_smaller(study: list[Record]) -> None:
     named = results_table.rank_methods(rows(study))
-    colours = plots.method_colours([m.name for m in named])
+    colours = render.method_colours([m.name for m in named])
     full, lean = (section_figures(named, study, colours, "s", compact=x) for x in (False, True))
     assert [g.title for g in full] == [g.title for g in lean]
     assert sum(len(p.svg) for g in lean for p in g.panels) < sum(len(p.svg) for g in full for p in g.panels)

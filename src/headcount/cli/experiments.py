@@ -211,7 +211,7 @@ def bags(
     from headcount.datasets import registry, share_sampler
     from headcount.datasets.protocol import Protocol, majority_bags
     from headcount.io import atomic_write
-    from headcount.reporting import plots
+    from headcount.reporting import plots, render
 
     protocol = Protocol(scenario, bag_size, train_bags, valid_bags, test_bags, seed, sampler, tie, rounding, overlap)
     if export and export.suffix != ".npz":
@@ -220,7 +220,7 @@ def bags(
     splits = majority_bags(loaded, fold, protocol)
     edges = share_sampler.bin_edges(scenario, len(loaded.classes))
     if picture:
-        plots.save(plots.protocol_figure(*bag_statistics(splits["train"]), splits["train"].classes, edges), picture)
+        render.save(plots.protocol_figure(*bag_statistics(splits["train"]), splits["train"].classes, edges), picture)
     console.print(f"{loaded.name}: {len(loaded)} instances, {len(loaded.classes)} classes; fold {fold}, {scenario}")
     print_bags(splits)
     if export:

@@ -98,7 +98,7 @@ def predict(
         if kind == "table":
             export.write_table(out, export.prediction_chunks(dataset, predictions))
         else:
-            (export.write_hdf5 if kind == "hdf5" else export.write_hdf5_folder)(out, dataset, predictions)
+            export.write_hdf5(out, dataset, predictions)
         complete = True
     if bags is not None:
         print_message(f"wrote {bags}: {len(dataset.bags):,} bags")
@@ -124,8 +124,6 @@ def evaluate(
 
     Bags are scored by their labels, shares by votes, instances by truth or by an audit.
     """
-    import numpy as np
-
     from headcount.cli.loading import load_model, parse_context, predict_all, read_data
     from headcount.inference import evaluate as scoring
     from headcount.majority.metrics import check_level
@@ -151,9 +149,7 @@ def evaluate(
     if truth is not None and bool((truth >= 0).any()):
         scores["instances"] = scoring.evaluate_instances(dataset.bags, predictions, level)
     if sheet is not None:
-        instance_of_row = np.full(dataset.n_rows, -1)
-        instance_of_row[dataset.rows] = np.arange(len(dataset.rows))
-        audited = predictions.instance_prediction[instance_of_row[sheet.row]]
+        audited = dataset.broadcast(predictions.instance_prediction, -1)[sheet.row]
         scores["audit"] = scoring.evaluate_audit(sheet.true, audited, sheet.stratum, sheet.stratum_sizes, fitted.classes, level)
     if as_json:
         print(json.dumps(scores, indent=1, ensure_ascii=False, allow_nan=False))

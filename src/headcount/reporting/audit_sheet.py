@@ -1,10 +1,8 @@
 """An audit sheet: a sample of instances to label by hand without seeing predictions, and the way back to an estimate.
 
-    sheet.csv   item, the user's own columns, the content of the instance, and an empty column ``label`` to fill in
-    key.json    the input row of each item, its stratum and prediction, and the sizes of the strata
-    index.html  the same sheet with pictures, if written to a folder
-
-``--out SHEET.csv`` writes SHEET.csv and SHEET.key.json; ``--out FOLDER`` writes all three into the folder.
+sheet.csv   item, the user's own columns, the content of the instance, and an empty column ``label`` to fill in
+key.json    the input row of each item, its stratum and prediction, and the sizes of the strata
+index.html  the same sheet with pictures, if written to a folder
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from headcount.models.predictions import Predictions
 from headcount.readers import BagDataset
 from headcount.readers.tables import open_table
 from headcount.reporting.export import write_table
-from headcount.reporting.templates import InstanceView, render_template, view_instance
+from headcount.reporting.render import InstanceView, render_template, view_instance
 
 FORMAT = 1
 _SIDE = 192  # pixels of a picture
@@ -43,9 +41,8 @@ class AuditSheet(NamedTuple):
 
 def write_sheet(out: Path, dataset: BagDataset, predictions: Predictions, count: int, seed: int) -> tuple[int, Path]:
     """Draw a sample and write its sheet and key; returns the size of the sample and the path of the key."""
-    sample = evaluate.draw_sample(
-        predictions.instance_prediction, predictions.confidence, count, np.random.default_rng([seed, 4099])
-    )
+    generator = np.random.default_rng([seed, 4099])
+    sample = evaluate.draw_sample(predictions.instance_prediction, predictions.confidence, count, generator)
     views = [view_instance(dataset, i, _SIDE, _MAX_TEXT) for i in sample.instance.tolist()]
     rows = _sheet_rows(views)
     key = json.dumps(_key(dataset, predictions, sample, seed), indent=1).encode("utf-8", "backslashreplace")
@@ -78,11 +75,7 @@ def check_free(out: Path) -> None:
 
 
 def key_path(sheet: Path) -> Path:
-    """The key of a sheet.
-
-    >>> str(key_path(Path("a/sheet.csv"))), str(key_path(Path("a/mine.csv")))
-    ('a/sheet.key.json', 'a/mine.key.json')
-    """
+    """The key of a sheet: key.json in its folder, or beside a/mine.csv a/mine.key.json."""
     in_folder = sheet.with_name("key.json")
     return in_folder if sheet.name == "sheet.csv" and in_folder.exists() else sheet.with_suffix(".key.json")
 
@@ -103,11 +96,11 @@ def _sheet_rows(views: Sequence[InstanceView]) -> pa.Table:
 
 def _key(dataset: BagDataset, predictions: Predictions, sample: evaluate.AuditSample, seed: int) -> dict[str, Any]:
     p = predictions.instance_probabilities[sample.instance]
+    columns = (dataset.rows[sample.instance], sample.stratum, sample.weight, p.argmax(1), p.max(1))
     items = [
-        {"item": n + 1, "row": int(dataset.rows[i]), "stratum": int(sample.stratum[n]), "weight": float(sample.weight[n]),
-         "prediction": predictions.classes[int(p[n].argmax())], "p": round(float(p[n].max()), 6)}
-        for n, i in enumerate(sample.instance.tolist())
-    ]  # fmt: skip
+        {"item": n, "row": row, "stratum": stratum, "weight": weight, "prediction": predictions.classes[k], "p": round(best, 6)}
+        for n, (row, stratum, weight, k, best) in enumerate(zip(*(c.tolist() for c in columns), strict=True), 1)
+    ]
     return {
         "format": FORMAT,
         "note": "predictions of the model: do not look at them before the sheet is filled in",
@@ -124,14 +117,13 @@ def read_sheet(path: Path, dataset: BagDataset, classes: tuple[str, ...], key: P
     key = key or key_path(path)
     row, stratum, stratum_sizes = _read_key(key, dataset, classes)
     source = open_table(path, verbatim=True)
-    table, origin = source.table, source.origin
+    origin = source.origin
     for name in ("item", "label"):
         if name not in source:
             raise HeadcountError(f"{origin} has no column {name!r}; it is not a sheet that `headcount audit` wrote")
-    items, labels = (["" if v is None else str(v).strip() for v in table.column(n).to_pylist()] for n in ("item", "label"))
-    true = np.full(len(row), -1)
-    seen: set[int] = set()
-    number = {c: k for k, c in enumerate(classes)}
+    columns = (source.table.column(name).to_pylist() for name in ("item", "label"))
+    items, labels = (["" if v is None else str(v).strip() for v in column] for column in columns)
+    true, seen, number = np.full(len(row), -1), set(), {c: k for k, c in enumerate(classes)}
     for r, (item, label) in enumerate(zip(items, labels, strict=True), 1):
         if not item.isdecimal() or not 1 <= int(item) <= len(row):
             raise HeadcountError(f"{origin} row {r}: item {item!r} is none of the {len(row)} in {key}")
@@ -159,15 +151,12 @@ def _read_key(path: Path, dataset: BagDataset, classes: tuple[str, ...]) -> tupl
         raise HeadcountError(f"no key {path} beside the sheet ({e.strerror}); name it with --key") from None
     except (ValueError, KeyError, TypeError) as e:
         raise HeadcountError(f"{path} is not the key of a sheet: {type(e).__name__}: {e}") from None
-    intact = (
-        version == FORMAT
-        and len(row) > 0
-        and (item == np.arange(1, len(row) + 1)).all()
-        and (sizes > 0).all()
+    intact = version == FORMAT and len(row) > 0 and (item == np.arange(1, len(row) + 1)).all() and (sizes > 0).all()
+    if not (
+        intact
         and 0 <= stratum.min() <= stratum.max() < len(sizes)
-        and (np.bincount(stratum) <= sizes[: stratum.max() + 1]).all()
-    )
-    if not intact:
+        and (np.bincount(stratum, minlength=len(sizes)) <= sizes).all()
+    ):
         raise HeadcountError(f"{path} is not the key of a sheet, or was changed")
     if instances_hash != dataset.instances_hash:
         raise HeadcountError(f"{path} belongs to a sheet drawn from other data; give the data the sheet was drawn from")

@@ -12,8 +12,9 @@ import io
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +96,7 @@ def unique_file_names(names: Sequence[str], suffix: str) -> list[str]:
     >>> unique_file_names(["a/b", "a_b", "../x", "", "Ünit 7"], ".png")
     ['a_b.png', 'a_b-2.png', 'x.png', 'bag.png', 'Ünit 7.png']
     """
-    taken: set[str] = set()
-    stems = []
+    stems, taken = [], set()
     for name in names:
         base = "".join(c if c.isalnum() or c in " .-_()+,=@" else "_" for c in unicodedata.normalize("NFC", name))
         base = re.sub(r"^[. _]+|[. _]+$", "", base).encode()[:120].decode("utf-8", "ignore") or "bag"
@@ -140,8 +140,7 @@ def added_columns(dataset: BagDataset, classes: Sequence[str]) -> tuple[list[str
 def prediction_chunks(dataset: BagDataset, predictions: Predictions, rows: int = 1 << 16) -> Iterator[pa.Table]:
     """The output rows in input order, in tables of ``rows`` each."""
     names, _ = added_columns(dataset, predictions.classes)
-    instance_of_row = np.full(dataset.n_rows, -1)
-    instance_of_row[dataset.rows] = np.arange(len(dataset.rows))
+    instance_of_row = dataset.broadcast(np.arange(len(dataset.rows)), -1)
     bag = bag_of_rows(dataset) if len(names) > len(predictions.classes) + 1 else None
     class_names, bag_names = (pa.array(a, pa.string()) for a in (predictions.classes, dataset.bags.names))
     for start in range(0, dataset.n_rows, rows):
@@ -227,39 +226,34 @@ def _open_writer(path: Path, sink: Any, schema: pa.Schema) -> Any:
     return pacsv.CSVWriter(sink, schema, write_options=pacsv.WriteOptions(delimiter="\t" if suffix == ".tsv" else ","))
 
 
-def require_h5py() -> Any:
-    """The module h5py, or an error that says how to get it."""
-    try:
-        import h5py
-    except ImportError:
-        raise HeadcountError("HDF5 needs h5py: pip install 'headcount[slides]'") from None
-    return h5py
+def require_h5py() -> None:
+    if find_spec("h5py") is None:
+        raise HeadcountError("HDF5 needs h5py: pip install 'headcount[slides]'")
 
 
 def write_hdf5(path: Path, dataset: BagDataset, predictions: Predictions) -> None:
-    """One file with a group per bag."""
+    """One file with a group per bag, or a folder with one file per bag."""
+    if path.suffix.lower() not in HDF5_SUFFIXES:
+        with atomic_folder(path) as folder:
+            for name, b, rows in _rows_by_bag(dataset, ".h5"):
+                with _open_h5(folder / name) as f:
+                    _fill_group(f, dataset, predictions, b, rows)
+        return
     if (size := predictions.instance_probabilities.nbytes) > _MAX_HDF5:
         raise HeadcountError(f"{path} would hold {size / 1e9:.1f} GB; give a folder for one HDF5 file per bag")
-
-    def fill(f: Any) -> None:
+    with _open_h5(path) as f:
         for name, b, rows in _rows_by_bag(dataset, ""):
             _fill_group(f.create_group(name), dataset, predictions, b, rows)
 
-    _write_h5(path, fill)
 
-
-def write_hdf5_folder(path: Path, dataset: BagDataset, predictions: Predictions) -> None:
-    """One file per bag."""
-    with atomic_folder(path) as folder:
-        for name, b, rows in _rows_by_bag(dataset, ".h5"):
-            _write_h5(folder / name, lambda f, b=b, rows=rows: _fill_group(f, dataset, predictions, b, rows))
-
-
-def _write_h5(path: Path, fill: Callable[[Any], None]) -> None:
+@contextmanager
+def _open_h5(path: Path) -> Iterator[Any]:
     """Made in memory first, so that a full disk is an error of ours and not one inside the library."""
+    import h5py
+
     buffer = io.BytesIO()
-    with require_h5py().File(buffer, "w") as f:
-        fill(f)
+    with h5py.File(buffer, "w") as f:
+        yield f
     atomic_write(path, lambda sink: sink.write(buffer.getbuffer()))
 
 

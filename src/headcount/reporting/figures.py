@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -13,14 +13,14 @@ from markupsafe import Markup
 from headcount.experiments.records import Record
 from headcount.experiments.scores import mean_and_deviation
 from headcount.reporting import plots
+from headcount.reporting.render import Numbers, inline_svg
 from headcount.reporting.results_table import ReportMethod, best_method
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True)
-class FigurePanel:
+class FigurePanel(NamedTuple):
     """A figure, ready for the page."""
 
     caption: str
@@ -40,7 +40,7 @@ class FigureGroup:
 
 def svg_panel(caption: str, figure: Figure, name: str, label: str) -> FigurePanel:
     """A panel of a figure; figures escape the text they contain."""
-    return FigurePanel(caption, Markup(plots.inline_svg(figure, name, label)))
+    return FigurePanel(caption, Markup(inline_svg(figure, name, label)))
 
 
 def section_figures(
@@ -97,9 +97,8 @@ def _mean_curve(curves: Sequence[plots.LossCurve]) -> list[plots.LossCurve]:
     grid = np.asarray(max((c.epoch for c in curves), key=lambda epoch: epoch[-1]))
     grid = grid[np.unique(np.linspace(0, len(grid) - 1, 60).round().astype(int))]
 
-    def mean(losses: Callable[[plots.LossCurve], plots.Numbers]) -> list[float]:
-        folds = np.stack([np.interp(grid, c.epoch, losses(c), right=math.nan) for c in curves])
-        return [mean_and_deviation(column)[0] for column in folds.T]
+    def mean(losses: Callable[[plots.LossCurve], Numbers]) -> list[float]:
+        return plots.column_means(np.stack([np.interp(grid, c.epoch, losses(c), right=math.nan) for c in curves]))
 
     rings = [c._replace(epoch=(), train=(), valid=()) for c in curves]
     return [rings[0]._replace(epoch=grid, train=mean(lambda c: c.train), valid=mean(lambda c: c.valid)), *rings[1:]]
@@ -118,9 +117,9 @@ def _choice_of_r(methods: Sequence[ReportMethod], records: Sequence[Record], slu
             (lambda r: r.data["fit"]["valid_loss"], "validation loss", "Validation loss, by which r is chosen"),
             (lambda r: r.scores["instance_accuracy"], "instance accuracy", "Instance accuracy on the test bags"),
         ):
-            folds = [[value(fold[r]) if r in fold else math.nan for r in removal] for fold in sweep]
+            folds = _floats([value(fold[r]) if r in fold else None for r in removal] for fold in sweep)
             baseline = mean_and_deviation(value(r) for r in without_removal)[0]
-            figure = plots.removal_sweep(removal, _float_rows(folds), chosen, title, baseline)
+            figure = plots.removal_sweep(removal, folds, chosen, title, baseline)
             label = f"{title} of {method.name} against the share r removed"
             caption = f"{caption}: {method.name}." if len(removing) > 1 else f"{caption}."
             panels.append(svg_panel(caption, figure, f"{slug}-sweep{i}{title[0]}", label))
@@ -162,7 +161,7 @@ def _removed_instances(name: str, records: Sequence[Record], slug: str) -> Figur
     panels = []
     if sweeps:
         removal = sweeps[0]["removal"]
-        pure, agree, control = (_float_rows([s[k] for s in sweeps]) for k in ("purity", "agreement", "agreement_random"))
+        pure, agree, control = (_floats(s[k] for s in sweeps) for k in ("purity", "agreement", "agreement_random"))
         caption = "Purity: the fraction of the removed instances that do not belong to the bag’s class."
         label = "Purity of the removed instances against the share r removed"
         panels.append(svg_panel(caption, plots.purity(removal, pure), f"{slug}-purity", label))
@@ -214,10 +213,6 @@ def _frequent_errors(counts: np.ndarray, classes: Sequence[str], most: int = 5) 
             yield f"{part} are predicted as “{classes[predicted]}” ({count})"
 
 
-def _floats(values: Iterable[float | None]) -> np.ndarray:
-    return _float_rows([list(values)])[0]
-
-
-def _float_rows(rows: Sequence[Sequence[float | None]]) -> np.ndarray:
+def _floats(values: Iterable[Any]) -> np.ndarray:
     """Records write undefined values as null; figures need NaN."""
-    return np.array([[math.nan if v is None else v for v in row] for row in rows], dtype=float)
+    return np.array(list(values), dtype=float)

@@ -18,9 +18,9 @@ from headcount.errors import HeadcountError
 from headcount.io import atomic_folder, atomic_write
 from headcount.models.predictions import Predictions
 from headcount.readers import BagDataset
-from headcount.reporting import svg
+from headcount.reporting import render
 from headcount.reporting.export import unique_file_names
-from headcount.reporting.svg import truncate
+from headcount.reporting.render import truncate
 
 _MAX_CELLS = 1200  # of the longer side of a heat map
 _PIXELS = 480.0  # of its longer side, before the resolution
@@ -36,12 +36,8 @@ class _Tiles(NamedTuple):
 
 
 def class_colours(classes: int) -> list[Colour]:
-    """A colour for each class: those of the reports, then hues as different as possible.
-
-    >>> class_colours(1)
-    [(0, 114, 178)]
-    """
-    fixed = [tuple(bytes.fromhex(c[1:])) for c in svg.PALETTE[:classes]]
+    """A colour for each class: those of the reports, then hues as different as possible."""
+    fixed = [tuple(bytes.fromhex(c[1:])) for c in render.PALETTE[:classes]]
     hues = [colorsys.hsv_to_rgb(0.618034 * k % 1, 0.75, 0.8) for k in range(len(fixed), classes)]
     return [(r, g, b) for r, g, b in [*fixed, *([round(255 * v) for v in rgb] for rgb in hues)]]
 
@@ -61,15 +57,14 @@ def _write_bags(
     """One file for each bag with coordinates; returns their number."""
     assert dataset.coords is not None
     count, ends = 0, dataset.bags.offsets.tolist()
+    sides = np.full(len(dataset.coords), np.nan) if dataset.tile_sizes is None else dataset.tile_sizes
     with atomic_folder(folder) as part:
         for b, name in enumerate(unique_file_names(dataset.bags.names or (), suffix)):
             here = slice(ends[b], ends[b + 1])
-            xy = dataset.coords[here]
-            side = np.full(len(xy), np.nan) if dataset.tile_sizes is None else dataset.tile_sizes[here]
-            located = np.isfinite(xy).all(1)
+            located = np.isfinite(dataset.coords[here]).all(1)
             if located.any():
-                tiles = _Tiles(xy[located], side[located], predictions.instance_probabilities[here][located])
-                write(part / name, b, tiles)
+                tiles = (a[here][located] for a in (dataset.coords, sides, predictions.instance_probabilities))
+                write(part / name, b, _Tiles(*tiles))
                 count += 1
     return count
 
@@ -103,11 +98,7 @@ def _write_features(sink: IO[bytes], tiles: _Tiles, classes: Sequence[str], colo
 
 
 def _square(x: float, y: float, side: float) -> list[list[float]]:
-    """A closed ring, with integers where coordinates are whole.
-
-    >>> _square(0, 512, 256.0)
-    [[0, 512], [256, 512], [256, 768], [0, 768], [0, 512]]
-    """
+    """A closed ring, with integers where coordinates are whole."""
     ring = [(x, y), (x + side, y), (x + side, y + side), (x, y + side), (x, y)]
     return [[int(v) if v == int(v) else v for v in point] for point in ring]
 
@@ -124,7 +115,7 @@ def write_heatmaps(folder: Path, dataset: BagDataset, predictions: Predictions) 
         share = predictions.shares[b]
         shown = [k for k in np.argsort(-share) if share[k] >= 0.005][:12]
         width, height = max(320.0, columns * scale) + 20, max(60.0, rows * scale) + 60 + 18 * len(shown)
-        with svg.panel(width, height, margins=(10, 40, 10, 20 + 18 * len(shown))) as (figure, ax):
+        with render.panel(width, height, margins=(10, 40, 10, 20 + 18 * len(shown))) as (figure, ax):
             ax.imshow(image, extent=extent, interpolation="nearest", aspect="equal")
             ax.set_axis_off()
             ax.set_title(f"{truncate(names[b], 60)}: {predictions.classes[int(predictions.bag_prediction[b])]}")
@@ -132,7 +123,7 @@ def write_heatmaps(folder: Path, dataset: BagDataset, predictions: Predictions) 
                 y = (18 * (len(shown) - line) - 4) / height
                 figure.text(30 / width, y, f"{predictions.classes[k]}  {100 * share[k]:.0f} %", va="center")
                 figure.text(12 / width, y, "■", color=tuple(colours[k]), va="center")
-            svg.save(figure, path)
+            render.save(figure, path)
 
     return _write_bags(folder, dataset, predictions, ".png", write)
 

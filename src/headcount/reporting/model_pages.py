@@ -1,7 +1,4 @@
-"""Pages about a fitted model: the report of a fit with its model card and summary, and the explanation of predictions.
-
-Names of classes, files and columns are user data, which templates escape.
-"""
+"""Pages about a fitted model: the report of a fit with its model card and summary, and the explanation of predictions."""
 
 from __future__ import annotations
 
@@ -20,8 +17,8 @@ from headcount.models.fitted import FittedModel
 from headcount.readers import BagDataset
 from headcount.reporting import plots
 from headcount.reporting.figures import FigurePanel, svg_panel
-from headcount.reporting.templates import InstanceView, render_template, view_instance
-from headcount.reporting.templates import score_with_interval as score
+from headcount.reporting.render import InstanceView, render_template, view_instance
+from headcount.reporting.render import score_with_interval as score
 
 MAX_CLASSES = 30  # in figures and tables of a fit
 _BAGS, _CLASSES, _INSTANCES, _SHARES = 6, 40, 12, 8  # in an explanation: bags if none is named, and per bag or class
@@ -29,8 +26,7 @@ _BAGS, _CLASSES, _INSTANCES, _SHARES = 6, 40, 12, 8  # in an explanation: bags i
 
 def render_fit_page(model: FittedModel, title: str = "A model from majority labels") -> str:
     """The page as a string."""
-    data, splits = model.metadata["data"], model.metadata["splits"]
-    sizes = data["sizes"]
+    data, splits, sizes = model.metadata["data"], model.metadata["splits"], model.metadata["data"]["sizes"]
     return render_template(
         "fit.html",
         title=title,
@@ -84,10 +80,9 @@ def context_sentence(model: FittedModel) -> str | None:
     if context is None:
         return None
     accuracy = context.get("instance_accuracy")
+    verb, result = ("use", "helped") if context["use_context"] else ("do not use", "did not help")
     measured = "" if accuracy is None else f"; instance accuracy with context {accuracy:.3f}, against the given truth"
-    if context["use_context"]:
-        return f"predictions use the rest of the bag as context: it helped on held-out bags{measured}"
-    return f"predictions do not use the rest of the bag as context: it did not help on held-out bags{measured}"
+    return f"predictions {verb} the rest of the bag as context: it {result} on held-out bags{measured}"
 
 
 def _score_lines(model: FittedModel) -> list[str]:
@@ -104,17 +99,11 @@ def _score_lines(model: FittedModel) -> list[str]:
 
 def summary_lines(model: FittedModel) -> list[str]:
     """What the command line prints at the end of a fit."""
+    metadata, context = model.metadata, context_sentence(model)
     shares = ", ".join(f"{c}: {s}" for c, n, s, _ in _majority_shares(model)[:12] if n)
-    counted = model.metadata["data"].get("counted")
-    name = "majority share, counted from the votes" if counted else "expected majority share"
-    context = context_sentence(model)
-    return [
-        f"selected {model.metadata['method']['title']}",
-        *_score_lines(model),
-        *([context] if context else []),
-        f"{name}: {shares}",
-        *model.metadata["warnings"],
-    ]
+    name = "majority share, counted from the votes" if metadata["data"].get("counted") else "expected majority share"
+    lines = [f"selected {metadata['method']['title']}", *_score_lines(model), *([context] if context else [])]
+    return [*lines, f"{name}: {shares}", *metadata["warnings"]]
 
 
 def model_card(model: FittedModel) -> str:
@@ -210,13 +199,12 @@ def explain_bag(dataset: BagDataset, predictions: Predictions, b: int) -> Explai
     winner, runner_up = order[:2].tolist()
     pro, con = (np.argsort(-vote[:, k], kind="stable")[:_INSTANCES] for k in (winner, runner_up))
     con = con[p[con].argmax(1) != winner]
-    (label,) = bags.take([b]).label_names
     estimates = (predictions.shares, predictions.shares_low, predictions.shares_high)
     largest = np.argsort(-predictions.shares[b], kind="stable")[:_SHARES].tolist()
     return ExplainedBag(
         name=(bags.names or ())[b],
         size=len(rows),
-        label=label or "",
+        label=bags.take([b]).label_names[0] or "",
         predicted=classes[winner],
         correct=bool(metrics.correct_bags(bags.target[b : b + 1].numpy(), order[:1])[0]),
         probability=float(bag_p[winner]),

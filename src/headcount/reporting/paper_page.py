@@ -1,26 +1,40 @@
-"""All tables and figures of the paper on one page: printed values beside ours, each of ours a link to its runs."""
+"""All tables and figures of the paper on one page: printed values beside ours, each of ours a link to its runs.
+
+A figure is drawn from the available records and says which runs are missing.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from headcount.experiments.paper.cells import ITEMS, OURS, TABLES, Cell, required_recipes, table_cells
+import numpy as np
+from markupsafe import Markup
+
+from headcount.experiments.paper.cells import FIGURES, ITEMS, OURS, TABLES, figure_recipes, required_recipes, table_cells
 from headcount.experiments.paper.scales import DATASETS, METHODS, SCENARIOS, Scale
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
-from headcount.experiments.scores import mean_and_deviation, paired_t_test
+from headcount.experiments.scores import REMOVALS
 from headcount.io import atomic_write
 from headcount.reporting import paper_tables as tables
-from headcount.reporting.paper_plots import agreement_scatter, paper_figures
+from headcount.reporting import plots
+from headcount.reporting.figures import FigureGroup, FigurePanel, share_scatters, svg_panel
+from headcount.reporting.paper_tables import Records
+from headcount.reporting.render import PALETTE, finite, render_template
 from headcount.reporting.report import provenance
 from headcount.reporting.results_table import RunSummary
-from headcount.reporting.templates import render_template
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+RISING = ("Small", "Various", "Large")  # by the size of the majorities, as in the paper's figure 3
+_MAX_POINTS = 400  # of a scatter: every bag of a fold
 
 
-def write_paper(scale: Scale, records: tables.Records, page: Path | str) -> Path:
+def write_paper(scale: Scale, records: Records, page: Path | str) -> Path:
     """Write the page of the paper at this scale atomically and return its path."""
     page = Path(page)
     text = render_paper(scale, records)
@@ -28,13 +42,14 @@ def write_paper(scale: Scale, records: tables.Records, page: Path | str) -> Path
     return page
 
 
-def render_paper(scale: Scale, records: tables.Records) -> str:
+def render_paper(scale: Scale, records: Records) -> str:
     """The page as a string; without any records it shows the printed values, all of ours marked missing."""
     cells = {table: table_cells(table, scale) for table in TABLES}
     recipes = {item: required_recipes(item, scale) for item in ITEMS}
     required = dict.fromkeys(r for group in recipes.values() for r in group)
     used = {r: records[r] for r in required if r in records}
     shown = [tables.paper_table(name, group, records) for name, group in cells.items()]
+    pairs = [e.pair for table in shown for e in table.entries if e.pair and e.complete]
     chosen = {r.key for group in cells.values() for c in group if c.method in OURS for r in c.selected_records(records)}
     removals = sorted({r.removal for r in required if r.removal})
     substitutes = {d: s for d, s in scale.sources.items() if s != d.lower()}
@@ -54,8 +69,8 @@ def render_paper(scale: Scale, records: tables.Records) -> str:
         provenance=provenance(list(used.values())),
         tables=shown,
         items=[(item, sum(r in records for r in group), len(group)) for item, group in recipes.items()],
-        agreement=agreement_scatter([e.pair for t in shown for e in t.entries if e.pair and e.complete]),
-        pairs=comparisons(cells["table2"] + cells["table4"], records),
+        agreement=agreement_scatter(pairs) if pairs else "",
+        pairs=tables.comparisons(cells["table2"] + cells["table4"], records),
         figures=paper_figures(scale, records),
         runs=[(scenario, run_groups(scenario, scale, records, chosen, removals)) for scenario in SCENARIOS],
         unrelated=[RunSummary(record) for recipe, record in records.items() if recipe not in required],
@@ -68,49 +83,6 @@ def _data_notes(records: Iterable[Record]) -> dict[str, list[str]]:
     for source, note in sorted({(r.data["recipe"]["source"], r.data["data"].get("note") or "") for r in records}):
         notes.setdefault(note, []).append(source)
     return {note: sources for note, sources in notes.items() if note}
-
-
-@dataclass(frozen=True)
-class FoldComparison:
-    """ "Ours" against the best other method and the Counting Network, on one data set in one scenario."""
-
-    scenario: str
-    dataset: str
-    ours: str
-    other: str
-    n_others: int
-    against_other: tuple[str, str, str]
-    against_count: tuple[str, str, str]
-
-
-def comparisons(cells: Sequence[Cell], records: tables.Records) -> list[FoldComparison]:
-    """A comparison for each scenario and data set."""
-    grid = {(c.scenario, c.method, c.dataset): c for c in cells}
-    methods = list(dict.fromkeys(c.method for c in cells if c.table == "table2" and c.method not in OURS))
-    rows = []
-    for scenario in SCENARIOS:
-        for dataset in DATASETS:
-            scores = {m: _by_fold(grid[scenario, m, dataset], records) for m in ("Ours", "Counting Network", *methods)}
-            ours, count = scores["Ours"], scores["Counting Network"]
-            others = {m: scores[m] for m in methods if ours and scores[m].keys() == ours.keys()}
-            best = max(others, key=lambda m: mean_and_deviation(others[m].values())[0], default="")
-            mean = f"{mean_and_deviation(ours.values())[0]:.3f}" if ours else "–"
-            tests = _test(ours, others.get(best, {})), _test(ours, count)
-            rows.append(FoldComparison(scenario, dataset, mean, best, len(others), *tests))
-    return rows
-
-
-def _by_fold(cell: Cell, records: tables.Records) -> dict[int, float]:
-    return {r.recipe.fold: r.scores[cell.metric] for r in cell.selected_records(records)}
-
-
-def _test(a: dict[int, float], b: dict[int, float]) -> tuple[str, str, str]:
-    """Difference, p and number of folds; dashes unless both have run the same folds, two or more."""
-    if a.keys() != b.keys() or len(a) < 2:
-        return "–", "–", "–"
-    test = paired_t_test([a[f] for f in sorted(a)], [b[f] for f in sorted(a)])
-    p = "–" if math.isnan(test.p) else "< 0.001" if test.p < 0.001 else f"{test.p:.3f}"
-    return tables.signed(test.difference), p, str(test.n)
 
 
 @dataclass(frozen=True)
@@ -137,7 +109,7 @@ class PaperRunGroup:
 
 
 def run_groups(
-    scenario: str, scale: Scale, records: tables.Records, chosen: set[str], removals: Sequence[float]
+    scenario: str, scale: Scale, records: Records, chosen: set[str], removals: Sequence[float]
 ) -> list[PaperRunGroup]:
     """The recipes that have run; the runs of MPEM that "Ours" chose are marked."""
     groups = []
@@ -155,16 +127,159 @@ def _run_group(
     title: str,
     recipes: Mapping[str, Sequence[Recipe]],
     scale: Scale,
-    records: tables.Records,
+    records: Records,
     chosen: set[str],
 ) -> PaperRunGroup:
     lines = []
     for name, folds in recipes.items():
-        found = [records.get(r) for r in folds]
-        if any(found):
-            runs = [None if r is None else RunSummary(r, chosen=r.key in chosen) for r in found]
+        available = [records.get(r) for r in folds]
+        if any(available):
+            runs = [None if r is None else RunSummary(r, chosen=r.key in chosen) for r in available]
             lines.append(PaperRunLine(tables.slug(*names, name), f"r = {name}" if folds[0].removal else name, runs))
     in_base = ("source", "scenario", "fold", "removal", *scale.base.changes)
     changes = next(iter(recipes.values()))[0].changes
     text = ", ".join(f"{k}={v}" for k, v in changes.items() if k not in in_base)
     return PaperRunGroup(tables.slug(*names), title, text, lines)
+
+
+@dataclass(frozen=True)
+class PaperFigure:
+    """One figure of the paper, ready for the page."""
+
+    slug: str
+    title: str
+    groups: list[FigureGroup]
+    missing: str  # the missing runs in words, or empty
+
+    @property
+    def number(self) -> str:
+        return self.slug.removeprefix("figure")
+
+
+def paper_figures(scale: Scale, records: Records) -> list[PaperFigure]:
+    """Every figure of the paper; without any of its runs, a figure consists of the sentence on what is missing."""
+    groups = {
+        "figure3": _accuracy_groups(scale, records),
+        "figure6": _share_error_groups(scale, records),
+        "figure7": share_groups(scale, records),
+        "figure8": _sweep_groups(scale, records, plots.purity, "purity"),
+        "figure9": _sweep_groups(scale, records, plots.agreement, "agreement", "agreement_random"),
+    }
+    return [
+        PaperFigure(s, FIGURES[s], [g for g in gs if g.panels or g.text], missing_runs(s, scale, records))
+        for s, gs in groups.items()
+    ]
+
+
+def missing_runs(figure: str, scale: Scale, records: Records) -> str:
+    """The missing runs of a figure by method, data set and scenario, and by fold where only some are missing."""
+    required = figure_recipes(figure, scale)
+    missing = [r for r in required if r not in records]
+    if not missing:
+        return ""
+    by_label = {}
+    for label in dict.fromkeys(r.label for r in missing):
+        by_dataset = {}
+        for dataset, source in scale.sources.items():
+            lists = ([r for r in rs if (r.label, r.source) == (label, source)] for rs in (missing, required))
+            by_dataset[dataset] = ", ".join(_missing_scenarios(*lists))
+        by_label[label] = "; ".join(f"{names} ({scenarios})" for scenarios, names in _group_names(by_dataset).items())
+    where = ". ".join(f"{names} on {datasets}" for datasets, names in _group_names(by_label).items())
+    return f"Missing: {len(missing):,} of {len(required):,} runs. {where}."
+
+
+def _missing_scenarios(missing: Sequence[Recipe], required: Sequence[Recipe]) -> Iterator[str]:
+    for scenario in SCENARIOS:
+        folds, total = ([r.fold for r in rs if r.scenario == scenario.lower()] for rs in (missing, required))
+        if folds:
+            yield scenario if len(folds) == len(total) else f"{scenario} (fold {', '.join(map(str, folds))})"
+
+
+def _group_names(values: Mapping[str, str]) -> dict[str, str]:
+    """Each value with the names that have it: {"SVHN": "Small", "PATH": "Small"} -> {"Small": "SVHN, PATH"}."""
+    distinct = dict.fromkeys(filter(None, values.values()))
+    return {value: ", ".join(name for name, v in values.items() if v == value) for value in distinct}
+
+
+def agreement_scatter(pairs: Sequence[tuple[float, float]]) -> Markup:
+    """A dot per cell, our value against the printed one."""
+    figure = plots.share_scatter(*np.array(pairs).T, PALETTE[0])
+    figure.axes[0].set_title("ours", loc="left")
+    figure.axes[0].set_xlabel("printed", loc="right")
+    return svg_panel("", figure, "scatter", "Every complete cell of the tables: our value against the printed one").svg
+
+
+def _accuracy_groups(scale: Scale, records: Records) -> list[FigureGroup]:
+    grid = {(c.scenario, c.dataset): c for c in table_cells("table4", scale) if c.method == "Counting Network"}
+    panels = []
+    for dataset in DATASETS:
+        cells = {s: grid[s, dataset] for s in RISING}
+        chosen = {r.recipe: r for c in cells.values() for r in c.selected_records(records)}
+        ours = {s: [r.scores[c.metric] for r in c.selected_records(records)] for s, c in cells.items()}
+        figure = plots.accuracy_by_scenario({s: (c.printed.mean, c.printed.deviation or 0) for s, c in cells.items()}, ours)
+        label = f"Instance accuracy of the Counting Network on {dataset} by scenario, printed and ours"
+        caption = f"{dataset} (re-cropped)" if tables.uses_recropped_svhn(chosen) else dataset
+        panels.append(svg_panel(caption, figure, f"figure3-{dataset}", label))
+    return [FigureGroup("", "", "four", tuple(panels))]
+
+
+def _share_error_groups(scale: Scale, records: Records) -> list[FigureGroup]:
+    errors: dict[str, list[float]] = {}
+    colours = {}
+    for scenario in SCENARIOS:
+        for method, colour in (("Output+Mean", PALETTE[2]), ("Counting Network", PALETTE[0])):
+            recipes = [r for d in DATASETS for r in scale.recipes(method, d, scenario)]
+            runs = [records[r].data.get("share_difference") or () for r in recipes if r in records]
+            if any(runs):
+                part = "" if len(runs) == len(recipes) else f" ({len(runs)} of {len(recipes)} runs)"
+                name = f"{scenario}, {method}{part}"
+                errors[name], colours[name] = [v for bags in runs for v in bags], colour
+    if not errors:
+        return []
+    label = "Box plots of the predicted minus the true share of the majority class, by scenario and method"
+    drawn = svg_panel("", plots.share_boxes(errors, colours), "figure6", label)
+    notes = tuple(f"{name}: {_describe_errors(np.array(values))}" for name, values in errors.items())
+    return [FigureGroup("", "", "wide", (drawn,), notes)]
+
+
+def _describe_errors(errors: np.ndarray) -> str:
+    median = f"{np.median(errors):+.3f}".replace("-", "−")
+    return f"median {median}, over-estimated in {100 * (errors > 0).mean():.0f} % of the bags"
+
+
+def share_groups(scale: Scale, records: Records) -> list[FigureGroup]:
+    """Figure 7: the panels of each scenario, or the reason why its run has none."""
+    groups = []
+    for recipe in figure_recipes("figure7", scale):
+        if recipe in records:
+            group = share_scatters([records[recipe]], f"figure7-{recipe.scenario}", _MAX_POINTS)
+            reason = f"The arrays of run {records[recipe].key} were not kept beside its record."
+            groups.append(replace(group, title=recipe.scenario.title(), text="" if group.panels else reason))
+    return groups
+
+
+def _sweep_groups(scale: Scale, records: Records, plot: Callable[..., Figure], *keys: str) -> list[FigureGroup]:
+    """A panel with the mean of the data sets, which are its thin lines; then one per data set, with folds as thin lines."""
+    curves: dict[str, list[np.ndarray]] = {}  # data set -> for each quantity (folds, removals)
+    for dataset in DATASETS:
+        runs = [records[r] for r in scale.recipes("Counting Network", dataset, SCENARIOS[0]) if r in records]
+        sweeps = [s for r in runs if (s := r.data.get("sweep")) and tuple(s["removal"]) == REMOVALS]
+        if sweeps:
+            curves[dataset] = [np.array([s[k] for s in sweeps], float) for k in keys]
+    shown = finite(np.concatenate([np.zeros(0), *(t.ravel() for group in curves.values() for t in group)]))
+    if not len(shown):
+        return []
+    means = [np.array([plots.column_means(group[i]) for group in curves.values()]) for i in range(len(keys))]
+    complete = len(curves) == len(DATASETS)
+    mean_of = "Mean of the data sets" if complete else f"Mean of the available data sets: {', '.join(curves)}"
+    padding = max(0.06 * float(np.ptp(shown)), 0.01)
+    panels = []
+    for name, group in {mean_of: means, **{d: curves.get(d) for d in DATASETS}}.items():
+        if group is None:
+            panels.append(FigurePanel(name, Markup("")))
+            continue
+        figure = plot(REMOVALS, *group)
+        figure.axes[0].set_ylim(shown.min() - padding, shown.max() + padding)  # one scale, so that panels compare
+        label = f"{keys[0].capitalize()} against the share r removed: {name}"
+        panels.append(svg_panel(name, figure, f"{keys[0]}-{len(panels)}", label))
+    return [FigureGroup("", "", "small", tuple(panels))]

@@ -13,8 +13,9 @@ from headcount.experiments.paper.cells import ALL_DATASETS, OURS, TABLES, Cell, 
 from headcount.experiments.paper.scales import DATASETS, SCENARIOS
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
+from headcount.experiments.scores import mean_and_deviation, paired_t_test
+from headcount.reporting.render import read_resource
 from headcount.reporting.results_table import TableCell
-from headcount.reporting.templates import read_resource
 
 Records = Mapping[Recipe, Record]
 CellKey = tuple[str, str, str]  # scenario, method, data set
@@ -29,10 +30,7 @@ _ROUNDING = 0.0015  # error of a mean and twice a deviation that are printed wit
 
 
 def slug(*words: str) -> str:
-    """
-    >>> slug("Various", "Feature+Mean", "r=0.5")
-    'various-feature-mean-r-0-5'
-    """
+    """As in "various-feature-mean-r-0-5"."""
     return "-".join(re.sub(r"[^a-z0-9]+", "-", w.lower()).strip("-") for w in words)
 
 
@@ -165,21 +163,14 @@ def _average_entries(name: str, entries: Mapping[CellKey, PaperEntry], notes: Se
 
 def _mark_best(lines: list[list[PaperEntry]]) -> list[list[PaperEntry]]:
     """The best printed value of each column and, once the column is complete, the best of ours; ties are all marked."""
-    columns = []
-    for column in zip(*lines, strict=True):
-        printed = max(e.recomputed or e.printed.mean for e in column)
-        ours = max(e.ours.mean for e in column) if all(e.complete for e in column) else None
-        columns.append(
-            [
-                replace(
-                    e,
-                    ours=replace(e.ours, best=e.ours.mean == ours),
-                    printed=replace(e.printed, best=(e.recomputed or e.printed.mean) == printed),
-                )
-                for e in column
-            ]
-        )
-    return [list(line) for line in zip(*columns, strict=True)]
+    for k, column in enumerate(zip(*lines, strict=True)):
+        best_printed = max(e.recomputed or e.printed.mean for e in column)
+        best_ours = max(e.ours.mean for e in column) if all(e.complete for e in column) else None
+        for line, e in zip(lines, column, strict=True):
+            ours = replace(e.ours, best=e.ours.mean == best_ours)
+            printed = replace(e.printed, best=(e.recomputed or e.printed.mean) == best_printed)
+            line[k] = replace(e, ours=ours, printed=printed)
+    return lines
 
 
 def _format_deviation(value: float | None) -> str:
@@ -187,10 +178,6 @@ def _format_deviation(value: float | None) -> str:
 
 
 def signed(value: float) -> str:
-    """
-    >>> signed(-0.0123), signed(-0.0001)
-    ('−0.012', '0.000')
-    """
     return "0.000" if abs(value) < 0.0005 else f"{value:+.3f}".replace("-", "−")
 
 
@@ -217,3 +204,46 @@ def _footnotes(table: str) -> list[Footnote]:
 
 def _note_numbers(notes: Sequence[Footnote], scenario: str, method: str, dataset: str) -> tuple[int, ...]:
     return tuple(i for i, n in enumerate(notes, 1) if n.scenario == scenario and method in n.methods and dataset in n.datasets)
+
+
+@dataclass(frozen=True)
+class FoldComparison:
+    """ "Ours" against the best other method and the Counting Network, on one data set in one scenario."""
+
+    scenario: str
+    dataset: str
+    ours: str
+    other: str
+    n_others: int
+    against_other: tuple[str, str, str]
+    against_count: tuple[str, str, str]
+
+
+def comparisons(cells: Sequence[Cell], records: Records) -> list[FoldComparison]:
+    """A comparison for each scenario and data set."""
+    grid = {(c.scenario, c.method, c.dataset): c for c in cells}
+    methods = list(dict.fromkeys(c.method for c in cells if c.table == "table2" and c.method not in OURS))
+    rows = []
+    for scenario in SCENARIOS:
+        for dataset in DATASETS:
+            scores = {m: _by_fold(grid[scenario, m, dataset], records) for m in ("Ours", "Counting Network", *methods)}
+            ours, count = scores["Ours"], scores["Counting Network"]
+            others = {m: scores[m] for m in methods if ours and scores[m].keys() == ours.keys()}
+            best = max(others, key=lambda m: mean_and_deviation(others[m].values())[0], default="")
+            mean = f"{mean_and_deviation(ours.values())[0]:.3f}" if ours else "–"
+            tests = _test(ours, others.get(best, {})), _test(ours, count)
+            rows.append(FoldComparison(scenario, dataset, mean, best, len(others), *tests))
+    return rows
+
+
+def _by_fold(cell: Cell, records: Records) -> dict[int, float]:
+    return {r.recipe.fold: r.scores[cell.metric] for r in cell.selected_records(records)}
+
+
+def _test(a: dict[int, float], b: dict[int, float]) -> tuple[str, str, str]:
+    """Difference, p and number of folds; dashes unless both have run the same folds, two or more."""
+    if a.keys() != b.keys() or len(a) < 2:
+        return "–", "–", "–"
+    test = paired_t_test([a[f] for f in sorted(a)], [b[f] for f in sorted(a)])
+    p = "–" if math.isnan(test.p) else "< 0.001" if test.p < 0.001 else f"{test.p:.3f}"
+    return signed(test.difference), p, str(test.n)

@@ -1,42 +1,25 @@
-"""Pure functions from numbers to one matplotlib Figure each, small enough for a phone.
+"""Pure functions from numbers to one matplotlib Figure each, small enough for a phone; captions belong to the page.
 
-Those of the paper are share_boxes (figure 6), share_scatter (7), purity (8) and agreement (9). Titles and captions belong to
-the page; a panel only names its
+Those of the paper are share_boxes (figure 6), share_scatter (7), purity (8) and agreement (9).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from headcount.experiments.scores import mean_and_deviation
-from headcount.reporting.svg import (
-    INK,
-    MUTED,
-    PALETTE,
-    PAPER,
-    RULE,
-    Matrix,
-    Numbers,
-    finite,
-    inline_svg,
-    legend,
-    limit_ticks,
-    method_colours,
-    panel,
-    save,
-    truncate,
-)
+from headcount.reporting.render import INK, MUTED, PALETTE, PAPER, RULE, Numbers, finite, legend, limit_ticks, panel, truncate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
 
 _ROW_HEIGHT = 38  # pixels of a method: its name, and its dots or its box below
 
@@ -49,6 +32,11 @@ class LossCurve(NamedTuple):
     valid: Numbers
     best_epoch: float
     best_loss: float
+
+
+def column_means(folds: np.ndarray) -> list[float]:
+    """The mean of each column, without undefined values."""
+    return [mean_and_deviation(column)[0] for column in folds.T]
 
 
 @contextmanager
@@ -65,7 +53,7 @@ def method_rows(labels: Sequence[str], width: float = 390) -> Iterator[tuple[Fig
 
 @contextmanager
 def lines_against_removal(
-    title: str, removal: Numbers, lines: Mapping[str, Matrix], colours: Mapping[str, str]
+    title: str, removal: Numbers, lines: Mapping[str, ArrayLike], colours: Mapping[str, str]
 ) -> Iterator[tuple[Figure, Axes]]:
     """A panel over r from 0 to 1: for each name, a thin line per fold and a thick one for their mean."""
     with panel(390, 220) as (figure, ax):
@@ -73,8 +61,7 @@ def lines_against_removal(
             table = np.asarray(folds, dtype=float)  # (folds, removals), NaN where there is no run
             if len(table) > 1:
                 ax.plot(removal, table.T, color=colours[name], lw=0.8, alpha=0.45)
-            mean = [mean_and_deviation(column)[0] for column in table.T]
-            ax.plot(removal, mean, color=colours[name], lw=2.2, label=name)
+            ax.plot(removal, column_means(table), color=colours[name], lw=2.2, label=name)
         ax.set(title=title, xlim=(0, 1.03), xticks=np.arange(0, 1.01, 0.2))
         ax.set_xlabel("r, share of the predicted minority removed", loc="right")
         yield figure, ax
@@ -83,9 +70,9 @@ def lines_against_removal(
             legend(ax)
 
 
-def pad_limits(ax: Axes, values: Numbers) -> tuple[float, float]:
+def pad_limits(ax: Axes, values: Iterable[Numbers]) -> tuple[float, float]:
     """Set and return x limits with some room beyond the outermost values."""
-    shown = finite(values)
+    shown = finite(np.concatenate([np.zeros(0), *values]))
     low, high = (float(shown.min()), float(shown.max())) if len(shown) else (0.0, 1.0)
     padding = max(0.06 * (high - low), 0.01)
     ax.set_xlim(low - padding, high + padding)
@@ -97,9 +84,8 @@ def learning_curves(curves: Sequence[LossCurve], colour: str = PALETTE[0]) -> Fi
     with panel(340, 200) as (figure, ax):
         width = 1.6 if len(curves) == 1 else 1.0
         for i, curve in enumerate(curves):
-            first = i == 0
-            ax.plot(curve.epoch, curve.train, color=MUTED, lw=0.8, alpha=0.6, label="training" if first else None)
-            ax.plot(curve.epoch, curve.valid, color=colour, lw=width, label="validation" if first else None)
+            ax.plot(curve.epoch, curve.train, color=MUTED, lw=0.8, alpha=0.6, label=None if i else "training")
+            ax.plot(curve.epoch, curve.valid, color=colour, lw=width, label=None if i else "validation")
         best = [c.best_epoch for c in curves], [c.best_loss for c in curves]
         ax.plot(*best, "o", ms=5.5, mfc=PAPER, mec=colour, mew=1.6, clip_on=False, label="kept", zorder=4)
         shown = finite([v for c in curves for v in (*c.train, *c.valid)])
@@ -125,8 +111,26 @@ def accuracy_dots(scores: Mapping[str, Numbers], colours: Mapping[str, str]) -> 
             ax.plot(values, [y] * len(values), "o", ms=6, color=colours[label], alpha=0.35, mew=0)
             ax.plot([mean], [y], "o", ms=9, color=colours[label], mew=0)
             ax.annotate(f"{mean:.3f}", (1, y), (46, 0), ("axes fraction", "data"), "offset points", ha="right", va="center")
-        pad_limits(ax, [v for values in scores.values() for v in values])
+        pad_limits(ax, scores.values())
         ax.set_xlabel("instance accuracy", loc="right")
+    return figure
+
+
+def accuracy_by_scenario(printed: Mapping[str, tuple[float, float]], ours: Mapping[str, Numbers]) -> Figure:
+    """Printed means with their deviation as rings, ours beside them as dots, over the scenarios."""
+    with panel(250, 220, (30, 26, 6, 26)) as (figure, ax):
+        for x, (scenario, (mean, deviation)) in enumerate(printed.items()):
+            folds = finite(ours[scenario])
+            labels = ("printed", "ours") if x == 0 else (None, None)
+            ax.plot([x - 0.14] * 2, [mean - deviation, mean + deviation], color=MUTED, lw=1.4)
+            ax.plot([x - 0.14], [mean], "o", ms=7, mfc=PAPER, mec=MUTED, mew=1.6, ls="none", label=labels[0])
+            ax.plot([x + 0.14] * len(folds), folds, "o", ms=5, color=PALETTE[0], alpha=0.35, mew=0)
+            ax.plot([x + 0.14], [mean_and_deviation(folds)[0]], "o", ms=8, color=PALETTE[0], mew=0, ls="none", label=labels[1])
+        ax.set(xlim=(-0.5, len(printed) - 0.5), ylim=(0, 1), title="accuracy")
+        ax.set_xticks(range(len(printed)), list(printed))
+        ax.tick_params(axis="x", length=0)
+        limit_ticks(ax)
+        legend(ax)
     return figure
 
 
@@ -137,7 +141,7 @@ def share_boxes(differences: Mapping[str, Numbers], colours: Mapping[str, str]) 
         for y, (label, values) in enumerate(differences.items()):
             if len(shown := finite(values)):
                 _box(ax, y, shown, colours[label])
-        low, high = pad_limits(ax, [0.0, *(v for values in differences.values() for v in values)])
+        low, high = pad_limits(ax, [[0.0], *differences.values()])
         ax.set_xlabel("share of the majority, predicted − true", loc="right")
         for x, text, side in ((low, "under-estimated", "left"), (high, "over-estimated", "right")):
             ax.annotate(text, (x, 1), (0, 4), ("data", "axes fraction"), "offset points", ha=side, color=MUTED, size=10)
@@ -153,7 +157,7 @@ def _box(ax: Axes, y: float, values: np.ndarray, colour: str) -> None:
     ax.barh(y, high - low, 0.34, low, color=colour, alpha=0.3)
     ax.plot([median, median], [y - 0.17, y + 0.17], color=colour, lw=2.4, solid_capstyle="butt")
     outliers = np.unique(values[~inside])
-    ax.plot(outliers, np.full(len(outliers), y), "o", ms=3, color=colour, alpha=0.5, mew=0)
+    ax.plot(outliers, np.full_like(outliers, y), "o", ms=3, color=colour, alpha=0.5, mew=0)
 
 
 def share_scatter(before: Numbers, after: Numbers, colour: str = PALETTE[1]) -> Figure:
@@ -166,23 +170,22 @@ def share_scatter(before: Numbers, after: Numbers, colour: str = PALETTE[1]) -> 
     return figure
 
 
-def purity(removal: Numbers, folds: Matrix) -> Figure:
+def purity(removal: Numbers, folds: ArrayLike) -> Figure:
     """The fraction of removed instances that do not belong to their bag's class, against r."""
     with lines_against_removal("purity", removal, {"MPEM": folds}, {"MPEM": PALETTE[1]}) as (figure, _):
         return figure
 
 
-def agreement(removal: Numbers, folds: Matrix, control: Matrix) -> Figure:
+def agreement(removal: Numbers, folds: ArrayLike, control: ArrayLike) -> Figure:
     """How often the label is the majority of the remaining instances, against r, with removal at random as control."""
-    lines, colours = {"MPEM": folds, "at random": control}, {"MPEM": PALETTE[1], "at random": PALETTE[7]}
-    with lines_against_removal("agreement", removal, lines, colours) as (figure, _):
+    lines = {"MPEM": folds, "at random": control}
+    with lines_against_removal("agreement", removal, lines, {"MPEM": PALETTE[1], "at random": PALETTE[7]}) as (figure, _):
         return figure
 
 
-def removal_sweep(removal: Numbers, folds: Matrix, chosen: Numbers, title: str, baseline: float | None = None) -> Figure:
+def removal_sweep(removal: Numbers, folds: ArrayLike, chosen: Numbers, title: str, baseline: float | None = None) -> Figure:
     """A score of MPEM against r, a line per fold; rings mark the chosen r, the dashed line the score without removal."""
-    column = {round(float(r), 6): i for i, r in enumerate(removal)}
-    rings = [(r, fold[column[round(float(r), 6)]]) for r, fold in zip(chosen, folds, strict=True)]
+    rings = [(r, fold[np.isclose(removal, r).argmax()]) for r, fold in zip(chosen, np.asarray(folds), strict=True)]
     with lines_against_removal(title, removal, {"": folds}, {"": PALETTE[1]}) as (figure, ax):
         style: Any = {"ms": 6, "mfc": PAPER, "mec": PALETTE[1], "mew": 1.7, "zorder": 4}
         ax.plot(*zip(*rings, strict=True), "o", label="chosen r", **style)
@@ -191,7 +194,7 @@ def removal_sweep(removal: Numbers, folds: Matrix, chosen: Numbers, title: str, 
     return figure
 
 
-def confusion_matrix(counts: Matrix, classes: Sequence[str]) -> Figure:
+def confusion_matrix(counts: ArrayLike, classes: Sequence[str]) -> Figure:
     """Counts, a row per true class, shaded by the share of the row; at the right the recall of each class."""
     table = np.asarray(counts, dtype=float)
     share = table / np.maximum(table.sum(1, keepdims=True), 1)
@@ -241,8 +244,8 @@ def bag_sizes(edges: Sequence[int], counts: Sequence[int]) -> Figure:
 def protocol_figure(share: Numbers, labels: Numbers, tied: Numbers | float, classes: Sequence[str], edges: Numbers) -> Figure:
     """What n bags are like: the share of their majority over the protocol's bins, and how many have each label.
 
-    ``share``, ``labels`` and ``tied`` (two classes lead) are (n,), one value per bag; ``tied`` may also be their mean.
-    Bags that rounding pushed out of the protocol's range are counted in the axis label.
+    ``share``, ``labels`` and ``tied`` (two classes lead) are (n,). Bags that rounding pushed out of the protocol's range are
+    counted in the axis label.
     """
     share, edges = np.asarray(share, dtype=float), np.asarray(edges, dtype=float)
     with panel(780, max(250, 90 + 20 * len(classes)), (44, 34, 24, 42), columns=2) as (figure, (left, right)):
@@ -261,9 +264,3 @@ def protocol_figure(share: Numbers, labels: Numbers, tied: Numbers | float, clas
         right.set_xlabel("bags (dashed: uniform labels)", loc="right")
         right.grid(visible=False)
     return figure
-
-
-__all__ = [
-    "LossCurve", "accuracy_dots", "agreement", "bag_sizes", "confusion_matrix", "inline_svg", "learning_curves",
-    "method_colours", "protocol_figure", "purity", "removal_sweep", "save", "share_boxes", "share_scatter",
-]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,9 +17,8 @@ from headcount.experiments.scores import Row, rows
 from headcount.io import atomic_write
 from headcount.reporting import results_table as tables
 from headcount.reporting.figures import FigureGroup, section_figures
+from headcount.reporting.render import method_colours, picture_uri, render_template
 from headcount.reporting.results_table import ReportMethod, RunSummary, TableCell
-from headcount.reporting.svg import method_colours
-from headcount.reporting.templates import picture_uri, render_template
 
 _MAX_BYTES = 2_800_000  # a page should open at once on a phone
 LoadSource = Callable[[str], Source]
@@ -28,12 +27,10 @@ _SIDE = 64  # pixels of a picture in the page; larger ones are scaled down
 _NEEDED = ("test_index", "test_offsets", "test_label", "test_bag_said", "test_truth", "test_said", "test_confidence")
 
 
-@dataclass(frozen=True)
-class GalleryInstance:
-    """One instance: its predicted class, the confidence, and the true class where it is known."""
+class GalleryInstance(NamedTuple):
+    """One instance: the confidence of its prediction, and the true class where it is known."""
 
-    predicted: str
-    confidence: str
+    confidence: float
     truth: str
     wrong: bool
     picture: str  # a data URI, or empty for features
@@ -45,11 +42,10 @@ class GalleryVotes:
 
     name: str
     count: int
-    instances: tuple[GalleryInstance, ...]
+    instances: list[GalleryInstance]
 
 
-@dataclass(frozen=True)
-class GalleryBag:
+class GalleryBag(NamedTuple):
     """One bag as the page shows it."""
 
     rank: str
@@ -63,7 +59,7 @@ class GalleryBag:
     n_known: int
     true_share: float
     predicted_share: float
-    votes: tuple[GalleryVotes, ...]
+    votes: list[GalleryVotes]
 
 
 @dataclass(frozen=True)
@@ -95,6 +91,8 @@ class ReportSection:
     scenario: str
     notes: list[str]
     methods: list[ReportMethod]  # ranked
+    lines: list[tuple[ReportMethod, list[TableCell]]]
+    facts: list[tuple[str, str]]
     groups: list[FigureGroup]
     records: list[Record]
 
@@ -103,25 +101,12 @@ class ReportSection:
         return tables.best_method(self.methods)
 
     @property
-    def best_accuracy(self) -> str:
-        return f"{100 * round(self.best.accuracy, 3):.1f} %"  # rounded as in the table
-
-    @property
-    def facts(self) -> list[tuple[str, str]]:
-        return tables.data_facts(self.records)
-
-    @property
-    def lines(self) -> list[tuple[ReportMethod, list[TableCell]]]:
-        return tables.table_lines(self.methods)
-
-    @property
     def runs(self) -> list[RunSummary]:
         """Every record, by the rank of its method, then fold, seed and r."""
         chosen = {r.key for m in self.methods for r in m.row.records}
         names = {m.row.records[0].method: m.name for m in self.methods}
-        rank = {method: i for i, method in enumerate(names)}
-        records = ((rank[r.method], r.recipe.fold, r.recipe.seed, r.recipe.removal, r) for r in self.records)
-        ordered = [record for *_, record in sorted(records, key=lambda entry: entry[:-1])]
+        rank = list(names).index
+        ordered = sorted(self.records, key=lambda r: (rank(r.method), r.recipe.fold, r.recipe.seed, r.recipe.removal))
         return [RunSummary(r, names[r.method], r.key in chosen) for r in ordered]
 
     def gallery(self, load_source: LoadSource, budget: int) -> Gallery:
@@ -178,24 +163,18 @@ def _sections(records: Sequence[Record]) -> list[ReportSection]:
         notes = sorted({note for r in here if (note := r.data["data"].get("note"))})
         notes += [f"{n}, {text}" for n, text in remarks.items() if any(m.name.startswith(n) for m in methods)]
         figures = section_figures(methods, here, colours, f"s{i}", compact)
-        sections.append(ReportSection(f"s{i}", source, scenario, notes, methods, figures, here))
+        lines, facts = tables.table_lines(methods), tables.data_facts(here)
+        sections.append(ReportSection(f"s{i}", source, scenario, notes, methods, lines, facts, figures, here))
     return sections
 
 
 def _overview(sections: Sequence[ReportSection]) -> list[tuple[str, list[TableCell]]]:
     """Instance accuracy of every method on every data set."""
-    best = [s.best for s in sections]
-    by_name = [{m.name: m for m in s.methods} for s in sections]
-    return [
-        (
-            name,
-            [
-                tables.score_cell(m.row, "instance_accuracy", m is b) if (m := methods.get(name)) else TableCell()
-                for methods, b in zip(by_name, best, strict=True)
-            ],
-        )
-        for name in dict.fromkeys(m.name for s in sections for m in s.methods)
-    ]
+    lines = {name: [TableCell()] * len(sections) for name in dict.fromkeys(m.name for s in sections for m in s.methods)}
+    for column, section in enumerate(sections):
+        for m in section.methods:
+            lines[m.name][column] = tables.score_cell(m.row, "instance_accuracy", m is section.best)
+    return list(lines.items())
 
 
 def provenance(records: Sequence[Record]) -> dict[str, Any]:
@@ -247,48 +226,36 @@ def _ranked_bags(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, int]]:
 
 
 def _bag(rank: str, b: int, arrays: dict[str, np.ndarray], source: Source, colours: int) -> GalleryBag:
-    rows = np.arange(int(arrays["test_offsets"][b]), int(arrays["test_offsets"][b + 1]))
-    truth, predicted = arrays["test_truth"][rows].astype(int), arrays["test_said"][rows].astype(int)
+    """Votes for the label come first, then the other classes by votes; within a class confidence falls."""
+    here, names = slice(*arrays["test_offsets"][b : b + 2].tolist()), (*source.classes, "unknown")  # the last for truth -1
+    truth, predicted, index = (arrays[f"test_{k}"][here].astype(int) for k in ("truth", "said", "index"))
     label, bag_prediction = int(arrays["test_label"][b]), int(arrays["test_bag_said"][b])
+    confidence = arrays["test_confidence"][here]
+    counts, votes = np.bincount(predicted), []
+    for k in sorted(np.flatnonzero(counts).tolist(), key=lambda k: (k != label, -counts[k], k)):
+        members = np.flatnonzero(predicted[:_MAX_SHOWN] == k)
+        instances = [
+            GalleryInstance(
+                confidence=float(confidence[i]),
+                truth=names[truth[i]],
+                wrong=truth[i] not in (-1, k),
+                picture=picture_uri(source.data[index[i]], _SIDE, colours) if source.kind == "images" else "",
+            )
+            for i in members[np.argsort(-confidence[members], kind="stable")]
+        ]
+        votes.append(GalleryVotes(names[k], int(counts[k]), instances))
     n_known = int((truth >= 0).sum())
     return GalleryBag(
         rank=rank,
         number=b,
-        label=_class_name(source, label),
-        predicted=_class_name(source, bag_prediction),
+        label=names[label],
+        predicted=names[bag_prediction],
         correct=bag_prediction == label,
-        size=len(rows),
-        shown=min(len(rows), _MAX_SHOWN),
-        n_correct=int(((predicted == truth) & (truth >= 0)).sum()),
+        size=len(truth),
+        shown=min(len(truth), _MAX_SHOWN),
+        n_correct=int((predicted == truth).sum()),
         n_known=n_known,
         true_share=float((truth == label).sum() / max(n_known, 1)),
         predicted_share=float((predicted == label).mean()),
-        votes=tuple(_votes(arrays, rows, label, source, colours)),
+        votes=votes,
     )
-
-
-def _votes(arrays: dict[str, np.ndarray], rows: np.ndarray, label: int, source: Source, colours: int) -> Iterator[GalleryVotes]:
-    """The label of the bag first, then classes by votes; within a class by falling confidence."""
-    predicted, confidence = arrays["test_said"][rows].astype(int), arrays["test_confidence"][rows]
-    counts = np.bincount(predicted, minlength=len(source.classes))
-    for k in sorted(np.flatnonzero(counts).tolist(), key=lambda k: (k != label, -counts[k], k)):
-        members = np.flatnonzero(predicted[:_MAX_SHOWN] == k)
-        members = members[np.argsort(-confidence[members], kind="stable")]
-        instances = tuple(_instance(arrays, int(rows[j]), source, colours) for j in members)
-        yield GalleryVotes(_class_name(source, k), int(counts[k]), instances)
-
-
-def _instance(arrays: dict[str, np.ndarray], row: int, source: Source, colours: int) -> GalleryInstance:
-    predicted, truth = int(arrays["test_said"][row]), int(arrays["test_truth"][row])
-    pixels = source.data[int(arrays["test_index"][row])]
-    return GalleryInstance(
-        predicted=_class_name(source, predicted),
-        confidence=f"{100 * float(arrays['test_confidence'][row]):.0f} %",
-        truth=_class_name(source, truth),
-        wrong=truth >= 0 and predicted != truth,
-        picture=picture_uri(pixels, _SIDE, colours) if source.kind == "images" else "",
-    )
-
-
-def _class_name(source: Source, k: int) -> str:
-    return source.classes[k] if 0 <= k < len(source.classes) else "unknown"

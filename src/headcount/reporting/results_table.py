@@ -63,10 +63,9 @@ class ReportMethod:
     @property
     def runs(self) -> Iterator[tuple[str, str]]:
         """Fold (and seed, if there are several) and key of each record."""
-        recipes = [r.recipe for r in self.row.records]
-        several = len({r.seed for r in recipes}) > 1
-        for recipe, record in zip(recipes, self.row.records, strict=True):
-            yield f"{recipe.fold}·{recipe.seed}" if several else str(recipe.fold), record.key
+        several = len({r.recipe.seed for r in self.row.records}) > 1
+        for r in self.row.records:
+            yield f"{r.recipe.fold}·{r.recipe.seed}" if several else str(r.recipe.fold), r.key
 
 
 @dataclass(frozen=True)
@@ -134,10 +133,6 @@ def data_facts(records: Sequence[Record]) -> list[tuple[str, str]]:
 
 
 def _format_shape(shape: Sequence[int]) -> str:
-    """
-    >>> _format_shape([8, 8, 1]), _format_shape([30])
-    ('8 × 8 pixels, grey', '30 numbers')
-    """
     if len(shape) == 3:
         return f"{shape[0]} × {shape[1]} pixels, {'grey' if shape[2] == 1 else 'colour'}"
     return " × ".join(map(str, shape)) + " numbers" if shape else "unknown"

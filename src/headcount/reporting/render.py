@@ -1,20 +1,31 @@
-"""Style and output of figures: files, or inline SVG whose colours are CSS variables (for dark mode) and whose text is text."""
+"""What pages and figures share: style, inline SVG, templates, number formats, and how instances look.
+
+``base.html`` forbids requests. Every string that a template inserts is data and is escaped; only the style sheet and figures
+are inserted as they are. The colours of inline figures are CSS variables (for dark mode), their text is text.
+"""
 
 from __future__ import annotations
 
+import base64
 import html
 import io
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jinja2
 import numpy as np
+import pyarrow as pa
+from markupsafe import Markup
 
 from headcount.errors import HeadcountError
 from headcount.io import atomic_write
+from headcount.readers import BagDataset
+from headcount.readers.values import clean_name
 
 if TYPE_CHECKING:  # matplotlib takes half a second to import: only drawing pays for it
     from matplotlib.axes import Axes
@@ -27,6 +38,8 @@ THEME = dict(zip((INK, MUTED, RULE, PAPER), ("--ink", "--muted", "--rule", "--pa
 THEME |= {c: f"--c{i}" for i, c in enumerate(PALETTE)}
 _FIXED = {"Counting Network": PALETTE[0], "Counting Network + MPEM": PALETTE[1]}
 _DPI = 72  # one pixel is one unit of the drawing
+_MAX_COLUMNS = 24  # columns of a table that are shown
+_MAX_VALUE, _MAX_TEXT = 200, 600  # characters
 
 STYLE: Any = {
     "figure.dpi": _DPI, "figure.facecolor": "none", "axes.facecolor": "none", "svg.fonttype": "none",
@@ -44,15 +57,10 @@ STYLE: Any = {
 _TAG = re.compile(r"<[^>]+>")  # only tags are rewritten; the text between them is user data
 Margins = tuple[float, float, float, float]
 Numbers = Sequence[float] | np.ndarray
-Matrix = Sequence[Numbers] | np.ndarray
 
 
 def method_colours(labels: Iterable[str]) -> dict[str, str]:
-    """A colour for each method: fixed for the two of the paper, the rest of the palette in turn for the others.
-
-    >>> method_colours(["Max", "Counting Network"])["Counting Network"]
-    '#0072b2'
-    """
+    """A colour for each method: fixed for the two of the paper, the rest of the palette in turn for the others."""
     others = [label for label in dict.fromkeys(labels) if label not in _FIXED]
     return _FIXED | {label: PALETTE[2 + i % (len(PALETTE) - 2)] for i, label in enumerate(others)}
 
@@ -89,10 +97,6 @@ def finite(values: Numbers) -> np.ndarray:
 
 
 def truncate(name: str, length: int) -> str:
-    """
-    >>> truncate("cancer-associated stroma", 16)
-    'cancer-associat…'
-    """
     return name if len(name) <= length else name[: length - 1] + "…"
 
 
@@ -152,11 +156,97 @@ def _hoist_style(match: re.Match[str]) -> str:
 
 def _unique_ids(body: str, name: str) -> str:
     """Drop unreferenced ids and prefix the others with the figure's name: a page holds many figures."""
-    used = re.findall(r'<[^>]*(?:href="#|url\(#)([\w.-]+)', body)
-    names = {old: f"{name}-{i}" for i, old in enumerate(dict.fromkeys(used))}
+    used = dict.fromkeys(re.findall(r'<[^>]*(?:href="#|url\(#)([\w.-]+)', body))
+    names = {old: f"{name}-{i}" for i, old in enumerate(used)}
 
     def rename(tag: re.Match[str]) -> str:
         text = re.sub(r' id="([^"]*)"', lambda m: f' id="{names[m[1]]}"' if m[1] in names else "", tag[0])
         return re.sub(r'(href="#|url\(#)([\w.-]+)', lambda m: m[1] + names[m[2]], text)
 
     return _TAG.sub(rename, body)
+
+
+def render_template(template: str, **values: Any) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(read_resource),
+        autoescape=jinja2.select_autoescape(["html"]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"percent": percent, "score": score_with_interval, "markdown": markdown_escape}
+    return environment.get_template(template).render(css=Markup(read_resource("report.css")), **values)
+
+
+def read_resource(name: str) -> str:
+    return resources.files("headcount.reporting").joinpath(name).read_text("utf-8")
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def score_with_interval(value: float | None, low: float | None = None, high: float | None = None) -> str:
+    """As in "0.900 (0.786 to 0.957)"."""
+    if value is None:
+        return "–"
+    return f"{value:.3f}" if low is None or high is None else f"{value:.3f} ({low:.3f} to {high:.3f})"
+
+
+def markdown_escape(text: str) -> str:
+    """User data on one line, inside code marks if it contains anything that Markdown or HTML might interpret.
+
+    >>> markdown_escape("a plain line"), markdown_escape("<b>|x`"), markdown_escape("a*b")
+    ('a plain line', '`` <b>¦x` ``', '`` a*b ``')
+    """
+    text = " ".join(text.replace("|", "¦").split())
+    if re.fullmatch(r"[\w ,.:;'\"()%/+–-]*", text):
+        return text
+    fence = "`" * (1 + max((len(m) for m in re.findall(r"`+", text)), default=1))
+    return f"{fence} {text} {fence}"
+
+
+class InstanceView(NamedTuple):
+    """What a page shows of an instance."""
+
+    ids: tuple[tuple[str, str], ...]  # (column, value)
+    picture: str  # a data: URI, or empty
+    pixelated: bool  # the picture is enlarged: show its pixels
+    text: str
+    values: tuple[tuple[str, str], ...]
+
+
+def view_instance(dataset: BagDataset, i: int, side: int = 72, max_text: int = _MAX_TEXT) -> InstanceView:
+    """Instance i of N, with a picture of at most ``side`` pixels and a text of at most ``max_text`` characters."""
+    row, address = int(dataset.rows[i]), int(dataset.bags.index[i])
+    ids = _row_values(dataset.ids, row)
+    picture, pixelated, text, values = "", False, "", ()
+    if dataset.kind == "images":
+        pixels = np.asarray(dataset.content[address])
+        picture, pixelated = picture_uri(pixels, side), max(pixels.shape[:2]) < side
+    elif dataset.schema.fields:
+        texts = [f.name for f in dataset.schema.fields if f.kind == "text"]
+        text = "\n".join(v for _, v in _row_values(dataset.content.select(texts), address, max_text))
+        values = _row_values(dataset.content.drop_columns(texts), address)
+    return InstanceView(ids, picture, pixelated, text, values)
+
+
+def _row_values(table: pa.Table, row: int, max_length: int = _MAX_VALUE) -> tuple[tuple[str, str], ...]:
+    names = table.column_names[:_MAX_COLUMNS]
+    values = ((name, clean_name(table.column(name)[row].as_py())) for name in names)
+    return tuple((name, truncate(value, max_length)) for name, value in values if value is not None)
+
+
+def picture_uri(pixels: np.ndarray, side: int, colours: int = 0) -> str:
+    """(H, W, channels) uint8 -> a PNG data URI of at most ``side`` pixels, with a palette of ``colours`` if given."""
+    from PIL import Image
+
+    image = Image.fromarray(np.ascontiguousarray(pixels[..., :3] if pixels.shape[-1] >= 3 else pixels[..., 0]))
+    if max(image.size) > side:
+        image.thumbnail((side, side))
+    if colours and image.mode == "RGB":
+        image = image.quantize(colours)
+    out = io.BytesIO()
+    image.save(out, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
