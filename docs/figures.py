@@ -84,7 +84,7 @@ def tilt(source: str, title: str) -> None:
     """What the paper prints, tilt, and the supervised twin, if it was run."""
     summary = json.loads((ROOT / "results" / "tilt" / "summary.json").read_text())
     twin = summary["lines"]["supervised twin"].get(source, {})
-    table = csv.DictReader((ROOT / "src" / "headcount" / "experiments" / "paper" / "table2.csv").open())
+    table = csv.DictReader((ROOT / "src" / "headcount" / "experiments" / "printed" / "table2.csv").open())
     printed = {r["scenario"]: float(r["mean"]) for r in table if (r["method"], r["dataset"]) == ("Ours", title)}
     scores, colours = {}, {}
     for scenario in ("Various", "Small", "Large"):

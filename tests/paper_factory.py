@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from headcount.experiments import records as files
-from headcount.experiments.paper.cells import ITEMS, figure_recipes, required_recipes, table_cells
-from headcount.experiments.paper.scales import SCALES, Scale
+from headcount.experiments.paper import ITEMS, SCALES, Scale, figure_recipes, required_recipes, table_cells
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.experiments.scores import FIGURE7_REMOVALS, REMOVALS

@@ -9,7 +9,7 @@ import torch
 from headcount.bags import Bags, Pool
 from headcount.cli.options import RECIPE_OPTIONS
 from headcount.cli.running import build_recipes
-from headcount.datasets.corruption import corrupt
+from headcount.datasets.protocol import corrupt
 from headcount.errors import HeadcountError
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.run import make_bags, run

@@ -12,17 +12,9 @@ from scipy.stats import irwinhall
 
 from headcount.bags import Segments
 from headcount.datasets import share_sampler
-from headcount.datasets.protocol import (
-    SPLITS,
-    Protocol,
-    draw_counts,
-    fold_blocks,
-    majority_bags,
-    majority_labels,
-    round_shares,
-    split_indices,
-)
+from headcount.datasets.protocol import SPLITS, Protocol, draw_counts, fold_blocks, majority_bags, split_indices
 from headcount.datasets.registry import Source, load_source
+from headcount.datasets.share_sampler import majority_labels, round_shares
 from headcount.errors import HeadcountError
 from headcount.models.heads import Batch, build_head
 
@@ -220,7 +212,7 @@ def test_official_bags_follow_the_released_random_numbers(monkeypatch, scenario,
         made = majority_bags(source, fold, given)
         parts = {"train": blocks[fold + 2] + blocks[(fold + 3) % 5] + blocks[(fold + 4) % 5]}
         for split, pool in {**parts, "valid": blocks[fold + 1], "test": blocks[fold]}.items():
-            p, laws = released_shares(scenario, classes, given.n_bags(split), rng, block)
+            p, laws = released_shares(scenario, classes, getattr(given, f"{split}_bags"), rng, block)
             used |= laws
             wanted = [released_counts(row, 16) for row in p]
             for counts in wanted:

@@ -18,8 +18,7 @@ import pytest
 
 import headcount
 from headcount.experiments import records
-from headcount.experiments.paper.cells import records_by_recipe, table_cells
-from headcount.experiments.paper.scales import SCALES
+from headcount.experiments.paper import SCALES, records_by_recipe, table_cells
 from headcount.experiments.recipe import Recipe
 from headcount.readers.columns import COMMON_NAMES, ID_NAMES
 from headcount.readers.tables import MISSING_VALUES

@@ -18,10 +18,12 @@ from headcount.datasets import registry
 from headcount.datasets.protocol import Protocol, draw_counts
 from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.experiments import records as files
-from headcount.experiments.paper.cells import (
+from headcount.experiments.paper import (
     DEFAULT_SECONDS,
     ITEMS,
     OURS,
+    SCALES,
+    SCENARIOS,
     TABLES,
     averages,
     missing_recipes,
@@ -30,7 +32,6 @@ from headcount.experiments.paper.cells import (
     seconds_per_run,
     table_cells,
 )
-from headcount.experiments.paper.scales import SCALES, SCENARIOS
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.scores import PairedTest, paired_t_test
 from headcount.models.heads import find_head

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headcount.experiments.paper.cells import ITEMS, TABLES, missing_recipes, records_by_recipe, table_cells
-from headcount.experiments.paper.scales import SCALES
+from headcount.experiments.paper import ITEMS, SCALES, TABLES, missing_recipes, records_by_recipe, table_cells
 from report_factory import Page
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headcount.bags import Segments
-from headcount.datasets.protocol import round_shares
+from headcount.datasets.share_sampler import round_shares
 from headcount.majority.metrics import mean_iou
 from headcount.models.heads import Batch, build_head
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from test_browser import test_figures_follow_the_colour_scheme, test_no_messages_and_no_requests, test_page_fits_the_window  # noqa: F401  the same demands as of the report
 
-from headcount.experiments.paper.cells import figure_recipes
+from headcount.experiments.paper import figure_recipes
 from headcount.reporting.paper_page import write_paper
 from paper_factory import TINY, all_recipes, pretend_all
 from report_factory import HOSTILE

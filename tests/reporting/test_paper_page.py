@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from headcount.experiments.paper.cells import ITEMS, TABLES, averages, figure_recipes, table_cells
-from headcount.experiments.paper.scales import DATASETS, METHODS, SCENARIOS
+from headcount.experiments.paper import DATASETS, ITEMS, METHODS, SCENARIOS, TABLES, averages, figure_recipes, table_cells
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.experiments.scores import paired_t_test

@@ -126,8 +126,7 @@ def paper(
 
     from headcount.cli import printing
     from headcount.cli.running import available_recipes, make_launcher, run_study
-    from headcount.experiments.paper.cells import ITEMS, TABLES, records_by_recipe, required_recipes, table_cells
-    from headcount.experiments.paper.scales import SCALES
+    from headcount.experiments.paper import ITEMS, SCALES, TABLES, records_by_recipe, required_recipes, table_cells
     from headcount.training.accel import COMPILE
 
     if csv and latex:

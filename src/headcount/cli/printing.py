@@ -14,17 +14,17 @@ from rich.table import Table
 
 from headcount.bags import Bags
 from headcount.experiments import scores
-from headcount.experiments.paper.cells import (
+from headcount.experiments.paper import (
     FIGURES,
     TABLES,
     Cell,
+    Scale,
     averages,
     missing_recipes,
     required_recipes,
     seconds_per_run,
     table_cells,
 )
-from headcount.experiments.paper.scales import Scale
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.majority import metrics

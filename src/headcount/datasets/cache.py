@@ -15,7 +15,7 @@ import os
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,15 +50,9 @@ def data_checksum(data: np.ndarray, truth: np.ndarray) -> str:
 
 def write_source(folder: Path, images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], note: str) -> None:
     """Put a source into the cache; an older version is replaced."""
-    metadata = {
-        "name": folder.name,
-        "classes": list(classes),
-        "count": len(images),
-        "shape": list(images.shape[1:]),
-        "checksum": data_checksum(images, labels),
-        "note": note,
-        "format": FORMAT,
-    }
+    shape, checksum = list(images.shape[1:]), data_checksum(images, labels)
+    metadata = {"name": folder.name, "classes": list(classes), "count": len(images), "shape": shape}
+    metadata |= {"checksum": checksum, "note": note, "format": FORMAT}
     try:
         with atomic_folder(folder, replace=True) as part:
             np.save(part / "images.npy", images, allow_pickle=False)
@@ -87,14 +81,13 @@ def read_metadata(folder: Path) -> dict[str, Any]:
 def read_source(folder: Path) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Images (M, H, W, channels) mapped copy-on-write, labels (M,), and the metadata; checked against each other."""
     metadata = read_metadata(folder)
-    images = _load_array(folder / "images.npy", (metadata["count"], *metadata["shape"]), np.uint8, mmap_mode="c")
-    labels = _load_array(folder / "labels.npy", (metadata["count"],), np.int64)
-    return images, labels, metadata
+    images = _load_array(folder / "images.npy", (metadata["count"], *metadata["shape"]), np.uint8)
+    return images, _load_array(folder / "labels.npy", (metadata["count"],), np.int64), metadata
 
 
-def _load_array(path: Path, shape: tuple[int, ...], dtype: type, **options: Any) -> np.ndarray:
+def _load_array(path: Path, shape: tuple[int, ...], dtype: type) -> np.ndarray:
     try:
-        array = np.load(path, allow_pickle=False, **options)
+        array = np.load(path, allow_pickle=False, mmap_mode="c")
     except (OSError, ValueError, EOFError) as e:
         raise _damaged(path, str(e)) from None
     if array.shape != shape or array.dtype != dtype:
@@ -108,7 +101,7 @@ def _damaged(path: Path, reason: str) -> HeadcountError:
 
 @contextmanager
 def cache_lock(cache: Path) -> Generator[None]:
-    """One process at a time converts sources; the others wait, and then find the result."""
+    """One process at a time converts sources; the others wait and then find the result."""
     with ExitStack() as stack:
         try:
             stack.enter_context(file_lock(cache / ".lock", required=False))
@@ -135,13 +128,12 @@ def fetch(url: str, path: str | Path, md5: str, source: str = "NAME") -> Path:
     """
     path = Path(path)
     part = path.with_name(path.name + ".part")
-    advice = f"get {path.name} from {url} and put it at {path}, or bring the arrays you have with "
-    advice += f"'headcount data import {source} FILE.npz'"
+    bring = f"or bring the arrays you have with 'headcount data import {source} FILE.npz'"
+    advice = f"get {path.name} from {url} and put it at {path}, {bring}"
     try:
         if path.exists():
             if (actual := _md5(path)) != md5:
-                problem = f"{path} is not the official file: md5 {actual}, not {md5}"
-                raise HeadcountError(f"{problem}; delete it, then {advice}")
+                raise HeadcountError(f"{path} is not the official file: md5 {actual}, not {md5}; delete it, then {advice}")
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
         part.touch()
@@ -188,21 +180,15 @@ def _request(url: str, part: Path, start: int) -> int | None:
         bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
         with part.open("ab" if start else "wb") as f, bar:
             task = bar.add_task(part.name.removesuffix(".part"), total=total, completed=start)
-            for block in _blocks(reply):
-                f.write(block)
-                bar.advance(task, len(block))
+            try:
+                while block := reply.read(_BLOCK):
+                    f.write(block)
+                    bar.advance(task, len(block))
+            except http.client.IncompleteRead as e:
+                f.write(e.partial)
+            except (ConnectionError, TimeoutError):
+                pass  # the caller counts what came and sends another request
     return total
-
-
-def _blocks(reply: http.client.HTTPResponse) -> Iterator[bytes]:
-    """The bytes until the end, or until the connection breaks: the caller counts them and sends another request."""
-    try:
-        while block := reply.read(_BLOCK):
-            yield block
-    except http.client.IncompleteRead as e:
-        yield e.partial
-    except (ConnectionError, TimeoutError):
-        return
 
 
 def _md5(path: Path) -> str:

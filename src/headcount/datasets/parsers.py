@@ -1,7 +1,6 @@
 """Parsers: the four official formats as their publishers wrote them, generated stand-ins, and a user's .npz.
 
-Each parser takes paths and returns images (M, H, W, channels) uint8 and class numbers (M,) int64, the official train
-part before the test part. Nothing here uses pickle.
+A parser returns images (M, H, W, channels) uint8 and class numbers (M,) int64, the train part first. Nothing here uses pickle.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 MAX_CLASSES = 10_000  # more are probably identifiers, and would each become an output
 N_SYNTHETIC = 1_500
-_SYNTHETIC_SIDE = 8
 _OFFICIAL = "the official file"
 
 
@@ -34,13 +32,11 @@ def parse_digits(files: Sequence[Path] = ()) -> Arrays:
     file = Path(library.origin).parent / "datasets" / "data" / "digits.csv.gz" if library and library.origin else None
     if file and file.exists():
         table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
-        pixels, labels = table[:, :-1], table[:, -1]
     else:  # a release that keeps it elsewhere
         from sklearn.datasets import load_digits
 
-        pixels, labels = load_digits(return_X_y=True)
-    images = np.round(pixels.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
-    return images, labels.astype(np.int64)
+        table = np.column_stack(load_digits(return_X_y=True))
+    return np.round(table[:, :-1].reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8), table[:, -1].astype(np.int64)
 
 
 def parse_cifar10(files: Sequence[Path]) -> Arrays:
@@ -81,16 +77,15 @@ def parse_medmnist(files: Sequence[Path]) -> Arrays:
 def synthetic_parser(n_classes: int) -> Callable[[Sequence[Path]], Arrays]:
     """A parser without files: generated images for testing the pipeline when a real data set is not available.
 
-    Each class is a random 8 x 8 pattern; an instance is its class's pattern, shifted and with noise. Always the same
-    (N_SYNTHETIC, 8, 8, 1) images; not meant for comparing methods.
+    An instance is its class's random pattern, shifted and with noise; always the same images, not meant for comparing methods.
     """
 
     def parse(_: Sequence[Path] = ()) -> Arrays:
-        side, rng = _SYNTHETIC_SIDE, np.random.default_rng(n_classes)
-        patterns = rng.random((n_classes, side, side)) < 0.4
+        rng = np.random.default_rng(n_classes)
+        patterns = rng.random((n_classes, 8, 8)) < 0.4
         labels = rng.permutation(np.arange(N_SYNTHETIC) % n_classes)
         shifted = [np.roll(patterns[c], rng.integers(-1, 2, 2), (0, 1)) for c in labels]
-        gray = 60 + 130 * np.stack(shifted) + rng.normal(0, 40, (N_SYNTHETIC, side, side))
+        gray = 60 + 130 * np.stack(shifted) + rng.normal(0, 40, (N_SYNTHETIC, 8, 8))
         return np.clip(np.rint(gray), 0, 255).astype(np.uint8)[..., None], labels.astype(np.int64)
 
     return parse
@@ -98,8 +93,7 @@ def synthetic_parser(n_classes: int) -> Callable[[Sequence[Path]], Arrays]:
 
 def to_rgb(images: np.ndarray) -> np.ndarray:
     """Repeat the channel of gray images three times; colour images are returned unchanged."""
-    if images.ndim == 3:
-        images = images[..., None]
+    images = images[..., None] if images.ndim == 3 else images
     return np.repeat(images, 3, axis=-1) if images.shape[-1] == 1 else images
 
 
@@ -114,25 +108,21 @@ def explain_read_errors(path: Path, expected: str) -> Generator[None]:
         raise HeadcountError(f"cannot read {path}: {e or type(e).__name__}; give {expected}") from None
 
 
-_KEYS = ("images", "features", "x", "X", "labels", "y", "class_names", "classes", "split")
+_DATA_KEYS, _LABEL_KEYS, _NAME_KEYS = ("images", "features", "x", "X"), ("labels", "y"), ("class_names", "classes")
 
 
 def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...] | None, np.ndarray | None]:
     """A user's .npz -> data, class numbers, class names if given, split if given; all checked."""
     with open_npz(path, "an .npz with 'images' or 'features', and 'labels'") as npz:
-        arrays = {key: npz[key] for key in npz.files if key in _KEYS}
-    data_key = _first_key(path, arrays, "images", "features", "x", "X")
+        arrays = {key: npz[key] for key in npz.files if key in (*_DATA_KEYS, *_LABEL_KEYS, *_NAME_KEYS, "split")}
+    data_key, label_key, name_key = (next((k for k in ks if k in arrays), "") for ks in (_DATA_KEYS, _LABEL_KEYS, _NAME_KEYS))
+    for key, keys in ((data_key, _DATA_KEYS), (label_key, _LABEL_KEYS)):
+        if not key:
+            has = ", ".join(arrays) or "no known array"
+            raise HeadcountError(f"{path} has no {' or '.join(map(repr, keys))}; it has {has}")
     data = _check_data(path, data_key, arrays[data_key])
-    labels = _check_labels(path, arrays[_first_key(path, arrays, "labels", "y")], len(data))
-    names = next((arrays[key] for key in ("class_names", "classes") if key in arrays), None)
-    return data, labels, _class_names(path, names, labels), arrays.get("split")
-
-
-def _first_key(path: Path, arrays: dict[str, np.ndarray], *keys: str) -> str:
-    for key in keys:
-        if key in arrays:
-            return key
-    raise HeadcountError(f"{path} has no {' or '.join(map(repr, keys))}; it has {', '.join(arrays) or 'no known array'}")
+    labels = _check_labels(path, arrays[label_key], len(data))
+    return data, labels, _class_names(path, arrays[name_key], labels) if name_key else None, arrays.get("split")
 
 
 def _check_data(path: Path, key: str, data: np.ndarray) -> np.ndarray:
@@ -151,8 +141,7 @@ def _check_data(path: Path, key: str, data: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(data)
     with np.errstate(over="ignore"):  # too large values become infinite, and are reported below
         data = np.ascontiguousarray(data, dtype=np.float32)
-    bad = np.argwhere(~np.isfinite(data))
-    if len(bad):
+    if len(bad := np.argwhere(~np.isfinite(data))):
         row, column = bad[0]
         place = f"row {row} of {key!r} has {data[row, column]} in column {column}"
         raise HeadcountError(f"{path}: {place}; drop the row or fill it in")
@@ -160,8 +149,7 @@ def _check_data(path: Path, key: str, data: np.ndarray) -> np.ndarray:
 
 
 def _check_labels(path: Path, labels: np.ndarray, count: int) -> np.ndarray:
-    if labels.ndim == 2 and labels.shape[1] == 1:
-        labels = labels[:, 0]
+    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if labels.ndim != 1 or len(labels) != count:
         raise HeadcountError(f"{path}: {count} rows but labels of shape {labels.shape}; give one class number per row")
     if labels.dtype.kind not in "iu":
@@ -172,9 +160,7 @@ def _check_labels(path: Path, labels: np.ndarray, count: int) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def _class_names(path: Path, names: np.ndarray | None, labels: np.ndarray) -> tuple[str, ...] | None:
-    if names is None:
-        return None
+def _class_names(path: Path, names: np.ndarray, labels: np.ndarray) -> tuple[str, ...]:
     with explain_read_errors(path, "class names as text"):
         classes = tuple(names.reshape(-1).astype(str).tolist())
     if len(classes) <= labels.max() or len(set(classes)) < len(classes):

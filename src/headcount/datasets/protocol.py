@@ -7,9 +7,12 @@ numbers come from the generator that is passed in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import torch
 
 from headcount.bags import Bags, Pool
 from headcount.datasets import share_sampler
@@ -19,6 +22,7 @@ from headcount.errors import HeadcountError, check_bool, check_choice, check_num
 SCENARIOS = ("various", "small", "large")
 SPLITS = ("train", "valid", "test")
 FOLDS = 5
+Rng = np.random.Generator | np.random.RandomState
 RANGES = {
     "bag_size": (1, 1 << 20),
     **dict.fromkeys(("train_bags", "valid_bags", "test_bags"), (1, 1 << 24)),
@@ -68,10 +72,6 @@ class Protocol:
             object.__setattr__(self, name, check_number(name, getattr(self, name), low, high, integer=True))
         object.__setattr__(self, "overlap", check_bool("overlap", self.overlap))
 
-    def n_bags(self, split: str) -> int:
-        """Number of bags of a split."""
-        return {"train": self.train_bags, "valid": self.valid_bags, "test": self.test_bags}[split]
-
 
 def fold_blocks(count: int, seed: int = 42) -> list[np.ndarray]:
     """Five blocks of one permutation, without the remainder; seed 42 gives the released permutation."""
@@ -109,96 +109,46 @@ def majority_bags(source: Source, fold: int, protocol: Protocol | None = None) -
     Bags(40 bags, 960 instances, 10 classes, with truth)
     """
     protocol, fold = protocol or Protocol(), check_number("fold", fold, 0, FOLDS - 1, integer=True)
-    if protocol.sampler == "official":
-        return _official_bags(source, fold, protocol)
-    bags, pool = {}, source.pool()
-    for split, indices in split_indices(len(source), fold, protocol.seed).items():
-        scenario = SCENARIOS.index(protocol.scenario)
-        rng = np.random.default_rng([protocol.seed, fold, SPLITS.index(split), scenario])
-        counts, labels = draw_counts(protocol, len(source.classes), protocol.n_bags(split), rng)
-        bags[split] = fill_bags(source, pool, indices, counts, labels, rng, overlap=protocol.overlap, split=split)
-    return bags
-
-
-def _official_bags(source: Source, fold: int, protocol: Protocol) -> dict[str, Bags]:
-    """The released order of random numbers: one legacy stream over the permutation and folds 0, 1, ... up to this one."""
-    rng = np.random.RandomState(protocol.seed)
+    official = protocol.sampler == "official"  # one legacy stream over the permutation and folds 0, 1, ... up to this one
+    rng: Rng = np.random.RandomState(protocol.seed)
     rng.shuffle(np.arange(len(source)))  # the permutation is the stream's first use
     bags, pool = {}, source.pool()
-    for f in range(fold + 1):
+    for f in range(fold + 1) if official else (fold,):
         for split, indices in split_indices(len(source), f, protocol.seed).items():
-            counts, labels = draw_counts(protocol, len(source.classes), protocol.n_bags(split), rng)
+            if not official:
+                rng = np.random.default_rng([protocol.seed, f, SPLITS.index(split), SCENARIOS.index(protocol.scenario)])
+            counts, labels = draw_counts(protocol, len(source.classes), getattr(protocol, f"{split}_bags"), rng)
             bags[split] = fill_bags(source, pool, indices, counts, labels, rng, overlap=protocol.overlap, split=split)
     return bags
 
 
-Rng = np.random.Generator | np.random.RandomState
-
-
 def draw_counts(protocol: Protocol, classes: int, bags: int, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
     """(bags, C) instances of each class, and (bags,) the label of each bag."""
-    if isinstance(rng, np.random.RandomState):
-        p = share_sampler.sample_shares_official(protocol.scenario, classes, bags, rng)
-    else:
-        p = share_sampler.sample_shares(protocol.scenario, classes, bags, rng)
-    counts = round_shares(p, protocol.bag_size, protocol.rounding)
+    official = isinstance(rng, np.random.RandomState)
+    sample = share_sampler.sample_shares_official if official else share_sampler.sample_shares
+    p = sample(protocol.scenario, classes, bags, rng)
+    counts = share_sampler.round_shares(p, protocol.bag_size, protocol.rounding)
     for row in counts:
         rng.shuffle(row)
     for _ in range(1000):
         tied = (counts == counts.max(1, keepdims=True)).sum(1) > 1
         if protocol.tie != "reject" or not tied.any():
-            return counts, majority_labels(counts, protocol.tie, rng)
+            return counts, share_sampler.majority_labels(counts, protocol.tie, rng)
         counts[tied] = _redraw(protocol, p[tied], rng)
-    raise HeadcountError(
-        f"bags of {protocol.bag_size} over {classes} classes are tied too often; use larger bags or another tie rule"
-    )
+    problem = f"bags of {protocol.bag_size} over {classes} classes are tied too often"
+    raise HeadcountError(f"{problem}; use larger bags or another tie rule")
 
 
 def _redraw(protocol: Protocol, p: np.ndarray, rng: Rng) -> np.ndarray:
     """New counts for tied rows, from new shares in the same bins as the old ones."""
-    e = share_sampler.bin_edges(protocol.scenario, p.shape[1])
-    law = {"various": "U", "small": "U", "large": "A"}[protocol.scenario]
+    classes, e = p.shape[1], share_sampler.bin_edges(protocol.scenario, p.shape[1])
     generator = rng if isinstance(rng, np.random.Generator) else np.random.default_rng(rng.randint(1 << 31))
-    bins = np.clip(np.searchsorted(e, p.max(1)) - 1, 0, share_sampler.BINS - 1)
-    # as in samples_per_law: U where the law never reaches the bin (two classes, Large)
-    laws = [law if share_sampler.bin_probability(law, p.shape[1], e[b], e[b + 1]) > 0 else "U" for b in bins]
-    pairs = zip(laws, bins, strict=True)
-    shares = [share_sampler.sample_given_bin(w, p.shape[1], e[b], e[b + 1], 1, generator) for w, b in pairs]
-    return generator.permuted(round_shares(np.concatenate(shares), protocol.bag_size, protocol.rounding), axis=1)
-
-
-def round_shares(p: np.ndarray, bag_size: int, rounding: str = "official") -> np.ndarray:
-    """(n, C) shares -> (n, C) counts that sum to the bag size.
-
-    ``official``: each column is rounded half to even, limited to what is left of the bag, and the *last* gets the remainder:
-
-    >>> round_shares(np.full((1, 10), 0.1), 64)
-    array([[ 6,  6,  6,  6,  6,  6,  6,  6,  6, 10]])
-    >>> round_shares(np.full((1, 10), 0.1), 64, "largest_remainder")
-    array([[7, 7, 7, 7, 6, 6, 6, 6, 6, 6]])
-    """
-    if rounding == "largest_remainder":
-        exact = p * bag_size
-        counts = np.floor(exact).astype(np.int64)
-        order = np.argsort(counts - exact, axis=1, kind="stable")  # the largest remainder first, then the lowest column
-        extra = np.arange(p.shape[1]) < (bag_size - counts.sum(1))[:, None]
-        np.put_along_axis(counts, order, np.take_along_axis(counts, order, 1) + extra, 1)
-        return counts
-    counts = np.rint(p * bag_size).astype(np.int64)
-    left = np.full(len(p), bag_size)
-    for c in range(p.shape[1] - 1):
-        counts[:, c] = np.minimum(counts[:, c], left)
-        left -= counts[:, c]
-    counts[:, -1] = left
-    return counts
-
-
-def majority_labels(counts: np.ndarray, tie: str, rng: Rng) -> np.ndarray:
-    """(n,) the class with the largest count; a tie goes to the lowest class, or to one of the tied at random."""
-    if tie != "random":
-        return counts.argmax(1)
-    top = counts == counts.max(1, keepdims=True)
-    return np.array([rng.choice(np.flatnonzero(row)) for row in top])
+    shares = []
+    for b in np.clip(np.searchsorted(e, p.max(1)) - 1, 0, share_sampler.BINS - 1):
+        law = share_sampler.law_or_uniform("A" if protocol.scenario == "large" else "U", classes, e[b], e[b + 1])
+        shares.append(share_sampler.sample_given_bin(law, classes, e[b], e[b + 1], 1, generator))
+    counts = share_sampler.round_shares(np.concatenate(shares), protocol.bag_size, protocol.rounding)
+    return generator.permuted(counts, axis=1)
 
 
 def fill_bags(
@@ -209,8 +159,8 @@ def fill_bags(
     labels: np.ndarray,
     rng: Rng,
     *,
-    overlap: bool = True,
-    split: str = "train",
+    overlap: bool,
+    split: str,
 ) -> Bags:
     """Draw the instances: none twice in a bag, and between bags only if ``overlap``, else there may be fewer bags."""
     members = [indices[source.truth[indices] == c] for c in range(len(source.classes))]
@@ -223,8 +173,7 @@ def fill_bags(
                 f"class {source.classes[c]!r} has {len(of_class)} instances in the {split} part of {source.name}, "
                 f"a bag needs {counts[:, c].max()}; {advice}"
             )
-    used = np.zeros(len(members), dtype=np.int64)
-    rows = []
+    used, rows = np.zeros(len(members), dtype=np.int64), []
     for count in counts:
         if overlap:
             row = np.concatenate([rng.choice(m, n, replace=False) for m, n in zip(members, count, strict=True)])
@@ -237,8 +186,79 @@ def fill_bags(
         rows.append(row)
     if not rows:
         raise HeadcountError(f"the {split} part of {source.name} is too small for one bag of {counts[0].sum()}")
-    index = np.concatenate(rows)
-    sizes = [len(row) for row in rows]
-    return Bags.of(
-        pool, index=index, sizes=sizes, labels=labels[: len(rows)], classes=source.classes, truth=source.truth[index]
-    )
+    index, sizes = np.concatenate(rows), [len(row) for row in rows]
+    labels, truth = labels[: len(rows)], source.truth[index]
+    return Bags.of(pool, index=index, sizes=sizes, labels=labels, classes=source.classes, truth=truth)
+
+
+CORRUPTION_RANGES = {"wrong": (0, 1), "unequal": (1, 1e6), "never": (0, 1 << 20), "merge": (1, 1 << 20)}
+
+
+def check_corruption(corruption: Mapping[str, Any]) -> None:
+    """Raise for an unknown name or a value out of range. The recipe's field and the errors call it ``trouble``.
+
+    wrong    the fraction of bags that get another class's label, chosen at random
+    unequal  how many times rarer the last class's label is than the first's: bags are dropped, by a constant ratio
+    never    the number of a class that is never the majority: bags with its label are dropped
+    merge    this many training bags with the same label become one; the label stays true, and a remainder is dropped
+
+    >>> check_corruption({"wrogn": 0.2})
+    Traceback (most recent call last):
+    headcount.errors.HeadcountError: no trouble 'wrogn'; there are wrong, unequal, never, merge (did you mean 'wrong'?)
+    """
+    for name, value in corruption.items():
+        check_choice("trouble", name, CORRUPTION_RANGES)
+        low, high = CORRUPTION_RANGES[name]
+        integer = name in ("never", "merge")
+        if not isinstance(value, int if integer else (int, float)) or isinstance(value, bool) or not low <= value <= high:
+            kind = "the number of a class" if name == "never" else f"a {'whole ' * integer}number from {low} to {high:g}"
+            raise HeadcountError(f"trouble {name} is {kind}, got {value!r}")
+
+
+def corrupt(bags: Mapping[str, Bags], corruption: Mapping[str, Any], seed: int) -> dict[str, Bags]:
+    """Corruption as it occurs in practice, of training and validation bags; test bags stay as they are."""
+    corrupted = dict(bags)
+    for i, split in enumerate(("train", "valid")):
+        rng = np.random.default_rng([seed, i, 7])
+        corrupted[split] = _change_labels(_drop_bags(bags[split], corruption, rng), corruption.get("wrong", 0), rng)
+    rng = np.random.default_rng([seed, 2, 7])
+    return corrupted | {"train": _merge_bags(corrupted["train"], corruption.get("merge", 1), rng)}
+
+
+def _drop_bags(bags: Bags, corruption: Mapping[str, Any], rng: np.random.Generator) -> Bags:
+    label, classes = bags.label.cpu().numpy(), len(bags.classes)
+    keep = np.ones(len(bags), bool)
+    if "never" in corruption:
+        if corruption["never"] >= classes:
+            raise HeadcountError(f"trouble never is a class from 0 to {classes - 1}, got {corruption['never']}")
+        keep &= label != corruption["never"]
+    for c in range(classes):
+        members = np.flatnonzero(label == c)
+        n_dropped = len(members) - round(len(members) * float(corruption.get("unequal", 1)) ** (-c / (classes - 1)))
+        keep[rng.permutation(members)[:n_dropped]] = False
+    if not keep.any():
+        raise HeadcountError("after this trouble no bag is left")
+    return bags if keep.all() else bags.take(np.flatnonzero(keep))
+
+
+def _change_labels(bags: Bags, fraction: float, rng: np.random.Generator) -> Bags:
+    if not fraction:
+        return bags
+    changed, target = rng.permutation(len(bags))[: round(fraction * len(bags))], bags.target.clone()
+    for b, shift in zip(changed.tolist(), rng.integers(1, len(bags.classes), len(changed)).tolist(), strict=True):
+        target[b] = torch.roll(target[b], shift)
+    return replace(bags, target=target)
+
+
+def _merge_bags(bags: Bags, count: int, rng: np.random.Generator) -> Bags:
+    if count == 1:
+        return bags
+    label, groups = bags.label.cpu().numpy(), []
+    for c in np.unique(label):
+        members = rng.permutation(np.flatnonzero(label == c))
+        groups.append(members[: len(members) // count * count])
+    order = np.concatenate(groups)
+    if not len(order):
+        raise HeadcountError(f"no label has {count} training bags to merge")
+    bags = bags.take(order)
+    return replace(bags, offsets=bags.offsets[::count], target=bags.target[::count], group=None, names=None)

@@ -27,11 +27,9 @@ from headcount.datasets.cache import (
 )
 from headcount.errors import HeadcountError, check_choice
 
-ChannelValues = tuple[float, ...]
-
 # The paper normalises all four of its data sets with the constants of CIFAR-100.
-_MEAN: ChannelValues = (0.5071, 0.4865, 0.4409)
-_STD: ChannelValues = (0.2673, 0.2564, 0.2762)
+_MEAN = (0.5071, 0.4865, 0.4409)
+_STD = (0.2673, 0.2564, 0.2762)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +46,8 @@ class Source:
     classes: tuple[str, ...]
     checksum: str  # of data and truth: part of a run's key
     note: str = ""  # where the data come from, if not from their publishers; printed in reports
-    mean: ChannelValues | None = None  # None: estimated from the training bags
-    std: ChannelValues | None = None
+    mean: tuple[float, ...] | None = None  # None: estimated from the training bags
+    std: tuple[float, ...] | None = None
 
     @property
     def kind(self) -> str:
@@ -77,8 +75,8 @@ class SourceInfo:
     classes: tuple[str, ...]
     parse: Callable[[Sequence[Path]], parsers.Arrays]
     files: tuple[Remote, ...] = ()  # none: it is part of a package we depend on, or generated, and is not cached
-    mean: ChannelValues | None = None
-    std: ChannelValues | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
     sha256: str | None = None  # of the images' bytes, where it is known
     note: str = ""
 
@@ -123,9 +121,7 @@ SOURCES: dict[str, SourceInfo] = {
         mean=_MEAN, std=_STD,
     ),
     **{
-        f"standin{n}": SourceInfo(
-            parsers.N_SYNTHETIC, (8, 8, 1), _TEN[:n], parsers.synthetic_parser(n), note="generated stand-in"
-        )
+        f"standin{n}": SourceInfo(parsers.N_SYNTHETIC, (8, 8, 1), _TEN[:n], parsers.synthetic_parser(n), note="generated stand-in")
         for n in (10, 9, 4)
     },
 }  # fmt: skip
@@ -137,7 +133,7 @@ def load_source(name_or_path: str | Path, cache: str | Path | None = None) -> So
     Parameters
     ----------
     name_or_path : str or path
-        A key of ``SOURCES``, or an .npz file with ``images`` or ``features``, and ``labels``.
+        digits, cifar10, svhn, path, oct, or an .npz file with ``images`` or ``features``, and ``labels``.
     cache : path, optional
         Cache folder; default: $HEADCOUNT_DATA, else ~/.cache/headcount.
     """
@@ -197,7 +193,10 @@ def _load_named(name: str, cache: Path) -> Source:
         if not folder.exists():
             with cache_lock(cache):
                 if not folder.exists():  # another process may have prepared it meanwhile
-                    _download_and_convert(name, info, cache)
+                    paths = [fetch(r.url, cache / "downloads" / r.file, r.md5, name) for r in info.files]
+                    images, labels = info.parse(paths)
+                    _check_arrays(name, info, images, labels, ", ".join(map(str, paths)))
+                    write_source(folder, images, labels, info.classes, note="")
         images, labels, metadata = read_source(folder)
         if images.shape != (info.count, *info.shape):
             raise HeadcountError(f"{folder} holds {images.shape}, not {name}; delete it and prepare the source again")
@@ -213,21 +212,12 @@ def _load_npz(path: Path, changed: int, size: int) -> Source:
     return Source(path.name, data, truth, classes, data_checksum(data, truth))
 
 
-def _download_and_convert(name: str, info: SourceInfo, cache: Path) -> None:
-    """Official files -> the cache."""
-    paths = [fetch(r.url, cache / "downloads" / r.file, r.md5, name) for r in info.files]
-    images, labels = info.parse(paths)
-    _check_arrays(name, info, images, labels, ", ".join(map(str, paths)))
-    write_source(cache / name, images, labels, info.classes, note="")
-
-
 def _check_arrays(name: str, info: SourceInfo, images: np.ndarray, labels: np.ndarray, origin: str) -> None:
     """The counts of the paper's table, every class present, and the exact bytes where their hash is known."""
     if images.dtype != np.uint8 or images.shape != (info.count, *info.shape):
         expected = f"uint8 {(info.count, *info.shape)}"
         raise HeadcountError(f"{origin} is not {name}: it holds {images.dtype} {images.shape}, not {expected}")
-    present = np.unique(labels)
-    if not np.array_equal(present, np.arange(len(info.classes))):
+    if not np.array_equal(present := np.unique(labels), np.arange(len(info.classes))):
         expected = f"0 to {len(info.classes) - 1}, each at least once"
         raise HeadcountError(f"{origin} is not {name}: its labels are {present.tolist()[:12]}, not {expected}")
     if info.sha256 and hashlib.sha256(images.data).hexdigest() != info.sha256:

@@ -1,4 +1,4 @@
-"""Class shares of bags: ten equal bins of the majority's share, filled as the paper's generator fills them.
+"""Class shares of bags, and the counts they become: ten equal bins of the majority's share, filled as the paper's generator fills them.
 
 The paper's generator draws blocks of ten million proposals from a proposal distribution ("law"), keeps for each bin the first
 that fall into it, and moves on to the next law when the bins of the current stage are full. A bin is therefore an independent
@@ -11,12 +11,14 @@ Shapes: p (n, C) rows that sum to one. The majority is in the last column for la
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 from math import ceil
 
 import numpy as np
 
 from headcount.errors import HeadcountError
 
+Array = np.ndarray
 BINS = 10
 BLOCK = 10_000_000
 
@@ -31,7 +33,7 @@ STAGES: dict[str, tuple[tuple[str, tuple[int, ...] | int], ...]] = {
 }
 
 
-def bin_edges(scenario: str, classes: int) -> np.ndarray:
+def bin_edges(scenario: str, classes: int) -> Array:
     """(11,) the edges of the bins of the majority's share."""
     low, high = {"various": (1 / classes, 1.0), "small": (1 / classes, 0.4), "large": (0.6, 1.0)}[scenario]
     if low >= high:
@@ -40,7 +42,7 @@ def bin_edges(scenario: str, classes: int) -> np.ndarray:
     return low + (high - low) * np.arange(BINS + 1) / BINS
 
 
-def sample_shares(scenario: str, classes: int, bags: int, rng: np.random.Generator) -> np.ndarray:
+def sample_shares(scenario: str, classes: int, bags: int, rng: np.random.Generator) -> Array:
     """(bags, C) shares, the majority's share distributed evenly over the bins, rows in random order."""
     e, rows, need = bin_edges(scenario, classes), [], np.full(BINS, bags // BINS)
     need[rng.choice(BINS, bags % BINS, replace=False)] += 1
@@ -50,7 +52,7 @@ def sample_shares(scenario: str, classes: int, bags: int, rng: np.random.Generat
     return rng.permutation(np.concatenate(rows))
 
 
-def samples_per_law(scenario: str, classes: int, need: np.ndarray, rng: np.random.Generator) -> list[dict[str, int]]:
+def samples_per_law(scenario: str, classes: int, need: Array, rng: np.random.Generator) -> list[dict[str, int]]:
     """For each bin, how many samples come from which law, when blocks are drawn stage by stage.
 
     Proposals fall into a bin as a Poisson process, so the block of each can be drawn without drawing the blocks.
@@ -58,20 +60,22 @@ def samples_per_law(scenario: str, classes: int, need: np.ndarray, rng: np.rando
     e, left = bin_edges(scenario, classes), need.copy()
     parts: list[dict[str, int]] = [{} for _ in range(BINS)]
     for law, stop in STAGES[scenario]:
-        hits = []  # for each bin, the block in which its 1st, 2nd, ... proposal falls
-        for b in range(BINS):
-            rate = BLOCK * max(bin_probability(law, classes, e[b], e[b + 1]), 1e-280)
-            gaps = rng.standard_exponential(left[b]) / rate
-            hits.append(np.ceil(gaps.cumsum()))
+        rates = [BLOCK * max(bin_probability(law, classes, *edges), 1e-280) for edges in pairwise(e)]
+        # for each bin, the block in which its 1st, 2nd, ... proposal falls
+        hits = [np.ceil((rng.standard_exponential(n) / rate).cumsum()) for n, rate in zip(left, rates, strict=True)]
         full = np.array([c[-1] if len(c) else 0.0 for c in hits])
         last = full[list(stop)].max() if isinstance(stop, tuple) else np.sort(full)[stop - 1]
         for b in range(BINS):
             if count := int(np.count_nonzero(hits[b] <= last)):
-                # where the law never reaches the bin (two classes, Large) the released loop never ends; U reaches every bin
-                reachable = law if bin_probability(law, classes, e[b], e[b + 1]) > 0 else "U"
+                reachable = law_or_uniform(law, classes, e[b], e[b + 1])
                 parts[b][reachable] = parts[b].get(reachable, 0) + count
                 left[b] -= count
     return parts
+
+
+def law_or_uniform(law: str, classes: int, low: float, high: float) -> str:
+    """The law, or U where it never reaches the bin (two classes, Large: the released loop never ends); U reaches every bin."""
+    return law if bin_probability(law, classes, low, high) > 0 else "U"
 
 
 @lru_cache
@@ -87,7 +91,7 @@ def bin_probability(law: str, classes: int, low: float, high: float) -> float:
     return max(0.0, float(below[0] - below[1]))
 
 
-def _irwin_hall(n: int, x: np.ndarray) -> np.ndarray:
+def _irwin_hall(n: int, x: np.ndarray) -> Array:
     """P(the sum of n uniforms < x): B-splines of degree n at x, x - 1, ..., by their recurrence, summed.
 
     Only positive numbers are added, so that small probabilities keep their precision.
@@ -100,11 +104,10 @@ def _irwin_hall(n: int, x: np.ndarray) -> np.ndarray:
     return spline.sum(1)
 
 
-def sample_given_bin(law: str, classes: int, low: float, high: float, count: int, rng: np.random.Generator) -> np.ndarray:
+def sample_given_bin(law: str, classes: int, low: float, high: float, count: int, rng: np.random.Generator) -> Array:
     """(count, C) rows of the law, given that the majority's share lies in (low, high)."""
-    arguments = classes, float(low), float(high)
-    by_rejection = law == "U" and bin_probability("U", *arguments) > _acceptance(*arguments)
-    accepted_rows: list[np.ndarray] = []
+    by_rejection = law == "U" and bin_probability("U", classes, low, high) > _acceptance(classes, low, high)
+    accepted_rows: list[Array] = []
     missing, tries = count, 4 * count + 64
     for _ in range(60):
         if by_rejection:
@@ -129,9 +132,7 @@ def _acceptance(classes: int, low: float, high: float) -> float:
     return float(_propose("U", classes, low, high, 50_000, np.random.default_rng(0))[1].mean())
 
 
-def _propose(
-    law: str, classes: int, low: float, high: float, tries: int, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
+def _propose(law: str, classes: int, low: float, high: float, tries: int, rng: np.random.Generator) -> tuple[Array, Array]:
     """Proposals whose minority classes are uniform on the simplex {x >= 0, sum x < 1/low - 1}, and which of them to accept."""
     alpha, beta = LAWS[law]
     major = rng.uniform(beta, 1, tries)
@@ -144,14 +145,12 @@ def _propose(
     return np.column_stack([minors, major]), accepted
 
 
-def sample_shares_official(
-    scenario: str, classes: int, bags: int, rng: np.random.RandomState, block: int = BLOCK
-) -> np.ndarray:
+def sample_shares_official(scenario: str, classes: int, bags: int, rng: np.random.RandomState, block: int = BLOCK) -> Array:
     """(bags, C) shares by the released procedure: blocks of proposals, each of which adds to all bins."""
     if bags % BINS:
         raise HeadcountError(f"the official sampler fills ten equal bins: {bags} bags do not divide by 10")
     e, need = bin_edges(scenario, classes), bags // BINS
-    bins: list[np.ndarray] = [np.empty((0, classes)) for _ in range(BINS)]
+    bins: list[Array] = [np.empty((0, classes)) for _ in range(BINS)]
     for law, stop in STAGES[scenario]:
         while not _full(bins, need, stop):
             p = _block(law, classes, block, rng)
@@ -165,17 +164,50 @@ def sample_shares_official(
     return rows
 
 
-def _block(law: str, classes: int, block: int, rng: np.random.RandomState) -> np.ndarray:
+def _block(law: str, classes: int, block: int, rng: np.random.RandomState) -> Array:
     alpha, beta = LAWS[law]
     if law == "U":
         p = rng.rand(block, classes)
     else:
         minors = rng.uniform(0, alpha, (block, classes - 1))  # minorities first, then majorities: the released order
         p = np.concatenate([minors, rng.uniform(beta, 1, (block, 1))], axis=1)
-    p /= p.sum(1, keepdims=True)
-    return p
+    return p / p.sum(1, keepdims=True)
 
 
-def _full(bins: list[np.ndarray], need: int, stop: tuple[int, ...] | int) -> bool:
+def _full(bins: list[Array], need: int, stop: tuple[int, ...] | int) -> bool:
     full = [len(rows) >= need for rows in bins]
     return all(full[b] for b in stop) if isinstance(stop, tuple) else sum(full) >= stop
+
+
+def round_shares(p: Array, bag_size: int, rounding: str = "official") -> Array:
+    """(n, C) shares -> (n, C) counts that sum to the bag size.
+
+    ``official``: each column is rounded half to even, limited to what is left of the bag, and the *last* gets the remainder:
+
+    >>> round_shares(np.full((1, 10), 0.1), 64)
+    array([[ 6,  6,  6,  6,  6,  6,  6,  6,  6, 10]])
+    >>> round_shares(np.full((1, 10), 0.1), 64, "largest_remainder")
+    array([[7, 7, 7, 7, 6, 6, 6, 6, 6, 6]])
+    """
+    if rounding == "largest_remainder":
+        exact = p * bag_size
+        counts = np.floor(exact).astype(np.int64)
+        order = np.argsort(counts - exact, axis=1, kind="stable")  # the largest remainder first, then the lowest column
+        extra = np.arange(p.shape[1]) < (bag_size - counts.sum(1))[:, None]
+        np.put_along_axis(counts, order, np.take_along_axis(counts, order, 1) + extra, 1)
+        return counts
+    counts = np.rint(p * bag_size).astype(np.int64)
+    left = np.full(len(p), bag_size)
+    for c in range(p.shape[1] - 1):
+        counts[:, c] = np.minimum(counts[:, c], left)
+        left -= counts[:, c]
+    counts[:, -1] = left
+    return counts
+
+
+def majority_labels(counts: Array, tie: str, rng: np.random.Generator | np.random.RandomState) -> Array:
+    """(n,) the class with the largest count; a tie goes to the lowest class, or to one of the tied at random."""
+    if tie != "random":
+        return counts.argmax(1)
+    top = counts == counts.max(1, keepdims=True)
+    return np.array([rng.choice(np.flatnonzero(row)) for row in top])

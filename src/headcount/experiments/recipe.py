@@ -16,8 +16,7 @@ from typing import Any
 
 from headcount.bags import Bags
 from headcount.datasets import registry
-from headcount.datasets.corruption import check_corruption
-from headcount.datasets.protocol import FOLDS, RANGES, Protocol
+from headcount.datasets.protocol import FOLDS, RANGES, Protocol, check_corruption
 from headcount.errors import HeadcountError, check_bool, check_choice, check_number, to_python_scalar
 from headcount.models import library_backbones
 from headcount.models.backbones import BACKBONES
@@ -57,7 +56,7 @@ class Recipe:
     mirror : bool
         Average the prediction over an image and its mirror image.
     trouble : dict
-        Corruption of the bags: wrong, unequal, never, merge; see :mod:`headcount.datasets.corruption`.
+        Corruption of the bags: wrong, unequal, never, merge; see :func:`~headcount.datasets.protocol.check_corruption`.
 
     >>> Recipe(fold=3).replace(epochs=600)
     Recipe(fold=3, epochs=600)

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from headcount.bags import Bags, Pool
-from headcount.datasets.corruption import corrupt
-from headcount.datasets.protocol import Protocol, majority_bags
+from headcount.datasets.protocol import Protocol, corrupt, majority_bags
 from headcount.datasets.registry import Source, load_source
 from headcount.errors import HeadcountError
 from headcount.experiments import scores

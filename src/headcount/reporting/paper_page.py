@@ -13,8 +13,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 from markupsafe import Markup
 
-from headcount.experiments.paper.cells import FIGURES, ITEMS, OURS, TABLES, figure_recipes, required_recipes, table_cells
-from headcount.experiments.paper.scales import DATASETS, METHODS, SCENARIOS, Scale
+from headcount.experiments.paper import (
+    DATASETS,
+    FIGURES,
+    ITEMS,
+    METHODS,
+    OURS,
+    SCENARIOS,
+    TABLES,
+    Scale,
+    figure_recipes,
+    required_recipes,
+    table_cells,
+)
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.experiments.scores import REMOVALS

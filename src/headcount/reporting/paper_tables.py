@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from headcount.experiments.paper.cells import ALL_DATASETS, OURS, TABLES, Cell, PrintedValue, averages
-from headcount.experiments.paper.scales import DATASETS, SCENARIOS
+from headcount.experiments.paper import ALL_DATASETS, DATASETS, OURS, SCENARIOS, TABLES, Cell, PrintedValue, averages
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.experiments.scores import mean_and_deviation, paired_t_test

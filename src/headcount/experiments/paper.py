@@ -1,6 +1,6 @@
-"""Cells: a printed number, the recipes that reproduce it, and the metric.
+"""The paper as cells: every printed number with the recipes that reproduce it and the metric, at one of two scales.
 
-The printed values are read from the CSV files in this folder, as the paper prints them, averages included; where a printed
+The printed values are read from the CSV files in ``printed``, as the paper prints them, averages included; where a printed
 average is not the average of its cells (there are two), both are shown.
 """
 
@@ -9,18 +9,38 @@ from __future__ import annotations
 import csv
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from headcount.errors import HeadcountWarning, check_choice
-from headcount.experiments.paper.scales import DATASETS, SCENARIOS, Scale
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record, load_records
-from headcount.experiments.scores import best_removal, mean_and_deviation
+from headcount.experiments.scores import REMOVALS, best_removal, mean_and_deviation
 from headcount.experiments.study import with_needs
+
+DATASETS = ("CIFAR10", "SVHN", "PATH", "OCT")
+SCENARIOS = ("Various", "Small", "Large")
+
+# name in tables -> how the recipe differs from the Counting Network's
+METHODS: dict[str, dict[str, Any]] = {
+    "Output+Mean": {"head": "output_mean"},
+    "Feature+Mean": {"head": "feature_mean"},
+    "Feature+Max": {"head": "feature_max"},
+    "Feature+P-norm": {"head": "feature_pnorm"},
+    "Feature+LSE": {"head": "feature_lse"},
+    "Feature+Attention": {"head": "attention"},
+    "AdditiveMIL": {"head": "additive"},
+    "AdditiveTransMIL": {"head": "additive_trans"},
+    "MILLET": {"head": "millet"},
+    "MCTformer+": {"head": "mctformer"},
+    "WENO": {"head": "weno"},
+    "Counting Network w/o Count": {"options": {"t1": 1.0}},
+    "Counting Network": {},
+}
 
 OURS = ("Ours", "Minimum loss (Ours)")
 ALL_DATASETS = "all"  # table 5 pools the data sets
@@ -47,6 +67,60 @@ DEFAULT_SECONDS = {"full": 55.0, "smoke": 0.5}  # per run, if none has been time
 
 
 @dataclass(frozen=True)
+class Scale:
+    """The size at which the paper is reproduced.
+
+    ``full``: as in the paper, with every removal. ``smoke``: digits and three generated stand-ins, two folds, few epochs; it tests
+    the pipeline and does not compare methods. Its recipes differ, so the records of the two never mix.
+    """
+
+    name: str
+    base: Recipe
+    sources: Mapping[str, str]  # the paper's data set -> ours
+    folds: tuple[int, ...]
+    removals: tuple[float, ...]  # those from which "Ours" selects
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # options of heads that are made smaller, by head
+
+    def recipes(self, method: str, dataset: str, scenario: str, removal: float = 0.0) -> tuple[Recipe, ...]:
+        """One recipe for each fold."""
+        changes = dict(METHODS[method])
+        head = changes.get("head", "count")
+        changes["options"] = {**changes.get("options", {}), **self.options.get(head, {})}
+        recipe = self.base.replace(source=self.sources[dataset], scenario=scenario.lower(), removal=removal, **changes)
+        return tuple(recipe.replace(fold=fold) for fold in self.folds)
+
+    def sweep(self, dataset: str, scenario: str) -> tuple[Recipe, ...]:
+        """Every removal on every fold: those from which "Ours" selects."""
+        return tuple(r for removal in self.removals for r in self.recipes("Counting Network", dataset, scenario, removal))
+
+
+SCALES = {
+    "full": Scale(
+        name="full",
+        base=Recipe(precision="bf16"),
+        sources={"CIFAR10": "cifar10", "SVHN": "svhn", "PATH": "path", "OCT": "oct"},
+        folds=(0, 1, 2, 3, 4),
+        removals=REMOVALS,
+    ),
+    "smoke": Scale(
+        name="smoke",
+        base=Recipe(
+            backbone="mlp", backbone_options=(("hidden", 24), ("layers", 1)), bag_size=12, epochs=6, lr=3e-3,
+            train_bags=40, valid_bags=10, test_bags=10, batch_bags=20,
+        ),
+        sources={"CIFAR10": "digits", "SVHN": "standin10", "PATH": "standin9", "OCT": "standin4"},
+        folds=(0, 1),
+        removals=(0.5, 1.0),
+        options={  # at their default widths these three would take nine tenths of the time
+            "additive_trans": {"attn": "exact", "width": 32, "heads": 2},
+            "mctformer": {"layers": 1, "width": 24, "heads": 2},
+            "weno": {"width": 32, "student_width": 64},
+        },
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
 class PrintedValue:
     """A mean as the paper prints it, with its standard deviation where there is one."""
 
@@ -70,8 +144,7 @@ class Cell:
         """The records that the value averages; of a sweep, one for each fold and data set for which it is complete."""
         if self.method not in OURS:
             return [records[r] for r in self.recipes if r in records]
-        ordered = sorted(self.recipes, key=_cell_of)
-        groups = [list(group) for _, group in groupby(ordered, key=_cell_of)]
+        groups = (list(group) for _, group in groupby(sorted(self.recipes, key=_cell_of), key=_cell_of))
         return [best_removal([records[r] for r in g]) for g in groups if all(r in records for r in g)]
 
     def value(self, records: Mapping[Recipe, Record]) -> tuple[float, float, int]:
@@ -115,8 +188,7 @@ def _recipes(scale: Scale, method: str, dataset: str, scenario: str) -> tuple[Re
 @lru_cache
 def printed_values(table: str) -> dict[tuple[str, str, str], PrintedValue]:
     """(scenario, method, data set) -> what the paper prints; the data set "Average" is its printed average."""
-    text = files("headcount.experiments.paper").joinpath(f"{table}.csv").read_text()
-    values = {}
+    text, values = files("headcount.experiments").joinpath("printed", f"{table}.csv").read_text(), {}
     for row in csv.DictReader(text.splitlines()):
         dataset = ALL_DATASETS if row["dataset"].startswith("all") else row["dataset"]
         deviation = float(row["std"]) if row["std"] else None
@@ -140,25 +212,21 @@ class Average:
 def averages(table: str) -> dict[tuple[str, str], Average]:
     """(scenario, method) -> the row's average, as printed and as its cells give it."""
     values = printed_values(table)
-    result = {}
-    for (scenario, method, dataset), printed in values.items():
-        if dataset == "Average":
-            means = [values[scenario, method, d].mean for d in DATASETS]
-            result[scenario, method] = Average(printed.mean, sum(means) / len(means))
-    return result
+    return {
+        (scenario, method): Average(printed.mean, sum(values[scenario, method, d].mean for d in DATASETS) / len(DATASETS))
+        for (scenario, method, dataset), printed in values.items()
+        if dataset == "Average"
+    }
 
 
 def figure_recipes(figure: str, scale: Scale) -> list[Recipe]:
     """The runs that a figure shows; figures 7 to 9 need only the Counting Network."""
 
-    def of(method: str, datasets: Iterable[str], scenarios: Iterable[str]) -> list[Recipe]:
-        return [r for d in datasets for s in scenarios for r in scale.recipes(method, d, s)]
-
-    if figure == "figure6":
-        return of("Output+Mean", DATASETS, SCENARIOS) + of("Counting Network", DATASETS, SCENARIOS)
-    if figure == "figure7":
-        return [r for r in of("Counting Network", DATASETS[:1], SCENARIOS) if r.fold == scale.folds[0]]
-    return of("Counting Network", DATASETS, SCENARIOS if figure == "figure3" else SCENARIOS[:1])
+    methods = ("Output+Mean", "Counting Network") if figure == "figure6" else ("Counting Network",)
+    datasets = DATASETS[:1] if figure == "figure7" else DATASETS
+    scenarios = SCENARIOS if figure in ("figure3", "figure6", "figure7") else SCENARIOS[:1]
+    recipes = [r for m in methods for d in datasets for s in scenarios for r in scale.recipes(m, d, s)]
+    return [r for r in recipes if r.fold == scale.folds[0]] if figure == "figure7" else recipes
 
 
 def records_by_recipe(folder: Path) -> dict[Recipe, Record]:
@@ -196,6 +264,5 @@ def missing_recipes(wanted: Iterable[str], scale: Scale, records: Mapping[Recipe
 def seconds_per_run(scale: Scale, records: Mapping[Recipe, Record]) -> float:
     """The mean time of the runs of this scale in these records; the default if there are none."""
     of_scale = dict.fromkeys(r for item in ITEMS for r in required_recipes(item, scale))
-    seconds = (records[r].data["provenance"].get("seconds") for r in of_scale if r in records)
-    timed = [s for s in seconds if s is not None]
-    return sum(timed) / len(timed) if timed else DEFAULT_SECONDS[scale.name]
+    mean, _, n_timed = mean_and_deviation(records[r].data["provenance"].get("seconds") for r in of_scale if r in records)
+    return mean if n_timed else DEFAULT_SECONDS[scale.name]

@@ -1,1 +1,0 @@
-"""The paper as cells: every printed number with the recipes that reproduce it."""
