@@ -124,9 +124,10 @@ def majority_bags(source: Source, fold: int, protocol: Protocol | None = None) -
 
 def draw_counts(protocol: Protocol, classes: int, bags: int, rng: Rng) -> tuple[np.ndarray, np.ndarray]:
     """(bags, C) instances of each class, and (bags,) the label of each bag."""
-    official = isinstance(rng, np.random.RandomState)
-    sample = share_sampler.sample_shares_official if official else share_sampler.sample_shares
-    p = sample(protocol.scenario, classes, bags, rng)
+    if isinstance(rng, np.random.RandomState):
+        p = share_sampler.sample_shares_official(protocol.scenario, classes, bags, rng)
+    else:
+        p = share_sampler.sample_shares(protocol.scenario, classes, bags, rng)
     counts = share_sampler.round_shares(p, protocol.bag_size, protocol.rounding)
     for row in counts:
         rng.shuffle(row)
