@@ -12,7 +12,7 @@ from sklearn import get_config
 from headcount.bags.splits import assign_group_folds
 from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.estimators.inputs import as_bag_list, bag_column, check_ids, pop_column
-from headcount.readers.values import unify_unicode
+from headcount.readers.columns import unify_unicode
 
 
 class BagKFold:

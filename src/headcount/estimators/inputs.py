@@ -17,7 +17,7 @@ from sklearn.utils.validation import column_or_1d
 
 from headcount.bags.pool import to_numpy as tensor_to_numpy
 from headcount.errors import HeadcountError
-from headcount.readers.values import unify_unicode
+from headcount.readers.columns import unify_unicode
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,9 @@ from headcount.models.fitted import FittedModel
 from headcount.models.network import Model
 from headcount.models.predictions import Predictions
 from headcount.models.trees import SklearnModel, Trees
-from headcount.readers.columns import ColumnRoles
+from headcount.readers.columns import ColumnRoles, clean_name, clean_names, note_similar_classes
 from headcount.readers.preprocessing import Preprocessor, number_fields
-from headcount.readers.raw_data import note_similar_classes
 from headcount.readers.transforms import StandardScaler
-from headcount.readers.values import clean_name, clean_names
 from headcount.seeds import seed_from_random_state
 from headcount.selection.cross_validation import calibrate_on_validation
 from headcount.selection.methods import build_methods, check_single_method

@@ -21,8 +21,8 @@ import torch
 from headcount.bags import Bags, Pool
 from headcount.models.fitted import FittedModel
 from headcount.models.predictions import Predictions
+from headcount.readers.dataset import BagDataset
 from headcount.readers.preprocessing import Preprocessor
-from headcount.readers.reader import BagDataset
 
 SHARD_INSTANCES = 1 << 16  # predicted together; a larger bag is a shard of its own
 SHARD_BYTES = 1 << 26  # of instances in a shard, which may have to travel

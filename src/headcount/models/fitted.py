@@ -29,8 +29,9 @@ from headcount.models.network import FrozenBackbone, Model, config_to_json, netw
 from headcount.models.predictions import BATCH_INSTANCES, Estimator, Predictions, estimator_probabilities
 from headcount.models.trees import LinearModel, Trees
 from headcount.readers.columns import ColumnRoles
+from headcount.readers.dataset import BagDataset
 from headcount.readers.preprocessing import Preprocessor
-from headcount.readers.reader import BagDataset, read
+from headcount.readers.reader import read
 
 MODEL_KEYS = {
     *("format", "kind", "classes", "counted", "temperature", "instance_temperature", "transition", "concentration"),

@@ -24,12 +24,11 @@ import torch
 from headcount.bags.pool import to_numpy
 from headcount.errors import HeadcountError
 from headcount.io import load_npy, open_npz
-from headcount.readers.labels import are_positional, join_labels
+from headcount.readers.columns import abbreviate, clean_name, factorize, preview
+from headcount.readers.dataset import BagLabels, RawData, ReadOptions
+from headcount.readers.labels import are_positional, drop_missing_classes, join_labels
 from headcount.readers.preprocessing import FeatureSchema
-from headcount.readers.raw_data import BagLabels, RawData, ReadOptions
 from headcount.readers.rows import check_weights
-from headcount.readers.targets import drop_missing_classes
-from headcount.readers.values import abbreviate, clean_name, factorize, preview
 
 Arrays = Mapping[str, np.ndarray]
 INSTANCE_KEYS = ("features", "images", "instances", "X")

@@ -1,4 +1,4 @@
-"""Roles of columns: which one names the bag, which one the label, and so on.
+"""Columns: which one names the bag, which one the label, and so on; and their values as arrays.
 
 A column has one role. :class:`ColumnRoles` names it; where it does not, a short list of common names decides
 (``COMMON_NAMES``), and two candidates for one role are refused. A column with a role is never a feature, so that no label,
@@ -7,12 +7,17 @@ truth, id or coordinate gets into a model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+import unicodedata
+from collections import Counter
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from headcount.errors import HeadcountError
-from headcount.readers.values import first_duplicate, nfc, preview
 
 # Recognised in upper or lower case, with spaces and dashes read as underscores.
 COMMON_NAMES: dict[str, tuple[str, ...]] = {
@@ -30,9 +35,14 @@ COMMON_NAMES: dict[str, tuple[str, ...]] = {
 ID_NAMES = ("id", "instance_id", "tile_id", "row_id")
 
 
+def nfc(text: str) -> str:
+    """Unicode normal form C: a letter and its accent are one character."""
+    return unicodedata.normalize("NFC", text)
+
+
 @dataclass(frozen=True)
 class ColumnRoles:
-    """The columns of a table, by role. A role that is None or empty is recognised by common names (``COMMON_NAMES``).
+    """The columns of a table, by role; one that is None or empty is recognised by common names (``COMMON_NAMES``).
 
     Parameters
     ----------
@@ -69,12 +79,11 @@ class ColumnRoles:
     def __post_init__(self) -> None:
         for field in fields(self):
             value, is_list = getattr(self, field.name), field.name in _LIST_ROLES
-            if is_list and not (isinstance(value, (list, tuple)) and all(isinstance(v, str) for v in value)):
-                raise HeadcountError(f"{field.name} names columns, got {value!r}")
-            if not (is_list or value is None or isinstance(value, str)):
-                raise HeadcountError(f"{field.name} names a column, got {value!r}")
+            names = value if is_list else [] if value is None else [value]
+            if not (isinstance(names, (list, tuple)) and all(isinstance(v, str) for v in names)):
+                raise HeadcountError(f"{field.name} names {'columns' if is_list else 'a column'}, got {value!r}")
             if value is not None:  # tables have their names normalised likewise
-                object.__setattr__(self, field.name, tuple(map(nfc, value)) if is_list else nfc(value))
+                object.__setattr__(self, field.name, tuple(map(nfc, names)) if is_list else nfc(value))
 
     def resolve(
         self,
@@ -85,17 +94,15 @@ class ColumnRoles:
         instance_kind_known: bool = False,
         optional_roles: Sequence[str] = (),
     ) -> ColumnRoles:
-        """Fill in every role that one of the columns ``names`` plays.
+        """Fill in every role that one of the columns ``names`` plays; ``label_columns`` are those of a separate label table.
 
-        ``label_columns`` are those of a separate label table. With ``instance_kind_known`` no text or path is recognised.
-        ``optional_roles`` stay empty where two columns could have them.
+        With ``instance_kind_known`` no text or path is recognised; ``optional_roles`` stay empty where two columns fit.
         """
         if (duplicate := first_duplicate(names)) is not None:
             raise HeadcountError(f"{origin} has two columns called {duplicate!r}; give each column its own name")
-        existing = {*names, *label_columns}
-        assigned = self.assigned_columns() + [(role, name) for role in _LIST_ROLES for name in getattr(self, role)]
+        assigned = self.assigned_columns(_LIST_ROLES)
         for role, name in assigned:
-            if name not in existing:
+            if name not in {*names, *label_columns}:
                 raise HeadcountError(f"{origin} has no column {name!r} ({role}); it has {preview(names, 12)}")
         taken, recognised = {name for _, name in assigned}, dict[str, Any]()
         for role, common in COMMON_NAMES.items():
@@ -115,26 +122,23 @@ class ColumnRoles:
         if self.id is None:
             recognised["id"] = next((n for n in names if is_id_column(n) and n not in taken), None)
         resolved = replace(self, **recognised)
-        resolved._check_unique(origin, names)
-        return resolved
-
-    def assigned_columns(self) -> list[tuple[str, str]]:
-        """(role, column) for the roles that are one column."""
-        single = [f.name for f in fields(self) if f.name not in _LIST_ROLES]
-        return [(role, name) for role in single if (name := getattr(self, role)) is not None]
-
-    def filled_from(self, other: ColumnRoles) -> ColumnRoles:
-        """These roles where they are named, those of ``other`` elsewhere: what a user adds to the roles of a model."""
-        return replace(other, **{f.name: value for f in fields(self) if (value := getattr(self, f.name))})
-
-    def _check_unique(self, origin: str, names: Sequence[str]) -> None:
-        lists = [(role, name) for role in ("votes", "features") for name in getattr(self, role)]
         role_of: dict[str, str] = {}
-        for role, name in [*self.assigned_columns(), *lists]:
+        for role, name in resolved.assigned_columns(("votes", "features")):
             if name in role_of and {role, role_of[name]} != {"bag", "group"}:
                 table = origin if name in names else "the label file"
                 raise HeadcountError(f"column {name!r} of {table} is named as {role_of[name]} and as {role}; choose one")
             role_of[name] = role
+        return resolved
+
+    def assigned_columns(self, list_roles: Iterable[str] = ()) -> list[tuple[str, str]]:
+        """(role, column) for the roles that are one column, then for ``list_roles``."""
+        single = [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in _LIST_ROLES]
+        several = [(role, name) for role in list_roles for name in getattr(self, role)]
+        return [(role, name) for role, name in single if name is not None] + several
+
+    def filled_from(self, other: ColumnRoles) -> ColumnRoles:
+        """These roles where they are named, those of ``other`` elsewhere: what a user adds to the roles of a model."""
+        return replace(other, **{f.name: value for f in fields(self) if (value := getattr(self, f.name))})
 
     def to_json(self) -> dict[str, Any]:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items() if v}
@@ -163,3 +167,132 @@ def is_id_column(name: str) -> bool:
 
 def _lower_case(name: str) -> str:
     return name.strip().lower().replace(" ", "_").replace("-", "_")
+
+
+def dictionary_codes(column: pa.ChunkedArray, column_name: str = "a column") -> tuple[np.ndarray, pa.Array]:
+    """(n,) codes, -1 where missing, and the values they stand for."""
+    try:  # chunks that are encoded together share one dictionary already: to unify it would hash it again for each of them
+        column = column.unify_dictionaries() if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    except pa.ArrowException:
+        raise HeadcountError(f"{column_name} holds {column.type}; give texts or numbers") from None
+    if column.num_chunks == 0:
+        return np.zeros(0, np.int64), pa.array([], pa.string())
+    codes = np.concatenate([c.indices.cast(pa.int64()).fill_null(-1).to_numpy() for c in column.chunks])
+    return codes, column.chunk(0).dictionary
+
+
+def factorize(column: pa.ChunkedArray, column_name: str = "a column") -> tuple[np.ndarray, list[str]]:
+    """(n,) codes, -1 where missing, and the values as text, in order of first appearance."""
+    codes, dictionary = dictionary_codes(column, column_name)
+    values = [clean_name(v) for v in dictionary.to_pylist()]
+    first_row = np.full(len(values) + 1, len(codes))
+    first_row[codes[::-1]] = np.arange(len(codes))[::-1]  # assigned backwards, so that the first row remains
+    code_of: dict[str, int] = {}
+    new_codes = np.full(len(values) + 1, -1)
+    for k in np.argsort(first_row[:-1], kind="stable").tolist():
+        value = values[k]
+        if value is not None and first_row[k] < len(codes):
+            new_codes[k] = code_of.setdefault(value, len(code_of))
+    return new_codes[codes], list(code_of)
+
+
+def drop_values(code: np.ndarray, values: Sequence[str], dropped: Container[str]) -> tuple[np.ndarray, list[str]]:
+    """(n,) codes, -1 also for the values that are dropped, and the values that remain.
+
+    >>> drop_values(np.array([0, 1, 2, -1]), ["a", "NA", "b"], {"NA"})
+    (array([ 0, -1,  1, -1]), ['a', 'b'])
+    """
+    kept = [v for v in values if v not in dropped]
+    new_code = {v: k for k, v in enumerate(kept)}
+    return np.array([*(new_code.get(v, -1) for v in values), -1])[code], kept
+
+
+def clean_name(value: Any) -> str | None:
+    """A name as a person reads it: 3.0 is 3, no blanks around it, letters composed with their accents (some file systems
+    decompose them); an empty text and NaN are None.
+
+    >>> clean_name(3.0), clean_name(" cat "), clean_name(float("nan")), clean_name(""), clean_name("cafe\u0301") == "caf\u00e9"
+    ('3', 'cat', None, None, True)
+    """
+    text = as_text(value)
+    return text and nfc(text)
+
+
+def as_text(value: Any) -> str | None:
+    """As :func:`clean_name`, but without normalising the letters: a file is found under its exact name only."""
+    if isinstance(value, (float, np.floating)):
+        if math.isnan(value):
+            return None
+        value = int(value) if abs(value) < 1e15 and value == int(value) else float(value)
+    if isinstance(value, bytes):
+        value = value.decode("utf-8", "backslashreplace")
+    text = "" if value is None else str(value).strip()
+    return text.encode("utf-8", "backslashreplace").decode() or None
+
+
+def clean_names(words: np.ndarray) -> np.ndarray:
+    """(n,) texts as clean names; an array of anything else is returned as it is."""
+    if not len(words) or not (words.dtype.kind in "UT" or all(isinstance(w, str) for w in words)):
+        return words
+    spellings, code = np.unique(words, return_inverse=True)
+    return np.array([clean_name(w) or "" for w in spellings], dtype=object if words.dtype == object else None)[code]
+
+
+def unify_unicode(words: np.ndarray) -> np.ndarray:
+    """(n,) texts with one spelling for each clean name: the clean name where spellings differ, else the spelling itself, so
+    that users find the names they gave.
+
+    >>> unify_unicode(np.array(["caf\u00e9", "cafe\u0301", "the\u0301"])).tolist() == ["caf\u00e9", "caf\u00e9", "the\u0301"]
+    True
+    """
+    if (names := clean_names(words)) is words:
+        return words
+    spellings, first, code = np.unique(words, return_index=True, return_inverse=True)
+    count = Counter(names[first].tolist())
+    unified = [str(name) if count[name] > 1 else way for way, name in zip(spellings, names[first], strict=True)]
+    return np.array(unified, dtype=object if words.dtype == object else None)[code]
+
+
+def first_duplicate(names: Iterable[str]) -> str | None:
+    """The first name that occurs a second time, None if all differ.
+
+    >>> first_duplicate(["a", "b", "a", "b"]), first_duplicate("ab")
+    ('a', None)
+    """
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def note_similar_classes(classes: Iterable[str]) -> list[str]:
+    """A line on classes that differ only in capitals or blanks: perhaps one class in two spellings.
+
+    >>> note_similar_classes(["Ville", "sea", "ville"])
+    ["classes that differ only in capitals or blanks: 'Ville' and 'ville'; if they are one, write them alike"]
+    """
+    spellings: dict[str, list[str]] = {}
+    for name in classes:
+        spellings.setdefault(" ".join(name.lower().split()), []).append(name)
+    alike = [" and ".join(map(abbreviate, names)) for names in spellings.values() if len(names) > 1]
+    more = f", and {len(alike) - 3:,} more such" if len(alike) > 3 else ""
+    line = f"classes that differ only in capitals or blanks: {', '.join(alike[:3])}{more}; if they are one, write them alike"
+    return [line] if alike else []
+
+
+def abbreviate(value: Any, most: int = 40) -> str:
+    """A value as an error message shows it."""
+    text = repr(value)
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def preview(values: Sequence[Any], most: int = 3) -> str:
+    """The first few of many.
+
+    >>> preview(["a", "b", "c", "d"])
+    "'a', 'b', 'c' and 1 more"
+    """
+    shown = ", ".join(abbreviate(v) for v in values[:most])
+    return shown + (f" and {len(values) - most:,} more" if len(values) > most else "")

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from headcount.errors import HeadcountError
-from headcount.readers.columns import is_id_column
+from headcount.readers.columns import abbreviate, clean_name, drop_values, factorize, is_id_column, preview
+from headcount.readers.dataset import ReadOptions
 from headcount.readers.preprocessing import MAX_CATEGORIES, FeatureSchema, Field, Preprocessor, check_time_kind
-from headcount.readers.raw_data import ReadOptions
 from headcount.readers.tables import MISSING_VALUES, SourceTable
-from headcount.readers.values import abbreviate, as_float, as_vectors, clean_name, drop_values, factorize, preview
+from headcount.readers.transforms import as_float, as_vectors
 
 _FEW_VALUES = 10  # distinct numbers that may still be names
 _MAX_DEVIATIONS = 20  # from the mean: more is hardly the same unit

@@ -20,11 +20,11 @@ import pyarrow as pa
 from PIL import Image
 
 from headcount.errors import HeadcountError
+from headcount.readers.columns import as_text, clean_name, preview
+from headcount.readers.dataset import BagLabels, RawData, ReadOptions
 from headcount.readers.flat_array import Part, build_flat_array, cache_key
 from headcount.readers.labels import join_labels
 from headcount.readers.preprocessing import FeatureSchema
-from headcount.readers.raw_data import BagLabels, RawData, ReadOptions
-from headcount.readers.values import as_text, clean_name, preview
 
 LABEL_FILES = ("labels.csv", "labels.tsv", "labels.parquet")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp", ".ppm", ".pgm")

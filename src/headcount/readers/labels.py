@@ -1,10 +1,11 @@
-"""Labels that are separate from the instances: a second table, a dict, or an array in the order of the bags."""
+"""The labels or votes of bags: in the rows of a table, in a second table, a dict or an array; and one target per bag from them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,17 @@ import torch
 
 from headcount.errors import HeadcountError
 from headcount.io import load_npy
-from headcount.readers.columns import ColumnRoles, find_common_name
-from headcount.readers.raw_data import BagLabels, ReadOptions, first_per_bag
-from headcount.readers.tables import TABLE_SUFFIXES, SourceTable, file_suffix, is_dataframe, open_table
-from headcount.readers.targets import drop_missing_classes, labels_from_rows, parse_votes
-from headcount.readers.values import clean_name, factorize
+from headcount.readers.columns import ColumnRoles, clean_name, drop_values, factorize, find_common_name, preview
+from headcount.readers.dataset import BagLabels, ErrorPolicy, ReadOptions
+from headcount.readers.tables import MISSING_VALUES, TABLE_SUFFIXES, SourceTable, file_suffix, is_dataframe, open_table
+
+TIES = ("split", "drop", "lowest")
 
 
 def join_labels(
     labels: Any, options: ReadOptions, names: Sequence[str], bag_column: str | None = None, empty: Sequence[str] = ()
 ) -> BagLabels:
-    """The labels of the bags ``names``; ``empty`` are further bags, without instances."""
+    """The labels of the bags ``names`` from a second table, dict or array; ``empty`` are further bags, without instances."""
     if isinstance(labels, (str, Path)) and file_suffix(Path(labels)) == ".npy":
         labels = load_npy(Path(labels))
     if isinstance(labels, (str, Path)) or is_dataframe(labels):
@@ -47,24 +48,22 @@ def open_label_table(labels: Any, options: ReadOptions, bag_column: str | None) 
             raise HeadcountError(f"{labels}: labels come as {', '.join(TABLE_SUFFIXES)} or .npy")
     source = open_table(labels, errors=options.errors, verbatim=True)
     origin, columns = source.origin, source.table.column_names
-    for role, name in [("label", options.roles.label), *(("votes", v) for v in options.roles.votes)]:
-        if name is not None and name not in columns:
+    for role, name in options.roles.assigned_columns(["votes"]):
+        if role in ("label", "votes") and name not in columns:
             raise HeadcountError(f"{origin} has no column {name!r} ({role}); it has {source.columns}")
     roles = _expected_roles(options, columns)
     named = {role: name for role in ("bag", "label", "group") if (name := getattr(roles, role)) in columns}
-    rest = [c for c in columns if c not in named.values() and c not in roles.votes]
+    rest = [c for c in columns if c not in (*named.values(), *roles.votes)]
     label = named.get("label") or find_common_name("label", rest, origin)
     group = named.get("group") or find_common_name("group", rest, origin)
     bag = named.get("bag") or (bag_column if bag_column in columns else None) or find_common_name("bag", rest, origin)
-    if bag is None:  # of two columns, the one that is not the label
-        others = [c for c in rest if c not in (label, group)]
-        if len(others) != 1:
-            raise HeadcountError(f"{origin}: which column names the bags? It has {source.columns}; name it with bag=")
-        bag = others[0]
+    others = [c for c in rest if c not in (label, group)]  # of two columns, the one that is not the label
+    if bag is None and len(others) != 1:
+        raise HeadcountError(f"{origin}: which column names the bags? It has {source.columns}; name it with bag=")
+    bag = bag or others[0]
     if label is None and not roles.votes:
         raise HeadcountError(f"{origin} has no label column; it has {source.columns}; name it with label= or votes=")
-    group = group if group != bag else None
-    return replace(source, roles=ColumnRoles(bag=bag, label=label, votes=roles.votes, group=group))
+    return replace(source, roles=ColumnRoles(bag=bag, label=label, votes=roles.votes, group=group if group != bag else None))
 
 
 def _expected_roles(options: ReadOptions, columns: Sequence[str]) -> ColumnRoles:
@@ -78,18 +77,15 @@ def _expected_roles(options: ReadOptions, columns: Sequence[str]) -> ColumnRoles
 
 
 def labels_from_table(source: SourceTable, options: ReadOptions, names: Sequence[str], empty: Sequence[str] = ()) -> BagLabels:
-    """Match the rows of a label table with the bags. Rows of other bags are an error if labels are needed."""
+    """Match the rows of a label table with the bags; rows of other bags are an error if labels are needed."""
     key = source.roles.bag or ""
     codes, values = factorize(source.table.column(key))
     unnamed = options.errors.report_rows(codes < 0, lambda r: f"{source.row(r)} names no bag (column {key!r} is empty)")
     position = {name: b for b, name in enumerate(names)}
     bag = np.array([position.get(name, -1) for name in values] + [-1])[codes]
-    problem = dict.fromkeys(empty, "whose folder holds no images; fill it or take the row out")
-
-    def unknown_bag(r: int) -> str:
-        name = values[codes[r]]
-        return f"{source.row(r)} labels bag {name!r}, {problem.get(name, 'and there is no such bag')}"
-
+    why = dict.fromkeys(values, "and there is no such bag")
+    why |= dict.fromkeys(empty, "whose folder holds no images; fill it or take the row out")
+    unknown_bag = lambda r: f"{source.row(r)} labels bag {values[codes[r]]!r}, {why[values[codes[r]]]}"  # noqa: E731
     options.errors.report_rows((bag < 0) & ~unnamed & options.need_labels, unknown_bag)
     labels = labels_from_rows(source, bag, names, options) or BagLabels()
     group = groups_per_bag(source, bag, names) if source.roles.group else None
@@ -103,11 +99,9 @@ def groups_per_bag(source: SourceTable, bag: np.ndarray, names: Sequence[str]) -
     first, differs = first_per_bag(bag, codes, len(names))
     if differs.any():
         row = int(np.flatnonzero(differs)[0])
-        both = f"{values[first[bag[row]]]!r} and {values[codes[row]]!r}"
-        raise HeadcountError(
-            f"{source.row(row)}: bag {names[bag[row]]!r} is in two groups ({column}), {both}; "
-            "a bag is in one group: split the bag, or name another column"
-        )
+        problem = f"is in two groups ({column}), {values[first[bag[row]]]!r} and {values[codes[row]]!r}"
+        advice = "a bag is in one group: split the bag, or name another column"
+        raise HeadcountError(f"{source.row(row)}: bag {names[bag[row]]!r} {problem}; {advice}")
     return tuple(values[k] if k >= 0 else f"only {names[b]}" for b, k in enumerate(first.tolist()))
 
 
@@ -123,7 +117,7 @@ def _series_as_dict_or_list(labels: Any, names: Sequence[str]) -> Any:
     if isinstance(labels, Mapping) or callable(getattr(labels, "index", len)) or not hasattr(labels, "items"):
         return labels
     by_name = {clean_name(k): v for k, v in labels.items()}
-    is_range = list(by_name) == [str(i) for i in range(len(names))]
+    is_range = list(by_name) == list(map(str, range(len(names))))
     return list(by_name.values()) if is_range and set(by_name) != set(names) else by_name
 
 
@@ -140,14 +134,16 @@ def _labels_by_position(labels: Any, options: ReadOptions, names: Sequence[str])
     if y.ndim == 2:
         values = classes or tuple(map(str, range(y.shape[1])))
         if y.dtype.kind not in "iufb" or y.shape[1] != len(values):
-            want = f"give a number for each of {len(values)} classes"
-            raise HeadcountError(f"votes are {y.dtype} of shape {y.shape}; {want}")
+            raise HeadcountError(f"votes are {y.dtype} of shape {y.shape}; give a number for each of {len(values)} classes")
         table = pa.table({v: y[:, k].astype(float) for k, v in enumerate(values)})
         votes = parse_votes(SourceTable(table, "labels", digest), values, options.errors)
         return BagLabels(values, votes=votes, source="votes given", digest=digest)
     words, notes = [clean_name(v) for v in y.tolist()], ()
     if y.dtype.kind in "iu" and classes and not any(name.removeprefix("-").isdigit() for name in classes):
-        words = [_class_by_number(int(v), classes, b) for b, v in enumerate(y.tolist())]
+        if len(wrong := np.flatnonzero((y < -1) | (y >= len(classes)))):
+            problem = f"label {y[wrong[0]]} of bag {wrong[0] + 1} is neither a class name nor a class number"
+            raise HeadcountError(f"{problem} (0 to {len(classes) - 1})")
+        words = [(*classes, None)[v] for v in y.tolist()]
         notes = (f"labels are numbers: 0 is {classes[0]}, 1 is {classes[1]}, and so on",)
     elif y.dtype.kind in "iu" and classes:
         words = [None if w == "-1" and w not in classes else w for w in words]
@@ -164,16 +160,141 @@ def _note_minus_one(words: Sequence[str | None]) -> tuple[str, ...]:
     others = {w for w in words if w is not None and w != "-1"}
     if "-1" not in words or len(others) < 2 or not all(w.isdigit() for w in others):
         return ()
-    count = words.count("-1")
-    return (f"label -1 is taken for a class ({count} bags); if it means no label, name the others with classes=",)
-
-
-def _class_by_number(v: int, classes: Sequence[str], bag: int) -> str | None:
-    if not -1 <= v < len(classes):
-        numbers = f"0 to {len(classes) - 1}"
-        raise HeadcountError(f"label {v} of bag {bag + 1} is neither a class name nor a class number ({numbers})")
-    return None if v < 0 else classes[v]
+    return (f"label -1 is taken for a class ({words.count('-1')} bags); if it means no label, name the others with classes=",)
 
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, default=str).encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def labels_from_rows(source: SourceTable, bag: np.ndarray, names: Sequence[str], options: ReadOptions) -> BagLabels | None:
+    """Labels or votes that every row of a bag repeats; None if the table has neither."""
+    roles = source.roles
+
+    def conflicting_bags(differs: np.ndarray, what: Callable[[int], str]) -> np.ndarray:
+        """(B,) bags with two labels, each reported once; where errors are skipped, they have no label."""
+        bags, first = np.unique(bag[differs], return_index=True)
+        for row in np.flatnonzero(differs)[np.sort(first)].tolist():
+            options.errors.report(f"{source.row(row)}: bag {names[bag[row]]!r} has {what(row)}; a bag has one")
+        return np.isin(np.arange(len(names)), bags)
+
+    if roles.votes and all(name in source for name in roles.votes):
+        votes = parse_votes(source, roles.votes, options.errors)
+        labelled = (bag >= 0) & (votes.sum(1) > 0)
+        row = _first_row_per_bag(labelled, bag, len(names))
+        differs = labelled & (votes != votes[row[bag]]).any(1)
+        conflict = conflicting_bags(differs, lambda _: "two sets of votes")
+        per_bag = np.where(((row >= 0) & ~conflict)[:, None], votes[row], 0.0)
+        notes = (f"column {roles.label!r} is not used: the votes decide",) if roles.label in source else ()
+        return BagLabels(roles.votes, votes=per_bag, source=f"votes in columns {', '.join(roles.votes)}", notes=notes)
+    if roles.label is None or roles.label not in source:
+        return None
+    codes, values, notes = parse_class_column(source, roles.label, options)
+    first, differs = first_per_bag(bag, codes, len(names))
+    conflict = conflicting_bags(differs, lambda r: f"two labels, {values[first[bag[r]]]!r} and {values[codes[r]]!r}")
+    row = _first_row_per_bag((codes >= 0) & (bag >= 0), bag, len(names))
+    codes = np.where(conflict, -1, first)
+    return BagLabels(tuple(values), codes, source=f"column {roles.label!r}", origin=source.origin, first_row=row, notes=notes)
+
+
+def _first_row_per_bag(candidates: np.ndarray, bag: np.ndarray, n_bags: int) -> np.ndarray:
+    """(B,) the first of the rows where ``candidates`` is true in each bag, -1 where there is none."""
+    rows = np.flatnonzero(candidates)[::-1]  # assigned backwards, so that the first row remains
+    first = np.full(n_bags, -1)
+    first[bag[rows]] = rows
+    return first
+
+
+def first_per_bag(bag: np.ndarray, codes: np.ndarray, n_bags: int) -> tuple[np.ndarray, np.ndarray]:
+    """(B,) the first code >= 0 in each bag (-1: none), and (n,) whether a row has another."""
+    labelled = (codes >= 0) & (bag >= 0)
+    first = np.append(codes, -1)[_first_row_per_bag(labelled, bag, n_bags)]
+    return first, labelled & (codes != np.append(first, -1)[bag])
+
+
+def parse_class_column(source: SourceTable, name: str, options: ReadOptions) -> tuple[np.ndarray, list[str], tuple[str, ...]]:
+    """(n,) codes of a column of classes, their values, and notes."""
+    return drop_missing_classes(*source.factorize(name), f"column {name!r}", "rows", options)
+
+
+def drop_missing_classes(
+    codes: np.ndarray, values: list[str], column_name: str, rows: str, options: ReadOptions
+) -> tuple[np.ndarray, list[str], tuple[str, ...]]:
+    """Codes, values and notes, without NA and the like, which are missing unless a class is named so."""
+    missing = {*MISSING_VALUES} - {*(options.classes or ()), *options.uncounted}
+    dropped = [v for v in values if v in missing]
+    if not dropped:
+        return codes, values, ()
+    new_codes, kept = drop_values(codes, values, missing)
+    count = int((new_codes < 0).sum() - (codes < 0).sum())
+    advice = "" if options.preprocessor else "; a class of that name must be named in classes="
+    return new_codes, kept, (f"{column_name}: {preview(dropped)} in {count:,} {rows} read as missing{advice}",)
+
+
+def parse_votes(source: SourceTable, columns: Sequence[str], errors: ErrorPolicy) -> np.ndarray:
+    """(n, V) votes; zeros where a row has none, an error where some are missing."""
+    votes = np.stack([source.numbers(name) for name in columns], 1)
+    votes[np.isnan(votes).all(1)] = 0
+    wrong = np.asarray(~(np.isfinite(votes) & (votes >= 0) & (votes <= 1e15)).all(1))
+    advice = "must be from 0 to 1e15; correct the row or leave it out"
+    errors.report_rows(wrong, lambda r: f"{source.row(r)}: votes {votes[r].tolist()} {advice}")
+    votes[wrong] = 0
+    return votes
+
+
+def build_targets(
+    labels: BagLabels, options: ReadOptions, names: Sequence[str], origin: str
+) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
+    """(B, C) targets, the classes, and (B,) which bags are dropped for a tie."""
+    ties = _parse_ties(labels.values, options.classes) if labels.votes is None else {}
+    found = [v for v in labels.values if v not in ties]
+    if labels.votes is None:  # by number if all are numbers, else alphabetically; columns of votes stay in their order
+        numeric = all(re.fullmatch(r"-?\d+(\.\d+)?", v) for v in found)
+        found.sort(key=lambda v: (float(v), v) if numeric else (0, v))
+    classes = options.classes or tuple(dict.fromkeys([*found, *options.uncounted]))
+    _check_classes(classes, labels, options, origin)
+    position = {c: k for k, c in enumerate(classes)}
+    wins = np.zeros((len(labels.values), len(classes)))  # the classes that each label, or column of votes, counts for
+    for k, value in enumerate(labels.values):
+        for name in ties.get(value, (value,)):
+            if name in position:
+                wins[k, position[name]] = 1
+            elif options.need_labels and (labels.codes is None or k in labels.codes):
+                problem = f"is none of the classes {', '.join(classes)}; {class_advice(options)}"
+                if labels.codes is None:
+                    raise HeadcountError(f"{origin}: {name!r} (votes) {problem}")
+                bag = int(np.flatnonzero(labels.codes == k)[0])
+                row = origin if labels.first_row is None else f"{labels.origin} row {labels.first_row[bag] + 1}"
+                raise HeadcountError(f"{row}: {name!r}, the label of bag {names[bag]!r}, {problem}")
+    rows = np.vstack([wins, np.zeros(len(classes))])  # code -1, unlabelled, reads the last row
+    target = rows[labels.codes] if labels.votes is None else labels.votes @ wins
+    top = target.max(1, keepdims=True)
+    tied = (top[:, 0] > 0) & ((target == top).sum(1) > 1)
+    if options.ties == "lowest":
+        target[tied] = np.identity(len(classes))[target[tied].argmax(1)]
+    return target, classes, tied if options.ties == "drop" else np.zeros(len(target), bool)
+
+
+def _check_classes(classes: Sequence[str], labels: BagLabels, options: ReadOptions, origin: str) -> None:
+    if len(classes) < 2:
+        what = f"only class {classes[0]!r}" if classes else "no class"
+        advice = "" if options.need_labels else "; name them with classes="
+        raise HeadcountError(f"{origin}: {what} in {labels.source}; a majority needs at least two classes{advice}")
+    for name in options.uncounted:
+        if name not in classes:
+            raise HeadcountError(f"no class {name!r} to leave out of the count; there are {', '.join(classes)}")
+    if len(counted := [c for c in classes if c not in options.uncounted]) < 2:
+        left = f"only {counted[0]!r} is" if counted else "none of them is"
+        raise HeadcountError(f"of the classes {', '.join(classes)} {left} left to win a bag; two must count")
+
+
+def class_advice(options: ReadOptions) -> str:
+    """What to do about an unknown class; those of a fitted model are fixed."""
+    return "correct it or leave it empty" if options.preprocessor else "correct it, leave it empty, or add it with classes="
+
+
+def _parse_ties(labels: Sequence[str], classes: Sequence[str] | None) -> dict[str, tuple[str, ...]]:
+    """Labels such as 'a|b': a tie if a and b are labels too, else a class with a bar in its name."""
+    known = set(classes or labels)
+    parts = {v: tuple(map(str.strip, v.split("|"))) for v in labels if "|" in v and v not in (classes or ())}
+    return {v: p for v, p in parts.items() if set(p) <= known - {v} and len(set(p)) == len(p)}

@@ -20,9 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from headcount.errors import HeadcountError
-from headcount.readers.columns import NO_ROLES, ColumnRoles
-from headcount.readers.transforms import StandardScaler, Tfidf
-from headcount.readers.values import as_float, as_vectors, factorize, nfc, time_kind
+from headcount.readers.columns import NO_ROLES, ColumnRoles, factorize, nfc
+from headcount.readers.transforms import StandardScaler, Tfidf, as_float, as_vectors, time_kind
 
 FORMAT = 2
 KINDS = ("images", "features", "table", "text")

@@ -29,23 +29,25 @@ The formats are described in images.py, rows.py, arrays.py and slides.py.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 
+from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError, check_choice
 from headcount.readers import arrays, images, rows, slides
-from headcount.readers.columns import ColumnRoles
-from headcount.readers.dataset import BagDataset, assemble
+from headcount.readers.columns import ColumnRoles, clean_name, first_duplicate, note_similar_classes, preview
+from headcount.readers.dataset import BagDataset, ErrorPolicy, RawData, ReadOptions
+from headcount.readers.labels import TIES, build_targets, class_advice
 from headcount.readers.preprocessing import Preprocessor
-from headcount.readers.raw_data import ErrorPolicy, RawData, ReadOptions
 from headcount.readers.tables import TABLE_SUFFIXES, file_suffix, is_dataframe
-from headcount.readers.targets import TIES
-from headcount.readers.values import clean_name
 
 
 def read(
@@ -111,7 +113,7 @@ def read(
         truth_suffices=truth_suffices, side=_check_positive("side", side, int, "whole number", 1 << 20), cache=None if cache is None else Path(cache),
         tile=_check_positive("tile", tile, (int, float), "number", sys.float_info.max), preprocessor=preprocessor, errors=ErrorPolicy(skip_bad),
     )  # fmt: skip
-    return assemble(_load(data, options), options)
+    return _assemble(_load(data, options), options)
 
 
 def _load(data: Any, options: ReadOptions) -> RawData:
@@ -140,8 +142,7 @@ def _load_path(path: Path, options: ReadOptions) -> RawData:
     if is_folder:
         return slides.read_slides(path, options) if slides.list_slide_files(path) else images.read_folder(path, options)
     if not is_file:
-        advice = "give a table, an .npz, or a folder of images or of features of slides"
-        raise HeadcountError(f"no file or folder {path}; {advice}")
+        raise HeadcountError(f"no file or folder {path}; give a table, an .npz, or a folder of images or of features of slides")
     if path.suffix.lower() in (".npy", ".npz"):
         return arrays.read_array_file(path, options)
     if file_suffix(path) in TABLE_SUFFIXES:
@@ -159,7 +160,6 @@ def _check_classes(classes: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def _check_names(option: str, names: Any) -> tuple[str, ...]:
-    """A list of names; a text is one name."""
     try:
         return tuple(clean_name(v) or "" for v in ([names] if isinstance(names, str) else names))
     except TypeError:
@@ -170,3 +170,105 @@ def _check_positive(option: str, value: Any, kind: type | tuple[type, ...], what
     if value is not None and (not isinstance(value, kind) or isinstance(value, bool) or not 0 < value <= most):
         raise HeadcountError(f"{option} must be a {what} above zero, got {value!r}")
     return value
+
+
+# -- from n input rows to bags: bags in order of first appearance, rows in their order inside, no loop over them -------------
+
+
+def _assemble(raw: RawData, options: ReadOptions) -> BagDataset:
+    classes_given, options = options.classes is not None, replace(options, classes=options.classes or raw.classes)
+    _check_usable(raw, options)
+    target, classes, tied = build_targets(raw.labels, options, raw.names, raw.origin)
+    content, address = _without_excluded_rows(raw)
+    included = np.flatnonzero((raw.bag >= 0) & ~np.append(tied, True)[raw.bag])
+    if not len(included):
+        why = f": {options.errors.messages[0]}" if options.errors.messages else ""
+        raise HeadcountError(f"{raw.origin} leaves no instance to read{why}")
+    rows = included[np.argsort(raw.bag[included], kind="stable")]
+    kept, sizes = np.unique(raw.bag[rows], return_counts=True)  # bags that have any row left
+    without_votes = [c for c in options.classes or () if c not in (*raw.labels.values, *options.uncounted)]
+    is_vote_missing = raw.labels.votes is not None and bool(without_votes)
+    notes = [f"no column of votes for {preview(without_votes)}: taken as none"] if is_vote_missing else []
+    notes += _note_dropped_bags(raw, target, tied, kept)
+    notes += [] if classes_given else note_similar_classes(classes)  # a user who lists them knows
+    target = target[kept]
+    has_truth = raw.truth is not None and bool((raw.truth[0] >= 0).any())
+    if options.requires_labels(has_truth) and not target.any():
+        raise HeadcountError(f"{raw.origin}: no bag has a label ({raw.labels.source}); at least one is needed")
+    group = raw.group or raw.labels.group
+    codes = {key: _class_codes(raw, key, options, classes)[rows] for key in ("truth", "known") if getattr(raw, key) is not None}
+    try:
+        if isinstance(content, pa.Table):  # blank until there are features
+            pool = Pool(np.broadcast_to(np.zeros((1, 1), np.float32), (content.num_rows, 1)))
+        else:
+            pool = Pool(content, trusted=raw.all_finite)
+        bags = Bags.of(
+            pool, index=address[rows], sizes=sizes, labels=target, classes=classes, names=[raw.names[b] for b in kept],
+            group=None if group is None else [group[b] for b in kept],
+            weight=None if raw.weight is None else raw.weight[rows].astype(np.float32),
+            counted=[c not in options.uncounted for c in classes] if options.uncounted else None, **codes,
+        )  # fmt: skip
+    except HeadcountError as e:
+        raise HeadcountError(f"{raw.origin}: {e}") from None
+    return BagDataset(
+        kind=raw.kind, schema=raw.schema, content=content, bags=bags, rows=rows, n_rows=len(raw.bag), ids=raw.ids,
+        coords=None if raw.coords is None else raw.coords[rows],
+        tile_sizes=None if raw.tile_sizes is None else raw.tile_sizes[rows],
+        description=[raw.summary, *raw.describe(bags, options.uncounted), *raw.notes, *raw.labels.notes, *notes],
+        skipped=options.errors.messages, fingerprint=raw.fingerprint(bags),
+        instances_hash=hashlib.sha256(f"{raw.kind} {raw.digest}".encode()).hexdigest(),
+    )  # fmt: skip
+
+
+def _check_usable(raw: RawData, options: ReadOptions) -> None:
+    model = options.preprocessor
+    if model is not None and (raw.kind != model.kind or (not model.fields and model.shape != raw.schema.shape)):
+        problem = f"{raw.origin} holds {raw.kind} of shape {raw.schema.shape}"
+        raise HeadcountError(f"{problem}, the model takes {model.kind} of {model.shape}")
+    if (duplicate := first_duplicate(raw.names)) is not None:
+        raise HeadcountError(f"{raw.origin} has two bags called {duplicate!r}; give each its own name")
+
+    if options.side is not None and raw.kind != "images":
+        raise HeadcountError(f"side={options.side} is for images, and {raw.origin} holds none; leave it out")
+    if options.tile is not None and raw.coords is None:
+        raise HeadcountError(f"tile={options.tile:g} is for coordinates, and {raw.origin} has none; leave it out")
+
+
+def _without_excluded_rows(raw: RawData) -> tuple[Any, np.ndarray]:
+    """The content without excluded rows, which may hold anything, and (n,) the position of each row in it."""
+    included = raw.bag >= 0
+    if raw.all_finite or included.all():  # a mapped cache stays as it is: excluded rows are zeros there
+        return raw.content, np.arange(len(included)) if raw.address is None else raw.address
+    content = raw.content.filter(pa.array(included)) if isinstance(raw.content, pa.Table) else raw.content[included]
+    return content, np.cumsum(included) - 1
+
+
+def _class_codes(raw: RawData, key: str, options: ReadOptions, classes: Sequence[str]) -> np.ndarray:
+    """(n,) class numbers of instances, -1 where unknown; ``key`` is truth or known."""
+    codes, values = getattr(raw, key)
+    numbers = np.array([classes.index(v) if v in classes else -2 for v in values] + [-1])[codes]
+    invalid = np.flatnonzero((numbers == -2) & (raw.bag >= 0))
+    if len(invalid) and options.need_labels:
+        problem = f"{key} {values[codes[invalid[0]]]!r} is none of the classes {', '.join(classes)}; {class_advice(options)}"
+        uncounted = "" if options.preprocessor else " or uncounted="
+        raise HeadcountError(f"{raw.origin} row {invalid[0] + 1}: {problem}{uncounted}")
+    if len(invalid):
+        raw.notes.append(f"{len(invalid):,} instances have a {key} that is no class")
+    return np.maximum(numbers, -1)
+
+
+def _note_dropped_bags(raw: RawData, target: np.ndarray, tied: np.ndarray, kept: np.ndarray) -> list[str]:
+    """Lines on bags that lost their label, or all their instances."""
+    unreadable = ~tied
+    unreadable[kept] = False
+    unknown = np.zeros(len(tied), bool) if raw.labels.codes is None else (raw.labels.codes >= 0) & ~target.any(1)
+    reasons = {
+        "have a label that is no class": unknown,  # possible only where labels are not needed
+        "left out for a tie": tied,
+        "left out, nothing in them could be read": unreadable,
+    }
+    return [
+        f"{int(mask.sum()):,} bags {reason}: {preview([raw.names[b] for b in np.flatnonzero(mask)])}"
+        for reason, mask in reasons.items()
+        if mask.any()
+    ]

@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 
 from headcount.errors import HeadcountError
-from headcount.readers.columns import ColumnRoles
+from headcount.readers.columns import ColumnRoles, as_text, dictionary_codes
+from headcount.readers.dataset import BagLabels, ErrorPolicy, RawData, ReadOptions
 from headcount.readers.feature_columns import select_features
 from headcount.readers.images import read_images
-from headcount.readers.labels import groups_per_bag, join_labels
+from headcount.readers.labels import first_per_bag, groups_per_bag, join_labels, labels_from_rows, parse_class_column
 from headcount.readers.preprocessing import FeatureSchema
-from headcount.readers.raw_data import BagLabels, ErrorPolicy, RawData, ReadOptions, first_per_bag
 from headcount.readers.tables import SourceTable, open_table
-from headcount.readers.targets import labels_from_rows, parse_class_column, parse_numbers
-from headcount.readers.values import as_text, dictionary_codes
 
 MAX_WEIGHT = 1e9  # more votes would lose the others in the float32 sums of the bag
 
@@ -37,7 +35,7 @@ def read_table(data: Any, options: ReadOptions) -> RawData:
     excluded = excluded | _duplicate_ids(source, bag, errors)
     weight = None
     if roles.weight:
-        weight = parse_numbers(source, roles.weight)
+        weight = source.numbers(roles.weight)
         excluded |= check_weights(weight, roles.weight, origin, errors)
     group, notes = _groups(source, bag, names, options)
     if group is None and roles.group in source:
@@ -57,7 +55,7 @@ def read_table(data: Any, options: ReadOptions) -> RawData:
             setattr(raw, key, (codes, values))
             raw.notes += notes
     if roles.x and roles.y:
-        raw.coords = np.stack([parse_numbers(source, n) for n in (roles.x, roles.y)], 1)
+        raw.coords = np.stack([source.numbers(n) for n in (roles.x, roles.y)], 1)
         infinite = np.asarray(~np.isfinite(raw.coords).all(1))
         where = f"in {roles.x!r}, {roles.y!r}"
         excluded |= errors.report_rows(infinite, lambda r: f"{source.row(r)} has no finite coordinates {where}")

@@ -28,14 +28,13 @@ from headcount.bags.pool import to_numpy
 from headcount.datasets.cache import cache_folder
 from headcount.errors import HeadcountError
 from headcount.readers import flat_array
-from headcount.readers.columns import find_common_name
+from headcount.readers.columns import clean_name, factorize, find_common_name, preview
+from headcount.readers.dataset import BagLabels, ErrorPolicy, RawData, ReadOptions
 from headcount.readers.flat_array import Part
 from headcount.readers.images import find_label_file
-from headcount.readers.labels import join_labels, labels_from_table, open_label_table
+from headcount.readers.labels import first_per_bag, join_labels, labels_from_table, open_label_table
 from headcount.readers.preprocessing import FeatureSchema
-from headcount.readers.raw_data import BagLabels, ErrorPolicy, RawData, ReadOptions, first_per_bag
 from headcount.readers.tables import file_suffix, is_dataframe
-from headcount.readers.values import clean_name, factorize, preview
 
 _HDF5 = (".h5", ".hdf5")
 SLIDE_SUFFIXES = (*_HDF5, ".pt", ".npy")

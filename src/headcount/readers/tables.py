@@ -23,9 +23,9 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from headcount.errors import HeadcountError
-from headcount.readers.columns import NO_ROLES, ColumnRoles
-from headcount.readers.raw_data import ErrorPolicy
-from headcount.readers.values import abbreviate, factorize, first_duplicate, nfc, preview
+from headcount.readers.columns import NO_ROLES, ColumnRoles, abbreviate, factorize, first_duplicate, nfc, preview
+from headcount.readers.dataset import ErrorPolicy
+from headcount.readers.transforms import as_float
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".tab", ".parquet", ".pq")
 _BLOCK = 1 << 24
@@ -71,6 +71,32 @@ class SourceTable:
 
     def factorize(self, name: str) -> tuple[np.ndarray, list[str]]:
         return factorize(self.table.column(name), f"column {name!r} of {self.origin}")
+
+    def numbers(self, name: str) -> np.ndarray:
+        """(n,) float64 of a column that must hold numbers, NaN where missing."""
+        column = self.table.column(name)
+        kind = column.type
+        if pa.types.is_null(kind):
+            return np.full(len(column), np.nan)
+        if pa.types.is_dictionary(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            codes, values = factorize(column)
+            parsed = np.array([_parse_number(v) for v in values] + [np.nan])
+            if np.isnan(parsed[:-1]).any():
+                k = int(np.flatnonzero(np.isnan(parsed))[0])
+                row = self.row(int(np.flatnonzero(codes == k)[0]))
+                raise HeadcountError(f"{row}: {abbreviate(values[k])} in column {name!r} is not a number")
+            return parsed[codes]
+        try:
+            return as_float(column)
+        except (pa.ArrowException, TypeError) as e:
+            raise HeadcountError(f"column {name!r} of {self.origin} holds {kind}, not numbers ({e})") from None
+
+
+def _parse_number(text: str) -> float:
+    try:
+        return float(text.replace("_", "x"))  # Python accepts 1_000
+    except ValueError:
+        return np.nan
 
 
 def open_table(

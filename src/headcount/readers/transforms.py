@@ -1,4 +1,4 @@
-"""Transforms of columns: standardisation (the one place for it in the package) and TF-IDF of texts.
+"""Columns as numbers: their values, standardisation (the one place for it in the package) and TF-IDF of texts.
 
 Standardisation is computed in float64 and only the result rounded: a time stamp (1.7e9) has no digits left in float32 until
 its mean is gone. Texts become TF-IDF of words and pairs of words, then a truncated SVD, stored as a vocabulary and two arrays.
@@ -6,12 +6,14 @@ its mean is gone. Texts become TF-IDF of words and pairs of words, then a trunca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headcount.errors import HeadcountError
 
@@ -21,6 +23,55 @@ _SAMPLE = 200_000  # texts that suffice to fit the vocabulary
 _CHUNK = 1 << 14
 _MAX_DEVIATIONS = 1e6  # an outlier stays finite in float32, and so do the squares taken of it
 _COLUMNS_AT_ONCE = 64
+_TICKS = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}  # in a second
+
+
+def as_float(column: pa.ChunkedArray) -> np.ndarray:
+    """(n,) float64, NaN where missing; dates, times and durations in seconds at any resolution."""
+    kind, a_second = column.type, 1.0
+    if pa.types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if time_kind(kind):
+        days = pa.types.is_date32(kind)
+        a_second = 1 / 86_400 if days else _TICKS["ms" if pa.types.is_date64(kind) else kind.unit]
+        column = column.cast(pa.int32() if days or pa.types.is_time32(kind) else pa.int64())
+    if column.type != pa.float64():
+        column = column.cast(pa.int8()) if pa.types.is_boolean(column.type) else column
+        column = pc.cast(column, pa.float64(), safe=False)
+    x = column.to_numpy() if column.null_count == 0 else column.fill_null(math.nan).to_numpy()
+    return x if a_second == 1 else x / a_second
+
+
+def time_kind(kind: pa.DataType) -> str:
+    """What a column of dates or times holds: dates, times of day or durations; empty for any other type.
+
+    >>> time_kind(pa.date32()), time_kind(pa.timestamp("ns")), time_kind(pa.time32("s")), time_kind(pa.float64())
+    ('dates', 'dates', 'times of day', '')
+    """
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+        return "dates"
+    return "times of day" if pa.types.is_time(kind) else "durations" if pa.types.is_duration(kind) else ""
+
+
+def as_vectors(column: pa.ChunkedArray, name: str) -> np.ndarray:
+    """(n, length) float64 of a column of lists."""
+    if column.null_count:
+        row = int(np.flatnonzero(column.is_null().to_numpy())[0]) + 1
+        raise HeadcountError(f"column {name!r} has no list in row {row}; fill it in or leave the row out")
+    lengths = pc.call_function("list_value_length", [column]).to_numpy()
+    differs = np.flatnonzero(lengths != lengths[:1])
+    if len(differs) or lengths[0] == 0:
+        row = int(differs[0]) if len(differs) else 0
+        problem = f"column {name!r} holds a list of {int(lengths[row])} numbers in row {row + 1}"
+        raise HeadcountError(f"{problem}; all must be of one length")
+    flat = pc.call_function("list_flatten", [column]).cast(pa.float64()).to_numpy()
+    with np.errstate(invalid="ignore"):
+        bad = np.flatnonzero(~(np.abs(flat) <= np.finfo(np.float32).max))
+    if len(bad):
+        row = int(bad[0]) // int(lengths[0]) + 1
+        raise HeadcountError(f"column {name!r} has {flat[bad[0]]} in its list in row {row}; every number must be finite")
+    return flat.reshape(-1, int(lengths[0]))
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,7 +27,7 @@ from headcount.errors import HeadcountError
 from headcount.io import atomic_folder, atomic_path, atomic_write
 from headcount.models.predictions import Predictions
 from headcount.readers import BagDataset
-from headcount.readers.preprocessing import factorize
+from headcount.readers.columns import factorize
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 HDF5_SUFFIXES = (".h5", ".hdf5")

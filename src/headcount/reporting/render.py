@@ -25,7 +25,7 @@ from markupsafe import Markup
 from headcount.errors import HeadcountError
 from headcount.io import atomic_write
 from headcount.readers import BagDataset
-from headcount.readers.values import clean_name
+from headcount.readers.columns import clean_name
 
 if TYPE_CHECKING:  # matplotlib takes half a second to import: only drawing pays for it
     from matplotlib.axes import Axes
