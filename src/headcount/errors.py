@@ -59,6 +59,7 @@ def check_number(name: str, given: Any, low: float, high: float, *, integer: boo
 
 def check_bool(name: str, given: Any) -> bool:
     """Return ``given`` if it is a bool, not merely truthy."""
-    if not isinstance(to_python_scalar(given), bool):
+    value = to_python_scalar(given)
+    if not isinstance(value, bool):
         raise HeadcountError(f"{name} is true or false, got {given!r}")
-    return to_python_scalar(given)
+    return value

@@ -1,10 +1,8 @@
 """Where pixels and features live: in one place, however many bags refer to them.
 
-A pool is one array: images (M, H, W, channels) uint8, or features (M, D) float. It is on the device, in memory, or mapped from
-an .npy file larger than memory; images may also stay in their files. Bags hold addresses into the pool and never copy it.
-
-:func:`open_reader` prefetches: a thread reads the next instances from disk, or copies them to the GPU, while the present ones
-are computed on. It is given all addresses in advance, in order; at most ``depth`` reads are ready, so memory stays bounded.
+A pool is one array, on the device, in memory, or mapped from an .npy file larger than memory; images may also stay in their files.
+Bags hold addresses into the pool and never copy it. :func:`open_reader` prefetches: a thread reads the next instances from disk, or
+copies them to the GPU, while the present ones are computed on.
 """
 
 from __future__ import annotations
@@ -118,7 +116,7 @@ class Pool:
 class ImageFilePool(Pool):
     """M image files as a pool of images (height, width, 3) uint8, for sets that fit neither memory nor a cache on disk.
 
-    Images of another size are resized. Each is decoded, by a few threads, whenever it is taken.
+    Images are decoded and resized by a few threads (decoding releases the GIL) whenever they are taken.
     """
 
     def __init__(self, files: Sequence[str | Path], height: int, width: int, n_threads: int | None = None) -> None:
@@ -130,7 +128,6 @@ class ImageFilePool(Pool):
         self.executor = ThreadPoolExecutor(n_threads or min(8, os.cpu_count() or 1), "headcount-image")
 
     def take(self, addresses: Tensor) -> Tensor:
-        # decoding releases the GIL, so threads suffice and nothing is copied between processes
         return torch.from_numpy(np.stack(list(self.executor.map(self._decode, addresses.tolist()))))
 
     def to(self, device: torch.device | str) -> Pool:
@@ -145,18 +142,13 @@ class ImageFilePool(Pool):
 
         try:
             with Image.open(self.files[address]) as file:
-                image = file.convert("RGB")
-                if image.size != self.size[::-1]:
-                    image = image.resize(self.size[::-1], Image.Resampling.BILINEAR)
-                return np.asarray(image)
+                return np.asarray(file.convert("RGB").resize(self.size[::-1], Image.Resampling.BILINEAR))
         except OSError as e:
             reason = e.strerror or "not an image, or damaged"
             raise HeadcountError(f"{self.files[address]}: {reason}; repair it or leave it out") from None
 
 
-def _check_data(
-    data: Any, trusted: bool, release_pages: Callable[[], None] = lambda: None, keep_float64: bool = False
-) -> Tensor:
+def _check_data(data: Any, trusted: bool, release_pages: Callable[[], None], keep_float64: bool) -> Tensor:
     """Images as uint8 (M, H, W, channels), features as float (M, D); refuses numbers that are not finite."""
     x = data if isinstance(data, Tensor) else _to_tensor(np.asanyarray(data))
     if x.is_complex():
@@ -177,9 +169,8 @@ def _check_data(
         if bad.any():
             row = start + int(bad.nonzero()[0])
             col = int((~torch.isfinite(x[row])).nonzero()[0])
-            raise HeadcountError(
-                f"row {row} of the features has {float(x[row, col])} in column {col}; drop the row or fill the value in"
-            )
+            value = f"{float(x[row, col])} in column {col}"
+            raise HeadcountError(f"row {row} of the features has {value}; drop the row or fill the value in")
     return x
 
 
@@ -254,7 +245,7 @@ def _are_consecutive(addresses: Tensor) -> bool:
 
 
 class Prefetcher(DirectReader):
-    """Reads in a thread, before it is asked."""
+    """Reads in a thread, before it is asked: all addresses are given in order, and ``depth`` reads are in memory at most."""
 
     def __init__(self, pool: Pool, device: torch.device, plan: Iterable[Tensor], depth: int = 3) -> None:
         super().__init__(pool, device)

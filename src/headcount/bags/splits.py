@@ -143,8 +143,7 @@ def split_large_bags(bags: Bags, max_size: int | None = None) -> Bags:
 def subsample_instances(bags: Bags, max_instances: int, seed: int = 0) -> Bags:
     """At most ``max_instances``, the same fraction of every bag and at least one; instances of known class are all kept.
 
-    The sampled instances are weighted to represent those left out, so that the size of a bag (from which follows how slight
-    its majority can be) and the weight of its known classes stay the same.
+    The sampled instances are weighted to represent those left out, so that a bag keeps its size and the weight of its known classes.
     """
     if len(bags.index) <= max_instances:
         return bags
@@ -169,8 +168,7 @@ def sample_rows(bags: Bags, max_instances: int, seed: int = 0) -> torch.Tensor:
 def subsample_bags(bags: Bags, max_instances: int, seed: int = 0) -> tuple[Bags, torch.Tensor]:
     """Random bags with at most ``max_instances`` together, and the numbers of these instances.
 
-    For what the instances of a bag tell about each other: a single one tells nothing, and a weighted one too much. So bags stay
-    whole, and ``CONTEXT_BAG_SIZE`` instances, or more, of a larger bag represent it.
+    For what the instances of a bag tell about each other bags stay whole; ``CONTEXT_BAG_SIZE`` or more represent a larger bag.
     """
     if len(bags.index) <= max_instances:
         return bags, torch.arange(len(bags.index))

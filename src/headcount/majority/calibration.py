@@ -120,9 +120,8 @@ class ContextAssessment:
     @property
     def helps(self) -> bool:
         """Whether to use the context."""
-        increase = self.bag_loss_in_context - self.bag_loss
-        significant = self.gain > MIN_STANDARD_ERRORS * self.gain_error
-        return significant and increase <= MIN_STANDARD_ERRORS * self.bag_loss_error
+        worse = self.bag_loss_in_context - self.bag_loss > MIN_STANDARD_ERRORS * self.bag_loss_error
+        return self.gain > MIN_STANDARD_ERRORS * self.gain_error and not worse
 
 
 @dataclass(frozen=True)
@@ -246,7 +245,7 @@ def evaluate_criterion(p: Tensor, bags: Bags, sample: tuple[Tensor, Bags] | None
     fits: dict[float, tuple[Tensor, Transition]] = {}
 
     def losses_at(temperature: float) -> Tensor:
-        fits[temperature] = _fit_transition(apply_temperature(p[rows], temperature), sampled_bags)
+        fits[temperature] = fit_transition_loss(apply_temperature(p[rows], temperature), sampled_bags)
         return fits[temperature][0]
 
     temperature = fit_temperature(losses_at, INSTANCE_TEMPERATURES, tolerance=lambda excess: 5e-10)
@@ -265,13 +264,8 @@ def evaluate_criterion(p: Tensor, bags: Bags, sample: tuple[Tensor, Bags] | None
     )
 
 
-def fit_transition_loss(p: Tensor, bags: Bags, form: str = "full") -> tuple[float, Transition]:
-    """The mean instance loss of ``p`` (N, C) under the transition that suits it best, and that transition."""
-    losses, transition = _fit_transition(p, bags, form)
-    return float(losses.mean()), transition
-
-
-def _fit_transition(p: Tensor, bags: Bags, form: str = "full") -> tuple[Tensor, Transition]:
+def fit_transition_loss(p: Tensor, bags: Bags, form: str = "full") -> tuple[Tensor, Transition]:
+    """The instance losses (b,) of ``p`` (N, C) under the transition that suits it best, and that transition."""
     transition = estimate_transition(p, bags.segments(), bags.target, form=form, counted=bags.counted)
     return instance_losses(p, bags, transition), transition
 

@@ -1,17 +1,11 @@
 """Metrics: pure functions of the truth and the predictions, in that order; and confidence intervals of accuracies.
 
-For ``*_accuracy`` and ``*_rate`` higher is better. Instances are stored flat, with the number of their bag:
-
-    true, predicted  (N,) or (B,) class numbers
-    bag              (N,) the bag of each instance
-    label            (B,) the labels of the bags
-    removed          (N,) true where MPEM removed the instance from the count
-
-A rate over nothing is NaN; a tie for the most votes goes to the lowest class.
+For ``*_accuracy`` and ``*_rate`` higher is better. Class numbers ``true`` and ``predicted`` are (N,) or (B,), ``bag`` (N,) is the bag
+of each instance, ``label`` (B,) the labels of the bags, ``removed`` (N,) true where MPEM removed the instance from the count. A rate
+over nothing is NaN; a tie for the most votes goes to the lowest class.
 
 All intervals are those of Wilson (1927). Predictions in groups (instances in bags, bags of patients) count as p (1 - p) / v
-independent ones, with v the variance of the ratio between groups, with Student's quantile for few groups. Coverage is measured
-in tests/test_audit.py.
+independent ones, with v the variance of the ratio between groups, with Student's quantile for few groups.
 """
 
 from __future__ import annotations
@@ -96,8 +90,7 @@ def random_removal(bag: Array, removed: Array, rng: np.random.Generator) -> Arra
     """The control for MPEM: as many instances removed from each bag, chosen at random."""
     quota = np.bincount(bag[removed], minlength=bag.max() + 1)
     order = np.lexsort((rng.random(len(bag)), bag))  # bag by bag, shuffled within
-    starts = np.searchsorted(bag[order], np.arange(len(quota)))
-    rank = np.arange(len(bag)) - starts[bag[order]]
+    rank = np.arange(len(bag)) - np.searchsorted(bag[order], bag[order])
     control = np.zeros(len(bag), dtype=bool)
     control[order] = rank < quota[bag[order]]
     return control
@@ -137,13 +130,10 @@ class Estimate(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """As JSON; numbers that are not finite are null."""
-        data = {k: round(v, 6) if math.isfinite(v) else None for k, v in self._asdict().items()}
-        return {**data, "count": self.count}
+        return {k: round(v, 6) if math.isfinite(v) else None for k, v in self._asdict().items()}
 
     def __str__(self) -> str:
-        if not self.count:
-            return "not available"
-        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})" if self.count else "not available"
 
 
 NO_ESTIMATE = Estimate(math.nan, math.nan, math.nan, 0)

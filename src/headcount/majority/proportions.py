@@ -1,7 +1,7 @@
 """The class shares of single bags with intervals, and instances in the context of their bag, from instance probabilities.
 
-Bags differ in their shares. An instance in a bag full of cats is more likely a cat than the same image by itself, and the
-predictions for the other instances tell how much more. Each bag has shares theta around those that its label suggests:
+An instance in a bag full of cats is more likely a cat than the same image by itself, and the predictions for the other instances
+tell how much more. Each bag has shares theta around those that its label suggests:
 
     theta ~ Dirichlet(concentration * prior_mean),   y | theta ~ theta,   P(y = k | x, theta) ~ p_k theta_k / prior_k
 
@@ -280,6 +280,5 @@ def _normalize_weights(segments: Segments) -> Segments:
     """The same with each bag's weights scaled to a mean of one: the evidence is that of its instances, not of its votes."""
     if segments.weight is None:
         return segments
-    mean = (segments.total_weight() / segments.n_instances().clamp_min(1)).clamp_min(1e-30)
-    scale = segments.broadcast(mean)
+    scale = segments.broadcast((segments.total_weight() / segments.n_instances().clamp_min(1)).clamp_min(1e-30))
     return segments.with_weight(segments.weight / torch.where(scale > 0, scale, 1.0))

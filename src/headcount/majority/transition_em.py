@@ -168,10 +168,8 @@ def estimate_transition(
     tensor([0.6749, 0.6523, 0.6604])
     """
     if p.ndim != 2 or p.shape[1] != target.shape[1] or len(p) != len(segments.index) or len(target) != segments.n_bags:
-        raise HeadcountError(
-            f"the transition is estimated from probabilities (instances, classes) and targets (bags, classes), got shapes "
-            f"{tuple(p.shape)} and {tuple(target.shape)} for {segments!r}"
-        )
+        shapes = f"shapes {tuple(p.shape)} and {tuple(target.shape)} for {segments!r}"
+        raise HeadcountError(f"a transition takes probabilities (instances, classes) and targets (bags, classes), got {shapes}")
     classes = p.shape[1]
     n_bags = target.double().sum(0)
     if not float(n_bags.sum()) > 0:

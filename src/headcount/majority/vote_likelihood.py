@@ -89,7 +89,7 @@ def count_log_pmfs(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def count_pmf_sequential(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """The product vote by vote, the likeliest votes for the class first: for a CPU (times: docs/explanation/election.md).
+    """The product vote by vote, the likeliest votes for the class first: for a CPU.
 
     Of all ways to get j votes for a class, the likeliest is that the first j vote for it. The others are added in proportion
     to it: numbers from 1 to 2^S, however small the tail, and no logarithms on the way.

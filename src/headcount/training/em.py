@@ -75,7 +75,7 @@ def em(
     if rounds == 0 and valid is not None:  # no prediction is learned from, so there is nothing to cross-fit
         fitted = task.fit(task.initial_q(), "all")
         p = torch.from_numpy(predict_proba(fitted, features(valid), task.classes))
-        current, loss = _update(current, p, valid, form, train), fit_transition_loss(p, valid, form)[0]
+        current, loss = _update(current, p, valid, form, train), float(fit_transition_loss(p, valid, form)[0].mean())
         if on_progress:
             on_progress(0, loss)
         return EM(fitted, _to_float32(current), 0, [loss])
@@ -85,7 +85,7 @@ def em(
         train_p, valid_p = task.cross_fit(q, valid, i)
         p, bags = (train_p, train) if valid_p is None or valid is None else (valid_p, valid)
         current = _update(current, p, bags, form, train)
-        curve.append(fit_transition_loss(p, bags, form)[0])
+        curve.append(float(fit_transition_loss(p, bags, form)[0].mean()))
         if on_progress:
             on_progress(i, curve[-1])
         if i == 0 or curve[-1] < curve[best.best_round]:
