@@ -35,7 +35,7 @@ from headcount.experiments import run as runs
 from headcount.experiments.recipe import Recipe
 from headcount.io import atomic_write
 from headcount.models.network import Model, ModelConfig
-from headcount.training.accel import device as speed
+from headcount.training import accel
 from headcount.training.trainer import Trainer
 
 PAPER = {"bags": 400, "size": 64, "images": 60_000, "side": 32, "classes": 10}
@@ -148,7 +148,7 @@ def first_step(file: str, precision: str, more: dict[str, int]) -> None:
     """In a separate process: a run of one epoch that prints each stage it reaches."""
     print("imported", flush=True)
     recipe = Recipe(source=file, precision=precision, epochs=1, **more)
-    runs.make_bags(recipe, speed.resolve_device("auto"))
+    runs.make_bags(recipe, accel.resolve_device("auto"))
     print("bags", flush=True)
     for name, stage in (("step", "first_step"), ("train_epoch", "first_training"), ("valid_loss", "first_epoch")):
         setattr(Trainer, name, _print_first(getattr(Trainer, name), stage))
@@ -228,12 +228,12 @@ def main() -> None:
     args = parser.parse_args()
     if args.first_step:
         return first_step(*args.first_step)
-    device = speed.resolve_device("auto")
+    device = accel.resolve_device("auto")
     gpu = device.type == "cuda"
-    precision, workers = ("bf16" if gpu else "tf32"), min(8, speed.n_cores())
+    precision, workers = ("bf16" if gpu else "tf32"), min(8, accel.n_cores())
     base, width = (SMALL, 8) if args.small else (PAPER, 64)
     result = {
-        "device": speed.device_name(device),
+        "device": accel.device_name(device),
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
         "workers": workers,
         "sizes": base,

@@ -25,14 +25,14 @@ import torch
 from step import PHASES, build
 
 from headcount.io import atomic_write
-from headcount.training.accel import device as speed
+from headcount.training import accel
 
 Epoch = Callable[[], Any]
 
 
 def training(of: str, small: bool) -> Epoch:
     """An epoch of a training that is compiled, warmed up and captured."""
-    device = speed.resolve_device("auto")
+    device = accel.resolve_device("auto")
     state = build(of, "bf16" if device.type == "cuda" else "fp32", "auto", device, (6, 3) if small else (400, 100))
     epoch_number = list(PHASES[of].values())[-1]
 
@@ -112,7 +112,7 @@ def main() -> None:
         )
         print(json.dumps(rows[-1]), flush=True)
     if args.out:
-        device = speed.device_name(speed.resolve_device("auto"))
+        device = accel.device_name(accel.resolve_device("auto"))
         body = json.dumps({"device": device, "torch": torch.__version__, "rows": rows}, indent=1) + "\n"
         atomic_write(args.out, lambda f: f.write(body.encode()))
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from headcount.cli.running import demo_recipes
 from headcount.experiments import run as runs
-from headcount.training.accel import device
+from headcount.training import accel
 from headcount.training.trainer import Trainer
 
 EPOCHS = 15
@@ -48,7 +48,7 @@ def main() -> None:
         seconds[name] = (time.perf_counter() - started) / EPOCHS
         ratio = seconds[name] / seconds["ours"]
         print(f"{name:16} {1 / seconds[name]:8.1f} epochs/s  {seconds[name] * 1e3:7.1f} ms per epoch  {ratio:5.1f} times ours")
-    print(f"{device.device_name(torch.device('cpu'))}, torch {torch.__version__}")
+    print(f"{accel.device_name(torch.device('cpu'))}, torch {torch.__version__}")
     print(json.dumps(seconds))
 
 

@@ -17,7 +17,7 @@ import torch
 from headcount.bags import Segments
 from headcount.models.backbones import ResNet18
 from headcount.models.heads import HEADS, Batch, build_head
-from headcount.training.accel import device as speed
+from headcount.training import accel
 
 SIZE, DIM, CLASSES = 64, 512, 10
 
@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="auto")
     args = parser.parse_args()
-    device = speed.resolve_device(args.device)
+    device = accel.resolve_device(args.device)
     backbone = ResNet18(3).to(device).train()
     x = torch.randn(args.bags * SIZE, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
 
@@ -89,7 +89,7 @@ def main() -> None:
             loss.backward()
 
     base, base_bytes = median_seconds(whole, device, args.repeats), saved_bytes(whole)
-    print(f"{args.bags} bags of {SIZE}, forward and backward, {speed.device_name(device)}, torch {torch.__version__}\n")
+    print(f"{args.bags} bags of {SIZE}, forward and backward, {accel.device_name(device)}, torch {torch.__version__}\n")
     print("| head | parameters | ms per bag | of the backbone | MiB kept per bag |\n|---|---|---|---|---|")
     per_bag = base / args.bags * 1e3
     kept = base_bytes / args.bags / 2**20

@@ -1,8 +1,8 @@
-"""The kernels of training/accel/kernels.py, one by one, on a GPU: microseconds for each configuration.
+"""The kernels of training/kernels.py, one by one, on a GPU: microseconds for each configuration.
 
     python benchmarks/kernels.py
 
-64 bags of 64 images of 32x32. The settings in training/accel/stem.py are the fastest found by this; beside them what cuDNN takes
+64 bags of 64 images of 32x32. The settings in training/stem.py are the fastest found by this; beside them what cuDNN takes
 for the convolution alone.
 """
 
@@ -14,8 +14,8 @@ import torch
 from torch.nn import functional as F
 from triton.testing import do_bench
 
-from headcount.training.accel import kernels, stem
-from headcount.training.accel.stem import KernelConfig
+from headcount.training import kernels, stem
+from headcount.training.stem import KernelConfig
 
 n, K = 4096, 64
 HALF = {"device": "cuda", "dtype": torch.bfloat16}

@@ -19,8 +19,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from headcount.training.accel import kernels, stem
-from headcount.training.accel.stem import KernelConfig
+from headcount.training import kernels, stem
+from headcount.training.stem import KernelConfig
 
 CARD = GPUTarget("cuda", 90, 32)  # Hopper
 KINDS = {"*bf16": "x w y grad pooled", "*u8": "winner", "*fp32": "mean spread count moments out total"}

@@ -117,7 +117,7 @@ MUTATIONS = [
         "progress.epoch - progress.best_epoch > patience",
         "test_loop.py",
     ),
-    Mutation("training/optim.py", "if p.ndim > 1]", "if p.ndim > 0]", "test_tilt_head.py decay"),
+    Mutation("training/config.py", "if p.ndim > 1]", "if p.ndim > 0]", "test_tilt_head.py decay"),
     # inference
     Mutation(
         "inference/label_issues.py",

@@ -27,7 +27,7 @@ from headcount.bags import Bags
 from headcount.experiments.recipe import Recipe
 from headcount.models.network import build_model
 from headcount.seeds import seed_for
-from headcount.training.accel import device as speed
+from headcount.training import accel
 from headcount.training.trainer import Trainer
 
 
@@ -58,7 +58,7 @@ def main() -> None:
     fixed = args.fixed.split(",") if args.fixed else []
     torch.backends.cudnn.deterministic = "cudnn" in fixed
     cast(Any, torch._inductor.config).deterministic = "compiler" in fixed
-    device = speed.resolve_device("auto")
+    device = accel.resolve_device("auto")
     precision = "bf16" if device.type == "cuda" else "fp32"
     train, valid = random_bags(**(SMALL if args.small else PAPER))
     width = {"backbone_options": {"width": 8}} if args.small else {}

@@ -97,9 +97,9 @@ def ready(asked: argparse.Namespace) -> tuple[Any, Any, Any, float]:
     from headcount.bags import Bags, Pool
     from headcount.experiments.recipe import Recipe
     from headcount.models.network import build_model
-    from headcount.training.accel import device as speed
+    from headcount.training import accel
 
-    device = speed.resolve_device(asked.device)
+    device = accel.resolve_device(asked.device)
     torch.ones(64, 64, device=device) @ torch.ones(64, 64, device=device)  # libraries are loaded now, not in what follows
     before = peak_mib()
     bags = Bags.of(Pool.from_npy(asked.file), sizes=[len(np.load(asked.file, mmap_mode="r"))], labels=[1], classes=10)
@@ -159,18 +159,18 @@ def pace(asked: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from headcount.bags import Bags, Pool
-    from headcount.training.accel import device as speed
+    from headcount.training import accel
 
     rng = np.random.default_rng(0)
     sizes = rng.integers(500, 2000, 64)
     x = rng.standard_normal((int(sizes.sum()), DIM), dtype=np.float32)
     labels = rng.integers(0, 2, len(sizes))
-    device = speed.resolve_device(asked.device)
+    device = accel.resolve_device(asked.device)
     bags = Bags.of(Pool(x), sizes=sizes, labels=labels, classes=2).to(device)
     torchmil, why = found_torchmil()
     out: dict[str, Any] = {"instances": len(x), "bags": len(sizes), "threads": torch.get_num_threads()}
     out["versions"] = {"torch": torch.__version__, "python": platform.python_version()}
-    out["device"] = speed.device_name(device)
+    out["device"] = accel.device_name(device)
     for batch in (1, 8):
         rounds = {"ours": ours(bags, batch, device)}
         if torchmil:

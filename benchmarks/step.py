@@ -25,7 +25,6 @@ from headcount.bags import Bags, Pool
 from headcount.experiments.recipe import Recipe
 from headcount.models.network import build_model
 from headcount.training import accel, trainer
-from headcount.training.accel import compilation, convolutions
 
 CLASSES, SIZE = 10, 64
 OPTIMIZE_LAYOUT = accel.optimize_layout
@@ -38,15 +37,14 @@ def random_bags(pool: Pool, bags: int, rng: np.random.Generator) -> Bags:
 
 @contextmanager
 def patched(**changes):
-    modules = {"PointConv": convolutions, "COMBO_KERNELS": compilation}  # where the others are looked up: accel
-    before = {name: getattr(modules.get(name, accel), name) for name in changes}
+    before = {name: getattr(accel, name) for name in changes}
     for name, value in changes.items():
-        setattr(modules.get(name, accel), name, value)
+        setattr(accel, name, value)
     try:
         yield
     finally:
         for name, value in before.items():
-            setattr(modules.get(name, accel), name, value)
+            setattr(accel, name, value)
 
 
 RECIPES = {"paper": Recipe(), "tilt": BEST}
@@ -159,7 +157,7 @@ def main() -> None:
     plain = {"cuda_graph": lambda f, d: f}
     cudnn = {"PointConv": torch.nn.Conv2d}
     usual = {"optimize_layout": lambda model, device, precision: None}
-    one = {**compilation.COMBO_KERNELS, "triton.cooperative_reductions": True}
+    one = {**accel.COMBO_KERNELS, "triton.cooperative_reductions": True}
     layers = {
         "optimize_layout": lambda model, device, precision: OPTIMIZE_LAYOUT(model, device, "tf32")
     }  # no kernel of our own

@@ -27,7 +27,7 @@ from headcount.io import atomic_write
 from headcount.majority import calibration as contexts
 from headcount.models.network import build_model
 from headcount.models.predictions import predict
-from headcount.training.accel import device
+from headcount.training import accel
 
 SIZE, BAGS = 24, {"train": 200, "valid": 50, "test": 50}
 METHODS: dict[str, dict[str, Any]] = {
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "tilt.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    where = {"device": device.device_name(torch.device("cpu")), "torch": torch.__version__}
+    where = {"device": accel.device_name(torch.device("cpu")), "torch": torch.__version__}
     results: dict[str, Any] = {"seeds": args.seeds, "epochs": args.epochs, **where, "data": {}}
     for data in args.only.split(","):
         rows = results["data"].setdefault(data, {})

@@ -12,7 +12,6 @@ from torch import nn
 from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.models.backbones import MLP, ResNet18, build_backbone
 from headcount.training import accel
-from headcount.training.accel import compilation, convolutions
 from headcount.training.trainer import encode
 
 
@@ -34,9 +33,9 @@ def test_rewrites_are_exact(side, stem):
     want = outcome(model, x)
     fast = copy.deepcopy(model)
     accel.optimize_layout(fast, torch.device("cuda"), "tf32")  # the layout for a card runs on the CPU too
-    assert isinstance(fast.conv1, convolutions.StemConv) == (stem == "paper")
-    assert sum(isinstance(m, convolutions.TinyMapConv) for m in fast.modules()) >= 16
-    assert sum(isinstance(m, convolutions.PointConv) for m in fast.modules()) == 3
+    assert isinstance(fast.conv1, accel.StemConv) == (stem == "paper")
+    assert sum(isinstance(m, accel.TinyMapConv) for m in fast.modules()) >= 16
+    assert sum(isinstance(m, accel.PointConv) for m in fast.modules()) == 3
     for a, b in zip(want, outcome(fast, x), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     assert list(fast.state_dict()) == list(model.state_dict())
@@ -70,7 +69,7 @@ def test_tiny_map_convolution(side, stride):
     x = torch.randn(4, 5, side, side)
     conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
     want = conv(x)
-    conv.__class__ = convolutions.TinyMapConv
+    conv.__class__ = accel.TinyMapConv
     torch.testing.assert_close(conv(x), want, rtol=1e-5, atol=1e-5)
     (slope,) = torch.autograd.grad(conv(x).sum(), conv.weight)
     assert slope.stride() == conv.weight.stride()  # else it would be copied before it is added
@@ -120,7 +119,7 @@ def test_compilation_falls_back_to_no_options(monkeypatch, without):
 def test_unknown_compiler_options_are_left_out(monkeypatch):
     told = []
     monkeypatch.setattr(torch, "compile", lambda function, dynamic, options: told.append(options) or function)
-    monkeypatch.setattr(compilation, "COMBO_KERNELS", {"combo_kernels": True, "of_another_torch": True})
+    monkeypatch.setattr(accel, "COMBO_KERNELS", {"combo_kernels": True, "of_another_torch": True})
     for device in ("cuda", "cpu"):
         assert accel.compile_function(lambda x: 2 * x, "on", torch.device(device))(2) == 4
     assert told == [{"combo_kernels": True}, None]

@@ -24,8 +24,7 @@ from headcount.experiments.run import run
 from headcount.models.network import build_model
 from headcount.selection.fit import fit
 from headcount.training import accel, distributed
-from headcount.training.checkpoint import load_checkpoint
-from headcount.training.trainer import Trainer
+from headcount.training.trainer import Trainer, load_checkpoint
 
 HERE = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]

@@ -23,10 +23,9 @@ from headcount.experiments.records import Record
 from headcount.models.network import Model, ModelConfig, build_model
 from headcount.models.predictions import predict
 from headcount.training import augment, loop
-from headcount.training.checkpoint import TrainProgress, load_checkpoint, save_checkpoint
+from headcount.training.config import lr_factor
 from headcount.training.loader import BagLoader
-from headcount.training.optim import lr_factor
-from headcount.training.trainer import Trainer
+from headcount.training.trainer import Trainer, TrainProgress, load_checkpoint, save_checkpoint
 from training_cases import (
     CUSTOM_HEAD,
     TINY,

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="Triton comes with torch on a machine with 
 
 from headcount.errors import HeadcountError
 from headcount.models.backbones import ResNet18
-from headcount.training.accel import convolutions, stem
+from headcount.training import accel, stem
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -217,11 +217,11 @@ def test_only_the_papers_stem_is_fused(monkeypatch):
     odd = ResNet18(3)
     odd.bn1.momentum = None
     assert not stem.can_fuse(odd)
-    monkeypatch.setattr(convolutions, "stem_runs", lambda device: True)
+    monkeypatch.setattr(accel, "stem_runs", lambda device: True)
     for precision, device, fused in (("bf16", "cuda", True), ("tf32", "cuda", False), ("bf16", "cpu", False)):
         network = ResNet18(3)
         names = list(network.state_dict())
-        convolutions.optimize_layout(network, torch.device(device), precision)
+        accel.optimize_layout(network, torch.device(device), precision)
         assert isinstance(network, stem.FusedStem) == fused
         assert list(network.state_dict()) == names
 
@@ -231,13 +231,13 @@ def test_a_gpu_that_cannot_run_the_kernels_gets_the_layers(monkeypatch):
         raise RuntimeError("out of resource: shared memory\nand more")
 
     monkeypatch.setattr(stem, "self_test", too_small)
-    convolutions.stem_runs.cache_clear()
+    accel.stem_runs.cache_clear()
     network = ResNet18(3)
     with pytest.warns(UserWarning, match=r"layer by layer, .*\(RuntimeError: out of resource: shared memory\)$"):
-        convolutions.optimize_layout(network, torch.device("cuda"), "bf16")
+        accel.optimize_layout(network, torch.device("cuda"), "bf16")
     assert type(network) is ResNet18
-    convolutions.optimize_layout(ResNet18(3), torch.device("cuda"), "bf16")  # said once
-    convolutions.stem_runs.cache_clear()
+    accel.optimize_layout(ResNet18(3), torch.device("cuda"), "bf16")  # said once
+    accel.stem_runs.cache_clear()
 
 
 def test_the_kernels_compile_without_a_gpu(tmp_path):

@@ -17,7 +17,7 @@ from headcount.models.predictions import Predictions
 from headcount.readers import BagDataset, read
 from headcount.readers.columns import ColumnRoles
 from headcount.reporting.console import print_message
-from headcount.training.accel.device import resolve_device
+from headcount.training.accel import resolve_device
 
 ROLES = tuple(ColumnRoles.__dataclass_fields__)
 MAX_SKIPPED = 20  # lines printed about skipped rows, of which there may be millions

@@ -77,7 +77,7 @@ def fit(
     from headcount.selection.fit import check_limits
     from headcount.selection.fit import fit as fit_dataset
     from headcount.selection.methods import resolve_method
-    from headcount.training.accel.device import resolve_device
+    from headcount.training.accel import resolve_device
 
     resolve_device(device)  # what can be checked without the data is checked before they are read
     resolve_method(method, head)

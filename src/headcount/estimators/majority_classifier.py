@@ -29,7 +29,7 @@ from headcount.seeds import seed_from_random_state
 from headcount.selection.cross_validation import calibrate_on_validation
 from headcount.selection.methods import build_methods, check_single_method
 from headcount.selection.network_setup import NetworkOptions, prepare_backbone
-from headcount.training.accel.device import resolve_device
+from headcount.training.accel import resolve_device
 
 BagColumn = Literal["required", "optional", "ignored"]  # whether X must have the column, if one is named
 FLOAT_TYPES = [np.float64, np.float32]  # kept as they are; everything else becomes the first

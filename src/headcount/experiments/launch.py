@@ -29,7 +29,7 @@ from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.inference.ray_cluster import RayOptions, RemoteResult, as_remote, connected, import_ray
 from headcount.io import atomic_write, file_lock
-from headcount.training.accel.device import threads_per_process
+from headcount.training.accel import threads_per_process
 from headcount.training.distributed import require_single_process
 
 Submit = Callable[..., Future]

@@ -30,7 +30,7 @@ from headcount.experiments.recipe import Recipe
 from headcount.io import atomic_write, open_npz
 from headcount.models.heads import find_head
 from headcount.training import distributed
-from headcount.training.accel.device import device_name
+from headcount.training.accel import device_name
 
 
 @dataclass(frozen=True, eq=False)

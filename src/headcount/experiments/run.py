@@ -33,8 +33,8 @@ from headcount.models.heads.tilt import estimated_transition
 from headcount.models.network import Model, build_model
 from headcount.models.predictions import predict
 from headcount.training import distributed, loop, mpem
-from headcount.training.accel.device import resolve_device
-from headcount.training.checkpoint import TrainProgress, thin_curve
+from headcount.training.accel import resolve_device
+from headcount.training.trainer import TrainProgress
 
 EpochCallback = Callable[[TrainProgress], None]
 CURVE_POINTS = 60  # points of the learning curve: a record stays small
@@ -194,7 +194,7 @@ def _score(
 def _describe(recipe: Recipe, bags: dict[str, Bags], result: loop.TrainResult) -> dict[str, Any]:
     """The part of the record that describes recipe, data and training."""
     source, progress = load_source(recipe.source), result.progress
-    curve = thin_curve(progress.curve, CURVE_POINTS)
+    curve = loop.thin_curve(progress.curve, CURVE_POINTS)
     return {
         "format": 1,
         "recipe": recipe.values,

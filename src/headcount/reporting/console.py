@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headcount.experiments.recipe import Recipe
     from headcount.experiments.study import StudyProgress
     from headcount.selection.search import SearchProgress
-    from headcount.training.checkpoint import TrainProgress
+    from headcount.training.trainer import TrainProgress
 
 _WIDTH = None if sys.stdout.isatty() else 120  # tables in files and pipes need not be narrow
 

@@ -33,7 +33,7 @@ from headcount.selection import cross_validation, metadata, search, time_budget
 from headcount.selection.methods import build_methods, split_names
 from headcount.selection.network_setup import ExtractFeatures, NetworkOptions, prepare_backbone
 from headcount.selection.search import ModelSearch, SearchProgress
-from headcount.training.accel.device import resolve_device
+from headcount.training.accel import resolve_device
 from headcount.training.distributed import require_single_process
 
 

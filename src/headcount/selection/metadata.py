@@ -25,7 +25,7 @@ from headcount.selection.check.learnability import mean_winner_share
 from headcount.selection.cross_validation import FoldResult, MethodScore
 from headcount.selection.methods import FitResult, Method
 from headcount.selection.search import ModelSearch
-from headcount.training.checkpoint import thin_curve
+from headcount.training.loop import thin_curve
 
 FEW_BAGS = 30
 MIN_BAGS_PER_LABEL = 3  # if none of this many bags of a label is predicted correctly, it is no accident

@@ -6,12 +6,15 @@ every random number comes from (seed, purpose, epoch), and checkpoints are writt
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from headcount.bags import Bags
@@ -19,9 +22,8 @@ from headcount.errors import HeadcountError
 from headcount.models.network import Model
 from headcount.seeds import seed_for
 from headcount.training import accel
-from headcount.training.checkpoint import TrainProgress, append_losses
 from headcount.training.config import TrainConfig, check_compatible, check_head_output
-from headcount.training.trainer import Trainer
+from headcount.training.trainer import Losses, Trainer, TrainProgress, write_losses
 
 
 def _checkpoint_seconds() -> float:
@@ -118,7 +120,7 @@ def train(
                 trainer.record_epoch(progress, float(train_loss), float(valid_loss))
                 progress.seconds = time.monotonic() - started
                 if work_dir and group.is_main:
-                    append_losses(work_dir, progress.epoch, progress.curve[-1])
+                    write_losses(work_dir, progress.curve, progress.epoch - 1)
                     if time.monotonic() - saved > checkpoint_seconds:
                         trainer.save(work_dir, progress)
                         saved = time.monotonic()
@@ -142,3 +144,13 @@ def train(
 
 def _is_patience_over(progress: TrainProgress, patience: int) -> bool:
     return patience > 0 and progress.epoch - progress.best_epoch >= patience
+
+
+def thin_curve(curve: Sequence[Losses], points: int) -> list[list[Any]]:
+    """At most this many points (epoch, training loss, validation loss), the last among them; NaN is None, for JSON.
+
+    >>> thin_curve([(2.0, 3.0), (1.0, 2.0), (0.5, math.nan)], 2)
+    [[1, 2.0, 3.0], [3, 0.5, None]]
+    """
+    keep = sorted({round(i) for i in np.linspace(0, len(curve) - 1, min(points, len(curve)))})
+    return [[i + 1, *(round(v, 5) if math.isfinite(v) else None for v in curve[i])] for i in keep]

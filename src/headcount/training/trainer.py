@@ -10,23 +10,49 @@ import copy
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from headcount.bags import Bags
 from headcount.bags.bags import fingerprint, tensor_bytes
+from headcount.io import atomic_path
 from headcount.models.heads import Batch, Output, Pass, head_code
 from headcount.models.network import Model
-from headcount.training import accel, checkpoint, chunked, distributed, optim
+from headcount.training import accel, chunked, distributed
 from headcount.training.augment import apply_views
-from headcount.training.checkpoint import TrainProgress
-from headcount.training.config import TrainConfig
+from headcount.training.config import (
+    TrainConfig,
+    build_optimizer,
+    ema_rate,
+    load_optimizer_state,
+    lr_factor,
+    optimizer_state,
+    set_lr,
+    update_ema,
+)
 from headcount.training.loader import BagLoader
+
+CHECKPOINT = "checkpoint.safetensors"  # tensors and a little JSON, so that loading it runs no code
+Losses = tuple[float, float]  # training, validation
+
+
+@dataclass
+class TrainProgress:
+    """The state of a training after an epoch: what a progress bar shows."""
+
+    epoch: int = 0  # finished epochs
+    best_epoch: int = 0  # counted from 1; 0 before the first
+    best: float = math.inf  # its validation loss
+    curve: list[Losses] = field(default_factory=list)  # of each epoch
+    seconds: float = 0.0
 
 
 def encode(normalize: nn.Module, backbone: nn.Module, x: Tensor, kind: str, views: int, weak: bool = False) -> Tensor:
@@ -64,7 +90,7 @@ class Trainer:
         names = [name for name, _ in self.model.named_parameters()]
         prefixes = dict.fromkeys(prefix for sweep in self.head.passes for prefix in sweep.trains)
         prefixes = [prefix for prefix in prefixes if any(name.startswith(prefix) for name in names)]
-        self.optimizers = {prefix: optim.build_optimizer(self.model, prefix, config, device) for prefix in prefixes}
+        self.optimizers = {prefix: build_optimizer(self.model, prefix, config, device) for prefix in prefixes}
         self.total_steps = config.epochs * sum(self.train_loader.n_steps(sweep.over) for sweep in self.head.passes)
         self.best_state = {k: v.clone() for k, v in self.eval_model.state_dict().items()}
         self.process_group = distributed.process_group(device)
@@ -117,7 +143,7 @@ class Trainer:
                 self.optimizers[prefix].step()
         if self.teacher is not None and self.head.teacher is not None:
             steps = self.train_loader.fraction_done * self.total_steps
-            optim.update_ema(self.teacher, self.model, optim.ema_rate(self.head.teacher.decay, steps))
+            update_ema(self.teacher, self.model, ema_rate(self.head.teacher.decay, steps))
 
     def train_epoch(self, epoch: int) -> Tensor:
         """One sweep of every pass. Returns the mean training loss, still on the device."""
@@ -213,16 +239,14 @@ class Trainer:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def save(self, work_dir: Path, progress: TrainProgress) -> None:
-        work_dir.mkdir(parents=True, exist_ok=True)
         tensors = self._state()
         for prefix, optimizer in self.optimizers.items():
-            tensors |= {f"optimizer.{prefix}.{k}": v for k, v in optim.optimizer_state(optimizer).items()}
-        metadata = {**vars(progress), "key": self.key}
-        checkpoint.save_checkpoint(work_dir / "checkpoint.safetensors", tensors, metadata)
+            tensors |= {f"optimizer.{prefix}.{k}": v for k, v in optimizer_state(optimizer).items()}
+        save_checkpoint(work_dir / CHECKPOINT, tensors, {**vars(progress), "key": self.key})
 
     def resume(self, work_dir: Path) -> TrainProgress:
         """Load the checkpoint of this training if there is one. One with other tensors, by another version, is ignored."""
-        tensors, metadata = checkpoint.load_checkpoint(work_dir / "checkpoint.safetensors") or ({}, {})
+        tensors, metadata = load_checkpoint(work_dir / CHECKPOINT)
         names = {name for name in tensors if not name.startswith("optimizer.")}
         progress = TrainProgress()
         if metadata.pop("key", None) == self.key and names == self._state().keys():
@@ -231,11 +255,11 @@ class Trainer:
             if self.teacher is not None:
                 self.teacher.load_state_dict(_with_prefix("teacher.", tensors))
             for prefix, optimizer in self.optimizers.items():
-                optim.load_optimizer_state(optimizer, _with_prefix(f"optimizer.{prefix}.", tensors))
+                load_optimizer_state(optimizer, _with_prefix(f"optimizer.{prefix}.", tensors))
             progress = TrainProgress(**metadata)
             progress.curve = [(train, valid) for train, valid in metadata["curve"]]
         if self.process_group.is_main:
-            checkpoint.rewrite_losses(work_dir, progress.curve)
+            write_losses(work_dir, progress.curve)  # without the epochs after the checkpoint, which are trained again
         return progress
 
     def _state(self) -> dict[str, Tensor]:
@@ -255,9 +279,32 @@ class Trainer:
     def _set_lr(self, done: float) -> None:
         if self.config.schedule == "constant" and not self.config.warmup:
             return
-        lr = self.config.lr * optim.lr_factor(self.config.schedule, self.config.warmup, done)
+        lr = self.config.lr * lr_factor(self.config.schedule, self.config.warmup, done)
         for optimizer in self.optimizers.values():
-            optim.set_lr(optimizer, lr)
+            set_lr(optimizer, lr)
+
+
+def save_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+    with atomic_path(path) as part:
+        contiguous = {k: v.detach().contiguous().cpu() for k, v in tensors.items()}
+        save_file(contiguous, part, metadata={"facts": json.dumps(metadata)})
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and metadata; empty if there is no file, or no readable one: then the training starts afresh."""
+    try:
+        with safe_open(path, "pt") as f:
+            return {k: f.get_tensor(k) for k in f.keys()}, json.loads(f.metadata()["facts"])  # noqa: SIM118
+    except (FileNotFoundError, SafetensorError, KeyError, TypeError, json.JSONDecodeError):
+        return {}, {}
+
+
+def write_losses(work_dir: Path, curve: Sequence[Losses], written: int = 0) -> None:
+    """``metrics.jsonl``, a line per epoch: afresh, or the epochs after those that are ``written``."""
+    work_dir.mkdir(parents=True, exist_ok=True)
+    with open(work_dir / "metrics.jsonl", "a" if written else "w") as f:
+        for epoch, (train, valid) in enumerate(curve[written:], written + 1):
+            f.write(json.dumps({"epoch": epoch, "train_loss": train, "valid_loss": valid}) + "\n")
 
 
 def _with_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

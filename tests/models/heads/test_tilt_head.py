@@ -22,7 +22,8 @@ from headcount.models.heads import Batch, Output, build_head, tilt_state
 from headcount.models.network import Model, ModelConfig, build_model
 from headcount.models.predictions import predict, predict_instances
 from headcount.training import augment as views
-from headcount.training import loop, optim
+from headcount.training import config as training_config
+from headcount.training import loop
 from headcount.training.loader import BagLoader
 from headcount.training.trainer import Trainer
 from training_cases import check_resuming, model_and_bags, train_recipe
@@ -614,7 +615,7 @@ def test_the_fraction_done():
 
 
 def test_the_rate_of_the_teacher():
-    pace = optim.ema_rate
+    pace = training_config.ema_rate
     assert float(pace(0.99, torch.tensor(0.0))) == pytest.approx(0.9)
     assert float(pace(0.99, torch.tensor(90.0))) == pytest.approx(0.09)
     assert float(pace(0.99, torch.tensor(5000.0))) == pytest.approx(0.01)
@@ -628,7 +629,7 @@ def test_the_teachers_batch_norm_moves_with_its_weights():
         pupil.running_mean.fill_(10)
         pupil.running_var.fill_(5)
         pupil.num_batches_tracked.fill_(7)
-    optim.update_ema(teacher, pupil, torch.tensor(0.25))
+    training_config.update_ema(teacher, pupil, torch.tensor(0.25))
     assert teacher.weight.tolist() == [1.5, 1.5]
     assert teacher.running_mean.tolist() == [2.5, 2.5]
     assert teacher.running_var.tolist() == [2.0, 2.0]

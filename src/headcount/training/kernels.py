@@ -1,4 +1,4 @@
-"""Triton kernels of the fused stem; :mod:`headcount.training.accel.stem` explains and calls them.
+"""Triton kernels of the fused stem; :mod:`headcount.training.stem` explains and calls them.
 
 Letters: Y X the map after the convolution, P Q after the pool, K channels (a power of two). Positions of the map come in pairs
 of neighbours in a row, numbered (image, row, pair); there are Q pairs in a row. Under the taps of a pair are TAPS numbers of x:

@@ -72,7 +72,7 @@ GRADIENT = KernelConfig(32, 8, 1, 1)
 def kernels() -> Any:
     """Imported on first use, so that Triton is not loaded without need; None if it is not installed."""
     try:
-        return import_module("headcount.training.accel.kernels")  # Triton's language, not for type checkers
+        return import_module("headcount.training.kernels")  # Triton's language, not for type checkers
     except ImportError:
         return None
 

@@ -1,0 +1,240 @@
+"""What only makes training faster, and changes no result: devices, precision, compilation, CUDA graphs, rewritten layers.
+
+On an H200 the step is bound by memory traffic and by many small kernels, not by arithmetic (docs/explanation/speed.md). So the
+pool stays on the GPU, the step is compiled (fewer passes over memory) and captured (no launches), and convolutions on maps of
+1x1 and 2x2 are written as matrix products.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from headcount.errors import HeadcountError, HeadcountWarning, check_choice
+from headcount.training import stem
+from headcount.training.distributed import local_rank
+
+COMPILE = ("auto", "on", "off")
+COMBO_KERNELS = {"combo_kernels": True}  # an option of the compiler: independent small kernels are combined
+StepFunction = Callable[[Tensor], Tensor]
+
+
+def resolve_device(name: str = "auto") -> torch.device:
+    """``auto`` is the first GPU if there is one (each process of torchrun has its own), else the CPU."""
+    try:
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+    except (RuntimeError, TypeError):
+        raise HeadcountError(f"no device {name!r}; give auto, cpu, cuda or cuda:1") from None
+    if device.type not in ("cpu", "cuda"):
+        raise HeadcountError(f"device {name} is not supported; give auto, cpu, cuda or cuda:1")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise HeadcountError(f"device {name} was given, but torch sees no GPU here; give cpu, or auto")
+    if device.type == "cuda":
+        device = torch.device("cuda", local_rank() if device.index is None else device.index)
+        if device.index >= torch.cuda.device_count():
+            raise HeadcountError(f"device {name} was given, there are {torch.cuda.device_count()} GPUs, from cuda:0")
+    return device
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu, {torch.get_num_threads()} threads"
+
+
+@contextmanager
+def autocast(precision: str, device: torch.device) -> Iterator[None]:
+    """``tf32``: float32 with TF32 convolutions where the GPU has them, the reference. ``fp32``: float32 throughout.
+    ``bf16``: bfloat16 where autocast considers it safe; votes are still counted in float32."""
+    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
+        yield
+
+
+def set_tf32(precision: str, device: torch.device) -> None:
+    """Allow TF32 in convolutions, or not. A setting of the process, made once per training."""
+    if device.type == "cuda":
+        torch.backends.cudnn.allow_tf32 = precision != "fp32"
+
+
+def n_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_per_process(processes: int = 1) -> int:
+    """Threads for each of several processes: more threads than cores are slower than fewer (two processes: half the speed)."""
+    return max(1, n_cores() // processes)
+
+
+class CUDAGraphed:
+    """A function of one tensor as CUDA graphs, one for each length of the tensor. Called like the function.
+
+    The first calls run as they are: they are real steps, and warm up what a capture must not include (library handles,
+    compilation, the state of the optimizer). The capture itself executes nothing.
+    """
+
+    def __init__(self, function: StepFunction, warmup_calls: int = 3) -> None:
+        self.function, self.warmup_calls = function, warmup_calls
+        self.calls: dict[int, int] = {}
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
+        self.stream = torch.cuda.Stream()
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        n = len(ids)
+        if n not in self.graphs:
+            self.calls[n] = self.calls.get(n, 0) + 1
+            if self.calls[n] <= self.warmup_calls:
+                self.stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(self.stream):
+                    output = self.function(ids)
+                torch.cuda.current_stream().wait_stream(self.stream)
+                return output
+            static_ids, graph = ids.clone(), torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self.stream):
+                output = self.function(static_ids)
+            self.graphs[n] = graph, static_ids, output
+        graph, static_ids, output = self.graphs[n]
+        static_ids.copy_(ids)
+        graph.replay()
+        return output.clone()
+
+
+def cuda_graph(function: StepFunction, device: torch.device) -> StepFunction:
+    """The same function, captured where that is possible."""
+    return CUDAGraphed(function) if device.type == "cuda" else function
+
+
+def run_as_is(function: StepFunction, device: torch.device) -> StepFunction:
+    """In place of :func:`cuda_graph` for steps that differ from call to call."""
+    return function
+
+
+def compile_function(function: Callable[..., Tensor], compile: str, device: torch.device) -> Callable[..., Tensor]:
+    """The same function, compiled: on a GPU by default, on the CPU only on request (it is no faster there).
+
+    If compilation fails, the function runs uncompiled, with one warning per process.
+    """
+    check_choice("compile", compile, COMPILE)
+    if compile == "off" or (compile == "auto" and device.type != "cuda"):
+        return function
+    settings = cast(Any, torch._dynamo.config)
+    settings.recompile_limit = 64  # one for each length of batch, training and validation, and kind of model
+    return CompiledFunction(function, COMBO_KERNELS if device.type == "cuda" else {})
+
+
+class CompiledFunction:
+    """A function that is compiled on its first call: with the options, or without, or not at all if that fails."""
+
+    def __init__(self, function: Callable[..., Tensor], options: Mapping[str, bool]) -> None:
+        self.function, self.failed = function, False
+        known = set(torch._inductor.list_options()) if options else set()  # other versions of torch may not have them
+        self.options: dict[str, bool] | None = {name: on for name, on in options.items() if name in known} or None
+        self.compiled = torch.compile(function, dynamic=False, options=cast(Any, self.options))
+
+    def __call__(self, *args: Any) -> Tensor:
+        while not self.failed:
+            try:
+                return self.compiled(*args)
+            except Exception as e:
+                reason = f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
+                if self.options:
+                    message = f"not compiled with {', '.join(self.options)} ({reason}); compiling without"
+                    self.options, self.compiled = None, torch.compile(self.function, dynamic=False)
+                else:
+                    self.failed, message = True, f"not compiled ({reason}); running uncompiled, which is slower"
+                warnings.warn(message, HeadcountWarning, stacklevel=2)
+        return self.function(*args)
+
+
+class TinyMapConv(nn.Conv2d):
+    """A 3x3 convolution (padding 1) that is a matrix product where the map is 1x1 or 2x2: the taps on padding are left out.
+
+    The same function with the same weights; at 32x32 pixels it saves eight ninths of ResNet18's layer4 and five ninths of
+    layer3. Other maps take the ordinary convolution.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        side, stride = input.shape[2], self.stride[0]
+        if side != input.shape[3] or side > 2:
+            return super().forward(input)
+        # (n, positions * inputs) and (outputs, 3, 3, inputs): free in channels-last, and the gradient has the layout of the weight
+        flat, w = input.permute(0, 2, 3, 1).flatten(1), self.weight.permute(0, 2, 3, 1)
+        if side == 1:
+            taps, out = w[:, 1, 1], 1
+        elif stride == 2:
+            taps, out = w[:, 1:, 1:].flatten(1), 1
+        else:
+            rows = [w[:, 1 - y : 3 - y, 1 - z : 3 - z].flatten(1) for y in (0, 1) for z in (0, 1)]
+            taps, out = torch.cat(rows), 2
+        return F.linear(flat, taps).unflatten(1, (out, out, self.out_channels)).permute(0, 3, 1, 2)
+
+
+class PointConv(nn.Conv2d):
+    """A 1x1 convolution as a matrix product over the positions of its stride."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        positions = input[:, :, :: self.stride[0], :: self.stride[1]].permute(0, 2, 3, 1)
+        return F.linear(positions, self.weight[:, :, 0, 0]).permute(0, 3, 1, 2)
+
+
+class StemConv(nn.Conv2d):
+    """The 7x7 stride-2 convolution on three channels, as a 4x4 stride-1 convolution on twelve.
+
+    Each 2x2 block of pixels becomes a position with four times the channels, padded to sixteen, which suits the tensor cores.
+    The same function of the same weights, in a quarter of cuDNN's time (docs/explanation/speed.md).
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        _, channels, height, width = input.shape
+        if height % 2 or width % 2 or channels > 4:
+            return super().forward(input)
+        return F.conv2d(_in_blocks(input), _weight_in_blocks(self.weight))
+
+
+def _in_blocks(x: Tensor) -> Tensor:
+    """(n, channels, H, W) -> (n, 16, H/2 + 3, W/2 + 3): each 2x2 block of pixels one position, padded for the convolution."""
+    n, channels, height, width = x.shape
+    blocks = x.permute(0, 2, 3, 1).reshape(n, height // 2, 2, width // 2, 2, channels).permute(0, 1, 3, 2, 4, 5)
+    return F.pad(blocks.flatten(3), (0, 16 - 4 * channels, 2, 1, 2, 1)).permute(0, 3, 1, 2)
+
+
+def _weight_in_blocks(weight: Tensor) -> Tensor:
+    """(K, channels, 7, 7) -> (K, 16, 4, 4): 8x8 taps, the first row and column zero, in 4x4 blocks."""
+    w = F.pad(weight, (1, 0, 1, 0)).unflatten(3, (4, 2)).unflatten(2, (4, 2)).permute(0, 2, 4, 3, 5, 1).flatten(3)
+    return F.pad(w, (0, 16 - w.shape[3])).permute(0, 3, 1, 2)
+
+
+@lru_cache
+def stem_runs(device: torch.device) -> bool:
+    """Tried once on a few images, with a warning where the kernels do not run (too little shared memory, an old Triton)."""
+    try:
+        stem.self_test(device)
+    except Exception as e:
+        reason = f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"
+        warnings.warn(f"the stem runs layer by layer, its kernels do not run here ({reason})", HeadcountWarning, stacklevel=2)
+        return False
+    return True
+
+
+def optimize_layout(model: nn.Module, device: torch.device, precision: str) -> None:
+    """Convolutions with channels-last weights, as the images already are, and the rewrites above, in place. Weights, names and
+    results stay."""
+    for m in model.modules():
+        if device.type == "cuda" and precision == "bf16" and stem.can_fuse(m) and stem_runs(device):
+            m.__class__ = stem.FusedStem
+        if type(m) is nn.Conv2d and m.bias is None and m.groups == 1:
+            m.weight.data = m.weight.data.contiguous(memory_format=torch.channels_last)
+            if m.kernel_size == (3, 3) and m.padding == (1, 1):
+                m.__class__ = TinyMapConv
+            if device.type == "cuda" and m.kernel_size == (1, 1) and m.padding == (0, 0):
+                m.__class__ = PointConv
+            if device.type == "cuda" and m.kernel_size == (7, 7) and m.padding == (3, 3) and m.stride == (2, 2):
+                m.__class__ = StemConv
