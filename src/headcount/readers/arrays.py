@@ -24,26 +24,25 @@ import torch
 from headcount.bags.pool import to_numpy
 from headcount.errors import HeadcountError
 from headcount.io import load_npy, open_npz
-from headcount.readers.columns import abbreviate, clean_name, factorize, preview
+from headcount.readers.columns import abbreviate, clean_name, drop_values, factorize, preview
 from headcount.readers.dataset import BagLabels, RawData, ReadOptions
 from headcount.readers.labels import are_positional, drop_missing_classes, join_labels
 from headcount.readers.preprocessing import FeatureSchema
 from headcount.readers.rows import check_weights
 
 Arrays = Mapping[str, np.ndarray]
-INSTANCE_KEYS = ("features", "images", "instances", "X")
-PER_BAG_KEYS = ("labels", "votes", "names", "group")
+_INSTANCE_KEYS = ("features", "images", "instances", "X")
+_PER_BAG_KEYS = ("labels", "votes", "names", "group")
 _PER_INSTANCE_KEYS = ("bag", "weight", "truth", "known", "coords")
-ARRAY_KEYS = {*INSTANCE_KEYS, *_PER_INSTANCE_KEYS, *PER_BAG_KEYS, "sizes", "offsets", "classes"}
+_ARRAY_KEYS = {*_INSTANCE_KEYS, *_PER_INSTANCE_KEYS, *_PER_BAG_KEYS, "sizes", "offsets", "classes"}
 
 
 def read_array_file(path: Path, options: ReadOptions) -> RawData:
-    """.npy is memory-mapped and .npz read."""
     if path.suffix.lower() == ".npy":
         return read_array(load_npy(path, mapped=True), options, str(path))
     with open_npz(path, "an .npz file written by numpy.savez") as npz:
-        arrays = {name: npz[name] for name in npz.files if name in ARRAY_KEYS}
-        other = [name for name in npz.files if name not in ARRAY_KEYS]
+        arrays = {name: npz[name] for name in npz.files if name in _ARRAY_KEYS}
+        other = [name for name in npz.files if name not in _ARRAY_KEYS]
     return read_named_arrays(arrays, options, str(path), other)
 
 
@@ -55,8 +54,8 @@ def read_array(array: Any, options: ReadOptions, origin: str = "the array") -> R
         raise HeadcountError(f"{origin} holds {a.dtype} of shape {a.shape}; one array alone is {want}")
     if 0 in a.shape:
         raise HeadcountError(f"{origin} of shape {a.shape} is empty; give bags with instances")
-    bag, names = np.repeat(np.arange(len(a)), a.shape[1]), [str(b) for b in range(len(a))]
-    return _build_raw_data(a.reshape(-1, *a.shape[2:]), bag, names, {}, options, origin)
+    bag = np.repeat(np.arange(len(a)), a.shape[1])
+    return _build_raw_data(a.reshape(-1, *a.shape[2:]), bag, list(map(str, range(len(a)))), {}, options, origin)
 
 
 def read_list(bags: Sequence[Any] | Mapping[Any, Any], options: ReadOptions) -> RawData:
@@ -66,9 +65,8 @@ def read_list(bags: Sequence[Any] | Mapping[Any, Any], options: ReadOptions) -> 
     for key, name in zip(keys, names, strict=True):
         a = _as_array(bags[key], f"bag {name!r}")
         first = arrays[0] if arrays else a
-        if a.ndim not in (2, 4) or a.ndim != first.ndim or a.shape[1:] != first.shape[1:] or not len(a):
-            want = "give (n, D), or images (n, H, W, channels), all alike"
-            raise HeadcountError(f"bag {name!r} has shape {a.shape}; {want}")
+        if a.ndim not in (2, 4) or a.shape[1:] != first.shape[1:] or not len(a):
+            raise HeadcountError(f"bag {name!r} has shape {a.shape}; give (n, D), or images (n, H, W, channels), all alike")
         arrays.append(a)
     if not arrays:
         raise HeadcountError("the list of bags is empty; give one array per bag")
@@ -81,26 +79,26 @@ def read_list(bags: Sequence[Any] | Mapping[Any, Any], options: ReadOptions) -> 
 
 def is_array_dict(data: Mapping[Any, Any]) -> bool:
     """Whether a dict has the keys of an .npz, rather than being one array per bag, or the columns of a table."""
-    instances = [data[k] for k in INSTANCE_KEYS if k in data]
+    instances = [data[k] for k in _INSTANCE_KEYS if k in data]
     is_flat = any(getattr(a, "ndim", 1) >= 2 for a in instances) and not {"bag", "sizes", "offsets"}.isdisjoint(data)
-    return bool(instances) and (is_flat or set(data) <= ARRAY_KEYS)
+    return bool(instances) and (is_flat or set(data) <= _ARRAY_KEYS)
 
 
 def read_named_arrays(
     data: Mapping[Any, Any], options: ReadOptions, origin: str = "the dict", other: Sequence[str] = ()
 ) -> RawData:
     """A flat array of instances and their bags; ``other`` are the keys that are ignored."""
-    other = [*other, *(str(k) for k in data if k not in ARRAY_KEYS)]
-    data = {k: v for k, v in data.items() if k in ARRAY_KEYS}
-    present = [k for k in INSTANCE_KEYS if k in data]
+    other = [*other, *(str(k) for k in data if k not in _ARRAY_KEYS)]
+    data = {k: v for k, v in data.items() if k in _ARRAY_KEYS}
+    present = [k for k in _INSTANCE_KEYS if k in data]
     if len(present) != 1:
         has = preview([*other, *data], 24)  # a misspelt key among them
-        raise HeadcountError(f"{origin} has {has}; it needs one of {', '.join(INSTANCE_KEYS)}")
-    arrays = {k: _as_array(v, f"{k} of {origin}", texts=k not in INSTANCE_KEYS) for k, v in data.items()}
+        raise HeadcountError(f"{origin} has {has}; it needs one of {', '.join(_INSTANCE_KEYS)}")
+    arrays = {k: _as_array(v, f"{k} of {origin}", texts=k not in _INSTANCE_KEYS) for k, v in data.items()}
     x = arrays[present[0]]
     if x.ndim not in (2, 3, 4) or not len(x):
-        want = "give (N, D) or (N, H, W, channels)"
-        raise HeadcountError(f"{present[0]} of {origin} is {x.dtype} of shape {x.shape}; {want}")
+        problem = f"{present[0]} of {origin} is {x.dtype} of shape {x.shape}"
+        raise HeadcountError(f"{problem}; give (N, D) or (N, H, W, channels)")
     for k, a in arrays.items():
         problem = f"{k} of {origin} has shape {a.shape}"
         if k in _PER_INSTANCE_KEYS and (a.ndim != 1 + (k == "coords") or len(a) != len(x)):
@@ -108,13 +106,13 @@ def read_named_arrays(
         if k in ("labels", "names", "group", "classes") and a.ndim != 1 and not (k == "labels" and a.ndim == 2):
             raise HeadcountError(f"{problem}; give a list")
     bag, names = group_instances(arrays, len(x), origin, options)
-    for k in PER_BAG_KEYS:
+    for k in _PER_BAG_KEYS:
         if k in arrays and (arrays[k].ndim == 0 or len(arrays[k]) != len(names)):
             numbers = [str(b) for b in range(len(np.atleast_1d(arrays[k])))]
             empty = [b for b in numbers if b not in names] if set(names) < set(numbers) else []
             why = f" (no instance is in bag {preview(empty)})" if empty else ""
-            shape = arrays[k].shape
-            raise HeadcountError(f"{k} of {origin} has shape {shape} for {len(names)} bags{why}; give one per bag")
+            problem = f"{k} of {origin} has shape {arrays[k].shape} for {len(names)} bags{why}"
+            raise HeadcountError(f"{problem}; give one per bag")
     raw = _build_raw_data(x, bag, names, arrays, options, origin)
     raw.notes += [f"ignored in {origin}: {preview(other)}"] if other else []
     return raw
@@ -126,9 +124,15 @@ def _build_raw_data(
     x = x[..., None] if x.dtype == np.uint8 and x.ndim == 3 else x
     kind = "images" if x.ndim == 4 else "features"
     if (kind == "images" and (x.dtype != np.uint8 or x.shape[-1] not in (1, 3))) or x.ndim not in (2, 4) or 0 in x.shape:
-        want = "images are uint8 (N, H, W, 1 or 3), features (N, D)"
-        raise HeadcountError(f"{origin} holds {x.dtype} of shape {x.shape}; {want}")
-    excluded = _report_not_finite(x, bag, names, origin, options) if x.dtype.kind == "f" else np.zeros(len(x), bool)
+        problem = f"{origin} holds {x.dtype} of shape {x.shape}"
+        raise HeadcountError(f"{problem}; images are uint8 (N, H, W, 1 or 3), features (N, D)")
+    excluded = np.zeros(len(x), bool)
+    if x.dtype.kind == "f":
+        with np.errstate(invalid="ignore"):
+            most, step = np.finfo(np.float32).max, 1 << 16
+            excluded = np.concatenate([~(np.abs(x[i : i + step]) <= most).all(1) for i in range(0, len(x), step)])
+        message = lambda r: f"{origin} row {r + 1} (bag {names[bag[r]]!r}) has a number that is not finite"  # noqa: E731
+        options.errors.report_rows(excluded, message)
     if options.classes is None and "classes" in arrays:
         options = replace(options, classes=tuple(clean_name(v) or "" for v in arrays["classes"].tolist()) or None)
     raw = RawData(
@@ -137,16 +141,16 @@ def _build_raw_data(
         labels=_labels(arrays, options, names, origin), ids=_ids(bag, names), digest=_digest(x), classes=options.classes,
     )  # fmt: skip
     if "weight" in arrays:
-        weight = arrays["weight"]
-        weight = weight.astype(np.float64) if weight.dtype.kind in "iufb" else np.full(len(x), np.nan)
-        excluded = excluded | check_weights(weight, "weight", origin, options.errors)
+        weight = arrays["weight"].astype(np.float64) if arrays["weight"].dtype.kind in "iufb" else np.full(len(x), np.nan)
+        excluded |= check_weights(weight, "weight", origin, options.errors)
         raw.weight = np.where(excluded, 1, weight)
-    if "truth" in arrays:
-        raw.truth = _classes(arrays["truth"], "truth", origin, options, raw.notes)
-    if "known" in arrays:
-        raw.known = _classes(arrays["known"], "known", origin, options, raw.notes)
+    for key in [k for k in ("truth", "known") if k in arrays]:
+        setattr(raw, key, _classes(arrays[key], key, origin, options, raw.notes))
     if "coords" in arrays:
-        raw.coords = _check_coords(arrays["coords"], len(x), origin)
+        a = arrays["coords"]
+        if a.shape != (len(x), 2) or a.dtype.kind not in "iuf" or not np.isfinite(a).all():
+            raise HeadcountError(f"coords of {origin} are {a.dtype} of shape {a.shape}; give two finite numbers per instance")
+        raw.coords = a.astype(np.float64)
     if "group" in arrays:
         raw.group = tuple(clean_name(v) or f"only {names[b]}" for b, v in enumerate(arrays["group"].tolist()))
     raw.bag, raw.all_finite = np.where(excluded, -1, bag), not excluded.any()
@@ -155,10 +159,9 @@ def _build_raw_data(
 
 def _ids(bag: np.ndarray, names: list[str]) -> pa.Table:
     """The bag of each instance and its number in the bag."""
-    start = np.concatenate([[0], np.cumsum(np.bincount(bag[bag >= 0], minlength=len(names)))])
     order = np.argsort(bag, kind="stable")
     number = np.empty(len(bag), np.int64)
-    number[order] = np.arange(len(bag)) - (bag < 0).sum() - start[bag[order]]
+    number[order] = np.arange(len(bag)) - np.searchsorted(ordered := bag[order], ordered)
     codes = pa.array(bag, mask=bag < 0)
     return pa.table({"bag": pa.DictionaryArray.from_arrays(codes, pa.array(names, pa.string())), "instance": number})
 
@@ -175,33 +178,14 @@ def _classes(a: np.ndarray, key: str, origin: str, options: ReadOptions, notes: 
     codes, values = factorize(pa.chunked_array([pa.array(a)]))
     if a.dtype.kind in "iu":
         classes = options.classes or ()
-        numbers = [v for v in values if v != "-1"]
-        are_numbers = not set(numbers) <= set(classes)
-        valid = [v for v in values if v.isdigit() and int(v) < len(classes)]
-        if are_numbers and classes and len(valid) < len(numbers):
-            raise HeadcountError(f"{key} of {origin} has classes {preview(values, 8)}; there are {len(classes)}")
-        unknown = np.array([v == "-1" and v not in classes for v in [*values, ""]])
-        values = [classes[int(v)] if are_numbers and v in valid else v for v in values]
-        codes = np.where(unknown[codes], -1, codes)
+        codes, values = drop_values(codes, values, {"-1"} - {*classes})
+        if not set(values) <= {*classes} and classes:  # numbers of classes rather than their names
+            if not all(v.isdigit() and int(v) < len(classes) for v in values):
+                raise HeadcountError(f"{key} of {origin} has classes {preview(values, 8)}; there are {len(classes)}")
+            values = [classes[int(v)] for v in values]
     codes, values, missing = drop_missing_classes(codes, values, key, "instances", options)
     notes += missing
     return codes, values
-
-
-def _check_coords(a: np.ndarray, n: int, origin: str) -> np.ndarray:
-    if a.shape != (n, 2) or a.dtype.kind not in "iuf" or not np.isfinite(a).all():
-        raise HeadcountError(f"coords of {origin} are {a.dtype} of shape {a.shape}; give two finite numbers per instance")
-    return a.astype(np.float64)
-
-
-def _report_not_finite(x: np.ndarray, bag: np.ndarray, names: list[str], origin: str, options: ReadOptions) -> np.ndarray:
-    """(N,) rows with a number that is not finite in float32."""
-    with np.errstate(invalid="ignore"):
-        most, step = np.finfo(np.float32).max, 1 << 16
-        wrong = np.concatenate([~(np.abs(x[i : i + step]) <= most).all(1) for i in range(0, len(x), step)])
-    return options.errors.report_rows(
-        wrong, lambda r: f"{origin} row {r + 1} (bag {names[bag[r]]!r}) has a number that is not finite"
-    )
 
 
 def _as_array(data: Any, what: str, texts: bool = False) -> np.ndarray:
@@ -243,18 +227,16 @@ def group_instances(arrays: Arrays, n: int, origin: str, options: ReadOptions) -
     start = 0 if key == "sizes" else int(a[0])
     if start != 0 or len(sizes) == 0 or (sizes < 0).any() or (sizes > n).any() or int(sizes.sum()) != n:
         raise HeadcountError(f"{key} of {origin} do not add up: {abbreviate(a[:8].tolist())} for {n} instances")
-    names = _bag_names(arrays, len(sizes), origin) or [str(b) for b in range(len(sizes))]
+    names = _bag_names(arrays, len(sizes), origin) or list(map(str, range(len(sizes))))
+    advice = "take it out, its label too, or leave it out with skip_bad="
     for b in np.flatnonzero(sizes == 0).tolist():
         name = f" ({names[b]!r})" if "names" in arrays else ""
-        options.errors.report(
-            f"{key} of {origin}: bag {b + 1} of {len(sizes)}{name} is empty; "
-            "take it out, its label too, or leave it out with skip_bad="
-        )
+        options.errors.report(f"{key} of {origin}: bag {b + 1} of {len(sizes)}{name} is empty; {advice}")
     return np.repeat(np.arange(len(sizes)), sizes), names
 
 
 def _bag_names(arrays: Arrays, n_bags: int, origin: str) -> list[str]:
-    """The names of the bags, if there are any; an empty one is replaced by its number."""
+    """The names of the bags, if given; an empty one is replaced by its number."""
     names = [clean_name(v) or str(b) for b, v in enumerate(arrays["names"].tolist())] if "names" in arrays else []
     if names and len(names) != n_bags:
         raise HeadcountError(f"names of {origin} are {len(names)} for {n_bags} bags; give one per bag")
@@ -265,25 +247,24 @@ def _order_bags(
     bag: np.ndarray, ids: list[str], arrays: Arrays, origin: str, options: ReadOptions
 ) -> tuple[np.ndarray, list[str]]:
     """(N,) bags and their names, in the order of the values per bag; ``ids`` are in order of appearance."""
-    names, numbers = _bag_names(arrays, len(ids), origin), [str(b) for b in range(len(ids))]
+    names, numbers = _bag_names(arrays, len(ids), origin), list(map(str, range(len(ids))))
     if set(names) == set(ids):
         order = names
     elif set(ids) == set(numbers):
         order, names = numbers, names or numbers
     else:
         order = ids
-        ordered = [k for k in PER_BAG_KEYS if k in arrays and (k in ("names", "group") or options.labels is None)]
+        ordered = [k for k in _PER_BAG_KEYS if k in arrays and (k in ("names", "group") or options.labels is None)]
         ordered += ["labels"] if options.labels is not None and are_positional(options.labels, ids) else []
         try:
             in_order = ids == sorted(ids, key=float)
         except ValueError:
             in_order = ids == sorted(ids)
         if ordered and (not in_order or set(names) & set(ids)):
-            raise HeadcountError(
-                f"{origin}: which of the bags {preview(ids)} (in order of appearance) is the first in {ordered[0]}? "
-                f"Number them 0 to {len(ids) - 1}, sort the instances by bag, or let names list the values of bag in the "
-                f"order of {ordered[0]}"
-            )
+            question = f"which of the bags {preview(ids)} (in order of appearance) is the first in {ordered[0]}?"
+            advice = f"Number them 0 to {len(ids) - 1}, sort the instances by bag"
+            listed = f"let names list the values of bag in the order of {ordered[0]}"
+            raise HeadcountError(f"{origin}: {question} {advice}, or {listed}")
         names = names or ids
     position = {name: b for b, name in enumerate(order)}
     return np.array([*(position[name] for name in ids), -1])[bag], names

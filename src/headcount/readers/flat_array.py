@@ -4,8 +4,8 @@
     <cache>/<key>.npy.part     the array while it is written
     <cache>/<key>.jsonl        one line per written part: its digest, and the rows of it that have problems
 
-A run that was killed resumes after the last line of the .jsonl. The key is a hash of the names, sizes and dates of the files, so
-that changed files make a new cache; the digests are of the content.
+A run that was killed resumes after the last line of the .jsonl. Changed files make a new cache: names, sizes and dates are hashed
+into the key. The digests are of the content.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import io
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def build_flat_array(
         for k in range(len(sizes)):
             part = read_part(k)
             array[ends[k] : ends[k + 1]] = part.rows
-            parts.append(Part(part.rows[:0], part.digest, part.problems))
+            parts.append(replace(part, rows=part.rows[:0]))
         return array, parts
     folder = cache_folder() / "flat" if cache is None else Path(cache).expanduser()
     try:
@@ -96,7 +97,7 @@ def _write_cache(
             part = read_part(k)
             file.write(np.ascontiguousarray(part.rows, dtype).tobytes())  # not mapped: a full disk is then no signal
             file.flush()  # the rows before the line that records them
-            parts.append(Part(part.rows[:0], part.digest, part.problems))
+            parts.append(replace(part, rows=part.rows[:0]))
             lines.write(_log_line(parts[-1]))
             lines.flush()
         os.fsync(file.fileno())
@@ -111,14 +112,11 @@ def _resume_or_create(
     header = io.BytesIO()
     fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_2_0(header, fields)
-    start, row_bytes = header.tell(), int(np.prod(shape[1:])) * dtype.itemsize
-    end = start + ends[len(parts)] * row_bytes
-    try:
-        with open(path, "rb") as file:
-            if file.read(start) == header.getvalue() and os.fstat(file.fileno()).st_size >= end:
-                return parts, end
-    except OSError:
-        pass
+    start = header.tell()
+    end = start + ends[len(parts)] * int(np.prod(shape[1:])) * dtype.itemsize
+    with suppress(OSError), open(path, "rb") as file:
+        if file.read(start) == header.getvalue() and os.fstat(file.fileno()).st_size >= end:
+            return parts, end
     path.write_bytes(header.getvalue())
     return [], start
 
@@ -130,13 +128,11 @@ def _log_line(part: Part) -> str:
 def _read_log(log: Path, ends: list[int]) -> list[Part]:
     """The finished parts; a line that the kill cut off ends the list."""
     parts: list[Part] = []
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         for line in log.read_text(encoding="utf-8").splitlines()[: len(ends) - 1]:
             record = json.loads(line)
             problems = {int(row): str(why) for row, why in record["problems"].items()}
             parts.append(Part(np.zeros(0), str(record["digest"]), problems))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass
     return parts
 
 

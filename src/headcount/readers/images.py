@@ -55,9 +55,8 @@ def read_folder(folder: Path, options: ReadOptions) -> RawData:
         both = f"{next(iter(flat))} holds images and {next(iter(next(iter(deep.values()))))} too"
         raise HeadcountError(f"is a bag one folder down or two? {both}; use folder/<bag>/* or folder/<label>/<bag>/*")
     if not flat and not deep:
-        raise HeadcountError(
-            f"no images in the sub-folders of {root}; they end in {' '.join(IMAGE_SUFFIXES)}, one folder per bag"
-        )
+        endings = " ".join(IMAGE_SUFFIXES)
+        raise HeadcountError(f"no images in the sub-folders of {root}; they end in {endings}, one folder per bag")
     empty = [_name(s) for s in subfolders if s not in flat and s not in deep]
     empty += [f"{_name(s)}/{_name(b)}" for s in (*flat, *deep) for b, files in level2[s].items() if not files]
     if empty:
@@ -75,29 +74,14 @@ def read_folder(folder: Path, options: ReadOptions) -> RawData:
         labels = BagLabels(values, np.array([values.index(p) for p in parents]), source=f"the folders in {root}")
         if label_file:
             notes.append(f"ignored: {label_file}, the folders name the labels; to use it, give it as labels=")
-    else:
-        labels = _labels(folder, label_file if options.labels is None else options.labels, options, names, empty)
-    return _load_images(folder, names, files, labels, options, notes)
-
-
-def _labels(folder: Path, given: object, options: ReadOptions, names: Sequence[str], empty: Sequence[str]) -> BagLabels:
-    if given is not None:
-        return join_labels(given, options, names, empty=empty)
-    if options.need_labels:
+    elif (given := label_file if options.labels is None else options.labels) is not None:
+        labels = join_labels(given, options, names, empty=empty)
+    elif options.need_labels:
         raise HeadcountError(f"{folder} has no labels.csv; add one with columns bag and label, or name a label file")
-    return BagLabels(codes=np.full(len(names), -1))
-
-
-def _load_images(
-    folder: Path,
-    names: Sequence[str],
-    files_of_bags: Sequence[Sequence[Path]],
-    labels: BagLabels,
-    options: ReadOptions,
-    notes: list[str],
-) -> RawData:
-    files = [f for files in files_of_bags for f in files]
-    bag = np.repeat(np.arange(len(names)), [len(files) for files in files_of_bags])
+    else:
+        labels = BagLabels(codes=np.full(len(names), -1))
+    bag = np.repeat(np.arange(len(names)), list(map(len, files)))
+    files = [f for files_of_bag in files for f in files_of_bag]
     ids = pa.table({
         "bag": pa.DictionaryArray.from_arrays(bag, list(names)),
         "file": [as_text(str(f.relative_to(folder))) for f in files],
@@ -115,14 +99,10 @@ def _load_images(
 def _subfolders(folder: Path, top: Path, notes: list[str]) -> list[Path]:
     """Sub-folders by name, without links to a folder above, which would never end."""
     above = {top.resolve(), *top.resolve().parents, folder.resolve()}
-    subfolders = []
-    for entry in _list_folder(folder):
-        if entry.is_dir():
-            if entry.is_symlink() and entry.resolve() in above:
-                notes.append(f"ignored: {entry} is a link back to {entry.resolve()}")
-            else:
-                subfolders.append(entry)
-    return subfolders
+    subfolders = [e for e in _list_folder(folder) if e.is_dir()]
+    loops = [e for e in subfolders if e.is_symlink() and e.resolve() in above]
+    notes += [f"ignored: {e} is a link back to {e.resolve()}" for e in loops]
+    return [e for e in subfolders if e not in loops]
 
 
 def _image_files(folder: Path, notes: list[str]) -> list[Path]:
@@ -144,7 +124,7 @@ def _name(folder: Path) -> str:
 
 
 class _Header(NamedTuple):
-    """What the header of an image file says; ``error`` if it cannot be used."""
+    """Of an image file; ``error`` if it cannot be used."""
 
     height: int = 0
     width: int = 0
@@ -157,7 +137,7 @@ def read_images(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
     """Images (M, H, W, channels) uint8, (n,) the position of each file's, (n,) whether it is unreadable, and a digest.
 
-    ``describe(i)`` names file and row in messages; what the user should know is added to ``notes``.
+    ``describe(i)`` names file and row in messages.
     """
 
     def report(i: int, why: str) -> None:
@@ -171,9 +151,12 @@ def read_images(
     if not len(good):
         raise HeadcountError(f"none of the {len(files)} images can be read; the first: {describe(0)}")
     readable = {i: headers[i] for i in good.tolist()}
-    shape = _common_shape(readable, options, describe)
-    if options.side is None:  # no other size was requested: it may be a mistake
-        notes += _note_resized(readable, shape, describe)
+    height, width, _ = shape = _common_shape(readable, options, describe)
+    resized = [i for i, h in readable.items() if (h.height, h.width) != (height, width)]
+    if resized and options.side is None:  # not requested: it may be a mistake
+        count = f"{len(resized):,} of {len(readable):,} images are resized to the model's {width}x{height}"
+        first = headers[resized[0]]
+        notes.append(f"{count}; the first, {describe(resized[0])}, is {first.width}x{first.height}")
     blocks = [good[i : i + _BLOCK].tolist() for i in range(0, len(good), _BLOCK)]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
 
@@ -232,17 +215,6 @@ def _common_shape(headers: Mapping[int, _Header], options: ReadOptions, describe
             sizes = f"{describe(first)} is {head.width}x{head.height}, {describe(i)} is {h.width}x{h.height}"
             raise HeadcountError(f"images of several sizes: {sizes}; give a side to resize them to, such as side=64")
     return head.height, head.width, channels
-
-
-def _note_resized(headers: Mapping[int, _Header], shape: tuple[int, int, int], describe: Callable[[int], str]) -> list[str]:
-    """A line on new images whose size is not the model's."""
-    height, width, _ = shape
-    resized = [i for i, h in headers.items() if (h.height, h.width) != (height, width)]
-    if not resized:
-        return []
-    count = f"{len(resized):,} of {len(headers):,} images are resized to the model's {width}x{height}"
-    first = headers[resized[0]]
-    return [f"{count}; the first, {describe(resized[0])}, is {first.width}x{first.height}"]
 
 
 def _decode(file: Path, shape: tuple[int, int, int]) -> tuple[np.ndarray, str, str]:
