@@ -22,7 +22,6 @@ MAX_WEIGHT = 1e9  # more votes would lose the others in the float32 sums of the 
 
 
 def read_table(data: Any, options: ReadOptions) -> RawData:
-    """CSV, TSV, Parquet or a DataFrame."""
     source, errors = open_table(data, _expected_roles(options), options.errors), options.errors
     table, origin, roles = source.table, source.origin, _resolve_roles(source, options)
     source = replace(source, roles=roles)
@@ -56,9 +55,8 @@ def read_table(data: Any, options: ReadOptions) -> RawData:
             raw.notes += notes
     if roles.x and roles.y:
         raw.coords = np.stack([source.numbers(n) for n in (roles.x, roles.y)], 1)
-        infinite = np.asarray(~np.isfinite(raw.coords).all(1))
-        where = f"in {roles.x!r}, {roles.y!r}"
-        excluded |= errors.report_rows(infinite, lambda r: f"{source.row(r)} has no finite coordinates {where}")
+        problem = f"has no finite coordinates in {roles.x!r}, {roles.y!r}"
+        excluded |= errors.report_rows(np.asarray(~np.isfinite(raw.coords).all(1)), lambda r: f"{source.row(r)} {problem}")
         if options.tile:
             raw.tile_sizes = np.full(table.num_rows, float(options.tile))
     model = options.preprocessor
@@ -67,8 +65,13 @@ def read_table(data: Any, options: ReadOptions) -> RawData:
             advice = "give an .npy or .npz file, or fit it on a table"
             raise HeadcountError(f"the model was fitted on arrays, and {origin} is a table; {advice}")
         raise HeadcountError(f"the model takes {model.kind}, and {origin} is a table without images; name them with path=")
-    add_instances = _add_images if roles.path and (model is None or not model.fields) else _add_features
-    excluded |= add_instances(raw, source, data, options)
+    if roles.path and (model is None or not model.fields):
+        excluded |= _add_images(raw, source, data, options)
+    else:
+        label = None if labels.codes is None else np.append(labels.codes, -1)[bag]
+        raw.content, raw.schema, notes, rows = select_features(source, label, bag, options)
+        raw.kind, raw.notes, excluded = raw.schema.kind, [*raw.notes, *notes], excluded | rows
+        raw.summary = f"read {origin}: a table of {table.num_rows:,} rows and {table.num_columns} columns"
     raw.bag = np.where(excluded, -1, bag)
     hidden = {*roles.votes, roles.label, roles.truth, roles.known, *(f.name for f in raw.schema.fields)}
     raw.ids = table.select([n for n in table.column_names if n not in hidden])  # the user's own columns
@@ -91,13 +94,10 @@ def _resolve_roles(source: SourceTable, options: ReadOptions) -> ColumnRoles:
     if model is None:
         return user.resolve(names, source.origin, in_label_table)
     fields = {f.name for f in model.fields}
-
-    def is_present(value: Any) -> bool:
-        return set(value) <= set(names) if isinstance(value, list) else value in names
-
     # a role that only the model has may be absent: new data need no labels
     expected = _expected_roles(options).to_json()
-    roles = ColumnRoles(**{k: v for k, v in expected.items() if k == "categories" or getattr(user, k) or is_present(v)})
+    present = {k for k, v in expected.items() if {*(v if isinstance(v, list) else [v])} <= {*names}}
+    roles = ColumnRoles(**{k: v for k, v in expected.items() if k in {*present, "categories"} or getattr(user, k)})
     rest = [n for n in names if n not in fields or n == roles.text]
     optional = () if options.need_labels else ("label", "group", "truth", "known")
     known = {*in_label_table, *fields}
@@ -117,11 +117,9 @@ def _duplicate_ids(source: SourceTable, bag: np.ndarray, errors: ErrorPolicy) ->
     column = source.table.column(name)
     codes, _ = dictionary_codes(column, f"column {name!r} of {source.origin}")  # ids are many: not made into texts
     n_codes = int(codes.max(initial=0)) + 1
-    unique = -1 - np.arange(len(codes))
-    pairs = np.where((codes >= 0) & (bag >= 0), bag.astype(np.int64) * n_codes + codes, unique)
-    order = np.argsort(pairs, kind="stable")
-    repeated = np.zeros(len(codes), bool)
-    repeated[order[1:]] = pairs[order[1:]] == pairs[order[:-1]]
+    repeated = (codes >= 0) & (bag >= 0)
+    pairs = bag[repeated].astype(np.int64) * n_codes + codes[repeated]
+    repeated[np.flatnonzero(repeated)[np.unique(pairs, return_index=True)[1]]] = False
     return errors.report_rows(repeated, lambda r: f"{source.row(r)}: id {column[r].as_py()!r} ({name}) occurs twice in its bag")
 
 
@@ -136,7 +134,7 @@ def check_weights(weight: np.ndarray, name: str, origin: str, errors: ErrorPolic
 def _groups(
     source: SourceTable, bag: np.ndarray, names: Sequence[str], options: ReadOptions
 ) -> tuple[tuple[str, ...] | None, list[str]]:
-    """(B,) groups, and notes. A recognised column that varies within bags, or not at all, is not the group."""
+    """(B,) groups, and notes; a recognised column that varies within bags, or not at all, is not the group."""
     if source.roles.group is None or source.roles.group not in source:
         return None, []
     column = f"column {source.roles.group!r}"
@@ -158,9 +156,8 @@ def _labels(source: SourceTable, bag: np.ndarray, names: Sequence[str], options:
         return join_labels(options.labels, options, names, source.roles.bag)
     labels = labels_from_rows(source, bag, names, options)
     if labels is None and options.requires_labels(source.roles.truth is not None):
-        advice = "name it with label= or votes="
-        advice += ", or the class of the instances with truth=" if options.truth_suffices else ""
-        raise HeadcountError(f"{source.origin} has no label column ({source.columns}); {advice}")
+        truth = ", or the class of the instances with truth=" if options.truth_suffices else ""
+        raise HeadcountError(f"{source.origin} has no label column ({source.columns}); name it with label= or votes={truth}")
     return labels or BagLabels(codes=np.full(len(names), -1))
 
 
@@ -169,8 +166,7 @@ def _add_images(raw: RawData, source: SourceTable, data: Any, options: ReadOptio
     roles = source.roles
     if options.preprocessor is None and (others := [*roles.features, *roles.categories]):
         problem = f"images (column {roles.path!r}) cannot be combined with other columns"
-        named = f"{others[0]!r} is named in features= or categories="
-        raise HeadcountError(f"{raw.origin}: {problem}, and {named}; leave it out")
+        raise HeadcountError(f"{raw.origin}: {problem}, and {others[0]!r} is named in features= or categories=; leave it out")
     folder = Path(data).parent if isinstance(data, (str, Path)) else Path()
     paths = [as_text(v) for v in source.table.column(roles.path).to_pylist()]
     files = [folder / (p or "") for p in paths]
@@ -180,14 +176,4 @@ def _add_images(raw: RawData, source: SourceTable, data: Any, options: ReadOptio
     height, width, _ = shape = raw.content.shape[1:]
     raw.schema = FeatureSchema("images", shape=shape, roles=roles)
     raw.summary = f"read {raw.origin}: {len(files):,} images of {width}x{height} in column {roles.path!r}"
-    return excluded
-
-
-def _add_features(raw: RawData, source: SourceTable, data: Any, options: ReadOptions) -> np.ndarray:
-    """Choose the columns to learn from; returns (n,) rows that are excluded."""
-    label = None if raw.labels.codes is None else np.append(raw.labels.codes, -1)[raw.bag]
-    raw.content, raw.schema, notes, excluded = select_features(source, label, raw.bag, options)
-    raw.kind, raw.notes = raw.schema.kind, [*raw.notes, *notes]
-    table = source.table
-    raw.summary = f"read {raw.origin}: a table of {table.num_rows:,} rows and {table.num_columns} columns"
     return excluded

@@ -15,8 +15,10 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +59,14 @@ def read_slides(folder: Path, options: ReadOptions) -> RawData:
             options.errors.report(f"{s.file} has features of {s.n_features} numbers, {expected}")
             del slides[name]
     bag_of_slide, names, labels = _assign_bags(folder, list(slides), options)
-    kept = np.flatnonzero(bag_of_slide >= 0).tolist()
-    if not kept:
+    kept = bag_of_slide >= 0
+    if not kept.any():
         raise HeadcountError(f"{folder}: no slide is left to read; {options.errors.messages[0]}")
-    kept_names, kept_slides = zip(*[list(slides.items())[i] for i in kept], strict=True)
+    kept_names, kept_slides = list(compress(slides, kept)), list(compress(slides.values(), kept))
     bag_of_slide, sizes = bag_of_slide[kept], [s.n_tiles for s in kept_slides]
     array, parts = _load_features(kept_slides, width, options)
     bag = np.repeat(bag_of_slide, sizes)
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    for slide, start, part in zip(kept_slides, starts, parts, strict=False):
+    for slide, start, part in zip(kept_slides, np.cumsum(sizes) - sizes, parts, strict=True):
         for row, why in part.problems.items():
             options.errors.report(f"{slide.file} row {row + 1}: {why}")
             bag[start + row] = -1
@@ -74,11 +75,11 @@ def read_slides(folder: Path, options: ReadOptions) -> RawData:
     def repeat(codes: np.ndarray, values: Sequence[str]) -> pa.DictionaryArray:
         return pa.DictionaryArray.from_arrays(np.repeat(codes, sizes), pa.array(values, pa.string()))
 
-    ids: dict[str, Any] = {} if names == [*kept_names] else {"bag": repeat(bag_of_slide, names)}
-    ids |= {"slide": repeat(np.arange(len(kept)), kept_names), "tile": np.concatenate([np.arange(n) for n in sizes])}
+    ids: dict[str, Any] = {} if names == kept_names else {"bag": repeat(bag_of_slide, names)}
+    ids |= {"slide": repeat(np.arange(len(sizes)), kept_names), "tile": np.concatenate([np.arange(n) for n in sizes])}
     ids |= {} if coords is None else {"x": coords[:, 0], "y": coords[:, 1]}
     return RawData(
-        kind="features", summary=f"read {folder}: {len(kept):,} slides, {len(bag):,} tiles of {width} features",
+        kind="features", summary=f"read {folder}: {len(sizes):,} slides, {len(bag):,} tiles of {width} features",
         origin=str(folder), schema=FeatureSchema("features", shape=(width,), roles=options.roles), content=array, bag=bag,
         names=names, labels=labels, ids=pa.table(ids),
         digest=hashlib.sha256("".join(p.digest for p in parts).encode()).hexdigest(), coords=coords, tile_sizes=tile_sizes,
@@ -93,8 +94,7 @@ def _assign_bags(folder: Path, slides: list[str], options: ReadOptions) -> tuple
         labels = find_label_file(folder.parent)  # not for new slides: it may well be that of others
     one_per_slide = np.arange(len(slides))
     if labels is None and options.need_labels:
-        advice = "add one with columns slide_id and label, or name a label file"
-        raise HeadcountError(f"{folder} has no labels.csv; {advice}")
+        raise HeadcountError(f"{folder} has no labels.csv; add one with columns slide_id and label, or name a label file")
     if labels is None and bag_column not in (None, "slide_id"):
         raise HeadcountError(f"bag={bag_column!r} is a column of a label table, and there is none; give labels=")
     if labels is None:
@@ -121,10 +121,9 @@ def _assign_bags(folder: Path, slides: list[str], options: ReadOptions) -> tuple
     missing = np.array([slide not in case_of for slide in slides])
     problem = f"is not in {source.origin}, so that its {key} is unknown"
     options.errors.report_rows(missing, lambda i: f"slide {slides[i]!r} {problem}")
-    names = list(dict.fromkeys(case_of[slide] for slide in slides if slide in case_of))
-    position = {name: b for b, name in enumerate(names)}
-    bag = np.array([position[case_of[slide]] if slide in case_of else -1 for slide in slides])
-    return bag, names, labels_from_table(source, options, names)
+    position: dict[str, int] = {}
+    bag = np.array([position.setdefault(case_of[s], len(position)) if s in case_of else -1 for s in slides])
+    return bag, list(position), labels_from_table(source, options, list(position))
 
 
 def _load_features(slides: Sequence[SlideFile], width: int, options: ReadOptions) -> tuple[np.ndarray, list[Part]]:
@@ -146,14 +145,12 @@ def _load_features(slides: Sequence[SlideFile], width: int, options: ReadOptions
         x[wrong] = 0
         return Part(x.astype(dtype, copy=False), digest.hexdigest(), dict.fromkeys(wrong.tolist(), why))
 
-    return flat_array.build_flat_array(
-        [s.n_tiles for s in slides], (width,), dtype, read_slide, cache,
-        lambda: flat_array.cache_key([s.file for s in slides], ["slides", width]),
-    )  # fmt: skip
+    make_key = lambda: flat_array.cache_key([s.file for s in slides], ["slides", width])  # noqa: E731
+    return flat_array.build_flat_array([s.n_tiles for s in slides], (width,), dtype, read_slide, cache, make_key)
 
 
 def _coordinates(slides: Sequence[SlideFile], tile: float | None) -> tuple[np.ndarray | None, np.ndarray | None, list[str]]:
-    """(tiles, 2) coordinates and (tiles,) sizes, NaN where a slide has none, None where no slide has any; and notes."""
+    """(tiles, 2) coordinates and (tiles,) sizes, NaN where a slide has none, None where none has any; and notes."""
     if all(s.coords is None for s in slides):
         return None, None, ["no coordinates"]
     n_tiles, sizes = [s.n_tiles for s in slides], [tile or s.tile_size for s in slides]
@@ -231,15 +228,14 @@ def read_metadata(file: Path, errors: ErrorPolicy) -> SlideFile | None:
 
 
 def _get_dataset(f: Any, name: str) -> Any:
-    """A dataset in the file itself whose numbers are really there."""
+    """A dataset in the file itself whose numbers are there."""
     import h5py
 
     if name not in f:
         raise HeadcountError(f"it has no dataset {name!r}; it has {preview(sorted(f), 6) or 'none'}")
-    is_own = isinstance(f.get(name, getlink=True), h5py.HardLink) and isinstance(f[name], h5py.Dataset)
-    if not is_own or f[name].is_virtual:
+    d = f[name] if isinstance(f.get(name, getlink=True), h5py.HardLink) else None
+    if not isinstance(d, h5py.Dataset) or d.is_virtual:
         raise HeadcountError(f"{name!r} must be a dataset in the file itself, not a group or a link to another")
-    d = f[name]
     if d.dtype.kind not in "fiub":
         raise HeadcountError(f"{name!r} holds {d.dtype}, not numbers")
     stored, claimed = d.id.get_storage_size(), d.size * d.dtype.itemsize
@@ -266,17 +262,12 @@ def _load_tensor(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
 
 def _tile_size(attrs: dict[str, Any]) -> float:
     """The side of a tile in pixels of the full slide, NaN if the attributes do not have it."""
-
-    def number(name: str) -> float:
-        try:
-            return float(np.asarray(attrs[name]).ravel()[0])
-        except (KeyError, ValueError, TypeError, IndexError):
-            return math.nan
-
-    side = number("patch_size_level0")
-    if math.isnan(side):
-        side = number("patch_size") * number("downsample")
-    return side if math.isfinite(side) and side > 0 else math.nan
+    for names in (["patch_size_level0"], ["patch_size", "downsample"]):
+        with suppress(KeyError, ValueError, TypeError, IndexError):
+            side = math.prod(float(np.asarray(attrs[name]).ravel()[0]) for name in names)
+            if not math.isnan(side):
+                return side if 0 < side < math.inf else math.nan
+    return math.nan
 
 
 def load_features(slide: SlideFile) -> np.ndarray:
