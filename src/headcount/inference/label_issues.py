@@ -1,8 +1,6 @@
 """Bags whose label looks wrong, ranked by the probability that models which never saw the bag give to its label.
 
 A model that was trained on the same bags may have learned the wrong labels too; ``cross_val_bag_probabilities`` needs no model.
-
-Letters: N instances, B bags, C classes, D features.
 """
 
 from __future__ import annotations
@@ -33,8 +31,7 @@ def cross_val_bag_probabilities(dataset: BagDataset, folds: int = FOLDS, seed: i
     fold = assign_random_folds(bags, folds, rng)
     p = np.full((len(bags), len(bags.classes)), np.nan)
     for k in range(folds):
-        fit = np.flatnonzero((fold != k) & (fold >= 0))
-        held_out = np.flatnonzero(fold == k)
+        fit, held_out = np.flatnonzero((fold != k) & (fold >= 0)), np.flatnonzero(fold == k)
         if len(np.unique(label[fit])) < 2:
             raise HeadcountError(f"fold {k + 1} of {folds} leaves bags of one label only; give more bags, or a model")
         p[held_out] = _forest_predict(dataset, fit, held_out, rng, trees)
@@ -53,13 +50,9 @@ def _forest_predict(
     weight = 1 / np.minimum(sizes, _MAX_PER_BAG)[bag]  # bags of all sizes count alike
     forest = RandomForestClassifier(trees, min_samples_leaf=3, random_state=int(rng.integers(1 << 31)))
     forest.fit(x, label[bag], sample_weight=weight * len(weight) / weight.sum())
-    p = np.zeros((len(new), len(dataset.bags.classes)))
-    p[:, forest.classes_] = forest.predict_proba(new)
-    row = np.searchsorted(held_out, new_bag)
-    count = np.bincount(row, minlength=len(held_out))[:, None]
-    total = np.zeros((len(held_out), p.shape[1]))
-    np.add.at(total, row, p)
-    return total / count
+    row, total = np.searchsorted(held_out, new_bag), np.zeros((len(held_out), len(dataset.bags.classes)))
+    np.add.at(total, (row[:, None], forest.classes_), forest.predict_proba(new))
+    return total / np.bincount(row, minlength=len(held_out))[:, None]
 
 
 def _sample_instances(
@@ -67,19 +60,15 @@ def _sample_instances(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(n, D) features of at most ``_MAX_PER_BAG`` instances of each bag, and (n,) their bag."""
     ends = dataset.bags.offsets.numpy()
-    picked, bag = [], []
-    for b in which.tolist():
-        rows = np.arange(ends[b], ends[b + 1])
-        rows = rows if len(rows) <= _MAX_PER_BAG else np.sort(rng.choice(rows, _MAX_PER_BAG, replace=False))
-        picked.append(rows)
-        bag.append(np.full(len(rows), b))
-    address = dataset.bags.index.numpy()[np.concatenate(picked)]
+    rows = [np.arange(ends[b], ends[b + 1]) for b in which]
+    rows = [r if len(r) <= _MAX_PER_BAG else np.sort(rng.choice(r, _MAX_PER_BAG, replace=False)) for r in rows]
+    address = dataset.bags.index.numpy()[np.concatenate(rows)]
     if preprocessor is not None:
         x = preprocessor.transform(dataset.content.take(pa.array(address)))
     else:
         position = np.argsort(np.argsort(address, kind="stable"))  # files are read in order
         x = downsample(np.asarray(dataset.content[np.sort(address)]))[position]
-    return x, np.concatenate(bag)
+    return x, np.repeat(which, [len(r) for r in rows])
 
 
 def downsample(x: np.ndarray) -> np.ndarray:
@@ -116,8 +105,8 @@ def find_label_issues(bags: Bags, p: np.ndarray) -> pa.Table:
     wins = target >= target.max(1, keepdims=True) - 1e-6
     p_winners = np.where(wins, p, -1)[labelled]
     p = p[labelled]
-    label, p_label = p_winners.argmax(1), p_winners.max(1)
-    suggestion, p_suggestion = p.argmax(1), p.max(1)
+    label, suggestion = p_winners.argmax(1), p.argmax(1)
+    p_label, p_suggestion = p_winners.max(1), p.max(1)
     usual = np.array([p[label == k, k].mean() if (label == k).any() else np.inf for k in range(p.shape[1])])
     unlikely = (p_suggestion >= usual[suggestion]) | (p_suggestion >= LIKELIHOOD_RATIO * p_label)
     wrong = (suggestion != label) & unlikely

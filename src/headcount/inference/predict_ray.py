@@ -28,8 +28,6 @@ from headcount.models.predictions import Predictions, predict
 from headcount.models.serialization import JSON_FILE, WEIGHTS_FILE
 from headcount.training.distributed import require_single_process
 
-SHARD_INSTANCES = 1 << 18
-
 ShardSource = Bags | Callable[[], Bags]
 ModelFiles = tuple[bytes, ...]  # the weights, and the JSON
 Arguments = dict[str, Any]  # of FittedModel.predict, or of predict for a Model
@@ -39,7 +37,7 @@ def predict_on_ray(
     folder: Path | str,
     bags: Bags | Iterable[ShardSource],
     *,
-    shard_instances: int = SHARD_INSTANCES,
+    shard_instances: int = 1 << 18,
     address: str | None = None,
     gpus_each: float = 0,
     cpus_each: float = 1,
@@ -69,11 +67,9 @@ def predict_on_ray(
     return _predict_shards(folder, shards, arguments, options)
 
 
-def remote_predictor(
-    folder: Path | str, *, address: str | None = None, gpus_each: float = 0, cpus_each: float = 1, retries: int = 3
-) -> ShardPredictor:
+def remote_predictor(folder: Path | str, *, address: str | None = None, gpus_each: float = 0) -> ShardPredictor:
     """The model in this folder on a cluster, for ``predict_dataset(..., shard_predictor=)``. Wrong options are reported at once."""
-    options = RayOptions(address, gpus_each, cpus_each, retries)
+    options = RayOptions(address, gpus_each)
     require_single_process("prediction on Ray")
     import_ray()
 

@@ -83,7 +83,7 @@ def connected(ray: Any, options: RayOptions) -> Iterator[None]:
     """Connected to the cluster, on which a task has room. A session that is open already is used, and left open."""
     address, connected_before = options.address, ray.is_initialized()
     if not connected_before:
-        _check_reachable(address or os.environ.get("RAY_ADDRESS"))
+        _check_reachable(address or os.environ.get("RAY_ADDRESS", ""))
         try:
             ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as e:
@@ -97,9 +97,9 @@ def connected(ray: Any, options: RayOptions) -> Iterator[None]:
             ray.shutdown()
 
 
-def _check_reachable(address: str | None) -> None:
+def _check_reachable(address: str) -> None:
     """Ray itself would try for minutes."""
-    host, _, port = (address or "").rpartition(":")
+    host, _, port = address.rpartition(":")
     if host and port.isdigit():
         try:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT).close()
@@ -119,16 +119,14 @@ def _check_capacity(ray: Any, options: RayOptions) -> None:
 
 def task_slots(ray: Any, options: RayOptions) -> int:
     """How many tasks the cluster runs at the same time."""
-    resources = ray.cluster_resources()
-    wanted = (("CPU", options.cpus_each), ("GPU", options.gpus_each))
+    resources, wanted = ray.cluster_resources(), (("CPU", options.cpus_each), ("GPU", options.gpus_each))
     return max(1, int(min(resources.get(kind, 0) / each for kind, each in wanted if each)))
 
 
 def as_remote(ray: Any, task: Callable[..., Any], options: RayOptions) -> Any:
     """``task`` as a Ray function; an exception that it raises is not retried."""
-    return ray.remote(
-        num_cpus=options.cpus_each, num_gpus=options.gpus_each, max_retries=options.retries, retry_exceptions=False
-    )(task)
+    resources = {"num_cpus": options.cpus_each, "num_gpus": options.gpus_each}
+    return ray.remote(**resources, max_retries=options.retries, retry_exceptions=False)(task)
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import os
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor
@@ -115,10 +115,8 @@ def build_head(name: str, dim: int, classes: int, options: Mapping[str, Any], co
 @lru_cache
 def _load_class(path: str, absolute_path: str, class_name: str, code: bytes) -> type[Head]:
     """``absolute_path`` and ``code`` are part of the cache's key, so that another file, or a changed one, is run again."""
-    spec = importlib.util.spec_from_file_location(f"headcount_head_{Path(path).stem}", path)
-    if spec is None:
-        raise HeadcountError(f"{path} is not a Python file; give path/to/file.py:Class")
-    module = importlib.util.module_from_spec(spec)
+    module = ModuleType(f"headcount_head_{Path(path).stem}")
+    module.__file__ = absolute_path
     try:
         exec(compile(code, path, "exec"), module.__dict__)  # these bytes: Python's bytecode cache has a resolution of 1 s
     except Exception as e:
@@ -130,20 +128,6 @@ def _load_class(path: str, absolute_path: str, class_name: str, code: bytes) -> 
 
 
 __all__ = [
-    "HEADS",
-    "BagStats",
-    "Batch",
-    "ChunkedHead",
-    "Head",
-    "Output",
-    "Pass",
-    "SumHead",
-    "Teacher",
-    "build_head",
-    "check_options",
-    "find_head",
-    "head_code",
-    "head_options",
-    "nll",
-    "why_not_chunkable",
-]
+    "HEADS", "BagStats", "Batch", "ChunkedHead", "Head", "Output", "Pass", "SumHead", "Teacher",
+    "build_head", "check_options", "find_head", "head_code", "head_options", "nll", "why_not_chunkable",
+]  # fmt: skip

@@ -77,18 +77,9 @@ class AdditiveTrans(Head):
     depends_on_order = True
 
     def __init__(
-        self,
-        dim: int,
-        classes: int,
-        counted: Tensor | None = None,
-        *,
-        attn: str = "nystrom",
-        dropout: float = 0.1,
-        landmarks: int = 256,
-        iterations: int = 6,
-        width: int = 512,
-        heads: int = 8,
-    ) -> None:
+        self, dim: int, classes: int, counted: Tensor | None = None, *,
+        attn: str = "nystrom", dropout: float = 0.1, landmarks: int = 256, iterations: int = 6, width: int = 512, heads: int = 8,
+    ) -> None:  # fmt: skip
         super().__init__(dim, classes, counted)
         self.depends_on_batch = check_choice("attn", attn, ("nystrom", "exact")) == "nystrom"
         if width % heads:

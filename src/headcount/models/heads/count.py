@@ -31,16 +31,9 @@ class Count(SumHead):
     cites = "Learning from Majority Label, Pattern Recognition 2025, doi 10.1016/j.patcog.2025.112425"
 
     def __init__(
-        self,
-        dim: int,
-        classes: int,
-        counted: Tensor | None = None,
-        *,
-        t1: float = 0.1,
-        t2: float = 0.1,
-        mode: str = "proportion",
-        reduction: str = "official",
-    ) -> None:
+        self, dim: int, classes: int, counted: Tensor | None = None, *,
+        t1: float = 0.1, t2: float = 0.1, mode: str = "proportion", reduction: str = "official",
+    ) -> None:  # fmt: skip
         super().__init__(dim, classes, counted)
         for name, t in (("t1", t1), ("t2", t2)):
             if not t > 0:
@@ -51,9 +44,7 @@ class Count(SumHead):
 
     @classmethod
     def display_name(cls, options: Mapping[str, Any]) -> str:
-        if dict(options) == {"t1": 1.0}:
-            return "Counting Network w/o Count"
-        return super().display_name(options)
+        return "Counting Network w/o Count" if dict(options) == {"t1": 1.0} else super().display_name(options)
 
     def instance_terms(self, h: Tensor) -> tuple[Tensor, Tensor]:
         z = self.classifier(h).float()
@@ -64,6 +55,6 @@ class Count(SumHead):
         return self.masked_log_softmax((share if self.mode == "proportion" else sums) / self.t2)
 
     def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
-        if self.reduction == "paper":
-            return nll(output.bag, batch.target)
-        return nll(output.bag, batch.target, eps=1e-8) / self.classes
+        if self.reduction == "official":
+            return nll(output.bag, batch.target, eps=1e-8) / self.classes
+        return super().loss(output, batch)

@@ -65,20 +65,10 @@ class MCTformer(Head):
     depends_on_bag = True
 
     def __init__(
-        self,
-        dim: int,
-        classes: int,
-        counted: Tensor | None = None,
-        *,
-        layers: int = 12,
-        width: int = 384,
-        heads: int = 6,
-        drop_path: float = 0.1,
-        decay: float = 0.996,
-        loss: str = "multilabel",
-        instance: str = "fused",
-        validation: str = "full",
-    ) -> None:
+        self, dim: int, classes: int, counted: Tensor | None = None, *,
+        layers: int = 12, width: int = 384, heads: int = 6, drop_path: float = 0.1, decay: float = 0.996,
+        loss: str = "multilabel", instance: str = "fused", validation: str = "full",
+    ) -> None:  # fmt: skip
         super().__init__(dim, classes, counted)
         self.kind = check_choice("loss", loss, ("multilabel", "softmax"))
         self.mode = check_choice("instance", instance, ("fused", "patch", "attention"))
@@ -99,39 +89,39 @@ class MCTformer(Head):
         u = segments.to_dense(weight.float())[0]  # 0 in a gap
         bias = F.pad(u.log(), (self.classes, 0))  # (B, K): u copies of a key are one key with log u more
         x = torch.cat([(self.token + self.position).expand(len(dense), -1, -1).to(dense.dtype), dense], 1)
-        queries, keys, contrast = [], [], []
+        maps, contrast = [], []
         for block in self.blocks:
-            x, q, k = block(x, bias)
-            queries.append(q)
-            keys.append(k)
+            x, *queries_and_keys = block(x, bias)
+            maps.append(queries_and_keys)
             token = F.normalize(x[:, : self.classes].float(), dim=2)
             contrast.append((token @ token.mT).log_softmax(2).diagonal(dim1=1, dim2=2))
         logits = self.patch(x[:, self.classes :]).float()  # (B, L, C)
         token, pooled = x[:, : self.classes].float().mean(2), rank_pool(logits, u, self.decay)
-        instance = logits if self.mode == "patch" else self.instance_maps(queries, keys, bias, logits.detach())
+        instance = logits if self.mode == "patch" else self.instance_maps(maps, bias, logits.detach())
         parts = {"token": token, "pooled": pooled, "contrast": torch.stack(contrast).mean(0)}
         return Output(segments.to_flat(instance), self.masked_log_softmax((token + pooled) / 2), parts)
 
     @torch.no_grad()
-    def instance_maps(self, queries: list[Tensor], keys: list[Tensor], bias: Tensor, logits: Tensor) -> Tensor:
-        """(B, L, C) logits. The original's map is P sqrt(M F): M the attention of the class tokens, F the positive part of the
-        logits, P the attention between instances. Scaling the map of a bag changes no prediction, so M is multiplied by the
-        bag's size and P is a mean over blocks: the map is then of the order of sqrt(F) for every bag, and its softmax neither
-        flat nor certain. Where the map is zero for all classes the logits stand. The logarithm of M alone makes the softmax a
-        class's share of the attention. No gradient: no loss uses a map."""
+    def instance_maps(self, maps: list[list[Tensor]], bias: Tensor, logits: Tensor) -> Tensor:
+        """(B, L, C) logits, from the queries and keys of each block. The original's map is P sqrt(M F): M the attention of the
+        class tokens, F the positive part of the logits, P the attention between instances. Scaling the map of a bag changes no
+        prediction, so M is multiplied by the bag's size and P is a mean over blocks: the map is then of the order of sqrt(F) for
+        every bag, and its softmax neither flat nor certain. Where the map is zero for all classes the logits stand. The logarithm
+        of M alone makes the softmax a class's share of the attention. No gradient: no loss uses a map."""
         c, attention, refined = self.classes, torch.zeros_like(logits), torch.zeros_like(logits)
-        for q, k in list(zip(queries, keys, strict=True))[-12:]:
+        for q, k in maps[-12:]:
             score = q[:, :, :c].float() @ k.float().mT * q.shape[3] ** -0.5
             share = (score - (score + bias[:, None, None]).logsumexp(3, keepdim=True)).exp()[..., c:]  # of one copy
-            attention += share.mean(1).mT / min(12, len(keys))
+            attention += share.mean(1).mT / min(12, len(maps))
         if self.mode == "attention":
             return attention.clamp_min(torch.finfo(torch.float32).tiny).log()
         size = bias[:, c:].exp().sum(1)[:, None, None]
         class_map = (size * attention * logits.relu()).sqrt()
-        padding = max(0, queries[0].shape[3] - c)  # as wide as the keys: what the fast kernels require
-        value = F.pad(class_map, (0, padding, c, 0))[:, None].expand(-1, queries[0].shape[1], -1, -1)  # 0 for class tokens
-        for q, k in zip(queries, keys, strict=True):
-            refined += attend(q[:, :, c:], k, value.to(q.dtype), bias).float().mean(1)[..., :c] / len(keys)
+        _, heads, _, width = maps[0][0].shape
+        value = F.pad(class_map, (0, max(0, width - c), c, 0))  # 0 for class tokens; as wide as the keys, for the fast kernels
+        for q, k in maps:
+            v = value[:, None].expand(-1, heads, -1, -1).to(q.dtype)
+            refined += attend(q[:, :, c:], k, v, bias).float().mean(1)[..., :c] / len(maps)
         return torch.where((refined > 0).any(2, keepdim=True), refined, logits)
 
     def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
@@ -140,10 +130,8 @@ class MCTformer(Head):
             return nll(output.bag, target)
         loss = nll(output.parts["contrast"], target)
         for logits in (output.parts["token"], output.parts["pooled"]):
-            if self.kind == "softmax":
-                loss = loss + nll(self.masked_log_softmax(logits), target)
-            else:
-                loss = loss + self.multilabel_loss(logits, target)
+            softmax = self.kind == "softmax"
+            loss = loss + (nll(self.masked_log_softmax(logits), target) if softmax else self.multilabel_loss(logits, target))
         return loss
 
     def multilabel_loss(self, logits: Tensor, target: Tensor) -> Tensor:

@@ -27,21 +27,13 @@ class Millet(SumHead):
     cites = "Early et al., Inherently interpretable time series classification via multiple instance learning, ICLR 2024"
 
     def __init__(
-        self,
-        dim: int,
-        classes: int,
-        counted: Tensor | None = None,
-        *,
-        dropout: float = 0.1,
-        confidence: bool = False,
-        positions: bool = False,
-        width: int = 8,
-    ) -> None:
+        self, dim: int, classes: int, counted: Tensor | None = None, *,
+        dropout: float = 0.1, confidence: bool = False, positions: bool = False, width: int = 8,
+    ) -> None:  # fmt: skip
         super().__init__(dim, classes, counted)
         self.dropout = nn.Dropout(dropout)
         self.score = nn.Sequential(nn.Linear(dim, width), nn.Tanh(), nn.Linear(width, 1), nn.Sigmoid())
-        self.confidence = confidence
-        self.depends_on_order = positions
+        self.confidence, self.depends_on_order = confidence, positions
 
     def instance_terms(self, h: Tensor) -> tuple[Tensor, Tensor]:
         h = self.dropout(h)

@@ -1,9 +1,4 @@
-"""Noisy label: the label of the bag is taken as a noisy label of each of its instances.
-
-The simplest baseline: the label is correct for the majority. Generalised cross-entropy is robust to wrong labels (Zhang and
-Sabuncu, Generalized cross entropy loss for training deep neural networks with noisy labels, NeurIPS 2018): (1 - p^q) / q lies
-between cross-entropy (q near 0) and mean absolute error (q = 1).
-"""
+"""Networks trained on single instances: with the label of the bag (noisy label), or with their own (the supervised twin)."""
 
 from __future__ import annotations
 
@@ -31,7 +26,9 @@ class MeanProbability(SumHead):
 class NoisyLabel(MeanProbability):
     """Cross-entropy of every instance with the label of its bag.
 
-    ``loss``: "ce" (cross-entropy) or "gce" (generalised, with exponent ``q``), averaged over each bag, then over bags.
+    The simplest baseline: the label is correct for the majority. ``loss``: "ce" (cross-entropy) or "gce" (generalised, which is
+    robust to wrong labels: (1 - p^q) / q lies between cross-entropy, q near 0, and mean absolute error, q = 1), averaged over
+    each bag, then over bags.
     """
 
     title = "Noisy label"
@@ -60,9 +57,10 @@ class NoisyLabel(MeanProbability):
 class Supervised(MeanProbability):
     """Cross-entropy on the instances whose label is known.
 
-    In validation too, where instance labels are known; otherwise the likelihood of the bag labels. It can be given what the method it
-    bounds has: ``over`` "instances" (batches of single instances), several ``views`` from weak to strong, and the ``decay`` of a
-    moving average of the weights, which is then the model that is kept.
+    No method for majority labels, but the bound on all of them. In validation too, where instance labels are known; otherwise the
+    likelihood of the bag labels. It can be given what the method it bounds has: ``over`` "instances" (batches of single
+    instances), several ``views`` from weak to strong, and the ``decay`` of a moving average of the weights, which is then the
+    model that is kept.
     """
 
     title = "Supervised twin (instance labels given)"
@@ -70,15 +68,9 @@ class Supervised(MeanProbability):
     uses_instance_labels = True
 
     def __init__(
-        self,
-        dim: int,
-        classes: int,
-        counted: Tensor | None = None,
-        *,
-        over: str = "bags",
-        views: int = 1,
-        decay: float | None = None,
-    ) -> None:
+        self, dim: int, classes: int, counted: Tensor | None = None, *,
+        over: str = "bags", views: int = 1, decay: float | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(dim, classes, counted)
         if isinstance(views, bool) or not isinstance(views, int) or views < 1:
             raise HeadcountError(f"views must be a whole number, 1 or more, got {views!r}")
@@ -88,12 +80,12 @@ class Supervised(MeanProbability):
         self.passes = (Pass(check_choice("over", over, ("bags", "instances"))),)
 
     def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
+        if batch.known is None and self.training:
+            raise HeadcountError(
+                "head supervised learns from instance labels, and these bags have none; give Bags.of(known=...)"
+            )
         if batch.known is None:
-            if self.training:
-                raise HeadcountError(
-                    "head supervised learns from instance labels, and these bags have none; give Bags.of(known=...)"
-                )
-            return nll(output.bag, batch.target)
+            return super().loss(output, batch)
         return instance_cross_entropy(output.instance, batch.known, instance_weights(batch.segments))
 
     def loss_weight(self, batch: Batch) -> Tensor:

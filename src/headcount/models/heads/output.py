@@ -15,8 +15,6 @@ from headcount.errors import check_choice
 from headcount.models.heads.base import Batch, Output, nll
 from headcount.models.heads.chunked_head import SumHead
 
-FORMS = ("official", "nll", "tempered", "logit")
-
 
 class OutputMean(SumHead):
     """The bag's output is p = mean of softmax(z_i) over the bag.
@@ -34,7 +32,7 @@ class OutputMean(SumHead):
 
     def __init__(self, dim: int, classes: int, counted: Tensor | None = None, *, form: str = "official") -> None:
         super().__init__(dim, classes, counted)
-        self.form = check_choice("form", form, FORMS)
+        self.form = check_choice("form", form, ("official", "nll", "tempered", "logit"))
 
     @classmethod
     def display_name(cls, options: Mapping[str, Any]) -> str:
@@ -54,4 +52,4 @@ class OutputMean(SumHead):
     def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
         if self.form == "tempered":
             return nll(output.bag, batch.target, eps=1e-8) / self.classes
-        return nll(output.bag, batch.target)
+        return super().loss(output, batch)

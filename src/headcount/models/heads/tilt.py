@@ -4,8 +4,8 @@ The loss has three terms. *Instance*: -log P(bag label | x) under the transition
 likelihood of the election (majority/vote_likelihood.py), which carries the information of close elections, where the label says
 little about single instances. *Teacher*: pseudo-labels for strongly augmented views.
 
-The transition is estimated (tilt_state.py) on validation bags, which the network has not memorised: one step of EM per validation, from a low
-initial share. No instance label is used.
+The transition is estimated (tilt_state.py) on validation bags, which the network has not memorised: one step of EM per
+validation, from a low initial share. No instance label is used.
 """
 
 from __future__ import annotations
@@ -57,31 +57,13 @@ class TiltHead(Head):
     mean_of_instances = True
 
     def __init__(
-        self,
-        dim: int,
-        classes: int,
-        counted: Tensor | None = None,
-        *,
-        form: str = "full",
-        share: float | None = None,
-        over: str = "bags",
-        instance: float = 1.0,
-        bag: float | str = "auto",
-        teach: float = 1.0,
-        start: float = 0.3,
-        fade: float = 1.0,
-        threshold: float = 0.9,
-        adapt: bool = True,
-        align: float = 0.5,
-        decay: float = 0.99,
-        election: str = "auto",
-        piece: float = 1.0,
-        own: float = 0.0,
-        vote: float = 0.0,
-        doubt: float = 0.0,
-        tempered: bool = False,
-        networks: int = 1,
-    ) -> None:
+        self, dim: int, classes: int, counted: Tensor | None = None, *,
+        form: str = "full", share: float | None = None, over: str = "bags",
+        instance: float = 1.0, bag: float | str = "auto", teach: float = 1.0,
+        start: float = 0.3, fade: float = 1.0, threshold: float = 0.9, adapt: bool = True, align: float = 0.5, decay: float = 0.99,
+        election: str = "auto", piece: float = 1.0, own: float = 0.0, vote: float = 0.0, doubt: float = 0.0,
+        tempered: bool = False, networks: int = 1,
+    ) -> None:  # fmt: skip
         super().__init__(dim, classes, counted)
         check_choice("form of the tilt", form, transition_em.TRANSITION_FORMS)
         self.over = check_choice("over", over, ("bags", "instances"))
@@ -90,9 +72,9 @@ class TiltHead(Head):
         fractions |= {"own": own, "vote": vote, "doubt": doubt, "share": 0.5 if share is None else share}
         for name, value in fractions.items():
             check_number(name, value, 0, 1, integer=False)
-        for name, value in (("instance", instance), ("teach", teach), ("bag", 0 if bag == "auto" else bag)):
+        for name, value in {"instance": instance, "teach": teach, "bag": 0 if bag == "auto" else bag}.items():
             check_number(name, value, 0, MAX_WEIGHT, integer=False)
-        for name, value in (("adapt", adapt), ("tempered", tempered)):
+        for name, value in {"adapt": adapt, "tempered": tempered}.items():
             check_bool(name, value)
         if share is not None and counted is None and share * classes <= 1:
             raise HeadcountError(f"share is that of a majority, so above 1/{classes} for {classes} classes, got {share!r}")
@@ -139,23 +121,21 @@ class TiltHead(Head):
 
     def network_loss(self, logits: Tensor, batch: Batch, teacher_logits: Tensor | None) -> Tensor:
         """The three terms for the logits (V n, C) of one network, or in validation for those of all together."""
-        z, s, target, known = _first_view(logits, batch)
+        s = batch.segments.first_copy(batch.views)  # the first view alone
+        z, target = logits[: len(s.index)], batch.target[: s.n_bags]
+        known = None if batch.known is None else batch.known[: len(z)]
         rows = s.broadcast(target)  # (n, C)
         weight = instance_weights(s)
         self.estimate.update(z.detach(), rows * weight[:, None], target)
         mix, label_prior = self.estimate.mix, self.estimate.label_prior
-        done = torch.zeros((), device=z.device)
-        if batch.fraction_done is not None and self.training:
-            done = batch.fraction_done
+        done = batch.fraction_done if batch.fraction_done is not None and self.training else z.new_zeros(())
         instance_terms = batch.over == "instances" or self.over == "bags" or not self.training
         loss = z.new_zeros(())
         if instance_terms and self.instance:
             progress = ((done - self.start) / max(1e-6, 1 - self.start)).clamp(0, 1)
             fading = 1 - (1 - self.fade) * progress if self.teach and self.training else 1.0
-            losses = [
-                transition.forward_loss((z / t).log_softmax(1), rows, mix, label_prior, weight)
-                for t in ((1.0,) if self.training else self.temperatures)
-            ]
+            log_p = [(z / t).log_softmax(1) for t in ((1.0,) if self.training else self.temperatures)]
+            losses = [transition.forward_loss(p, rows, mix, label_prior, weight) for p in log_p]
             loss = loss + self.instance * fading * (losses[0] if len(losses) == 1 else torch.stack(losses))
         if batch.over == "bags" and self.bag:
             election = self.masked_log_softmax(election_log_probs(z, s, self.election, self.counted)).float()
@@ -171,17 +151,15 @@ class TiltHead(Head):
             p = teacher_logits.softmax(1).unflatten(0, (-1, len(z))).mean(0)  # (n, C), the mean over weak views
             bag = batch.bag[: s.n_bags][s.index.clamp_max(s.n_bags - 1)]
             label, trusted = self.pseudo_labels(p, rows, weight, mix, label_prior, bag)
-            strong = logits[-len(z) :]
-            losses = -strong.log_softmax(1).gather(1, label[:, None])[:, 0]
-            pseudo_label_loss = (trusted * losses).sum() / weight.sum().clamp_min(1e-12)
-            loss = loss + self.teach * (done >= self.start) * pseudo_label_loss
+            losses = -logits[-len(z) :].log_softmax(1).gather(1, label[:, None])[:, 0]  # of the strong view
+            loss = loss + self.teach * (done >= self.start) * ((trusted * losses).sum() / weight.sum().clamp_min(1e-12))
         return loss
 
     def bag_weight(self) -> Tensor | float:
         """High for close elections: a tenth of the odds that a label says nothing about an instance, a fifth at most (measured
         in docs/explanation/tilt.md: more hurts where classes overlap). Times the trust: a network that cannot predict elections
         is not driven by them, unless there is no other term."""
-        if isinstance(self.bag, int | float):
+        if isinstance(self.bag, float):
             return self.bag
         signal = transition.signal_strength(self.estimate.mix).clamp_min(1e-3)
         weight = (0.1 * (1 - signal) / signal).clamp_max(0.2)
@@ -196,10 +174,3 @@ class TiltHead(Head):
 def estimated_transition(head: Head) -> Transition | None:
     """The transition that a head estimated in training; None if it estimates none."""
     return head.transition if isinstance(head, TiltHead) else None
-
-
-def _first_view(logits: Tensor, batch: Batch) -> tuple[Tensor, Segments, Tensor, Tensor | None]:
-    """Logits, segments, targets and known labels of the first view alone."""
-    s = batch.segments.first_copy(batch.views)
-    n = len(s.index)
-    return logits[:n], s, batch.target[: s.n_bags], None if batch.known is None else batch.known[:n]

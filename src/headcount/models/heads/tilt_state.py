@@ -49,11 +49,11 @@ class TransitionEstimate(nn.Module):
         super().__init__()
         self.classes, self.form, self.share, self.doubt, self.piece = classes, form, share, doubt, piece
         self.register_buffer("counted", counted, persistent=False)
-        self.register_buffer("min_share", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mix", torch.empty(classes, classes, dtype=torch.float64))
-        self.register_buffer("label_counts", torch.zeros(classes, dtype=torch.float64))  # of training instances
-        self.register_buffer("expected_counts", torch.zeros(classes, classes, dtype=torch.float64))  # validation instances
-        self.register_buffer("bag_label_counts", torch.zeros(classes, dtype=torch.float64))  # of validation bags
+        # label_counts are of training instances, expected_counts of validation instances, bag_label_counts of validation bags
+        shapes = {"min_share": (), "mix": (classes, classes), "label_counts": (classes,)}
+        shapes |= {"expected_counts": (classes, classes), "bag_label_counts": (classes,)}
+        for name, shape in shapes.items():
+            self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
         self.register_trust(persistent=False)  # a finished model does not need it
         self.reset(32)
 
@@ -65,10 +65,8 @@ class TransitionEstimate(nn.Module):
     def reset(self, bag_size: float) -> None:
         """The initial mix for bags of this size."""
         self.min_share.fill_(transition_em.min_majority_share(bag_size, self.classes, self.counted))
-        if self.share is None:
-            share = transition_em.initial_share(bag_size, self.classes)
-        else:
-            share = min(self.share, 1 - transition_em.MIN_PROBABILITY)
+        initial = transition_em.initial_share(bag_size, self.classes)
+        share = initial if self.share is None else min(self.share, 1 - transition_em.MIN_PROBABILITY)
         self.mix.copy_(transition.mix_from_shares(torch.tensor(share, dtype=torch.float64), self.classes))
 
     @property

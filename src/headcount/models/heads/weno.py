@@ -72,21 +72,11 @@ class Weno(ChunkedHead):
     range_epoch: Tensor
 
     def __init__(
-        self,
-        dim: int,
-        classes: int,
-        counted: Tensor | None = None,
-        *,
-        loss: str = "one_vs_rest",
-        w: float = 0.2,
-        mining: str = "off",
-        mining_after: int = 10,
-        threshold: float = 0.5,
-        hardest: int = 32,
-        dropout: float = 0.5,
-        width: int = 1024,
-        student_width: int = 4096,
-    ) -> None:
+        self, dim: int, classes: int, counted: Tensor | None = None, *,
+        loss: str = "one_vs_rest", w: float = 0.2,
+        mining: str = "off", mining_after: int = 10, threshold: float = 0.5, hardest: int = 32,
+        dropout: float = 0.5, width: int = 1024, student_width: int = 4096,
+    ) -> None:  # fmt: skip
         super().__init__(dim, classes, counted)
         self.kind = check_choice("loss", loss, ("one_vs_rest", "soft", "classwise"))
         self.mining = check_choice("mining", mining, ("off", "threshold", "lowest"))
@@ -135,7 +125,7 @@ class Weno(ChunkedHead):
 
     @torch.no_grad()
     def update_range(self, lowest: Tensor, highest: Tensor, epoch: Tensor | None) -> None:
-        epoch = epoch if epoch is not None else self.range_epoch
+        epoch = self.range_epoch if epoch is None else epoch
         same_epoch = epoch == self.range_epoch
         self.lowest.copy_(torch.where(same_epoch, torch.minimum(lowest, self.lowest), lowest))
         self.highest.copy_(torch.where(same_epoch, torch.maximum(highest, self.highest), highest))
@@ -182,9 +172,8 @@ class Weno(ChunkedHead):
         return self.student(h).float(), self.bag_stats(*self.teacher_network(h), segments)
 
     def merge(self, chunks: Sequence[BagStats]) -> BagStats:
-        lowest = torch.stack([chunk["lowest"] for chunk in chunks]).amin(0)
-        highest = torch.stack([chunk["highest"] for chunk in chunks]).amax(0)
-        return {**merge_attention_pools(chunks), "lowest": lowest, "highest": highest}
+        lowest, highest = (torch.stack([chunk[name] for chunk in chunks]) for name in ("lowest", "highest"))
+        return {**merge_attention_pools(chunks), "lowest": lowest.amin(0), "highest": highest.amax(0)}
 
     def readout(self, stats: BagStats) -> tuple[Tensor, Mapping[str, Tensor]]:
         bag = self.masked_log_softmax(self.teacher_network.bag_logits(stats["pool"]))
