@@ -23,12 +23,13 @@ from headcount.bags.splits import assign_folds, assign_group_folds
 from headcount.errors import HeadcountError
 from headcount.majority import transition
 from headcount.majority.calibration import fit_transition_loss, instance_losses, prior_loss
+from headcount.models.trees import SklearnModel
 from headcount.training import em as module
-from headcount.training.em import em, features, predict_proba
+from headcount.training.em import em, features
 
 
 def accuracy(classifier, bags):
-    return float((predict_proba(classifier, features(bags), 3).argmax(1) == bags.truth.numpy()).mean())
+    return float((SklearnModel(classifier, 3).predict_proba(features(bags)).argmax(1) == bags.truth.numpy()).mean())
 
 
 FOREST = RandomForestClassifier(10, min_samples_leaf=3)
@@ -81,8 +82,10 @@ def test_same_seed_same_answer_other_seed_another():
     train, valid = blobs(24).blind(), blobs(12, seed=1).blind()
     one, two, three = (em(FOREST, train, valid, rounds=2, seed=s) for s in (0, 0, 1))
     x = features(train)
-    assert np.array_equal(predict_proba(one.classifier, x, 3), predict_proba(two.classifier, x, 3))
-    assert not np.array_equal(predict_proba(one.classifier, x, 3), predict_proba(three.classifier, x, 3))
+    assert np.array_equal(SklearnModel(one.classifier, 3).predict_proba(x), SklearnModel(two.classifier, 3).predict_proba(x))
+    assert not np.array_equal(
+        SklearnModel(one.classifier, 3).predict_proba(x), SklearnModel(three.classifier, 3).predict_proba(x)
+    )
 
 
 def test_nobody_is_asked_about_bags_he_was_fitted_on(monkeypatch):

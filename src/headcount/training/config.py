@@ -166,10 +166,9 @@ def build_optimizer(model: nn.Module, prefix: str, config: TrainConfig, device: 
     """The optimizer of the parameters whose names begin with ``prefix``, largest first: a fused step takes about thirty of them
     at a time, and only large ones together keep a GPU busy."""
     parameters = [p for name, p in model.named_parameters() if name.startswith(prefix)]
-    parameters.sort(key=torch.numel, reverse=True)
-    groups: list[Any] = parameters
+    groups: list[Any] = sorted(parameters, key=torch.numel, reverse=True)
     if config.decay == "weights":  # neither biases nor batch-norm
-        decayed, others = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]
+        decayed, others = [p for p in groups if p.ndim > 1], [p for p in groups if p.ndim <= 1]
         groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
     on_gpu = device.type == "cuda"
     lr = torch.tensor(config.lr, device=device) if on_gpu else config.lr  # a tensor can change under a CUDA graph
@@ -189,7 +188,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: dict[str, Tens
     """The inverse of :func:`optimizer_state`."""
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in saved.items():
-        i, _, slot = name.partition(".")
+        i, slot = name.split(".", 1)
         state.setdefault(int(i), {})[slot] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
     for weight, slots in optimizer.state.items():
@@ -228,8 +227,7 @@ def lr_factor(schedule: str, warmup: float, done: float) -> float:
 def update_ema(teacher: nn.Module, model: nn.Module, rate: Tensor) -> None:
     """Move the teacher's weights and batch-norm statistics towards the model's; the other buffers are copied. Statistics of the
     current model under averaged weights would mislead the teacher just when a second view begins to change them."""
-    averages: list[Tensor] = list(teacher.parameters())
-    currents: list[Tensor] = list(model.parameters())
+    averages, currents = list[Tensor](teacher.parameters()), list[Tensor](model.parameters())
     for (name, average), current in zip(teacher.named_buffers(), model.buffers(), strict=True):
         if name.endswith(("running_mean", "running_var")):
             averages.append(average)

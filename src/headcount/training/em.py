@@ -1,15 +1,13 @@
 """EM with a transition: any scikit-learn classifier with ``predict_proba`` learns instances from majority labels.
 
     E  q(k | x, label)  ~  p(k | x) P(k | label) / P(k)     p by a copy of the classifier that was not fitted on the bag
-    M  fit again: an instance is given once for every class it may be of, with that class's q as its weight
+    M  fit again, to an instance once for every class it may be of, with that class's q as its weight
     T  one step of the transition's own EM (majority/transition_em.py) on validation bags, from a low initial share
 
 Cross-fitting by bags (by groups, where there are any) keeps a forest, which memorises its training set, from confirming itself.
 The folds are drawn anew in every round: otherwise what copy A's labels taught copy B would come back to A two rounds later, and
 the estimated shares would be too high. The round is chosen on validation bags by their labels alone (majority/calibration.py).
 Known instance classes replace their q. Bags without a label are left out: a classifier learns nothing from its own predictions.
-
-    N  instances      B  bags      C  classes      D  features
 """
 
 from __future__ import annotations
@@ -61,9 +59,7 @@ def em(
     seed: int = 0,
     on_progress: Callable[[int, float], None] | None = None,
 ) -> EM:
-    """Fit copies of an unfitted scikit-learn classifier on bags without truth.
-
-    ``valid``: the bags that choose the round and estimate the transition; None: a fifth of the training bags, or all of them,
+    """Fit copies of an unfitted scikit-learn classifier on bags without truth. ``valid``: the bags that choose the round and estimate the transition; None: a fifth of the training bags, or all of them,
     cross-fitted, where there are fewer than five groups. ``rounds=0`` is the baseline: the bag's label for every instance.
     """
     check_classifier(classifier)
@@ -71,16 +67,15 @@ def em(
         raise HeadcountError("these bags carry truth, and training must not see it; pass bags.blind()")
     train, valid = _split_validation(_informative_bags(train), valid, seed)
     task = _Task(classifier, train, folds, seed)
-    current = task.initial_transition()
+    current, q = task.initial_transition(), task.with_known(task.rows.clone())
     if rounds == 0 and valid is not None:  # no prediction is learned from, so there is nothing to cross-fit
-        fitted = task.fit(task.initial_q(), "all")
-        p = torch.from_numpy(predict_proba(fitted, features(valid), task.classes))
-        current, loss = _update(current, p, valid, form, train), float(fit_transition_loss(p, valid, form)[0].mean())
+        fitted = task.fit(q, "all")
+        p = torch.from_numpy(task.predict(fitted, features(valid)))
+        loss = float(fit_transition_loss(p, valid, form)[0].mean())
         if on_progress:
             on_progress(0, loss)
-        return EM(fitted, _to_float32(current), 0, [loss])
-    q, best, curve = task.initial_q(), EM(None, current, 0, [math.inf]), list[float]()
-    best_q = q
+        return EM(fitted, _to_float32(_update(current, p, valid, form, train)), 0, [loss])
+    best_q, best, curve = q, EM(None, current, 0, [math.inf]), list[float]()
     for i in range(rounds + 1):
         train_p, valid_p = task.cross_fit(q, valid, i)
         p, bags = (train_p, train) if valid_p is None or valid is None else (valid_p, valid)
@@ -101,11 +96,6 @@ def check_classifier(classifier: Any) -> None:
         raise HeadcountError(
             f"{classifier!r} has no fit or no predict_proba; give a scikit-learn classifier with probabilities"
         )
-
-
-def predict_proba(classifier: Any, x: np.ndarray, classes: int) -> np.ndarray:
-    """(n, D) -> (n, C), with a column for classes that the classifier never saw."""
-    return SklearnModel(classifier, classes).predict_proba(x)
 
 
 class _Task:
@@ -129,35 +119,35 @@ class _Task:
             raise HeadcountError(f"{type(classifier).__name__} takes no weights, and the instances have some")
 
     def initial_transition(self) -> Transition:
-        share = torch.tensor(transition_em.initial_share(_bag_size(self.train), self.classes), dtype=torch.float64)
+        size = transition_em.effective_bag_size(self.train.segments(), self.train.target)
+        share = torch.tensor(transition_em.initial_share(size, self.classes), dtype=torch.float64)
         prior = transition_em.label_prior_from_counts((self.rows * self.weight[:, None]).sum(0), self.train.counted)
         return Transition(transition.mix_from_shares(share, self.classes), prior)
 
-    def initial_q(self) -> Tensor:
-        """(N, C) the label of the bag for each instance; the known class where there is one."""
-        return self._with_known(self.rows.clone())
-
     def posterior(self, p: Tensor, current: Transition) -> Tensor:
-        log_p = p.clamp_min(1e-30).log()
-        return self._with_known(transition.posterior(log_p, self.rows, current.mix, current.label_prior))
+        return self.with_known(transition.posterior(p.clamp_min(1e-30).log(), self.rows, current.mix, current.label_prior))
 
-    def _with_known(self, q: Tensor) -> Tensor:
+    def with_known(self, q: Tensor) -> Tensor:
+        """(N, C) q, replaced by the known class where there is one."""
         known = self.known >= 0
         q[known] = torch.nn.functional.one_hot(self.known[known], self.classes).to(q.dtype)
         return q
 
+    def predict(self, classifier: Any, x: np.ndarray) -> np.ndarray:
+        """(n, D) -> (n, C), with a column for classes that the classifier never saw."""
+        return SklearnModel(classifier, self.classes).predict_proba(x)
+
     def cross_fit(self, q: Tensor, valid: Bags | None, i: int) -> tuple[Tensor, Tensor | None]:
         """(N, C) out-of-fold predictions, and the mean of the copies' predictions for the validation bags."""
-        p = np.empty((len(self.x), self.classes))
+        p, valid_p = np.empty((len(self.x), self.classes)), []
         valid_x = None if valid is None else features(valid)
-        fold = assign_folds(self.train, self.folds, seed_for(self.seed, "em folds", i))
-        fold, valid_p = fold[self.train.bag.numpy()], []
+        fold = assign_folds(self.train, self.folds, seed_for(self.seed, "em folds", i))[self.train.bag.numpy()]
         for k in range(self.folds):
             held_out = fold == k
             fitted = self.fit(q, i, k, among=~held_out if self.folds > 1 else None)
-            p[held_out] = predict_proba(fitted, self.x[held_out], self.classes)
+            p[held_out] = self.predict(fitted, self.x[held_out])
             if valid_x is not None:
-                valid_p.append(predict_proba(fitted, valid_x, self.classes))
+                valid_p.append(self.predict(fitted, valid_x))
         return torch.from_numpy(p), torch.from_numpy(np.mean(valid_p, 0)) if valid_p else None
 
     def fit(self, q: Tensor, *purpose: Any, among: np.ndarray | None = None) -> Any:
@@ -167,10 +157,9 @@ class _Task:
         copy = clone(self.classifier)
         names = [n for n in copy.get_params() if n == "random_state" or n.endswith("__random_state")]
         copy.set_params(**{n: seed_for(self.seed, "em", n, *purpose) % (1 << 31) for n in names})
-        weight = (q * self.weight[:, None]).numpy()
+        weight, options = (q * self.weight[:, None]).numpy(), {}
         if among is not None:
             weight = weight * among[:, None]
-        options = {}
         if self.takes_weights:
             row, label = np.nonzero((weight > 0) & (q.numpy() >= MIN_PROBABILITY))
             options["sample_weight"] = weight[row, label]
@@ -191,14 +180,10 @@ def _copies(q: np.ndarray, present: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def features(bags: Bags) -> np.ndarray:
-    """(N, D) float32, or float64 where the pool has it."""
+    """(N, D) numbers of N instances; float32, or float64 where the pool has it."""
     if bags.pool.kind != "features":
         raise HeadcountError("a scikit-learn classifier takes features, and these are images; use a network")
     return to_feature_array(bags.pool.take(bags.index))
-
-
-def _bag_size(bags: Bags) -> float:
-    return transition_em.effective_bag_size(bags.segments(), bags.target)
 
 
 def _to_float32(estimate: Transition) -> Transition:
@@ -207,9 +192,8 @@ def _to_float32(estimate: Transition) -> Transition:
 
 def _informative_bags(bags: Bags) -> Bags:
     """The bags that have a label or a known class; a fold of others alone would be no fold."""
-    informative = bags.labelled
-    if bags.known is not None:
-        informative = informative | (torch.bincount(bags.bag[bags.known >= 0], minlength=len(bags)) > 0)
+    known = bags.bag[:0] if bags.known is None else bags.bag[bags.known >= 0]
+    informative = bags.labelled | (torch.bincount(known, minlength=len(bags)) > 0)
     if not bool(informative.any()):
         raise HeadcountError(f"none of the {len(bags)} bags has a label or a known class; at least two labels are needed")
     return bags if bool(informative.all()) else bags.take(informative)
@@ -228,7 +212,8 @@ def _split_validation(train: Bags, valid: Bags | None, seed: int) -> tuple[Bags,
 
 def _update(current: Transition, p: Tensor, bags: Bags, form: str, train: Bags) -> Transition:
     """One step of the transition's EM on these bags."""
-    min_share = transition_em.min_majority_share(_bag_size(train), len(train.classes), train.counted)
+    size = transition_em.effective_bag_size(train.segments(), train.target)
+    min_share = transition_em.min_majority_share(size, len(train.classes), train.counted)
     targets = transition_em.instance_targets(bags.segments(), bags.target)
     counts = transition_em.e_step(p, targets, current.mix, current.label_prior)
     mix = transition_em.m_step(counts, bags.target.double().sum(0), form, min_share, train.counted)

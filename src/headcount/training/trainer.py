@@ -1,4 +1,4 @@
-"""Trainer: the state of a training, its step, its epoch, and its validation. The loop over epochs is in loop.py.
+"""Trainer: the state of a training, its step, epoch, validation and checkpoints. The loop over epochs is in loop.py.
 
 ``Trainer.step`` is the whole computation. Chunks (chunked.py), CUDA graphs (accel) and processes (distributed.py) are wrapped
 around it in ``Trainer._wrap_steps``, and change the memory or the time that it takes.
@@ -88,9 +88,11 @@ class Trainer:
         self.eval_model = self.teacher or self.model
         self.encode = shared_encoder(compile, device.type)
         names = [name for name, _ in self.model.named_parameters()]
-        prefixes = dict.fromkeys(prefix for sweep in self.head.passes for prefix in sweep.trains)
-        prefixes = [prefix for prefix in prefixes if any(name.startswith(prefix) for name in names)]
-        self.optimizers = {prefix: build_optimizer(self.model, prefix, config, device) for prefix in prefixes}
+        self.optimizers = {  # a linear backbone has no parameters
+            prefix: build_optimizer(self.model, prefix, config, device)
+            for prefix in dict.fromkeys(prefix for sweep in self.head.passes for prefix in sweep.trains)
+            if any(name.startswith(prefix) for name in names)
+        }
         self.total_steps = config.epochs * sum(self.train_loader.n_steps(sweep.over) for sweep in self.head.passes)
         self.best_state = {k: v.clone() for k, v in self.eval_model.state_dict().items()}
         self.process_group = distributed.process_group(device)
@@ -139,7 +141,7 @@ class Trainer:
 
     def optimizer_step(self, sweep: Pass) -> None:
         for prefix in sweep.trains:
-            if prefix in self.optimizers:  # a linear backbone has no parameters
+            if prefix in self.optimizers:
                 self.optimizers[prefix].step()
         if self.teacher is not None and self.head.teacher is not None:
             steps = self.train_loader.fraction_done * self.total_steps
@@ -147,8 +149,8 @@ class Trainer:
 
     def train_epoch(self, epoch: int) -> Tensor:
         """One sweep of every pass. Returns the mean training loss, still on the device."""
-        self.train_loader.epoch.fill_(epoch)
-        self.valid_loader.epoch.fill_(epoch)
+        for loader in (self.train_loader, self.valid_loader):
+            loader.epoch.fill_(epoch)
         self.model.train()
         self.mid_epoch = True
         sweeps = self.passes(epoch)
@@ -190,15 +192,14 @@ class Trainer:
         """``official``: the mean of the batches' losses, so that the bags of a short last batch weigh more; ``mean``: over bags.
         Where a head gives several losses (one per temperature), the lowest of their means."""
         self.eval_model.eval()
-        batches = self.valid_loader.in_order()
-        rank, size = self.process_group.rank, self.process_group.size
-        mine = batches[rank::size]
-        with self.valid_loader.prefetching(chunked.read_order(self.valid_loader, mine, budget=self.config.chunk_instances)):
-            my_losses = [self.run_valid_step(ids) for ids in mine]
+        batches, mine = self.valid_loader.in_order(), slice(self.process_group.rank, None, self.process_group.size)
+        order = chunked.read_order(self.valid_loader, batches[mine], budget=self.config.chunk_instances)
+        with self.valid_loader.prefetching(order):
+            my_losses = [self.run_valid_step(ids) for ids in batches[mine]]
         width = my_losses[0].numel() if my_losses else 1  # several processes train no head with several losses
         losses = torch.zeros(len(batches), width, dtype=torch.float64, device=self.device)
-        if mine:
-            losses[rank::size] = torch.stack(my_losses).double().reshape(len(mine), width)
+        if my_losses:
+            losses[mine] = torch.stack(my_losses).double().reshape(len(my_losses), width)
         losses = self.process_group.all_reduce(losses)
         if self.teacher is not None:  # buffers that the teacher's head updated in validation
             for buffer, updated in zip(self.head.buffers(), self.teacher.head.buffers(), strict=True):
@@ -212,8 +213,7 @@ class Trainer:
     def record_epoch(self, progress: TrainProgress, train: float, valid: float) -> None:
         """After an epoch: keep its weights if it is the best so far, or always with ``selection="last"``, where the schedule
         ends at 0 and differences of the validation loss are smaller than its error."""
-        progress.epoch += 1
-        self.mid_epoch = False
+        progress.epoch, self.mid_epoch = progress.epoch + 1, False
         progress.curve.append((train, valid))
         if math.isfinite(valid) if self.config.selection == "last" else valid < progress.best:
             progress.best, progress.best_epoch = valid, progress.epoch
@@ -224,11 +224,8 @@ class Trainer:
 
     @cached_property
     def key(self) -> str:
-        """Hash of the configuration, the model with its initial weights, and the bags: a checkpoint with another key is ignored.
-        Computed by :meth:`resume`, before the first step."""
-        weights = hashlib.sha256()
-        for tensor in self.model.state_dict().values():
-            weights.update(tensor_bytes(tensor))
+        """Hash of the configuration, the model with its initial weights, and the bags; computed before the first step."""
+        weights = hashlib.sha256(b"".join(map(tensor_bytes, self.model.state_dict().values())))
         content = {
             "config": vars(self.config),
             "model": vars(self.model.config),
@@ -239,19 +236,19 @@ class Trainer:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def save(self, work_dir: Path, progress: TrainProgress) -> None:
-        tensors = self._state()
-        for prefix, optimizer in self.optimizers.items():
-            tensors |= {f"optimizer.{prefix}.{k}": v for k, v in optimizer_state(optimizer).items()}
-        save_checkpoint(work_dir / CHECKPOINT, tensors, {**vars(progress), "key": self.key})
+        optimizers = {f"optimizer.{prefix}": optimizer_state(optimizer) for prefix, optimizer in self.optimizers.items()}
+        metadata = {**vars(progress), "key": self.key}
+        save_checkpoint(work_dir / CHECKPOINT, self._state() | _flatten(optimizers), metadata)
 
     def resume(self, work_dir: Path) -> TrainProgress:
-        """Load the checkpoint of this training if there is one. One with other tensors, by another version, is ignored."""
+        """Load the checkpoint of this training if there is one; one with another key, or tensors of another version, is ignored."""
         tensors, metadata = load_checkpoint(work_dir / CHECKPOINT)
         names = {name for name in tensors if not name.startswith("optimizer.")}
         progress = TrainProgress()
         if metadata.pop("key", None) == self.key and names == self._state().keys():
             self.model.load_state_dict(_with_prefix("model.", tensors))
-            self.best_state = {k: v.to(self.device) for k, v in _with_prefix("best.", tensors).items()}
+            for name, value in _with_prefix("best.", tensors).items():
+                self.best_state[name].copy_(value)
             if self.teacher is not None:
                 self.teacher.load_state_dict(_with_prefix("teacher.", tensors))
             for prefix, optimizer in self.optimizers.items():
@@ -264,24 +261,18 @@ class Trainer:
 
     def _state(self) -> dict[str, Tensor]:
         """The tensors of a checkpoint except those of the optimizers."""
-        tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
-        tensors |= {f"best.{k}": v for k, v in self.best_state.items()}
-        if self.teacher is not None:
-            tensors |= {f"teacher.{k}": v for k, v in self.teacher.state_dict().items()}
-        return tensors
-
-    # -- details of an epoch ----------------------------------------------------------------------------------------
+        teacher = {} if self.teacher is None else self.teacher.state_dict()
+        return _flatten({"model": self.model.state_dict(), "best": self.best_state, "teacher": teacher})
 
     def _read_order(self, sweep: Pass, order: Iterable[Tensor]) -> Iterator[Tensor]:
         shards, views, budget = map(self.process_group.shard, order), self.n_views(sweep), self.config.chunk_instances
         return chunked.read_order(self.train_loader, shards, sweep.over, views, budget, self.chunked.reads_per_bag)
 
     def _set_lr(self, done: float) -> None:
-        if self.config.schedule == "constant" and not self.config.warmup:
-            return
-        lr = self.config.lr * lr_factor(self.config.schedule, self.config.warmup, done)
-        for optimizer in self.optimizers.values():
-            set_lr(optimizer, lr)
+        if self.config.schedule != "constant" or self.config.warmup:
+            lr = self.config.lr * lr_factor(self.config.schedule, self.config.warmup, done)
+            for optimizer in self.optimizers.values():
+                set_lr(optimizer, lr)
 
 
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
@@ -305,6 +296,10 @@ def write_losses(work_dir: Path, curve: Sequence[Losses], written: int = 0) -> N
     with open(work_dir / "metrics.jsonl", "a" if written else "w") as f:
         for epoch, (train, valid) in enumerate(curve[written:], written + 1):
             f.write(json.dumps({"epoch": epoch, "train_loss": train, "valid_loss": valid}) + "\n")
+
+
+def _flatten(groups: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {f"{prefix}.{k}": v for prefix, tensors in groups.items() for k, v in tensors.items()}
 
 
 def _with_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
