@@ -195,6 +195,17 @@ def test_a_study_over_the_cluster(fake_ray, reference, failing, tmp_path):
     assert {p.suffix for p in out.iterdir()} == {".json", ".npz"}
 
 
+def test_the_record_of_another_driver_is_kept(fake_ray, reference, tmp_path):
+    """Two drivers run the same recipe: the record that arrives first stays as it is."""
+    out, name = tmp_path / "out", f"{TINY.key}.json"
+    first = read_files(reference, TINY.key)
+    first[name] = first[name].replace(b'"host":"', b'"host":"other-')
+    done = study.study([TINY], out, launch=ray_cluster("auto"), on_run_progress=lambda _: write_files(out, first))
+    assert len(fake_ray.tasks) == 1
+    assert done.records[0].data["provenance"]["host"].startswith("other-")
+    assert (out / name).read_bytes() == first[name]
+
+
 def test_a_gpu_that_was_requested_is_used(fake_ray, tmp_path):
     """On a node whose torch finds no GPU, the run fails instead of training on the CPU for days."""
     fake_ray.nodes = lambda: [{"Alive": True, "Resources": {"CPU": 1, "GPU": 1}}]

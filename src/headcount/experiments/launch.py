@@ -1,7 +1,7 @@
 """Launchers: where a study's runs are executed: in this process, in several on this machine, or on a Ray cluster.
 
-On Ray no shared disk is needed. A run works in a scratch folder of its node; the record it needs (for MPEM the Counting Network's)
-is sent along, its own record comes back as bytes, and the driver writes it. Data sets must be in each node's cache.
+On Ray no shared disk is needed: the record that a run needs is sent to its node, its own record comes back as bytes, and the
+driver writes it. Data sets must be in each node's cache.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import platform
 import shutil
 import signal
 import tempfile
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -57,9 +59,8 @@ def processes(count: int) -> Launcher:
 
     @contextmanager
     def launch() -> Iterator[Submit]:
-        cores = threads_per_process(count)
-        with _environment(dict.fromkeys(_THREAD_VARIABLES, str(cores))):
-            context = multiprocessing.get_context("spawn")
+        cores, context = threads_per_process(count), multiprocessing.get_context("spawn")
+        with _environment(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(cores))):
             initargs = (cores, os.getpid())
             pool = ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=initargs)
             try:
@@ -71,17 +72,13 @@ def processes(count: int) -> Launcher:
                 for worker in workers:
                     worker.terminate()
                 if isinstance(e, BrokenProcessPool):
-                    raise HeadcountError(_KILLED) from e
+                    problem = (
+                        "a run's process was killed, possibly for lack of memory; the same command resumes where it stopped"
+                    )
+                    raise HeadcountError(f"{problem}, with fewer processes if it happens again") from e
                 raise
 
     return launch
-
-
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-_KILLED = (
-    "a run's process was killed, possibly for lack of memory; the same command resumes where it stopped, "
-    "with fewer processes if it happens again"
-)
 
 
 def _submit(pool: Executor, task: Callable[..., Any], *args: Any, **kwargs: Any) -> Future:
@@ -109,11 +106,6 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 
 def _start_worker(cores: int, parent: int) -> None:
-    import threading
-    import time
-
-    import torch
-
     torch.set_num_threads(cores)
 
     def exit_with_parent() -> None:
@@ -132,8 +124,7 @@ CANCEL_TIMEOUT = 10.0  # seconds for cancelled runs to remove their scratch fold
 def ray_cluster(address: str | None, gpus_each: float = 0, cpus_each: float = 1, retries: int = 3) -> Launcher:
     """A launcher for :func:`headcount.study`: runs on every node of a Ray cluster, as many at once as its CPUs and GPUs allow.
 
-    The arguments are those of :class:`~headcount.inference.ray_cluster.RayOptions`. A submitted task must be a run,
-    ``task(recipe, folder, **options)``, that writes its record into the folder.
+    The arguments are those of :class:`~headcount.inference.ray_cluster.RayOptions`.
     """
     require_single_process("a study on Ray")
     ray_options = RayOptions(address, gpus_each, cpus_each, retries)
@@ -223,20 +214,17 @@ class _Driver:
             options["device"] = self.options.device
         out, key, future = Path(out).absolute(), recipe.key, Future()
         remote_task = RemoteTask(task, recipe, key, options, self.study_id, os.getcwd(), self.options.threads)
-        needs = [self._stored_record(out, needed.key) for needed in recipe.needs]
-        self.remote_runs[future] = remote_run = self.remote_function.remote(remote_task, *needs)
-        remote_run.future().add_done_callback(lambda result: self._on_result(future, result, out, key))
+        needs = [needed.key for needed in recipe.needs]
+        for needed in set(needs) - self.stored_records.keys():
+            self.stored_records[needed] = self.ray.put(read_files(out, needed))
+        self.remote_runs[future] = self.remote_function.remote(remote_task, *(self.stored_records[n] for n in needs))
+
+        def on_result(result: Future) -> None:  # in a thread of Ray, which must not wait for a disk
+            with suppress(RuntimeError):  # the study was cancelled
+                self.writer_thread.submit(self._store_result, future, result, out, key)
+
+        self.remote_runs[future].future().add_done_callback(on_result)
         return future
-
-    def _stored_record(self, out: Path, key: str) -> Any:
-        if key not in self.stored_records:
-            self.stored_records[key] = self.ray.put(read_files(out, key))
-        return self.stored_records[key]
-
-    def _on_result(self, future: Future, result: Future, out: Path, key: str) -> None:
-        """Runs in a thread of Ray, which must not wait for a disk."""
-        with suppress(RuntimeError):  # the study was cancelled
-            self.writer_thread.submit(self._store_result, future, result, out, key)
 
     def _store_result(self, future: Future, result: Future, out: Path, key: str) -> None:
         try:
