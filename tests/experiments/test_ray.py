@@ -202,7 +202,7 @@ def test_a_killed_process_and_a_failing_run(cluster, reference, tmp_path):
     for record in result.records:
         assert_same_record(record, reference[record.key])
 
-    assert [study.error_line(e) for e in result.failed.values()] == [
+    assert [records.error_line(e) for e in result.failed.values()] == [
         "RuntimeError: CustomError: on purpose",  # its class exists only in the head's file
         f"RuntimeError: not run, because {fails} failed",
     ]

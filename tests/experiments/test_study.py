@@ -376,7 +376,7 @@ def test_a_failure_stops_only_what_needs_it(custom_heads, tmp_path):
     fails = TINY.replace(head=f"{custom_heads}:Fails")
     ended = study.study([fails, fails.replace(removal=0.5), TINY, TINY.replace(removal=0.5)], tmp_path, device="cpu")
     assert [r.recipe for r in ended.records] == [TINY, TINY.replace(removal=0.5)]
-    assert [study.error_line(e) for e in ended.failed.values()] == [
+    assert [records.error_line(e) for e in ended.failed.values()] == [
         "ArithmeticError: on purpose",
         f"RuntimeError: not run, because {fails} failed",
     ]

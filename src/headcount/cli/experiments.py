@@ -46,7 +46,7 @@ def run(out: RecordsFolder, *, recipe_options: dict[str, Any], device: Device = 
     """Run one recipe (and the runs it needs) and print its record. Defaults are the paper's."""
     from headcount.cli.printing import console, print_line
     from headcount.cli.running import build_recipes
-    from headcount.experiments.study import error_line
+    from headcount.experiments.records import error_line
     from headcount.experiments.study import study as run_all
     from headcount.reporting.console import epochs_bar
     from headcount.training.accel import COMPILE, resolve_device

@@ -1,8 +1,7 @@
-"""Recipe: the frozen value that determines an experiment's numbers.
+"""Recipe: the frozen value that determines an experiment's numbers. The defaults are the paper's.
 
-The defaults are the paper's: the Counting Network on CIFAR-10 Various, 1,500 epochs of Adam at 3e-4, 64 bags of 64 per step.
-A run is identified by its recipe: the key is a hash of the fields that differ from the defaults (and of the data), so a field
-that is added later leaves old records valid. Defaults therefore never change once records exist.
+A run's key is a hash of the fields that differ from the defaults (and of the data), so a field that is added later leaves old
+records valid. Defaults therefore never change once records exist.
 """
 
 from __future__ import annotations
@@ -41,18 +40,15 @@ class Recipe:
         0 to 4.
     scenario, bag_size, train_bags, valid_bags, test_bags, sampler, tie, rounding, overlap
         See :class:`~headcount.datasets.protocol.Protocol`; its seed is ``data_seed``.
-    backbone, backbone_options
-        resnet18, quick, mlp, linear, timm:NAME or torchvision:NAME, and its options.
-    head, options
-        A name from ``headcount heads`` or path/to/file.py:Class, and its options.
-    epochs, batch_bags, optimizer, lr, weight_decay, schedule, warmup, views, selection, patience, seed, precision
+    backbone, backbone_options, head, options
+        resnet18, quick, mlp, linear, timm:NAME or torchvision:NAME; a name from ``headcount heads`` or path/to/file.py:Class.
+    epochs, batch_bags, batch_instances, chunk_instances, optimizer, lr, weight_decay, decay, schedule, warmup, views,
+    selection, patience, seed, precision
         See :class:`~headcount.training.config.TrainConfig`; ``seed`` also determines the initial weights.
     removal : float
         MPEM's r, the fraction of each bag's predicted minority that is left out; 0: without MPEM.
     distance, prototype_bags, drop_before_forward
         MPEM: euclidean or mahalanobis; prototypes from correct or from all bags; whether removed instances skip the backbone too.
-    batch_instances, decay, chunk_instances
-        See :class:`~headcount.training.config.TrainConfig`.
     mirror : bool
         Average the prediction over an image and its mirror image.
     trouble : dict
@@ -114,10 +110,10 @@ class Recipe:
             object.__setattr__(self, name, _sorted_options(getattr(self, name)))
         for name, choices in _CHOICES.items():
             check_choice(name.replace("_", " "), getattr(self, name), choices)
-        if not isinstance(self.backbone, str) or not library_backbones.is_library_backbone(self.backbone):
-            check_choice("backbone", self.backbone, BACKBONES)
-        else:
+        if isinstance(self.backbone, str) and library_backbones.is_library_backbone(self.backbone):
             library_backbones.split_name(self.backbone)
+        else:
+            check_choice("backbone", self.backbone, BACKBONES)
         for name, (low, high) in _RANGES.items():
             integer = isinstance(getattr(Recipe, name), int)
             object.__setattr__(self, name, check_number(name, getattr(self, name), low, high, integer=integer))
@@ -155,8 +151,8 @@ class Recipe:
 
     def model_config(self, bags: Bags) -> ModelConfig:
         """The network of this recipe for bags like these: what :func:`headcount.build_model` takes."""
-        names = ("backbone", "backbone_options", "head", "options", "mirror")
-        return ModelConfig.for_bags(bags, **{name: getattr(self, name) for name in names})
+        model = {name: getattr(self, name) for name in ("backbone", "backbone_options", "head", "options", "mirror")}
+        return ModelConfig.for_bags(bags, **model)
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -172,8 +168,7 @@ class Recipe:
     def key(self) -> str:
         """Sixteen hexadecimal digits that identify this run."""
         content = {"recipe": self.changes, "source": registry.source_checksum(self.source)}
-        if code := self.code_hash:
-            content["head"] = code
+        content |= {"head": code} if (code := self.code_hash) else {}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
@@ -192,8 +187,7 @@ class Recipe:
     @property
     def label(self) -> str:
         """The method's name in tables."""
-        name = find_head(self.head).display_name(dict(self.options))
-        return f"{name} + MPEM" if self.removal else name
+        return find_head(self.head).display_name(dict(self.options)) + (" + MPEM" if self.removal else "")
 
     def __repr__(self) -> str:
         return f"Recipe({', '.join(f'{k}={v!r}' for k, v in self.changes.items())})"

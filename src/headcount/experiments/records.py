@@ -1,9 +1,8 @@
 """A record: the result of one run, complete or absent.
 
 ``<key>.json`` (under 8 KB: recipe, scores, thinned curves, provenance) and, beside it, ``<key>.npz`` (arrays: the predictions for
-the test instances; for a Counting Network each training instance's vote and distance). The arrays are put in place first and
-the JSON last, each under a temporary name and renamed, so a JSON file that exists belongs to a run that finished. A run that
-failed leaves ``<key>.failed.json`` (recipe, error, traceback) until it succeeds.
+the test instances; for a Counting Network each training instance's vote and distance). The JSON is put in place last: where it
+exists the run has finished. A run that failed leaves ``<key>.failed.json`` (recipe, error, traceback) until it succeeds.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +43,14 @@ class Record:
     def key(self) -> str:
         return self.data["key"]
 
-    @property
+    @cached_property
     def recipe(self) -> Recipe:
         return Recipe.from_dict(self.data["recipe"])
 
     @property
     def label(self) -> str:
         """The method's name in tables. For a custom head it is the one recorded: reading a record executes no code."""
-        recipe = self.recipe
-        return str(self.data.get("label", recipe.head)) if ":" in recipe.head else recipe.label
+        return str(self.data.get("label", self.recipe.head)) if ":" in self.recipe.head else self.recipe.label
 
     @property
     def uses_instance_labels(self) -> bool:
@@ -68,8 +66,7 @@ class Record:
     @property
     def method(self) -> tuple[Any, ...]:
         """What the records of one table row have in common."""
-        recipe = self.recipe
-        return recipe.replace(fold=0, seed=0, removal=float(recipe.removal > 0)), *self.fingerprint.values()
+        return self.recipe.replace(fold=0, seed=0, removal=float(self.recipe.removal > 0)), *self.fingerprint.values()
 
     @property
     def _custom_head(self) -> dict[str, Any]:
@@ -157,21 +154,23 @@ def write_failure(path: Path, recipe: Recipe, error: BaseException) -> None:
     """Keep the reason why a run failed. The file is for people only, so failing to write it stops nothing."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return  # a full disk's last kilobytes are not for this
+    versions = {"headcount": __version__, "python": platform.python_version()}
     data = {
         "key": path.name.partition(".")[0],
         "format": 1,
         "recipe": recipe.values,
         "text": str(recipe),
-        "error": traceback.format_exception_only(error)[-1].strip(),
+        "error": error_line(error),
         "traceback": "".join(traceback.format_exception(error)),
-        "provenance": {
-            "versions": {"headcount": __version__, "python": platform.python_version()},
-            "host": platform.node(),
-            "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-        },
+        "provenance": {"versions": versions, "host": platform.node(), "ended": datetime.now(UTC).isoformat(timespec="seconds")},
     }
     with suppress(OSError):
         atomic_write(path, lambda f: f.write(_one_field_per_line(data).encode()))
+
+
+def error_line(error: BaseException) -> str:
+    """The last line of a traceback; the rest is in the run's ``.failed.json``."""
+    return traceback.format_exception_only(error)[-1].strip()
 
 
 def _one_field_per_line(data: dict[str, Any]) -> str:
@@ -193,16 +192,14 @@ def provenance(device: torch.device, started: datetime, seconds: float, compiled
     }
 
 
-@lru_cache(maxsize=1)
+@cache
 def _commit() -> str | None:
     """The commit of the checkout this code runs from; for a copy without history, the environment's HEADCOUNT_COMMIT."""
     if commit := os.environ.get("HEADCOUNT_COMMIT"):
         return commit
-    git = ["git", "-C", str(Path(__file__).resolve().parent)]
+    options: dict[str, Any] = {"cwd": Path(__file__).parent, "capture_output": True, "text": True, "timeout": 10, "check": True}
     try:
-        tracked = subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True, timeout=10)
-        if tracked.returncode:
-            return None
-        return subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
+        subprocess.run(["git", "ls-files", "--error-unmatch", __file__], **options)
+        return subprocess.run(["git", "rev-parse", "HEAD"], **options).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
         return None

@@ -1,7 +1,6 @@
 """run(): one recipe becomes one record.
 
-source → protocol → bags → train → predict → scores → record. Training sees blind bags (for MPEM without the dissenters found by
-the Counting Network's run); instance labels are used after training only, for the scores.
+source → protocol → bags → train → predict → scores → record. Training sees blind bags; instance labels are used for the scores only.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from headcount.bags import Bags, Pool
-from headcount.datasets.protocol import Protocol, corrupt, majority_bags
+from headcount.datasets.protocol import corrupt, majority_bags
 from headcount.datasets.registry import Source, load_source
 from headcount.errors import HeadcountError
 from headcount.experiments import scores
@@ -62,7 +62,9 @@ def run(
     compile, on_progress, checkpoint_seconds
         See :func:`headcount.train`; none of them affects the result.
     """
-    out, key, custom_head = Path(out), recipe.key, _custom_head(recipe)  # once: a file may change during the run
+    out, key, code = Path(out), recipe.key, recipe.code_hash  # once: a file may change during the run
+    # what a reader of the record must know of a custom head without executing its file
+    custom_head = {"own_head": {"code": code, "told": find_head(recipe.head).uses_instance_labels}} if code else {}
     path, work_dir = out / f"{key}.json", out / "running" / key
     torch_device = resolve_device(device)
     group = distributed.process_group(torch_device)
@@ -88,8 +90,8 @@ def run(
                     compile=compile,
                 )
                 if not result.progress.best_epoch:
-                    problem = f"{recipe}: the validation loss was never a number"
-                    raise HeadcountError(f"{problem}; try a smaller lr than {recipe.lr:g}")
+                    advice = f"try a smaller lr than {recipe.lr:g}"
+                    raise HeadcountError(f"{recipe}: the validation loss was never a number; {advice}")
                 if group.is_main:
                     data, arrays = _score(recipe, result.model, bags, removed)
                     data = {"key": key, **_describe(recipe, bags, result), **data, **custom_head}
@@ -117,16 +119,13 @@ def _pool_on(source: Source, device: torch.device) -> Pool:
     return source.pool().to(device)
 
 
-@lru_cache(maxsize=8)
-def _protocol_bags(source: Source, fold: int, protocol: Protocol) -> dict[str, Bags]:
-    return majority_bags(source, fold, protocol)
+_protocol_bags = lru_cache(maxsize=8)(majority_bags)
 
 
 def make_bags(recipe: Recipe, device: torch.device | str = "cpu") -> dict[str, Bags]:
     """The recipe's training, validation and test bags, with truth, over one pool on the device."""
     source = load_source(recipe.source)
-    pool = _pool_on(source, torch.device(device))
-    bags = _protocol_bags(source, recipe.fold, recipe.protocol)
+    pool, bags = _pool_on(source, torch.device(device)), _protocol_bags(source, recipe.fold, recipe.protocol)
     if recipe.trouble:
         bags = corrupt(bags, dict(recipe.trouble), recipe.data_seed + recipe.fold)
     return {split: replace(part, pool=pool).to(device) for split, part in bags.items()}
@@ -145,17 +144,14 @@ def initial_model(recipe: Recipe, train: Bags) -> Model:
 
 def predict_votes(model: Model, train: Bags) -> dict[str, Tensor]:
     """What MPEM needs from a trained Counting Network: each training instance's vote, and its distances. Uses no truth."""
-    predictions = predict(model, train, keep=("features",))
-    device = train.index.device
-    features = predictions.parts["features"].to(device)
-    vote, bag_prediction = predictions.instance.argmax(1).to(device), predictions.bag.argmax(1).to(device)
+    output, device = predict(model, train, keep=("features",)), train.index.device
+    parts = (output.parts["features"], output.instance.argmax(1), output.bag.argmax(1))
+    features, vote, bag_prediction = (part.to(device) for part in parts)
     votes = {"train_said": vote.to(torch.int16), "train_bag_said": bag_prediction.to(torch.int16)}
-    for which in mpem.PROTOTYPE_BAGS:
-        for distance in mpem.DISTANCES:
-            prototypes = mpem.prototypes(
-                features, vote, train.bag, train.label, bag_prediction, len(train.classes), which, distance
-            )
-            votes[f"train_{distance}_{which}"] = mpem.distances(features, train.bag, train.label, prototypes).float()
+    for which, distance in product(mpem.PROTOTYPE_BAGS, mpem.DISTANCES):
+        known = features, vote, train.bag, train.label, bag_prediction, len(train.classes)
+        prototypes = mpem.prototypes(*known, which, distance)
+        votes[f"train_{distance}_{which}"] = mpem.distances(features, train.bag, train.label, prototypes).float()
     return votes
 
 
@@ -218,10 +214,3 @@ def _describe(recipe: Recipe, bags: dict[str, Bags], result: loop.TrainResult) -
             "curve": {name: [point[i] for point in curve] for i, name in enumerate(("epoch", "train", "valid"))},
         },
     }
-
-
-def _custom_head(recipe: Recipe) -> dict[str, Any]:
-    """What a reader of the record must know of a custom head without executing its file."""
-    if not (code := recipe.code_hash):
-        return {}
-    return {"own_head": {"code": code, "told": find_head(recipe.head).uses_instance_labels}}

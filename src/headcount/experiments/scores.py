@@ -6,14 +6,14 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from headcount.bags import Bags
-from headcount.errors import HeadcountError, HeadcountWarning
-from headcount.experiments.recipe import Recipe
+from headcount.errors import HeadcountWarning
 from headcount.experiments.records import Record
 from headcount.majority import metrics
 from headcount.majority.calibration import calibrated_probabilities, calibrated_proportions, evaluate_criterion, fit_context
@@ -23,7 +23,7 @@ from headcount.models.heads import Output
 from headcount.training.mpem import dissenters
 
 REMOVALS = tuple(round(0.1 * i, 1) for i in range(1, 11))
-FIGURE7_REMOVALS = (0.3, 0.5, 0.8, 1.0)  # those that the paper's figure 7 shows
+FIGURE7_REMOVALS = (0.3, 0.5, 0.8, 1.0)
 N_CONTROLS = 10  # repetitions of the random control
 
 
@@ -65,18 +65,13 @@ def score_transition(
     ``valid_predictions`` are those for the validation bags, to which the calibration is fitted.
     """
     truth, label, bag, n_classes = _truth(train)
-    counts = metrics.confusion_matrix(label[bag], truth, n_classes)  # a row per label
-    true_mix = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    true_mix = _normalized(metrics.confusion_matrix(label[bag], truth, n_classes))  # a row per label
     truth, _, bag, _ = _truth(test)
-    true_shares = metrics.count_votes(truth, bag, len(test), n_classes)
-    true_shares = true_shares / np.maximum(true_shares.sum(1, keepdims=True), 1)
-
+    true_shares = _normalized(metrics.count_votes(truth, bag, len(test), n_classes))
     context = fit_context(valid_predictions.instance, valid.blind())
     in_context = calibrated_probabilities(context, predictions.instance, test.blind(), use_context=True)
-    labelled, unlabelled = (
-        calibrated_proportions(context, predictions.instance, test.blind(), use_labels=use_labels)
-        for use_labels in (True, False)
-    )
+    labelled = calibrated_proportions(context, predictions.instance, test.blind())
+    unlabelled = calibrated_proportions(context, predictions.instance, test.blind(), use_labels=False)
     mean_probability = test.segments().to("cpu").mean(predictions.instance.softmax(1)).numpy()
     criterion = evaluate_criterion(valid_predictions.instance.softmax(1), valid.blind().to("cpu"))
     condition = transition.condition_number
@@ -95,6 +90,11 @@ def score_transition(
         "shares_error_unlabelled": _mean_error(unlabelled.share.numpy(), true_shares),
         "shares_inside_unlabelled": _coverage(unlabelled, true_shares),
     }
+
+
+def _normalized(counts: np.ndarray) -> np.ndarray:
+    """Rows that sum to one; empty rows stay zero."""
+    return counts / np.maximum(counts.sum(1, keepdims=True), 1)
 
 
 def _mean_error(estimated: np.ndarray, true: np.ndarray) -> float:
@@ -200,8 +200,6 @@ def paired_t_test(a: Sequence[float], b: Sequence[float]) -> PairedTest:
     >>> round(test.difference, 3), round(test.p, 3), test.n
     (0.02, 0.074, 3)
     """
-    if len(a) != len(b):
-        raise HeadcountError(f"a paired test needs the same folds twice, got {len(a)} and {len(b)} values")
     differences = [x - y for x, y in zip(a, b, strict=True)]
     if not differences:
         return PairedTest(math.nan, math.nan, 0)
@@ -223,22 +221,21 @@ def rows(records: Iterable[Record]) -> list[Row]:
         groups.setdefault(record.method, []).append(record)
     table = []
     for group in groups.values():
-        members, first = _without_repetitions(group), group[0]
-        if first.recipe.removal:
-            sweeps: dict[tuple[int, int], list[Record]] = {}
-            for record in members:
-                sweeps.setdefault((record.recipe.fold, record.recipe.seed), []).append(record)
-            members = [best_removal(sweep) for _, sweep in sorted(sweeps.items())]
-        members = sorted(members, key=lambda r: (r.recipe.fold, r.recipe.seed))
-        table.append(Row(first.label, first.recipe.source, first.recipe.scenario, tuple(members)))
+        members = sorted(_without_repetitions(group), key=_fold_and_seed)
+        sweeps = [list(sweep) for _, sweep in groupby(members, key=_fold_and_seed)]
+        first, selected = group[0], tuple(best_removal(sweep) for sweep in sweeps)
+        table.append(Row(first.label, first.recipe.source, first.recipe.scenario, selected))
     return table
+
+
+def _fold_and_seed(record: Record) -> tuple[int, int]:
+    return record.recipe.fold, record.recipe.seed
 
 
 def _without_repetitions(records: list[Record]) -> list[Record]:
     """Each run once: t1=1 and t1=1.0 are the same recipe under two keys. The newest counts."""
-    newest: dict[Recipe, Record] = {}
-    for record in sorted(records, key=lambda r: (str(r.data.get("provenance", {}).get("started")), r.key)):
-        newest[record.recipe] = record
+    by_time = sorted(records, key=lambda r: (str(r.data.get("provenance", {}).get("started")), r.key))
+    newest = {r.recipe: r for r in by_time}
     if repeated := len(records) - len(newest):
         message = f"{repeated} of {len(records)} records of {records[0].label} repeat a run under another key"
         warnings.warn(f"{message}; the newest of each counts", HeadcountWarning, stacklevel=3)

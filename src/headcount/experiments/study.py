@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import shutil
-import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from contextlib import suppress
@@ -33,12 +32,7 @@ def grid(base: Recipe, **axes: Iterable[Any]) -> list[Recipe]:
 
 def with_needs(recipes: Iterable[Recipe]) -> list[Recipe]:
     """The recipes and all that they need, each once, in an order in which they can be run."""
-    ordered: dict[Recipe, None] = {}
-    for recipe in recipes:
-        for needed in with_needs(recipe.needs):
-            ordered.setdefault(needed)
-        ordered.setdefault(recipe)
-    return list(ordered)
+    return list(dict.fromkeys(r for recipe in recipes for r in (*with_needs(recipe.needs), recipe)))
 
 
 @dataclass
@@ -77,8 +71,7 @@ def study(
     Parameters
     ----------
     launch : launcher
-        Where to run: :func:`~headcount.experiments.launch.in_process` (one after the other),
-        :func:`~headcount.experiments.launch.processes` or :func:`~headcount.experiments.launch.ray_cluster`.
+        ``in_process`` (one after the other), ``processes(count)`` or ``ray_cluster(address)`` of headcount.experiments.launch.
     device, compile, checkpoint_seconds
         See :func:`headcount.run`.
     on_progress : callable, optional
@@ -140,14 +133,9 @@ def _remove_leftovers(out: Path, keys: set[str]) -> None:
     for key in keys:
         if (out / f"{key}.json").exists():
             shutil.rmtree(running / key, ignore_errors=True)
-            parts = (out / f"{key}.json.part", out / f"{key}.npz.part")
-            for path in (running / f"{key}.lock", *parts, failure_path(out, key)):
+            leftovers = (running / f"{key}.lock", out / f"{key}.json.part", out / f"{key}.npz.part", failure_path(out, key))
+            for path in leftovers:
                 if path.exists():  # a read-only disk refuses to unlink even what does not exist
                     path.unlink(missing_ok=True)
     with suppress(OSError):  # it does not exist, or other processes still work in it
         running.rmdir()
-
-
-def error_line(error: BaseException) -> str:
-    """The last line of a failure's traceback; the rest is in its ``.failed.json``."""
-    return traceback.format_exception_only(error)[-1].strip()
