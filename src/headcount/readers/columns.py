@@ -276,10 +276,10 @@ def note_similar_classes(classes: Iterable[str]) -> list[str]:
     spellings: dict[str, list[str]] = {}
     for name in classes:
         spellings.setdefault(" ".join(name.lower().split()), []).append(name)
-    alike = [" and ".join(map(abbreviate, names)) for names in spellings.values() if len(names) > 1]
-    more = f", and {len(alike) - 3:,} more such" if len(alike) > 3 else ""
-    line = f"classes that differ only in capitals or blanks: {', '.join(alike[:3])}{more}; if they are one, write them alike"
-    return [line] if alike else []
+    variants = [" and ".join(map(abbreviate, names)) for names in spellings.values() if len(names) > 1]
+    more = f", and {len(variants) - 3:,} more such" if len(variants) > 3 else ""
+    line = f"classes that differ only in capitals or blanks: {', '.join(variants[:3])}{more}; if they are one, write them alike"
+    return [line] if variants else []
 
 
 def abbreviate(value: Any, most: int = 40) -> str:
