@@ -6,7 +6,8 @@ export OMP_NUM_THREADS ?= 1
 QUICK := tests/test_layers.py tests/bags tests/majority tests/models/heads/test_against_oracles.py tests/training/test_loop.py \
 	tests/readers/test_read.py tests/experiments/test_recipe.py tests/cli/test_cli_errors.py
 
-.PHONY: demo test quick soak fuzz mutants check bench docs format clean
+
+.PHONY: demo test quick soak fuzz mutants lowest check bench docs dist format clean
 
 demo: .venv/ready          ## the main job: majority labels -> instance classifier -> report
 	$(BIN)/headcount demo --out demo
@@ -26,6 +27,12 @@ fuzz: .venv/ready          ## new random examples for every reader, each time
 mutants: .venv/ready       ## small mutations of every package, each of which the tests must notice
 	$(BIN)/python benchmarks/mutants.py
 
+lowest: .venv/ready        ## the core with the lowest versions that pyproject.toml declares, in .venv-lowest
+	$(BIN)/pip install --quiet uv
+	$(BIN)/uv venv --quiet --clear --python $(PYTHON) .venv-lowest
+	$(BIN)/uv pip install --quiet --python .venv-lowest --resolution lowest-direct -e '.[ray,slides,onnx,test]'
+	.venv-lowest/bin/python -m pytest -n 2 --dist worksteal -m "not soak" $(LOWEST)
+
 check: .venv/ready         ## format, lint, types, structure
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -34,6 +41,10 @@ check: .venv/ready         ## format, lint, types, structure
 
 bench: .venv/ready         ## what an epoch costs here
 	$(BIN)/python benchmarks/cpu.py
+
+dist: .venv/ready          ## the source distribution and the wheel, in dist
+	rm -rf dist
+	$(BIN)/python -m build
 
 docs: .venv/ready          ## the documentation's site, in docs/_build
 	$(BIN)/python docs/command_line.py

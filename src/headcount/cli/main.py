@@ -41,7 +41,6 @@ app = typer.Typer(
     name="headcount",
     help="Learn a classifier for single instances from the majority labels of bags.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["--help", "-h"]},
@@ -98,7 +97,7 @@ def main() -> None:
     """Run the command in ``sys.argv`` and exit. A user's mistake is one line and exit code 2, never a traceback."""
     cast(Any, warnings).formatwarning = format_warning
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="headcount", standalone_mode=False)  # also as python -m headcount: completion is by this name
         sys.stdout.flush()  # a full disk must be noticed here, not during the interpreter's shutdown
         if code == 130:  # typer's translation of a KeyboardInterrupt
             raise KeyboardInterrupt
