@@ -27,7 +27,9 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINS = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
 WORKFLOWS = {p.name: yaml.safe_load(p.read_text()) for p in ROOT.glob(".github/workflows/*.yml")}
-DIGITS = "--source digits --bag-size 8 --epochs 1 --set backbone=linear --set train_bags=20 --set valid_bags=10 --set test_bags=10"
+DIGITS = (
+    "--source digits --bag-size 8 --epochs 1 --set backbone=linear --set train_bags=20 --set valid_bags=10 --set test_bags=10"
+)
 CLEAN = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
 
 
@@ -137,8 +139,7 @@ def test_make_demo(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("typed", "offered"),
-    [(["pre"], ["predict"]), (["fit", "--min"], ["--minutes"]), (["data", "f"], ["fetch"]), (["zz"], [])],
+    ("typed", "offered"), [(["pre"], ["predict"]), (["fit", "--min"], ["--minutes"]), (["data", "f"], ["fetch"]), (["zz"], [])]
 )
 def test_bash_completes(tmp_path, typed, offered):
     """Installed by the option that the documentation names, in a home of its own, and asked as bash asks."""
