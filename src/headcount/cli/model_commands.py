@@ -53,13 +53,12 @@ def predict(
     from headcount.inference.predict_ray import remote_predictor
     from headcount.inference.ray_cluster import check_device
     from headcount.reporting import export, geo
-    from headcount.reporting.console import bags_bar, print_message
+    from headcount.reporting.console import print_message, progress_bar
     from headcount.reporting.export import check_outputs
     from headcount.selection.metadata import share_warnings
 
     use_context = parse_context(context)
-    kind = export.output_kind(out)
-    if kind in ("hdf5", "folder"):
+    if not export.is_table(out):
         export.require_h5py()
     if bags is not None:
         export.require_table("--bags", bags)
@@ -80,9 +79,14 @@ def predict(
     if note:
         print_message(note)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with bags_bar() as on_progress:
+    with progress_bar("bags") as update:
         predictions = predict_all(
-            fitted, dataset, use_context, scratch=out.parent, on_progress=on_progress, shard_predictor=remote
+            fitted,
+            dataset,
+            use_context,
+            scratch=out.parent,
+            on_progress=lambda done, total: update(completed=done, total=total),
+            shard_predictor=remote,
         )
     for line in share_warnings(fitted, predictions) if bags is not None else ():
         print_message(line)
@@ -95,7 +99,7 @@ def predict(
                 print_message(f"wrote {path}: {n_files:,} files")
         if bags is not None:
             undo.enter_context(export.atomic_table(bags, [export.bag_table(dataset, predictions)]))
-        if kind == "table":
+        if export.is_table(out):
             export.write_table(out, export.prediction_chunks(dataset, predictions))
         else:
             export.write_hdf5(out, dataset, predictions)

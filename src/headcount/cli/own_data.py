@@ -71,7 +71,7 @@ def fit(
     from headcount.cli.running import parse_options
     from headcount.io import file_lock
     from headcount.models import library_backbones, serialization
-    from headcount.reporting.console import seconds_bar
+    from headcount.reporting.console import progress_bar
     from headcount.reporting.export import check_output_path
     from headcount.reporting.model_pages import model_card, render_fit_page, summary_lines
     from headcount.selection.fit import check_limits
@@ -90,11 +90,12 @@ def fit(
     with file_lock(work / "lock"):
         serialization.check_writable(out, overwrite)
         dataset = read_data(data, read_options, labels=True, log=print_line)
-        with seconds_bar() as on_progress:
+        with progress_bar("timing a few steps") as update:
             model = fit_dataset(
                 dataset, method, minutes=minutes, folds=folds, head=head, options=head_options, backbone=backbone,
                 frozen=frozen, weights=weights, size=size, cache=read_options["cache"], views=views, epochs=epochs,
-                seed=seed, device=device, work=work, on_progress=on_progress, log=print_line,
+                seed=seed, device=device, work=work, log=print_line,
+                on_progress=lambda p: update(description=p.message, total=round(p.total), completed=round(p.done)),
             )  # fmt: skip
         page = render_fit_page(model, f"A model from {Path(data).name}")
         model.save(out, {"report.html": page, "MODEL_CARD.md": model_card(model)}, overwrite)

@@ -14,19 +14,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from headcount.experiments.recipe import Recipe
     from headcount.experiments.study import StudyProgress
-    from headcount.selection.search import SearchProgress
     from headcount.training.trainer import TrainProgress
 
 _WIDTH = None if sys.stdout.isatty() else 120  # tables in files and pipes need not be narrow
 
 
 def print_message(line: str) -> None:
-    """A line on stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -37,9 +35,7 @@ def _console() -> Console:
 def print_scores(scores: dict[str, Any]) -> None:
     """The scores of an evaluation as one table."""
     title = f"{scores['model']} on {scores['data']}, {100 * scores['level']:g} % intervals"
-    table = Table(title=title, title_justify="left")
-    for name in ("score", "value", "from"):
-        table.add_column(name)
+    table = Table("score", "value", "from", title=title, title_justify="left")
     for row in _score_rows(scores):
         table.add_row(*row)
     console = _console()
@@ -83,11 +79,9 @@ def _estimate(e: dict[str, Any]) -> str:
 def print_label_issues(issues: pa.Table, top: int) -> None:
     """The first ``top`` bags, and how many labels look wrong."""
     wrong = sum(issues.column("looks_wrong").to_pylist())
-    table = Table(title=f"{wrong:,} of {issues.num_rows:,} labelled bags look wrong", title_justify="left")
-    for name, justify in (("", "right"), ("bag", "left"), ("label", "left"), ("probability", "right")):
-        table.add_column(name, justify=justify)
-    table.add_column("suggestion")
-    table.add_column("probability", justify="right")
+    mark, p_label, p_suggestion = (Column(name, justify="right") for name in ("", "probability", "probability"))
+    title = f"{wrong:,} of {issues.num_rows:,} labelled bags look wrong"
+    table = Table(mark, "bag", "label", p_label, "suggestion", p_suggestion, title=title, title_justify="left")
     for r in issues.slice(0, top).to_pylist():
         other = (r["suggestion"], f"{r['p_suggestion']:.3f}") if r["suggestion"] != r["label"] else ("", "")
         table.add_row("!" if r["looks_wrong"] else "", r["bag"], r["label"], f"{r['p_label']:.3f}", *other)
@@ -95,8 +89,8 @@ def print_label_issues(issues: pa.Table, top: int) -> None:
 
 
 @contextmanager
-def _bar(description: str, total: int | None = None) -> Iterator[Callable[..., None]]:
-    """A bar with one task; yields what updates it."""
+def progress_bar(description: str, total: int | None = None) -> Iterator[Callable[..., None]]:
+    """A bar with one task; yields what updates it: description, total, completed, detail."""
     from headcount.training.distributed import rank
 
     console = Console(stderr=True)
@@ -110,7 +104,7 @@ def _bar(description: str, total: int | None = None) -> Iterator[Callable[..., N
 @contextmanager
 def epochs_bar(recipe: Recipe) -> Iterator[Callable[[TrainProgress], None]]:
     """Epochs of one training: loss, validation loss, the best epoch, time left."""
-    with _bar(recipe.label, recipe.epochs) as update:
+    with progress_bar(recipe.label, recipe.epochs) as update:
 
         def on_progress(progress: TrainProgress) -> None:
             loss, valid = progress.curve[-1]
@@ -121,23 +115,9 @@ def epochs_bar(recipe: Recipe) -> Iterator[Callable[[TrainProgress], None]]:
 
 
 @contextmanager
-def seconds_bar() -> Iterator[Callable[[SearchProgress], None]]:
-    """A fit of estimated duration: the current step, and the elapsed part of the estimate."""
-    with _bar("timing a few steps") as update:
-        yield lambda p: update(description=p.message, total=round(p.total), completed=round(p.done))
-
-
-@contextmanager
-def bags_bar() -> Iterator[Callable[[int, int], None]]:
-    """Predicted bags, of all."""
-    with _bar("bags") as update:
-        yield lambda done, total: update(completed=done, total=total)
-
-
-@contextmanager
 def runs_bar() -> Iterator[Callable[[StudyProgress], None]]:
     """Runs of a study: finished, failed, remaining, time left."""
-    with _bar("runs") as update:
+    with progress_bar("runs") as update:
         started = time.monotonic()
 
         def on_progress(study: StudyProgress) -> None:

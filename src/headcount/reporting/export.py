@@ -43,17 +43,13 @@ def require_table(option: str, path: Path) -> None:
         raise HeadcountError(f"{option} writes a table, {', '.join(TABLE_SUFFIXES)}; got {path}")
 
 
-def output_kind(path: Path) -> str:
-    """By its suffix: table, hdf5 (one file with a group per bag) or folder (one HDF5 file per bag)."""
+def is_table(path: Path) -> bool:
+    """Whether its suffix is that of a table, rather than of HDF5 (a file, or a folder with one per bag)."""
     suffix = path.suffix.lower()
-    if suffix in TABLE_SUFFIXES:
-        return "table"
-    if suffix in HDF5_SUFFIXES:
-        return "hdf5"
-    if not suffix or path.is_dir():
-        return "folder"
-    choices = ", ".join(TABLE_SUFFIXES)
-    raise HeadcountError(f"{path} ends in {suffix}; give {choices}, .h5, or a folder for one HDF5 file per bag")
+    if suffix and suffix not in (*TABLE_SUFFIXES, *HDF5_SUFFIXES) and not path.is_dir():
+        choices = ", ".join(TABLE_SUFFIXES)
+        raise HeadcountError(f"{path} ends in {suffix}; give {choices}, .h5, or a folder for one HDF5 file per bag")
+    return suffix in TABLE_SUFFIXES
 
 
 def check_outputs(data: str | None, model: Path | None, labels: str | Path | None = None, /, **paths: Path | None) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import colorsys
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 import numpy as np
 
@@ -25,14 +25,6 @@ from headcount.reporting.render import truncate
 _MAX_CELLS = 1200  # of the longer side of a heat map
 _PIXELS = 480.0  # of its longer side, before the resolution
 Colour = tuple[int, int, int]
-
-
-class _Tiles(NamedTuple):
-    """The instances of a bag that have coordinates."""
-
-    xy: np.ndarray  # (n, 2)
-    side: np.ndarray  # (n,) NaN where unknown
-    p: np.ndarray  # (n, C)
 
 
 def class_colours(classes: int) -> list[Colour]:
@@ -51,35 +43,35 @@ def require_coords(dataset: BagDataset, what: str, tiles: bool) -> None:
         raise HeadcountError(f"{what} needs the side of the tiles, which the data do not give; set it with --tile")
 
 
-def _write_bags(
-    folder: Path, dataset: BagDataset, predictions: Predictions, suffix: str, write: Callable[[Path, int, _Tiles], None]
-) -> int:
-    """One file for each bag with coordinates; returns their number."""
+def _located_bags(
+    dataset: BagDataset, predictions: Predictions, suffix: str
+) -> Iterator[tuple[str, int, tuple[np.ndarray, np.ndarray, np.ndarray]]]:
+    """Of each bag with coordinates the file name, its number, and of its n tiles: (n, 2), (n,) sides, (n, C) probabilities."""
     assert dataset.coords is not None
-    count, ends = 0, dataset.bags.offsets.tolist()
+    ends = dataset.bags.offsets.tolist()
     sides = np.full(len(dataset.coords), np.nan) if dataset.tile_sizes is None else dataset.tile_sizes
-    with atomic_folder(folder) as part:
-        for b, name in enumerate(unique_file_names(dataset.bags.names or (), suffix)):
-            here = slice(ends[b], ends[b + 1])
-            located = np.isfinite(dataset.coords[here]).all(1)
-            if located.any():
-                tiles = (a[here][located] for a in (dataset.coords, sides, predictions.instance_probabilities))
-                write(part / name, b, _Tiles(*tiles))
-                count += 1
-    return count
+    for b, name in enumerate(unique_file_names(dataset.bags.names or (), suffix)):
+        here = slice(ends[b], ends[b + 1])
+        located = np.isfinite(dataset.coords[here]).all(1)
+        if located.any():
+            yield (
+                name,
+                b,
+                (dataset.coords[here][located], sides[here][located], predictions.instance_probabilities[here][located]),
+            )
 
 
 def write_geojson(folder: Path, dataset: BagDataset, predictions: Predictions) -> int:
     """A FeatureCollection of tiles for each bag; returns the number of files."""
-    colours = class_colours(len(predictions.classes))
+    colours, count = class_colours(len(predictions.classes)), 0
+    with atomic_folder(folder) as part:
+        for name, _, tiles in _located_bags(dataset, predictions, ".geojson"):
+            atomic_write(part / name, lambda f, tiles=tiles: _write_features(f, tiles, predictions.classes, colours))
+            count += 1
+    return count
 
-    def write(path: Path, b: int, tiles: _Tiles) -> None:
-        atomic_write(path, lambda sink: _write_features(sink, tiles, predictions.classes, colours))
 
-    return _write_bags(folder, dataset, predictions, ".geojson", write)
-
-
-def _write_features(sink: IO[bytes], tiles: _Tiles, classes: Sequence[str], colours: Sequence[Colour]) -> None:
+def _write_features(sink: IO[bytes], tiles: tuple[np.ndarray, ...], classes: Sequence[str], colours: Sequence[Colour]) -> None:
     sink.write(b'{"type": "FeatureCollection", "features": [')
     for i, (corner, side, p) in enumerate(zip(*(a.tolist() for a in tiles), strict=True)):
         k = int(np.argmax(p))
@@ -106,33 +98,34 @@ def _square(x: float, y: float, side: float) -> list[list[float]]:
 def write_heatmaps(folder: Path, dataset: BagDataset, predictions: Predictions) -> int:
     """A PNG for each bag: the colour of a tile is its class, the opacity its confidence. Returns the number of files."""
     colours = np.array(class_colours(len(predictions.classes)), dtype=float) / 255
-    names = dataset.bags.names or ()
-
-    def write(path: Path, b: int, tiles: _Tiles) -> None:
-        image, extent = rasterize(*tiles, colours)
-        rows, columns = image.shape[:2]
-        scale = _PIXELS / max(rows, columns)
-        share = predictions.shares[b]
-        shown = [k for k in np.argsort(-share) if share[k] >= 0.005][:12]
-        width, height = max(320.0, columns * scale) + 20, max(60.0, rows * scale) + 60 + 18 * len(shown)
-        with render.panel(width, height, margins=(10, 40, 10, 20 + 18 * len(shown))) as (figure, ax):
-            ax.imshow(image, extent=extent, interpolation="nearest", aspect="equal")
-            ax.set_axis_off()
-            ax.set_title(f"{truncate(names[b], 60)}: {predictions.classes[int(predictions.bag_prediction[b])]}")
-            for line, k in enumerate(shown):
-                y = (18 * (len(shown) - line) - 4) / height
-                figure.text(30 / width, y, f"{predictions.classes[k]}  {100 * share[k]:.0f} %", va="center")
-                figure.text(12 / width, y, "■", color=tuple(colours[k]), va="center")
-            render.save(figure, path)
-
-    return _write_bags(folder, dataset, predictions, ".png", write)
+    names, count = dataset.bags.names or (), 0
+    with atomic_folder(folder) as part:
+        for name, b, tiles in _located_bags(dataset, predictions, ".png"):
+            image, extent = rasterize(*tiles, colours)
+            rows, columns = image.shape[:2]
+            scale = _PIXELS / max(rows, columns)
+            share = predictions.shares[b]
+            shown = [k for k in np.argsort(-share) if share[k] >= 0.005][:12]
+            width, height = max(320.0, columns * scale) + 20, max(60.0, rows * scale) + 60 + 18 * len(shown)
+            with render.panel(width, height, margins=(10, 40, 10, 20 + 18 * len(shown))) as (figure, ax):
+                ax.imshow(image, extent=extent, interpolation="nearest", aspect="equal")
+                ax.set_axis_off()
+                ax.set_title(f"{truncate(names[b], 60)}: {predictions.classes[int(predictions.bag_prediction[b])]}")
+                for line, k in enumerate(shown):
+                    y = (18 * (len(shown) - line) - 4) / height
+                    figure.text(30 / width, y, f"{predictions.classes[k]}  {100 * share[k]:.0f} %", va="center")
+                    figure.text(12 / width, y, "■", color=tuple(colours[k]), va="center")
+                render.save(figure, part / name)
+            count += 1
+    return count
 
 
 def rasterize(
     xy: np.ndarray, tile: np.ndarray, p: np.ndarray, colours: np.ndarray
 ) -> tuple[np.ndarray, tuple[float, float, float, float]]:
     """(height, width, 4) cells, transparent where there is no tile, and their extent (left, right, bottom, top)."""
-    side = np.where(np.isfinite(tile), tile, _spacing(xy))
+    steps = [float(np.median(gaps)) for k in (0, 1) if len(gaps := np.diff(np.unique(xy[:, k])))]
+    side = np.where(np.isfinite(tile), tile, min(steps, default=1.0))  # unknown: the step between neighbours
     low, high = xy.min(0), (xy + side[:, None]).max(0)
     cell = max(float(side.min()), float((high - low).max()) / _MAX_CELLS)
     shape = np.maximum(1, np.ceil((high - low) / cell - 1e-9).astype(int))
@@ -146,9 +139,3 @@ def rasterize(
         image[first[i, 1] : last[i, 1], first[i, 0] : last[i, 0]] = [*colours[predicted[i]], opacity[i]]
     end = low + shape * cell
     return image, (float(low[0]), float(end[0]), float(end[1]), float(low[1]))
-
-
-def _spacing(xy: np.ndarray) -> float:
-    """The side of tiles of unknown size: the median step between neighbouring columns or rows, the smaller one."""
-    steps = [float(np.median(gaps)) for k in (0, 1) if len(gaps := np.diff(np.unique(xy[:, k])))]
-    return min(steps, default=1.0)

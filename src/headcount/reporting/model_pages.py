@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -126,8 +125,7 @@ class ClassShare(NamedTuple):
     high: float
 
 
-@dataclass(frozen=True)
-class ExplainedBag:
+class ExplainedBag(NamedTuple):
     name: str
     size: int
     label: str  # as given, all winners of a tie, or empty

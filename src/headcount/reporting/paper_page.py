@@ -6,9 +6,8 @@ A figure is drawn from the available records and says which runs are missing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -96,8 +95,7 @@ def _data_notes(records: Iterable[Record]) -> dict[str, list[str]]:
     return {note: sources for note, sources in notes.items() if note}
 
 
-@dataclass(frozen=True)
-class PaperRunLine:
+class PaperRunLine(NamedTuple):
     """One recipe on all its folds; None where a fold has not run."""
 
     slug: str
@@ -105,66 +103,52 @@ class PaperRunLine:
     runs: list[RunSummary | None]
 
 
-@dataclass(frozen=True)
-class PaperRunGroup:
+class PaperRunGroup(NamedTuple):
     """A method on all data sets, or the removals of MPEM on one."""
 
     slug: str
     title: str
     text: str  # what the recipes change beyond the base of the scale
+    devices: str
     lines: list[PaperRunLine]
-
-    @property
-    def devices(self) -> str:
-        return ", ".join(dict.fromkeys(run.device for line in self.lines for run in line.runs if run))
 
 
 def run_groups(
     scenario: str, scale: Scale, records: Records, chosen: set[str], removals: Sequence[float]
 ) -> list[PaperRunGroup]:
     """The recipes that have run; the runs of MPEM that "Ours" chose are marked."""
-    groups = []
-    for method in METHODS:
-        recipes = {d: scale.recipes(method, d, scenario) for d in DATASETS}
-        groups.append(_run_group(("runs", scenario, method), method, recipes, scale, records, set()))
+    rows: dict[tuple[str, ...], dict[str, tuple[Recipe, ...]]] = {
+        (method,): {d: scale.recipes(method, d, scenario) for d in DATASETS} for method in METHODS
+    }
     for d in DATASETS:
-        recipes = {f"{r:g}": scale.recipes("Counting Network", d, scenario, r) for r in removals}
-        groups.append(_run_group(("runs", scenario, tables.MPEM, d), f"{tables.MPEM}, {d}", recipes, scale, records, chosen))
-    return [group for group in groups if group.lines]
-
-
-def _run_group(
-    names: tuple[str, ...],
-    title: str,
-    recipes: Mapping[str, Sequence[Recipe]],
-    scale: Scale,
-    records: Records,
-    chosen: set[str],
-) -> PaperRunGroup:
-    lines = []
-    for name, folds in recipes.items():
-        available = [records.get(r) for r in folds]
-        if any(available):
-            runs = [None if r is None else RunSummary(r, chosen=r.key in chosen) for r in available]
-            lines.append(PaperRunLine(tables.slug(*names, name), f"r = {name}" if folds[0].removal else name, runs))
+        rows[tables.MPEM, d] = {f"{r:g}": scale.recipes("Counting Network", d, scenario, r) for r in removals}
     in_base = ("source", "scenario", "fold", "removal", *scale.base.changes)
-    changes = next(iter(recipes.values()))[0].changes
-    text = ", ".join(f"{k}={v}" for k, v in changes.items() if k not in in_base)
-    return PaperRunGroup(tables.slug(*names), title, text, lines)
+    groups = []
+    for names, recipes in rows.items():
+        lines = []
+        for name, folds in recipes.items():
+            available = [records.get(r) for r in folds]
+            if any(available):
+                runs = [
+                    None if r is None else RunSummary(r, chosen=r.recipe.removal > 0 and r.key in chosen) for r in available
+                ]
+                title = f"r = {name}" if folds[0].removal else name
+                lines.append(PaperRunLine(tables.slug("runs", scenario, *names, name), title, runs))
+        if lines:
+            changes = next(iter(recipes.values()))[0].changes
+            text = ", ".join(f"{k}={v}" for k, v in changes.items() if k not in in_base)
+            devices = ", ".join(dict.fromkeys(run.device for line in lines for run in line.runs if run))
+            groups.append(PaperRunGroup(tables.slug("runs", scenario, *names), ", ".join(names), text, devices, lines))
+    return groups
 
 
-@dataclass(frozen=True)
-class PaperFigure:
+class PaperFigure(NamedTuple):
     """One figure of the paper, ready for the page."""
 
     slug: str
     title: str
     groups: list[FigureGroup]
     missing: str  # the missing runs in words, or empty
-
-    @property
-    def number(self) -> str:
-        return self.slug.removeprefix("figure")
 
 
 def paper_figures(scale: Scale, records: Records) -> list[PaperFigure]:
@@ -265,7 +249,7 @@ def share_groups(scale: Scale, records: Records) -> list[FigureGroup]:
         if recipe in records:
             group = share_scatters([records[recipe]], f"figure7-{recipe.scenario}", _MAX_POINTS)
             reason = f"The arrays of run {records[recipe].key} were not kept beside its record."
-            groups.append(replace(group, title=recipe.scenario.title(), text="" if group.panels else reason))
+            groups.append(group._replace(title=recipe.scenario.title(), text="" if group.panels else reason))
     return groups
 
 

@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from headcount.experiments.paper import ALL_DATASETS, DATASETS, OURS, SCENARIOS, TABLES, Cell, PrintedValue, averages
@@ -34,12 +33,10 @@ def slug(*words: str) -> str:
 
 
 def uses_recropped_svhn(records: Records) -> bool:
-    """Whether any of the records is of SVHN as re-cropped from format 1."""
     return any(r.data["data"].get("checksum") == RECROPPED_SVHN for r in records.values())
 
 
-@dataclass(frozen=True)
-class PaperEntry:
+class PaperEntry(NamedTuple):
     """A cell as shown: our value, the printed one and their difference."""
 
     ours: TableCell
@@ -54,8 +51,7 @@ class PaperEntry:
     pair: tuple[float, float] | None = None  # printed and ours, as numbers
 
 
-@dataclass(frozen=True)
-class PaperBlock:
+class PaperBlock(NamedTuple):
     """A matrix of entries, a row per method."""
 
     title: str
@@ -63,8 +59,7 @@ class PaperBlock:
     lines: list[tuple[str, list[PaperEntry]]]
 
 
-@dataclass(frozen=True)
-class PaperTable:
+class PaperTable(NamedTuple):
     """One table of the paper, ready for the page."""
 
     slug: str
@@ -74,14 +69,10 @@ class PaperTable:
     entries: list[PaperEntry]  # without averages
 
     @property
-    def number(self) -> str:
-        return self.slug.removeprefix("table")
-
-    @property
     def n_complete(self) -> int:
         return sum(e.complete for e in self.entries)
 
-    def count(self, flag: str) -> int:
+    def n_flagged(self, flag: str) -> int:
         return sum(e.flag == flag for e in self.entries if e.complete)
 
 
@@ -112,8 +103,7 @@ def _entry(cell: Cell, records: Records, notes: Sequence[Footnote]) -> PaperEntr
     )
     if not count:
         return entry
-    return replace(
-        entry,
+    return entry._replace(
         ours=TableCell(f"{mean:.3f}", _format_deviation(deviation if count > 1 else None)),
         difference=signed(mean - cell.printed.mean),
         flag=deviation_flag(mean, cell.printed),
@@ -166,9 +156,9 @@ def _mark_best(lines: list[list[PaperEntry]]) -> list[list[PaperEntry]]:
         best_printed = max(e.recomputed or e.printed.mean for e in column)
         best_ours = max(e.ours.mean for e in column) if all(e.complete for e in column) else None
         for line, e in zip(lines, column, strict=True):
-            ours = replace(e.ours, best=e.ours.mean == best_ours)
-            printed = replace(e.printed, best=(e.recomputed or e.printed.mean) == best_printed)
-            line[k] = replace(e, ours=ours, printed=printed)
+            ours = e.ours._replace(best=e.ours.mean == best_ours)
+            printed = e.printed._replace(best=(e.recomputed or e.printed.mean) == best_printed)
+            line[k] = e._replace(ours=ours, printed=printed)
     return lines
 
 
@@ -205,8 +195,7 @@ def _note_numbers(notes: Sequence[Footnote], scenario: str, method: str, dataset
     return tuple(i for i, n in enumerate(notes, 1) if n.scenario == scenario and method in n.methods and dataset in n.datasets)
 
 
-@dataclass(frozen=True)
-class FoldComparison:
+class FoldComparison(NamedTuple):
     """ "Ours" against the best other method and the Counting Network, on one data set in one scenario."""
 
     scenario: str

@@ -52,16 +52,14 @@ def method_rows(labels: Sequence[str], width: float = 390) -> Iterator[tuple[Fig
 
 
 @contextmanager
-def lines_against_removal(
-    title: str, removal: Numbers, lines: Mapping[str, ArrayLike], colours: Mapping[str, str]
-) -> Iterator[tuple[Figure, Axes]]:
+def lines_against_removal(title: str, removal: Numbers, lines: Mapping[str, ArrayLike]) -> Iterator[tuple[Figure, Axes]]:
     """A panel over r from 0 to 1: for each name, a thin line per fold and a thick one for their mean."""
     with panel(390, 220) as (figure, ax):
-        for name, folds in lines.items():
+        for (name, folds), colour in zip(lines.items(), (PALETTE[1], PALETTE[7]), strict=False):
             table = np.asarray(folds, dtype=float)  # (folds, removals), NaN where there is no run
             if len(table) > 1:
-                ax.plot(removal, table.T, color=colours[name], lw=0.8, alpha=0.45)
-            ax.plot(removal, column_means(table), color=colours[name], lw=2.2, label=name)
+                ax.plot(removal, table.T, color=colour, lw=0.8, alpha=0.45)
+            ax.plot(removal, column_means(table), color=colour, lw=2.2, label=name)
         ax.set(title=title, xlim=(0, 1.03), xticks=np.arange(0, 1.01, 0.2))
         ax.set_xlabel("r, share of the predicted minority removed", loc="right")
         yield figure, ax
@@ -172,21 +170,20 @@ def share_scatter(before: Numbers, after: Numbers, colour: str = PALETTE[1]) -> 
 
 def purity(removal: Numbers, folds: ArrayLike) -> Figure:
     """The fraction of removed instances that do not belong to their bag's class, against r."""
-    with lines_against_removal("purity", removal, {"MPEM": folds}, {"MPEM": PALETTE[1]}) as (figure, _):
+    with lines_against_removal("purity", removal, {"MPEM": folds}) as (figure, _):
         return figure
 
 
 def agreement(removal: Numbers, folds: ArrayLike, control: ArrayLike) -> Figure:
     """How often the label is the majority of the remaining instances, against r, with removal at random as control."""
-    lines = {"MPEM": folds, "at random": control}
-    with lines_against_removal("agreement", removal, lines, {"MPEM": PALETTE[1], "at random": PALETTE[7]}) as (figure, _):
+    with lines_against_removal("agreement", removal, {"MPEM": folds, "at random": control}) as (figure, _):
         return figure
 
 
 def removal_sweep(removal: Numbers, folds: ArrayLike, chosen: Numbers, title: str, baseline: float | None = None) -> Figure:
     """A score of MPEM against r, a line per fold; rings mark the chosen r, the dashed line the score without removal."""
     rings = [(r, fold[np.isclose(removal, r).argmax()]) for r, fold in zip(chosen, np.asarray(folds), strict=True)]
-    with lines_against_removal(title, removal, {"": folds}, {"": PALETTE[1]}) as (figure, ax):
+    with lines_against_removal(title, removal, {"": folds}) as (figure, ax):
         style: Any = {"ms": 6, "mfc": PAPER, "mec": PALETTE[1], "mew": 1.7, "zorder": 4}
         ax.plot(*zip(*rings, strict=True), "o", label="chosen r", **style)
         if baseline is not None and math.isfinite(baseline):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,8 +62,7 @@ class GalleryBag(NamedTuple):
     votes: list[GalleryVotes]
 
 
-@dataclass(frozen=True)
-class Gallery:
+class Gallery(NamedTuple):
     """The bags of one record, or the reason why there are none."""
 
     method: str
@@ -82,8 +81,7 @@ def cached_source(name: str) -> Source:
     return registry.load_source(name)
 
 
-@dataclass(frozen=True)
-class ReportSection:
+class ReportSection(NamedTuple):
     """One data set in one scenario."""
 
     slug: str
@@ -195,22 +193,22 @@ def build_gallery(record: Record, method: str, load_source: LoadSource = cached_
     empty = Gallery(method, record.recipe.fold, record.key)
     arrays = record.arrays()
     if any(name not in arrays for name in _NEEDED):
-        return replace(empty, missing_reason="the arrays of the run were not kept beside its record")
+        return empty._replace(missing_reason="the arrays of the run were not kept beside its record")
     try:
         source = load_source(record.recipe.source)
     except (HeadcountError, OSError) as e:
-        return replace(empty, missing_reason=str(e))
+        return empty._replace(missing_reason=str(e))
     if source.checksum != record.data["data"]["checksum"]:
         reason = f"the local {record.recipe.source} is not the data set of the run (checksums differ)"
-        return replace(empty, missing_reason=reason)
+        return empty._replace(missing_reason=reason)
     side = max(source.data.shape[1:3]) if source.kind == "images" else _SIDE
     small = side < 48
     for colours in (0, 128, 32):  # reduce the colours of pictures before dropping them
         bags = tuple(_bag(rank, b, arrays, source, colours) for rank, b in _ranked_bags(arrays))
         if sum(len(i.picture) for b in bags for v in b.votes for i in v.instances) <= budget:
-            return replace(empty, tile=side * max(1, round(56 / side)) if small else 64, pixelated=small, bags=bags)
+            return empty._replace(tile=side * max(1, round(56 / side)) if small else 64, pixelated=small, bags=bags)
     reason = "the pictures would make the page too large; report on fewer records at a time"
-    return replace(empty, missing_reason=reason)
+    return empty._replace(missing_reason=reason)
 
 
 def _ranked_bags(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, int]]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
@@ -23,8 +22,7 @@ METRICS = {
 MIN_FAMILY = 4  # methods of one head from which on their common settings are stated once
 
 
-@dataclass(frozen=True)
-class TableCell:
+class TableCell(NamedTuple):
     """A mean and its standard deviation, formatted."""
 
     mean: str = ""
@@ -32,8 +30,7 @@ class TableCell:
     best: bool = False
 
 
-@dataclass(frozen=True)
-class ReportMethod:
+class ReportMethod(NamedTuple):
     """A table row and its display name."""
 
     name: str
@@ -68,8 +65,7 @@ class ReportMethod:
             yield f"{r.recipe.fold}·{r.recipe.seed}" if several else str(r.recipe.fold), r.key
 
 
-@dataclass(frozen=True)
-class RunSummary:
+class RunSummary(NamedTuple):
     """A record in a list of runs."""
 
     record: Record
