@@ -7,7 +7,7 @@ digits two by two as five classes ("pairs") and scikit-learn's made-up clusters,
 Of each table 30 % are held out; the others are put into bags, none twice, with the paper's shares (Various, Small, Large).
 Three more cases: a class that never wins, a fifth of the labels wrong, and random labels. ``check`` sees bags and labels.
 A network under the tilt, the first that ``headcount fit`` tries, is then trained on the same bags and evaluated on the held-out
-instances; their truth, and that of the bags' shares, is used here and nowhere else. The constants of selection/check/learnability.py were
+instances; their truth, and that of the bags' shares, is used here and nowhere else. The constants of selection/learnability.py were
 chosen on all tables but HELD, which were made and run once when everything was chosen.
 """
 
@@ -29,8 +29,8 @@ from headcount.datasets import share_sampler as laws
 from headcount.io import atomic_write
 from headcount.readers import BagDataset, read
 from headcount.selection import cross_validation
-from headcount.selection.check.advice import signal_from_share
-from headcount.selection.check.check import check
+from headcount.selection.advice import signal_from_share
+from headcount.selection.check import check
 from headcount.selection.methods import build_methods
 
 HELD = ("pairs", "clusters")
@@ -167,7 +167,7 @@ def summary(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 def worths(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """How far trained models stay behind the best reached on their table, by what a class's bags are worth (bags times the
-    squared signal strength of their true shares): the source of SUFFICIENT_BAGS in selection/check/learnability.py."""
+    squared signal strength of their true shares): the source of SUFFICIENT_BAGS in selection/learnability.py."""
     usual = {k: r for k, r in runs.items() if r["scenario"] in SCENARIOS}
     best: dict[str, float] = {}
     for key, row in usual.items():

@@ -29,7 +29,7 @@ _MODULES = {
     "models.network": ("Model", "ModelConfig", "build_model"),
     "models.predictions": ("predict", "predict_instances"),
     "readers": ("BagDataset", "ColumnRoles", "read"),
-    "selection.check.check": ("check",),
+    "selection.check": ("check",),
     "selection.fit": ("fit",),
     "training.config": ("TrainConfig",),
     "training.loop": ("train",),
@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     from headcount.models.network import Model, ModelConfig, build_model
     from headcount.models.predictions import predict, predict_instances
     from headcount.readers import BagDataset, ColumnRoles, read
-    from headcount.selection.check.check import check
+    from headcount.selection.check import check
     from headcount.selection.fit import fit
     from headcount.training.config import TrainConfig
     from headcount.training.loop import train

@@ -17,7 +17,7 @@ from headcount.inference.predict import predict_dataset
 from headcount.readers import read
 from headcount.readers.columns import ColumnRoles
 from headcount.readers.preprocessing import Preprocessor
-from headcount.selection.check.check import check
+from headcount.selection.check import check
 from headcount.selection.fit import fit
 from model_factory import case, fitted, people, read_rows
 

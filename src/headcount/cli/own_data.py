@@ -124,7 +124,7 @@ def check(
     from headcount.cli.loading import read_data
     from headcount.cli.printing import print_line
     from headcount.reporting.console import print_message
-    from headcount.selection.check.check import check as check_dataset
+    from headcount.selection.check import check as check_dataset
 
     dataset = read_data(data, read_options, labels=True, log=print_message if as_json else print_line)
     result = check_dataset(dataset, seed)

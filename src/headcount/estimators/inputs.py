@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Integral
@@ -31,18 +31,15 @@ class BagIds:
     from_list: bool = False
 
     @classmethod
-    def of_list(cls, sizes: list[int]) -> BagIds:
-        """The bags of a list."""
+    def of_list(cls, bags: list[Any]) -> BagIds:
+        sizes = list(map(len, bags))
         return cls(np.arange(sum(sizes)), sizes, np.arange(len(sizes)), from_list=True)
 
     @classmethod
-    def of_rows(cls, n: int) -> BagIds:
-        """Every row a bag of its own."""
-        return cls(np.arange(n), [1] * n, np.arange(n), given=False)
-
-    @classmethod
     def from_ids(cls, ids: Any, n: int) -> BagIds:
-        """The bags of rows with these ids."""
+        """The bags of n rows; without ids every row is one."""
+        if ids is None:
+            return cls(np.arange(n), [1] * n, np.arange(n), given=False)
         names, first, code = np.unique(check_ids(ids, n), return_index=True, return_inverse=True)
         rank = np.argsort(np.argsort(first))[code]
         return cls(np.argsort(rank, kind="stable"), np.bincount(rank).tolist(), names[np.argsort(first)])
@@ -53,9 +50,6 @@ def to_numpy(value: Any) -> Any:
     if isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value):
         return [to_numpy(v) for v in value]
     return tensor_to_numpy(value) if isinstance(value, torch.Tensor) else value
-
-
-# -- bags= ----------------------------------------------------------------------------------------------------------------
 
 
 def bag_column(bags: Any) -> str | int | None:
@@ -110,15 +104,14 @@ def _is_missing(value: Any) -> bool:
 
 
 def pop_column(X: Any, column: str | int, width: int | None = None, required: bool = True) -> tuple[Any, np.ndarray | None]:
-    """X without a column, and the column; X and None where X lacks it, unless it is ``required``. ``width``: the number of
-    columns without it, where that is known: an array of this width lacks it."""
+    """X without a column, and the column; X and None where X lacks it, unless it is ``required``. An array of ``width`` columns
+    lacks it."""
     if hasattr(X, "toarray"):
         raise HeadcountError(f"X is sparse, and its column {column!r} is to hold the bag; give X.toarray()")
-    names = list(X.columns) if hasattr(X, "columns") else None
+    names, shape = list(X.columns) if hasattr(X, "columns") else None, np.shape(X)
     if names is not None and len(set(names)) < len(names):
         duplicate = next(c for i, c in enumerate(names) if c in names[:i])
         raise HeadcountError(f"X has the column {duplicate!r} twice; give each column its own name")
-    shape = np.shape(X)
     if isinstance(column, str):
         present = names is not None and column in names
     else:
@@ -140,32 +133,22 @@ def pop_column(X: Any, column: str | int, width: int | None = None, required: bo
 
 @contextmanager
 def numeric_errors(X: Any, names: Sequence[Any] = ()) -> Iterator[None]:
-    """While a DataFrame, or rows of DataFrames with these ``names``, is converted to numbers: errors name the column and the row,
-    which scikit-learn's do not."""
+    """Errors that name the column and the row, while a DataFrame, or rows of DataFrames with these ``names``, become numbers."""
     try:
         yield
     except (TypeError, ValueError):
         for j, name in enumerate(X.columns if hasattr(X, "columns") else names):
             column = X[name] if hasattr(X, "columns") else X[:, j]
-            values = [None if _is_missing(v) else v for v in column]
-            row = next((i for i, v in enumerate(values) if not _is_number(v)), None)
-            if row is not None:
-                what = "no value" if values[row] is None else f"{str(values[row])!r}, which is no finite number,"
+            for row, value in enumerate(column):
+                with suppress(TypeError, ValueError):
+                    if isfinite(float(value)):
+                        continue
+                what = "no value" if _is_missing(value) else f"{str(value)!r}, which is no finite number,"
                 raise HeadcountError(
                     f"column {name!r} of X has {what} in row {row}; fill or encode it in a Pipeline, or give the table to "
                     "headcount.read, which handles words, dates and missing values"
                 ) from None
         raise
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        return isfinite(float(value))
-    except (TypeError, ValueError):
-        return False
-
-
-# -- lists of bags --------------------------------------------------------------------------------------------------------
 
 
 def as_bag_list(X: Any) -> list[Any] | None:
@@ -180,8 +163,8 @@ def as_bag_list(X: Any) -> list[Any] | None:
 def stack_bags(
     bags: list[Any], column: str | int | None, width: int | None, feature_names: Sequence[str] | None
 ) -> tuple[np.ndarray, list[Any] | None]:
-    """(N, ...) the rows of all bags, and the names of their columns. The column that holds the bag is removed where it is present.
-    Columns of DataFrames are put in the order of ``feature_names``, or of the first bag."""
+    """(N, ...) the rows of all bags without the column that holds the bag, and the names of the columns: in the order of
+    ``feature_names``, or of the first DataFrame."""
     parts, names = [], None if feature_names is None else list(feature_names)
     for i, bag in enumerate(bags):
         is_frame = hasattr(bag, "columns")
@@ -212,9 +195,6 @@ def _reorder_columns(bag: Any, names: list[Any], i: int) -> Any:
             problem = f"lacks column {missing[0]!r}" if missing else f"has an additional column {extra[0]!r}"
         raise HeadcountError(f"bag {i} {problem}; all bags need the columns {', '.join(map(str, names[:8]))}")
     return bag if columns == names else bag[names]
-
-
-# -- labels and weights ---------------------------------------------------------------------------------------------------
 
 
 def bag_labels(y: Any, ids: BagIds, n: int) -> np.ndarray:
@@ -253,17 +233,15 @@ def bag_labels(y: Any, ids: BagIds, n: int) -> np.ndarray:
 
 def check_weights(weight: Any, ids: BagIds, n: int) -> np.ndarray | None:
     """(N,) float32 weights of the rows, from one number per row or one array per bag of a list."""
-    if weight is None:
+    if (weight := to_numpy(weight)) is None:
         return None
-    weight = to_numpy(weight)
     if ids.from_list and isinstance(weight, (list, tuple)) and len(weight) and np.ndim(weight[0]) == 1:
-        sizes = [len(w) for w in weight]
-        if len(sizes) != len(ids.sizes):
-            raise HeadcountError(f"weight has {len(sizes)} arrays for {len(ids.sizes)} bags; give one per bag")
-        for i, (got, rows) in enumerate(zip(sizes, ids.sizes, strict=True)):
-            if got != rows:
-                raise HeadcountError(f"weight has {got} numbers for the {rows} rows of bag {i}; give one per row")
-        weight = np.concatenate([np.asarray(w) for w in weight])
+        if len(weight) != len(ids.sizes):
+            raise HeadcountError(f"weight has {len(weight)} arrays for {len(ids.sizes)} bags; give one per bag")
+        for i, (w, rows) in enumerate(zip(weight, ids.sizes, strict=True)):
+            if len(w) != rows:
+                raise HeadcountError(f"weight has {len(w)} numbers for the {rows} rows of bag {i}; give one per row")
+        weight = np.concatenate(weight)
     try:
         weights = np.asarray(weight, dtype=np.float64)
     except (TypeError, ValueError):

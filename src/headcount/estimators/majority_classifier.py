@@ -89,19 +89,10 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
     """
 
     def __init__(
-        self,
-        estimator: Any = "tilt",
-        *,
-        bags: str | int | None = None,
-        backbone: str | None = None,
-        frozen: bool | None = None,
-        weights: str | None = None,
-        size: int | None = None,
-        epochs: int | None = None,
-        options: dict[str, Any] | None = None,
-        device: str = "auto",
-        random_state: Any = None,
-    ) -> None:
+        self, estimator: Any = "tilt", *, bags: str | int | None = None, backbone: str | None = None,
+        frozen: bool | None = None, weights: str | None = None, size: int | None = None, epochs: int | None = None,
+        options: dict[str, Any] | None = None, device: str = "auto", random_state: Any = None,
+    ) -> None:  # fmt: skip
         self.estimator = estimator
         self.bags = bags
         self.backbone = backbone
@@ -112,8 +103,6 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         self.options = options
         self.device = device
         self.random_state = random_state
-
-    # -- fitting ------------------------------------------------------------------------------------------------------
 
     def fit(self, X: Any, y: Any, bags: Any = None, weight: Any = None) -> MajorityClassifier:
         """Fit the model.
@@ -190,8 +179,6 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         preprocessor = Preprocessor("table", number_fields(x, names), (x.shape[1],), roles=roles)
         return model.replace(preprocessor=preprocessor, estimator=estimator)
 
-    # -- predicting ---------------------------------------------------------------------------------------------------
-
     def predict_proba(self, X: Any, bags: Any = None) -> Any:
         """Class probabilities of instances (N, C), columns as ``classes_``; one array per bag of a list.
 
@@ -226,8 +213,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
     def _map_instances(self, X: Any, bags: Any, transform: Callable[[np.ndarray], np.ndarray]) -> Any:
         """A function of the instance probabilities, in the order of X."""
         check_is_fitted(self)
-        estimator = self._model.estimator
-        uses_bags = isinstance(estimator, Model) and estimator.instance_depends_on_bag
+        uses_bags = isinstance(self._model.estimator, Model) and self._model.estimator.instance_depends_on_bag
         x, ids = self._validate_input(X, bags, bag_column="optional" if uses_bags else "ignored")
         values = transform(self._predict(x, ids).instance_probabilities[np.argsort(ids.order)])
         return np.split(values, np.cumsum(ids.sizes)[:-1]) if ids.from_list else values
@@ -238,8 +224,6 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         bags = Bags.of(self._pool(x[ids.order]), sizes=ids.sizes, labels=labels, classes=len(self.classes_))
         return self._model.predict(bags, level=level)
 
-    # -- input --------------------------------------------------------------------------------------------------------
-
     def _pool(self, x: np.ndarray) -> Pool:
         """Standardised float32 for our own methods, the numbers as they are for a classifier of scikit-learn."""
         if x.ndim != 2:
@@ -249,7 +233,6 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         return Pool(self._scaler.transform(x), trusted=True)
 
     def _validate_bagged(self, X: Any, bags: Any) -> tuple[np.ndarray, BagIds]:
-        """The input of a method that needs the bags."""
         check_is_fitted(self)
         x, ids = self._validate_input(X, bags)
         if self._bags_given and not ids.given:
@@ -277,14 +260,13 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
             ids = values if ids is None and bag_column != "ignored" else ids
         with inputs.numeric_errors(X):
             x = validate_data(self, X, reset=fitting, dtype=FLOAT_TYPES, ensure_min_samples=2 if fitting else 1)
-        return x, BagIds.of_rows(len(x)) if ids is None else BagIds.from_ids(ids, len(x))
+        return x, BagIds.from_ids(ids, len(x))
 
     def _stack_list(self, bag_list: list[Any], column: str | int | None, fitting: bool) -> tuple[np.ndarray, BagIds]:
-        """A list of bags as one array."""
         width = None if fitting else getattr(self, "n_features_in_", None)
         known = None if fitting else getattr(self, "feature_names_in_", None)
         x, names = inputs.stack_bags(bag_list, column, width, known)
-        ids = BagIds.of_list(list(map(len, bag_list)))
+        ids = BagIds.of_list(bag_list)
         if x.ndim == 4:
             return x, ids
         if names is None or not all(isinstance(n, str) for n in names):

@@ -1,7 +1,6 @@
 """Cross-validation on bag labels: each bag is predicted by a model trained without its group.
 
-Bag scores carry Wilson intervals over bags, or over groups of bags. Instance classes are not used; :func:`add_instance_accuracy`
-is called where the data bring them, after everything is chosen.
+Instance classes are not used; :func:`add_instance_accuracy` is called where the data bring them, after everything is chosen.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor
 from headcount.bags import Bags
 from headcount.bags.splits import Split, sample_rows, subsample_bags, subsample_instances
 from headcount.errors import HeadcountError
+from headcount.io import atomic_write
 from headcount.majority import calibration, metrics
 from headcount.majority.calibration import (
     ContextAssessment,
@@ -50,6 +51,21 @@ class FoldResult:
     seconds: float
 
 
+def save_fold(file: Path, result: FoldResult) -> None:
+    instance, bag = result.instance_probabilities.numpy(), result.bag_log_probabilities.numpy()
+    atomic_write(file, lambda f: np.savez(f, bags=result.bags, instance=instance, bag=bag, seconds=result.seconds))
+
+
+def load_fold(file: Path) -> FoldResult | None:
+    """A finished fold; None if the file is absent or damaged."""
+    try:
+        with open(file, "rb") as f, np.load(f, allow_pickle=False) as z:
+            instance, bag = (torch.from_numpy(z[k]) for k in ("instance", "bag"))
+            return FoldResult(z["bags"], instance, bag, float(z["seconds"]))
+    except Exception:  # zip, zlib and header errors of many kinds
+        return None
+
+
 @dataclass(frozen=True)
 class MethodScore:
     """How good a method's out-of-fold predictions are. ``loss`` decides between methods (majority/calibration.py)."""
@@ -77,14 +93,12 @@ def prepare_split(dataset: BagDataset, split: Split) -> tuple[Bags, Bags, Bags, 
 
 def predict_estimator(estimator: Estimator, bags: Bags, device: torch.device | str) -> tuple[Tensor, Tensor]:
     """(N, C) probabilities and (B, C) log-probabilities, without temperatures."""
-    estimator = estimator.to(device) if isinstance(estimator, Model) else estimator
     counted = None if bags.counted is None else tuple(bags.counted.tolist())
-    p, log_p = estimator_probabilities(estimator, bags, counted)
+    p, log_p = estimator_probabilities(estimator.to(device) if isinstance(estimator, Model) else estimator, bags, counted)
     return p, log_p.log_softmax(1)
 
 
 def score_method(results: Sequence[FoldResult], bags: Bags) -> MethodScore:
-    """The score of one method's folds on blind bags."""
     if bags.truth is not None:
         raise HeadcountError("these bags carry truth, and the choice of a method must not see it; pass bags.blind()")
     p, log_p, test = _concatenate(results, bags)
@@ -109,7 +123,6 @@ def _concatenate(results: Sequence[FoldResult], bags: Bags) -> tuple[Tensor, Ten
 
 
 def assess_held_out_context(score: MethodScore, results: Sequence[FoldResult], bags: Bags) -> ContextAssessment:
-    """Whether instances of held-out bags are predicted better with the rest of their bag as context."""
     p, _, test = _concatenate(results, bags)
     sample, rows = subsample_bags(test, CONTEXT_INSTANCES)
     log_p = apply_temperature(p[rows].double().clamp_min(1e-30), score.criterion.instance_temperature).log()
@@ -128,7 +141,7 @@ def apply_context(model: FittedModel, results: Sequence[FoldResult], bags: Bags)
 
 
 def add_instance_accuracy(score: MethodScore, results: Sequence[FoldResult], bags: Bags) -> MethodScore:
-    """The score with the instance accuracy of the same predictions, and an interval over bags."""
+    """The score with the instance accuracy of the same predictions, where some classes are known, and an interval over bags."""
     p, _, test = _concatenate(results, bags)
     assert test.truth is not None
     known = test.truth >= 0
@@ -153,17 +166,15 @@ class ModelCalibration(NamedTuple):
 
 def calibrate_on_folds(score: MethodScore, assessment: ContextAssessment) -> ModelCalibration:
     """The calibration that out-of-fold predictions of all bags suggest."""
-    fits = score.criterion.transition, score.temperature, score.criterion.instance_temperature
-    return ModelCalibration(*fits, assessment.concentration, assessment.helps)
+    temperatures = score.temperature, score.criterion.instance_temperature
+    return ModelCalibration(score.criterion.transition, *temperatures, assessment.concentration, assessment.helps)
 
 
 def calibrate_on_validation(
     result: FitResult, bags: Bags, split: Split, device: torch.device, bags_given: bool = True
 ) -> ModelCalibration:
-    """The calibration that the validation bags of one training suggest: a fifth of the bags.
-
-    If they were training bags too, or the bags were not given (``bags_given``), only the transition is estimated.
-    """
+    """The calibration that the validation bags of one training suggest; only the transition, if they were training bags too, or
+    the bags were not given."""
     valid = bags.take(split.valid)
     p, log_p = predict_estimator(result.estimator, valid, device)
     if split.valid_is_train or not bags_given:

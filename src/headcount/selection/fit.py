@@ -1,8 +1,7 @@
 """From a dataset of bags to a fitted model, with an estimate of how good it is. The service behind ``headcount fit``.
 
-The steps: check the bags, estimate the time, split by groups, cross-validate every method on bag labels, keep the one that
-held-out bags prefer (majority/calibration.py), train it on all bags except a validation part. Truth, where the data bring it, is used
-only after every decision, to report the instance accuracy.
+Every method is cross-validated on bag labels, and the one that held-out bags prefer (majority/calibration.py) is trained on all bags
+except a validation part. Truth, where the data bring it, is used only after every decision, to report the instance accuracy.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from headcount.models.network import FrozenBackbone
 from headcount.models.predictions import extract_features
 from headcount.readers import BagDataset
 from headcount.readers.dataset import check_dataset
-from headcount.selection import cross_validation, metadata, search, time_budget
+from headcount.selection import cross_validation, metadata, search
 from headcount.selection.methods import build_methods, split_names
 from headcount.selection.network_setup import ExtractFeatures, NetworkOptions, prepare_backbone
 from headcount.selection.search import ModelSearch, SearchProgress
@@ -38,26 +37,12 @@ from headcount.training.distributed import require_single_process
 
 
 def fit(
-    dataset: BagDataset,
-    method: Any = "auto",
-    *,
-    minutes: float | None = None,
-    seed: int = 0,
-    device: str = "auto",
-    folds: int = 5,
-    head: str | None = None,
-    backbone: str | None = None,
-    frozen: bool | None = None,
-    weights: str | None = None,
-    size: int | None = None,
-    cache: Path | str | None = None,
-    views: str | None = None,
-    epochs: int | None = None,
-    options: dict[str, Any] | None = None,
-    work: Path | str | None = None,
-    on_progress: Callable[[SearchProgress], None] | None = None,
-    log: Callable[[str], None] | None = None,
-) -> FittedModel:
+    dataset: BagDataset, method: Any = "auto", *, minutes: float | None = None, seed: int = 0, device: str = "auto",
+    folds: int = 5, head: str | None = None, backbone: str | None = None, frozen: bool | None = None,
+    weights: str | None = None, size: int | None = None, cache: Path | str | None = None, views: str | None = None,
+    epochs: int | None = None, options: dict[str, Any] | None = None, work: Path | str | None = None,
+    on_progress: Callable[[SearchProgress], None] | None = None, log: Callable[[str], None] | None = None,
+) -> FittedModel:  # fmt: skip
     """Fit a model of single instances to the bags of a dataset, and estimate how good it is.
 
     Parameters
@@ -69,10 +54,8 @@ def fit(
         (docs/explanation/methods.md), or an unfitted scikit-learn classifier.
     minutes : float, optional
         Time budget; folds, epochs, then methods are reduced to fit, and ``metadata["notes"]`` says so. Default: none.
-    seed, device : int, str
-        Random seed; "auto", "cpu" or "cuda".
-    folds : int
-        Folds of the cross-validation, over groups of bags.
+    seed, device, folds : int, str, int
+        Random seed; "auto", "cpu" or "cuda"; folds of the cross-validation, over groups of bags.
     head, options : str, dict, optional
         A network with this head, instead of ``method``, and the options of the head.
     backbone, views, epochs : optional
@@ -101,7 +84,7 @@ def fit(
     folds, seed = check_limits(minutes, folds), check_number("seed", seed, 0, MAX_SEED, integer=True)
     log = log or (lambda line: None)
     require_two_labels(check_dataset(dataset).bags.blind())
-    torch_device = resolve_device(device)
+    torch_device, context = resolve_device(device), None
     setup = prepare_backbone(
         dataset.bags, backbone, torch_device, frozen=frozen, weights=weights, size=size, views=views,
         extract=_cached_features(cache, log, on_progress), log=log,
@@ -121,10 +104,10 @@ def fit(
         frozen_backbone=setup.metadata,
     )  # fmt: skip
 
-    def make_plan() -> time_budget.TimePlan:
+    def make_plan() -> search.TimePlan:
         most = len(make_splits(bags, folds, seed))
-        possible = [n for n in time_budget.REDUCED_FOLDS if n < most and make_splits(bags, n, seed)]
-        return time_budget.make_plan(
+        possible = [n for n in search.REDUCED_FOLDS if n < most and make_splits(bags, n, seed)]
+        return search.make_plan(
             methods, most, train, valid, torch_device, minutes=minutes, requested=requested,
             spent_seconds=features_seconds, reduced_folds=possible,
         )  # fmt: skip
@@ -142,7 +125,6 @@ def fit(
     scores = {name: cross_validation.score_method(r, bags) for name, r in results.items()}
     best = model_search.choose(scores, requested)
     result = model_search.train_final(best, train, valid, end - time.monotonic())
-    context = None
     if best.name in scores:
         assessment = cross_validation.assess_held_out_context(scores[best.name], results[best.name], bags)
         calibration = cross_validation.calibrate_on_folds(scores[best.name], assessment)
@@ -178,10 +160,8 @@ def fit(
 
 def _requested_names(method: Any, head: str | None) -> list[str]:
     """The methods of which one must be kept; none where the choice is free."""
-    if head is not None:
-        return [head]
-    if not isinstance(method, str):
-        return ["classifier"]
+    if head is not None or not isinstance(method, str):
+        return [head or "classifier"]
     return [] if method == "auto" else split_names(method)
 
 
@@ -191,24 +171,24 @@ def _cached_features(
     """A function that computes features once, into the cache."""
 
     def extract(network: FrozenBackbone, bags: Bags) -> Bags:
+        def report(done: float, total: float) -> None:
+            if on_progress:
+                on_progress(SearchProgress(f"features of {network.name}", done, total))
+
         log(f"computing features of {len(bags.pool):,} images once with {network.name}; kept in {cache_folder(cache)}")
-        report = None
-        if on_progress:
-            report = lambda done, total: on_progress(SearchProgress(f"features of {network.name}", done, total))  # noqa: E731
         return extract_features(network, bags, cache, report)
 
     return extract
 
 
 def check_limits(minutes: float | None, folds: int) -> int:
-    """The number of folds, after it and the minutes are checked."""
+    """The number of folds."""
     if minutes is not None and not (isinstance(minutes, (int, float)) and math.isfinite(minutes) and minutes > 0):
         raise HeadcountError(f"minutes is a number above zero, got {minutes!r}")
     return check_number("folds", folds, 2, 100, integer=True)
 
 
 def require_two_labels(bags: Bags) -> None:
-    """Refuse bags from which nothing can be learned."""
     labelled = int(bags.labelled.sum())
     if labelled < 2:
         raise HeadcountError(f"{labelled} bag has a label; at least two with different labels are needed")

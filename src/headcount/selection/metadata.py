@@ -21,8 +21,8 @@ from headcount.majority.transition import Transition
 from headcount.models.fitted import FittedModel
 from headcount.models.predictions import Predictions
 from headcount.readers import BagDataset
-from headcount.selection.check.learnability import mean_winner_share
 from headcount.selection.cross_validation import FoldResult, MethodScore
+from headcount.selection.learnability import mean_winner_share
 from headcount.selection.methods import FitResult, Method
 from headcount.selection.search import ModelSearch
 from headcount.training.loop import thin_curve
@@ -57,14 +57,10 @@ def fit_metadata(
         "prior_loss": float(prior_loss(search.bags.target).mean()),
         "data": dataset_metadata(search.dataset),
         "splits": {
-            "folds": len(search.splits), "train": len(final.train), "valid": len(final.valid),
-            "valid_is_train": final.valid_is_train,
+            "folds": len(search.splits), "train": len(final.train), "valid": len(final.valid), "valid_is_train": final.valid_is_train,
         },
-        "curve": thin_curve(result.curve, CURVE_POINTS),
-        "best_epoch": result.best_epoch,
-        "seed": search.seed,
-        "epoch_fraction": search.plan.epoch_fraction,
-        "notes": list(search.plan.notes),
+        "curve": thin_curve(result.curve, CURVE_POINTS), "best_epoch": result.best_epoch, "seed": search.seed,
+        "epoch_fraction": search.plan.epoch_fraction, "notes": list(search.plan.notes),
         "versions": {"headcount": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "device": str(search.device),
     }  # fmt: skip
@@ -74,20 +70,16 @@ def dataset_metadata(dataset: BagDataset) -> dict[str, Any]:
     """What the data are: counts, sizes, how they were read."""
     bags = dataset.bags
     sizes, label = bags.sizes.numpy(), bags.label.numpy()
+    edges = np.unique(np.round(np.geomspace(sizes.min(), sizes.max() + 1, 21)).astype(int))
     return {
-        "fingerprint": dataset.fingerprint,
-        "kind": dataset.kind,
-        "description": list(dataset.description),
-        "skipped": list(dataset.skipped),
-        "bags": len(bags),
-        "labelled": int((label >= 0).sum()),
-        "instances": len(bags.index),
+        "fingerprint": dataset.fingerprint, "kind": dataset.kind,
+        "description": list(dataset.description), "skipped": list(dataset.skipped),
+        "bags": len(bags), "labelled": int((label >= 0).sum()), "instances": len(bags.index),
         "sizes": {"least": int(sizes.min()), "median": float(np.median(sizes)), "most": int(sizes.max())},
-        "size_counts": _histogram(sizes),
+        "size_counts": {"edges": edges.tolist(), "counts": np.histogram(sizes, edges)[0].tolist()},
         "labels": np.bincount(label[label >= 0], minlength=len(bags.classes)).tolist(),
-        "truth": bags.truth is not None,
-        "counted": _vote_shares(bags) if has_votes(bags) else None,
-    }
+        "truth": bags.truth is not None, "counted": _vote_shares(bags) if has_votes(bags) else None,
+    }  # fmt: skip
 
 
 def _vote_shares(bags: Bags) -> dict[str, list[float | None]]:
@@ -97,41 +89,33 @@ def _vote_shares(bags: Bags) -> dict[str, list[float | None]]:
     return {"share": [*finite_numbers(majority).values()], "of_all": (votes / votes.sum()).tolist()}
 
 
-def _histogram(sizes: np.ndarray) -> dict[str, list[Any]]:
-    edges = np.unique(np.round(np.geomspace(sizes.min(), sizes.max() + 1, 21)).astype(int))
-    return {"edges": edges.tolist(), "counts": np.histogram(sizes, edges)[0].tolist()}
-
-
 def method_rows(
     methods: Sequence[Method], best: Method, scores: dict[str, MethodScore], results: dict[str, list[FoldResult]],
     notes: dict[str, str],
 ) -> list[dict[str, Any]]:  # fmt: skip
     """A row for each method, the lowest loss first."""
-    rows = [_method_row(m, best, scores, results.get(m.name, []), notes.get(m.name, "")) for m in methods]
+    rows, best_score = [], scores.get(best.name)
+    for method in methods:
+        score, behind = scores.get(method.name), None
+        if score is not None and best_score is not None and method is not best:
+            gap, error = _loss_gap(score, best_score)
+            behind = {"loss": gap, "error": error}
+        rows.append({
+            "name": method.name, "title": method.title, "baseline": method.baseline, "chosen": method is best,
+            "seconds": round(sum(r.seconds for r in results.get(method.name, [])), 2), "behind": behind,
+            "note": notes.get(method.name, ""), **{key: None if score is None else getattr(score, key) for key in SCORE_KEYS},
+        })  # fmt: skip
     return sorted(rows, key=lambda row: math.inf if row["loss"] is None else row["loss"])
 
 
-def _method_row(
-    method: Method, best: Method, scores: dict[str, MethodScore], results: Sequence[FoldResult], note: str
-) -> dict[str, Any]:
-    score, best_score = scores.get(method.name), scores.get(best.name)
-    behind = None
-    if score is not None and best_score is not None and method is not best:
-        gap = score.criterion.loss_per_bag - best_score.criterion.loss_per_bag  # the same bags in the same order
-        behind = {"loss": float(gap.mean()), "error": float(gap.std() / math.sqrt(max(1, len(gap) - 1)))}
-    return {
-        "name": method.name, "title": method.title, "baseline": method.baseline, "chosen": method is best,
-        "seconds": round(sum(r.seconds for r in results), 2), "behind": behind, "note": note,
-        **{key: None if score is None else getattr(score, key) for key in SCORE_KEYS},
-    }  # fmt: skip
+def _loss_gap(score: MethodScore, best: MethodScore) -> tuple[float, float]:
+    """How much higher the loss is than the best, and the standard error: the same bags in the same order."""
+    gap = score.criterion.loss_per_bag - best.criterion.loss_per_bag
+    return float(gap.mean()), float(gap.std() / math.sqrt(max(1, len(gap) - 1)))
 
 
 def finite_numbers(numbers: Mapping[Any, float]) -> dict[Any, float | None]:
-    """The numbers as JSON takes them: null where they are not finite.
-
-    >>> finite_numbers({"gain": 0.25, "error": math.inf})
-    {'gain': 0.25, 'error': None}
-    """
+    """The numbers as JSON takes them: null where they are not finite."""
     return {k: round(float(v), 6) if math.isfinite(v) else None for k, v in numbers.items()}
 
 
@@ -139,11 +123,8 @@ def fit_warnings(
     bags: Bags, best: Method, scores: dict[str, MethodScore],
     *, naive_labels: bool, valid_is_train: bool, cross_validated: bool,
 ) -> list[str]:  # fmt: skip
-    """Sentences, the most serious first.
-
-    ``naive_labels``: the model was fitted to the bag's label of each instance. ``valid_is_train``: there was no separate
-    validation part. ``cross_validated``: there were enough bags for folds (``scores`` is empty if there was no time for them).
-    """
+    """Sentences, the most serious first. ``naive_labels``: the model was fitted to the bag's label of each instance;
+    ``cross_validated``: there were enough bags for folds (``scores`` is empty if there was no time for them)."""
     lines = _bag_warnings(bags, valid_is_train)
     if naive_labels:
         lines.append(_baseline_warning(best, scores))
@@ -159,11 +140,10 @@ def fit_warnings(
 
 
 def _bag_warnings(bags: Bags, valid_is_train: bool) -> list[str]:
-    labelled = bags.labelled
-    wins = np.bincount(bags.label[labelled].numpy(), minlength=len(bags.classes))
-    lines = []
-    if int(labelled.sum()) < FEW_BAGS:
-        lines.append(f"There are only {int(labelled.sum())} labelled bags; every number here is uncertain.")
+    label, sizes, lines = bags.label.numpy(), bags.sizes.numpy(), []
+    wins = np.bincount(label[label >= 0], minlength=len(bags.classes))
+    if wins.sum() < FEW_BAGS:
+        lines.append(f"There are only {wins.sum()} labelled bags; every number here is uncertain.")
     if valid_is_train:
         reason = _one_group(bags) or "There are too few bags for a separate validation part"
         lines.append(f"{reason}: the training bags also chose the epoch, so expect less of new bags.")
@@ -171,7 +151,6 @@ def _bag_warnings(bags: Bags, valid_is_train: bool) -> list[str]:
     never = [c for c, n, can_win in zip(bags.classes, wins.tolist(), counted, strict=True) if n == 0 and can_win]
     if never:
         lines.append(f"No bag has the label {', '.join(never)}: such a class can be recognised only by exclusion.")
-    sizes = bags.sizes.numpy()
     if sizes.max() == 1:
         lines.append("Every bag holds one instance, so bag labels are instance labels: this is ordinary supervision.")
     elif sizes.max() > sizes.sum() / 2 and len(bags) > 2:
@@ -215,10 +194,9 @@ def _choice_warnings(bags: Bags, best: Method, scores: dict[str, MethodScore], c
             "distinguishes the classes."
         )
     for name, score in scores.items():
-        gap = score.criterion.loss_per_bag - best_score.criterion.loss_per_bag
-        error = 2 * gap.std() / math.sqrt(max(1, len(gap) - 1))
-        if name != best.name and gap.mean() <= error:
-            (better if gap.mean() < -error else similar).append(name)
+        gap, error = _loss_gap(score, best_score)
+        if name != best.name and gap <= 2 * error:
+            (better if gap < -2 * error else similar).append(name)
     if better:
         lines.append(f"Clearly worse on these bags than {', '.join(better)}: it was kept because it was requested.")
     if similar:
@@ -227,7 +205,6 @@ def _choice_warnings(bags: Bags, best: Method, scores: dict[str, MethodScore], c
 
 
 def _label_warnings(score: MethodScore, classes: Sequence[str]) -> list[str]:
-    """What the accuracy alone hides: how good the most frequent label alone is, and labels that are never predicted."""
     lines, confusion = [], np.array(score.confusion)
     totals = confusion.sum(1)
     frequency = float(totals.max() / max(1, totals.sum()))

@@ -1,13 +1,7 @@
 """The methods that ``headcount fit`` tries: each has a name and a way from training and validation bags to an estimator.
 
-    tilt         a network under the tilt (models/heads/tilt.py): for every kind of data
-    em_forest    a random forest, by EM under the tilt (training/em.py): tables, texts, features
-    count        the Counting Network
-    forest       a random forest that takes the bag's label for the label of each instance: a baseline, always shown
-    logistic     a logistic regression on the same labels: a baseline, always shown
-    noisy_label  a network on the same labels: the baseline for images
-
-The name of any head is a method too (a network with that head), and so is any scikit-learn classifier, by EM.
+The name of any head is a method (a network with that head), and so is any scikit-learn classifier, by EM. Baselines take the bag's
+label for the label of each instance and are always shown: forest, logistic, and noisy_label (a network) for images.
 """
 
 from __future__ import annotations
@@ -52,8 +46,7 @@ EM_ROUNDS = 6
 
 @dataclass(frozen=True)
 class FitResult:
-    """A fitted estimator. ``naive_labels``: it was fitted to the bag's label of each instance, as baselines are, and EM is if its
-    first round is the best."""
+    """A fitted estimator. ``naive_labels``: fitted to the bag's label of each instance, as baselines are, and EM in round 0."""
 
     estimator: Estimator
     transition: Transition | None  # as estimated during training, if it was
@@ -92,14 +85,9 @@ class Method:
         log = (lambda r, _: on_progress((r + 1) / (rounds + 1), f"round {r} of {rounds}")) if on_progress else None
         samples = [subsample_instances(bags, MAX_FIT_INSTANCES, seed) for bags in (train, valid)]
         result = em(self.classifier, *samples, rounds=rounds, seed=seed, on_progress=log)
-        to_estimator = from_sklearn if is_savable(result.classifier) else SklearnModel
-        return FitResult(
-            to_estimator(result.classifier, len(train.classes)),
-            transition=result.transition if self.rounds else None,
-            curve=[(float("nan"), loss) for loss in result.curve],
-            best_epoch=result.best_round + 1,
-            naive_labels=result.best_round == 0,
-        )
+        estimator = (from_sklearn if is_savable(result.classifier) else SklearnModel)(result.classifier, len(train.classes))
+        transition, curve = result.transition if self.rounds else None, [(float("nan"), loss) for loss in result.curve]
+        return FitResult(estimator, transition, curve, result.best_round + 1, naive_labels=result.best_round == 0)
 
     def _fit_network(
         self, train: Bags, valid: Bags, config: TrainConfig,
@@ -121,15 +109,13 @@ class Method:
         if not progress.best_epoch:
             raise HeadcountError(f"{self.title}: the validation loss was never a number; leave this method out")
         model = result.model.cpu()
-        return FitResult(
-            model, estimated_transition(model.head), progress.curve, progress.best_epoch, naive_labels=self.baseline
-        )
+        transition = estimated_transition(model.head)
+        return FitResult(model, transition, progress.curve, progress.best_epoch, naive_labels=self.baseline)
 
     def metadata(self) -> dict[str, Any]:
         """The parameters that are plain JSON (selection/search.py compares all of them)."""
         if self.model_config is not None and self.train_config is not None:
-            names = ("head", "options", "backbone", "backbone_options")
-            network = {name: getattr(self.model_config, name) for name in names}
+            network = {k: getattr(self.model_config, k) for k in ("head", "options", "backbone", "backbone_options")}
             pretrained = {} if self.pretrained is None else {"pretrained": self.pretrained.metadata}
             return {**network, **asdict(self.train_config), **pretrained}
         parameters = {k: v for k, v in self.classifier.get_params().items() if isinstance(v, (int, float, str, bool))}
@@ -137,13 +123,15 @@ class Method:
 
 
 def build_methods(method: Any, bags: Bags, *, head: str | None = None, network: NetworkOptions | None = None) -> list[Method]:
-    """The methods to try: those of ``method`` (or a network with ``head``), and the baselines. ``bags``: training bags, which
-    determine the configuration of networks; ``network``: what the user chose about them."""
+    """The methods to try: those of ``method`` (or a network with ``head``), and the baselines. The training bags determine the
+    configuration of networks; ``network``: what the user chose about them."""
     images, chosen = bags.pool.kind == "images", network or NetworkOptions()
-    method = resolve_method(method, head)
-    custom = []
+    method, custom = resolve_method(method, head), list[Method]()
     if isinstance(method, str):
-        names = _method_names(method, images)
+        names = list(IMAGE_METHODS if images else TABLE_METHODS)
+        if method != "auto":
+            requested = split_names(method)
+            names = [*requested, *(n for n in names if n in BASELINES and n not in requested)]
     else:
         check_classifier(method)
         if images:
@@ -177,7 +165,7 @@ def _check_network_options(method: Any, heads: list[str], chosen: NetworkOptions
 
 
 def resolve_method(method: Any, head: str | None = None) -> Any:
-    """The method after its names are checked, which needs no data. The name of a head is a method."""
+    """The method after its names are checked, which needs no data."""
     if head is not None:
         reject_custom_head(head)
         check_choice("head", head, HEADS)
@@ -192,7 +180,6 @@ def resolve_method(method: Any, head: str | None = None) -> Any:
 
 
 def check_single_method(name: str) -> None:
-    """Refuse a name that is not one method, and methods that need more than bag labels."""
     if name == "auto" or "," in name:
         raise HeadcountError(
             f"MajorityClassifier fits one method, got {name!r}; give one of {', '.join(METHODS)}, or let headcount.fit "
@@ -211,17 +198,7 @@ def split_names(method: str) -> list[str]:
     return list(dict.fromkeys(m.strip() for m in method.split(",")))
 
 
-def _method_names(method: str, images: bool) -> list[str]:
-    """The methods requested, and the baselines that are always shown."""
-    default = list(IMAGE_METHODS if images else TABLE_METHODS)
-    if method == "auto":
-        return default
-    requested = split_names(method)
-    return [*requested, *(n for n in default if n in BASELINES and n not in requested)]
-
-
 def reject_custom_head(name: str) -> None:
-    """Refuse a head from a file where the model is to be saved."""
     if ":" in name:
         raise HeadcountError(
             f"{name} is a custom head, which run, study and probe take: a fitted model is saved, and loading a model never runs "
@@ -235,8 +212,7 @@ def _build_method(name: str, bags: Bags, chosen: NetworkOptions) -> Method:
             raise HeadcountError(f"method {name} reads features, and these are images; use tilt or another network")
         if name == "logistic":
             return Method(name, "Logistic regression on the bag's label", classifier=logistic_regression())
-        title = "EM, random forest" if name == "em_forest" else "Random forest on the bag's label"
-        rounds = EM_ROUNDS if name == "em_forest" else 0
+        title, rounds = ("EM, random forest", EM_ROUNDS) if name == "em_forest" else ("Random forest on the bag's label", 0)
         return Method(name, title, classifier=random_forest(len(bags.index)), rounds=rounds)
     if find_head(name).uses_instance_labels and bags.known is None:
         raise HeadcountError(f"method {name} learns from known instance classes, and there are none; name them with known=")

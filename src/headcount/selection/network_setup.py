@@ -52,10 +52,8 @@ def network_configs(head: str, bags: Bags, chosen: NetworkOptions) -> tuple[Mode
     options = _tilt_defaults(bags) if head == "tilt" else {}
     if chosen.options and set(chosen.options) <= set(head_options(head)):  # else they belong to another head
         options = {**options, **chosen.options}
-    model_config = ModelConfig.for_bags(
-        bags, head=head, options=tuple(options.items()), backbone=backbone,
-        backbone_options=tuple(backbone_options.items()),
-    )  # fmt: skip
+    options, backbone_options = tuple(options.items()), tuple(backbone_options.items())
+    model_config = ModelConfig.for_bags(bags, head=head, options=options, backbone=backbone, backbone_options=backbone_options)
     train_config = TrainConfig(
         epochs=chosen.epochs if chosen.epochs is not None else epochs, batch_bags=batch_bags,
         batch_instances=step_instances, chunk_instances=CHUNK_INSTANCES if chunked else 0, optimizer="adamw",
@@ -81,7 +79,6 @@ def _default_backbone(bags: Bags, chosen: NetworkOptions) -> tuple[str, dict[str
 
 
 def _tilt_defaults(bags: Bags) -> dict[str, Any]:
-    """Options of the tilt head for bags of one instance, and for very large bags."""
     largest = int(bags.sizes.max())
     if largest == 1:  # bag labels are instance labels: there is no vote and nothing to estimate
         return {"bag": 0.0, "teach": 0.0}
@@ -91,9 +88,9 @@ def _tilt_defaults(bags: Bags) -> dict[str, Any]:
 
 
 class BackboneSetup(NamedTuple):
-    """The bags to fit to (over features, where a backbone is frozen) and the backbone in front of or under the model."""
+    """The bags to fit to and the backbone in front of or under the model."""
 
-    bags: Bags
+    bags: Bags  # over features, where the backbone is frozen
     pretrained: PretrainedBackbone | None = None  # a backbone that is trained further
     frozen_backbone: FrozenBackbone | None = None  # on the CPU
     metadata: dict[str, Any] | None = None  # of the frozen backbone
@@ -103,28 +100,19 @@ class BackboneSetup(NamedTuple):
         if self.frozen_backbone is None or self.metadata is None:
             return dataset
         schema = replace(dataset.schema, kind="features", shape=(self.frozen_backbone.dim,))
-        line = "{backbone} (frozen, weights {weights}) computes {features:,} features of each image"
-        description = [*dataset.description, line.format(**self.metadata)]
-        return replace(dataset, bags=self.bags, schema=schema, description=description)
+        line = "{backbone} (frozen, weights {weights}) computes {features:,} features of each image".format(**self.metadata)
+        return replace(dataset, bags=self.bags, schema=schema, description=[*dataset.description, line])
 
 
 def extract_in_memory(frozen_backbone: FrozenBackbone, bags: Bags) -> Bags:
-    """Features of all images, in memory and without a cache."""
     return replace(bags, pool=Pool(LazyFeaturePool(bags.pool, frozen_backbone).take(torch.arange(len(bags.pool)))))
 
 
 def prepare_backbone(
-    bags: Bags,
-    backbone: str | None,
-    device: torch.device,
-    *,
-    frozen: bool | None = None,
-    weights: str | None = None,
-    size: int | None = None,
-    views: str | None = None,
-    extract: ExtractFeatures = extract_in_memory,
+    bags: Bags, backbone: str | None, device: torch.device, *, frozen: bool | None = None, weights: str | None = None,
+    size: int | None = None, views: str | None = None, extract: ExtractFeatures = extract_in_memory,
     log: Callable[[str], None] | None = None,
-) -> BackboneSetup:
+) -> BackboneSetup:  # fmt: skip
     """Load a backbone of timm or torchvision. Frozen, its features are computed once by ``extract``, and any method for features
     is fitted to them; otherwise networks start from it. With any other backbone nothing changes."""
     library_backbones.check_backbone_options(backbone, frozen, weights, size)

@@ -1,7 +1,6 @@
 """Before any training: can instances be learned from the labels of these bags? The service behind ``headcount check``.
 
-It takes seconds for data of any size: at most ``max_bags`` bags and ``max_instances`` instances are examined, and truth is removed
-first. The estimates are explained in docs/how-to/check.md.
+It takes seconds for data of any size; truth is removed first. The estimates are explained in docs/how-to/check.md.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from headcount.majority.calibration import log_mean_shares
 from headcount.majority.transition import Transition
 from headcount.readers.dataset import BagDataset, check_dataset
 from headcount.seeds import seed_for
-from headcount.selection.check.advice import MIN_BAGS, Coverage, advice, bags_needed, verdict
-from headcount.selection.check.learnability import (
+from headcount.selection.advice import MIN_BAGS, Coverage, advice, bags_needed, verdict
+from headcount.selection.learnability import (
     N_FOLDS,
     Learnability,
     LinearBaseline,
@@ -42,7 +41,7 @@ THUMBNAIL_SIDE = 12  # images are reduced to at most this many blocks a side (in
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What :func:`check` returns. ``str()`` is what the command prints; ``to_json()`` is for programs."""
+    """What :func:`check` returns. ``str()`` is what the command prints."""
 
     verdict: str  # good, hard or hopeless
     reason: str  # for the verdict
@@ -111,8 +110,7 @@ def check(dataset: BagDataset, seed: int = 0, *, max_bags: int = 500, max_instan
     coverage = Coverage.from_bags(check_dataset(dataset).bags.blind())
     bags, all_instances = subsample(dataset.bags.blind(), seed, max_bags, max_instances)
     downscaled = dataset.kind == "images" and max(dataset.bags.pool.shape[:2]) > THUMBNAIL_SIDE
-    folds = min(N_FOLDS, count_groups(bags)) if len(bags) else 0
-    learnability = n_label_issues = None
+    folds, learnability, n_label_issues = min(N_FOLDS, count_groups(bags)) if len(bags) else 0, None, None
     if folds > 1 and has_distinct_labels(bags):
         with _single_thread():
             mix = transition_from_votes(bags).mix.double() if coverage.votes else None
@@ -190,13 +188,7 @@ class Conditioning:
 
 
 def conditioning(transition: Transition, wins: np.ndarray) -> Conditioning:
-    """The conditioning of a transition, given (C,) which classes win bags (at least two do).
-
-    >>> from headcount.majority.transition import mix_from_shares
-    >>> result = conditioning(Transition(mix_from_shares(0.6, 3), torch.ones(3) / 3), np.array([True, True, True]))
-    >>> round(result.smallest, 3), round(result.condition, 3), round(result.distance, 3)
-    (0.4, 2.5, 0.4)
-    """
+    """The conditioning of a transition, given (C,) which classes win bags (at least two do)."""
     winners = np.flatnonzero(wins)
     matrix = transition.matrix.double().numpy()[np.ix_(winners, winners)]
     matrix = matrix / matrix.sum(1, keepdims=True)
@@ -235,7 +227,7 @@ def _text_lines(result: CheckResult) -> list[str]:
 def _json_fields(result: CheckResult) -> dict[str, Any]:
     coverage, learnability, c = result.coverage, result.learnability, result.conditioning
     if learnability is None or c is None:
-        return {"shares": None, "transition": None, "baseline": None, "gain": None}
+        return dict.fromkeys(("shares", "transition", "baseline", "gain"))
     rows = zip(coverage.classes, learnability.share, learnability.share_low, learnability.share_high, strict=True)
     pair, confused = learnability.most_confused
     return {
@@ -244,15 +236,14 @@ def _json_fields(result: CheckResult) -> dict[str, Any]:
             "classes": {k: {"share": _finite(s), "low": _finite(a), "high": _finite(b)} for k, s, a, b in rows},
         },
         "transition": {
-            "matrix": [[_finite(v) for v in row] for row in learnability.transition.matrix.tolist()],
+            "matrix": [[*map(_finite, row)] for row in learnability.transition.matrix.tolist()],
             "smallest_singular_value": _finite(c.smallest), "condition": _finite(c.condition) if c.all_win else None,
             "condition_of_winners": _finite(c.condition), "amplification": _finite(c.amplification),
             "hardest_by_labels": {"classes": [coverage.classes[k] for k in c.hardest_pair], "distance": _finite(c.distance)},
             "hardest_by_features": {"classes": [coverage.classes[k] for k in pair], "confused": _finite(confused)},
         },
         "baseline": {
-            "fold_disagreement": _finite(learnability.fold_disagreement),
-            "uncertainty": [_finite(v) for v in learnability.uncertainty],
+            "fold_disagreement": _finite(learnability.fold_disagreement), "uncertainty": [*map(_finite, learnability.uncertainty)],
         },
         "gain": {"nats_per_bag": _finite(learnability.gain[0]), "error": _finite(learnability.gain[1])},
     }  # fmt: skip

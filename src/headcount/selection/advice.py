@@ -11,7 +11,7 @@ import numpy as np
 from headcount.bags import Bags
 from headcount.inference.evaluate import has_votes
 from headcount.majority import transition_em
-from headcount.selection.check.learnability import SUFFICIENT_BAGS, Learnability
+from headcount.selection.learnability import SUFFICIENT_BAGS, Learnability
 
 FEW_BAGS, FEW_BAGS_PER_CLASS = 20, 5  # with fewer labelled bags, a signal that was not found may still be there
 MIN_BAGS = 8  # with fewer labelled bags the verdict is never "good"
@@ -41,30 +41,22 @@ class Coverage:
 
     @classmethod
     def from_bags(cls, bags: Bags) -> Coverage:
-        """Count."""
         target, label, sizes = bags.target.numpy(), bags.label.numpy(), bags.sizes.numpy()
         top = target.max(1)
         winners = (target >= top[:, None] - 1e-6) & (top > 0)[:, None]
         counted = (True,) * len(bags.classes) if bags.counted is None else tuple(bags.counted.tolist())
         wins = winners.any(0).tolist()
         return cls(
-            classes=bags.classes,
-            won=tuple(np.bincount(label[label >= 0], minlength=len(bags.classes)).tolist()),
+            classes=bags.classes, won=tuple(np.bincount(label[label >= 0], minlength=len(bags.classes)).tolist()),
             won_weight=tuple(target.astype(np.float64).sum(0).tolist()),
             never_win=tuple(c for c, can, does in zip(bags.classes, counted, wins, strict=True) if can and not does),
-            counted=counted,
-            bags=len(bags),
-            labelled=int((label >= 0).sum()),
-            tied=int((winners.sum(1) > 1).sum()),
-            votes=has_votes(bags),
-            instances=len(bags.index),
+            counted=counted, bags=len(bags), labelled=int((label >= 0).sum()), tied=int((winners.sum(1) > 1).sum()),
+            votes=has_votes(bags), instances=len(bags.index), singles=int((sizes == 1).sum()),
             sizes=(int(sizes.min()), float(np.median(sizes)), int(sizes.max())),
             effective_size=transition_em.effective_bag_size(bags.segments(), bags.target),
-            singles=int((sizes == 1).sum()),
             known=0 if bags.known is None else int((bags.known >= 0).sum()),
-            groups=None if bags.group is None else len(set(bags.group)),
-            single_group=_single_group_classes(bags, label),
-        )
+            groups=None if bags.group is None else len(set(bags.group)), single_group=_single_group_classes(bags, label),
+        )  # fmt: skip
 
     @property
     def labelled_classes(self) -> np.ndarray:
@@ -78,7 +70,6 @@ class Coverage:
         return tuple(c for c, weight, can_win in rows if can_win and not weight)
 
     def to_json(self) -> dict[str, Any]:
-        """The counts as plain JSON."""
         least, median, most = self.sizes
         return {
             "bags": self.bags, "labelled": self.labelled, "unlabelled": self.bags - self.labelled, "tied": self.tied,
@@ -90,7 +81,6 @@ class Coverage:
         }  # fmt: skip
 
     def lines(self) -> list[str]:
-        """The counts as lines of text."""
         won = ", ".join(f"{c}: {n:,}" for c, n in zip(self.classes, self.won, strict=True) if n)
         least, median, most = self.sizes
         lines = [f"bags won: {won or 'none'}"]

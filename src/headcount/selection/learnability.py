@@ -1,7 +1,7 @@
 """What can be expected of learning instances from the labels of these bags, estimated with a cross-validated softmax regression.
 
-The regression minimises the consistent instance loss of docs/explanation/theory.md, section 2: seconds instead of minutes, and no
-luck of an optimiser. docs/how-to/check.md explains the estimates. Letters: N instances, B bags, C classes, D features.
+It minimises the consistent instance loss of docs/explanation/theory.md, section 2, in seconds; docs/how-to/check.md explains the
+estimates. Letters: N instances, B bags, C classes, D features.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class LinearBaseline:
     p: Tensor  # (N, C)
     criterion: CriterionResult  # with the transition and the temperature under which held-out labels are explained best
     fold_disagreement: float  # how often regressions fitted to other bags name another class
-    uses_fourier: bool  # whether the Fourier features helped
+
+    def calibrated(self) -> Tensor:
+        """``p`` at the temperature that explains held-out labels best."""
+        return apply_temperature(self.p.clamp_min(1e-12), self.criterion.instance_temperature)
 
 
 def fit_linear_baseline(
@@ -59,7 +62,7 @@ def fit_linear_baseline(
         features = add_fourier_features(x, seed) if fourier else x
         for ridge in RIDGE_PENALTIES[fourier]:
             p, disagreement = _predict_out_of_fold(features, bags, fold, ridge, mix)
-            baselines.append(LinearBaseline(p, calibration.evaluate_criterion(p, bags), disagreement, fourier))
+            baselines.append(LinearBaseline(p, calibration.evaluate_criterion(p, bags), disagreement))
     return min(baselines, key=lambda baseline: baseline.criterion.loss)
 
 
@@ -70,8 +73,8 @@ def standardized_components(x: np.ndarray, seed: int = 0) -> np.ndarray:
     if x.shape[1] > MAX_COMPONENTS and len(x) > MAX_COMPONENTS:
         from sklearn.decomposition import PCA
 
-        pca_seed = seed_for(seed, "columns") % (1 << 31)
-        x = PCA(MAX_COMPONENTS, svd_solver="randomized", random_state=pca_seed).fit_transform(x)
+        seed = seed_for(seed, "columns") % (1 << 31)
+        x = PCA(MAX_COMPONENTS, svd_solver="randomized", random_state=seed).fit_transform(x)
         x = x / x[:, 0].std()
     return np.column_stack([x, np.ones(len(x))])
 
@@ -89,16 +92,11 @@ def add_fourier_features(x: np.ndarray, seed: int = 0) -> np.ndarray:
 def _predict_out_of_fold(
     x: np.ndarray, bags: Bags, fold: np.ndarray, ridge: float, known: Tensor | None
 ) -> tuple[Tensor, float]:
-    """(N, C) out-of-fold probabilities, and how often the regressions of other folds name another class.
-
-    One regression per fold, on the bags of the others; one mix for all, by EM from the out-of-fold predictions, started low.
-    """
-    segments, classes = bags.segments(), len(bags.classes)
-    targets = transition_em.instance_targets(segments, bags.target)
-    size = transition_em.effective_bag_size(segments, bags.target)
-    min_share = transition_em.min_majority_share(size, classes, bags.counted)
+    """(N, C) probabilities by a regression per fold, on the bags of the others, and how often those of other folds name another
+    class. One mix for all, by EM from the out-of-fold predictions, started low."""
+    targets, size, min_share = _em_inputs(bags)
+    classes, bags_won = len(bags.classes), bags.target.double().sum(0)
     prior = transition_em.label_prior_from_counts(targets.sum(0), bags.counted)
-    bags_won = bags.target.double().sum(0)
     start = torch.tensor(transition_em.initial_share(size, classes)).double()
     mix = mix_from_shares(start, classes) if known is None else known
     folds, labelled = int(fold.max()) + 1, targets.sum(1).numpy() > 0
@@ -120,11 +118,17 @@ def _predict_out_of_fold(
     return p, float((predicted != out_of_fold).sum(0).mean() / max(1, folds - 1))
 
 
-def _fit_softmax(w: np.ndarray, x: np.ndarray, rows: np.ndarray, matrix: np.ndarray, ridge: float) -> np.ndarray:
-    """(D, C) ``w`` after some steps of L-BFGS on the forward-corrected loss.
+def _em_inputs(bags: Bags) -> tuple[Tensor, float, float]:
+    """The targets (N, C) of instances, the size of the bags, and the least share of a majority."""
+    segments = bags.segments()
+    size = transition_em.effective_bag_size(segments, bags.target)
+    min_share = transition_em.min_majority_share(size, len(bags.classes), bags.counted)
+    return transition_em.instance_targets(segments, bags.target), size, min_share
 
-    The gradient of -log sum_k p_k T[k, c] in the logits is p - q, with q the posterior once the label is known.
-    """
+
+def _fit_softmax(w: np.ndarray, x: np.ndarray, rows: np.ndarray, matrix: np.ndarray, ridge: float) -> np.ndarray:
+    """(D, C) ``w`` after some steps of L-BFGS on the forward-corrected loss -log sum_k p_k T[k, c], whose gradient in the logits is
+    p - q, with q the posterior once the label is known."""
     total = rows.sum()
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
@@ -157,10 +161,8 @@ class Explanation:
 
 
 def plausible_explanations(baseline: LinearBaseline, bags: Bags, known: Transition | None = None) -> list[Explanation]:
-    """Explanations at all temperatures that explain held-out labels as well as the best one, up to chance; the best first.
-
-    A steeper transition with a less confident classifier explains labels equally well (theory.md, section 4).
-    """
+    """Explanations at all temperatures that explain held-out labels as well as the best one, up to chance; the best first. A steeper
+    transition with a less confident classifier explains labels equally well (theory.md, section 4)."""
     p, weight = baseline.p.clamp_min(1e-12), bags.segments().weight
     fits = []
     for temperature in calibration.INSTANCE_TEMPERATURES:
@@ -175,10 +177,8 @@ def plausible_explanations(baseline: LinearBaseline, bags: Bags, known: Transiti
 
 
 def transition_from_votes(bags: Bags) -> Transition:
-    """The transition of bags whose votes are the shares of their instances: counted, not estimated.
-
-    To the instance loss, a label is drawn from the bag's votes: mix[c] is the mean of the shares, weighted by those of c.
-    """
+    """The transition of bags whose votes are the shares of their instances, counted: mix[c] is the mean of the shares, weighted by
+    those of c, because to the instance loss a label is drawn from the bag's votes."""
     share, size = bags.target.double(), bags.segments().total_weight().double()
     joint = share.T @ (share * size[:, None])
     labels = joint.sum(1)
@@ -198,12 +198,9 @@ def bootstrap_share_errors(baseline: LinearBaseline, bags: Bags, start: Transiti
     """(C,) standard errors of the estimated shares: a bootstrap over groups of bags, the predictions fixed."""
     rng = np.random.default_rng(seed_for(seed, "shares drawn again"))
     group = np.arange(len(bags)) if bags.group is None else np.unique(bags.group, return_inverse=True)[1]
-    groups, segments = int(group.max()) + 1, bags.segments()
-    p = apply_temperature(baseline.p.clamp_min(1e-12), baseline.criterion.instance_temperature)
-    targets = transition_em.instance_targets(segments, bags.target)
-    size = transition_em.effective_bag_size(segments, bags.target)
-    min_share = transition_em.min_majority_share(size, len(bags.classes), bags.counted)
-    shares = []
+    groups, segments, shares = int(group.max()) + 1, bags.segments(), []
+    p = baseline.calibrated()
+    targets, _, min_share = _em_inputs(bags)
     for _ in range(BOOTSTRAP_DRAWS):
         times = torch.from_numpy(np.bincount(rng.integers(0, groups, groups), minlength=groups)[group]).double()
         bags_won, drawn = (bags.target.double() * times[:, None]).sum(0), targets * segments.broadcast(times)[:, None]
@@ -216,7 +213,7 @@ def bootstrap_share_errors(baseline: LinearBaseline, bags: Bags, start: Transiti
 
 
 def mean_winner_share(bags: Bags) -> tuple[np.ndarray, np.ndarray]:
-    """(C,) mean share of the winner over the bags with votes that each class wins, and its standard error; NaN without bags."""
+    """(C,) mean share of the winner in the bags with votes that each class wins, and its standard error; NaN without bags."""
     top, label = bags.target.double().numpy().max(1), bags.label.numpy()
     shares = [top[label == c] for c in range(len(bags.classes))]
     mean = np.array([v.mean() if len(v) else np.nan for v in shares])
@@ -231,8 +228,8 @@ class Learnability:
     share: np.ndarray  # (C,) expected majority share, NaN for a class that wins no bag
     share_low: np.ndarray  # (C,) ends of the 90 % interval
     share_high: np.ndarray
-    most_confused: tuple[tuple[int, int], float]
-    fold_disagreement: float  # how often regressions fitted to other bags name another class
+    most_confused: tuple[tuple[int, int], float]  # two classes, and the share of instances
+    fold_disagreement: float
     uncertainty: tuple[float, float]  # 1 - confidence: the range among the explanations within one standard error
     accuracy: tuple[float, float]  # expected range for instances
     gain: tuple[float, float]  # nats per bag over the label frequencies, and the standard error
@@ -259,25 +256,17 @@ def assess_learnability(baseline: LinearBaseline, bags: Bags, votes: bool, wins:
     uncertain = [1 - e.confidence for e in unbiased if e.loss_gap <= e.error]  # as in majority/calibration.py
     uncertainty, disagreement = (min(uncertain), max(uncertain)), baseline.fold_disagreement
     return Learnability(
-        transition=best,
-        share=share + blank,
-        share_low=np.maximum(low - Z_90 * error, 0) + blank,
-        share_high=np.minimum(high + Z_90 * error, 1) + blank,
-        most_confused=most_confused_pair(
-            apply_temperature(baseline.p.clamp_min(1e-12), baseline.criterion.instance_temperature)
-        ),
-        fold_disagreement=disagreement,
-        uncertainty=uncertainty,
+        transition=best, share=share + blank, share_low=np.maximum(low - Z_90 * error, 0) + blank,
+        share_high=np.minimum(high + Z_90 * error, 1) + blank, most_confused=most_confused_pair(baseline.calibrated()),
+        fold_disagreement=disagreement, uncertainty=uncertainty,
         accuracy=expected_accuracy(disagreement, uncertainty, wins, share),
-        gain=calibration.gain_over_prior(baseline.criterion),
-        is_significant=significant,
-    )
+        gain=calibration.gain_over_prior(baseline.criterion), is_significant=significant,
+    )  # fmt: skip
 
 
 def expected_accuracy(
     fold_disagreement: float, uncertainty: tuple[float, float], wins: np.ndarray, share: np.ndarray
 ) -> tuple[float, float]:
-    """The range in which the instance accuracy of a trained model is expected."""
     low = 1 - (ERROR_FACTOR * max(fold_disagreement, uncertainty[1]) + ERROR_MARGIN)
     high = 1 - max(0.0, max(fold_disagreement / MAX_IMPROVEMENT, uncertainty[0]) - ERROR_MARGIN)
     # a class that never wins is never learned: all instances outside the majorities may be lost

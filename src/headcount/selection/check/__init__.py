@@ -1,1 +1,0 @@
-"""Before any training: can instances be learned from the labels of these bags?"""
