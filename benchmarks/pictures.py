@@ -24,8 +24,7 @@ from headcount.experiments.run import make_bags
 from headcount.io import atomic_write
 from headcount.majority.calibration import evaluate_criterion
 from headcount.models.predictions import predict
-from headcount.selection.methods import Method
-from headcount.selection.network_setup import NetworkOptions, network_configs
+from headcount.selection.methods import Method, NetworkOptions, network_configs
 
 TRIED = {
     "quick, a share for each label": ("quick", {"form": "class"}),

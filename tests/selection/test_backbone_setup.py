@@ -254,8 +254,6 @@ def test_the_time_of_computing_features_counts(monkeypatch):
     monkeypatch.setattr(search, "estimate_seconds", lambda *_: 2.0)
     bags = dark_and_bright().bags
     made = build_methods("auto", bags)
-    full, late = (
-        search.make_plan(made, 5, bags, bags, torch.device("cpu"), minutes=1.0, spent_seconds=s) for s in (0, 50)
-    )
+    full, late = (search.make_plan(made, 5, bags, bags, torch.device("cpu"), minutes=1.0, spent_seconds=s) for s in (0, 50))
     assert (full.folds, full.epoch_fraction) == (5, 1.0)
     assert late.total_seconds <= 10 * search.TIME_MARGIN < full.total_seconds

@@ -33,11 +33,10 @@ from headcount.majority.calibration import evaluate_criterion
 from headcount.models.fitted import FittedModel
 from headcount.readers import read
 from headcount.reporting.model_pages import context_sentence, model_card, summary_lines
-from headcount.selection import cross_validation, metadata, methods, network_setup, search
+from headcount.selection import cross_validation, metadata, methods, search
 from headcount.selection.check import check
 from headcount.selection.fit import SearchProgress, fit
-from headcount.selection.methods import Method, build_methods
-from headcount.selection.network_setup import NetworkOptions
+from headcount.selection.methods import Method, NetworkOptions, build_methods
 from headcount.selection.search import TimePlan, load_or_make_plan, resume_folder
 from headcount.training.loader import BagLoader
 
@@ -685,7 +684,7 @@ def test_the_expected_share_is_that_of_held_out_bags(monkeypatch):
 
 def test_large_bags_are_split_for_tilt_and_processed_in_chunks_for_count(monkeypatch):
     monkeypatch.setattr(bag_splits, "MAX_BAG_SIZE", 64)
-    monkeypatch.setattr(network_setup, "CHUNK_INSTANCES", 32)
+    monkeypatch.setattr(methods, "CHUNK_INSTANCES", 32)
     dataset = blob_dataset(blobs(12, 200, share=0.7))
     bags = dataset.to_bags(dataset.fit_preprocessor()).blind()
     cut = split_large_bags(bags, 64)

@@ -15,10 +15,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from headcount.bags import Bags, Pool
 from headcount.bags.splits import train_valid_split
-from headcount.errors import HeadcountError, HeadcountWarning
+from headcount.errors import HeadcountError, HeadcountWarning, check_choice
 from headcount.estimators import inputs
 from headcount.estimators.inputs import BagIds
 from headcount.models.fitted import FittedModel
+from headcount.models.heads import HEADS, find_head
 from headcount.models.network import Model
 from headcount.models.predictions import Predictions
 from headcount.models.trees import SklearnModel, Trees
@@ -27,8 +28,8 @@ from headcount.readers.preprocessing import Preprocessor, number_fields
 from headcount.readers.transforms import StandardScaler
 from headcount.seeds import seed_from_random_state
 from headcount.selection.cross_validation import calibrate_on_validation
-from headcount.selection.methods import build_methods, check_single_method
-from headcount.selection.network_setup import NetworkOptions, prepare_backbone
+from headcount.selection.fit import prepare_backbone
+from headcount.selection.methods import METHODS, NetworkOptions, build_methods, reject_custom_head
 from headcount.training.accel import resolve_device
 
 BagColumn = Literal["required", "optional", "ignored"]  # whether X must have the column, if one is named
@@ -131,7 +132,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
             warnings.warn(line, HeadcountWarning, stacklevel=2)
         self._bags_given, self._scaler = ids.given, None
         if isinstance(self.estimator, str):
-            check_single_method(self.estimator)
+            _check_method(self.estimator)
             self._scaler = StandardScaler.fit(x) if x.ndim == 2 else None
         train = Bags.of(
             self._pool(x[ids.order]), sizes=ids.sizes, labels=codes, classes=[str(c) for c in range(len(self.classes_))],
@@ -278,3 +279,17 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         elif known is None and x.shape[1] != self.n_features_in_:
             raise HeadcountError(f"X has {x.shape[1]} columns, and the model was fitted on {self.n_features_in_}")
         return x, ids
+
+
+def _check_method(name: str) -> None:
+    if name == "auto" or "," in name:
+        raise HeadcountError(
+            f"MajorityClassifier fits one method, got {name!r}; give one of {', '.join(METHODS)}, or let headcount.fit "
+            "compare several"
+        )
+    reject_custom_head(name)
+    if check_choice("estimator", name, METHODS) in HEADS and find_head(name).uses_instance_labels:
+        raise HeadcountError(
+            f"{name!r} learns from known instance classes, which MajorityClassifier does not take; give the data to "
+            "headcount.read with ColumnRoles(known=...), and the dataset to headcount.fit"
+        )

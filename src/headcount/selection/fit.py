@@ -13,27 +13,32 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
-from headcount.bags import Bags
+from headcount.bags import Bags, Pool
 from headcount.bags.bags import bag_hashes, hashes_to_hex
 from headcount.bags.splits import has_distinct_labels, make_splits, train_valid_split
 from headcount.datasets.cache import cache_folder
 from headcount.errors import MAX_SEED, HeadcountError, check_number
 from headcount.majority.calibration import fit_transition_loss
+from headcount.models import library_backbones
 from headcount.models.fitted import FittedModel
+from headcount.models.library_backbones import PretrainedBackbone
 from headcount.models.network import FrozenBackbone
-from headcount.models.predictions import extract_features
+from headcount.models.predictions import LazyFeaturePool, extract_features
 from headcount.readers import BagDataset
 from headcount.readers.dataset import check_dataset
 from headcount.selection import cross_validation, metadata, search
-from headcount.selection.methods import build_methods, split_names
-from headcount.selection.network_setup import ExtractFeatures, NetworkOptions, prepare_backbone
+from headcount.selection.methods import NetworkOptions, build_methods, split_names
 from headcount.selection.search import ModelSearch, SearchProgress
 from headcount.training.accel import resolve_device
+from headcount.training.augment import FEATURE_VIEWS
 from headcount.training.distributed import require_single_process
+
+ExtractFeatures = Callable[[FrozenBackbone, Bags], Bags]  # bags of images -> the same bags over features
 
 
 def fit(
@@ -179,6 +184,52 @@ def _cached_features(
         return extract_features(network, bags, cache, report)
 
     return extract
+
+
+class BackboneSetup(NamedTuple):
+    """The bags to fit to and the backbone in front of or under the model."""
+
+    bags: Bags  # over features, where the backbone is frozen
+    pretrained: PretrainedBackbone | None = None  # a backbone that is trained further
+    frozen_backbone: FrozenBackbone | None = None  # on the CPU
+    metadata: dict[str, Any] | None = None  # of the frozen backbone
+
+    def apply_to(self, dataset: BagDataset) -> BagDataset:
+        """The dataset these bags came from, over the features."""
+        if self.frozen_backbone is None or self.metadata is None:
+            return dataset
+        schema = replace(dataset.schema, kind="features", shape=(self.frozen_backbone.dim,))
+        line = "{backbone} (frozen, weights {weights}) computes {features:,} features of each image".format(**self.metadata)
+        return replace(dataset, bags=self.bags, schema=schema, description=[*dataset.description, line])
+
+
+def extract_in_memory(frozen_backbone: FrozenBackbone, bags: Bags) -> Bags:
+    return replace(bags, pool=Pool(LazyFeaturePool(bags.pool, frozen_backbone).take(torch.arange(len(bags.pool)))))
+
+
+def prepare_backbone(
+    bags: Bags, backbone: str | None, device: torch.device, *, frozen: bool | None = None, weights: str | None = None,
+    size: int | None = None, views: str | None = None, extract: ExtractFeatures = extract_in_memory,
+    log: Callable[[str], None] | None = None,
+) -> BackboneSetup:  # fmt: skip
+    """Load a backbone of timm or torchvision. Frozen, its features are computed once by ``extract``, and any method for features
+    is fitted to them; otherwise networks start from it. With any other backbone nothing changes."""
+    library_backbones.check_backbone_options(backbone, frozen, weights, size)
+    if backbone is None or not library_backbones.is_library_backbone(backbone):
+        return BackboneSetup(bags)
+    pretrained = library_backbones.load_pretrained(
+        backbone, bags.pool.shape, frozen=frozen, weights=weights, size=size, log=log
+    )
+    if not pretrained.frozen:
+        return BackboneSetup(bags, pretrained)
+    if views not in FEATURE_VIEWS:
+        raise HeadcountError(
+            f"views {views!r} augment images, but the features of a frozen backbone are computed once; leave views out, or "
+            "train the backbone"
+        )
+    network = FrozenBackbone.from_pretrained(pretrained, bags.pool.shape).to(device)
+    features = extract(network, bags)
+    return BackboneSetup(features, None, network.cpu(), {**pretrained.metadata, "features": network.dim})
 
 
 def check_limits(minutes: float | None, folds: int) -> int:

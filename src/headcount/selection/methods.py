@@ -15,17 +15,18 @@ import numpy as np
 import torch
 
 from headcount.bags import Bags
-from headcount.bags.splits import split_large_bags, subsample_instances
+from headcount.bags.splits import MAX_BAG_SIZE, split_large_bags, subsample_instances
 from headcount.errors import HeadcountError, check_choice
 from headcount.majority.transition import Transition
+from headcount.models.backbones import BACKBONES
 from headcount.models.heads import HEADS, check_options, find_head, head_options
+from headcount.models.heads.chunked_head import SumHead
 from headcount.models.heads.tilt import estimated_transition
 from headcount.models.library_backbones import PretrainedBackbone
 from headcount.models.network import ModelConfig, build_model
 from headcount.models.predictions import Estimator
 from headcount.models.trees import SklearnModel, from_sklearn, is_savable
 from headcount.readers.transforms import StandardScaler
-from headcount.selection.network_setup import NetworkOptions, network_configs
 from headcount.training import loop
 from headcount.training.augment import FEATURE_VIEWS, VIEWS
 from headcount.training.config import TrainConfig
@@ -42,6 +43,19 @@ MAX_FIT_INSTANCES = 50_000  # that a forest or a logistic regression is fitted t
 N_TREES = 100
 INSTANCES_PER_TREE = 10_000
 EM_ROUNDS = 6
+CHUNK_INSTANCES = 16_384  # of a large bag, processed at once
+MLP_OPTIONS = {"hidden": 128, "layers": 2, "dropout": 0.3}
+
+
+@dataclass(frozen=True)
+class NetworkOptions:
+    """What a user may choose about networks; None: chosen by the bags. ``options`` are the head's."""
+
+    backbone: str | None = None
+    views: str | None = None
+    epochs: int | None = None
+    options: dict[str, Any] | None = None
+    pretrained: PretrainedBackbone | None = None  # a library's backbone that is trained further
 
 
 @dataclass(frozen=True)
@@ -179,20 +193,6 @@ def resolve_method(method: Any, head: str | None = None) -> Any:
     return method
 
 
-def check_single_method(name: str) -> None:
-    if name == "auto" or "," in name:
-        raise HeadcountError(
-            f"MajorityClassifier fits one method, got {name!r}; give one of {', '.join(METHODS)}, or let headcount.fit "
-            "compare several"
-        )
-    reject_custom_head(name)
-    if check_choice("estimator", name, METHODS) in HEADS and find_head(name).uses_instance_labels:
-        raise HeadcountError(
-            f"{name!r} learns from known instance classes, which MajorityClassifier does not take; give the data to "
-            "headcount.read with ColumnRoles(known=...), and the dataset to headcount.fit"
-        )
-
-
 def split_names(method: str) -> list[str]:
     """The names of a list with commas, without duplicates."""
     return list(dict.fromkeys(m.strip() for m in method.split(",")))
@@ -219,6 +219,56 @@ def _build_method(name: str, bags: Bags, chosen: NetworkOptions) -> Method:
     title = "Network on the bag's label" if name == "noisy_label" else f"{find_head(name).title}, network"
     model_config, train_config = network_configs(name, bags, chosen)
     return Method(name, title, model_config, train_config, chosen.pretrained)
+
+
+def network_configs(head: str, bags: Bags, chosen: NetworkOptions) -> tuple[ModelConfig, TrainConfig]:
+    """A network with this head for these bags: enough steps to learn from them, few enough to wait for."""
+    images, sizes = bags.pool.kind == "images", bags.sizes.double()
+    step_instances = 512 if images else 1024
+    batch_bags = int(min(max(2, min(step_instances / float(sizes.mean()), len(bags) / 4)), 64))
+    steps = max(-(-len(bags) // batch_bags), len(bags.index) / step_instances)  # of an epoch
+    # enough epochs for 1500 (500) steps, at least 20 or those of 4000 steps, at most 100 (80)
+    fewest = int(min(20, max(3, -(-4000 // steps))))
+    epochs = int(min(max(fewest, -(-(1500 if images else 500) // steps)), 100 if images else 80))
+    backbone, backbone_options = _default_backbone(bags, chosen)
+    chunked = not images and float(sizes.max()) > 4 * CHUNK_INSTANCES and issubclass(find_head(head), SumHead)
+    has_weights = chosen.pretrained is not None and chosen.pretrained.state is not None
+    options = _tilt_defaults(bags) if head == "tilt" else {}
+    if chosen.options and set(chosen.options) <= set(head_options(head)):  # else they belong to another head
+        options = {**options, **chosen.options}
+    options, backbone_options = tuple(options.items()), tuple(backbone_options.items())
+    model_config = ModelConfig.for_bags(bags, head=head, options=options, backbone=backbone, backbone_options=backbone_options)
+    train_config = TrainConfig(
+        epochs=chosen.epochs if chosen.epochs is not None else epochs, batch_bags=batch_bags,
+        batch_instances=step_instances, chunk_instances=CHUNK_INSTANCES if chunked else 0, optimizer="adamw",
+        lr=(1e-4 if has_weights else 1e-3) if images else 2e-3,  # pretrained weights change slowly
+        weight_decay=0.05 if images else 0.5, decay="weights", schedule="cosine", warmup=0.05, selection="mean",
+        views=chosen.views or ("digit" if images else "feature"),
+    )  # fmt: skip
+    return model_config, train_config
+
+
+def _default_backbone(bags: Bags, chosen: NetworkOptions) -> tuple[str, dict[str, Any]]:
+    """The backbone chosen, or the default one, with options for instances like these."""
+    if chosen.pretrained is not None:
+        return chosen.pretrained.name, chosen.pretrained.options
+    images = bags.pool.kind == "images"
+    side = min(bags.pool.shape[:2]) if images else 0
+    small = images and 8 <= side <= 64  # a quarter of the time (benchmarks/pictures.py)
+    name = chosen.backbone or ("quick" if small else "resnet18" if images else "mlp")
+    stem = "small" if side <= 20 else "pool" if side <= 64 else "paper"
+    width = {"width": 32 if side <= 20 else 64}
+    defaults = {"quick": width, "resnet18": {"stem": stem, **width}, "mlp": MLP_OPTIONS}
+    return check_choice("backbone", name, BACKBONES), defaults.get(name, {})
+
+
+def _tilt_defaults(bags: Bags) -> dict[str, Any]:
+    largest = int(bags.sizes.max())
+    if largest == 1:  # bag labels are instance labels: there is no vote and nothing to estimate
+        return {"bag": 0.0, "teach": 0.0}
+    if largest > MAX_BAG_SIZE and bags.pool.kind != "images":  # without the vote, pieces of a bag serve as well
+        return {"over": "instances", "bag": 0.0, "piece": len(bags) / len(split_large_bags(bags))}
+    return {}
 
 
 def random_forest(instances: int = 0) -> Any:

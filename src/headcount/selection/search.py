@@ -48,7 +48,8 @@ class TimePlan:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TimePlan:
-        return cls(**{**data, "names": tuple(data["names"]), "notes": tuple(data["notes"])})
+        names, notes = tuple(data["names"]), tuple(data["notes"])
+        return cls(names, int(data["folds"]), float(data["epoch_fraction"]), dict(data["seconds"]), notes)
 
     def cost(self, name: str) -> float:
         """Seconds of one fit under this plan."""
