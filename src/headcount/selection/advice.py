@@ -138,7 +138,20 @@ def advice(
     examined_bags: int, downscaled: bool,
 ) -> list[str]:  # fmt: skip
     """Sentences, the most useful first."""
-    lines = _coverage_advice(coverage)
+    lines = []
+    if coverage.never_win:
+        lines.append(
+            f"bags won by {', '.join(coverage.never_win)} would help most: a class that no label names is only guessed at"
+        )
+    if coverage.single_group:
+        lines.append(
+            f"all bags won by {', '.join(coverage.single_group)} belong to one group: what looks like the class may be the "
+            "group; bags of other groups would separate the two"
+        )
+    if coverage.singles == coverage.bags:
+        lines.append("every bag holds one instance: this is ordinary supervision")
+    elif coverage.sizes[2] > coverage.instances / 2 and coverage.bags > 2:
+        lines.append("one bag holds more than half of all instances and dominates training: split it if possible")
     if learnability is not None:
         if not learnability.is_significant:
             lines.append("check that each label belongs to its bag, and that the columns (or images) show the classes")
@@ -155,32 +168,12 @@ def advice(
     return lines
 
 
-def _coverage_advice(coverage: Coverage) -> list[str]:
-    lines = []
-    if coverage.never_win:
-        lines.append(
-            f"bags won by {', '.join(coverage.never_win)} would help most: a class that no label names is only guessed at"
-        )
-    if coverage.single_group:
-        lines.append(
-            f"all bags won by {', '.join(coverage.single_group)} belong to one group: what looks like the class may be the "
-            "group; bags of other groups would separate the two"
-        )
-    if coverage.singles == coverage.bags:
-        lines.append("every bag holds one instance: this is ordinary supervision")
-    elif coverage.sizes[2] > coverage.instances / 2 and coverage.bags > 2:
-        lines.append("one bag holds more than half of all instances and dominates training: split it if possible")
-    return lines
-
-
 def _bag_advice(coverage: Coverage, learnability: Learnability, more_bags: dict[str, int]) -> list[str]:
     lines, classes = [], len(coverage.classes)
     needed = sorted(((n, c) for c, n in more_bags.items() if n), reverse=True)
     if learnability.is_significant and learnability.fold_disagreement < STABLE_DISAGREEMENT:
-        agreement = 1 - learnability.fold_disagreement
-        lines.append(
-            f"fits to different folds agree on {agreement:.0%} of instances: more of the same bags would change little"
-        )
+        agree = f"fits to different folds agree on {1 - learnability.fold_disagreement:.0%} of instances"
+        lines.append(f"{agree}: more of the same bags would change little")
     elif needed:
         listed = ", ".join(f"{n:,} of {c!r}" for n, c in needed[:5])
         others = f" and of {len(needed) - 5} other classes" if len(needed) > 5 else ""
@@ -189,10 +182,8 @@ def _bag_advice(coverage: Coverage, learnability: Learnability, more_bags: dict[
     larger = (1 + share) / 2
     now, then = signal_from_share(share, classes), signal_from_share(larger, classes)
     if now < 0.5:
-        times = (then / max(now, 1e-2)) ** 2
-        lines.append(
-            f"larger majorities would help: at {larger:.0%} instead of {share:.0%} a bag is worth {times:.0f} times as many"
-        )
+        worth = f"a bag is worth {(then / max(now, 1e-2)) ** 2:.0f} times as many"
+        lines.append(f"larger majorities would help: at {larger:.0%} instead of {share:.0%} {worth}")
     size = max(1, round(coverage.effective_size))
     at_random = transition_em.random_majority_share(size, classes)
     if size >= 4 and share - at_random < 0.05:
@@ -206,8 +197,7 @@ def _bag_advice(coverage: Coverage, learnability: Learnability, more_bags: dict[
 
 def bags_needed(coverage: Coverage, learnability: Learnability) -> dict[str, int]:
     """About how many more bags would help, for each class that can win."""
-    mean = float(np.nanmean(learnability.share))
-    shares = np.where(np.isnan(learnability.share), mean, learnability.share).tolist()
+    shares = np.where(np.isnan(learnability.share), np.nanmean(learnability.share), learnability.share).tolist()
     rows = zip(coverage.classes, shares, coverage.won_weight, coverage.counted, strict=True)
     return {c: additional_bags(s, round(n), len(coverage.classes)) for c, s, n, can_win in rows if can_win}
 

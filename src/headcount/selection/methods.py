@@ -115,9 +115,7 @@ class Method:
         model = build_model(replace(self.model_config, shape=shape), train, seed=config.seed, **constants).to(device)
         if self.pretrained is not None:
             self.pretrained.load_into(model.backbone)
-        log = None
-        if on_progress:
-            log = lambda p: on_progress(p.epoch / config.epochs, f"epoch {p.epoch} of {config.epochs}")  # noqa: E731
+        log = (lambda p: on_progress(p.epoch / config.epochs, f"epoch {p.epoch} of {config.epochs}")) if on_progress else None
         result = loop.train(model, train.to(device), valid.to(device), config, work_dir=work, on_progress=log)
         progress = result.progress
         if not progress.best_epoch:

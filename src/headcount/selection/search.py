@@ -102,9 +102,9 @@ class ModelSearch:
         """The folds of every method that finished, and why the others did not. Baselines and cheap methods go first."""
         results: dict[str, list[FoldResult]] = {}
         unfinished: dict[str, str] = {}
-        if not self.splits:
-            return results, unfinished
-        for method in sorted(self.methods.values(), key=lambda m: (not m.baseline, self.plan.cost(m.name))):
+        for method in sorted(
+            self.methods.values() if self.splits else (), key=lambda m: (not m.baseline, self.plan.cost(m.name))
+        ):
             try:
                 results[method.name] = [self._fold_result(method, k) for k in range(len(self.splits))]
             except TimeLimitReached:
