@@ -189,10 +189,9 @@ def stack_bags(
 def _reorder_columns(bag: Any, names: list[Any], i: int) -> Any:
     columns = list(bag.columns)
     if sorted(map(str, columns)) != sorted(map(str, names)):
-        missing, extra = [n for n in names if n not in columns], [n for n in columns if n not in names]
-        problem = "has a column twice"
-        if missing or extra:
-            problem = f"lacks column {missing[0]!r}" if missing else f"has an additional column {extra[0]!r}"
+        problems = [f"lacks column {n!r}" for n in names if n not in columns]
+        problems += [f"has an additional column {n!r}" for n in columns if n not in names]
+        problem = next(iter(problems), "has a column twice")
         raise HeadcountError(f"bag {i} {problem}; all bags need the columns {', '.join(map(str, names[:8]))}")
     return bag if columns == names else bag[names]
 
@@ -219,16 +218,13 @@ def bag_labels(y: Any, ids: BagIds, n: int) -> np.ndarray:
     if len(y) != n:
         expected = f"{len(ids.sizes)} bags; give one per bag" if ids.from_list else f"{n} rows; give each row its bag's label"
         raise HeadcountError(f"{len(y)} labels for {expected}")
-    y = y[ids.order]
-    starts = np.concatenate([[0], np.cumsum(ids.sizes)[:-1]])
-    first = np.repeat(starts, ids.sizes)
-    conflicts = np.flatnonzero(y != y[first])
-    if len(conflicts):
-        row = int(conflicts[0])
-        bag = ids.names.tolist()[int(np.searchsorted(starts, row, side="right")) - 1]
-        one, other = y[[first[row], row]].tolist()  # Python values: the repr of numpy's is np.int64(0)
-        raise HeadcountError(f"bag {bag!r} has two labels, {one!r} and {other!r}; a bag has one")
-    return y[starts]
+    y, bag = y[ids.order], np.repeat(np.arange(len(ids.sizes)), ids.sizes)
+    labels = y[np.cumsum([0, *ids.sizes[:-1]])]
+    if len(conflicts := np.flatnonzero(y != labels[bag])):
+        row = conflicts[0]  # tolist: the repr of numpy's values is np.int64(0)
+        name, one, other = ids.names.tolist()[bag[row]], labels[bag].tolist()[row], y.tolist()[row]
+        raise HeadcountError(f"bag {name!r} has two labels, {one!r} and {other!r}; a bag has one")
+    return labels
 
 
 def check_weights(weight: Any, ids: BagIds, n: int) -> np.ndarray | None:

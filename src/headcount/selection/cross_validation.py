@@ -130,20 +130,16 @@ def assess_held_out_context(score: MethodScore, results: Sequence[FoldResult], b
     return calibration.assess_context(log_p, sample.segments(), sample.target.double(), prior, sample.counted)
 
 
-def apply_context(model: FittedModel, results: Sequence[FoldResult], bags: Bags) -> list[FoldResult]:
-    """The same predictions, with the rest of each instance's bag as context."""
-    in_context = []
-    for result in results:
-        p = apply_temperature(result.instance_probabilities, model.instance_temperature)
-        p = model.posterior_in_context(p, bags.take(result.bags).segments())
-        in_context.append(replace(result, instance_probabilities=p))
-    return in_context
-
-
-def add_instance_accuracy(score: MethodScore, results: Sequence[FoldResult], bags: Bags) -> MethodScore:
-    """The score with the instance accuracy of the same predictions, where some classes are known, and an interval over bags."""
+def add_instance_accuracy(
+    score: MethodScore, results: Sequence[FoldResult], bags: Bags, in_context_of: FittedModel | None = None
+) -> MethodScore:
+    """The score with the instance accuracy of the same predictions, where some classes are known, and an interval over bags;
+    with a model, of its predictions with the rest of each instance's bag as context."""
     p, _, test = _concatenate(results, bags)
     assert test.truth is not None
+    if in_context_of is not None:
+        p = apply_temperature(p, in_context_of.instance_temperature)
+        p = in_context_of.posterior_in_context(p, test.segments())
     known = test.truth >= 0
     if not bool(known.any()):
         return score

@@ -103,7 +103,9 @@ def fit(
     final = train_valid_split(bags, np.arange(len(bags)), np.zeros(0, int), seed)
     train, valid, _, preprocessor = cross_validation.prepare_split(features, final)
     methods = build_methods(method, train, head=head, network=network)
-    requested = _requested_names(method, head)
+    # the methods of which one must be kept; none where the choice is free
+    requested = [head] if head else ["classifier"] if not isinstance(method, str) else split_names(method)
+    requested = [] if requested == ["auto"] else requested
     folder = search.resume_folder(
         work, features, methods, seed=seed, folds=folds, minutes=minutes, device=torch_device,
         frozen_backbone=setup.metadata,
@@ -146,8 +148,7 @@ def fit(
     if features.bags.truth is not None:  # every decision has been made
         scores = {n: cross_validation.add_instance_accuracy(s, results[n], features.bags) for n, s in scores.items()}
         if context is not None:
-            in_context = cross_validation.apply_context(model, results[best.name], features.bags)
-            score = cross_validation.add_instance_accuracy(scores[best.name], in_context, features.bags)
+            score = cross_validation.add_instance_accuracy(scores[best.name], results[best.name], features.bags, model)
             context["instance_accuracy"] = score.instance_accuracy
     rows = metadata.method_rows(list(model_search.methods.values()), best, scores, results, unfinished)
     known = metadata.fit_metadata(model_search, best, result, final, scores, rows, requested=bool(requested))
@@ -161,13 +162,6 @@ def fit(
     prepared = dataset.to_bags(model.preprocessor)  # by their hashes the model recognises the bags it was trained on
     known["data"]["bag_hashes"] = hashes_to_hex(bag_hashes(prepared.take(prepared.labelled)))
     return model.replace(metadata=known)
-
-
-def _requested_names(method: Any, head: str | None) -> list[str]:
-    """The methods of which one must be kept; none where the choice is free."""
-    if head is not None or not isinstance(method, str):
-        return [head or "classifier"]
-    return [] if method == "auto" else split_names(method)
 
 
 def _cached_features(

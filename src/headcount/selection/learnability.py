@@ -68,8 +68,8 @@ def fit_linear_baseline(
 
 def standardized_components(x: np.ndarray, seed: int = 0) -> np.ndarray:
     """(N, at most MAX_COMPONENTS + 1) standardised columns, or their first principal components, and a column of ones."""
-    varies = x.std(0, dtype=np.float64) > 1e-9
-    x = StandardScaler.fit(x[:, varies]).transform(x[:, varies], np.float64)
+    x = x[:, x.std(0, dtype=np.float64) > 1e-9]
+    x = StandardScaler.fit(x).transform(x, np.float64)
     if x.shape[1] > MAX_COMPONENTS and len(x) > MAX_COMPONENTS:
         from sklearn.decomposition import PCA
 
@@ -172,7 +172,7 @@ def plausible_explanations(baseline: LinearBaseline, bags: Bags, known: Transiti
         confidence = float(top.mean() if weight is None else (top * weight).sum() / weight.sum())
         fits.append((transition, confidence, calibration.instance_losses(q, bags, transition).numpy()))
     best = min((losses for _, _, losses in fits), key=lambda losses: losses.mean())
-    rows = [Explanation(t, c, float((losses - best).mean()), standard_error(losses - best)) for t, c, losses in fits]
+    rows = (Explanation(t, c, float((losses - best).mean()), standard_error(losses - best)) for t, c, losses in fits)
     return sorted((r for r in rows if r.loss_gap <= Z_90 * r.error + 1e-12), key=lambda r: r.loss_gap)
 
 

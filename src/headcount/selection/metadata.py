@@ -127,7 +127,12 @@ def fit_warnings(
     ``cross_validated``: there were enough bags for folds (``scores`` is empty if there was no time for them)."""
     lines = _bag_warnings(bags, valid_is_train)
     if naive_labels:
-        lines.append(_baseline_warning(best, scores))
+        name = best.title.lower() if best.baseline else f"{best.title}, whose first round was the best"
+        sharpened = ", and a temperature sharpens its probabilities" if best.name in scores else ""
+        lines.append(
+            f"A baseline was kept ({name}): it was fitted to the bag's label of each instance{sharpened}; rely on its "
+            "probabilities, and on the expected majority share, less than usual."
+        )
     lines += _choice_warnings(bags, best, scores, cross_validated)
     if best.name in scores:
         lines += _label_warnings(scores[best.name], bags.classes)
@@ -163,29 +168,16 @@ def _one_group(bags: Bags) -> str:
     labelled = bags.take(bags.labelled)
     if not labelled.group or len(set(labelled.group)) > 1:
         return ""
-    subject = "bags" if len(labelled) == len(bags) else "labelled bags"
-    return f"All {subject} are in one group ({labelled.group[0]!r})"
-
-
-def _baseline_warning(best: Method, scores: dict[str, MethodScore]) -> str:
-    name = best.title.lower() if best.baseline else f"{best.title}, whose first round was the best"
-    sharpened = ", and a temperature sharpens its probabilities" if best.name in scores else ""
-    return (
-        f"A baseline was kept ({name}): it was fitted to the bag's label of each instance{sharpened}; rely on its "
-        "probabilities, and on the expected majority share, less than usual."
-    )
+    return f"All {'' if len(labelled) == len(bags) else 'labelled '}bags are in one group ({labelled.group[0]!r})"
 
 
 def _choice_warnings(bags: Bags, best: Method, scores: dict[str, MethodScore], cross_validated: bool) -> list[str]:
     if not scores:
-        unknown = "the methods were not compared, and the accuracy of this model is unknown."
-        if cross_validated:
-            return [f"The time was too short to cross-validate: {unknown}"]
-        if one_group := _one_group(bags):
-            return [f"{one_group}, so none could be held out: {unknown}"]
-        return [f"The bags were too few to cross-validate: {unknown}"]
-    best_score = scores.get(best.name)
-    if best_score is None:
+        reason = "The time was too short to cross-validate" if cross_validated else "The bags were too few to cross-validate"
+        if not cross_validated and (one_group := _one_group(bags)):
+            reason = f"{one_group}, so none could be held out"
+        return [f"{reason}: the methods were not compared, and the accuracy of this model is unknown."]
+    if (best_score := scores.get(best.name)) is None:
         return []
     lines, similar, better = [], [], []
     if not is_significant(best_score.criterion):
