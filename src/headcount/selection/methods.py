@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from headcount.bags import Bags
-from headcount.bags.splits import MAX_BAG_SIZE, split_large_bags, subsample_instances
+from headcount.bags import Bags, splits
+from headcount.bags.splits import split_large_bags, subsample_instances
 from headcount.errors import HeadcountError, check_choice
 from headcount.majority.transition import Transition
 from headcount.models.backbones import BACKBONES
@@ -264,7 +264,7 @@ def _tilt_defaults(bags: Bags) -> dict[str, Any]:
     largest = int(bags.sizes.max())
     if largest == 1:  # bag labels are instance labels: there is no vote and nothing to estimate
         return {"bag": 0.0, "teach": 0.0}
-    if largest > MAX_BAG_SIZE and bags.pool.kind != "images":  # without the vote, pieces of a bag serve as well
+    if largest > splits.MAX_BAG_SIZE and bags.pool.kind != "images":  # without the vote, pieces of a bag serve as well
         return {"over": "instances", "bag": 0.0, "piece": len(bags) / len(split_large_bags(bags))}
     return {}
 
