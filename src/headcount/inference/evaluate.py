@@ -80,13 +80,12 @@ def has_votes(bags: Bags) -> bool:
 
 def evaluate_shares(bags: Bags, predictions: Predictions) -> dict[str, Any]:
     """The shares against the votes: errors, the bias of the majority's share, and how often the intervals hold."""
-    labelled = bags.labelled.numpy()
     estimates = (bags.target.numpy(), predictions.shares, predictions.shares_low, predictions.shares_high)
-    votes, share, low, high = (a[labelled] for a in estimates)
+    votes, share, low, high = (a[bags.labelled.numpy()] for a in estimates)
     error = np.abs(share - votes)
     majority = np.arange(len(votes)), votes.argmax(1)
     return {
-        "bags": int(labelled.sum()),
+        "bags": len(votes),
         "mean_error": round(float(error.mean()), 6),
         "largest_error": round(float(error.max()), 6),
         "majority_lean": round(float((share[majority] - votes[majority]).mean()), 6),

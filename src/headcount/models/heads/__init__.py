@@ -86,10 +86,8 @@ def build_head(name: str, dim: int, classes: int, options: Mapping[str, Any], co
     ----------
     name : str
         A name in HEADS, or ``path/to/file.py:Class``.
-    dim : int
-        The number of features of an instance.
-    classes : int
-        The number of classes.
+    dim, classes : int
+        The number of features of an instance, and of classes.
     options : mapping
         Options of the head; see :func:`head_options`.
     counted : Tensor, optional

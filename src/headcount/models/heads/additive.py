@@ -26,6 +26,7 @@ from headcount.errors import HeadcountError, check_choice
 from headcount.models.heads.base import Head, Output
 
 TAPS = 33
+JAVED = "Javed et al., Additive MIL: intrinsically interpretable multiple instance learning for pathology, NeurIPS 2022"
 
 
 class Additive(Head):
@@ -40,8 +41,7 @@ class Additive(Head):
     Batch-norm inside the attention includes removed instances.
     """
 
-    title = "AdditiveMIL"
-    cites = "Javed et al., Additive MIL: intrinsically interpretable multiple instance learning for pathology, NeurIPS 2022"
+    title, cites = "AdditiveMIL", JAVED
     depends_on_bag = True
 
     def __init__(self, dim: int, classes: int, counted: Tensor | None = None, *, width: int = 256) -> None:
@@ -71,8 +71,7 @@ class AdditiveTrans(Head):
         z_i = MLP(t_i)                    bag = softmax(sum of z_i over the bag)
     """
 
-    title = "AdditiveTransMIL"
-    cites = "Javed et al., Additive MIL: intrinsically interpretable multiple instance learning for pathology, NeurIPS 2022"
+    title, cites = "AdditiveTransMIL", JAVED
     depends_on_bag = True
     depends_on_order = True
 

@@ -1,11 +1,6 @@
 """Head and Output: the contract of every method.
 
-    h         (N, D)  features of the instances, from the backbone
-    segments          the bag of each instance
-    instance  (N, C)  logits; the argmax is the predicted class of the instance
-    bag       (B, C)  log-probabilities; the argmax is the predicted class of the bag
-
-A head sees no images, no recipes and no devices. What it needs of the training loop it declares as data: how many ``views`` of
+A head sees features, no images, recipes or devices. What it needs of the training loop it declares as data: how many ``views`` of
 each bag, a ``teacher`` (a moving average of the model), and its ``passes``. Bags larger than memory are the business of
 :class:`~headcount.models.heads.chunked_head.ChunkedHead`, which a head may derive from instead.
 """
@@ -25,8 +20,8 @@ from headcount.bags import Segments
 class Output(NamedTuple):
     """What a model computes for a batch, with one meaning for every method. ``parts`` are for the head's own loss."""
 
-    instance: Tensor  # (N, C) logits
-    bag: Tensor  # (B, C) log-probabilities
+    instance: Tensor  # (N, C) logits; the argmax is the predicted class of the instance
+    bag: Tensor  # (B, C) log-probabilities; the argmax is the predicted class of the bag
     parts: Mapping[str, Tensor]
 
 
@@ -127,9 +122,8 @@ class Head(nn.Module):
         return nll(output.bag, batch.target)
 
     def loss_weight(self, batch: Batch) -> Tensor:
-        """() what the loss is a mean over; here the number of labelled bags. Weighted by it, the losses of the parts of a
-        batch average to the loss of the batch, so that a batch can be split exactly. A head whose loss is no such mean
-        raises NotImplementedError with the reason; its batches are never split."""
+        """() what the loss is a mean over: the number of labelled bags. Weighted by it, the losses of the parts of a batch average
+        to that of the batch. A head whose loss is no such mean raises NotImplementedError with why: its batches are not split."""
         return (batch.target.sum(1) > 0).sum()
 
     def setup(self, segments: Segments, target: Tensor) -> None:

@@ -1,7 +1,4 @@
-"""The Counting Network: every instance casts (nearly) one vote, and the votes are counted.
-
-Learning from Majority Label, Pattern Recognition 2025, doi 10.1016/j.patcog.2025.112425; ICASSP 2024, pp. 7025-7029.
-"""
+"""The Counting Network (also ICASSP 2024, pp. 7025-7029): every instance casts (nearly) one vote, and the votes are counted."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Feature+Mean, +Max, +P-norm, +LSE, +Attention: the features of a bag are pooled, and one linear classifier classifies the pool.
 
-The same classifier then classifies single instances, which it never saw in training: the weakness of the idea. Mean and max are
-in Ilse et al., Deep multiple instance learning for digital histopathology, 2020; log-sum-exp in Pinheiro and Collobert, From
-image-level to pixel-level labeling with convolutional networks, CVPR 2015.
+The same classifier then classifies single instances, which it never saw in training: the weakness of the idea.
 
 P-norm and LSE were released without dividing by the number of instances (and LSE without dividing by r), so that a bag's pool
 has another scale than its instances. That is the default; with ``norm=True`` the pool of a bag of one is its instance.
@@ -20,6 +18,8 @@ from headcount.bags import Segments
 from headcount.errors import HeadcountError
 from headcount.models.heads.base import Output
 from headcount.models.heads.chunked_head import BagStats, ChunkedHead, SumHead
+
+ILSE = "Ilse, Tomczak and Welling, Deep multiple instance learning for digital histopathology, 2020"
 
 
 def linear_float32(classifier: nn.Linear, pool: Tensor) -> Tensor:
@@ -45,8 +45,7 @@ def merge_attention_pools(chunks: Sequence[BagStats]) -> BagStats:
 class FeatureMean(SumHead):
     """The mean of the features is classified: bag = softmax(W mean h)."""
 
-    title = "Feature+Mean"
-    cites = "Ilse, Tomczak and Welling, Deep multiple instance learning for digital histopathology, 2020"
+    title, cites = "Feature+Mean", ILSE
 
     def instance_terms(self, h: Tensor) -> tuple[Tensor, Tensor]:
         return self.classifier(h).float(), h
@@ -61,8 +60,7 @@ class FeaturePNorm(SumHead):
     ``norm`` takes the mean in place of the sum.
     """
 
-    title = "Feature+P-norm"
-    cites = "Ilse, Tomczak and Welling, Deep multiple instance learning for digital histopathology, 2020"
+    title, cites = "Feature+P-norm", ILSE
 
     def __init__(self, dim: int, classes: int, counted: Tensor | None = None, *, p: float = 4, norm: bool = False) -> None:
         super().__init__(dim, classes, counted)
@@ -84,8 +82,7 @@ class FeaturePNorm(SumHead):
 class FeatureMax(ChunkedHead):
     """The maximum of each feature is classified: bag = softmax(W max h)."""
 
-    title = "Feature+Max"
-    cites = "Ilse, Tomczak and Welling, Deep multiple instance learning for digital histopathology, 2020"
+    title, cites = "Feature+Max", ILSE
 
     def __init__(self, dim: int, classes: int, counted: Tensor | None = None) -> None:
         super().__init__(dim, classes, counted)

@@ -1,7 +1,4 @@
-"""MILLET, conjunctive pooling: each instance gets an attention weight and class scores, and their products are averaged.
-
-Early et al., Inherently interpretable time series classification via multiple instance learning, ICLR 2024.
-"""
+"""MILLET: each instance gets an attention weight and class scores, and their products are averaged."""
 
 from __future__ import annotations
 

@@ -22,16 +22,7 @@ MAX_DENSE_PAIRS = 1 << 24  # instances times bags up to which sums over bags are
 class TransitionEstimate(nn.Module):
     """P(class | bag label), estimated by EM: expected counts from validation bags (E), and the next mix from them (M).
 
-    Parameters
-    ----------
-    form : {"one", "class", "full"}
-        Of the mix; the fewer the bags, the closer to the simpler form.
-    share : float, optional
-        A majority share to use instead of an estimated one.
-    doubt : float
-        Elections are scored by -log(P + doubt).
-    piece : float
-        The fraction of a bag that each of the given bags is.
+    ``form``, ``share``, ``doubt`` and ``piece`` are options of the head.
     """
 
     counted: Tensor | None
@@ -114,16 +105,12 @@ class TransitionEstimate(nn.Module):
 class PseudoLabels(nn.Module):
     """Targets for strongly augmented views: the teacher's posterior given the label of the bag, where it is certain enough.
 
-    Sohn et al., FixMatch, NeurIPS 2020; thresholds per class: Wang et al., FreeMatch, ICLR 2023.
+    Sohn et al., FixMatch, NeurIPS 2020; thresholds per class: Wang et al., FreeMatch, ICLR 2023. ::
 
-    Parameters
-    ----------
-    threshold : float
-        The least posterior probability of a target; with ``adapt`` lower for classes of which the teacher is seldom certain.
-    align : float
-        From 0 to 1: how far the posterior is corrected for classes that the teacher predicts too often.
-    own : float
-        From 0 to 1: the weight of the shares estimated in the very bag, beside those of all bags of its label.
+        threshold   the least posterior probability of a target; with ``adapt`` lower for classes of which the teacher is seldom
+                    certain
+        align       from 0 to 1: how far the posterior is corrected for classes that the teacher predicts too often
+        own         from 0 to 1: the weight of the shares estimated in the very bag, beside those of all bags of its label
     """
 
     counted: Tensor | None
