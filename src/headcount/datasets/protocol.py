@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headcount.bags import Bags, Pool
+from headcount.bags import Bags
 from headcount.datasets import share_sampler
 from headcount.datasets.registry import Source
 from headcount.errors import HeadcountError, check_bool, check_choice, check_number
@@ -23,11 +23,8 @@ SCENARIOS = ("various", "small", "large")
 SPLITS = ("train", "valid", "test")
 FOLDS = 5
 Rng = np.random.Generator | np.random.RandomState
-RANGES = {
-    "bag_size": (1, 1 << 20),
-    **dict.fromkeys(("train_bags", "valid_bags", "test_bags"), (1, 1 << 24)),
-    "seed": (0, (1 << 32) - 1),
-}
+RANGES = {"bag_size": (1, 1 << 20), "seed": (0, (1 << 32) - 1)}
+RANGES |= dict.fromkeys(("train_bags", "valid_bags", "test_bags"), (1, 1 << 24))
 
 
 @dataclass(frozen=True)
@@ -118,7 +115,10 @@ def majority_bags(source: Source, fold: int, protocol: Protocol | None = None) -
             if not official:
                 rng = np.random.default_rng([protocol.seed, f, SPLITS.index(split), SCENARIOS.index(protocol.scenario)])
             counts, labels = draw_counts(protocol, len(source.classes), getattr(protocol, f"{split}_bags"), rng)
-            bags[split] = fill_bags(source, pool, indices, counts, labels, rng, overlap=protocol.overlap, split=split)
+            rows = draw_instances(source, indices, counts, rng, overlap=protocol.overlap, split=split)
+            index, sizes, labels = np.concatenate(rows), [len(row) for row in rows], labels[: len(rows)]
+            truth = source.truth[index]
+            bags[split] = Bags.of(pool, index=index, sizes=sizes, labels=labels, classes=source.classes, truth=truth)
     return bags
 
 
@@ -152,28 +152,18 @@ def _redraw(protocol: Protocol, p: np.ndarray, rng: Rng) -> np.ndarray:
     return generator.permuted(counts, axis=1)
 
 
-def fill_bags(
-    source: Source,
-    pool: Pool,
-    indices: np.ndarray,
-    counts: np.ndarray,
-    labels: np.ndarray,
-    rng: Rng,
-    *,
-    overlap: bool,
-    split: str,
-) -> Bags:
-    """Draw the instances: none twice in a bag, and between bags only if ``overlap``, else there may be fewer bags."""
+def draw_instances(
+    source: Source, indices: np.ndarray, counts: np.ndarray, rng: Rng, *, overlap: bool, split: str
+) -> list[np.ndarray]:
+    """The instances of each bag: none twice in a bag, and between bags only if ``overlap``, else there may be fewer bags."""
     members = [indices[source.truth[indices] == c] for c in range(len(source.classes))]
     for c, of_class in enumerate(members):
         # the released code shuffles these with Python's random numbers, which leaves its stream of numpy's unchanged
         (np.random.RandomState(c) if isinstance(rng, np.random.RandomState) else rng).shuffle(of_class)
         if counts[:, c].max() > len(of_class):
             advice = "use smaller bags (--bag-size) or more data" if len(of_class) else "drop the class, or add some"
-            raise HeadcountError(
-                f"class {source.classes[c]!r} has {len(of_class)} instances in the {split} part of {source.name}, "
-                f"a bag needs {counts[:, c].max()}; {advice}"
-            )
+            has = f"class {source.classes[c]!r} has {len(of_class)} instances in the {split} part of {source.name}"
+            raise HeadcountError(f"{has}, a bag needs {counts[:, c].max()}; {advice}")
     used, rows = np.zeros(len(members), dtype=np.int64), []
     for count in counts:
         if overlap:
@@ -187,9 +177,7 @@ def fill_bags(
         rows.append(row)
     if not rows:
         raise HeadcountError(f"the {split} part of {source.name} is too small for one bag of {counts[0].sum()}")
-    index, sizes = np.concatenate(rows), [len(row) for row in rows]
-    labels, truth = labels[: len(rows)], source.truth[index]
-    return Bags.of(pool, index=index, sizes=sizes, labels=labels, classes=source.classes, truth=truth)
+    return rows
 
 
 CORRUPTION_RANGES = {"wrong": (0, 1), "unequal": (1, 1e6), "never": (0, 1 << 20), "merge": (1, 1 << 20)}

@@ -14,17 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from headcount.bags import Pool
+from headcount.datasets import cache as data_cache
 from headcount.datasets import parsers
-from headcount.datasets.cache import (
-    Remote,
-    cache_folder,
-    cache_lock,
-    data_checksum,
-    fetch,
-    read_metadata,
-    read_source,
-    write_source,
-)
+from headcount.datasets.cache import Remote, cache_folder
 from headcount.errors import HeadcountError, check_choice
 
 # The paper normalises all four of its data sets with the constants of CIFAR-100.
@@ -151,7 +143,7 @@ def source_checksum(name_or_path: str | Path, cache: str | Path | None = None) -
     name = str(name_or_path)
     folder = cache_folder(cache) / name
     if name in SOURCES and SOURCES[name].files and folder.exists():
-        return read_metadata(folder)["checksum"]
+        return data_cache.read_metadata(folder)["checksum"]
     return load_source(name_or_path, cache).checksum
 
 
@@ -176,8 +168,8 @@ def import_npz(name: str, file: str | Path, cache: str | Path | None = None, not
     _check_arrays(name, info, images, labels, str(path))
     if not note and info.sha256 is None:
         note = f"imported from {path.name}, not compared with the official files"
-    with cache_lock(cache_folder(cache)):
-        write_source(cache_folder(cache) / name, images, labels, info.classes, note)
+    with data_cache.cache_lock(cache_folder(cache)):
+        data_cache.write_source(cache_folder(cache) / name, images, labels, info.classes, note)
     _load_named.cache_clear()
     return load_source(name, cache)
 
@@ -188,16 +180,16 @@ def _load_named(name: str, cache: Path) -> Source:
     if not info.files:
         images, labels = info.parse(())
         _check_arrays(name, info, images, labels, name)
-        checksum, note = data_checksum(images, labels), info.note
+        checksum, note = data_cache.data_checksum(images, labels), info.note
     else:
         if not folder.exists():
-            with cache_lock(cache):
+            with data_cache.cache_lock(cache):
                 if not folder.exists():  # another process may have prepared it meanwhile
-                    paths = [fetch(r.url, cache / "downloads" / r.file, r.md5, name) for r in info.files]
+                    paths = [data_cache.fetch(r.url, cache / "downloads" / r.file, r.md5, name) for r in info.files]
                     images, labels = info.parse(paths)
                     _check_arrays(name, info, images, labels, ", ".join(map(str, paths)))
-                    write_source(folder, images, labels, info.classes, note="")
-        images, labels, metadata = read_source(folder)
+                    data_cache.write_source(folder, images, labels, info.classes, note="")
+        images, labels, metadata = data_cache.read_source(folder)
         if images.shape != (info.count, *info.shape):
             raise HeadcountError(f"{folder} holds {images.shape}, not {name}; delete it and prepare the source again")
         checksum, note = metadata["checksum"], metadata["note"]
@@ -209,7 +201,7 @@ def _load_npz(path: Path, changed: int, size: int) -> Source:
     """``changed`` and ``size`` are part of the cache's key, so that a file that has changed is read again."""
     data, truth, classes, _ = parsers.read_npz(path)
     classes = classes or tuple(str(k) for k in range(int(truth.max()) + 1))
-    return Source(path.name, data, truth, classes, data_checksum(data, truth))
+    return Source(path.name, data, truth, classes, data_cache.data_checksum(data, truth))
 
 
 def _check_arrays(name: str, info: SourceInfo, images: np.ndarray, labels: np.ndarray, origin: str) -> None:

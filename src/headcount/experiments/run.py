@@ -79,16 +79,10 @@ def run(
                 if removed is not None:
                     train = train.without(removed)
                     train = train.drop_removed() if recipe.drop_before_forward else train
-                result = loop.train(
-                    initial_model(recipe, bags["train"]).to(torch_device),
-                    train,
-                    valid,
-                    recipe.train_config,
-                    work_dir=work_dir,
-                    on_progress=on_progress,
-                    checkpoint_seconds=checkpoint_seconds,
-                    compile=compile,
-                )
+                model = initial_model(recipe, bags["train"]).to(torch_device)
+                options: dict[str, Any] = {"work_dir": work_dir, "on_progress": on_progress, "compile": compile}
+                options["checkpoint_seconds"] = checkpoint_seconds
+                result = loop.train(model, train, valid, recipe.train_config, **options)
                 if not result.progress.best_epoch:
                     advice = f"try a smaller lr than {recipe.lr:g}"
                     raise HeadcountError(f"{recipe}: the validation loss was never a number; {advice}")
