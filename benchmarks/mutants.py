@@ -175,7 +175,7 @@ MUTATIONS = [
     Mutation(
         "cli/options.py", "name for name in map(str.strip, parts) if name", "name for name in parts", "test_check.py lists"
     ),
-    Mutation("cli/loading.py", "if not n_trained:", "if n_trained:", "test_seen_in_training.py"),
+    Mutation("cli/own_data.py", "if not n_trained:", "if n_trained:", "test_seen_in_training.py"),
     # errors and files
     Mutation(
         "io.py",

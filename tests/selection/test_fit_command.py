@@ -18,7 +18,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from headcount.cli import loading, main
+from headcount.cli import main, own_data
 from headcount.models.fitted import FittedModel
 from headcount.readers import read
 
@@ -177,7 +177,7 @@ def test_an_error_while_writing_leaves_no_model(tmp_path, monkeypatch):
 
 def test_notes_name_options_as_typed():
     notes: list[str] = []
-    loading.log_dataset(read(table(note=[f"words of row {i}" for i in range(64)])), notes.append)
+    own_data.log_dataset(read(table(note=[f"words of row {i}" for i in range(64)])), notes.append)
     assert any(line.endswith("name it with --text)") for line in notes)
 
 

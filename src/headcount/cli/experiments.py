@@ -51,10 +51,9 @@ def run(out: RecordsFolder, *, recipe_options: dict[str, Any], device: Device = 
     from headcount.reporting.console import epochs_bar
     from headcount.training.accel import COMPILE, resolve_device
 
-    recipes = build_recipes(recipe_options)
-    if len(recipes) != 1:
-        raise HeadcountError(f"run takes one recipe, these options make {len(recipes)}; use `headcount study`")
-    recipe = recipes[0]
+    recipe, *more = build_recipes(recipe_options)
+    if more:
+        raise HeadcountError(f"run takes one recipe, these options make {1 + len(more)}; use `headcount study`")
     resolve_device(device)  # a mistake is reported before anything is printed
     check_choice("compile", compile, COMPILE)
     print_line(f"{recipe}\nkey {recipe.key}")
@@ -132,11 +131,9 @@ def paper(
     if csv and latex:
         raise HeadcountError("--csv and --latex are two formats of one table; give one of the two")
     style = "csv" if csv else "latex" if latex else None
-    size = SCALES[check_choice("scale", scale, SCALES)]
-    out = out or Path(f"paper-{scale}")
+    size, out, items = SCALES[check_choice("scale", scale, SCALES)], out or Path(f"paper-{scale}"), [item] if item else ITEMS
     if precision is not None:
         size = replace(size, base=size.base.replace(precision=precision))
-    items = [item] if item else ITEMS
     if style and item not in TABLES:
         raise HeadcountError(f"only tables can be written as {style}: {', '.join(TABLES)}")
     if style and missing:
@@ -144,8 +141,7 @@ def paper(
     if run:
         recipes = available_recipes([r for name in items for r in required_recipes(name, size)])
         check_choice("compile", compile, COMPILE)
-        launcher = make_launcher("processes", processes, None, 0, device)
-        run_study(recipes, out, launcher, device, compile, table=False)
+        run_study(recipes, out, make_launcher("processes", processes, None, 0, device), device, compile, table=False)
     records = records_by_recipe(out)
     if page:
         from headcount.reporting.paper_page import write_paper
@@ -154,8 +150,7 @@ def paper(
     if missing:
         printing.list_missing(items, size, records)
     elif style and item:
-        write = printing.as_csv if style == "csv" else printing.as_latex
-        print(write(table_cells(item, size), records), end="")
+        print((printing.as_csv if csv else printing.as_latex)(table_cells(item, size), records), end="")
     elif item in TABLES:
         printing.print_table(item, size, records)
     elif not (run or page):
@@ -223,11 +218,8 @@ def bags(
     console.print(f"{loaded.name}: {len(loaded)} instances, {len(loaded.classes)} classes; fold {fold}, {scenario}")
     print_bags(splits)
     if export:
-        arrays = {
-            f"{split}_{name}": getattr(part, name).numpy()
-            for split, part in splits.items()
-            for name in ("index", "offsets", "label", "truth")
-        }
+        names = ("index", "offsets", "label", "truth")
+        arrays = {f"{split}_{name}": getattr(part, name).numpy() for split, part in splits.items() for name in names}
         about = json.dumps({"source": loaded.name, "checksum": loaded.checksum, "fold": fold, **vars(protocol)})
         atomic_write(export, lambda f: np.savez_compressed(f, about=np.array(about), **arrays))
 
@@ -238,18 +230,11 @@ def heads(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = Fa
     from headcount.cli.printing import console
     from headcount.models.heads import HEADS, head_options
 
-    rows: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "title": head.title,
-            "cites": head.cites,
-            "options": head_options(name),
-            "whole_bag": head.depends_on_bag,
-            "uses_instance_labels": head.uses_instance_labels,
-            "about": (head.__doc__ or "").strip().splitlines()[0],
-        }
-        for name, head in HEADS.items()
-    ]
+    rows: list[dict[str, Any]] = []
+    for name, head in HEADS.items():
+        row = {"name": name, "title": head.title, "cites": head.cites, "options": head_options(name)}
+        flags = {"whole_bag": head.depends_on_bag, "uses_instance_labels": head.uses_instance_labels}
+        rows.append({**row, **flags, "about": (head.__doc__ or "").strip().splitlines()[0]})
     if as_json:
         print(json.dumps(rows, indent=1))
         return

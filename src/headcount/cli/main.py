@@ -19,15 +19,14 @@ from headcount.cli import experiments, model_commands, own_data
 from headcount.cli.options import with_option_names
 from headcount.errors import HeadcountError, HeadcountWarning, check_choice
 
+_FULL = "free some space and run the same command again, nothing half-written is left"
+_DENIED = "choose another folder or change its permissions"
+_IN_THE_WAY = "there is a file where a folder is needed; choose another path"
 DISK_ADVICE = {
-    errno.ENOSPC: "free some space and run the same command again, nothing half-written is left",
-    errno.EDQUOT: "free some space and run the same command again, nothing half-written is left",
-    errno.EACCES: "choose another folder or change its permissions",
-    errno.EPERM: "choose another folder or change its permissions",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), _DENIED),
+    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.EISDIR), _IN_THE_WAY),
     errno.EROFS: "choose a folder that can be written to",
-    errno.ENOTDIR: "there is a file where a folder is needed; choose another path",
-    errno.EEXIST: "there is a file where a folder is needed; choose another path",
-    errno.EISDIR: "there is a folder where a file is needed; choose another path",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ENOENT: "check the path",
 }
@@ -102,7 +101,8 @@ def main() -> None:
         if code == 130:  # typer's translation of a KeyboardInterrupt
             raise KeyboardInterrupt
     except _UsageError as e:
-        code = _show_help(e) if type(e).__name__ == "NoArgsIsHelpError" else print_error(e.format_message())
+        needs_help = type(e).__name__ == "NoArgsIsHelpError"
+        code = print(e.format_message()) if needs_help else print_error(e.format_message())
     except HeadcountError as e:
         code = print_error(with_option_names(str(e)))
     except (KeyboardInterrupt, ImportError) as e:
@@ -134,11 +134,6 @@ def format_warning(message: Any, category: type[Warning], filename: str, lineno:
 def print_error(message: str, code: int = 2) -> int:
     print(f"headcount: {' '.join(message.split())}", file=sys.stderr)
     return code
-
-
-def _show_help(error: Any) -> int:
-    print(error.format_message())
-    return 0
 
 
 def _flush_stdout() -> None:

@@ -1,7 +1,6 @@
 """The commands that use a fitted model: predict, evaluate, explain, audit, export.
 
-Each reads the data as the model's training data were read, logs how they were understood, and checks every output path before it predicts.
-Files are written whole or not at all.
+Each checks every output path before it predicts. Files are written whole or not at all.
 """
 
 from __future__ import annotations
@@ -16,8 +15,10 @@ from typing import Annotated, Any
 import typer
 
 from headcount.cli.options import READ_OPTIONS, Data, Device, RayAddress, with_options
+from headcount.cli.own_data import load_model, predict_all, read_data
 from headcount.errors import HeadcountError, check_choice
 
+CONTEXT = {"auto": None, "on": True, "off": False}
 app = typer.Typer()
 Model = Annotated[Path, typer.Argument(help="The folder that `headcount fit` wrote.")]
 Context = Annotated[
@@ -49,7 +50,6 @@ def predict(
 
     One output row per input row, in the same order, with your own ids.
     """
-    from headcount.cli.loading import load_model, parse_context, predict_all, read_data
     from headcount.inference.predict_ray import remote_predictor
     from headcount.inference.ray_cluster import check_device
     from headcount.reporting import export, geo
@@ -57,7 +57,7 @@ def predict(
     from headcount.reporting.export import check_outputs
     from headcount.selection.metadata import share_warnings
 
-    use_context = parse_context(context)
+    use_context = CONTEXT[check_choice("context", context, CONTEXT)]
     if not export.is_table(out):
         export.require_h5py()
     if bags is not None:
@@ -80,14 +80,8 @@ def predict(
         print_message(note)
     out.parent.mkdir(parents=True, exist_ok=True)
     with progress_bar("bags") as update:
-        predictions = predict_all(
-            fitted,
-            dataset,
-            use_context,
-            scratch=out.parent,
-            on_progress=lambda done, total: update(completed=done, total=total),
-            shard_predictor=remote,
-        )
+        show = lambda done, total: update(completed=done, total=total)  # noqa: E731
+        predictions = predict_all(fitted, dataset, use_context, scratch=out.parent, on_progress=show, shard_predictor=remote)
     for line in share_warnings(fitted, predictions) if bags is not None else ():
         print_message(line)
     complete = False
@@ -128,7 +122,6 @@ def evaluate(
 
     Bags are scored by their labels, shares by votes, instances by truth or by an audit.
     """
-    from headcount.cli.loading import load_model, parse_context, predict_all, read_data
     from headcount.inference import evaluate as scoring
     from headcount.majority.metrics import check_level
     from headcount.reporting import audit_sheet
@@ -136,7 +129,7 @@ def evaluate(
 
     if key is not None and audit is None:
         raise HeadcountError("--key belongs to a sheet; give the sheet with --audit")
-    use_context = parse_context(context)
+    use_context = CONTEXT[check_choice("context", context, CONTEXT)]
     check_level(level)
     fitted = load_model(model, device)
     dataset = read_data(data, read_options, fitted, labels=audit is None, truth_suffices=True)
@@ -178,7 +171,6 @@ def explain(
 
     It shows which instances determined a bag's prediction, and typical and doubtful instances of each class.
     """
-    from headcount.cli.loading import load_model, predict_all, read_data
     from headcount.io import atomic_write
     from headcount.reporting.console import print_message
     from headcount.reporting.export import check_outputs
@@ -213,7 +205,6 @@ def audit(
 
     The sheet does not show the predictions; `evaluate --audit` turns the completed sheet into an accuracy with an interval.
     """
-    from headcount.cli.loading import load_model, predict_all, read_data
     from headcount.reporting import audit_sheet
     from headcount.reporting.console import print_message
     from headcount.reporting.export import check_outputs
@@ -236,7 +227,6 @@ def export(model: Model, onnx: Annotated[Path, typer.Option(help="The file to wr
 
     The file is written only if onnxruntime gives the same predictions.
     """
-    from headcount.cli.loading import load_model
     from headcount.models.onnx import export_onnx
     from headcount.reporting.console import print_message
     from headcount.reporting.export import check_outputs
@@ -250,8 +240,5 @@ def export(model: Model, onnx: Annotated[Path, typer.Option(help="The file to wr
 
 def _as_typed(read_options: dict[str, Any]) -> str:
     """The reading options, to be typed again."""
-    text = ""
-    for name, value in read_options.items():
-        if value:
-            text += f" --{name.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(str(value))}")
-    return text
+    given = {f" --{name.replace('_', '-')}": value for name, value in read_options.items() if value}
+    return "".join(flag if value is True else f"{flag} {shlex.quote(str(value))}" for flag, value in given.items())

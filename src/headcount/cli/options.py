@@ -1,6 +1,4 @@
-"""The options that several commands share, each declared once. ``with_options`` adds a group of them to a command, which receives
-them as one dictionary. Nothing heavy is imported here.
-"""
+"""The options that several commands share, each declared once. Nothing heavy is imported here."""
 
 from __future__ import annotations
 

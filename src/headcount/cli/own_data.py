@@ -5,16 +5,98 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headcount.cli.options import FIT_OPTIONS, Data, Device, HeadOption, with_options
+from headcount.cli.options import (
+    FIT_OPTIONS,
+    LIST_OPTIONS,
+    Data,
+    Device,
+    HeadOption,
+    split_names,
+    with_option_names,
+    with_options,
+)
 from headcount.errors import HeadcountError
 
+if TYPE_CHECKING:
+    from headcount.models.fitted import FittedModel
+    from headcount.models.predictions import Predictions
+    from headcount.readers import BagDataset
+
 app = typer.Typer()
+MAX_SKIPPED = 20  # lines printed about skipped rows, of which there may be millions
 Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
+
+
+# -- what all commands on a person's own data share, so that they agree about every instance --------------------------------
+
+
+def load_model(folder: Path, device: str = "auto") -> FittedModel:
+    """Load a model's folder to a device."""
+    from headcount.models.fitted import FittedModel
+    from headcount.training.accel import resolve_device
+
+    torch_device = resolve_device(device)
+    return FittedModel.load(folder).to(torch_device)
+
+
+def read_data(
+    data: str,
+    options: Mapping[str, Any],
+    model: FittedModel | None = None,
+    *,
+    labels: bool,
+    truth_suffices: bool = False,
+    log: Callable[[str], None] | None = None,
+) -> BagDataset:
+    """Read data with the options of options.py, for a model if there is one; log how they were understood."""
+    from headcount.readers import ColumnRoles, read
+    from headcount.reporting.console import print_message
+
+    given: dict[str, Any] = {k: split_names(v) if k in LIST_OPTIONS else v for k, v in options.items()}
+    given = {k: v for k, v in given.items() if v is not None}
+    roles = ColumnRoles(**{k: given.pop(k) for k in ColumnRoles.__dataclass_fields__ if k in given})
+    if model is None:
+        dataset = read(data, roles, need_labels=labels, **given)
+    else:
+        dataset = model.read(data, roles, need_labels=labels, truth_suffices=truth_suffices, **given)
+    log_dataset(dataset, log or print_message)
+    return dataset
+
+
+def log_dataset(dataset: BagDataset, log: Callable[[str], None]) -> None:
+    """Log how the data were understood, and what was skipped, with the options' names."""
+    more = len(dataset.skipped) - MAX_SKIPPED
+    skipped = [*dataset.skipped[:MAX_SKIPPED], *([f"{more:,} more"] if more > 0 else [])]
+    for line in (*dataset.description, *(f"skipped: {line}" for line in skipped)):
+        log(with_option_names(line))
+
+
+def predict_all(model: FittedModel, dataset: BagDataset, use_context: bool | None = None, **options: Any) -> Predictions:
+    """Predict all bags, and print a warning if the model was trained on some of them: without context, by default."""
+    from headcount.inference.predict import predict_dataset
+    from headcount.reporting.console import print_message
+
+    predictions = predict_dataset(model, dataset, use_context=use_context, **options)
+    n_trained, n_bags = int(predictions.seen_in_training.sum()), len(predictions.seen_in_training)
+    if not n_trained:
+        return predictions
+    which = f"{n_trained:,} of the {n_bags:,} bags" if n_trained < n_bags else "these bags"
+    without = "; their instances are predicted without context" if use_context is None and model.use_context else ""
+    scores = "; cross-validated scores are in model.json" if model.metadata.get("scores") else ""
+    print_message(
+        f"the model was trained on {which}: bag accuracy will be optimistic; instance predictions and shares may be worse than on "
+        f"new bags{scores}{without}"
+    )
+    return predictions
+
+
+# -- the commands ------------------------------------------------------------------------------------------
 
 
 @app.command()
@@ -66,7 +148,6 @@ def fit(
 
     Methods are compared by cross-validation on the bags' labels. The same command resumes an interrupted fit.
     """
-    from headcount.cli.loading import read_data
     from headcount.cli.printing import print_line, print_methods
     from headcount.cli.running import parse_options
     from headcount.io import file_lock
@@ -121,7 +202,6 @@ def check(
 
     Can instances be learned from these bags' labels, and what would help? Trains no model and writes nothing.
     """
-    from headcount.cli.loading import read_data
     from headcount.cli.printing import print_line
     from headcount.reporting.console import print_message
     from headcount.selection.check import check as check_dataset
@@ -151,14 +231,13 @@ def issues(
     read_options: dict[str, Any],
 ) -> None:
     """Rank the bags whose label looks wrong."""
-    from headcount.cli.loading import load_model, predict_all, read_data
     from headcount.inference.label_issues import FOLDS, TREES, cross_val_bag_probabilities, find_label_issues
     from headcount.reporting import export
     from headcount.reporting.console import print_label_issues, print_message
     from headcount.reporting.export import check_outputs
 
-    forest_options = {"folds": folds, "seed": seed}
-    forest_options |= {name: read_options[name] for name in ("features", "categories", "classes", "uncounted")}
+    fit_only = {name: read_options[name] for name in ("features", "categories", "classes", "uncounted")}
+    forest_options = {"folds": folds, "seed": seed, **fit_only}
     if model is not None and (ignored := [name for name, value in forest_options.items() if value is not None]):
         raise HeadcountError(f"--{ignored[0]} has no effect with --model; leave out one of the two")
     if out is not None:

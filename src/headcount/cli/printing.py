@@ -13,18 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from headcount.bags import Bags
-from headcount.experiments import scores
-from headcount.experiments.paper import (
-    FIGURES,
-    TABLES,
-    Cell,
-    Scale,
-    averages,
-    missing_recipes,
-    required_recipes,
-    seconds_per_run,
-    table_cells,
-)
+from headcount.experiments import paper, scores
+from headcount.experiments.paper import FIGURES, TABLES, Cell, Scale, table_cells
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.majority import metrics
@@ -34,14 +24,22 @@ from headcount.reporting.results_table import display_names
 from headcount.training.distributed import rank
 
 Records = dict[Recipe, Record]
+_size: tuple[int | None, int | None] = (None, None) if sys.stdout.isatty() else (120, 50)
 # without markup, because names and paths may contain [brackets]; of several training processes only the first prints
-_size = {} if sys.stdout.isatty() else {"width": 120, "height": 50}
-console = Console(highlight=False, markup=False, width=_size.get("width"), height=_size.get("height"), quiet=rank() > 0)
+console = Console(highlight=False, markup=False, width=_size[0], height=_size[1], quiet=rank() > 0)
 
 
 def print_line(line: str) -> None:
     """Print without wrapping."""
     console.print(line, soft_wrap=True)
+
+
+def _table(*names: str, left: int = 1, no_wrap: bool = True, title: str | None = None) -> Table:
+    """A table without lines, of which the first columns are aligned to the left."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for i, name in enumerate(names):
+        table.add_column(name, justify="left" if i < left else "right", no_wrap=no_wrap)
+    return table
 
 
 def print_results(rows: Iterable[scores.Row]) -> None:
@@ -50,9 +48,7 @@ def print_results(rows: Iterable[scores.Row]) -> None:
     names, remarks = display_names(rows)
     named = zip(names, rows, strict=True)
     for (source, scenario), group in groupby(named, key=lambda pair: (pair[1].source, pair[1].scenario)):
-        table = Table(box=None, pad_edge=False)
-        for name in (f"{source}, {scenario}", "runs", "instance accuracy", "bag accuracy", "consistency"):
-            table.add_column(name, justify="right" if table.columns else "left", no_wrap=True)
+        table = _table(f"{source}, {scenario}", "runs", "instance accuracy", "bag accuracy", "consistency")
         for name, row in group:
             scores = (row.score(m) for m in ("instance_accuracy", "bag_accuracy", "consistency_rate"))
             cells = [f"{mean:.3f} ± {deviation:.3f}" if count else "–" for mean, deviation, count in scores]
@@ -64,10 +60,8 @@ def print_results(rows: Iterable[scores.Row]) -> None:
 
 def print_methods(model: FittedModel) -> None:
     """The methods that `fit` compared, the best first."""
-    table = Table(box=None, pad_edge=False)
     truth = model.metadata["data"]["truth"]
-    for name in ("method", "loss on held-out labels", "bag accuracy", *(["instances (not used)"] if truth else []), ""):
-        table.add_column(name, justify="right" if table.columns else "left", no_wrap=True)
+    table = _table("method", "loss on held-out labels", "bag accuracy", *(["instances (not used)"] if truth else []), "")
     for c in model.metadata["methods"]:
         cells = [_number(c["loss"], 4), _number(c["bag_accuracy"], 3)]
         cells += [_number(c["instance_accuracy"], 3)] if truth else []
@@ -89,9 +83,8 @@ def bag_statistics(bags: Bags) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def print_bags(splits: Mapping[str, Bags]) -> None:
     """Size, majority shares, ties and labels of each split."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("split", "bags", "instances", "majority share (min / mean / max)", "ties", "labels per class"):
-        table.add_column(name, justify="left")
+    names = ("split", "bags", "instances", "majority share (min / mean / max)", "ties", "labels per class")
+    table = _table(*names, left=len(names), no_wrap=False)
     for name, bags in splits.items():
         share, label, tied = bag_statistics(bags)
         shares = f"{share.min():.3f} / {share.mean():.3f} / {share.max():.3f}"
@@ -102,11 +95,9 @@ def print_bags(splits: Mapping[str, Bags]) -> None:
 
 def list_items(items: Iterable[str], scale: Scale, records: Records) -> None:
     """All tables and figures, and how many of their runs are done."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("item", "what", "runs", "done"):
-        table.add_column(name, justify="right" if name in ("runs", "done") else "left")
+    table = _table("item", "what", "runs", "done", left=2, no_wrap=False)
     for item in items:
-        recipes = required_recipes(item, scale)
+        recipes = paper.required_recipes(item, scale)
         done = sum(r in records for r in recipes)
         table.add_row(item, TABLES[item][0] if item in TABLES else FIGURES[item], str(len(recipes)), str(done))
     console.print(table)
@@ -114,36 +105,32 @@ def list_items(items: Iterable[str], scale: Scale, records: Records) -> None:
 
 def list_missing(items: list[str], scale: Scale, records: Records) -> None:
     """The runs without a record, and an estimate of their time."""
-    missing = missing_recipes(items, scale, records)
+    missing = paper.missing_recipes(items, scale, records)
     for recipe in missing:
         print_line(str(recipe))
-    seconds = seconds_per_run(scale, records)
+    seconds = paper.seconds_per_run(scale, records)
     console.print(f"{len(missing)} runs missing, about {len(missing) * seconds / 3600:.1f} hours at {seconds:.1f} s a run")
 
 
 def print_table(item: str, scale: Scale, records: Records) -> None:
     """Printed value, ours, difference and number of runs of each cell."""
     title = f"{item}: {TABLES[item][0]} (scale {scale.name})"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in ("scenario", "method", "data set", "printed", "ours", "difference", "runs"):
-        table.add_column(name, justify="left" if name in ("scenario", "method", "data set") else "right", no_wrap=True)
+    table = _table("scenario", "method", "data set", "printed", "ours", "difference", "runs", left=3, title=title)
     for cell in table_cells(item, scale):
         mean, deviation, count = cell.value(records)
         spread = f" ± {deviation:.3f}" if count > 1 else ""  # one run has no standard deviation
         ours = (f"{mean:.3f}{spread}", f"{mean - cell.printed.mean:+.3f}") if count else ("missing", "")
-        table.add_row(cell.scenario, cell.method, cell.dataset, _printed(cell), *ours, f"{count}/{cell.n_runs}")
+        printed = f"{cell.printed.mean:.3f}" + (
+            f" ± {cell.printed.deviation:.3f}" if cell.printed.deviation is not None else ""
+        )
+        table.add_row(cell.scenario, cell.method, cell.dataset, printed, *ours, f"{count}/{cell.n_runs}")
     console.print(table)
-    for (scenario, method), average in averages(item).items():
+    for (scenario, method), average in paper.averages(item).items():
         if average.is_wrong:
             note = f"printed average {average.printed:.3f}, its cells average {average.recomputed:.3f}"
             console.print(f"note: {scenario}, {method}: {note}")
     if uses_recropped_svhn(records):
         console.print(f"note: SVHN: {RECROPPED_NOTE}", soft_wrap=True)
-
-
-def _printed(cell: Cell) -> str:
-    deviation = cell.printed.deviation
-    return f"{cell.printed.mean:.3f}" + (f" ± {deviation:.3f}" if deviation is not None else "")
 
 
 def as_csv(cells: list[Cell], records: Records) -> str:

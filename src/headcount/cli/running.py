@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,7 @@ def _add_fields(axes: dict[str, list[Any]], texts: list[str]) -> None:
         if name in names_given:
             raise HeadcountError(f"--set {name} is given twice; give it once, with commas between several values")
         if name in axes:
-            flag = f"--{name.replace('_', '-')}"
-            raise HeadcountError(f"--set {text}: {name} has an option of its own; give {flag} alone")
+            raise HeadcountError(f"--set {text}: {name} has an option of its own; give --{name.replace('_', '-')} alone")
         names_given.add(name)
         parsed = [_parse_value(v) for v in values.split(",")]
         if not dot:
@@ -145,16 +145,13 @@ def run_study(recipes: list[Recipe], out: Path, launcher: Launcher, device: str,
         print_results(scores.rows(result.records))
     if result.records:
         print_line(f"{len(result.records)} records in {out}; `headcount report {out}` makes the page")
-    if result.failed:
-        _report_failures(result.failed, out)
-
-
-def _report_failures(failed: Mapping[Recipe, BaseException], out: Path) -> None:
-    """Print each failure in a line, then raise: first of all an error that the user can correct."""
-    for recipe, error in failed.items():
+    if not result.failed:
+        return
+    for recipe, error in result.failed.items():
         print_line(f"failed: {recipe}: {error_line(error)}")
-    message = f"{len(failed)} run{'s' * (len(failed) > 1)} failed; see {out}/*.failed.json; the same command tries them again"
-    for error in failed.values():
+    n_failed = len(result.failed)
+    message = f"{n_failed} run{'s' * (n_failed > 1)} failed; see {out}/*.failed.json; the same command tries them again"
+    for error in result.failed.values():  # first of all an error that the user can correct
         if isinstance(error, (HeadcountError, OSError)):
             if any(out.glob("*.failed.json")):
                 print_line(message)
@@ -165,35 +162,22 @@ def _report_failures(failed: Mapping[Recipe, BaseException], out: Path) -> None:
 def demo_recipes(folds: int) -> list[Recipe]:
     """Six methods on each fold: bags of 24, a small network, otherwise the paper's training; tilt needs a quarter of the epochs."""
     base = Recipe(
-        source="digits",
-        bag_size=24,
-        train_bags=200,
-        valid_bags=50,
-        test_bags=50,
-        backbone="mlp",
-        backbone_options=(("hidden", 128),),
-        epochs=80,
-        batch_bags=32,
-        lr=1e-3,
-    )
-    all_recipes = []
-    for fold in range(folds):
-        count = base.replace(fold=fold)
-        all_recipes += [
-            count.replace(head="output_mean"),
-            count.replace(head="output_mean", options={"form": "nll"}),
-            count.replace(options={"t1": 1.0}),
-            count,
-            *(count.replace(removal=r) for r in REMOVALS),
-            count.replace(head="tilt", epochs=18, lr=3e-3, views="noise"),
-        ]
-    return all_recipes
+        source="digits", bag_size=24, train_bags=200, valid_bags=50, test_bags=50, backbone="mlp",
+        backbone_options=(("hidden", 128),), epochs=80, batch_bags=32, lr=1e-3,
+    )  # fmt: skip
+    methods: list[dict[str, Any]] = [
+        {"head": "output_mean"},
+        {"head": "output_mean", "options": {"form": "nll"}},
+        {"options": {"t1": 1.0}},
+        *({"removal": r} for r in (0.0, *REMOVALS)),
+        {"head": "tilt", "epochs": 18, "lr": 3e-3, "views": "noise"},
+    ]
+    return [base.replace(fold=fold, **method) for fold in range(folds) for method in methods]
 
 
 def run_demo(out: Path, folds: int = 3, n_processes: int | None = None) -> dict[str, Any]:
     """Train, print the table, write ``report.html`` and ``summary.json``."""
-    started = time.monotonic()
-    n_processes = n_processes or n_cores()
+    started, n_processes = time.monotonic(), n_processes or n_cores()
     console.print(f"digits, Various, bags of 24, {folds} folds: training from majority labels alone ...")
     with runs_bar() as on_progress:
         launch = in_process if n_processes == 1 else processes(n_processes)
@@ -204,17 +188,11 @@ def run_demo(out: Path, folds: int = 3, n_processes: int | None = None) -> dict[
     print_results(rows)
     page = write_report(result.records, out / "report.html", title="headcount demo: digits from majority labels")
     seconds = time.monotonic() - started
-    summary = {
-        "seconds": round(seconds, 1),
-        "folds": folds,
-        "methods": {row.label: {m: _mean_and_deviation(row, m) for m in ("instance_accuracy", "bag_accuracy")} for row in rows},
-        "report": str(page),
-    }
+    methods: dict[str, dict[str, Any]] = {row.label: {} for row in rows}
+    for row, metric in product(rows, ("instance_accuracy", "bag_accuracy")):
+        mean, deviation, runs = row.score(metric)
+        methods[row.label][metric] = {"mean": round(mean, 4), "std": round(deviation, 4), "runs": runs}
+    summary = {"seconds": round(seconds, 1), "folds": folds, "methods": methods, "report": str(page)}
     atomic_write(out / "summary.json", lambda f: f.write(json.dumps(summary, indent=1).encode()))
     console.print(f"{len(result.records)} runs in {seconds:.0f} s. Open {page}")
     return summary
-
-
-def _mean_and_deviation(row: scores.Row, metric: str) -> dict[str, float]:
-    mean, deviation, runs = row.score(metric)
-    return {"mean": round(mean, 4), "std": round(deviation, 4), "runs": runs}

@@ -1,8 +1,5 @@
-"""FittedModel: what ``headcount fit`` leaves in a folder, and all that the other commands need to know of a model.
-
-model.safetensors            arrays of the estimator, of the preprocessor, and of the frozen backbone, if any
-model.json                   everything else
-report.html, MODEL_CARD.md   for people; nothing reads them
+"""FittedModel: what ``headcount fit`` leaves in a folder: model.safetensors has the arrays of the estimator, of the preprocessor
+and of the frozen backbone, model.json everything else; report.html and MODEL_CARD.md are for people, and nothing reads them.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from torch import Tensor
 
 from headcount.bags import Bags, Segments
 from headcount.bags.bags import bag_hashes, hashes_from_hex
-from headcount.errors import HeadcountError
+from headcount.errors import HeadcountError, check_number
 from headcount.majority import proportions
 from headcount.majority.calibration import apply_temperature
 from headcount.majority.transition import Transition
@@ -161,8 +158,7 @@ class FittedModel:
         """(N, C) probabilities of instances given the others in their bag, from those without context."""
         if self.concentration is None:
             raise HeadcountError("this model was fitted on too few bags to use a bag as context for its instances")
-        log_p = p.clamp_min(1e-30).double().log()
-        return proportions.posterior_in_context(log_p, segments, self.prior, self.concentration).exp().float()
+        return proportions.posterior_in_context(_log(p), segments, self.prior, self.concentration).exp().float()
 
     @property
     def prior(self) -> Tensor:
@@ -179,8 +175,7 @@ class FittedModel:
         segments = bags.segments().to("cpu")
         if self.concentration is None:
             return proportions.mean_proportions(p, segments, level)
-        log_p = p.clamp_min(1e-30).double().log()
-        return proportions.laplace_proportions(log_p, segments, self.prior, self.concentration, level=level)
+        return proportions.laplace_proportions(_log(p), segments, self.prior, self.concentration, level=level)
 
     def to(self, device: torch.device | str) -> FittedModel:
         """The same model with its networks on a device."""
@@ -227,6 +222,10 @@ class FittedModel:
         return serialization.load_folder(Path(path), _parse_fitted)
 
 
+def _log(p: Tensor) -> Tensor:
+    return p.clamp_min(1e-30).double().log()
+
+
 def load_model(path: Path | str) -> FittedModel | Model:
     """The model in a folder, of either kind."""
 
@@ -258,10 +257,10 @@ def _parse_fitted(data: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Fit
         estimator = (Trees if kind == "forest" else LinearModel).from_arrays(parts["estimator"], shape[0], len(classes))
     if not isinstance(data["metadata"], dict):
         raise HeadcountError("metadata must be an object")
-    temperatures = [serialization.check_number(data[k], k, 1e-6, 1e6) for k in ("temperature", "instance_temperature")]
+    temperatures = [check_number(k, data[k], 1e-6, 1e6, integer=False) for k in ("temperature", "instance_temperature")]
     concentration, use_context = data["concentration"], data["use_context"]
     if concentration is not None:
-        concentration = serialization.check_number(concentration, "concentration", 1e-3, 1e9)
+        concentration = check_number("concentration", concentration, 1e-3, 1e9, integer=False)
     if not isinstance(use_context, bool) or (use_context and concentration is None):
         raise HeadcountError("use_context is true or false, and false where concentration is null")
     serialization.check_keys(data["transition"], {"mix", "labels"}, "the transition")

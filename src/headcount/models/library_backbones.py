@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from headcount.errors import HeadcountError, check_choice
+from headcount.errors import HeadcountError, check_bool, check_choice, check_number
 from headcount.models.serialization import load_weights
 
 LIBRARIES = ("timm", "torchvision")
@@ -27,11 +27,7 @@ _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}  # for
 
 
 def is_library_backbone(name: str | None) -> bool:
-    """Whether a backbone's name names a library.
-
-    >>> is_library_backbone("timm:resnet18"), is_library_backbone("resnet18")
-    (True, False)
-    """
+    """Whether a backbone's name names a library."""
     return name is not None and ":" in name
 
 
@@ -144,10 +140,9 @@ class LibraryBackbone(nn.Module):
 
 
 def check_library_options(size: Any, frozen: Any) -> None:
-    if not isinstance(frozen, bool):
-        raise HeadcountError(f"frozen is true or false, got {frozen!r}")
-    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or not 8 <= size <= 2048):
-        raise HeadcountError(f"size of a backbone's images is a whole number from 8 to 2048, got {size!r}")
+    check_bool("frozen", frozen)
+    if size is not None:
+        check_number("size of a backbone's images", size, 8, 2048, integer=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -101,9 +101,7 @@ def predict(model: Model, bags: Bags, *, keep: tuple[str, ...] = (), batch_insta
 
 
 def _predict_bags(model: Model, bags: Bags, reader: DirectReader, keep: tuple[str, ...], budget: int) -> Output:
-    batches = []
-    for addresses in bags.index.split(budget):
-        batches.append(model.tta_features(reader.take(addresses)))
+    batches = [model.tta_features(reader.take(addresses)) for addresses in bags.index.split(budget)]
     views = [torch.cat(view) for view in zip(*batches, strict=True)]
     output = model.tta_output(views, bags.segments().to(model.device))
     parts = {"features": views[0], **output.parts}

@@ -25,12 +25,10 @@ from headcount.io import atomic_folder, atomic_write
 
 FORMAT = 3
 JSON_FILE, WEIGHTS_FILE = "model.json", "model.safetensors"
-MAX_JSON = 1 << 27  # bytes
-MAX_HEADER = 1 << 20  # bytes
-MAX_CLASSES = 1 << 16
+_MAX_JSON, _MAX_HEADER = 1 << 27, 1 << 20  # bytes
+_MAX_CLASSES = 1 << 16
 _MAX_OPTION = 1 << 14
-_MAX_LAYERS = 64
-_LAYER_OPTIONS = ("layers", "iterations", "heads", "networks")
+_MAX_OPTIONS = dict.fromkeys(("layers", "iterations", "heads", "networks"), 64)
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 ModelT = TypeVar("ModelT")
@@ -100,8 +98,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         if not (path / name).exists():
             raise HeadcountError(f"{name} is missing; give the folder that headcount fit wrote")
         _check_is_file(path / name)
-    if (path / JSON_FILE).stat().st_size > MAX_JSON:
-        raise HeadcountError(f"{JSON_FILE} is larger than {MAX_JSON >> 20} MB")
+    if (path / JSON_FILE).stat().st_size > _MAX_JSON:
+        raise HeadcountError(f"{JSON_FILE} is larger than {_MAX_JSON >> 20} MB")
     data = json.loads((path / JSON_FILE).read_bytes().decode("utf-8"), parse_constant=_refuse_constant)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         got = data.get("format") if isinstance(data, dict) else type(data).__name__
@@ -125,7 +123,7 @@ def _check_header(path: Path) -> None:
     size = path.stat().st_size
     with open(path, "rb") as f:
         header = int.from_bytes(f.read(8), "little")
-        if size < 10 or header > min(MAX_HEADER, size - 8) or f.read(1) != b"{":
+        if size < 10 or header > min(_MAX_HEADER, size - 8) or f.read(1) != b"{":
             raise HeadcountError(f"{path.name} does not begin like a safetensors file")
 
 
@@ -192,28 +190,18 @@ def check_options(given: Any) -> tuple[tuple[str, Any], ...]:
     if not isinstance(given, dict) or len(given) > 64:
         raise HeadcountError("options are names with values")
     for name, value in given.items():
-        values = value if isinstance(value, list) and len(value) <= 16 else [value]
-        for v in values:
-            plain = v is None or isinstance(v, (bool, int, float)) or (isinstance(v, str) and len(v) <= 64)
-            limit = _MAX_LAYERS if name in _LAYER_OPTIONS else _MAX_OPTION
-            if not plain or (isinstance(v, (int, float)) and not isinstance(v, bool) and not abs(v) <= limit):
+        for v in value if isinstance(value, list) and len(value) <= 16 else [value]:
+            is_small_number = isinstance(v, (int, float)) and abs(v) <= _MAX_OPTIONS.get(name, _MAX_OPTION)
+            if v is not None and not is_small_number and not (isinstance(v, str) and len(v) <= 64):
                 raise HeadcountError(f"option {name[:40]!r} is {str(value)[:40]!r}")
     return tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in given.items())
 
 
 def check_names(given: Any, what: str) -> tuple[str, ...]:
-    valid = isinstance(given, list) and 2 <= len(given) <= MAX_CLASSES and all(isinstance(v, str) for v in given)
+    valid = isinstance(given, list) and 2 <= len(given) <= _MAX_CLASSES and all(isinstance(v, str) for v in given)
     if not valid or len(set(given)) < len(given):
         raise HeadcountError(f"{what} must be two or more different names")
     return tuple(given)
-
-
-def check_number(given: Any, what: str, low: float, high: float) -> float:
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not math.isfinite(given):
-        raise HeadcountError(f"{what} must be a number, got {str(given)[:40]}")
-    if not low <= given <= high:
-        raise HeadcountError(f"{what} is {given}, not from {low:g} to {high:g}")
-    return float(given)
 
 
 def check_counted(given: Any, classes: int) -> tuple[bool, ...] | None:

@@ -42,11 +42,9 @@ class Trees:
     def predict_proba(self, x: np.ndarray, chunk: int = 1 << 20) -> np.ndarray:
         """(n, D) -> (n, C) float64; ``chunk`` is how many instances times trees are held in memory at a time."""
         x = np.ascontiguousarray(x, dtype=np.float32)  # as scikit-learn compares
-        out = np.empty((len(x), self.value.shape[1]))
         step = max(1, chunk // len(self.roots))
-        for start in range(0, len(x), step):
-            out[start : start + step] = self._walk(x[start : start + step])
-        return out
+        parts = [self._walk(x[start : start + step]) for start in range(0, len(x), step)]
+        return np.concatenate(parts or [np.empty((0, self.value.shape[1]))])
 
     def _walk(self, x: np.ndarray) -> np.ndarray:
         node = np.tile(self.roots, len(x))
@@ -57,8 +55,7 @@ class Trees:
             lower = x[row[active], self.feature[at]] <= self.threshold[at]
             node[active] = np.where(lower, self.left[at], self.right[at])
             active = active[self.feature[node[active]] >= 0]
-        votes = self.value[node].reshape(len(x), len(self.roots), -1)
-        return votes.mean(1, dtype=np.float64)
+        return self.value[node].reshape(len(x), len(self.roots), -1).mean(1, dtype=np.float64)
 
     def fold_in_scaler(self, mean: np.ndarray, scale: np.ndarray) -> Trees:
         """The trees that predict of x what these predict of (x - mean) / scale; (D,) float64 each."""
@@ -189,18 +186,14 @@ def _trees_from_sklearn(classifier: Any, columns: np.ndarray, classes: int) -> T
     trees = [t.tree_ for t in getattr(classifier, "estimators_", [classifier])]
     sizes = np.array([t.node_count for t in trees])
     roots = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
-    value = np.zeros((int(sizes.sum()), classes), dtype=np.float32)
-    left, right, feature, threshold = ([] for _ in range(4))
-    for root, tree in zip(roots.tolist(), trees, strict=True):
-        leaf, nodes = tree.children_left < 0, np.arange(root, root + tree.node_count)
-        left.append(np.where(leaf, nodes, tree.children_left + root).astype(np.int32))
-        right.append(np.where(leaf, nodes, tree.children_right + root).astype(np.int32))
-        feature.append(np.where(leaf, -1, tree.feature).astype(np.int32))
-        threshold.append(np.where(leaf, 0.0, tree.threshold))
-        weight = tree.value[:, 0, :]
-        value[np.ix_(nodes, columns)] = weight / weight.sum(1, keepdims=True)
-    parts = [np.concatenate(a) for a in (feature, threshold, left, right)]
-    return Trees(roots, *parts, value)
+    node, root = np.arange(sizes.sum()), np.repeat(roots, sizes)
+    names = ("children_left", "children_right", "feature", "threshold", "value")
+    left, right, feature, threshold, weight = (np.concatenate([getattr(t, name) for t in trees]) for name in names)
+    leaf, weight = left < 0, weight[:, 0, :]
+    value = np.zeros((len(node), classes), dtype=np.float32)
+    value[:, columns] = weight / weight.sum(1, keepdims=True)
+    left, right = (np.where(leaf, node, child + root).astype(np.int32) for child in (left, right))
+    return Trees(roots, np.where(leaf, -1, feature).astype(np.int32), np.where(leaf, 0.0, threshold), left, right, value)
 
 
 def _linear_from_sklearn(classifier: Any, columns: np.ndarray, classes: int) -> LinearModel:
@@ -217,9 +210,8 @@ def _check_equal_predictions(model: Trees | LinearModel, classifier: Any, column
     x = np.random.default_rng(0).normal(size=(64, classifier.n_features_in_)).astype(np.float32)
     off = np.abs(model.predict_proba(x)[:, columns] - classifier.predict_proba(x)).max()
     if not off < _TOLERANCE:
-        raise HeadcountError(
-            f"this {type(classifier).__name__} predicts otherwise than its arrays (by {off:.2g}); it cannot be saved"
-        )
+        name = type(classifier).__name__
+        raise HeadcountError(f"this {name} predicts otherwise than its arrays (by {off:.2g}); it cannot be saved")
 
 
 def _checked(arrays: Mapping[str, np.ndarray], expected: Mapping[str, tuple[Any, tuple[int, ...]]]) -> dict[str, np.ndarray]:
