@@ -16,7 +16,7 @@ import pyarrow as pa
 from headcount.errors import HeadcountError
 from headcount.readers.columns import abbreviate, clean_name, drop_values, factorize, is_id_column, preview
 from headcount.readers.dataset import ReadOptions
-from headcount.readers.preprocessing import MAX_CATEGORIES, FeatureSchema, Field, Preprocessor, check_time_kind
+from headcount.readers.preprocessing import MAX_CATEGORIES, FeatureSchema, Field, Preprocessor
 from headcount.readers.tables import MISSING_VALUES, SourceTable
 from headcount.readers.transforms import as_float, as_vectors
 
@@ -40,10 +40,10 @@ def select_features(
     excluded = np.zeros(table.num_rows, bool)
     fitted = {f.name: f for f in options.preprocessor.fields} if options.preprocessor else {}
     for name, fixed_kind in _candidates(source, role_columns, options.preprocessor):
-        column, kind, reason = table.column(name), fixed_kind or "", ""
-        if not fixed_kind:
-            kind, reason = _infer_kind(source, name)
-            reason = reason or _copy_of_label_or_bag(column, kind, label, bag)
+        column = table.column(name)
+        kind, reason = (fixed_kind, "") if fixed_kind else _infer_kind(source, name)
+        if not fixed_kind and not reason:
+            reason = _copy_of_label_or_bag(column, kind, label, bag)
             if not reason and name not in (*roles.features, *roles.categories) and _is_constant(column):
                 reason = "it is the same in every row"
         if reason and name in roles.features:
@@ -56,7 +56,7 @@ def select_features(
         if kind == "category" and not pa.types.is_dictionary(converted.type):
             kind = "number"
         if name in fitted:
-            check_time_kind(fitted[name], converted, origin)
+            fitted[name].check_time_kind(converted, origin)
             notes += _note_unfamiliar_values(converted, fitted[name])
         elif kind == "category" and (n_values := len(factorize(converted)[1])) > MAX_CATEGORIES:
             which = f"the {MAX_CATEGORIES} most frequent are learned, the others count as one"
@@ -65,8 +65,7 @@ def select_features(
     if not fields:
         reasons = "; ".join(f"{name!r}: {reason}" for name, reason in list(unused.items())[:5])
         reasons = reasons or f"columns are {preview(table.column_names, 12)}"
-        advice = "name some with features=, text= or path="
-        raise HeadcountError(f"{origin} has no column to learn from ({reasons}); {advice}")
+        raise HeadcountError(f"{origin} has no column to learn from ({reasons}); name some with features=, text= or path=")
     if roles.text and not roles.features and not fitted:
         idle = [n for n in table.column_names if n not in role_columns]
         notes += [f"not used: {preview(idle, 12)}; beside a text, columns are named with features="] if idle else []
@@ -85,8 +84,8 @@ def _candidates(source: SourceTable, role_columns: set[str], model: Preprocessor
         return [(f.name, f.kind) for f in model.fields]
     if roles.features or roles.text:
         if missing := [c for c in roles.categories if c not in (*roles.features, roles.text)]:
-            problem = f"column {missing[0]!r} of {source.origin} is in categories= and not in features="
-            raise HeadcountError(f"{problem}; name it there too")
+            column = f"column {missing[0]!r} of {source.origin}"
+            raise HeadcountError(f"{column} is in categories= and not in features=; name it there too")
         text: list[tuple[str, str | None]] = [(roles.text, "text")] if roles.text else []
         return [*text, *((n, None) for n in roles.features)]
     return [(n, None) for n in source.table.column_names if n not in role_columns]
@@ -127,7 +126,7 @@ def _value_type(column: pa.ChunkedArray) -> pa.DataType:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def _infer_kind(source: SourceTable, name: str) -> tuple[str, str]:
@@ -182,7 +181,7 @@ def _copy_of_label_or_bag(column: pa.ChunkedArray, kind: str, label: np.ndarray 
 
 def _is_one_to_one(column: pa.ChunkedArray, codes: np.ndarray, kind: str) -> bool:
     """Whether each code has one value and each value one code, over the rows that have a code."""
-    for stop in (_SAMPLE_ROWS, len(column)):
+    for stop in (_SAMPLE_ROWS, len(column)) if len(column) > _SAMPLE_ROWS else (len(column),):
         rows = np.flatnonzero(codes[:stop] >= 0)
         part = column.slice(0, stop)
         values = factorize(part)[0] if kind == "category" else np.unique(as_float(part), return_inverse=True)[1]
@@ -192,8 +191,6 @@ def _is_one_to_one(column: pa.ChunkedArray, codes: np.ndarray, kind: str) -> boo
         pairs = len(np.unique(values.astype(np.int64) * (int(codes.max()) + 2) + codes[rows]))
         if not pairs == len(np.unique(values)) == len(np.unique(codes[rows])) or pairs < 2 or pairs == len(rows):
             return False
-        if stop >= len(column):
-            return True
     return True
 
 
@@ -221,9 +218,8 @@ def _convert(
         raise
     except (pa.ArrowException, TypeError, ValueError) as e:
         raise HeadcountError(f"column {name!r} of {source.origin} cannot be used: {e}") from None
-    new_codes, kept = drop_values(codes, values, MISSING_VALUES)
-    had_missing = len(kept) < len(values) or int((codes < 0).sum()) > column.null_count  # blanks are no values
-    codes, values = new_codes, kept
+    codes, values = drop_values(codes, values, MISSING_VALUES)
+    had_missing = int((codes < 0).sum()) > column.null_count  # blanks are no values
     numeric = np.array([*map(_is_number, values), False])
     if kind == "category" and not is_fixed:
         has_typos = _FEW_VALUES < numeric.sum() < len(values) < 2 * numeric.sum()  # many numbers and a few words
@@ -231,12 +227,14 @@ def _convert(
     if kind == "category":
         dictionary = pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), pa.array(values, pa.string()))
         return pa.chunked_array([dictionary])
-    advice = "correct it, leave it empty, or name the column in categories="
-    advice = "correct it or leave it empty" if options.preprocessor else advice
-    typo = f"among the numbers of column {name!r}; {advice}"
-    excluded |= errors.report_rows(
-        ~numeric[codes] & (codes >= 0), lambda r: f"{source.row(r)}: {abbreviate(values[codes[r]])} {typo}"
+    advice = (
+        "correct it or leave it empty"
+        if options.preprocessor
+        else "correct it, leave it empty, or name the column in categories="
     )
+    typo = f"among the numbers of column {name!r}; {advice}"
+    message = lambda r: f"{source.row(r)}: {abbreviate(values[codes[r]])} {typo}"  # noqa: E731
+    excluded |= errors.report_rows(~numeric[codes] & (codes >= 0), message)
     parsed = np.array([float(v) if n else np.nan for v, n in zip(values, numeric[:-1], strict=True)] + [np.nan])
     return pa.chunked_array([pa.array(parsed[codes], from_pandas=True)])
 

@@ -12,7 +12,7 @@ A fitted preprocessor is plain JSON and arrays, so that a model file needs no pi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,12 +24,11 @@ from headcount.readers.columns import NO_ROLES, ColumnRoles, factorize, nfc
 from headcount.readers.transforms import StandardScaler, Tfidf, as_float, as_vectors, time_kind
 
 FORMAT = 2
-KINDS = ("images", "features", "table", "text")
+_KINDS = ("images", "features", "table", "text")
 MAX_CATEGORIES = 64
 TIME_KINDS = ("", "dates", "times of day", "durations")
-_MAX_COUNT = 1 << 20
-_MAX_INSTANCE_SIZE = 1 << 26  # numbers in one instance
-_JSON_KEYS = {  # what is stored of a field besides its name and kind
+_MAX_COUNT, _MAX_INSTANCE_SIZE = 1 << 20, 1 << 26  # words or categories, and numbers in one instance
+_JSON_KEYS = {  # stored of a field besides its name and kind
     "number": ("fill", "mean", "scale", "missing", "time_kind"),
     "category": ("categories", "missing"),
     "vector": ("length",),
@@ -64,7 +63,6 @@ class Field:
 
     @property
     def scaler(self) -> StandardScaler:
-        """Of a column of numbers."""
         return StandardScaler(np.array([self.mean]), np.array([self.scale]))
 
     @property
@@ -75,6 +73,56 @@ class Field:
         if self.kind == "category":
             return (*(f"{self.name}={c}" for c in self.categories), *indicator)
         return tuple(f"{self.name}[{i}]" for i in range(self.width))
+
+    def fit(self, column: pa.ChunkedArray, rows: np.ndarray | None) -> Field:
+        """This column, fitted to these rows only."""
+        rows = np.arange(len(column)) if rows is None else rows
+        if self.kind == "number":
+            kind, x = time_kind(column.type), as_float(column)[rows]
+            present = x[~np.isnan(x)]
+            if len(present) == 0:
+                return Field(self.name, "number", time_kind=kind)
+            return replace(number_fields(present[:, None], [self.name])[0], missing=len(present) < len(x), time_kind=kind)
+        if self.kind == "category":
+            codes, values = factorize(column)
+            codes = codes[rows]
+            count = np.bincount(codes[codes >= 0], minlength=len(values))
+            frequent = sorted(range(len(values)), key=lambda k: (-count[k], values[k]))[:MAX_CATEGORIES]
+            categories = tuple(sorted(values[k] for k in frequent if count[k]))
+            return replace(self, categories=categories, missing=bool((codes < 0).any()))
+        if self.kind == "vector":
+            return replace(self, length=as_vectors(column, self.name).shape[1])
+        return replace(self, tfidf=Tfidf.fit(column, rows, self.name))
+
+    def check_time_kind(self, column: pa.ChunkedArray, origin: str = "the data") -> None:
+        """Refuse dates where the model was fitted on numbers, times of day where it was fitted on dates, and so on."""
+        if self.kind == "number" and column.null_count < len(column) and (kind := time_kind(column.type)) != self.time_kind:
+            problem = f"column {self.name!r} of {origin} holds {kind or 'numbers'}"
+            raise HeadcountError(f"{problem}, the model was fitted on {self.time_kind or 'numbers'}")
+
+    def transform(self, column: pa.ChunkedArray, out: np.ndarray) -> None:
+        """Fill ``out`` (n, width)."""
+        if self.kind == "number":
+            self.check_time_kind(column)
+            x = as_float(column)
+            missing = np.isnan(x)
+            out[:, -1] = missing  # the same column as the next where there is no indicator
+            out[:, 0] = self.scaler.transform(np.where(missing, self.fill, x)[:, None])[:, 0]
+        elif self.kind == "category":
+            codes, values = factorize(column)
+            position = {c: k for k, c in enumerate(self.categories)}
+            category = np.array([position.get(v, -1) for v in values] + [-1])[codes]  # code -1 (missing) reads the last
+            rows = np.flatnonzero(category >= 0)
+            out[rows, category[rows]] = 1
+            if self.missing:
+                out[:, -1] = codes < 0
+        elif self.kind == "vector":
+            x = as_vectors(column, self.name)
+            if x.shape[1] != self.length:
+                raise HeadcountError(f"column {self.name!r} holds lists of {x.shape[1]} numbers, the model takes {self.length}")
+            out[:] = x
+        elif self.tfidf is not None:
+            self.tfidf.transform(column, out)
 
 
 @dataclass(frozen=True)
@@ -90,7 +138,7 @@ class FeatureSchema:
         """Means, categories and vocabularies of these rows of a pyarrow table (None: all)."""
         if not self.fields:
             return Preprocessor(self.kind, shape=self.shape, roles=self.roles)
-        fields = tuple(fit_field(f, table.column(f.name), rows) for f in self.fields)
+        fields = tuple(f.fit(table.column(f.name), rows) for f in self.fields)
         width = sum(f.width for f in fields)
         if width == 0:
             raise HeadcountError("no column is left to learn from: all of them are empty in the training bags")
@@ -119,7 +167,7 @@ class Preprocessor:
         for f in self.fields:
             if f.name not in raw.column_names:
                 raise HeadcountError(f"the model needs column {f.name!r}, which the data do not have; add it")
-            _TRANSFORMS[f.kind](f, raw.column(f.name), out[:, start : start + f.width])
+            f.transform(raw.column(f.name), out[:, start : start + f.width])
             start += f.width
         return out
 
@@ -145,13 +193,12 @@ class Preprocessor:
         kind, shape = data["kind"], data["shape"]
         if data["format"] != FORMAT:
             raise _invalid(f"it has format {data['format']!r}, this version reads {FORMAT}")
-        if kind not in KINDS:
-            raise _invalid(f"kind {kind!r} is none of {', '.join(KINDS)}")
-        if not (isinstance(shape, list) and len(shape) in (1, 3) and all(map(_is_count, shape))):
-            raise _invalid(f"shape {shape!r}")
-        if (kind == "images") != (len(shape) == 3) or math.prod(shape) > _MAX_INSTANCE_SIZE:
-            raise _invalid(f"{kind} of shape {shape}")
-        if not isinstance(data["fields"], list) or len(data["fields"]) > _MAX_COUNT:
+        if kind not in _KINDS:
+            raise _invalid(f"kind {kind!r} is none of {', '.join(_KINDS)}")
+        is_shape = isinstance(shape, list) and all(map(_is_count, shape)) and math.prod(shape) <= _MAX_INSTANCE_SIZE
+        if not is_shape or len(shape) != (3 if kind == "images" else 1):
+            raise _invalid(f"{kind} of shape {shape!r}")
+        if not isinstance(data["fields"], list):
             raise _invalid("fields must be a list")
         fields = tuple(_parse_field(d, i, arrays) for i, d in enumerate(data["fields"]))
         names = {n for i, f in enumerate(fields) if f.tfidf for n in f.tfidf.arrays(f"text.{i}")}
@@ -166,27 +213,6 @@ class Preprocessor:
         return cls(kind, fields, tuple(shape), ColumnRoles(**data["roles"]))
 
 
-def fit_field(f: Field, column: pa.ChunkedArray, rows: np.ndarray | None) -> Field:
-    """Fit one column to these rows only."""
-    if f.kind == "number":
-        kind, x = time_kind(column.type), as_float(column)
-        x = x if rows is None else x[rows]
-        present = x[~np.isnan(x)]
-        if len(present) == 0:
-            return Field(f.name, "number", time_kind=kind)
-        return replace(number_fields(present[:, None], [f.name])[0], missing=len(present) < len(x), time_kind=kind)
-    if f.kind == "category":
-        codes, values = factorize(column)
-        codes = codes if rows is None else codes[rows]
-        count = np.bincount(codes[codes >= 0], minlength=len(values))
-        frequent = sorted(range(len(values)), key=lambda k: (-count[k], values[k]))[:MAX_CATEGORIES]
-        categories = tuple(sorted(values[k] for k in frequent if count[k]))
-        return Field(f.name, "category", categories=categories, missing=bool((codes < 0).any()))
-    if f.kind == "vector":
-        return Field(f.name, "vector", length=as_vectors(column, f.name).shape[1])
-    return Field(f.name, "text", tfidf=Tfidf.fit(column, rows, f.name))
-
-
 def number_fields(x: np.ndarray, names: Sequence[str]) -> tuple[Field, ...]:
     """Fields of (N, D) finite numbers whose columns have these names."""
     x = np.asarray(x, np.float64)
@@ -196,49 +222,6 @@ def number_fields(x: np.ndarray, names: Sequence[str]) -> tuple[Field, ...]:
     medians = np.median(x / largest, axis=0) * largest
     stats = zip(names, medians.tolist(), scaler.mean_.tolist(), scaler.scale_.tolist(), strict=True)
     return tuple(Field(name, "number", median, mean, scale) for name, median, mean, scale in stats)
-
-
-def check_time_kind(f: Field, column: pa.ChunkedArray, origin: str = "the data") -> None:
-    """Refuse dates where the model was fitted on numbers, times of day where it was fitted on dates, and so on."""
-    if f.kind == "number" and column.null_count < len(column) and (kind := time_kind(column.type)) != f.time_kind:
-        has, expected = kind or "numbers", f.time_kind or "numbers"
-        raise HeadcountError(f"column {f.name!r} of {origin} holds {has}, the model was fitted on {expected}")
-
-
-def _transform_number(f: Field, column: pa.ChunkedArray, out: np.ndarray) -> None:
-    check_time_kind(f, column)
-    x = as_float(column)
-    missing = np.isnan(x)
-    if f.missing:
-        out[:, 1] = missing
-    out[:, 0] = f.scaler.transform(np.where(missing, f.fill, x)[:, None])[:, 0]
-
-
-def _transform_category(f: Field, column: pa.ChunkedArray, out: np.ndarray) -> None:
-    codes, values = factorize(column)
-    position = {c: k for k, c in enumerate(f.categories)}
-    category = np.array([position.get(v, -1) for v in values] + [-1])[codes]  # code -1 (missing) reads the last entry
-    rows = np.flatnonzero(category >= 0)
-    out[rows, category[rows]] = 1
-    if f.missing:
-        out[:, -1] = codes < 0
-
-
-def _transform_text(f: Field, column: pa.ChunkedArray, out: np.ndarray) -> None:
-    assert f.tfidf is not None
-    f.tfidf.transform(column, out)
-
-
-def _transform_vector(f: Field, column: pa.ChunkedArray, out: np.ndarray) -> None:
-    x = as_vectors(column, f.name)
-    if x.shape[1] != f.length:
-        raise HeadcountError(f"column {f.name!r} holds lists of {x.shape[1]} numbers, the model takes {f.length}")
-    out[:] = x
-
-
-_TRANSFORMS: dict[str, Callable[[Field, pa.ChunkedArray, np.ndarray], None]] = {
-    "number": _transform_number, "category": _transform_category, "text": _transform_text, "vector": _transform_vector,
-}  # fmt: skip
 
 
 def _parse_field(data: Any, i: int, arrays: Mapping[str, Any]) -> Field:
@@ -252,12 +235,10 @@ def _parse_field(data: Any, i: int, arrays: Mapping[str, Any]) -> Field:
         raise _invalid(f"column {i} has no name, or 'missing' is not true or false")
     if kind == "number":
         stats = [data["fill"], data["mean"], data["scale"]]
-        if not all(isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) for v in stats):
-            raise _invalid(f"column {name!r} needs finite numbers, got {stats}")
+        if not all(type(v) in (int, float) and math.isfinite(v) for v in stats) or data["scale"] <= 0:
+            raise _invalid(f"column {name!r} needs finite numbers and a scale above 0, got {stats}")
         if data["time_kind"] not in TIME_KINDS:
             raise _invalid(f"column {name!r} holds {data['time_kind']!r}")
-        if data["scale"] <= 0:
-            raise _invalid(f"column {name!r} has scale {data['scale']}")
     if kind == "category":
         _check_texts(data["categories"], f"the categories of {name!r}", MAX_CATEGORIES)
         data = data | {"categories": tuple(data["categories"])}
@@ -283,7 +264,7 @@ def _check_texts(texts: Any, what: str, most: int) -> None:
 
 
 def _is_count(n: Any) -> bool:
-    return isinstance(n, int) and not isinstance(n, bool) and 0 < n <= _MAX_COUNT
+    return type(n) is int and 0 < n <= _MAX_COUNT
 
 
 def _invalid(why: str) -> HeadcountError:

@@ -76,8 +76,6 @@ class SourceTable:
         """(n,) float64 of a column that must hold numbers, NaN where missing."""
         column = self.table.column(name)
         kind = column.type
-        if pa.types.is_null(kind):
-            return np.full(len(column), np.nan)
         if pa.types.is_dictionary(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
             codes, values = factorize(column)
             parsed = np.array([_parse_number(v) for v in values] + [np.nan])
@@ -103,22 +101,28 @@ def open_table(
     data: Any, roles: ColumnRoles = NO_ROLES, errors: ErrorPolicy | None = None, verbatim: bool = False
 ) -> SourceTable:
     """Open a file or a DataFrame; ``verbatim``: every CSV column stays text."""
-    if not isinstance(data, (str, Path)):
-        table = _normalize(_from_memory(data))
-        _check_not_empty(table, "the table")
-        return SourceTable(table, "the table", _table_hash(table))
-    path = Path(data)
+    is_file = isinstance(data, (str, Path))
+    origin = str(Path(data)) if is_file else "the table"
+    table = _read_file(Path(data), roles, errors or ErrorPolicy(skip=False), verbatim) if is_file else _from_memory(data)
+    if table.num_columns == 0 or table.num_rows == 0:
+        what = "no columns" if table.num_columns == 0 else "a header and no rows"
+        raise HeadcountError(f"{origin} has {what}; give one row per instance")
+    table = _normalize(table)
+    if not is_file:
+        return SourceTable(table, origin, _table_hash(table))
+    with open(data, "rb") as f:
+        return SourceTable(table, origin, hashlib.file_digest(f, "sha256").hexdigest())
+
+
+def _read_file(path: Path, roles: ColumnRoles, errors: ErrorPolicy, verbatim: bool) -> pa.Table:
     try:
-        parquet = file_suffix(path) in (".parquet", ".pq")
-        errors = errors or ErrorPolicy(skip=False)
-        table = pq.ParquetFile(path).read() if parquet else _read_csv(path, roles, errors, verbatim)
+        if file_suffix(path) in (".parquet", ".pq"):
+            return pq.ParquetFile(path).read()
+        return _read_csv(path, roles, errors, verbatim)
     except HeadcountError:
         raise
     except (pa.ArrowException, OSError, UnicodeError, csv.Error, ValueError, MemoryError, NotImplementedError) as e:
         raise HeadcountError(f"cannot read {path} as a table: {e or type(e).__name__}") from None
-    _check_not_empty(table, str(path))
-    with open(path, "rb") as f:
-        return SourceTable(_normalize(table), str(path), hashlib.file_digest(f, "sha256").hexdigest())
 
 
 def _from_memory(data: Any) -> pa.Table:
@@ -138,21 +142,12 @@ def _from_memory(data: Any) -> pa.Table:
 
 def _normalize(table: pa.Table) -> pa.Table:
     """Column names in normal form C, and strings in Arrow's older layout: not every function supports views yet."""
-    table = table.rename_columns(list(map(nfc, table.column_names)))
-    for i, f in enumerate(table.schema):
-        if pa.types.is_string_view(f.type) or pa.types.is_binary_view(f.type):
-            older = pa.large_string() if pa.types.is_string_view(f.type) else pa.large_binary()
-            table = table.set_column(i, f.name, table.column(i).cast(older))
-    return table
+    older = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    columns = [c.cast(older[c.type]) if c.type in older else c for c in table.columns]
+    return pa.table(columns, names=list(map(nfc, table.column_names)))
 
 
-def _check_not_empty(table: pa.Table, origin: str) -> None:
-    if table.num_columns == 0 or table.num_rows == 0:
-        what = "no columns" if table.num_columns == 0 else "a header and no rows"
-        raise HeadcountError(f"{origin} has {what}; give one row per instance")
-
-
-def read_header(path: Path) -> tuple[list[str], str]:
+def _read_header(path: Path) -> tuple[list[str], str]:
     """The names in the first line that is not blank, and the delimiter between them."""
     try:
         with pa.input_stream(str(path)) as f:
@@ -181,7 +176,7 @@ def read_header(path: Path) -> tuple[list[str], str]:
 
 
 def _read_csv(path: Path, roles: ColumnRoles, errors: ErrorPolicy, verbatim: bool) -> pa.Table:
-    written, delimiter = read_header(path)
+    written, delimiter = _read_header(path)
     names = list(map(nfc, written))
     if (duplicate := first_duplicate(names)) is not None:
         raise HeadcountError(f"{path} has two columns called {duplicate!r}; give each column its own name")
@@ -222,7 +217,7 @@ def _read_csv(path: Path, roles: ColumnRoles, errors: ErrorPolicy, verbatim: boo
 
 
 def _column_types(names: list[str], roles: ColumnRoles) -> dict[str, pa.DataType]:
-    """The types of columns with a role; the others are inferred from their values."""
+    """Of columns with a role; the others are inferred from their values."""
     with suppress(HeadcountError):  # raised again, with the name of the file, when the table is open
         roles = roles.resolve(names)
     type_of = dict.fromkeys(_NAME_ROLES, _NAME_TYPE) | dict.fromkeys(("path", "text", "id"), pa.string())
