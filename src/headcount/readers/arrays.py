@@ -49,11 +49,9 @@ def read_array_file(path: Path, options: ReadOptions) -> RawData:
 def read_array(array: Any, options: ReadOptions, origin: str = "the array") -> RawData:
     """(B, S, ...): bags of one size."""
     a = _as_array(array, origin)
-    if a.ndim not in (3, 5) or (a.ndim == 5) != (a.dtype == np.uint8):
+    if a.ndim not in (3, 5) or (a.ndim == 5) != (a.dtype == np.uint8) or 0 in a.shape:
         want = "bags of features (B, S, D), or of images uint8 (B, S, H, W, channels)"
         raise HeadcountError(f"{origin} holds {a.dtype} of shape {a.shape}; one array alone is {want}")
-    if 0 in a.shape:
-        raise HeadcountError(f"{origin} of shape {a.shape} is empty; give bags with instances")
     bag = np.repeat(np.arange(len(a)), a.shape[1])
     return _build_raw_data(a.reshape(-1, *a.shape[2:]), bag, list(map(str, range(len(a)))), {}, options, origin)
 
@@ -70,11 +68,8 @@ def read_list(bags: Sequence[Any] | Mapping[Any, Any], options: ReadOptions) -> 
         arrays.append(a)
     if not arrays:
         raise HeadcountError("the list of bags is empty; give one array per bag")
-    origin, dtypes = "the list of bags", {a.dtype for a in arrays}
-    if len(dtypes) > 1 and np.dtype(np.uint8) in dtypes and arrays[0].ndim == 4:
-        raise HeadcountError(f"{origin} mixes {', '.join(map(str, dtypes))}; images are uint8")
     bag = np.repeat(np.arange(len(arrays)), [len(a) for a in arrays])
-    return _build_raw_data(np.concatenate(arrays), bag, names, {}, options, origin)
+    return _build_raw_data(np.concatenate(arrays), bag, names, {}, options, "the list of bags")
 
 
 def is_array_dict(data: Mapping[Any, Any]) -> bool:

@@ -88,7 +88,7 @@ def _write_cache(
     log, unfinished = path.with_suffix(".jsonl"), path.with_name(path.name + ".part")
     parts = _read_log(log, ends) if path.exists() or unfinished.exists() else []
     if path.exists() and len(parts) == len(ends) - 1:
-        return _open_mapped(path, shape, dtype), parts
+        return _open_mapped(path), parts
     parts, start = _resume_or_create(unfinished, shape, dtype, parts, ends)
     with open(unfinished, "r+b") as file, open(log, "w", encoding="utf-8") as lines:
         lines.writelines(map(_log_line, parts))
@@ -102,7 +102,7 @@ def _write_cache(
             lines.flush()
         os.fsync(file.fileno())
     os.replace(unfinished, path)
-    return _open_mapped(path, shape, dtype), parts
+    return _open_mapped(path), parts
 
 
 def _resume_or_create(
@@ -136,11 +136,8 @@ def _read_log(log: Path, ends: list[int]) -> list[Part]:
     return parts
 
 
-def _open_mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+def _open_mapped(path: Path) -> np.ndarray:
     try:
-        array = np.load(path, mmap_mode="c", allow_pickle=False)
+        return np.load(path, mmap_mode="c", allow_pickle=False)
     except (OSError, ValueError) as e:
         raise HeadcountError(f"the cache {path} is damaged ({e}); delete it") from None
-    if array.shape != shape or array.dtype != dtype:
-        raise HeadcountError(f"the cache {path} holds {array.dtype} {array.shape}, not {dtype} {shape}; delete it")
-    return array

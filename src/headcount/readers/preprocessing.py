@@ -12,7 +12,7 @@ A fitted preprocessor is plain JSON and arrays, so that a model file needs no pi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from headcount.errors import HeadcountError
-from headcount.readers.columns import NO_ROLES, ColumnRoles, factorize, nfc
+from headcount.readers.columns import NO_ROLES, ColumnRoles, abbreviate, factorize, nfc
 from headcount.readers.transforms import StandardScaler, Tfidf, as_float, as_vectors, time_kind
 
 FORMAT = 2
@@ -28,12 +28,6 @@ _KINDS = ("images", "features", "table", "text")
 MAX_CATEGORIES = 64
 TIME_KINDS = ("", "dates", "times of day", "durations")
 _MAX_COUNT, _MAX_INSTANCE_SIZE = 1 << 20, 1 << 26  # words or categories, and numbers in one instance
-_JSON_KEYS = {  # stored of a field besides its name and kind
-    "number": ("fill", "mean", "scale", "missing", "time_kind"),
-    "category": ("categories", "missing"),
-    "vector": ("length",),
-    "text": (),
-}
 
 
 @dataclass(frozen=True)
@@ -175,7 +169,7 @@ class Preprocessor:
         """Everything except the arrays."""
         fields = []
         for f in self.fields:
-            values = {key: getattr(f, key) for key in ("name", "kind", *_JSON_KEYS[f.kind])}
+            values = {key: getattr(f, key) for key in ("name", "kind", *_STORED[f.kind]) if key != "vocabulary"}
             data = {key: list(v) if isinstance(v, tuple) else v for key, v in values.items()}
             fields.append(data if f.tfidf is None else data | {"vocabulary": list(f.tfidf.vocabulary)})
         head = {"format": FORMAT, "kind": self.kind, "shape": list(self.shape)}
@@ -226,28 +220,16 @@ def number_fields(x: np.ndarray, names: Sequence[str]) -> tuple[Field, ...]:
 
 def _parse_field(data: Any, i: int, arrays: Mapping[str, Any]) -> Field:
     kind = data.get("kind") if isinstance(data, dict) else None
-    if not isinstance(kind, str) or kind not in _JSON_KEYS:
+    if not isinstance(kind, str) or kind not in _STORED:
         raise _invalid(f"column {i} has kind {kind!r}")
-    keys = {"name", "kind", *_JSON_KEYS[kind], *(("vocabulary",) if kind == "text" else ())}
-    _check_keys(data, keys, f"column {i}")
-    name = data["name"]
-    if not isinstance(name, str) or not isinstance(data.get("missing", False), bool):
-        raise _invalid(f"column {i} has no name, or 'missing' is not true or false")
-    if kind == "number":
-        stats = [data["fill"], data["mean"], data["scale"]]
-        if not all(type(v) in (int, float) and math.isfinite(v) for v in stats) or data["scale"] <= 0:
-            raise _invalid(f"column {name!r} needs finite numbers and a scale above 0, got {stats}")
-        if data["time_kind"] not in TIME_KINDS:
-            raise _invalid(f"column {name!r} holds {data['time_kind']!r}")
-    if kind == "category":
-        _check_texts(data["categories"], f"the categories of {name!r}", MAX_CATEGORIES)
-        data = data | {"categories": tuple(data["categories"])}
-    if kind == "vector" and not _is_count(data["length"]):
-        raise _invalid(f"column {name!r} has length {data['length']!r}")
+    _check_keys(data, {"name", "kind", *_STORED[kind]}, f"column {i}")
+    for key, is_valid in {"name": lambda v: isinstance(v, str), **_STORED[kind]}.items():
+        if not is_valid(data[key]):
+            raise _invalid(f"column {i} has {key} {abbreviate(data[key])}")
     if kind == "text":
-        _check_texts(data["vocabulary"], f"the words of {name!r}", _MAX_COUNT)
-        return Field(name, kind, tfidf=Tfidf.from_arrays(tuple(data["vocabulary"]), arrays, f"text.{i}", _invalid))
-    return Field(**data)
+        return Field(data["name"], kind, tfidf=Tfidf.from_arrays(tuple(data["vocabulary"]), arrays, f"text.{i}", _invalid))
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    return Field(**values)
 
 
 def _check_keys(data: Any, expected: set[str], what: str) -> None:
@@ -256,15 +238,28 @@ def _check_keys(data: Any, expected: set[str], what: str) -> None:
         raise _invalid(f"{what} has {got} and not {sorted(expected)}")
 
 
-def _check_texts(texts: Any, what: str, most: int) -> None:
-    if not isinstance(texts, list) or len(texts) > most or not all(isinstance(v, str) for v in texts):
-        raise _invalid(f"{what} must be a list of at most {most} texts")
-    if len(set(texts)) < len(texts):
-        raise _invalid(f"{what} contain one twice")
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 < value <= _MAX_COUNT
 
 
-def _is_count(n: Any) -> bool:
-    return type(n) is int and 0 < n <= _MAX_COUNT
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
+def _are_texts(value: Any, most: int) -> bool:
+    are_texts = isinstance(value, list) and all(isinstance(v, str) for v in value)
+    return are_texts and len({*value}) == len(value) <= most
+
+
+_STORED: dict[str, dict[str, Callable[[Any], bool]]] = {  # of a field besides its name and kind, and what is valid
+    "number": {
+        "fill": _is_finite, "mean": _is_finite, "scale": lambda v: _is_finite(v) and v > 0,
+        "missing": lambda v: isinstance(v, bool), "time_kind": TIME_KINDS.__contains__,
+    },
+    "category": {"categories": lambda v: _are_texts(v, MAX_CATEGORIES), "missing": lambda v: isinstance(v, bool)},
+    "vector": {"length": _is_count},
+    "text": {"vocabulary": lambda v: _are_texts(v, _MAX_COUNT)},
+}  # fmt: skip
 
 
 def _invalid(why: str) -> HeadcountError:

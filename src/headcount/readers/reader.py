@@ -1,29 +1,5 @@
 """Read a person's own data as bags: folders, tables, texts, arrays and slides.
 
-A table (a file, or a DataFrame of any library) has one row per instance. Its preprocessing is fitted to training bags only:
-
-    >>> table = {"bag": ["a", "a", "b", "b"], "label": ["yes", "yes", "no", "no"], "age": [3, None, 5, 9]}
-    >>> dataset = read(table)
-    >>> print(*dataset.description, sep="\\n")
-    read the table: a table of 4 rows and 3 columns
-    2 bags of 2 to 2 instances (median 2), 4 instances in all
-    2 classes from column 'label': no (1 bag), yes (1 bag)
-    columns: bag 'bag', label 'label'
-    features, numbers: 'age'
-    >>> preprocessor = dataset.fit_preprocessor([0])
-    >>> preprocessor.feature_names
-    ('age', 'age is missing')
-    >>> dataset.to_bags(preprocessor).pool.shape
-    (2,)
-
-and is restored from a model file for new data, which need no labels:
-
-    >>> from headcount.readers.preprocessing import Preprocessor
-    >>> restored = Preprocessor.from_parts(preprocessor.to_json(), preprocessor.arrays())
-    >>> new = read({"bag": ["c"], "age": [4]}, preprocessor=restored, classes=["no", "yes"], need_labels=False)
-    >>> new.to_bags(restored).pool.data.shape
-    torch.Size([1, 2])
-
 The formats are described in images.py, rows.py, arrays.py and slides.py.
 """
 
@@ -106,6 +82,17 @@ def read(
     --------
     >>> read([[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0]]], labels=["a", "b"])
     BagDataset(features: 2 bags, 3 instances, 2 classes)
+
+    The preprocessing of a table is fitted to training bags only:
+
+    >>> dataset = read({"bag": ["a", "a", "b", "b"], "label": ["yes", "yes", "no", "no"], "age": [3, None, 5, 9]})
+    >>> print(*dataset.description[1:], sep="\n")
+    2 bags of 2 to 2 instances (median 2), 4 instances in all
+    2 classes from column 'label': no (1 bag), yes (1 bag)
+    columns: bag 'bag', label 'label'
+    features, numbers: 'age'
+    >>> dataset.fit_preprocessor([0]).feature_names
+    ('age', 'age is missing')
     """
     options = ReadOptions(
         roles=roles or ColumnRoles(), labels=labels, classes=_check_classes(classes),
@@ -119,18 +106,15 @@ def read(
 def _load(data: Any, options: ReadOptions) -> RawData:
     if isinstance(data, (str, Path)):
         return _load_path(Path(data).expanduser(), options)
-    if is_dataframe(data):
-        return rows.read_table(data, options)
-    if isinstance(data, Mapping):
-        if arrays.is_array_dict(data):
-            return arrays.read_named_arrays(data, options)
-        if all(getattr(v, "ndim", 1) >= 2 for v in data.values()):
-            return arrays.read_list(data, options)
+    is_dict = isinstance(data, Mapping) and not is_dataframe(data)
+    if is_dict and arrays.is_array_dict(data):
+        return arrays.read_named_arrays(data, options)
+    if isinstance(data, (list, tuple)) or (is_dict and all(getattr(v, "ndim", 1) >= 2 for v in data.values())):
+        return arrays.read_list(data, options)
+    if is_dict or is_dataframe(data):
         return rows.read_table(data, options)
     if isinstance(data, (np.ndarray, torch.Tensor)):
         return arrays.read_array(data, options)
-    if isinstance(data, (list, tuple)):
-        return arrays.read_list(data, options)
     raise HeadcountError(f"cannot read {type(data).__name__}; give a path, a DataFrame, a dict, or a list of arrays")
 
 
@@ -172,10 +156,8 @@ def _check_positive(option: str, value: Any, kind: type | tuple[type, ...], what
     return value
 
 
-# -- from n input rows to bags: bags in order of first appearance, rows in their order inside, no loop over them -------------
-
-
 def _assemble(raw: RawData, options: ReadOptions) -> BagDataset:
+    """From n input rows to bags in order of first appearance, with their rows in their order, without a loop over them."""
     classes_given, options = options.classes is not None, replace(options, classes=options.classes or raw.classes)
     _check_usable(raw, options)
     target, classes, tied = build_targets(raw.labels, options, raw.names, raw.origin)

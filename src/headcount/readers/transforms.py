@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from headcount.errors import HeadcountError
 
 MAX_COMPONENTS = 100
-MAX_VOCABULARY = 20_000
+_MAX_VOCABULARY = 20_000
 _SAMPLE = 200_000  # texts that suffice to fit the vocabulary
 _CHUNK = 1 << 14
 _MAX_DEVIATIONS = 1e6  # an outlier stays finite in float32, and so do the squares taken of it
@@ -76,15 +76,8 @@ def as_vectors(column: pa.ChunkedArray, name: str) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class StandardScaler:
-    """(x - mean) / scale for each of D columns, in float64.
+    """(x - mean) / scale for each of D columns, in float64; the scale of a column that does not vary is 1.
 
-    Parameters
-    ----------
-    mean_, scale_
-        (D,) float64; the scale of a column that does not vary is 1.
-
-    Examples
-    --------
     >>> scaler = StandardScaler.fit(np.array([[1.0, 7.0], [3.0, 7.0]]))
     >>> scaler.mean_, scaler.scale_
     (array([2., 7.]), array([1., 1.]))
@@ -92,8 +85,8 @@ class StandardScaler:
     array([[2., 1.]], dtype=float32)
     """
 
-    mean_: np.ndarray
-    scale_: np.ndarray
+    mean_: np.ndarray  # (D,)
+    scale_: np.ndarray  # (D,)
 
     @classmethod
     def fit(cls, x: np.ndarray, min_deviation: float = 0.0) -> StandardScaler:
@@ -160,20 +153,18 @@ class Tfidf:
         return len(self.vocabulary) if self.components is None else len(self.components)
 
     @classmethod
-    def fit(cls, column: pa.ChunkedArray, rows: np.ndarray | None, name: str) -> Tfidf:
+    def fit(cls, column: pa.ChunkedArray, rows: np.ndarray, name: str) -> Tfidf:
         """Fit to the texts in these rows; deterministic."""
         from sklearn.decomposition import TruncatedSVD
 
-        rows = np.arange(len(column)) if rows is None else rows
         rows = rows[:: -(-len(rows) // _SAMPLE) or 1]
-        vectorizer = _vectorizer(min_df=2 if len(rows) >= 50 else 1, max_features=MAX_VOCABULARY)
+        vectorizer = _vectorizer(min_df=2 if len(rows) >= 50 else 1, max_features=_MAX_VOCABULARY)
         try:
             x = vectorizer.fit_transform(_texts_of(column, rows))
         except ValueError:  # scikit-learn: empty vocabulary
             raise HeadcountError(f"column {name!r} has no words to learn from; is it the text?") from None
-        words = tuple(map(str, vectorizer.get_feature_names_out()))
-        idf = np.asarray(vectorizer.idf_, dtype=np.float64)
-        k = min(MAX_COMPONENTS, len(words) - 1, len(rows) - 1)
+        words, idf = tuple(map(str, vectorizer.get_feature_names_out())), np.asarray(vectorizer.idf_, dtype=np.float64)
+        k = min(MAX_COMPONENTS, len(rows) - 1)
         if len(words) <= MAX_COMPONENTS or k < 1:
             return cls(words, idf, None)
         svd = TruncatedSVD(k, random_state=0).fit(x)
@@ -205,9 +196,8 @@ class Tfidf:
         idf, components = (arrays.get(f"{prefix}.{part}") for part in ("idf", "components"))
         if not words:
             raise error("it has no words")
-        for part, a, dtype, ndim in (("idf", idf, np.float64, 1), ("components", components, np.float32, 2)):
-            if part == "components" and a is None:
-                continue
+        expected = [("idf", idf, np.float64, 1), ("components", components, np.float32, 2)]
+        for part, a, dtype, ndim in expected[: 1 if components is None else 2]:
             if not isinstance(a, np.ndarray) or a.dtype != dtype or a.ndim != ndim or a.shape[-1] != len(words):
                 raise error(f"{prefix}.{part} does not fit its {len(words)} words")
             if not np.isfinite(a).all():
