@@ -369,20 +369,46 @@ def test_votes_add_up_to_the_mean(alike, tmp_path):
     said = predict_dataset(model, reading)
     view = model_pages.explain_bag(reading, said, 2)
     won = said.classes.index(view.predicted)
-    mean = float(said.instance_probabilities[reading.bags.bag.numpy() == 2, won].mean())
-    assert sum(v.vote for v in view.votes_for) == pytest.approx(mean, abs=1e-5)
+    p = said.instance_probabilities[reading.bags.bag.numpy() == 2]
+    mean, listed = float(p[:, won].mean()), p[p.argmax(1) == won, won]  # all of them: the bag has five instances
+    assert [v.vote for v in view.votes_for] == pytest.approx(sorted(listed / 5, reverse=True), abs=1e-5)
     assert view.vote_sum == pytest.approx(mean, abs=1e-5)
     assert {s.name: s.share for s in view.shares}[view.predicted] == pytest.approx(float(said.shares[2, won]))
     assert (abs(mean - float(said.shares[2, won])) < 1e-5) == (alike is None)
     text = model_pages.render_explanation(reading, said, [2], "t", "m")
     assert f"of its votes, which add up to {100 * mean:.1f} %" in text
     assert "the votes for a class add up to that mean" in text
-    assert [v.vote for v in view.votes_for] == sorted((v.vote for v in view.votes_for), reverse=True)
-    assert view.vote_fraction == pytest.approx(1)
+    assert view.vote_fraction == pytest.approx(listed.sum() / p[:, won].sum())
     whole = model_pages.explain_class(reading, said, 1, np.flatnonzero(said.instance_prediction == 1))
     mine = np.flatnonzero(said.instance_prediction == 1)
     assert whole.typical[0].confidence == pytest.approx(float(said.instance_probabilities[mine, 1].max()))
     assert whole.ambiguous[0].confidence == pytest.approx(float(said.instance_probabilities[mine, 1].min()))
+
+
+def test_the_strongest_votes_for_a_class_are_of_instances_that_predict_it(tmp_path):
+    from headcount.reporting import model_pages
+
+    dataset = read(make.write_csv(tmp_path / "a.csv", people(bags=4, size=6)))
+    found = predict_dataset(fitted(dataset), dataset)
+    p, bag_p = found.instance_probabilities.copy(), found.bag_probabilities.copy()
+    p[:6], bag_p[0] = [0.999, 0.001], [0.9, 0.1]  # nobody is for the second class
+    p[6:12], bag_p[1] = [0.6, 0.4], [0.4, 0.6]  # a head may predict a label that no instance predicts
+    p[12:18] = [[0.9, 0.1], [0.2, 0.8], [0.45, 0.55], [0.7, 0.3], [0.6, 0.4], [0.99, 0.01]]
+    bag_p[2] = [0.7, 0.3]
+    found = replace(found, instance_probabilities=p, bag_probabilities=bag_p)
+    united, none, mixed = (model_pages.explain_bag(dataset, found, b) for b in range(3))
+    assert len(united.votes_for) == 6
+    assert not united.votes_against
+    assert not none.votes_for
+    assert len(none.votes_against) == 6
+    assert [round(6 * v.vote, 2) for v in mixed.votes_for] == [0.99, 0.9, 0.7, 0.6]
+    assert [round(6 * v.vote, 2) for v in mixed.votes_against] == [0.8, 0.55]
+    for view in (united, none, mixed):
+        assert {v.predicted for v in view.votes_for} <= {view.predicted}
+        assert {v.predicted for v in view.votes_against} <= {view.runner_up}
+    page = model_pages.render_explanation(dataset, found, [0, 1], "t", "m")
+    assert f"No instance predicts {none.predicted}; the votes for it" in page
+    assert "vote 0.0 %" not in page
 
 
 def test_either_winner_of_a_tie_is_right_on_the_page_too(tmp_path):

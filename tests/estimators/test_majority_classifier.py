@@ -211,6 +211,21 @@ def test_bags_and_shares():
         made.predict_shares(x, bags=bag, level=2)
 
 
+def test_shares_of_bags_of_one_are_the_probabilities_of_their_instance():
+    """Every interval was from 0 to 1, however sure the model was."""
+    x, y, bag, _ = data()
+    made = MajorityClassifier(FOREST).fit(x, y, bags=bag)
+    for concentration in (None, 4.0):
+        made._model = made._model.replace(concentration=concentration, instance_temperature=0.3)
+        p = made.predict_proba(x[:8])
+        found = made.predict_shares(x[:8], bags=np.arange(8), level=0.9)
+        assert np.allclose(found.share, p, atol=1e-6)
+        assert 0 < (p.max(1) > 0.95).sum() < 8
+        for k in range(2):
+            assert np.allclose(found.low[:, k], np.where(p[:, k] > 0.95, p[:, k], 0), atol=1e-6)
+            assert np.allclose(found.high[:, k], np.where(p[:, k] < 0.05, p[:, k], 1), atol=1e-6)
+
+
 SMALL = {"mctformer": {"width": 8, "heads": 2, "layers": 1}, "additive_trans": {"width": 8, "heads": 2}}
 
 

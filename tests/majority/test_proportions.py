@@ -231,6 +231,32 @@ def test_laplace_agrees_with_sampling(size, apart, spread):
     torch.testing.assert_close(share.sum(1), torch.ones(len(test)))
 
 
+@pytest.mark.parametrize("concentration", [None, 0.5, 300.0])
+@pytest.mark.parametrize("weight", [None, 7.0])
+def test_the_share_of_a_single_instance_is_its_probability(concentration, weight):
+    """However alike bags are. The interval is that of one draw: it leaves out what is less likely than a tail of the level."""
+    p = torch.tensor([[0.97, 0.02, 0.01], [0.6, 0.36, 0.04], [1.0, 0.0, 0.0]])
+    segments = Segments.from_sizes([1, 1, 1]).with_weight(None if weight is None else torch.full((3,), weight))
+    if concentration is None:
+        share, low, high = mean_proportions(p, segments, level=0.9)
+    else:
+        prior = torch.tensor([0.2, 0.3, 0.5])
+        share, low, high = laplace_proportions(p.clamp_min(1e-30).log(), segments, prior, concentration, level=0.9)
+    torch.testing.assert_close(share, p)
+    torch.testing.assert_close(low, torch.tensor([[0.97, 0.0, 0.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]))
+    torch.testing.assert_close(high, torch.tensor([[1.0, 0.02, 0.01], [1.0, 1.0, 0.04], [1.0, 0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9])
+def test_intervals_of_single_instances_cover(level):
+    g = torch.Generator().manual_seed(0)
+    p = (2.5 * torch.randn(4000, 3, generator=g)).softmax(1)
+    truth = torch.nn.functional.one_hot(torch.multinomial(p, 1, generator=g)[:, 0], 3)
+    _, low, high = laplace_proportions(p.log(), Segments.from_sizes([1] * 4000), torch.full((3,), 1 / 3), 2.0, level=level)
+    assert level <= float(((low <= truth + 1e-6) & (truth <= high + 1e-6)).float().mean())
+    assert float(((high - low) > 0.99).float().mean()) < 0.9 - 0.4 * (level == 0.5), "not all of them are 0 to 1"
+
+
 def test_laplace_in_chunks_with_weights_and_removed_instances():
     z, bags, _ = world(2, bags=12, size=9)
     log_p, s = z.log_softmax(1), bags.segments()

@@ -133,7 +133,7 @@ class ExplainedBag(NamedTuple):
     correct: bool
     probability: float
     shares: tuple[ClassShare, ...]
-    votes_for: tuple[ExplainedInstance, ...]  # the strongest for the predicted class
+    votes_for: tuple[ExplainedInstance, ...]  # the strongest for the predicted class, of instances that predict it
     vote_sum: float  # of all votes for the predicted class: its mean probability
     vote_fraction: float  # of them, by the strongest
     runner_up: str
@@ -195,8 +195,9 @@ def explain_bag(dataset: BagDataset, predictions: Predictions, b: int) -> Explai
     vote = p * (weight / max(weight.sum(), 1e-12))[:, None]  # (n, C)
     order = np.argsort(-bag_p, kind="stable")
     winner, runner_up = order[:2].tolist()
-    pro, con = (np.argsort(-vote[:, k], kind="stable")[:_INSTANCES] for k in (winner, runner_up))
-    con = con[p[con].argmax(1) != winner]
+    ranked = (np.argsort(-vote[:, k], kind="stable") for k in (winner, runner_up))
+    votes_for = np.where(weight > 0, p.argmax(1), -1)  # the class of each instance that has a vote
+    pro, con = (i[votes_for[i] == k][:_INSTANCES] for i, k in zip(ranked, (winner, runner_up), strict=True))
     estimates = (predictions.shares, predictions.shares_low, predictions.shares_high)
     largest = np.argsort(-predictions.shares[b], kind="stable")[:_SHARES].tolist()
     return ExplainedBag(
