@@ -47,29 +47,27 @@ def read_folder(folder: Path, options: ReadOptions) -> RawData:
     if not subfolders[1:] and (root / "bags").is_dir():
         root = root / "bags"
         label_file, subfolders = label_file or find_label_file(root), _subfolders(root, folder, notes)
-    level1 = {s: _image_files(s, notes) for s in subfolders}
-    level2 = {s: {b: _image_files(b, notes) for b in _subfolders(s, folder, notes)} for s in subfolders}
-    flat = {s: files for s, files in level1.items() if files}  # bags one level down
-    deep = {s: {b: files for b, files in bags.items() if files} for s, bags in level2.items() if any(bags.values())}
+    level1 = {(s,): _image_files(s, notes) for s in subfolders}
+    level2 = {(s, b): _image_files(b, notes) for s in subfolders for b in _subfolders(s, folder, notes)}
+    flat = {key: files for key, files in level1.items() if files}  # bags one level down
+    deep = {key: files for key, files in level2.items() if files}
     if flat and deep:
-        both = f"{next(iter(flat))} holds images and {next(iter(next(iter(deep.values()))))} too"
+        both = f"{next(iter(flat))[-1]} holds images and {next(iter(deep))[-1]} too"
         raise HeadcountError(f"is a bag one folder down or two? {both}; use folder/<bag>/* or folder/<label>/<bag>/*")
     if not flat and not deep:
         endings = " ".join(IMAGE_SUFFIXES)
         raise HeadcountError(f"no images in the sub-folders of {root}; they end in {endings}, one folder per bag")
-    empty = [_name(s) for s in subfolders if s not in flat and s not in deep]
-    empty += [f"{_name(s)}/{_name(b)}" for s in (*flat, *deep) for b, files in level2[s].items() if not files]
+    bags = flat or deep
+    used = {key[0] for key in bags}
+    empty = [_name(s) for s in subfolders if s not in used]
+    empty += [_name(*key) for key, images in level2.items() if key[0] in used and not images]
     if empty:
         notes.append(f"ignored: {preview(empty)}, no images in {'it' if len(empty) == 1 else 'them'}")
     if loose := [e.name for e in _list_folder(root) if e.suffix.lower() in IMAGE_SUFFIXES and not e.is_dir()]:
         notes.append(f"ignored in {root}: {preview(loose)}, beside the folders of the bags and in none of them")
-    if flat:
-        names, files, parents = [_name(b) for b in flat], list(flat.values()), None
-    else:
-        parents = [_name(s) for s, bags in deep.items() for _ in bags]
-        names = [f"{_name(s)}/{_name(b)}" for s, bags in deep.items() for b in bags]
-        files = [files for bags in deep.values() for files in bags.values()]
-    if parents and options.labels is None:
+    names, files = [_name(*key) for key in bags], [file for images in bags.values() for file in images]
+    if deep and options.labels is None:
+        parents = [_name(s) for s, _ in deep]
         values = tuple(dict.fromkeys(parents))
         labels = BagLabels(values, np.array([values.index(p) for p in parents]), source=f"the folders in {root}")
         if label_file:
@@ -80,10 +78,9 @@ def read_folder(folder: Path, options: ReadOptions) -> RawData:
         raise HeadcountError(f"{folder} has no labels.csv; add one with columns bag and label, or name a label file")
     else:
         labels = BagLabels(codes=np.full(len(names), -1))
-    bag = np.repeat(np.arange(len(names)), list(map(len, files)))
-    files = [f for files_of_bag in files for f in files_of_bag]
+    bag = np.repeat(np.arange(len(names)), list(map(len, bags.values())))
     ids = pa.table({
-        "bag": pa.DictionaryArray.from_arrays(bag, list(names)),
+        "bag": pa.DictionaryArray.from_arrays(bag, names),
         "file": [as_text(str(f.relative_to(folder))) for f in files],
     })  # fmt: skip
     array, address, excluded, digest = read_images(files, options, lambda i: str(files[i]), notes)
@@ -119,8 +116,8 @@ def _list_folder(folder: Path) -> list[Path]:
         raise HeadcountError(f"cannot look into {folder}: {e.strerror or e}") from None
 
 
-def _name(folder: Path) -> str:
-    return clean_name(folder.name) or folder.name
+def _name(*folders: Path) -> str:
+    return "/".join(clean_name(folder.name) or folder.name for folder in folders)
 
 
 class _Header(NamedTuple):
