@@ -33,27 +33,25 @@ def resolve_device(name: str = "auto") -> torch.device:
         device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
     except (RuntimeError, TypeError):
         raise HeadcountError(f"no device {name!r}; give auto, cpu, cuda or cuda:1") from None
-    if device.type not in ("cpu", "cuda"):
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda":
         raise HeadcountError(f"device {name} is not supported; give auto, cpu, cuda or cuda:1")
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         raise HeadcountError(f"device {name} was given, but torch sees no GPU here; give cpu, or auto")
-    if device.type == "cuda":
-        device = torch.device("cuda", local_rank() if device.index is None else device.index)
-        if device.index >= torch.cuda.device_count():
-            raise HeadcountError(f"device {name} was given, there are {torch.cuda.device_count()} GPUs, from cuda:0")
+    device = torch.device("cuda", local_rank() if device.index is None else device.index)
+    if device.index >= torch.cuda.device_count():
+        raise HeadcountError(f"device {name} was given, there are {torch.cuda.device_count()} GPUs, from cuda:0")
     return device
 
 
 def device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"cpu, {torch.get_num_threads()} threads"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
 
 
 @contextmanager
 def autocast(precision: str, device: torch.device) -> Iterator[None]:
-    """``tf32``: float32 with TF32 convolutions where the GPU has them, the reference. ``fp32``: float32 throughout.
-    ``bf16``: bfloat16 where autocast considers it safe; votes are still counted in float32."""
+    """``bf16``: bfloat16 where autocast considers it safe; votes are still counted in float32."""
     with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
         yield
 
@@ -122,11 +120,9 @@ def compile_function(function: Callable[..., Tensor], compile: str, device: torc
 
     If compilation fails, the function runs uncompiled, with one warning per process.
     """
-    check_choice("compile", compile, COMPILE)
-    if compile == "off" or (compile == "auto" and device.type != "cuda"):
+    if check_choice("compile", compile, COMPILE) == "off" or (compile == "auto" and device.type != "cuda"):
         return function
-    settings = cast(Any, torch._dynamo.config)
-    settings.recompile_limit = 64  # one for each length of batch, training and validation, and kind of model
+    cast(Any, torch._dynamo.config).recompile_limit = 64  # each length of batch, training and validation, and kind of model
     return CompiledFunction(function, COMBO_KERNELS if device.type == "cuda" else {})
 
 
@@ -155,17 +151,14 @@ class CompiledFunction:
 
 
 class TinyMapConv(nn.Conv2d):
-    """A 3x3 convolution (padding 1) that is a matrix product where the map is 1x1 or 2x2: the taps on padding are left out.
-
-    The same function with the same weights; at 32x32 pixels it saves eight ninths of ResNet18's layer4 and five ninths of
-    layer3. Other maps take the ordinary convolution.
-    """
+    """A 3x3 convolution (padding 1) that is a matrix product where the map is 1x1 or 2x2, without the taps on padding: at 32x32
+    pixels it saves eight ninths of ResNet18's layer4 and five ninths of layer3."""
 
     def forward(self, input: Tensor) -> Tensor:
         side, stride = input.shape[2], self.stride[0]
         if side != input.shape[3] or side > 2:
             return super().forward(input)
-        # (n, positions * inputs) and (outputs, 3, 3, inputs): free in channels-last, and the gradient has the layout of the weight
+        # free in channels-last, and the gradient has the layout of the weight
         flat, w = input.permute(0, 2, 3, 1).flatten(1), self.weight.permute(0, 2, 3, 1)
         if side == 1:
             taps, out = w[:, 1, 1], 1
@@ -186,11 +179,8 @@ class PointConv(nn.Conv2d):
 
 
 class StemConv(nn.Conv2d):
-    """The 7x7 stride-2 convolution on three channels, as a 4x4 stride-1 convolution on twelve.
-
-    Each 2x2 block of pixels becomes a position with four times the channels, padded to sixteen, which suits the tensor cores.
-    The same function of the same weights, in a quarter of cuDNN's time (docs/explanation/speed.md).
-    """
+    """The 7x7 stride-2 convolution on three channels, as a 4x4 stride-1 convolution on twelve: each 2x2 block of pixels becomes a
+    position with four times the channels, padded to sixteen, which suits the tensor cores. A quarter of cuDNN's time."""
 
     def forward(self, input: Tensor) -> Tensor:
         _, channels, height, width = input.shape
@@ -232,9 +222,10 @@ def optimize_layout(model: nn.Module, device: torch.device, precision: str) -> N
             m.__class__ = stem.FusedStem
         if type(m) is nn.Conv2d and m.bias is None and m.groups == 1:
             m.weight.data = m.weight.data.contiguous(memory_format=torch.channels_last)
-            if m.kernel_size == (3, 3) and m.padding == (1, 1):
+            size, padding, on_gpu = m.kernel_size, m.padding, device.type == "cuda"
+            if (size, padding) == ((3, 3), (1, 1)):
                 m.__class__ = TinyMapConv
-            if device.type == "cuda" and m.kernel_size == (1, 1) and m.padding == (0, 0):
+            elif on_gpu and (size, padding) == ((1, 1), (0, 0)):
                 m.__class__ = PointConv
-            if device.type == "cuda" and m.kernel_size == (7, 7) and m.padding == (3, 3) and m.stride == (2, 2):
+            elif on_gpu and (size, padding, m.stride) == ((7, 7), (3, 3), (2, 2)):
                 m.__class__ = StemConv

@@ -5,12 +5,6 @@
 
 A policy is a list of views from weak to strong; a head that asks for V views gets the first V of them, the last one repeated.
 Views draw from torch's default generator, which training seeds for each epoch; shapes never depend on what is drawn.
-
-    none, crop, flip_crop, noise   one view, for any V
-    image    flip and crop, then strong: photographs of objects
-    digit    crop, then strong: no flips
-    tissue   rotations by 90 degrees and flips, then colour and cutout: images without an upright direction
-    feature  a little noise, then noise, masking and mixup: embeddings and tables
 """
 
 from __future__ import annotations
@@ -59,7 +53,7 @@ def dihedral(x: Tensor) -> Tensor:
 
 
 def affine(x: Tensor) -> Tensor:
-    """Rotate by up to 25 degrees, scale by up to 25 %, shear by up to 0.25, shift by up to an eighth; reflected borders."""
+    """Rotate by up to 25 degrees, scale by up to 25 %, shear by up to 0.25, shift by up to an eighth."""
     u = 2 * torch.rand(6, len(x), device=x.device) - 1
     angle, scale = u[0] * math.radians(25), torch.exp2(0.32 * u[1])
     cos, sin = angle.cos() * scale, angle.sin() * scale
@@ -80,13 +74,10 @@ def colour(x: Tensor) -> Tensor:
 
 def cutout(x: Tensor) -> Tensor:
     """A random square of half the side is set to the mean: 16 pixels of 32."""
-    n, _, height, width = x.shape
-    u = torch.rand(2, n, 1, device=x.device)
-    inside = [
-        (torch.arange(side, device=x.device) + 0.5 - at * side).abs() < side / 4
-        for side, at in zip((height, width), u, strict=True)
-    ]
-    return x.masked_fill((inside[0][:, :, None] & inside[1][:, None, :])[:, None], 0.0)
+    u = torch.rand(2, len(x), 1, device=x.device)
+    sides = zip(x.shape[2:], u, strict=True)
+    rows, columns = ((torch.arange(n, device=x.device) + 0.5 - at * n).abs() < n / 4 for n, at in sides)
+    return x.masked_fill((rows[:, :, None] & columns[:, None, :])[:, None], 0.0)
 
 
 def strong(x: Tensor) -> Tensor:
@@ -128,10 +119,10 @@ VIEWS: dict[str, tuple[View, ...]] = {
     "crop": (crop,),
     "flip_crop": (flip_crop,),
     "noise": (noise,),
-    "image": (flip_crop, strong_flip),
-    "digit": (crop, strong),
-    "tissue": (dihedral, strong_turn),
-    "feature": (noise, strong_feature),
+    "image": (flip_crop, strong_flip),  # photographs of objects
+    "digit": (crop, strong),  # no flips
+    "tissue": (dihedral, strong_turn),  # images without an upright direction
+    "feature": (noise, strong_feature),  # embeddings and tables
 }
 
 FEATURE_VIEWS = (None, "none", "noise", "feature")  # the others are for images

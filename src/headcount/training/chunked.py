@@ -3,10 +3,8 @@
 The gradients of groups of whole bags are added, each weighted by its ``loss_weight``: they are those of the whole batch. A bag
 too large for one group is processed twice. First without a graph: the statistics that the head accumulates of each chunk are
 kept, merged and read out, and the loss gives the gradient with respect to them. Then chunk by chunk with a graph, through which
-that gradient is propagated. Dropout and augmentation draw the same numbers again. So at most ``chunk_instances`` instances are
-processed at once, and a few numbers per chunk are kept.
-
-Batch-norm cannot be trained this way: its statistics are those of the whole batch.
+that gradient is propagated, with the same dropout and augmentation. Batch-norm cannot be trained this way: its statistics are
+those of the whole batch.
 """
 
 from __future__ import annotations
@@ -91,15 +89,13 @@ class ChunkedStep:
         weights = [trainer.head.loss_weight(loader.batch_info(g, sweep.over, views)[0]).float() for g in groups]
         total = torch.stack(weights).sum()
         trainer.model.zero_grad(set_to_none=True)
-        losses = []
-        for group, weight in zip(groups, weights, strict=True):
-            share = weight / total.clamp_min(1e-12)
+        shares, losses = torch.stack(weights) / total.clamp_min(1e-12), []
+        for group, share in zip(groups, shares, strict=True):
             if self._in_chunks(loader, group, sweep.over, views):
-                loss = self._bag_loss(trainer.model, loader, group, share)
+                losses.append(self._bag_loss(trainer.model, loader, group, share))
             else:
-                loss = self._batch_gradient(*loader.batch(group, sweep.over, views), sweep.uses_teacher, share)
-            losses.append(loss * share)
-        return torch.stack(losses).sum(), total
+                losses.append(self._batch_gradient(*loader.batch(group, sweep.over, views), sweep.uses_teacher, share))
+        return (torch.stack(losses) * shares).sum(), total
 
     def _autocast(self) -> AbstractContextManager[None]:
         return accel.autocast(self.trainer.config.precision, self.trainer.device)
@@ -130,8 +126,6 @@ class ChunkedStep:
         ]
         return (torch.stack(losses) * weights).sum() / weights.sum().clamp_min(1e-12)
 
-    # -- one bag, chunk by chunk ----------------------------------------------------------------------------------------
-
     def _bag_loss(self, model: Model, loader: BagLoader, bag: Tensor, share: Tensor | None) -> Tensor:
         """The loss of one bag; with a ``share`` also its gradient, times that."""
         release_large_blocks()
@@ -142,8 +136,8 @@ class ChunkedStep:
             return self._instance_loss(model, loader, chunks, positions, share)
         seed = int(torch.randint(1 << 62, ()))
         stats = []
-        for i, (chunk, rows) in enumerate(zip(chunks, positions, strict=True)):
-            with torch.no_grad():
+        with torch.no_grad():
+            for i, (chunk, rows) in enumerate(zip(chunks, positions, strict=True)):
                 stats.append(self._accumulate(model, loader.read(rows), chunk.segments, seed + i))
         if share is None:
             return self._read_out(model, stats, batch)
@@ -156,8 +150,7 @@ class ChunkedStep:
             if bool(chunk.segments.removed.all()):
                 continue  # nothing was accumulated, and nothing has a gradient
             again = self._accumulate(model, x, chunk.segments, seed + i)
-            gradients = {k: leaves[i][k].grad for k, v in again.items() if v.requires_grad}
-            gradients = {k: gradient for k, gradient in gradients.items() if gradient is not None}
+            gradients = {k: leaves[i][k].grad for k, v in again.items() if v.requires_grad and leaves[i][k].grad is not None}
             if gradients:
                 torch.autograd.backward([again[k] for k in gradients], list(gradients.values()))
         return loss.detach()
@@ -168,9 +161,8 @@ class ChunkedStep:
             return _chunked_head(model).accumulate(self.trainer.features(model, x, views), segments)[1]
 
     def _read_out(self, model: Model, stats: list[BagStats], batch: Batch) -> Tensor:
-        head = _chunked_head(model)
+        head, no_logits = _chunked_head(model), cast(Tensor, MissingLogits(model.config.head))
         with self._autocast():
-            no_logits = cast(Tensor, MissingLogits(model.config.head))
             return head.loss(Output(no_logits, *head.readout(head.merge(stats))), batch, None)
 
     def _instance_loss(
@@ -186,8 +178,6 @@ class ChunkedStep:
             else:
                 losses.append(self._batch_gradient(x, chunk, False, chunk_share, share))
         return (torch.stack(losses) * shares).sum()
-
-    # -- what cannot be split is refused before training ------------------------------------------------------------
 
     def _in_chunks(self, loader: BagLoader, group: Tensor, over: str = "bags", views: int = 1) -> bool:
         return bool(self.budget) and over == "bags" and len(group) == 1 and not self.fits(loader, group, over, views)

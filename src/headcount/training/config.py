@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -197,8 +198,12 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: dict[str, Tens
                 slots[name] = torch.empty_like(weight).copy_(value)
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    for group in optimizer.param_groups:
+def set_lr(optimizers: Iterable[torch.optim.Optimizer], config: TrainConfig, done: float) -> None:
+    """Set the learning rate after this fraction of the training."""
+    if config.schedule == "constant" and not config.warmup:
+        return
+    lr = config.lr * lr_factor(config.schedule, config.warmup, done)
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(lr)
         else:

@@ -3,8 +3,7 @@
 Each process multiplies its gradient by the weight of its loss (``Head.loss_weight``: mostly its number of labelled bags), one
 all_reduce adds them, and the sum is divided by the total weight: exactly the gradient of one process with the whole batch, however
 unequal the shards. torch's DistributedDataParallel takes the unweighted mean over processes, which is correct only for equal
-shards, and its hooks do not work in a CUDA graph. Here forward and backward are one graph, the optimizer another, and the
-all_reduce is between them.
+shards, and its hooks do not work in a CUDA graph.
 
 Heads need not know. Their buffers are synchronised after every pass: memory per bag or per instance by adding the changes (exact:
 in one pass each bag is in one process), minima and maxima as such, batch-norm's running statistics by their mean. A head that
@@ -54,7 +53,7 @@ def local_rank() -> int:
 
 
 class ProcessGroup:
-    """The processes of one training, as one of them sees them. A single process has no overhead."""
+    """The processes of one training, as one of them sees them."""
 
     def __init__(self, rank: int = 0, size: int = 1, device: torch.device | str = "cpu") -> None:
         self.rank, self.size, self.device = rank, size, torch.device(device)
@@ -70,7 +69,7 @@ class ProcessGroup:
         return () if self.is_main else (self.rank,)
 
     def shard(self, ids: Tensor) -> Tensor:
-        """This process's part of the bags (or single instances) of a step."""
+        """This process's part of the ids of a step."""
         return ids if self.size == 1 else ids.tensor_split(self.size)[self.rank]
 
     def all_reduce(self, x: Tensor, op: Any = distributed.ReduceOp.SUM) -> Tensor:
@@ -117,7 +116,7 @@ def _join(device: torch.device) -> ProcessGroup:
 
 
 def _leave() -> None:
-    with suppress(Exception):  # after the loss of a process there is nothing to tear down
+    with suppress(Exception):  # of a lost process
         distributed.destroy_process_group()
 
 
@@ -162,10 +161,8 @@ class DistributedStep:
 
     def __call__(self, ids: Tensor) -> Tensor:
         shard = self.group.shard(ids)
-        gradient = torch.zeros(self.offsets[-1] + 2, device=self.group.device)
-        if len(shard):
-            gradient = self.weighted_gradient(shard)
-        return self.update(self.group.all_reduce(gradient))
+        empty = torch.zeros(self.offsets[-1] + 2, device=self.group.device)
+        return self.update(self.group.all_reduce(self.weighted_gradient(shard) if len(shard) else empty))
 
     def _weighted_gradient(self, shard: Tensor) -> Tensor:
         """(P + 2,): gradient and loss, both times the weight; and the weight."""
@@ -193,10 +190,9 @@ class BufferSync:
         n_bags, n_instances = len(trainer.train_loader.bags), len(trainer.train_loader.bag_of)
         self.rules: dict[str, str] = {}
         for name, buffer in trainer.model.named_buffers():
-            head_name = name.removeprefix("head.")
             if name in trainer.setup_buffers and buffer.ndim and len(buffer) in (n_bags, n_instances):
                 self.rules[name] = "sum of changes"
-            elif head_name in minmax:
+            elif (head_name := name.removeprefix("head.")) in minmax:
                 self.rules[name] = minmax[head_name]
             elif name.rpartition(".")[0] in norms:
                 self.rules[name] = "mean" if buffer.is_floating_point() else "max"
@@ -217,8 +213,7 @@ class BufferSync:
             else:
                 self.group.all_reduce(buffer, distributed.ReduceOp.MIN if rule == "min" else distributed.ReduceOp.MAX)
         if self.trainer.teacher is not None:
-            pairs = zip(self.trainer.teacher.named_buffers(), self.trainer.model.buffers(), strict=True)
-            for (name, buffer), current in pairs:
+            for (name, buffer), current in zip(self.trainer.teacher.named_buffers(), self.trainer.model.buffers(), strict=True):
                 if self.rules.get(name) == "mean":  # the teacher's batch-norm is an average of its own (update_ema)
                     buffer.copy_(self.group.all_reduce(buffer.clone()) / self.group.size)
                 else:

@@ -21,15 +21,13 @@ from headcount.seeds import make_generator
 
 
 class BagLoader:
-    """Bags in steps of ``batch_bags``; a pass over single instances has ``batch_instances`` a step, or as many as that many
-    bags hold. The ids of a step are bag indices, or positions of instances."""
+    """Bags in steps of ``batch_bags``; a pass over single instances has ``batch_instances`` a step, or as many as those bags hold.
+    The ids of a step are bag indices, or positions of instances."""
 
     def __init__(self, bags: Bags, batch_bags: int, device: torch.device | None = None, batch_instances: int = 0) -> None:
         if bags.truth is not None:
             raise HeadcountError("these bags carry truth, and training must not see it; pass bags.blind()")
-        self.bags = bags
-        self.batch_bags = batch_bags
-        sizes = bags.sizes
+        self.bags, self.batch_bags, sizes = bags, batch_bags, bags.sizes
         self.bag_size = int(sizes[0]) if bool((sizes == sizes[0]).all()) else None
         self.batch_instances = batch_instances or max(1, round(batch_bags * float(sizes.float().mean())))
         self.device = device or bags.index.device
@@ -52,10 +50,10 @@ class BagLoader:
 
     def step_sizes(self, over: str) -> list[int]:
         """Ids in each step. A last step of a single instance is merged into the one before: batch-norm needs two."""
-        over_bags = over == "bags"
-        total, size = (len(self.bags), self.batch_bags) if over_bags else (len(self.bags.index), self.batch_instances)
+        bags = over == "bags"
+        total, size = (len(self.bags), self.batch_bags) if bags else (len(self.bags.index), self.batch_instances)
         sizes = [size] * (total // size) + [total % size] * (total % size > 0)
-        if len(sizes) > 1 and sizes[-1] == 1 and not (over_bags and int(self.bags.sizes.min()) > 1):
+        if len(sizes) > 1 and sizes[-1] == 1 and not (bags and int(self.bags.sizes.min()) > 1):
             sizes[-2:] = [sizes[-2] + 1]
         return sizes
 
@@ -109,9 +107,8 @@ class BagLoader:
             position = (ids[:, None] * self.bag_size + torch.arange(self.bag_size, device=ids.device)).flatten()
             row = torch.arange(b, device=ids.device)[:, None].expand(b, self.bag_size).flatten()
         else:
-            sizes = self.bags.sizes[ids]
             position = self.bags.instances_of(ids)
-            row = torch.arange(b, device=ids.device).repeat_interleave(sizes)
+            row = torch.arange(b, device=ids.device).repeat_interleave(self.bags.sizes[ids])
         if self.bags.removed is not None:
             row = torch.where(self.bags.removed[position], b, row)
         return position, Segments(row, b, len(position) if b == 1 else self.bag_size)  # one bag has one size

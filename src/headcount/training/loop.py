@@ -26,16 +26,11 @@ from headcount.training.config import TrainConfig, check_compatible, check_head_
 from headcount.training.trainer import Losses, Trainer, TrainProgress, write_losses
 
 
-def _checkpoint_seconds() -> float:
-    """How much work may be lost: a setting of the machine, not of the training."""
-    value = os.environ.get("HEADCOUNT_CHECKPOINT_SECONDS", "30")
-    try:
-        return float(value)
-    except ValueError:
-        raise HeadcountError(f"HEADCOUNT_CHECKPOINT_SECONDS is a number of seconds, got {value!r}") from None
-
-
-CHECKPOINT_SECONDS = _checkpoint_seconds()
+_seconds = os.environ.get("HEADCOUNT_CHECKPOINT_SECONDS", "30")  # how much work may be lost: a setting of the machine
+try:
+    CHECKPOINT_SECONDS = float(_seconds)
+except ValueError:
+    raise HeadcountError(f"HEADCOUNT_CHECKPOINT_SECONDS is a number of seconds, got {_seconds!r}") from None
 
 
 @dataclass(frozen=True)
@@ -109,10 +104,10 @@ def train(
         check_head_output(trainer.head, trainer.train_loader)
         progress = trainer.resume(work_dir) if work_dir else TrainProgress()
         group.check_equal("the epoch to resume from", progress.epoch)
-        started = time.monotonic() - progress.seconds
         saved = time.monotonic()
+        started = saved - progress.seconds
         try:
-            while progress.epoch < config.epochs and not _is_patience_over(progress, config.patience):
+            while progress.epoch < config.epochs and not 0 < config.patience <= progress.epoch - progress.best_epoch:
                 # augmentation and dropout, different in each process
                 torch.manual_seed(seed_for(config.seed, "noise", progress.epoch, *group.seed_suffix))
                 train_loss = trainer.train_epoch(progress.epoch)
@@ -140,10 +135,6 @@ def train(
     model.load_state_dict({k: trainer.best_state[k] for k in model.state_dict()})  # without the buffers of Head.setup
     compiled = isinstance(trainer.encode, accel.CompiledFunction) and not trainer.encode.failed
     return TrainResult(model.eval(), progress, compiled)
-
-
-def _is_patience_over(progress: TrainProgress, patience: int) -> bool:
-    return patience > 0 and progress.epoch - progress.best_epoch >= patience
 
 
 def thin_curve(curve: Sequence[Losses], points: int) -> list[list[Any]]:

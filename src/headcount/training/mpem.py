@@ -49,8 +49,7 @@ def prototypes(
         loyal &= (bag_prediction == label)[bag]
     h = h.double()
     members = torch.bincount(votes[loyal], minlength=classes)
-    centre = h.new_zeros(classes, h.shape[1]).index_add(0, votes[loyal], h[loyal])
-    centre /= members.clamp_min(1)[:, None]
+    centre = h.new_zeros(classes, h.shape[1]).index_add(0, votes[loyal], h[loyal]) / members.clamp_min(1)[:, None]
     if distance == "euclidean":
         return Prototypes(centre, members)
     members = torch.where(members > 1, members, 0)  # one instance has no covariance

@@ -1,7 +1,6 @@
 """The stem of ResNet18 as one operation (Triton): convolution, batch-norm, ReLU and max-pool in few passes over memory.
 
-The stem moves most bytes of a step: its maps are four times as large as those after the pool. Layer by layer, the large map
-and its gradients pass through memory about sixteen times a step; here three times:
+Layer by layer, the large map and its gradients pass through memory about sixteen times a step; here three times:
 
     forward    y = conv(x) and its statistics    C, below    pooled = max of relu(norm(y)), and the position of the maximum
     backward   sum over maxima of their gradient times x under the taps
@@ -14,8 +13,8 @@ W D.
 Images are stored as padded rows of pixels. Two neighbouring positions see nine neighbouring pixels of seven rows, at most 32
 numbers of each: a matrix product over pairs of positions moves half the bytes of one over positions.
 
-``FusedStem`` is the same function of the same weights as the layers it replaces, up to rounding; the tests compare the two, on
-the CPU with Triton's interpreter. Without Triton, or with other shapes, the layers run as they are.
+``FusedStem`` is the same function of the same weights as the layers it replaces, up to rounding (tested with Triton's
+interpreter). Without Triton, or with other shapes, the layers run as they are.
 
 Letters: n images, Y X the map after the convolution, P Q after the pool, K output channels (a power of two).
 """

@@ -33,7 +33,6 @@ from headcount.training.config import (
     build_optimizer,
     ema_rate,
     load_optimizer_state,
-    lr_factor,
     optimizer_state,
     set_lr,
     update_ema,
@@ -114,7 +113,7 @@ class Trainer:
         self.run_valid_step = capture(stepper.valid_step, self.device)
 
     def step(self, sweep: Pass, ids: Tensor) -> Tensor:
-        """One step on these bags (or single instances). Returns the loss, still on the device."""
+        """One step. Returns the loss, still on the device."""
         x, batch = self.train_loader.batch(ids, sweep.over, self.n_views(sweep))
         with accel.autocast(self.config.precision, self.device):
             output = self.forward(x, batch)
@@ -160,7 +159,7 @@ class Trainer:
             with self.train_loader.prefetching(self._read_order(sweep, order)):
                 for ids in order:
                     done = (epoch * total + len(losses)) / (self.config.epochs * total)
-                    self._set_lr(done)
+                    set_lr(self.optimizers.values(), self.config, done)
                     self.train_loader.fraction_done.fill_(done)
                     losses.append(self.train_steps[sweep](ids))
             if self.process_group.size > 1:
@@ -176,7 +175,6 @@ class Trainer:
     def n_views(self, sweep: Pass) -> int:
         return self.head.views if sweep.uses_teacher else 1
 
-    @torch.no_grad()
     def valid_step(self, ids: Tensor) -> Tensor:
         """The validation loss of these bags."""
         return self.batch_valid_loss(*self.valid_loader.batch(ids))
@@ -206,8 +204,7 @@ class Trainer:
                 buffer.copy_(updated)
         labelled = self.valid_loader.bags.labelled.double()
         weight = torch.stack([labelled[ids].sum() for ids in batches]).to(self.device)
-        if self.config.selection == "official":
-            weight = (weight > 0).double()
+        weight = (weight > 0).double() if self.config.selection == "official" else weight
         return (losses * weight[:, None]).sum(0).amin() / weight.sum().clamp_min(1e-12)
 
     def record_epoch(self, progress: TrainProgress, train: float, valid: float) -> None:
@@ -267,12 +264,6 @@ class Trainer:
     def _read_order(self, sweep: Pass, order: Iterable[Tensor]) -> Iterator[Tensor]:
         shards, views, budget = map(self.process_group.shard, order), self.n_views(sweep), self.config.chunk_instances
         return chunked.read_order(self.train_loader, shards, sweep.over, views, budget, self.chunked.reads_per_bag)
-
-    def _set_lr(self, done: float) -> None:
-        if self.config.schedule != "constant" or self.config.warmup:
-            lr = self.config.lr * lr_factor(self.config.schedule, self.config.warmup, done)
-            for optimizer in self.optimizers.values():
-                set_lr(optimizer, lr)
 
 
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
