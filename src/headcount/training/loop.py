@@ -25,7 +25,6 @@ from headcount.training import accel
 from headcount.training.config import TrainConfig, check_compatible, check_head_output
 from headcount.training.trainer import Losses, Trainer, TrainProgress, write_losses
 
-
 _seconds = os.environ.get("HEADCOUNT_CHECKPOINT_SECONDS", "30")  # how much work may be lost: a setting of the machine
 try:
     CHECKPOINT_SECONDS = float(_seconds)
