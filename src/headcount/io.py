@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary name next to ``path``; rename it to ``path`` at the end, or remove it after an error.
-
-    The temporary name is always the same, so that the next attempt overwrites what a killed process left behind.
-    """
+    """Yield a temporary name next to ``path``; rename it to ``path`` at the end, or remove it after an error. The temporary
+    name is always the same, so that the next attempt overwrites what a killed process left behind."""
     if path.exists() and not path.is_file():  # renaming would replace a device by a file
         raise HeadcountError(f"{path} is a folder or a device, not a file to write over; choose another path")
     part = path.with_name(path.name + ".part")
@@ -50,10 +48,8 @@ def atomic_write(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
 
 @contextmanager
 def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """Yield a temporary folder next to ``path``; rename it to ``path`` at the end, or remove it after an error.
-
-    Only an empty folder is replaced, or any with ``replace``: the old one is moved aside first, and back if renaming fails.
-    """
+    """Yield a temporary folder next to ``path``; rename it to ``path`` at the end, or remove it after an error. Only an empty
+    folder is replaced, or any with ``replace``: the old one is moved aside first, and back if renaming fails."""
     if not replace and path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise HeadcountError(f"{path} is there already; choose another place, or empty the folder first")
     part, old = (path.with_name(path.name + ending) for ending in (".part", ".old"))
@@ -116,11 +112,9 @@ def load_npy(path: Path, *, mapped: bool = False) -> np.ndarray:
 
 @contextmanager
 def file_lock(path: Path, *, wait: bool = True, required: bool = True) -> Iterator[bool]:
-    """Hold a lock between processes; yields whether it was acquired, which without ``wait`` may be False.
-
-    The lock ends with its process, however that ends. Its file is removed afterwards, and so is the folder if it is empty.
-    With ``required=False`` a system or disk that has no locks is no error: the work is then done without one.
-    """
+    """Hold a lock between processes; yields whether it was acquired, which without ``wait`` may be False. The lock ends with
+    its process, however that ends. Its file is removed afterwards, and so is the folder if it is empty. With ``required=False``
+    a system or disk that has no locks is no error: the work is then done without one."""
     with ExitStack() as stack:
         while True:
             if not path.parent.is_dir():

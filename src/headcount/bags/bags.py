@@ -237,10 +237,8 @@ def bag_hashes(bags: Bags, chunk_words: int = CHUNK_WORDS) -> np.ndarray:
 
 
 def fingerprint(bags: Bags, sample_size: int = SAMPLE_SIZE) -> str:
-    """A hash of everything that training uses of these bags: addresses, labels, weights, removals and instances.
-
-    A pool that is large, or on disk, is not read as a whole: ``sample_size`` instances, spread over it, represent it.
-    """
+    """A hash of everything that training uses of these bags: addresses, labels, weights, removals and instances. A pool that is
+    large, or on disk, is not read as a whole: ``sample_size`` instances, spread over it, represent it."""
     digest = hashlib.sha256(repr((bags.classes, bags.pool.shape, str(bags.pool.data.dtype))).encode())
     for name in ("index", "offsets", "target", "weight", "counted", "known", "removed"):
         if (value := getattr(bags, name)) is not None:

@@ -27,10 +27,8 @@ class Split:
 
 
 def make_splits(bags: Bags, n_folds: int, seed: int) -> list[Split]:
-    """Splits for cross-validation over the labelled bags; unlabelled bags are always training bags.
-
-    Returns an empty list where bags are too few: every training part needs two different labels.
-    """
+    """Splits for cross-validation over the labelled bags; unlabelled bags are always training bags. Returns an empty list where
+    bags are too few: every training part needs two different labels."""
     labelled, unlabelled = (np.flatnonzero(bags.labelled.numpy() == has_label) for has_label in (True, False))
     n_folds = min(n_folds, count_groups(bags.take(labelled)))
     if n_folds < 2:
@@ -46,10 +44,8 @@ def make_splits(bags: Bags, n_folds: int, seed: int) -> list[Split]:
 
 
 def train_valid_split(bags: Bags, available: np.ndarray, test: np.ndarray, seed: int) -> Split:
-    """Split the available bags into training and validation bags.
-
-    Where the training bags would lose a label, all available bags are training bags, and the labelled ones validation bags.
-    """
+    """Split the available bags into training and validation bags. Where the training bags would lose a label, all available
+    bags are training bags, and the labelled ones validation bags."""
     labelled = available[bags.labelled.numpy()[available]]
     if count_groups(bags.take(labelled)) >= VALID_FOLDS:
         fold = assign_folds(bags.take(labelled), VALID_FOLDS, seed + 1)
@@ -61,11 +57,9 @@ def train_valid_split(bags: Bags, available: np.ndarray, test: np.ndarray, seed:
 
 
 def assign_folds(bags: Bags, n_folds: int, seed: int = 0) -> np.ndarray:
-    """(B,) the fold of each bag: whole groups, labels spread evenly.
-
-    Groups are assigned one by one, the largest first, each to the fold that has least of the group's labels (and, where that
-    is equal, fewest bags), so that every fold gets its share of every label as far as the groups allow. No fold is empty.
-    """
+    """(B,) the fold of each bag: whole groups, labels spread evenly. Groups are assigned one by one, the largest first, each to
+    the fold that has least of the group's labels (and, where that is equal, fewest bags), so that every fold gets its share of
+    every label as far as the groups allow. No fold is empty."""
     group = np.arange(len(bags)) if bags.group is None else np.unique(bags.group, return_inverse=True)[1]
     return assign_group_folds(bags.target.cpu().numpy().astype(np.float64), group, n_folds, seed)
 
@@ -128,10 +122,8 @@ def _label_set(bags: Bags, bag_numbers: np.ndarray) -> set[int]:
 
 
 def split_large_bags(bags: Bags, max_size: int | None = None) -> Bags:
-    """The same instances in the same order, with bags larger than ``max_size`` cut into equal parts of the same label.
-
-    As good as the bag for methods that use one instance at a time. The groups and names of bags are dropped.
-    """
+    """The same instances in the same order, with bags larger than ``max_size`` cut into equal parts of the same label. As good
+    as the bag for methods that use one instance at a time. The groups and names of bags are dropped."""
     max_size = max_size or MAX_BAG_SIZE
     parts = [-(-size // max_size) for size in bags.sizes.tolist()]
     sizes = [size // n + (i < size % n) for size, n in zip(bags.sizes.tolist(), parts, strict=True) for i in range(n)]
@@ -141,10 +133,9 @@ def split_large_bags(bags: Bags, max_size: int | None = None) -> Bags:
 
 
 def subsample_instances(bags: Bags, max_instances: int, seed: int = 0) -> Bags:
-    """At most ``max_instances``, the same fraction of every bag and at least one; instances of known class are all kept.
-
-    The sampled instances are weighted to represent those left out, so that a bag keeps its size and the weight of its known classes.
-    """
+    """At most ``max_instances``, the same fraction of every bag and at least one; instances of known class are all kept. The
+    sampled instances are weighted to represent those left out, so that a bag keeps its size and the weight of its known
+    classes."""
     if len(bags.index) <= max_instances:
         return bags
     rows = sample_rows(bags, max_instances, seed)
@@ -166,10 +157,8 @@ def sample_rows(bags: Bags, max_instances: int, seed: int = 0) -> torch.Tensor:
 
 
 def subsample_bags(bags: Bags, max_instances: int, seed: int = 0) -> tuple[Bags, torch.Tensor]:
-    """Random bags with at most ``max_instances`` together, and the numbers of these instances.
-
-    For what the instances of a bag tell about each other bags stay whole; ``CONTEXT_BAG_SIZE`` or more represent a larger bag.
-    """
+    """Random bags with at most ``max_instances`` together, and the numbers of these instances. For what the instances of a bag
+    tell about each other bags stay whole; ``CONTEXT_BAG_SIZE`` or more represent a larger bag."""
     if len(bags.index) <= max_instances:
         return bags, torch.arange(len(bags.index))
     rng = np.random.default_rng(seed_for(seed, "some bags"))

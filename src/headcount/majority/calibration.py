@@ -235,11 +235,9 @@ class CriterionResult:
 
 
 def evaluate_criterion(p: Tensor, bags: Bags, sample: tuple[Tensor, Bags] | None = None) -> CriterionResult:
-    """Evaluate instance probabilities ``p`` (N, C) on bags that their method was not trained on.
-
-    ``sample`` limits the instance loss where instances are many: some of the N rows, and the bags of these rows alone
-    (``sample_rows`` and ``subsample_instances`` of bags/splits.py). The vote loss always takes whole bags.
-    """
+    """Evaluate instance probabilities ``p`` (N, C) on bags that their method was not trained on. ``sample`` limits the instance
+    loss where instances are many: some of the N rows, and the bags of these rows alone (``sample_rows`` and
+    ``subsample_instances`` of bags/splits.py). The vote loss always takes whole bags."""
     p = p.double().clamp_min(1e-12)
     rows, sampled_bags = (slice(None), bags) if sample is None else sample
     fits: dict[float, tuple[Tensor, Transition]] = {}

@@ -22,11 +22,9 @@ MAX_COUNTED_VOTES = 128  # above it a bag is counted by its means and variances 
 
 
 def election_log_probs(z: Tensor, segments: Segments, form: str = "auto", counted: Tensor | None = None) -> Tensor:
-    """(N, C) logits -> (B, C) log-probabilities of winning, in float64, up to a constant of each bag.
-
-    ``form="auto"``: exact for the smallest bags, conditioned up to 128 votes, normal above; a bag with fractional weights
-    gets the normal form. Where all bags have one size nothing depends on the values of a tensor.
-    """
+    """(N, C) logits -> (B, C) log-probabilities of winning, in float64, up to a constant of each bag. ``form="auto"``: exact
+    for the smallest bags, conditioned up to 128 votes, normal above; a bag with fractional weights gets the normal form. Where
+    all bags have one size nothing depends on the values of a tensor."""
     log_p, log_q = vote_likelihood.log_p_and_complement(z)
     if form == "normal":
         return _normal(log_p, log_q, segments, counted)

@@ -104,10 +104,8 @@ def forward_correct(log_p: Tensor, mix: Tensor, label_prior: Tensor) -> Tensor:
 
 
 def forward_loss(log_p: Tensor, target: Tensor, mix: Tensor, label_prior: Tensor, weight: Tensor | None = None) -> Tensor:
-    """() the forward-corrected loss: -log P(label | x), averaged over the instances whose bag has a label.
-
-    ``target`` (N, C) is the row of each instance's bag: one-hot, soft, or zeros; ``weight`` (N,) is a multiplicity.
-    """
+    """() the forward-corrected loss: -log P(label | x), averaged over the instances whose bag has a label. ``target`` (N, C) is
+    the row of each instance's bag: one-hot, soft, or zeros; ``weight`` (N,) is a multiplicity."""
     losses = -(target * forward_correct(log_p, mix, label_prior)).sum(1)
     labelled = (target.sum(1) > 0).to(losses.dtype)
     labelled = labelled if weight is None else labelled * weight

@@ -76,9 +76,7 @@ def label_prior_from_counts(counts: Tensor, counted: Tensor | None = None) -> Te
 
 def e_step(p: Tensor, target: Tensor, mix: Tensor, label_prior: Tensor) -> Tensor:
     """(C, C) the expected counts of these instances: row c, the number of each class in bags labelled c, by posterior.
-
-    ``target`` (N, C) may be scaled by an instance's weight; a row of zeros adds nothing.
-    """
+    ``target`` (N, C) may be scaled by an instance's weight; a row of zeros adds nothing."""
     ratio = (mix / class_prior(mix, label_prior).clamp_min(1e-30)).to(p.dtype)  # (c, k)
     label_ratio = matmul_full_precision(p, ratio.T).clamp_min(1e-30)  # (N, c), P(label = c | x) / P(label = c)
     return ratio * matmul_full_precision((target / label_ratio).T, p)

@@ -81,19 +81,15 @@ def _log_win_shares(votes: Tensor, counted: Tensor | None) -> Tensor:
 
 
 def count_log_pmfs(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """(B, C, J) log P(N_k = j): the coefficients of the product of the polynomials q + p x of all votes.
-
-    Only positive numbers are added, so the tails keep their precision; a Fourier transform would lose it.
-    """
+    """(B, C, J) log P(N_k = j): the coefficients of the product of the polynomials q + p x of all votes. Only positive numbers
+    are added, so the tails keep their precision; a Fourier transform would lose it."""
     return count_pmf_tree(log_p, log_q) if log_p.is_cuda else count_pmf_sequential(log_p, log_q)
 
 
 def count_pmf_sequential(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """The product vote by vote, the likeliest votes for the class first: for a CPU.
-
-    Of all ways to get j votes for a class, the likeliest is that the first j vote for it. The others are added in proportion
-    to it: numbers from 1 to 2^S, however small the tail, and no logarithms on the way.
-    """
+    """The product vote by vote, the likeliest votes for the class first: for a CPU. Of all ways to get j votes for a class, the
+    likeliest is that the first j vote for it. The others are added in proportion to it: numbers from 1 to 2^S, however small
+    the tail, and no logarithms on the way."""
     odds = (log_p - log_q).transpose(0, 1).flatten(1).sort(0, descending=True).values  # (S, B C)
     likeliest = torch.cat([torch.zeros_like(odds[:1]), odds.cumsum(0)])
     log_pmf = likeliest + _SequentialProduct.apply(odds)
@@ -151,11 +147,9 @@ def count_pmf_tree(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def variance_shares(variance: Tensor, rounds: int = 4) -> Tensor:
-    """(B, C) shares b that add up to one, with b_k (1 - b_k) proportional to the variance of count k.
-
-    Independent counts of variances D have variances D_k (1 - D_k / sum D) given their total. For the counts to keep their
-    variances, each must therefore first be widened by 1 / (1 - b_k), b = D / sum D.
-    """
+    """(B, C) shares b that add up to one, with b_k (1 - b_k) proportional to the variance of count k. Independent counts of
+    variances D have variances D_k (1 - D_k / sum D) given their total. For the counts to keep their variances, each must
+    therefore first be widened by 1 / (1 - b_k), b = D / sum D."""
     v = variance + 1e-12  # where nothing is uncertain, equal shares
     b = v / v.sum(1, keepdim=True)
     for _ in range(rounds):
@@ -184,11 +178,9 @@ def conditioned(log_p: Tensor, log_q: Tensor, n: Tensor, counted: Tensor | None 
 
 
 def _log_win_probability(log_pmf: Tensor, n: Tensor | None, counted: Tensor | None) -> Tensor:
-    """(B, C). Class c wins with m votes if every rival has fewer, or as many and loses the tie.
-
-    A tie of r is shared 1/r each, which is the mean of u^(r-1) over u in (0, 1): three Gauss points (U) are exact up to ties
-    of six. Given n, the other counts, truncated at m, must add up to n - m; their sum is taken as normal.
-    """
+    """(B, C). Class c wins with m votes if every rival has fewer, or as many and loses the tie. A tie of r is shared 1/r each,
+    which is the mean of u^(r-1) over u in (0, 1): three Gauss points (U) are exact up to ties of six. Given n, the other
+    counts, truncated at m, must add up to n - m; their sum is taken as normal."""
     votes = torch.arange(log_pmf.shape[2], dtype=log_pmf.dtype, device=log_pmf.device)
     t = torch.arange(-1, 2, dtype=log_pmf.dtype, device=log_pmf.device)[:, None, None, None]  # (U, 1, 1, 1)
     u, weight = (0.5 + math.sqrt(0.15) * t).log(), ((8 - 3 * t.square()) / 18).log()
@@ -244,11 +236,9 @@ def _log_normal_density(x: Tensor, variance: Tensor) -> Tensor:
 
 def normal(mean: Tensor, variance: Tensor, counted: Tensor | None = None) -> Tensor:
     """(B, C) log P(N_c is the largest), up to a constant of the bag, from the means and variances (B, C) of the counts.
-
     Differences of counts get the right variances if normal counts, widened by :func:`variance_shares`, are taken as
-    independent. A tie broken at random is a count blurred by a uniform of width one: 1/12 more variance. Counts are skewed,
-    but the winner is the same on any scale, and to the power 2/3 a Poisson count has no skewness.
-    """
+    independent. A tie broken at random is a count blurred by a uniform of width one: 1/12 more variance. Counts are skewed, but
+    the winner is the same on any scale, and to the power 2/3 a Poisson count has no skewness."""
     variance, mean = variance / (1 - variance_shares(variance)) + 1 / 12, mean + 0.5
     variance, mean = (2 / 3) ** 2 * mean ** (-2 / 3) * variance, mean ** (2 / 3)
     rival = torch.ones(mean.shape[1], mean.shape[1], dtype=torch.bool, device=mean.device).fill_diagonal_(False)
