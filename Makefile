@@ -5,6 +5,7 @@ export OMP_NUM_THREADS ?= 1
 # what most changes break first: bags, mathematics, heads, the loop, readers, records, errors, structure
 QUICK := tests/test_layers.py tests/bags tests/majority tests/models/heads/test_against_oracles.py tests/training/test_loop.py \
 	tests/readers/test_read.py tests/experiments/test_recipe.py tests/cli/test_cli_errors.py
+LOWEST := $(QUICK) tests/estimators tests/models tests/inference tests/reporting tests/selection
 
 
 .PHONY: demo test quick soak fuzz mutants lowest check bench docs dist format clean
@@ -31,7 +32,7 @@ lowest: .venv/ready        ## the core with the lowest versions that pyproject.t
 	$(BIN)/pip install --quiet uv
 	$(BIN)/uv venv --quiet --clear --python $(PYTHON) .venv-lowest
 	$(BIN)/uv pip install --quiet --python .venv-lowest --resolution lowest-direct -e '.[ray,slides,onnx,test]'
-	.venv-lowest/bin/python -m pytest -n 2 --dist worksteal -m "not soak" $(LOWEST)
+	.venv-lowest/bin/python -m pytest -n 2 --dist worksteal -W default -m "not soak" $(LOWEST)  # old versions warn of new ones
 
 check: .venv/ready         ## format, lint, types, structure
 	$(BIN)/ruff format --check .
