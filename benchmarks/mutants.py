@@ -89,7 +89,7 @@ MUTATIONS = [
     Mutation("datasets/protocol.py", "length = count // FOLDS", "length = -(-count // FOLDS)", "test_protocol.py"),
     # readers
     Mutation("readers/transforms.py", "largest[largest == 0] = 1.0", "largest[largest == 0] = 0.0", "test_transforms.py"),
-    Mutation("readers/labels.py", 'options.ties == "lowest"', 'options.ties != "lowest"', "test_read.py"),
+    Mutation("readers/dataset.py", 'options.ties == "lowest"', 'options.ties != "lowest"', "test_read.py"),
     Mutation("readers/preprocessing.py", "+ self.missing", "", "test_read.py"),
     # models
     Mutation("models/heads/count.py", "(z / self.t1).softmax(1)", "(z * self.t1).softmax(1)", "test_vectors.py"),

@@ -625,15 +625,26 @@ def test_so_is_an_empty_bag_among_folders_of_labels(tmp_path):
         read(folder, labels={**given, "cat/th\u00e9": "cat"})
 
 
-def test_minus_one_is_a_class_unless_classes_are_named_and_that_is_said():
+def test_minus_one_beside_class_numbers_is_no_label_as_in_scikit_learn():
     bags = [np.ones((2, 1))] * 4
     told = read(bags, labels=[0, 1, -1, 0])
-    assert set(told.bags.classes) == {"-1", "0", "1"}
-    assert "label -1 is taken for a class (1 bags); if it means no label, name the others with classes=" in told.description
-    named = read(bags, labels=[0, 1, -1, 0], classes=["0", "1"])
-    assert named.bags.label.tolist() == [0, 1, -1, 0]
+    assert told.bags.classes == ("0", "1")
+    assert told.bags.label.tolist() == [0, 1, -1, 0]
+    assert "labels: '-1' in 1 bags read as missing; a class of that name must be named in classes=" in told.description
+    assert "1 bag has no label: '2'" in told.description
+    table = {"bag": [b for b in "abcd" for _ in "12"], "label": [0, 0, 1, 1, -1, -1, 0, 0], "x": range(8)}
+    assert read(table).bags.label.tolist() == [0, 1, -1, 0]
+    assert (
+        "column 'label': '-1' in 2 rows read as missing; a class of that name must be named in classes="
+        in read(table).description
+    )
+    named = read(bags, labels=[0, 1, -1, 0], classes=["-1", "0", "1"])
+    assert named.bags.label.tolist() == [1, 2, 0, 1]
+    assert read(bags, labels=[0, 1, -1, 0], classes=["0", "1"]).bags.label.tolist() == [0, 1, -1, 0]
     for labels in ([1, -1, -1, 1], ["a", "-1", "b", "a"]):  # plus and minus one; words
-        assert not [line for line in read(bags, labels=labels).description if "no label" in line]
+        dataset = read(bags, labels=labels)
+        assert "-1" in dataset.bags.classes
+        assert not [line for line in dataset.description if "missing" in line]
 
 
 def test_a_dict_of_arrays_may_hold_more():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError
 from headcount.readers.columns import ColumnRoles, preview
 from headcount.readers.preprocessing import FeatureSchema, Preprocessor
+
+TIES = ("split", "drop", "lowest")
 
 
 class ErrorPolicy:
@@ -140,6 +143,64 @@ class RawData:
         for part in (bags.index, bags.offsets, bags.target, bags.weight, bags.known, bags.truth, bags.counted):
             digest.update(b"-" if part is None else part.contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
+
+
+def build_targets(
+    labels: BagLabels, options: ReadOptions, names: Sequence[str], origin: str
+) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
+    """(B, C) targets, the classes, and (B,) which bags are dropped for a tie."""
+    ties = _parse_ties(labels.values, options.classes) if labels.votes is None else {}
+    found = [v for v in labels.values if v not in ties]
+    if labels.votes is None:  # by number if all are numbers, else alphabetically; columns of votes stay in their order
+        numeric = all(re.fullmatch(r"-?\d+(\.\d+)?", v) for v in found)
+        found.sort(key=lambda v: (float(v), v) if numeric else (0, v))
+    classes = options.classes or tuple(dict.fromkeys([*found, *options.uncounted]))
+    _check_classes(classes, labels, options, origin)
+    position = {c: k for k, c in enumerate(classes)}
+    wins = np.zeros((len(labels.values), len(classes)))  # the classes that each label, or column of votes, counts for
+    for k, value in enumerate(labels.values):
+        for name in ties.get(value, (value,)):
+            if name in position:
+                wins[k, position[name]] = 1
+            elif options.need_labels and (labels.codes is None or k in labels.codes):
+                problem = f"is none of the classes {', '.join(classes)}; {class_advice(options)}"
+                if labels.codes is None:
+                    raise HeadcountError(f"{origin}: {name!r} (votes) {problem}")
+                bag = int(np.flatnonzero(labels.codes == k)[0])
+                row = origin if labels.first_row is None else f"{labels.origin} row {labels.first_row[bag] + 1}"
+                raise HeadcountError(f"{row}: {name!r}, the label of bag {names[bag]!r}, {problem}")
+    rows = np.vstack([wins, np.zeros(len(classes))])  # code -1, unlabelled, reads the last row
+    target = rows[labels.codes] if labels.votes is None else labels.votes @ wins
+    top = target.max(1, keepdims=True)
+    tied = (top[:, 0] > 0) & ((target == top).sum(1) > 1)
+    if options.ties == "lowest":
+        target[tied] = np.identity(len(classes))[target[tied].argmax(1)]
+    return target, classes, tied if options.ties == "drop" else np.zeros(len(target), bool)
+
+
+def _check_classes(classes: Sequence[str], labels: BagLabels, options: ReadOptions, origin: str) -> None:
+    if len(classes) < 2:
+        what = f"only class {classes[0]!r}" if classes else "no class"
+        advice = "" if options.need_labels else "; name them with classes="
+        raise HeadcountError(f"{origin}: {what} in {labels.source}; a majority needs at least two classes{advice}")
+    for name in options.uncounted:
+        if name not in classes:
+            raise HeadcountError(f"no class {name!r} to leave out of the count; there are {', '.join(classes)}")
+    if len(counted := [c for c in classes if c not in options.uncounted]) < 2:
+        left = f"only {counted[0]!r} is" if counted else "none of them is"
+        raise HeadcountError(f"of the classes {', '.join(classes)} {left} left to win a bag; two must count")
+
+
+def class_advice(options: ReadOptions) -> str:
+    """What to do about an unknown class; those of a fitted model are fixed."""
+    return "correct it or leave it empty" if options.preprocessor else "correct it, leave it empty, or add it with classes="
+
+
+def _parse_ties(labels: Sequence[str], classes: Sequence[str] | None) -> dict[str, tuple[str, ...]]:
+    """Labels such as 'a|b': a tie if a and b are labels too, else a class with a bar in its name."""
+    known = set(classes or labels)
+    parts = {v: tuple(map(str.strip, v.split("|"))) for v in labels if "|" in v and v not in (classes or ())}
+    return {v: p for v, p in parts.items() if set(p) <= known - {v} and len(set(p)) == len(p)}
 
 
 @dataclass(frozen=True, eq=False)

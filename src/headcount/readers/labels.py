@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +18,6 @@ from headcount.io import load_npy
 from headcount.readers.columns import ColumnRoles, clean_name, drop_values, factorize, find_common_name, preview
 from headcount.readers.dataset import BagLabels, ErrorPolicy, ReadOptions
 from headcount.readers.tables import MISSING_VALUES, TABLE_SUFFIXES, SourceTable, file_suffix, is_dataframe, open_table
-
-TIES = ("split", "drop", "lowest")
 
 
 def join_labels(
@@ -145,22 +142,10 @@ def _labels_by_position(labels: Any, options: ReadOptions, names: Sequence[str])
             raise HeadcountError(f"{problem} (0 to {len(classes) - 1})")
         words = [(*classes, None)[v] for v in y.tolist()]
         notes = (f"labels are numbers: 0 is {classes[0]}, 1 is {classes[1]}, and so on",)
-    elif y.dtype.kind in "iu" and classes:
-        words = [None if w == "-1" and w not in classes else w for w in words]
-    elif not classes:
-        notes = _note_minus_one(words)
     code_of: dict[str, int] = {}
     codes = np.array([-1 if w is None else code_of.setdefault(w, len(code_of)) for w in words])
     codes, values, missing = drop_missing_classes(codes, list(code_of), "labels", "bags", options)
     return BagLabels(tuple(values), codes=codes, source="labels given", digest=digest, notes=(*notes, *missing))
-
-
-def _note_minus_one(words: Sequence[str | None]) -> tuple[str, ...]:
-    """A line on -1 beside two or more class numbers, which may mean a class, or no label."""
-    others = {w for w in words if w is not None and w != "-1"}
-    if "-1" not in words or len(others) < 2 or not all(w.isdigit() for w in others):
-        return ()
-    return (f"label -1 is taken for a class ({words.count('-1')} bags); if it means no label, name the others with classes=",)
 
 
 def _digest(value: Any) -> str:
@@ -220,8 +205,10 @@ def parse_class_column(source: SourceTable, name: str, options: ReadOptions) -> 
 def drop_missing_classes(
     codes: np.ndarray, values: list[str], column_name: str, rows: str, options: ReadOptions
 ) -> tuple[np.ndarray, list[str], tuple[str, ...]]:
-    """Codes, values and notes, without NA and the like, which are missing unless a class is named so."""
+    """Codes, values and notes, without NA, -1 and the like, which are missing unless a class is named so."""
     missing = {*MISSING_VALUES} - {*(options.classes or ()), *options.uncounted}
+    if means_no_label([v for v in values if v not in missing], options.classes or ()) and "-1" not in options.uncounted:
+        missing.add("-1")
     dropped = [v for v in values if v in missing]
     if not dropped:
         return codes, values, ()
@@ -229,6 +216,17 @@ def drop_missing_classes(
     count = int((new_codes < 0).sum() - (codes < 0).sum())
     advice = "" if options.preprocessor else "; a class of that name must be named in classes="
     return new_codes, kept, (f"{column_name}: {preview(dropped)} in {count:,} {rows} read as missing{advice}",)
+
+
+def means_no_label(values: Sequence[str], classes: Sequence[str] = ()) -> bool:
+    """Whether -1 is no label, as in scikit-learn, and not a class: beside named classes, or two or more class numbers.
+
+    >>> means_no_label(["0", "1", "-1"]), means_no_label(["1", "-1"]), means_no_label(["0", "1", "-1"], ["-1", "0", "1"])
+    (True, False, False)
+    """
+    others = {*values} - {"-1"}
+    is_number = len(others) > 1 and all(v.isdigit() for v in others)
+    return "-1" in values and "-1" not in classes and (bool(classes) or is_number)
 
 
 def parse_votes(source: SourceTable, columns: Sequence[str], errors: ErrorPolicy) -> np.ndarray:
@@ -240,61 +238,3 @@ def parse_votes(source: SourceTable, columns: Sequence[str], errors: ErrorPolicy
     errors.report_rows(wrong, lambda r: f"{source.row(r)}: votes {votes[r].tolist()} {advice}")
     votes[wrong] = 0
     return votes
-
-
-def build_targets(
-    labels: BagLabels, options: ReadOptions, names: Sequence[str], origin: str
-) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
-    """(B, C) targets, the classes, and (B,) which bags are dropped for a tie."""
-    ties = _parse_ties(labels.values, options.classes) if labels.votes is None else {}
-    found = [v for v in labels.values if v not in ties]
-    if labels.votes is None:  # by number if all are numbers, else alphabetically; columns of votes stay in their order
-        numeric = all(re.fullmatch(r"-?\d+(\.\d+)?", v) for v in found)
-        found.sort(key=lambda v: (float(v), v) if numeric else (0, v))
-    classes = options.classes or tuple(dict.fromkeys([*found, *options.uncounted]))
-    _check_classes(classes, labels, options, origin)
-    position = {c: k for k, c in enumerate(classes)}
-    wins = np.zeros((len(labels.values), len(classes)))  # the classes that each label, or column of votes, counts for
-    for k, value in enumerate(labels.values):
-        for name in ties.get(value, (value,)):
-            if name in position:
-                wins[k, position[name]] = 1
-            elif options.need_labels and (labels.codes is None or k in labels.codes):
-                problem = f"is none of the classes {', '.join(classes)}; {class_advice(options)}"
-                if labels.codes is None:
-                    raise HeadcountError(f"{origin}: {name!r} (votes) {problem}")
-                bag = int(np.flatnonzero(labels.codes == k)[0])
-                row = origin if labels.first_row is None else f"{labels.origin} row {labels.first_row[bag] + 1}"
-                raise HeadcountError(f"{row}: {name!r}, the label of bag {names[bag]!r}, {problem}")
-    rows = np.vstack([wins, np.zeros(len(classes))])  # code -1, unlabelled, reads the last row
-    target = rows[labels.codes] if labels.votes is None else labels.votes @ wins
-    top = target.max(1, keepdims=True)
-    tied = (top[:, 0] > 0) & ((target == top).sum(1) > 1)
-    if options.ties == "lowest":
-        target[tied] = np.identity(len(classes))[target[tied].argmax(1)]
-    return target, classes, tied if options.ties == "drop" else np.zeros(len(target), bool)
-
-
-def _check_classes(classes: Sequence[str], labels: BagLabels, options: ReadOptions, origin: str) -> None:
-    if len(classes) < 2:
-        what = f"only class {classes[0]!r}" if classes else "no class"
-        advice = "" if options.need_labels else "; name them with classes="
-        raise HeadcountError(f"{origin}: {what} in {labels.source}; a majority needs at least two classes{advice}")
-    for name in options.uncounted:
-        if name not in classes:
-            raise HeadcountError(f"no class {name!r} to leave out of the count; there are {', '.join(classes)}")
-    if len(counted := [c for c in classes if c not in options.uncounted]) < 2:
-        left = f"only {counted[0]!r} is" if counted else "none of them is"
-        raise HeadcountError(f"of the classes {', '.join(classes)} {left} left to win a bag; two must count")
-
-
-def class_advice(options: ReadOptions) -> str:
-    """What to do about an unknown class; those of a fitted model are fixed."""
-    return "correct it or leave it empty" if options.preprocessor else "correct it, leave it empty, or add it with classes="
-
-
-def _parse_ties(labels: Sequence[str], classes: Sequence[str] | None) -> dict[str, tuple[str, ...]]:
-    """Labels such as 'a|b': a tie if a and b are labels too, else a class with a bar in its name."""
-    known = set(classes or labels)
-    parts = {v: tuple(map(str.strip, v.split("|"))) for v in labels if "|" in v and v not in (classes or ())}
-    return {v: p for v, p in parts.items() if set(p) <= known - {v} and len(set(p)) == len(p)}

@@ -20,8 +20,7 @@ from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError, check_choice
 from headcount.readers import arrays, images, rows, slides
 from headcount.readers.columns import ColumnRoles, clean_name, first_duplicate, note_similar_classes, preview
-from headcount.readers.dataset import BagDataset, ErrorPolicy, RawData, ReadOptions
-from headcount.readers.labels import TIES, build_targets, class_advice
+from headcount.readers.dataset import TIES, BagDataset, ErrorPolicy, RawData, ReadOptions, build_targets, class_advice
 from headcount.readers.preprocessing import Preprocessor
 from headcount.readers.tables import TABLE_SUFFIXES, file_suffix, is_dataframe
 
