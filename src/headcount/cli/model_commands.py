@@ -234,8 +234,10 @@ def export(model: Model, onnx: Annotated[Path, typer.Option(help="The file to wr
     if onnx.suffix.lower() != ".onnx":
         raise HeadcountError(f"the file is an .onnx, got {onnx}")
     check_outputs(None, model, onnx=onnx)
-    difference = export_onnx(load_model(model, "cpu"), onnx)
-    print_message(f"wrote {onnx}: onnxruntime gives the model's predictions (to {difference:.1g})")
+    fitted = load_model(model, "cpu")
+    difference = export_onnx(fitted, onnx)
+    without = ", as `predict --context off` makes them" if fitted.use_context else ""
+    print_message(f"wrote {onnx}: onnxruntime gives the model's predictions{without} (to {difference:.1g})")
 
 
 def _as_typed(read_options: dict[str, Any]) -> str:

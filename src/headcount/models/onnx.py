@@ -1,7 +1,7 @@
-"""A fitted model as ONNX. Needs ``headcount[onnx]``.
+"""A fitted model as ONNX: what it predicts of instances without context. Needs ``headcount[onnx]``.
 
 input   "instances"      (n, D) float32 (a table or a text after its encoding), or (n, H, W, channels) uint8
-output  "probabilities"  (n, C) float32
+output  "probabilities"  (n, C) float32, the instance temperature applied
 metadata "headcount"     JSON: the classes, and how a table becomes numbers
 """
 
@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from headcount.bags import Bags, Pool, Segments
 from headcount.errors import HeadcountError
 from headcount.io import atomic_write
+from headcount.majority.calibration import apply_temperature
 from headcount.models.fitted import FittedModel
 from headcount.models.network import FrozenBackbone, Model
-from headcount.models.predictions import estimator_probabilities
 from headcount.models.trees import LinearModel, SklearnModel, Trees, round_down
 
 TOLERANCE = 1e-4
@@ -34,15 +34,15 @@ _TEST_INSTANCES = 64
 
 
 def export_onnx(model: FittedModel, path: Path) -> float:
-    """Write the file if onnxruntime predicts the same; returns the largest difference."""
+    """Write the file if onnxruntime gives what ``model.predict(..., use_context=False)`` does; returns the largest difference."""
     onnx, runtime = _import_onnx()
     if isinstance(model.estimator, Model):
-        graph = _network_graph(model.estimator)
+        graph = _network_graph(model.estimator, model.instance_temperature)
     elif isinstance(model.estimator, SklearnModel):
         raise HeadcountError("only the networks, forests and logistic regressions of `headcount fit` can become ONNX")
     else:
         features = model.preprocessor.shape[0] if model.frozen_backbone is None else model.frozen_backbone.dim
-        graph = _estimator_graph(model.estimator, features, onnx)
+        graph = _estimator_graph(model.estimator, features, model.instance_temperature, onnx)
     if model.frozen_backbone is not None:
         graph = _prepend_backbone(model.frozen_backbone, graph, onnx)
     metadata = {"classes": list(model.classes), "preprocessor": model.preprocessor.to_json()}
@@ -68,22 +68,23 @@ def _import_onnx() -> tuple[Any, Any]:
 class _SingleInstances(nn.Module):
     """Every instance as a bag of one, as in ``predict_instances``."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, temperature: float) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.temperature = model, temperature
 
     def forward(self, instances: Tensor) -> Tensor:
         n = instances.shape[0]
         segments = Segments(torch.arange(n, device=instances.device), n, size=1)
-        return self.model.tta_output(self.model.tta_features(instances), segments).instance.softmax(1)
+        p = self.model.tta_output(self.model.tta_features(instances), segments).instance.softmax(1)
+        return apply_temperature(p, self.temperature)
 
 
-def _network_graph(model: Model) -> Any:
+def _network_graph(model: Model, temperature: float) -> Any:
     if model.instance_depends_on_bag:
         why = "judges an instance by its bag; ONNX takes single instances, so it cannot be exported"
         raise HeadcountError(f"head {model.config.head} {why}")
     what = f"head {model.config.head} on {model.config.backbone}"
-    return _export_module(_SingleInstances(model), model.config.shape, "probabilities", what)
+    return _export_module(_SingleInstances(model, temperature), model.config.shape, "probabilities", what)
 
 
 def _export_module(module: nn.Module, shape: tuple[int, ...], output: str, what: str) -> Any:
@@ -140,12 +141,23 @@ def _quiet_logger(name: str) -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _estimator_graph(estimator: Trees | LinearModel, features: int, onnx: Any) -> Any:
+def _estimator_graph(estimator: Trees | LinearModel, features: int, temperature: float, onnx: Any) -> Any:
     h, float_ = onnx.helper, onnx.TensorProto.FLOAT
     x = h.make_tensor_value_info("instances", float_, ["n", features])
     classes = estimator.value.shape[1] if isinstance(estimator, Trees) else len(estimator.bias)
     p = h.make_tensor_value_info("probabilities", float_, ["n", classes])
     nodes, initializers = _tree_nodes(estimator, h) if isinstance(estimator, Trees) else _linear_nodes(estimator, onnx)
+    if temperature != 1:  # as apply_temperature does
+        nodes[-1].output[0] = "p"
+        steps = [
+            ("Clip", ["p", "least"], "clipped"),
+            ("Log", ["clipped"], "log_p"),
+            ("Div", ["log_p", "temperature"], "scaled"),
+        ]
+        nodes += [h.make_node(kind, given, [out]) for kind, given, out in steps]
+        nodes.append(h.make_node("Softmax", ["scaled"], ["probabilities"], axis=1))
+        constants = {"least": 1e-30, "temperature": temperature}
+        initializers += [onnx.numpy_helper.from_array(np.array(v, np.float32), name) for name, v in constants.items()]
     graph = h.make_graph(nodes, "headcount", [x], [p], initializers)
     opsets = [h.make_opsetid("", _OPSET), h.make_opsetid("ai.onnx.ml", 3)]
     model = h.make_model(graph, opset_imports=opsets, ir_version=9)
@@ -207,8 +219,7 @@ def _max_difference(model: FittedModel, data: bytes, runtime: Any) -> float:
     largest = 0.0
     for part in (x, x[:1]):
         singles = Bags.of(Pool(part), sizes=[1] * len(part), labels=[-1] * len(part), classes=model.classes)
-        expected, _ = estimator_probabilities(estimator, singles, frozen_backbone=model.frozen_backbone)
+        expected = model.predict(singles, use_context=False, level=None).instance_probabilities
         got = session.run(["probabilities"], {"instances": part})[0]
-        same_shape = got.shape == tuple(expected.shape)
-        largest = max(largest, float(np.abs(got - expected.numpy()).max()) if same_shape else math.inf)
+        largest = max(largest, float(np.abs(got - expected).max()) if got.shape == expected.shape else math.inf)
     return largest
