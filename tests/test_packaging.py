@@ -34,9 +34,9 @@ CLEAN = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
 
 
 def repository_files() -> list[str]:
-    """The files of the checkout; in an unpacked source distribution, which is not one, all files."""
+    """The files of the checkout; in an unpacked source distribution, which is none, those that it lists."""
     if not (ROOT / ".git").exists():
-        return [str(p.relative_to(ROOT)) for p in ROOT.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+        return (ROOT / "src" / "headcount.egg-info" / "SOURCES.txt").read_text().splitlines()
     command = ["git", "ls-files", "-co", "--exclude-standard"]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     return [name for name in names if (ROOT / name).exists()]
@@ -68,7 +68,8 @@ def python(dist, tmp_path_factory) -> Path:
     env = tmp_path_factory.mktemp("user") / "env"
     venv.create(env, with_pip=True)
     (wheel,) = dist.glob("*.whl")
-    subprocess.run([env / "bin/python", "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel], check=True)
+    install = [env / "bin/python", "-m", "pip", "install", "-q", "--no-deps", "--no-index", wheel]
+    subprocess.run(install, check=True, env=CLEAN)
     site = next((env / "lib").glob("python*/site-packages"))
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     where = [env / "bin/python", "-I", "-c", "import headcount; print(headcount.__file__)"]
