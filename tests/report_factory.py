@@ -15,6 +15,7 @@ from headcount.experiments import records
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.majority import metrics
+from headcount.reporting.render import read_resource
 
 REMOVALS = tuple(round(0.1 * k, 1) for k in range(1, 11))
 SKILL = {"count": 0.86, "output_mean": 0.74, "tilt": 0.9}
@@ -40,6 +41,14 @@ class Page(HTMLParser):
 
     def all(self, name: str) -> list[str]:
         return [attrs[name] for _, attrs in self.tags if name in attrs]
+
+
+def assert_own_script_only(page: Any) -> None:
+    """In a browser: the script of every page is the only one, and no other can run."""
+    assert page.evaluate("[...document.scripts].map(s => s.textContent)") == [read_resource("page.js")]
+    page.evaluate("document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.ran = 1'}))")
+    assert page.evaluate("window.ran") is None
+    page.evaluate("document.body.lastChild.remove()")
 
 
 def pictures(classes: tuple[str, ...], count: int = 1000, seed: int = 0) -> Source:

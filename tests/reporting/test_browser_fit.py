@@ -12,6 +12,7 @@ from headcount.readers import read
 from headcount.reporting.model_pages import model_card, render_fit_page, summary_lines
 from headcount.selection import methods
 from headcount.selection.fit import fit
+from report_factory import assert_own_script_only
 
 EVIL = "<img src=x onerror=alert(1)>"
 SCRIPT = "</style><script>alert(2)</script>"
@@ -63,7 +64,8 @@ def test_no_messages_and_no_requests(visit, page_file):
 
 def test_user_strings_are_escaped(visit):
     page, _ = visit
-    assert page.locator("script, img[onerror]").count() == 0
+    assert page.locator("img[onerror]").count() == 0
+    assert_own_script_only(page)
     assert page.get_by_text(EVIL).count() > 0
     assert page.get_by_text("{{ 7*7 }}").count() > 0
     assert page.get_by_text(SCRIPT).count() > 0
@@ -76,8 +78,81 @@ def test_page_fits_the_window_and_is_complete(visit):
     assert wide <= window
     assert page.locator("#candidates tbody tr").count() == 4
     assert page.locator("#candidates td.best").count() == 1
-    assert page.locator("figure svg").count() == 3
+    headings = ["Methods compared", "Calibration", "Confusion matrix", "Learning curve", "Bag sizes"]
+    assert page.locator("#figures h3").all_inner_texts() == headings
+    assert page.locator("figure svg").count() == len(headings)
     assert page.get_by_text("cannot be known from bag labels").count() == 1
+
+
+def test_warnings_are_ranked_by_weight(visit):
+    page, _ = visit
+    lines = page.locator("#scores .caution")
+    kinds = [
+        {"caution serious": 0, "caution": 1, "caution remark": 2}[c] for c in lines.evaluate_all("e => e.map(x => x.className)")
+    ]
+    assert kinds == sorted(kinds)
+    assert "only 18 labelled bags" in lines.nth(kinds.index(1)).inner_text()
+    assert "cannot be known" in lines.last.inner_text()
+    assert kinds[-1] == 2
+
+
+def test_baselines_are_marked(visit, fitted):
+    page, _ = visit
+    notes = {row["title"]: row["baseline"] for row in fitted.metadata["methods"]}
+    assert set(notes.values()) == {True, False}
+    for row in page.locator("#candidates tbody tr").all():
+        text = row.locator("th").inner_text()
+        assert ("baseline" in text.lower().split("\n", 1)[-1]) == notes[text.split("\n")[0]]
+
+
+@pytest.mark.parametrize("way", ["click", "keyboard"])
+def test_tables_are_sorted(visit, way):
+    page, _ = visit
+    page.reload()
+    table = page.locator("#candidates table")
+
+    def losses():
+        texts = [t.split()[0] for t in table.locator("tbody td:nth-child(2)").all_inner_texts()]
+        return [float(t) for t in texts]
+
+    head = table.locator("thead th").nth(1)
+    ascending = losses()
+    assert ascending == sorted(ascending)
+    for order in ("descending", "ascending"):
+        head.click() if way == "click" else head.locator("button").press("Enter")
+        assert head.get_attribute("aria-sort") == order
+        assert losses() == (ascending if order == "ascending" else ascending[::-1])
+    table.locator("thead th").first.locator("button").click()
+    names = [t.split("\n")[0] for t in table.locator("tbody th").all_inner_texts()]
+    assert names == sorted(names, key=str.lower)
+    assert head.get_attribute("aria-sort") is None
+    behind = table.locator("thead th").nth(2)
+    for _ in range(2):  # what is not known comes last in both directions
+        behind.click()
+        assert table.locator("tbody td:nth-child(3)").last.inner_text() == "–"
+
+
+def test_values_are_shown_on_hover(visit, fitted):
+    page, _ = visit
+    page.reload()
+    counts, tip = fitted.metadata["confusion"], page.locator("#tip")
+    assert tip.is_hidden()
+    cell = page.locator("figure", has_text="true labels in rows").locator("[data-tip]").first
+    cell.scroll_into_view_if_needed()
+    cell.hover()
+    shown = tip.inner_text()
+    assert (
+        shown == f"{CLASSES[0]}, predicted {CLASSES[0]}: {counts[0][0]}, {100 * counts[0][0] / sum(counts[0]):.1f} % of the row"
+    )
+    box, width = tip.bounding_box(), page.evaluate("innerWidth")
+    assert box["x"] >= 0
+    assert box["x"] + box["width"] <= width
+    page.mouse.move(1, 1)
+    assert tip.is_hidden()
+    dots = page.locator("figure", has_text="expected calibration error").locator("[data-tip]")
+    assert dots.count() == len(fitted.metadata["calibration"]["table"])
+    curve = page.locator("figure", has_text="Loss of the final training").locator("[data-tip]")
+    assert curve.count() == len([v for *_, v in fitted.metadata["curve"] if v is not None])
 
 
 def test_model_card_escapes_user_strings(fitted):

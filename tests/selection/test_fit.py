@@ -340,10 +340,16 @@ def test_the_model_card_names_lack_of_time_as_the_reason(monkeypatch):
 def test_the_warning_about_labels_that_are_never_predicted():
     """An accuracy of 0.69 hid that none of nine bags was correct, and 0.68 that the most frequent label alone has 0.64."""
     score = SimpleNamespace(confusion=[[15, 0, 4], [5, 0, 4], [0, 0, 40]], bag_accuracy=0.81, bag_low=0.7)
-    (warning,) = metadata._label_warnings(score, ("a", "b", "c"))
+    found = metadata.FitWarnings([], [], [])
+    metadata._label_warnings(found, score, ("a", "b", "c"))
+    assert not found.serious
+    (warning,) = found.cautions
     assert warning.startswith("No held-out bag with the label b (9 bags) was predicted correctly")
     score = SimpleNamespace(confusion=[[5, 0, 6], [0, 1, 6], [3, 0, 29]], bag_accuracy=0.7, bag_low=0.55)
-    (warning,) = metadata._label_warnings(score, ("a", "b", "c"))
+    found = metadata.FitWarnings([], [], [])
+    metadata._label_warnings(found, score, ("a", "b", "c"))
+    assert not found.cautions
+    (warning,) = found.serious
     assert warning.startswith(
         "Always predicting the most frequent label, c, is correct for 64% of the bags: 70% is not clearly more"
     )

@@ -58,6 +58,20 @@ def _majority_shares(model: FittedModel) -> list[tuple[str, int, str, str]]:
 def _figures(model: FittedModel) -> list[tuple[str, FigurePanel]]:
     """Headings and figures."""
     metadata, figures = model.metadata, []
+    losses = {m["title"]: (m["loss"], m["error"]) for m in metadata["methods"] if m["loss"] is not None}
+    if losses:
+        text = "The loss of each method on held-out bags, with two standard errors to each side. Bars that overlap do not show that "
+        text += "methods are alike: the table gives differences paired by bag, which are more precise."
+        figure = plots.losses_with_errors(losses, metadata["method"]["title"], metadata["prior_loss"])
+        figures.append(("Methods compared", svg_panel(text, figure, "methods", "Held-out loss of each method")))
+    if metadata["calibration"]:
+        table = {k: [row[k] for row in metadata["calibration"]["table"]] for k in ("confidence", "accuracy", "predictions")}
+        text = "How often predicted labels of held-out bags are correct, against the probability they were given. Dots on the dashed line "
+        text += (
+            "are calibrated, those below it overconfident. Bars are 95 % intervals; larger dots stand for more bags. The mean "
+        )
+        text += f"distance from the line is {metadata['calibration']['error']:.3f} (expected calibration error)."
+        figures.append(("Calibration", svg_panel(text, plots.reliability(*table.values()), "calibration", "Calibration plot")))
     if metadata["confusion"] and len(model.classes) <= MAX_CLASSES:
         text = "Out-of-fold predictions of bag labels: true labels in rows, predicted ones in columns."
         figure = plots.confusion_matrix(metadata["confusion"], model.classes)

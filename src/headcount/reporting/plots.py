@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from headcount.experiments.scores import mean_and_deviation
-from headcount.reporting.render import INK, MUTED, PALETTE, PAPER, RULE, Numbers, finite, legend, limit_ticks, panel, truncate
+from headcount.majority.metrics import wilson_interval
+from headcount.reporting import render
+from headcount.reporting.render import INK, MUTED, PALETTE, PAPER, RULE, Numbers, finite, legend, panel, truncate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,7 +65,7 @@ def lines_against_removal(title: str, removal: Numbers, lines: Mapping[str, Arra
         ax.set(title=title, xlim=(0, 1.03), xticks=np.arange(0, 1.01, 0.2))
         ax.set_xlabel("r, share of the predicted minority removed", loc="right")
         yield figure, ax
-        limit_ticks(ax)
+        render.limit_ticks(ax)
         if len(lines) > 1 or len(ax.get_legend_handles_labels()[1]) > 1:
             legend(ax)
 
@@ -84,6 +86,11 @@ def learning_curves(curves: Sequence[LossCurve], colour: str = PALETTE[0]) -> Fi
         for i, curve in enumerate(curves):
             ax.plot(curve.epoch, curve.train, color=MUTED, lw=0.8, alpha=0.6, label=None if i else "training")
             ax.plot(curve.epoch, curve.valid, color=colour, lw=width, label=None if i else "validation")
+        if len(curves) == 1:  # values on hover
+            points = zip(curves[0].epoch, curves[0].train, curves[0].valid, strict=True)
+            texts = (f"epoch {e:g}: validation {v:.4f}, training {t:.4f}" for e, t, v in points)
+            (dots,) = ax.plot(curves[0].epoch, curves[0].valid, "o", ms=9, alpha=0)
+            render.hover(dots, *texts)
         best = [c.best_epoch for c in curves], [c.best_loss for c in curves]
         ax.plot(*best, "o", ms=5.5, mfc=PAPER, mec=colour, mew=1.6, clip_on=False, label="kept", zorder=4)
         shown = finite([v for c in curves for v in (*c.train, *c.valid)])
@@ -93,9 +100,38 @@ def learning_curves(curves: Sequence[LossCurve], colour: str = PALETTE[0]) -> Fi
             ax.set_ylim(bottom, high + 0.06 * (high - bottom) + 1e-9)
         ax.set(title="loss", xlim=(0, max((max(c.epoch, default=1) for c in curves), default=1)))
         ax.xaxis.get_major_locator().set_params(nbins=5, integer=True)
-        limit_ticks(ax)
+        render.limit_ticks(ax)
         ax.set_xlabel("epoch", loc="right")
         legend(ax)
+    return figure
+
+
+def reliability(confidence: Numbers, accuracy: Numbers, counts: Sequence[int]) -> Figure:
+    """Accuracy of predictions against the probability they were given, a dot for each bin; calibrated ones lie on the dashes."""
+    with panel(220, 220, (34, 22, 8, 32)) as (figure, ax):
+        ax.plot([0, 1], [0, 1], color=MUTED, lw=1, dashes=(4, 3))
+        ax.plot(confidence, accuracy, color=PALETTE[0], lw=1.2)
+        for c, a, n in zip(confidence, accuracy, counts, strict=True):
+            ax.plot([c, c], wilson_interval(a, n), color=PALETTE[0], lw=1, alpha=0.6)
+            (dot,) = ax.plot([c], [a], "o", ms=4 + 6 * math.sqrt(n / max(counts)), color=PALETTE[0], mew=0, clip_on=False)
+            render.hover(dot, f"{n:,} bags predicted with probability {c:.2f} on average: {100 * a:.0f} % correct")
+        ax.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1), aspect="equal", title="correct")
+        ax.set_xlabel("predicted probability", loc="right")
+    return figure
+
+
+def losses_with_errors(losses: Mapping[str, tuple[float, float]], chosen: str, prior_loss: float) -> Figure:
+    """The loss of each method with two standard errors to each side; dashes: predicting label frequencies alone."""
+    with method_rows(list(losses)) as (figure, ax):
+        ax.axvline(prior_loss, color=MUTED, lw=1, dashes=(4, 3))
+        for y, (name, (loss, error)) in enumerate(losses.items()):
+            colour = PALETTE[0] if name == chosen else PALETTE[7]
+            ax.plot([loss - 2 * error, loss + 2 * error], [y, y], color=colour, lw=1.6)
+            (dot,) = ax.plot([loss], [y], "o", ms=8, color=colour, mew=0)
+            render.hover(dot, f"{name}: {loss:.4f} ± {error:.4f} (standard error)")
+            ax.annotate(f"{loss:.3f}", (1, y), (46, 0), ("axes fraction", "data"), "offset points", ha="right", va="center")
+        pad_limits(ax, [[prior_loss], *([loss - 2 * e, loss + 2 * e] for loss, e in losses.values())])
+        ax.set_xlabel("held-out loss (dashes: label frequencies)", loc="right")
     return figure
 
 
@@ -103,11 +139,13 @@ def accuracy_dots(scores: Mapping[str, Numbers], colours: Mapping[str, str]) -> 
     """Instance accuracy of each method: faint dots for the folds, a solid one for their mean, which is printed."""
     with method_rows(list(scores)) as (figure, ax):
         for y, (label, values) in enumerate(scores.items()):
-            mean, _, runs = mean_and_deviation(values)
-            if not runs:
+            mean, _, count = mean_and_deviation(values)
+            if not count:
                 continue
-            ax.plot(values, [y] * len(values), "o", ms=6, color=colours[label], alpha=0.35, mew=0)
-            ax.plot([mean], [y], "o", ms=9, color=colours[label], mew=0)
+            (runs,) = ax.plot(values, [y] * len(values), "o", ms=6, color=colours[label], alpha=0.35, mew=0)
+            render.hover(runs, *(f"{v:.4f}" for v in values))
+            (dot,) = ax.plot([mean], [y], "o", ms=9, color=colours[label], mew=0)
+            render.hover(dot, f"{label}: mean {mean:.4f}")
             ax.annotate(f"{mean:.3f}", (1, y), (46, 0), ("axes fraction", "data"), "offset points", ha="right", va="center")
         pad_limits(ax, scores.values())
         ax.set_xlabel("instance accuracy", loc="right")
@@ -127,7 +165,7 @@ def accuracy_by_scenario(printed: Mapping[str, tuple[float, float]], ours: Mappi
         ax.set(xlim=(-0.5, len(printed) - 0.5), ylim=(0, 1), title="accuracy")
         ax.set_xticks(range(len(printed)), list(printed))
         ax.tick_params(axis="x", length=0)
-        limit_ticks(ax)
+        render.limit_ticks(ax)
         legend(ax)
     return figure
 
@@ -152,7 +190,8 @@ def _box(ax: Axes, y: float, values: np.ndarray, colour: str) -> None:
     reach = 1.5 * (high - low)
     inside = (values >= low - reach) & (values <= high + reach)
     ax.plot([values[inside].min(), values[inside].max()], [y, y], color=colour, lw=1.2)
-    ax.barh(y, high - low, 0.34, low, color=colour, alpha=0.3)
+    (box,) = ax.barh(y, high - low, 0.34, low, color=colour, alpha=0.3)
+    render.hover(box, f"median {median:+.3f}, quartiles {low:+.3f} and {high:+.3f}, {len(values):,} bags")
     ax.plot([median, median], [y - 0.17, y + 0.17], color=colour, lw=2.4, solid_capstyle="butt")
     outliers = np.unique(values[~inside])
     ax.plot(outliers, np.full_like(outliers, y), "o", ms=3, color=colour, alpha=0.5, mew=0)
@@ -204,7 +243,10 @@ def confusion_matrix(counts: ArrayLike, classes: Sequence[str]) -> Figure:
             x, y = column + np.array([-0.5, 0.5, 0.5, -0.5]), row + np.array([-0.5, -0.5, 0.5, 0.5])
             part = float(share[row, column])
             # the square root keeps rare errors visible
-            ax.fill(x, y, color=PALETTE[0] if row == column else PALETTE[1], alpha=part**0.5, lw=0)
+            (cell,) = ax.fill(x, y, color=PALETTE[0] if row == column else PALETTE[1], alpha=part**0.5, lw=0)
+            render.hover(
+                cell, f"{classes[row]}, predicted {classes[column]}: {table[row, column]:,.0f}, {100 * part:.1f} % of the row"
+            )
             if with_numbers:
                 style = {"color": PAPER if part > 0.4 else INK, "size": 10.5 if table[row, column] < 10_000 else 8.5}
                 ax.text(column, row, f"{table[row, column]:.0f}", ha="center", va="center", **style)
@@ -230,11 +272,12 @@ def bag_sizes(edges: Sequence[int], counts: Sequence[int]) -> Figure:
     """How many bags have how many instances: a bar per bin."""
     with panel(340, 180) as (figure, ax):
         names = [f"{a:,}" if b == a + 1 else f"{a:,} to {b - 1:,}" for a, b in pairwise(edges)]
-        ax.bar(range(len(counts)), counts, color=PALETTE[0], width=0.85)
+        for bar, name, n in zip(ax.bar(range(len(counts)), counts, color=PALETTE[0], width=0.85), names, counts, strict=True):
+            render.hover(bar, f"{name} instances: {n:,} bags")
         step = max(1, len(counts) // 4)
         ax.set(title="bags", xticks=range(0, len(counts), step), xticklabels=names[::step])
         ax.set_xlabel("instances in a bag", loc="right")
-        limit_ticks(ax)
+        render.limit_ticks(ax)
     return figure
 
 

@@ -1,14 +1,16 @@
 """What pages and figures share: style, inline SVG, templates, number formats, and how instances look.
 
-``base.html`` forbids requests. Every string that a template inserts is data and is escaped; only the style sheet and figures
-are inserted as they are. The colours of inline figures are CSS variables (for dark mode), their text is text.
+``base.html`` forbids requests, and all scripts but page.js, whose hash it gives. Every string that a template inserts is data
+and is escaped; only the style sheet, the script and figures are inserted as they are. The colours of inline figures are CSS variables (for dark mode), their text is text.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import html
 import io
+import json
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,6 +30,7 @@ from headcount.readers import BagDataset
 from headcount.readers.columns import clean_name
 
 if TYPE_CHECKING:  # matplotlib takes half a second to import: only drawing pays for it
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -110,12 +113,26 @@ def save(figure: Figure, path: Path | str) -> Path:
     return path
 
 
+def hover(artist: Artist, *texts: str) -> None:
+    """Show a text on hover, or one for each marker of a line."""
+    artist.set_gid(f"tips{json.dumps(texts).encode().hex()}")  # no character of a text is mistaken for SVG
+
+
+def _insert_titles(group: re.Match[str]) -> str:
+    texts = [f"<title>{html.escape(text)}</title>" for text in json.loads(bytes.fromhex(group[1]))]
+    if len(texts) == 1:
+        return f"<g>{texts[0]}{group[2]}"
+    titles = iter(texts)
+    return "<g>" + re.sub(r"(<use [^>]*)/>", lambda use: f"{use[1]}>{next(titles, '')}</use>", group[2])
+
+
 def inline_svg(figure: Figure, name: str, label: str) -> str:
     """The figure as an SVG element: ``name`` makes its ids unique in a page, screen readers read ``label``."""
     text = _render(figure, "svg", name).decode()
     body = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index("<svg") :], flags=re.S)
     body = _TAG.sub(lambda tag: _simplify_tag(tag[0]), body)
     body = re.sub(r'(<g[^>]*)>((?:\s*<use [^>]*style="([^"]*)"/>)+)\s*</g>', _hoist_style, body)
+    body = re.sub(r'<g id="tips([0-9a-f]+)">(.*?)(?=<g id=|</svg>)', _insert_titles, body, flags=re.S)
     body = re.sub(r">\s+<", "><", _unique_ids(body, name))
     width, height = figure.get_size_inches() * _DPI
     box = f'viewBox="0 0 {width:g} {height:g}" style="--width:{width:g}px"'
@@ -175,8 +192,11 @@ def render_template(template: str, **values: Any) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    script = read_resource("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    shared = {"css": Markup(read_resource("report.css")), "script": Markup(script), "script_hash": f"sha256-{digest}"}
     environment.filters |= {"percent": percent, "score": score_with_interval, "markdown": markdown_escape}
-    return environment.get_template(template).render(css=Markup(read_resource("report.css")), **values)
+    return environment.get_template(template).render(**shared, **values)
 
 
 def read_resource(name: str) -> str:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from headcount.bags import Bags
 from headcount.bags.splits import Split, sample_rows, subsample_bags, subsample_instances
 from headcount.errors import HeadcountError
+from headcount.inference.evaluate import calibration_table
 from headcount.io import atomic_write
 from headcount.majority import calibration, metrics
 from headcount.majority.calibration import (
@@ -79,6 +80,7 @@ class MethodScore:
     bag_loss: float  # -log P(label) of bags, at ``temperature``
     temperature: float
     confusion: list[list[int]]
+    calibration: dict[str, Any]  # of the bags' predicted labels, at ``temperature``
     instance_accuracy: float | None = None  # only where the data bring instance classes
     instance_low: float | None = None
     instance_high: float | None = None
@@ -106,12 +108,15 @@ def score_method(results: Sequence[FoldResult], bags: Bags) -> MethodScore:
     criterion = evaluate_criterion(p, test, sample)
     temperature = fit_bag_temperature(log_p, test.target)
     label, predicted = test.label.numpy(), log_p.argmax(1).numpy()
-    accuracy = metrics.grouped_estimate(metrics.correct_bags(test.target.numpy(), predicted), test.group)
+    correct = metrics.correct_bags(test.target.numpy(), predicted)
+    accuracy = metrics.grouped_estimate(correct, test.group)
+    tempered = (log_p.double() / temperature).log_softmax(1)
     return MethodScore(
         loss=criterion.loss, error=float(criterion.loss_per_bag.std() / math.sqrt(max(1, len(label) - 1))),
         criterion=criterion, bag_accuracy=accuracy.value, bag_low=accuracy.low, bag_high=accuracy.high,
-        bag_loss=float(bag_losses((log_p.double() / temperature).log_softmax(1), test.target).mean()),
-        temperature=temperature, confusion=metrics.confusion_matrix(label, predicted, len(bags.classes)).tolist(),
+        bag_loss=float(bag_losses(tempered, test.target).mean()),
+        calibration=calibration_table(tempered.amax(1).exp().numpy(), correct), temperature=temperature,
+        confusion=metrics.confusion_matrix(label, predicted, len(bags.classes)).tolist(),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +42,10 @@ def fit_metadata(
 ) -> dict[str, Any]:  # fmt: skip
     """The metadata of a fit: the method kept, the others, the data, the training. ``rows``: :func:`method_rows`."""
     kept = next(row for row in rows if row["chosen"])
+    warnings = fit_warnings(
+        search.bags, best, scores, naive_labels=result.naive_labels, valid_is_train=final.valid_is_train,
+        cross_validated=bool(search.splits),
+    )  # fmt: skip
     return {
         "method": {
             "name": best.name, "title": best.title, "baseline": result.naive_labels, "requested": requested,
@@ -50,10 +54,9 @@ def fit_metadata(
         "methods": rows,
         "scores": None if kept["loss"] is None else {key: kept[key] for key in SCORE_KEYS},
         "confusion": scores[best.name].confusion if best.name in scores else None,
-        "warnings": fit_warnings(
-            search.bags, best, scores, naive_labels=result.naive_labels, valid_is_train=final.valid_is_train,
-            cross_validated=bool(search.splits),
-        ),
+        "calibration": scores[best.name].calibration if best.name in scores else None,
+        "warnings": [*warnings.serious, *warnings.cautions, *warnings.notes],
+        "warning_weights": [len(sentences) for sentences in warnings],
         "prior_loss": float(prior_loss(search.bags.target).mean()),
         "data": dataset_metadata(search.dataset),
         "splits": {
@@ -119,48 +122,56 @@ def finite_numbers(numbers: Mapping[Any, float]) -> dict[Any, float | None]:
     return {k: round(float(v), 6) if math.isfinite(v) else None for k, v in numbers.items()}
 
 
+class FitWarnings(NamedTuple):
+    """What to know before relying on a model, by weight."""
+
+    serious: list[str]  # do not rely on it
+    cautions: list[str]  # expect less of it
+    notes: list[str]
+
+
 def fit_warnings(
     bags: Bags, best: Method, scores: dict[str, MethodScore],
     *, naive_labels: bool, valid_is_train: bool, cross_validated: bool,
-) -> list[str]:  # fmt: skip
-    """Sentences, the most serious first. ``naive_labels``: the model was fitted to the bag's label of each instance;
+) -> FitWarnings:  # fmt: skip
+    """Sentences by their weight. ``naive_labels``: the model was fitted to the bag's label of each instance;
     ``cross_validated``: there were enough bags for folds (``scores`` is empty if there was no time for them)."""
-    lines = _bag_warnings(bags, valid_is_train)
+    found = FitWarnings([], [], [])
+    _bag_warnings(found, bags, valid_is_train)
     if naive_labels:
         name = best.title.lower() if best.baseline else f"{best.title}, whose first round was the best"
         sharpened = ", and a temperature sharpens its probabilities" if best.name in scores else ""
-        lines.append(
+        found.cautions.append(
             f"A baseline was kept ({name}): it was fitted to the bag's label of each instance{sharpened}; rely on its "
             "probabilities, and on the expected majority share, less than usual."
         )
-    lines += _choice_warnings(bags, best, scores, cross_validated)
+    _choice_warnings(found, bags, best, scores, cross_validated)
     if best.name in scores:
-        lines += _label_warnings(scores[best.name], bags.classes)
-        lines += _majority_warnings(scores[best.name].criterion.transition, bags)
-    lines.append(
+        _label_warnings(found, scores[best.name], bags.classes)
+        _majority_warnings(found, scores[best.name].criterion.transition, bags)
+    found.notes.append(
         "The accuracy on single instances cannot be known from bag labels. headcount audit draws about a hundred instances to "
         "label by hand, and headcount evaluate then estimates the accuracy with an interval."
     )
-    return lines
+    return found
 
 
-def _bag_warnings(bags: Bags, valid_is_train: bool) -> list[str]:
-    label, sizes, lines = bags.label.numpy(), bags.sizes.numpy(), []
+def _bag_warnings(found: FitWarnings, bags: Bags, valid_is_train: bool) -> None:
+    label, sizes = bags.label.numpy(), bags.sizes.numpy()
     wins = np.bincount(label[label >= 0], minlength=len(bags.classes))
     if wins.sum() < FEW_BAGS:
-        lines.append(f"There are only {wins.sum()} labelled bags; every number here is uncertain.")
+        found.cautions.append(f"There are only {wins.sum()} labelled bags; every number here is uncertain.")
     if valid_is_train:
         reason = _one_group(bags) or "There are too few bags for a separate validation part"
-        lines.append(f"{reason}: the training bags also chose the epoch, so expect less of new bags.")
+        found.cautions.append(f"{reason}: the training bags also chose the epoch, so expect less of new bags.")
     counted = [True] * len(wins) if bags.counted is None else bags.counted.tolist()
     never = [c for c, n, can_win in zip(bags.classes, wins.tolist(), counted, strict=True) if n == 0 and can_win]
     if never:
-        lines.append(f"No bag has the label {', '.join(never)}: such a class can be recognised only by exclusion.")
+        found.notes.append(f"No bag has the label {', '.join(never)}: such a class can be recognised only by exclusion.")
     if sizes.max() == 1:
-        lines.append("Every bag holds one instance, so bag labels are instance labels: this is ordinary supervision.")
+        found.notes.append("Every bag holds one instance, so bag labels are instance labels: this is ordinary supervision.")
     elif sizes.max() > sizes.sum() / 2 and len(bags) > 2:
-        lines.append("One bag holds more than half of all instances and dominates training.")
-    return lines
+        found.cautions.append("One bag holds more than half of all instances and dominates training.")
 
 
 def _one_group(bags: Bags) -> str:
@@ -171,17 +182,19 @@ def _one_group(bags: Bags) -> str:
     return f"All {'' if len(labelled) == len(bags) else 'labelled '}bags are in one group ({labelled.group[0]!r})"
 
 
-def _choice_warnings(bags: Bags, best: Method, scores: dict[str, MethodScore], cross_validated: bool) -> list[str]:
+def _choice_warnings(
+    found: FitWarnings, bags: Bags, best: Method, scores: dict[str, MethodScore], cross_validated: bool
+) -> None:
     if not scores:
         reason = "The time was too short to cross-validate" if cross_validated else "The bags were too few to cross-validate"
         if not cross_validated and (one_group := _one_group(bags)):
             reason = f"{one_group}, so none could be held out"
-        return [f"{reason}: the methods were not compared, and the accuracy of this model is unknown."]
+        found.serious.append(f"{reason}: the methods were not compared, and the accuracy of this model is unknown.")
     if (best_score := scores.get(best.name)) is None:
-        return []
-    lines, similar, better = [], [], []
+        return
+    similar, better = [], []
     if not is_significant(best_score.criterion):
-        lines.append(
+        found.serious.append(
             "The labels of held-out bags are not predicted clearly better than by chance: there is no evidence that this model "
             "distinguishes the classes."
         )
@@ -190,42 +203,40 @@ def _choice_warnings(bags: Bags, best: Method, scores: dict[str, MethodScore], c
         if name != best.name and gap <= 2 * error:
             (better if gap < -2 * error else similar).append(name)
     if better:
-        lines.append(f"Clearly worse on these bags than {', '.join(better)}: it was kept because it was requested.")
+        found.cautions.append(f"Clearly worse on these bags than {', '.join(better)}: it was kept because it was requested.")
     if similar:
-        lines.append(f"Not clearly better on these bags than {', '.join(similar)}.")
-    return lines
+        found.notes.append(f"Not clearly better on these bags than {', '.join(similar)}.")
 
 
-def _label_warnings(score: MethodScore, classes: Sequence[str]) -> list[str]:
-    lines, confusion = [], np.array(score.confusion)
+def _label_warnings(found: FitWarnings, score: MethodScore, classes: Sequence[str]) -> None:
+    confusion = np.array(score.confusion)
     totals = confusion.sum(1)
     frequency = float(totals.max() / max(1, totals.sum()))
     if score.bag_low <= frequency:
-        lines.append(
+        found.serious.append(
             f"Always predicting the most frequent label, {classes[int(totals.argmax())]}, is correct for {frequency:.0%} of the "
             f"bags: {score.bag_accuracy:.0%} is not clearly more."
         )
     rows = zip(classes, totals, confusion.diagonal(), strict=True)
     missed = [f"{c} ({n} bags)" for c, n, correct in rows if n >= MIN_BAGS_PER_LABEL and not correct]
     if missed:
-        lines.append(
+        found.cautions.append(
             f"No held-out bag with the label {', '.join(missed)} was predicted correctly: expect few of its single instances "
             "to be predicted correctly, too."
         )
-    return lines
 
 
-def _majority_warnings(transition: Transition, bags: Bags) -> list[str]:
+def _majority_warnings(found: FitWarnings, transition: Transition, bags: Bags) -> None:
     size = max(1, round(transition_em.effective_bag_size(bags.segments(), bags.target)))
     at_random = transition_em.random_majority_share(size, len(bags.classes))
     # with votes, the transition is that of a label drawn from them, not of the majority
     share = float((bags.target.amax(1)[bags.labelled] if has_votes(bags) else transition.share).mean())
     if size == 1 or share - at_random >= 0.05:
-        return []
-    return [
+        return
+    found.cautions.append(
         f"Majorities are slight (about {share:.0%} of a bag; bags filled at random would have {at_random:.0%}): labels say "
         "little about single instances, and many bags are needed."
-    ]
+    )
 
 
 def share_warnings(model: FittedModel, predictions: Predictions) -> list[str]:
