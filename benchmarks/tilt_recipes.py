@@ -11,16 +11,8 @@ from typing import Any
 from headcount.errors import check_choice
 from headcount.experiments.recipe import Recipe
 
-OPTIONS = {
-    "over": "instances", "form": "one", "decay": 0.995, "threshold": 0.95, "adapt": False, "align": 1.0, "start": 0.3,
-    "fade": 0.3, "bag": 0.05, "vote": 0.5, "doubt": 0.01,  # the bag term, bounded and delayed for a deep network
-    "own": 1.0,
-}  # fmt: skip
-BEST = Recipe(
-    head="tilt", options=tuple(OPTIONS.items()), backbone="quick", epochs=100, batch_bags=8, batch_instances=512,
-    optimizer="sgd", lr=0.2, weight_decay=1e-3, decay="weights", schedule="cosine", warmup=0.05, views="image",
-    selection="mean", mirror=True, precision="bf16",
-)  # fmt: skip
+BEST = Recipe.preset("tilt-photographs")  # the bag term is bounded and delayed for a deep network
+OPTIONS = dict(BEST.options)
 TWIN = {"over": "instances", "views": 2, "decay": 0.995}  # the same batches, views and moving average
 PAPER = Recipe(precision="bf16")  # the paper's stem, optimizer and epochs, no augmentation
 TRUE_SHARE = {"various": 0.55, "small": 0.25, "large": 0.8}  # for the row to which it is given

@@ -44,6 +44,7 @@ WORDS = [
     (f"{STUDY} --head count,outputmean", "no head 'outputmean'", "did you mean 'output_mean'?"),
     ("run --out out --source digit", "no source 'digit'; there are digits", "did you mean 'digits'?"),
     ("run --out out --source missing_folder/x", "no source 'missing_folder/x'", "FILE.npz"),
+    (f"{RUN} --option t1=0.1,0.2", "run takes one recipe, these options make 2"),
     (f"{RUN} --scenario varous", "no scenario 'varous'; there are various, small, large", "did you mean 'various'?"),
     (f"{BAGS} --scenario big", "no scenario 'big'; there are various, small, large"),
     (f"{BAGS} --sampler offical", "no sampler 'offical'", "did you mean 'official'?"),
@@ -141,7 +142,6 @@ FILES = [
 # these are noticed when the run has begun, so its heading stands on stdout already
 BEGUN = [
     (f"{RUN} --option t1=abc", "option t1 of head count is a number, got 'abc'"),
-    (f"{RUN} --option t1=0.1,0.2", "option t1 of head count is a number, got '0.1,0.2'"),
     (f"{RUN} --option t1=0", "temperature t1 must be above 0, got 0"),
     (f"{RUN} --set backbone.hidden=-3", "hidden from 1 and layers from 0, got hidden=-3"),
     (f"{RUN} --set backbone.hidden=0", "hidden from 1 and layers from 0, got hidden=0"),

@@ -86,7 +86,7 @@ def study(
 ) -> None:
     """Run every combination of values.
 
-    Commas separate values: --head count,output_mean --fold 0,1. The same command resumes an interrupted study.
+    Commas separate values: --head count,output_mean --option t1=0.1,1 --scenario small,0.3-0.5. The same command resumes an interrupted study.
     """
     from headcount.cli.printing import print_line
     from headcount.cli.running import build_recipes, make_launcher, run_study
@@ -212,7 +212,7 @@ def bags(
         raise HeadcountError(f"bags are exported as .npz, got {export}")
     loaded = registry.load_source(source)
     splits = majority_bags(loaded, fold, protocol)
-    edges = share_sampler.bin_edges(scenario, len(loaded.classes))
+    edges = share_sampler.bin_edges(protocol.scenario, len(loaded.classes))
     if picture:
         render.save(plots.protocol_figure(*bag_statistics(splits["train"]), splits["train"].classes, edges), picture)
     console.print(f"{loaded.name}: {len(loaded)} instances, {len(loaded.classes)} classes; fold {fold}, {scenario}")

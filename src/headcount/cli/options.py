@@ -18,7 +18,9 @@ Compile = Annotated[
     str, typer.Option(help="Compile the network: auto (on a GPU), on or off. Affects speed only; not part of the recipe.")
 ]
 RecordsFolder = Annotated[Path, typer.Option("--out", help="Folder for the records.")]
-Scenario = Annotated[str, typer.Option(help="various, small or large: the distribution of the majority share.")]
+Scenario = Annotated[
+    str, typer.Option(help="Distribution of the majority share: various, small, large, or a range such as 0.3-0.5.")
+]
 Source = Annotated[str, typer.Option(help="digits, cifar10, svhn, path, oct, or FILE.npz with images or features and labels.")]
 HeadOption = Annotated[list[str] | None, typer.Option("--option", help="An option of the head, NAME=VALUE; may be repeated.")]
 RayAddress = Annotated[str | None, typer.Option(help="The Ray cluster: auto, local or host:port; default auto, else local.")]
@@ -77,13 +79,17 @@ LIST_OPTIONS = ("votes", "features", "categories", "classes", "uncounted")
 # what makes recipes; in a study a comma separates values
 _SET = "Any other field of the recipe (docs/reference/api.md): NAME=VALUE, backbone.NAME=VALUE or trouble.NAME=VALUE; "
 _PRECISION = "tf32 (float32 with TF32 convolutions; default), fp32 or bf16. Part of the recipe."
+_PRESET = "Start from a published recipe: paper, tilt-photographs, tilt-house-numbers or digits; other options change it."
 RECIPE_OPTIONS = {
-    "source": Option(Source, "cifar10"),
-    "scenario": Option(Scenario, "various"),
+    "preset": _option(str | None, _PRESET),
+    "source": _option(
+        str | None, "cifar10 (default), digits, svhn, path, oct, or FILE.npz with images or features and labels."
+    ),
+    "scenario": _option(str | None, "Majority share: various (default), small, large, or a range such as 0.3-0.5."),
     "fold": _option(str, "0 to 4.", "0"),
-    "head": _option(str, "A method (see `headcount heads`), or path/to/file.py:Class.", "count"),
+    "head": _option(str | None, "A method (see `headcount heads`; default count), or path/to/file.py:Class."),
     "option": Option(HeadOption),
-    "removal": _option(str, "MPEM: fraction of each bag's dissenters to remove; 0 means no MPEM.", "0"),
+    "removal": _option(str | None, "MPEM: fraction of each bag's dissenters to remove; default 0, which means no MPEM."),
     "epochs": _option(int | None, "Training epochs; default 1500."),
     "bag_size": _option(int | None, "Instances per bag; default 64."),
     "precision": _option(str | None, _PRECISION),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
@@ -30,26 +31,27 @@ REMOVALS = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the demo
 
 
 def build_recipes(options: Mapping[str, Any]) -> list[Recipe]:
-    """The grid that the recipe options of options.py span; commas separate values."""
-    axes: dict[str, list[Any]] = {
-        "source": options["source"].split(","),
-        "scenario": options["scenario"].split(","),
-        "fold": [_parse_number("--fold", v, int) for v in options["fold"].split(",")],
-        "head": options["head"].split(","),
-        "removal": [_parse_number("--removal", v, float) for v in options["removal"].split(",")],
-        "options": [parse_options(options["option"])],
+    """The grid that the recipe options of options.py span, from a preset or the paper's recipe; commas separate values."""
+    base = Recipe.preset(options["preset"]) if options["preset"] else Recipe()
+    axes: dict[str, list[Any]] = {"fold": [_parse_number("--fold", v, int) for v in options["fold"].split(",")]}
+    if options["removal"] is not None:
+        axes["removal"] = [_parse_number("--removal", v, float) for v in options["removal"].split(",")]
+    axes |= {
+        name: options[name].split(",") for name in ("source", "scenario", "head", "precision") if options[name] is not None
     }
     axes |= {name: [options[name]] for name in ("epochs", "bag_size") if options[name] is not None}
-    if options["precision"] is not None:
-        axes["precision"] = options["precision"].split(",")
-    _add_fields(axes, options["set"] or [])
-    recipes = grid(Recipe(), **axes)
+    # the options of a preset belong to its head
+    axes["options"] = sweep_options(
+        options["option"], dict(base.options) if axes.get("head", [base.head]) == [base.head] else {}
+    )
+    _add_fields(axes, options["set"] or [], base)
+    recipes = grid(base, **axes)
     for recipe in recipes:
         check_options(recipe.head, dict(recipe.options))
     return recipes
 
 
-def _add_fields(axes: dict[str, list[Any]], texts: list[str]) -> None:
+def _add_fields(axes: dict[str, list[Any]], texts: list[str], base: Recipe) -> None:
     """Add the values of ``--set``: fields without an option of their own, and fields inside backbone and trouble."""
     names_given: set[str] = set()
     for text in texts:
@@ -62,7 +64,7 @@ def _add_fields(axes: dict[str, list[Any]], texts: list[str]) -> None:
             )
         if name in names_given:
             raise HeadcountError(f"--set {name} is given twice; give it once, with commas between several values")
-        if name in axes:
+        if name in (*axes, "source", "scenario", "head", "removal"):
             raise HeadcountError(f"--set {text}: {name} has an option of its own; give --{name.replace('_', '-')} alone")
         names_given.add(name)
         parsed = [_parse_value(v) for v in values.split(",")]
@@ -72,7 +74,7 @@ def _add_fields(axes: dict[str, list[Any]], texts: list[str]) -> None:
         field = {"backbone": "backbone_options", "trouble": "trouble"}.get(field, field)
         if field not in ("backbone_options", "trouble"):
             raise HeadcountError(f"--set {name}: only backbone and trouble have fields of their own")
-        axes[field] = [{**others, inner: v} for others in axes.get(field, [{}]) for v in parsed]
+        axes[field] = [{**others, inner: v} for others in axes.get(field, [dict(getattr(base, field))]) for v in parsed]
 
 
 def _parse_number(flag: str, text: str, kind: type) -> Any:
@@ -87,6 +89,17 @@ def _split_pair(flag: str, text: str) -> tuple[str, str]:
     if not (name and equals and value):
         raise HeadcountError(f"{flag} takes NAME=VALUE, got {text!r}")
     return name, value
+
+
+def sweep_options(option: list[str] | None, base: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every combination of the values of a head's options, which commas separate, on top of ``base``.
+
+    >>> sweep_options(["t1=0.1,1"], {"t2": 2})
+    [{'t2': 2, 't1': 0.1}, {'t2': 2, 't1': 1}]
+    """
+    given = {k: v.split(",") if isinstance(v, str) else [v] for k, v in parse_options(option).items()}
+    parsed = [[_parse_value(v) if isinstance(v, str) else v for v in values] for values in given.values()]
+    return [{**base, **dict(zip(given, values, strict=True))} for values in itertools.product(*parsed)]
 
 
 def parse_options(option: list[str] | None) -> dict[str, Any]:
@@ -161,10 +174,7 @@ def run_study(recipes: list[Recipe], out: Path, launcher: Launcher, device: str,
 
 def demo_recipes(folds: int) -> list[Recipe]:
     """Six methods on each fold: bags of 24, a small network, otherwise the paper's training; tilt needs a quarter of the epochs."""
-    base = Recipe(
-        source="digits", bag_size=24, train_bags=200, valid_bags=50, test_bags=50, backbone="mlp",
-        backbone_options=(("hidden", 128),), epochs=80, batch_bags=32, lr=1e-3,
-    )  # fmt: skip
+    base = Recipe.preset("digits")
     methods: list[dict[str, Any]] = [
         {"head": "output_mean"},
         {"head": "output_mean", "options": {"form": "nll"}},

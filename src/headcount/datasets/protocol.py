@@ -19,7 +19,7 @@ from headcount.datasets import share_sampler
 from headcount.datasets.registry import Source
 from headcount.errors import HeadcountError, check_bool, check_choice, check_number
 
-SCENARIOS = ("various", "small", "large")
+SCENARIOS = tuple(share_sampler.STAGES)
 SPLITS = ("train", "valid", "test")
 FOLDS = 5
 Rng = np.random.Generator | np.random.RandomState
@@ -33,8 +33,8 @@ class Protocol:
 
     Parameters
     ----------
-    scenario : {"various", "small", "large"}
-        Distribution of the majority's share.
+    scenario : {"various", "small", "large"} or str
+        Distribution of the majority's share; a range such as "0.3-0.5": evenly between two shares.
     bag_size, train_bags, valid_bags, test_bags : int
         Instances per bag, and bags per split.
     seed : int
@@ -61,8 +61,10 @@ class Protocol:
     overlap: bool = True
 
     def __post_init__(self) -> None:
-        check_choice("scenario", self.scenario, SCENARIOS)
+        object.__setattr__(self, "scenario", share_sampler.check_scenario(self.scenario))
         check_choice("sampler", self.sampler, ("conditional", "official"))
+        if self.sampler == "official" and self.scenario not in SCENARIOS:
+            raise HeadcountError(f"the official sampler knows {', '.join(SCENARIOS)}, not the range {self.scenario}")
         check_choice("tie rule", self.tie, ("lowest", "random", "reject"))
         check_choice("rounding", self.rounding, ("official", "largest_remainder"))
         for name, (low, high) in RANGES.items():
@@ -113,7 +115,9 @@ def majority_bags(source: Source, fold: int, protocol: Protocol | None = None) -
     for f in range(fold + 1) if official else (fold,):
         for split, indices in split_indices(len(source), f, protocol.seed).items():
             if not official:
-                rng = np.random.default_rng([protocol.seed, f, SPLITS.index(split), SCENARIOS.index(protocol.scenario)])
+                name = protocol.scenario
+                scenario = (SCENARIOS.index(name),) if name in SCENARIOS else (len(SCENARIOS), *name.encode())
+                rng = np.random.default_rng([protocol.seed, f, SPLITS.index(split), *scenario])
             counts, labels = draw_counts(protocol, len(source.classes), getattr(protocol, f"{split}_bags"), rng)
             rows = draw_instances(source, indices, counts, rng, overlap=protocol.overlap, split=split)
             index, sizes, labels = np.concatenate(rows), [len(row) for row in rows], labels[: len(rows)]

@@ -16,7 +16,7 @@ from math import ceil
 
 import numpy as np
 
-from headcount.errors import HeadcountError
+from headcount.errors import HeadcountError, check_choice
 
 Array = np.ndarray
 BINS = 10
@@ -26,19 +26,41 @@ BLOCK = 10_000_000
 LAWS = {"U": (1.0, 0.0), "A": (0.3, 0.8), "B": (0.1, 0.9), "G": (0.05, 0.95)}
 
 # (law, bins that must be full before the next law): a tuple of bins, or how many bins of any kind
-STAGES: dict[str, tuple[tuple[str, tuple[int, ...] | int], ...]] = {
+Stages = tuple[tuple[str, tuple[int, ...] | int], ...]
+UNIFORM: Stages = (("U", BINS),)  # also of a scenario that is given as a range
+STAGES: dict[str, Stages] = {
     "various": (("U", tuple(range(5))), ("A", tuple(range(8))), ("B", 10)),
-    "small": (("U", 10),),
+    "small": UNIFORM,
     "large": (("A", tuple(range(4))), ("B", 7), ("G", 10)),
 }
 
 
+def check_scenario(given: str) -> str:
+    """The name of a scenario, or a range of the majority's share, always spelled the same.
+
+    >>> check_scenario("0.30-.5")
+    '0.3-0.5'
+    """
+    try:
+        low, high = map(float, given.split("-"))
+    except (AttributeError, ValueError):
+        return check_choice("scenario", given, [*STAGES, "LOW-HIGH such as 0.3-0.5"])
+    if not 0.001 <= low < high <= 1:
+        raise HeadcountError(f"scenario {given} is no range of the majority's share; give two shares up to 1, such as 0.3-0.5")
+    return f"{low:.12g}-{high:.12g}"
+
+
 def bin_edges(scenario: str, classes: int) -> Array:
     """(11,) the edges of the bins of the majority's share."""
-    low, high = {"various": (1 / classes, 1.0), "small": (1 / classes, 0.4), "large": (0.6, 1.0)}[scenario]
+    ranges = {"various": (1 / classes, 1.0), "small": (1 / classes, 0.4), "large": (0.6, 1.0)}
+    low, high = ranges[scenario] if scenario in ranges else map(float, scenario.split("-"))
     if low >= high:
         least = 3 if scenario == "small" else 2
         raise HeadcountError(f"scenario {scenario} needs at least {least} classes, got {classes}")
+    if low < 1 / classes:
+        raise HeadcountError(
+            f"scenario {scenario}: the largest of {classes} shares is never below {1 / classes:.4g}; start there"
+        )
     return low + (high - low) * np.arange(BINS + 1) / BINS
 
 
@@ -59,7 +81,7 @@ def samples_per_law(scenario: str, classes: int, need: Array, rng: np.random.Gen
     """
     e, left = bin_edges(scenario, classes), need.copy()
     parts: list[dict[str, int]] = [{} for _ in range(BINS)]
-    for law, stop in STAGES[scenario]:
+    for law, stop in STAGES.get(scenario, UNIFORM):
         rates = [BLOCK * max(bin_probability(law, classes, *edges), 1e-280) for edges in pairwise(e)]
         # for each bin, the block in which its 1st, 2nd, ... proposal falls
         hits = [np.ceil((rng.standard_exponential(n) / rate).cumsum()) for n, rate in zip(left, rates, strict=True)]

@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from importlib.resources import files
 from typing import Any
 
 from headcount.bags import Bags
@@ -124,6 +125,16 @@ class Recipe:
         if not isinstance(self.head, str) or ":" not in self.head:
             check_options(self.head, dict(self.options))
         check_corruption(dict(self.trouble))
+
+    @classmethod
+    def preset(cls, name: str) -> Recipe:
+        """A published recipe by name: paper, tilt-photographs, tilt-house-numbers, digits.
+
+        >>> Recipe.preset("digits").bag_size
+        24
+        """
+        presets = json.loads(files("headcount.experiments").joinpath("presets.json").read_text())
+        return cls.from_dict(presets[check_choice("preset", name, presets)])
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
