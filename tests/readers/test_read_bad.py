@@ -268,7 +268,7 @@ ARRAYS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "ragged": ([[[1, 2], [3]]], {"labels": [0]}, "is not an array"),
     "nan": ([X, np.where(X == 5, np.nan, X)], {"labels": [0, 1]}, "row 9 .bag '1'. has a number that is not finite; correct it"),
     "beyond float32": ([X, X * 1e300], {"labels": [0, 1]}, "row 7 .bag '1'. has a number that is not finite"),
-    "float pictures": ([np.zeros((2, 4, 4, 3))], {"labels": [0]}, "images are uint8"),
+    "float pictures": ([np.full((2, 4, 4, 3), 300.5)], {"labels": [0]}, "images are uint8"),
     "four channels": ([np.zeros((2, 4, 4, 4), np.uint8)], {"labels": [0]}, "images are uint8 .N, H, W, 1 or 3."),
     "flat array": (X, {}, "one array alone is"),
     "no labels": ([X, X], {}, "has no labels"),

@@ -48,10 +48,11 @@ def read_array_file(path: Path, options: ReadOptions) -> RawData:
 
 def read_array(array: Any, options: ReadOptions, origin: str = "the array") -> RawData:
     """(B, S, ...): bags of one size."""
-    a = _as_array(array, origin)
-    if a.ndim not in (3, 5) or (a.ndim == 5) != (a.dtype == np.uint8) or 0 in a.shape:
+    a = as_array(array, origin)
+    if a.ndim not in (3, 5) or (a.ndim == 3 and a.dtype == np.uint8) or 0 in a.shape:
         want = "bags of features (B, S, D), or of images uint8 (B, S, H, W, channels)"
-        raise HeadcountError(f"{origin} holds {a.dtype} of shape {a.shape}; one array alone is {want}")
+        advice = "" if a.ndim == 3 else "; give the bag of each row with bags="
+        raise HeadcountError(f"{origin} holds {a.dtype} of shape {a.shape}; one array alone is {want}{advice}")
     bag = np.repeat(np.arange(len(a)), a.shape[1])
     return _build_raw_data(a.reshape(-1, *a.shape[2:]), bag, list(map(str, range(len(a)))), {}, options, origin)
 
@@ -61,7 +62,7 @@ def read_list(bags: Sequence[Any] | Mapping[Any, Any], options: ReadOptions) -> 
     keys = list(bags) if isinstance(bags, Mapping) else range(len(bags))
     names, arrays = [clean_name(k) or "" for k in keys], list[np.ndarray]()
     for key, name in zip(keys, names, strict=True):
-        a = _as_array(bags[key], f"bag {name!r}")
+        a = as_array(bags[key], f"bag {name!r}")
         first = arrays[0] if arrays else a
         if a.ndim not in (2, 4) or a.shape[1:] != first.shape[1:] or not len(a):
             raise HeadcountError(f"bag {name!r} has shape {a.shape}; give (n, D), or images (n, H, W, channels), all alike")
@@ -89,7 +90,7 @@ def read_named_arrays(
     if len(present) != 1:
         has = preview([*other, *data], 24)  # a misspelt key among them
         raise HeadcountError(f"{origin} has {has}; it needs one of {', '.join(_INSTANCE_KEYS)}")
-    arrays = {k: _as_array(v, f"{k} of {origin}", texts=k not in _INSTANCE_KEYS) for k, v in data.items()}
+    arrays = {k: as_array(v, f"{k} of {origin}", texts=k not in _INSTANCE_KEYS) for k, v in data.items()}
     x = arrays[present[0]]
     if x.ndim not in (2, 3, 4) or not len(x):
         problem = f"{present[0]} of {origin} is {x.dtype} of shape {x.shape}"
@@ -102,7 +103,8 @@ def read_named_arrays(
             raise HeadcountError(f"{problem}; give a list")
     bag, names = group_instances(arrays, len(x), origin, options)
     for k in _PER_BAG_KEYS:
-        if k in arrays and (arrays[k].ndim == 0 or len(arrays[k]) != len(names)):
+        is_per_row = k == "labels" and k in arrays and arrays[k].shape == (len(x),)
+        if k in arrays and not is_per_row and (arrays[k].ndim == 0 or len(arrays[k]) != len(names)):
             numbers = [str(b) for b in range(len(np.atleast_1d(arrays[k])))]
             empty = [b for b in numbers if b not in names] if set(names) < set(numbers) else []
             why = f" (no instance is in bag {preview(empty)})" if empty else ""
@@ -118,6 +120,7 @@ def _build_raw_data(
 ) -> RawData:
     x = x[..., None] if x.dtype == np.uint8 and x.ndim == 3 else x
     kind = "images" if x.ndim == 4 else "features"
+    x, notes = _as_images(x) if kind == "images" else (x, [])
     if (kind == "images" and (x.dtype != np.uint8 or x.shape[-1] not in (1, 3))) or x.ndim not in (2, 4) or 0 in x.shape:
         problem = f"{origin} holds {x.dtype} of shape {x.shape}"
         raise HeadcountError(f"{problem}; images are uint8 (N, H, W, 1 or 3), features (N, D)")
@@ -133,7 +136,8 @@ def _build_raw_data(
     raw = RawData(
         kind=kind, summary=f"read {origin}: {len(x):,} {kind} of {'x'.join(map(str, x.shape[1:]))}", origin=origin,
         schema=FeatureSchema(kind, shape=x.shape[1:]), content=x, bag=bag, names=names,
-        labels=_labels(arrays, options, names, origin), ids=_ids(bag, names), digest=_digest(x), classes=options.classes,
+        labels=_labels(arrays, options, bag, names, origin), ids=_ids(bag, names), digest=_digest(x), classes=options.classes,
+        notes=notes,
     )  # fmt: skip
     if "weight" in arrays:
         weight = arrays["weight"].astype(np.float64) if arrays["weight"].dtype.kind in "iufb" else np.full(len(x), np.nan)
@@ -152,6 +156,22 @@ def _build_raw_data(
     return raw
 
 
+def _as_images(x: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    """Images (N, H, W, channels) of bytes, and notes, from such images or (N, channels, H, W), of bytes or from 0 to 1."""
+    notes = []
+    if x.shape[1] in (1, 3) and x.shape[-1] not in (1, 3):
+        x = np.moveaxis(x, 1, -1)
+        notes.append(f"images with {x.shape[-1]} channels first, as in PyTorch: moved last")
+    if x.dtype != np.uint8 and x.size:
+        least, most = float(x.min()), float(x.max())  # NaN fails both comparisons
+        if x.dtype.kind == "f" and least >= 0 and most <= 1:
+            x = np.round(x * 255).astype(np.uint8)
+            notes.append("images with numbers from 0 to 1: kept as bytes, 0 to 255")
+        elif least >= 0 and most <= 255 and (x == (whole := x.astype(np.uint8))).all():
+            x = whole
+    return x, notes
+
+
 def _ids(bag: np.ndarray, names: list[str]) -> pa.Table:
     """The bag of each instance and its number in the bag."""
     order = np.argsort(bag, kind="stable")
@@ -161,11 +181,15 @@ def _ids(bag: np.ndarray, names: list[str]) -> pa.Table:
     return pa.table({"bag": pa.DictionaryArray.from_arrays(codes, pa.array(names, pa.string())), "instance": number})
 
 
-def _labels(arrays: Arrays, options: ReadOptions, names: list[str], origin: str) -> BagLabels:
+def _labels(arrays: Arrays, options: ReadOptions, bag: np.ndarray, names: list[str], origin: str) -> BagLabels:
     labels = options.labels if options.labels is not None else arrays.get("votes", arrays.get("labels"))
     if labels is None and options.requires_labels("truth" in arrays):
         raise HeadcountError(f"{origin} has no labels; give labels=, one per bag")
-    return BagLabels(codes=np.full(len(names), -1)) if labels is None else join_labels(labels, options, names, "bag")
+    return (
+        BagLabels(codes=np.full(len(names), -1))
+        if labels is None
+        else join_labels(labels, options, names, bag_column="bag", bag=bag)
+    )
 
 
 def _classes(a: np.ndarray, key: str, origin: str, options: ReadOptions, notes: list[str]) -> tuple[np.ndarray, list[str]]:
@@ -183,9 +207,10 @@ def _classes(a: np.ndarray, key: str, origin: str, options: ReadOptions, notes: 
     return codes, values
 
 
-def _as_array(data: Any, what: str, texts: bool = False) -> np.ndarray:
+def as_array(data: Any, what: str, texts: bool = False) -> np.ndarray:
     """An array of numbers, or where ``texts`` are allowed also of texts, in native byte order."""
     try:
+        data = data.toarray() if hasattr(data, "toarray") else data  # sparse
         a = np.asarray(to_numpy(data) if isinstance(data, torch.Tensor) else data)
     except (TypeError, ValueError) as e:
         raise HeadcountError(f"{what} is not an array: {e}") from None
@@ -249,8 +274,9 @@ def _order_bags(
         order, names = numbers, names or numbers
     else:
         order = ids
-        ordered = [k for k in _PER_BAG_KEYS if k in arrays and (k in ("names", "group") or options.labels is None)]
-        ordered += ["labels"] if options.labels is not None and are_positional(options.labels, ids) else []
+        keys = ("names", "group") if options.labels is not None else _PER_BAG_KEYS
+        ordered = [k for k in keys if k in arrays and arrays[k].shape[:1] == (len(ids),)]  # labels may be those of rows
+        ordered += ["labels"] if options.labels is not None and are_positional(options.labels, ids, len(bag)) else []
         try:
             in_order = ids == sorted(ids, key=float)
         except ValueError:

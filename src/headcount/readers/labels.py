@@ -21,18 +21,30 @@ from headcount.readers.tables import MISSING_VALUES, TABLE_SUFFIXES, SourceTable
 
 
 def join_labels(
-    labels: Any, options: ReadOptions, names: Sequence[str], bag_column: str | None = None, empty: Sequence[str] = ()
+    labels: Any,
+    options: ReadOptions,
+    names: Sequence[str],
+    *,
+    bag_column: str | None = None,
+    bag: np.ndarray | None = None,
+    empty: Sequence[str] = (),
 ) -> BagLabels:
-    """The labels of the bags ``names`` from a second table, dict or array; ``empty`` are further bags, without instances."""
+    """The labels of the bags ``names`` from a second table, a dict, or an array with one per bag, or per row if ``bag`` (n,) is
+    that of each row; ``empty`` are further bags, without instances."""
     if isinstance(labels, (str, Path)) and file_suffix(Path(labels)) == ".npy":
         labels = load_npy(Path(labels))
     if isinstance(labels, (str, Path)) or is_dataframe(labels):
         return labels_from_table(open_label_table(labels, options, bag_column), options, names, empty)
-    labels = _series_as_dict_or_list(labels, names)
-    if not isinstance(labels, Mapping):
-        return _labels_by_position(labels, options, names)
-    table = pa.table({"bag": list(map(clean_name, labels)), "label": list(map(clean_name, labels.values()))})
-    source = SourceTable(table, "labels", _digest(table.to_pydict()), ColumnRoles(bag="bag", label="label"))
+    if (pairs := _by_name(labels, names)) is None:
+        return _labels_by_position(labels, options, names, bag)
+    keys, values = pairs
+    if (votes := _vote_matrix(values)) is None:
+        table, roles = pa.table({"bag": keys, "label": list(map(clean_name, values))}), ColumnRoles(bag="bag", label="label")
+    else:
+        classes = _vote_classes(votes, options)
+        table = pa.table([keys, *votes.T], names=["the bag", *classes])
+        roles = ColumnRoles(bag="the bag", votes=classes)
+    source = SourceTable(table, "labels", _digest(table.to_pydict()), roles)
     return labels_from_table(source, options, names, empty)
 
 
@@ -55,12 +67,25 @@ def open_label_table(labels: Any, options: ReadOptions, bag_column: str | None) 
     group = named.get("group") or find_common_name("group", rest, origin)
     bag = named.get("bag") or (bag_column if bag_column in columns else None) or find_common_name("bag", rest, origin)
     others = [c for c in rest if c not in (label, group)]  # of two columns, the one that is not the label
+    bag = bag or next((c for c in others if c.startswith("__index_level_")), None)
     if bag is None and len(others) != 1:
         raise HeadcountError(f"{origin}: which column names the bags? It has {source.columns}; name it with bag=")
     bag = bag or others[0]
     if label is None and not roles.votes:
+        roles = replace(roles, votes=_probability_columns(source, [c for c in others if c != bag]))
+    if label is None and not roles.votes:
         raise HeadcountError(f"{origin} has no label column; it has {source.columns}; name it with label= or votes=")
     return replace(source, roles=ColumnRoles(bag=bag, label=label, votes=roles.votes, group=group if group != bag else None))
+
+
+def _probability_columns(source: SourceTable, columns: list[str]) -> tuple[str, ...]:
+    """These columns if each row of them adds up to one, or is empty: the probabilities of classes."""
+    numeric = all(pa.types.is_floating(source.table.column(c).type) for c in columns)
+    if len(columns) < 2 or not numeric:
+        return ()
+    p = np.stack([source.numbers(c) for c in columns], 1)
+    p = p[~np.isnan(p).all(1)]
+    return tuple(columns) if len(p) and (p >= 0).all() and np.allclose(p.sum(1), 1, atol=1e-3) else ()
 
 
 def _expected_roles(options: ReadOptions, columns: Sequence[str]) -> ColumnRoles:
@@ -102,36 +127,58 @@ def groups_per_bag(source: SourceTable, bag: np.ndarray, names: Sequence[str]) -
     return tuple(values[k] if k >= 0 else f"only {names[b]}" for b, k in enumerate(first.tolist()))
 
 
-def are_positional(labels: Any, names: Sequence[str]) -> bool:
-    """Whether labels are one per bag in the order of the bags, rather than by the names of the bags."""
+def are_positional(labels: Any, names: Sequence[str], n_rows: int) -> bool:
+    """Whether labels are one per bag in the order of the bags, rather than by the names of the bags or one per row."""
     if isinstance(labels, (str, Path)):
         return file_suffix(Path(labels)) == ".npy"
-    return not is_dataframe(labels) and not isinstance(_series_as_dict_or_list(labels, names), Mapping)
+    is_per_row = len(names) != n_rows and hasattr(labels, "__len__") and len(labels) == n_rows
+    return not is_per_row and not is_dataframe(labels) and _by_name(labels, names) is None
 
 
-def _series_as_dict_or_list(labels: Any, names: Sequence[str]) -> Any:
-    """A Series as a dict if its index names the bags, else as a list; anything else as it is."""
-    if isinstance(labels, Mapping) or callable(getattr(labels, "index", len)) or not hasattr(labels, "items"):
-        return labels
-    by_name = {clean_name(k): v for k, v in labels.items()}
-    is_range = list(by_name) == list(map(str, range(len(names))))
-    return list(by_name.values()) if is_range and set(by_name) != set(names) else by_name
+def _by_name(labels: Any, names: Sequence[str]) -> tuple[list[str | None], list[Any]] | None:
+    """Bags and labels of a dict, or of a Series whose index names the bags; None where labels go by position."""
+    is_series = hasattr(labels, "items") and not callable(getattr(labels, "index", len))
+    if not (isinstance(labels, Mapping) or is_series):
+        return None
+    keys, values = [clean_name(key) for key, _ in labels.items()], [value for _, value in labels.items()]
+    is_range = is_series and keys == list(map(str, range(len(keys))))
+    return None if is_range and {*keys} != {*names} else (keys, values)
 
 
-def _labels_by_position(labels: Any, options: ReadOptions, names: Sequence[str]) -> BagLabels:
-    """Labels (B,) or votes (B, C) in the order of the bags."""
-    labels = labels.detach().cpu().numpy() if isinstance(labels, torch.Tensor) else labels
+def _vote_matrix(labels: Sequence[Any]) -> np.ndarray | None:
+    """(B, C) votes or probabilities, where labels are vectors of them, NaN for a bag without."""
+    width = next((len(v) for v in labels if np.ndim(v) == 1), 0)
     try:
-        y = np.asarray(labels if isinstance(labels, np.ndarray) else list(labels))
+        rows = [v if np.ndim(v) or clean_name(v) else np.full(width, np.nan) for v in labels]
+        return np.array(rows, np.float64) if width else None
     except (TypeError, ValueError) as e:
         raise HeadcountError(f"labels must be one per bag, or votes (bags, classes): {e}") from None
-    if y.ndim not in (1, 2) or len(y) != len(names) or y.shape[-1] == 0:
+
+
+def _vote_classes(votes: np.ndarray, options: ReadOptions) -> tuple[str, ...]:
+    """The names of the columns of votes (B, C)."""
+    classes = options.classes or tuple(map(str, range(votes.shape[1])))
+    if votes.dtype.kind not in "iufb" or votes.shape[1] != len(classes):
+        raise HeadcountError(
+            f"votes are {votes.dtype} of shape {votes.shape}; give a number for each of {len(classes)} classes"
+        )
+    return classes
+
+
+def _labels_by_position(labels: Any, options: ReadOptions, names: Sequence[str], bag: np.ndarray | None) -> BagLabels:
+    """Labels (B,) or votes (B, C) in the order of the bags, or labels (n,) of rows."""
+    labels = labels.detach().cpu().numpy() if isinstance(labels, torch.Tensor) else labels
+    try:
+        y = labels if isinstance(labels, np.ndarray) else list(labels)
+        y = np.asarray(y if isinstance(y, np.ndarray) or (votes := _vote_matrix(y)) is None else votes)
+    except (TypeError, ValueError) as e:
+        raise HeadcountError(f"labels must be one per bag, or votes (bags, classes): {e}") from None
+    per_row = bag is not None and y.ndim == 1 and len(y) == len(bag) != len(names)
+    if y.ndim not in (1, 2) or not (per_row or len(y) == len(names)) or y.shape[-1] == 0:
         raise HeadcountError(f"labels of shape {y.shape} for {len(names)} bags; give one per bag, in their order")
     digest, classes = _digest([y.shape, y.tolist()]), options.classes
     if y.ndim == 2:
-        values = classes or tuple(map(str, range(y.shape[1])))
-        if y.dtype.kind not in "iufb" or y.shape[1] != len(values):
-            raise HeadcountError(f"votes are {y.dtype} of shape {y.shape}; give a number for each of {len(values)} classes")
+        values = _vote_classes(y, options)
         table = pa.table({v: y[:, k].astype(float) for k, v in enumerate(values)})
         votes = parse_votes(SourceTable(table, "labels", digest), values, options.errors)
         return BagLabels(values, votes=votes, source="votes given", digest=digest)
@@ -142,6 +189,10 @@ def _labels_by_position(labels: Any, options: ReadOptions, names: Sequence[str])
             raise HeadcountError(f"{problem} (0 to {len(classes) - 1})")
         words = [(*classes, None)[v] for v in y.tolist()]
         notes = (f"labels are numbers: 0 is {classes[0]}, 1 is {classes[1]}, and so on",)
+    if per_row:
+        source = SourceTable(pa.table({"label": words}), "labels", digest, ColumnRoles(label="label"))
+        of_bags = labels_from_rows(source, bag, names, options) or BagLabels()
+        return replace(of_bags, source="labels given, one per row", digest=digest, notes=(*notes, *of_bags.notes))
     code_of: dict[str, int] = {}
     codes = np.array([-1 if w is None else code_of.setdefault(w, len(code_of)) for w in words])
     codes, values, missing = drop_missing_classes(codes, list(code_of), "labels", "bags", options)

@@ -22,13 +22,14 @@ from headcount.readers import arrays, images, rows, slides
 from headcount.readers.columns import ColumnRoles, clean_name, first_duplicate, note_similar_classes, preview
 from headcount.readers.dataset import TIES, BagDataset, ErrorPolicy, RawData, ReadOptions, build_targets, class_advice
 from headcount.readers.preprocessing import Preprocessor
-from headcount.readers.tables import TABLE_SUFFIXES, file_suffix, is_dataframe
+from headcount.readers.tables import TABLE_SUFFIXES, file_suffix, from_memory, is_dataframe
 
 
 def read(
     data: Any,
     roles: ColumnRoles | None = None,
     *,
+    bags: Any = None,
     labels: Any = None,
     classes: Sequence[str] | None = None,
     ties: str = "split",
@@ -41,7 +42,7 @@ def read(
     tile: float | None = None,
     preprocessor: Preprocessor | None = None,
 ) -> BagDataset:
-    """Read a folder, a file, a DataFrame, a dict of columns or arrays, a list of arrays, or an array.
+    """Read a folder, a file, a DataFrame, a dict of columns or arrays, a list of arrays, an array or a sparse matrix.
 
     Parameters
     ----------
@@ -49,8 +50,12 @@ def read(
         What to read; see :doc:`/how-to/fit` for the formats.
     roles
         The columns of a table, by role; those with common names are recognised.
+    bags
+        The bag of each row of an array (N, D) or (N, H, W, channels), a sparse matrix, a Series of texts, or a table without it;
+        or the name of the column that holds it.
     labels
-        A second file (bag and label columns), a dict {bag: label}, or an array in the order of the bags.
+        A second file or DataFrame (bag and label, or a probability per class), a dict or Series by bag, or an array: of one label
+        per bag in the order of the bags, one per row, or (B, C) votes or probabilities. None, NaN and -1: unlabelled.
     classes
         Their names and order; None: those of the labels, sorted.
     ties
@@ -93,13 +98,37 @@ def read(
     >>> dataset.fit_preprocessor([0]).feature_names
     ('age', 'age is missing')
     """
+    roles = roles or ColumnRoles()
+    if bags is not None and roles.bag is not None:
+        raise HeadcountError(f"the bags are given twice, by roles (column {roles.bag!r}) and by bags=; give one")
+    if bags is not None:
+        data = data if isinstance(bags, str) else _with_bags(data, bags)
+        roles = replace(roles, bag=bags if isinstance(bags, str) else "bag")
     options = ReadOptions(
-        roles=roles or ColumnRoles(), labels=labels, classes=_check_classes(classes),
+        roles=roles, labels=labels, classes=_check_classes(classes),
         ties=check_choice("rule for ties", ties, TIES), uncounted=_check_names("uncounted", uncounted), need_labels=need_labels,
         truth_suffices=truth_suffices, side=_check_positive("side", side, int, "whole number", 1 << 20), cache=None if cache is None else Path(cache),
         tile=_check_positive("tile", tile, (int, float), "number", sys.float_info.max), preprocessor=preprocessor, errors=ErrorPolicy(skip_bad),
     )  # fmt: skip
     return _assemble(_load(data, options), options)
+
+
+def _with_bags(data: Any, bags: Any) -> Any:
+    """Rows in memory and the bag of each, as the readers expect them: a dict of arrays, or a table with a column."""
+    ids = arrays.as_array(bags, "bags", texts=True)
+    if hasattr(data, "to_frame") and not is_dataframe(data):  # a Series
+        data = data.to_frame("value" if getattr(data.dtype, "kind", "O") in "biuf" else "text")
+    if is_dataframe(data) or (isinstance(data, Mapping) and not arrays.is_array_dict(data)):
+        table = from_memory(data)
+        if len(ids) != len(table):
+            raise HeadcountError(f"bags= has {len(ids):,} for {len(table):,} rows; give one per row")
+        return table.append_column("bag", pa.array(ids))
+    if isinstance(data, Mapping):
+        return {**data, "bag": ids}
+    if isinstance(data, (str, Path)):
+        raise HeadcountError(f"bags= is for data in memory, and {data} is a file; name its column of the bags")
+    x = arrays.as_array(data, "the array")
+    return {"images" if x.ndim == 4 else "features": x, "bag": ids}
 
 
 def _load(data: Any, options: ReadOptions) -> RawData:
@@ -114,6 +143,8 @@ def _load(data: Any, options: ReadOptions) -> RawData:
         return rows.read_table(data, options)
     if isinstance(data, (np.ndarray, torch.Tensor)):
         return arrays.read_array(data, options)
+    if hasattr(data, "toarray") or hasattr(data, "to_frame"):  # a sparse matrix, a Series
+        raise HeadcountError(f"which bag is each row of the {type(data).__name__} in? Give them with bags=")
     raise HeadcountError(f"cannot read {type(data).__name__}; give a path, a DataFrame, a dict, or a list of arrays")
 
 

@@ -103,7 +103,7 @@ def open_table(
     """Open a file or a DataFrame; ``verbatim``: every CSV column stays text."""
     is_file = isinstance(data, (str, Path))
     origin = str(Path(data)) if is_file else "the table"
-    table = _read_file(Path(data), roles, errors or ErrorPolicy(skip=False), verbatim) if is_file else _from_memory(data)
+    table = _read_file(Path(data), roles, errors or ErrorPolicy(skip=False), verbatim) if is_file else from_memory(data)
     if table.num_columns == 0 or table.num_rows == 0:
         what = "no columns" if table.num_columns == 0 else "a header and no rows"
         raise HeadcountError(f"{origin} has {what}; give one row per instance")
@@ -125,7 +125,9 @@ def _read_file(path: Path, roles: ColumnRoles, errors: ErrorPolicy, verbatim: bo
         raise HeadcountError(f"cannot read {path} as a table: {e or type(e).__name__}") from None
 
 
-def _from_memory(data: Any) -> pa.Table:
+def from_memory(data: Any) -> pa.Table:
+    if any(str(kind).startswith("Sparse") for kind in getattr(data, "dtypes", ())):
+        data = data.astype({c: kind.subtype for c, kind in data.dtypes.items() if str(kind).startswith("Sparse")})
     try:
         if isinstance(data, pa.Table):
             return data
