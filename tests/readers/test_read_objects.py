@@ -57,10 +57,14 @@ def test_probabilities_of_bags_are_soft_labels(labels):
 
 def test_numeric_columns_that_are_no_probabilities_are_not_taken_for_them():
     with pytest.raises(HeadcountError, match="has no label column"):
-        read(dict(zip("wxyz", BAGS, strict=True)), labels=pd.DataFrame({"bag": list("wxyz"), "age": X[:4, 0], "size": X[:4, 1]}))
+        read(
+            dict(zip("wxyz", BAGS, strict=True)), labels=pd.DataFrame({"bag": list("wxyz"), "age": X[:4, 0], "size": X[:4, 1]})
+        )
 
 
-@pytest.mark.parametrize("data", [X, FRAME, FRAME.to_dict("list"), sparse.csr_matrix(X), torch.tensor(X)], ids=lambda d: type(d).__name__)
+@pytest.mark.parametrize(
+    "data", [X, FRAME, FRAME.to_dict("list"), sparse.csr_matrix(X), torch.tensor(X)], ids=lambda d: type(d).__name__
+)
 @pytest.mark.parametrize("per_row", [False, True])
 def test_bags_and_labels_beside_the_rows(data, per_row):
     shuffled = np.random.default_rng(2).permutation(12)
