@@ -16,8 +16,8 @@ import atexit
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -75,8 +75,10 @@ class ProcessGroup:
     def all_reduce(self, x: Tensor, op: Any = distributed.ReduceOp.SUM) -> Tensor:
         """The sum over all processes, in place, with the same bits in each."""
         if self.size > 1:
-            with _process_lost():
+            try:
                 distributed.all_reduce(x, op)
+            except RuntimeError as e:  # a broken connection
+                raise HeadcountError(LOST_MESSAGE) from e
         return x
 
     def broadcast(self, flag: bool) -> bool:
@@ -122,14 +124,6 @@ def _leave() -> None:
 
 def _terminated(*_: Any) -> None:
     raise HeadcountError(LOST_MESSAGE)
-
-
-@contextmanager
-def _process_lost() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as e:  # a broken connection
-        raise HeadcountError(LOST_MESSAGE) from e
 
 
 def require_single_process(what: str, why: str = "starts its own: use one or the other") -> None:

@@ -34,34 +34,18 @@ except ValueError:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A finished training.
+    """A finished training."""
 
-    Attributes
-    ----------
-    model : Model
-        With the weights of the epoch that was kept, in eval mode.
-    progress : TrainProgress
-        The losses of all epochs, and the number of the epoch that was kept.
-    compiled : bool
-        Whether the network was compiled.
-    """
-
-    model: Model
-    progress: TrainProgress
-    compiled: bool = False
+    model: Model  # with the weights of the epoch that was kept, in eval mode
+    progress: TrainProgress  # the losses of all epochs, and the number of the epoch that was kept
+    compiled: bool = False  # whether the network was compiled
 
 
 def train(
-    model: Model,
-    train: Bags,
-    valid: Bags,
-    config: TrainConfig,
-    *,
-    work_dir: Path | str | None = None,
-    on_progress: Callable[[TrainProgress], None] | None = None,
-    checkpoint_seconds: float = CHECKPOINT_SECONDS,
-    compile: str = "auto",
-) -> TrainResult:
+    model: Model, train: Bags, valid: Bags, config: TrainConfig, *,
+    work_dir: Path | str | None = None, on_progress: Callable[[TrainProgress], None] | None = None,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS, compile: str = "auto",
+) -> TrainResult:  # fmt: skip
     """Train a model on bags without truth; it gets the weights of the epoch that is kept.
 
     Parameters

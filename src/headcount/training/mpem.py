@@ -31,15 +31,9 @@ class Prototypes:
 
 
 def prototypes(
-    h: Tensor,
-    votes: Tensor,
-    bag: Tensor,
-    label: Tensor,
-    bag_prediction: Tensor,
-    classes: int,
-    bags: str = "correct",
-    distance: str = "euclidean",
-) -> Prototypes:
+    h: Tensor, votes: Tensor, bag: Tensor, label: Tensor, bag_prediction: Tensor, classes: int,
+    bags: str = "correct", distance: str = "euclidean",
+) -> Prototypes:  # fmt: skip
     """The mean features of the instances that vote for the class of their bag: in correctly predicted bags (``correct``, as
     released), or in all bags of the class (``all``, as in the paper)."""
     check_choice("prototype bags", bags, PROTOTYPE_BAGS)

@@ -127,8 +127,6 @@ def weight_in_rows(weight: Tensor) -> Tensor:
 
 # What is saved for the backward pass is flat: the compiler copies every four-dimensional tensor that it saves to channels-last,
 # and back. Sums are returned in parts: the compiler adds them where it uses them.
-
-
 @torch.library.custom_op("headcount::stem", mutates_args=())
 def stem(
     x: Tensor, sizes: list[int], weight: Tensor, gamma: Tensor, beta: Tensor, eps: float, known: Tensor | None

@@ -10,7 +10,7 @@ import copy
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -156,7 +156,9 @@ class Trainer:
         total, losses = sum(self.train_loader.n_steps(sweep.over) for sweep in sweeps), []
         for sweep in sweeps:
             order = self.train_loader.shuffled(sweep.over, self.config.seed, epoch)
-            with self.train_loader.prefetching(self._read_order(sweep, order)):
+            shards, views, budget = map(self.process_group.shard, order), self.n_views(sweep), self.config.chunk_instances
+            reads = chunked.read_order(self.train_loader, shards, sweep.over, views, budget, self.chunked.reads_per_bag)
+            with self.train_loader.prefetching(reads):
                 for ids in order:
                     done = (epoch * total + len(losses)) / (self.config.epochs * total)
                     set_lr(self.optimizers.values(), self.config, done)
@@ -260,10 +262,6 @@ class Trainer:
         """The tensors of a checkpoint except those of the optimizers."""
         teacher = {} if self.teacher is None else self.teacher.state_dict()
         return _flatten({"model": self.model.state_dict(), "best": self.best_state, "teacher": teacher})
-
-    def _read_order(self, sweep: Pass, order: Iterable[Tensor]) -> Iterator[Tensor]:
-        shards, views, budget = map(self.process_group.shard, order), self.n_views(sweep), self.config.chunk_instances
-        return chunked.read_order(self.train_loader, shards, sweep.over, views, budget, self.chunked.reads_per_bag)
 
 
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
