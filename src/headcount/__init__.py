@@ -19,7 +19,7 @@ _MODULES = {
     "datasets.protocol": ("Protocol", "majority_bags"),
     "datasets.registry": ("load_source",),
     "errors": ("HeadcountError",),
-    "estimators.bag_kfold": ("BagKFold",),
+    "estimators.model_selection": ("BagKFold", "BagScorer"),
     "estimators.majority_classifier": ("MajorityClassifier",),
     "experiments.recipe": ("Recipe",),
     "experiments.run": ("run",),
@@ -41,6 +41,7 @@ __all__ = [  # the same names, written out: type checkers and editors run nothin
     "HEADS",
     "BagDataset",
     "BagKFold",
+    "BagScorer",
     "Bags",
     "ColumnRoles",
     "FittedModel",
@@ -79,8 +80,8 @@ if TYPE_CHECKING:
     from headcount.datasets.protocol import Protocol, majority_bags
     from headcount.datasets.registry import load_source
     from headcount.errors import HeadcountError
-    from headcount.estimators.bag_kfold import BagKFold
     from headcount.estimators.majority_classifier import MajorityClassifier
+    from headcount.estimators.model_selection import BagKFold, BagScorer
     from headcount.experiments.recipe import Recipe
     from headcount.experiments.run import run
     from headcount.experiments.study import grid, study

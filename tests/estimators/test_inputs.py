@@ -19,7 +19,7 @@ from sklearn.tree import DecisionTreeClassifier
 from headcount import Bags, Pool
 from headcount.cli import main
 from headcount.errors import HeadcountError, HeadcountWarning
-from headcount.estimators.bag_kfold import BagKFold
+from headcount.estimators.model_selection import BagKFold
 from headcount.estimators.majority_classifier import MajorityClassifier
 from headcount.experiments.recipe import Recipe
 from headcount.models.fitted import FittedModel

@@ -20,8 +20,8 @@ from sklearn.utils.estimator_checks import estimator_checks_generator, parametri
 import headcount
 from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError, HeadcountWarning
-from headcount.estimators.bag_kfold import BagKFold
-from headcount.estimators.inputs import as_bag_list
+from headcount.estimators.model_selection import BagKFold
+from headcount.estimators.inputs import as_bag_list, read_rows
 from headcount.estimators.majority_classifier import MajorityClassifier
 from headcount.models.fitted import FittedModel
 
@@ -112,10 +112,10 @@ def test_a_search_fits_whole_bags_and_scores_bags(monkeypatch):
 
     def fit(self, X, y, bags=None, weight=None):
         made = usual_fit(self, X, y, bags, weight)
-        fits.append((set(X[:, 0]), self._validate_input(X, bags, False)[1].sizes))
+        fits.append((set(X[:, 0]), read_rows(self, X, bags)[1].sizes))
         return made
 
-    def score(self, X, y, bags=None):
+    def score(self, X, y, bags=None, sample_weight=None):
         found = usual_score(self, X, y, bags)
         scores.append((set(X[:, 0]), found, len(X)))
         return found

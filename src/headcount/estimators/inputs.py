@@ -1,4 +1,4 @@
-"""The arguments of the estimator's methods, checked: bags (as ids, a column of X, or a list), labels and weights."""
+"""The rows and bags that the estimator's methods take: ids, a column of X, or a list of bags."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import isfinite
 from numbers import Integral
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from sklearn.utils import assert_all_finite
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import column_or_1d
+from sklearn.utils import check_array
+from sklearn.utils.validation import validate_data
 
 from headcount.bags.pool import to_numpy as tensor_to_numpy
 from headcount.errors import HeadcountError
 from headcount.readers.columns import unify_unicode
+
+BagColumn = Literal["required", "optional", "ignored"]  # whether X must have the column, if one is named
+FLOAT_TYPES = [np.float64, np.float32]  # kept as they are; everything else becomes the first
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,16 @@ class BagIds:
         names, first, code = np.unique(check_ids(ids, n), return_index=True, return_inverse=True)
         rank = np.argsort(np.argsort(first))[code]
         return cls(np.argsort(rank, kind="stable"), np.bincount(rank).tolist(), names[np.argsort(first)])
+
+
+@dataclass(frozen=True)
+class BagShares:
+    """The shares of the classes in each of B bags, with intervals: (B, C) each, in the order of ``bags``."""
+
+    bags: np.ndarray  # (B,) ids in order of first appearance; numbers, for a list of bags
+    share: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
 
 
 def to_numpy(value: Any) -> Any:
@@ -85,7 +97,7 @@ def check_ids(ids: Any, n: int) -> np.ndarray:
     ids = ids.ravel()
     if len(ids) != n:
         raise HeadcountError(f"{len(ids)} bag ids for {n} rows; give one per row")
-    missing = [_is_missing(v) for v in ids] if ids.dtype == object else ids != ids  # NaN and NaT differ from themselves
+    missing = [is_missing(v) for v in ids] if ids.dtype == object else ids != ids  # NaN and NaT differ from themselves
     if np.any(missing):
         row = int(np.flatnonzero(missing)[0])
         raise HeadcountError(f"row {row} is in no bag (its id is {ids[row]}); give it an id, or leave the row out")
@@ -96,7 +108,7 @@ def check_ids(ids: Any, n: int) -> np.ndarray:
     return unify_unicode(ids)
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
     try:
         return value is None or bool(value != value)
     except (TypeError, ValueError):  # pandas.NA has no truth value
@@ -143,7 +155,7 @@ def numeric_errors(X: Any, names: Sequence[Any] = ()) -> Iterator[None]:
                 with suppress(TypeError, ValueError):
                     if isfinite(float(value)):
                         continue
-                what = "no value" if _is_missing(value) else f"{str(value)!r}, which is no finite number,"
+                what = "no value" if is_missing(value) else f"{str(value)!r}, which is no finite number,"
                 raise HeadcountError(
                     f"column {name!r} of X has {what} in row {row}; fill or encode it in a Pipeline, or give the table to "
                     "headcount.read, which handles words, dates and missing values"
@@ -196,56 +208,41 @@ def _reorder_columns(bag: Any, names: list[Any], i: int) -> Any:
     return bag if columns == names else bag[names]
 
 
-def bag_labels(y: Any, ids: BagIds, n: int) -> np.ndarray:
-    """(B,) the label of each bag, from one label per row (the same in all rows of a bag) or per bag of a list."""
-    y = column_or_1d(to_numpy(y), warn=True)
-    missing = [i for i, v in enumerate(y) if _is_missing(v)] if y.dtype == object else []
-    if missing:
-        what = "bag" if ids.from_list and len(y) == len(ids.sizes) else "row"
-        raise HeadcountError(
-            f"{what} {missing[0]} has no label ({y[missing[0]]}); leave unlabelled bags out, or give them to headcount.read and "
-            "headcount.fit"
-        )
-    assert_all_finite(y, input_name="y")
-    try:
-        check_classification_targets(y)
-        np.sort(y)
-    except TypeError as e:
-        raise HeadcountError(f"labels of several kinds ({e}); give all as text, or all as numbers") from None
-    y = unify_unicode(y)
-    if ids.from_list and len(y) == len(ids.sizes):
-        return y
-    if len(y) != n:
-        expected = f"{len(ids.sizes)} bags; give one per bag" if ids.from_list else f"{n} rows; give each row its bag's label"
-        raise HeadcountError(f"{len(y)} labels for {expected}")
-    y, bag = y[ids.order], np.repeat(np.arange(len(ids.sizes)), ids.sizes)
-    labels = y[np.cumsum([0, *ids.sizes[:-1]])]
-    if len(conflicts := np.flatnonzero(y != labels[bag])):
-        row = conflicts[0]  # tolist: the repr of numpy's values is np.int64(0)
-        name, one, other = ids.names.tolist()[bag[row]], labels[bag].tolist()[row], y.tolist()[row]
-        raise HeadcountError(f"bag {name!r} has two labels, {one!r} and {other!r}; a bag has one")
-    return labels
+def read_rows(
+    estimator: Any, X: Any, bags: Any, fitting: bool = False, use: BagColumn = "required"
+) -> tuple[np.ndarray, BagIds]:
+    """(N, D) numbers and the bag of each row."""
+    X, bags = to_numpy(X), to_numpy(bags)
+    column = bag_column(bags)
+    ids, column = (bags, estimator.bags_) if column is None else (None, column)
+    if (bag_list := as_bag_list(X)) is not None:
+        if ids is not None:
+            raise HeadcountError("X is a list of bags, and bags= gives ids besides; leave the ids out")
+        return _read_list(estimator, bag_list, column, fitting)
+    if column is not None:
+        width, required = None if fitting else estimator.n_features_in_, use == "required" and ids is None
+        X, values = pop_column(X, column, width, required=required)
+        ids = values if ids is None and use != "ignored" else ids
+    if isinstance(X, np.ndarray) and X.ndim == 4:  # images (N, H, W, channels)
+        return X, BagIds.from_ids(ids, len(X))
+    with numeric_errors(X):
+        x = validate_data(estimator, X, reset=fitting, dtype=FLOAT_TYPES, ensure_min_samples=2 if fitting else 1)
+    return x, BagIds.from_ids(ids, len(x))
 
 
-def check_weights(weight: Any, ids: BagIds, n: int) -> np.ndarray | None:
-    """(N,) float32 weights of the rows, from one number per row or one array per bag of a list."""
-    if (weight := to_numpy(weight)) is None:
-        return None
-    if ids.from_list and isinstance(weight, (list, tuple)) and len(weight) and np.ndim(weight[0]) == 1:
-        if len(weight) != len(ids.sizes):
-            raise HeadcountError(f"weight has {len(weight)} arrays for {len(ids.sizes)} bags; give one per bag")
-        for i, (w, rows) in enumerate(zip(weight, ids.sizes, strict=True)):
-            if len(w) != rows:
-                raise HeadcountError(f"weight has {len(w)} numbers for the {rows} rows of bag {i}; give one per row")
-        weight = np.concatenate(weight)
-    try:
-        weights = np.asarray(weight, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise HeadcountError("weight holds a value that is no number; give one number per row") from None
-    if weights.shape != (n,):
-        got = f"{len(weights)} numbers" if weights.ndim == 1 else f"shape {weights.shape}"
-        raise HeadcountError(f"weight has {got} for {n} rows; give one number per row")
-    invalid = np.flatnonzero(~((weights >= 0) & np.isfinite(weights)))
-    if len(invalid):
-        raise HeadcountError(f"row {invalid[0]} has weight {weights[invalid[0]]:g}; weights are finite and not negative")
-    return weights.astype(np.float32)
+def _read_list(estimator: Any, bag_list: list[Any], column: str | int | None, fitting: bool) -> tuple[np.ndarray, BagIds]:
+    width = None if fitting else getattr(estimator, "n_features_in_", None)
+    known = None if fitting else getattr(estimator, "feature_names_in_", None)
+    x, names = stack_bags(bag_list, column, width, known)
+    ids = BagIds.of_list(bag_list)
+    if x.ndim == 4:
+        return x, ids
+    if names is None or not all(isinstance(n, str) for n in names):
+        return validate_data(estimator, x, reset=fitting, dtype=FLOAT_TYPES), ids
+    with numeric_errors(x, names):  # the stacked array has lost its names, so scikit-learn cannot check them
+        x = check_array(x, dtype=FLOAT_TYPES, estimator=estimator, input_name="X")
+    if fitting:
+        estimator.n_features_in_, estimator.feature_names_in_ = x.shape[1], np.asarray(names, dtype=object)
+    elif known is None and x.shape[1] != estimator.n_features_in_:
+        raise HeadcountError(f"X has {x.shape[1]} columns, and the model was fitted on {estimator.n_features_in_}")
+    return x, ids

@@ -5,23 +5,22 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_array
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from headcount.bags import Bags, Pool
 from headcount.bags.splits import train_valid_split
-from headcount.errors import HeadcountError, HeadcountWarning, check_choice
-from headcount.estimators import inputs
-from headcount.estimators.inputs import BagIds
+from headcount.errors import HeadcountError, HeadcountWarning
+from headcount.estimators import targets
+from headcount.estimators.inputs import BagIds, BagShares, read_rows, resolve_bag_column
+from headcount.estimators.model_selection import refuse_instance_scorers
+from headcount.majority.calibration import evaluate_criterion
 from headcount.models.fitted import FittedModel
-from headcount.models.heads import HEADS, find_head
 from headcount.models.network import Model
-from headcount.models.predictions import Predictions
+from headcount.models.predictions import Predictions, estimator_probabilities
 from headcount.models.trees import SklearnModel, Trees
 from headcount.readers.columns import ColumnRoles, clean_name, clean_names, note_similar_classes
 from headcount.readers.preprocessing import Preprocessor, number_fields
@@ -29,22 +28,10 @@ from headcount.readers.transforms import StandardScaler
 from headcount.seeds import seed_from_random_state
 from headcount.selection.cross_validation import calibrate_on_validation
 from headcount.selection.fit import prepare_backbone
-from headcount.selection.methods import METHODS, NetworkOptions, build_methods, reject_custom_head
-from headcount.training.accel import resolve_device
+from headcount.selection.methods import NetworkOptions, build_methods
+from headcount.training.accel import limit_threads, resolve_device
 
-BagColumn = Literal["required", "optional", "ignored"]  # whether X must have the column, if one is named
-FLOAT_TYPES = [np.float64, np.float32]  # kept as they are; everything else becomes the first
 _log = logging.getLogger(__name__)  # for downloads, before they start
-
-
-@dataclass(frozen=True)
-class BagShares:
-    """The shares of the classes in each of B bags, with intervals: (B, C) each, in the order of ``bags``."""
-
-    bags: np.ndarray  # (B,) ids in order of first appearance; numbers, for a list of bags
-    share: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
 
 
 class MajorityClassifier(ClassifierMixin, BaseEstimator):
@@ -64,9 +51,16 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         fitted by EM to the columns as they are.
     bags : str or int, optional
         The column of X that holds the bag. Default: ``fit`` is given the bags, or every row is a bag of its own.
-    backbone, frozen, weights, size, epochs, options, device : optional
-        Of networks, as in :func:`headcount.fit`; images are lists of uint8 arrays (n, H, W, channels). On the features of a
-        frozen backbone any estimator can be fitted.
+    backbone, frozen, weights, size, views, epochs, options, device : optional
+        Of networks, as in :func:`headcount.fit`; images are uint8 arrays (N, H, W, channels), or a list of them. On the features
+        of a frozen backbone any estimator can be fitted. A search finds single options as ``options__t1``.
+    lr, weight_decay, batch_size, patience : optional
+        Of networks: learning rate, weight decay, bags of a training step, and epochs without improvement after which training
+        stops. Default: what suits the number and size of the bags.
+    n_jobs : int, optional
+        Threads of the fit and of predictions; -1: all processors. Default: as many as PyTorch uses.
+    verbose : int
+        1 prints each epoch or round.
     random_state : int, RandomState, Generator or None
         None is 0: results are always reproducible.
 
@@ -78,6 +72,8 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         P(class | bag's label) and the label frequencies, as estimated.
     fitted_ : FittedModel
         The model, which can be saved.
+    history_, best_epoch_ : dict of arrays, int
+        The ``train_loss`` and ``valid_loss`` of each epoch or round, and the one that is kept, from 1.
     n_features_in_, feature_names_in_
         As in scikit-learn, without the bag column; absent for images.
 
@@ -91,19 +87,28 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
 
     def __init__(
         self, estimator: Any = "tilt", *, bags: str | int | None = None, backbone: str | None = None,
-        frozen: bool | None = None, weights: str | None = None, size: int | None = None, epochs: int | None = None,
-        options: dict[str, Any] | None = None, device: str = "auto", random_state: Any = None,
+        frozen: bool | None = None, weights: str | None = None, size: int | None = None, views: str | None = None,
+        epochs: int | None = None, lr: float | None = None, weight_decay: float | None = None,
+        batch_size: int | None = None, patience: int | None = None, options: dict[str, Any] | None = None,
+        n_jobs: int | None = None, verbose: int = 0, device: str = "auto", random_state: Any = None,
     ) -> None:  # fmt: skip
-        self.estimator = estimator
-        self.bags = bags
-        self.backbone = backbone
-        self.frozen = frozen
-        self.weights = weights
-        self.size = size
-        self.epochs = epochs
-        self.options = options
-        self.device = device
-        self.random_state = random_state
+        self.estimator, self.bags, self.options = estimator, bags, options
+        self.backbone, self.frozen, self.weights, self.size, self.views = backbone, frozen, weights, size, views
+        self.epochs, self.lr, self.weight_decay, self.batch_size, self.patience = epochs, lr, weight_decay, batch_size, patience
+        self.n_jobs, self.verbose, self.device, self.random_state = n_jobs, verbose, device, random_state
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The parameters; ``deep``: also those of the estimator, and the options as ``options__NAME``."""
+        params = super().get_params(deep)
+        return params | ({f"options__{k}": v for k, v in (self.options or {}).items()} if deep else {})
+
+    def set_params(self, **params: Any) -> MajorityClassifier:
+        """Set parameters; ``options__NAME`` sets one option and leaves the others as they are."""
+        single = {k: params.pop(k) for k in list(params) if k.startswith("options__")}
+        super().set_params(**params)
+        if single:
+            self.options = (self.options or {}) | {k.removeprefix("options__"): v for k, v in single.items()}
+        return self
 
     def fit(self, X: Any, y: Any, bags: Any = None, weight: Any = None) -> MajorityClassifier:
         """Fit the model.
@@ -113,18 +118,18 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         X : array, DataFrame or list of them
             Instances, or one array of instances per bag.
         y : array
-            The label of each row's bag, or of each bag of a list.
+            The label of each row's bag, or of each bag of a list; None, NaN or -1 (beside two other numbers): unlabelled.
         bags : array, str or int, optional
             The bag of each row, or the column of X that holds it.
         weight : array, optional
             The weight of each instance in its bag; for a list of bags also a list of arrays.
         """
-        self.bags_ = inputs.resolve_bag_column(self.bags, bags)
-        x, ids = self._validate_input(X, bags, fitting=True)
+        self.bags_ = resolve_bag_column(self.bags, bags)
+        x, ids = read_rows(self, X, bags, fitting=True)
         if y is None:
             raise ValueError("This MajorityClassifier requires y to be passed, but the target y is None.")
-        label, weights = inputs.bag_labels(y, ids, len(x)), inputs.check_weights(weight, ids, len(x))
-        self.classes_, codes = np.unique(label, return_inverse=True)
+        self.classes_, codes = targets.bag_labels(y, ids, len(x))
+        weights = targets.check_weights(weight, ids, len(x))
         if len(self.classes_) < 2:
             classes = self.classes_.tolist()
             raise HeadcountError(f"all bags have one class, {classes[0]!r}; a majority needs at least two classes")
@@ -132,13 +137,11 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
             warnings.warn(line, HeadcountWarning, stacklevel=2)
         self._bags_given, self._scaler = ids.given, None
         if isinstance(self.estimator, str):
-            _check_method(self.estimator)
+            targets.check_method(self.estimator)
             self._scaler = StandardScaler.fit(x) if x.ndim == 2 else None
-        train = Bags.of(
-            self._pool(x[ids.order]), sizes=ids.sizes, labels=codes, classes=[str(c) for c in range(len(self.classes_))],
-            weight=None if weights is None else weights[ids.order],
-        )  # fmt: skip
-        self._model = self._fit_model(train)
+        train = self._bags(x, ids, codes, weights)
+        with limit_threads(self.n_jobs):
+            self._model = self._fit_model(train)
         self.fitted_ = self._unscaled_model(x) if x.ndim == 2 else self._model
         self.transition_ = self._model.transition
         return self
@@ -148,13 +151,26 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         seed, device = seed_from_random_state(self.random_state), resolve_device(self.device)
         preprocessor = Preprocessor(bags.pool.kind, shape=bags.pool.shape)
         bags, pretrained, frozen_backbone, _ = prepare_backbone(
-            bags, self.backbone, device, frozen=self.frozen, weights=self.weights, size=self.size, log=_log.warning
+            bags,
+            self.backbone,
+            device,
+            frozen=self.frozen,
+            weights=self.weights,
+            size=self.size,
+            views=self.views,
+            log=_log.warning,
         )
         backbone = self.backbone if frozen_backbone is None else None
-        network = NetworkOptions(backbone, epochs=self.epochs, options=self.options, pretrained=pretrained)
+        training = {"lr": self.lr, "weight_decay": self.weight_decay, "patience": self.patience}
+        training |= {} if self.batch_size is None else {"batch_bags": self.batch_size, "batch_instances": 0}
+        training = {name: value for name, value in training.items() if value is not None}
+        network = NetworkOptions(backbone, self.views, self.epochs, self.options, pretrained, training)
         method = build_methods(self.estimator, bags, network=network)[0]
         split = train_valid_split(bags, np.arange(len(bags)), np.zeros(0, int), seed)
-        result = method.fit(bags.take(split.train), bags.take(split.valid), seed=seed, device=device)
+        log = (lambda _, message: print(f"{method.title}: {message}")) if self.verbose else None
+        result = method.fit(bags.take(split.train), bags.take(split.valid), seed=seed, device=device, on_progress=log)
+        train_loss, valid_loss = np.array(result.curve, float).reshape(-1, 2).T
+        self.history_, self.best_epoch_ = {"train_loss": train_loss, "valid_loss": valid_loss}, result.best_epoch
         calibration = calibrate_on_validation(result, bags, split, device, bags_given=self._bags_given)
         names = tuple(clean_name(c) or "" for c in self.classes_)  # as files name them
         names = names if len(set(names)) == len(names) else bags.classes
@@ -205,25 +221,57 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         p = self._predict(x, ids, level)
         return BagShares(ids.names, *(a.astype(float) for a in (p.shares, p.shares_low, p.shares_high)))
 
-    def score(self, X: Any, y: Any, bags: Any = None) -> float:  # ty: ignore[lost-keyword-for-regular-parameter]
+    def score(self, X: Any, y: Any, bags: Any = None, sample_weight: Any = None) -> float:  # ty: ignore[incompatible-method-override]
         """Bag accuracy: the fraction of bags whose label :meth:`predict_bags` predicts correctly."""
+        return self.score_bags(X, y, bags, sample_weight)
+
+    def score_bags(self, X: Any, y: Any, bags: Any = None, sample_weight: Any = None, *, metric: str = "accuracy") -> float:
+        """The score of the labelled bags by a metric of :class:`BagScorer`; ``sample_weight``: of each row, or of each bag of a
+        list; a bag has the mean weight of its rows."""
         x, ids = self._validate_bagged(X, bags)
-        label = clean_names(inputs.bag_labels(y, ids, len(x)))
-        return float(np.mean(clean_names(self.classes_)[self._predict(x, ids).bag_prediction] == label))
+        values, codes = targets.bag_labels(y, ids, len(x), self.classes_)
+        same = clean_names(values)[:, None] == clean_names(self.classes_)
+        label = np.where(same.any(1), same.argmax(1), -1)[codes]  # -1 for a label that fit has not seen
+        labelled, weight = codes >= 0, targets.bag_weights(sample_weight, ids, len(x))
+        if metric == "criterion":
+            labelled &= label >= 0
+        if not labelled.any():
+            raise HeadcountError("no bag has a label that the model knows; there is nothing to compare with")
+        tested, label = self._bags(x, ids, label).take(labelled), label[labelled]
+        with limit_threads(self.n_jobs):
+            if metric == "criterion":
+                p, _ = estimator_probabilities(self._model.estimator, tested, frozen_backbone=self._model.frozen_backbone)
+                value = -evaluate_criterion(p, tested).loss_per_bag
+            else:
+                predictions = self._model.predict(tested, level=None)
+                correct = np.where(label >= 0, predictions.bag_probabilities[np.arange(len(label)), label], 0.0)
+                value = predictions.bag_prediction == label if metric == "accuracy" else np.log(np.maximum(correct, 1e-12))
+        return float(np.average(value, weights=weight[labelled]))
 
     def _map_instances(self, X: Any, bags: Any, transform: Callable[[np.ndarray], np.ndarray]) -> Any:
-        """A function of the instance probabilities, in the order of X."""
+        """A function of the instance probabilities, in the order and the shape of X."""
         check_is_fitted(self)
+        if self._bags_given:
+            refuse_instance_scorers()
         uses_bags = isinstance(self._model.estimator, Model) and self._model.estimator.instance_depends_on_bag
-        x, ids = self._validate_input(X, bags, bag_column="optional" if uses_bags else "ignored")
+        x, ids = read_rows(self, X, bags, use="optional" if uses_bags else "ignored")
         values = transform(self._predict(x, ids).instance_probabilities[np.argsort(ids.order)])
-        return np.split(values, np.cumsum(ids.sizes)[:-1]) if ids.from_list else values
+        if not ids.from_list:
+            return values
+        listed = np.split(values, np.cumsum(ids.sizes)[:-1])
+        return np.stack(listed) if isinstance(X, np.ndarray) and X.dtype != object else listed
 
     def _predict(self, x: np.ndarray, ids: BagIds, level: float | None = None) -> Predictions:
         """The model's predictions, rows in the order of ``ids``; shares only with a ``level``."""
-        labels = [-1] * len(ids.sizes)
-        bags = Bags.of(self._pool(x[ids.order]), sizes=ids.sizes, labels=labels, classes=len(self.classes_))
-        return self._model.predict(bags, level=level)
+        with limit_threads(self.n_jobs):
+            return self._model.predict(self._bags(x, ids, [-1] * len(ids.sizes)), level=level)
+
+    def _bags(self, x: np.ndarray, ids: BagIds, labels: Any, weight: np.ndarray | None = None) -> Bags:
+        """The rows as bags, whose classes have numbers for names."""
+        rows = x if not np.any(np.diff(ids.order) < 0) else x[ids.order]  # sorted rows are not copied
+        classes = [str(c) for c in range(len(self.classes_))]
+        weight = None if weight is None else weight[ids.order]
+        return Bags.of(self._pool(rows), sizes=ids.sizes, labels=labels, classes=classes, weight=weight)
 
     def _pool(self, x: np.ndarray) -> Pool:
         """Standardised float32 for our own methods, the numbers as they are for a classifier of scikit-learn."""
@@ -235,61 +283,10 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
 
     def _validate_bagged(self, X: Any, bags: Any) -> tuple[np.ndarray, BagIds]:
         check_is_fitted(self)
-        x, ids = self._validate_input(X, bags)
+        x, ids = read_rows(self, X, bags)
         if self._bags_given and not ids.given:
             raise HeadcountError(
                 "this model was fitted on bags, and nothing says which rows of X are one bag; give bags=, or, inside a "
                 "search, a column (MajorityClassifier(bags=...)) or a list of bags"
             )
         return x, ids
-
-    def _validate_input(
-        self, X: Any, bags: Any, fitting: bool = False, bag_column: BagColumn = "required"
-    ) -> tuple[np.ndarray, BagIds]:
-        """(N, D) numbers and the bag of each row."""
-        X, bags = inputs.to_numpy(X), inputs.to_numpy(bags)
-        column = inputs.bag_column(bags)
-        ids = bags if column is None else None
-        column = self.bags_ if column is None else column
-        if (bag_list := inputs.as_bag_list(X)) is not None:
-            if ids is not None:
-                raise HeadcountError("X is a list of bags, and bags= gives ids besides; leave the ids out")
-            return self._stack_list(bag_list, column, fitting)
-        if column is not None:
-            width, required = None if fitting else self.n_features_in_, bag_column == "required" and ids is None
-            X, values = inputs.pop_column(X, column, width, required=required)
-            ids = values if ids is None and bag_column != "ignored" else ids
-        with inputs.numeric_errors(X):
-            x = validate_data(self, X, reset=fitting, dtype=FLOAT_TYPES, ensure_min_samples=2 if fitting else 1)
-        return x, BagIds.from_ids(ids, len(x))
-
-    def _stack_list(self, bag_list: list[Any], column: str | int | None, fitting: bool) -> tuple[np.ndarray, BagIds]:
-        width = None if fitting else getattr(self, "n_features_in_", None)
-        known = None if fitting else getattr(self, "feature_names_in_", None)
-        x, names = inputs.stack_bags(bag_list, column, width, known)
-        ids = BagIds.of_list(bag_list)
-        if x.ndim == 4:
-            return x, ids
-        if names is None or not all(isinstance(n, str) for n in names):
-            return validate_data(self, x, reset=fitting, dtype=FLOAT_TYPES), ids
-        with inputs.numeric_errors(x, names):  # the stacked array has lost its names, so scikit-learn cannot check them
-            x = check_array(x, dtype=FLOAT_TYPES, estimator=self, input_name="X")
-        if fitting:
-            self.n_features_in_, self.feature_names_in_ = x.shape[1], np.asarray(names, dtype=object)
-        elif known is None and x.shape[1] != self.n_features_in_:
-            raise HeadcountError(f"X has {x.shape[1]} columns, and the model was fitted on {self.n_features_in_}")
-        return x, ids
-
-
-def _check_method(name: str) -> None:
-    if name == "auto" or "," in name:
-        raise HeadcountError(
-            f"MajorityClassifier fits one method, got {name!r}; give one of {', '.join(METHODS)}, or let headcount.fit "
-            "compare several"
-        )
-    reject_custom_head(name)
-    if check_choice("estimator", name, METHODS) in HEADS and find_head(name).uses_instance_labels:
-        raise HeadcountError(
-            f"{name!r} learns from known instance classes, which MajorityClassifier does not take; give the data to "
-            "headcount.read with ColumnRoles(known=...), and the dataset to headcount.fit"
-        )

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
-from threadpoolctl import threadpool_limits
 
 from headcount.bags import Bags
 from headcount.bags.splits import count_groups, has_distinct_labels, subsample_instances
@@ -34,6 +30,7 @@ from headcount.selection.learnability import (
     fit_linear_baseline,
     transition_from_votes,
 )
+from headcount.training.accel import limit_threads
 
 MAX_PREDICTIONS = 100_000  # instances times classes
 THUMBNAIL_SIDE = 12  # images are reduced to at most this many blocks a side (inference/label_issues.py)
@@ -112,7 +109,8 @@ def check(dataset: BagDataset, seed: int = 0, *, max_bags: int = 500, max_instan
     downscaled = dataset.kind == "images" and max(dataset.bags.pool.shape[:2]) > THUMBNAIL_SIDE
     folds, learnability, n_label_issues = min(N_FOLDS, count_groups(bags)) if len(bags) else 0, None, None
     if folds > 1 and has_distinct_labels(bags):
-        with _single_thread():
+        # thousands of small products gain nothing from threads, and on a busy machine each product waits for all of them
+        with limit_threads(1):
             mix = transition_from_votes(bags).mix.double() if coverage.votes else None
             baseline = fit_linear_baseline(_features(dataset, bags), bags, folds, mix, seed)
             learnability = assess_learnability(baseline, bags, coverage.votes, coverage.labelled_classes, seed)
@@ -129,18 +127,6 @@ def check(dataset: BagDataset, seed: int = 0, *, max_bags: int = 500, max_instan
         word, reason, (low, high), sentences, coverage, learnability, more_bags, n_label_issues,
         examined=(len(bags), len(bags.index)), seconds=time.monotonic() - started,
     )  # fmt: skip
-
-
-@contextmanager
-def _single_thread() -> Iterator[None]:
-    """Thousands of small products gain nothing from threads, and on a busy machine each product waits for all of them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(1):
-            yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def subsample(bags: Bags, seed: int, max_bags: int, max_instances: int) -> tuple[Bags, int]:

@@ -56,6 +56,7 @@ class NetworkOptions:
     epochs: int | None = None
     options: dict[str, Any] | None = None
     pretrained: PretrainedBackbone | None = None  # a library's backbone that is trained further
+    training: dict[str, Any] | None = None  # fields of TrainConfig
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,7 @@ def build_methods(method: Any, bags: Bags, *, head: str | None = None, network: 
 def _check_network_options(method: Any, heads: list[str], chosen: NetworkOptions, images: bool) -> None:
     """Refuse options that no network would use. The head's options belong to the first network."""
     given = [name for name in ("backbone", "views", "epochs", "options") if getattr(chosen, name) not in (None, {})]
+    given += list(chosen.training or {})
     if given and not heads:
         raise HeadcountError(f"{', '.join(given)}: for networks, and method {method} is none; leave it out")
     if not images and chosen.views in VIEWS and chosen.views not in FEATURE_VIEWS:
@@ -243,7 +245,7 @@ def network_configs(head: str, bags: Bags, chosen: NetworkOptions) -> tuple[Mode
         weight_decay=0.05 if images else 0.5, decay="weights", schedule="cosine", warmup=0.05, selection="mean",
         views=chosen.views or ("digit" if images else "feature"),
     )  # fmt: skip
-    return model_config, train_config
+    return model_config, replace(train_config, **(chosen.training or {}))
 
 
 def _default_backbone(bags: Bags, chosen: NetworkOptions) -> tuple[str, dict[str, Any]]:

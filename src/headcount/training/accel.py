@@ -15,10 +15,11 @@ from functools import lru_cache
 from typing import Any, cast
 
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headcount.errors import HeadcountError, HeadcountWarning, check_choice
+from headcount.errors import HeadcountError, HeadcountWarning, check_choice, check_number
 from headcount.training import stem
 from headcount.training.distributed import local_rank
 
@@ -47,6 +48,23 @@ def resolve_device(name: str = "auto") -> torch.device:
 
 def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+
+
+@contextmanager
+def limit_threads(n_jobs: int | None) -> Iterator[None]:
+    """At most this many threads of PyTorch and of the numerical libraries; -1: as many as processors; None: nothing changes."""
+    if n_jobs is None:
+        yield
+        return
+    before, processors = torch.get_num_threads(), os.cpu_count() or 1
+    n_threads = check_number("n_jobs", n_jobs, -processors, 1 << 16, integer=True)
+    n_threads = max(1, n_threads if n_threads >= 0 else processors + 1 + n_threads)
+    torch.set_num_threads(n_threads)
+    try:
+        with threadpool_limits(n_threads):
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

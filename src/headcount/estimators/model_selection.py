@@ -1,18 +1,23 @@
-"""BagKFold: folds for scikit-learn that split no bag."""
+"""What scikit-learn's searches need: BagKFold, folds that split no bag, and BagScorer, scores of whole bags."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from sklearn import get_config
+from sklearn.base import BaseEstimator
+from sklearn.pipeline import Pipeline
 
 from headcount.bags.splits import assign_group_folds
-from headcount.errors import HeadcountError, HeadcountWarning
+from headcount.errors import HeadcountError, HeadcountWarning, check_choice
 from headcount.estimators.inputs import as_bag_list, bag_column, check_ids, pop_column
 from headcount.readers.columns import unify_unicode
+
+METRICS = ("accuracy", "log_loss", "criterion")
 
 
 class BagKFold:
@@ -94,3 +99,66 @@ class BagKFold:
     def __repr__(self) -> str:
         bags = repr(self.bags) if np.ndim(self.bags) == 0 else f"<{len(self.bags)} ids>"
         return f"BagKFold(n_splits={self.n_splits}, bags={bags}, random_state={self.random_state})"
+
+
+class BagScorer(BaseEstimator):
+    """Scores of whole bags, for ``scoring=`` of scikit-learn's searches and ``cross_validate``; higher is better.
+
+    scikit-learn's own scorers compare the predicted class of each instance with the label of its bag, which prefers models that
+    repeat the bag's label; :class:`MajorityClassifier` refuses them in a search.
+
+    Parameters
+    ----------
+    metric : {"accuracy", "log_loss", "criterion"}
+        The fraction of bags whose label is predicted correctly (as ``MajorityClassifier.score``); the mean log-probability of the
+        labels; or minus the criterion by which :func:`headcount.fit` chooses a method, which judges the predictions of instances
+        by the labels of their bags.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from headcount import MajorityClassifier
+    >>> from sklearn.model_selection import cross_val_score
+    >>> g = np.random.default_rng(0)
+    >>> bags = [g.normal(b % 2, 0.3, (5, 1)) for b in range(20)]
+    >>> model = MajorityClassifier("logistic")
+    >>> bool((cross_val_score(model, bags, [b % 2 for b in range(20)], scoring=BagScorer("log_loss"), cv=2) > -0.1).all())
+    True
+    """
+
+    __metadata_request__score = {"bags": None, "sample_weight": None}  # noqa: RUF012  (scikit-learn's metadata routing)
+
+    def __init__(self, metric: str = "accuracy") -> None:
+        self.metric = metric
+
+    def __call__(self, estimator: Any, X: Any, y: Any, bags: Any = None, sample_weight: Any = None) -> float:
+        """The score of a fitted MajorityClassifier, or of a Pipeline or search that ends in one."""
+        estimator = getattr(estimator, "best_estimator_", estimator)
+        if isinstance(estimator, Pipeline):
+            X = estimator[:-1].transform(X) if len(estimator) > 1 else X
+            estimator = estimator[-1]
+        if not hasattr(estimator, "score_bags"):
+            raise HeadcountError(f"BagScorer scores a MajorityClassifier, got {type(estimator).__name__}")
+        return estimator.score_bags(X, y, bags, sample_weight, metric=check_choice("metric", self.metric, METRICS))
+
+
+def refuse_instance_scorers() -> None:
+    """Called by ``predict``: one of scikit-learn's scorers would compare the answer with bag labels, and cannot tell us."""
+    frame, modules = sys._getframe(1), set[str]()
+    while frame is not None:
+        modules.add(str(frame.f_globals.get("__name__")))
+        frame = frame.f_back
+    if "sklearn.metrics._scorer" not in modules:
+        return
+    problem = "a scorer of scikit-learn compares predictions for single instances with y"
+    if any(name.startswith("sklearn.model_selection.") for name in modules):
+        raise HeadcountError(
+            f"{problem}, which here holds the labels of bags; leave scoring out (bag accuracy), or give "
+            "scoring=headcount.BagScorer('accuracy'), 'log_loss' or 'criterion'"
+        )
+    warnings.warn(
+        f"{problem}: right if y holds the classes of the instances, wrong if it holds the labels of their bags, for which "
+        "there is headcount.BagScorer",
+        HeadcountWarning,
+        stacklevel=4,
+    )

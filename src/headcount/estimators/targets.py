@@ -1,0 +1,118 @@
+"""The labels and weights that the estimator's methods take, by row or by bag of a list; and the names of its methods."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+from sklearn.utils import assert_all_finite
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d
+
+from headcount.errors import HeadcountError, HeadcountWarning, check_choice
+from headcount.estimators.inputs import BagIds, is_missing, to_numpy
+from headcount.models.heads import HEADS, find_head
+from headcount.readers.columns import unify_unicode
+from headcount.selection.methods import METHODS, reject_custom_head
+
+
+def bag_labels(y: Any, ids: BagIds, n: int, classes: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The classes, sorted, and (B,) the class number of each bag: from one label per row, or per bag of a list.
+
+    None and NaN mean unlabelled (-1), and so does -1, unless it is one of ``classes``; in ``fit``, where these are unknown, unless
+    it stands beside fewer than two class numbers, as in {-1, 1}. Rows of a bag may lack the label that others have.
+    """
+    y = column_or_1d(to_numpy(y), warn=True)
+    missing = np.array([is_missing(v) for v in y], bool) if y.dtype == object else y != y
+    if missing.all():
+        raise HeadcountError("no bag has a label; give at least two bags different labels")
+    assert_all_finite(y[~missing], input_name="y")
+    try:
+        check_classification_targets(y[~missing])
+        values, code = np.unique(unify_unicode(y[~missing]), return_inverse=True)
+    except TypeError as e:
+        raise HeadcountError(f"labels of several kinds ({e}); give all as text, or all as numbers") from None
+    full = np.full(len(y), -1)
+    full[~missing] = code
+    if values.dtype.kind in "iuf" and -1 in values and _is_unlabelled(values, classes):
+        if classes is None:
+            warnings.warn(
+                f"label -1 is taken for no label ({int((y == -1).sum())} of {len(y)}), as None and NaN are; if it is a class, "
+                "give the classes other numbers, or names",
+                HeadcountWarning,
+                stacklevel=3,
+            )
+        kept = np.flatnonzero(values != -1)
+        full = np.append(np.where(values == -1, -1, np.cumsum(values != -1) - 1), -1)[full]
+        values = values[kept]
+    if ids.from_list and len(y) == len(ids.sizes):
+        return values, full
+    if len(y) != n:
+        expected = f"{len(ids.sizes)} bags; give one per bag" if ids.from_list else f"{n} rows; give each row its bag's label"
+        raise HeadcountError(f"{len(y)} labels for {expected}")
+    full, bag = full[ids.order], np.repeat(np.arange(len(ids.sizes)), ids.sizes)
+    labels = np.full(len(ids.sizes), -1)
+    np.maximum.at(labels, bag, full)
+    if len(conflicts := np.flatnonzero((full >= 0) & (full != labels[bag]))):
+        row, names = conflicts[0], values.tolist()  # the repr of numpy's values is np.int64(0)
+        name, one, other = ids.names.tolist()[bag[row]], names[full[row]], names[labels[bag[row]]]
+        raise HeadcountError(f"bag {name!r} has two labels, {one!r} and {other!r}; a bag has one")
+    return values, labels
+
+
+def _is_unlabelled(values: np.ndarray, classes: np.ndarray | None) -> bool:
+    """Whether -1 among these numbers means no label."""
+    if classes is not None:
+        return -1 not in classes.tolist()
+    others = values[values != -1]
+    return len(others) >= 2 and bool(((others >= 0) & (others == others.round())).all())
+
+
+def check_weights(weight: Any, ids: BagIds, n: int) -> np.ndarray | None:
+    """(N,) float32 weights of the rows, from one number per row or one array per bag of a list."""
+    if (weight := to_numpy(weight)) is None:
+        return None
+    if ids.from_list and isinstance(weight, (list, tuple)) and len(weight) and np.ndim(weight[0]) == 1:
+        if len(weight) != len(ids.sizes):
+            raise HeadcountError(f"weight has {len(weight)} arrays for {len(ids.sizes)} bags; give one per bag")
+        for i, (w, rows) in enumerate(zip(weight, ids.sizes, strict=True)):
+            if len(w) != rows:
+                raise HeadcountError(f"weight has {len(w)} numbers for the {rows} rows of bag {i}; give one per row")
+        weight = np.concatenate(weight)
+    try:
+        weights = np.asarray(weight, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise HeadcountError("weight holds a value that is no number; give one number per row") from None
+    if weights.shape != (n,):
+        got = f"{len(weights)} numbers" if weights.ndim == 1 else f"shape {weights.shape}"
+        raise HeadcountError(f"weight has {got} for {n} rows; give one number per row")
+    invalid = np.flatnonzero(~((weights >= 0) & np.isfinite(weights)))
+    if len(invalid):
+        raise HeadcountError(f"row {invalid[0]} has weight {weights[invalid[0]]:g}; weights are finite and not negative")
+    return weights.astype(np.float32)
+
+
+def bag_weights(weight: Any, ids: BagIds, n: int) -> np.ndarray:
+    """(B,) weights of bags, from one number per row (their mean counts) or per bag of a list."""
+    if weight is None:
+        return np.ones(len(ids.sizes))
+    if ids.from_list and np.ndim(weight) == 1 and len(weight) == len(ids.sizes):
+        return np.asarray(weight, np.float64)
+    rows = np.asarray(check_weights(weight, ids, n))[ids.order]
+    return np.bincount(np.repeat(np.arange(len(ids.sizes)), ids.sizes), rows) / ids.sizes
+
+
+def check_method(name: str) -> None:
+    """Refuse a name that is not one method, and methods that need more than bag labels."""
+    if name == "auto" or "," in name:
+        raise HeadcountError(
+            f"MajorityClassifier fits one method, got {name!r}; give one of {', '.join(METHODS)}, or let headcount.fit "
+            "compare several"
+        )
+    reject_custom_head(name)
+    if check_choice("estimator", name, METHODS) in HEADS and find_head(name).uses_instance_labels:
+        raise HeadcountError(
+            f"{name!r} learns from known instance classes, which MajorityClassifier does not take; give the data to "
+            "headcount.read with ColumnRoles(known=...), and the dataset to headcount.fit"
+        )
