@@ -4,14 +4,17 @@ the one line that says what was wrong with it."""
 from __future__ import annotations
 
 import json
+import os
 import re
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.base import clone
 from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
@@ -19,8 +22,8 @@ from sklearn.tree import DecisionTreeClassifier
 from headcount import Bags, Pool
 from headcount.cli import main
 from headcount.errors import HeadcountError, HeadcountWarning
-from headcount.estimators.model_selection import BagKFold
 from headcount.estimators.majority_classifier import MajorityClassifier
+from headcount.estimators.model_selection import BagKFold
 from headcount.experiments.recipe import Recipe
 from headcount.models.fitted import FittedModel
 from headcount.readers.columns import ColumnRoles
@@ -196,6 +199,47 @@ def test_instances_need_no_bag_column():
 # -- parameters -----------------------------------------------------------------------------------------------------------
 
 
+def test_parameters_of_training_reach_it(capsys):
+    made = of("count", epochs=6, lr=0.01, weight_decay=0.0, batch_size=7, patience=2, verbose=1).fit(X, Y, bags=BAG)
+    epochs = capsys.readouterr().out.splitlines()
+    assert epochs[0].endswith("network: epoch 1 of 6")
+    assert len(made.history_["train_loss"]) == len(made.history_["valid_loss"]) == len(epochs)
+    assert made.best_epoch_ == 1 + made.history_["valid_loss"].argmin()
+    usual = of("count", epochs=6).fit(X, Y, bags=BAG)
+    assert capsys.readouterr().out == ""
+    for change in ({"lr": 0.01}, {"weight_decay": 0.0}, {"batch_size": 7}):
+        other = of("count", epochs=6, **change).fit(X, Y, bags=BAG)
+        assert not np.array_equal(other.history_["train_loss"], usual.history_["train_loss"]), change
+    early = of("count", epochs=60, lr=0.1, patience=1).fit(X, Y, bags=BAG)
+    assert len(early.history_["train_loss"]) == early.best_epoch_ + 1 < 60
+
+
+def test_single_options_are_parameters():
+    made = of("count", options={"t1": 0.5, "t2": 0.2}).set_params(options__t1=0.25)
+    assert made.options == {"t1": 0.25, "t2": 0.2}
+    assert made.get_params()["options__t2"] == 0.2
+    assert clone(made).options == made.options
+    search = GridSearchCV(of("count", epochs=1), {"options__t1": [0.1, 1.0]}, cv=BagKFold(2), refit=False)
+    assert search.fit(LISTED, WIN).cv_results_["param_options__t1"].tolist() == [0.1, 1.0]
+    with pytest.raises(HeadcountError, match="no option of head count 't9'"):
+        of("count").set_params(options__t9=3).fit(X, Y, bags=BAG)
+
+
+@pytest.mark.parametrize("n_jobs", [1, 2, -1])
+def test_n_jobs_are_the_threads_of_a_fit(n_jobs):
+    seen = []
+
+    class Watching(LogisticRegression):
+        def fit(self, X, y, sample_weight=None):
+            seen.append(torch.get_num_threads())
+            return super().fit(X, y, sample_weight)
+
+    before = torch.get_num_threads()
+    of(Watching(), n_jobs=n_jobs).fit(X, Y, bags=BAG).predict(X)
+    assert set(seen) == {os.cpu_count() if n_jobs == -1 else n_jobs}
+    assert torch.get_num_threads() == before
+
+
 @pytest.mark.parametrize(
     ("estimator", "arguments", "message"),
     [
@@ -205,6 +249,9 @@ def test_instances_need_no_bag_column():
         ("vote.py:Vote", {}, "loading a model never runs code"),
         ("supervised", {}, "'supervised' learns from known instance classes, .*headcount.fit"),
         ("tilt", {"epochs": 0}, "epochs is a whole number from 1"),
+        ("tilt", {"lr": -1.0}, "lr is a number from 0"),
+        ("forest", {"lr": 0.1, "patience": 3}, "lr, patience: for networks"),
+        (None, {"n_jobs": 1.5}, "n_jobs is a whole number"),
         (None, {"epochs": 3}, "epochs: for networks"),
         ("em_forest", {"options": {"t9": 3}}, "options: for networks, and method em_forest is none"),
         ("count", {"options": {"t9": 3}}, "no option of head count 't9'"),
@@ -262,11 +309,49 @@ def test_tensors_with_gradients_and_in_half_precision():
 
 
 @pytest.mark.parametrize("hole", [None, pd.NA, float("nan")])
-def test_the_error_names_a_bag_without_a_label(hole):
-    with pytest.raises(HeadcountError, match=r"bag 1 has no label .*headcount\.fit"):
-        of().fit(LISTED[:4], np.array(["a", hole, "b", "a"], dtype=object))
+def test_bags_may_lack_a_label(hole):
+    """Trained on bags without a label, and scored on the others only; a row may lack the label that its bag has."""
+    labels = np.array(["a", "b", "c"], object)[WIN]
+    labels[:5] = hole
+    made = of("tilt", epochs=3).fit(LISTED, labels)
+    assert made.classes_.tolist() == ["a", "b", "c"]
+    assert made.score(LISTED, labels) == made.score(LISTED[5:], labels[5:])
+    rows = labels[BAG]
+    rows[np.flatnonzero(BAG == 7)[0]] = hole
+    by_row = of("tilt", epochs=3).fit(X, rows, bags=BAG)
+    assert np.array_equal(by_row.predict_proba(X), np.concatenate(made.predict_proba(LISTED)))
+    rest = of("tilt", epochs=3).fit(LISTED[5:], labels[5:])
+    assert not np.allclose(rest.predict_proba(X), by_row.predict_proba(X))
     with pytest.raises(HeadcountError, match="labels of several kinds"):
         of().fit(LISTED[:4], np.array(["a", 1, "b", "a"], dtype=object))
+    with pytest.raises(HeadcountError, match="no bag has a label"):
+        of().fit(LISTED[:4], np.array([hole] * 4, dtype=object))
+
+
+def test_minus_one_beside_two_classes_is_no_label():
+    """It once became a class, in silence; {-1, 1} are two classes."""
+    labels = np.where(np.arange(40) < 5, -1, WIN)
+    with pytest.warns(HeadcountWarning, match=r"label -1 is taken for no label \(5 of 40\)"):
+        made = of().fit(LISTED, labels)
+    assert made.classes_.tolist() == [0, 1, 2]
+    assert made.score(LISTED, labels) == made.score(LISTED[5:], labels[5:])
+    floats = of().fit(LISTED, np.where(labels < 0, np.nan, labels))
+    assert np.array_equal(made.predict_proba(X), floats.predict_proba(X))
+    assert of().fit(LISTED, np.where(WIN == 1, 1, -1)).classes_.tolist() == [-1, 1]
+
+
+def test_arrays_in_arrays_out():
+    bags = np.random.default_rng(1).normal(size=(6, 4, 5))
+    made = of().fit(LISTED, WIN)
+    assert made.predict(bags).shape == (6, 4)
+    assert made.predict_proba(bags).shape == (6, 4, 3)
+    assert isinstance(made.predict(list(bags)), list)
+    images = np.random.default_rng(1).integers(0, 256, (24, 8, 8, 3), np.uint8)
+    ids = np.repeat(np.arange(8), 3)
+    by_id = MajorityClassifier("count", epochs=1).fit(images, ids % 2, bags=ids)
+    by_list = MajorityClassifier("count", epochs=1).fit(images.reshape(8, 3, 8, 8, 3), np.arange(8) % 2)
+    assert by_id.predict_proba(images).shape == (24, 2)
+    assert np.array_equal(by_id.predict_proba(images), by_list.predict_proba(images))
 
 
 def test_the_error_names_a_duplicate_column():

@@ -20,9 +20,9 @@ from sklearn.utils.estimator_checks import estimator_checks_generator, parametri
 import headcount
 from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError, HeadcountWarning
-from headcount.estimators.model_selection import BagKFold
 from headcount.estimators.inputs import as_bag_list, read_rows
 from headcount.estimators.majority_classifier import MajorityClassifier
+from headcount.estimators.model_selection import BagKFold
 from headcount.models.fitted import FittedModel
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from sklearn import get_config
 from sklearn.base import BaseEstimator
 from sklearn.pipeline import Pipeline
+from sklearn.utils.metadata_routing import UNUSED
 
 from headcount.bags.splits import assign_group_folds
 from headcount.errors import HeadcountError, HeadcountWarning, check_choice
@@ -126,12 +127,12 @@ class BagScorer(BaseEstimator):
     True
     """
 
-    __metadata_request__score = {"bags": None, "sample_weight": None}  # noqa: RUF012  (scikit-learn's metadata routing)
+    __metadata_request__score = {"estimator": UNUSED}  # noqa: RUF012  (what can be routed to the scorer: bags, sample_weight)
 
     def __init__(self, metric: str = "accuracy") -> None:
         self.metric = metric
 
-    def __call__(self, estimator: Any, X: Any, y: Any, bags: Any = None, sample_weight: Any = None) -> float:
+    def score(self, estimator: Any, X: Any, y: Any, bags: Any = None, sample_weight: Any = None) -> float:
         """The score of a fitted MajorityClassifier, or of a Pipeline or search that ends in one."""
         estimator = getattr(estimator, "best_estimator_", estimator)
         if isinstance(estimator, Pipeline):
@@ -140,6 +141,8 @@ class BagScorer(BaseEstimator):
         if not hasattr(estimator, "score_bags"):
             raise HeadcountError(f"BagScorer scores a MajorityClassifier, got {type(estimator).__name__}")
         return estimator.score_bags(X, y, bags, sample_weight, metric=check_choice("metric", self.metric, METRICS))
+
+    __call__ = score  # scikit-learn calls a scorer, and reads from the signature of score what can be routed to it
 
 
 def refuse_instance_scorers() -> None:
