@@ -99,8 +99,8 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The parameters; ``deep``: also those of the estimator, and the options as ``options__NAME``."""
-        params = super().get_params(deep)
-        return params | ({f"options__{k}": v for k, v in (self.options or {}).items()} if deep else {})
+        options = self.options if deep and isinstance(self.options, dict) else {}
+        return super().get_params(deep) | {f"options__{name}": value for name, value in options.items()}
 
     def set_params(self, **params: Any) -> MajorityClassifier:
         """Set parameters; ``options__NAME`` sets one option and leaves the others as they are."""

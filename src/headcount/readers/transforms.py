@@ -22,7 +22,7 @@ _MAX_VOCABULARY = 20_000
 _SAMPLE = 200_000  # texts that suffice to fit the vocabulary
 _CHUNK = 1 << 14
 _MAX_DEVIATIONS = 1e6  # an outlier stays finite in float32, and so do the squares taken of it
-_COLUMNS_AT_ONCE = 64
+_NUMBERS_AT_ONCE = 1 << 16
 _TICKS = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}  # in a second
 
 
@@ -94,19 +94,16 @@ class StandardScaler:
 
         A column whose deviation is not above ``min_deviation``, or not above the rounding error of its mean, is constant.
         """
-        mean, scale = np.zeros(x.shape[1]), np.ones(x.shape[1])
-        for start in range(0, x.shape[1], _COLUMNS_AT_ONCE):
-            part = slice(start, start + _COLUMNS_AT_ONCE)
-            columns = _columns(x[:, part])
-            largest = np.abs(columns).max(1)
-            largest[largest == 0] = 1.0
-            mean[part], scale[part] = _moments(lambda columns=columns: [columns], largest, min_deviation)
-        return cls(mean, scale)
+        largest = np.zeros(x.shape[1])
+        for block in _blocks(x):
+            np.maximum(largest, np.abs(x[block].astype(np.float64)).max(0), out=largest)
+        largest[largest == 0] = 1.0
+        return cls(*_moments(lambda: (x[block] for block in _blocks(x)), largest, min_deviation))
 
     @classmethod
     def fit_chunks(cls, chunks: Callable[[], Iterable[np.ndarray]], min_deviation: float = 0.0) -> StandardScaler:
         """The same for numbers that need not be in memory at once: ``chunks()`` yields (n, D) arrays, and is called twice."""
-        return cls(*_moments(lambda: map(_columns, chunks()), np.ones(1), min_deviation))
+        return cls(*_moments(chunks, np.ones(1), min_deviation))
 
     def deviations(self, x: np.ndarray) -> np.ndarray:
         """(n, D) float64: how many standard deviations each number lies from the mean; NaN stays NaN."""
@@ -115,26 +112,33 @@ class StandardScaler:
 
     def transform(self, x: np.ndarray, dtype: Any = np.float32) -> np.ndarray:
         """(n, D) standardised numbers, at most a million deviations from the mean; NaN becomes 0, the mean."""
-        z = np.nan_to_num(self.deviations(np.asarray(x, np.float64)), nan=0.0)
-        return np.clip(z, -_MAX_DEVIATIONS, _MAX_DEVIATIONS).astype(dtype)
+        x = np.asarray(x)
+        z = np.empty(x.shape, dtype)
+        for block in _blocks(x):
+            part = self.deviations(x[block].astype(np.float64))
+            part[np.isnan(part)] = 0.0
+            z[block] = np.clip(part, -_MAX_DEVIATIONS, _MAX_DEVIATIONS, out=part)
+        return z
 
 
-def _columns(x: np.ndarray) -> np.ndarray:
-    """(n, D) -> (D, n) float64, so that every sum runs over contiguous numbers."""
-    return np.ascontiguousarray(x.T, np.float64)
+def _blocks(x: np.ndarray) -> Iterator[slice]:
+    """Rows that stay in the processor's cache together, so that no float64 copy is made of the whole."""
+    rows = max(1, _NUMBERS_AT_ONCE // max(1, x.shape[1]))
+    return (slice(start, start + rows) for start in range(0, len(x), rows))
 
 
 def _moments(
     chunks: Callable[[], Iterable[np.ndarray]], largest: np.ndarray, min_deviation: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and scale of (D, n) chunks, divided by ``largest`` meanwhile so that squares of very large numbers stay finite."""
+    """Mean and scale of (n, D) chunks, divided by ``largest`` meanwhile so that squares of very large numbers stay finite."""
     total, squares, count = np.zeros(1), np.zeros(1), 0
     for chunk in chunks():
-        total = total + (chunk / largest[:, None]).sum(1)
-        count += chunk.shape[1]
+        total = total + (chunk.astype(np.float64) / largest).sum(0)
+        count += len(chunk)
     mean = total / count
     for chunk in chunks():
-        squares = squares + np.square(chunk / largest[:, None] - mean[:, None]).sum(1)
+        deviation = chunk.astype(np.float64) / largest - mean
+        squares = squares + np.einsum("nd,nd->d", deviation, deviation)
     mean, deviation = mean * largest, np.sqrt(squares / count) * largest
     varies = np.isfinite(deviation) & (deviation > np.maximum(1e-12 * np.abs(mean), max(min_deviation, 1e-300)))
     return mean, np.where(varies, deviation, 1.0)
