@@ -166,7 +166,9 @@ MUTATIONS = [
     ),
     # estimators
     Mutation("estimators/model_selection.py", "test = fold[bag] == k", "test = fold[bag] != k", "test_majority_classifier.py"),
-    Mutation("estimators/model_selection.py", "np.arange(len(first))", "np.zeros(len(first), int)", "test_majority_classifier.py"),
+    Mutation(
+        "estimators/model_selection.py", "np.arange(len(first))", "np.zeros(len(first), int)", "test_majority_classifier.py"
+    ),
     # command line
     Mutation(
         "cli/main.py", "return code\n\n\ndef _show_help", "return 0\n\n\ndef _show_help", "test_cli_errors.py test_wrong_input"
