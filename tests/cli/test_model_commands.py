@@ -375,7 +375,7 @@ def test_votes_add_up_to_the_mean(alike, tmp_path):
     assert view.vote_sum == pytest.approx(mean, abs=1e-5)
     assert {s.name: s.share for s in view.shares}[view.predicted] == pytest.approx(float(said.shares[2, won]))
     assert (abs(mean - float(said.shares[2, won])) < 1e-5) == (alike is None)
-    text = model_pages.render_explanation(reading, said, [2], "t", "m")
+    text = model_pages.render_explanation(model, reading, said, [2], "t", "m")
     assert f"of its votes, which add up to {100 * mean:.1f} %" in text
     assert "the votes for a class add up to that mean" in text
     assert view.vote_fraction == pytest.approx(listed.sum() / p[:, won].sum())
@@ -389,7 +389,8 @@ def test_the_strongest_votes_for_a_class_are_of_instances_that_predict_it(tmp_pa
     from headcount.reporting import model_pages
 
     dataset = read(make.write_csv(tmp_path / "a.csv", people(bags=4, size=6)))
-    found = predict_dataset(fitted(dataset), dataset)
+    model = fitted(dataset)
+    found = predict_dataset(model, dataset)
     p, bag_p = found.instance_probabilities.copy(), found.bag_probabilities.copy()
     p[:6], bag_p[0] = [0.999, 0.001], [0.9, 0.1]  # nobody is for the second class
     p[6:12], bag_p[1] = [0.6, 0.4], [0.4, 0.6]  # a head may predict a label that no instance predicts
@@ -406,7 +407,7 @@ def test_the_strongest_votes_for_a_class_are_of_instances_that_predict_it(tmp_pa
     for view in (united, none, mixed):
         assert {v.predicted for v in view.votes_for} <= {view.predicted}
         assert {v.predicted for v in view.votes_against} <= {view.runner_up}
-    page = model_pages.render_explanation(dataset, found, [0, 1], "t", "m")
+    page = model_pages.render_explanation(model, dataset, found, [0, 1], "t", "m")
     assert f"No instance predicts {none.predicted}; the votes for it" in page
     assert "vote 0.0 %" not in page
 

@@ -89,7 +89,7 @@ def test_every_command_predicts_the_same(run_cli, tmp_path, monkeypatch):
     monkeypatch.setattr(
         model_pages,
         "render_explanation",
-        lambda dataset, predictions, *rest: explained.append(predictions) or render(dataset, predictions, *rest),
+        lambda model, dataset, predictions, *rest: explained.append(predictions) or render(model, dataset, predictions, *rest),
     )
     code, _, err = run_cli("explain", model, data, "--out", "e.html")
     assert (code, err.count("trained on")) == (0, 1)

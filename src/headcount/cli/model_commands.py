@@ -169,7 +169,8 @@ def explain(
 ) -> None:
     """Write an HTML page that explains predictions.
 
-    It shows which instances determined a bag's prediction, and typical and doubtful instances of each class.
+    It shows which instances determined a bag's prediction, typical and doubtful instances of each class, and for tables which
+    columns matter.
     """
     from headcount.io import atomic_write
     from headcount.reporting.console import print_message
@@ -184,7 +185,7 @@ def explain(
     shown = find_bags(dataset, bag or ())
     predictions = predict_all(fitted, dataset)
     title = f"Explanation: {Path(data).name}"
-    text = render_explanation(dataset, predictions, shown, title, f"the {fitted.kind} in {model.name}")
+    text = render_explanation(fitted, dataset, predictions, shown, title, f"the {fitted.kind} in {model.name}")
     atomic_write(out, lambda f: f.write(text.encode("utf-8", "backslashreplace")))
     print_message(f"wrote {out}")
 

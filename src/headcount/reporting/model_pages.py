@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headcount.errors import HeadcountError
+from headcount.inference.attribution import attribute_columns
 from headcount.inference.predict import Predictions
 from headcount.majority import metrics
 from headcount.models.fitted import FittedModel
@@ -20,6 +21,7 @@ from headcount.reporting.render import InstanceView, render_template, view_insta
 from headcount.reporting.render import score_with_interval as score
 
 MAX_CLASSES = 30  # in figures and tables of a fit
+_COLUMNS, _COLUMN_CLASSES = 40, 8  # in the table of columns
 _BAGS, _CLASSES, _INSTANCES, _SHARES = 6, 40, 12, 8  # in an explanation: bags if none is named, and per bag or class
 
 
@@ -126,6 +128,7 @@ def model_card(model: FittedModel) -> str:
 
 
 class ExplainedInstance(NamedTuple):
+    number: int
     view: InstanceView
     predicted: str
     confidence: float
@@ -179,7 +182,9 @@ def bags_to_inspect(dataset: BagDataset, predictions: Predictions) -> list[int]:
     return np.lexsort((predictions.bag_probabilities.max(1), ~wrong))[:_BAGS].tolist()
 
 
-def render_explanation(dataset: BagDataset, predictions: Predictions, bags: Sequence[int], title: str, model: str) -> str:
+def render_explanation(
+    model: FittedModel, dataset: BagDataset, predictions: Predictions, bags: Sequence[int], title: str, name: str
+) -> str:
     """A page on why these bags (or a few) are predicted as they are, and on how the classes look to the model.
 
     The vote of an instance for a class is its contribution to the bag's mean probability of the class. The share of a class is
@@ -189,12 +194,21 @@ def render_explanation(dataset: BagDataset, predictions: Predictions, bags: Sequ
     predicted = predictions.instance_prediction
     count = np.bincount(predicted, minlength=len(predictions.classes))
     shown = sorted(np.argsort(-count, kind="stable")[:_CLASSES].tolist())
+    explained = [explain_bag(dataset, predictions, b) for b in bags or bags_to_inspect(dataset, predictions)]
+    by_class = [explain_class(dataset, predictions, k, np.flatnonzero(predicted == k)) for k in shown]
+    instances = {i.number for b in explained for i in (*b.votes_for, *b.votes_against)}
+    instances |= {i.number for c in by_class for i in (*c.typical, *c.ambiguous)}
+    attribution = attribute_columns(model, dataset, predictions, np.array(sorted(instances)))
     return render_template(
         "explain.html",
         title=title,
-        model=model,
-        bags=[explain_bag(dataset, predictions, b) for b in bags or bags_to_inspect(dataset, predictions)],
-        classes=[explain_class(dataset, predictions, k, np.flatnonzero(predicted == k)) for k in shown],
+        model=name,
+        bags=explained,
+        classes=by_class,
+        attribution=attribution,
+        importance=zip(attribution.columns, attribution.importance[:_COLUMNS].tolist(), strict=False) if attribution else (),
+        columns=[c.name for c in by_class[:_COLUMN_CLASSES]],
+        column_classes=shown[:_COLUMN_CLASSES],
         hidden=len(predictions.classes) - len(shown),
         counts={"bags": len(label), "instances": len(dataset.rows), "labelled": int((label >= 0).sum())},
         selected=bool(bags),
@@ -247,6 +261,6 @@ def _instances(
     votes = np.zeros(len(rows)) if votes is None else votes
     columns = (rows.tolist(), p.argmax(1).tolist(), p.max(1).tolist(), votes.tolist())
     return tuple(
-        ExplainedInstance(view_instance(dataset, i), predictions.classes[k], confidence, vote)
+        ExplainedInstance(i, view_instance(dataset, i), predictions.classes[k], confidence, vote)
         for i, k, confidence, vote in zip(*columns, strict=True)
     )

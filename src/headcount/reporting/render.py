@@ -195,7 +195,12 @@ def render_template(template: str, **values: Any) -> str:
     script = read_resource("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     shared = {"css": Markup(read_resource("report.css")), "script": Markup(script), "script_hash": f"sha256-{digest}"}
-    environment.filters |= {"percent": percent, "score": score_with_interval, "markdown": markdown_escape}
+    environment.filters |= {
+        "percent": percent,
+        "points": percentage_points,
+        "score": score_with_interval,
+        "markdown": markdown_escape,
+    }
     return environment.get_template(template).render(**shared, **values)
 
 
@@ -205,6 +210,14 @@ def read_resource(name: str) -> str:
 
 def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+def percentage_points(difference: float) -> str:
+    """
+    >>> percentage_points(0.1234), percentage_points(-0.3), percentage_points(-0.0001), percentage_points(float("nan"))
+    ('+12.3', '−30.0', '+0.0', '–')
+    """
+    return "–" if difference != difference else f"{round(100 * difference, 1) + 0.0:+.1f}".replace("-", "−")
 
 
 def score_with_interval(value: float | None, low: float | None = None, high: float | None = None) -> str:
@@ -248,14 +261,24 @@ def view_instance(dataset: BagDataset, i: int, side: int = 72, max_text: int = _
     elif dataset.schema.fields:
         texts = [f.name for f in dataset.schema.fields if f.kind == "text"]
         text = "\n".join(v for _, v in _row_values(dataset.content.select(texts), address, max_text))
-        values = _row_values(dataset.content.drop_columns(texts), address)
+        values = _row_values(dataset.content.drop_columns(texts), address, digits=False)
     return InstanceView(ids, picture, pixelated, text, values)
 
 
-def _row_values(table: pa.Table, row: int, max_length: int = _MAX_VALUE) -> tuple[tuple[str, str], ...]:
-    names = table.column_names[:_MAX_COLUMNS]
-    values = ((name, clean_name(table.column(name)[row].as_py())) for name in names)
+def _row_values(table: pa.Table, row: int, max_length: int = _MAX_VALUE, digits: bool = True) -> tuple[tuple[str, str], ...]:
+    """``digits``: all of them, as in the user's own columns; else as many as a reader wants."""
+    raw = ((name, table.column(name)[row].as_py()) for name in table.column_names[:_MAX_COLUMNS])
+    values = ((name, clean_name(value if digits else _round(value))) for name, value in raw)
     return tuple((name, truncate(value, max_length)) for name, value in values if value is not None)
+
+
+def _round(value: Any) -> Any:
+    """Seven significant digits, and all before the point.
+
+    >>> _round(0.30000000000000004), _round(123456789.25), _round("0.30000000000000004")
+    (0.3, 123456789.0, '0.30000000000000004')
+    """
+    return float(f"{value:.7g}" if abs(value) < 1e7 else f"{value:.0f}") if isinstance(value, float) else value
 
 
 def picture_uri(pixels: np.ndarray, side: int, colours: int = 0) -> str:
