@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_rel
 
 from headcount import Protocol, Recipe, load_source, majority_bags
+from headcount.cli import printing
 from headcount.errors import HeadcountError
 from headcount.experiments import recipe as recipes
-from headcount.experiments import records
+from headcount.experiments import records, scores
 from headcount.majority import metrics
+from paper_factory import pretend
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -114,3 +120,90 @@ def test_other_options_change_a_preset(run_cli, tmp_path):
     with pytest.raises(HeadcountError, match="no preset"):
         Recipe.preset("")
     assert json.loads((ROOT / "src" / "headcount" / "experiments" / "presets.json").read_text()).keys() >= {"paper", "digits"}
+
+
+# -- the summary of a study -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory) -> tuple[Path, list]:
+    """Three methods with invented accuracies on five folds: the second close to the first, the third far below."""
+    out = tmp_path_factory.mktemp("compared")
+    gaps = {
+        "count": (0, 0, 0, 0, 0),
+        "output_mean": (0.01, -0.02, 0.02, 0.01, -0.01),
+        "feature_mean": (0.2, 0.19, 0.22, 0.2, 0.21),
+    }
+    made = [
+        pretend(
+            Recipe(source="digits", head=head, fold=fold), out,
+            scores={"instance_accuracy": 0.8 + 0.01 * fold - gap, "bag_accuracy": 0.9, "consistency_rate": None},
+        )
+        for head, of_folds in gaps.items() for fold, gap in enumerate(of_folds)
+    ]  # fmt: skip
+    return out, made
+
+
+def expected_p(a: list[float], b: list[float], times: int) -> float:
+    return min(1.0, times * ttest_rel(a, b).pvalue)
+
+
+def test_a_study_ends_with_tests_against_its_best(compared, capsys):
+    _, made = compared
+    printing.print_results(scores.rows(made))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    values = {
+        h: [r.scores["instance_accuracy"] for r in made if r.recipe.head == h] for h in ("count", "output_mean", "feature_mean")
+    }
+    (near,), (far,) = (
+        [line for line in lines if line[0] == name and "–" not in line] for name in ("Output+Mean", "Feature+Mean")
+    )
+    p = expected_p(values["count"], values["output_mean"], 1)
+    error = np.std(np.subtract(values["count"], values["output_mean"]), ddof=1) / np.sqrt(5)
+    assert near == ["Output+Mean", "5", "-0.002", "±", f"{error:.3f}", f"{p:.3f}"]
+    assert far[-2:] == ["<", "0.001"]
+    assert expected_p(values["count"], values["feature_mean"], 2) < 0.0005
+
+
+def test_a_study_as_csv_and_latex(compared, run_cli):
+    out, made = compared
+    code, text, err = run_cli(f"report {out} --csv")
+    assert (code, err) == (0, "")
+    rows = {row["method"]: row for row in csv.DictReader(io.StringIO(text))}
+    assert set(rows) == {"Counting Network", "Output+Mean", "Feature+Mean"}
+    values = np.array([r.scores["instance_accuracy"] for r in made if r.recipe.head == "feature_mean"])
+    far = rows["Feature+Mean"]
+    assert float(far["instance_accuracy"]) == pytest.approx(values.mean(), abs=1e-5)
+    assert float(far["instance_accuracy_std"]) == pytest.approx(values.std(), abs=1e-5)
+    assert float(far["instance_accuracy_se"]) == pytest.approx(values.std(ddof=1) / np.sqrt(5), abs=1e-5)
+    assert float(far["difference"]) == pytest.approx(-0.204, abs=1e-4)
+    assert 0 < float(far["p_holm"]) < 1e-4
+    assert (far["consistency_rate"], far["runs"], far["runs_compared"]) == ("", "5", "5")
+    assert rows["Counting Network"]["p_holm"] == rows["Counting Network"]["difference"] == ""
+    code, text, err = run_cli(f"report {out} --latex")
+    assert (code, err) == (0, "")
+    lines = text.splitlines()
+    assert lines[0] == r"\begin{tabular}{lllcccccc}"
+    (line,) = [line for line in lines if "Feature+Mean" in line]
+    assert line.startswith(rf"digits & various & Feature+Mean & 5 & ${values.mean():.3f} \pm {values.std():.3f}$ & $0.900")
+    assert line.endswith(r"$-0.204 \pm 0.005$ & $< 0.001$ \\")
+    assert not (out / "report.html").exists()
+    code, _, err = run_cli(f"report {out} --latex --csv")
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def test_the_twin_is_never_the_best_and_holm_counts_the_tests():
+    assert scores.holm([0.02, math.nan, 0.5, 0.01]) == pytest.approx([0.04, math.nan, 0.5, 0.03], nan_ok=True)
+    made = [
+        pretend(
+            Recipe(source="digits", head=head, fold=fold), scores={"instance_accuracy": value + 0.01 * fold * (value - 0.5)}
+        )
+        for head, value in (("supervised", 0.9), ("count", 0.8), ("attention", 0.6))
+        for fold in range(3)
+    ]
+    rows = scores.rows(made)
+    twin, best, other = scores.compare_with_best(rows)
+    assert best is None
+    assert twin.difference > 0 > other.difference
+    assert twin.n == other.n == 3
+    assert scores.compare_with_best(rows[:1]) == [None]

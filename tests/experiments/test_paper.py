@@ -26,9 +26,9 @@ from headcount.experiments.paper import (
     SCENARIOS,
     TABLES,
     averages,
-    missing_recipes,
     printed_values,
     records_by_recipe,
+    required_recipes,
     seconds_per_run,
     table_cells,
 )
@@ -98,7 +98,7 @@ def test_runs_without_a_record_are_missing():
     assert math.isnan(deviation)
     assert count == 0
     assert cell.missing({}) == list(cell.recipes)
-    assert len(missing_recipes(ITEMS, FULL, {})) == 1380
+    assert len({r for item in ITEMS for r in required_recipes(item, FULL)}) == 1380
 
 
 def test_a_metric_that_is_undefined_is_not_missing():
@@ -127,7 +127,7 @@ def test_csv_and_latex():
     mean, deviation, _ = wanted[0].value(made)
     assert rows[0] == {
         "scenario": "Various", "method": "Output+Mean", "dataset": "CIFAR10", "printed_mean": "0.371", "printed_std": "0.024",
-        "mean": f"{mean:.4f}", "std": f"{deviation:.4f}", "runs": "2", "runs_wanted": "2",
+        "mean": f"{mean:.4f}", "std": f"{deviation:.4f}", "runs": "2", "runs_wanted": "2", "source": "cifar10",
     }  # fmt: skip
     assert (rows[1]["mean"], rows[1]["runs"]) == ("", "0")
     lines = printing.as_latex(wanted, made).splitlines()
@@ -139,6 +139,23 @@ def test_csv_and_latex():
     assert printing.as_latex(wanted, made).splitlines()[4] == rf"Various & Output+Mean & ${mean:.3f}$ (1/2) & -- & -- & -- \\"
     row = next(csv.DictReader(io.StringIO(printing.as_csv(wanted, made))))
     assert (row["mean"], row["std"], row["runs"]) == (f"{mean:.4f}", "", "1")
+
+
+def test_smoke_numbers_are_marked():
+    """Wherever a table goes, its head, its note and a column say that the numbers are not of CIFAR-10."""
+    cells = table_cells("table4", SMOKE)
+    made = {r: pretend(r) for r in cells[0].recipes}
+    lines = printing.as_latex(cells, made).splitlines()
+    assert lines[2] == (
+        r"Scenario & Method & digits for CIFAR10 & standin10 for SVHN & standin9 for PATH & standin4 for OCT \\"
+    )
+    assert "not results on the paper's data sets" in lines[-3]
+    assert lines[-3].startswith(r"\multicolumn{6}{l}")
+    rows = list(csv.DictReader(io.StringIO(printing.as_csv(cells, made))))
+    assert {(r["dataset"], r["source"]) for r in rows} >= {("CIFAR10", "digits"), ("SVHN", "standin10")}
+    pooled = printing.as_latex(table_cells("table5", SMOKE), {})
+    assert "digits/standin10/standin9/standin4 for all" in pooled
+    assert "stand-in" not in printing.as_latex(table_cells("table5", FULL), {})
 
 
 @pytest.fixture
@@ -168,6 +185,33 @@ def test_the_command_lists_and_shows(typed):
     code, out, _ = typed("table2", "--latex")
     assert code == 0
     assert out.count("--") == 144
+
+
+def test_one_row_or_cell_of_a_table(typed, tmp_path):
+    """It is shown, exported, listed and run alone."""
+    cell = ("table4", "--scale", "smoke", "--row", "Counting Network", "--dataset", "SVHN", "--scenario", "Small")
+    code, out, _ = typed(*cell, "--missing")
+    assert code == 0
+    assert out.splitlines()[-1].startswith("2 runs missing")
+    code, _, err = typed(*cell, "--run", "--device", "cpu")
+    assert (code, err) == (0, "")
+    assert {r.recipe.source for r in files.load_records(tmp_path / "paper-smoke")} == {"standin10"}
+    code, out, _ = typed(*cell, "--csv")
+    (row,) = csv.DictReader(io.StringIO(out))
+    assert (row["method"], row["dataset"], row["scenario"], row["runs"]) == ("Counting Network", "SVHN", "Small", "2")
+    code, out, _ = typed("table4", "--scale", "smoke", "--row", "Output+Mean")
+    assert code == 0
+    assert (out.count("missing"), out.count("Counting Network")) == (12, 0)
+    assert "digits for CIFAR10" in out
+    for words, says in [
+        (("table4", "--row", "Count"), "no method in table4 'Count'; there are Output+Mean"),
+        (("table4", "--dataset", "svhn"), "no dataset in table4 'svhn'; there are CIFAR10, SVHN"),
+        (("--row", "MILLET"), "choose cells of one table"),
+        (("table2", "--row", "MILLET", "--page", "page.html"), "choose cells of one table"),
+    ]:
+        code, _, err = typed(*words)
+        assert (code, err.count("\n")) == (2, 1)
+        assert says in err
 
 
 # -- paired tests ----------------------------------------------------------------------------------------------

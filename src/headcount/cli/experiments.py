@@ -113,6 +113,9 @@ def paper(
     csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX.")] = False,
     page: Annotated[Path | None, typer.Option(help="Write all tables and figures as one HTML page.")] = None,
+    row: Annotated[str | None, typer.Option(help="Only this method of a table, as the table names it.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Only this data set of a table: CIFAR10, SVHN, PATH or OCT.")] = None,
+    scenario: Annotated[str | None, typer.Option(help="Only this scenario of a table: Various, Small or Large.")] = None,
     precision: Annotated[
         str | None, typer.Option(help="Precision of the runs that are shown, listed or run; full: bf16, smoke: tf32.")
     ] = None,
@@ -120,12 +123,16 @@ def paper(
     compile: Compile = "auto",
     processes: Processes = 1,
 ) -> None:
-    """Show the paper's tables and figures beside ours; list or run what is missing."""
+    """Show the paper's tables and figures beside ours; list or run what is missing.
+
+    One row or cell: paper table4 --row "Counting Network" --dataset SVHN --run.
+    """
     from dataclasses import replace
 
     from headcount.cli import printing
     from headcount.cli.running import available_recipes, make_launcher, run_study
-    from headcount.experiments.paper import ITEMS, SCALES, TABLES, records_by_recipe, required_recipes, table_cells
+    from headcount.experiments.paper import ITEMS, SCALES, TABLES, choose_cells, records_by_recipe, required_recipes
+    from headcount.experiments.study import with_needs
     from headcount.training.accel import COMPILE
 
     if csv and latex:
@@ -138,8 +145,12 @@ def paper(
         raise HeadcountError(f"only tables can be written as {style}: {', '.join(TABLES)}")
     if style and missing:
         raise HeadcountError(f"--missing lists runs, --{style} writes a table; give one of the two")
+    if (row or dataset or scenario) and (item not in TABLES or page):
+        raise HeadcountError("--row, --dataset and --scenario choose cells of one table: give table2 to table6, and no --page")
+    cells = choose_cells(item, size, method=row, dataset=dataset, scenario=scenario) if item in TABLES else []
+    recipes = with_needs(r for c in cells for r in c.recipes) or [r for name in items for r in required_recipes(name, size)]
     if run:
-        recipes = available_recipes([r for name in items for r in required_recipes(name, size)])
+        recipes = available_recipes(recipes)
         check_choice("compile", compile, COMPILE)
         run_study(recipes, out, make_launcher("processes", processes, None, 0, device), device, compile, table=False)
     records = records_by_recipe(out)
@@ -148,11 +159,11 @@ def paper(
 
         printing.print_line(f"page {write_paper(size, records, page)}")
     if missing:
-        printing.list_missing(items, size, records)
-    elif style and item:
-        print((printing.as_csv if csv else printing.as_latex)(table_cells(item, size), records), end="")
+        printing.list_missing(recipes, size, records)
+    elif style:
+        print((printing.as_csv if csv else printing.as_latex)(cells, records), end="")
     elif item in TABLES:
-        printing.print_table(item, size, records)
+        printing.print_table(item, cells, size, records)
     elif not (run or page):
         printing.list_items(items, size, records)
 
@@ -162,10 +173,13 @@ def report(
     folder: Annotated[Path, typer.Argument(help="The --out of a study.")],
     out: Annotated[Path | None, typer.Option(help="The page to write; default FOLDER/report.html.")] = None,
     title: Annotated[str | None, typer.Option(help="Its title; default: the folder's name.")] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Print the results as CSV instead.")] = False,
+    latex: Annotated[bool, typer.Option("--latex", help="Print the results as LaTeX instead.")] = False,
 ) -> None:
-    """Write the records of a study as one HTML page."""
-    from headcount.cli.printing import print_line
+    """Write the records of a study as one HTML page, or print its table as CSV or LaTeX."""
+    from headcount.cli.printing import print_line, study_csv, study_latex
     from headcount.experiments.records import load_records
+    from headcount.experiments.scores import rows
     from headcount.models.serialization import JSON_FILE
     from headcount.reporting.report import write_report
 
@@ -174,6 +188,11 @@ def report(
     records = load_records(folder)
     if not records:
         raise HeadcountError(f"no records in {folder}; give the --out of a study")
+    if csv or latex:
+        if (csv and latex) or out or title:
+            raise HeadcountError("--csv and --latex print one table; give one of the two, and neither --out nor --title")
+        print((study_csv if csv else study_latex)(rows(records)), end="")
+        return
     path = write_report(records, out or folder / "report.html", title=title or f"headcount: {folder.resolve().name}")
     print_line(f"{len(records)} records -> {path}")
 

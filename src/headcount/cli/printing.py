@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
+import math
+import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -14,7 +18,7 @@ from rich.table import Table
 
 from headcount.bags import Bags
 from headcount.experiments import paper, scores
-from headcount.experiments.paper import FIGURES, TABLES, Cell, Scale, table_cells
+from headcount.experiments.paper import FIGURES, TABLES, Cell, Scale
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.majority import metrics
@@ -43,19 +47,106 @@ def _table(*names: str, left: int = 1, no_wrap: bool = True, title: str | None =
 
 
 def print_results(rows: Iterable[scores.Row]) -> None:
-    """The results, one table for each source and scenario."""
-    rows = sorted(rows, key=lambda row: (row.source, row.scenario))
-    names, remarks = display_names(rows)
-    named = zip(names, rows, strict=True)
-    for (source, scenario), group in groupby(named, key=lambda pair: (pair[1].source, pair[1].scenario)):
-        table = _table(f"{source}, {scenario}", "runs", "instance accuracy", "bag accuracy", "consistency")
-        for name, row in group:
-            scores = (row.score(m) for m in ("instance_accuracy", "bag_accuracy", "consistency_rate"))
-            cells = [f"{mean:.3f} ± {deviation:.3f}" if count else "–" for mean, deviation, count in scores]
+    """The results, one table for each source and scenario, and how far the others are from the best of each."""
+    groups, remarks = _study_lines(rows)
+    for lines in groups:
+        table = _table(
+            f"{lines[0].row.source}, {lines[0].row.scenario}", "runs", "instance accuracy", "bag accuracy", "consistency"
+        )
+        for name, row, _ in lines:
+            values = [row.score(m) for m in METRICS]
+            cells = [f"{mean:.3f} ± {deviation:.3f}" if count else "–" for mean, deviation, count in values]
             table.add_row(name, str(len(row.records)), *cells)
         console.print(table)
+        if tested := [(name, test) for name, _, test in lines if test and test.n > 1]:
+            best = next(name for name, _, test in lines if not test)
+            table = _table(f"instance accuracy against {best}", "runs", "difference ± SE", "p (Holm)")
+            for name, test in tested:
+                difference = f"{test.difference:+.3f} ± {test.error:.3f}" if test.error >= 0 else f"{test.difference:+.3f}"
+                table.add_row(name, str(test.n), difference, _format_p(test.p) or "–")
+            console.print(table)
     for name, remark in remarks.items():
         print_line(f"{name}, {remark}")
+
+
+METRICS = ("instance_accuracy", "bag_accuracy", "consistency_rate")
+
+
+class StudyLine(NamedTuple):
+    """A method of a study: its name, its runs, and its test against the best (None for the best)."""
+
+    name: str
+    row: scores.Row
+    test: scores.PairedTest | None
+
+
+def _study_lines(rows: Iterable[scores.Row]) -> tuple[list[list[StudyLine]], dict[str, str]]:
+    """The methods for each source and scenario; and remarks on their names."""
+    rows = sorted(rows, key=lambda row: (row.source, row.scenario))
+    names, remarks = display_names(rows)
+    groups = groupby(zip(names, rows, strict=True), key=lambda pair: (pair[1].source, pair[1].scenario))
+    tables = []
+    for _, group in groups:
+        names, members = zip(*group, strict=True)
+        tables.append([StudyLine(*line) for line in zip(names, members, scores.compare_with_best(members), strict=True)])
+    return tables, remarks
+
+
+def _format_p(p: float) -> str:
+    return "" if math.isnan(p) else f"{p:.3f}" if p >= 0.0005 else "< 0.001"
+
+
+def study_csv(rows: Iterable[scores.Row]) -> str:
+    """One line per method, source and scenario: means, standard deviations and errors, and the difference from the best."""
+    spread = [f"{metric}{suffix}" for metric in METRICS for suffix in ("", "_std", "_se")]
+    header = ["source", "scenario", "method", "runs", *spread, "difference", "difference_se", "p_holm", "runs_compared"]
+    lines = []
+    for name, row, test in itertools.chain(*_study_lines(rows)[0]):
+        values: list[float] = []
+        for metric in METRICS:
+            mean, deviation, count = row.score(metric)
+            values += (mean, deviation, deviation / math.sqrt(count - 1)) if count > 1 else (mean, math.nan, math.nan)
+        values += (test.difference, test.error, test.p) if test else (math.nan,) * 3
+        numbers = ["" if math.isnan(v) else f"{v:.5g}" for v in values]
+        lines.append([row.source, row.scenario, name, len(row.records), *numbers, test.n if test else ""])
+    return _csv(header, lines)
+
+
+def study_latex(rows: Iterable[scores.Row]) -> str:
+    """A tabular with a row per method, source and scenario; the difference from the best with its standard error and p."""
+    header = ["Source", "Scenario", "Method", "Runs", "Instance accuracy", "Bag accuracy", "Consistency", "Difference", "$p$"]
+    lines, (groups, remarks) = [], _study_lines(rows)
+    for name, row, test in itertools.chain(*groups):
+        cells = [_latex_value(*row.score(metric)) for metric in METRICS]
+        cells += [_latex_value(test.difference, test.error, test.n), f"${_format_p(test.p) or '-'}$"] if test else ["best", ""]
+        lines.append([_escape(row.source), row.scenario, _escape(name), str(len(row.records)), *cells])
+    notes = [_escape(f"{name}, {remark}") for name, remark in remarks.items()]
+    test = "Means and standard deviations. Differences of the instance accuracy from the best, with standard errors; "
+    test += "$p$: paired $t$-test over the runs, Holm-corrected."
+    return _latex(header, lines, 3, [*notes, test])
+
+
+def _latex_value(mean: float, spread: float, count: int) -> str:
+    return f"${mean:.3f}" + (rf" \pm {spread:.3f}$" if count > 1 and not math.isnan(spread) else "$") if count else "--"
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"([&%_#$])", r"\\\1", text)
+
+
+def _csv(header: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *lines])
+    return text.getvalue()
+
+
+def _latex(header: Sequence[str], lines: Iterable[Sequence[str]], left: int, notes: Sequence[str]) -> str:
+    """A tabular (booktabs), its first columns aligned to the left, with notes below."""
+    head, *rows = (" & ".join(line) + r" \\" for line in (header, *lines))
+    rows += [r"\midrule"] if notes else []
+    rows += [rf"\multicolumn{{{len(header)}}}{{l}}{{\emph{{{note}}}}} \\" for note in notes]
+    begin = rf"\begin{{tabular}}{{{'l' * left}{'c' * (len(header) - left)}}}"
+    return "\n".join([begin, r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
 def print_methods(model: FittedModel) -> None:
@@ -103,30 +194,30 @@ def list_items(items: Iterable[str], scale: Scale, records: Records) -> None:
     console.print(table)
 
 
-def list_missing(items: list[str], scale: Scale, records: Records) -> None:
+def list_missing(recipes: Iterable[Recipe], scale: Scale, records: Records) -> None:
     """The runs without a record, and an estimate of their time."""
-    missing = paper.missing_recipes(items, scale, records)
+    missing = [r for r in dict.fromkeys(recipes) if r not in records]
     for recipe in missing:
         print_line(str(recipe))
     seconds = paper.seconds_per_run(scale, records)
     console.print(f"{len(missing)} runs missing, about {len(missing) * seconds / 3600:.1f} hours at {seconds:.1f} s a run")
 
 
-def print_table(item: str, scale: Scale, records: Records) -> None:
-    """Printed value, ours, difference and number of runs of each cell."""
+def print_table(item: str, cells: Sequence[Cell], scale: Scale, records: Records) -> None:
+    """Printed value, ours, difference and number of runs of each of the table's cells."""
     title = f"{item}: {TABLES[item][0]} (scale {scale.name})"
     table = _table("scenario", "method", "data set", "printed", "ours", "difference", "runs", left=3, title=title)
-    for cell in table_cells(item, scale):
+    for cell in cells:
         mean, deviation, count = cell.value(records)
         spread = f" ± {deviation:.3f}" if count > 1 else ""  # one run has no standard deviation
         ours = (f"{mean:.3f}{spread}", f"{mean - cell.printed.mean:+.3f}") if count else ("missing", "")
         printed = f"{cell.printed.mean:.3f}" + (
             f" ± {cell.printed.deviation:.3f}" if cell.printed.deviation is not None else ""
         )
-        table.add_row(cell.scenario, cell.method, cell.dataset, printed, *ours, f"{count}/{cell.n_runs}")
+        table.add_row(cell.scenario, cell.method, cell.data, printed, *ours, f"{count}/{cell.n_runs}")
     console.print(table)
     for (scenario, method), average in paper.averages(item).items():
-        if average.is_wrong:
+        if average.is_wrong and (scenario, method) in {(c.scenario, c.method) for c in cells}:
             note = f"printed average {average.printed:.3f}, its cells average {average.recomputed:.3f}"
             console.print(f"note: {scenario}, {method}: {note}")
     if uses_recropped_svhn(records):
@@ -134,30 +225,31 @@ def print_table(item: str, scale: Scale, records: Records) -> None:
 
 
 def as_csv(cells: list[Cell], records: Records) -> str:
-    """One line per cell; ours is empty where no run exists."""
-    text = io.StringIO()
-    out = csv.writer(text, lineterminator="\n")
-    out.writerow(["scenario", "method", "dataset", "printed_mean", "printed_std", "mean", "std", "runs", "runs_wanted"])
+    """One line per cell; ours is empty where no run exists. ``source`` is what our numbers are of."""
+    header, lines = (
+        ["scenario", "method", "dataset", "printed_mean", "printed_std", "mean", "std", "runs", "runs_wanted", "source"],
+        [],
+    )
     for c in cells:
         mean, deviation, count = c.value(records)
-        ours = [f"{mean:.4f}" if count else "", f"{deviation:.4f}" if count > 1 else ""]
-        out.writerow([c.scenario, c.method, c.dataset, c.printed.mean, c.printed.deviation, *ours, count, c.n_runs])
-    return text.getvalue()
+        ours = [f"{mean:.4f}" if count else "", f"{deviation:.4f}" if count > 1 else "", count, c.n_runs]
+        source = "/".join(dict.fromkeys(r.source for r in c.recipes))
+        lines.append([c.scenario, c.method, c.dataset, c.printed.mean, c.printed.deviation, *ours, source])
+    return _csv(header, lines)
 
 
 def as_latex(cells: list[Cell], records: Records) -> str:
     """Our values as a tabular, a row per scenario and method; a dash without runs, (4/5) where some are missing."""
-    datasets = list(dict.fromkeys(c.dataset for c in cells))
-    lines = [rf"\begin{{tabular}}{{ll{'c' * len(datasets)}}}", r"\toprule"]
-    lines += [" & ".join(["Scenario", "Method", *datasets]) + r" \\", r"\midrule"]
+    datasets, lines = {c.dataset: c.data for c in cells}, []
     grid = {(c.scenario, c.method, c.dataset): c for c in cells}
     for scenario, method in dict.fromkeys((c.scenario, c.method) for c in cells):
         shown = []
         for dataset in datasets:
             cell = grid[scenario, method, dataset]
             mean, deviation, count = cell.value(records)
-            part = f" ({count}/{cell.n_runs})" if count < cell.n_runs else ""
-            spread = rf" \pm {deviation:.3f}" if count > 1 else ""
-            shown.append(f"${mean:.3f}{spread}${part}" if count else "--")
-        lines.append(" & ".join([scenario, method, *shown]) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+            part = f" ({count}/{cell.n_runs})" if 0 < count < cell.n_runs else ""
+            shown.append(_latex_value(mean, deviation, count) + part)
+        lines.append([scenario, method, *shown])
+    stand_ins = ["Digits and generated stand-ins: a test of the pipeline, not results on the paper's data sets"]
+    notes = stand_ins if any(name != data for name, data in datasets.items()) else []
+    return _latex(["Scenario", "Method", *datasets.values()], lines, 2, notes)

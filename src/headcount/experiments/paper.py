@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
@@ -156,6 +156,12 @@ class Cell:
         """The number of runs that the complete value averages."""
         return len({_cell_of(r) for r in self.recipes})
 
+    @property
+    def data(self) -> str:
+        """The data of our value: the paper's data set, or what stands in for it."""
+        sources = dict.fromkeys(r.source for r in self.recipes)
+        return self.dataset if sources.keys() <= {d.lower() for d in DATASETS} else f"{'/'.join(sources)} for {self.dataset}"
+
     def missing(self, records: Mapping[Recipe, Record]) -> list[Recipe]:
         """The recipes without a record."""
         return [r for r in self.recipes if r not in records]
@@ -173,6 +179,16 @@ def table_cells(table: str, scale: Scale) -> list[Cell]:
         for (scenario, method, dataset), printed in printed_values(table).items()
         if dataset in (*DATASETS, ALL_DATASETS)
     ]
+
+
+def choose_cells(table: str, scale: Scale, **wanted: str | None) -> list[Cell]:
+    """The table's cells of this method, dataset and scenario; None: of all."""
+    cells = table_cells(table, scale)
+    for name, value in wanted.items():
+        if value is not None:
+            check_choice(f"{name} in {table}", value, dict.fromkeys(getattr(c, name) for c in cells))
+            cells = [c for c in cells if getattr(c, name) == value]
+    return cells
 
 
 def _recipes(scale: Scale, method: str, dataset: str, scenario: str) -> tuple[Recipe, ...]:
@@ -254,11 +270,6 @@ def required_recipes(item: str, scale: Scale) -> list[Recipe]:
     if check_choice("table or figure", item, ITEMS) in TABLES:
         return with_needs(r for cell in table_cells(item, scale) for r in cell.recipes)
     return with_needs(figure_recipes(item, scale))
-
-
-def missing_recipes(wanted: Iterable[str], scale: Scale, records: Mapping[Recipe, Record]) -> list[Recipe]:
-    """The recipes of these tables and figures that have no record, each once."""
-    return [r for r in dict.fromkeys(r for item in wanted for r in required_recipes(item, scale)) if r not in records]
 
 
 def seconds_per_run(scale: Scale, records: Mapping[Recipe, Record]) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from headcount.bags import Bags
-from headcount.errors import HeadcountWarning
+from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.experiments.records import Record
 from headcount.majority import metrics
 from headcount.majority.calibration import calibrated_probabilities, calibrated_proportions, evaluate_criterion, fit_context
@@ -186,11 +186,12 @@ def mean_and_deviation(values: Iterable[float | None]) -> tuple[float, float, in
 
 @dataclass(frozen=True)
 class PairedTest:
-    """One method against another on the same folds: the mean difference, a paired t-test's p, the number of folds."""
+    """One method against another on the same runs: the mean difference and its standard error, a paired t-test's p."""
 
     difference: float
     p: float
     n: int
+    error: float = math.nan
 
 
 def paired_t_test(a: Sequence[float], b: Sequence[float]) -> PairedTest:
@@ -200,6 +201,8 @@ def paired_t_test(a: Sequence[float], b: Sequence[float]) -> PairedTest:
     >>> round(test.difference, 3), round(test.p, 3), test.n
     (0.02, 0.074, 3)
     """
+    if len(a) != len(b):
+        raise HeadcountError(f"a paired test needs the same folds twice, got {len(a)} and {len(b)} values")
     differences = [x - y for x, y in zip(a, b, strict=True)]
     if not differences:
         return PairedTest(math.nan, math.nan, 0)
@@ -208,7 +211,36 @@ def paired_t_test(a: Sequence[float], b: Sequence[float]) -> PairedTest:
         return PairedTest(mean, math.nan, len(differences))
     from scipy.stats import ttest_rel  # takes half a second to import
 
-    return PairedTest(mean, float(ttest_rel(a, b).pvalue), len(differences))
+    error = float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
+    return PairedTest(mean, float(ttest_rel(a, b).pvalue), len(differences), error)
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """p values adjusted for their number by Holm's method; NaN is no test and stays.
+
+    >>> holm([0.01, 0.04, math.nan, 0.03])
+    [0.03, 0.06, nan, 0.06]
+    """
+    order, n_tests = np.argsort(p), int(np.isfinite(p).sum())  # NaN last
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.maximum.accumulate(np.sort(p) * (n_tests - np.arange(len(p)))).clip(max=1)
+    return adjusted.tolist()
+
+
+def compare_with_best(rows: Sequence[Row], metric: str = "instance_accuracy") -> list[PairedTest | None]:
+    """Each row against the best over the folds and seeds that both have, p by Holm over the rows; None for the best.
+
+    Rows that were trained with instance labels are compared, but are never the best.
+    """
+    values = [{_fold_and_seed(r): r.scores[metric] for r in row.records if r.scores.get(metric) is not None} for row in rows]
+    means = [math.nan if row.records[0].uses_instance_labels else row.score(metric)[0] for row in rows]
+    if np.isnan(means).all():
+        return [None] * len(rows)
+    best = int(np.nanargmax(means))
+    shared = [sorted(v.keys() & values[best].keys()) for v in values]
+    tests = [paired_t_test([v[k] for k in s], [values[best][k] for k in s]) for v, s in zip(values, shared, strict=True)]
+    adjusted = holm([test.p for test in tests])  # the best against itself is no test
+    return [None if i == best else replace(test, p=adjusted[i]) for i, test in enumerate(tests)]
 
 
 def rows(records: Iterable[Record]) -> list[Row]:
