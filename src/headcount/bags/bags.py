@@ -204,8 +204,8 @@ class Bags:
     def instances_of(self, which: Tensor) -> Tensor:
         """The numbers (of N) of the instances of these bags (n,), bag after bag."""
         sizes = self.sizes[which]
-        within = torch.arange(int(sizes.sum()), device=sizes.device) - _offsets(sizes)[:-1].repeat_interleave(sizes)
-        return self.offsets[:-1][which].repeat_interleave(sizes) + within
+        shift, total = self.offsets[:-1][which] - sizes.cumsum(0) + sizes, int(sizes.sum())
+        return torch.arange(total, device=sizes.device) + shift.repeat_interleave(sizes, output_size=total)
 
     def _per_instance(self, rows: Tensor) -> dict[str, Any]:
         names = ("index", "weight", "known", "truth", "removed")

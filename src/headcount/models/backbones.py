@@ -54,6 +54,11 @@ class Normalize(nn.Module):
         scaler = StandardScaler.fit_chunks(chunks, min_deviation=1e-6)
         return cls(train.pool.shape, scaler.mean_, scaler.scale_)
 
+    @property
+    def is_identity(self) -> bool:
+        """Whether features stay as they are."""
+        return len(self.shape) != 3 and not bool(self.mean.any()) and bool((self.std == 1).all())
+
     def forward(self, x: Tensor) -> Tensor:
         if tuple(x.shape[1:]) != self.shape:
             raise HeadcountError(f"the model takes instances of shape {self.shape}, got {tuple(x.shape[1:])}")

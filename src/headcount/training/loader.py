@@ -27,9 +27,9 @@ class BagLoader:
     def __init__(self, bags: Bags, batch_bags: int, device: torch.device | None = None, batch_instances: int = 0) -> None:
         if bags.truth is not None:
             raise HeadcountError("these bags carry truth, and training must not see it; pass bags.blind()")
-        self.bags, self.batch_bags, sizes = bags, batch_bags, bags.sizes
-        self.bag_size = int(sizes[0]) if bool((sizes == sizes[0]).all()) else None
-        self.batch_instances = batch_instances or max(1, round(batch_bags * float(sizes.float().mean())))
+        self.bags, self.batch_bags, self.sizes = bags, batch_bags, bags.sizes
+        self.bag_size = int(self.sizes[0]) if bool((self.sizes == self.sizes[0]).all()) else None
+        self.batch_instances = batch_instances or max(1, round(batch_bags * float(self.sizes.float().mean())))
         self.device = device or bags.index.device
         self.resident = not bags.pool.on_disk and bags.pool.device == self.device
         self.reader = DirectReader(bags.pool, self.device)
@@ -90,10 +90,10 @@ class BagLoader:
             segments = segments.with_weight(bags.weight[position])
         batch = Batch(
             segments=segments.repeat(views),
-            target=bags.target[bag].repeat(views, 1),
-            bag=bag.repeat(views),
-            position=position.repeat(views),
-            known=None if bags.known is None else bags.known[position].repeat(views),
+            target=_repeat(bags.target[bag], views),
+            bag=_repeat(bag, views),
+            position=_repeat(position, views),
+            known=None if bags.known is None else _repeat(bags.known[position], views),
             epoch=self.epoch,
             fraction_done=self.fraction_done,
             over=over,
@@ -102,16 +102,21 @@ class BagLoader:
         return (batch if self.device == bags.index.device else batch.to(self.device)), position
 
     def _whole_bags(self, ids: Tensor) -> tuple[Tensor, Segments]:
-        b = len(ids)
-        if self.bag_size is not None:
+        b, runs = len(ids), None
+        if b == 1 and ids.device.type == "cpu":
+            start, end = self.bags.offsets[int(ids) : int(ids) + 2].tolist()
+            position, row = torch.arange(start, end), torch.zeros(end - start, dtype=torch.int64)
+        elif self.bag_size is not None:
             position = (ids[:, None] * self.bag_size + torch.arange(self.bag_size, device=ids.device)).flatten()
             row = torch.arange(b, device=ids.device)[:, None].expand(b, self.bag_size).flatten()
         else:
-            position = self.bags.instances_of(ids)
-            row = torch.arange(b, device=ids.device).repeat_interleave(self.bags.sizes[ids])
+            position, sizes = self.bags.instances_of(ids), self.sizes[ids]
+            row = torch.arange(b, device=ids.device).repeat_interleave(sizes, output_size=len(position))
+            runs = sizes.tolist() if sizes.device.type == "cpu" else None
         if self.bags.removed is not None:
             row = torch.where(self.bags.removed[position], b, row)
-        return position, Segments(row, b, len(position) if b == 1 else self.bag_size)  # one bag has one size
+        size = len(position) if b == 1 else self.bag_size  # one bag has one size
+        return position, Segments(row, b, size, runs=runs, complete=self.bags.removed is None)
 
     def _single_instances(self, ids: Tensor) -> tuple[Tensor, Segments]:
         """Each instance a bag of one; removed ones keep their row in the batch and count for nothing."""
@@ -119,3 +124,7 @@ class BagLoader:
         if self.bags.removed is not None:
             row = torch.where(self.bags.removed[ids], len(ids), row)
         return ids, Segments(row, len(ids), 1)
+
+
+def _repeat(x: Tensor, times: int) -> Tensor:
+    return x if times == 1 else x.repeat(times, *(1,) * (x.ndim - 1))

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from headcount.bags import Bags
 from headcount.bags.bags import fingerprint, tensor_bytes
 from headcount.io import atomic_path
+from headcount.models.backbones import BACKBONES
 from headcount.models.heads import Batch, Output, Pass, head_code
 from headcount.models.network import Model
 from headcount.training import accel, chunked, distributed
@@ -54,7 +55,7 @@ class TrainProgress:
     seconds: float = 0.0
 
 
-def encode(normalize: nn.Module, backbone: nn.Module, x: Tensor, kind: str, views: int, weak: bool = False) -> Tensor:
+def encode(normalize: Callable[[Tensor], Tensor], backbone: nn.Module, x: Tensor, kind: str, views: int, weak: bool = False) -> Tensor:
     """Stored instances -> features of every view: the expensive part, and the only one that is compiled."""
     if views > 1 and kind == "none" and getattr(backbone, "deterministic", False):  # all views are equal
         return backbone(normalize(x)).repeat(views, 1)
@@ -77,6 +78,8 @@ class Trainer:
         self.valid_loader = BagLoader(valid, config.batch_bags, device)
         self.model = copy.deepcopy(model)
         self.head = self.model.head
+        ours = ":" not in model.config.head and model.config.backbone in BACKBONES  # which do not write into their input
+        self.standardized = ours and model.normalize.is_identity  # normalised features would be the same numbers, copied
         buffers = {name for name, _ in self.model.named_buffers()}
         self.head.setup(train.segments(), train.target)
         self.setup_buffers = {name for name, _ in self.model.named_buffers()} - buffers
@@ -136,7 +139,8 @@ class Trainer:
         return self.teacher.head(h, batch.segments)
 
     def features(self, model: Model, x: Tensor, kind: str = "none", views: int = 1, weak: bool = False) -> Tensor:
-        return self.encode(model.normalize, model.backbone, x, kind, views, weak)
+        normalize = Tensor.float if self.standardized else model.normalize
+        return self.encode(normalize, model.backbone, x, kind, views, weak)
 
     def optimizer_step(self, sweep: Pass) -> None:
         for prefix in sweep.trains:

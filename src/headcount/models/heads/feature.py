@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headcount.bags import Segments
+from headcount.bags.segments import without_autocast
 from headcount.errors import HeadcountError
 from headcount.models.heads.base import Output
 from headcount.models.heads.chunked_head import BagStats, ChunkedHead, SumHead
@@ -24,7 +25,7 @@ ILSE = "Ilse, Tomczak and Welling, Deep multiple instance learning for digital h
 
 def linear_float32(classifier: nn.Linear, pool: Tensor) -> Tensor:
     """(B, D) -> (B, C), in float32 also under autocast: it costs nothing, and no later average smooths rounding errors."""
-    with torch.autocast(pool.device.type, enabled=False):
+    with without_autocast(pool.device.type):
         return F.linear(pool.float(), classifier.weight.float(), classifier.bias.float())
 
 
