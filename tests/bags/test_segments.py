@@ -443,9 +443,12 @@ def test_a_removed_nan_does_not_affect_the_gradient_of_max():
     same(gradient(s, "max", [[1.0], [math.nan]], [[1.0]]), [[1.0], [0.0]])
 
 
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_dot_is_the_sum_of_products(dtype):
-    """With weights and removal, over equal and ragged bags; value and gradient; in float32 or wider."""
+def test_dot_is_the_sum_of_products(dtype, large, monkeypatch):
+    """With weights and removal, over equal and ragged bags, large ones one by one; value and gradient; in float32 or wider."""
+    if large:
+        monkeypatch.setattr("headcount.bags.segments.MIN_PRODUCT", 0)
 
     def check(bags):
         rng = bags.rng(9)

@@ -20,10 +20,11 @@ from headcount.errors import HeadcountError
 from headcount.experiments import run as runs
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
+from headcount.models.backbones import Normalize
 from headcount.models.network import Model, ModelConfig, build_model
 from headcount.models.predictions import predict
 from headcount.training import augment, loop
-from headcount.training.config import lr_factor
+from headcount.training.config import TrainConfig, lr_factor
 from headcount.training.loader import BagLoader
 from headcount.training.trainer import Trainer, TrainProgress, load_checkpoint, save_checkpoint
 from training_cases import (
@@ -387,6 +388,43 @@ def test_a_killed_training_resumes(tmp_path):
 
 def test_digits_is_what_it_was():
     assert load_source("digits").checksum.startswith("0b7e9c32")
+
+
+@pytest.mark.parametrize("head", ["attention", "count", "tilt"])
+@pytest.mark.parametrize("batch_bags", [1, 3])
+def test_standard_features_are_not_copied_and_nothing_changes(head, batch_bags, monkeypatch):
+    """Mean 0 and deviation 1 change no number; and training must not write into the features, which are the user's."""
+    bags = ragged_features()
+    before, losses = bags.pool.data.clone(), []
+    for constants in ({"mean": torch.zeros(6), "std": torch.ones(6)},) * 2:
+        model = build_model(ModelConfig.for_bags(bags, backbone="mlp", head=head), bags, **constants)
+        result = loop.train(model, bags, bags, TrainConfig(epochs=3, batch_bags=batch_bags, views="none"), compile="off")
+        losses.append((result.progress.curve, result.model.state_dict()))
+        monkeypatch.setattr(Normalize, "is_identity", False)
+    assert losses[0][0] == losses[1][0]
+    assert all(torch.equal(v, losses[1][1][k]) for k, v in losses[0][1].items())
+    assert torch.equal(bags.pool.data, before)
+
+
+def ragged_features():
+    g = np.random.default_rng(0)
+    return Bags.of(Pool(g.normal(size=(40, 6)).astype(np.float32)), sizes=[4, 9, 1, 6, 12, 8], labels=[0, 1, 2, 0, 1, 2], classes=3)
+
+
+def test_a_batch_of_one_bag_is_that_bag():
+    for bags in (ragged_features(), ragged_features().without(np.arange(40) % 5 == 0)):
+        one, several = BagLoader(bags, 1), BagLoader(bags, 6)
+        x, batch = several.batch(torch.arange(6))
+        start = 0
+        for b, size in enumerate(bags.sizes.tolist()):
+            single, info = one.batch(torch.tensor([b]))
+            rows = slice(start, start + size)
+            assert torch.equal(single, x[rows])
+            assert torch.equal(info.position, batch.position[rows])
+            assert torch.equal(info.segments.removed, batch.segments.removed[rows])
+            assert torch.equal(info.target[0], batch.target[b])
+            torch.testing.assert_close(info.segments.sum(single)[0], batch.segments.sum(x)[b])
+            start += size
 
 
 def test_a_backbone_without_parameters(tmp_path):

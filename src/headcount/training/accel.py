@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from headcount.bags.segments import without_autocast
 from headcount.errors import HeadcountError, HeadcountWarning, check_choice, check_number
 from headcount.training import stem
 from headcount.training.distributed import local_rank
@@ -67,11 +68,11 @@ def limit_threads(n_jobs: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@contextmanager
-def autocast(precision: str, device: torch.device) -> Iterator[None]:
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
     """``bf16``: bfloat16 where autocast considers it safe; votes are still counted in float32."""
-    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
-        yield
+    if precision == "bf16":
+        return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
+    return without_autocast(device.type)
 
 
 def set_tf32(precision: str, device: torch.device) -> None:
