@@ -66,7 +66,9 @@ def plain_epoch(bags: Bags, batch: int):
 
 def our_epoch(bags: Bags, batch: int, head: str):
     config = hc.ModelConfig.for_bags(bags, backbone="linear", head=head)
-    model = hc.build_model(config, bags, mean=torch.zeros(DIM), std=torch.ones(DIM))  # the plain one does not standardise either
+    model = hc.build_model(
+        config, bags, mean=torch.zeros(DIM), std=torch.ones(DIM)
+    )  # the plain one does not standardise either
     config = hc.TrainConfig(epochs=1000, batch_bags=batch, views="none", lr=1e-3, schedule="constant")
     trainer, numbers = Trainer(model, bags, bags.take([0]), config, "off"), iter(range(1000))
     return lambda: float(trainer.train_epoch(next(numbers)))

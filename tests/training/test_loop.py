@@ -408,7 +408,9 @@ def test_standard_features_are_not_copied_and_nothing_changes(head, batch_bags, 
 
 def ragged_features():
     g = np.random.default_rng(0)
-    return Bags.of(Pool(g.normal(size=(40, 6)).astype(np.float32)), sizes=[4, 9, 1, 6, 12, 8], labels=[0, 1, 2, 0, 1, 2], classes=3)
+    return Bags.of(
+        Pool(g.normal(size=(40, 6)).astype(np.float32)), sizes=[4, 9, 1, 6, 12, 8], labels=[0, 1, 2, 0, 1, 2], classes=3
+    )
 
 
 def test_a_batch_of_one_bag_is_that_bag():

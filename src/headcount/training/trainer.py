@@ -55,7 +55,9 @@ class TrainProgress:
     seconds: float = 0.0
 
 
-def encode(normalize: Callable[[Tensor], Tensor], backbone: nn.Module, x: Tensor, kind: str, views: int, weak: bool = False) -> Tensor:
+def encode(
+    normalize: Callable[[Tensor], Tensor], backbone: nn.Module, x: Tensor, kind: str, views: int, weak: bool = False
+) -> Tensor:
     """Stored instances -> features of every view: the expensive part, and the only one that is compiled."""
     if views > 1 and kind == "none" and getattr(backbone, "deterministic", False):  # all views are equal
         return backbone(normalize(x)).repeat(views, 1)
