@@ -126,11 +126,11 @@ def fit(
     model_search = ModelSearch(
         features, bags, {m.name: m for m in methods if m.name in plan.names}, plan,
         make_splits(bags, plan.folds, seed) if plan.folds else [], seed=seed, device=torch_device, work=folder,
-        on_progress=on_progress, deadline=end - 1.5 * plan.final_seconds,
+        on_progress=on_progress, deadline=end - 1.5 * plan.final_seconds, requested=requested,
     )  # fmt: skip
     results, unfinished = model_search.cross_validate()
     scores = {name: cross_validation.score_method(r, bags) for name, r in results.items()}
-    best = model_search.choose(scores, requested)
+    best = model_search.choose(scores)
     result = model_search.train_final(best, train, valid, end - time.monotonic())
     if best.name in scores:
         assessment = cross_validation.assess_held_out_context(scores[best.name], results[best.name], bags)

@@ -63,7 +63,7 @@ def fit_metadata(
             "folds": len(search.splits), "train": len(final.train), "valid": len(final.valid), "valid_is_train": final.valid_is_train,
         },
         "curve": thin_curve(result.curve, CURVE_POINTS), "best_epoch": result.best_epoch, "seed": search.seed,
-        "epoch_fraction": search.plan.epoch_fraction, "notes": list(search.plan.notes),
+        "epoch_fraction": search.plan.epoch_fraction, "notes": [*search.plan.notes, *search.notes],
         "versions": {"headcount": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "device": str(search.device),
     }  # fmt: skip

@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,15 +24,26 @@ from headcount import __version__
 from headcount.bags import Bags
 from headcount.bags.splits import Split, subsample_instances
 from headcount.io import atomic_write
+from headcount.majority.calibration import standard_error
 from headcount.readers import BagDataset
-from headcount.selection.cross_validation import FoldResult, MethodScore, load_fold, predict_estimator, prepare_split, save_fold
+from headcount.selection.cross_validation import (
+    FoldResult,
+    MethodScore,
+    load_fold,
+    predict_estimator,
+    prepare_split,
+    save_fold,
+    score_method,
+)
 from headcount.selection.methods import FIXED_COST_METHODS, MAX_FIT_INSTANCES, OPTIONAL_METHODS, FitResult, Method
-from headcount.training.em import CROSS_FIT_FOLDS, em
+from headcount.training.em import em
 
-TIMING_TREES = 10  # fitted to estimate the time of all
+TIMING_TREES = 12  # fitted to estimate the time of all
 TIMING_INSTANCES = 20_000  # fitted to estimate the time of all
 REDUCED_FOLDS = (2, 3)  # numbers of folds when time is short
 TIME_MARGIN = 0.85  # of the budget that may be planned: the speed of a machine varies
+MIN_BAGS_TO_COMPARE = 20  # before a method is left out
+CLEARLY_BEHIND = 3.0  # standard errors of the difference from the best
 FINAL_FACTOR = 1.2  # the final training has more bags than a fold
 
 
@@ -96,20 +107,48 @@ class ModelSearch:
     work: Path | None
     on_progress: Callable[[SearchProgress], None] | None
     deadline: float  # of the cross-validation, on the monotonic clock
+    requested: Sequence[str] = ()  # methods of which one must be kept; none where the choice is free
     done_seconds: float = 0.0  # of the plan
+    notes: list[str] = field(default_factory=list)  # what was cut for lack of time, besides the plan's
 
     def cross_validate(self) -> tuple[dict[str, list[FoldResult]], dict[str, str]]:
-        """The folds of every method that finished, and why the others did not. Baselines and cheap methods go first."""
-        results: dict[str, list[FoldResult]] = {}
-        unfinished: dict[str, str] = {}
-        for method in sorted(
-            self.methods.values() if self.splits else (), key=lambda m: (not m.baseline, self.plan.cost(m.name))
-        ):
-            try:
-                results[method.name] = [self._fold_result(method, k) for k in range(len(self.splits))]
-            except TimeLimitReached:
-                unfinished[method.name] = "not finished in the time given"
-        return results, unfinished
+        """The folds of the methods that are compared, and why the others are not.
+
+        All methods are fitted to one fold before the next; cheap ones first. Where the choice is free, a method that is clearly
+        behind is left out of the other folds. When the time is used up, the methods are compared on the folds that all have.
+        """
+        order = sorted(self.methods.values(), key=lambda m: (not m.baseline, self.plan.cost(m.name)))
+        results: dict[str, list[FoldResult]] = {m.name: [] for m in order if self.splits}
+        omitted: dict[str, str] = {}
+        for k in range(len(self.splits)):
+            for name in list(results):
+                try:
+                    results[name].append(self._fold_result(self.methods[name], k))
+                except TimeLimitReached:
+                    if k:
+                        self.notes.append(f"compared on {k} of {len(self.splits)} folds for lack of time")
+                        return {name: folds[:k] for name, folds in results.items()}, omitted
+                    omitted[name] = "not finished in the time given"
+                    del results[name]
+            if not self.requested and k + 1 < len(self.splits):
+                for name, reason in self._clearly_behind(results).items():
+                    omitted[name] = reason
+                    self.done_seconds += self.plan.cost(name) * (len(self.splits) - k - 1)
+                    del results[name]
+        return results, omitted
+
+    def _clearly_behind(self, results: dict[str, list[FoldResult]]) -> dict[str, str]:
+        """Why to leave out methods, by the differences of their losses from the leader's, bag by bag. Baselines always stay."""
+        scores = {name: score_method(folds, self.bags) for name, folds in results.items()}
+        leader, reasons = min(scores.values(), key=lambda s: s.loss, default=None), {}
+        for name, score in scores.items():
+            if leader is None or score is leader or self.methods[name].baseline:
+                continue
+            behind = score.criterion.loss_per_bag - leader.criterion.loss_per_bag
+            if len(behind) >= MIN_BAGS_TO_COMPARE and behind.mean() > CLEARLY_BEHIND * standard_error(behind):
+                folds = f"{len(results[name])} of {len(self.splits)} folds"
+                reasons[name] = f"clearly behind after {folds}: loss {score.loss:.3f}, the best {leader.loss:.3f}"
+        return reasons
 
     def _fold_result(self, method: Method, k: int) -> FoldResult:
         checkpoints = None if self.work is None else self.work / f"{method.name}-{k}"
@@ -131,10 +170,11 @@ class ModelSearch:
         self.done_seconds += cost
         return result
 
-    def choose(self, scores: dict[str, MethodScore], requested: Sequence[str]) -> Method:
+    def choose(self, scores: dict[str, MethodScore]) -> Method:
         """The method with the lowest loss on held-out bags, among the requested ones if there are any; without cross-validation
         the first."""
-        eligible = [m for m in self.methods.values() if not requested or m.name in requested] or list(self.methods.values())
+        eligible = [m for m in self.methods.values() if not self.requested or m.name in self.requested]
+        eligible = eligible or list(self.methods.values())
         finished = [m for m in eligible if m.name in scores and math.isfinite(scores[m.name].loss)]
         if not finished:
             return min(eligible, key=lambda m: self.plan.cost(m.name)) if scores else eligible[0]
@@ -278,7 +318,10 @@ def estimate_seconds(method: Method, train: Bags, valid: Bags, device: torch.dev
 
         scale *= n_trees / TIMING_TREES
         classifier = clone(classifier).set_params(n_estimators=TIMING_TREES)
-    start = time.perf_counter()
-    em(classifier, sample, valid_sample, rounds=0)
-    fits = (method.rounds + 1) * CROSS_FIT_FOLDS + 1 if method.rounds else 1
-    return (time.perf_counter() - start) * scale * fits
+    ends = [time.perf_counter()]
+    em(classifier, sample, valid_sample, rounds=min(1, method.rounds), on_progress=lambda *_: ends.append(time.perf_counter()))
+    ends.append(time.perf_counter())
+    if not method.rounds:
+        return (ends[-1] - ends[0]) * scale
+    first, later, last = np.diff(ends)  # later rounds fit to several classes of an instance, the first one to its bag's label
+    return float(first + method.rounds * later + last) * scale

@@ -26,7 +26,7 @@ from headcount.bags.pool import to_feature_array
 from headcount.bags.splits import assign_folds, count_groups
 from headcount.errors import HeadcountError
 from headcount.majority import transition, transition_em
-from headcount.majority.calibration import fit_transition_loss
+from headcount.majority.calibration import evaluate_criterion
 from headcount.majority.transition import Transition
 from headcount.models.trees import SklearnModel
 from headcount.seeds import seed_for
@@ -51,7 +51,9 @@ def em(
     classifier: Any, train: Bags, valid: Bags | None = None, *, rounds: int = 10, folds: int = CROSS_FIT_FOLDS,
     form: str = "full", patience: int = 3, seed: int = 0, on_progress: Callable[[int, float], None] | None = None,
 ) -> EM:  # fmt: skip
-    """Fit copies of an unfitted scikit-learn classifier on bags without truth. ``valid``: the bags that choose the round and estimate the transition; None: a fifth of the training bags, or all of them,
+    """Fit copies of an unfitted scikit-learn classifier on bags without truth.
+
+    ``valid``: the bags that choose the round and estimate the transition; None: a fifth of the training bags, or all of them,
     cross-fitted, where there are fewer than five groups. ``rounds=0`` is the baseline: the bag's label for every instance.
     """
     check_classifier(classifier)
@@ -63,7 +65,7 @@ def em(
     if rounds == 0 and valid is not None:  # no prediction is learned from, so there is nothing to cross-fit
         fitted = task.fit(q, "all")
         p = torch.from_numpy(task.predict(fitted, features(valid)))
-        loss = float(fit_transition_loss(p, valid, form)[0].mean())
+        loss = evaluate_criterion(p, valid).loss
         if on_progress:
             on_progress(0, loss)
         return EM(fitted, _to_float32(_update(current, p, valid, form, train)), 0, [loss])
@@ -72,7 +74,7 @@ def em(
         train_p, valid_p = task.cross_fit(q, valid, i)
         p, bags = (train_p, train) if valid_p is None or valid is None else (valid_p, valid)
         current = _update(current, p, bags, form, train)
-        curve.append(float(fit_transition_loss(p, bags, form)[0].mean()))
+        curve.append(evaluate_criterion(p, bags).loss)
         if on_progress:
             on_progress(i, curve[-1])
         if i == 0 or curve[-1] < curve[best.best_round]:
@@ -152,6 +154,8 @@ class _Task:
         weight, options = (q * self.weight[:, None]).numpy(), {}
         if among is not None:
             weight = weight * among[:, None]
+            if trees := copy.get_params().get("n_estimators"):  # the copies of a round are as many trees as one forest
+                copy.set_params(n_estimators=-(-trees // self.folds))
         if self.takes_weights:
             row, label = np.nonzero((weight > 0) & (q.numpy() >= MIN_PROBABILITY))
             options["sample_weight"] = weight[row, label]
