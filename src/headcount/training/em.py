@@ -60,6 +60,7 @@ def em(
     if train.truth is not None or (valid is not None and valid.truth is not None):
         raise HeadcountError("these bags carry truth, and training must not see it; pass bags.blind()")
     train, valid = _split_validation(_informative_bags(train), valid, seed)
+    rounds = rounds if int(train.sizes.max()) > 1 else 0  # the label of a bag of one is that of its instance
     task = _Task(classifier, train, folds, seed)
     current, q = task.initial_transition(), task.with_known(task.rows.clone())
     if rounds == 0 and valid is not None:  # no prediction is learned from, so there is nothing to cross-fit
