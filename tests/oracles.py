@@ -15,8 +15,7 @@ import zlib
 from dataclasses import dataclass
 
 import numpy as np
-from hypothesis import HealthCheck, given, seed, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, seed, settings, strategies as st
 
 NAN = float("nan")
 

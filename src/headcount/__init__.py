@@ -37,64 +37,34 @@ _MODULES = {
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = [  # the same names, written out: type checkers and editors run nothing
-    "HEADS",
-    "BagDataset",
-    "BagKFold",
-    "BagScorer",
-    "Bags",
-    "ColumnRoles",
-    "FittedModel",
-    "Head",
-    "HeadcountError",
-    "MajorityClassifier",
-    "Model",
-    "ModelConfig",
-    "Output",
-    "Pool",
-    "Protocol",
-    "Recipe",
-    "Segments",
-    "SumHead",
-    "TrainConfig",
-    "__version__",
-    "build_head",
-    "build_model",
-    "check",
-    "dissenters",
-    "fit",
-    "grid",
-    "load_source",
-    "majority_bags",
-    "predict",
-    "predict_instances",
-    "prototypes",
-    "read",
-    "run",
-    "study",
-    "train",
-]
+__all__ = ["__version__", *_LAZY]  # noqa: PLE0604 - they are names
 
-if TYPE_CHECKING:
-    from headcount.bags import Bags, Pool, Segments
-    from headcount.datasets.protocol import Protocol, majority_bags
-    from headcount.datasets.registry import load_source
-    from headcount.errors import HeadcountError
-    from headcount.estimators.majority_classifier import MajorityClassifier
-    from headcount.estimators.model_selection import BagKFold, BagScorer
-    from headcount.experiments.recipe import Recipe
-    from headcount.experiments.run import run
-    from headcount.experiments.study import grid, study
-    from headcount.models.fitted import FittedModel
-    from headcount.models.heads import HEADS, Head, Output, SumHead, build_head
-    from headcount.models.network import Model, ModelConfig, build_model
-    from headcount.models.predictions import predict, predict_instances
-    from headcount.readers import BagDataset, ColumnRoles, read
-    from headcount.selection.check import check
-    from headcount.selection.fit import fit
-    from headcount.training.config import TrainConfig
-    from headcount.training.loop import train
-    from headcount.training.mpem import dissenters, prototypes
+if TYPE_CHECKING:  # for type checkers and editors, which run nothing: "as" exports a name
+    from headcount.bags import Bags as Bags, Pool as Pool, Segments as Segments
+    from headcount.datasets.protocol import Protocol as Protocol, majority_bags as majority_bags
+    from headcount.datasets.registry import load_source as load_source
+    from headcount.errors import HeadcountError as HeadcountError
+    from headcount.estimators.majority_classifier import MajorityClassifier as MajorityClassifier
+    from headcount.estimators.model_selection import BagKFold as BagKFold, BagScorer as BagScorer
+    from headcount.experiments.recipe import Recipe as Recipe
+    from headcount.experiments.run import run as run
+    from headcount.experiments.study import grid as grid, study as study
+    from headcount.models.fitted import FittedModel as FittedModel
+    from headcount.models.heads import (
+        HEADS as HEADS,
+        Head as Head,
+        Output as Output,
+        SumHead as SumHead,
+        build_head as build_head,
+    )
+    from headcount.models.network import Model as Model, ModelConfig as ModelConfig, build_model as build_model
+    from headcount.models.predictions import predict as predict, predict_instances as predict_instances
+    from headcount.readers import BagDataset as BagDataset, ColumnRoles as ColumnRoles, read as read
+    from headcount.selection.check import check as check
+    from headcount.selection.fit import fit as fit
+    from headcount.training.config import TrainConfig as TrainConfig
+    from headcount.training.loop import train as train
+    from headcount.training.mpem import dissenters as dissenters, prototypes as prototypes
 else:  # hidden from type checkers, which would otherwise accept any name
 
     def __getattr__(name: str) -> Any:

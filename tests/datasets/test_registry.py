@@ -20,8 +20,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from headcount.datasets import cache as caches
-from headcount.datasets import parsers, registry
+from headcount.datasets import cache as caches, parsers, registry
 from headcount.datasets.cache import Remote, fetch
 from headcount.errors import HeadcountError
 

@@ -15,8 +15,7 @@ from scipy.stats import ttest_rel
 from headcount import Protocol, Recipe, load_source, majority_bags
 from headcount.cli import printing
 from headcount.errors import HeadcountError
-from headcount.experiments import recipe as recipes
-from headcount.experiments import records, scores
+from headcount.experiments import recipe as recipes, records, scores
 from headcount.majority import metrics
 from paper_factory import pretend
 

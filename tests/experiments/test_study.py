@@ -22,12 +22,10 @@ from study_helpers import TINY, assert_same_record, live_processes, wait_until
 import oracles
 from headcount.cli import printing
 from headcount.errors import HeadcountError
-from headcount.experiments import records, scores, study
-from headcount.experiments import run as runs
+from headcount.experiments import records, run as runs, scores, study
 from headcount.experiments.launch import Submit, in_process, processes
 from headcount.experiments.recipe import Recipe
-from headcount.experiments.run import find_dissenters, make_bags
-from headcount.experiments.run import run as run_one
+from headcount.experiments.run import find_dissenters, make_bags, run as run_one
 from headcount.io import file_lock
 from headcount.majority import metrics
 from headcount.reporting.report import write_report

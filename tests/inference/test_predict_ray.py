@@ -25,8 +25,7 @@ import torch
 
 from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError
-from headcount.inference import predict as prediction
-from headcount.inference import predict_ray
+from headcount.inference import predict as prediction, predict_ray
 from headcount.inference.predict import predict_dataset
 from headcount.inference.predict_ray import (
     detach_bags,

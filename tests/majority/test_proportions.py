@@ -11,8 +11,7 @@ import torch
 
 from headcount.bags import Bags, Pool, Segments
 from headcount.errors import HeadcountError
-from headcount.majority import calibration as contexts
-from headcount.majority import proportions as censuses
+from headcount.majority import calibration as contexts, proportions as censuses
 from headcount.majority.proportions import (
     estimate_proportions,
     fit_concentration,

@@ -19,8 +19,7 @@ from headcount.bags import Bags
 from headcount.majority import transition
 from headcount.readers import read
 from headcount.readers.columns import ColumnRoles
-from headcount.selection import advice, learnability
-from headcount.selection import check as module
+from headcount.selection import advice, check as module, learnability
 from headcount.selection.check import check, subsample
 
 NAMES = ("ant", "bee", "cow", "dog")

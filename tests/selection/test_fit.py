@@ -23,8 +23,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from blob_factory import blob_dataset, blobs
-from headcount.bags import Bags, Pool
-from headcount.bags import splits as bag_splits
+from headcount.bags import Bags, Pool, splits as bag_splits
 from headcount.bags.splits import split_large_bags, subsample_instances
 from headcount.errors import HeadcountError
 from headcount.estimators.majority_classifier import MajorityClassifier

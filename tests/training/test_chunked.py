@@ -13,8 +13,7 @@ from hypothesis import assume
 from torch import nn
 
 from head_cases import CASES, NEVER_SPLIT, C, D, features, near, over_heads, small_head, small_options, why_never_split
-from headcount.bags import Bags, Pool
-from headcount.bags import pool as pools
+from headcount.bags import Bags, Pool, pool as pools
 from headcount.bags.splits import sample_rows, subsample_bags, subsample_instances
 from headcount.errors import HeadcountError
 from headcount.experiments.recipe import Recipe

@@ -155,8 +155,7 @@ def fit(
     from headcount.reporting.console import progress_bar
     from headcount.reporting.export import check_output_path
     from headcount.reporting.model_pages import model_card, render_fit_page, summary_lines
-    from headcount.selection.fit import check_limits
-    from headcount.selection.fit import fit as fit_dataset
+    from headcount.selection.fit import check_limits, fit as fit_dataset
     from headcount.selection.methods import resolve_method
     from headcount.training.accel import resolve_device
 

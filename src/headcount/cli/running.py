@@ -18,8 +18,7 @@ from headcount.experiments import scores
 from headcount.experiments.launch import Launcher, in_process, processes, ray_cluster
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import error_line
-from headcount.experiments.study import grid
-from headcount.experiments.study import study as run_all
+from headcount.experiments.study import grid, study as run_all
 from headcount.inference.ray_cluster import check_device
 from headcount.io import atomic_write
 from headcount.models.heads import check_options

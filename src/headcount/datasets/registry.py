@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from headcount.bags import Pool
-from headcount.datasets import cache as data_cache
-from headcount.datasets import parsers
+from headcount.datasets import cache as data_cache, parsers
 from headcount.datasets.cache import Remote, cache_folder
 from headcount.errors import HeadcountError, check_choice
 

@@ -17,8 +17,7 @@ from headcount.models.fitted import FittedModel
 from headcount.readers import BagDataset
 from headcount.reporting import plots
 from headcount.reporting.figures import FigurePanel, svg_panel
-from headcount.reporting.render import InstanceView, render_template, view_instance
-from headcount.reporting.render import score_with_interval as score
+from headcount.reporting.render import InstanceView, render_template, score_with_interval as score, view_instance
 
 MAX_CLASSES = 30  # in figures and tables of a fit
 _COLUMNS, _COLUMN_CLASSES = 40, 8  # in the table of columns

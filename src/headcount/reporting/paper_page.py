@@ -29,8 +29,7 @@ from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.experiments.scores import REMOVALS
 from headcount.io import atomic_write
-from headcount.reporting import paper_tables as tables
-from headcount.reporting import plots
+from headcount.reporting import paper_tables as tables, plots
 from headcount.reporting.figures import FigureGroup, FigurePanel, share_scatters, svg_panel
 from headcount.reporting.paper_tables import Records
 from headcount.reporting.render import PALETTE, finite, render_template

@@ -13,8 +13,7 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume
-from hypothesis import strategies as st
+from hypothesis import assume, strategies as st
 from torch import Tensor
 
 from head_cases import CASES, C, D, expect_error, features, near, network_and_bags, over_heads, setup, small_head

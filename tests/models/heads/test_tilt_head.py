@@ -21,9 +21,7 @@ from headcount.majority.ragged_votes import election_log_probs
 from headcount.models.heads import Batch, Output, build_head, tilt_state
 from headcount.models.network import Model, ModelConfig, build_model
 from headcount.models.predictions import predict, predict_instances
-from headcount.training import augment as views
-from headcount.training import config as training_config
-from headcount.training import loop
+from headcount.training import augment as views, config as training_config, loop
 from headcount.training.loader import BagLoader
 from headcount.training.trainer import Trainer
 from training_cases import check_resuming, model_and_bags, train_recipe
