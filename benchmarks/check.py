@@ -152,13 +152,13 @@ def summary(runs: dict[str, dict[str, Any]]) -> dict[str, Any]:
             "share_inside": round(float(np.mean(shares)), 3),
             "verdicts": {
                 v: [len(own), round(float(np.mean(own)), 3), round(float(np.min(own)), 3), round(float(np.max(own)), 3)]
-                for v in ("good", "hard", "hopeless")
+                for v in ("yes", "perhaps", "no")
                 if (own := [r["trained"] for r in rows if r["verdict"] == v])
             },
         }
     parts["by worth"] = worths(runs)
     lot = [r for r in runs.values() if r["scenario"] == "lot"]
-    words = ("good", "hard", "hopeless")
+    words = ("yes", "perhaps", "no")
     parts["labels by lot"] = {v: sum(r["verdict"] == v for r in lot) for v in words}
     took = [r["seconds"] for r in runs.values()]
     parts["processor seconds"] = {"median": round(float(np.median(took)), 1), "most": round(float(np.max(took)), 1)}

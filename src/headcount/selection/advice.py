@@ -103,34 +103,33 @@ def _single_group_classes(bags: Bags, label: np.ndarray) -> tuple[str, ...]:
 
 
 def verdict(coverage: Coverage, learnability: Learnability | None, downscaled: bool) -> tuple[str, str]:
-    """good, hard or hopeless, and the reason. ``downscaled``: images were reduced; a network can use their detail."""
+    """yes, perhaps or no, and the reason. ``downscaled``: images were reduced; a network can use their detail."""
     if learnability is None:
         if int(coverage.labelled_classes.sum()) < 2:
-            return "hopeless", "the labels name fewer than two classes, so there is nothing to distinguish"
-        if coverage.groups == 1:
-            return "hard", "all bags are in one group, so cross-validation is impossible and nothing can be estimated"
-        return "hard", "too few bags, or groups of bags, for cross-validation: nothing can be estimated"
+            return "no", "the labels name fewer than two classes, so there is nothing to tell apart"
+        few = "all bags are in one group" if coverage.groups == 1 else "there are too few bags, or groups of bags"
+        return "perhaps", f"{few}, so none can be held out, and nothing can be estimated"
     chance, (low, high), (gain, error) = 1 / len(coverage.classes), learnability.accuracy, learnability.gain
     if not learnability.is_significant:
-        failure = "the labels of held-out bags are not predicted clearly better than by chance"
+        failure = "the features do not predict the labels of held-out bags clearly better than guessing"
         if coverage.labelled < max(FEW_BAGS, FEW_BAGS_PER_CLASS * len(coverage.classes)):
-            return "hard", f"{failure}, but {coverage.labelled} labelled bags are too few to decide"
+            return "perhaps", f"{failure}, but {coverage.labelled} labelled bags are too few to decide"
         if downscaled:
-            return "hard", f"{failure} from reduced images; a network can use their full detail"
+            return "perhaps", f"{failure} from reduced images; a network can use their full detail"
         if gain > error:
-            return "hard", f"{failure}: more bags would decide"
-        return "hopeless", f"{failure}: either the features carry no signal, or the majorities are too slight"
+            return "perhaps", f"{failure}: more bags would decide"
+        return "no", f"{failure}: they show nothing of the classes, or the majorities are too slight"
     if coverage.unlabelled_classes:
         names = ", ".join(coverage.unlabelled_classes)
-        return "hard", f"{names}: never the majority, so recognisable only by exclusion (theory.md, section 5)"
+        return "perhaps", f"no bag has the label {names}, so such instances can be recognised only by exclusion"
     if coverage.labelled < MIN_BAGS:
-        return "hard", f"{coverage.labelled} labelled bags are too few for a reliable estimate"
+        return "perhaps", f"{coverage.labelled} labelled bags are too few for a reliable estimate"
     above_chance = 1 - chance
-    if low >= chance + 0.3 * above_chance and (low + high) / 2 >= chance + 0.6 * above_chance:
-        return "good", "the labels are informative about instances, and there are enough bags to learn from"
+    if low >= chance + 0.4 * above_chance and (low + high) / 2 >= chance + 0.6 * above_chance:
+        return "yes", "the features predict the labels of held-out bags, and there are enough bags to learn from"
     if high < chance + 0.25 * above_chance and not downscaled:
-        return "hopeless", "even the upper end of the expected accuracy is close to chance"
-    return "hard", "the labels are only weakly informative about instances, or there are few bags: expect a wide range"
+        return "no", "even with luck, single instances would be predicted hardly better than by guessing"
+    return "perhaps", "the labels say little about single instances, or the bags are few, so the result is hard to foresee"
 
 
 def advice(
@@ -141,7 +140,7 @@ def advice(
     lines = []
     if coverage.never_win:
         lines.append(
-            f"bags won by {', '.join(coverage.never_win)} would help most: a class that no label names is only guessed at"
+            f"bags labelled {', '.join(coverage.never_win)} would help most: a class that no label names is only guessed at"
         )
     if coverage.single_group:
         lines.append(
@@ -158,8 +157,8 @@ def advice(
         lines += _bag_advice(coverage, learnability, more_bags)
         if n_label_issues and learnability.is_significant:
             lines.append(
-                f"the linear baseline flags {n_label_issues:,} of the {examined_bags:,} labels examined: headcount issues "
-                "uses forests instead, which may flag others, and ranks all labels"
+                f"a linear model flags {n_label_issues:,} of the {examined_bags:,} labels examined: headcount issues "
+                "uses forests, which may find others, and ranks all labels"
             )
     if downscaled:
         lines.append("images were reduced: a network may use more of their detail, so the upper end is left open")
@@ -172,25 +171,27 @@ def _bag_advice(coverage: Coverage, learnability: Learnability, more_bags: dict[
     lines, classes = [], len(coverage.classes)
     needed = sorted(((n, c) for c, n in more_bags.items() if n), reverse=True)
     if learnability.is_significant and learnability.fold_disagreement < STABLE_DISAGREEMENT:
-        agree = f"fits to different folds agree on {1 - learnability.fold_disagreement:.0%} of instances"
-        lines.append(f"{agree}: more of the same bags would change little")
+        agree = f"models fitted to different bags agree on {1 - learnability.fold_disagreement:.0%} of the instances"
+        lines.append(f"{agree}: more bags like these would change little")
     elif needed:
-        listed = ", ".join(f"{n:,} of {c!r}" for n, c in needed[:5])
+        listed = ", ".join(f"{n:,} labelled {c!r}" for n, c in needed[:5])
         others = f" and of {len(needed) - 5} other classes" if len(needed) > 5 else ""
         lines.append(f"more bags would help, about {listed}{others}")
     share = float(np.nanmean(learnability.share))
     larger = (1 + share) / 2
     now, then = signal_from_share(share, classes), signal_from_share(larger, classes)
     if now < 0.5:
-        worth = f"a bag is worth {(then / max(now, 1e-2)) ** 2:.0f} times as many"
-        lines.append(f"larger majorities would help: at {larger:.0%} instead of {share:.0%} {worth}")
+        worth = f"one bag would teach as much as {(then / max(now, 1e-2)) ** 2:.0f} do now"
+        lines.append(
+            f"larger majorities would help: if the label's class made up {larger:.0%} of a bag instead of {share:.0%}, {worth}"
+        )
     size = max(1, round(coverage.effective_size))
     at_random = transition_em.random_majority_share(size, classes)
     if size >= 4 and share - at_random < 0.05:
         smaller = max(2, size // 4)
         lines.append(
-            f"bags filled at random would have majorities of {at_random:.0%}: smaller bags have larger ones, in bags of "
-            f"{smaller} even at random {transition_em.random_majority_share(smaller, classes):.0%}"
+            f"smaller bags would help: bags filled at random would have majorities of {at_random:.0%}, as slight as these, and "
+            f"bags of {smaller} {transition_em.random_majority_share(smaller, classes):.0%}"
         )
     return lines
 

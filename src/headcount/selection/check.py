@@ -40,9 +40,9 @@ THUMBNAIL_SIDE = 12  # images are reduced to at most this many blocks a side (in
 class CheckResult:
     """What :func:`check` returns. ``str()`` is what the command prints."""
 
-    verdict: str  # good, hard or hopeless
+    verdict: str  # whether instances can be learned: yes, perhaps or no
     reason: str  # for the verdict
-    accuracy: tuple[float, float]  # expected range of the instance accuracy of a trained model
+    accuracy: tuple[float, float]  # range in which the instance accuracy of a trained model lies in four cases of five
     advice: list[str]  # what would help, the most useful first
     coverage: Coverage  # counts of bags, labels and instances
     learnability: Learnability | None  # None: too few bags to estimate anything
@@ -59,11 +59,12 @@ class CheckResult:
 
     def __str__(self) -> str:
         low, high = self.accuracy
-        chance = 1 / len(self.coverage.classes)
-        lines = [*self.coverage.lines(), *_text_lines(self)]
-        lines.append(f"expected instance accuracy: {low:.2f} to {high:.2f} (chance {chance:.2f})")
+        expected = f"about {(low + high) / 2:.2f}, in four cases of five {low:.2f} to {high:.2f}"
+        expected = "unknown" if self.learnability is None else expected
+        lines = [f"can this work? {self.verdict}: {self.reason}"]
+        lines.append(f"expected accuracy on single instances: {expected} (guessing: {1 / len(self.coverage.classes):.2f})")
         lines += [f"advice: {sentence}" for sentence in self.advice]
-        return "\n".join([*lines, f"verdict: {self.verdict}: {self.reason}"])
+        return "\n".join([*lines, "details:", *(f"  {line}" for line in (*self.coverage.lines(), *_text_lines(self)))])
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain JSON; null where nothing is known."""
@@ -101,7 +102,7 @@ def check(dataset: BagDataset, seed: int = 0, *, max_bags: int = 500, max_instan
     >>> bags = [rng.normal(6.0 * y[:, None], 1.0, (8, 2)) for y in classes]
     >>> result = hc.check(hc.read(bags, labels=["cat" if 2 * y.sum() < 8 else "dog" for y in classes]))
     >>> result.verdict
-    'good'
+    'yes'
     """
     started, seed = time.monotonic(), check_number("seed", seed, 0, MAX_SEED, integer=True)
     coverage = Coverage.from_bags(check_dataset(dataset).bags.blind())
