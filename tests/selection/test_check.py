@@ -77,7 +77,9 @@ def test_separable_bags_can_be_learned_and_shares_are_estimated_well():
     assert result.conditioning.condition == pytest.approx(1 / (0.7 - 0.15), rel=0.25)
     first, second, *others = str(result).splitlines()
     assert first.startswith("can this work? yes: the features predict the labels of held-out bags")
-    assert re.fullmatch(r"expected accuracy .*: about 0\.[89]\d, in four cases of five 0\.\d\d to [01]\.\d\d \(guessing: 0.33\)", second)
+    assert re.fullmatch(
+        r"expected accuracy .*: about 0\.[89]\d, in four cases of five 0\.\d\d to [01]\.\d\d \(guessing: 0.33\)", second
+    )
     kinds = [line.split(":")[0] if line.startswith(("advice", "details")) else line[:2] for line in others]
     assert kinds == sorted(kinds, key=["advice", "details", "  "].index)  # the answer, what would help, then the numbers
 
