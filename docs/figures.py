@@ -48,8 +48,10 @@ def paper() -> None:
     render.save(figure, ROOT / "docs" / "img" / "cifar10_figure7.svg")
     sweeps = [r.data["sweep"] for r in by_label["Counting Network"]]
     purity, agreement, control = ([s[k] for s in sweeps] for k in ("purity", "agreement", "agreement_random"))
-    render.save(plots.purity(sweeps[0]["removal"], purity), ROOT / "docs" / "img" / "cifar10_figure8.svg")
-    figure = plots.agreement(sweeps[0]["removal"], agreement, control)
+    render.save(
+        plots.against_removal("purity", sweeps[0]["removal"], {"MPEM": purity}), ROOT / "docs" / "img" / "cifar10_figure8.svg"
+    )
+    figure = plots.against_removal("agreement", sweeps[0]["removal"], {"MPEM": agreement, "at random": control})
     render.save(figure, ROOT / "docs" / "img" / "cifar10_figure9.svg")
 
 

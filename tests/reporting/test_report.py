@@ -289,7 +289,7 @@ def test_confusion_matrix_of_any_size(size: int) -> None:
 
 def test_removal_sweep_marks_the_chosen_r() -> None:
     folds = [[0.5, np.nan, 0.3], [0.4, 0.2, 0.6]]
-    figure = plots.removal_sweep([0.1, 0.5, 1.0], folds, [1.0, 0.5], "validation loss", 0.45)
+    figure = plots.against_removal("validation loss", [0.1, 0.5, 1.0], {"": folds}, [1.0, 0.5], 0.45)
     rings = next(line for line in figure.axes[0].lines if line.get_label() == "chosen r")
     assert rings.get_xydata().tolist() == [[1.0, 0.3], [0.5, 0.2]]
 

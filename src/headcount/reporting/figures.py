@@ -117,7 +117,7 @@ def _choice_of_r(methods: Sequence[ReportMethod], records: Sequence[Record], slu
         ):
             folds = _floats([value(fold[r]) if r in fold else None for r in removal] for fold in sweep)
             baseline = mean_and_deviation(value(r) for r in without_removal)[0]
-            figure = plots.removal_sweep(removal, folds, chosen, title, baseline)
+            figure = plots.against_removal(title, removal, {"": folds}, chosen, baseline)
             label = f"{title} of {method.name} against the share r removed"
             caption = f"{caption}: {method.name}." if len(removing) > 1 else f"{caption}."
             panels.append(svg_panel(caption, figure, f"{slug}-sweep{i}{title[0]}", label))
@@ -162,10 +162,11 @@ def _removed_instances(name: str, records: Sequence[Record], slug: str) -> Figur
         pure, agree, control = (_floats(s[k] for s in sweeps) for k in ("purity", "agreement", "agreement_random"))
         caption = "Purity: the fraction of the removed instances that do not belong to the bag’s class."
         label = "Purity of the removed instances against the share r removed"
-        panels.append(svg_panel(caption, plots.purity(removal, pure), f"{slug}-purity", label))
+        panels.append(svg_panel(caption, plots.against_removal("purity", removal, {"MPEM": pure}), f"{slug}-purity", label))
         caption = "Agreement: how often the label is the majority of the remaining instances, compared with removal at random."
         label = "Agreement of the remaining majority with the label against the share r removed, MPEM and random control"
-        panels.append(svg_panel(caption, plots.agreement(removal, agree, control), f"{slug}-agreement", label))
+        figure = plots.against_removal("agreement", removal, {"MPEM": agree, "at random": control})
+        panels.append(svg_panel(caption, figure, f"{slug}-agreement", label))
     text = f"Removal by the predictions of {name} on its training bags, measured with instance labels not used in training."
     return FigureGroup("What MPEM removes", text, "wide", tuple(panels))
 

@@ -5,7 +5,7 @@ A figure is drawn from the available records and says which runs are missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -37,7 +37,7 @@ from headcount.reporting.report import provenance
 from headcount.reporting.results_table import RunSummary
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 RISING = ("Small", "Various", "Large")  # by the size of the majorities, as in the paper's figure 3
 _MAX_POINTS = 400  # of a scatter: every bag of a fold
@@ -156,8 +156,8 @@ def paper_figures(scale: Scale, records: Records) -> list[PaperFigure]:
         "figure3": _accuracy_groups(scale, records),
         "figure6": _share_error_groups(scale, records),
         "figure7": share_groups(scale, records),
-        "figure8": _sweep_groups(scale, records, plots.purity, "purity"),
-        "figure9": _sweep_groups(scale, records, plots.agreement, "agreement", "agreement_random"),
+        "figure8": _sweep_groups(scale, records, "purity"),
+        "figure9": _sweep_groups(scale, records, "agreement", "agreement_random"),
     }
     return [
         PaperFigure(s, FIGURES[s], [g for g in gs if g.panels or g.text], missing_runs(s, scale, records))
@@ -197,9 +197,7 @@ def _group_names(values: Mapping[str, str]) -> dict[str, str]:
 
 def agreement_scatter(pairs: Sequence[tuple[float, float]]) -> Markup:
     """A dot per cell, our value against the printed one."""
-    figure = plots.share_scatter(*np.array(pairs).T, PALETTE[0])
-    figure.axes[0].set_title("ours", loc="left")
-    figure.axes[0].set_xlabel("printed", loc="right")
+    figure = plots.share_scatter(*np.array(pairs).T, PALETTE[0], ("printed", "ours"))
     return svg_panel("", figure, "scatter", "Every complete cell of the tables: our value against the printed one").svg
 
 
@@ -252,7 +250,7 @@ def share_groups(scale: Scale, records: Records) -> list[FigureGroup]:
     return groups
 
 
-def _sweep_groups(scale: Scale, records: Records, plot: Callable[..., Figure], *keys: str) -> list[FigureGroup]:
+def _sweep_groups(scale: Scale, records: Records, *keys: str) -> list[FigureGroup]:
     """A panel with the mean of the data sets, which are its thin lines; then one per data set, with folds as thin lines."""
     curves: dict[str, list[np.ndarray]] = {}  # data set -> for each quantity (folds, removals)
     for dataset in DATASETS:
@@ -272,7 +270,7 @@ def _sweep_groups(scale: Scale, records: Records, plot: Callable[..., Figure], *
         if group is None:
             panels.append(FigurePanel(name, Markup("")))
             continue
-        figure = plot(REMOVALS, *group)
+        figure = plots.against_removal(keys[0], REMOVALS, dict(zip(("MPEM", "at random"), group, strict=False)))
         figure.axes[0].set_ylim(shown.min() - padding, shown.max() + padding)  # one scale, so that panels compare
         label = f"{keys[0].capitalize()} against the share r removed: {name}"
         panels.append(svg_panel(name, figure, f"{keys[0]}-{len(panels)}", label))

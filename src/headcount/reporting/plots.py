@@ -53,21 +53,40 @@ def method_rows(labels: Sequence[str], width: float = 390) -> Iterator[tuple[Fig
         yield figure, ax
 
 
-@contextmanager
-def lines_against_removal(title: str, removal: Numbers, lines: Mapping[str, ArrayLike]) -> Iterator[tuple[Figure, Axes]]:
-    """A panel over r from 0 to 1: for each name, a thin line per fold and a thick one for their mean."""
+def against_removal(
+    title: str, removal: Numbers, lines: Mapping[str, ArrayLike], chosen: Numbers = (), baseline: float = math.nan
+) -> Figure:
+    """A score against r from 0 to 1: for each name a thin line per fold and a thick one for their mean.
+
+    Rings mark the r that each fold has ``chosen``; the dashed ``baseline`` is the score without removal.
+    """
     with panel(390, 220) as (figure, ax):
         for (name, folds), colour in zip(lines.items(), (PALETTE[1], PALETTE[7]), strict=False):
             table = np.asarray(folds, dtype=float)  # (folds, removals), NaN where there is no run
             if len(table) > 1:
                 ax.plot(removal, table.T, color=colour, lw=0.8, alpha=0.45)
             ax.plot(removal, column_means(table), color=colour, lw=2.2, label=name)
+            rings = [(r, fold[np.isclose(removal, r).argmax()]) for r, fold in zip(chosen, table, strict=False)]
+            if rings:
+                ax.plot(*zip(*rings, strict=True), "o", label="chosen r", ms=6, mfc=PAPER, mec=colour, mew=1.7, zorder=4)
+        if math.isfinite(baseline):
+            ax.axhline(baseline, color=PALETTE[0], lw=1.4, dashes=(4, 3), label="no removal")
         ax.set(title=title, xlim=(0, 1.03), xticks=np.arange(0, 1.01, 0.2))
         ax.set_xlabel("r, share of the predicted minority removed", loc="right")
-        yield figure, ax
         render.limit_ticks(ax)
-        if len(lines) > 1 or len(ax.get_legend_handles_labels()[1]) > 1:
+        if len(ax.get_legend_handles_labels()[1]) > 1:
             legend(ax)
+    return figure
+
+
+@contextmanager
+def unit_square(title: str, xlabel: str) -> Iterator[tuple[Figure, Axes]]:
+    """A panel from 0 to 1 with its diagonal dashed."""
+    with panel(220, 220, (34, 22, 8, 32)) as (figure, ax):
+        ax.plot([0, 1], [0, 1], color=MUTED, lw=1, dashes=(4, 3))
+        yield figure, ax
+        ax.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1), aspect="equal", title=title)
+        ax.set_xlabel(xlabel, loc="right")
 
 
 def pad_limits(ax: Axes, values: Iterable[Numbers]) -> tuple[float, float]:
@@ -108,15 +127,12 @@ def learning_curves(curves: Sequence[LossCurve], colour: str = PALETTE[0]) -> Fi
 
 def reliability(confidence: Numbers, accuracy: Numbers, counts: Sequence[int]) -> Figure:
     """Accuracy of predictions against the probability they were given, a dot for each bin; calibrated ones lie on the dashes."""
-    with panel(220, 220, (34, 22, 8, 32)) as (figure, ax):
-        ax.plot([0, 1], [0, 1], color=MUTED, lw=1, dashes=(4, 3))
+    with unit_square("correct", "predicted probability") as (figure, ax):
         ax.plot(confidence, accuracy, color=PALETTE[0], lw=1.2)
         for c, a, n in zip(confidence, accuracy, counts, strict=True):
             ax.plot([c, c], wilson_interval(a, n), color=PALETTE[0], lw=1, alpha=0.6)
             (dot,) = ax.plot([c], [a], "o", ms=4 + 6 * math.sqrt(n / max(counts)), color=PALETTE[0], mew=0, clip_on=False)
             render.hover(dot, f"{n:,} bags predicted with probability {c:.2f} on average: {100 * a:.0f} % correct")
-        ax.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1), aspect="equal", title="correct")
-        ax.set_xlabel("predicted probability", loc="right")
     return figure
 
 
@@ -197,36 +213,12 @@ def _box(ax: Axes, y: float, values: np.ndarray, colour: str) -> None:
     ax.plot(outliers, np.full_like(outliers, y), "o", ms=3, color=colour, alpha=0.5, mew=0)
 
 
-def share_scatter(before: Numbers, after: Numbers, colour: str = PALETTE[1]) -> Figure:
+def share_scatter(
+    before: Numbers, after: Numbers, colour: str = PALETTE[1], axes: tuple[str, str] = ("before", "after")
+) -> Figure:
     """The share of the majority in each training bag before and after removal; it has grown above the dashed line."""
-    with panel(220, 220, (34, 22, 8, 32)) as (figure, ax):
-        ax.plot([0, 1], [0, 1], color=MUTED, lw=1, dashes=(4, 3))
+    with unit_square(axes[1], axes[0]) as (figure, ax):
         ax.plot(before, after, "o", ms=4, color=colour, alpha=0.45, mew=0, clip_on=False)
-        ax.set(xlim=(0, 1), ylim=(0, 1), xticks=(0, 0.5, 1), yticks=(0, 0.5, 1), aspect="equal", title="after")
-        ax.set_xlabel("before", loc="right")
-    return figure
-
-
-def purity(removal: Numbers, folds: ArrayLike) -> Figure:
-    """The fraction of removed instances that do not belong to their bag's class, against r."""
-    with lines_against_removal("purity", removal, {"MPEM": folds}) as (figure, _):
-        return figure
-
-
-def agreement(removal: Numbers, folds: ArrayLike, control: ArrayLike) -> Figure:
-    """How often the label is the majority of the remaining instances, against r, with removal at random as control."""
-    with lines_against_removal("agreement", removal, {"MPEM": folds, "at random": control}) as (figure, _):
-        return figure
-
-
-def removal_sweep(removal: Numbers, folds: ArrayLike, chosen: Numbers, title: str, baseline: float | None = None) -> Figure:
-    """A score of MPEM against r, a line per fold; rings mark the chosen r, the dashed line the score without removal."""
-    rings = [(r, fold[np.isclose(removal, r).argmax()]) for r, fold in zip(chosen, np.asarray(folds), strict=True)]
-    with lines_against_removal(title, removal, {"": folds}) as (figure, ax):
-        style: Any = {"ms": 6, "mfc": PAPER, "mec": PALETTE[1], "mew": 1.7, "zorder": 4}
-        ax.plot(*zip(*rings, strict=True), "o", label="chosen r", **style)
-        if baseline is not None and math.isfinite(baseline):
-            ax.axhline(baseline, color=PALETTE[0], lw=1.4, dashes=(4, 3), label="no removal")
     return figure
 
 
