@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sklearn
 from sklearn import config_context
 from sklearn.base import clone
 from sklearn.ensemble import RandomForestClassifier
@@ -345,6 +346,8 @@ def test_the_front_door():
 
 
 def test_the_documentation_lists_the_checks_that_run():
+    if f"scikit-learn=={sklearn.__version__}\n" not in (Path(__file__).parents[2] / "constraints.txt").read_text():
+        pytest.skip("the page lists the checks of another version of scikit-learn")
     found = [getattr(c, "func", c).__name__ for _, c in estimator_checks_generator(MajorityClassifier(), legacy=True)]
     text = (Path(__file__).parent.parent.parent / "docs" / "how-to" / "estimator.md").read_text()
     assert f"all {len(found)} checks" in text
