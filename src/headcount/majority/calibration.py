@@ -2,22 +2,8 @@
 
 Temperatures (Guo et al., On calibration of modern neural networks, ICML 2017) scale the logits so that they explain the bags'
 labels. The rest of a bag is used as context only if the halves of bags inform each other significantly, and labels are explained
-no worse with it: errors that the instances of a bag share look like shares of classes.
-
-The criterion is how well predictions for held-out instances explain the labels of their bags::
-
-    loss(p)  =  instance loss + vote loss
-
-    instance loss   min over transitions T and a temperature:  mean over instances of  -log sum_k p(k | x) T[k, bag's label]
-    vote loss       min over a temperature:                    mean over bags of       -log P(label),
-                                                               P(c) ~ (mean of p(c | x))^(1/t)
-
-Both are log-likelihoods, in nats, of labels. T and the temperatures are fitted for each method, so that methods which predict
-classes or bag labels, overconfident or underconfident, are compared by what they know. The instance loss is a proper score of
-P(label | x), which an invertible T turns into P(y | x): it uses every instance, but distinguishes little in close elections. The
-vote loss is decisive there, and zero for every method where all are landslides. Measured: benchmarks/tables.py.
-
-N instances, B bags, C classes; b the bags that have a label.
+no worse with it: errors that the instances of a bag share look like shares of classes. The criterion is the log-likelihood of the
+labels of held-out bags (docs/how-to/fit.md). N instances, B bags, C classes; b the bags that have a label.
 """
 
 from __future__ import annotations

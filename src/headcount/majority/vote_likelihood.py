@@ -1,13 +1,7 @@
 """The likelihood of a majority label: who wins when every instance casts one random vote. No temperature is involved.
 
-Instance i votes for class k with probability p[i, k], independently. N_k counts the votes for k; the counts together are
-Poisson-multinomial. P(N_c is the largest), ties shared, is a sum over all outcomes of the vote, computed in one of four forms:
-
-    exact        the whole sum: for small bags, and as the reference for the others
-    independent  each count exactly (Poisson-binomial, Hong 2013), the classes taken as independent
-    conditioned  each count exactly, and together they add up to the number of votes
-    normal       from the means and variances of the counts: for large bags
-
+Instance i votes for class k with probability p[i, k], independently, and N_k counts the votes for k. P(N_c is the largest), ties
+shared, takes one of four forms: exact, independent, conditioned, normal (formulas, errors, costs: docs/explanation/election.md).
 All are computed with logarithms in float64: a class that 64 confident votes are against has log P = -200, or -20,000, and the
 gradient still tells which votes would help. No function needs a tensor's value on the host, so all can be part of a CUDA graph.
 
@@ -15,8 +9,6 @@ gradient still tells which votes would help. No function needs a tensor's value 
     n             (B,)       the number of votes
     log_pmf       (B, C, J)  log P(N_k = j), j = 0 .. S
     counted       (C,)       the classes that can win; the others take votes, and are never rivals
-
-Measured errors and costs: docs/explanation/election.md.
 """
 
 from __future__ import annotations
@@ -81,15 +73,12 @@ def _log_win_shares(votes: Tensor, counted: Tensor | None) -> Tensor:
 
 
 def count_log_pmfs(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """(B, C, J) log P(N_k = j): the coefficients of the product of the polynomials q + p x of all votes. Only positive numbers
-    are added, so the tails keep their precision; a Fourier transform would lose it."""
+    """(B, C, J) log P(N_k = j). Only positive numbers are added, so the tails keep their precision."""
     return count_pmf_tree(log_p, log_q) if log_p.is_cuda else count_pmf_sequential(log_p, log_q)
 
 
 def count_pmf_sequential(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """The product vote by vote, the likeliest votes for the class first: for a CPU. Of all ways to get j votes for a class, the
-    likeliest is that the first j vote for it. The others are added in proportion to it: numbers from 1 to 2^S, however small
-    the tail, and no logarithms on the way."""
+    """Vote by vote, the likeliest votes for the class first, in units of the likeliest way to get j votes: for a CPU."""
     odds = (log_p - log_q).transpose(0, 1).flatten(1).sort(0, descending=True).values  # (S, B C)
     likeliest = torch.cat([torch.zeros_like(odds[:1]), odds.cumsum(0)])
     log_pmf = likeliest + _SequentialProduct.apply(odds)
@@ -97,11 +86,8 @@ def count_pmf_sequential(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 class _SequentialProduct(torch.autograd.Function):
-    """(S, M) descending log odds -> (S + 1, M) logs of the ways to get j votes, in units of the likeliest way.
-
-    With o the odds: ways[j] += ways[j - 1] o[i] / o[j] for each vote i, where the ratio is at most 1. In these ratios odds are
-    clipped at e^345 and e^-345.
-    """
+    """(S, M) descending log odds -> (S + 1, M) logs of the ways to get j votes, in units of the likeliest way: with the odds o,
+    clipped at e^345 and e^-345, ways[j] += ways[j - 1] o[i] / o[j] for each vote i, where the ratio is at most 1."""
 
     @staticmethod
     def forward(ctx: Any, odds: Tensor) -> Tensor:
@@ -147,9 +133,7 @@ def count_pmf_tree(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def variance_shares(variance: Tensor, rounds: int = 4) -> Tensor:
-    """(B, C) shares b that add up to one, with b_k (1 - b_k) proportional to the variance of count k. Independent counts of
-    variances D have variances D_k (1 - D_k / sum D) given their total. For the counts to keep their variances, each must
-    therefore first be widened by 1 / (1 - b_k), b = D / sum D."""
+    """(B, C) shares b that add up to one, with b_k (1 - b_k) proportional to the variance of count k."""
     v = variance + 1e-12  # where nothing is uncertain, equal shares
     b = v / v.sum(1, keepdim=True)
     for _ in range(rounds):
@@ -164,13 +148,8 @@ def independent(log_p: Tensor, log_q: Tensor, counted: Tensor | None = None) -> 
 
 
 def conditioned(log_p: Tensor, log_q: Tensor, n: Tensor, counted: Tensor | None = None) -> Tensor:
-    """(B, C) log P(N_c is the largest), up to a constant of the bag, under the distribution
-
-        P(n_1 .. n_C)  ~  prod_k P(N_k = n_k)^(1 - b_k)   where the n_k add up to n
-
-    with b from :func:`variance_shares`. For two classes this is exact. It ignores which two classes a vote is undecided
-    between: votes are exchanged among all classes, in proportion to their variances.
-    """
+    """(B, C) log P(N_c is the largest), up to a constant of the bag, where P(n_1 .. n_C) ~ prod_k P(N_k = n_k)^(1 - b_k) and the n_k
+    add up to n, with b from :func:`variance_shares`. For two classes this is exact."""
     log_pmf = count_log_pmfs(log_p, log_q)
     log_pmf = (1 - variance_shares((log_p + log_q).exp().sum(1)))[..., None] * log_pmf
     win_probability = _enumerate_joint_counts if log_pmf.shape[1] in (2, 3) else _log_win_probability
@@ -178,9 +157,8 @@ def conditioned(log_p: Tensor, log_q: Tensor, n: Tensor, counted: Tensor | None 
 
 
 def _log_win_probability(log_pmf: Tensor, n: Tensor | None, counted: Tensor | None) -> Tensor:
-    """(B, C). Class c wins with m votes if every rival has fewer, or as many and loses the tie. A tie of r is shared 1/r each,
-    which is the mean of u^(r-1) over u in (0, 1): three Gauss points (U) are exact up to ties of six. Given n, the other
-    counts, truncated at m, must add up to n - m; their sum is taken as normal."""
+    """(B, C). Class c wins with m votes if every rival has fewer, or as many and loses the tie: three Gauss points (U) are exact up
+    to ties of six. Given n, the other counts, truncated at m, must add up to n - m; their sum is taken as normal."""
     votes = torch.arange(log_pmf.shape[2], dtype=log_pmf.dtype, device=log_pmf.device)
     t = torch.arange(-1, 2, dtype=log_pmf.dtype, device=log_pmf.device)[:, None, None, None]  # (U, 1, 1, 1)
     u, weight = (0.5 + math.sqrt(0.15) * t).log(), ((8 - 3 * t.square()) / 18).log()
@@ -235,10 +213,8 @@ def _log_normal_density(x: Tensor, variance: Tensor) -> Tensor:
 
 
 def normal(mean: Tensor, variance: Tensor, counted: Tensor | None = None) -> Tensor:
-    """(B, C) log P(N_c is the largest), up to a constant of the bag, from the means and variances (B, C) of the counts.
-    Differences of counts get the right variances if normal counts, widened by :func:`variance_shares`, are taken as
-    independent. A tie broken at random is a count blurred by a uniform of width one: 1/12 more variance. Counts are skewed, but
-    the winner is the same on any scale, and to the power 2/3 a Poisson count has no skewness."""
+    """(B, C) log P(N_c is the largest), up to a constant of the bag, from the means and variances (B, C) of the counts, as if they
+    were independent and normal on the scale (n + 1/2)^(2/3), with 1/12 more variance for ties."""
     variance, mean = variance / (1 - variance_shares(variance)) + 1 / 12, mean + 0.5
     variance, mean = (2 / 3) ** 2 * mean ** (-2 / 3) * variance, mean ** (2 / 3)
     rival = torch.ones(mean.shape[1], mean.shape[1], dtype=torch.bool, device=mean.device).fill_diagonal_(False)
