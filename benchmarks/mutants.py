@@ -141,10 +141,11 @@ MUTATIONS = [
         "test_fit.py",
     ),
     # experiments
+    Mutation("experiments/launch.py", 'if not (out / f"{key}.json").exists():', "if True:", "test_launch.py"),
     Mutation(
         "experiments/study.py",
-        "for needed in with_needs(recipe.needs):\n            ordered.setdefault(needed)\n        ordered.setdefault(recipe)",
-        "ordered.setdefault(recipe)\n        for needed in with_needs(recipe.needs):\n            ordered.setdefault(needed)",
+        "(*with_needs(recipe.needs), recipe)",
+        "(recipe, *with_needs(recipe.needs))",
         "test_study.py",
     ),
     Mutation(

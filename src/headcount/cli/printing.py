@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import math
 import re
 import sys
@@ -24,7 +23,7 @@ from headcount.experiments.records import Record
 from headcount.majority import metrics
 from headcount.models.fitted import FittedModel
 from headcount.reporting.paper_tables import RECROPPED_NOTE, uses_recropped_svhn
-from headcount.reporting.results_table import display_names
+from headcount.reporting.results_table import METRICS, display_names
 from headcount.training.distributed import rank
 
 Records = dict[Recipe, Record]
@@ -46,62 +45,61 @@ def _table(*names: str, left: int = 1, no_wrap: bool = True, title: str | None =
     return table
 
 
+def _spread(mean: float, deviation: float | None, count: int = 2, sign: str = "") -> str:
+    """A mean with its spread, which a single run does not have; a dash without runs."""
+    spread = f" ± {deviation:.3f}" if count > 1 and deviation is not None and not math.isnan(deviation) else ""
+    return f"{mean:{sign}.3f}{spread}" if count else "–"
+
+
+def _study_lines(rows: Iterable[scores.Row]) -> tuple[list[StudyLine], dict[str, str]]:
+    """Each method with its name and its test against the best of its source and scenario; and remarks on the names."""
+    rows = sorted(rows, key=lambda row: (row.source, row.scenario))
+    names, remarks = display_names(rows)
+    groups = groupby(rows, key=lambda row: (row.source, row.scenario))
+    tests = [test for _, group in groups for test in scores.compare_with_best(list(group))]
+    return [StudyLine(*line) for line in zip(rows, names, tests, strict=True)], remarks
+
+
+class StudyLine(NamedTuple):
+    """A method of a study; the best has no test."""
+
+    row: scores.Row
+    name: str
+    test: scores.PairedTest | None
+
+    def cells(self) -> list[str]:
+        """Runs, three scores, difference from the best, p."""
+        test = self.test or scores.PairedTest(math.nan, math.nan, 0)
+        p = "–" if math.isnan(test.p) else f"{test.p:.3f}" if test.p >= 0.0005 else "< 0.001"
+        values = (_spread(*self.row.score(metric)) for metric in list(METRICS)[:3])
+        return [str(len(self.row.records)), *values, _spread(test.difference, test.error, test.n, "+"), p]
+
+
 def print_results(rows: Iterable[scores.Row]) -> None:
     """The results, one table for each source and scenario, and how far the others are from the best of each."""
-    groups, remarks = _study_lines(rows)
-    for lines in groups:
-        table = _table(
-            f"{lines[0].row.source}, {lines[0].row.scenario}", "runs", "instance accuracy", "bag accuracy", "consistency"
-        )
-        for name, row, _ in lines:
-            values = [row.score(m) for m in METRICS]
-            cells = [f"{mean:.3f} ± {deviation:.3f}" if count else "–" for mean, deviation, count in values]
-            table.add_row(name, str(len(row.records)), *cells)
+    lines, remarks = _study_lines(rows)
+    for (source, scenario), group in groupby(lines, key=lambda line: (line.row.source, line.row.scenario)):
+        members = list(group)
+        best = next((line.name for line in members if not line.test), "")
+        table = _table(f"{source}, {scenario}", "runs", "instance accuracy", "bag accuracy", "consistency")
+        against = _table(f"instance accuracy against {best}", "difference ± SE", "p (Holm)", "runs")
+        for line in members:
+            cells = line.cells()
+            table.add_row(line.name, *cells[:4])
+            if line.test and line.test.n > 1:
+                against.add_row(line.name, *cells[4:], str(line.test.n))
         console.print(table)
-        if tested := [(name, test) for name, _, test in lines if test and test.n > 1]:
-            best = next(name for name, _, test in lines if not test)
-            table = _table(f"instance accuracy against {best}", "runs", "difference ± SE", "p (Holm)")
-            for name, test in tested:
-                difference = f"{test.difference:+.3f} ± {test.error:.3f}" if test.error >= 0 else f"{test.difference:+.3f}"
-                table.add_row(name, str(test.n), difference, _format_p(test.p) or "–")
-            console.print(table)
+        if against.row_count:
+            console.print(against)
     for name, remark in remarks.items():
         print_line(f"{name}, {remark}")
 
 
-METRICS = ("instance_accuracy", "bag_accuracy", "consistency_rate")
-
-
-class StudyLine(NamedTuple):
-    """A method of a study: its name, its runs, and its test against the best (None for the best)."""
-
-    name: str
-    row: scores.Row
-    test: scores.PairedTest | None
-
-
-def _study_lines(rows: Iterable[scores.Row]) -> tuple[list[list[StudyLine]], dict[str, str]]:
-    """The methods for each source and scenario; and remarks on their names."""
-    rows = sorted(rows, key=lambda row: (row.source, row.scenario))
-    names, remarks = display_names(rows)
-    groups = groupby(zip(names, rows, strict=True), key=lambda pair: (pair[1].source, pair[1].scenario))
-    tables = []
-    for _, group in groups:
-        names, members = zip(*group, strict=True)
-        tables.append([StudyLine(*line) for line in zip(names, members, scores.compare_with_best(members), strict=True)])
-    return tables, remarks
-
-
-def _format_p(p: float) -> str:
-    return "" if math.isnan(p) else f"{p:.3f}" if p >= 0.0005 else "< 0.001"
-
-
 def study_csv(rows: Iterable[scores.Row]) -> str:
     """One line per method, source and scenario: means, standard deviations and errors, and the difference from the best."""
-    spread = [f"{metric}{suffix}" for metric in METRICS for suffix in ("", "_std", "_se")]
-    header = ["source", "scenario", "method", "runs", *spread, "difference", "difference_se", "p_holm", "runs_compared"]
+    header = ["source", "scenario", "method", "runs", *(m + end for m in METRICS for end in ("", "_std", "_se"))]
     lines = []
-    for name, row, test in itertools.chain(*_study_lines(rows)[0]):
+    for row, name, test in _study_lines(rows)[0]:
         values: list[float] = []
         for metric in METRICS:
             mean, deviation, count = row.score(metric)
@@ -109,25 +107,24 @@ def study_csv(rows: Iterable[scores.Row]) -> str:
         values += (test.difference, test.error, test.p) if test else (math.nan,) * 3
         numbers = ["" if math.isnan(v) else f"{v:.5g}" for v in values]
         lines.append([row.source, row.scenario, name, len(row.records), *numbers, test.n if test else ""])
-    return _csv(header, lines)
+    return _csv([*header, "difference", "difference_se", "p_holm", "runs_compared"], lines)
 
 
 def study_latex(rows: Iterable[scores.Row]) -> str:
     """A tabular with a row per method, source and scenario; the difference from the best with its standard error and p."""
-    header = ["Source", "Scenario", "Method", "Runs", "Instance accuracy", "Bag accuracy", "Consistency", "Difference", "$p$"]
-    lines, (groups, remarks) = [], _study_lines(rows)
-    for name, row, test in itertools.chain(*groups):
-        cells = [_latex_value(*row.score(metric)) for metric in METRICS]
-        cells += [_latex_value(test.difference, test.error, test.n), f"${_format_p(test.p) or '-'}$"] if test else ["best", ""]
-        lines.append([_escape(row.source), row.scenario, _escape(name), str(len(row.records)), *cells])
+    header = ["Source", "Scenario", "Method", "Runs", *list(METRICS.values())[:3], "Difference", "$p$"]
+    lines, remarks = _study_lines(rows)
+    texts = [[_escape(w) for w in (row.source, row.scenario, name)] for row, name, _ in lines]
     notes = [_escape(f"{name}, {remark}") for name, remark in remarks.items()]
-    test = "Means and standard deviations. Differences of the instance accuracy from the best, with standard errors; "
-    test += "$p$: paired $t$-test over the runs, Holm-corrected."
-    return _latex(header, lines, 3, [*notes, test])
+    notes += [
+        "Means and standard deviations. Differences of the instance accuracy from the best, with standard errors; $p$: paired "
+    ]
+    notes[-1] += "$t$-test over the runs, Holm-corrected."
+    return _latex(header, [[*t, *map(_math, x.cells())] for t, x in zip(texts, lines, strict=True)], 3, notes)
 
 
-def _latex_value(mean: float, spread: float, count: int) -> str:
-    return f"${mean:.3f}" + (rf" \pm {spread:.3f}$" if count > 1 and not math.isnan(spread) else "$") if count else "--"
+def _math(cell: str) -> str:
+    return "--" if cell == "–" else f"${cell.replace('±', chr(92) + 'pm')}$"
 
 
 def _escape(text: str) -> str:
@@ -209,11 +206,8 @@ def print_table(item: str, cells: Sequence[Cell], scale: Scale, records: Records
     table = _table("scenario", "method", "data set", "printed", "ours", "difference", "runs", left=3, title=title)
     for cell in cells:
         mean, deviation, count = cell.value(records)
-        spread = f" ± {deviation:.3f}" if count > 1 else ""  # one run has no standard deviation
-        ours = (f"{mean:.3f}{spread}", f"{mean - cell.printed.mean:+.3f}") if count else ("missing", "")
-        printed = f"{cell.printed.mean:.3f}" + (
-            f" ± {cell.printed.deviation:.3f}" if cell.printed.deviation is not None else ""
-        )
+        ours = (_spread(mean, deviation, count), f"{mean - cell.printed.mean:+.3f}") if count else ("missing", "")
+        printed = _spread(cell.printed.mean, cell.printed.deviation)
         table.add_row(cell.scenario, cell.method, cell.data, printed, *ours, f"{count}/{cell.n_runs}")
     console.print(table)
     for (scenario, method), average in paper.averages(item).items():
@@ -226,10 +220,8 @@ def print_table(item: str, cells: Sequence[Cell], scale: Scale, records: Records
 
 def as_csv(cells: list[Cell], records: Records) -> str:
     """One line per cell; ours is empty where no run exists. ``source`` is what our numbers are of."""
-    header, lines = (
-        ["scenario", "method", "dataset", "printed_mean", "printed_std", "mean", "std", "runs", "runs_wanted", "source"],
-        [],
-    )
+    header = ["scenario", "method", "dataset", "printed_mean", "printed_std", "mean", "std", "runs", "runs_wanted", "source"]
+    lines = []
     for c in cells:
         mean, deviation, count = c.value(records)
         ours = [f"{mean:.4f}" if count else "", f"{deviation:.4f}" if count > 1 else "", count, c.n_runs]
@@ -248,7 +240,7 @@ def as_latex(cells: list[Cell], records: Records) -> str:
             cell = grid[scenario, method, dataset]
             mean, deviation, count = cell.value(records)
             part = f" ({count}/{cell.n_runs})" if 0 < count < cell.n_runs else ""
-            shown.append(_latex_value(mean, deviation, count) + part)
+            shown.append(_math(_spread(mean, deviation, count)) + part)
         lines.append([scenario, method, *shown])
     stand_ins = ["Digits and generated stand-ins: a test of the pipeline, not results on the paper's data sets"]
     notes = stand_ins if any(name != data for name, data in datasets.items()) else []

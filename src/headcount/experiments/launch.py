@@ -159,27 +159,23 @@ class RemoteTask:
 def run_remote(remote_task: RemoteTask, *needs: Files) -> RemoteResult[Files]:
     """One run, on a node. A retry on the same node resumes from the checkpoint; otherwise the scratch folder is removed."""
     scratch = Path(tempfile.gettempdir()) / f"headcount-{remote_task.study_id}" / remote_task.key
+    recipe = remote_task.recipe
     with file_lock(scratch.with_suffix(".lock")):
         try:
-            return RemoteResult(_run_in(scratch, remote_task, needs))
+            torch.set_num_threads(remote_task.threads)
+            if Path(remote_task.working_folder).is_dir():
+                os.chdir(remote_task.working_folder)
+            if recipe.key != remote_task.key:
+                difference = f"{platform.node()} has another {recipe.source} (or head {recipe.head})"
+                raise HeadcountError(f"{difference} than the machine that started the study; copy that machine's there")
+            for files in needs:
+                write_files(scratch, files)
+            remote_task.task(recipe, scratch, **remote_task.options)
+            return RemoteResult(read_files(scratch, remote_task.key))
         except Exception as e:
             return RemoteResult.of_exception(e)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _run_in(scratch: Path, remote_task: RemoteTask, needs: tuple[Files, ...]) -> Files:
-    recipe = remote_task.recipe
-    torch.set_num_threads(remote_task.threads)
-    if Path(remote_task.working_folder).is_dir():
-        os.chdir(remote_task.working_folder)
-    if recipe.key != remote_task.key:
-        difference = f"{platform.node()} has another {recipe.source} (or head {recipe.head})"
-        raise HeadcountError(f"{difference} than the machine that started the study; copy that machine's there")
-    for files in needs:
-        write_files(scratch, files)
-    remote_task.task(recipe, scratch, **remote_task.options)
-    return read_files(scratch, remote_task.key)
 
 
 def read_files(folder: Path, key: str) -> Files:

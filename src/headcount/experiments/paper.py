@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import csv
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from headcount.errors import HeadcountWarning, check_choice
 from headcount.experiments.recipe import Recipe
@@ -120,8 +121,7 @@ SCALES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class PrintedValue:
+class PrintedValue(NamedTuple):
     """A mean as the paper prints it, with its standard deviation where there is one."""
 
     mean: float
@@ -212,8 +212,7 @@ def printed_values(table: str) -> dict[tuple[str, str, str], PrintedValue]:
     return values
 
 
-@dataclass(frozen=True)
-class Average:
+class Average(NamedTuple):
     """A printed average, and the average of its cells."""
 
     printed: float
@@ -250,19 +249,16 @@ def records_by_recipe(folder: Path) -> dict[Recipe, Record]:
 
     Two versions of a data set are not averaged: the one with more records counts, and a warning reports the others.
     """
-    versions: dict[str, dict[str | None, list[Record]]] = {}  # by source, then by checksum
-    for record in load_records(folder) if folder.exists() else ():
-        by_checksum = versions.setdefault(record.recipe.source, {})
-        by_checksum.setdefault(record.data["data"].get("checksum"), []).append(record)
-    kept: list[Record] = []
-    for source, by_checksum in versions.items():
-        largest = max(by_checksum.values(), key=len)
-        if ignored := sum(map(len, by_checksum.values())) - len(largest):
-            message = f"{folder} holds runs on {len(by_checksum)} versions of {source}, whose files differ"
-            counts = f"the {len(largest)} runs on one count, {ignored} do not"
-            warnings.warn(f"{message}; {counts}", HeadcountWarning, stacklevel=2)
-        kept += largest
-    return {record.recipe: record for record in kept}
+    records = load_records(folder) if folder.exists() else []
+    counts = Counter((r.recipe.source, r.fingerprint["data"]) for r in records)
+    chosen = {source: version for (source, version), _ in reversed(counts.most_common())}  # the most common comes last
+    for source, version in chosen.items():
+        versions = [n for (name, _), n in counts.items() if name == source]
+        if len(versions) > 1:
+            message = f"{folder} holds runs on {len(versions)} versions of {source}, whose files differ"
+            n = counts[source, version]
+            warnings.warn(f"{message}; the {n} runs on one count, {sum(versions) - n} do not", HeadcountWarning, stacklevel=2)
+    return {r.recipe: r for r in records if r.fingerprint["data"] == chosen[r.recipe.source]}
 
 
 def required_recipes(item: str, scale: Scale) -> list[Recipe]:

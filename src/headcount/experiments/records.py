@@ -60,7 +60,7 @@ class Record:
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """What the recipe does not contain: the checksum of the data and the hash of a custom head's code."""
+        """The checksum of the data and the hash of a custom head's code, which the recipe does not contain."""
         return {"data": str(self.data["data"].get("checksum", "")), "code": str(self._custom_head.get("code", ""))}
 
     @property
@@ -104,12 +104,10 @@ class Record:
 _NOT_RECORDS = (".failed.json", "summary.json")
 _PARTS = {"key": str, "recipe": dict, "data": dict, "fit": dict, "scores": dict, "provenance": dict}
 # what tables and pages read from the parts
-_COUNTS = dict.fromkeys(("train_bags", "valid_bags", "test_bags", "bag_size"), int)
-_FIELDS: dict[str, dict[str, Any]] = {
-    "recipe": dict.fromkeys(("source", "scenario", "fold", "head", "removal", "seed"), object),
-    "data": {"source": str, "checksum": str, "classes": list, **_COUNTS},
-    "fit": {"best_epoch": int, "epochs": int, "valid_loss": (int, float)},
-}
+_FIELDS: dict[tuple[str, ...], Any] = {("data", "classes"): list, ("fit", "valid_loss"): (int, float)}
+_FIELDS |= {("recipe", name): object for name in ("source", "scenario", "fold", "head", "removal", "seed")}
+_FIELDS |= {("data", name): str for name in ("source", "checksum")} | {("fit", name): int for name in ("best_epoch", "epochs")}
+_FIELDS |= {("data", name): int for name in ("train_bags", "valid_bags", "test_bags", "bag_size")}
 
 
 def _what_is_missing(data: Any) -> str:
@@ -119,8 +117,7 @@ def _what_is_missing(data: Any) -> str:
     if parts := [name for name, kind in _PARTS.items() if not isinstance(data.get(name), kind)]:
         return f"it lacks {', '.join(parts)}"
     Recipe.from_dict(data["recipe"])  # raises for one of another version, or edited
-    known = ((part, name, kind) for part, kinds in _FIELDS.items() for name, kind in kinds.items())
-    fields = [f"{p}.{n}" for p, n, kind in known if n not in data[p] or not isinstance(data[p][n], kind)]
+    fields = [f"{p}.{n}" for (p, n), kind in _FIELDS.items() if n not in data[p] or not isinstance(data[p][n], kind)]
     fields += [f"scores.{k} as a number" for k, v in data["scores"].items() if not isinstance(v, int | float | None)]
     return f"it lacks {', '.join(fields)}" if fields else ""
 
@@ -130,7 +127,7 @@ def write_record(folder: Path, data: dict[str, Any], arrays: dict[str, np.ndarra
     path = folder / f"{data['key']}.json"
     atomic_write(path.with_suffix(".npz"), lambda f: np.savez_compressed(f, allow_pickle=False, **arrays))
     try:
-        atomic_write(path, lambda f: f.write(_one_field_per_line(data).encode()))
+        atomic_write(path, lambda f: f.write(_one_field_per_line(data)))
     except Exception:
         path.with_suffix(".npz").unlink()
         raise
@@ -165,7 +162,7 @@ def write_failure(path: Path, recipe: Recipe, error: BaseException) -> None:
         "provenance": {"versions": versions, "host": platform.node(), "ended": datetime.now(UTC).isoformat(timespec="seconds")},
     }
     with suppress(OSError):
-        atomic_write(path, lambda f: f.write(_one_field_per_line(data).encode()))
+        atomic_write(path, lambda f: f.write(_one_field_per_line(data)))
 
 
 def error_line(error: BaseException) -> str:
@@ -173,9 +170,9 @@ def error_line(error: BaseException) -> str:
     return traceback.format_exception_only(error)[-1].strip()
 
 
-def _one_field_per_line(data: dict[str, Any]) -> str:
+def _one_field_per_line(data: dict[str, Any]) -> bytes:
     lines = (f"{json.dumps(k)}: {json.dumps(v, allow_nan=False, separators=(',', ':'))}" for k, v in data.items())
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def provenance(device: torch.device, started: datetime, seconds: float, compiled: bool) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from headcount.training.accel import resolve_device
 from headcount.training.trainer import TrainProgress
 
 EpochCallback = Callable[[TrainProgress], None]
-CURVE_POINTS = 60  # points of the learning curve: a record stays small
+CURVE_POINTS = 60  # of the learning curve: a record stays small
 
 
 def run(
@@ -126,7 +126,7 @@ def make_bags(recipe: Recipe, device: torch.device | str = "cpu") -> dict[str, B
 
 
 def hide_truth(bags: Bags, head: str) -> Bags:
-    """The bags as training sees them, without truth; the supervised twin alone gets the classes, as known labels."""
+    """The bags as training sees them: without truth, which only the supervised twin gets, as known labels."""
     return replace(bags, known=bags.truth, truth=None) if find_head(head).uses_instance_labels else bags.blind()
 
 
@@ -151,7 +151,7 @@ def predict_votes(model: Model, train: Bags) -> dict[str, Tensor]:
 
 def find_dissenters(recipe: Recipe, out: Path, train: Bags) -> Tensor:
     """(N,) the instances to remove, by the votes of the run this recipe needs."""
-    (needed,) = recipe.needs
+    needed = recipe.needs[0]
     path = out / f"{needed.key}.json"
     if not path.exists():
         raise HeadcountError(f"MPEM needs the run {needed.key} ({needed}) in {out}; run it first")

@@ -1,6 +1,6 @@
 """Sanity checks: small synthetic data sets that show whether a method really learns from majorities.
 
-Each has features in two dimensions or a few more, easy for a network that is trained with every class, and one trap:
+Each is easy for a network that is trained with every class, and has one trap:
 
 present   another class is *present* in every bag with a given label, always as a minority: its presence predicts the label just as well
 loud      one instance per bag, much larger than the others, gives the label away in training and misleads on test bags
@@ -98,21 +98,17 @@ def run_sanity_check(
     check: str, head: str, options: Mapping[str, Any] | None = None, *, epochs: int = 60, seeds: int = 3
 ) -> CheckScore:
     """Train a head on the majority labels of a sanity check with a small network, and score it on the test instances."""
-    scores = [_train_and_score(check, head, options or {}, epochs, seed) for seed in range(seeds)]
-    instance, bag = np.array(scores).T
-    return CheckScore(float(instance.mean()), float(bag.mean()), float(instance.std()))
-
-
-def _train_and_score(check: str, head: str, options: Mapping[str, Any], epochs: int, seed: int) -> tuple[float, float]:
-    bags = sanity_check_bags(check, seed)
-    train, valid = (hide_truth(bags[split], head) for split in ("train", "valid"))
-    network = {"backbone": "mlp", "backbone_options": (("hidden", 32), ("layers", 1))}
-    model_config = ModelConfig.for_bags(train, **network, head=head, options=tuple(options.items()))
-    train_config = TrainConfig(epochs=epochs, batch_bags=32, lr=3e-3, seed=seed)
-    result = loop.train(build_model(model_config, train, seed=seed), train, valid, train_config)
-    predictions, test = predict(result.model, bags["test"]), bags["test"]
-    assert test.truth is not None
-    truth, predicted = test.truth.numpy(), predictions.instance.argmax(1).numpy()
-    scored = truth < CLASSES - 1 if check == "never" else truth >= 0
-    instance_accuracy = metrics.instance_accuracy(truth[scored], predicted[scored])
-    return instance_accuracy, metrics.bag_accuracy(test.label.numpy(), predictions.bag.argmax(1).numpy())
+    network = {"backbone": "mlp", "backbone_options": (("hidden", 32), ("layers", 1)), "head": head}
+    instance, bag = [], []
+    for seed in range(seeds):
+        bags = sanity_check_bags(check, seed)
+        train, valid = (hide_truth(bags[split], head) for split in ("train", "valid"))
+        model = build_model(ModelConfig.for_bags(train, **network, options=tuple((options or {}).items())), train, seed=seed)
+        result = loop.train(model, train, valid, TrainConfig(epochs=epochs, batch_bags=32, lr=3e-3, seed=seed))
+        predictions, test = predict(result.model, bags["test"]), bags["test"]
+        assert test.truth is not None
+        truth, predicted = test.truth.numpy(), predictions.instance.argmax(1).numpy()
+        scored = truth < CLASSES - 1 if check == "never" else truth >= 0
+        instance.append(metrics.instance_accuracy(truth[scored], predicted[scored]))
+        bag.append(metrics.bag_accuracy(test.label.numpy(), predictions.bag.argmax(1).numpy()))
+    return CheckScore(float(np.mean(instance)), float(np.mean(bag)), float(np.std(instance)))
