@@ -143,10 +143,7 @@ MUTATIONS = [
     # experiments
     Mutation("experiments/launch.py", 'if not (out / f"{key}.json").exists():', "if True:", "test_launch.py"),
     Mutation(
-        "experiments/study.py",
-        "(*with_needs(recipe.needs), recipe)",
-        "(recipe, *with_needs(recipe.needs))",
-        "test_study.py",
+        "experiments/study.py", "(*with_needs(recipe.needs), recipe)", "(recipe, *with_needs(recipe.needs))", "test_study.py"
     ),
     Mutation(
         "experiments/scores.py",
