@@ -122,10 +122,8 @@ class Remote(NamedTuple):
 
 
 def fetch(url: str, path: str | Path, md5: str, source: str = "NAME") -> Path:
-    """Download ``url`` to ``path`` and verify its md5; a file that exists already is only verified.
-
-    ``source`` is the name for ``headcount data import`` in the advice given when this fails.
-    """
+    """Download ``url`` to ``path`` and verify its md5; a file that exists already is only verified. ``source`` is the name for
+    ``headcount data import`` in the advice given when this fails."""
     path = Path(path)
     part = path.with_name(path.name + ".part")
     bring = f"or bring the arrays you have with 'headcount data import {source} FILE.npz'"

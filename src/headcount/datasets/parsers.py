@@ -24,10 +24,8 @@ _OFFICIAL = "the official file"
 
 
 def parse_digits(files: Sequence[Path] = ()) -> Arrays:
-    """The 1,797 digits that come with scikit-learn, 8 x 8 gray; intensities 0..16 scaled to 0..255.
-
-    Their file is read directly: importing the library for it would take longer than the demo's first training.
-    """
+    """The 1,797 digits that come with scikit-learn, 8 x 8 gray; intensities 0..16 scaled to 0..255. Their file is read
+    directly: importing the library for it would take longer than the demo's first training."""
     library = find_spec("sklearn")
     file = Path(library.origin).parent / "datasets" / "data" / "digits.csv.gz" if library and library.origin else None
     if file and file.exists():
@@ -75,10 +73,8 @@ def parse_medmnist(files: Sequence[Path]) -> Arrays:
 
 
 def synthetic_parser(n_classes: int) -> Callable[[Sequence[Path]], Arrays]:
-    """A parser without files: generated images for testing the pipeline when a real data set is not available.
-
-    An instance is its class's random pattern, shifted and with noise; always the same images, not meant for comparing methods.
-    """
+    """A parser without files: generated images for testing the pipeline when a real data set is not available. An instance is
+    its class's random pattern, shifted and with noise; always the same images, not meant for comparing methods."""
 
     def parse(_: Sequence[Path] = ()) -> Arrays:
         rng = np.random.default_rng(n_classes)

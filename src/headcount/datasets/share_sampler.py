@@ -75,10 +75,8 @@ def sample_shares(scenario: str, classes: int, bags: int, rng: np.random.Generat
 
 
 def samples_per_law(scenario: str, classes: int, need: Array, rng: np.random.Generator) -> list[dict[str, int]]:
-    """For each bin, how many samples come from which law, when blocks are drawn stage by stage.
-
-    Proposals fall into a bin as a Poisson process, so the block of each can be drawn without drawing the blocks.
-    """
+    """For each bin, how many samples come from which law, when blocks are drawn stage by stage. Proposals fall into a bin as a
+    Poisson process, so the block of each can be drawn without drawing the blocks."""
     e, left = bin_edges(scenario, classes), need.copy()
     parts: list[dict[str, int]] = [{} for _ in range(BINS)]
     for law, stop in STAGES.get(scenario, UNIFORM):
@@ -102,11 +100,9 @@ def law_or_uniform(law: str, classes: int, low: float, high: float) -> str:
 
 @lru_cache
 def bin_probability(law: str, classes: int, low: float, high: float) -> float:
-    """The probability that the majority's share of one proposal lies in (low, high).
-
-    The share is above s where the sum of the minority classes is below major * (1/s - 1), and a sum of uniforms follows the
-    Irwin-Hall distribution. For U, whose minority classes are uniform below the majority, the majority cancels.
-    """
+    """The probability that the majority's share of one proposal lies in (low, high). The share is above s where the sum of the
+    minority classes is below major * (1/s - 1), and a sum of uniforms follows the Irwin-Hall distribution. For U, whose
+    minority classes are uniform below the majority, the majority cancels."""
     alpha, beta = LAWS[law]
     major = np.array([1.0]) if law == "U" else beta + (1 - beta) * (np.arange(200) + 0.5) / 200
     below = [_irwin_hall(classes - 1, major * (1 / s - 1) / alpha).mean() for s in (low, high)]
@@ -114,10 +110,8 @@ def bin_probability(law: str, classes: int, low: float, high: float) -> float:
 
 
 def _irwin_hall(n: int, x: np.ndarray) -> Array:
-    """P(the sum of n uniforms < x): B-splines of degree n at x, x - 1, ..., by their recurrence, summed.
-
-    Only positive numbers are added, so that small probabilities keep their precision.
-    """
+    """P(the sum of n uniforms < x): B-splines of degree n at x, x - 1, ..., by their recurrence, summed. Only positive numbers
+    are added, so that small probabilities keep their precision."""
     t = np.clip(x, 0, n)[:, None] - np.arange(n + 1)
     spline = ((t >= 0) & (t < 1)).astype(float)
     for m in range(1, n + 1):

@@ -123,9 +123,7 @@ CANCEL_TIMEOUT = 10.0  # seconds for cancelled runs to remove their scratch fold
 
 def ray_cluster(address: str | None, gpus_each: float = 0, cpus_each: float = 1, retries: int = 3) -> Launcher:
     """A launcher for :func:`headcount.study`: runs on every node of a Ray cluster, as many at once as its CPUs and GPUs allow.
-
-    The arguments are those of :class:`~headcount.inference.ray_cluster.RayOptions`.
-    """
+    The arguments are those of :class:`~headcount.inference.ray_cluster.RayOptions`."""
     require_single_process("a study on Ray")
     ray_options = RayOptions(address, gpus_each, cpus_each, retries)
     ray = import_ray()

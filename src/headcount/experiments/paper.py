@@ -69,11 +69,9 @@ DEFAULT_SECONDS = {"full": 55.0, "smoke": 0.5}  # per run, if none has been time
 
 @dataclass(frozen=True)
 class Scale:
-    """The size at which the paper is reproduced.
-
-    ``full``: as in the paper, with every removal. ``smoke``: digits and three generated stand-ins, two folds, few epochs; it tests
-    the pipeline and does not compare methods. Its recipes differ, so the records of the two never mix.
-    """
+    """The size at which the paper is reproduced. ``full``: as in the paper, with every removal. ``smoke``: digits and three
+    generated stand-ins, two folds, few epochs; it tests the pipeline and does not compare methods. Its recipes differ, so the
+    records of the two never mix."""
 
     name: str
     base: Recipe
@@ -245,10 +243,8 @@ def figure_recipes(figure: str, scale: Scale) -> list[Recipe]:
 
 
 def records_by_recipe(folder: Path) -> dict[Recipe, Record]:
-    """The records of a folder by their recipe; none if the folder does not exist.
-
-    Two versions of a data set are not averaged: the one with more records counts, and a warning reports the others.
-    """
+    """The records of a folder by their recipe; none if the folder does not exist. Two versions of a data set are not averaged:
+    the one with more records counts, and a warning reports the others."""
     records = load_records(folder) if folder.exists() else []
     counts = Counter((r.recipe.source, r.fingerprint["data"]) for r in records)
     chosen = {source: version for (source, version), _ in reversed(counts.most_common())}  # the most common comes last

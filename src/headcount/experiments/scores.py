@@ -60,10 +60,8 @@ def score_test(predictions: Output, test: Bags) -> tuple[dict[str, Any], dict[st
 def score_transition(
     transition: Transition, predictions: Output, train: Bags, valid: Bags, test: Bags, valid_predictions: Output
 ) -> dict[str, Any]:
-    """The estimated transition beside the true one, and the gain from using the rest of a bag as context.
-
-    ``valid_predictions`` are those for the validation bags, to which the calibration is fitted.
-    """
+    """The estimated transition beside the true one, and the gain from using the rest of a bag as context. ``valid_predictions``
+    are those for the validation bags, to which the calibration is fitted."""
     truth, label, bag, n_classes = _truth(train)
     true_mix = _normalized(metrics.confusion_matrix(label[bag], truth, n_classes))  # a row per label
     truth, _, bag, _ = _truth(test)
@@ -228,10 +226,8 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def compare_with_best(rows: Sequence[Row], metric: str = "instance_accuracy") -> list[PairedTest | None]:
-    """Each row against the best over the folds and seeds that both have, p by Holm over the rows; None for the best.
-
-    Rows that were trained with instance labels are compared, but are never the best.
-    """
+    """Each row against the best over the folds and seeds that both have, p by Holm over the rows; None for the best. Rows that
+    were trained with instance labels are compared, but are never the best."""
     values = [{_fold_and_seed(r): r.scores[metric] for r in row.records if r.scores.get(metric) is not None} for row in rows]
     means = [math.nan if row.records[0].uses_instance_labels else row.score(metric)[0] for row in rows]
     if np.isnan(means).all():
@@ -244,10 +240,8 @@ def compare_with_best(rows: Sequence[Row], metric: str = "instance_accuracy") ->
 
 
 def rows(records: Iterable[Record]) -> list[Row]:
-    """Group records into table rows: folds and seeds go together, and MPEM's removals become one row by `best_removal`.
-
-    Runs on other data, or with another version of a custom head, are another row.
-    """
+    """Group records into table rows: folds and seeds go together, and MPEM's removals become one row by `best_removal`. Runs on
+    other data, or with another version of a custom head, are another row."""
     groups: dict[tuple, list[Record]] = {}
     for record in records:
         groups.setdefault(record.method, []).append(record)

@@ -94,12 +94,9 @@ def fit_and_apply_temperature(p: np.ndarray, label: np.ndarray) -> np.ndarray:
 
 
 def find_label_issues(bags: Bags, p: np.ndarray) -> pa.Table:
-    """Labelled bags, the least probable label first. ``p`` (B, C): probabilities of each bag's label.
-
-    A bag with votes or a tie has the label of its more probable winner. A label looks wrong if another class is more probable, and as
-    probable as on average in bags with that label (confident learning, Northcutt et al. 2021) or twenty times as probable as the
-    label.
-    """
+    """Labelled bags, the least probable label first. ``p`` (B, C): probabilities of each bag's label. A bag with votes or a tie
+    has the label of its more probable winner. A label looks wrong if another class is more probable, and as probable as on
+    average in bags with that label (confident learning, Northcutt et al. 2021) or twenty times as probable as the label."""
     target = bags.target.numpy()
     labelled = np.flatnonzero(bags.labelled.numpy() & np.isfinite(p).all(1))
     wins = target >= target.max(1, keepdims=True) - 1e-6

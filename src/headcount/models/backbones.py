@@ -21,10 +21,8 @@ _MAX_SAMPLE = 50_000  # instances, for a mean and a deviation
 
 
 class Normalize(nn.Module):
-    """(n, H, W, channels) uint8 -> (n, channels, H, W) float, or (n, D) -> (n, D): minus the mean, over the deviation.
-
-    The permuted view is channels-last in memory, the fastest layout for convolutions: nothing is copied.
-    """
+    """(n, H, W, channels) uint8 -> (n, channels, H, W) float, or (n, D) -> (n, D): minus the mean, over the deviation. The
+    permuted view is channels-last in memory, the fastest layout for convolutions: nothing is copied."""
 
     mean: Tensor
     std: Tensor
@@ -92,9 +90,7 @@ class BasicBlock(nn.Module):
 
 class ResNet18(nn.Module):
     """He et al., 2016, with torchvision's layers, initialisation and parameter names, so that weights can be exchanged.
-
-    ``stem``: "paper" (7x7 stride 2, then max-pool), "small" (3x3, no pooling) or "pool" (3x3, then max-pool).
-    """
+    ``stem``: "paper" (7x7 stride 2, then max-pool), "small" (3x3, no pooling) or "pool" (3x3, then max-pool)."""
 
     deterministic = True
 
@@ -138,11 +134,9 @@ class Stage(nn.Module):
 
 
 class SmallConvNet(nn.Module):
-    """A shallow network for small images (8 to 64 pixels): seven convolutions, most of the work on small maps.
-
-    The shape is that of the networks that learn CIFAR-10 in seconds (Page, 2018; Jordan, 2024): halve early, widen at once.
-    A quarter of the arithmetic of a ResNet18 with a 3x3 stem.
-    """
+    """A shallow network for small images (8 to 64 pixels): seven convolutions, most of the work on small maps. The shape is
+    that of the networks that learn CIFAR-10 in seconds (Page, 2018; Jordan, 2024): halve early, widen at once. A quarter of the
+    arithmetic of a ResNet18 with a 3x3 stem."""
 
     deterministic = True
 

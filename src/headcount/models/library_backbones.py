@@ -96,10 +96,8 @@ def _remove_classifier(net: nn.Module) -> nn.Module:
 
 
 class LibraryBackbone(nn.Module):
-    """(n, channels, H, W) -> (n, dim). ``size``: resize to a square first. ``frozen``: never trained, batch-norm at rest.
-
-    Gray images are repeated over three channels, which the libraries' weights expect.
-    """
+    """(n, channels, H, W) -> (n, dim). ``size``: resize to a square first. ``frozen``: never trained, batch-norm at rest. Gray
+    images are repeated over three channels, which the libraries' weights expect."""
 
     def __init__(self, net: nn.Module, shape: tuple[int, ...], *, size: int | None = None, frozen: bool = False) -> None:
         super().__init__()
@@ -209,11 +207,8 @@ def load_pretrained(
     size: int | None = None,
     log: Callable[[str], None] | None = None,
 ) -> PretrainedBackbone:
-    """A backbone with its initial weights, for images of this shape.
-
-    ``weights``: pretrained (the default: the library may download them, which is logged first), none, or a .safetensors file.
-    ``frozen``: by default wherever there are weights.
-    """
+    """A backbone with its initial weights, for images of this shape. ``weights``: pretrained (the default: the library may
+    download them, which is logged first), none, or a .safetensors file. ``frozen``: by default wherever there are weights."""
     check_backbone_options(name, frozen, weights, size)
     net = build_library_backbone(name, shape, {"size": size}).net  # wrong sizes are refused before any download
     weights = weights or "pretrained"

@@ -210,10 +210,8 @@ def extract_features(
     on_progress: Callable[[int, int], None] | None = None,
     batch_images: int = BATCH_IMAGES,
 ) -> Bags:
-    """The same bags over their features (M, D) float16, memory-mapped from the cache, computed if they are not there.
-
-    The file's name is a hash of the images and of the backbone with its weights; ``on_progress`` gets the images done, and all.
-    """
+    """The same bags over their features (M, D) float16, memory-mapped from the cache, computed if they are not there. The
+    file's name is a hash of the images and of the backbone with its weights; ``on_progress`` gets the images done, and all."""
     features = LazyFeaturePool(bags.pool, frozen_backbone)
     path = cache_folder(cache) / "features" / f"{_cache_key(frozen_backbone, bags.pool)}.npy"
     path.parent.mkdir(parents=True, exist_ok=True)

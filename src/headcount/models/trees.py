@@ -25,10 +25,8 @@ def round_down(x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Trees:
-    """The mean prediction of T trees. A node is a leaf (feature -1), or sends x[feature] <= threshold to the left.
-
-    Children stand behind their parent, inside their own tree, and have one parent each, so that every path ends in a leaf.
-    """
+    """The mean prediction of T trees. A node is a leaf (feature -1), or sends x[feature] <= threshold to the left. Children
+    stand behind their parent, inside their own tree, and have one parent each, so that every path ends in a leaf."""
 
     kind: ClassVar[str] = "forest"
 
@@ -64,11 +62,9 @@ class Trees:
         return replace(self, threshold=threshold)
 
     def without_float32_rounding(self) -> Trees:
-        """The same trees for numbers that are not rounded to float32 before they are compared, as scikit-learn rounds them.
-
-        A time stamp (1.7e9) is rounded by up to a minute: below a threshold lies what is rounded to a number below it, which
-        ends halfway between two numbers of float32. Halfway itself is rounded to the even one; the threshold avoids it.
-        """
+        """The same trees for numbers that are not rounded to float32 before they are compared, as scikit-learn rounds them. A
+        time stamp (1.7e9) is rounded by up to a minute: below a threshold lies what is rounded to a number below it, which ends
+        halfway between two numbers of float32. Halfway itself is rounded to the even one; the threshold avoids it."""
         below = round_down(self.threshold)
         above = np.nextafter(below, np.float32(np.inf))
         even = below.view(np.int32) % 2 == 0

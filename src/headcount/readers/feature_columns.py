@@ -29,10 +29,8 @@ _SAMPLE_ROWS = 20_000  # compared first; all rows are compared only if these do 
 def select_features(
     source: SourceTable, label: np.ndarray | None, bag: np.ndarray, options: ReadOptions
 ) -> tuple[pa.Table, FeatureSchema, list[str], np.ndarray]:
-    """The columns to learn from, converted; their schema; notes; and (n,) rows that are excluded.
-
-    ``label`` (n,) is the label of each row: columns that repeat it are not used, nor are those that have a role.
-    """
+    """The columns to learn from, converted; their schema; notes; and (n,) rows that are excluded. ``label`` (n,) is the label
+    of each row: columns that repeat it are not used, nor are those that have a role."""
     table, roles, origin = source.table, source.roles, source.origin
     role_columns = {name for _, name in roles.assigned_columns()} | {*roles.votes}
     role_columns |= set(filter(is_id_column, table.column_names))

@@ -133,9 +133,7 @@ def read_images(
     files: Sequence[Path], options: ReadOptions, describe: Callable[[int], str], notes: list[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
     """Images (M, H, W, channels) uint8, (n,) the position of each file's, (n,) whether it is unreadable, and a digest.
-
-    ``describe(i)`` names file and row in messages.
-    """
+    ``describe(i)`` names file and row in messages."""
 
     def report(i: int, why: str) -> None:
         options.errors.report(f"{describe(i)} cannot be read as an image: {why}")

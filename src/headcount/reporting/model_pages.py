@@ -184,11 +184,9 @@ def bags_to_inspect(dataset: BagDataset, predictions: Predictions) -> list[int]:
 def render_explanation(
     model: FittedModel, dataset: BagDataset, predictions: Predictions, bags: Sequence[int], title: str, name: str
 ) -> str:
-    """A page on why these bags (or a few) are predicted as they are, and on how the classes look to the model.
-
-    The vote of an instance for a class is its contribution to the bag's mean probability of the class. The share of a class is
-    what ``predict --bags`` writes, inferred from all instances jointly; it equals the mean only without ``concentration``.
-    """
+    """A page on why these bags (or a few) are predicted as they are, and on how the classes look to the model. The vote of an
+    instance for a class is its contribution to the bag's mean probability of the class. The share of a class is what ``predict
+    --bags`` writes, inferred from all instances jointly; it equals the mean only without ``concentration``."""
     label = dataset.bags.label.numpy()
     predicted = predictions.instance_prediction
     count = np.bincount(predicted, minlength=len(predictions.classes))

@@ -56,10 +56,8 @@ def method_rows(labels: Sequence[str], width: float = 390) -> Iterator[tuple[Fig
 def against_removal(
     title: str, removal: Numbers, lines: Mapping[str, ArrayLike], chosen: Numbers = (), baseline: float = math.nan
 ) -> Figure:
-    """A score against r from 0 to 1: for each name a thin line per fold and a thick one for their mean.
-
-    Rings mark the r that each fold has ``chosen``; the dashed ``baseline`` is the score without removal.
-    """
+    """A score against r from 0 to 1: for each name a thin line per fold and a thick one for their mean. Rings mark the r that
+    each fold has ``chosen``; the dashed ``baseline`` is the score without removal."""
     with panel(390, 220) as (figure, ax):
         for (name, folds), colour in zip(lines.items(), (PALETTE[1], PALETTE[7]), strict=False):
             table = np.asarray(folds, dtype=float)  # (folds, removals), NaN where there is no run
@@ -274,11 +272,9 @@ def bag_sizes(edges: Sequence[int], counts: Sequence[int]) -> Figure:
 
 
 def protocol_figure(share: Numbers, labels: Numbers, tied: Numbers | float, classes: Sequence[str], edges: Numbers) -> Figure:
-    """What n bags are like: the share of their majority over the protocol's bins, and how many have each label.
-
-    ``share``, ``labels`` and ``tied`` (two classes lead) are (n,). Bags that rounding pushed out of the protocol's range are
-    counted in the axis label.
-    """
+    """What n bags are like: the share of their majority over the protocol's bins, and how many have each label. ``share``,
+    ``labels`` and ``tied`` (two classes lead) are (n,). Bags that rounding pushed out of the protocol's range are counted in
+    the axis label."""
     share, edges = np.asarray(share, dtype=float), np.asarray(edges, dtype=float)
     with panel(780, max(250, 90 + 20 * len(classes)), (44, 34, 24, 42), columns=2) as (figure, (left, right)):
         figure.subplots_adjust(wspace=0.5)

@@ -139,11 +139,9 @@ def _distinct(values: Iterable[Any]) -> str:
 
 
 def display_names(rows: Sequence[Row]) -> tuple[list[str], dict[str, str]]:
-    """A name for each row, and for the beginnings of names a remark on the settings they omit.
-
-    Rows of one family (one label, or one head where it has many methods) are distinguished by the recipe fields in which
-    they differ within a table; a method has the same name in all tables.
-    """
+    """A name for each row, and for the beginnings of names a remark on the settings they omit. Rows of one family (one label,
+    or one head where it has many methods) are distinguished by the recipe fields in which they differ within a table; a method
+    has the same name in all tables."""
     short, family, remarks = _short_labels(rows)
     names, defaults = [""] * len(rows), {k: _format_value(v) for k, v in Recipe().values.items()}
     for group in dict.fromkeys(family.values()):

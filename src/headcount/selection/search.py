@@ -112,11 +112,9 @@ class ModelSearch:
     notes: list[str] = field(default_factory=list)  # what was cut for lack of time, besides the plan's
 
     def cross_validate(self) -> tuple[dict[str, list[FoldResult]], dict[str, str]]:
-        """The folds of the methods that are compared, and why the others are not.
-
-        All methods are fitted to one fold before the next; cheap ones first. Where the choice is free, a method that is clearly
-        behind is left out of the other folds. When the time is used up, the methods are compared on the folds that all have.
-        """
+        """The folds of the methods that are compared, and why the others are not. All methods are fitted to one fold before the
+        next; cheap ones first. Where the choice is free, a method that is clearly behind is left out of the other folds. When
+        the time is used up, the methods are compared on the folds that all have."""
         order = sorted(self.methods.values(), key=lambda m: (not m.baseline, self.plan.cost(m.name)))
         results: dict[str, list[FoldResult]] = {m.name: [] for m in order if self.splits}
         omitted: dict[str, str] = {}
@@ -218,10 +216,8 @@ def resume_folder(
 
 
 def fingerprint(value: Any) -> Any:
-    """Everything that determines a classifier, as plain values: all its parameters, nested ones too, and arrays by content.
-
-    The fingerprint of an object whose ``repr`` is its address differs in every process, so its folds are never used again.
-    """
+    """Everything that determines a classifier, as plain values: all its parameters, nested ones too, and arrays by content. The
+    fingerprint of an object whose ``repr`` is its address differs in every process, so its folds are never used again."""
     if hasattr(value, "get_params") and not isinstance(value, type):
         kind = type(value)
         return [kind.__module__, kind.__qualname__, fingerprint(value.get_params(deep=False))]
@@ -265,9 +261,7 @@ def make_plan(
     reduced_folds: Sequence[int] = REDUCED_FOLDS,
 ) -> TimePlan:  # fmt: skip
     """Time a small part of each method, and return the largest plan within the budget, of which ``spent_seconds`` are gone.
-
-    ``requested`` methods are never left out; ``reduced_folds`` below ``folds`` leave two labels in every training part.
-    """
+    ``requested`` methods are never left out; ``reduced_folds`` below ``folds`` leave two labels in every training part."""
     seconds = {m.name: estimate_seconds(m, train, valid, device) for m in methods}
     plan = TimePlan(tuple(m.name for m in methods), folds, 1.0, seconds)
     if minutes is None:

@@ -92,11 +92,9 @@ def threads_per_process(processes: int = 1) -> int:
 
 
 class CUDAGraphed:
-    """A function of one tensor as CUDA graphs, one for each length of the tensor. Called like the function.
-
-    The first calls run as they are: they are real steps, and warm up what a capture must not include (library handles,
-    compilation, the state of the optimizer). The capture itself executes nothing.
-    """
+    """A function of one tensor as CUDA graphs, one for each length of the tensor. Called like the function. The first calls run
+    as they are: they are real steps, and warm up what a capture must not include (library handles, compilation, the state of
+    the optimizer). The capture itself executes nothing."""
 
     def __init__(self, function: StepFunction, warmup_calls: int = 3) -> None:
         self.function, self.warmup_calls = function, warmup_calls
@@ -135,10 +133,8 @@ def run_as_is(function: StepFunction, device: torch.device) -> StepFunction:
 
 
 def compile_function(function: Callable[..., Tensor], compile: str, device: torch.device) -> Callable[..., Tensor]:
-    """The same function, compiled: on a GPU by default, on the CPU only on request (it is no faster there).
-
-    If compilation fails, the function runs uncompiled, with one warning per process.
-    """
+    """The same function, compiled: on a GPU by default, on the CPU only on request (it is no faster there). If compilation
+    fails, the function runs uncompiled, with one warning per process."""
     if check_choice("compile", compile, COMPILE) == "off" or (compile == "auto" and device.type != "cuda"):
         return function
     cast(Any, torch._dynamo.config).recompile_limit = 64  # each length of batch, training and validation, and kind of model

@@ -51,11 +51,9 @@ def em(
     classifier: Any, train: Bags, valid: Bags | None = None, *, rounds: int = 10, folds: int = CROSS_FIT_FOLDS,
     form: str = "full", patience: int = 3, seed: int = 0, on_progress: Callable[[int, float], None] | None = None,
 ) -> EM:  # fmt: skip
-    """Fit copies of an unfitted scikit-learn classifier on bags without truth.
-
-    ``valid``: the bags that choose the round and estimate the transition; None: a fifth of the training bags, or all of them,
-    cross-fitted, where there are fewer than five groups. ``rounds=0`` is the baseline: the bag's label for every instance.
-    """
+    """Fit copies of an unfitted scikit-learn classifier on bags without truth. ``valid``: the bags that choose the round and
+    estimate the transition; None: a fifth of the training bags, or all of them, cross-fitted, where there are fewer than five
+    groups. ``rounds=0`` is the baseline: the bag's label for every instance."""
     check_classifier(classifier)
     if train.truth is not None or (valid is not None and valid.truth is not None):
         raise HeadcountError("these bags carry truth, and training must not see it; pass bags.blind()")

@@ -113,11 +113,9 @@ def max_pool(
     y, moments, pooled, winner, windows,
     Y: tl.constexpr, X: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, K: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """pooled = max over 3x3 of relu(scale * y + shift); the first of equal values wins, as in the layer, and none (9) below zero.
-
-    The function is monotone: its maximum is where y is largest, or smallest if the scale is negative. (With a scale of exactly
-    zero all are equal and the layer takes the first; here it is the largest y.)
-    """
+    """pooled = max over 3x3 of relu(scale * y + shift); the first of equal values wins, as in the layer, and none (9) below
+    zero. The function is monotone: its maximum is where y is largest, or smallest if the scale is negative. (With a scale of
+    exactly zero all are equal and the layer takes the first; here it is the largest y.)"""
     p = tl.program_id(0) * TILE + tl.arange(0, TILE)
     k = tl.arange(0, K)
     image, i, j = p // (P * Q), (p // Q) % P, p % Q

@@ -67,10 +67,8 @@ class TransitionEstimate(nn.Module):
 
     @torch.no_grad()
     def update(self, z: Tensor, rows: Tensor, target: Tensor) -> None:
-        """The E-step on validation bags; the first training batch after them makes the M-step and resets the counts.
-
-        ``z`` (n, C) logits, ``rows`` (n, C) the weighted label of each instance's bag, ``target`` (B, C).
-        """
+        """The E-step on validation bags; the first training batch after them makes the M-step and resets the counts. ``z`` (n,
+        C) logits, ``rows`` (n, C) the weighted label of each instance's bag, ``target`` (B, C)."""
         if not self.training:
             counts = transition_em.e_step(z.double().softmax(1), rows.double(), self.mix, self.label_prior)
             self.expected_counts.add_(counts)
