@@ -18,6 +18,7 @@ from headcount.estimators import targets
 from headcount.estimators.inputs import BagIds, BagShares, read_rows, resolve_bag_column
 from headcount.estimators.model_selection import refuse_instance_scorers
 from headcount.majority.calibration import evaluate_criterion
+from headcount.models.backbones import CustomBackbone
 from headcount.models.fitted import FittedModel
 from headcount.models.network import Model
 from headcount.models.predictions import Predictions, estimator_probabilities
@@ -86,7 +87,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
     """
 
     def __init__(
-        self, estimator: Any = "tilt", *, bags: str | int | None = None, backbone: str | None = None,
+        self, estimator: Any = "tilt", *, bags: str | int | None = None, backbone: CustomBackbone | str | None = None,
         frozen: bool | None = None, weights: str | None = None, size: int | None = None, views: str | None = None,
         epochs: int | None = None, lr: float | None = None, weight_decay: float | None = None,
         batch_size: int | None = None, patience: int | None = None, options: dict[str, Any] | None = None,

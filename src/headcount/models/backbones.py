@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
@@ -198,6 +199,8 @@ def _linear_backbone(shape: tuple[int, ...]) -> nn.Module:
     return MLP(math.prod(shape), layers=0)
 
 
+CustomBackbone = nn.Module | Callable[[], nn.Module]  # (n, channels, H, W) or (n, D) float32 -> (n, features)
+
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "resnet18": _image_backbone("resnet18", ResNet18),
     "quick": _image_backbone("quick", SmallConvNet),
@@ -206,9 +209,26 @@ BACKBONES: dict[str, Callable[..., nn.Module]] = {
 }
 
 
-def build_backbone(name: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> nn.Module:
+CUSTOM = "custom:"
+
+
+def backbone_name(backbone: CustomBackbone | str) -> str:
+    """The name that metadata keep: of a custom backbone ``custom:`` and the import path."""
+    if isinstance(backbone, str):
+        return backbone
+    source: Any = type(backbone) if isinstance(backbone, nn.Module) else backbone
+    return f"{CUSTOM}{source.__module__}.{getattr(source, '__qualname__', type(source).__name__)}"
+
+
+def build_backbone(name: CustomBackbone | str, shape: tuple[int, ...], options: Mapping[str, Any]) -> nn.Module:
     """A backbone for instances of this shape, images as (H, W, channels): one of ``BACKBONES`` (of which the option ``networks``
-    builds several side by side), or ``timm:NAME``, ``torchvision:NAME``."""
+    builds several side by side), ``timm:NAME``, ``torchvision:NAME``, or a custom one: a copy of a module, or what a class or a
+    function makes of no arguments."""
+    if not isinstance(name, str):
+        module = copy.deepcopy(name) if isinstance(name, nn.Module) else name()
+        if not isinstance(module, nn.Module) or options:
+            raise HeadcountError(f"a custom backbone is a torch.nn.Module, or makes one, and has no options; got {module!r}")
+        return module
     try:
         if library_backbones.is_library_backbone(name):
             return library_backbones.build_library_backbone(name, shape, options)
@@ -221,3 +241,23 @@ def build_backbone(name: str, shape: tuple[int, ...], options: Mapping[str, Any]
         return built[0] if networks == 1 else ConcatBackbones(built)
     except (TypeError, RuntimeError) as e:  # torch raises a RuntimeError for a width below zero
         raise HeadcountError(f"backbone {name} cannot be built with {dict(options)}: {e}") from None
+
+
+@torch.no_grad()
+def count_features(backbone: nn.Module, shape: tuple[int, ...]) -> int:
+    """How many features a custom backbone makes of instances of this shape, by trying two."""
+    device = next((p.device for p in backbone.parameters()), torch.device("cpu"))
+    was_training = backbone.training
+    try:
+        h = backbone.eval()(torch.zeros((2, shape[2], *shape[:2]) if len(shape) == 3 else (2, *shape), device=device))
+    except Exception as e:  # every network raises its own
+        why = " ".join(str(e).split())[:160]
+        raise HeadcountError(
+            f"the custom backbone does not take instances of shape {shape} ({type(e).__name__}: {why})"
+        ) from None
+    finally:
+        backbone.train(was_training)
+    if not isinstance(h, Tensor) or h.ndim != 2 or len(h) != 2:
+        got = f"shape {tuple(h.shape)}" if isinstance(h, Tensor) else type(h).__name__
+        raise HeadcountError(f"the custom backbone makes {got} of two instances; it has to make (2, features)")
+    return h.shape[1]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from headcount.majority import proportions
 from headcount.majority.calibration import apply_temperature
 from headcount.majority.transition import Transition
 from headcount.models import serialization
-from headcount.models.network import FrozenBackbone, Model, config_to_json, network_from_json, parse_network
+from headcount.models.backbones import CustomBackbone
+from headcount.models.network import FrozenBackbone, Model, config_to_json, custom_backbone, network_from_json, parse_network
 from headcount.models.predictions import BATCH_INSTANCES, Estimator, Predictions, estimator_probabilities
 from headcount.models.trees import LinearModel, Trees
 from headcount.readers.columns import ColumnRoles
@@ -196,7 +197,8 @@ class FittedModel:
         if self.frozen_backbone is not None:
             parts["frozen_backbone"] = serialization.state_arrays(self.frozen_backbone)
         arrays = {f"{part}.{k}": v for part, values in parts.items() for k, v in values.items()}
-        return serialization.write_folder(Path(path), arrays, self.to_json(), documents=documents, overwrite=overwrite)
+        parse = partial(_parse_fitted, backbone=custom_backbone(self.estimator) if isinstance(self.estimator, Model) else None)
+        return serialization.write_folder(Path(path), arrays, self.to_json(), parse, documents=documents, overwrite=overwrite)
 
     def to_json(self) -> dict[str, Any]:
         """What model.json keeps."""
@@ -211,15 +213,18 @@ class FittedModel:
             "concentration": self.concentration,
             "use_context": self.use_context,
             "preprocessor": self.preprocessor.to_json(),
-            "config": config_to_json(self.estimator.config) if isinstance(self.estimator, Model) else None,
+            "config": config_to_json(self.estimator) if isinstance(self.estimator, Model) else None,
             "frozen_backbone": None if backbone is None else {"backbone": backbone.name, "size": backbone.size},
             "metadata": self.metadata,
         }
 
     @classmethod
-    def load(cls, path: Path | str) -> FittedModel:
-        """The model in a folder that :meth:`save` wrote. Nothing in the folder is run, and anything unexpected is an error."""
-        return serialization.load_folder(Path(path), _parse_fitted)
+    def load(cls, path: Path | str, backbone: CustomBackbone | None = None) -> FittedModel:
+        """The model in a folder that :meth:`save` wrote. Nothing in the folder is run, and anything unexpected is an error.
+
+        ``backbone``: of a network with a backbone of your own its class, a function that makes it, or a module.
+        """
+        return serialization.load_folder(Path(path), partial(_parse_fitted, backbone=backbone))
 
 
 def _log(p: Tensor) -> Tensor:
@@ -235,7 +240,9 @@ def load_model(path: Path | str) -> FittedModel | Model:
     return serialization.load_folder(Path(path), parse)
 
 
-def _parse_fitted(data: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> FittedModel:
+def _parse_fitted(
+    data: dict[str, Any], arrays: Mapping[str, np.ndarray], *, backbone: CustomBackbone | None = None
+) -> FittedModel:
     if data["kind"] == "bare network":
         raise HeadcountError("it is a network without a preprocessor; use Model.load")
     serialization.check_keys(data, MODEL_KEYS)
@@ -248,7 +255,9 @@ def _parse_fitted(data: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Fit
     kind, config = data["kind"], data["config"]
     estimator: Estimator
     if kind == "network":
-        estimator = network_from_json(config, shape, classes, counted, parts["estimator"])
+        estimator = network_from_json(config, shape, classes, counted, parts["estimator"], backbone=backbone)
+    elif backbone is not None:
+        raise HeadcountError(f"it is a {str(kind)[:40]} and has no backbone; leave backbone= out")
     elif kind not in ("forest", "linear"):
         raise HeadcountError(f"kind {str(kind)[:40]!r} is none of network, forest, linear")
     elif config is not None or len(shape) != 1:

@@ -26,9 +26,9 @@ LIBRARIES = ("timm", "torchvision")
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}  # for published weights that name none
 
 
-def is_library_backbone(name: str | None) -> bool:
-    """Whether a backbone's name names a library."""
-    return name is not None and ":" in name
+def is_library_backbone(backbone: Any) -> bool:
+    """Whether this is the name of a backbone in a library."""
+    return isinstance(backbone, str) and ":" in backbone
 
 
 def build_library_backbone(name: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> LibraryBackbone:
@@ -182,14 +182,13 @@ def state_digest(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def check_backbone_options(backbone: str | None, frozen: bool | None, weights: str | None, size: int | None) -> None:
+def check_backbone_options(backbone: Any, frozen: bool | None, weights: str | None, size: int | None) -> None:
     """Refuse options that contradict each other, or need a library that is not installed."""
     if not is_library_backbone(backbone):
         for name, given in (("frozen", frozen), ("weights", weights), ("size", size)):
             if given is not None:
                 raise HeadcountError(f"{name} is for a backbone of timm or torchvision, such as timm:resnet18")
         return
-    assert backbone is not None
     check_library_options(size, bool(frozen) if frozen is None else frozen)
     if weights not in (None, "pretrained", "none") and not str(weights).lower().endswith(".safetensors"):
         raise HeadcountError(f"weights are pretrained, none or FILE.safetensors, got {weights!r}")

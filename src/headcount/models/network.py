@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from headcount.bags import Bags, Segments
 from headcount.errors import HeadcountError
 from headcount.models import library_backbones, serialization
-from headcount.models.backbones import Normalize, build_backbone
+from headcount.models.backbones import CUSTOM, CustomBackbone, Normalize, backbone_name, build_backbone, count_features
 from headcount.models.heads import Output, build_head, find_head
 from headcount.seeds import seed_for
 
@@ -32,7 +33,8 @@ class ModelConfig:
     shape, classes
         Shape of an instance, (H, W, channels) of images or (D,) of features; names of the classes.
     backbone, backbone_options
-        A name in ``BACKBONES``, or ``timm:NAME``, ``torchvision:NAME``; its options, as pairs.
+        A name in ``BACKBONES``, or ``timm:NAME``, ``torchvision:NAME``; its options, as pairs. Or a ``torch.nn.Module`` of your own,
+        or a class or function that makes one: float32 images (n, channels, H, W), or features (n, D), -> (n, features).
     head, options
         A name in ``HEADS``, or ``FILE.py:CLASS``; its options, as pairs.
     counted
@@ -43,7 +45,7 @@ class ModelConfig:
 
     shape: tuple[int, ...]
     classes: tuple[str, ...]
-    backbone: str = "resnet18"
+    backbone: CustomBackbone | str = "resnet18"
     backbone_options: tuple[tuple[str, Any], ...] = ()
     head: str = "count"
     options: tuple[tuple[str, Any], ...] = ()
@@ -89,7 +91,7 @@ class Model(nn.Module):
         self.normalize = normalize or Normalize(config.shape, torch.zeros(channels), torch.ones(channels))
         self.backbone = build_backbone(config.backbone, config.shape, dict(config.backbone_options))
         counted = None if config.counted is None else torch.tensor(config.counted)
-        dim: Any = self.backbone.dim
+        dim: Any = self.backbone.dim if isinstance(config.backbone, str) else count_features(self.backbone, config.shape)
         self.head = build_head(config.head, dim, len(config.classes), dict(config.options), counted)
 
     def features(self, x: Tensor) -> Tensor:
@@ -137,14 +139,15 @@ class Model(nn.Module):
             "shape": list(self.config.shape),
             "classes": list(self.config.classes),
             "counted": None if self.config.counted is None else list(self.config.counted),
-            "config": config_to_json(self.config),
+            "config": config_to_json(self),
         }
-        return serialization.write_folder(Path(folder), self.arrays(), data, overwrite=overwrite)
+        parse = partial(parse_network, backbone=custom_backbone(self))
+        return serialization.write_folder(Path(folder), self.arrays(), data, parse, overwrite=overwrite)
 
     @staticmethod
-    def load(folder: Path | str) -> Model:
-        """A model that :meth:`save` wrote. Anything unexpected in the files is an error."""
-        return serialization.load_folder(Path(folder), parse_network)
+    def load(folder: Path | str, backbone: CustomBackbone | None = None) -> Model:
+        """A model that :meth:`save` wrote. Anything unexpected in the files is an error. ``backbone``: the class of a custom one."""
+        return serialization.load_folder(Path(folder), partial(parse_network, backbone=backbone))
 
 
 class FrozenBackbone(nn.Module):
@@ -217,12 +220,29 @@ def mean_logits(logits: Sequence[Tensor]) -> Tensor:
     return torch.stack([z.log_softmax(1) for z in logits]).logsumexp(0) - math.log(len(logits))
 
 
-def config_to_json(config: ModelConfig) -> dict[str, Any]:
-    """What a file keeps of a configuration besides shape and classes."""
+def custom_backbone(model: Model) -> nn.Module | None:
+    """The model's backbone if it is not what the name in its configuration builds."""
+    backbone, config = model.backbone, model.config
+    if isinstance(config.backbone, str) and type(backbone).__module__.startswith("headcount."):
+        with torch.device("meta"):
+            built = build_backbone(config.backbone, config.shape, dict(config.backbone_options))
+        same_shapes = [(k, v.shape) for k, v in built.state_dict().items()] == [
+            (k, v.shape) for k, v in backbone.state_dict().items()
+        ]
+        if isinstance(backbone, type(built)) and same_shapes:
+            return None
+    return backbone
+
+
+def config_to_json(model: Model) -> dict[str, Any]:
+    """What a file keeps of a configuration besides shape and classes; of a custom backbone the import path, as a remark."""
+    config, custom = model.config, custom_backbone(model)
     if ":" in config.head:
         raise HeadcountError(f"a model with a custom head ({config.head}) cannot be saved: loading runs no code")
-    names = {"backbone": config.backbone, "head": config.head, "mirror": config.mirror}
-    return {**names, "backbone_options": dict(config.backbone_options), "options": dict(config.options)}
+    names = {"backbone": config.backbone, "head": config.head, "mirror": config.mirror, "options": dict(config.options)}
+    if custom is not None:
+        names["backbone"] = backbone_name(custom)
+    return {**names, "backbone_options": {} if custom is not None else dict(config.backbone_options)}
 
 
 def network_from_json(
@@ -231,6 +251,8 @@ def network_from_json(
     classes: tuple[str, ...],
     counted: tuple[bool, ...] | None,
     arrays: Mapping[str, np.ndarray],
+    *,
+    backbone: CustomBackbone | None = None,
 ) -> Model:
     """The network of a configuration in a file, with these weights."""
     serialization.check_keys(data, {"backbone", "backbone_options", "head", "options", "mirror"}, "the config")
@@ -240,12 +262,19 @@ def network_from_json(
     if not isinstance(data["backbone"], str) or not isinstance(data["mirror"], bool):
         raise HeadcountError("the config needs the name of a backbone, and true or false for mirror")
     backbone_options, options = (serialization.check_options(data[k]) for k in ("backbone_options", "options"))
-    names = {k: data[k] for k in ("backbone", "head", "mirror")}
+    names, custom = {k: data[k] for k in ("backbone", "head", "mirror")}, data["backbone"].removeprefix(CUSTOM)[:200]
+    if data["backbone"].startswith(CUSTOM):
+        if backbone is None:
+            how = f"pass the class, or a module: load(folder, backbone={custom.rpartition('.')[2]})"
+            raise HeadcountError(f"its backbone {custom} is not headcount's, and loading runs no code of the folder; {how}")
+        names["backbone"] = backbone
+    elif backbone is not None:
+        raise HeadcountError(f"its backbone is {custom}, and none of your own; leave backbone= out")
     config = ModelConfig(shape, classes, backbone_options=backbone_options, options=options, counted=counted, **names)
-    return serialization.build_with_weights(lambda: Model(config), arrays)
+    return serialization.build_with_weights(lambda: Model(config), arrays, on_meta=backbone is None)
 
 
-def parse_network(data: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Model:
+def parse_network(data: dict[str, Any], arrays: Mapping[str, np.ndarray], *, backbone: CustomBackbone | None = None) -> Model:
     """The model of a folder that :meth:`Model.save` wrote."""
     if data["kind"] != "bare network":
         raise HeadcountError(f"kind {str(data['kind'])[:40]!r} is no bare network; use FittedModel.load")
@@ -254,4 +283,4 @@ def parse_network(data: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Mod
     if not isinstance(shape, list) or not all(isinstance(n, int) and not isinstance(n, bool) for n in shape):
         raise HeadcountError(f"shape is a list of whole numbers, got {str(shape)[:40]}")
     counted = serialization.check_counted(data["counted"], len(classes))
-    return network_from_json(data["config"], tuple(shape), classes, counted, arrays)
+    return network_from_json(data["config"], tuple(shape), classes, counted, arrays, backbone=backbone)

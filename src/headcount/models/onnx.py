@@ -24,6 +24,7 @@ from headcount.bags import Bags, Pool, Segments
 from headcount.errors import HeadcountError
 from headcount.io import atomic_write
 from headcount.majority.calibration import apply_temperature
+from headcount.models.backbones import backbone_name
 from headcount.models.fitted import FittedModel
 from headcount.models.network import FrozenBackbone, Model
 from headcount.models.trees import LinearModel, SklearnModel, Trees, round_down
@@ -83,7 +84,7 @@ def _network_graph(model: Model, temperature: float) -> Any:
     if model.instance_depends_on_bag:
         why = "judges an instance by its bag; ONNX takes single instances, so it cannot be exported"
         raise HeadcountError(f"head {model.config.head} {why}")
-    what = f"head {model.config.head} on {model.config.backbone}"
+    what = f"head {model.config.head} on {backbone_name(model.config.backbone)}"
     return _export_module(_SingleInstances(model, temperature), model.config.shape, "probabilities", what)
 
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,14 +39,23 @@ def write_folder(
     path: Path,
     arrays: Mapping[str, np.ndarray],
     data: Mapping[str, Any],
+    parse: Callable[[dict[str, Any], dict[str, np.ndarray]], Any],
     *,
     documents: Mapping[str, str] | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write a whole folder or none: arrays, JSON, and ``documents`` (file name -> text). Only a model is ever replaced."""
+    """Write a whole folder or none: arrays, JSON, and ``documents`` (file name -> text). Only a model is ever replaced, and nothing
+    is written that ``parse`` would refuse when it is loaded."""
     check_writable(path, overwrite)
-    weights = save({k: np.asarray(v, order="C") for k, v in arrays.items()})
-    data = {"format": FORMAT, **data, "sha256": hashlib.sha256(weights).hexdigest()}
+    arrays = {k: np.asarray(v, order="C") for k, v in arrays.items()}
+    data = {"format": FORMAT, **data}
+    try:
+        _check_finite(arrays)
+        parse(json.loads(json.dumps(data, allow_nan=False)), arrays)
+    except HeadcountError as e:
+        raise HeadcountError(f"the model cannot be saved, because it could not be loaded: {e}") from None
+    weights = save(arrays)
+    data["sha256"] = hashlib.sha256(weights).hexdigest()
     text = json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False)
     with atomic_folder(path, replace=True) as part:
         for name, document in (documents or {}).items():
@@ -130,10 +140,14 @@ def _check_header(path: Path) -> None:
 def _read_arrays(path: Path) -> dict[str, np.ndarray]:
     _check_header(path)
     arrays = load_file(path)
+    _check_finite(arrays)
+    return arrays
+
+
+def _check_finite(arrays: Mapping[str, np.ndarray]) -> None:
     for name, a in arrays.items():
         if a.dtype.kind not in "biuf" or (a.dtype.kind == "f" and not np.isfinite(a).all()):
             raise HeadcountError(f"{name[:80]!r} holds numbers that are not finite, or no numbers")
-    return arrays
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
@@ -165,10 +179,11 @@ def split_arrays(arrays: Mapping[str, np.ndarray], parts: Sequence[str]) -> dict
     return split
 
 
-def build_with_weights(build: Callable[[], ModuleT], arrays: Mapping[str, np.ndarray]) -> ModuleT:
-    """A module with these weights, built only if its tensors are exactly those of the file, by name, shape and type."""
+def build_with_weights(build: Callable[[], ModuleT], arrays: Mapping[str, np.ndarray], *, on_meta: bool = True) -> ModuleT:
+    """A module with these weights, built only if its tensors are exactly those of the file, by name, shape and type. It is first
+    built without memory, unless not ``on_meta``: not every module can be."""
     weights = {k: torch.from_numpy(v) for k, v in arrays.items()}
-    with torch.device("meta"):
+    with torch.device("meta") if on_meta else nullcontext():
         expected = {k: (tuple(v.shape), v.dtype) for k, v in build().state_dict().items()}
     given = {k: (tuple(v.shape), v.dtype) for k, v in weights.items()}
     for name in sorted(expected.keys() | given.keys()):

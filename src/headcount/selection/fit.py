@@ -25,6 +25,7 @@ from headcount.datasets.cache import cache_folder
 from headcount.errors import MAX_SEED, HeadcountError, check_number
 from headcount.majority.calibration import fit_transition_loss
 from headcount.models import library_backbones
+from headcount.models.backbones import CustomBackbone
 from headcount.models.fitted import FittedModel
 from headcount.models.library_backbones import PretrainedBackbone
 from headcount.models.network import FrozenBackbone
@@ -43,7 +44,7 @@ ExtractFeatures = Callable[[FrozenBackbone, Bags], Bags]  # bags of images -> th
 
 def fit(
     dataset: BagDataset, method: Any = "auto", *, minutes: float | None = None, seed: int = 0, device: str = "auto",
-    folds: int = 5, head: str | None = None, backbone: str | None = None, frozen: bool | None = None,
+    folds: int = 5, head: str | None = None, backbone: CustomBackbone | str | None = None, frozen: bool | None = None,
     weights: str | None = None, size: int | None = None, cache: Path | str | None = None, views: str | None = None,
     epochs: int | None = None, options: dict[str, Any] | None = None, work: Path | str | None = None,
     on_progress: Callable[[SearchProgress], None] | None = None, log: Callable[[str], None] | None = None,
@@ -64,7 +65,8 @@ def fit(
     head, options : str, dict, optional
         A network with this head, instead of ``method``, and the options of the head.
     backbone, views, epochs : optional
-        Of networks: "timm:NAME" or "torchvision:NAME" for images; augmentation policy "digit" (no flips, the default), "image",
+        Of networks: a name, "timm:NAME" or "torchvision:NAME" for images, or a ``torch.nn.Module`` of your own (better: its class,
+        so that each fold starts from weights of its own; see :class:`headcount.ModelConfig`); augmentation policy "digit" (no flips, the default), "image",
         "tissue" or "none"; the number of epochs.
     frozen, weights, size, cache : optional
         Of a backbone of timm or torchvision: whether features are computed once (into the folder ``cache``), so that every
@@ -202,14 +204,14 @@ def extract_in_memory(frozen_backbone: FrozenBackbone, bags: Bags) -> Bags:
 
 
 def prepare_backbone(
-    bags: Bags, backbone: str | None, device: torch.device, *, frozen: bool | None = None, weights: str | None = None,
+    bags: Bags, backbone: CustomBackbone | str | None, device: torch.device, *, frozen: bool | None = None, weights: str | None = None,
     size: int | None = None, views: str | None = None, extract: ExtractFeatures = extract_in_memory,
     log: Callable[[str], None] | None = None,
 ) -> BackboneSetup:  # fmt: skip
     """Load a backbone of timm or torchvision. Frozen, its features are computed once by ``extract``, and any method for features
     is fitted to them; otherwise networks start from it. With any other backbone nothing changes."""
     library_backbones.check_backbone_options(backbone, frozen, weights, size)
-    if backbone is None or not library_backbones.is_library_backbone(backbone):
+    if not isinstance(backbone, str) or not library_backbones.is_library_backbone(backbone):
         return BackboneSetup(bags)
     pretrained = library_backbones.load_pretrained(
         backbone, bags.pool.shape, frozen=frozen, weights=weights, size=size, log=log

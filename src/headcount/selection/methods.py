@@ -18,11 +18,11 @@ from headcount.bags import Bags, splits
 from headcount.bags.splits import split_large_bags, subsample_instances
 from headcount.errors import HeadcountError, check_choice
 from headcount.majority.transition import Transition
-from headcount.models.backbones import BACKBONES
+from headcount.models.backbones import BACKBONES, CustomBackbone, backbone_name
 from headcount.models.heads import HEADS, check_options, find_head, head_options
 from headcount.models.heads.chunked_head import SumHead
 from headcount.models.heads.tilt import estimated_transition
-from headcount.models.library_backbones import PretrainedBackbone
+from headcount.models.library_backbones import PretrainedBackbone, state_digest
 from headcount.models.network import ModelConfig, build_model
 from headcount.models.predictions import Estimator
 from headcount.models.trees import SklearnModel, from_sklearn, is_savable
@@ -51,7 +51,7 @@ MLP_OPTIONS = {"hidden": 128, "layers": 2, "dropout": 0.3}
 class NetworkOptions:
     """What a user may choose about networks; None: chosen by the bags. ``options`` are the head's."""
 
-    backbone: str | None = None
+    backbone: CustomBackbone | str | None = None
     views: str | None = None
     epochs: int | None = None
     options: dict[str, Any] | None = None
@@ -128,7 +128,10 @@ class Method:
     def metadata(self) -> dict[str, Any]:
         """The parameters that are plain JSON (selection/search.py compares all of them)."""
         if self.model_config is not None and self.train_config is not None:
-            network = {k: getattr(self.model_config, k) for k in ("head", "options", "backbone", "backbone_options")}
+            network = {k: getattr(self.model_config, k) for k in ("head", "options", "backbone_options")}
+            network["backbone"] = backbone_name(backbone := self.model_config.backbone)
+            if isinstance(backbone, torch.nn.Module):
+                network["backbone_sha256"] = state_digest(backbone.state_dict())
             pretrained = {} if self.pretrained is None else {"pretrained": self.pretrained.metadata}
             return {**network, **asdict(self.train_config), **pretrained}
         parameters = {k: v for k, v in self.classifier.get_params().items() if isinstance(v, (int, float, str, bool))}
@@ -248,8 +251,10 @@ def network_configs(head: str, bags: Bags, chosen: NetworkOptions) -> tuple[Mode
     return model_config, replace(train_config, **(chosen.training or {}))
 
 
-def _default_backbone(bags: Bags, chosen: NetworkOptions) -> tuple[str, dict[str, Any]]:
+def _default_backbone(bags: Bags, chosen: NetworkOptions) -> tuple[CustomBackbone | str, dict[str, Any]]:
     """The backbone chosen, or the default one, with options for instances like these."""
+    if chosen.backbone is not None and not isinstance(chosen.backbone, str):
+        return chosen.backbone, {}
     if chosen.pretrained is not None:
         return chosen.pretrained.name, chosen.pretrained.options
     images = bags.pool.kind == "images"
