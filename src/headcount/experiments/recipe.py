@@ -43,8 +43,7 @@ class Recipe:
         See :class:`~headcount.datasets.protocol.Protocol`; its seed is ``data_seed``.
     backbone, backbone_options, head, options
         resnet18, quick, mlp, linear, timm:NAME or torchvision:NAME; a name from ``headcount heads`` or path/to/file.py:Class.
-    epochs, batch_bags, batch_instances, chunk_instances, optimizer, lr, weight_decay, decay, schedule, warmup, views,
-    selection, patience, seed, precision
+    epochs, batch_bags, batch_instances, chunk_instances, optimizer, lr, weight_decay, decay, schedule, warmup, views, selection, patience, seed, precision
         See :class:`~headcount.training.config.TrainConfig`; ``seed`` also determines the initial weights.
     removal : float
         MPEM's r, the fraction of each bag's predicted minority that is left out; 0: without MPEM.

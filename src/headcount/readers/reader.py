@@ -42,7 +42,7 @@ def read(
     tile: float | None = None,
     preprocessor: Preprocessor | None = None,
 ) -> BagDataset:
-    """Read a folder, a file, a DataFrame, a dict of columns or arrays, a list of arrays, an array or a sparse matrix.
+    r"""Read a folder, a file, a DataFrame, a dict of columns or arrays, a list of arrays, an array or a sparse matrix.
 
     Parameters
     ----------
