@@ -20,6 +20,7 @@ from headcount.estimators.model_selection import refuse_instance_scorers
 from headcount.majority.calibration import evaluate_criterion
 from headcount.models.backbones import CustomBackbone
 from headcount.models.fitted import FittedModel
+from headcount.models.heads import trust_head
 from headcount.models.network import Model
 from headcount.models.predictions import Predictions, estimator_probabilities
 from headcount.models.trees import SklearnModel, Trees
@@ -47,7 +48,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
     ----------
     estimator : str or classifier
         A name that ``headcount fit --method`` knows: "tilt" (a network under the tilt), "em_forest" (a random forest, by EM), the
-        name of a head (a network with it), or a baseline that is fitted to the bag's label of every instance ("forest",
+        name or class of a head (a network with it), or a baseline that is fitted to the bag's label of every instance ("forest",
         "logistic", "noisy_label"); columns are standardised. Or any scikit-learn classifier with ``predict_proba``, which is
         fitted by EM to the columns as they are.
     bags : str or int, optional
@@ -137,8 +138,8 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         for line in note_similar_classes(list(map(str, self.classes_))):
             warnings.warn(line, HeadcountWarning, stacklevel=2)
         self._bags_given, self._scaler = ids.given, None
-        if isinstance(self.estimator, str):
-            targets.check_method(self.estimator)
+        if isinstance(method := trust_head(self.estimator, trusted=False), str):
+            targets.check_method(method)
             self._scaler = StandardScaler.fit(x) if x.ndim == 2 else None
         train = self._bags(x, ids, codes, weights)
         with limit_threads(self.n_jobs):

@@ -12,7 +12,7 @@ from sklearn.utils.validation import column_or_1d
 
 from headcount.errors import HeadcountError, HeadcountWarning, check_choice
 from headcount.estimators.inputs import BagIds, is_missing, to_numpy
-from headcount.models.heads import HEADS, find_head
+from headcount.models.heads import HEADS, TRUSTED_HEADS, find_head
 from headcount.readers.columns import unify_unicode
 from headcount.selection.methods import METHODS, reject_custom_head
 
@@ -111,7 +111,10 @@ def check_method(name: str) -> None:
             "compare several"
         )
     reject_custom_head(name)
-    if check_choice("estimator", name, METHODS) in HEADS and find_head(name).uses_instance_labels:
+    if (
+        check_choice("estimator", name, [*METHODS, *TRUSTED_HEADS]) in {*HEADS, *TRUSTED_HEADS}
+        and find_head(name).uses_instance_labels
+    ):
         raise HeadcountError(
             f"{name!r} learns from known instance classes, which MajorityClassifier does not take; give the data to "
             "headcount.read with ColumnRoles(known=...), and the dataset to headcount.fit"

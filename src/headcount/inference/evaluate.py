@@ -4,10 +4,8 @@ Every accuracy has an interval that accounts for correlated errors, of bags in o
 bag (majority/metrics.py).
 
 An *audit* estimates the accuracy on single instances from about a hundred that a person labels. They are drawn in strata (the
-predicted class, cut into bands of confidence), more where the model is uncertain, and each stands for the ``weight`` = N_h / n_h
-instances of its stratum, of which n_h of N_h are drawn:
-
-    accuracy  =  sum_h  (N_h / N) (accuracy in stratum h)
+predicted class, cut into bands of confidence), more where the model is uncertain, n_h of N_h, and each stands for the ``weight`` =
+N_h / n_h instances of its stratum; the accuracy is sum_h (N_h / N) (accuracy in stratum h).
 
 Interval: Wilson's at the effective sample size  p (1 - p) / v,  v = sum_h (N_h / N)^2 q_h (1 - q_h) / n_h (1 - n_h / N_h),
 where q_h is stratum h's accuracy with one more instance at the overall accuracy added (two correct instances do not prove a stratum
@@ -105,6 +103,7 @@ def evaluate_instances(bags: Bags, predictions: Predictions, level: float = LEVE
     cluster = cluster[bags.bag.numpy()[known]]
     accuracy = metrics.clustered_estimate(np.bincount(cluster, weights=correct), np.bincount(cluster), level)
     counts = metrics.confusion_matrix(truth, predicted, len(predictions.classes))
+    sums = counts.sum(1).tolist(), counts.sum(0).tolist(), np.diag(counts).tolist()
     p_truth = np.maximum(predictions.instance_probabilities[known, truth[known]].astype(float), 1e-12)
     return {
         "instances": int(known.sum()),
@@ -114,17 +113,11 @@ def evaluate_instances(bags: Bags, predictions: Predictions, level: float = LEVE
         "miou": round(metrics.mean_iou(counts), 6),
         "log_loss": round(float(-np.log(p_truth).mean()), 6),
         "calibration_error": calibration_table(predictions.confidence[known], correct)["error"],
-        "classes": class_scores(counts, predictions.classes),
+        "classes": {  # null where there is nothing to divide by
+            c: {"instances": n, "recall": round(hits / n, 6) if n else None, "precision": round(hits / m, 6) if m else None}
+            for c, n, m, hits in zip(predictions.classes, *sums, strict=True)
+        },
         "confusion": counts.tolist(),
-    }
-
-
-def class_scores(counts: np.ndarray, classes: tuple[str, ...]) -> dict[str, Any]:
-    """Recall and precision of each class; null where there is nothing to divide by."""
-    table = zip(classes, counts.sum(1).tolist(), counts.sum(0).tolist(), np.diag(counts).tolist(), strict=True)
-    return {
-        c: {"instances": n, "recall": round(hits / n, 6) if n else None, "precision": round(hits / m, 6) if m else None}
-        for c, n, m, hits in table
     }
 
 

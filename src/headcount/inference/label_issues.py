@@ -84,8 +84,7 @@ def downsample(x: np.ndarray) -> np.ndarray:
 
 def fit_and_apply_temperature(p: np.ndarray, label: np.ndarray) -> np.ndarray:
     """(B, C) the probabilities under the temperature that makes the given labels likeliest; NaN rows stay."""
-    labelled = (label >= 0) & np.isfinite(p).all(1)
-    log_p = np.log(np.maximum(p, 1e-6))
+    labelled, log_p = (label >= 0) & np.isfinite(p).all(1), np.log(np.maximum(p, 1e-6))
 
     def losses(temperature: float) -> np.ndarray:
         return -np.log(np.maximum(softmax(log_p / temperature, 1)[labelled, label[labelled]], 1e-12))

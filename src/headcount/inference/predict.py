@@ -1,8 +1,5 @@
-"""What a fitted model predicts of a whole dataset, one shard of bags at a time, so that memory does not grow with its size.
-
-A shard is a range of consecutive bags; predicting it needs nothing but the model and these bags, so shards may be predicted
-anywhere (predict_ray.py does so on other machines).
-"""
+"""What a fitted model predicts of a whole dataset, one shard of bags at a time, so that memory does not grow with its size. A shard
+needs nothing but the model and its bags, so it may be predicted anywhere (predict_ray.py does so on other machines)."""
 
 from __future__ import annotations
 
@@ -34,22 +31,15 @@ ShardPredictor = Callable[[Iterator[Bags], bool | None], Generator[Predictions, 
 
 
 def predict_dataset(
-    model: FittedModel,
-    dataset: BagDataset,
-    *,
-    use_context: bool | None = None,
-    scratch: Path | None = None,
-    on_progress: ProgressCallback | None = None,
-    shard_predictor: ShardPredictor | None = None,
-) -> Predictions:
+    model: FittedModel, dataset: BagDataset, *, use_context: bool | None = None, scratch: Path | None = None,
+    on_progress: ProgressCallback | None = None, shard_predictor: ShardPredictor | None = None,
+) -> Predictions:  # fmt: skip
     """What the model predicts of a dataset.
 
     Parameters
     ----------
-    model
-        The fitted model.
-    dataset
-        As ``model.read`` returns it.
+    model, dataset
+        The fitted model, and what ``model.read`` returned.
     use_context
         As in :meth:`FittedModel.predict`.
     scratch

@@ -1,8 +1,5 @@
-"""Prediction on a Ray cluster: bags in shards, each a task; the predictions come back in order.
-
-The model travels to the nodes as its two files, once, and loading it runs no code. Shards of bags travel with their instances;
-where the data are on the nodes (or on a shared disk), give functions that read a shard there instead.
-"""
+"""Prediction on a Ray cluster: bags in shards, each a task; the predictions come back in order. The model travels as its two files,
+once, and shards with their instances; where the data are on the nodes, give functions that read a shard there instead."""
 
 from __future__ import annotations
 
@@ -34,16 +31,9 @@ Arguments = dict[str, Any]  # of FittedModel.predict, or of predict for a Model
 
 
 def predict_on_ray(
-    folder: Path | str,
-    bags: Bags | Iterable[ShardSource],
-    *,
-    shard_instances: int = 1 << 18,
-    address: str | None = None,
-    gpus_each: float = 0,
-    cpus_each: float = 1,
-    retries: int = 3,
-    **arguments: Any,
-) -> Generator[Predictions | Output, None, None]:
+    folder: Path | str, bags: Bags | Iterable[ShardSource], *, shard_instances: int = 1 << 18,
+    address: str | None = None, gpus_each: float = 0, cpus_each: float = 1, retries: int = 3, **arguments: Any,
+) -> Generator[Predictions | Output, None, None]:  # fmt: skip
     """What the saved model predicts of each shard, in order, as it comes, so that the predictions need not fit in memory.
 
     Parameters

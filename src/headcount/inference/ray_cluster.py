@@ -29,10 +29,9 @@ class RayOptions:
     address
         ``auto`` (this machine's cluster), ``host:port``, ``local`` (a new one on this machine), or None (the one that
         ``RAY_ADDRESS`` or this machine knows, else a new one).
-    gpus_each, cpus_each
-        GPUs and CPUs of a task; 0.25 lets four tasks share a GPU.
-    retries
-        How often a task is repeated after its process or its node is lost. An exception in a task is final.
+    gpus_each, cpus_each, retries
+        GPUs and CPUs of a task (0.25 lets four tasks share a GPU), and how often it is repeated after its process or node is
+        lost. An exception in a task is final.
     """
 
     address: str | None = None

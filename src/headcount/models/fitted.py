@@ -23,6 +23,7 @@ from headcount.majority.calibration import apply_temperature
 from headcount.majority.transition import Transition
 from headcount.models import serialization
 from headcount.models.backbones import CustomBackbone
+from headcount.models.heads import Head
 from headcount.models.network import FrozenBackbone, Model, config_to_json, custom_backbone, network_from_json, parse_network
 from headcount.models.predictions import BATCH_INSTANCES, Estimator, Predictions, estimator_probabilities
 from headcount.models.trees import LinearModel, Trees
@@ -219,12 +220,13 @@ class FittedModel:
         }
 
     @classmethod
-    def load(cls, path: Path | str, backbone: CustomBackbone | None = None) -> FittedModel:
+    def load(cls, path: Path | str, backbone: CustomBackbone | None = None, head: type[Head] | None = None) -> FittedModel:
         """The model in a folder that :meth:`save` wrote. Nothing in the folder is run, and anything unexpected is an error.
 
-        ``backbone``: of a network with a backbone of your own its class, a function that makes it, or a module.
+        ``backbone``: of a network with a backbone of your own its class, a function that makes it, or a module. ``head``: the
+        class of a head of your own.
         """
-        return serialization.load_folder(Path(path), partial(_parse_fitted, backbone=backbone))
+        return serialization.load_folder(Path(path), partial(_parse_fitted, backbone=backbone, head=head))
 
 
 def _log(p: Tensor) -> Tensor:
@@ -241,8 +243,9 @@ def load_model(path: Path | str) -> FittedModel | Model:
 
 
 def _parse_fitted(
-    data: dict[str, Any], arrays: Mapping[str, np.ndarray], *, backbone: CustomBackbone | None = None
-) -> FittedModel:
+    data: dict[str, Any], arrays: Mapping[str, np.ndarray], *,
+    backbone: CustomBackbone | None = None, head: type[Head] | None = None,
+) -> FittedModel:  # fmt: skip
     if data["kind"] == "bare network":
         raise HeadcountError("it is a network without a preprocessor; use Model.load")
     serialization.check_keys(data, MODEL_KEYS)
@@ -255,7 +258,7 @@ def _parse_fitted(
     kind, config = data["kind"], data["config"]
     estimator: Estimator
     if kind == "network":
-        estimator = network_from_json(config, shape, classes, counted, parts["estimator"], backbone=backbone)
+        estimator = network_from_json(config, shape, classes, counted, parts["estimator"], backbone=backbone, head=head)
     elif backbone is not None:
         raise HeadcountError(f"it is a {str(kind)[:40]} and has no backbone; leave backbone= out")
     elif kind not in ("forest", "linear"):

@@ -18,7 +18,7 @@ from headcount.bags import Bags, Segments
 from headcount.errors import HeadcountError
 from headcount.models import library_backbones, serialization
 from headcount.models.backbones import CUSTOM, CustomBackbone, Normalize, backbone_name, build_backbone, count_features
-from headcount.models.heads import Output, build_head, find_head
+from headcount.models.heads import TRUSTED_HEADS, Head, Output, build_head, find_head, trust_head
 from headcount.seeds import seed_for
 
 _FLOAT16_MAX = 65504.0
@@ -36,7 +36,7 @@ class ModelConfig:
         A name in ``BACKBONES``, or ``timm:NAME``, ``torchvision:NAME``; its options, as pairs. Or a ``torch.nn.Module`` of your own,
         or a class or function that makes one: float32 images (n, channels, H, W), or features (n, D), -> (n, features).
     head, options
-        A name in ``HEADS``, or ``FILE.py:CLASS``; its options, as pairs.
+        A name in ``HEADS``, ``FILE.py:CLASS``, or a class derived from ``Head``; its options, as pairs.
     counted
         Which classes count in the vote; None is all.
     mirror
@@ -53,6 +53,7 @@ class ModelConfig:
     mirror: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "head", trust_head(self.head, trusted=False))
         for name in ("options", "backbone_options"):
             object.__setattr__(self, name, tuple(sorted(dict(getattr(self, name)).items())))
         if self.counted is not None and (len(self.counted) != len(self.classes) or sum(self.counted) < 2):
@@ -145,9 +146,10 @@ class Model(nn.Module):
         return serialization.write_folder(Path(folder), self.arrays(), data, parse, overwrite=overwrite)
 
     @staticmethod
-    def load(folder: Path | str, backbone: CustomBackbone | None = None) -> Model:
-        """A model that :meth:`save` wrote. Anything unexpected in the files is an error. ``backbone``: the class of a custom one."""
-        return serialization.load_folder(Path(folder), partial(parse_network, backbone=backbone))
+    def load(folder: Path | str, backbone: CustomBackbone | None = None, head: type[Head] | None = None) -> Model:
+        """A model that :meth:`save` wrote. Anything unexpected in the files is an error. ``backbone``, ``head``: the classes of
+        custom ones."""
+        return serialization.load_folder(Path(folder), partial(parse_network, backbone=backbone, head=head))
 
 
 class FrozenBackbone(nn.Module):
@@ -237,7 +239,7 @@ def custom_backbone(model: Model) -> nn.Module | None:
 def config_to_json(model: Model) -> dict[str, Any]:
     """What a file keeps of a configuration besides shape and classes; of a custom backbone the import path, as a remark."""
     config, custom = model.config, custom_backbone(model)
-    if ":" in config.head:
+    if ":" in config.head and config.head not in TRUSTED_HEADS:
         raise HeadcountError(f"a model with a custom head ({config.head}) cannot be saved: loading runs no code")
     names = {"backbone": config.backbone, "head": config.head, "mirror": config.mirror, "options": dict(config.options)}
     if custom is not None:
@@ -246,23 +248,23 @@ def config_to_json(model: Model) -> dict[str, Any]:
 
 
 def network_from_json(
-    data: Any,
-    shape: tuple[int, ...],
-    classes: tuple[str, ...],
-    counted: tuple[bool, ...] | None,
-    arrays: Mapping[str, np.ndarray],
-    *,
-    backbone: CustomBackbone | None = None,
-) -> Model:
+    data: Any, shape: tuple[int, ...], classes: tuple[str, ...], counted: tuple[bool, ...] | None,
+    arrays: Mapping[str, np.ndarray], *, backbone: CustomBackbone | None = None, head: type[Head] | None = None,
+) -> Model:  # fmt: skip
     """The network of a configuration in a file, with these weights."""
     serialization.check_keys(data, {"backbone", "backbone_options", "head", "options", "mirror"}, "the config")
-    if not isinstance(data["head"], str) or ":" in data["head"]:
-        raise HeadcountError(f"the config names a custom head ({str(data['head'])[:40]}); loading runs no code")
-    find_head(data["head"])
+    name = data["head"]
+    if head is not None and isinstance(name, str) and ":" in name:
+        name = trust_head(head)
+    if not isinstance(name, str) or (":" in name and name not in TRUSTED_HEADS):
+        why = "loading runs no code: give its class, load(folder, head=Class)"
+        raise HeadcountError(f"the config names a custom head ({str(name)[:80]}); {why}")
+    find_head(name)
     if not isinstance(data["backbone"], str) or not isinstance(data["mirror"], bool):
         raise HeadcountError("the config needs the name of a backbone, and true or false for mirror")
     backbone_options, options = (serialization.check_options(data[k]) for k in ("backbone_options", "options"))
-    names, custom = {k: data[k] for k in ("backbone", "head", "mirror")}, data["backbone"].removeprefix(CUSTOM)[:200]
+    names: dict[str, Any] = {"backbone": data["backbone"], "head": name, "mirror": data["mirror"]}
+    custom = data["backbone"].removeprefix(CUSTOM)[:200]
     if data["backbone"].startswith(CUSTOM):
         if backbone is None:
             how = f"pass the class, or a module: load(folder, backbone={custom.rpartition('.')[2]})"
@@ -271,10 +273,13 @@ def network_from_json(
     elif backbone is not None:
         raise HeadcountError(f"its backbone is {custom}, and none of your own; leave backbone= out")
     config = ModelConfig(shape, classes, backbone_options=backbone_options, options=options, counted=counted, **names)
-    return serialization.build_with_weights(lambda: Model(config), arrays, on_meta=backbone is None)
+    return serialization.build_with_weights(lambda: Model(config), arrays, on_meta=backbone is None and ":" not in name)
 
 
-def parse_network(data: dict[str, Any], arrays: Mapping[str, np.ndarray], *, backbone: CustomBackbone | None = None) -> Model:
+def parse_network(
+    data: dict[str, Any], arrays: Mapping[str, np.ndarray], *,
+    backbone: CustomBackbone | None = None, head: type[Head] | None = None,
+) -> Model:  # fmt: skip
     """The model of a folder that :meth:`Model.save` wrote."""
     if data["kind"] != "bare network":
         raise HeadcountError(f"kind {str(data['kind'])[:40]!r} is no bare network; use FittedModel.load")
@@ -283,4 +288,4 @@ def parse_network(data: dict[str, Any], arrays: Mapping[str, np.ndarray], *, bac
     if not isinstance(shape, list) or not all(isinstance(n, int) and not isinstance(n, bool) for n in shape):
         raise HeadcountError(f"shape is a list of whole numbers, got {str(shape)[:40]}")
     counted = serialization.check_counted(data["counted"], len(classes))
-    return network_from_json(data["config"], tuple(shape), classes, counted, arrays, backbone=backbone)
+    return network_from_json(data["config"], tuple(shape), classes, counted, arrays, backbone=backbone, head=head)

@@ -27,13 +27,14 @@ from headcount.majority.calibration import fit_transition_loss
 from headcount.models import library_backbones
 from headcount.models.backbones import CustomBackbone
 from headcount.models.fitted import FittedModel
+from headcount.models.heads import Head
 from headcount.models.library_backbones import PretrainedBackbone
 from headcount.models.network import FrozenBackbone
 from headcount.models.predictions import LazyFeaturePool, extract_features
 from headcount.readers import BagDataset
 from headcount.readers.dataset import check_dataset
 from headcount.selection import cross_validation, metadata, search
-from headcount.selection.methods import NetworkOptions, build_methods, split_names
+from headcount.selection.methods import NetworkOptions, build_methods, resolve_method, split_names
 from headcount.selection.search import ModelSearch, SearchProgress
 from headcount.training.accel import resolve_device
 from headcount.training.augment import FEATURE_VIEWS
@@ -44,7 +45,8 @@ ExtractFeatures = Callable[[FrozenBackbone, Bags], Bags]  # bags of images -> th
 
 def fit(
     dataset: BagDataset, method: Any = "auto", *, minutes: float | None = None, seed: int = 0, device: str = "auto",
-    folds: int = 5, head: str | None = None, backbone: CustomBackbone | str | None = None, frozen: bool | None = None,
+    folds: int = 5, head: str | type[Head] | None = None, trusted: bool = False,
+    backbone: CustomBackbone | str | None = None, frozen: bool | None = None,
     weights: str | None = None, size: int | None = None, cache: Path | str | None = None, views: str | None = None,
     epochs: int | None = None, options: dict[str, Any] | None = None, work: Path | str | None = None,
     on_progress: Callable[[SearchProgress], None] | None = None, log: Callable[[str], None] | None = None,
@@ -62,8 +64,9 @@ def fit(
         Time budget; folds, epochs, then methods are reduced to fit, and ``metadata["notes"]`` says so. Default: none.
     seed, device, folds : int, str, int
         Random seed; "auto", "cpu" or "cuda"; folds of the cross-validation, over groups of bags.
-    head, options : str, dict, optional
-        A network with this head, instead of ``method``, and the options of the head.
+    head, trusted, options : str or class, bool, dict, optional
+        A network with this head, instead of ``method``, and the options of the head. A head of your own is its class, or
+        "module:Class" or "file.py:Class" with ``trusted=True``, which runs that code; whoever loads the model gives the class.
     backbone, views, epochs : optional
         Of networks: a name, "timm:NAME" or "torchvision:NAME" for images, or a ``torch.nn.Module`` of your own (better: its class,
         so that each fold starts from weights of its own; see :class:`headcount.ModelConfig`); augmentation policy "digit" (no flips, the default), "image",
@@ -89,7 +92,7 @@ def fit(
     require_single_process("fit", "is one process's work: start it without torchrun, which is for headcount run")
     created, started = datetime.now(UTC), time.monotonic()
     folds, seed = check_limits(minutes, folds), check_number("seed", seed, 0, MAX_SEED, integer=True)
-    log = log or (lambda line: None)
+    log, method = log or (lambda line: None), resolve_method(method, head, trusted)
     require_two_labels(check_dataset(dataset).bags.blind())
     torch_device, context = resolve_device(device), None
     setup = prepare_backbone(
@@ -104,9 +107,9 @@ def fit(
     bags = features.bags.blind()
     final = train_valid_split(bags, np.arange(len(bags)), np.zeros(0, int), seed)
     train, valid, _, preprocessor = cross_validation.prepare_split(features, final)
-    methods = build_methods(method, train, head=head, network=network)
+    methods = build_methods(method, train, network=network)
     # the methods of which one must be kept; none where the choice is free
-    requested = [head] if head else ["classifier"] if not isinstance(method, str) else split_names(method)
+    requested = split_names(method) if isinstance(method, str) else ["classifier"]
     requested = [] if requested == ["auto"] else requested
     folder = search.resume_folder(
         work, features, methods, seed=seed, folds=folds, minutes=minutes, device=torch_device,

@@ -6,6 +6,7 @@ label for the label of each instance and are always shown: forest, logistic, and
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from headcount.bags.splits import split_large_bags, subsample_instances
 from headcount.errors import HeadcountError, check_choice
 from headcount.majority.transition import Transition
 from headcount.models.backbones import BACKBONES, CustomBackbone, backbone_name
-from headcount.models.heads import HEADS, check_options, find_head, head_options
+from headcount.models.heads import HEADS, TRUSTED_HEADS, Head, check_options, find_head, head_code, head_options, trust_head
 from headcount.models.heads.chunked_head import SumHead
 from headcount.models.heads.tilt import estimated_transition
 from headcount.models.library_backbones import PretrainedBackbone, state_digest
@@ -132,17 +133,19 @@ class Method:
             network["backbone"] = backbone_name(backbone := self.model_config.backbone)
             if isinstance(backbone, torch.nn.Module):
                 network["backbone_sha256"] = state_digest(backbone.state_dict())
+            if code := head_code(self.model_config.head):  # a search does not resume with another head of the same name
+                network["head_code"] = hashlib.sha256(code).hexdigest()
             pretrained = {} if self.pretrained is None else {"pretrained": self.pretrained.metadata}
             return {**network, **asdict(self.train_config), **pretrained}
         parameters = {k: v for k, v in self.classifier.get_params().items() if isinstance(v, (int, float, str, bool))}
         return {"classifier": type(self.classifier).__name__, "rounds": self.rounds, **parameters}
 
 
-def build_methods(method: Any, bags: Bags, *, head: str | None = None, network: NetworkOptions | None = None) -> list[Method]:
-    """The methods to try: those of ``method`` (or a network with ``head``), and the baselines. The training bags determine the
-    configuration of networks; ``network``: what the user chose about them."""
+def build_methods(method: Any, bags: Bags, *, network: NetworkOptions | None = None) -> list[Method]:
+    """The methods to try: those of ``method``, and the baselines. The training bags determine the configuration of networks;
+    ``network``: what the user chose about them."""
     images, chosen = bags.pool.kind == "images", network or NetworkOptions()
-    method, custom = resolve_method(method, head), list[Method]()
+    method, custom = resolve_method(method), list[Method]()
     if isinstance(method, str):
         names = list(IMAGE_METHODS if images else TABLE_METHODS)
         if method != "auto":
@@ -156,7 +159,7 @@ def build_methods(method: Any, bags: Bags, *, head: str | None = None, network: 
             )
         custom = [Method("classifier", f"EM, {type(method).__name__}", classifier=method, rounds=EM_ROUNDS)]
         names = ["forest", "logistic"]
-    _check_network_options(method, [name for name in names if name in HEADS], chosen, images)
+    _check_network_options(method, [name for name in names if name in HEADS or name in TRUSTED_HEADS], chosen, images)
     return custom + [_build_method(name, bags, chosen) for name in names]
 
 
@@ -181,17 +184,19 @@ def _check_network_options(method: Any, heads: list[str], chosen: NetworkOptions
                 )
 
 
-def resolve_method(method: Any, head: str | None = None) -> Any:
-    """The method after its names are checked, which needs no data."""
+def resolve_method(method: Any, head: str | type[Head] | None = None, trusted: bool = False) -> Any:
+    """The method after its names are checked, which needs no data. A head may be given as a class; code of a custom one that is
+    given by name runs only if it is ``trusted``."""
     if head is not None:
-        reject_custom_head(head)
-        check_choice("head", head, HEADS)
         if method != "auto":
             raise HeadcountError(f"head {head} and method {method} were both given; a head's name is a method: give one")
-        return head
+        method = trust_head(head, trusted)
+        reject_custom_head(method)
+        return check_choice("head", method, [*HEADS, *TRUSTED_HEADS])
+    method = trust_head(method, trusted=False)
     for name in split_names(method) if isinstance(method, str) and method != "auto" else ():
-        reject_custom_head(name)
-        if check_choice("method", name, ["auto", *METHODS]) == "auto":
+        reject_custom_head(trust_head(name, trusted))
+        if check_choice("method", name, ["auto", *METHODS, *TRUSTED_HEADS]) == "auto":
             raise HeadcountError(f"method {method}: auto chooses by itself; give it alone, or names without it")
     return method
 
@@ -202,10 +207,10 @@ def split_names(method: str) -> list[str]:
 
 
 def reject_custom_head(name: str) -> None:
-    if ":" in name:
+    if ":" in name and name not in TRUSTED_HEADS:
         raise HeadcountError(
             f"{name} is a custom head, which run, study and probe take: a fitted model is saved, and loading a model never runs "
-            "code; to fit with it, add the head to HEADS (CONTRIBUTING.md)"
+            "code; to fit with it in Python, give its class, head=Class, or trusted=True"
         )
 
 

@@ -149,7 +149,7 @@ class ModelSearch:
         return reasons
 
     def _fold_result(self, method: Method, k: int) -> FoldResult:
-        checkpoints = None if self.work is None else self.work / f"{method.name}-{k}"
+        checkpoints = None if self.work is None else self.work / f"{Path(method.name).name}-{k}"
         cost, message = self.plan.cost(method.name), f"{method.title}, fold {k + 1} of {len(self.splits)}"
         result = None if checkpoints is None else load_fold(checkpoints.with_suffix(".npz"))
         if result is None:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import pickle
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from sklearn.base import clone
 
 from headcount.bags import Bags, Pool, Segments
 from headcount.cli import main
 from headcount.errors import HeadcountError
+from headcount.estimators.majority_classifier import MajorityClassifier
 from headcount.experiments import records
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.run import run
+from headcount.models.fitted import FittedModel
 from headcount.models.heads import HEADS, Batch, build_head, find_head, head_options
+from headcount.models.heads.chunked_head import SumHead
 from headcount.readers import read
 from headcount.selection.fit import fit
 from headcount.training import config as training_config
@@ -166,3 +173,101 @@ def test_a_head_in_another_training_loop(name):
     torch.testing.assert_close(padded.bag, flat.bag, rtol=1e-4, atol=1e-5)
     batch = Batch(Segments.from_offsets(offsets), torch.eye(3)[labels], torch.arange(4), torch.arange(len(x[mask])))
     assert torch.isfinite(head.loss(flat, batch))
+
+
+# -- fitted models with a custom head: the class is given, and code in a folder is never run ----------------------------------
+
+
+class MeanVote(SumHead):
+    title, cites = "Mean vote", "this test"
+
+    def __init__(self, dim, classes, counted=None, *, sharpness=1.0):
+        super().__init__(dim, classes, counted)
+        self.sharpness = sharpness
+
+    def instance_terms(self, h):
+        z = self.sharpness * self.classifier(h).float()
+        return z, z.softmax(1)
+
+    def readout_sums(self, sums, total):
+        return self.masked_log_softmax((sums / total[:, None]).clamp_min(1e-30).log())
+
+
+def two_blobs(bags=24, size=5):
+    g = np.random.default_rng(0)
+    truth = (g.random((bags, size)) < np.where(np.arange(bags) % 2, 0.8, 0.2)[:, None]).astype(int)
+    x = g.normal(size=(bags, size, 3)) + 3.0 * truth[..., None]
+    return list(x.astype(np.float32)), (2 * truth.sum(1) > size).astype(int)
+
+
+def test_fit_with_a_head_given_as_a_class(tmp_path):
+    dataset = read(two_blobs()[0], labels=[str(v) for v in two_blobs()[1]])
+    model = fit(dataset, head=MeanVote, options={"sharpness": 2.0}, epochs=3, folds=2)
+    assert isinstance(model.estimator.head, MeanVote)
+    assert model.estimator.head.sharpness == 2.0
+    assert model.metadata["method"]["name"] == f"{__name__}:MeanVote"
+    folder = model.save(tmp_path / "model")
+    again = FittedModel.load(folder, head=MeanVote)
+    want, got = (m.predict(dataset).instance_probabilities for m in (model, again))
+    assert np.array_equal(want, got)
+
+
+def in_new_process(code, cwd):
+    return subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+LOAD = "import headcount as hc\ntry: hc.FittedModel.load('model')\nexcept hc.HeadcountError as e: print(e)"
+
+
+def test_a_saved_model_asks_for_the_class_and_runs_no_code(tmp_path, monkeypatch):
+    """Of a module that may be trusted: it is imported where ``trusted`` says so, and never because a folder names it."""
+    lines = Path(__file__).read_text()
+    source = lines[lines.index("class MeanVote") : lines.index("def two_blobs")]
+    module = "from pathlib import Path\nfrom headcount import SumHead\nPath('it ran').touch()\n\n\n" + source
+    (tmp_path / "votes.py").write_text(module)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    dataset, ran = read(two_blobs()[0], labels=[str(v) for v in two_blobs()[1]]), tmp_path / "it ran"
+    for head in ("votes:MeanVote", "votes.py:MeanVote"):
+        with pytest.raises(HeadcountError, match=r"is a custom head.*never runs code.*head=Class, or trusted=True"):
+            fit(dataset, head=head, epochs=2, folds=2)
+        assert not ran.exists()
+        model = fit(dataset, head=head, trusted=True, epochs=2, folds=2)
+        assert ran.exists()
+        ran.unlink()
+        model.save(tmp_path / "model", overwrite=(tmp_path / "model").exists())
+        result = in_new_process(LOAD, tmp_path)
+        assert f"names a custom head ({head}); loading runs no code: give its class" in result.stdout, result.stderr
+        assert not ran.exists()
+        result = in_new_process(
+            LOAD.replace("'model'", "'model', head=votes.MeanVote").replace("hc\n", "hc, votes\n", 1), tmp_path
+        )
+        assert (result.returncode, result.stdout) == (0, ""), result.stderr
+        ran.unlink()
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ("no_such_module:Head", "no head no_such_module:Head .*give module:Class or path/to/file.py:Class"),
+        ("collections:OrderedDict", "collections has no class 'OrderedDict' derived from headcount's Head"),
+        ("collections:Nothing", "collections has no class 'Nothing'"),
+    ],
+)
+def test_what_is_no_head_is_refused_in_one_line(head, message):
+    dataset = read([np.ones((2, 3)), np.zeros((2, 3))], labels=["a", "b"])
+    with pytest.raises(HeadcountError, match=message):
+        fit(dataset, head=head, trusted=True)
+
+
+def test_the_estimator_takes_the_class_of_a_head(tmp_path):
+    x, y = two_blobs()
+    model = MajorityClassifier(MeanVote, epochs=20, options={"sharpness": 2.0}).fit(x, y)
+    assert model.score(x, y) > 0.8
+    assert clone(model).estimator is MeanVote
+    model.fitted_.save(tmp_path / "model")
+    again = FittedModel.load(tmp_path / "model", head=MeanVote)
+    bags = Bags.of(Pool(np.concatenate(x)), sizes=[5] * 24, labels=[-1] * 24, classes=2)
+    assert np.array_equal(again.predict(bags).instance_probabilities, model.fitted_.predict(bags).instance_probabilities)
+    unpickled = pickle.loads(pickle.dumps(model))
+    assert np.array_equal(np.concatenate(unpickled.predict(x)), np.concatenate(model.predict(x)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
@@ -46,18 +48,45 @@ HEADS: dict[str, type[Head]] = {
 }
 
 
+TRUSTED_HEADS: dict[str, type[Head]] = {}  # custom heads that the user's own code gave to this process, by name
+
+
+def trust_head(head: Any, trusted: bool = True) -> Any:
+    """The name by which a custom head is found from now on: given as a class, or, if ``trusted``, as ``module:Class`` or
+    ``path/to/file.py:Class``, which runs its code. Anything else stays as it is."""
+    if isinstance(head, type) and issubclass(head, Head):
+        name = next((name for name, ours in HEADS.items() if ours is head), f"{head.__module__}:{head.__qualname__}")
+        if ":" in name:
+            TRUSTED_HEADS[name] = head
+        return name
+    if trusted and isinstance(head, str) and ":" in head and head not in TRUSTED_HEADS:
+        module, _, class_name = head.rpartition(":")
+        try:
+            in_file = module.endswith(".py")
+            TRUSTED_HEADS[head] = find_head(head) if in_file else _head_in(importlib.import_module(module), module, class_name)
+        except ImportError as e:
+            raise HeadcountError(f"no head {head} ({e}); give module:Class or path/to/file.py:Class") from None
+    return head
+
+
 def find_head(name: str) -> type[Head]:
-    """The class of a head, by its name in HEADS or, for a custom head, by ``path/to/file.py:Class``."""
+    """The class of a head, by its name in HEADS or, for a custom head, by ``path/to/file.py:Class`` or that of trust_head."""
     if not isinstance(name, str):  # neither a record nor a second process could find a class
         raise HeadcountError(f"a head is given by name, got {name!r}; give one of {', '.join(HEADS)}, or path/to/file.py:Class")
     if ":" not in name:
         return HEADS[check_choice("head", name, HEADS)]
+    if name in TRUSTED_HEADS:
+        return TRUSTED_HEADS[name]
     path, _, class_name = name.rpartition(":")
     return _load_class(path, os.path.abspath(path), class_name, head_code(name))
 
 
 def head_code(name: str) -> bytes:
-    """The source file of a custom head, read but not run; empty for those in HEADS."""
+    """The source file of a custom head (of a class, its source), read but not run; empty for those in HEADS."""
+    if name in TRUSTED_HEADS:
+        with suppress(OSError, TypeError):  # a class that was typed into a console has no source
+            return inspect.getsource(TRUSTED_HEADS[name]).encode()
+        return b""
     path, colon, _ = name.rpartition(":")
     if colon and not Path(path).is_file():
         raise HeadcountError(f"no file {path} for head {name}; give path/to/file.py:Class")
@@ -119,13 +148,17 @@ def _load_class(path: str, absolute_path: str, class_name: str, code: bytes) -> 
         exec(compile(code, path, "exec"), module.__dict__)  # these bytes: Python's bytecode cache has a resolution of 1 s
     except Exception as e:
         raise HeadcountError(f"{path} does not run: {type(e).__name__}: {e}") from e
+    return _head_in(module, path, class_name)
+
+
+def _head_in(module: ModuleType, origin: str, class_name: str) -> type[Head]:
     head = getattr(module, class_name, None)
     if not (isinstance(head, type) and issubclass(head, Head)):
-        raise HeadcountError(f"{path} has no class {class_name!r} derived from headcount's Head")
+        raise HeadcountError(f"{origin} has no class {class_name!r} derived from headcount's Head")
     return head
 
 
 __all__ = [
-    "HEADS", "BagStats", "Batch", "ChunkedHead", "Head", "Output", "Pass", "SumHead", "Teacher",
-    "build_head", "check_options", "find_head", "head_code", "head_options", "nll", "why_not_chunkable",
+    "HEADS", "TRUSTED_HEADS", "BagStats", "Batch", "ChunkedHead", "Head", "Output", "Pass", "SumHead", "Teacher",
+    "build_head", "check_options", "find_head", "head_code", "head_options", "nll", "trust_head", "why_not_chunkable",
 ]  # fmt: skip

@@ -4,11 +4,9 @@ Javed et al., Additive MIL, NeurIPS 2022. AdditiveTransMIL is on TransMIL (Shao 
 (Xiong et al., AAAI 2021). As released there is no class token and no position module, but a 33-tap convolution along the
 instances: their order matters. Each bag is padded in front with zero rows to a multiple of the 256 landmarks, and they are not masked.
 
-    H, W  number of heads, width of one      m  landmarks      L  rows of the dense layout, bags aligned to the right
-    A     softmax(q k') over all rows, zero rows included
-
-``attn="nystrom"`` approximates A v by A pinv(A) A v, with six steps of an iteration that begins at A' divided by maxima *over
-the whole batch*: a bag's prediction depends, slightly, on the other bags. ``attn="exact"`` is A v itself.
+With A = softmax(q k') over all rows, zero rows included, ``attn="nystrom"`` approximates A v by A pinv(A) A v, with six steps of an
+iteration that begins at A' divided by maxima *over the whole batch*: a bag's prediction depends, slightly, on the other bags.
+``attn="exact"`` is A v itself.  (H heads of width W, m landmarks, L rows of the dense layout, bags aligned to the right.)
 
 All zero rows are equal, so they are kept as one row with a multiplicity. If u copies of a row are written as one row times
 sqrt(u), every product of the iteration is the same: a bag of 64 costs 65 rows, not 256. The weight of an instance is a

@@ -1,9 +1,5 @@
-"""Head and Output: the contract of every method.
-
-A head sees features, no images, recipes or devices. What it needs of the training loop it declares as data: how many ``views`` of
-each bag, a ``teacher`` (a moving average of the model), and its ``passes``. Bags larger than memory are the business of
-:class:`~headcount.models.heads.chunked_head.ChunkedHead`, which a head may derive from instead.
-"""
+"""Head and Output: the contract of every method. A head sees features, no images, recipes or devices. What it needs of the training
+loop it declares as data: ``views`` of each bag, a ``teacher`` (a moving average of the model), and its ``passes``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""ChunkedHead and SumHead: heads whose bags may be larger than memory.
-
-A bag is given in chunks: ``accumulate`` turns each chunk into a few numbers per bag, ``merge`` combines those of several
-chunks, and ``readout`` turns them into the bag's log-probabilities (training/chunked.py drives this forward and backward).
-"""
+"""ChunkedHead and SumHead: heads whose bags may be larger than memory. ``accumulate`` turns each chunk of a bag into a few numbers per
+bag, ``merge`` combines those of several chunks, and ``readout`` turns them into the bag's log-probabilities (training/chunked.py)."""
 
 from __future__ import annotations
 

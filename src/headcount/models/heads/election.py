@@ -1,7 +1,5 @@
-"""Election: the probability that a class wins the vote, computed instead of approximated by a sharpened softmax.
-
-The mathematics is in majority/vote_likelihood.py and majority/ragged_votes.py.
-"""
+"""Election: the probability that a class wins the vote (majority/vote_likelihood.py, majority/ragged_votes.py), computed instead of
+approximated by a sharpened softmax."""
 
 from __future__ import annotations
 
@@ -48,9 +46,7 @@ class Election(ChunkedHead):
         z = self.classifier(h).float()
         return Output(z, self.masked_log_softmax(election_log_probs(z, segments, self.form, self.counted)).float(), {})
 
-    # the normal form in chunks
-
-    def accumulate(self, h: Tensor, segments: Segments) -> tuple[Tensor, BagStats]:
+    def accumulate(self, h: Tensor, segments: Segments) -> tuple[Tensor, BagStats]:  # for the normal form
         z = self.classifier(h).float()
         log_p, log_q = vote_likelihood.log_p_and_complement(z)
         return z, {"mean": segments.sum(log_p.exp()), "variance": segments.sum((log_p + log_q).exp())}

@@ -164,8 +164,6 @@ class Attention(ChunkedHead):
             hidden = hidden * torch.sigmoid(self.gate(h))
         return self.score(hidden).float()
 
-    # the same in chunks
-
     def accumulate(self, h: Tensor, segments: Segments) -> tuple[Tensor, BagStats]:
         return self.classifier(h).float(), attention_pool(self.scores(h), h, segments)
 

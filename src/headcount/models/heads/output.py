@@ -1,8 +1,4 @@
-"""Output+Mean: the mean of the instances' outputs is the bag's output (Wang et al., 2018).
-
-The baseline was released with three softmaxes, one after the other: over the instance, over the mean, and inside the
-cross-entropy. That is the form ``official``; ``nll`` is the same idea with one softmax.
-"""
+"""Output+Mean: the mean of the instances' outputs is the bag's output (Wang et al., 2018)."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ class OutputMean(SumHead):
 
     ``form`` is how the bag's log-probabilities and the loss follow from p::
 
-        official   softmax(softmax(p)), with cross-entropy
+        official   softmax(softmax(p)), with cross-entropy: the baseline was released with three softmaxes
         nll        p, with -log p[label]
         tempered   softmax(p), with the Counting Network's loss (its t1 = t2 = 1)
         logit      softmax of the mean logit

@@ -88,14 +88,16 @@ class Weno(ChunkedHead):
             *(nn.Linear(dim, student_width), nn.ReLU(), nn.Linear(student_width, student_width), nn.ReLU()),
             nn.Linear(student_width, classes),
         )
-        for m in self.modules():
-            if isinstance(m, nn.Linear):
-                nn.init.normal_(m.weight, std=0.01)
-                nn.init.zeros_(m.bias)
+        for linear in (m for m in self.modules() if isinstance(m, nn.Linear)):
+            nn.init.normal_(linear.weight, std=0.01)
+            nn.init.zeros_(linear.bias)
         # the range of the scores in epoch ``range_epoch``; not persistent: every epoch begins with the teacher's pass, which resets it
-        self.register_buffer("lowest", torch.zeros(branches), persistent=False)
-        self.register_buffer("highest", torch.ones(branches), persistent=False)
-        self.register_buffer("range_epoch", torch.tensor(-1), persistent=False)
+        for name, value in {
+            "lowest": torch.zeros(branches),
+            "highest": torch.ones(branches),
+            "range_epoch": torch.tensor(-1),
+        }.items():
+            self.register_buffer(name, value, persistent=False)
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
         hidden, score = self.teacher_network(h)
@@ -160,12 +162,9 @@ class Weno(ChunkedHead):
         else:
             ascending = s.to_dense(p, fill=torch.inf)[0].sort(1).values
             bar = ascending[:, min(self.hardest, ascending.shape[1]) - 1]
-        epoch = batch.epoch if batch.epoch is not None else torch.zeros((), device=z.device)
-        easy = (p > s.broadcast(bar)) & (epoch >= self.mining_after)
+        easy = (p > s.broadcast(bar)) & ((0 if batch.epoch is None else batch.epoch) >= self.mining_after)
         pools = attention_pool(output.parts["score"], output.parts["hidden"], s.without(easy))["pool"]
         return self.masked_log_softmax(self.teacher_network.bag_logits(pools))
-
-    # the same in chunks
 
     def accumulate(self, h: Tensor, segments: Segments) -> tuple[Tensor, BagStats]:
         return self.student(h).float(), self.bag_stats(*self.teacher_network(h), segments)
