@@ -221,11 +221,8 @@ class FittedModel:
 
     @classmethod
     def load(cls, path: Path | str, backbone: CustomBackbone | None = None, head: type[Head] | None = None) -> FittedModel:
-        """The model in a folder that :meth:`save` wrote. Nothing in the folder is run, and anything unexpected is an error.
-
-        ``backbone``: of a network with a backbone of your own its class, a function that makes it, or a module. ``head``: the
-        class of a head of your own.
-        """
+        """The model in a folder that :meth:`save` wrote. Nothing in the folder is run, and anything unexpected is an error. Of a
+        network with a ``backbone`` or a ``head`` of your own give the class; also a function that makes the backbone, or a module."""
         return serialization.load_folder(Path(path), partial(_parse_fitted, backbone=backbone, head=head))
 
 

@@ -147,8 +147,7 @@ class Model(nn.Module):
 
     @staticmethod
     def load(folder: Path | str, backbone: CustomBackbone | None = None, head: type[Head] | None = None) -> Model:
-        """A model that :meth:`save` wrote. Anything unexpected in the files is an error. ``backbone``, ``head``: the classes of
-        custom ones."""
+        """A model that :meth:`save` wrote. Anything unexpected in the files is an error. See :meth:`FittedModel.load`."""
         return serialization.load_folder(Path(folder), partial(parse_network, backbone=backbone, head=head))
 
 
