@@ -40,8 +40,7 @@ def cache_folder(cache: str | Path | None = None) -> Path:
 
 def data_checksum(data: np.ndarray, truth: np.ndarray) -> str:
     """sha256 over the rows in order, then the class numbers as int64; little-endian on every machine."""
-    digest = hashlib.sha256()
-    dtype = data.dtype.newbyteorder("<")
+    digest, dtype = hashlib.sha256(), data.dtype.newbyteorder("<")
     for start in range(0, len(data), _CHUNK):
         digest.update(np.ascontiguousarray(data[start : start + _CHUNK], dtype).data)
     digest.update(truth.astype("<i8").tobytes())
@@ -59,8 +58,8 @@ def write_source(folder: Path, images: np.ndarray, labels: np.ndarray, classes: 
             np.save(part / "labels.npy", labels.astype("<i8"), allow_pickle=False)
             (part / "source.json").write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")
     except OSError as e:
-        size = f"{images.nbytes / 1e6:.0f} MB"
-        raise HeadcountError(f"cannot write {folder}: {e}; it needs {size}, or set HEADCOUNT_DATA elsewhere") from None
+        needs = f"it needs {images.nbytes / 1e6:.0f} MB, or set HEADCOUNT_DATA elsewhere"
+        raise HeadcountError(f"cannot write {folder}: {e}; {needs}") from None
 
 
 def read_metadata(folder: Path) -> dict[str, Any]:
@@ -68,13 +67,12 @@ def read_metadata(folder: Path) -> dict[str, Any]:
     path = folder / "source.json"
     try:
         metadata = json.loads(path.read_text(encoding="utf-8"))
-        missing = {"classes", "count", "shape", "checksum", "note", "format"} - set(metadata)
+        if missing := {"classes", "count", "shape", "checksum", "note", "format"} - set(metadata):
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+        if metadata["format"] != FORMAT:
+            raise ValueError(f"it has format {metadata['format']}, this version reads {FORMAT}")
     except (OSError, ValueError) as e:
         raise _damaged(path, str(e)) from None
-    if missing:
-        raise _damaged(path, f"it lacks {', '.join(sorted(missing))}")
-    if metadata["format"] != FORMAT:
-        raise _damaged(path, f"it has format {metadata['format']}, this version reads {FORMAT}")
     return metadata
 
 
@@ -88,10 +86,10 @@ def read_source(folder: Path) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
 def _load_array(path: Path, shape: tuple[int, ...], dtype: type) -> np.ndarray:
     try:
         array = np.load(path, allow_pickle=False, mmap_mode="c")
+        if array.shape != shape or array.dtype != dtype:
+            raise ValueError(f"it holds {array.dtype} {array.shape}, source.json has {np.dtype(dtype)} {shape}")
     except (OSError, ValueError, EOFError) as e:
         raise _damaged(path, str(e)) from None
-    if array.shape != shape or array.dtype != dtype:
-        raise _damaged(path, f"it holds {array.dtype} {array.shape}, source.json has {np.dtype(dtype)} {shape}")
     return array
 
 

@@ -1,8 +1,7 @@
 """The paper's protocol: a labelled data set becomes five folds, and each fold becomes majority-labelled bags.
 
 Class shares are drawn (share_sampler.py), rounded to counts and assigned to the classes at random; the label is the class with
-the largest count, by default the lowest in case of a tie. Instances are drawn without replacement within a bag. All random
-numbers come from the generator that is passed in.
+the largest count, by default the lowest in case of a tie. Instances are drawn without replacement within a bag.
 """
 
 from __future__ import annotations
@@ -111,12 +110,11 @@ def majority_bags(source: Source, fold: int, protocol: Protocol | None = None) -
     official = protocol.sampler == "official"  # one legacy stream over the permutation and folds 0, 1, ... up to this one
     rng: Rng = np.random.RandomState(protocol.seed)
     rng.shuffle(np.arange(len(source)))  # the permutation is the stream's first use
-    bags, pool = {}, source.pool()
+    bags, pool, name = {}, source.pool(), protocol.scenario
+    scenario = (SCENARIOS.index(name),) if name in SCENARIOS else (len(SCENARIOS), *name.encode())
     for f in range(fold + 1) if official else (fold,):
         for split, indices in split_indices(len(source), f, protocol.seed).items():
             if not official:
-                name = protocol.scenario
-                scenario = (SCENARIOS.index(name),) if name in SCENARIOS else (len(SCENARIOS), *name.encode())
                 rng = np.random.default_rng([protocol.seed, f, SPLITS.index(split), *scenario])
             counts, labels = draw_counts(protocol, len(source.classes), getattr(protocol, f"{split}_bags"), rng)
             rows = draw_instances(source, indices, counts, rng, overlap=protocol.overlap, split=split)

@@ -1,9 +1,8 @@
 """Class shares of bags, and the counts they become: ten equal bins of the majority's share, filled as the paper's generator fills them.
 
-The paper's generator draws blocks of ten million proposals from a proposal distribution ("law"), keeps for each bin the first
-that fall into it, and moves on to the next law when the bins of the current stage are full. A bin is therefore an independent
-sample from "law, given the bin", and only the number of samples per law and bin matters. ``sample_shares`` draws exactly from that
-in milliseconds; ``sample_shares_official`` repeats the blocks in the order of the released code's random numbers.
+The paper's generator draws blocks of ten million proposals from a distribution ("law"), keeps for each bin the first that fall into
+it, and moves on to the next law when the bins of the stage are full. A bin is therefore a sample from "law, given the bin", which
+``sample_shares`` draws in milliseconds; ``sample_shares_official`` repeats the blocks, in the released order of random numbers.
 
 Shapes: p (n, C) rows that sum to one. The majority is in the last column for laws A, B, G and in any column for U.
 """
@@ -55,8 +54,7 @@ def bin_edges(scenario: str, classes: int) -> Array:
     ranges = {"various": (1 / classes, 1.0), "small": (1 / classes, 0.4), "large": (0.6, 1.0)}
     low, high = ranges[scenario] if scenario in ranges else map(float, scenario.split("-"))
     if low >= high:
-        least = 3 if scenario == "small" else 2
-        raise HeadcountError(f"scenario {scenario} needs at least {least} classes, got {classes}")
+        raise HeadcountError(f"scenario {scenario} needs at least {3 if scenario == 'small' else 2} classes, got {classes}")
     if low < 1 / classes:
         raise HeadcountError(
             f"scenario {scenario}: the largest of {classes} shares is never below {1 / classes:.4g}; start there"
@@ -66,11 +64,10 @@ def bin_edges(scenario: str, classes: int) -> Array:
 
 def sample_shares(scenario: str, classes: int, bags: int, rng: np.random.Generator) -> Array:
     """(bags, C) shares, the majority's share distributed evenly over the bins, rows in random order."""
-    e, rows, need = bin_edges(scenario, classes), [], np.full(BINS, bags // BINS)
+    need = np.full(BINS, bags // BINS)
     need[rng.choice(BINS, bags % BINS, replace=False)] += 1
-    for b, parts in enumerate(samples_per_law(scenario, classes, need, rng)):
-        for law, count in parts.items():
-            rows.append(sample_given_bin(law, classes, e[b], e[b + 1], count, rng))
+    bins = zip(pairwise(bin_edges(scenario, classes)), samples_per_law(scenario, classes, need, rng), strict=True)
+    rows = [sample_given_bin(law, classes, *edges, n, rng) for edges, parts in bins for law, n in parts.items()]
     return rng.permutation(np.concatenate(rows))
 
 
@@ -123,8 +120,7 @@ def _irwin_hall(n: int, x: np.ndarray) -> Array:
 def sample_given_bin(law: str, classes: int, low: float, high: float, count: int, rng: np.random.Generator) -> Array:
     """(count, C) rows of the law, given that the majority's share lies in (low, high)."""
     by_rejection = law == "U" and bin_probability("U", classes, low, high) > _acceptance(classes, low, high)
-    accepted_rows: list[Array] = []
-    missing, tries = count, 4 * count + 64
+    accepted_rows, missing, tries = [], count, 4 * count + 64
     for _ in range(60):
         if by_rejection:
             p = rng.random((tries, classes))
@@ -166,7 +162,7 @@ def sample_shares_official(scenario: str, classes: int, bags: int, rng: np.rando
     if bags % BINS:
         raise HeadcountError(f"the official sampler fills ten equal bins: {bags} bags do not divide by 10")
     e, need = bin_edges(scenario, classes), bags // BINS
-    bins: list[Array] = [np.empty((0, classes)) for _ in range(BINS)]
+    bins = [np.empty((0, classes)) for _ in range(BINS)]
     for law, stop in STAGES[scenario]:
         while not _full(bins, need, stop):
             p = _block(law, classes, block, rng)

@@ -72,10 +72,8 @@ def processes(count: int) -> Launcher:
                 for worker in workers:
                     worker.terminate()
                 if isinstance(e, BrokenProcessPool):
-                    problem = (
-                        "a run's process was killed, possibly for lack of memory; the same command resumes where it stopped"
-                    )
-                    raise HeadcountError(f"{problem}, with fewer processes if it happens again") from e
+                    advice = "the same command resumes where it stopped, with fewer processes if it happens again"
+                    raise HeadcountError(f"a run's process was killed, possibly for lack of memory; {advice}") from e
                 raise
 
     return launch
@@ -93,16 +91,14 @@ def _submit(pool: Executor, task: Callable[..., Any], *args: Any, **kwargs: Any)
 @contextmanager
 def _environment(values: dict[str, str]) -> Iterator[None]:
     """Environment variables that workers read once, when they import torch."""
-    before = {name: os.environ.get(name) for name in values}
+    before = {name: os.environ[name] for name in values if name in os.environ}
     os.environ.update(values)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in values:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _start_worker(cores: int, parent: int) -> None:

@@ -219,9 +219,8 @@ def holm(p: Sequence[float]) -> list[float]:
     >>> holm([0.01, 0.04, math.nan, 0.03])
     [0.03, 0.06, nan, 0.06]
     """
-    order, n_tests = np.argsort(p), int(np.isfinite(p).sum())  # NaN last
-    adjusted = np.empty(len(p))
-    adjusted[order] = np.maximum.accumulate(np.sort(p) * (n_tests - np.arange(len(p)))).clip(max=1)
+    adjusted, n_tests = np.empty(len(p)), np.isfinite(p).sum()
+    adjusted[np.argsort(p)] = np.maximum.accumulate(np.sort(p) * (n_tests - np.arange(len(p)))).clip(max=1)  # NaN last
     return adjusted.tolist()
 
 

@@ -71,7 +71,7 @@ def study(
     Parameters
     ----------
     launch : launcher
-        ``in_process`` (one after the other), ``processes(count)`` or ``ray_cluster(address)`` of headcount.experiments.launch.
+        ``in_process``, ``processes(count)`` or ``ray_cluster(address)`` of headcount.experiments.launch.
     device, compile, checkpoint_seconds
         See :func:`headcount.run`.
     on_progress : callable, optional
@@ -116,10 +116,8 @@ def study(
 
 
 def _record_failure(error: BaseException, recipe: Recipe, path: Path, progress: StudyProgress, waiting: list[Recipe]) -> None:
-    if isinstance(error, BrokenExecutor):
-        raise error  # not this run's fault, and no other can run
-    if distributed.world_size() > 1:
-        raise error  # all processes of a distributed training must do the same next
+    if isinstance(error, BrokenExecutor) or distributed.world_size() > 1:
+        raise error  # no other can run; or all processes of a distributed training must do the same next
     progress.failed[recipe] = error
     write_failure(path, recipe, error)
     for dependent in [r for r in waiting if recipe in r.needs]:
