@@ -1,16 +1,26 @@
 """The documentation's site: `make docs` builds it into docs/_build, without a network; it is also read offline, with formulas as MathML."""
 
+import sys
+from pathlib import Path
+
 from docutils import nodes
 from latex2mathml.converter import convert
+
+sys.path.insert(0, str(Path(__file__).parent))
+from examples import EXTRA
 
 project = "headcount"
 author = "The headcount authors"
 copyright = "the headcount authors, Apache-2.0"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
-source_suffix = {".md": "markdown"}
-exclude_patterns = ["_build"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon", "sphinx_copybutton"]
+source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
+templates_path = ["_templates"]
+autosummary_generate = True  # a page for each object of reference/api.md, in reference/generated
+exclude_patterns = ["_build", "_templates", "_static"]
 html_theme = "furo"
 html_title = "headcount"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 myst_enable_extensions = ["colon_fence", "dollarmath"]
@@ -19,7 +29,7 @@ napoleon_google_docstring = False
 napoleon_use_rtype = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
-autodoc_typehints_description_target = "documented"
+autodoc_typehints_description_target = "all"
 copybutton_prompt_text = ">>> "
 suppress_warnings = ["myst.xref_missing"]  # links to files of the repository outside docs/
 html_math_renderer = "mathml"
@@ -35,5 +45,12 @@ def _block(self, node) -> None:
     raise nodes.SkipNode
 
 
+def _complete(app, what, name, obj, options, lines) -> None:
+    """Parameters, returns and examples from examples.py, for napoleon to read with the rest."""
+    if name.startswith("headcount."):
+        lines += EXTRA.get(name.removeprefix("headcount."), "").splitlines()
+
+
 def setup(app) -> None:
+    app.connect("autodoc-process-docstring", _complete, priority=100)
     app.add_html_math_renderer("mathml", (_inline, None), (_block, None))

@@ -6,6 +6,10 @@ import csv
 import json
 from pathlib import Path
 
+import numpy as np
+from sklearn.datasets import load_digits
+
+from headcount import MajorityClassifier
 from headcount.experiments import records, scores
 from headcount.reporting import plots, render
 
@@ -13,6 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def main() -> None:
+    idea()
     size()
     speed()
     tilt("cifar10", "CIFAR10")
@@ -21,6 +26,38 @@ def main() -> None:
     jumps()
     for source in ("cifar10", "svhn"):
         ablation(source)
+
+
+def idea() -> None:
+    """Three bags of digits with their majority labels, as a training gets them, and the classes that it predicts."""
+    x, y = load_digits(return_X_y=True)
+    rng = np.random.default_rng(0)
+    rows = np.array([[*rng.choice(np.flatnonzero(y[:900] == b % 10), 12), *rng.integers(0, 900, 8)] for b in range(100)])
+    model = MajorityClassifier().fit([x[r] for r in rows], [np.bincount(y[r]).argmax() for r in rows])
+    fresh = np.array([[*rng.choice(900 + np.flatnonzero(y[900:] == k), 7), *rng.integers(900, len(y), 5)] for k in (3, 8, 5)])
+    with render.panel(1000, 260, (10, 34, 10, 10), columns=2) as (figure, axes):
+        for ax, title, left in zip(
+            axes, ("given: bags, and the majority of each", "learned: the class of every instance"), (-3, 0), strict=True
+        ):
+            ax.set(title=title, xlim=(left - 0.2, left + 15.2), ylim=(3.9, -0.1))
+            ax.set_axis_off()
+        for b, r in enumerate(fresh):
+            axes[0].text(-0.4, 1.3 * b + 0.5, f"mostly {np.bincount(y[r]).argmax()}", ha="right", va="center", weight="bold")
+            for i, (row, predicted) in enumerate(zip(r, model.predict(x[r]), strict=True)):
+                extent = (i + 0.04, i + 0.96, 1.3 * b + 1, 1.3 * b + 0.08)
+                for ax in axes:
+                    ax.imshow(16 - x[row].reshape(8, 8), cmap="gray", extent=extent, aspect="auto")
+                colour = render.PALETTE[int(predicted != y[row])]
+                axes[1].text(
+                    i + 0.5, 1.3 * b + 1.15, str(predicted), ha="center", va="center", color=colour, size=9, weight="bold"
+                )
+    render.save(figure, ROOT / "docs" / "img" / "idea.png")
+    print(
+        "idea:",
+        np.mean([model.predict(x[r]) == y[r] for r in fresh]),
+        "of the shown,",
+        (model.predict(x[900:]) == y[900:]).mean(),
+    )
 
 
 def ablation(source: str) -> None:

@@ -24,6 +24,7 @@ from headcount.readers.columns import COMMON_NAMES, ID_NAMES
 from headcount.readers.tables import MISSING_VALUES
 
 ROOT = Path(__file__).parents[2]
+PUBLIC = [name for name in headcount.__all__ if callable(getattr(headcount, name))]
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
 NEEDS = re.compile(r"(#!.*\n)?# needs (a cluster|a GPU|the network|an installation)")
 
@@ -64,6 +65,14 @@ def test_a_page_runs(page, tmp_path):
         for line in lines:
             done = subprocess.run(line, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
             assert done.returncode == 0, f"{page.name}: {' '.join(line)}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize(
+    "term", ["imbalance", "overfitting", "early stopping", "hyperparameter", "confusion matrix", "calibration", "cross-validation"]
+)
+def test_the_glossary_has_the_terms_of_the_field(term):
+    heads = re.findall(r"^\*\*(.*?)\.\*\*", (ROOT / "docs" / "reference" / "glossary.md").read_text(), flags=re.M)
+    assert any(term in head.lower() for head in heads)
 
 
 def test_the_architecture_describes_every_package():
@@ -193,6 +202,12 @@ def test_the_site_builds(tmp_path):
     command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", "-d", str(tmp_path / "trees")]
     done = subprocess.run([*command, str(ROOT / "docs"), str(tmp_path / "site")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "site" / "reference" / "api.html").read_text().count("sig-object") > 40
+    heads = (f"models.heads.{head.__module__.rpartition('.')[2]}.{head.__name__}" for head in headcount.HEADS.values())
+    for name in (*PUBLIC, *heads):
+        page = (tmp_path / "site" / "reference" / "generated" / f"headcount.{name}.html").read_text()
+        assert "sig-object" in page, name
+        if name in PUBLIC:
+            assert "highlight" in page, f"{name} has no example"
+            assert "Parameters" in page or name == "HeadcountError", name
     for page in tmp_path.glob("site/**/*.html"):
         assert not re.search(r'(src|href)="https?://[^"]*\.(js|css|woff2?)"', page.read_text()), f"{page} is not offline"

@@ -54,6 +54,8 @@ class Recipe:
     trouble : dict
         Corruption of the bags: wrong, unequal, never, merge; see :func:`~headcount.datasets.protocol.check_corruption`.
 
+    Examples
+    --------
     >>> Recipe(fold=3).replace(epochs=600)
     Recipe(fold=3, epochs=600)
     >>> Recipe(removal=0.5).needs
