@@ -68,7 +68,8 @@ def test_a_page_runs(page, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "term", ["imbalance", "overfitting", "early stopping", "hyperparameter", "confusion matrix", "calibration", "cross-validation"]
+    "term",
+    ["imbalance", "overfitting", "early stopping", "hyperparameter", "confusion matrix", "calibration", "cross-validation"],
 )
 def test_the_glossary_has_the_terms_of_the_field(term):
     heads = re.findall(r"^\*\*(.*?)\.\*\*", (ROOT / "docs" / "reference" / "glossary.md").read_text(), flags=re.M)
