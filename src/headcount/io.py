@@ -73,7 +73,7 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def _one_line_errors(path: Path, expected: str) -> Iterator[None]:
+def explain_read_errors(path: Path, expected: str) -> Iterator[None]:
     """Turn an error of reading the file into one line: its path, and what was ``expected``."""
     try:
         yield
@@ -88,7 +88,7 @@ def open_npz(path: Path, expected: str) -> Iterator[NpzFile]:
     """The arrays of an .npz file, read without pickle."""
     import numpy as np
 
-    with _one_line_errors(path, expected), path.open("rb") as f:  # np.load would leave a damaged zip file open
+    with explain_read_errors(path, expected), path.open("rb") as f:  # np.load would leave a damaged zip file open
         if not f.peek(6).startswith((b"PK", b"\x93NUMPY")):  # numpy would report it as a pickle
             raise HeadcountError(f"{path} is no .npz file; give {expected}")
         arrays = np.load(f, allow_pickle=False)
@@ -103,7 +103,7 @@ def load_npy(path: Path, *, mapped: bool = False) -> np.ndarray:
     import numpy as np
 
     expected = "an .npy file written by numpy.save"
-    with _one_line_errors(path, expected):
+    with explain_read_errors(path, expected):
         with path.open("rb") as f:
             if not f.read(6).startswith(b"\x93NUMPY"):
                 raise HeadcountError(f"{path} is no .npy file; give {expected}")

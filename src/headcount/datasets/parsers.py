@@ -6,15 +6,14 @@ A parser returns images (M, H, W, channels) uint8 and class numbers (M,) int64, 
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
 from headcount.errors import HeadcountError
-from headcount.io import open_npz
+from headcount.io import explain_read_errors, open_npz
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -91,17 +90,6 @@ def to_rgb(images: np.ndarray) -> np.ndarray:
     """Repeat the channel of gray images three times; colour images are returned unchanged."""
     images = images[..., None] if images.ndim == 3 else images
     return np.repeat(images, 3, axis=-1) if images.shape[-1] == 1 else images
-
-
-@contextmanager
-def explain_read_errors(path: Path, expected: str) -> Generator[None]:
-    """Any error raised by a damaged file becomes one line that names the file and what was expected."""
-    try:
-        yield
-    except HeadcountError:
-        raise
-    except Exception as e:
-        raise HeadcountError(f"cannot read {path}: {e or type(e).__name__}; give {expected}") from None
 
 
 _DATA_KEYS, _LABEL_KEYS, _NAME_KEYS = ("images", "features", "x", "X"), ("labels", "y"), ("class_names", "classes")
