@@ -271,3 +271,15 @@ def test_the_estimator_takes_the_class_of_a_head(tmp_path):
     assert np.array_equal(again.predict(bags).instance_probabilities, model.fitted_.predict(bags).instance_probabilities)
     unpickled = pickle.loads(pickle.dumps(model))
     assert np.array_equal(np.concatenate(unpickled.predict(x)), np.concatenate(model.predict(x)))
+
+
+def test_tilt_in_another_training_loop():
+    """The example of the documentation, and what it says of its result."""
+    page = (Path(__file__).parents[3] / "docs" / "tutorials" / "own-head.md").read_text()
+    block = page[page.index("## Tilt in a training loop") :].split("```python\n")[1].split("```")[0]
+    names: dict = {}
+    exec(block, names)
+    predicted, truth, share = names["predicted"], names["truth"], names["head"].transition.share
+    assert (truth == names["target"].argmax(1)[:, None]).float().mean() < 0.6, "the labels themselves are poor"
+    assert (predicted == truth).float().mean() > 0.94
+    assert ((share > 0.5) & (share < 0.62)).all()
