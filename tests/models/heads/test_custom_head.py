@@ -282,4 +282,4 @@ def test_tilt_in_another_training_loop():
     predicted, truth, share = names["predicted"], names["truth"], names["head"].transition.share
     assert (truth == names["target"].argmax(1)[:, None]).float().mean() < 0.6, "the labels themselves are poor"
     assert (predicted == truth).float().mean() > 0.94
-    assert ((share > 0.5) & (share < 0.62)).all()
+    assert ((share > 0.5) & (share < 0.7)).all()
