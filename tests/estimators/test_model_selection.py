@@ -120,3 +120,16 @@ def test_metadata_routing_takes_the_bags_through_a_pipeline():
     assert by_loss.cv_results_["mean_test_score"][1] == pytest.approx(losses.mean())
     assert by_loss.best_params_ == {"majorityclassifier__estimator__C": 1e3}
     assert first.item() in (0.0, 0.5, 1.0)  # of two bags
+
+
+@pytest.mark.parametrize("hole", [None, float("nan")])
+def test_unlabelled_bags_are_in_folds_and_not_in_scores(hole):
+    labels = np.array(["no", "yes"], object)[LABELS]
+    labels[:6] = hole
+    tests = [test for _, test in BagKFold(3).split(LISTED, labels)]
+    assert sorted(np.concatenate(tests)) == list(range(30))
+    scores = cross_val_score(MODEL, LISTED, labels, cv=BagKFold(3), error_score="raise")
+    for score, test in zip(scores, tests, strict=True):
+        labelled = (test >= 6).sum()
+        assert 7 <= labelled <= 9
+        assert score * labelled == pytest.approx(round(score * labelled))

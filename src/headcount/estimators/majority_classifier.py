@@ -133,8 +133,9 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         self.classes_, codes = targets.bag_labels(y, ids, len(x))
         weights = targets.check_weights(weight, ids, len(x))
         if len(self.classes_) < 2:
-            classes = self.classes_.tolist()
-            raise HeadcountError(f"all bags have one class, {classes[0]!r}; a majority needs at least two classes")
+            raise HeadcountError(
+                f"all bags have one class, {self.classes_.tolist()[0]!r}; a majority needs at least two classes"
+            )
         for line in note_similar_classes(list(map(str, self.classes_))):
             warnings.warn(line, HeadcountWarning, stacklevel=2)
         self._bags_given, self._scaler = ids.given, None
@@ -149,19 +150,13 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def _fit_model(self, bags: Bags) -> FittedModel:
-        """The model of instances as they are in :meth:`_pool`."""
+        """The model of instances as they are in :meth:`_bags`."""
         seed, device = seed_from_random_state(self.random_state), resolve_device(self.device)
         preprocessor = Preprocessor(bags.pool.kind, shape=bags.pool.shape)
         bags, pretrained, frozen_backbone, _ = prepare_backbone(
-            bags,
-            self.backbone,
-            device,
-            frozen=self.frozen,
-            weights=self.weights,
-            size=self.size,
-            views=self.views,
+            bags, self.backbone, device, frozen=self.frozen, weights=self.weights, size=self.size, views=self.views,
             log=_log.warning,
-        )
+        )  # fmt: skip
         backbone = self.backbone if frozen_backbone is None else None
         training = {"lr": self.lr, "weight_decay": self.weight_decay, "patience": self.patience}
         training |= {} if self.batch_size is None else {"batch_bags": self.batch_size, "batch_instances": 0}
@@ -271,17 +266,11 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
     def _bags(self, x: np.ndarray, ids: BagIds, labels: Any, weight: np.ndarray | None = None) -> Bags:
         """The rows as bags, whose classes have numbers for names."""
         rows = x if not np.any(np.diff(ids.order) < 0) else x[ids.order]  # sorted rows are not copied
-        classes = [str(c) for c in range(len(self.classes_))]
-        weight = None if weight is None else weight[ids.order]
-        return Bags.of(self._pool(rows), sizes=ids.sizes, labels=labels, classes=classes, weight=weight)
-
-    def _pool(self, x: np.ndarray) -> Pool:
-        """Standardised float32 for our own methods, the numbers as they are for a classifier of scikit-learn."""
-        if x.ndim != 2:
-            return Pool(x)
-        if self._scaler is None:
-            return Pool(x, trusted=True, keep_float64=True)
-        return Pool(self._scaler.transform(x), trusted=True)
+        # standardised float32 for our own methods, the numbers as they are for a classifier of scikit-learn
+        rows = rows if self._scaler is None else self._scaler.transform(rows)
+        pool = Pool(rows, trusted=x.ndim == 2, keep_float64=x.ndim == 2 and self._scaler is None)
+        classes, weight = [str(c) for c in range(len(self.classes_))], None if weight is None else weight[ids.order]
+        return Bags.of(pool, sizes=ids.sizes, labels=labels, classes=classes, weight=weight)
 
     def _validate_bagged(self, X: Any, bags: Any) -> tuple[np.ndarray, BagIds]:
         check_is_fitted(self)

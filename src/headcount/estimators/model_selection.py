@@ -14,9 +14,9 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.metadata_routing import UNUSED
 
 from headcount.bags.splits import assign_group_folds
-from headcount.errors import HeadcountError, HeadcountWarning, check_choice
+from headcount.errors import HeadcountError, HeadcountWarning, check_choice, check_number
 from headcount.estimators.inputs import as_bag_list, bag_column, check_ids, pop_column
-from headcount.readers.columns import unify_unicode
+from headcount.estimators.targets import factorize_labels
 
 METRICS = ("accuracy", "log_loss", "criterion")
 
@@ -51,20 +51,16 @@ class BagKFold:
     """
 
     def __init__(self, n_splits: int = 5, *, bags: Any = None, random_state: int = 0) -> None:
-        if isinstance(n_splits, bool) or not isinstance(n_splits, (int, np.integer)) or n_splits < 2:
-            raise HeadcountError(f"n_splits is a whole number from 2, got {n_splits!r}")
-        self.n_splits, self.bags, self.random_state = n_splits, bags, random_state
+        self.n_splits = check_number("n_splits", n_splits, 2, 1 << 24, integer=True)
+        self.bags, self.random_state = bags, random_state
 
     def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
         return self.n_splits
 
     def split(self, X: Any, y: Any = None, groups: Any = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Row numbers (bag numbers, for a list of bags) of the training and the test part of each fold."""
-        ids = self._bag_ids(X, groups)
-        _, first, bag = np.unique(ids, return_index=True, return_inverse=True)
-        label = np.zeros(len(bag), int)
-        if y is not None:
-            label = np.unique(unify_unicode(np.asarray(y)), return_inverse=True)[1]
+        _, first, bag = np.unique(self._bag_ids(X, groups), return_index=True, return_inverse=True)
+        label = np.zeros(len(bag), int) if y is None else factorize_labels(y)[1]
         if len(label) != len(bag):
             raise HeadcountError(f"{len(bag)} rows have bags and {len(label)} have labels")
         target = (label[first][:, None] == np.arange(label.max() + 1)).astype(float)
@@ -78,9 +74,8 @@ class BagKFold:
         if as_bag_list(X) is not None:
             return np.arange(len(X))
         if self.bags is None:
-            problem = "BagKFold does not know the bags"
-            if groups is not None:
-                problem = "groups reach the splitter only, and the estimator would see no bags"
+            groups_only = "groups reach the splitter only, and the estimator would see no bags"
+            problem = "BagKFold does not know the bags" if groups is None else groups_only
             raise HeadcountError(
                 f"{problem}; give the column that holds the bag to both MajorityClassifier(bags=...) and BagKFold(bags=...), or "
                 "give a list of bags"

@@ -17,40 +17,44 @@ from headcount.readers.columns import unify_unicode
 from headcount.selection.methods import METHODS, reject_custom_head
 
 
+def factorize_labels(y: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The classes, sorted, and (n,) their numbers, -1 for None and NaN."""
+    y = column_or_1d(to_numpy(y), warn=True)
+    missing = np.array([is_missing(v) for v in y], bool) if y.dtype == object else y != y
+    codes, labels = np.full(len(y), -1), y[~missing]
+    if not len(labels):
+        raise HeadcountError("no bag has a label; give at least two bags different labels")
+    assert_all_finite(labels, input_name="y")
+    try:
+        check_classification_targets(labels)
+        values, codes[~missing] = np.unique(unify_unicode(labels), return_inverse=True)
+    except TypeError as e:
+        raise HeadcountError(f"labels of several kinds ({e}); give all as text, or all as numbers") from None
+    return values, codes
+
+
 def bag_labels(y: Any, ids: BagIds, n: int, classes: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """The classes, sorted, and (B,) the class number of each bag: from one label per row, or per bag of a list.
 
     None and NaN mean unlabelled (-1), and so does -1, unless it is one of ``classes``; in ``fit``, where these are unknown, unless
     it stands beside fewer than two class numbers, as in {-1, 1}. Rows of a bag may lack the label that others have.
     """
-    y = column_or_1d(to_numpy(y), warn=True)
-    missing = np.array([is_missing(v) for v in y], bool) if y.dtype == object else y != y
-    if missing.all():
-        raise HeadcountError("no bag has a label; give at least two bags different labels")
-    assert_all_finite(y[~missing], input_name="y")
-    try:
-        check_classification_targets(y[~missing])
-        values, code = np.unique(unify_unicode(y[~missing]), return_inverse=True)
-    except TypeError as e:
-        raise HeadcountError(f"labels of several kinds ({e}); give all as text, or all as numbers") from None
-    full = np.full(len(y), -1)
-    full[~missing] = code
+    values, full = factorize_labels(y)
     if values.dtype.kind in "iuf" and -1 in values and _is_unlabelled(values, classes):
         if classes is None:
             warnings.warn(
-                f"label -1 is taken for no label ({int((y == -1).sum())} of {len(y)}), as None and NaN are; if it is a class, "
+                f"label -1 is taken for no label ({((full >= 0) & (values[full] == -1)).sum()} of {len(full)}), as None and NaN are; if it is a class, "
                 "give the classes other numbers, or names",
                 HeadcountWarning,
                 stacklevel=3,
             )
-        kept = np.flatnonzero(values != -1)
-        full = np.append(np.where(values == -1, -1, np.cumsum(values != -1) - 1), -1)[full]
-        values = values[kept]
-    if ids.from_list and len(y) == len(ids.sizes):
+        kept = values != -1
+        full, values = np.append(np.where(kept, kept.cumsum() - 1, -1), -1)[full], values[kept]
+    if ids.from_list and len(full) == len(ids.sizes):
         return values, full
-    if len(y) != n:
+    if len(full) != n:
         expected = f"{len(ids.sizes)} bags; give one per bag" if ids.from_list else f"{n} rows; give each row its bag's label"
-        raise HeadcountError(f"{len(y)} labels for {expected}")
+        raise HeadcountError(f"{len(full)} labels for {expected}")
     full, bag = full[ids.order], np.repeat(np.arange(len(ids.sizes)), ids.sizes)
     labels = np.full(len(ids.sizes), -1)
     np.maximum.at(labels, bag, full)
