@@ -103,7 +103,7 @@ def train_and_score(recipe: Recipe, bags: dict[str, Bags]) -> dict[str, float]:
         context = contexts.fit_context(predict(model, valid).instance, valid)
         answers = contexts.calibrated_probabilities(context, output.instance, test.blind())
         found["in context"] = float((answers.argmax(1) == truth).float().mean())
-        found["context used"] = float(context.helps)
+        found["context used"] = float(context.assessment.helps)
     return found
 
 

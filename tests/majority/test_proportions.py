@@ -291,7 +291,7 @@ def test_own_prediction_is_excluded_from_context():
 
 def test_context_helps_where_classes_overlap_and_shares_vary():
     context = fitted_context(4)
-    assert context.helps
+    assert context.assessment.helps
     z, test, _ = world(5)
     alone, in_context = (
         contexts.calibrated_probabilities(context, z, test.blind(), use_context=use_context) for use_context in (False, True)
@@ -316,7 +316,7 @@ def test_probabilities_and_shares_use_the_temperature():
 def test_context_is_off_where_bags_are_similar():
     z, valid, _ = world(6, spread=1000.0)
     context = contexts.fit_context(z, valid.blind())
-    assert not context.helps
+    assert not context.assessment.helps
     z, test, _ = world(7, spread=1000.0)
     assert torch.equal(
         contexts.calibrated_probabilities(context, z, test.blind()), (z / context.temperature).softmax(1).float()
@@ -330,7 +330,7 @@ def test_context_is_off_where_it_explains_labels_worse():
     z = z + 2.0 * ((valid.bag % 2 == 0)[:, None] & (torch.arange(C) == 0))
     context = contexts.fit_context(z, valid.blind())
     assert context.assessment.gain > contexts.MIN_STANDARD_ERRORS * context.assessment.gain_error
-    assert not context.helps
+    assert not context.assessment.helps
     assert accuracy(contexts.calibrated_probabilities(context, z, valid, use_context=True), valid) < accuracy(z, valid) - 0.01
 
 

@@ -80,7 +80,7 @@ def score_transition(
         "mix_error": _mean_error(transition.mix.cpu().numpy(), true_mix),
         "condition": round(condition, 3) if math.isfinite(condition) else None,
         "temperature": round(context.temperature, 3),
-        "context_helps": context.helps,
+        "context_helps": context.assessment.helps,
         "context_instance_accuracy": metrics.instance_accuracy(truth, in_context.argmax(1).numpy()),
         "shares_error": _mean_error(mean_probability, true_shares),
         "shares_error_in_context": _mean_error(labelled.share.numpy(), true_shares),

@@ -119,12 +119,8 @@ class ContextModel:
     concentration_labelled: float  # how similar bags of one label are
     assessment: ContextAssessment
 
-    @property
-    def helps(self) -> bool:
-        return self.assessment.helps
 
-
-def fit_context(logits: Tensor, valid: Bags, *, form: str = "full") -> ContextModel:
+def fit_context(logits: Tensor, valid: Bags) -> ContextModel:
     """Fit on a model's logits (N, C) for validation bags, and their labels."""
     if len(logits) != len(valid.index) or logits.shape[1] != len(valid.classes):
         raise HeadcountError(
@@ -133,9 +129,9 @@ def fit_context(logits: Tensor, valid: Bags, *, form: str = "full") -> ContextMo
     z, device = logits.double(), logits.device
     segments, target = valid.segments().to(device), valid.target.double().to(device)
     counted = None if valid.counted is None else valid.counted.to(device)
-    temperature = fit_instance_temperature(z, segments, target, form=form, counted=counted)
+    temperature = fit_instance_temperature(z, segments, target, counted=counted)
     log_p = (z / temperature).log_softmax(1)
-    transition = estimate_transition(log_p.exp(), segments, target, form=form, counted=counted)
+    transition = estimate_transition(log_p.exp(), segments, target, counted=counted)
     prior = transition.prior.double()
     labelled, _ = proportions.fit_concentration(log_p, segments, proportions.prior_means(transition, target), prior)
     return ContextModel(transition, temperature, labelled, assess_context(log_p, segments, target, prior, counted))
@@ -159,16 +155,14 @@ def assess_context(
     )
 
 
-def fit_instance_temperature(
-    logits: Tensor, segments: Segments, target: Tensor, *, form: str = "full", counted: Tensor | None = None
-) -> float:
+def fit_instance_temperature(logits: Tensor, segments: Segments, target: Tensor, *, counted: Tensor | None = None) -> float:
     """The temperature of logits (N, C) by the forward-corrected loss, the transition re-estimated for each candidate.
     Of those within one standard error (over bags) of the best, the one nearest to 1: where classes hardly overlap, labels tell
     little about it."""
 
     def losses(temperature: float) -> Tensor:
         log_p = (logits.double() / temperature).log_softmax(1)
-        transition = estimate_transition(log_p.exp(), segments, target, form=form, counted=counted, max_iterations=50)
+        transition = estimate_transition(log_p.exp(), segments, target, counted=counted, max_iterations=50)
         return instance_label_losses(log_p, segments, target, transition)
 
     return fit_temperature(losses, TEMPERATURES, tolerance=standard_error)
@@ -177,7 +171,7 @@ def fit_instance_temperature(
 def calibrated_probabilities(model: ContextModel, logits: Tensor, bags: Bags, *, use_context: bool | None = None) -> Tensor:
     """(N, C) calibrated probabilities, without bag labels. ``use_context``: by default what the validation bags decided."""
     log_p = (logits.double() / model.temperature).log_softmax(1)
-    if model.helps if use_context is None else use_context:
+    if model.assessment.helps if use_context is None else use_context:
         segments = bags.segments().to(logits.device)
         log_p = proportions.posterior_in_context(
             log_p, segments, model.transition.prior.double(), model.assessment.concentration
