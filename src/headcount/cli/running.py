@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import time
@@ -39,31 +38,30 @@ def build_recipes(options: Mapping[str, Any]) -> list[Recipe]:
         name: options[name].split(",") for name in ("source", "scenario", "head", "precision") if options[name] is not None
     }
     axes |= {name: [options[name]] for name in ("epochs", "bag_size") if options[name] is not None}
-    # the options of a preset belong to its head
-    axes["options"] = sweep_options(
-        options["option"], dict(base.options) if axes.get("head", [base.head]) == [base.head] else {}
-    )
-    _add_fields(axes, options["set"] or [], base)
+    if axes.get("head", [base.head]) != [base.head]:
+        base = base.replace(head=axes["head"][0], options={})  # the options of a preset belong to its head
+    _add_fields(axes, [("--option", text) for text in options["option"] or []], base)
+    _add_fields(axes, [("--set", text) for text in options["set"] or []], base)
     recipes = grid(base, **axes)
     for recipe in recipes:
         check_options(recipe.head, dict(recipe.options))
     return recipes
 
 
-def _add_fields(axes: dict[str, list[Any]], texts: list[str], base: Recipe) -> None:
-    """Add the values of ``--set``: fields without an option of their own, and fields inside backbone and trouble."""
+def _add_fields(axes: dict[str, list[Any]], given: list[tuple[str, str]], base: Recipe) -> None:
+    """Add the values of ``--set`` (fields without an option of their own, fields inside backbone and trouble) and ``--option``."""
     names_given: set[str] = set()
-    for text in texts:
-        name, values = _split_pair("--set", text)
-        field, dot, inner = name.partition(".")
+    for flag, text in given:
+        name, values = _split_pair(flag, text)
+        field, dot, inner = ("options", ".", name) if flag == "--option" else name.partition(".")
         if name.endswith("options") or name == "trouble":
             raise HeadcountError(
                 f"--set cannot give {name} as a whole; give --option NAME=VALUE for the head, --set backbone.NAME=VALUE, "
                 "--set trouble.NAME=VALUE"
             )
         if name in names_given:
-            raise HeadcountError(f"--set {name} is given twice; give it once, with commas between several values")
-        if name in (*axes, "source", "scenario", "head", "removal"):
+            raise HeadcountError(f"{flag} {name} is given twice; give it once, with commas between several values")
+        if flag == "--set" and name in (*axes, "source", "scenario", "head", "removal"):
             raise HeadcountError(f"--set {text}: {name} has an option of its own; give --{name.replace('_', '-')} alone")
         names_given.add(name)
         parsed = [_parse_value(v) for v in values.split(",")]
@@ -71,7 +69,7 @@ def _add_fields(axes: dict[str, list[Any]], texts: list[str], base: Recipe) -> N
             axes[name] = parsed
             continue
         field = {"backbone": "backbone_options", "trouble": "trouble"}.get(field, field)
-        if field not in ("backbone_options", "trouble"):
+        if field not in ("backbone_options", "trouble") and flag == "--set":
             raise HeadcountError(f"--set {name}: only backbone and trouble have fields of their own")
         axes[field] = [{**others, inner: v} for others in axes.get(field, [dict(getattr(base, field))]) for v in parsed]
 
@@ -88,17 +86,6 @@ def _split_pair(flag: str, text: str) -> tuple[str, str]:
     if not (name and equals and value):
         raise HeadcountError(f"{flag} takes NAME=VALUE, got {text!r}")
     return name, value
-
-
-def sweep_options(option: list[str] | None, base: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every combination of the values of a head's options, which commas separate, on top of ``base``.
-
-    >>> sweep_options(["t1=0.1,1"], {"t2": 2})
-    [{'t2': 2, 't1': 0.1}, {'t2': 2, 't1': 1}]
-    """
-    given = {k: v.split(",") if isinstance(v, str) else [v] for k, v in parse_options(option).items()}
-    parsed = [[_parse_value(v) if isinstance(v, str) else v for v in values] for values in given.values()]
-    return [{**base, **dict(zip(given, values, strict=True))} for values in itertools.product(*parsed)]
 
 
 def parse_options(option: list[str] | None) -> dict[str, Any]:
