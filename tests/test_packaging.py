@@ -191,7 +191,7 @@ def test_workflows_call_what_is_there():
         assert "uses" not in step or re.fullmatch(r"[\w-]+/[\w-]+@[\w./-]+", step["uses"]), where
         called |= set(re.findall(r"\bmake (\w+)", step.get("run", "")))
     assert called <= targets
-    assert {"check", "test", "lowest", "docs", "dist"} <= called
+    assert {"check", "test", "soak", "lowest", "docs", "dist"} <= called
     for workflow in WORKFLOWS.values():
         for job in workflow["jobs"].values():
             assert set([job["needs"]] if "needs" in job else []) <= set(workflow["jobs"])
