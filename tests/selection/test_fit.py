@@ -302,7 +302,7 @@ def test_the_warning_about_a_baseline_without_cross_validation():
     assert "temperature" not in warnings[0]
 
 
-def test_em_that_keeps_its_first_round_is_a_baseline():
+def test_em_that_keeps_its_first_round_is_a_baseline(monkeypatch):
     made = fit(blob_dataset(blobs(24, 1)), "em_forest,forest", folds=3)  # bags of one: EM has nothing to add
     loss = {c["name"]: c["loss"] for c in made.metadata["methods"]}
     assert made.metadata["method"]["name"] == "em_forest"
@@ -311,7 +311,9 @@ def test_em_that_keeps_its_first_round_is_a_baseline():
     assert "A baseline was kept (EM, random forest, whose first round was the best)" in warnings
     assert re.search("Not clearly better on these bags than .*forest", warnings)
     assert made.metadata["method"]["baseline"] is True  # so that predict --bags warns of it too
-    made = fit(blob_dataset(blobs(40, 5, share=0.4)), "em_forest", folds=3)
+    monkeypatch.setattr(methods, "N_TREES", 30)
+    monkeypatch.setattr(methods, "EM_ROUNDS", 4)
+    made = fit(blob_dataset(blobs(60, 7, share=0.4)), "em_forest", folds=3)
     assert made.metadata["best_epoch"] > 1
     assert made.metadata["method"]["baseline"] is False
     assert "A baseline was kept" not in " ".join(made.metadata["warnings"])
