@@ -244,8 +244,8 @@ def test_n_jobs_are_the_threads_of_a_fit(n_jobs):
     ("estimator", "arguments", "message"),
     [
         ("logistic,tilt", {}, "fits one method, got 'logistic,tilt'"),
-        ("auto", {}, "fits one method, got 'auto'.*headcount.fit"),
-        ("tlit", {}, "no estimator 'tlit'; there are tilt.*did you mean 'tilt'"),
+        ("auto", {"backbone": "linaer"}, "no backbone 'linaer'"),
+        ("tlit", {}, "no estimator 'tlit'; there are auto, tilt.*did you mean 'tilt'"),
         ("vote.py:Vote", {}, "loading a model never runs code"),
         ("supervised", {}, "'supervised' learns from known instance classes, .*headcount.fit"),
         ("tilt", {"epochs": 0}, "epochs is a whole number from 1"),

@@ -28,7 +28,7 @@ from headcount.models.fitted import FittedModel
 
 
 # Nothing is declared as failing (expected_failed_checks): plain fit(X, y), a bag of one per row, is ordinary classification.
-@parametrize_with_checks([MajorityClassifier(epochs=10), MajorityClassifier(LogisticRegression())])
+@parametrize_with_checks([MajorityClassifier("tilt", epochs=10), MajorityClassifier(LogisticRegression())])
 def test_the_checks_of_scikit_learn(estimator, check):
     check(estimator)
 
@@ -165,6 +165,25 @@ def test_the_warning_about_ids_of_the_splitter_without_metadata_routing():
         routed = cross_val_score(asked, x, y, cv=BagKFold(3, bags=bag), params={"bags": bag})
     assert sorted(routed * 8) == sorted((routed * 8).round())  # of eight bags each
     assert abs(routed.mean() - cross_val_score(MajorityClassifier(LogisticRegression()), listed, labels, cv=3).mean()) < 0.1
+
+
+def test_the_default_is_the_method_that_held_out_bags_prefer():
+    """A step in one of 20 columns: a forest finds it, a network needs more bags."""
+    g = np.random.default_rng(0)
+    bag, x = np.repeat(np.arange(40), 9), g.normal(size=(360, 20))
+    truth = (np.abs(x[:, 0]) > 0.7).astype(int)
+    x = x[np.argsort(truth + 0.8 * g.random(360), kind="stable")]
+    truth = (np.abs(x[:, 0]) > 0.7).astype(int)
+    label = (np.bincount(bag, truth) > 4.5).astype(int)[bag]
+    made = MajorityClassifier().fit(x, label, bags=bag)
+    assert made.losses_[made.method_] == min(made.losses_.values())
+    assert {"forest", "logistic"} <= set(made.losses_)
+    assert made.method_ in ("forest", "em_forest")
+    assert made.fitted_.metadata["method"]["name"] == made.method_
+    assert np.mean(made.predict(x) == truth) > 0.9
+    images = g.integers(0, 255, (40, 8, 8, 1), dtype=np.uint8)
+    of_images = MajorityClassifier(epochs=1).fit(images, np.arange(40) // 4 % 2, bags=np.arange(40) // 4)
+    assert (of_images.method_, of_images.losses_) == ("tilt", {})
 
 
 def test_groups_is_no_parameter():

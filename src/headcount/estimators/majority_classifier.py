@@ -31,8 +31,10 @@ from headcount.seeds import seed_from_random_state
 from headcount.selection.cross_validation import calibrate_on_validation
 from headcount.selection.fit import prepare_backbone
 from headcount.selection.methods import NetworkOptions, build_methods
+from headcount.selection.search import choose_method
 from headcount.training.accel import limit_threads, resolve_device
 
+AUTO_FOLDS = 3  # on which "auto" compares methods
 _log = logging.getLogger(__name__)  # for downloads, before they start
 
 
@@ -47,10 +49,11 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
     Parameters
     ----------
     estimator : str or classifier
-        A name that ``headcount fit --method`` knows: "tilt" (a network under the tilt), "em_forest" (a random forest, by EM), the
-        name or class of a head (a network with it), or a baseline that is fitted to the bag's label of every instance ("forest",
-        "logistic", "noisy_label"); columns are standardised. Or any scikit-learn classifier with ``predict_proba``, which is
-        fitted by EM to the columns as they are.
+        "auto" compares several methods on three folds of the bags and keeps the one that held-out bags prefer; for images it is
+        "tilt". Or a name that ``headcount fit --method`` knows: "tilt" (a network under the tilt), "em_forest" (a random forest,
+        by EM), the name or class of a head (a network with it), or a baseline that is fitted to the bag's label of every instance
+        ("forest", "logistic", "noisy_label"); columns are standardised. Or any scikit-learn classifier with ``predict_proba``,
+        which is fitted by EM to the columns as they are.
     bags : str or int, optional
         The column of X that holds the bag. Default: ``fit`` is given the bags, or every row is a bag of its own.
     backbone, frozen, weights, size, views, epochs, options, device : optional
@@ -74,6 +77,8 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         P(class | bag's label) and the label frequencies, as estimated.
     fitted_ : FittedModel
         The model, which can be saved.
+    method_, losses_ : str, dict
+        The method that was fitted, and the losses on held-out bags of those that were compared, none but for "auto".
     history_, best_epoch_ : dict of arrays, int
         The ``train_loss`` and ``valid_loss`` of each epoch or round, and the one that is kept, from 1.
     n_features_in_, feature_names_in_
@@ -88,7 +93,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
     """
 
     def __init__(
-        self, estimator: Any = "tilt", *, bags: str | int | None = None, backbone: CustomBackbone | str | None = None,
+        self, estimator: Any = "auto", *, bags: str | int | None = None, backbone: CustomBackbone | str | None = None,
         frozen: bool | None = None, weights: str | None = None, size: int | None = None, views: str | None = None,
         epochs: int | None = None, lr: float | None = None, weight_decay: float | None = None,
         batch_size: int | None = None, patience: int | None = None, options: dict[str, Any] | None = None,
@@ -162,7 +167,13 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         training |= {} if self.batch_size is None else {"batch_bags": self.batch_size, "batch_instances": 0}
         training = {name: value for name, value in training.items() if value is not None}
         network = NetworkOptions(backbone, self.views, self.epochs, self.options, pretrained, training)
-        method = build_methods(self.estimator, bags, network=network)[0]
+        auto = isinstance(self.estimator, str) and self.estimator == "auto"
+        methods = build_methods(self.estimator, bags, network=network)
+        method, self.losses_ = methods[0], {}  # the others are baselines
+        if auto and bags.pool.kind != "images":
+            log = (lambda p: print(p.message)) if self.verbose else None
+            method, self.losses_ = choose_method(bags, methods, folds=AUTO_FOLDS, seed=seed, device=device, on_progress=log)
+        self.method_ = method.name
         split = train_valid_split(bags, np.arange(len(bags)), np.zeros(0, int), seed)
         log = (lambda _, message: print(f"{method.title}: {message}")) if self.verbose else None
         result = method.fit(bags.take(split.train), bags.take(split.valid), seed=seed, device=device, on_progress=log)

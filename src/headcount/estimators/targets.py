@@ -109,14 +109,14 @@ def bag_weights(weight: Any, ids: BagIds, n: int) -> np.ndarray:
 
 def check_method(name: str) -> None:
     """Refuse a name that is not one method, and methods that need more than bag labels."""
-    if name == "auto" or "," in name:
+    if "," in name:
         raise HeadcountError(
-            f"MajorityClassifier fits one method, got {name!r}; give one of {', '.join(METHODS)}, or let headcount.fit "
+            f"MajorityClassifier fits one method, got {name!r}; give auto or one of {', '.join(METHODS)}, or let headcount.fit "
             "compare several"
         )
     reject_custom_head(name)
     if (
-        check_choice("estimator", name, [*METHODS, *TRUSTED_HEADS]) in {*HEADS, *TRUSTED_HEADS}
+        check_choice("estimator", name, ["auto", *METHODS, *TRUSTED_HEADS]) in {*HEADS, *TRUSTED_HEADS}
         and find_head(name).uses_instance_labels
     ):
         raise HeadcountError(

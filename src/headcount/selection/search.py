@@ -22,7 +22,7 @@ import torch
 
 from headcount import __version__
 from headcount.bags import Bags
-from headcount.bags.splits import Split, subsample_instances
+from headcount.bags.splits import Split, make_splits, subsample_instances
 from headcount.io import atomic_write
 from headcount.majority.calibration import standard_error
 from headcount.readers import BagDataset
@@ -97,7 +97,7 @@ class TimeLimitReached(Exception):
 class ModelSearch:
     """One search. ``bags`` are blind."""
 
-    dataset: BagDataset
+    dataset: BagDataset | None  # None: features are used as the bags have them
     bags: Bags
     methods: dict[str, Method]
     plan: TimePlan
@@ -155,7 +155,11 @@ class ModelSearch:
         if result is None:
             self.report(message, cost, 0.0)
             start = time.monotonic()
-            train, valid, test, _ = prepare_split(self.dataset, self.splits[k])
+            if self.dataset is None:
+                split = self.splits[k]
+                train, valid, test = (self.bags.take(part) for part in (split.train, split.valid, split.test))
+            else:
+                train, valid, test, _ = prepare_split(self.dataset, self.splits[k])
             fit = method.fit(
                 train, valid, seed=self.seed, device=self.device, epoch_fraction=self.plan.epoch_fraction,
                 work=checkpoints, on_progress=lambda fraction, _: self.report(message, cost, fraction),
@@ -198,6 +202,20 @@ class ModelSearch:
             self.on_progress(SearchProgress(message, min(self.done_seconds + fraction * cost, total), total))
         if enforce_deadline and time.monotonic() > self.deadline:
             raise TimeLimitReached
+
+
+def choose_method(
+    bags: Bags, methods: Sequence[Method], *, folds: int, seed: int, device: torch.device,
+    on_progress: Callable[[SearchProgress], None] | None = None,
+) -> tuple[Method, dict[str, float]]:  # fmt: skip
+    """The method that held-out bags prefer, and the losses of all that were compared to the end. ``bags`` are blind."""
+    plan = TimePlan(tuple(m.name for m in methods), folds, 1.0, {m.name: i + 1.0 for i, m in enumerate(methods[::-1])})
+    search = ModelSearch(
+        None, bags, {m.name: m for m in methods}, plan, make_splits(bags, folds, seed), seed=seed, device=device, work=None,
+        on_progress=on_progress, deadline=math.inf,
+    )  # fmt: skip
+    scores = {name: score_method(results, bags) for name, results in search.cross_validate()[0].items()}
+    return search.choose(scores), {name: score.loss for name, score in scores.items()}
 
 
 def resume_folder(
