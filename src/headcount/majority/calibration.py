@@ -228,9 +228,7 @@ def evaluate_criterion(p: Tensor, bags: Bags, sample: tuple[Tensor, Bags] | None
 
     temperature = fit_temperature(losses_at, INSTANCE_TEMPERATURES, tolerance=lambda excess: 5e-10)
     instance_loss, transition = fits[temperature]
-    log_p = log_mean_shares(p, bags.segments(), bags.counted)
-    bag_temperature = fit_bag_temperature(log_p, bags.target)
-    vote_loss = bag_losses((log_p / bag_temperature).log_softmax(1), bags.target)
+    vote_loss, bag_temperature = fit_vote_loss(p, bags)
     loss = (instance_loss + vote_loss).numpy()
     return CriterionResult(
         loss=float(loss.mean()),
@@ -240,6 +238,13 @@ def evaluate_criterion(p: Tensor, bags: Bags, sample: tuple[Tensor, Bags] | None
         transition=transition,
         bag_temperature=bag_temperature,
     )
+
+
+def fit_vote_loss(p: Tensor, bags: Bags) -> tuple[Tensor, float]:
+    """The vote losses (b,) of ``p`` (N, C) under the temperature that suits them best, and that temperature."""
+    log_p = log_mean_shares(p.double().clamp_min(1e-12), bags.segments(), bags.counted)
+    temperature = fit_bag_temperature(log_p, bags.target)
+    return bag_losses((log_p / temperature).log_softmax(1), bags.target), temperature
 
 
 def fit_transition_loss(p: Tensor, bags: Bags, form: str = "full") -> tuple[Tensor, Transition]:

@@ -26,7 +26,7 @@ from headcount.bags.pool import to_feature_array
 from headcount.bags.splits import assign_folds, count_groups
 from headcount.errors import HeadcountError
 from headcount.majority import transition, transition_em
-from headcount.majority.calibration import evaluate_criterion
+from headcount.majority.calibration import fit_transition_loss, fit_vote_loss
 from headcount.majority.transition import Transition
 from headcount.models.trees import SklearnModel
 from headcount.seeds import seed_for
@@ -64,7 +64,7 @@ def em(
     if rounds == 0 and valid is not None:  # no prediction is learned from, so there is nothing to cross-fit
         fitted = task.fit(q, "all")
         p = torch.from_numpy(task.predict(fitted, features(valid)))
-        loss = evaluate_criterion(p, valid).loss
+        loss = _validation_loss(p, valid, form)
         if on_progress:
             on_progress(0, loss)
         return EM(fitted, _to_float32(_update(current, p, valid, form, train)), 0, [loss])
@@ -73,7 +73,7 @@ def em(
         train_p, valid_p = task.cross_fit(q, valid, i)
         p, bags = (train_p, train) if valid_p is None or valid is None else (valid_p, valid)
         current = _update(current, p, bags, form, train)
-        curve.append(evaluate_criterion(p, bags).loss)
+        curve.append(_validation_loss(p, bags, form))
         if on_progress:
             on_progress(i, curve[-1])
         if i == 0 or curve[-1] < curve[best.best_round]:
@@ -203,6 +203,11 @@ def _split_validation(train: Bags, valid: Bags | None, seed: int) -> tuple[Bags,
     rest, part = train.take(np.flatnonzero(fold > 0)), train.take(np.flatnonzero(fold == 0))
     keeps_classes = int((rest.target.sum(0) > 0).sum()) == int((train.target.sum(0) > 0).sum())
     return (rest, part) if bool(part.target.any()) and keeps_classes else (train, None)
+
+
+def _validation_loss(p: Tensor, bags: Bags, form: str) -> float:
+    """The criterion of methods without an instance temperature: that is found when the rounds are over."""
+    return float((fit_transition_loss(p, bags, form)[0] + fit_vote_loss(p, bags)[0]).mean())
 
 
 def _update(current: Transition, p: Tensor, bags: Bags, form: str, train: Bags) -> Transition:
