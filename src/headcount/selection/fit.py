@@ -129,7 +129,7 @@ def fit(
         log(line)
     end = math.inf if minutes is None else started + 60 * minutes
     model_search = ModelSearch(
-        features, bags, {m.name: m for m in methods if m.name in plan.names}, plan,
+        lambda split: cross_validation.prepare_split(features, split)[:3], bags, {m.name: m for m in methods if m.name in plan.names}, plan,
         make_splits(bags, plan.folds, seed) if plan.folds else [], seed=seed, device=torch_device, work=folder,
         on_progress=on_progress, deadline=end - 1.5 * plan.final_seconds, requested=requested,
     )  # fmt: skip
@@ -156,7 +156,7 @@ def fit(
             score = cross_validation.add_instance_accuracy(scores[best.name], results[best.name], features.bags, model)
             context["instance_accuracy"] = score.instance_accuracy
     rows = metadata.method_rows(list(model_search.methods.values()), best, scores, results, unfinished)
-    known = metadata.fit_metadata(model_search, best, result, final, scores, rows, requested=bool(requested))
+    known = metadata.fit_metadata(features, model_search, best, result, final, scores=scores, rows=rows)
     known |= {"context": context, "created": created.isoformat(timespec="seconds")}
     known["seconds"] = round(time.monotonic() - started, 2)
     if setup.frozen_backbone is not None:

@@ -37,8 +37,8 @@ SCORE_KEYS = (
 
 
 def fit_metadata(
-    search: ModelSearch, best: Method, result: FitResult, final: Split, scores: dict[str, MethodScore],
-    rows: list[dict[str, Any]], *, requested: bool,
+    dataset: BagDataset, search: ModelSearch, best: Method, result: FitResult, final: Split,
+    *, scores: dict[str, MethodScore], rows: list[dict[str, Any]],
 ) -> dict[str, Any]:  # fmt: skip
     """The metadata of a fit: the method kept, the others, the data, the training. ``rows``: :func:`method_rows`."""
     kept = next(row for row in rows if row["chosen"])
@@ -48,7 +48,7 @@ def fit_metadata(
     )  # fmt: skip
     return {
         "method": {
-            "name": best.name, "title": best.title, "baseline": result.naive_labels, "requested": requested,
+            "name": best.name, "title": best.title, "baseline": result.naive_labels, "requested": bool(search.requested),
             "parameters": json.loads(json.dumps(best.metadata(), default=str)),
         },
         "methods": rows,
@@ -58,7 +58,7 @@ def fit_metadata(
         "warnings": [*warnings.serious, *warnings.cautions, *warnings.notes],
         "warning_weights": [len(sentences) for sentences in warnings],
         "prior_loss": float(prior_loss(search.bags.target).mean()),
-        "data": dataset_metadata(search.dataset),
+        "data": dataset_metadata(dataset),
         "splits": {
             "folds": len(search.splits), "train": len(final.train), "valid": len(final.valid), "valid_is_train": final.valid_is_train,
         },

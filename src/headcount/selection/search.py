@@ -26,15 +26,7 @@ from headcount.bags.splits import Split, make_splits, subsample_instances
 from headcount.io import atomic_write
 from headcount.majority.calibration import standard_error
 from headcount.readers import BagDataset
-from headcount.selection.cross_validation import (
-    FoldResult,
-    MethodScore,
-    load_fold,
-    predict_estimator,
-    prepare_split,
-    save_fold,
-    score_method,
-)
+from headcount.selection.cross_validation import FoldResult, MethodScore, load_fold, predict_estimator, save_fold, score_method
 from headcount.selection.methods import FIXED_COST_METHODS, MAX_FIT_INSTANCES, OPTIONAL_METHODS, FitResult, Method
 from headcount.training.em import em
 
@@ -97,7 +89,7 @@ class TimeLimitReached(Exception):
 class ModelSearch:
     """One search. ``bags`` are blind."""
 
-    dataset: BagDataset | None  # None: features are used as the bags have them
+    prepare: Callable[[Split], tuple[Bags, Bags, Bags]]  # blind training, validation and test bags
     bags: Bags
     methods: dict[str, Method]
     plan: TimePlan
@@ -155,11 +147,7 @@ class ModelSearch:
         if result is None:
             self.report(message, cost, 0.0)
             start = time.monotonic()
-            if self.dataset is None:
-                split = self.splits[k]
-                train, valid, test = (self.bags.take(part) for part in (split.train, split.valid, split.test))
-            else:
-                train, valid, test, _ = prepare_split(self.dataset, self.splits[k])
+            train, valid, test = self.prepare(self.splits[k])
             fit = method.fit(
                 train, valid, seed=self.seed, device=self.device, epoch_fraction=self.plan.epoch_fraction,
                 work=checkpoints, on_progress=lambda fraction, _: self.report(message, cost, fraction),
@@ -211,7 +199,7 @@ def choose_method(
     """The method that held-out bags prefer, and the losses of all that were compared to the end. ``bags`` are blind."""
     plan = TimePlan(tuple(m.name for m in methods), folds, 1.0, {m.name: i + 1.0 for i, m in enumerate(methods[::-1])})
     search = ModelSearch(
-        None, bags, {m.name: m for m in methods}, plan, make_splits(bags, folds, seed), seed=seed, device=device, work=None,
+        lambda s: (bags.take(s.train), bags.take(s.valid), bags.take(s.test)), bags, {m.name: m for m in methods}, plan, make_splits(bags, folds, seed), seed=seed, device=device, work=None,
         on_progress=on_progress, deadline=math.inf,
     )  # fmt: skip
     scores = {name: score_method(results, bags) for name, results in search.cross_validate()[0].items()}
