@@ -79,13 +79,10 @@ def resolve_bag_column(constructor_bags: Any, fit_bags: Any) -> str | int | None
     """The column that holds the bag, by the argument of fit, or else by that of the constructor."""
     if constructor_bags is not None and bag_column(constructor_bags) is None:
         raise HeadcountError(
-            "MajorityClassifier(bags=...) names a column of X, a name or a number, and got ids; give ids to fit: "
-            "fit(X, y, bags=ids)"
+            "MajorityClassifier(bags=...) names a column of X, and got ids; give ids to fit: fit(X, y, bags=ids)"
         )
     if fit_bags is not None and bag_column(fit_bags) is None and constructor_bags is not None:
-        raise HeadcountError(
-            f"the bags are given twice: column {constructor_bags!r} in the constructor, and ids in fit; give one"
-        )
+        raise HeadcountError(f"the bags are given twice: column {constructor_bags!r} in the constructor, ids in fit; give one")
     return bag_column(constructor_bags if fit_bags is None else fit_bags)
 
 
@@ -157,8 +154,7 @@ def numeric_errors(X: Any, names: Sequence[Any] = ()) -> Iterator[None]:
                         continue
                 what = "no value" if is_missing(value) else f"{str(value)!r}, which is no finite number,"
                 raise HeadcountError(
-                    f"column {name!r} of X has {what} in row {row}; fill or encode it in a Pipeline, or give the table to "
-                    "headcount.read, which handles words, dates and missing values"
+                    f"column {name!r} of X has {what} in row {row}; fill or encode it in a Pipeline, or use headcount.read"
                 ) from None
         raise
 

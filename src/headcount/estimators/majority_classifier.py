@@ -288,7 +288,6 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         x, ids = read_rows(self, X, bags)
         if self._bags_given and not ids.given:
             raise HeadcountError(
-                "this model was fitted on bags, and nothing says which rows of X are one bag; give bags=, or, inside a "
-                "search, a column (MajorityClassifier(bags=...)) or a list of bags"
+                "nothing says which rows of X are one bag; give bags=, or, in a search, a column (MajorityClassifier(bags=...)) or a list"
             )
         return x, ids

@@ -111,8 +111,7 @@ def check_method(name: str) -> None:
     """Refuse a name that is not one method, and methods that need more than bag labels."""
     if "," in name:
         raise HeadcountError(
-            f"MajorityClassifier fits one method, got {name!r}; give auto or one of {', '.join(METHODS)}, or let headcount.fit "
-            "compare several"
+            f"MajorityClassifier fits one method, got {name!r}; give auto or one of {', '.join(METHODS)}; headcount.fit takes several"
         )
     reject_custom_head(name)
     if (
@@ -120,6 +119,5 @@ def check_method(name: str) -> None:
         and find_head(name).uses_instance_labels
     ):
         raise HeadcountError(
-            f"{name!r} learns from known instance classes, which MajorityClassifier does not take; give the data to "
-            "headcount.read with ColumnRoles(known=...), and the dataset to headcount.fit"
+            f"{name!r} learns from known instance classes, which only headcount.read(..., known=) and headcount.fit take"
         )

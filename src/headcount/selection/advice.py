@@ -140,12 +140,11 @@ def advice(
     lines = []
     if coverage.never_win:
         lines.append(
-            f"bags labelled {', '.join(coverage.never_win)} would help most: a class that no label names is only guessed at"
+            f"bags labelled {', '.join(coverage.never_win)} would help most: without them the class is only guessed at"
         )
     if coverage.single_group:
         lines.append(
-            f"all bags won by {', '.join(coverage.single_group)} belong to one group: what looks like the class may be the "
-            "group; bags of other groups would separate the two"
+            f"all bags labelled {', '.join(coverage.single_group)} are in one group: what looks like the class may be the group"
         )
     if coverage.singles == coverage.bags:
         lines.append("every bag holds one instance: this is ordinary supervision")

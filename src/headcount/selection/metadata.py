@@ -150,8 +150,7 @@ def fit_warnings(
         _label_warnings(found, scores[best.name], bags.classes)
         _majority_warnings(found, scores[best.name].criterion.transition, bags)
     found.notes.append(
-        "The accuracy on single instances cannot be known from bag labels. headcount audit draws about a hundred instances to "
-        "label by hand, and headcount evaluate then estimates the accuracy with an interval."
+        "The accuracy on single instances cannot be known from bag labels: headcount audit draws some to label by hand."
     )
     return found
 
@@ -195,8 +194,7 @@ def _choice_warnings(
     similar, better = [], []
     if not is_significant(best_score.criterion):
         found.serious.append(
-            "The labels of held-out bags are not predicted clearly better than by chance: there is no evidence that this model "
-            "distinguishes the classes."
+            "The labels of held-out bags are not predicted clearly better than by chance: nothing shows that this model works."
         )
     for name, score in scores.items():
         gap, error = _loss_gap(score, best_score)
@@ -221,8 +219,7 @@ def _label_warnings(found: FitWarnings, score: MethodScore, classes: Sequence[st
     missed = [f"{c} ({n} bags)" for c, n, correct in rows if n >= MIN_BAGS_PER_LABEL and not correct]
     if missed:
         found.cautions.append(
-            f"No held-out bag with the label {', '.join(missed)} was predicted correctly: expect few of its single instances "
-            "to be predicted correctly, too."
+            f"No held-out bag with the label {', '.join(missed)} was predicted correctly: expect the same of single instances."
         )
 
 
@@ -252,7 +249,7 @@ def share_warnings(model: FittedModel, predictions: Predictions) -> list[str]:
     if conflicts:
         lines.append(
             f"warning: in {conflicts:,} of the {len(predictions.bag_probabilities):,} bags the predicted label is not the class "
-            "with the largest share: they are two estimates (docs/how-to/predict.md), and both are uncertain where they differ"
+            "with the largest share: both are uncertain there (docs/how-to/predict.md)"
         )
     return lines
 
