@@ -217,17 +217,9 @@ def _offsets(sizes: Tensor) -> Tensor:
 
 
 def bag_hashes(bags: Bags, chunk_words: int = CHUNK_WORDS) -> np.ndarray:
-    """(B,) uint64, by which a bag is recognised in any file, order and format, under any name.
-
-    A hash depends on what a model sees of the instances (images as bytes, features as float32), not on their order: the hashes
-    of a bag's instances are added up. No instance can be recovered from it.
-
-    >>> pool = Pool(np.arange(6, dtype=np.float32)[:, None])
-    >>> first = Bags.of(pool, index=[0, 1, 2, 3, 4, 5], sizes=[2, 4], labels=[0, 1], classes=["a", "b"])
-    >>> second = Bags.of(pool, index=[5, 4, 3, 2, 0], sizes=[4, 1], labels=[0, 1], classes=["a", "b"])
-    >>> (bag_hashes(first)[:, None] == bag_hashes(second)).tolist()
-    [[False, False], [True, False]]
-    """
+    """(B,) uint64, by which a bag is recognised in any file, order and format, under any name. A hash depends on what a model
+    sees of the instances (images as bytes, features as float32), not on their order: the hashes of a bag's instances are added
+    up. No instance can be recovered from it."""
     hashes = np.zeros(len(bags), np.uint64)
     words = max(1, int(np.prod(bags.pool.shape)) // (4 if bags.pool.kind == "images" else 1))
     rows = max(1, chunk_words // words)
@@ -285,11 +277,7 @@ def hashes_to_hex(hashes: np.ndarray) -> str:
 
 
 def hashes_from_hex(text: Any) -> np.ndarray:
-    """Read hashes from an untrusted file; what is not a list of hashes gives none.
-
-    >>> hashes_from_hex(hashes_to_hex(np.array([7, 3], np.uint64))).tolist(), hashes_from_hex(None).tolist()
-    ([3, 7], [])
-    """
+    """Read hashes from an untrusted file; what is not a list of hashes gives none."""
     try:
         return np.frombuffer(bytes.fromhex(text), ">u8").astype(np.uint64)
     except (TypeError, ValueError):

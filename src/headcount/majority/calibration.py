@@ -50,13 +50,7 @@ def fit_temperature(
 ) -> float:
     """The temperature with the least mean of its losses (n,): the first of the best candidates, or by a continuous search from
     exp(-4) to exp(2). With a ``tolerance``, candidates whose mean excess over the least loss is at most that of their excess
-    losses (n,) count as equally good, and the one nearest to 1 is taken.
-
-    >>> fit_temperature(lambda t: torch.tensor([(t - 1.9) ** 2]), (0.5, 1.0, 2.0))
-    2.0
-    >>> fit_temperature(lambda t: torch.tensor([(t - 1.9) ** 2]), (0.5, 1.0, 2.0), tolerance=lambda excess: 1.0)
-    1.0
-    """
+    losses (n,) count as equally good, and the one nearest to 1 is taken."""
     if candidates is None:
         found = minimize_scalar(lambda log_t: float(losses(float(np.exp(log_t))).mean()), bounds=(-4, 2), method="bounded")
         return float(np.exp(found.x))

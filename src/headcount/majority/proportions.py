@@ -43,13 +43,7 @@ def prior_means(transition: Transition, target: Tensor) -> Tensor:
 
 
 def log_posterior_given_share(log_p: Tensor, segments: Segments, share: Tensor, prior: Tensor) -> Tensor:
-    """(N, C) log P(y | x, theta): instances given the shares (B, C) of their bags.
-
-    >>> s = Segments.from_sizes([1])
-    >>> log_p, share = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.8, 0.2]])
-    >>> log_posterior_given_share(log_p, s, share, torch.tensor([0.5, 0.5])).exp()
-    tensor([[0.8000, 0.2000]])
-    """
+    """(N, C) log P(y | x, theta): instances given the shares (B, C) of their bags."""
     log_ratio = segments.broadcast((share / prior).clamp_min(1e-30).log())  # zero for removed instances
     return (log_p + log_ratio).log_softmax(1)
 
@@ -57,13 +51,7 @@ def log_posterior_given_share(log_p: Tensor, segments: Segments, share: Tensor, 
 def fit_shares(
     log_p: Tensor, segments: Segments, prior_mean: Tensor, prior: Tensor, concentration: float, iterations: int = 20
 ) -> Tensor:
-    """(B, C) the shares of each bag by EM; the prior mean counts as ``concentration`` further instances.
-
-    >>> p = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.9, 0.1]])
-    >>> half = torch.tensor([0.5, 0.5])
-    >>> fit_shares(p.log(), Segments.from_sizes([4]), half[None], half, concentration=2.0)
-    tensor([[0.7980, 0.2020]])
-    """
+    """(B, C) the shares of each bag by EM; the prior mean counts as ``concentration`` further instances."""
     share, size = prior_mean, segments.total_weight()[:, None]
     for _ in range(iterations):
         expected_counts = segments.sum(log_posterior_given_share(log_p, segments, share, prior).exp())
@@ -72,14 +60,8 @@ def fit_shares(
 
 
 def posterior_in_context(log_p: Tensor, segments: Segments, prior: Tensor, concentration: float) -> Tensor:
-    """(N, C) log P(y | x, the other instances of its bag), for unlabelled bags.
-
-    Leave-one-out: an instance's own prediction is excluded, so the only instance of a bag is predicted as by itself.
-
-    >>> half = torch.tensor([0.5, 0.5])
-    >>> posterior_in_context(torch.tensor([[0.9, 0.1]]).log(), Segments.from_sizes([1]), half, concentration=1.0).exp()
-    tensor([[0.9000, 0.1000]])
-    """
+    """(N, C) log P(y | x, the other instances of its bag), for unlabelled bags. Leave-one-out: an instance's own prediction is
+    excluded, so the only instance of a bag is predicted as by itself."""
     segments = _normalize_weights(segments)
     prior_mean = prior.expand(segments.n_bags, -1)
     share = fit_shares(log_p, segments, prior_mean, prior, concentration)
@@ -92,15 +74,8 @@ def posterior_in_context(log_p: Tensor, segments: Segments, prior: Tensor, conce
 
 
 def project_to_majority(share: Tensor, target: Tensor, counted: Tensor | None = None) -> Tensor:
-    """(B, C) the nearest shares in which the label's class is the largest: larger classes and it become equal.
-
-    A class that is not ``counted`` (C,) may stay larger. Of a tie, the larger of the winners must be the largest.
-
-    >>> project_to_majority(torch.tensor([[0.2, 0.5, 0.3]]), torch.tensor([[1.0, 0.0, 0.0]]))
-    tensor([[0.3500, 0.3500, 0.3000]])
-    >>> project_to_majority(torch.tensor([[0.3, 0.5, 0.2]]), torch.tensor([[1.0, 0.0, 0.0]]))
-    tensor([[0.4000, 0.4000, 0.2000]])
-    """
+    """(B, C) the nearest shares in which the label's class is the largest: larger classes and it become equal. A class that is
+    not ``counted`` (C,) may stay larger. Of a tie, the larger of the winners must be the largest."""
     label = share.masked_fill(target < target.amax(1, keepdim=True), -1.0).argmax(1, keepdim=True)
     label_share = share.gather(1, label)
     rivals = share if counted is None else share.masked_fill(~counted, -1.0)
@@ -193,19 +168,12 @@ def laplace_proportions(
     max_products: int = MAX_PRODUCTS,
 ) -> Proportions:
     """The class shares of bags of any size, with intervals, without using labels: a Laplace approximation of the sampling.
-
     Uncertain are the class of each instance given theta, and theta itself. The log-likelihood of theta, sum_i log r_i theta
-    with r_ik = p_ik / prior_k, up to its norm, has the curvature S = sum_i r_i r_i'; the prior adds concentration prior / theta².
-    The inverse on shares that add up to one is the variance of theta, and the mean of the instances' posteriors changes with theta
-    by diag(mean q / theta) - diag(theta) S / n. The interval is that of a beta distribution with this mean and the sum of the two
-    variances, in whole instances. It agrees with :func:`estimate_proportions`, and is twenty times faster. The shares of a
-    single instance are its probabilities.
-
-    >>> p, half = torch.tensor([[0.9, 0.1]] * 30 + [[0.1, 0.9]] * 10), torch.tensor([0.5, 0.5])
-    >>> share, low, high = laplace_proportions(p.log(), Segments.from_sizes([40]), half, concentration=2.0)
-    >>> share, low, high  # the mean of p is 0.7
-    (tensor([[0.8005, 0.1995]]), tensor([[0.7000, 0.1250]]), tensor([[0.8750, 0.3000]]))
-    """
+    with r_ik = p_ik / prior_k, up to its norm, has the curvature S = sum_i r_i r_i'; the prior adds concentration prior /
+    theta². The inverse on shares that add up to one is the variance of theta, and the mean of the instances' posteriors changes
+    with theta by diag(mean q / theta) - diag(theta) S / n. The interval is that of a beta distribution with this mean and the
+    sum of the two variances, in whole instances. It agrees with :func:`estimate_proportions`, and is twenty times faster. The
+    shares of a single instance are its probabilities."""
     log_p, prior, segments = log_p.double(), prior.double(), _normalize_weights(segments)
     theta = fit_shares(log_p, segments, prior.expand(segments.n_bags, -1), prior, concentration)
     q = log_posterior_given_share(log_p, segments, theta, prior).exp()
@@ -244,15 +212,10 @@ def _curvature(r: Tensor, weight: Tensor, segments: Segments, first: int, n_bags
 
 
 def mean_proportions(p: Tensor, segments: Segments, level: float = 0.9) -> Proportions:
-    """The mean of ``p`` (N, C) in each bag, with intervals, where it is unknown how bags differ.
-
-    Instances are taken to be of class k with probability p_k, independently: the count of k has the variance sum p (1 - p),
-    and the interval is that of a beta distribution with this mean and variance. It ignores errors of the probabilities, and
-    the mean is biased towards the overall class frequencies.
-
-    >>> mean_proportions(torch.tensor([[0.9, 0.1], [0.7, 0.3]]), Segments.from_sizes([2])).share
-    tensor([[0.8000, 0.2000]])
-    """
+    """The mean of ``p`` (N, C) in each bag, with intervals, where it is unknown how bags differ. Instances are taken to be of
+    class k with probability p_k, independently: the count of k has the variance sum p (1 - p), and the interval is that of a
+    beta distribution with this mean and variance. It ignores errors of the probabilities, and the mean is biased towards the
+    overall class frequencies."""
     p, total = p.double(), segments.total_weight().double().clamp_min(1e-12)[:, None]
     # segments.sum multiplies by the weight once; the variance needs its square
     variance = segments.sum(_instance_weights(segments).double()[:, None] * p * (1 - p)) / total**2

@@ -37,11 +37,7 @@ def election_log_probs(z: Tensor, segments: Segments, form: str = "auto", counte
 
 
 def choose_form(form: str, slots: int, classes: int) -> str:
-    """The form for a bag of this many votes.
-
-    >>> choose_form("auto", 4, 10), choose_form("auto", 64, 10), choose_form("auto", 5000, 10)
-    ('exact', 'conditioned', 'normal')
-    """
+    """The form for a bag of this many votes."""
     outcomes = math.comb(slots + classes, classes)  # of at most this many votes
     if form == "exact" and outcomes > MAX_EXACT_OUTCOMES:
         size = f"{outcomes} outcomes for {slots} votes and {classes} classes"

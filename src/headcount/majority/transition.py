@@ -29,13 +29,7 @@ UNSEEN_SHARE = 1e-3  # the share of all labels that never occurred, together
 
 def mix_from_shares(share: Tensor | float, classes: int, rest: Tensor | None = None) -> Tensor:
     """(C, C) the mix with these majority shares, one for all labels or one for each; the other classes share the remainder
-    evenly, or in proportion to ``rest`` (C,).
-
-    >>> mix_from_shares(0.6, 3)
-    tensor([[0.6000, 0.2000, 0.2000],
-            [0.2000, 0.6000, 0.2000],
-            [0.2000, 0.2000, 0.6000]])
-    """
+    evenly, or in proportion to ``rest`` (C,)."""
     share = torch.as_tensor(share)
     others = torch.ones(classes, classes, dtype=share.dtype, device=share.device).fill_diagonal_(0)
     others = others if rest is None else others * rest
@@ -49,12 +43,7 @@ def class_prior(mix: Tensor, label_prior: Tensor) -> Tensor:
 
 
 def transition_matrix(mix: Tensor, label_prior: Tensor) -> Tensor:
-    """(C, C) T[k, c] = P(label = c | y = k). The rows add up to one.
-
-    >>> transition_matrix(mix_from_shares(0.6, 2), torch.tensor([0.75, 0.25]))
-    tensor([[0.8182, 0.1818],
-            [0.6667, 0.3333]])
-    """
+    """(C, C) T[k, c] = P(label = c | y = k). The rows add up to one."""
     return (label_prior[:, None] * mix / class_prior(mix, label_prior).clamp_min(1e-30)).T
 
 
@@ -95,11 +84,7 @@ def signal_strength(mix: Tensor) -> Tensor:
 
 
 def forward_correct(log_p: Tensor, mix: Tensor, label_prior: Tensor) -> Tensor:
-    """(N, C) log P(label = c | x) from log P(y | x): the forward correction.
-
-    >>> forward_correct(torch.tensor([[1.0, 0.0]]).log(), mix_from_shares(0.6, 2), torch.tensor([0.75, 0.25])).exp()
-    tensor([[0.8182, 0.1818]])
-    """
+    """(N, C) log P(label = c | x) from log P(y | x): the forward correction."""
     return matmul_full_precision(log_p.exp(), transition_matrix(mix, label_prior)).clamp_min(1e-30).log()
 
 
@@ -126,12 +111,7 @@ def label_likelihood_ratio(target: Tensor, mix: Tensor, label_prior: Tensor) -> 
 
 
 def posterior(log_p: Tensor, target: Tensor, mix: Tensor, label_prior: Tensor) -> Tensor:
-    """(N, C) P(y = k | x, label): the class probabilities of an instance given the label of its bag.
-
-    >>> log_p, target = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[1.0, 0.0]])
-    >>> posterior(log_p, target, mix_from_shares(0.8, 2), torch.tensor([0.5, 0.5]))
-    tensor([[0.8000, 0.2000]])
-    """
+    """(N, C) P(y = k | x, label): the class probabilities of an instance given the label of its bag."""
     return (log_p + label_likelihood_ratio(target, mix, label_prior).clamp_min(1e-30).log()).softmax(1)
 
 

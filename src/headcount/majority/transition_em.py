@@ -25,11 +25,7 @@ MIN_PROBABILITY = 1e-3  # the smallest share of a class in a mix
 
 @lru_cache(maxsize=64)
 def random_majority_share(size: int, classes: int) -> float:
-    """The expected majority share of bags filled at random from equally frequent classes: the lowest to expect.
-
-    >>> round(random_majority_share(2, 2), 3), round(random_majority_share(24, 10), 3)
-    (0.75, 0.209)
-    """
+    """The expected majority share of bags filled at random from equally frequent classes: the lowest to expect."""
     if size > 128:  # the excess over 1/C falls as the root of the size; at first a little faster
         return 1 / classes + (random_majority_share(128, classes) - 1 / classes) * math.sqrt(128 / size)
     mean = size / classes  # a random bag: independent Poisson counts that add up to the size
@@ -153,18 +149,9 @@ def estimate_transition(
     start_share: float | None = None,
     max_iterations: int = 200,
 ) -> Transition:
-    """Estimate the transition by EM from probabilities ``p`` (N, C) and the labels ``target`` (B, C) of the bags.
-
-    ``p`` should be for instances that the classifier was not trained on (validation bags, or out-of-fold): a classifier
-    remembers the labels of its training bags, and the transition becomes too steep. Rows of zeros in ``target`` are ignored.
-
-    >>> g = torch.Generator().manual_seed(0)
-    >>> label = torch.randint(3, (300,), generator=g)
-    >>> y = torch.where(torch.rand(300, 10, generator=g) < 0.5, label[:, None], torch.randint(3, (300, 10), generator=g))
-    >>> p = torch.eye(3)[y.flatten()]
-    >>> estimate_transition(p, Segments.from_sizes([10] * 300), torch.eye(3)[label]).share  # 0.5 + 0.5 / 3
-    tensor([0.6749, 0.6523, 0.6604])
-    """
+    """Estimate the transition by EM from probabilities ``p`` (N, C) and the labels ``target`` (B, C) of the bags. ``p`` should
+    be for instances that the classifier was not trained on (validation bags, or out-of-fold): a classifier remembers the labels
+    of its training bags, and the transition becomes too steep. Rows of zeros in ``target`` are ignored."""
     if p.ndim != 2 or p.shape[1] != target.shape[1] or len(p) != len(segments.index) or len(target) != segments.n_bags:
         shapes = f"shapes {tuple(p.shape)} and {tuple(target.shape)} for {segments!r}"
         raise HeadcountError(f"a transition takes probabilities (instances, classes) and targets (bags, classes), got {shapes}")

@@ -38,11 +38,7 @@ def log_p_and_complement(z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def exact(log_p: Tensor, counted: Tensor | None = None) -> Tensor:
-    """(B, C) log P(N_c is the largest): one pass over all outcomes per vote.
-
-    >>> exact(torch.tensor([[[0.5, 0.5], [0.8, 0.2]]]).log()).exp()  # 0.4 win, 0.1 lose, the rest tie
-    tensor([[0.6500, 0.3500]])
-    """
+    """(B, C) log P(N_c is the largest): one pass over all outcomes per vote."""
     bags, slots, classes = log_p.shape
     outcomes, before = _enumerate_outcomes(slots, classes, log_p.device)
     state = torch.full((bags, len(outcomes)), LOG_ZERO, dtype=log_p.dtype, device=log_p.device)
