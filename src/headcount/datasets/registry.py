@@ -66,8 +66,6 @@ class SourceInfo:
     classes: tuple[str, ...]
     parse: Callable[[Sequence[Path]], parsers.Arrays]
     files: tuple[Remote, ...] = ()  # none: it is part of a package we depend on, or generated, and is not cached
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
     sha256: str | None = None  # of the images' bytes, where it is known
     note: str = ""
 
@@ -79,37 +77,25 @@ _MEDMNIST = "https://zenodo.org/records/10519652/files"
 SOURCES: dict[str, SourceInfo] = {
     "digits": SourceInfo(1_797, (8, 8, 1), _TEN, parsers.parse_digits),
     "cifar10": SourceInfo(
-        60_000, (32, 32, 3),
-        ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+        60_000, (32, 32, 3), ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
         parsers.parse_cifar10,
         (Remote("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),),
         sha256="0ac3ab5c78edb36ac68f69e287fd8f957b2d4f820b80e5fa9bd05c810fc0d95d",
-        mean=_MEAN, std=_STD,
     ),
     "svhn": SourceInfo(
         99_289, (32, 32, 3), _TEN, parsers.parse_svhn,
-        (
-            Remote(f"{_SVHN}/train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
-            Remote(f"{_SVHN}/test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
-        ),
-        mean=_MEAN, std=_STD,
+        (Remote(f"{_SVHN}/train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
+         Remote(f"{_SVHN}/test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3")),
     ),
     "path": SourceInfo(
         97_176, (28, 28, 3),
-        (
-            "adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle", "normal colon mucosa",
-            "cancer-associated stroma", "colorectal adenocarcinoma epithelium",
-        ),
-        parsers.parse_medmnist,
-        (Remote(f"{_MEDMNIST}/pathmnist.npz?download=1", "a8b06965200029087d5bd730944a56c1"),),
-        mean=_MEAN, std=_STD,
+        ("adipose", "background", "debris", "lymphocytes", "mucus", "smooth muscle", "normal colon mucosa",
+         "cancer-associated stroma", "colorectal adenocarcinoma epithelium"),
+        parsers.parse_medmnist, (Remote(f"{_MEDMNIST}/pathmnist.npz?download=1", "a8b06965200029087d5bd730944a56c1"),),
     ),
     "oct": SourceInfo(
-        98_477, (28, 28, 3),
-        ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
-        parsers.parse_medmnist,
-        (Remote(f"{_MEDMNIST}/octmnist.npz?download=1", "c68d92d5b585d8d81f7112f81e2d0842"),),
-        mean=_MEAN, std=_STD,
+        98_477, (28, 28, 3), ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
+        parsers.parse_medmnist, (Remote(f"{_MEDMNIST}/octmnist.npz?download=1", "c68d92d5b585d8d81f7112f81e2d0842"),),
     ),
     **{
         f"standin{n}": SourceInfo(parsers.N_SYNTHETIC, (8, 8, 1), _TEN[:n], parsers.synthetic_parser(n), note="generated stand-in")
@@ -157,8 +143,7 @@ def import_npz(name: str, file: str | Path, cache: str | Path | None = None, not
     info = SOURCES[check_choice("source to import", name, [name for name, info in SOURCES.items() if info.files])]
     path = Path(file).expanduser()
     images, labels, classes, split = parsers.read_npz(path)
-    if images.ndim == 4:
-        images = parsers.to_rgb(images)
+    images = parsers.to_rgb(images) if images.ndim == 4 else images
     if classes is not None and len(classes) != len(info.classes):
         raise HeadcountError(f"{path} names {len(classes)} classes; {name} has {len(info.classes)}")
     valid_split = split is None or (split.shape == labels.shape and split.dtype.kind in "iub")
@@ -192,7 +177,8 @@ def _load_named(name: str, cache: Path) -> Source:
         if images.shape != (info.count, *info.shape):
             raise HeadcountError(f"{folder} holds {images.shape}, not {name}; delete it and prepare the source again")
         checksum, note = metadata["checksum"], metadata["note"]
-    return Source(name, images, labels, info.classes, checksum, note, info.mean, info.std)
+    mean, std = (_MEAN, _STD) if info.files else (None, None)
+    return Source(name, images, labels, info.classes, checksum, note, mean, std)
 
 
 @functools.lru_cache(maxsize=8)

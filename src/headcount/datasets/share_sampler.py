@@ -4,7 +4,7 @@ The paper's generator draws blocks of ten million proposals from a distribution 
 it, and moves on to the next law when the bins of the stage are full. A bin is therefore a sample from "law, given the bin", which
 ``sample_shares`` draws in milliseconds; ``sample_shares_official`` repeats the blocks, in the released order of random numbers.
 
-Shapes: p (n, C) rows that sum to one. The majority is in the last column for laws A, B, G and in any column for U.
+Shapes: p (n, C) rows that sum to one, the majority in the last column for laws A, B, G and in any column for U.
 """
 
 from __future__ import annotations

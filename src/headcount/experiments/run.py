@@ -185,26 +185,21 @@ def _describe(recipe: Recipe, bags: dict[str, Bags], result: loop.TrainResult) -
     """The part of the record that describes recipe, data and training."""
     source, progress = load_source(recipe.source), result.progress
     curve = loop.thin_curve(progress.curve, CURVE_POINTS)
-    return {
-        "format": 1,
-        "recipe": recipe.values,
-        "label": recipe.label,
-        "text": str(recipe),
-        "needs": [needed.key for needed in recipe.needs],
-        "data": {
-            "source": source.name,
-            "checksum": source.checksum,
-            "note": source.note,
-            "classes": list(source.classes),
-            "shape": list(bags["train"].pool.shape),
-            "bag_size": recipe.bag_size,
-            **{f"{split}_bags": len(part) for split, part in bags.items()},
-        },
-        "fit": {
-            "best_epoch": progress.best_epoch,
-            "valid_loss": progress.best,
-            "epochs": recipe.epochs,
-            "stopped": progress.epoch,
-            "curve": {name: [point[i] for point in curve] for i, name in enumerate(("epoch", "train", "valid"))},
-        },
+    data: dict[str, Any] = {
+        "source": source.name,
+        "checksum": source.checksum,
+        "note": source.note,
+        "classes": list(source.classes),
     }
+    data |= {"shape": list(bags["train"].pool.shape), "bag_size": recipe.bag_size}
+    data |= {f"{split}_bags": len(part) for split, part in bags.items()}
+    fit: dict[str, Any] = {
+        "best_epoch": progress.best_epoch,
+        "valid_loss": progress.best,
+        "epochs": recipe.epochs,
+        "stopped": progress.epoch,
+    }
+    fit["curve"] = {name: [point[i] for point in curve] for i, name in enumerate(("epoch", "train", "valid"))}
+    needs = [needed.key for needed in recipe.needs]
+    about = {"format": 1, "recipe": recipe.values, "label": recipe.label, "text": str(recipe), "needs": needs}
+    return about | {"data": data, "fit": fit}

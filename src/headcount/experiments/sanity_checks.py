@@ -1,12 +1,5 @@
 """Sanity checks: small synthetic data sets that show whether a method really learns from majorities.
 
-Each is easy for a network that is trained with every class, and has one trap:
-
-present   another class is *present* in every bag with a given label, always as a minority: its presence predicts the label just as well
-loud      one instance per bag, much larger than the others, gives the label away in training and misleads on test bags
-one_vote  every majority is by one vote
-never     one class is never the majority: it cannot be learned from the labels, and should not spoil the others
-
 The score is the instance accuracy on test bags; for ``never`` over the classes that can be the majority.
 """
 

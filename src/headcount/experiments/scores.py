@@ -45,16 +45,10 @@ def score_test(predictions: Output, test: Bags) -> tuple[dict[str, Any], dict[st
         "confusion": confusion.tolist(),
         "share_difference": [round(float(v), 4) for v in share_difference],
     }
-    arrays = {
-        "test_index": test.index.cpu().numpy(),
-        "test_offsets": test.offsets.cpu().numpy(),
-        "test_label": label,
-        "test_bag_said": bag_prediction.astype(np.int16),
-        "test_truth": truth.astype(np.int16),
-        "test_said": instance.astype(np.int16),
-        "test_confidence": predictions.instance.softmax(1).amax(1).numpy().astype(np.float32),
-    }
-    return data, arrays
+    arrays = {"test_index": test.index.cpu().numpy(), "test_offsets": test.offsets.cpu().numpy(), "test_label": label}
+    small = {"test_bag_said": bag_prediction, "test_truth": truth, "test_said": instance}
+    confidence = predictions.instance.softmax(1).amax(1).numpy().astype(np.float32)
+    return data, arrays | {k: v.astype(np.int16) for k, v in small.items()} | {"test_confidence": confidence}
 
 
 def score_transition(
