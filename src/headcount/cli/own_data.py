@@ -46,14 +46,9 @@ def load_model(folder: Path, device: str = "auto") -> FittedModel:
 
 
 def read_data(
-    data: str,
-    options: Mapping[str, Any],
-    model: FittedModel | None = None,
-    *,
-    labels: bool,
-    truth_suffices: bool = False,
-    log: Callable[[str], None] | None = None,
-) -> BagDataset:
+    data: str, options: Mapping[str, Any], model: FittedModel | None = None, *, labels: bool,
+    truth_suffices: bool = False, log: Callable[[str], None] | None = None,
+) -> BagDataset:  # fmt: skip
     """Read data with the options of options.py, for a model if there is one; log how they were understood."""
     from headcount.readers import ColumnRoles, read
     from headcount.reporting.console import print_message
@@ -191,12 +186,9 @@ def fit(
 @app.command()
 @with_options("read_options", FIT_OPTIONS)
 def check(
-    data: Data,
-    seed: Seed = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-    *,
+    data: Data, seed: Seed = 0, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False, *,
     read_options: dict[str, Any],
-) -> None:
+) -> None:  # fmt: skip
     """Estimate in seconds whether fit can work.
 
     Can instances be learned from these bags' labels, and what would help? Trains no model and writes nothing.
@@ -225,10 +217,8 @@ def issues(
     top: Annotated[int, typer.Option(min=1, help="Number of bags to list.")] = 20,
     folds: Annotated[int | None, typer.Option(min=2, max=50, help="Without a model: folds; default 5.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Without a model: seed of the folds; default 0.")] = None,
-    device: Device = "auto",
-    *,
-    read_options: dict[str, Any],
-) -> None:
+    device: Device = "auto", *, read_options: dict[str, Any],
+) -> None:  # fmt: skip
     """Rank the bags whose label looks wrong."""
     from headcount.inference.label_issues import FOLDS, TREES, cross_val_bag_probabilities, find_label_issues
     from headcount.reporting import export

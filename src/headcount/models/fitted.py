@@ -100,19 +100,15 @@ class FittedModel:
         return read(data, roles, need_labels=need_labels, preprocessor=self.preprocessor, **options)
 
     def predict(
-        self,
-        data: Bags | BagDataset,
-        *,
-        use_context: bool | None = None,
-        level: float | None = 0.9,
-        batch_instances: int | None = None,
+        self, data: Any, *, use_context: bool | None = None, level: float | None = 0.9, batch_instances: int | None = None
     ) -> Predictions:
         """Predict instances, labels and shares of bags. Removed instances get predictions and do not count for their bag.
 
         Parameters
         ----------
         data
-            What :meth:`read` returned, or bags over instances as the preprocessor makes them.
+            What :meth:`read` takes or returned, or bags over instances as the preprocessor makes them. Without bags, as in a
+            DataFrame that has no such column or an array (n, D), each instance is predicted by itself.
         use_context
             Use the rest of a bag as context for its instances. By default as held-out bags decided, and never in bags that the
             model was trained on: each bag decides for itself, independently of the others.
@@ -121,7 +117,7 @@ class FittedModel:
         batch_instances
             How many instances go through the estimator at once.
         """
-        bags = data if isinstance(data, Bags) else data.to_bags(self.preprocessor)
+        bags = data if isinstance(data, Bags) else self._dataset(data).to_bags(self.preprocessor)
         if not len(bags):
             raise HeadcountError("no bags to predict; give at least one")
         if bags.pool.shape != self.preprocessor.shape:
@@ -144,6 +140,14 @@ class FittedModel:
         no_shares = (torch.full_like(bag, math.nan),) * 3
         shares = no_shares if level is None else self.estimate_shares(p, bags, level=level)
         return Predictions(self.classes, *(t.numpy() for t in (instance.float(), bag.float(), *shares)), seen)
+
+    def predict_proba(self, data: Any) -> np.ndarray:
+        """(n, C) class probabilities of the rows of a DataFrame, array, file, ..., in their order; columns as ``classes``."""
+        dataset = self._dataset(data)
+        return dataset.broadcast(self.predict(dataset, level=None).instance_probabilities, np.nan)
+
+    def _dataset(self, data: Any) -> BagDataset:
+        return data if isinstance(data, BagDataset) else self.read(data)
 
     def seen_in_training(self, bags: Bags) -> np.ndarray:
         """(B,) whether the model was trained on each of these bags, by the hashes that it keeps of them."""
@@ -194,9 +198,8 @@ class FittedModel:
 
         ``documents``: file name -> text, for the report and the card.
         """
-        parts = {"estimator": self.estimator.arrays(), "preprocessor": self.preprocessor.arrays()}
-        if self.frozen_backbone is not None:
-            parts["frozen_backbone"] = serialization.state_arrays(self.frozen_backbone)
+        frozen = {} if self.frozen_backbone is None else serialization.state_arrays(self.frozen_backbone)
+        parts = {"estimator": self.estimator.arrays(), "preprocessor": self.preprocessor.arrays(), "frozen_backbone": frozen}
         arrays = {f"{part}.{k}": v for part, values in parts.items() for k, v in values.items()}
         parse = partial(_parse_fitted, backbone=custom_backbone(self.estimator) if isinstance(self.estimator, Model) else None)
         return serialization.write_folder(Path(path), arrays, self.to_json(), parse, documents=documents, overwrite=overwrite)

@@ -198,14 +198,9 @@ def check_backbone_options(backbone: Any, frozen: bool | None, weights: str | No
 
 
 def load_pretrained(
-    name: str,
-    shape: tuple[int, ...],
-    *,
-    frozen: bool | None = None,
-    weights: str | None = None,
-    size: int | None = None,
-    log: Callable[[str], None] | None = None,
-) -> PretrainedBackbone:
+    name: str, shape: tuple[int, ...], *, frozen: bool | None = None, weights: str | None = None,
+    size: int | None = None, log: Callable[[str], None] | None = None,
+) -> PretrainedBackbone:  # fmt: skip
     """A backbone with its initial weights, for images of this shape. ``weights``: pretrained (the default: the library may
     download them, which is logged first), none, or a .safetensors file. ``frozen``: by default wherever there are weights."""
     check_backbone_options(name, frozen, weights, size)

@@ -135,13 +135,8 @@ class Model(nn.Module):
 
     def save(self, folder: Path | str, *, overwrite: bool = False) -> Path:
         """Write ``model.safetensors`` and ``model.json`` to a folder of their own."""
-        data = {
-            "kind": "bare network",
-            "shape": list(self.config.shape),
-            "classes": list(self.config.classes),
-            "counted": None if self.config.counted is None else list(self.config.counted),
-            "config": config_to_json(self),
-        }
+        lists = {k: v and list(v) for k in ("shape", "classes", "counted") for v in [getattr(self.config, k)]}
+        data = {"kind": "bare network", **lists, "config": config_to_json(self)}
         parse = partial(parse_network, backbone=custom_backbone(self))
         return serialization.write_folder(Path(folder), self.arrays(), data, parse, overwrite=overwrite)
 
@@ -227,10 +222,8 @@ def custom_backbone(model: Model) -> nn.Module | None:
     if isinstance(config.backbone, str) and type(backbone).__module__.startswith("headcount."):
         with torch.device("meta"):
             built = build_backbone(config.backbone, config.shape, dict(config.backbone_options))
-        same_shapes = [(k, v.shape) for k, v in built.state_dict().items()] == [
-            (k, v.shape) for k, v in backbone.state_dict().items()
-        ]
-        if isinstance(backbone, type(built)) and same_shapes:
+        shapes = [{k: v.shape for k, v in module.state_dict().items()} for module in (built, backbone)]
+        if isinstance(backbone, type(built)) and shapes[0] == shapes[1]:
             return None
     return backbone
 
@@ -240,10 +233,10 @@ def config_to_json(model: Model) -> dict[str, Any]:
     config, custom = model.config, custom_backbone(model)
     if ":" in config.head and config.head not in TRUSTED_HEADS:
         raise HeadcountError(f"a model with a custom head ({config.head}) cannot be saved: loading runs no code")
-    names = {"backbone": config.backbone, "head": config.head, "mirror": config.mirror, "options": dict(config.options)}
+    names = {"head": config.head, "mirror": config.mirror, "options": dict(config.options)}
     if custom is not None:
-        names["backbone"] = backbone_name(custom)
-    return {**names, "backbone_options": {} if custom is not None else dict(config.backbone_options)}
+        return {**names, "backbone": backbone_name(custom), "backbone_options": {}}
+    return {**names, "backbone": config.backbone, "backbone_options": dict(config.backbone_options)}
 
 
 def network_from_json(

@@ -61,6 +61,11 @@ class Predictions:
         return self.instance_probabilities.argmax(1)
 
     @property
+    def instance_classes(self) -> np.ndarray:
+        """(N,) its name."""
+        return np.asarray(self.classes)[self.instance_prediction]
+
+    @property
     def confidence(self) -> np.ndarray:
         """(N,) the probability of that class."""
         return self.instance_probabilities.max(1)
@@ -155,13 +160,9 @@ def concatenate_outputs(outputs: Sequence[Output]) -> Output:
 
 
 def estimator_probabilities(
-    estimator: Estimator,
-    bags: Bags,
-    counted: tuple[bool, ...] | None = None,
-    *,
-    frozen_backbone: FrozenBackbone | None = None,
-    batch_instances: int = BATCH_INSTANCES,
-) -> tuple[Tensor, Tensor]:
+    estimator: Estimator, bags: Bags, counted: tuple[bool, ...] | None = None, *,
+    frozen_backbone: FrozenBackbone | None = None, batch_instances: int = BATCH_INSTANCES,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(N, C) probabilities of instances without context, and (B, C) log-probabilities of labels: the mean over a bag's instances
     among the ``counted`` classes, unless the estimator is a network that knows better."""
     if frozen_backbone is not None:
@@ -204,12 +205,9 @@ class LazyFeaturePool(Pool):
 
 
 def extract_features(
-    frozen_backbone: FrozenBackbone,
-    bags: Bags,
-    cache: Path | str | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
-    batch_images: int = BATCH_IMAGES,
-) -> Bags:
+    frozen_backbone: FrozenBackbone, bags: Bags, cache: Path | str | None = None,
+    on_progress: Callable[[int, int], None] | None = None, batch_images: int = BATCH_IMAGES,
+) -> Bags:  # fmt: skip
     """The same bags over their features (M, D) float16, memory-mapped from the cache, computed if they are not there. The
     file's name is a hash of the images and of the backbone with its weights; ``on_progress`` gets the images done, and all."""
     features = LazyFeaturePool(bags.pool, frozen_backbone)

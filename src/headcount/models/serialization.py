@@ -36,14 +36,10 @@ ModelT = TypeVar("ModelT")
 
 
 def write_folder(
-    path: Path,
-    arrays: Mapping[str, np.ndarray],
-    data: Mapping[str, Any],
-    parse: Callable[[dict[str, Any], dict[str, np.ndarray]], Any],
-    *,
-    documents: Mapping[str, str] | None = None,
+    path: Path, arrays: Mapping[str, np.ndarray], data: Mapping[str, Any],
+    parse: Callable[[dict[str, Any], dict[str, np.ndarray]], Any], *, documents: Mapping[str, str] | None = None,
     overwrite: bool = False,
-) -> Path:
+) -> Path:  # fmt: skip
     """Write a whole folder or none: arrays, JSON, and ``documents`` (file name -> text). Only a model is ever replaced, and nothing
     is written that ``parse`` would refuse when it is loaded."""
     check_writable(path, overwrite)
@@ -160,8 +156,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     except HeadcountError as e:
         raise HeadcountError(f"cannot read the weights {path}: {e}; give a .safetensors file") from None
     except (SafetensorError, KeyError, ValueError, RuntimeError) as e:
-        why = " ".join(str(e).split())[:200]
-        raise HeadcountError(f"cannot read the weights {path}: {type(e).__name__}: {why}") from None
+        raise HeadcountError(f"cannot read the weights {path}: {type(e).__name__}: {' '.join(str(e).split())[:200]}") from None
     for name, x in tensors.items():
         if x.is_complex() or (x.is_floating_point() and not bool(torch.isfinite(x).all())):
             raise HeadcountError(f"the weights {path} hold numbers that are not finite, in {name[:80]!r}")

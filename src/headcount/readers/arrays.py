@@ -25,7 +25,7 @@ from headcount.bags.pool import to_numpy
 from headcount.errors import HeadcountError
 from headcount.io import load_npy, open_npz
 from headcount.readers.columns import abbreviate, clean_name, drop_values, factorize, preview
-from headcount.readers.dataset import BagLabels, RawData, ReadOptions
+from headcount.readers.dataset import LOOSE, BagLabels, RawData, ReadOptions
 from headcount.readers.labels import are_positional, drop_missing_classes, join_labels
 from headcount.readers.preprocessing import FeatureSchema
 from headcount.readers.rows import check_weights
@@ -49,6 +49,8 @@ def read_array_file(path: Path, options: ReadOptions) -> RawData:
 def read_array(array: Any, options: ReadOptions, origin: str = "the array") -> RawData:
     """(B, S, ...): bags of one size."""
     a = as_array(array, origin)
+    if options.bags_optional and (a.ndim in (2, 4) or (a.ndim == 3 and a.dtype == np.uint8)):
+        return read_named_arrays({"X": a}, options, origin)
     if a.ndim not in (3, 5) or (a.ndim == 3 and a.dtype == np.uint8) or 0 in a.shape:
         want = "bags of features (B, S, D), or of images uint8 (B, S, H, W, channels)"
         advice = "" if a.ndim == 3 else "; give the bag of each row with bags="
@@ -112,6 +114,7 @@ def read_named_arrays(
             raise HeadcountError(f"{problem}; give one per bag")
     raw = _build_raw_data(x, bag, names, arrays, options, origin)
     raw.notes += [f"ignored in {origin}: {preview(other)}"] if other else []
+    raw.notes += [] if {"bag", "sizes", "offsets"} & set(arrays) else [LOOSE]
     return raw
 
 
@@ -231,6 +234,8 @@ def _digest(x: np.ndarray) -> str:
 def group_instances(arrays: Arrays, n: int, origin: str, options: ReadOptions) -> tuple[np.ndarray, list[str]]:
     """(n,) bag of each instance (-1: none), and the names of the bags in the order of their labels."""
     keys = [k for k in ("bag", "sizes", "offsets") if k in arrays]
+    if not keys and options.bags_optional:
+        return np.arange(n), _bag_names(arrays, n, origin) or list(map(str, range(n)))
     if len(keys) != 1:
         has = ", ".join(keys) or "none"
         raise HeadcountError(f"{origin} must define the bags by one of bag, sizes or offsets; it has {has}")

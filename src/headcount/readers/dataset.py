@@ -44,6 +44,9 @@ class ErrorPolicy:
         return wrong
 
 
+LOOSE = "no bags: each instance is predicted by itself"
+
+
 @dataclass(frozen=True)
 class ReadOptions:
     """The options of :func:`headcount.readers.read`."""
@@ -60,6 +63,11 @@ class ReadOptions:
     tile: float | None
     preprocessor: Preprocessor | None
     errors: ErrorPolicy
+
+    @property
+    def bags_optional(self) -> bool:
+        """Whether rows without bags are each a bag of their own: data that a model is to predict."""
+        return self.preprocessor is not None and not self.need_labels and self.labels is None
 
     def requires_labels(self, has_truth: bool) -> bool:
         """Whether data without any label are refused; ``has_truth``: the class of instances is known."""

@@ -21,7 +21,7 @@ from PIL import Image
 
 from headcount.errors import HeadcountError
 from headcount.readers.columns import as_text, clean_name, preview
-from headcount.readers.dataset import BagLabels, RawData, ReadOptions
+from headcount.readers.dataset import LOOSE, BagLabels, RawData, ReadOptions
 from headcount.readers.flat_array import Part, build_flat_array, cache_key
 from headcount.readers.labels import join_labels
 from headcount.readers.preprocessing import FeatureSchema
@@ -54,6 +54,9 @@ def read_folder(folder: Path, options: ReadOptions) -> RawData:
     if flat and deep:
         both = f"{next(iter(flat))[-1]} holds images and {next(iter(deep))[-1]} too"
         raise HeadcountError(f"is a bag one folder down or two? {both}; use folder/<bag>/* or folder/<label>/<bag>/*")
+    if alone := options.bags_optional and not flat and not deep and label_file is None:
+        flat = {(f,): [f] for f in _image_files(folder, notes)}
+        notes += [LOOSE] if flat else []
     if not flat and not deep:
         endings = " ".join(IMAGE_SUFFIXES)
         raise HeadcountError(f"no images in the sub-folders of {root}; they end in {endings}, one folder per bag")
@@ -63,7 +66,7 @@ def read_folder(folder: Path, options: ReadOptions) -> RawData:
     empty += [_name(*key) for key, images in level2.items() if key[0] in used and not images]
     if empty:
         notes.append(f"ignored: {preview(empty)}, no images in {'it' if len(empty) == 1 else 'them'}")
-    if loose := [e.name for e in _list_folder(root) if e.suffix.lower() in IMAGE_SUFFIXES and not e.is_dir()]:
+    if not alone and (loose := [e.name for e in _list_folder(root) if e.suffix.lower() in IMAGE_SUFFIXES and not e.is_dir()]):
         notes.append(f"ignored in {root}: {preview(loose)}, beside the folders of the bags and in none of them")
     names, files = [_name(*key) for key in bags], [file for images in bags.values() for file in images]
     if deep and options.labels is None:

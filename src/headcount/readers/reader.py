@@ -143,6 +143,8 @@ def _load(data: Any, options: ReadOptions) -> RawData:
         return rows.read_table(data, options)
     if isinstance(data, (np.ndarray, torch.Tensor)):
         return arrays.read_array(data, options)
+    if options.bags_optional and hasattr(data, "toarray"):
+        return arrays.read_array(data, options)
     if hasattr(data, "toarray") or hasattr(data, "to_frame"):  # a sparse matrix, a Series
         raise HeadcountError(f"which bag is each row of the {type(data).__name__} in? Give them with bags=")
     raise HeadcountError(f"cannot read {type(data).__name__}; give a path, a DataFrame, a dict, or a list of arrays")

@@ -11,7 +11,7 @@ import numpy as np
 
 from headcount.errors import HeadcountError
 from headcount.readers.columns import ColumnRoles, as_text, dictionary_codes
-from headcount.readers.dataset import BagLabels, ErrorPolicy, RawData, ReadOptions
+from headcount.readers.dataset import LOOSE, BagLabels, ErrorPolicy, RawData, ReadOptions
 from headcount.readers.feature_columns import select_features
 from headcount.readers.images import read_images
 from headcount.readers.labels import first_per_bag, groups_per_bag, join_labels, labels_from_rows, parse_class_column
@@ -25,9 +25,12 @@ def read_table(data: Any, options: ReadOptions) -> RawData:
     source, errors = open_table(data, _expected_roles(options), options.errors), options.errors
     table, origin, roles = source.table, source.origin, _resolve_roles(source, options)
     source = replace(source, roles=roles)
-    if roles.bag is None or roles.bag not in source:
+    if roles.bag is not None and roles.bag in source:
+        bag, names = source.factorize(roles.bag)
+    elif options.bags_optional:
+        bag, names = np.arange(table.num_rows), list(map(str, range(1, table.num_rows + 1)))
+    else:
         raise HeadcountError(f"{origin}: which column is the bag? It has {source.columns}; name it with bag=")
-    bag, names = source.factorize(roles.bag)
     if not names:
         raise HeadcountError(f"{origin}: column {roles.bag!r} is empty, no row is in a bag")
     excluded = errors.report_rows(bag < 0, lambda r: f"{source.row(r)} is in no bag (column {roles.bag!r} is empty)")
@@ -45,7 +48,7 @@ def read_table(data: Any, options: ReadOptions) -> RawData:
         raise HeadcountError(f"neither {origin} nor the label file has a column {options.roles.group!r} (group)")
     raw = RawData(
         kind="table", summary="", origin=origin, schema=FeatureSchema("table"), content=None, bag=bag, names=names,
-        labels=labels, ids=table, digest=source.digest, group=group, notes=[_describe_roles(roles), *notes],
+        labels=labels, ids=table, digest=source.digest, group=group, notes=[_describe_roles(roles), *notes, *([] if roles.bag in source else [LOOSE])],
         weight=None if weight is None else np.where(excluded, 1, weight),
     )  # fmt: skip
     for key in ("truth", "known"):

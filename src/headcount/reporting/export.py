@@ -104,15 +104,17 @@ def unique_file_names(names: Sequence[str], suffix: str) -> list[str]:
     return [stem + suffix for stem in stems]
 
 
-def bag_column(dataset: BagDataset) -> str:
-    """The column of the user's data that names the bag."""
+def bag_column(dataset: BagDataset) -> str | None:
+    """The column of the user's data that names the bag; None for rows without bags."""
     candidates = (dataset.schema.roles.bag, "bag", "slide")
-    return next(n for n in candidates if n is not None and n in dataset.ids.column_names)
+    return next((n for n in candidates if n is not None and n in dataset.ids.column_names), None)
 
 
 def bag_of_rows(dataset: BagDataset) -> np.ndarray:
     """(rows,) the bag of each input row, skipped ones included; -1 where the bag was not read."""
-    code, values = factorize(dataset.ids.column(bag_column(dataset)))
+    if (column := bag_column(dataset)) is None:
+        return dataset.broadcast(dataset.bags.bag.numpy(), -1)
+    code, values = factorize(dataset.ids.column(column))
     number = {name: b for b, name in enumerate(dataset.bags.names or ())}
     bag = np.array([number.get(v, -1) for v in values] + [-1])[code]
     bag[dataset.rows] = dataset.bags.bag.numpy()
@@ -123,7 +125,7 @@ def added_columns(dataset: BagDataset, classes: Sequence[str]) -> tuple[list[str
     """Names of the added columns (bag, prediction, p_...), prefixed if the data have one of them, and a note on that."""
     existing = set(dataset.ids.column_names)
     names = ["prediction", *(f"p_{c}" for c in classes)]
-    names = names if bag_column(dataset) == "bag" else ["bag", *names]
+    names = names if bag_column(dataset) in ("bag", None) else ["bag", *names]
     clash = [n for n in names if n in existing]
     if not clash:
         return names, ""
