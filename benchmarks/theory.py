@@ -236,6 +236,17 @@ def estimated(bags=(50, 200, 800, 3200), share: float = 0.5, seeds: int = 5, rou
     return rows
 
 
+WORDS = {  # the names of rows, as the figures say them
+    "forward-corrected": "corrected by the transition", "label as class": "bag label as class of its instances",
+    "share": "majority share of a bag", "noise": "share of wrong bag labels", "T with the noise in it": "noise known",
+    "T without": "noise ignored", "overlap": "overlap of the classes", "all win": "every class wins some bags",
+    "one never wins": "one class never wins", "one never wins, symbols pure": "the same, one class per symbol",
+    "margin": "lead of the majority over each other class", "true": "true share", "tilt known": "transition known",
+    "unknown, 10 rounds": "transition estimated, 10 rounds", "unknown, 100 rounds": "transition estimated, 100 rounds",
+    **{f"S = {n}": f"{n} instances" for n in (16, 64, 256)}, **{f"bound {n}": f"bound for {n} instances" for n in (16, 64, 256)},
+}  # fmt: skip
+
+
 def main() -> None:
     from headcount.reporting import render
 
@@ -244,7 +255,7 @@ def main() -> None:
             for (label, y), colour in zip(
                 [(k, v) for k, v in rows.items() if k != x and (only is None or k in only)], render.PALETTE, strict=False
             ):
-                ax.plot(rows[x], y, "o-", color=colour, label=label)
+                ax.plot(rows[x], y, "o-", color=colour, label=WORDS.get(label, label))
             if x == "bags":
                 ax.set_xscale("log")
                 ax.set_xticks(rows[x], [str(v) for v in rows[x]])
@@ -253,7 +264,7 @@ def main() -> None:
                 ax.set_yticks([0.03, 0.1, 0.3], ["0.03", "0.1", "0.3"])
             ax.minorticks_off()
             ax.set_title(title)
-            ax.set_xlabel(x, loc="right")
+            ax.set_xlabel(WORDS.get(x, x), loc="right")
             ax.legend(frameon=False, loc="best", fontsize="small")
         render.save(figure, ROOT / "docs" / "img" / f"theory-{name}.svg")
         print(name, {k: [round(v, 4) for v in values] for k, values in rows.items()}, flush=True)
