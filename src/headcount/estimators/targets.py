@@ -10,6 +10,7 @@ from sklearn.utils import assert_all_finite
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
 
+from headcount.bags import validation
 from headcount.errors import HeadcountError, HeadcountWarning, check_choice
 from headcount.estimators.inputs import BagIds, is_missing, to_numpy
 from headcount.models.heads import HEADS, TRUSTED_HEADS, find_head
@@ -84,17 +85,7 @@ def check_weights(weight: Any, ids: BagIds, n: int) -> np.ndarray | None:
             if len(w) != rows:
                 raise HeadcountError(f"weight has {len(w)} numbers for the {rows} rows of bag {i}; give one per row")
         weight = np.concatenate(weight)
-    try:
-        weights = np.asarray(weight, dtype=np.float64)
-    except (TypeError, ValueError):
-        raise HeadcountError("weight holds a value that is no number; give one number per row") from None
-    if weights.shape != (n,):
-        got = f"{len(weights)} numbers" if weights.ndim == 1 else f"shape {weights.shape}"
-        raise HeadcountError(f"weight has {got} for {n} rows; give one number per row")
-    invalid = np.flatnonzero(~((weights >= 0) & np.isfinite(weights)))
-    if len(invalid):
-        raise HeadcountError(f"row {invalid[0]} has weight {weights[invalid[0]]:g}; weights are finite and not negative")
-    return weights.astype(np.float32)
+    return validation.check_weights(weight, n).numpy()
 
 
 def bag_weights(weight: Any, ids: BagIds, n: int) -> np.ndarray:
