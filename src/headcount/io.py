@@ -83,6 +83,28 @@ def explain_read_errors(path: Path, expected: str) -> Iterator[None]:
         raise HeadcountError(f"cannot read {path}: {e or type(e).__name__}; give {expected}") from None
 
 
+def file_mode(path: Path) -> int:
+    """The mode of a file or folder, 0 where there is none. Links in a circle and a failing disk are errors, unlike in is_file."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a null character in the name
+        return 0
+
+
+def check_declared_size(path: Path, declared: float, stored: int | None = None) -> None:
+    """Refuse a file that declares more bytes than $HEADCOUNT_MAX_GB (default 64), before they are read.
+
+    Without that setting more than 128 MiB may also not be over 200 times what is ``stored`` (default: the size of the file).
+    """
+    setting = os.environ.get("HEADCOUNT_MAX_GB", "")
+    if setting and not re.fullmatch(r"\d+(\.\d+)?", setting):
+        raise HeadcountError(f"HEADCOUNT_MAX_GB is a number of gigabytes, got {setting!r}")
+    stored = path.stat().st_size if stored is None else stored
+    if declared > (float(setting) * 1e9 if setting else min(64e9, max(1 << 27, 200 * stored))):
+        advice = "if that is right and fits into memory, set HEADCOUNT_MAX_GB to more"
+        raise HeadcountError(f"{path} declares {declared / 1e9:,.2f} GB in {stored:,} bytes; {advice}")
+
+
 @contextmanager
 def open_npz(path: Path, expected: str) -> Iterator[NpzFile]:
     """The arrays of an .npz file, read without pickle."""
@@ -95,6 +117,7 @@ def open_npz(path: Path, expected: str) -> Iterator[NpzFile]:
         if isinstance(arrays, np.ndarray):
             raise HeadcountError(f"{path} is a single array; give {expected}")
         with arrays:
+            check_declared_size(path, sum(member.file_size for member in arrays.zip.infolist()))
             yield arrays
 
 

@@ -29,6 +29,9 @@ DISK_ADVICE = {
     errno.EROFS: "choose a folder that can be written to",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ENOENT: "check the path",
+    errno.ELOOP: "links lead in a circle; correct them",
+    **dict.fromkeys((errno.EIO, errno.ESTALE), "the disk or the network folder fails; check it, then repeat the command"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "too many files are open; raise the limit (ulimit -n)"),
 }
 STATELESS = ("predict", "evaluate", "explain", "issues", "audit", "check", "export")
 

@@ -20,6 +20,7 @@ import pyarrow as pa
 from PIL import Image
 
 from headcount.errors import HeadcountError
+from headcount.io import check_declared_size
 from headcount.readers.columns import as_text, clean_name, preview
 from headcount.readers.dataset import LOOSE, BagLabels, RawData, ReadOptions
 from headcount.readers.flat_array import Part, build_flat_array, cache_key
@@ -156,7 +157,8 @@ def read_images(
         first = headers[resized[0]]
         notes.append(f"{count}; the first, {describe(resized[0])}, is {first.width}x{first.height}")
     blocks = [good[i : i + _BLOCK].tolist() for i in range(0, len(good), _BLOCK)]
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+    largest = max(h.height * h.width for h in readable.values())  # decoded at once: no more pixels than one image may have
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1, max(1, _MAX_PIXELS // largest))) as threads:
 
         def decode_block(k: int) -> Part:
             decoded = list(threads.map(lambda i: _decode(files[i], shape), blocks[k]))
@@ -189,6 +191,9 @@ def _read_header(file: Path) -> _Header:
             warnings.simplefilter("ignore")
             with Image.open(file) as image:
                 (width, height), mode = image.size, image.mode
+        check_declared_size(file, width * height * len(mode))
+    except HeadcountError as e:
+        return _Header(error=str(e).removeprefix(f"{file} "))
     except OSError as e:
         return _Header(error=e.strerror or "not an image, or damaged")
     except Exception as e:  # a damaged file makes Pillow raise almost anything

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pyarrow as pa
 import torch
 
 from headcount.errors import HeadcountError
-from headcount.io import load_npy
+from headcount.io import file_mode, load_npy
 from headcount.readers.columns import ColumnRoles, clean_name, drop_values, factorize, find_common_name, preview
 from headcount.readers.dataset import BagLabels, ErrorPolicy, ReadOptions
 from headcount.readers.tables import MISSING_VALUES, TABLE_SUFFIXES, SourceTable, file_suffix, is_dataframe, open_table
@@ -51,7 +52,7 @@ def join_labels(
 def open_label_table(labels: Any, options: ReadOptions, bag_column: str | None) -> SourceTable:
     """Open a table of labels and recognise its columns; ``bag_column`` names the bags in the table of instances."""
     if isinstance(labels, (str, Path)):
-        if not Path(labels).is_file():
+        if not S_ISREG(file_mode(Path(labels))):
             raise HeadcountError(f"no label file {labels}; give a table with a bag and a label column")
         if file_suffix(Path(labels)) not in TABLE_SUFFIXES:
             raise HeadcountError(f"{labels}: labels come as {', '.join(TABLE_SUFFIXES)} or .npy")

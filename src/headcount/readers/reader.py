@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 
 from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError, check_choice
+from headcount.io import file_mode
 from headcount.readers import arrays, images, rows, slides
 from headcount.readers.columns import ColumnRoles, clean_name, first_duplicate, note_similar_classes, preview
 from headcount.readers.dataset import TIES, BagDataset, ErrorPolicy, RawData, ReadOptions, build_targets, class_advice
@@ -110,7 +112,11 @@ def read(
         truth_suffices=truth_suffices, side=_check_positive("side", side, int, "whole number", 1 << 20), cache=None if cache is None else Path(cache),
         tile=_check_positive("tile", tile, (int, float), "number", sys.float_info.max), preprocessor=preprocessor, errors=ErrorPolicy(skip_bad),
     )  # fmt: skip
-    return _assemble(_load(data, options), options)
+    try:
+        return _assemble(_load(data, options), options)
+    except OSError as e:  # a disk or a network that fails, links in a circle, too many open files
+        file = e.filename or (data if isinstance(data, (str, Path)) else "the data")
+        raise HeadcountError(f"cannot read {file}: {e.strerror or e}") from None
 
 
 def _with_bags(data: Any, bags: Any) -> Any:
@@ -151,13 +157,10 @@ def _load(data: Any, options: ReadOptions) -> RawData:
 
 
 def _load_path(path: Path, options: ReadOptions) -> RawData:
-    try:
-        is_folder, is_file = path.is_dir(), path.is_file()
-    except OSError as e:
-        raise HeadcountError(f"cannot open {path}: {e.strerror}") from None
-    if is_folder:
+    mode = file_mode(path)
+    if S_ISDIR(mode):
         return slides.read_slides(path, options) if slides.list_slide_files(path) else images.read_folder(path, options)
-    if not is_file:
+    if not S_ISREG(mode):
         raise HeadcountError(f"no file or folder {path}; give a table, an .npz, or a folder of images or of features of slides")
     if path.suffix.lower() in (".npy", ".npz"):
         return arrays.read_array_file(path, options)

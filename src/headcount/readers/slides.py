@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from itertools import compress
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile, is_zipfile
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,7 @@ import torch
 from headcount.bags.pool import to_numpy
 from headcount.datasets.cache import cache_folder
 from headcount.errors import HeadcountError
+from headcount.io import check_declared_size
 from headcount.readers import flat_array
 from headcount.readers.columns import clean_name, factorize, find_common_name, preview
 from headcount.readers.dataset import BagLabels, ErrorPolicy, RawData, ReadOptions
@@ -210,6 +212,7 @@ def read_metadata(file: Path, errors: ErrorPolicy) -> SlideFile | None:
             raise HeadcountError(f"features are {dtype} of shape {tuple(shape)}; they must be numbers (tiles, D)")
         if 0 in shape:
             raise HeadcountError("it has no tiles")
+        check_declared_size(file, math.prod(shape) * dtype.itemsize)
         n_tiles, n_features = map(int, shape)
         if coords is not None:
             coords = coords[0] if coords.ndim == 3 and len(coords) == 1 else coords
@@ -221,7 +224,7 @@ def read_metadata(file: Path, errors: ErrorPolicy) -> SlideFile | None:
             coords = coords.astype(np.float64)
         return SlideFile(file, n_tiles, n_features, dtype, coords, _tile_size(attrs))
     except HeadcountError as e:
-        errors.report(f"{file}: {e}")
+        errors.report(f"{file}: {str(e).removeprefix(f'{file} ')}")
     except Exception as e:  # a damaged file makes HDF5 and torch raise almost anything
         errors.report(f"{file} cannot be read: {str(e) or type(e).__name__}")
     return None
@@ -241,6 +244,7 @@ def _get_dataset(f: Any, name: str) -> Any:
     stored, claimed = d.id.get_storage_size(), d.size * d.dtype.itemsize
     if claimed > 1000 * stored and claimed > 1 << 16:  # a shape without the numbers
         raise HeadcountError(f"{name!r} claims {claimed:,} bytes of numbers and holds {stored:,}")
+    check_declared_size(Path(f.filename), claimed, stored)
     return d
 
 
@@ -248,8 +252,13 @@ def _load_tensor(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
     """Features and coordinates of a .pt tensor, or dict with features and coords, or of an .npy."""
     if file.suffix.lower() == ".npy":
         return np.load(file, mmap_mode="r", allow_pickle=False), None
+    if is_zipfile(file):
+        with ZipFile(file) as members:
+            check_declared_size(file, sum(member.file_size for member in members.infolist()))
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
     except Exception as e:
         why = " ".join(str(e).split())[:120]
         raise HeadcountError(f"it is no tensor file, or holds more than tensors, which is not loaded ({why})") from None
@@ -257,6 +266,8 @@ def _load_tensor(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
     loaded = loaded.get("features", loaded.get("feats")) if isinstance(loaded, dict) else loaded
     if not isinstance(loaded, torch.Tensor) or loaded.is_sparse or loaded.is_quantized or loaded.is_complex():
         raise HeadcountError("it holds no tensor of features")
+    for tensor in (loaded, coords):  # which may repeat one number
+        check_declared_size(file, tensor.numel() * tensor.element_size() if isinstance(tensor, torch.Tensor) else 0)
     return to_numpy(loaded), to_numpy(coords) if isinstance(coords, torch.Tensor) else None
 
 

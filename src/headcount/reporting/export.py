@@ -52,14 +52,18 @@ def is_table(path: Path) -> bool:
     return suffix in TABLE_SUFFIXES
 
 
+def _real_path(path: Path) -> Path:
+    return Path(os.path.realpath(path.expanduser()))  # of links in a circle too, which Path.resolve refuses
+
+
 def check_outputs(data: str | None, model: Path | None, labels: str | Path | None = None, /, **paths: Path | None) -> None:
     """Refuse outputs (by option name) that share a path, overwrite an input or cannot be written, before any work begins."""
     inputs = {"the data": data, "the labels": labels, "the model": model}
-    taken = {Path(path).expanduser().resolve(): name for name, path in inputs.items() if path is not None}
+    taken = {_real_path(Path(path)): name for name, path in inputs.items() if path is not None}
     for option, path in paths.items():
         if path is None:
             continue
-        resolved = path.expanduser().resolve()
+        resolved = _real_path(path)
         for other, name in taken.items():
             in_data = name == "the data" and other in resolved.parents and resolved.is_file()
             if resolved == other or in_data or (name == "the model" and other in resolved.parents):
