@@ -189,7 +189,7 @@ def _read_header(file: Path) -> _Header:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with Image.open(file) as image:
+            with open(file, "rb") as f, Image.open(f) as image:
                 (width, height), mode = image.size, image.mode
         check_declared_size(file, width * height * len(mode))
     except HeadcountError as e:
