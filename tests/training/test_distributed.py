@@ -204,6 +204,6 @@ def test_a_killed_process_ends_in_one_line_and_the_same_command_resumes(tmp_path
     assert whole.returncode == 0, whole.stderr[-2000:]
     for each in (needed, recipe):
         torn, other = (Record.read(tmp_path / w / f"{each.key}.json") for w in ("torn", "whole"))
-        assert torn.result() == other.result()
+        assert torn.data | {"provenance": {}} == other.data | {"provenance": {}}
         assert other.data["provenance"]["processes"] == 2
     assert not (tmp_path / "torn" / "running").exists()

@@ -140,9 +140,7 @@ class Recipe:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
         """The recipe with these fields, for example from a record; an unknown name is an error."""
-        for name in values:
-            check_choice("recipe field", name, [f.name for f in fields(cls)])
-        return cls(**values)
+        return cls().replace(**values)
 
     def replace(self, **changes: Any) -> Recipe:
         """The same recipe with these fields changed."""
@@ -153,8 +151,7 @@ class Recipe:
     @property
     def protocol(self) -> Protocol:
         """How the bags are made: what :func:`headcount.majority_bags` takes."""
-        options = {f.name: getattr(self, f.name) for f in fields(Protocol) if f.name != "seed"}
-        return Protocol(seed=self.data_seed, **options)
+        return Protocol(seed=self.data_seed, **{f.name: getattr(self, f.name) for f in fields(Protocol) if f.name != "seed"})
 
     @property
     def train_config(self) -> TrainConfig:
@@ -193,8 +190,7 @@ class Recipe:
         """Runs that must have finished before: MPEM removes instances by the votes of the Counting Network of the same fold."""
         if self.removal == 0:
             return ()
-        defaults = {f.name: f.default for f in fields(self)}
-        return (self.replace(**{name: defaults[name] for name in _MPEM_FIELDS}),)
+        return (self.replace(**{name: getattr(Recipe, name) for name in _MPEM_FIELDS}),)
 
     @property
     def label(self) -> str:

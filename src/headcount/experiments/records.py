@@ -85,10 +85,6 @@ class Record:
         with open_npz(path, expected) as npz:
             return {name: npz[name] for name in npz.files}
 
-    def result(self) -> dict[str, Any]:
-        """All that must be equal when the run is repeated: everything but time, host and versions."""
-        return {k: v for k, v in self.data.items() if k != "provenance"}
-
     @classmethod
     def read(cls, path: Path) -> Record:
         try:

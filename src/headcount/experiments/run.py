@@ -164,9 +164,7 @@ def find_dissenters(recipe: Recipe, out: Path, train: Bags) -> Tensor:
     return mpem.dissenters(distance, vote, train.bag, train.label, recipe.removal)
 
 
-def _score(
-    recipe: Recipe, model: Model, bags: dict[str, Bags], removed: Tensor | None
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _score(recipe: Recipe, model: Model, bags: dict[str, Bags], removed: Tensor | None) -> tuple[dict[str, Any], scores.Arrays]:
     """Scores on the test bags, and what MPEM did or would do to the training bags; as JSON and as arrays."""
     predictions = predict(model, bags["test"])
     data, arrays = scores.score_test(predictions, bags["test"])
@@ -184,22 +182,11 @@ def _score(
 def _describe(recipe: Recipe, bags: dict[str, Bags], result: loop.TrainResult) -> dict[str, Any]:
     """The part of the record that describes recipe, data and training."""
     source, progress = load_source(recipe.source), result.progress
-    curve = loop.thin_curve(progress.curve, CURVE_POINTS)
-    data: dict[str, Any] = {
-        "source": source.name,
-        "checksum": source.checksum,
-        "note": source.note,
-        "classes": list(source.classes),
-    }
-    data |= {"shape": list(bags["train"].pool.shape), "bag_size": recipe.bag_size}
-    data |= {f"{split}_bags": len(part) for split, part in bags.items()}
-    fit: dict[str, Any] = {
-        "best_epoch": progress.best_epoch,
-        "valid_loss": progress.best,
-        "epochs": recipe.epochs,
-        "stopped": progress.epoch,
-    }
-    fit["curve"] = {name: [point[i] for point in curve] for i, name in enumerate(("epoch", "train", "valid"))}
-    needs = [needed.key for needed in recipe.needs]
+    curve, needs = loop.thin_curve(progress.curve, CURVE_POINTS), [needed.key for needed in recipe.needs]
     about = {"format": 1, "recipe": recipe.values, "label": recipe.label, "text": str(recipe), "needs": needs}
-    return about | {"data": data, "fit": fit}
+    data = {"source": source.name, "checksum": source.checksum, "note": source.note}
+    shape = {"classes": list(source.classes), "shape": list(bags["train"].pool.shape), "bag_size": recipe.bag_size}
+    sizes = {f"{split}_bags": len(part) for split, part in bags.items()}
+    fit = {"best_epoch": progress.best_epoch, "valid_loss": progress.best, "epochs": recipe.epochs, "stopped": progress.epoch}
+    curves = {"curve": {name: [point[i] for point in curve] for i, name in enumerate(("epoch", "train", "valid"))}}
+    return about | {"data": data | shape | sizes, "fit": fit | curves}

@@ -22,12 +22,13 @@ from headcount.majority.transition import Transition
 from headcount.models.heads import Output
 from headcount.training.mpem import dissenters
 
+Arrays = dict[str, np.ndarray]
 REMOVALS = tuple(round(0.1 * i, 1) for i in range(1, 11))
 FIGURE7_REMOVALS = (0.3, 0.5, 0.8, 1.0)
 N_CONTROLS = 10  # repetitions of the random control
 
 
-def score_test(predictions: Output, test: Bags) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def score_test(predictions: Output, test: Bags) -> tuple[dict[str, Any], Arrays]:
     """Scores for the record, and the predictions themselves for the arrays beside it."""
     truth, label, bag, n_classes = _truth(test)
     instance, bag_prediction = predictions.instance.argmax(1).numpy(), predictions.bag.argmax(1).numpy()
@@ -115,7 +116,7 @@ def score_removal(removed: Tensor, train: Bags) -> dict[str, Any]:
     }
 
 
-def score_removal_sweep(votes: Mapping[str, Tensor], train: Bags) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def score_removal_sweep(votes: Mapping[str, Tensor], train: Bags) -> tuple[dict[str, Any], Arrays]:
     """What each removal would do to the training bags, by a network's votes: figures 7 to 9 need no further training."""
     truth, label, bag, _ = _truth(train)
     vote, distance = votes["train_said"].long(), votes["train_euclidean_correct"]
