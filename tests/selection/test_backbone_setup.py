@@ -20,7 +20,7 @@ from headcount.estimators.majority_classifier import MajorityClassifier
 from headcount.experiments.recipe import Recipe
 from headcount.models import library_backbones
 from headcount.models.fitted import FittedModel
-from headcount.selection import methods, search
+from headcount.selection import methods, time_budget
 from headcount.selection.fit import fit
 from headcount.selection.methods import build_methods
 from library_factory import CLASSES, Net, dark_and_bright, image_bags, published
@@ -250,9 +250,11 @@ def test_the_onnx_file_contains_the_frozen_backbone(method, downloads, cached, t
 
 def test_the_time_of_computing_features_counts(monkeypatch):
     """A minute allows five folds of two methods of two seconds; ten seconds allow fewer."""
-    monkeypatch.setattr(search, "estimate_seconds", lambda *_: 2.0)
+    monkeypatch.setattr(time_budget, "estimate_seconds", lambda *_: 2.0)
     bags = dark_and_bright().bags
     made = build_methods("auto", bags)
-    full, late = (search.make_plan(made, 5, bags, bags, torch.device("cpu"), minutes=1.0, spent_seconds=s) for s in (0, 50))
+    full, late = (
+        time_budget.make_plan(made, 5, bags, bags, torch.device("cpu"), minutes=1.0, spent_seconds=s) for s in (0, 50)
+    )
     assert (full.folds, full.epoch_fraction) == (5, 1.0)
-    assert late.total_seconds <= 10 * search.TIME_MARGIN < full.total_seconds
+    assert late.total_seconds <= 10 * time_budget.TIME_MARGIN < full.total_seconds

@@ -32,22 +32,23 @@ from headcount.majority.calibration import evaluate_criterion
 from headcount.models.fitted import FittedModel
 from headcount.readers import read
 from headcount.reporting.model_pages import context_sentence, model_card, summary_lines
-from headcount.selection import cross_validation, metadata, methods, search
+from headcount.selection import cross_validation, metadata, methods, time_budget
 from headcount.selection.check import check
 from headcount.selection.fit import SearchProgress, fit
 from headcount.selection.methods import Method, NetworkOptions, build_methods
-from headcount.selection.search import TimePlan, load_or_make_plan, resume_folder
+from headcount.selection.search import load_or_make_plan, resume_folder
+from headcount.selection.time_budget import TimePlan
 from headcount.training.loader import BagLoader
 
 TREES = "em_forest,forest,logistic"
-estimate_seconds = search.estimate_seconds
+estimate_seconds = time_budget.estimate_seconds
 
 
 @pytest.fixture(autouse=True)
 def four_trees(monkeypatch):
     monkeypatch.setattr(methods, "N_TREES", 4)
     monkeypatch.setattr(methods, "EM_ROUNDS", 1)
-    monkeypatch.setattr(search, "estimate_seconds", lambda *_: 0.1)
+    monkeypatch.setattr(time_budget, "estimate_seconds", lambda *_: 0.1)
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
@@ -287,7 +288,7 @@ def test_two_bags_cannot_be_cross_validated():
 
 
 def test_folds_are_not_reduced_below_what_cross_validation_needs(monkeypatch):
-    monkeypatch.setattr(search, "estimate_seconds", lambda c, *_: 0.1 if c.baseline else 0.2)
+    monkeypatch.setattr(time_budget, "estimate_seconds", lambda c, *_: 0.1 if c.baseline else 0.2)
     made = fit(
         blob_dataset(blobs(3, 6)), "forest,logistic", minutes=0.01
     )  # with two folds, one training part would have one label
@@ -470,7 +471,7 @@ def test_texts():
 def plan_of(minutes, **seconds):
     seconds = {"tilt": 10.0, "em_forest": 5.0, "forest": 1.0, "logistic": 0.1, "count": 8.0} | seconds
     plan = TimePlan(tuple(seconds), 5, 1.0, seconds)
-    return next(p for p in search.reduced_plans(plan) if p.total_seconds <= 60 * minutes)
+    return next(p for p in time_budget.reduced_plans(plan) if p.total_seconds <= 60 * minutes)
 
 
 def test_plans_shrink_with_the_minutes():
@@ -490,9 +491,9 @@ def test_plans_shrink_with_the_minutes():
 def test_epochs_of_a_baseline_network_are_reduced_too(monkeypatch):
     """For images, at all its epochs the baseline alone once took as long as both take at a tenth, and tilt was left out."""
     plan = TimePlan(("tilt", "noisy_label"), 5, 1.0, {"tilt": 3000.0, "noisy_label": 1000.0})
-    short = next(p for p in search.reduced_plans(plan) if p.total_seconds <= 1200)
+    short = next(p for p in time_budget.reduced_plans(plan) if p.total_seconds <= 1200)
     assert (short.names, short.epoch_fraction) == (("tilt", "noisy_label"), 0.1)
-    monkeypatch.setattr(search, "estimate_seconds", lambda method, *_: 100.0 if method.train_config else 0.01)
+    monkeypatch.setattr(time_budget, "estimate_seconds", lambda method, *_: 100.0 if method.train_config else 0.01)
     made = fit(blob_dataset(blobs(20, 5)), "noisy_label", epochs=10, minutes=1)
     assert made.metadata["splits"]["folds"] == 2
     assert len(made.metadata["curve"]) == 1
@@ -504,12 +505,12 @@ def test_requested_methods_are_never_left_out():
     plan = TimePlan(
         ("tilt", "count", "forest", "logistic"), 5, 1.0, {"tilt": 9.0, "count": 9.0, "forest": 1.0, "logistic": 0.1}
     )
-    for lesser in search.reduced_plans(plan, ["tilt", "count"]):
+    for lesser in time_budget.reduced_plans(plan, ["tilt", "count"]):
         assert {"tilt", "count"} <= set(lesser.names)
 
 
 def test_minutes_limit_the_whole_fit(monkeypatch):
-    monkeypatch.setattr(search, "estimate_seconds", lambda *_: 1e-3)  # an estimate that is much too low
+    monkeypatch.setattr(time_budget, "estimate_seconds", lambda *_: 1e-3)  # an estimate that is much too low
     monkeypatch.setattr("headcount.selection.fit.time.monotonic", iter(np.arange(0, 1e6, 5.0).tolist()).__next__)
     made = fit(blob_dataset(blobs(20, 5)), "em_forest,logistic", minutes=1, folds=5)
     tried = {c["name"]: c for c in made.metadata["methods"]}
@@ -528,7 +529,7 @@ def test_the_estimated_time_of_a_fit_is_about_right():
 
 
 def test_a_model_is_fitted_even_without_enough_time(monkeypatch):
-    monkeypatch.setattr(search, "estimate_seconds", estimate_seconds)
+    monkeypatch.setattr(time_budget, "estimate_seconds", estimate_seconds)
     lines = []
     made = fit(blob_dataset(blobs(20, 5)), minutes=1e-5, log=lines.append)
     assert made.metadata["notes"]
@@ -728,7 +729,7 @@ def test_subsampled_bags_keep_their_effective_size(monkeypatch):
 
 
 def test_the_time_of_many_instances_is_estimated_from_a_sample(monkeypatch):
-    monkeypatch.setattr(search, "TIMING_INSTANCES", 50)
+    monkeypatch.setattr(time_budget, "TIMING_INSTANCES", 50)
     dataset = blob_dataset(blobs(40, 5))
     bags = dataset.to_bags(dataset.fit_preprocessor()).blind()
     seen = []

@@ -33,7 +33,7 @@ from headcount.models.network import FrozenBackbone
 from headcount.models.predictions import LazyFeaturePool, extract_features
 from headcount.readers import BagDataset
 from headcount.readers.dataset import check_dataset
-from headcount.selection import cross_validation, metadata, search
+from headcount.selection import cross_validation, metadata, search, time_budget
 from headcount.selection.methods import NetworkOptions, build_methods, resolve_method, split_names
 from headcount.selection.search import ModelSearch, SearchProgress
 from headcount.training.accel import resolve_device
@@ -116,10 +116,10 @@ def fit(
         frozen_backbone=setup.metadata,
     )  # fmt: skip
 
-    def make_plan() -> search.TimePlan:
+    def make_plan() -> time_budget.TimePlan:
         most = len(make_splits(bags, folds, seed))
-        possible = [n for n in search.REDUCED_FOLDS if n < most and make_splits(bags, n, seed)]
-        return search.make_plan(
+        possible = [n for n in time_budget.REDUCED_FOLDS if n < most and make_splits(bags, n, seed)]
+        return time_budget.make_plan(
             methods, most, train, valid, torch_device, minutes=minutes, requested=requested,
             spent_seconds=features_seconds, reduced_folds=possible,
         )  # fmt: skip

@@ -1,0 +1,133 @@
+"""How long a fit will take, measured in advance, and what is reduced to fit a time budget."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from headcount.bags import Bags
+from headcount.bags.splits import subsample_instances
+from headcount.selection.methods import FIXED_COST_METHODS, MAX_FIT_INSTANCES, OPTIONAL_METHODS, Method
+from headcount.training.em import em
+
+TIMING_TREES = 12  # fitted to estimate the time of all
+TIMING_INSTANCES = 20_000  # fitted to estimate the time of all
+REDUCED_FOLDS = (2, 3)  # numbers of folds when time is short
+TIME_MARGIN = 0.85  # of the budget that may be planned: the speed of a machine varies
+FINAL_FACTOR = 1.2  # the final training has more bags than a fold
+
+
+@dataclass(frozen=True)
+class TimePlan:
+    """The methods, the number of folds and the fraction of epochs; ``seconds``: the time of one full fit of each method."""
+
+    names: tuple[str, ...]
+    folds: int
+    epoch_fraction: float
+    seconds: dict[str, float]
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> TimePlan:
+        names, notes = tuple(data["names"]), tuple(data["notes"])
+        return cls(names, int(data["folds"]), float(data["epoch_fraction"]), dict(data["seconds"]), notes)
+
+    def cost(self, name: str) -> float:
+        """Seconds of one fit under this plan."""
+        return self.seconds[name] * (1.0 if name in FIXED_COST_METHODS else self.epoch_fraction)
+
+    @property
+    def final_seconds(self) -> float:
+        """Of the final training of the slowest method."""
+        return max(map(self.cost, self.names)) * FINAL_FACTOR
+
+    @property
+    def total_seconds(self) -> float:
+        return self.folds * sum(self.cost(n) for n in self.names) + self.final_seconds
+
+    def __str__(self) -> str:
+        methods = f"{len(self.names)} method{'s' * (len(self.names) > 1)}"
+        folds = f" x {self.folds} folds, then" if self.folds else ","
+        return f"about {format_duration(self.total_seconds)}: {methods}{folds} the final training"
+
+
+def format_duration(seconds: float) -> str:
+    """
+    >>> format_duration(8), format_duration(100), format_duration(8000)
+    ('8 seconds', '1.7 minutes', '2.2 hours')
+    """
+    if seconds < 90:
+        return f"{max(1, round(seconds))} second{'s' * (round(seconds) > 1)}"
+    return f"{seconds / 60:.1f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def make_plan(
+    methods: Sequence[Method], folds: int, train: Bags, valid: Bags, device: torch.device,
+    *, minutes: float | None, requested: Sequence[str] = (), spent_seconds: float = 0.0,
+    reduced_folds: Sequence[int] = REDUCED_FOLDS,
+) -> TimePlan:  # fmt: skip
+    """Time a small part of each method, and return the largest plan within the budget, of which ``spent_seconds`` are gone.
+    ``requested`` methods are never left out; ``reduced_folds`` below ``folds`` leave two labels in every training part."""
+    seconds = {m.name: estimate_seconds(m, train, valid, device) for m in methods}
+    plan = TimePlan(tuple(m.name for m in methods), folds, 1.0, seconds)
+    if minutes is None:
+        return plan
+    for smaller in reduced_plans(plan, requested, reduced_folds):
+        plan = smaller
+        if plan.total_seconds <= (60 * minutes - spent_seconds) * TIME_MARGIN:
+            return plan
+    return replace(plan, notes=(*plan.notes, f"even so it may take longer than {minutes:g} minutes"))
+
+
+def reduced_plans(
+    plan: TimePlan, requested: Sequence[str] = (), reduced_folds: Sequence[int] = REDUCED_FOLDS
+) -> list[TimePlan]:
+    """The plan and ever smaller ones: first without optional methods, then with fewer folds, fewer epochs, fewer methods."""
+    main = tuple(n for n in plan.names if n in requested or n not in OPTIONAL_METHODS) or plan.names
+    optional = tuple(n for n in plan.names if n not in main)
+    omitted = (f"left out for lack of time: {', '.join(optional)}",) if optional else ()
+    plans = [plan, replace(plan, names=main, notes=omitted)]
+    for folds, fraction in ((3, 1.0), (3, 0.5), (2, 0.5), (2, 0.25), (2, 0.1)):
+        possible = min(n for n in (*reduced_folds, plan.folds) if n >= min(folds, plan.folds))
+        notes = [*omitted, f"{possible} folds for lack of time"] if possible < plan.folds else [*omitted]
+        notes += [f"{fraction:.0%} of the usual epochs and rounds for lack of time"] if fraction < 1 else []
+        plans.append(replace(plan, names=main, folds=possible, epoch_fraction=fraction, notes=tuple(notes)))
+    smallest, by_cost = plans[-1], sorted(main, key=lambda n: (n not in requested, plan.seconds[n]))
+    for keep in range(len(main) - 1, max(1, len(requested)) - 1, -1):
+        left_out = [n for n in plan.names if n not in by_cost[:keep]]
+        notes = (*smallest.notes[len(omitted) :], f"left out for lack of time: {', '.join(left_out)}")
+        plans.append(replace(smallest, names=tuple(n for n in main if n in by_cost[:keep]), notes=notes))
+    return plans
+
+
+def estimate_seconds(method: Method, train: Bags, valid: Bags, device: torch.device) -> float:
+    """Seconds of a full fit, estimated from two epochs of it, or from a few trees."""
+    sample, valid_sample = subsample_instances(train, TIMING_INSTANCES), subsample_instances(valid, TIMING_INSTANCES)
+    if method.train_config is not None:
+        epoch_ends: list[float] = []
+        part = min(1.0, TIMING_INSTANCES / len(train.index))
+        two_epochs = replace(method, train_config=replace(method.train_config, epochs=2))
+        start = time.perf_counter()
+        two_epochs.fit(sample, valid_sample, device=device, on_progress=lambda *_: epoch_ends.append(time.perf_counter()))
+        return epoch_ends[0] - start + (epoch_ends[1] - epoch_ends[0]) * (method.train_config.epochs / part - 1)
+    classifier, instances = method.classifier, min(len(train.index), MAX_FIT_INSTANCES)
+    n_log_n = instances * math.log(instances + 1) / (TIMING_INSTANCES * math.log(TIMING_INSTANCES))
+    scale, n_trees = max(1.0, n_log_n), classifier.get_params().get("n_estimators", 0)
+    if n_trees > TIMING_TREES:
+        from sklearn.base import clone
+
+        scale *= n_trees / TIMING_TREES
+        classifier = clone(classifier).set_params(n_estimators=TIMING_TREES)
+    ends = [time.perf_counter()]
+    em(classifier, sample, valid_sample, rounds=min(1, method.rounds), on_progress=lambda *_: ends.append(time.perf_counter()))
+    ends.append(time.perf_counter())
+    if not method.rounds:
+        return (ends[-1] - ends[0]) * scale
+    first, later, last = np.diff(ends)  # later rounds fit to several classes of an instance, the first one to its bag's label
+    return float(first + method.rounds * later + last) * scale
