@@ -148,6 +148,24 @@ class ImageFilePool(Pool):
             raise HeadcountError(f"{self.files[address]}: {reason}; repair it or leave it out") from None
 
 
+class DatasetPool(ImageFilePool):
+    """The instances of a ``torch.utils.data.Dataset``, read when they are needed, by one thread ahead of the training. Its items are
+    instances, or tuples that begin with one: uint8 images (height, width, channels), or features (D,)."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset, self.on_disk = dataset, True
+        if not len(dataset):
+            raise HeadcountError("the dataset has no items; give at least one")
+        self.data = self.take(torch.tensor([0]))[:0]  # shape and type only
+
+    def take(self, addresses: Tensor) -> Tensor:
+        items = (self.dataset[i] for i in addresses.tolist())
+        return Pool(np.stack([np.asarray(item[0] if isinstance(item, tuple | list) else item) for item in items])).data
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
 def _check_data(data: Any, trusted: bool, release_pages: Callable[[], None], keep_float64: bool) -> Tensor:
     """Images as uint8 (M, H, W, channels), features as float (M, D); refuses numbers that are not finite."""
     x = data if isinstance(data, Tensor) else _to_tensor(np.asanyarray(data))

@@ -29,7 +29,6 @@ from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record, provenance, write_record
 from headcount.io import file_lock
 from headcount.models.heads import find_head
-from headcount.models.heads.tilt import estimated_transition
 from headcount.models.network import Model, build_model
 from headcount.models.predictions import predict
 from headcount.training import distributed, loop, mpem
@@ -168,7 +167,7 @@ def _score(recipe: Recipe, model: Model, bags: dict[str, Bags], removed: Tensor 
     """Scores on the test bags, and what MPEM did or would do to the training bags; as JSON and as arrays."""
     predictions = predict(model, bags["test"])
     data, arrays = scores.score_test(predictions, bags["test"])
-    if (estimate := estimated_transition(model.head)) is not None:
+    if (estimate := getattr(model.head, "transition", None)) is not None:
         valid = hide_truth(bags["valid"], recipe.head)
         data["tilt"] = scores.score_transition(estimate, predictions, bags["train"], valid, bags["test"], predict(model, valid))
     if removed is not None:

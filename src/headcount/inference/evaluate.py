@@ -1,7 +1,5 @@
 """How good a model is on data whose labels are known: bags by their labels, shares by votes, instances by truth or an audit.
-
-Every accuracy has an interval that accounts for correlated errors, of bags in one group (patient, county) and of instances in one
-bag (majority/metrics.py).
+Every accuracy has an interval that accounts for correlated errors, of bags in one group and of instances in one bag.
 
 An *audit* estimates the accuracy on single instances from about a hundred that a person labels. They are drawn in strata (the
 predicted class, cut into bands of confidence), more where the model is uncertain, n_h of N_h, and each stands for the ``weight`` =

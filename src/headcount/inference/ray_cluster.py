@@ -138,8 +138,12 @@ class RemoteResult(Generic[T]):
 
     @classmethod
     def of_exception(cls, error: Exception) -> RemoteResult[T]:
-        """To be called where the exception is handled."""
-        return cls(None, _pickled(error), f"on {platform.node()}:\n{traceback.format_exc()}")
+        """To be called where the exception is handled. The other machine may not know its class."""
+        try:
+            pickle.loads(pickled := pickle.dumps(error))
+        except Exception:
+            pickled = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+        return cls(None, pickled, f"on {platform.node()}:\n{traceback.format_exc()}")
 
     def unpack(self) -> T:
         """The value; or the exception, raised here."""
@@ -151,16 +155,6 @@ class RemoteResult(Generic[T]):
         except Exception:  # a class that only the node knows
             error = RuntimeError(self.trace.strip().splitlines()[-1])
         raise error from RemoteTraceback(self.trace)
-
-
-def _pickled(error: Exception) -> bytes:
-    """An exception for a machine that may not know its class."""
-    try:
-        pickled = pickle.dumps(error)
-        pickle.loads(pickled)
-        return pickled
-    except Exception:
-        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
 
 
 class RemoteTraceback(Exception):

@@ -22,7 +22,6 @@ from headcount.majority.transition import Transition
 from headcount.models.backbones import BACKBONES, CustomBackbone, backbone_name
 from headcount.models.heads import HEADS, TRUSTED_HEADS, Head, check_options, find_head, head_code, head_options, trust_head
 from headcount.models.heads.chunked_head import SumHead
-from headcount.models.heads.tilt import estimated_transition
 from headcount.models.library_backbones import PretrainedBackbone, state_digest
 from headcount.models.network import ModelConfig, build_model
 from headcount.models.predictions import Estimator
@@ -123,7 +122,7 @@ class Method:
         if not progress.best_epoch:
             raise HeadcountError(f"{self.title}: the validation loss was never a number; leave this method out")
         model = result.model.cpu()
-        transition = estimated_transition(model.head)
+        transition = getattr(model.head, "transition", None)  # where it estimates one
         return FitResult(model, transition, progress.curve, progress.best_epoch, naive_labels=self.baseline)
 
     def metadata(self) -> dict[str, Any]:

@@ -128,8 +128,8 @@ VIEWS: dict[str, tuple[View, ...]] = {
 FEATURE_VIEWS = (None, "none", "noise", "feature")  # the others are for images
 
 
-def apply_views(x: Tensor, kind: str, count: int, weak: bool = False) -> Tensor:
+def apply_views(x: Tensor, kind: str | tuple[View, ...], count: int, weak: bool = False) -> Tensor:
     """(n, ...) -> (count * n, ...): one whole set of views after the other; ``weak``: all of the weakest kind."""
-    views = VIEWS[kind]
+    views = VIEWS[kind] if isinstance(kind, str) else kind
     results = [views[0 if weak else min(v, len(views) - 1)](x) for v in range(count)]
     return results[0] if count == 1 else torch.cat(results)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,9 +16,10 @@ from headcount.bags import Bags
 from headcount.errors import HeadcountError, check_choice, check_number, to_python_scalar
 from headcount.models.heads import HEADS, Head, Output
 from headcount.models.network import Model
-from headcount.training.augment import FEATURE_VIEWS, VIEWS
+from headcount.training.augment import FEATURE_VIEWS, VIEWS, View
 from headcount.training.loader import BagLoader
 
+OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 CHOICES = {
     "optimizer": ("adam", "adamw", "sgd"),
     "schedule": ("constant", "cosine", "twice"),
@@ -50,16 +51,18 @@ class TrainConfig:
         Epochs of training.
     batch_bags : int
         Bags per step.
-    optimizer : {"adam", "adamw", "sgd"}
-        SGD has Nesterov momentum 0.9.
+    optimizer : {"adam", "adamw", "sgd"} or callable
+        SGD has Nesterov momentum 0.9. Or a function of a list of parameters that makes an optimizer, with a learning rate of its
+        own; a schedule or a warmup sets it to fractions of ``lr``.
     lr, weight_decay : float
         Learning rate and weight decay.
     schedule : {"constant", "cosine", "twice"}
         Of the learning rate. ``twice``: cosine to 0 by the middle, and once more from half the rate.
     warmup : float
         The fraction of the training over which the learning rate rises.
-    views : str
-        Augmentation policy: none, noise, crop, flip_crop, image, digit, tissue or feature (training/augment.py).
+    views : str or callable
+        Augmentation policy: none, noise, crop, flip_crop, image, digit, tissue or feature (training/augment.py). Or a function of
+        normalised images (n, channels, H, W) or features (n, D), or a tuple of several, the weakest first.
     selection : {"official", "mean", "last"}
         The epoch that is kept: that of the lowest validation loss, averaged over batches (official) or over bags (mean), or the last.
     patience : int
@@ -83,12 +86,12 @@ class TrainConfig:
 
     epochs: int = 1500
     batch_bags: int = 64
-    optimizer: str = "adam"
+    optimizer: str | OptimizerFactory = "adam"
     lr: float = 3e-4
     weight_decay: float = 0.0
     schedule: str = "constant"
     warmup: float = 0.0
-    views: str = "none"
+    views: str | View | tuple[View, ...] = "none"
     selection: str = "official"
     patience: int = 0
     seed: int = 0
@@ -100,8 +103,11 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for f in fields(self):
             object.__setattr__(self, f.name, to_python_scalar(getattr(self, f.name)))
+        object.__setattr__(self, "views", (self.views,) if callable(self.views) else self.views)
         for name, choices in CHOICES.items():
-            check_choice(name, getattr(self, name), choices)
+            value = getattr(self, name)  # functions are of one's own
+            if not (name in ("optimizer", "views") and all(map(callable, value if isinstance(value, tuple) else (value,)))):
+                check_choice(name, value, choices)
         for name, (low, high) in RANGES.items():
             integer = isinstance(getattr(TrainConfig, name), int)
             object.__setattr__(self, name, check_number(name, getattr(self, name), low, high, integer=integer))
@@ -125,7 +131,7 @@ def check_compatible(model: Model, train: Bags, valid: Bags, config: TrainConfig
             raise HeadcountError(
                 f"the {role} bags have the classes {given}, the model {expected}; give the same ones in the same order"
             )
-    if train.pool.kind == "features" and config.views not in FEATURE_VIEWS:
+    if train.pool.kind == "features" and isinstance(config.views, str) and config.views not in FEATURE_VIEWS:
         choices = ", ".join(filter(None, FEATURE_VIEWS))
         raise HeadcountError(f"views={config.views} are for images, and the instances are features; give one of {choices}")
     if not train.target.any() and train.known is None:
@@ -173,6 +179,10 @@ def build_optimizer(model: nn.Module, prefix: str, config: TrainConfig, device: 
         groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
     on_gpu = device.type == "cuda"
     lr = torch.tensor(config.lr, device=device) if on_gpu else config.lr  # a tensor can change under a CUDA graph
+    if not isinstance(config.optimizer, str):
+        if not isinstance(optimizer := config.optimizer(parameters), torch.optim.Optimizer):
+            raise HeadcountError(f"the optimizer's function returns {type(optimizer).__name__}, and no torch.optim.Optimizer")
+        return optimizer
     if config.optimizer == "sgd":
         return torch.optim.SGD(groups, lr, 0.9, weight_decay=config.weight_decay, nesterov=True, fused=True)
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]

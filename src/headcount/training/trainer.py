@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from headcount.bags import Bags
 from headcount.bags.bags import fingerprint, tensor_bytes
 from headcount.io import atomic_path
-from headcount.models.backbones import BACKBONES
+from headcount.models.backbones import BACKBONES, backbone_name
 from headcount.models.heads import Batch, Output, Pass, head_code
 from headcount.models.network import Model
 from headcount.training import accel, chunked, distributed
@@ -80,8 +80,8 @@ class Trainer:
         self.valid_loader = BagLoader(valid, config.batch_bags, device)
         self.model = copy.deepcopy(model)
         self.head = self.model.head
-        ours = ":" not in model.config.head and model.config.backbone in BACKBONES  # which do not write into their input
-        self.standardized = ours and model.normalize.is_identity  # normalised features would be the same numbers, copied
+        # normalised features would be the same numbers, copied; our heads and backbones do not write into their input
+        self.standardized = ":" not in model.config.head and model.config.backbone in BACKBONES and model.normalize.is_identity
         buffers = {name for name, _ in self.model.named_buffers()}
         self.head.setup(train.segments(), train.target)
         self.setup_buffers = {name for name, _ in self.model.named_buffers()} - buffers
@@ -106,7 +106,8 @@ class Trainer:
         """What train_epoch and valid_loss call: the steps below, in chunks, captured as CUDA graphs, or shared by processes."""
         self.chunked = chunked.ChunkedStep(self, self.config.chunk_instances)
         static = all(loader.resident and loader.bag_size is not None for loader in (self.train_loader, self.valid_loader))
-        capture = accel.cuda_graph if static and not self.config.chunk_instances else accel.run_as_is
+        ours = isinstance(self.config.optimizer, str) and isinstance(self.config.views, str)  # custom ones may do anything
+        capture = accel.cuda_graph if static and ours and not self.config.chunk_instances else accel.run_as_is
         stepper = self.chunked if self.config.chunk_instances else self
         starts = (True,) if self.head.teacher is None or not self.head.teacher.start else (True, False)
         sweeps = {replace(s, uses_teacher=s.uses_teacher and started) for s in self.head.passes for started in starts}
@@ -141,8 +142,7 @@ class Trainer:
         return self.teacher.head(h, batch.segments)
 
     def features(self, model: Model, x: Tensor, kind: str = "none", views: int = 1, weak: bool = False) -> Tensor:
-        normalize = Tensor.float if self.standardized else model.normalize
-        return self.encode(normalize, model.backbone, x, kind, views, weak)
+        return self.encode(Tensor.float if self.standardized else model.normalize, model.backbone, x, kind, views, weak)
 
     def optimizer_step(self, sweep: Pass) -> None:
         for prefix in sweep.trains:
@@ -238,7 +238,7 @@ class Trainer:
             "bags": [fingerprint(loader.bags) for loader in (self.train_loader, self.valid_loader)],
             "weights": weights.hexdigest(),
         }
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=backbone_name).encode()).hexdigest()
 
     def save(self, work_dir: Path, progress: TrainProgress) -> None:
         optimizers = {f"optimizer.{prefix}": optimizer_state(optimizer) for prefix, optimizer in self.optimizers.items()}

@@ -30,13 +30,8 @@ JAVED = "Javed et al., Additive MIL: intrinsically interpretable multiple instan
 class Additive(Head):
     """Attention-scaled features through an MLP, summed over the bag.
 
-    ::
-
-        a        = softmax of score(h_i) over the bag
-        z_i      = MLP(a_i h_i)
-        bag      = softmax(sum of z_i over the bag)
-
-    Batch-norm inside the attention includes removed instances.
+    a = softmax of score(h_i) over the bag, z_i = MLP(a_i h_i), bag = softmax(sum of z_i). Batch-norm inside the attention includes
+    removed instances.
     """
 
     title, cites = "AdditiveMIL", JAVED

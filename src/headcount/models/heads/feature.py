@@ -1,8 +1,6 @@
 """Feature+Mean, +Max, +P-norm, +LSE, +Attention: the features of a bag are pooled, and one linear classifier classifies the pool.
 
-The same classifier then classifies single instances, which it never saw in training: the weakness of the idea.
-
-P-norm and LSE were released without dividing by the number of instances (and LSE without dividing by r), so that a bag's pool
+The same classifier then classifies single instances, which it never saw in training: the weakness of the idea. P-norm and LSE were released without dividing by the number of instances (and LSE without dividing by r), so that a bag's pool
 has another scale than its instances. That is the default; with ``norm=True`` the pool of a bag of one is its instance.
 """
 
@@ -153,8 +151,7 @@ class Attention(ChunkedHead):
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
         attention = segments.softmax(self.scores(h))  # (N, 1)
-        pooled = segments.dot(attention[:, 0], h)  # (B, D)
-        bag = self.masked_log_softmax(linear_float32(self.classifier, pooled))
+        bag, _ = self.readout({"pool": segments.dot(attention[:, 0], h)[:, None]})
         return Output(self.classifier(h).float(), bag, {"attention": attention})
 
     def scores(self, h: Tensor) -> Tensor:

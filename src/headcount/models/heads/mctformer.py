@@ -1,9 +1,8 @@
 """MCTformer+: one token per class attends to the instances of a bag, and its attention classifies them.
 
 Xu et al.'s instances are the patches of an image; a bag has no grid, so they get no positions and the 3x3 convolution over patches
-is a linear layer. The authors of the majority-label paper released no code for it: the adaptation is ours.
-
-    K  tokens: C class tokens, then the L instances of a bag      W  width      u  (B, L) multiplicity of an instance
+is a linear layer. The authors of the majority-label paper released no code for it: the adaptation is ours. (K tokens: C class
+tokens, then the L instances of a bag, in width W; u (B, L) multiplicities.)
 """
 
 from __future__ import annotations

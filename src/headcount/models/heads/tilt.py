@@ -169,8 +169,3 @@ class TiltHead(Head):
     def transition(self) -> Transition:
         """The estimated transition."""
         return Transition(self.estimate.current_mix().float(), self.estimate.label_prior.float())
-
-
-def estimated_transition(head: Head) -> Transition | None:
-    """The transition that a head estimated in training; None if it estimates none."""
-    return head.transition if isinstance(head, TiltHead) else None

@@ -1,9 +1,7 @@
 """WENO: a teacher that classifies bags by attention and a student that classifies instances learn from each other in turn.
 
 Qu et al.'s is binary, with bags known to be negative; here every bag is positive for its label, and there are no negative bags.
-The authors of the majority-label paper released no code for it: the adaptation is ours.
-
-An epoch is a pass over bags (encoder and teacher), then a pass over single instances (encoder and student). The teacher's raw
+The authors of the majority-label paper released no code for it: the adaptation is ours. An epoch is a pass over bags (encoder and teacher), then a pass over single instances (encoder and student). The teacher's raw
 attention score, scaled to 0..1 by the lowest and highest score of its pass, is the probability q that the instance belongs to
 the class of its bag. As released, dropout stays active in the teacher when it gives these targets.
 """
