@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 View = Callable[[Tensor], Tensor]
+Policy = str | View | tuple[View, ...]
 
 
 def identity(x: Tensor) -> Tensor:
@@ -128,8 +129,8 @@ VIEWS: dict[str, tuple[View, ...]] = {
 FEATURE_VIEWS = (None, "none", "noise", "feature")  # the others are for images
 
 
-def apply_views(x: Tensor, kind: str | tuple[View, ...], count: int, weak: bool = False) -> Tensor:
+def apply_views(x: Tensor, kind: Policy, count: int, weak: bool = False) -> Tensor:
     """(n, ...) -> (count * n, ...): one whole set of views after the other; ``weak``: all of the weakest kind."""
-    views = VIEWS[kind] if isinstance(kind, str) else kind
+    views = VIEWS[kind] if isinstance(kind, str) else kind if isinstance(kind, tuple) else (kind,)
     results = [views[0 if weak else min(v, len(views) - 1)](x) for v in range(count)]
     return results[0] if count == 1 else torch.cat(results)

@@ -16,7 +16,7 @@ from headcount.bags import Bags
 from headcount.errors import HeadcountError, check_choice, check_number, to_python_scalar
 from headcount.models.heads import HEADS, Head, Output
 from headcount.models.network import Model
-from headcount.training.augment import FEATURE_VIEWS, VIEWS, View
+from headcount.training.augment import FEATURE_VIEWS, VIEWS, Policy
 from headcount.training.loader import BagLoader
 
 OptimizerFactory = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -91,7 +91,7 @@ class TrainConfig:
     weight_decay: float = 0.0
     schedule: str = "constant"
     warmup: float = 0.0
-    views: str | View | tuple[View, ...] = "none"
+    views: Policy = "none"
     selection: str = "official"
     patience: int = 0
     seed: int = 0
@@ -103,7 +103,6 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for f in fields(self):
             object.__setattr__(self, f.name, to_python_scalar(getattr(self, f.name)))
-        object.__setattr__(self, "views", (self.views,) if callable(self.views) else self.views)
         for name, choices in CHOICES.items():
             value = getattr(self, name)  # functions are of one's own
             if not (name in ("optimizer", "views") and all(map(callable, value if isinstance(value, tuple) else (value,)))):

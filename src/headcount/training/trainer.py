@@ -28,7 +28,7 @@ from headcount.models.backbones import BACKBONES, backbone_name
 from headcount.models.heads import Batch, Output, Pass, head_code
 from headcount.models.network import Model
 from headcount.training import accel, chunked, distributed
-from headcount.training.augment import apply_views
+from headcount.training.augment import Policy, View, apply_views
 from headcount.training.config import (
     TrainConfig,
     build_optimizer,
@@ -55,9 +55,7 @@ class TrainProgress:
     seconds: float = 0.0
 
 
-def encode(
-    normalize: Callable[[Tensor], Tensor], backbone: nn.Module, x: Tensor, kind: str, views: int, weak: bool = False
-) -> Tensor:
+def encode(normalize: View, backbone: nn.Module, x: Tensor, kind: Policy, views: int, weak: bool = False) -> Tensor:
     """Stored instances -> features of every view: the expensive part, and the only one that is compiled."""
     if views > 1 and kind == "none" and getattr(backbone, "deterministic", False):  # all views are equal
         return backbone(normalize(x)).repeat(views, 1)
@@ -141,7 +139,7 @@ class Trainer:
         h = self.features(self.teacher, x, self.config.views, batch.views, self.head.teacher.weak_views)
         return self.teacher.head(h, batch.segments)
 
-    def features(self, model: Model, x: Tensor, kind: str = "none", views: int = 1, weak: bool = False) -> Tensor:
+    def features(self, model: Model, x: Tensor, kind: Policy = "none", views: int = 1, weak: bool = False) -> Tensor:
         return self.encode(Tensor.float if self.standardized else model.normalize, model.backbone, x, kind, views, weak)
 
     def optimizer_step(self, sweep: Pass) -> None:
