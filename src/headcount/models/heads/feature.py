@@ -132,11 +132,9 @@ class Attention(ChunkedHead):
 
     ::
 
-        score_i = w tanh(V h_i)                    gated: w (tanh(V h_i) * sigmoid(U h_i))
+        score_i = w tanh(V h_i)                    gated (not in the tables): w (tanh(V h_i) * sigmoid(U h_i))
         a       = softmax of the scores over the bag
         bag     = softmax(W sum_i a_i h_i)         instance = W h_i
-
-    The tables show the form without gate.
     """
 
     title = "Feature+Attention"
