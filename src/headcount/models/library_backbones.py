@@ -35,7 +35,7 @@ def build_library_backbone(name: str, shape: tuple[int, ...], options: Mapping[s
     """A backbone for images (H, W, channels), with random weights."""
     if len(shape) != 3 or shape[2] not in (1, 3):
         raise HeadcountError(f"backbone {name} reads images of 1 or 3 channels, the instances have shape {shape}")
-    build = _build_on_meta if torch.get_default_device().type == "meta" else _build
+    build = _build_on_meta if torch.empty(0).is_meta else _build  # before PyTorch 2.8 get_default_device ignores contexts
     return LibraryBackbone(build(name), shape, **options)
 
 
