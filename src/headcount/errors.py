@@ -21,14 +21,7 @@ class HeadcountWarning(UserWarning):
 
 
 def check_choice(kind: str, given: object, choices: Iterable[str]) -> str:
-    """Return ``given`` if it is one of ``choices``; otherwise raise an error that lists them.
-
-    >>> check_choice("tie rule", "lowest", ["lowest", "random"])
-    'lowest'
-    >>> check_choice("head", "cuont", ["count", "output_mean"])
-    Traceback (most recent call last):
-    headcount.errors.HeadcountError: no head 'cuont'; there are count, output_mean (did you mean 'count'?)
-    """
+    """Return ``given`` if it is one of ``choices``; otherwise raise an error that lists them."""
     allowed = list(choices)
     if given in allowed:
         return str(given)
@@ -43,14 +36,7 @@ def to_python_scalar(given: Any) -> Any:
 
 
 def check_number(name: str, given: Any, low: float, high: float, *, integer: bool) -> Any:
-    """Return ``given`` as a Python number if it is one in the range.
-
-    >>> check_number("lr", 1, 0.0, 10.0, integer=False)
-    1.0
-    >>> check_number("fold", 2.5, 0, 4, integer=True)
-    Traceback (most recent call last):
-    headcount.errors.HeadcountError: fold is a whole number from 0 to 4, got 2.5
-    """
+    """Return ``given`` as a Python number if it is one in the range."""
     value = to_python_scalar(given)
     if isinstance(value, bool) or not isinstance(value, int if integer else (int, float)) or not low <= value <= high:
         raise HeadcountError(f"{name} is a {'whole ' * integer}number from {low} to {high}, got {given!r}")

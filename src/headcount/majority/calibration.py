@@ -116,10 +116,9 @@ class ContextModel:
 
 def fit_context(logits: Tensor, valid: Bags) -> ContextModel:
     """Fit on a model's logits (N, C) for validation bags, and their labels."""
-    if len(logits) != len(valid.index) or logits.shape[1] != len(valid.classes):
-        raise HeadcountError(
-            f"{len(valid.index)} instances of {len(valid.classes)} classes need as many logits, got {tuple(logits.shape)}"
-        )
+    n, classes = len(valid.index), len(valid.classes)
+    if logits.shape != (n, classes):
+        raise HeadcountError(f"{n} instances of {classes} classes need as many logits, got {tuple(logits.shape)}")
     z, device = logits.double(), logits.device
     segments, target = valid.segments().to(device), valid.target.double().to(device)
     counted = None if valid.counted is None else valid.counted.to(device)
@@ -140,13 +139,9 @@ def assess_context(
     labelled = target.sum(1) > 0
     loss, loss_in_context = (_bag_loss(votes, segments, target, counted)[labelled] for votes in (log_p, in_context))
     return ContextAssessment(
-        concentration=concentration,
-        gain=float(gain.mean()),
-        gain_error=standard_error(gain),
-        bag_loss=float(loss.mean()),
-        bag_loss_in_context=float(loss_in_context.mean()),
-        bag_loss_error=standard_error(loss_in_context - loss),
-    )
+        concentration=concentration, gain=float(gain.mean()), gain_error=standard_error(gain), bag_loss=float(loss.mean()),
+        bag_loss_in_context=float(loss_in_context.mean()), bag_loss_error=standard_error(loss_in_context - loss),
+    )  # fmt: skip
 
 
 def fit_instance_temperature(logits: Tensor, segments: Segments, target: Tensor, *, counted: Tensor | None = None) -> float:
@@ -166,10 +161,8 @@ def calibrated_probabilities(model: ContextModel, logits: Tensor, bags: Bags, *,
     """(N, C) calibrated probabilities, without bag labels. ``use_context``: by default what the validation bags decided."""
     log_p = (logits.double() / model.temperature).log_softmax(1)
     if model.assessment.helps if use_context is None else use_context:
-        segments = bags.segments().to(logits.device)
-        log_p = proportions.posterior_in_context(
-            log_p, segments, model.transition.prior.double(), model.assessment.concentration
-        )
+        segments, prior = bags.segments().to(logits.device), model.transition.prior.double()
+        log_p = proportions.posterior_in_context(log_p, segments, prior, model.assessment.concentration)
     return log_p.exp().float()
 
 
@@ -182,11 +175,9 @@ def calibrated_proportions(
     target = bags.target if use_labels else torch.zeros_like(bags.target)
     labelled = target.sum(1) > 0
     concentration = torch.where(labelled, model.concentration_labelled, model.assessment.concentration)[:, None]
-    return proportions.estimate_proportions(
-        *(log_p, bags.segments(), target, model.transition, concentration, make_generator(seed, "census")),
-        counted=bags.counted,
-        level=level,
-    )
+    draws = make_generator(seed, "census")
+    fit = (log_p, bags.segments(), target, model.transition, concentration)
+    return proportions.estimate_proportions(*fit, draws, counted=bags.counted, level=level)
 
 
 def _bag_loss(log_p: Tensor, segments: Segments, target: Tensor, counted: Tensor | None) -> Tensor:
@@ -225,13 +216,9 @@ def evaluate_criterion(p: Tensor, bags: Bags, sample: tuple[Tensor, Bags] | None
     vote_loss, bag_temperature = fit_vote_loss(p, bags)
     loss = (instance_loss + vote_loss).numpy()
     return CriterionResult(
-        loss=float(loss.mean()),
-        loss_per_bag=loss,
-        prior_loss_per_bag=prior_loss(bags.target).numpy(),
-        instance_temperature=temperature,
-        transition=transition,
-        bag_temperature=bag_temperature,
-    )
+        loss=float(loss.mean()), loss_per_bag=loss, prior_loss_per_bag=prior_loss(bags.target).numpy(),
+        instance_temperature=temperature, transition=transition, bag_temperature=bag_temperature,
+    )  # fmt: skip
 
 
 def fit_vote_loss(p: Tensor, bags: Bags) -> tuple[Tensor, float]:

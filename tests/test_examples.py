@@ -1,12 +1,14 @@
-"""Small cases of the mathematics, whose results can be verified by hand."""
+"""Small cases whose results can be verified by hand: the mathematics, hashes, errors and seeds."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from headcount.bags import Bags, Pool, Segments
 from headcount.bags.bags import bag_hashes, hashes_from_hex, hashes_to_hex
+from headcount.errors import HeadcountError, check_choice, check_number
 from headcount.majority.calibration import fit_temperature
 from headcount.majority.proportions import (
     fit_shares,
@@ -20,6 +22,7 @@ from headcount.majority.ragged_votes import choose_form
 from headcount.majority.transition import forward_correct, mix_from_shares, posterior, transition_matrix
 from headcount.majority.transition_em import estimate_transition, random_majority_share
 from headcount.majority.vote_likelihood import exact
+from headcount.seeds import seed_for
 
 HALF = torch.tensor([0.5, 0.5])
 LABEL_PRIOR = torch.tensor([0.75, 0.25])
@@ -95,3 +98,19 @@ def test_hashes():
     assert (bag_hashes(first)[:, None] == bag_hashes(second)).tolist() == [[False, False], [True, False]]
     assert hashes_from_hex(hashes_to_hex(np.array([7, 3], np.uint64))).tolist() == [3, 7]
     assert hashes_from_hex(None).tolist() == []
+
+
+def test_errors_name_what_was_given_and_the_choices():
+    assert check_choice("tie rule", "lowest", ["lowest", "random"]) == "lowest"
+    with pytest.raises(HeadcountError) as e:
+        check_choice("head", "cuont", ["count", "output_mean"])
+    assert str(e.value) == "no head 'cuont'; there are count, output_mean (did you mean 'count'?)"
+    lr = check_number("lr", 1, 0.0, 10.0, integer=False)
+    assert (lr, type(lr)) == (1.0, float)
+    with pytest.raises(HeadcountError) as e:
+        check_number("fold", 2.5, 0, 4, integer=True)
+    assert str(e.value) == "fold is a whole number from 0 to 4, got 2.5"
+
+
+def test_a_seed_depends_on_its_purpose():
+    assert seed_for(0, "order", 3) == seed_for(0, "order", 3) != seed_for(0, "order", 4)
