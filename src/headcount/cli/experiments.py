@@ -86,7 +86,7 @@ def study(
 ) -> None:
     """Run every combination of values.
 
-    Commas separate values: --head count,output_mean --option t1=0.1,1 --scenario small,0.3-0.5. The same command resumes an interrupted study.
+    Commas separate values: --head count,output_mean --option t1=0.1,1. The same command resumes an interrupted study.
     """
     from headcount.cli.printing import print_line
     from headcount.cli.running import build_recipes, make_launcher, run_study
