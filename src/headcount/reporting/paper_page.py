@@ -7,24 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 
-from headcount.experiments.paper import (
-    DATASETS,
-    FIGURES,
-    ITEMS,
-    METHODS,
-    OURS,
-    SCENARIOS,
-    TABLES,
-    Scale,
-    figure_recipes,
-    required_recipes,
-    table_cells,
-)
+from headcount.experiments import paper
+from headcount.experiments.paper import Scale
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.experiments.scores import REMOVALS
@@ -35,9 +24,6 @@ from headcount.reporting.paper_tables import Records
 from headcount.reporting.render import PALETTE, finite, render_template
 from headcount.reporting.report import provenance
 from headcount.reporting.results_table import RunSummary
-
-if TYPE_CHECKING:
-    pass
 
 RISING = ("Small", "Various", "Large")  # by the size of the majorities, as in the paper's figure 3
 _MAX_POINTS = 400  # of a scatter: every bag of a fold
@@ -53,19 +39,19 @@ def write_paper(scale: Scale, records: Records, page: Path | str) -> Path:
 
 def render_paper(scale: Scale, records: Records) -> str:
     """The page as a string; without any records it shows the printed values, all of ours marked missing."""
-    cells = {table: table_cells(table, scale) for table in TABLES}
-    recipes = {item: required_recipes(item, scale) for item in ITEMS}
+    cells = {table: paper.table_cells(table, scale) for table in paper.TABLES}
+    recipes = {item: paper.required_recipes(item, scale) for item in paper.ITEMS}
     required = dict.fromkeys(r for group in recipes.values() for r in group)
     used = {r: records[r] for r in required if r in records}
     shown = [tables.paper_table(name, group, records) for name, group in cells.items()]
     pairs = [e.pair for table in shown for e in table.entries if e.pair and e.complete]
-    chosen = {r.key for group in cells.values() for c in group if c.method in OURS for r in c.selected_records(records)}
+    chosen = {r.key for group in cells.values() for c in group if c.method in paper.OURS for r in c.selected_records(records)}
     removals = sorted({r.removal for r in required if r.removal})
     substitutes = {d: s for d, s in scale.sources.items() if s != d.lower()}
     notes, column_notes = _data_notes(used.values()), dict(substitutes)
     if tables.uses_recropped_svhn(used):
         notes[tables.RECROPPED_NOTE] = ["SVHN"]
-        column_notes |= dict.fromkeys((tables.AVERAGE, *SCENARIOS), "SVHN re-cropped") | {"SVHN": "re-cropped"}
+        column_notes |= dict.fromkeys((tables.AVERAGE, *paper.SCENARIOS), "SVHN re-cropped") | {"SVHN": "re-cropped"}
     return render_template(
         "paper.html",
         scale=scale,
@@ -81,7 +67,7 @@ def render_paper(scale: Scale, records: Records) -> str:
         agreement=agreement_scatter(pairs) if pairs else "",
         pairs=tables.comparisons(cells["table2"] + cells["table4"], records),
         figures=paper_figures(scale, records),
-        runs=[(scenario, run_groups(scenario, scale, records, chosen, removals)) for scenario in SCENARIOS],
+        runs=[(scenario, run_groups(scenario, scale, records, chosen, removals)) for scenario in paper.SCENARIOS],
         unrelated=[RunSummary(record) for recipe, record in records.items() if recipe not in required],
     )
 
@@ -117,9 +103,9 @@ def run_groups(
 ) -> list[PaperRunGroup]:
     """The recipes that have run; the runs of MPEM that "Ours" chose are marked."""
     rows: dict[tuple[str, ...], dict[str, tuple[Recipe, ...]]] = {
-        (method,): {d: scale.recipes(method, d, scenario) for d in DATASETS} for method in METHODS
+        (method,): {d: scale.recipes(method, d, scenario) for d in paper.DATASETS} for method in paper.METHODS
     }
-    for d in DATASETS:
+    for d in paper.DATASETS:
         rows[tables.MPEM, d] = {f"{r:g}": scale.recipes("Counting Network", d, scenario, r) for r in removals}
     in_base = ("source", "scenario", "fold", "removal", *scale.base.changes)
     groups = []
@@ -159,15 +145,12 @@ def paper_figures(scale: Scale, records: Records) -> list[PaperFigure]:
         "figure8": _sweep_groups(scale, records, "purity"),
         "figure9": _sweep_groups(scale, records, "agreement", "agreement_random"),
     }
-    return [
-        PaperFigure(s, FIGURES[s], [g for g in gs if g.panels or g.text], missing_runs(s, scale, records))
-        for s, gs in groups.items()
-    ]
+    return [PaperFigure(s, paper.FIGURES[s], groups[s], missing_runs(s, scale, records)) for s in groups]
 
 
 def missing_runs(figure: str, scale: Scale, records: Records) -> str:
     """The missing runs of a figure by method, data set and scenario, and by fold where only some are missing."""
-    required = figure_recipes(figure, scale)
+    required = paper.figure_recipes(figure, scale)
     missing = [r for r in required if r not in records]
     if not missing:
         return ""
@@ -183,7 +166,7 @@ def missing_runs(figure: str, scale: Scale, records: Records) -> str:
 
 
 def _missing_scenarios(missing: Sequence[Recipe], required: Sequence[Recipe]) -> Iterator[str]:
-    for scenario in SCENARIOS:
+    for scenario in paper.SCENARIOS:
         folds, total = ([r.fold for r in rs if r.scenario == scenario.lower()] for rs in (missing, required))
         if folds:
             yield scenario if len(folds) == len(total) else f"{scenario} (fold {', '.join(map(str, folds))})"
@@ -202,9 +185,9 @@ def agreement_scatter(pairs: Sequence[tuple[float, float]]) -> Markup:
 
 
 def _accuracy_groups(scale: Scale, records: Records) -> list[FigureGroup]:
-    grid = {(c.scenario, c.dataset): c for c in table_cells("table4", scale) if c.method == "Counting Network"}
+    grid = {(c.scenario, c.dataset): c for c in paper.table_cells("table4", scale) if c.method == "Counting Network"}
     panels = []
-    for dataset in DATASETS:
+    for dataset in paper.DATASETS:
         cells = {s: grid[s, dataset] for s in RISING}
         chosen = {r.recipe: r for c in cells.values() for r in c.selected_records(records)}
         ours = {s: [r.scores[c.metric] for r in c.selected_records(records)] for s, c in cells.items()}
@@ -218,9 +201,9 @@ def _accuracy_groups(scale: Scale, records: Records) -> list[FigureGroup]:
 def _share_error_groups(scale: Scale, records: Records) -> list[FigureGroup]:
     errors: dict[str, list[float]] = {}
     colours = {}
-    for scenario in SCENARIOS:
+    for scenario in paper.SCENARIOS:
         for method, colour in (("Output+Mean", PALETTE[2]), ("Counting Network", PALETTE[0])):
-            recipes = [r for d in DATASETS for r in scale.recipes(method, d, scenario)]
+            recipes = [r for d in paper.DATASETS for r in scale.recipes(method, d, scenario)]
             runs = [records[r].data.get("share_difference") or () for r in recipes if r in records]
             if any(runs):
                 part = "" if len(runs) == len(recipes) else f" ({len(runs)} of {len(recipes)} runs)"
@@ -230,19 +213,17 @@ def _share_error_groups(scale: Scale, records: Records) -> list[FigureGroup]:
         return []
     label = "Box plots of the predicted minus the true share of the majority class, by scenario and method"
     drawn = svg_panel("", plots.share_boxes(errors, colours), "figure6", label)
-    notes = tuple(f"{name}: {_describe_errors(np.array(values))}" for name, values in errors.items())
-    return [FigureGroup("", "", "wide", (drawn,), notes)]
-
-
-def _describe_errors(errors: np.ndarray) -> str:
-    median = f"{np.median(errors):+.3f}".replace("-", "−")
-    return f"median {median}, over-estimated in {100 * (errors > 0).mean():.0f} % of the bags"
+    notes = [
+        f"{name}: median {tables.signed(np.median(v))}, over-estimated in {100 * np.mean(np.array(v) > 0):.0f} % of the bags"
+        for name, v in errors.items()
+    ]
+    return [FigureGroup("", "", "wide", (drawn,), tuple(notes))]
 
 
 def share_groups(scale: Scale, records: Records) -> list[FigureGroup]:
     """Figure 7: the panels of each scenario, or the reason why its run has none."""
     groups = []
-    for recipe in figure_recipes("figure7", scale):
+    for recipe in paper.figure_recipes("figure7", scale):
         if recipe in records:
             group = share_scatters([records[recipe]], f"figure7-{recipe.scenario}", _MAX_POINTS)
             reason = f"The arrays of run {records[recipe].key} were not kept beside its record."
@@ -253,8 +234,8 @@ def share_groups(scale: Scale, records: Records) -> list[FigureGroup]:
 def _sweep_groups(scale: Scale, records: Records, *keys: str) -> list[FigureGroup]:
     """A panel with the mean of the data sets, which are its thin lines; then one per data set, with folds as thin lines."""
     curves: dict[str, list[np.ndarray]] = {}  # data set -> for each quantity (folds, removals)
-    for dataset in DATASETS:
-        runs = [records[r] for r in scale.recipes("Counting Network", dataset, SCENARIOS[0]) if r in records]
+    for dataset in paper.DATASETS:
+        runs = [records[r] for r in scale.recipes("Counting Network", dataset, paper.SCENARIOS[0]) if r in records]
         sweeps = [s for r in runs if (s := r.data.get("sweep")) and tuple(s["removal"]) == REMOVALS]
         if sweeps:
             curves[dataset] = [np.array([s[k] for s in sweeps], float) for k in keys]
@@ -262,12 +243,12 @@ def _sweep_groups(scale: Scale, records: Records, *keys: str) -> list[FigureGrou
     if not len(shown):
         return []
     means = [np.array([plots.column_means(group[i]) for group in curves.values()]) for i in range(len(keys))]
-    complete = len(curves) == len(DATASETS)
+    complete = len(curves) == len(paper.DATASETS)
     mean_of = "Mean of the data sets" if complete else f"Mean of the available data sets: {', '.join(curves)}"
     padding = max(0.06 * float(np.ptp(shown)), 0.01)
     panels = []
-    for name, group in {mean_of: means, **{d: curves.get(d) for d in DATASETS}}.items():
-        if group is None:
+    for name, group in {mean_of: means, **dict.fromkeys(paper.DATASETS, ()), **curves}.items():
+        if not group:
             panels.append(FigurePanel(name, Markup("")))
             continue
         figure = plots.against_removal(keys[0], REMOVALS, dict(zip(("MPEM", "at random"), group, strict=False)))
