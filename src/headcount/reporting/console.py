@@ -6,7 +6,6 @@ Messages and bars go to stderr, so that stdout can be piped; bars appear only on
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -118,13 +117,10 @@ def epochs_bar(recipe: Recipe) -> Iterator[Callable[[TrainProgress], None]]:
 def runs_bar() -> Iterator[Callable[[StudyProgress], None]]:
     """Runs of a study: finished, failed, remaining, time left."""
     with progress_bar("runs") as update:
-        started = time.monotonic()
 
         def on_progress(study: StudyProgress) -> None:
-            new, left = study.done - study.reused, study.total - study.done - len(study.failed)
-            seconds = (time.monotonic() - started) / new * left if new else 0.0
-            remaining = f"  about {seconds:.0f} s left" if seconds else ""
             failed = f"  {len(study.failed)} failed" if study.failed else ""
-            update(total=study.total, completed=study.done, detail=f"{left} to go{failed}{remaining}")
+            left = study.total - study.done - len(study.failed)
+            update(total=study.total, completed=study.done, detail=f"{left} to go{failed}")
 
         yield on_progress

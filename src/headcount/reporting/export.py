@@ -91,11 +91,7 @@ def check_output_path(option: str, path: Path) -> None:
 
 
 def unique_file_names(names: Sequence[str], suffix: str) -> list[str]:
-    """A distinct file name for each bag: its name without the characters that file systems refuse.
-
-    >>> unique_file_names(["a/b", "a_b", "../x", "", "Ünit 7"], ".png")
-    ['a_b.png', 'a_b-2.png', 'x.png', 'bag.png', 'Ünit 7.png']
-    """
+    """A distinct file name for each bag: its name without the characters that file systems refuse."""
     stems, taken = [], set()
     for name in names:
         base = "".join(c if c.isalnum() or c in " .-_()+,=@" else "_" for c in unicodedata.normalize("NFC", name))

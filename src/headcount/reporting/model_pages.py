@@ -20,7 +20,6 @@ from headcount.reporting.figures import FigurePanel, svg_panel
 from headcount.reporting.render import InstanceView, render_template, score_with_interval as score, view_instance
 
 MAX_CLASSES = 30  # in figures and tables of a fit
-_COLUMNS, _COLUMN_CLASSES = 40, 8  # in the table of columns
 _BAGS, _CLASSES, _INSTANCES, _SHARES = 6, 40, 12, 8  # in an explanation: bags if none is named, and per bag or class
 
 
@@ -203,9 +202,7 @@ def render_explanation(
         bags=explained,
         classes=by_class,
         attribution=attribution,
-        importance=zip(attribution.columns, attribution.importance[:_COLUMNS].tolist(), strict=False) if attribution else (),
-        columns=[c.name for c in by_class[:_COLUMN_CLASSES]],
-        column_classes=shown[:_COLUMN_CLASSES],
+        numbers=shown[:8],  # of the classes in the table of columns
         hidden=len(predictions.classes) - len(shown),
         counts={"bags": len(label), "instances": len(dataset.rows), "labelled": int((label >= 0).sum())},
         selected=bool(bags),

@@ -214,7 +214,8 @@ def comparisons(cells: Sequence[Cell], records: Records) -> list[FoldComparison]
     rows = []
     for scenario in SCENARIOS:
         for dataset in DATASETS:
-            scores = {m: _by_fold(grid[scenario, m, dataset], records) for m in ("Ours", "Counting Network", *methods)}
+            cells_of = {m: grid[scenario, m, dataset] for m in ("Ours", "Counting Network", *methods)}
+            scores = {m: {r.recipe.fold: r.scores[c.metric] for r in c.selected_records(records)} for m, c in cells_of.items()}
             ours, count = scores["Ours"], scores["Counting Network"]
             others = {m: scores[m] for m in methods if ours and scores[m].keys() == ours.keys()}
             best = max(others, key=lambda m: mean_and_deviation(others[m].values())[0], default="")
@@ -222,10 +223,6 @@ def comparisons(cells: Sequence[Cell], records: Records) -> list[FoldComparison]
             tests = _test(ours, others.get(best, {})), _test(ours, count)
             rows.append(FoldComparison(scenario, dataset, mean, best, len(others), *tests))
     return rows
-
-
-def _by_fold(cell: Cell, records: Records) -> dict[int, float]:
-    return {r.recipe.fold: r.scores[cell.metric] for r in cell.selected_records(records)}
 
 
 def _test(a: dict[int, float], b: dict[int, float]) -> tuple[str, str, str]:

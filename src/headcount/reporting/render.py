@@ -184,23 +184,13 @@ def _unique_ids(body: str, name: str) -> str:
 
 
 def render_template(template: str, **values: Any) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(read_resource),
-        autoescape=jinja2.select_autoescape(["html"]),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    blocks: Any = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    environment = jinja2.Environment(autoescape=template.endswith(".html"), undefined=jinja2.StrictUndefined, **blocks)
+    environment.loader = jinja2.FunctionLoader(read_resource)
     script = read_resource("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     shared = {"css": Markup(read_resource("report.css")), "script": Markup(script), "script_hash": f"sha256-{digest}"}
-    environment.filters |= {
-        "percent": percent,
-        "points": percentage_points,
-        "score": score_with_interval,
-        "markdown": markdown_escape,
-    }
+    environment.filters |= {f.__name__: f for f in (percent, percentage_points, score_with_interval, markdown_escape)}
     return environment.get_template(template).render(**shared, **values)
 
 
