@@ -203,7 +203,7 @@ def test_a_killed_process_and_a_failing_run(cluster, reference, tmp_path):
         assert_same_record(record, reference[record.key])
 
     assert [records.error_line(e) for e in result.failed.values()] == [
-        "RuntimeError: CustomError: on purpose",  # its class exists only in the head's file
+        "headcount_head_fails.CustomError: on purpose",
         f"RuntimeError: not run, because {fails} failed",
     ]
     (left,) = out.glob("*.failed.json")

@@ -70,8 +70,7 @@ def test_a_node_predicts_as_this_process_does(kind, use_context, tmp_path, monke
             travelled.append(pickle.loads(sent))
             arguments = {"use_context": use_context}
             result = predict_on_node(model_files(folder), pickle.loads(sent), arguments, "cpu", 1)
-            assert not result.error
-            yield pickle.loads(pickle.dumps(result)).unpack()
+            yield pickle.loads(pickle.dumps(result))
 
     here = predict_dataset(model, dataset, use_context=use_context)
     there = predict_dataset(model, dataset, shard_predictor=predict_shards, use_context=use_context)
@@ -127,7 +126,7 @@ def test_a_node_predicts_as_a_network_does(network, source):
     files, model = model_files(network), Model.load(network)
     arguments = {"keep": ("features",), "batch_instances": 64}
     for shard in split_bags(bags_of(), 200):
-        got = predict_on_node(files, source(shard), arguments, "cpu", torch.get_num_threads()).unpack()
+        got = predict_on_node(files, source(shard), arguments, "cpu", torch.get_num_threads())
         want = predict(model, shard, **arguments)
         assert torch.equal(got.instance, want.instance)
         assert torch.equal(got.bag, want.bag)
@@ -135,19 +134,17 @@ def test_a_node_predicts_as_a_network_does(network, source):
     assert predict_ray._cached_model.cache_info().hits >= 1, "a node builds a model once"
 
 
-def test_an_exception_on_a_node_is_raised_here(network, tmp_path):
+def test_exceptions_on_a_node(network, tmp_path):
     bags = read(case(tmp_path / "in", "images")[1]).bags
     damaged = (b"damaged", b"damaged")
-    result = predict_on_node(damaged, detach_bags(bags), {}, "cpu", 1)
-    assert result.value is None
     with pytest.raises(HeadcountError, match="model"):
-        result.unpack()
+        predict_on_node(damaged, detach_bags(bags), {}, "cpu", 1)
 
     def lost():
         raise HeadcountError("shard 3 is not on this disk")
 
     with pytest.raises(HeadcountError, match="shard 3 is not on this disk"):
-        predict_on_node(model_files(network), lost, {}, "cpu", 1).unpack()
+        predict_on_node(model_files(network), lost, {}, "cpu", 1)
 
 
 def test_a_bad_model_is_refused_before_anything_travels(tmp_path):
@@ -170,10 +167,17 @@ def test_a_shard_of_images_is_small_enough_to_travel(tmp_path):
 # -- the command, with a Ray that runs everything here ------------------------------------------------------------------------
 
 
+class TaskError(RuntimeError):
+    """As Ray wraps the exception of a task."""
+
+    def __init__(self, cause: Exception) -> None:
+        self.cause = cause
+
+
 class LocalRay:
     """As much of Ray as is used, in this process: a task runs when its result is asked for."""
 
-    exceptions = SimpleNamespace(RayError=RuntimeError)
+    exceptions = SimpleNamespace(RayError=RuntimeError, RayTaskError=TaskError)
 
     def __init__(self, cpus: int = 2) -> None:
         self.cpus, self.sent, self.running, self.most, self.cancelled = cpus, [], set(), 0, 0
@@ -217,7 +221,10 @@ class LocalRay:
         self.running.discard(number)
         if number == self.fail_at:
             arguments = ((b"damaged", b"damaged"), *arguments[1:])
-        return function(*arguments)
+        try:
+            return function(*arguments)
+        except Exception as e:
+            raise TaskError(e) from e
 
     def cancel(self, number: int) -> None:
         self.cancelled += 1

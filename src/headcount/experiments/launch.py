@@ -29,7 +29,7 @@ import torch
 from headcount.errors import HeadcountError
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
-from headcount.inference.ray_cluster import RayOptions, RemoteResult, as_remote, connected, import_ray
+from headcount.inference.ray_cluster import RayOptions, as_remote, connected, import_ray, task_error
 from headcount.io import atomic_write, file_lock
 from headcount.training.accel import threads_per_process
 from headcount.training.distributed import require_single_process
@@ -150,7 +150,7 @@ class RemoteTask:
     threads: int
 
 
-def run_remote(remote_task: RemoteTask, *needs: Files) -> RemoteResult[Files]:
+def run_remote(remote_task: RemoteTask, *needs: Files) -> Files:
     """One run, on a node. A retry on the same node resumes from the checkpoint; otherwise the scratch folder is removed."""
     scratch = Path(tempfile.gettempdir()) / f"headcount-{remote_task.study_id}" / remote_task.key
     recipe = remote_task.recipe
@@ -165,9 +165,7 @@ def run_remote(remote_task: RemoteTask, *needs: Files) -> RemoteResult[Files]:
             for files in needs:
                 write_files(scratch, files)
             remote_task.task(recipe, scratch, **remote_task.options)
-            return RemoteResult(read_files(scratch, remote_task.key))
-        except Exception as e:
-            return RemoteResult.of_exception(e)
+            return read_files(scratch, remote_task.key)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
@@ -218,13 +216,13 @@ class _Driver:
 
     def _store_result(self, future: Future, result: Future, out: Path, key: str) -> None:
         try:
-            files = result.result().unpack()
+            files = result.result()
             with file_lock(out / "running" / f"{key}.arrives.lock"):  # another driver may write the same record
                 if not (out / f"{key}.json").exists():
                     write_files(out, files)
             future.set_result(Record.read(out / f"{key}.json"))
         except Exception as e:
-            future.set_exception(e)
+            future.set_exception(task_error(e))
         finally:
             self.remote_runs.pop(future, None)
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError
 from headcount.inference.predict import ShardPredictor
-from headcount.inference.ray_cluster import RayOptions, RemoteResult, as_remote, connected, import_ray, task_slots
+from headcount.inference.ray_cluster import RayOptions, as_remote, connected, import_ray, task_error, task_slots
 from headcount.models.fitted import FittedModel, load_model
 from headcount.models.heads import Output
 from headcount.models.network import Model
@@ -93,12 +93,13 @@ def _predict_shards(
 
 def _fetch(ray: Any, reference: Any, retries: int) -> Predictions | Output:
     try:
-        result: RemoteResult[Predictions | Output] = ray.get(reference)
+        return ray.get(reference)
+    except ray.exceptions.RayTaskError as e:
+        raise task_error(e) from e
     except ray.exceptions.RayError as e:
         why = f"{type(e).__name__}: {str(e).strip().partition(chr(10))[0]}"
         hint = "perhaps it is too large for the memory of a node: give it nodes with more, or in Python smaller shards"
         raise HeadcountError(f"a shard was lost {retries + 1} times ({why}); {hint}") from e
-    return result.unpack()
 
 
 def split_bags(bags: Bags, shard_instances: int) -> Iterator[Bags]:
@@ -123,16 +124,12 @@ def model_files(folder: Path | str) -> ModelFiles:
 
 def predict_on_node(
     files: ModelFiles, shard: ShardSource, arguments: Arguments, device: str, threads: int
-) -> RemoteResult[Predictions | Output]:
-    """What the model in these files predicts of a shard; or the exception."""
-    try:
-        torch.set_num_threads(threads)
-        bags = shard if isinstance(shard, Bags) else shard()
-        model = _cached_model(files, device)
-        predict_bags = partial(predict, model) if isinstance(model, Model) else model.predict
-        return RemoteResult(predict_bags(bags, **arguments))
-    except Exception as e:
-        return RemoteResult.of_exception(e)
+) -> Predictions | Output:
+    """What the model in these files predicts of a shard."""
+    torch.set_num_threads(threads)
+    bags = shard if isinstance(shard, Bags) else shard()
+    model = _cached_model(files, device)
+    return predict(model, bags, **arguments) if isinstance(model, Model) else model.predict(bags, **arguments)
 
 
 @lru_cache(maxsize=2)  # a node builds each model once

@@ -1,23 +1,18 @@
-"""Ray: connecting to a cluster, and bringing back from a node a value, or the exception that was raised there."""
+"""Ray: connecting to a cluster that has room, and the exceptions of its tasks."""
 
 from __future__ import annotations
 
 import logging
 import os
-import pickle
-import platform
 import socket
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from headcount.errors import HeadcountError
 
 CONNECT_TIMEOUT = 10.0  # seconds
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -128,34 +123,10 @@ def as_remote(ray: Any, task: Callable[..., Any], options: RayOptions) -> Any:
     return ray.remote(**resources, max_retries=options.retries, retry_exceptions=False)(task)
 
 
-@dataclass(frozen=True)
-class RemoteResult(Generic[T]):
-    """What comes back from a node: a value; or the exception, pickled, and where it was raised."""
-
-    value: T | None
-    error: bytes = b""
-    trace: str = ""
-
-    @classmethod
-    def of_exception(cls, error: Exception) -> RemoteResult[T]:
-        """To be called where the exception is handled. The other machine may not know its class."""
-        try:
-            pickle.loads(pickled := pickle.dumps(error))
-        except Exception:
-            pickled = pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
-        return cls(None, pickled, f"on {platform.node()}:\n{traceback.format_exc()}")
-
-    def unpack(self) -> T:
-        """The value; or the exception, raised here."""
-        if not self.error:
-            assert self.value is not None
-            return self.value
-        try:
-            error = pickle.loads(self.error)
-        except Exception:  # a class that only the node knows
-            error = RuntimeError(self.trace.strip().splitlines()[-1])
-        raise error from RemoteTraceback(self.trace)
-
-
-class RemoteTraceback(Exception):
-    """Where on its node a task failed, shown as the cause of its exception."""
+def task_error(error: BaseException) -> BaseException:
+    """The exception that a task raised, caused by Ray's, whose text says where; or Ray's own, if it could not bring it back."""
+    cause = getattr(error, "cause", None)
+    if cause is None:
+        return error
+    cause.__cause__ = error
+    return cause

@@ -9,7 +9,6 @@ those of the whole batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from headcount.bags import Segments
 from headcount.bags.pool import release_large_blocks
 from headcount.errors import HeadcountError
-from headcount.models.heads import BagStats, Batch, ChunkedHead, Output, Pass, why_not_chunkable
+from headcount.models.heads import BagStats, Batch, ChunkedHead, Head, Output, Pass, why_not_chunkable
 from headcount.models.network import Model
 from headcount.training import accel
 from headcount.training.loader import BagLoader
@@ -64,8 +63,8 @@ class ChunkedStep:
 
     def __init__(self, trainer: Trainer, budget: int) -> None:
         self.trainer, self.budget = trainer, budget
-        self.by_instance = trainer.head.uses_instance_labels and trainer.train_loader.bags.known is not None
-        self.reads_per_bag = 1 if self.by_instance else 2
+        by_instance = trainer.head.uses_instance_labels and trainer.train_loader.bags.known is not None
+        self.reads_per_bag = 1 if by_instance else 2
         if budget:
             self._check(trainer.train_loader, trainer.head.views, training=True)
             self._check(trainer.valid_loader, 1, training=False)
@@ -84,72 +83,76 @@ class ChunkedStep:
 
     def gradient(self, sweep: Pass, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient of the step, in the parameters. Returns the loss, and its weight (Head.loss_weight)."""
-        trainer, loader, views = self.trainer, self.trainer.train_loader, self.trainer.n_views(sweep)
-        groups = split_into_groups(loader, ids, sweep.over, views, self.budget)
-        weights = [trainer.head.loss_weight(loader.batch_info(g, sweep.over, views)[0]).float() for g in groups]
-        total = torch.stack(weights).sum()
+        trainer, loader = self.trainer, self.trainer.train_loader
+        parts, weights = self._parts(trainer.head, loader, ids, sweep.over, trainer.n_views(sweep))
         trainer.model.zero_grad(set_to_none=True)
-        shares, losses = torch.stack(weights) / total.clamp_min(1e-12), []
-        for group, share in zip(groups, shares, strict=True):
-            if self._in_chunks(loader, group, sweep.over, views):
-                losses.append(self._bag_loss(trainer.model, loader, group, share))
-            else:
-                losses.append(self._batch_gradient(*loader.batch(group, sweep.over, views), sweep.uses_teacher, share))
-        return (torch.stack(losses) * shares).sum(), total
-
-    def _autocast(self) -> AbstractContextManager[None]:
-        return accel.autocast(self.trainer.config.precision, self.trainer.device)
-
-    def _batch_gradient(self, x: Tensor, batch: Batch, uses_teacher: bool, *shares: Tensor) -> Tensor:
-        """Trainer.step without the optimizer, the gradient multiplied by the shares."""
-        trainer = self.trainer
-        with self._autocast():
-            output = trainer.forward(x, batch)
-            loss = trainer.head.loss(output, batch, trainer.teacher_output(x, batch) if uses_teacher else None)
-        math.prod(shares, start=loss).backward()
-        return loss.detach()
+        shares, losses = weights / weights.sum().clamp_min(1e-12), []
+        for (batch, position), share in zip(parts, shares, strict=True):
+            if self._is_large(batch):
+                losses.append(self._bag_loss(trainer.model, loader, batch, position, share))
+                continue
+            x = loader.read(position)
+            with self._autocast():
+                output = trainer.forward(x, batch)
+                loss = trainer.head.loss(output, batch, trainer.teacher_output(x, batch) if sweep.uses_teacher else None)
+            (loss * share).backward()
+            losses.append(loss.detach())
+        return (torch.stack(losses) * shares).sum(), weights.sum()
 
     @torch.no_grad()
     def valid_step(self, ids: Tensor) -> Tensor:
         """Trainer.valid_step."""
-        trainer, loader = self.trainer, self.trainer.valid_loader
+        trainer, loader, model = self.trainer, self.trainer.valid_loader, self.trainer.eval_model
         if self.fits(loader, ids):
             return trainer.valid_step(ids)
-        groups = split_into_groups(loader, ids, "bags", 1, self.budget)
-        head = trainer.eval_model.head
-        weights = torch.stack([head.loss_weight(loader.batch_info(group)[0]).float() for group in groups])
+        parts, weights = self._parts(model.head, loader, ids)
         losses = [
-            self._bag_loss(trainer.eval_model, loader, group, None)
-            if self._in_chunks(loader, group)
-            else trainer.valid_step(group)
-            for group in groups
+            self._bag_loss(model, loader, batch, position)
+            if self._is_large(batch)
+            else trainer.batch_valid_loss(loader.read(position), batch)
+            for batch, position in parts
         ]
         return (torch.stack(losses) * weights).sum() / weights.sum().clamp_min(1e-12)
 
-    def _bag_loss(self, model: Model, loader: BagLoader, bag: Tensor, share: Tensor | None) -> Tensor:
+    def _parts(
+        self, head: Head, loader: BagLoader, ids: Tensor, over: str = "bags", views: int = 1
+    ) -> tuple[list[tuple[Batch, Tensor]], Tensor]:
+        """Groups of bags, each with the positions to read, and the weights of their losses. With instance labels the chunks of
+        a large bag are groups like any other."""
+        parts = []
+        for group in split_into_groups(loader, ids, over, views, self.budget):
+            batch, position = loader.batch_info(group, over, views)
+            if self._is_large(batch) and head.uses_instance_labels and batch.known is not None:
+                parts += [(_chunk(batch, rows), position[rows]) for rows in torch.arange(len(position)).split(self.budget)]
+            else:
+                parts.append((batch, position))
+        return parts, torch.stack([head.loss_weight(batch).float() for batch, _ in parts])
+
+    def _is_large(self, batch: Batch) -> bool:
+        """Whether it is a bag that must be processed in chunks."""
+        return batch.over == "bags" and 0 < self.budget < len(batch.position)
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        return accel.autocast(self.trainer.config.precision, self.trainer.device)
+
+    def _bag_loss(self, model: Model, loader: BagLoader, batch: Batch, position: Tensor, share: Tensor | None = None) -> Tensor:
         """The loss of one bag; with a ``share`` also its gradient, times that."""
         release_large_blocks()
-        batch, position = loader.batch_info(bag)
-        chunks = [_chunk(batch, rows) for rows in torch.arange(len(position)).split(self.budget)]
-        positions = position.split(self.budget)
-        if model.head.uses_instance_labels and batch.known is not None:
-            return self._instance_loss(model, loader, chunks, positions, share)
+        segments = [_chunk(batch, rows).segments for rows in torch.arange(len(position)).split(self.budget)]
+        chunks = list(zip(segments, position.split(self.budget), strict=True))
         seed = int(torch.randint(1 << 62, ()))
-        stats = []
         with torch.no_grad():
-            for i, (chunk, rows) in enumerate(zip(chunks, positions, strict=True)):
-                stats.append(self._accumulate(model, loader.read(rows), chunk.segments, seed + i))
+            stats = [self._accumulate(model, loader.read(rows), s, seed + i) for i, (s, rows) in enumerate(chunks)]
         if share is None:
             return self._read_out(model, stats, batch)
         leaves = [{k: v.requires_grad_(v.is_floating_point()) for k, v in chunk.items()} for chunk in stats]
-        with torch.enable_grad():
-            loss = self._read_out(model, leaves, batch)
-            (loss * share).backward()
-        for i, (chunk, rows) in enumerate(zip(chunks, positions, strict=True)):
+        loss = self._read_out(model, leaves, batch)
+        (loss * share).backward()
+        for i, (chunk, rows) in enumerate(chunks):
             x = loader.read(rows)
-            if bool(chunk.segments.removed.all()):
+            if bool(chunk.removed.all()):
                 continue  # nothing was accumulated, and nothing has a gradient
-            again = self._accumulate(model, x, chunk.segments, seed + i)
+            again = self._accumulate(model, x, chunk, seed + i)
             gradients = {k: leaves[i][k].grad for k, v in again.items() if v.requires_grad and leaves[i][k].grad is not None}
             if gradients:
                 torch.autograd.backward([again[k] for k in gradients], list(gradients.values()))
@@ -164,23 +167,6 @@ class ChunkedStep:
         head, no_logits = _chunked_head(model), cast(Tensor, MissingLogits(model.config.head))
         with self._autocast():
             return head.loss(Output(no_logits, *head.readout(head.merge(stats))), batch, None)
-
-    def _instance_loss(
-        self, model: Model, loader: BagLoader, chunks: list[Batch], positions: tuple[Tensor, ...], share: Tensor | None
-    ) -> Tensor:
-        """With instance labels the chunks of a bag are like any other groups."""
-        weights = torch.stack([model.head.loss_weight(chunk).float() for chunk in chunks])
-        shares, losses = weights / weights.sum().clamp_min(1e-12), []
-        for chunk, rows, chunk_share in zip(chunks, positions, shares, strict=True):
-            x = loader.read(rows)
-            if share is None:
-                losses.append(self.trainer.batch_valid_loss(x, chunk))
-            else:
-                losses.append(self._batch_gradient(x, chunk, False, chunk_share, share))
-        return (torch.stack(losses) * shares).sum()
-
-    def _in_chunks(self, loader: BagLoader, group: Tensor, over: str = "bags", views: int = 1) -> bool:
-        return bool(self.budget) and over == "bags" and len(group) == 1 and not self.fits(loader, group, over, views)
 
     def why_not_splittable(self) -> str:
         """Why the loss of a batch is not the weighted mean of those of its parts; empty if it is."""
@@ -226,11 +212,11 @@ class MissingLogits:
     """In place of the instances' logits of a bag in chunks, which are never all in memory."""
 
     def __init__(self, head: str) -> None:
-        self.__dict__["head"] = head
+        self.head = head
 
     def refuse(self) -> NoReturn:
         raise HeadcountError(
-            f"the loss of head {self.__dict__['head']} uses the instances' logits, and a bag in chunks never has all of "
+            f"the loss of head {self.head} uses the instances' logits, and a bag in chunks never has all of "
             "them; let accumulate return what the loss needs, or give chunk_instances 0"
         )
 
