@@ -37,8 +37,7 @@ class FigureGroup(NamedTuple):
 
 
 def svg_panel(caption: str, figure: Figure, name: str, label: str) -> FigurePanel:
-    """A panel of a figure; figures escape the text they contain."""
-    return FigurePanel(caption, Markup(inline_svg(figure, name, label)))
+    return FigurePanel(caption, inline_svg(figure, name, label))
 
 
 def section_figures(

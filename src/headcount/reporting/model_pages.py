@@ -5,27 +5,30 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
+from markupsafe import Markup
 
+from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError
-from headcount.inference.attribution import attribute_columns
-from headcount.inference.predict import Predictions
 from headcount.majority import metrics
+from headcount.majority.calibration import apply_temperature
 from headcount.models.fitted import FittedModel
+from headcount.models.predictions import Predictions, estimator_probabilities
 from headcount.readers import BagDataset
 from headcount.reporting import plots
-from headcount.reporting.figures import FigurePanel, svg_panel
-from headcount.reporting.render import InstanceView, render_template, score_with_interval as score, view_instance
+from headcount.reporting.render import inline_svg, render_template, score_with_interval as score, view_instance
 
 MAX_CLASSES = 30  # in figures and tables of a fit
 _BAGS, _CLASSES, _INSTANCES, _SHARES = 6, 40, 12, 8  # in an explanation: bags if none is named, and per bag or class
+_SAMPLE, _ROWS = 1000, 200_000  # instances for the importance of columns, and predictions that it may take
+_LOCAL = 8  # columns of single instances: the most important ones
 
 
 def render_fit_page(model: FittedModel, title: str = "A model from majority labels") -> str:
     """The page as a string."""
-    data, splits, sizes = model.metadata["data"], model.metadata["splits"], model.metadata["data"]["sizes"]
     return render_template(
         "fit.html",
         title=title,
@@ -34,15 +37,6 @@ def render_fit_page(model: FittedModel, title: str = "A model from majority labe
         shares=_majority_shares(model),
         context=context_sentence(model),
         figures=_figures(model),
-        facts=[
-            ("Bags", f"{data['bags']:,} ({data['labelled']:,} labelled)"),
-            ("Instances", f"{data['instances']:,}"),
-            ("Instances per bag", f"{sizes['least']:,} to {sizes['most']:,}, median {sizes['median']:g}"),
-            ("Folds", str(splits["folds"] or "none")),
-            ("Training", f"{splits['train']:,} bags; {splits['valid']:,} for early stopping"),
-            ("Time", f"{model.metadata['seconds']:,.0f} s on {model.metadata['device']}"),
-            ("Seed", str(model.metadata["seed"])),
-        ],
     )
 
 
@@ -55,36 +49,24 @@ def _majority_shares(model: FittedModel) -> list[tuple[str, int, str, str]]:
     return [(c, n, f"{s:.0%}" if n else "–", f"{p:.0%}") for c, n, s, p in rows][:MAX_CLASSES]
 
 
-def _figures(model: FittedModel) -> list[tuple[str, FigurePanel]]:
-    """Headings and figures."""
-    metadata, figures = model.metadata, []
+def _figures(model: FittedModel) -> dict[str, Markup]:
+    """By name, those for which there are data; headings and captions are in the template."""
+    metadata, figures = model.metadata, {"Bag sizes": plots.bag_sizes(**model.metadata["data"]["size_counts"])}
     losses = {m["title"]: (m["loss"], m["error"]) for m in metadata["methods"] if m["loss"] is not None}
     if losses:
-        text = "The loss of each method on held-out bags, with two standard errors to each side. Bars that overlap do not show that "
-        text += "methods are alike: the table gives differences paired by bag, which are more precise."
-        figure = plots.losses_with_errors(losses, metadata["method"]["title"], metadata["prior_loss"])
-        figures.append(("Methods compared", svg_panel(text, figure, "methods", "Held-out loss of each method")))
+        figures["Methods compared"] = plots.losses_with_errors(losses, metadata["method"]["title"], metadata["prior_loss"])
     if metadata["calibration"]:
-        table = {k: [row[k] for row in metadata["calibration"]["table"]] for k in ("confidence", "accuracy", "predictions")}
-        text = "How often predicted labels of held-out bags are correct, against the probability they were given. Dots on the dashed line "
-        text += (
-            "are calibrated, those below it overconfident. Bars are 95 % intervals; larger dots stand for more bags. The mean "
-        )
-        text += f"distance from the line is {metadata['calibration']['error']:.3f} (expected calibration error)."
-        figures.append(("Calibration", svg_panel(text, plots.reliability(*table.values()), "calibration", "Calibration plot")))
+        table = metadata["calibration"]["table"]
+        columns = ([row[k] for row in table] for k in ("confidence", "accuracy", "predictions"))
+        figures["Calibration"] = plots.reliability(*columns)
     if metadata["confusion"] and len(model.classes) <= MAX_CLASSES:
-        text = "Out-of-fold predictions of bag labels: true labels in rows, predicted ones in columns."
-        figure = plots.confusion_matrix(metadata["confusion"], model.classes)
-        figures.append(("Confusion matrix", svg_panel(text, figure, "confusion", "Confusion matrix of bag labels")))
+        figures["Confusion matrix"] = plots.confusion_matrix(metadata["confusion"], model.classes)
     curve = [(e, t, v) for e, t, v in metadata["curve"] if v is not None]
     if len(curve) > 1:
         epoch, train, valid = np.array([[math.nan if x is None else x for x in row] for row in curve]).T
         best = int(np.abs(epoch - metadata["best_epoch"]).argmin())
-        figure = plots.learning_curves([plots.LossCurve(epoch, train, valid, epoch[best], valid[best])])
-        text = "Loss of the final training after each epoch or round; the ring marks the one with the lowest validation loss."
-        figures.append(("Learning curve", svg_panel(text, figure, "curve", "Learning curve")))
-    figure = plots.bag_sizes(**metadata["data"]["size_counts"])
-    return [*figures, ("Bag sizes", svg_panel("", figure, "sizes", "Histogram of bag sizes"))]
+        figures["Learning curve"] = plots.learning_curves([plots.LossCurve(epoch, train, valid, epoch[best], valid[best])])
+    return {name: inline_svg(figure, name.split()[0].lower(), name) for name, figure in figures.items()}
 
 
 def context_sentence(model: FittedModel) -> str | None:
@@ -123,43 +105,6 @@ def model_card(model: FittedModel) -> str:
     """A model card in Markdown for the model's folder."""
     values = {"metadata": model.metadata, "shares": _majority_shares(model), "context": context_sentence(model)}
     return render_template("card.md", scores=_score_lines(model), **values)
-
-
-class ExplainedInstance(NamedTuple):
-    number: int
-    view: InstanceView
-    predicted: str
-    confidence: float
-    vote: float  # contribution to the mean probability of the class under which it is shown
-
-
-class ClassShare(NamedTuple):
-    name: str
-    share: float
-    low: float
-    high: float
-
-
-class ExplainedBag(NamedTuple):
-    name: str
-    size: int
-    label: str  # as given, all winners of a tie, or empty
-    predicted: str
-    correct: bool
-    probability: float
-    shares: tuple[ClassShare, ...]
-    votes_for: tuple[ExplainedInstance, ...]  # the strongest for the predicted class, of instances that predict it
-    vote_sum: float  # of all votes for the predicted class: its mean probability
-    vote_fraction: float  # of them, by the strongest
-    runner_up: str
-    votes_against: tuple[ExplainedInstance, ...]
-
-
-class ExplainedClass(NamedTuple):
-    name: str
-    count: int
-    typical: tuple[ExplainedInstance, ...]
-    ambiguous: tuple[ExplainedInstance, ...]
 
 
 def find_bags(dataset: BagDataset, names: Sequence[str]) -> list[int]:
@@ -209,7 +154,9 @@ def render_explanation(
     )
 
 
-def explain_bag(dataset: BagDataset, predictions: Predictions, b: int) -> ExplainedBag:
+def explain_bag(dataset: BagDataset, predictions: Predictions, b: int) -> SimpleNamespace:
+    """What the page shows of a bag. ``votes_for`` are the strongest votes of instances that predict the bag's class, ``vote_sum``
+    is that of all instances for it, and ``vote_fraction`` what the strongest contribute to the sum."""
     bags, classes = dataset.bags, predictions.classes
     rows = np.arange(*bags.offsets[b : b + 2].tolist())
     p, bag_p = predictions.instance_probabilities[rows], predictions.bag_probabilities[b]
@@ -217,19 +164,23 @@ def explain_bag(dataset: BagDataset, predictions: Predictions, b: int) -> Explai
     vote = p * (weight / max(weight.sum(), 1e-12))[:, None]  # (n, C)
     order = np.argsort(-bag_p, kind="stable")
     winner, runner_up = order[:2].tolist()
-    ranked = (np.argsort(-vote[:, k], kind="stable") for k in (winner, runner_up))
     votes_for = np.where(weight > 0, p.argmax(1), -1)  # the class of each instance that has a vote
-    pro, con = (i[votes_for[i] == k][:_INSTANCES] for i, k in zip(ranked, (winner, runner_up), strict=True))
-    estimates = (predictions.shares, predictions.shares_low, predictions.shares_high)
+
+    def strongest(k: int) -> np.ndarray:
+        ranked = np.argsort(-vote[:, k], kind="stable")
+        return ranked[votes_for[ranked] == k][:_INSTANCES]
+
+    pro, con = strongest(winner), strongest(runner_up)
+    shares, low, high = (a[b].tolist() for a in (predictions.shares, predictions.shares_low, predictions.shares_high))
     largest = np.argsort(-predictions.shares[b], kind="stable")[:_SHARES].tolist()
-    return ExplainedBag(
+    return SimpleNamespace(
         name=(bags.names or ())[b],
         size=len(rows),
-        label=bags.take([b]).label_names[0] or "",
+        label=bags.take([b]).label_names[0] or "",  # as given, all winners of a tie, or empty
         predicted=classes[winner],
         correct=bool(metrics.correct_bags(bags.target[b : b + 1].numpy(), order[:1])[0]),
         probability=float(bag_p[winner]),
-        shares=tuple(ClassShare(classes[k], *(float(a[b, k]) for a in estimates)) for k in largest),
+        shares=[SimpleNamespace(name=classes[k], share=shares[k], low=low[k], high=high[k]) for k in largest],
         votes_for=_instances(dataset, predictions, rows[pro], vote[pro, winner]),
         vote_sum=float(vote[:, winner].sum()),
         vote_fraction=float(vote[pro, winner].sum() / max(vote[:, winner].sum(), 1e-12)),
@@ -238,23 +189,86 @@ def explain_bag(dataset: BagDataset, predictions: Predictions, b: int) -> Explai
     )
 
 
-def explain_class(dataset: BagDataset, predictions: Predictions, k: int, members: np.ndarray) -> ExplainedClass:
+def explain_class(dataset: BagDataset, predictions: Predictions, k: int, members: np.ndarray) -> SimpleNamespace:
+    """The most typical and the most ambiguous of the instances that are predicted to belong to a class."""
     p = predictions.instance_probabilities[members]
-    second = np.partition(p, -2, axis=1)[:, -2]
     typical, ambiguous = (
         _instances(dataset, predictions, members[np.argsort(key, kind="stable")[:_INSTANCES]])
-        for key in (-p[:, k], p[:, k] - second)
+        for key in (-p[:, k], p[:, k] - np.partition(p, -2, axis=1)[:, -2])
     )
-    return ExplainedClass(predictions.classes[k], len(members), typical, ambiguous)
+    return SimpleNamespace(name=predictions.classes[k], count=len(members), typical=typical, ambiguous=ambiguous)
 
 
 def _instances(
     dataset: BagDataset, predictions: Predictions, rows: np.ndarray, votes: np.ndarray | None = None
-) -> tuple[ExplainedInstance, ...]:
+) -> list[SimpleNamespace]:
+    """Instances with their prediction, and their vote for the class under which they are shown."""
     p = predictions.instance_probabilities[rows]
     votes = np.zeros(len(rows)) if votes is None else votes
     columns = (rows.tolist(), p.argmax(1).tolist(), p.max(1).tolist(), votes.tolist())
-    return tuple(
-        ExplainedInstance(i, view_instance(dataset, i), predictions.classes[k], confidence, vote)
+    return [
+        SimpleNamespace(
+            number=i, view=view_instance(dataset, i), predicted=predictions.classes[k], confidence=confidence, vote=vote
+        )
         for i, k, confidence, vote in zip(*columns, strict=True)
-    )
+    ]
+
+
+class Attribution(NamedTuple):
+    """How much each of K columns contributes to predictions, the most important column first.
+
+    The contribution to the prediction of an instance: how far the probability of its class falls, on average, if the column has
+    the value of another instance, drawn at random. The mean over instances is the permutation importance of the column. Columns
+    that say the same share their importance, and one may look useless because the other is there.
+    """
+
+    columns: tuple[str, ...]
+    importance: np.ndarray  # (K, 1 + C): over all instances, then over those predicted as each class (NaN: there is none)
+    contributions: dict[int, tuple[tuple[str, float], ...]]  # by instance, the largest first
+
+
+def attribute_columns(
+    model: FittedModel, dataset: BagDataset, predictions: Predictions, instances: np.ndarray, *, seed: int = 0
+) -> Attribution | None:
+    """The importance of the columns, and their contributions to the predictions of some instances; None without columns."""
+    blocks, end = {}, 0
+    for f in model.preprocessor.fields:
+        start, end = end, end + f.width
+        if f.kind != "text" and f.width:
+            blocks[f.name] = slice(start, end)
+    if not blocks:
+        return None
+    bags, predicted = dataset.to_bags(model.preprocessor), predictions.instance_prediction
+    generator = np.random.default_rng([seed, 5021])
+
+    def contributions(rows: np.ndarray, names: list[str], draws: int) -> np.ndarray:
+        """(n, names)"""
+        x, repeated = bags.pool.take(bags.index[rows]).numpy(), np.repeat(np.arange(len(rows)), draws)
+        others = bags.pool.take(bags.index[generator.integers(0, len(bags.index), len(repeated))]).numpy()
+        before, columns = _probabilities(model, x)[np.arange(len(rows)), predicted[rows]], []
+        for name in names:
+            changed = x[repeated]
+            changed[:, blocks[name]] = others[:, blocks[name]]
+            after = _probabilities(model, changed)[np.arange(len(repeated)), predicted[rows][repeated]]
+            columns.append(before - after.reshape(len(rows), draws).mean(1))
+        return np.stack(columns, 1)
+
+    most = min(_SAMPLE, max(50, _ROWS // (4 * len(blocks))), len(bags.index))
+    sample = np.sort(generator.choice(len(bags.index), most, replace=False))
+    of_sample, n_classes = contributions(sample, list(blocks), 4), len(predictions.classes)
+    groups = [np.full(most, True), *(predicted[sample] == k for k in range(n_classes))]
+    importance = np.stack([of_sample[g].mean(0) if g.any() else np.full(len(blocks), np.nan) for g in groups], 1)
+    order = np.argsort(-importance[:, 0], kind="stable")
+    columns = [list(blocks)[i] for i in order]
+    local = contributions(instances, columns[:_LOCAL], 16)
+    ranked = {
+        int(i): tuple(sorted(zip(columns, row.tolist(), strict=False), key=lambda pair: -abs(pair[1])))
+        for i, row in zip(instances, local, strict=True)
+    }
+    return Attribution(tuple(columns), importance[order], ranked)
+
+
+def _probabilities(model: FittedModel, x: np.ndarray) -> np.ndarray:
+    """(n, C) of instances without their bags."""
+    alone = Bags.of(Pool(x), sizes=[1] * len(x), labels=np.full(len(x), -1), classes=model.classes)
+    return apply_temperature(estimator_probabilities(model.estimator, alone)[0], model.instance_temperature).numpy()

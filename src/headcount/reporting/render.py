@@ -126,8 +126,8 @@ def _insert_titles(group: re.Match[str]) -> str:
     return "<g>" + re.sub(r"(<use [^>]*)/>", lambda use: f"{use[1]}>{next(titles, '')}</use>", group[2])
 
 
-def inline_svg(figure: Figure, name: str, label: str) -> str:
-    """The figure as an SVG element: ``name`` makes its ids unique in a page, screen readers read ``label``."""
+def inline_svg(figure: Figure, name: str, label: str) -> Markup:
+    """The figure as an SVG element, in which all text is escaped: ``name`` makes its ids unique in a page, screen readers read ``label``."""
     text = _render(figure, "svg", name).decode()
     body = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index("<svg") :], flags=re.S)
     body = _TAG.sub(lambda tag: _simplify_tag(tag[0]), body)
@@ -137,7 +137,7 @@ def inline_svg(figure: Figure, name: str, label: str) -> str:
     width, height = figure.get_size_inches() * _DPI
     box = f'viewBox="0 0 {width:g} {height:g}" style="--width:{width:g}px"'
     head = f'<svg class="plot" role="img" aria-label="{html.escape(label)}" {box}>'
-    return head + body[body.index(">") + 1 :].strip()
+    return Markup(head + body[body.index(">") + 1 :].strip())
 
 
 def _render(figure: Figure, fmt: str, salt: str, facecolor: str = "none") -> bytes:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,41 +27,6 @@ _SIDE = 64  # pixels of a picture in the page; larger ones are scaled down
 _NEEDED = ("test_index", "test_offsets", "test_label", "test_bag_said", "test_truth", "test_said", "test_confidence")
 
 
-class GalleryInstance(NamedTuple):
-    """One instance: the confidence of its prediction, and the true class where it is known."""
-
-    confidence: float
-    truth: str
-    wrong: bool
-    picture: str  # a data URI, or empty for features
-
-
-@dataclass(frozen=True)
-class GalleryVotes:
-    """The instances of a bag with one predicted class."""
-
-    name: str
-    count: int
-    instances: list[GalleryInstance]
-
-
-class GalleryBag(NamedTuple):
-    """One bag as the page shows it."""
-
-    rank: str
-    number: int
-    label: str
-    predicted: str
-    correct: bool
-    size: int
-    shown: int
-    n_correct: int
-    n_known: int
-    true_share: float
-    predicted_share: float
-    votes: list[GalleryVotes]
-
-
 class Gallery(NamedTuple):
     """The bags of one record, or the reason why there are none."""
 
@@ -70,7 +35,7 @@ class Gallery(NamedTuple):
     key: str
     tile: int = 0  # width of a picture on the page: a multiple of its pixels if it is small
     pixelated: bool = False  # small pictures show their pixels
-    bags: tuple[GalleryBag, ...] = ()
+    bags: tuple[SimpleNamespace, ...] = ()
     missing_reason: str = ""
 
 
@@ -223,8 +188,9 @@ def _ranked_bags(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, int]]:
     return ((rank, int(order[i])) for i, rank in sorted(ranks.items()))
 
 
-def _bag(rank: str, b: int, arrays: dict[str, np.ndarray], source: Source, colours: int) -> GalleryBag:
-    """Votes for the label come first, then the other classes by votes; within a class confidence falls."""
+def _bag(rank: str, b: int, arrays: dict[str, np.ndarray], source: Source, colours: int) -> SimpleNamespace:
+    """A bag as the page shows it: its instances by predicted class, the label first, then the others by votes; within a class
+    confidence falls."""
     here, names = slice(*arrays["test_offsets"][b : b + 2].tolist()), (*source.classes, "unknown")  # the last for truth -1
     truth, predicted, index = (arrays[f"test_{k}"][here].astype(int) for k in ("truth", "said", "index"))
     label, bag_prediction = int(arrays["test_label"][b]), int(arrays["test_bag_said"][b])
@@ -233,7 +199,7 @@ def _bag(rank: str, b: int, arrays: dict[str, np.ndarray], source: Source, colou
     for k in sorted(np.flatnonzero(counts).tolist(), key=lambda k: (k != label, -counts[k], k)):
         members = np.flatnonzero(predicted[:_MAX_SHOWN] == k)
         instances = [
-            GalleryInstance(
+            SimpleNamespace(
                 confidence=float(confidence[i]),
                 truth=names[truth[i]],
                 wrong=truth[i] not in (-1, k),
@@ -241,9 +207,9 @@ def _bag(rank: str, b: int, arrays: dict[str, np.ndarray], source: Source, colou
             )
             for i in members[np.argsort(-confidence[members], kind="stable")]
         ]
-        votes.append(GalleryVotes(names[k], int(counts[k]), instances))
+        votes.append(SimpleNamespace(name=names[k], count=int(counts[k]), instances=instances))
     n_known = int((truth >= 0).sum())
-    return GalleryBag(
+    return SimpleNamespace(
         rank=rank,
         number=b,
         label=names[label],

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import read_factory as make
-from headcount.inference.attribution import attribute_columns
 from headcount.inference.predict import predict_dataset
 from headcount.readers import read
+from headcount.reporting.model_pages import attribute_columns
 from headcount.selection.fit import fit
 from model_factory import fitted, people
 
