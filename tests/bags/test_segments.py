@@ -172,11 +172,9 @@ def test_padding_is_removal():
     examine(check, CASES, bags=ragged())
 
 
-def test_offsets_and_sizes_are_equivalent():
+def test_sizes_number_the_bags():
     def check(bags):
-        a, b = Segments.from_sizes(bags.sizes), Segments.from_offsets(np.cumsum([0, *bags.sizes]).tolist())
-        assert (a.index.tolist(), a.n_bags, a.size) == (b.index.tolist(), b.n_bags, b.size)
-        assert a.index.tolist() == bags.index
+        assert Segments.from_sizes(bags.sizes).index.tolist() == bags.index
 
     examine(check, CASES, bags=ragged())
 
@@ -432,10 +430,9 @@ def test_errors_are_one_line(wrong):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("wrong", [lambda: Segments.from_sizes([1.5, 2.5]), lambda: Segments.from_offsets([2, 4])])
-def test_fractional_sizes_and_shifted_offsets_are_refused(wrong):
+def test_fractional_sizes_are_refused():
     with pytest.raises(HeadcountError):
-        wrong()
+        Segments.from_sizes([1.5, 2.5])
 
 
 def test_a_removed_nan_does_not_affect_the_gradient_of_max():

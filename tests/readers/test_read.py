@@ -630,7 +630,7 @@ def test_minus_one_beside_class_numbers_is_no_label_as_in_scikit_learn():
     told = read(bags, labels=[0, 1, -1, 0])
     assert told.bags.classes == ("0", "1")
     assert told.bags.label.tolist() == [0, 1, -1, 0]
-    assert "labels: '-1' in 1 bags read as missing; a class of that name must be named in classes=" in told.description
+    assert "column 'labels': '-1' in 1 rows read as missing; a class of that name must be named in classes=" in told.description
     assert "1 bag has no label: '2'" in told.description
     table = {"bag": [b for b in "abcd" for _ in "12"], "label": [0, 0, 1, 1, -1, -1, 0, 0], "x": range(8)}
     assert read(table).bags.label.tolist() == [0, 1, -1, 0]

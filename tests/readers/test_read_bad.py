@@ -183,7 +183,7 @@ def test_words_for_nothing_are_no_class(tmp_path, word):
     np.savez(tmp_path / "t.npz", **given, truth=[*"xxyyx", word], known=["x", *[word] * 5])
     for arrays in (tmp_path / "t.npz", {**given, "truth": [*"xxyyx", word], "known": ["x", *[word] * 5]}):
         again = read(arrays)
-        assert f"labels: '{word}' in 1 bags read as missing; a class of that name must be named in classes=" in (
+        assert f"column 'labels': '{word}' in 1 rows read as missing; a class of that name must be named in classes=" in (
             again.description
         )
         assert again.bags.classes == ("x", "y")
@@ -210,7 +210,7 @@ def test_a_label_outside_the_classes_is_found(tmp_path):
     table = {"bag": [*"aabb"], "f": [1, 5, 2, 7]}
     with pytest.raises(HeadcountError, match=r"l\.csv row 1: 'Palme', the label of bag 'b', is none of the classes x, y;"):
         read(table, labels=labels, classes=["x", "y"])
-    with pytest.raises(HeadcountError, match=r"^the table: 'Palme', the label of bag 'b', is none of the classes x, y;"):
+    with pytest.raises(HeadcountError, match=r"^labels row 2: 'Palme', the label of bag 'b', is none of the classes x, y;"):
         read(table, labels=["x", "Palme"], classes=["x", "y"])
 
 

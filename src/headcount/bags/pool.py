@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -55,6 +55,7 @@ class Pool:
     data: Tensor
     _file: mmap.mmap | None = None
     on_disk: bool = False  # instances are read from disk each time they are taken: prefetch them
+    is_lazy: ClassVar[bool] = False  # they are made when they are taken: ``data`` has their shape and type only
 
     def __init__(self, data: Any, trusted: bool = False, keep_float64: bool = False) -> None:
         if isinstance(data, np.memmap) and data.nbytes > MAX_RESIDENT_BYTES:
@@ -94,8 +95,8 @@ class Pool:
         return taken
 
     def to(self, device: torch.device | str) -> Pool:
-        """The same pool on a device; itself if it is on it already."""
-        if torch.device(device) == self.device:
+        """The same pool on a device; itself if it is on it already, or its instances go there batch by batch."""
+        if torch.device(device) == self.device or self.is_lazy:
             return self
         moved: Pool = object.__new__(Pool)  # checked already
         moved.data = self.data.to(device)
@@ -119,20 +120,18 @@ class ImageFilePool(Pool):
     Images are decoded and resized by a few threads (decoding releases the GIL) whenever they are taken.
     """
 
+    is_lazy = True
+
     def __init__(self, files: Sequence[str | Path], height: int, width: int, n_threads: int | None = None) -> None:
         if not len(files):
             raise HeadcountError("no image files; give at least one")
         self.files, self.size = [str(f) for f in files], (height, width)
-        self.data = torch.empty(0, height, width, 3, dtype=torch.uint8)  # shape and type only
+        self.data = torch.empty(0, height, width, 3, dtype=torch.uint8)
         self.on_disk = True
         self.executor = ThreadPoolExecutor(n_threads or min(8, os.cpu_count() or 1), "headcount-image")
 
     def take(self, addresses: Tensor) -> Tensor:
         return torch.from_numpy(np.stack(list(self.executor.map(self._decode, addresses.tolist()))))
-
-    def to(self, device: torch.device | str) -> Pool:
-        """Itself: pixels are copied to a device batch by batch."""
-        return self
 
     def __len__(self) -> int:
         return len(self.files)
@@ -148,15 +147,17 @@ class ImageFilePool(Pool):
             raise HeadcountError(f"{self.files[address]}: {reason}; repair it or leave it out") from None
 
 
-class DatasetPool(ImageFilePool):
+class DatasetPool(Pool):
     """The instances of a ``torch.utils.data.Dataset``, read when they are needed, by one thread ahead of the training. Its items are
     instances, or tuples that begin with one: uint8 images (height, width, channels), or features (D,)."""
+
+    is_lazy = True
 
     def __init__(self, dataset: Any) -> None:
         self.dataset, self.on_disk = dataset, True
         if not len(dataset):
             raise HeadcountError("the dataset has no items; give at least one")
-        self.data = self.take(torch.tensor([0]))[:0]  # shape and type only
+        self.data = self.take(torch.tensor([0]))[:0]
 
     def take(self, addresses: Tensor) -> Tensor:
         items = (self.dataset[i] for i in addresses.tolist())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -19,6 +20,7 @@ from headcount.errors import HeadcountError
 MIN_PRODUCT = 1 << 14  # numbers in a bag, on average, from which a matrix product for each bag is faster than one sum for all
 
 
+@dataclass(eq=False, repr=False)
 class Segments:
     """The bag of each instance.
 
@@ -47,12 +49,12 @@ class Segments:
     tensor([1., 2.])
     """
 
-    def __init__(
-        self, index: Tensor, n_bags: int, size: int | None = None, weight: Tensor | None = None,
-        *, runs: list[int] | None = None, complete: bool = False,
-    ) -> None:  # fmt: skip
-        self.index, self.n_bags, self.size, self.weight = index, n_bags, size, weight
-        self.runs, self.complete = runs, complete
+    index: Tensor
+    n_bags: int
+    size: int | None = None
+    weight: Tensor | None = None
+    runs: list[int] | None = field(default=None, kw_only=True)
+    complete: bool = field(default=False, kw_only=True)
 
     @classmethod
     def from_sizes(cls, sizes: Sequence[int] | Tensor, device: torch.device | str | None = None) -> Segments:
@@ -64,14 +66,6 @@ class Segments:
         index = torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
         even = len(sizes) > 0 and bool((sizes == sizes[0]).all()) and int(sizes[0]) > 0
         return cls(index, len(sizes), int(sizes[0]) if even else None, runs=sizes.tolist(), complete=True)
-
-    @classmethod
-    def from_offsets(cls, offsets: Sequence[int] | Tensor) -> Segments:
-        """Bag b holds instances ``offsets[b] .. offsets[b+1]-1``."""
-        offsets = torch.as_tensor(offsets)
-        if offsets.ndim != 1 or len(offsets) == 0 or int(offsets[0]) != 0:
-            raise HeadcountError(f"offsets are a list that starts at 0, got {offsets.tolist()}")
-        return cls.from_sizes(offsets.diff())
 
     @classmethod
     def from_padded(cls, mask: Tensor) -> Segments:
@@ -89,18 +83,16 @@ class Segments:
 
     def without(self, removed: Tensor) -> Segments:
         """The same segments, with these instances (a mask over the N) removed."""
-        index = torch.where(removed, self.n_bags, self.index)
-        return Segments(index, self.n_bags, self.size, self.weight, runs=self.runs)
+        return replace(self, index=torch.where(removed, self.n_bags, self.index), complete=False)
 
     def with_weight(self, weight: Tensor | None) -> Segments:
         """The same segments, each instance counting ``weight`` times; weight zero removes it."""
         index = self.index if weight is None else torch.where(weight == 0, self.n_bags, self.index)
-        complete = self.complete and weight is None
-        return Segments(index, self.n_bags, self.size, weight, runs=self.runs, complete=complete)
+        return replace(self, index=index, weight=weight, complete=self.complete and weight is None)
 
     def to(self, device: torch.device | str) -> Segments:
         weight = None if self.weight is None else self.weight.to(device)
-        return Segments(self.index.to(device), self.n_bags, self.size, weight, runs=self.runs, complete=self.complete)
+        return replace(self, index=self.index.to(device), weight=weight)
 
     def repeat(self, times: int) -> Segments:
         """``times`` copies of all bags, one set after the other, as the views of a batch are ordered."""
@@ -109,7 +101,7 @@ class Segments:
         copies = [torch.where(self.removed, self.n_bags * times, self.index + v * self.n_bags) for v in range(times)]
         weight = None if self.weight is None else self.weight.repeat(times)
         runs = None if self.runs is None else self.runs * times
-        return Segments(torch.cat(copies), self.n_bags * times, self.size, weight, runs=runs, complete=self.complete)
+        return replace(self, index=torch.cat(copies), n_bags=self.n_bags * times, weight=weight, runs=runs)
 
     def first_copy(self, times: int) -> Segments:
         """The first of ``times`` copies: the inverse of :meth:`repeat`."""

@@ -184,9 +184,11 @@ def estimator_probabilities(
 class LazyFeaturePool(Pool):
     """Images seen as features of a frozen backbone, which are computed when they are taken and never all at once."""
 
+    is_lazy = True
+
     def __init__(self, images: Pool, frozen_backbone: FrozenBackbone) -> None:
         self.images, self.frozen_backbone = images, frozen_backbone
-        self.data = torch.empty(0, frozen_backbone.dim, dtype=torch.float16)  # its shape and type
+        self.data = torch.empty(0, frozen_backbone.dim, dtype=torch.float16)
         self.on_disk = True
 
     @torch.no_grad()
@@ -195,10 +197,6 @@ class LazyFeaturePool(Pool):
         parts = addresses.split(BATCH_IMAGES)
         features = [self.frozen_backbone(self.images.take(part).to(device)).cpu() for part in parts]
         return torch.cat(features) if features else self.data
-
-    def to(self, device: torch.device | str) -> Pool:
-        """Itself: features go to a device batch by batch."""
-        return self
 
     def __len__(self) -> int:
         return len(self.images)

@@ -27,7 +27,7 @@ from headcount.io import load_npy, open_npz
 from headcount.readers.columns import abbreviate, clean_name, drop_values, factorize, preview
 from headcount.readers.dataset import LOOSE, BagLabels, RawData, ReadOptions
 from headcount.readers.labels import are_positional, drop_missing_classes, join_labels
-from headcount.readers.preprocessing import FeatureSchema
+from headcount.readers.preprocessing import Preprocessor
 from headcount.readers.rows import check_weights
 
 Arrays = Mapping[str, np.ndarray]
@@ -137,8 +137,8 @@ def _build_raw_data(
     if options.classes is None and "classes" in arrays:
         options = replace(options, classes=tuple(clean_name(v) or "" for v in arrays["classes"].tolist()) or None)
     raw = RawData(
-        kind=kind, summary=f"read {origin}: {len(x):,} {kind} of {'x'.join(map(str, x.shape[1:]))}", origin=origin,
-        schema=FeatureSchema(kind, shape=x.shape[1:]), content=x, bag=bag, names=names,
+        summary=f"read {origin}: {len(x):,} {kind} of {'x'.join(map(str, x.shape[1:]))}", origin=origin,
+        schema=Preprocessor(kind, shape=x.shape[1:]), content=x, bag=bag, names=names,
         labels=_labels(arrays, options, bag, names, origin), ids=_ids(bag, names), digest=_digest(x), classes=options.classes,
         notes=notes,
     )  # fmt: skip

@@ -20,7 +20,7 @@ import torch
 from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError
 from headcount.readers.columns import ColumnRoles, preview
-from headcount.readers.preprocessing import FeatureSchema, Preprocessor
+from headcount.readers.preprocessing import Preprocessor
 
 TIES = ("split", "drop", "lowest")
 
@@ -93,10 +93,9 @@ class BagLabels:
 class RawData:
     """n input rows, in their order, and what they hold."""
 
-    kind: str  # images, features, table or text
     summary: str  # one line: what was read
     origin: str  # how messages call it
-    schema: FeatureSchema
+    schema: Preprocessor  # not fitted yet
     content: Any  # instances: an array (n, ...), or a pyarrow table of n rows
     bag: np.ndarray  # (n,) bag of each row, -1 where the row is left out
     names: Sequence[str]  # (B,) in order of first appearance; of arrays, in the order of their labels
@@ -113,6 +112,11 @@ class RawData:
     all_finite: bool = False  # every number of the content is known to be finite
     classes: tuple[str, ...] | None = None  # where the data name them
     address: np.ndarray | None = None  # (n,) position of each row in the content; None: its own
+
+    @property
+    def kind(self) -> str:
+        """images, features, table or text."""
+        return self.schema.kind
 
     def describe(self, bags: Bags, uncounted: Sequence[str]) -> list[str]:
         """What was understood, line by line."""
@@ -220,7 +224,7 @@ class BagDataset:
     kind
         images, features, table or text.
     schema
-        How raw instances become numbers.
+        How raw instances become numbers, before it is fitted.
     content
         Raw instances: an array (M, ...) or a pyarrow table of M rows.
     bags
@@ -242,7 +246,7 @@ class BagDataset:
     """
 
     kind: str
-    schema: FeatureSchema
+    schema: Preprocessor
     content: Any
     bags: Bags
     rows: np.ndarray
@@ -257,8 +261,6 @@ class BagDataset:
 
     def fit_preprocessor(self, bags: Any = None) -> Preprocessor:
         """Fit the preprocessing to the instances of these bags only (a list of numbers or a mask; None: all)."""
-        if not self.schema.fields:
-            return self.schema.fit(None)
         return self.schema.fit(self.content, (self.bags if bags is None else self.bags.take(bags)).index.numpy())
 
     def to_bags(self, preprocessor: Preprocessor | None = None) -> Bags:

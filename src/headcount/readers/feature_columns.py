@@ -16,7 +16,7 @@ import pyarrow as pa
 from headcount.errors import HeadcountError
 from headcount.readers.columns import abbreviate, clean_name, drop_values, factorize, is_id_column, preview
 from headcount.readers.dataset import ReadOptions
-from headcount.readers.preprocessing import MAX_CATEGORIES, FeatureSchema, Field, Preprocessor
+from headcount.readers.preprocessing import MAX_CATEGORIES, Field, Preprocessor
 from headcount.readers.tables import MISSING_VALUES, SourceTable
 from headcount.readers.transforms import as_float, as_vectors
 
@@ -28,7 +28,7 @@ _SAMPLE_ROWS = 20_000  # compared first; all rows are compared only if these do 
 
 def select_features(
     source: SourceTable, label: np.ndarray | None, bag: np.ndarray, options: ReadOptions
-) -> tuple[pa.Table, FeatureSchema, list[str], np.ndarray]:
+) -> tuple[pa.Table, Preprocessor, list[str], np.ndarray]:
     """The columns to learn from, converted; their schema; notes; and (n,) rows that are excluded. ``label`` (n,) is the label
     of each row: columns that repeat it are not used, nor are those that have a role."""
     table, roles, origin = source.table, source.roles, source.origin
@@ -68,7 +68,7 @@ def select_features(
         idle = [n for n in table.column_names if n not in role_columns]
         notes += [f"not used: {preview(idle, 12)}; beside a text, columns are named with features="] if idle else []
     kind = "text" if any(f.kind == "text" for f in fields) else "table"
-    schema = FeatureSchema(kind, tuple(fields), roles=roles)
+    schema = Preprocessor(kind, tuple(fields), roles=roles)
     return pa.table(columns), schema, [*_describe_features(fields, unused), *notes], excluded
 
 

@@ -86,10 +86,16 @@ def _write_cache(
     path: Path, ends: list[int], shape: tuple[int, ...], dtype: np.dtype, read_part: Callable[[int], Part]
 ) -> tuple[np.ndarray, list[Part]]:
     log, unfinished = path.with_suffix(".jsonl"), path.with_name(path.name + ".part")
-    parts = _read_log(log, ends) if path.exists() or unfinished.exists() else []
+    parts = _read_log(log, ends)
     if path.exists() and len(parts) == len(ends) - 1:
         return _open_mapped(path), parts
-    parts, start = _resume_or_create(unfinished, shape, dtype, parts, ends)
+    header = io.BytesIO()
+    fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_2_0(header, fields)
+    start = header.tell() + ends[len(parts)] * int(np.prod(shape[1:])) * dtype.itemsize
+    if not parts or not unfinished.exists() or unfinished.stat().st_size < start:  # nothing to resume
+        unfinished.write_bytes(header.getvalue())
+        parts, start = [], header.tell()
     with open(unfinished, "r+b") as file, open(log, "w", encoding="utf-8") as lines:
         lines.writelines(map(_log_line, parts))
         file.seek(start)
@@ -103,22 +109,6 @@ def _write_cache(
         os.fsync(file.fileno())
     os.replace(unfinished, path)
     return _open_mapped(path), parts
-
-
-def _resume_or_create(
-    path: Path, shape: tuple[int, ...], dtype: np.dtype, parts: list[Part], ends: list[int]
-) -> tuple[list[Part], int]:
-    """The parts in the file of a killed run, if it is one, and the position of the next; else none, and a new file."""
-    header = io.BytesIO()
-    fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_2_0(header, fields)
-    start = header.tell()
-    end = start + ends[len(parts)] * int(np.prod(shape[1:])) * dtype.itemsize
-    with suppress(OSError), open(path, "rb") as file:
-        if file.read(start) == header.getvalue() and os.fstat(file.fileno()).st_size >= end:
-            return parts, end
-    path.write_bytes(header.getvalue())
-    return [], start
 
 
 def _log_line(part: Part) -> str:

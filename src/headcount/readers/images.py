@@ -25,7 +25,7 @@ from headcount.readers.columns import as_text, clean_name, preview
 from headcount.readers.dataset import LOOSE, BagLabels, RawData, ReadOptions
 from headcount.readers.flat_array import Part, build_flat_array, cache_key
 from headcount.readers.labels import join_labels
-from headcount.readers.preprocessing import FeatureSchema
+from headcount.readers.preprocessing import Preprocessor
 
 LABEL_FILES = ("labels.csv", "labels.tsv", "labels.parquet")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp", ".ppm", ".pgm")
@@ -91,8 +91,8 @@ def read_folder(folder: Path, options: ReadOptions) -> RawData:
     height, width, channels = array.shape[1:]
     what = f"images of {width}x{height} {'grey' if channels == 1 else 'RGB'}"
     return RawData(
-        kind="images", summary=f"read {folder}: {len(files):,} {what} in folders", origin=str(folder),
-        schema=FeatureSchema("images", shape=(height, width, channels)), content=array, bag=np.where(excluded, -1, bag),
+        summary=f"read {folder}: {len(files):,} {what} in folders", origin=str(folder),
+        schema=Preprocessor("images", shape=(height, width, channels)), content=array, bag=np.where(excluded, -1, bag),
         names=names, labels=labels, ids=ids, digest=digest, notes=notes, all_finite=True, address=address,
     )  # fmt: skip
 

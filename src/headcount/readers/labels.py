@@ -39,14 +39,22 @@ def join_labels(
     if (pairs := _by_name(labels, names)) is None:
         return _labels_by_position(labels, options, names, bag)
     keys, values = pairs
-    if (votes := _vote_matrix(values)) is None:
-        table, roles = pa.table({"bag": keys, "label": list(map(clean_name, values))}), ColumnRoles(bag="bag", label="label")
-    else:
-        classes = _vote_classes(votes, options)
-        table = pa.table([keys, *votes.T], names=["the bag", *classes])
-        roles = ColumnRoles(bag="the bag", votes=classes)
-    source = SourceTable(table, "labels", _digest(table.to_pydict()), roles)
+    votes = _vote_matrix(values)
+    columns, roles = _label_columns(list(map(clean_name, values)) if votes is None else votes, options)
+    table = pa.table({"the bag": keys, **columns})
+    source = SourceTable(table, "labels", _digest(table.to_pydict()), replace(roles, bag="the bag"))
     return labels_from_table(source, options, names, empty)
+
+
+def _label_columns(labels: Any, options: ReadOptions) -> tuple[dict[str, Any], ColumnRoles]:
+    """Labels as a list of names, or votes (n, C), as the columns of a table, and the roles of these."""
+    if not isinstance(labels, np.ndarray):
+        return {"labels": labels}, ColumnRoles(label="labels")
+    classes = options.classes or tuple(map(str, range(labels.shape[1])))
+    if labels.dtype.kind not in "iufb" or labels.shape[1] != len(classes):
+        got = f"votes are {labels.dtype} of shape {labels.shape}"
+        raise HeadcountError(f"{got}; give a number for each of {len(classes)} classes")
+    return dict(zip(classes, labels.T.astype(float), strict=True)), ColumnRoles(votes=classes)
 
 
 def open_label_table(labels: Any, options: ReadOptions, bag_column: str | None) -> SourceTable:
@@ -156,16 +164,6 @@ def _vote_matrix(labels: Sequence[Any]) -> np.ndarray | None:
         raise HeadcountError(f"labels must be one per bag, or votes (bags, classes): {e}") from None
 
 
-def _vote_classes(votes: np.ndarray, options: ReadOptions) -> tuple[str, ...]:
-    """The names of the columns of votes (B, C)."""
-    classes = options.classes or tuple(map(str, range(votes.shape[1])))
-    if votes.dtype.kind not in "iufb" or votes.shape[1] != len(classes):
-        raise HeadcountError(
-            f"votes are {votes.dtype} of shape {votes.shape}; give a number for each of {len(classes)} classes"
-        )
-    return classes
-
-
 def _labels_by_position(labels: Any, options: ReadOptions, names: Sequence[str], bag: np.ndarray | None) -> BagLabels:
     """Labels (B,) or votes (B, C) in the order of the bags, or labels (n,) of rows."""
     labels = labels.detach().cpu().numpy() if isinstance(labels, torch.Tensor) else labels
@@ -177,27 +175,18 @@ def _labels_by_position(labels: Any, options: ReadOptions, names: Sequence[str],
     per_row = bag is not None and y.ndim == 1 and len(y) == len(bag) != len(names)
     if y.ndim not in (1, 2) or not (per_row or len(y) == len(names)) or y.shape[-1] == 0:
         raise HeadcountError(f"labels of shape {y.shape} for {len(names)} bags; give one per bag, in their order")
-    digest, classes = _digest([y.shape, y.tolist()]), options.classes
-    if y.ndim == 2:
-        values = _vote_classes(y, options)
-        table = pa.table({v: y[:, k].astype(float) for k, v in enumerate(values)})
-        votes = parse_votes(SourceTable(table, "labels", digest), values, options.errors)
-        return BagLabels(values, votes=votes, source="votes given", digest=digest)
-    words, notes = [clean_name(v) for v in y.tolist()], ()
-    if y.dtype.kind in "iu" and classes and not any(name.removeprefix("-").isdigit() for name in classes):
+    words, notes, classes = y if y.ndim == 2 else [clean_name(v) for v in y.tolist()], (), options.classes
+    if y.ndim == 1 and y.dtype.kind in "iu" and classes and not any(name.removeprefix("-").isdigit() for name in classes):
         if len(wrong := np.flatnonzero((y < -1) | (y >= len(classes)))):
             problem = f"label {y[wrong[0]]} of bag {wrong[0] + 1} is neither a class name nor a class number"
             raise HeadcountError(f"{problem} (0 to {len(classes) - 1})")
         words = [(*classes, None)[v] for v in y.tolist()]
         notes = (f"labels are numbers: 0 is {classes[0]}, 1 is {classes[1]}, and so on",)
-    if per_row:
-        source = SourceTable(pa.table({"label": words}), "labels", digest, ColumnRoles(label="label"))
-        of_bags = labels_from_rows(source, bag, names, options) or BagLabels()
-        return replace(of_bags, source="labels given, one per row", digest=digest, notes=(*notes, *of_bags.notes))
-    code_of: dict[str, int] = {}
-    codes = np.array([-1 if w is None else code_of.setdefault(w, len(code_of)) for w in words])
-    codes, values, missing = drop_missing_classes(codes, list(code_of), "labels", "bags", options)
-    return BagLabels(tuple(values), codes=codes, source="labels given", digest=digest, notes=(*notes, *missing))
+    columns, roles = _label_columns(words, options)
+    source = SourceTable(pa.table(columns), "labels", _digest([y.shape, y.tolist()]), roles)
+    of_bags = labels_from_rows(source, bag if per_row else np.arange(len(names)), names, options) or BagLabels()
+    kind = "votes given" if y.ndim == 2 else "labels given, one per row" if per_row else "labels given"
+    return replace(of_bags, source=kind, digest=source.digest, notes=(*notes, *of_bags.notes))
 
 
 def _digest(value: Any) -> str:

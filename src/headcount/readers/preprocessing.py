@@ -120,37 +120,27 @@ class Field:
 
 
 @dataclass(frozen=True)
-class FeatureSchema:
-    """Which columns become features, before anything is fitted; no fields where instances are numbers already."""
+class Preprocessor:
+    """Which columns become features, and how; no fields where instances are numbers already."""
 
     kind: str  # images, features, table or text
     fields: tuple[Field, ...] = ()
-    shape: tuple[int, ...] = ()  # of an instance that is numbers already
+    shape: tuple[int, ...] = ()  # of one instance; of columns it is known when they are fitted
     roles: ColumnRoles = NO_ROLES  # as resolved, so that a model recognises the columns of new data
-
-    def fit(self, table: Any, rows: np.ndarray | None = None) -> Preprocessor:
-        """Means, categories and vocabularies of these rows of a pyarrow table (None: all)."""
-        if not self.fields:
-            return Preprocessor(self.kind, shape=self.shape, roles=self.roles)
-        fields = tuple(f.fit(table.column(f.name), rows) for f in self.fields)
-        width = sum(f.width for f in fields)
-        if width == 0:
-            raise HeadcountError("no column is left to learn from: all of them are empty in the training bags")
-        return Preprocessor(self.kind, fields, shape=(width,), roles=self.roles)
-
-
-@dataclass(frozen=True)
-class Preprocessor:
-    """The fitted preprocessing of one model."""
-
-    kind: str
-    fields: tuple[Field, ...] = ()
-    shape: tuple[int, ...] = ()  # of one instance
-    roles: ColumnRoles = NO_ROLES
 
     @property
     def feature_names(self) -> tuple[str, ...]:
         return tuple(name for f in self.fields for name in f.feature_names)
+
+    def fit(self, table: Any, rows: np.ndarray | None = None) -> Preprocessor:
+        """The same, fitted: means, categories and vocabularies of these rows of a pyarrow table (None: all)."""
+        if not self.fields:
+            return self
+        fields = tuple(f.fit(table.column(f.name), rows) for f in self.fields)
+        width = sum(f.width for f in fields)
+        if width == 0:
+            raise HeadcountError("no column is left to learn from: all of them are empty in the training bags")
+        return replace(self, fields=fields, shape=(width,))
 
     def transform(self, raw: Any) -> np.ndarray:
         """(n, D) float32 from a pyarrow table that has the columns; an array is returned unchanged."""

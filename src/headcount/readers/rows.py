@@ -15,7 +15,7 @@ from headcount.readers.dataset import LOOSE, BagLabels, ErrorPolicy, RawData, Re
 from headcount.readers.feature_columns import select_features
 from headcount.readers.images import read_images
 from headcount.readers.labels import first_per_bag, groups_per_bag, join_labels, labels_from_rows, parse_class_column
-from headcount.readers.preprocessing import FeatureSchema
+from headcount.readers.preprocessing import Preprocessor
 from headcount.readers.tables import SourceTable, open_table
 
 MAX_WEIGHT = 1e9  # more votes would lose the others in the float32 sums of the bag
@@ -47,7 +47,7 @@ def read_table(data: Any, options: ReadOptions) -> RawData:
     if options.roles.group and group is None and labels.group is None:
         raise HeadcountError(f"neither {origin} nor the label file has a column {options.roles.group!r} (group)")
     raw = RawData(
-        kind="table", summary="", origin=origin, schema=FeatureSchema("table"), content=None, bag=bag, names=names,
+        summary="", origin=origin, schema=Preprocessor("table"), content=None, bag=bag, names=names,
         labels=labels, ids=table, digest=source.digest, group=group, notes=[_describe_roles(roles), *notes, *([] if roles.bag in source else [LOOSE])],
         weight=None if weight is None else np.where(excluded, 1, weight),
     )  # fmt: skip
@@ -73,7 +73,7 @@ def read_table(data: Any, options: ReadOptions) -> RawData:
     else:
         label = None if labels.codes is None else np.append(labels.codes, -1)[bag]
         raw.content, raw.schema, notes, rows = select_features(source, label, bag, options)
-        raw.kind, raw.notes, excluded = raw.schema.kind, [*raw.notes, *notes], excluded | rows
+        raw.notes, excluded = [*raw.notes, *notes], excluded | rows
         raw.summary = f"read {origin}: a table of {table.num_rows:,} rows and {table.num_columns} columns"
     raw.bag = np.where(excluded, -1, bag)
     hidden = {*roles.votes, roles.label, roles.truth, roles.known, *(f.name for f in raw.schema.fields)}
@@ -175,8 +175,8 @@ def _add_images(raw: RawData, source: SourceTable, data: Any, options: ReadOptio
     files = [folder / (p or "") for p in paths]
     describe = lambda i: f"{source.row(i)}: {paths[i] or 'no file'}"  # noqa: E731
     raw.content, raw.address, excluded, digest = read_images(files, options, describe, raw.notes)
-    raw.kind, raw.all_finite, raw.digest = "images", True, raw.digest + digest
+    raw.all_finite, raw.digest = True, raw.digest + digest
     height, width, _ = shape = raw.content.shape[1:]
-    raw.schema = FeatureSchema("images", shape=shape, roles=roles)
+    raw.schema = Preprocessor("images", shape=shape, roles=roles)
     raw.summary = f"read {raw.origin}: {len(files):,} images of {width}x{height} in column {roles.path!r}"
     return excluded

@@ -37,7 +37,7 @@ from headcount.readers.dataset import BagLabels, ErrorPolicy, RawData, ReadOptio
 from headcount.readers.flat_array import Part
 from headcount.readers.images import find_label_file
 from headcount.readers.labels import first_per_bag, join_labels, labels_from_table, open_label_table
-from headcount.readers.preprocessing import FeatureSchema
+from headcount.readers.preprocessing import Preprocessor
 from headcount.readers.tables import file_suffix, is_dataframe
 
 _HDF5 = (".h5", ".hdf5")
@@ -81,8 +81,8 @@ def read_slides(folder: Path, options: ReadOptions) -> RawData:
     ids |= {"slide": repeat(np.arange(len(sizes)), kept_names), "tile": np.concatenate([np.arange(n) for n in sizes])}
     ids |= {} if coords is None else {"x": coords[:, 0], "y": coords[:, 1]}
     return RawData(
-        kind="features", summary=f"read {folder}: {len(sizes):,} slides, {len(bag):,} tiles of {width} features",
-        origin=str(folder), schema=FeatureSchema("features", shape=(width,), roles=options.roles), content=array, bag=bag,
+        summary=f"read {folder}: {len(sizes):,} slides, {len(bag):,} tiles of {width} features",
+        origin=str(folder), schema=Preprocessor("features", shape=(width,), roles=options.roles), content=array, bag=bag,
         names=names, labels=labels, ids=pa.table(ids),
         digest=hashlib.sha256("".join(p.digest for p in parts).encode()).hexdigest(), coords=coords, tile_sizes=tile_sizes,
         notes=[f"features kept as {array.dtype}", *notes], all_finite=True,

@@ -167,11 +167,10 @@ def test_a_head_in_another_training_loop(name):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0]
-    offsets = [0, *sizes.cumsum(0).tolist()]
     padded = head(encoder(x).flatten(0, 1), Segments.from_padded(mask))
-    flat = head(encoder(x[mask]), Segments.from_offsets(offsets))
+    flat = head(encoder(x[mask]), Segments.from_sizes(sizes))
     torch.testing.assert_close(padded.bag, flat.bag, rtol=1e-4, atol=1e-5)
-    batch = Batch(Segments.from_offsets(offsets), torch.eye(3)[labels], torch.arange(4), torch.arange(len(x[mask])))
+    batch = Batch(Segments.from_sizes(sizes), torch.eye(3)[labels], torch.arange(4), torch.arange(len(x[mask])))
     assert torch.isfinite(head.loss(flat, batch))
 
 
