@@ -11,6 +11,7 @@ A fitted preprocessor is plain JSON and arrays, so that a model file needs no pi
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,14 +21,13 @@ import numpy as np
 import pyarrow as pa
 
 from headcount.errors import HeadcountError
-from headcount.readers.columns import NO_ROLES, ColumnRoles, abbreviate, factorize, nfc
+from headcount.readers.columns import NO_ROLES, ColumnRoles, abbreviate, factorize, first_duplicate, nfc
 from headcount.readers.transforms import StandardScaler, Tfidf, as_float, as_vectors, time_kind
 
 FORMAT = 2
-_KINDS = ("images", "features", "table", "text")
 MAX_CATEGORIES = 64
 TIME_KINDS = ("", "dates", "times of day", "durations")
-_MAX_COUNT, _MAX_INSTANCE_SIZE = 1 << 20, 1 << 26  # words or categories, and numbers in one instance
+_MAX_COUNT, _MAX_SIZE = 1 << 20, 1 << 26  # numbers on one axis of an instance, and in all
 
 
 @dataclass(frozen=True)
@@ -171,30 +171,38 @@ class Preprocessor:
 
     @classmethod
     def from_parts(cls, data: Any, arrays: Mapping[str, Any] | None = None) -> Preprocessor:
-        """Restore from a file that is not trusted: every name, number and shape is validated, no code is run."""
+        """Restore from a file that is not trusted: it must hold just what would be written, and no code is run."""
         arrays = dict(arrays or {})
-        _check_keys(data, {"format", "kind", "shape", "roles", "fields"}, "the preprocessor")
-        kind, shape = data["kind"], data["shape"]
-        if data["format"] != FORMAT:
-            raise _invalid(f"it has format {data['format']!r}, this version reads {FORMAT}")
-        if kind not in _KINDS:
-            raise _invalid(f"kind {kind!r} is none of {', '.join(_KINDS)}")
-        is_shape = isinstance(shape, list) and all(map(_is_count, shape)) and math.prod(shape) <= _MAX_INSTANCE_SIZE
-        if not is_shape or len(shape) != (3 if kind == "images" else 1):
-            raise _invalid(f"{kind} of shape {shape!r}")
-        if not isinstance(data["fields"], list):
-            raise _invalid("fields must be a list")
-        fields = tuple(_parse_field(d, i, arrays) for i, d in enumerate(data["fields"]))
-        names = {n for i, f in enumerate(fields) if f.tfidf for n in f.tfidf.arrays(f"text.{i}")}
-        if set(arrays) != names:
-            raise _invalid(f"arrays {sorted(set(arrays) ^ names)[:4]} do not belong to its columns")
-        if bool(fields) != (kind in ("table", "text")) or (fields and sum(f.width for f in fields) != shape[0]):
-            raise _invalid(f"its columns do not make {shape} features")
-        if len({f.name for f in fields}) < len(fields):
-            raise _invalid("two of its columns have one name")
-        if not isinstance(data["roles"], dict) or set(data["roles"]) - set(ColumnRoles.__dataclass_fields__):
-            raise _invalid("roles must name roles of columns")
-        return cls(kind, fields, tuple(shape), ColumnRoles(**data["roles"]))
+        try:
+            if data["format"] != FORMAT:
+                raise HeadcountError(f"it has format {data['format']!r}, this version reads {FORMAT}")
+            fields = tuple(_parse_field(d, arrays, f"text.{i}") for i, d in enumerate(data["fields"]))
+            shape = tuple(map(int, data["shape"]))
+            preprocessor = cls(str(data["kind"]), fields, shape, ColumnRoles(**data["roles"]))
+            preprocessor._validate()
+            if _to_text(preprocessor.to_json()) != _to_text(data) or set(preprocessor.arrays()) != set(arrays):
+                raise HeadcountError("its JSON and its arrays do not belong together")
+        except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as e:
+            why = str(e) if isinstance(e, HeadcountError) else f"{type(e).__name__} {e}"
+            problem = f"the model's preprocessor is damaged or not from headcount: {abbreviate(why, 120)[1:-1]}"
+            raise HeadcountError(f"{problem}; fit the model again") from None
+        return preprocessor
+
+    def _validate(self) -> None:
+        """Refuse what no fitting makes."""
+        n_axes = {"images": 3, "features": 1, "table": 1, "text": 1}.get(self.kind)
+        if n_axes != len(self.shape) or not all(0 < n <= _MAX_COUNT for n in self.shape) or math.prod(self.shape) > _MAX_SIZE:
+            raise HeadcountError(f"{self.kind} of shape {self.shape}")
+        is_table = self.kind in ("table", "text")
+        if is_table != bool(self.fields) or (is_table and sum(f.width for f in self.fields) != self.shape[0]):
+            raise HeadcountError(f"its columns do not make {self.shape} features")
+        if (name := first_duplicate(f.name for f in self.fields)) is not None:
+            raise HeadcountError(f"two of its columns are called {name!r}")
+        for f in self.fields:
+            is_finite = all(map(math.isfinite, (f.fill, f.mean, f.scale))) and f.scale > 0
+            is_unique = len({*f.categories}) == len(f.categories) <= MAX_CATEGORIES
+            if not is_finite or not is_unique or f.time_kind not in TIME_KINDS:
+                raise HeadcountError(f"column {f.name!r} is {abbreviate(f, 80)}")
 
 
 def number_fields(x: np.ndarray, names: Sequence[str]) -> tuple[Field, ...]:
@@ -208,49 +216,25 @@ def number_fields(x: np.ndarray, names: Sequence[str]) -> tuple[Field, ...]:
     return tuple(Field(name, "number", median, mean, scale) for name, median, mean, scale in stats)
 
 
-def _parse_field(data: Any, i: int, arrays: Mapping[str, Any]) -> Field:
-    kind = data.get("kind") if isinstance(data, dict) else None
-    if not isinstance(kind, str) or kind not in _STORED:
-        raise _invalid(f"column {i} has kind {kind!r}")
-    _check_keys(data, {"name", "kind", *_STORED[kind]}, f"column {i}")
-    for key, is_valid in {"name": lambda v: isinstance(v, str), **_STORED[kind]}.items():
-        if not is_valid(data[key]):
-            raise _invalid(f"column {i} has {key} {abbreviate(data[key])}")
-    if kind == "text":
-        return Field(data["name"], kind, tfidf=Tfidf.from_arrays(tuple(data["vocabulary"]), arrays, f"text.{i}", _invalid))
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
-    return Field(**values)
+def _parse_field(data: Any, arrays: Mapping[str, Any], prefix: str) -> Field:
+    """From JSON; what has another type becomes another value, and is noticed when it is written for comparison."""
+    values = {key: convert(data[key]) for key, convert in _STORED[data["kind"]].items()}
+    if "vocabulary" in values:
+        values = {"tfidf": Tfidf.from_arrays(values["vocabulary"], arrays, prefix)}
+    return Field(str(data["name"]), data["kind"], **values)
 
 
-def _check_keys(data: Any, expected: set[str], what: str) -> None:
-    if not isinstance(data, dict) or set(data) != expected:
-        got = sorted(map(str, data))[:8] if isinstance(data, dict) else type(data).__name__
-        raise _invalid(f"{what} has {got} and not {sorted(expected)}")
+def _texts(values: Any) -> tuple[str, ...]:
+    return tuple(map(str, values))
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 < value <= _MAX_COUNT
+_STORED: dict[str, dict[str, Callable[[Any], Any]]] = {  # of a field besides its name and kind, and the type of each
+    "number": {"fill": float, "mean": float, "scale": float, "missing": bool, "time_kind": str},
+    "category": {"categories": _texts, "missing": bool},
+    "vector": {"length": int},
+    "text": {"vocabulary": _texts},
+}
 
 
-def _is_finite(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
-
-
-def _are_texts(value: Any, most: int) -> bool:
-    are_texts = isinstance(value, list) and all(isinstance(v, str) for v in value)
-    return are_texts and len({*value}) == len(value) <= most
-
-
-_STORED: dict[str, dict[str, Callable[[Any], bool]]] = {  # of a field besides its name and kind, and what is valid
-    "number": {
-        "fill": _is_finite, "mean": _is_finite, "scale": lambda v: _is_finite(v) and v > 0,
-        "missing": lambda v: isinstance(v, bool), "time_kind": TIME_KINDS.__contains__,
-    },
-    "category": {"categories": lambda v: _are_texts(v, MAX_CATEGORIES), "missing": lambda v: isinstance(v, bool)},
-    "vector": {"length": _is_count},
-    "text": {"vocabulary": lambda v: _are_texts(v, _MAX_COUNT)},
-}  # fmt: skip
-
-
-def _invalid(why: str) -> HeadcountError:
-    return HeadcountError(f"the model's preprocessor is damaged or not from headcount: {why}; fit the model again")
+def _to_text(data: Any) -> str:
+    return json.dumps(data, sort_keys=True)

@@ -193,22 +193,18 @@ class Tfidf:
         return arrays if self.components is None else {**arrays, f"{prefix}.components": self.components}
 
     @classmethod
-    def from_arrays(
-        cls, words: tuple[str, ...], arrays: Mapping[str, Any], prefix: str, error: Callable[[str], Exception]
-    ) -> Tfidf:
-        """Restore from a file that is not trusted; ``error`` makes the exception for what is wrong."""
-        idf, components = (arrays.get(f"{prefix}.{part}") for part in ("idf", "components"))
-        if not words:
-            raise error("it has no words")
-        expected = [("idf", idf, np.float64, 1), ("components", components, np.float32, 2)]
-        for part, a, dtype, ndim in expected[: 1 if components is None else 2]:
-            if not isinstance(a, np.ndarray) or a.dtype != dtype or a.ndim != ndim or a.shape[-1] != len(words):
-                raise error(f"{prefix}.{part} does not fit its {len(words)} words")
-            if not np.isfinite(a).all():
-                raise error(f"{prefix}.{part} holds numbers that are not finite")
-        if components is not None and not 1 <= len(components) <= MAX_COMPONENTS:
-            raise error(f"{prefix}.components has {len(components)} rows, at most {MAX_COMPONENTS} are used")
-        return cls(words, np.asarray(idf), components)
+    def from_arrays(cls, words: tuple[str, ...], arrays: Mapping[str, Any], prefix: str) -> Tfidf:
+        """Restore from a file that is not trusted."""
+        idf, components = arrays[f"{prefix}.idf"], arrays.get(f"{prefix}.components")
+        if not 0 < len({*words}) == len(words):
+            raise HeadcountError("it has no words, or a word twice")
+        for a, dtype, most in ((idf, np.float64, None), (components, np.float32, MAX_COMPONENTS)):
+            if a is None:
+                continue
+            shape = (len(words),) if most is None else (min(len(a), most), len(words))
+            if not isinstance(a, np.ndarray) or a.dtype != dtype or a.shape != shape or not np.isfinite(a).all():
+                raise HeadcountError(f"the arrays {prefix} do not fit its {len(words)} words")
+        return cls(words, idf, components)
 
 
 def _vectorizer(**options: Any) -> Any:
