@@ -10,10 +10,16 @@ from headcount.readers.transforms import StandardScaler
 
 def test_columns_are_standardised_whatever_their_size():
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(500, 4)) * [1.0, 1e-3, 1e200, 5.0] + [0.0, 1.0, 0.0, 1e6]
+    x = rng.normal(size=(500, 4)) * [1.0, 1e-3, 1e100, 5.0] + [0.0, 1.0, 0.0, 1e6]
     z = StandardScaler.fit(x).transform(x)
     assert z.mean(0) == pytest.approx(0, abs=1e-5)
     assert z.std(0) == pytest.approx(1, abs=1e-5)
+
+
+def test_numbers_beyond_all_measure_leave_the_moments_finite():
+    scaler = StandardScaler.fit(np.array([[1.7e308], [1.7e308], [-1.0]]))
+    assert np.isfinite([scaler.mean_, scaler.scale_]).all()
+    assert np.isfinite(scaler.transform(np.array([[1.7e308]]))).all()
 
 
 def test_constant_columns_are_only_centred():

@@ -105,11 +105,10 @@ class ColumnRoles:
             if name not in {*names, *label_columns}:
                 raise HeadcountError(f"{origin} has no column {name!r} ({role}); it has {preview(names, 12)}")
         taken, recognised = {name for _, name in assigned}, dict[str, Any]()
-        for role, common in COMMON_NAMES.items():
+        for role in COMMON_NAMES:
             if getattr(self, role) is None:
-                candidates = [n for n in names if _lower_case(n) in common and n not in taken]
-                ambiguous = role in optional_roles and len(candidates) > 1
-                recognised[role] = None if ambiguous else _only_candidate(role, candidates, origin)
+                free = [n for n in names if n not in taken]
+                recognised[role] = find_common_name(role, free, origin, optional=role in optional_roles)
         if instance_kind_known or self.features or self.text or self.path:
             recognised |= {role: None for role in ("text", "path") if getattr(self, role) is None}
         elif recognised["text"] and recognised["path"]:
@@ -148,16 +147,13 @@ _LIST_ROLES = ("votes", "features", "categories")
 NO_ROLES = ColumnRoles()
 
 
-def find_common_name(role: str, names: Sequence[str], origin: str) -> str | None:
-    """The column that has one of the common names of a role."""
-    return _only_candidate(role, [n for n in names if _lower_case(n) in COMMON_NAMES[role]], origin)
-
-
-def _only_candidate(role: str, candidates: list[str], origin: str) -> str | None:
-    if len(candidates) > 1:
+def find_common_name(role: str, names: Sequence[str], origin: str, optional: bool = False) -> str | None:
+    """The column that has one of the common names of a role; of an ``optional`` one None where two have."""
+    candidates = [n for n in names if _lower_case(n) in COMMON_NAMES[role]]
+    if len(candidates) > 1 and not optional:
         either = " or ".join(map(repr, candidates))
         raise HeadcountError(f"{origin}: the {role} may be column {either}; name one with {role}=")
-    return candidates[0] if candidates else None
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def is_id_column(name: str) -> bool:
@@ -254,17 +250,12 @@ def unify_unicode(words: np.ndarray) -> np.ndarray:
 
 
 def first_duplicate(names: Iterable[str]) -> str | None:
-    """The first name that occurs a second time, None if all differ.
+    """The first name that occurs more than once, None if all differ.
 
     >>> first_duplicate(["a", "b", "a", "b"]), first_duplicate("ab")
     ('a', None)
     """
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            return name
-        seen.add(name)
-    return None
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 def note_similar_classes(classes: Iterable[str]) -> list[str]:

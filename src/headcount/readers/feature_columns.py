@@ -18,7 +18,7 @@ from headcount.readers.columns import abbreviate, clean_name, drop_values, facto
 from headcount.readers.dataset import ReadOptions
 from headcount.readers.preprocessing import MAX_CATEGORIES, Field, Preprocessor
 from headcount.readers.tables import MISSING_VALUES, SourceTable
-from headcount.readers.transforms import as_float, as_vectors
+from headcount.readers.transforms import as_float, as_vectors, parse_number, value_type
 
 _FEW_VALUES = 10  # distinct numbers that may still be names
 _MAX_DEVIATIONS = 20  # from the mean: more is hardly the same unit
@@ -119,10 +119,6 @@ def _note_unfamiliar_values(column: pa.ChunkedArray, field: Field) -> list[str]:
     return [f"{name}: {int(unseen[codes].sum()):,} of {int((codes >= 0).sum()):,} values {problem} ({examples})"]
 
 
-def _value_type(column: pa.ChunkedArray) -> pa.DataType:
-    return column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-
-
 def _is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
@@ -130,7 +126,7 @@ def _is_text(kind: pa.DataType) -> bool:
 def _infer_kind(source: SourceTable, name: str) -> tuple[str, str]:
     """The kind of a column, or why it is not used."""
     column = source.table.column(name)
-    kind, value = column.type, _value_type(column)
+    kind, value = column.type, value_type(column)
     if column.null_count == len(column):
         return "", "it is empty"
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -155,7 +151,7 @@ def _infer_category(column: pa.ChunkedArray, column_name: str) -> tuple[str, str
     values = [v for v in map(clean_name, sample.unique().to_pylist()) if v and v not in MISSING_VALUES]
     _refuse_unparsed_numbers_and_dates(values, column_name)
     many = len(values) > 50 and len(values) > len(sample) / 2 and not pa.types.is_dictionary(column.type)
-    if many and sum(map(_is_number, values)) * 2 < len(values):
+    if many and np.isfinite(list(map(parse_number, values))).sum() * 2 < len(values):
         return "", "it differs in nearly every row (if it is the text, name it with text=)"
     return "category", ""
 
@@ -200,7 +196,7 @@ def _convert(
     if kind == "vector":
         as_vectors(column, f"{name} of {source.origin}")  # errors now rather than when training begins
         return column
-    value = _value_type(column)
+    value = value_type(column)
     try:
         if kind == "text":
             return column.cast(pa.large_string() if pa.types.is_large_string(value) else pa.string())
@@ -218,7 +214,8 @@ def _convert(
         raise HeadcountError(f"column {name!r} of {source.origin} cannot be used: {e}") from None
     codes, values = drop_values(codes, values, MISSING_VALUES)
     had_missing = int((codes < 0).sum()) > column.null_count  # blanks are no values
-    numeric = np.array([*map(_is_number, values), False])
+    parsed = np.array([*map(parse_number, values), np.nan])
+    numeric = np.isfinite(parsed)
     if kind == "category" and not is_fixed:
         has_typos = _FEW_VALUES < numeric.sum() < len(values) < 2 * numeric.sum()  # many numbers and a few words
         kind = "number" if has_typos or (had_missing and numeric.sum() == len(values)) else kind
@@ -233,20 +230,12 @@ def _convert(
     typo = f"among the numbers of column {name!r}; {advice}"
     message = lambda r: f"{source.row(r)}: {abbreviate(values[codes[r]])} {typo}"  # noqa: E731
     excluded |= errors.report_rows(~numeric[codes] & (codes >= 0), message)
-    parsed = np.array([float(v) if n else np.nan for v, n in zip(values, numeric[:-1], strict=True)] + [np.nan])
-    return pa.chunked_array([pa.array(parsed[codes], from_pandas=True)])
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return bool(np.isfinite(float(text))) and "_" not in text
-    except ValueError:
-        return False
+    return pa.chunked_array([pa.array(np.where(numeric, parsed, np.nan)[codes], from_pandas=True)])
 
 
 def _refuse_unparsed_numbers_and_dates(values: Sequence[str], column_name: str) -> None:
     """Numbers and dates that would be taken for categories."""
-    comma = [v for v in values if v.count(",") == 1 and _is_number(v.replace(",", "."))]
+    comma = [v for v in values if v.count(",") == 1 and np.isfinite(parse_number(v.replace(",", ".")))]
     if len(comma) * 2 > len(values):
         raise HeadcountError(f"{column_name} has numbers with a decimal comma ({comma[0]!r}); write a point")
     dates = [v for v in values if _DATE.fullmatch(v)]

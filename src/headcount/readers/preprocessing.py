@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from headcount.errors import HeadcountError
-from headcount.readers.columns import NO_ROLES, ColumnRoles, abbreviate, factorize, first_duplicate, nfc
-from headcount.readers.transforms import StandardScaler, Tfidf, as_float, as_vectors, time_kind
+from headcount.readers.columns import NO_ROLES, ColumnRoles, factorize, first_duplicate, nfc, preview
+from headcount.readers.transforms import LARGEST, StandardScaler, Tfidf, as_float, as_vectors, time_kind
 
 FORMAT = 2
 MAX_CATEGORIES = 64
@@ -184,7 +184,7 @@ class Preprocessor:
                 raise HeadcountError("its JSON and its arrays do not belong together")
         except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as e:
             why = str(e) if isinstance(e, HeadcountError) else f"{type(e).__name__} {e}"
-            problem = f"the model's preprocessor is damaged or not from headcount: {abbreviate(why, 120)[1:-1]}"
+            problem = f"the model's preprocessor is damaged or not from headcount: {why[:200]}"
             raise HeadcountError(f"{problem}; fit the model again") from None
         return preprocessor
 
@@ -202,16 +202,13 @@ class Preprocessor:
             is_finite = all(map(math.isfinite, (f.fill, f.mean, f.scale))) and f.scale > 0
             is_unique = len({*f.categories}) == len(f.categories) <= MAX_CATEGORIES
             if not is_finite or not is_unique or f.time_kind not in TIME_KINDS:
-                raise HeadcountError(f"column {f.name!r} is {abbreviate(f, 80)}")
+                values = (f.fill, f.mean, f.scale, f.time_kind, *f.categories)
+                raise HeadcountError(f"column {f.name!r} has values that fitting does not give: {preview(values, 4)}")
 
 
 def number_fields(x: np.ndarray, names: Sequence[str]) -> tuple[Field, ...]:
     """Fields of (N, D) finite numbers whose columns have these names."""
-    x = np.asarray(x, np.float64)
-    scaler = StandardScaler.fit(x)
-    largest = np.abs(x).max(0)
-    largest = np.where(largest > 0, largest, 1.0)  # so that the median of two very large numbers stays finite
-    medians = np.median(x / largest, axis=0) * largest
+    scaler, medians = StandardScaler.fit(x), np.median(np.clip(x, -LARGEST, LARGEST), axis=0)
     stats = zip(names, medians.tolist(), scaler.mean_.tolist(), scaler.scale_.tolist(), strict=True)
     return tuple(Field(name, "number", median, mean, scale) for name, median, mean, scale in stats)
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from headcount.errors import HeadcountError
 from headcount.io import check_declared_size
 from headcount.readers.columns import NO_ROLES, ColumnRoles, abbreviate, factorize, first_duplicate, nfc, preview
 from headcount.readers.dataset import ErrorPolicy
-from headcount.readers.transforms import as_float
+from headcount.readers.transforms import as_float, parse_number
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".tab", ".parquet", ".pq")
 _BLOCK = 1 << 24
@@ -77,10 +78,9 @@ class SourceTable:
     def numbers(self, name: str) -> np.ndarray:
         """(n,) float64 of a column that must hold numbers, NaN where missing."""
         column = self.table.column(name)
-        kind = column.type
-        if pa.types.is_dictionary(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        if pa.types.is_dictionary(column.type) or pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             codes, values = factorize(column)
-            parsed = np.array([_parse_number(v) for v in values] + [np.nan])
+            parsed = np.array([*map(parse_number, values), np.nan])
             if np.isnan(parsed[:-1]).any():
                 k = int(np.flatnonzero(np.isnan(parsed))[0])
                 row = self.row(int(np.flatnonzero(codes == k)[0]))
@@ -89,14 +89,7 @@ class SourceTable:
         try:
             return as_float(column)
         except (pa.ArrowException, TypeError) as e:
-            raise HeadcountError(f"column {name!r} of {self.origin} holds {kind}, not numbers ({e})") from None
-
-
-def _parse_number(text: str) -> float:
-    try:
-        return float(text.replace("_", "x"))  # Python accepts 1_000
-    except ValueError:
-        return np.nan
+            raise HeadcountError(f"column {name!r} of {self.origin} holds {column.type}, not numbers ({e})") from None
 
 
 def open_table(
@@ -109,7 +102,9 @@ def open_table(
     if table.num_columns == 0 or table.num_rows == 0:
         what = "no columns" if table.num_columns == 0 else "a header and no rows"
         raise HeadcountError(f"{origin} has {what}; give one row per instance")
-    table = _normalize(table)
+    older = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}  # not every function supports views yet
+    columns = [c.cast(older.get(c.type, c.type)) for c in table.columns]
+    table = pa.table(columns, names=list(map(nfc, table.column_names)))
     if not is_file:
         return SourceTable(table, origin, _table_hash(table))
     with open(data, "rb") as f:
@@ -156,13 +151,6 @@ def from_memory(data: Any) -> pa.Table:
         return from_dataframe(data)
     except (pa.ArrowException, TypeError, ValueError, NotImplementedError, RuntimeError) as e:
         raise HeadcountError(f"cannot take the DataFrame: {e}; give each column one type") from None
-
-
-def _normalize(table: pa.Table) -> pa.Table:
-    """Column names in normal form C, and strings in Arrow's older layout: not every function supports views yet."""
-    older = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
-    columns = [c.cast(older[c.type]) if c.type in older else c for c in table.columns]
-    return pa.table(columns, names=list(map(nfc, table.column_names)))
 
 
 def _read_header(path: Path) -> tuple[list[str], str]:
@@ -260,16 +248,8 @@ def _check_quotes_closed(path: Path, delimiter: str) -> None:
 
 def _table_hash(table: pa.Table) -> str:
     digest = hashlib.sha256()
-
-    class Sink(io.RawIOBase):
-        def writable(self) -> bool:
-            return True
-
-        def write(self, data: Any) -> int:
-            digest.update(data)
-            return len(data)
-
+    sink = SimpleNamespace(write=digest.update, flush=bool, close=bool, closed=False)  # a file that keeps nothing
     table = table.replace_schema_metadata(None)
-    with pa.ipc.new_stream(pa.PythonFile(Sink(), mode="w"), table.schema) as stream:
+    with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), table.schema) as stream:
         stream.write_table(table, max_chunksize=1 << 16)
     return digest.hexdigest()

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from headcount.errors import HeadcountError
 
+LARGEST = 1e140  # of a number, so that sums of squares stay finite
 MAX_COMPONENTS = 100
 _MAX_VOCABULARY = 20_000
 _SAMPLE = 200_000  # texts that suffice to fit the vocabulary
@@ -26,11 +27,23 @@ _NUMBERS_AT_ONCE = 1 << 16
 _TICKS = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}  # in a second
 
 
+def value_type(column: pa.ChunkedArray) -> pa.DataType:
+    """The type of a column's values, whether or not they are encoded by a dictionary."""
+    return column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+
+
+def parse_number(text: str) -> float:
+    """A number as people write one; NaN for anything else."""
+    try:
+        return float(text.replace("_", "x"))  # Python accepts 1_000
+    except ValueError:
+        return math.nan
+
+
 def as_float(column: pa.ChunkedArray) -> np.ndarray:
     """(n,) float64, NaN where missing; dates, times and durations in seconds at any resolution."""
-    kind, a_second = column.type, 1.0
-    if pa.types.is_dictionary(kind):
-        column, kind = column.cast(kind.value_type), kind.value_type
+    kind, a_second = value_type(column), 1.0
+    column = column.cast(kind)
     if time_kind(kind):
         days = pa.types.is_date32(kind)
         a_second = 1 / 86_400 if days else _TICKS["ms" if pa.types.is_date64(kind) else kind.unit]
@@ -90,20 +103,26 @@ class StandardScaler:
 
     @classmethod
     def fit(cls, x: np.ndarray, min_deviation: float = 0.0) -> StandardScaler:
-        """Mean and standard deviation of the columns of (N, D) finite numbers, however large these are.
+        """Mean and standard deviation of the columns of (N, D) finite numbers; beyond 1e140 a number counts as 1e140.
 
         A column whose deviation is not above ``min_deviation``, or not above the rounding error of its mean, is constant.
         """
-        largest = np.zeros(x.shape[1])
-        for block in _blocks(x):
-            np.maximum(largest, np.abs(x[block].astype(np.float64)).max(0), out=largest)
-        largest[largest == 0] = 1.0
-        return cls(*_moments(lambda: (x[block] for block in _blocks(x)), largest, min_deviation))
+        return cls.fit_chunks(lambda: (np.clip(x[b].astype(np.float64), -LARGEST, LARGEST) for b in _blocks(x)), min_deviation)
 
     @classmethod
     def fit_chunks(cls, chunks: Callable[[], Iterable[np.ndarray]], min_deviation: float = 0.0) -> StandardScaler:
         """The same for numbers that need not be in memory at once: ``chunks()`` yields (n, D) arrays, and is called twice."""
-        return cls(*_moments(chunks, np.ones(1), min_deviation))
+        total, squares, count = np.zeros(1), np.zeros(1), 0
+        for chunk in chunks():
+            total = total + chunk.astype(np.float64, copy=False).sum(0)
+            count += len(chunk)
+        mean = total / count
+        for chunk in chunks():
+            deviation = chunk.astype(np.float64, copy=False) - mean
+            squares = squares + np.einsum("nd,nd->d", deviation, deviation)
+        deviation = np.sqrt(squares / count)
+        varies = deviation > np.maximum(1e-12 * np.abs(mean), max(min_deviation, 1e-300))
+        return cls(mean, np.where(varies, deviation, 1.0))
 
     def deviations(self, x: np.ndarray) -> np.ndarray:
         """(n, D) float64: how many standard deviations each number lies from the mean; NaN stays NaN."""
@@ -125,23 +144,6 @@ def _blocks(x: np.ndarray) -> Iterator[slice]:
     """Rows that stay in the processor's cache together, so that no float64 copy is made of the whole."""
     rows = max(1, _NUMBERS_AT_ONCE // max(1, x.shape[1]))
     return (slice(start, start + rows) for start in range(0, len(x), rows))
-
-
-def _moments(
-    chunks: Callable[[], Iterable[np.ndarray]], largest: np.ndarray, min_deviation: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and scale of (n, D) chunks, divided by ``largest`` meanwhile so that squares of very large numbers stay finite."""
-    total, squares, count = np.zeros(1), np.zeros(1), 0
-    for chunk in chunks():
-        total = total + (chunk.astype(np.float64) / largest).sum(0)
-        count += len(chunk)
-    mean = total / count
-    for chunk in chunks():
-        deviation = chunk.astype(np.float64) / largest - mean
-        squares = squares + np.einsum("nd,nd->d", deviation, deviation)
-    mean, deviation = mean * largest, np.sqrt(squares / count) * largest
-    varies = np.isfinite(deviation) & (deviation > np.maximum(1e-12 * np.abs(mean), max(min_deviation, 1e-300)))
-    return mean, np.where(varies, deviation, 1.0)
 
 
 @dataclass(frozen=True, eq=False)
