@@ -67,7 +67,7 @@ def test_weights_that_cannot_be_loaded(downloads):
 
 
 def test_a_size_that_a_network_does_not_take(downloads):
-    with pytest.raises(HeadcountError, match=r"does not take images of 8 x 8 .*doesn't match.* give the size"):
+    with pytest.raises(HeadcountError, match=r"does not take instances of shape .8, 8, 3. .*doesn't match.* give the size"):
         library_backbones.load_pretrained("timm:picky", (8, 8, 3))
     assert downloads == [], "refused before any download"
     assert library_backbones.load_pretrained("timm:picky", (8, 8, 3), size=16).size == 16

@@ -224,7 +224,10 @@ def bag_hashes(bags: Bags, chunk_words: int = CHUNK_WORDS) -> np.ndarray:
     words = max(1, int(np.prod(bags.pool.shape)) // (4 if bags.pool.kind == "images" else 1))
     rows = max(1, chunk_words // words)
     for index, bag in zip(bags.index.split(rows), bags.bag.split(rows), strict=True):
-        np.add.at(hashes, bag.cpu().numpy(), _hash_words(_to_words(bags.pool.take(index))))
+        x = _to_words(bags.pool.take(index))
+        # each word times its key; the keys must never change: saved hashes would not match
+        keys = np.random.PCG64(20_231).random_raw(x.shape[1]) | np.uint64(1)
+        np.add.at(hashes, bag.cpu().numpy(), _mix_bits((x.astype(np.uint64) * keys).sum(1, dtype=np.uint64)))
     return _mix_bits(hashes + bags.sizes.cpu().numpy().astype(np.uint64))
 
 
@@ -256,12 +259,6 @@ def _to_words(x: Tensor) -> np.ndarray:
     if x.dtype == torch.uint8:
         return np.pad(x.numpy(), ((0, 0), (0, -x.shape[1] % 4))).view(np.uint32)
     return (x.float() + 0.0).contiguous().numpy().view(np.uint32)  # + 0 turns -0 into 0
-
-
-def _hash_words(words: np.ndarray) -> np.ndarray:
-    """(n,) uint64: the sum of the words, each times a key. The keys must never change: saved hashes would not match."""
-    keys = np.random.PCG64(20_231).random_raw(words.shape[1]) | np.uint64(1)
-    return _mix_bits((words.astype(np.uint64) * keys).sum(1, dtype=np.uint64))
 
 
 def _mix_bits(h: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,12 +100,11 @@ def _damaged(path: Path, reason: str) -> HeadcountError:
 @contextmanager
 def cache_lock(cache: Path) -> Generator[None]:
     """One process at a time converts sources; the others wait and then find the result."""
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(file_lock(cache / ".lock", required=False))
-        except OSError as e:
-            raise HeadcountError(f"cannot write into {cache}: {e}; set HEADCOUNT_DATA to a folder you own") from None
-        yield
+    try:
+        with file_lock(cache / ".lock", required=False):
+            yield
+    except OSError as e:
+        raise HeadcountError(f"cannot write into {cache}: {e}; set HEADCOUNT_DATA to a folder you own") from None
 
 
 class Remote(NamedTuple):

@@ -106,7 +106,14 @@ def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...] | None
             raise HeadcountError(f"{path} has no {' or '.join(map(repr, keys))}; it has {has}")
     data = _check_data(path, data_key, arrays[data_key])
     labels = _check_labels(path, arrays[label_key], len(data))
-    return data, labels, _class_names(path, arrays[name_key], labels) if name_key else None, arrays.get("split")
+    classes = None
+    if name_key:
+        with explain_read_errors(path, "class names as text"):
+            classes = tuple(arrays[name_key].reshape(-1).astype(str).tolist())
+        if len(classes) <= labels.max() or len(set(classes)) < len(classes):
+            counts = f"{len(classes)} class names for labels up to {labels.max()}"
+            raise HeadcountError(f"{path}: {counts}; give each class its own name")
+    return data, labels, classes, arrays.get("split")
 
 
 def _check_data(path: Path, key: str, data: np.ndarray) -> np.ndarray:
@@ -142,12 +149,3 @@ def _check_labels(path: Path, labels: np.ndarray, count: int) -> np.ndarray:
         if not 0 <= labels[row] < MAX_CLASSES:
             raise HeadcountError(f"{path}: row {row} has label {labels[row]}; number the classes 0, 1, 2, ...")
     return labels.astype(np.int64)
-
-
-def _class_names(path: Path, names: np.ndarray, labels: np.ndarray) -> tuple[str, ...]:
-    with explain_read_errors(path, "class names as text"):
-        classes = tuple(names.reshape(-1).astype(str).tolist())
-    if len(classes) <= labels.max() or len(set(classes)) < len(classes):
-        counts = f"{len(classes)} class names for labels up to {labels.max()}"
-        raise HeadcountError(f"{path}: {counts}; give each class its own name")
-    return classes

@@ -164,7 +164,10 @@ def sample_shares_official(scenario: str, classes: int, bags: int, rng: np.rando
     e, need = bin_edges(scenario, classes), bags // BINS
     bins = [np.empty((0, classes)) for _ in range(BINS)]
     for law, stop in STAGES[scenario]:
-        while not _full(bins, need, stop):
+        while True:
+            full = [len(rows) >= need for rows in bins]
+            if all(full[b] for b in stop) if isinstance(stop, tuple) else sum(full) >= stop:
+                break
             p = _block(law, classes, block, rng)
             share = p.max(1)
             for b in range(BINS):
@@ -184,11 +187,6 @@ def _block(law: str, classes: int, block: int, rng: np.random.RandomState) -> Ar
         minors = rng.uniform(0, alpha, (block, classes - 1))  # minorities first, then majorities: the released order
         p = np.concatenate([minors, rng.uniform(beta, 1, (block, 1))], axis=1)
     return p / p.sum(1, keepdims=True)
-
-
-def _full(bins: list[Array], need: int, stop: tuple[int, ...] | int) -> bool:
-    full = [len(rows) >= need for rows in bins]
-    return all(full[b] for b in stop) if isinstance(stop, tuple) else sum(full) >= stop
 
 
 def round_shares(p: Array, bag_size: int, rounding: str = "official") -> Array:

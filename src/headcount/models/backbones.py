@@ -194,21 +194,14 @@ def _image_backbone(name: str, network: Callable[..., nn.Module]) -> Callable[..
     return build
 
 
-def _linear_backbone(shape: tuple[int, ...]) -> nn.Module:
-    """The instance itself, flattened: with a head on top this is a linear classifier."""
-    return MLP(math.prod(shape), layers=0)
-
-
 CustomBackbone = nn.Module | Callable[[], nn.Module]  # (n, channels, H, W) or (n, D) float32 -> (n, features)
 
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "resnet18": _image_backbone("resnet18", ResNet18),
     "quick": _image_backbone("quick", SmallConvNet),
     "mlp": lambda shape, **options: MLP(math.prod(shape), **options),
-    "linear": _linear_backbone,
+    "linear": lambda shape: MLP(math.prod(shape), layers=0),  # the instance itself: with a head on top a linear classifier
 }
-
-
 CUSTOM = "custom:"
 
 
@@ -241,23 +234,3 @@ def build_backbone(name: CustomBackbone | str, shape: tuple[int, ...], options: 
         return built[0] if networks == 1 else ConcatBackbones(built)
     except (TypeError, RuntimeError) as e:  # torch raises a RuntimeError for a width below zero
         raise HeadcountError(f"backbone {name} cannot be built with {dict(options)}: {e}") from None
-
-
-@torch.no_grad()
-def count_features(backbone: nn.Module, shape: tuple[int, ...]) -> int:
-    """How many features a custom backbone makes of instances of this shape, by trying two."""
-    device = next((p.device for p in backbone.parameters()), torch.device("cpu"))
-    was_training = backbone.training
-    try:
-        h = backbone.eval()(torch.zeros((2, shape[2], *shape[:2]) if len(shape) == 3 else (2, *shape), device=device))
-    except Exception as e:  # every network raises its own
-        why = " ".join(str(e).split())[:160]
-        raise HeadcountError(
-            f"the custom backbone does not take instances of shape {shape} ({type(e).__name__}: {why})"
-        ) from None
-    finally:
-        backbone.train(was_training)
-    if not isinstance(h, Tensor) or h.ndim != 2 or len(h) != 2:
-        got = f"shape {tuple(h.shape)}" if isinstance(h, Tensor) else type(h).__name__
-        raise HeadcountError(f"the custom backbone makes {got} of two instances; it has to make (2, features)")
-    return h.shape[1]

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -83,15 +84,11 @@ def _build(name: str, *, classifier: bool = False, pretrained: bool = False) -> 
     if library == "timm":
         return source.create_model(model, pretrained=pretrained, **({} if classifier else {"num_classes": 0}))
     net = source.get_model(model, weights="DEFAULT" if pretrained else None)
-    return net if classifier else _remove_classifier(net)
-
-
-def _remove_classifier(net: nn.Module) -> nn.Module:
-    """Replace the last linear layer, the classifier in all networks of torchvision, by the identity."""
-    linear = [name for name, m in net.named_modules() if isinstance(m, nn.Linear)]
+    linear = [name for name, m in net.named_modules() if isinstance(m, nn.Linear)]  # the last is the classifier
     if not linear:
         raise HeadcountError(f"{type(net).__name__} has no linear classifier to remove; choose another backbone")
-    net.set_submodule(linear[-1], nn.Identity())
+    if not classifier:
+        net.set_submodule(linear[-1], nn.Identity())
     return net
 
 
@@ -103,27 +100,11 @@ class LibraryBackbone(nn.Module):
         super().__init__()
         check_library_options(size, frozen)
         self.net, self.size, self.frozen = net.eval(), size, frozen
-        self.dim = self._feature_dim(shape)
+        height, width = shape[:2] if size is None else (size, size)
+        self.dim = count_features(self, (height, width, shape[2]), "the backbone")
         if frozen:
             self.net.requires_grad_(False)
         self.train()
-
-    @torch.no_grad()
-    def _feature_dim(self, shape: tuple[int, ...]) -> int:
-        height, width = shape[:2] if self.size is None else (self.size, self.size)
-        try:
-            h = self._apply_net(torch.zeros(1, shape[2], height, width))
-        except Exception as e:  # every network raises its own
-            why = " ".join(str(e).split())[:120]
-            hint = "give the size it was made for, such as 224"
-            raise HeadcountError(f"the backbone does not take images of {height} x {width} ({why}); {hint}") from None
-        if not isinstance(h, Tensor) or h.ndim != 2:
-            got = f"features of shape {tuple(h.shape[1:])}" if isinstance(h, Tensor) else type(h).__name__
-            raise HeadcountError(f"the backbone gives {got}; choose one that pools them")
-        return int(h.shape[1])
-
-    def _apply_net(self, x: Tensor) -> Tensor:
-        return self.net(x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else x)
 
     def train(self, mode: bool = True) -> LibraryBackbone:
         super().train(mode)
@@ -134,7 +115,36 @@ class LibraryBackbone(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.size is not None and x.shape[2:] != (self.size, self.size):
             x = F.interpolate(x, (self.size, self.size), mode="bilinear", antialias=True)
-        return self._apply_net(x)
+        return self.net(x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else x)
+
+
+@contextmanager
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Inside, the module predicts; afterwards it trains again if it did before."""
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)
+
+
+@torch.no_grad()
+def count_features(backbone: nn.Module, shape: tuple[int, ...], name: str) -> int:
+    """How many features a backbone makes of instances of this shape, by trying two."""
+    device = next((p.device for p in backbone.parameters()), torch.device("cpu"))
+    x = torch.zeros((2, shape[2], *shape[:2]) if len(shape) == 3 else (2, *shape), device=device)
+    try:
+        with eval_mode(backbone):
+            h = backbone(x)
+    except Exception as e:  # every network raises its own
+        why = f"{type(e).__name__}: {' '.join(str(e).split())[:160]}"
+        advice = "; give the size it was made for, such as 224" if isinstance(backbone, LibraryBackbone) else ""
+        raise HeadcountError(f"{name} does not take instances of shape {shape} ({why}){advice}") from None
+    if not isinstance(h, Tensor) or h.ndim != 2 or len(h) != 2:
+        got = f"shape {tuple(h.shape)}" if isinstance(h, Tensor) else type(h).__name__
+        raise HeadcountError(f"{name} makes {got} of two instances; it has to make (2, features)")
+    return h.shape[1]
 
 
 def check_library_options(size: Any, frozen: Any) -> None:
@@ -211,22 +221,18 @@ def load_pretrained(
     if weights == "pretrained":
         if log is not None:
             log(f"{name}: asking {split_name(name)[0]} for the published weights, which it downloads unless it has them")
-        state = _download_weights(name)
+        try:
+            state = _build(name, pretrained=True).state_dict()
+        except HeadcountError:
+            raise
+        except Exception as e:  # no connection, no such file, or the library's own
+            why = f"{type(e).__name__}: {' '.join(str(e).split())[:160]}); give weights as FILE.safetensors, or none"
+            raise HeadcountError(f"{name}: its published weights could not be loaded ({why}") from None
     else:
         state = _match_weights(load_weights(Path(weights)), net, name, weights)
         weights = Path(weights).name
     mean, std = _normalization_constants(net, shape[2])
     return PretrainedBackbone(name, True if frozen is None else frozen, size, weights, state, mean, std)
-
-
-def _download_weights(name: str) -> dict[str, Tensor]:
-    try:
-        return _build(name, pretrained=True).state_dict()
-    except HeadcountError:
-        raise
-    except Exception as e:  # no connection, no such file, or the library's own
-        why = f"{type(e).__name__}: {' '.join(str(e).split())[:160]}); give weights as FILE.safetensors, or none"
-        raise HeadcountError(f"{name}: its published weights could not be loaded ({why}") from None
 
 
 def _match_weights(given: dict[str, Tensor], net: nn.Module, name: str, path: str) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from headcount.bags import Bags, Segments
 from headcount.errors import HeadcountError
 from headcount.models import library_backbones, serialization
-from headcount.models.backbones import CUSTOM, CustomBackbone, Normalize, backbone_name, build_backbone, count_features
+from headcount.models.backbones import CUSTOM, CustomBackbone, Normalize, backbone_name, build_backbone
 from headcount.models.heads import TRUSTED_HEADS, Head, Output, build_head, find_head, trust_head
 from headcount.seeds import seed_for
 
@@ -92,7 +92,10 @@ class Model(nn.Module):
         self.normalize = normalize or Normalize(config.shape, torch.zeros(channels), torch.ones(channels))
         self.backbone = build_backbone(config.backbone, config.shape, dict(config.backbone_options))
         counted = None if config.counted is None else torch.tensor(config.counted)
-        dim: Any = self.backbone.dim if isinstance(config.backbone, str) else count_features(self.backbone, config.shape)
+        if isinstance(config.backbone, str):
+            dim: Any = self.backbone.dim
+        else:
+            dim = library_backbones.count_features(self.backbone, config.shape, "the custom backbone")
         self.head = build_head(config.head, dim, len(config.classes), dict(config.options), counted)
 
     def features(self, x: Tensor) -> Tensor:

@@ -11,8 +11,6 @@ import json
 import logging
 import math
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +36,13 @@ def export_onnx(model: FittedModel, path: Path) -> float:
     """Write the file if onnxruntime gives what ``model.predict(..., use_context=False)`` does; returns the largest difference."""
     onnx, runtime = _import_onnx()
     if isinstance(model.estimator, Model):
-        graph = _network_graph(model.estimator, model.instance_temperature)
+        config = model.estimator.config
+        if model.estimator.instance_depends_on_bag:
+            why = "judges an instance by its bag; ONNX takes single instances, so it cannot be exported"
+            raise HeadcountError(f"head {config.head} {why}")
+        what = f"head {config.head} on {backbone_name(config.backbone)}"
+        network = _SingleInstances(model.estimator, model.instance_temperature)
+        graph = _export_module(network, config.shape, "probabilities", what)
     elif isinstance(model.estimator, SklearnModel):
         raise HeadcountError("only the networks, forests and logistic regressions of `headcount fit` can become ONNX")
     else:
@@ -80,18 +84,13 @@ class _SingleInstances(nn.Module):
         return apply_temperature(p, self.temperature)
 
 
-def _network_graph(model: Model, temperature: float) -> Any:
-    if model.instance_depends_on_bag:
-        why = "judges an instance by its bag; ONNX takes single instances, so it cannot be exported"
-        raise HeadcountError(f"head {model.config.head} {why}")
-    what = f"head {model.config.head} on {backbone_name(model.config.backbone)}"
-    return _export_module(_SingleInstances(model, temperature), model.config.shape, "probabilities", what)
-
-
 def _export_module(module: nn.Module, shape: tuple[int, ...], output: str, what: str) -> Any:
     example = torch.zeros((3, *shape), dtype=torch.uint8 if len(shape) == 3 else torch.float32)
+    logger = logging.getLogger("torch.onnx")  # it names every library that the exporter could have used
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings(), _quiet_logger("torch.onnx"), torch.no_grad():
+        with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             program: Any = torch.onnx.export(
                 module.eval(), (example,), dynamo=True, opset_version=_OPSET, verbose=False,
@@ -101,25 +100,20 @@ def _export_module(module: nn.Module, shape: tuple[int, ...], output: str, what:
     except Exception as e:  # the exporter has many exceptions of its own
         why = " ".join(str(e).split())[:200]
         raise HeadcountError(f"torch cannot export {what}: {why}") from None
+    finally:
+        logger.setLevel(level)
     return program.model_proto
 
 
-class _HalfPrecisionFeatures(nn.Module):
-    """Features as the estimator was trained on: rounded to half precision."""
-
-    def __init__(self, frozen_backbone: FrozenBackbone) -> None:
-        super().__init__()
-        self.frozen_backbone = frozen_backbone
-
-    def forward(self, instances: Tensor) -> Tensor:
-        return self.frozen_backbone(instances).float()
+class _ToFloat32(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.float()
 
 
 def _prepend_backbone(frozen_backbone: FrozenBackbone, estimator_graph: Any, onnx: Any) -> Any:
     """The backbone's graph, followed by the estimator's."""
-    features = _HalfPrecisionFeatures(frozen_backbone)
-    what = f"the frozen backbone {frozen_backbone.name}"
-    features_graph = _export_module(features, frozen_backbone.shape, "features", what)
+    features = nn.Sequential(frozen_backbone, _ToFloat32())  # rounded to half precision, as the estimator was trained on
+    features_graph = _export_module(features, frozen_backbone.shape, "features", f"the frozen backbone {frozen_backbone.name}")
     estimator_graph = onnx.compose.add_prefix(estimator_graph, "estimator/")  # both may have a node of the same name
     features_graph.ir_version = estimator_graph.ir_version = max(features_graph.ir_version, estimator_graph.ir_version)
     model = onnx.compose.merge_models(features_graph, estimator_graph, io_map=[("features", "estimator/instances")])
@@ -128,18 +122,6 @@ def _prepend_backbone(frozen_backbone: FrozenBackbone, estimator_graph: Any, onn
         node.output[:] = ["probabilities" if name == output else name for name in node.output]
     model.graph.output[0].name = "probabilities"
     return model
-
-
-@contextmanager
-def _quiet_logger(name: str) -> Iterator[None]:
-    """The exporter logs every library that it could have used."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _estimator_graph(estimator: Trees | LinearModel, features: int, temperature: float, onnx: Any) -> Any:

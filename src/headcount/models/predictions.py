@@ -21,7 +21,7 @@ from headcount.errors import HeadcountError, check_choice
 from headcount.io import atomic_path, file_lock
 from headcount.majority.calibration import log_mean_shares
 from headcount.models.heads import ChunkedHead, Output, why_not_chunkable
-from headcount.models.library_backbones import state_digest
+from headcount.models.library_backbones import eval_mode, state_digest
 from headcount.models.network import FrozenBackbone, Model, mean_logits
 from headcount.models.trees import LinearModel, SklearnModel, Trees
 
@@ -90,18 +90,13 @@ def predict(model: Model, bags: Bags, *, keep: tuple[str, ...] = (), batch_insta
     """
     if not len(bags):
         raise HeadcountError("no bags to predict; give at least one")
-    was_training = model.training
-    model.eval()
     outputs: list[Output] = []
     parts = [bags.take(numbers) for numbers in bags.ranges(batch_instances)]
     plan = (addresses for part in parts for addresses in part.index.split(batch_instances))
-    try:
-        with open_reader(bags.pool, model.device, plan) as reader:
-            for part in parts:
-                predict_part = _predict_bags if len(part.index) <= batch_instances else _predict_large_bag
-                outputs.append(predict_part(model, part, reader, keep, batch_instances))
-    finally:
-        model.train(was_training)
+    with eval_mode(model), open_reader(bags.pool, model.device, plan) as reader:
+        for part in parts:
+            predict_part = _predict_bags if len(part.index) <= batch_instances else _predict_large_bag
+            outputs.append(predict_part(model, part, reader, keep, batch_instances))
     return concatenate_outputs(outputs)
 
 
@@ -141,15 +136,11 @@ def predict_instances(model: Model, x: Tensor, *, batch_instances: int = BATCH_I
     if model.instance_depends_on_bag:
         why = "judges an instance by its bag, or by its place in it; give whole bags to predict()"
         raise HeadcountError(f"head {model.config.head} {why}")
-    was_training = model.training
-    model.eval()
     logits = []
-    try:
+    with eval_mode(model):
         for part in x.split(batch_instances):
             segments = Segments.from_sizes([1] * len(part), model.device)
             logits.append(model.tta_output(model.tta_features(part.to(model.device)), segments).instance.cpu())
-    finally:
-        model.train(was_training)
     return torch.cat(logits)
 
 

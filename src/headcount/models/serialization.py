@@ -83,7 +83,10 @@ def state_arrays(module: nn.Module) -> dict[str, np.ndarray]:
 def load_folder(path: Path, parse: Callable[[dict[str, Any], dict[str, np.ndarray]], ModelT]) -> ModelT:
     """What ``parse`` makes of a folder's JSON and arrays. Anything unexpected in either is an error of one line."""
     try:
-        data, arrays = _read_json(path), _read_arrays(path / WEIGHTS_FILE)
+        data = _read_json(path)
+        _check_header(path / WEIGHTS_FILE)
+        arrays = load_file(path / WEIGHTS_FILE)
+        _check_finite(arrays)
         digest = data.pop("sha256", None)
         model = parse(data, arrays)
         with open(path / WEIGHTS_FILE, "rb") as f:
@@ -103,7 +106,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     for name in (JSON_FILE, WEIGHTS_FILE):
         if not (path / name).exists():
             raise HeadcountError(f"{name} is missing; give the folder that headcount fit wrote")
-        _check_is_file(path / name)
+    _check_is_file(path / JSON_FILE)
     if (path / JSON_FILE).stat().st_size > _MAX_JSON:
         raise HeadcountError(f"{JSON_FILE} is larger than {_MAX_JSON >> 20} MB")
     data = json.loads((path / JSON_FILE).read_bytes().decode("utf-8"), parse_constant=_refuse_constant)
@@ -131,13 +134,6 @@ def _check_header(path: Path) -> None:
         header = int.from_bytes(f.read(8), "little")
         if size < 10 or header > min(_MAX_HEADER, size - 8) or f.read(1) != b"{":
             raise HeadcountError(f"{path.name} does not begin like a safetensors file")
-
-
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
-    _check_header(path)
-    arrays = load_file(path)
-    _check_finite(arrays)
-    return arrays
 
 
 def _check_finite(arrays: Mapping[str, np.ndarray]) -> None:

@@ -55,8 +55,8 @@ def read_array(array: Any, options: ReadOptions, origin: str = "the array") -> R
         want = "bags of features (B, S, D), or of images uint8 (B, S, H, W, channels)"
         advice = "" if a.ndim == 3 else "; give the bag of each row with bags="
         raise HeadcountError(f"{origin} holds {a.dtype} of shape {a.shape}; one array alone is {want}{advice}")
-    bag = np.repeat(np.arange(len(a)), a.shape[1])
-    return _build_raw_data(a.reshape(-1, *a.shape[2:]), bag, list(map(str, range(len(a)))), {}, options, origin)
+    flat = {"X": a.reshape(-1, *a.shape[2:]), "sizes": np.full(len(a), a.shape[1])}
+    return read_named_arrays(flat, options, origin)
 
 
 def read_list(bags: Sequence[Any] | Mapping[Any, Any], options: ReadOptions) -> RawData:
@@ -71,8 +71,8 @@ def read_list(bags: Sequence[Any] | Mapping[Any, Any], options: ReadOptions) -> 
         arrays.append(a)
     if not arrays:
         raise HeadcountError("the list of bags is empty; give one array per bag")
-    bag = np.repeat(np.arange(len(arrays)), [len(a) for a in arrays])
-    return _build_raw_data(np.concatenate(arrays), bag, names, {}, options, "the list of bags")
+    flat = {"X": np.concatenate(arrays), "sizes": np.array(list(map(len, arrays))), "names": np.array(names)}
+    return read_named_arrays(flat, options, "the list of bags")
 
 
 def is_array_dict(data: Mapping[Any, Any]) -> bool:
@@ -112,15 +112,6 @@ def read_named_arrays(
             why = f" (no instance is in bag {preview(empty)})" if empty else ""
             problem = f"{k} of {origin} has shape {arrays[k].shape} for {len(names)} bags{why}"
             raise HeadcountError(f"{problem}; give one per bag")
-    raw = _build_raw_data(x, bag, names, arrays, options, origin)
-    raw.notes += [f"ignored in {origin}: {preview(other)}"] if other else []
-    raw.notes += [] if {"bag", "sizes", "offsets"} & set(arrays) else [LOOSE]
-    return raw
-
-
-def _build_raw_data(
-    x: np.ndarray, bag: np.ndarray, names: list[str], arrays: Arrays, options: ReadOptions, origin: str
-) -> RawData:
     x = x[..., None] if x.dtype == np.uint8 and x.ndim == 3 else x
     kind = "images" if x.ndim == 4 else "features"
     x, notes = _as_images(x) if kind == "images" else (x, [])
@@ -140,7 +131,7 @@ def _build_raw_data(
         summary=f"read {origin}: {len(x):,} {kind} of {'x'.join(map(str, x.shape[1:]))}", origin=origin,
         schema=Preprocessor(kind, shape=x.shape[1:]), content=x, bag=bag, names=names,
         labels=_labels(arrays, options, bag, names, origin), ids=_ids(bag, names), digest=_digest(x), classes=options.classes,
-        notes=notes,
+        notes=[*notes, *([f"ignored in {origin}: {preview(other)}"] if other else [])],
     )  # fmt: skip
     if "weight" in arrays:
         weight = arrays["weight"].astype(np.float64) if arrays["weight"].dtype.kind in "iufb" else np.full(len(x), np.nan)
@@ -155,6 +146,7 @@ def _build_raw_data(
         raw.coords = a.astype(np.float64)
     if "group" in arrays:
         raw.group = tuple(clean_name(v) or f"only {names[b]}" for b, v in enumerate(arrays["group"].tolist()))
+    raw.notes += [] if {"bag", "sizes", "offsets"} & set(arrays) else [LOOSE]
     raw.bag, raw.all_finite = np.where(excluded, -1, bag), not excluded.any()
     return raw
 
@@ -188,11 +180,9 @@ def _labels(arrays: Arrays, options: ReadOptions, bag: np.ndarray, names: list[s
     labels = options.labels if options.labels is not None else arrays.get("votes", arrays.get("labels"))
     if labels is None and options.requires_labels("truth" in arrays):
         raise HeadcountError(f"{origin} has no labels; give labels=, one per bag")
-    return (
-        BagLabels(codes=np.full(len(names), -1))
-        if labels is None
-        else join_labels(labels, options, names, bag_column="bag", bag=bag)
-    )
+    if labels is None:
+        return BagLabels(codes=np.full(len(names), -1))
+    return join_labels(labels, options, names, bag_column="bag", bag=bag)
 
 
 def _classes(a: np.ndarray, key: str, origin: str, options: ReadOptions, notes: list[str]) -> tuple[np.ndarray, list[str]]:

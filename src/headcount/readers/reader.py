@@ -196,7 +196,10 @@ def _assemble(raw: RawData, options: ReadOptions) -> BagDataset:
     classes_given, options = options.classes is not None, replace(options, classes=options.classes or raw.classes)
     _check_usable(raw, options)
     target, classes, tied = build_targets(raw.labels, options, raw.names, raw.origin)
-    content, address = _without_excluded_rows(raw)
+    content, address, kept_rows = raw.content, raw.address, raw.bag >= 0
+    if not raw.all_finite and not kept_rows.all():  # excluded rows may hold anything; a mapped cache has zeros there
+        content = content.filter(pa.array(kept_rows)) if isinstance(content, pa.Table) else content[kept_rows]
+        address = np.cumsum(kept_rows) - 1
     included = np.flatnonzero((raw.bag >= 0) & ~np.append(tied, True)[raw.bag])
     if not len(included):
         why = f": {options.errors.messages[0]}" if options.errors.messages else ""
@@ -220,7 +223,7 @@ def _assemble(raw: RawData, options: ReadOptions) -> BagDataset:
         else:
             pool = Pool(content, trusted=raw.all_finite)
         bags = Bags.of(
-            pool, index=address[rows], sizes=sizes, labels=target, classes=classes, names=[raw.names[b] for b in kept],
+            pool, index=rows if address is None else address[rows], sizes=sizes, labels=target, classes=classes, names=[raw.names[b] for b in kept],
             group=None if group is None else [group[b] for b in kept],
             weight=None if raw.weight is None else raw.weight[rows].astype(np.float32),
             counted=[c not in options.uncounted for c in classes] if options.uncounted else None, **codes,
@@ -249,15 +252,6 @@ def _check_usable(raw: RawData, options: ReadOptions) -> None:
         raise HeadcountError(f"side={options.side} is for images, and {raw.origin} holds none; leave it out")
     if options.tile is not None and raw.coords is None:
         raise HeadcountError(f"tile={options.tile:g} is for coordinates, and {raw.origin} has none; leave it out")
-
-
-def _without_excluded_rows(raw: RawData) -> tuple[Any, np.ndarray]:
-    """The content without excluded rows, which may hold anything, and (n,) the position of each row in it."""
-    included = raw.bag >= 0
-    if raw.all_finite or included.all():  # a mapped cache stays as it is: excluded rows are zeros there
-        return raw.content, np.arange(len(included)) if raw.address is None else raw.address
-    content = raw.content.filter(pa.array(included)) if isinstance(raw.content, pa.Table) else raw.content[included]
-    return content, np.cumsum(included) - 1
 
 
 def _class_codes(raw: RawData, key: str, options: ReadOptions, classes: Sequence[str]) -> np.ndarray:

@@ -46,9 +46,12 @@ def read_table(data: Any, options: ReadOptions) -> RawData:
     labels = _labels(source, bag, names, options)
     if options.roles.group and group is None and labels.group is None:
         raise HeadcountError(f"neither {origin} nor the label file has a column {options.roles.group!r} (group)")
+    in_words = [f"{role} {name!r}" for role, name in roles.assigned_columns()]
+    in_words += [f"votes {', '.join(roles.votes)}"] if roles.votes else []
+    notes = [f"columns: {', '.join(in_words)}", *notes, *([] if roles.bag in source else [LOOSE])]
     raw = RawData(
         summary="", origin=origin, schema=Preprocessor("table"), content=None, bag=bag, names=names,
-        labels=labels, ids=table, digest=source.digest, group=group, notes=[_describe_roles(roles), *notes, *([] if roles.bag in source else [LOOSE])],
+        labels=labels, ids=table, digest=source.digest, group=group, notes=notes,
         weight=None if weight is None else np.where(excluded, 1, weight),
     )  # fmt: skip
     for key in ("truth", "known"):
@@ -105,11 +108,6 @@ def _resolve_roles(source: SourceTable, options: ReadOptions) -> ColumnRoles:
     optional = () if options.need_labels else ("label", "group", "truth", "known")
     known = {*in_label_table, *fields}
     return roles.resolve(rest, source.origin, known, instance_kind_known=bool(fields), optional_roles=optional)
-
-
-def _describe_roles(roles: ColumnRoles) -> str:
-    votes = [f"votes {', '.join(roles.votes)}"] if roles.votes else []
-    return "columns: " + ", ".join([*(f"{role} {name!r}" for role, name in roles.assigned_columns()), *votes])
 
 
 def _duplicate_ids(source: SourceTable, bag: np.ndarray, errors: ErrorPolicy) -> np.ndarray:

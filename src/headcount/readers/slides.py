@@ -14,8 +14,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import compress
@@ -196,16 +196,7 @@ def list_slide_files(folder: Path) -> dict[str, Path]:
 def read_metadata(file: Path, errors: ErrorPolicy) -> SlideFile | None:
     """Sizes, coordinates and tile size; None if the file is damaged and such files are skipped."""
     try:
-        if file.suffix.lower() in _HDF5:
-            import h5py
-
-            with h5py.File(file, "r") as f:
-                x, coords = _get_dataset(f, "features"), f.get("coords")
-                shape, dtype = x.shape, x.dtype
-                attrs = {} if coords is None else dict(coords.attrs)
-                coords = None if coords is None else np.asarray(_get_dataset(f, "coords")[()])
-        else:
-            (x, coords), attrs = _load_tensor(file), {}
+        with _open_slide(file) as (x, coords, attrs):
             shape, dtype = x.shape, x.dtype
         shape = shape[1:] if len(shape) == 3 and shape[0] == 1 else shape
         if len(shape) != 2 or dtype.kind not in "fiu" or dtype.itemsize > 8:
@@ -228,6 +219,20 @@ def read_metadata(file: Path, errors: ErrorPolicy) -> SlideFile | None:
     except Exception as e:  # a damaged file makes HDF5 and torch raise almost anything
         errors.report(f"{file} cannot be read: {str(e) or type(e).__name__}")
     return None
+
+
+@contextmanager
+def _open_slide(file: Path) -> Iterator[tuple[Any, np.ndarray | None, dict[str, Any]]]:
+    """The features, not read yet where the file allows it, the coordinates and their attributes."""
+    if file.suffix.lower() not in _HDF5:
+        yield *_load_tensor(file), {}
+        return
+    import h5py
+
+    with h5py.File(file, "r") as f:
+        features = _get_dataset(f, "features")
+        coords = _get_dataset(f, "coords") if "coords" in f else None
+        yield features, None if coords is None else np.asarray(coords[()]), {} if coords is None else dict(coords.attrs)
 
 
 def _get_dataset(f: Any, name: str) -> Any:
@@ -284,13 +289,8 @@ def _tile_size(attrs: dict[str, Any]) -> float:
 def load_features(slide: SlideFile) -> np.ndarray:
     """(tiles, D) of a slide whose metadata were read before."""
     try:
-        if slide.file.suffix.lower() in _HDF5:
-            import h5py
-
-            with h5py.File(slide.file, "r") as f:
-                x = f["features"][()]
-        else:
-            x = np.asarray(_load_tensor(slide.file)[0])
+        with _open_slide(slide.file) as (features, _, _):
+            x = np.asarray(features[()])
         x = x.reshape(x.shape[-2:])
     except Exception as e:
         raise HeadcountError(f"{slide.file} cannot be read: {str(e) or type(e).__name__}") from None

@@ -188,7 +188,12 @@ def _read_csv(path: Path, roles: ColumnRoles, errors: ErrorPolicy, verbatim: boo
             while block := f.read(_BLOCK):
                 n_bytes += len(block)
                 check_declared_size(path, 4 * n_bytes)  # "1," becomes a number of eight bytes
-    types = dict.fromkeys(names, pa.string()) if verbatim else _column_types(names, roles)
+    with suppress(HeadcountError):  # raised again, with the name of the file, when the table is open
+        roles = roles.resolve(names)
+    type_of = dict.fromkeys(_NAME_ROLES, _NAME_TYPE) | dict.fromkeys(("path", "text", "id"), pa.string())
+    types = dict.fromkeys(roles.categories, _NAME_TYPE)  # of columns with a role; the others are inferred from their values
+    types |= {name: type_of[role] for role, name in roles.assigned_columns() if role in type_of}
+    types = dict.fromkeys(names, pa.string()) if verbatim else types
     types = {name: types[n] for name, n in zip(written, names, strict=True) if n in types}
 
     def parse(threads: bool, handler: Any = None) -> pa.Table:
@@ -218,15 +223,6 @@ def _read_csv(path: Path, roles: ColumnRoles, errors: ErrorPolicy, verbatim: boo
         if pa.types.is_binary(column.type):
             raise HeadcountError(f"{path} is not UTF-8 in column {name!r}; save it as UTF-8")
     return table.rename_columns([n if n.strip() else f"column {i + 1}" for i, n in enumerate(names)])
-
-
-def _column_types(names: list[str], roles: ColumnRoles) -> dict[str, pa.DataType]:
-    """Of columns with a role; the others are inferred from their values."""
-    with suppress(HeadcountError):  # raised again, with the name of the file, when the table is open
-        roles = roles.resolve(names)
-    type_of = dict.fromkeys(_NAME_ROLES, _NAME_TYPE) | dict.fromkeys(("path", "text", "id"), pa.string())
-    types = dict.fromkeys(roles.categories, _NAME_TYPE)
-    return types | {name: type_of[role] for role, name in roles.assigned_columns() if role in type_of}
 
 
 def _check_quotes_closed(path: Path, delimiter: str) -> None:
