@@ -103,7 +103,7 @@ TABLES: dict[str, tuple[str, bytes, dict[str, Any], str]] = {
     "text as npy": ("t.npy", GOOD, {}, r"t.npy is no \.npy file; give an \.npy file written by numpy.save$"),
     "not npy": ("t.npy", b"\x93NUMPY\x01\x00", {}, "cannot read .*t.npy"),
     "pickled npy": ("t.npy", b"", {"object": True}, "cannot read .*t.npy"),
-    "side nought": ("t.csv", GOOD, {"side": 0}, "side must be a whole number above zero"),
+    "side nought": ("t.csv", GOOD, {"side": 0}, "side is a whole number from 1 to"),
     "labels lost": ("t.csv", GOOD, {"labels": "nowhere.csv"}, "no label file nowhere.csv"),
     "labels too few": ("t.csv", GOOD, {"labels": ["x"]}, r"labels of shape \(1,\) for 2 bags"),
     "labels for nobody": ("t.csv", GOOD, {"labels": {"a": "x", "c": "y"}}, "row 2 labels bag 'c', and there is no such bag"),

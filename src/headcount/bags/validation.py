@@ -63,17 +63,12 @@ def check_target(given: Any, bags: int, classes: int, names: Any) -> Tensor:
     """(B, C) class numbers become one-hot rows, votes become shares; a bag without a label has a row of zeros."""
     if classes < 2:
         raise HeadcountError(f"a majority needs at least two classes, got {classes}")
-    try:
-        y = np.atleast_1d(_array("labels", given))
-    except HeadcountError:
-        y = np.array(None)
-    if y.dtype.kind not in "biuf":
-        raise HeadcountError("labels are class numbers, one per bag, or votes (bags, classes), all of one length")
+    y = np.atleast_1d(_array("labels", given))
     if len(y) != bags:
         raise HeadcountError(f"{len(y)} labels for {bags} bags; give one per bag (-1 for an unlabelled bag)")
-    if y.ndim == 2:
+    if y.ndim == 2 and y.dtype.kind in "biuf":
         return _shares(y.astype(np.float64), classes, names)
-    if y.ndim != 1 or y.dtype.kind == "f":
+    if y.ndim != 1 or y.dtype.kind not in "biu":
         given = f"got {y.dtype} of shape {y.shape}"
         raise HeadcountError(f"labels are whole numbers, one per bag, or votes (bags, classes); {given}")
     if (b := _first((y < -1) | (y >= classes))) is not None:  # in numpy: torch takes -1 for 255 where labels are uint8

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from headcount.bags import Pool
 from headcount.errors import HeadcountError
 from headcount.io import explain_read_errors, open_npz
 
@@ -118,25 +119,17 @@ def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...] | None
 
 def _check_data(path: Path, key: str, data: np.ndarray) -> np.ndarray:
     """Images as uint8 (M, H, W, channels), features as float32 (M, D), finite."""
-    kind = "images" if data.dtype == np.uint8 and data.ndim in (3, 4) else "features"
-    fits = kind == "images" or (data.ndim == 2 and data.dtype.kind in "fiub")
-    if not fits or key not in (kind, "x", "X"):
-        want = "images as uint8 (count, height, width, channels), features as numbers (count, dimension)"
-        raise HeadcountError(f"{path}: {key!r} is {data.dtype} of shape {data.shape}; give {want}")
     if 0 in data.shape:
         raise HeadcountError(f"{path}: {key!r} is empty, of shape {data.shape}")
-    if kind == "images":
-        data = data if data.ndim == 4 else data[..., None]
-        if data.shape[1] in (1, 3) and data.shape[3] not in (1, 3):
-            raise HeadcountError(f"{path}: {key!r} has its channels first, {data.shape}; put them last (0, 2, 3, 1)")
-        return np.ascontiguousarray(data)
-    with np.errstate(over="ignore"):  # too large values become infinite, and are reported below
-        data = np.ascontiguousarray(data, dtype=np.float32)
-    if len(bad := np.argwhere(~np.isfinite(data))):
-        row, column = bad[0]
-        place = f"row {row} of {key!r} has {data[row, column]} in column {column}"
-        raise HeadcountError(f"{path}: {place}; drop the row or fill it in")
-    return data
+    try:
+        pool = Pool(data)
+    except HeadcountError as e:
+        raise HeadcountError(f"{path}: {key!r}: {e}") from None
+    if key not in (pool.kind, "x", "X"):
+        raise HeadcountError(f"{path}: {key!r} is {data.dtype} of shape {data.shape}; such data are called {pool.kind!r}")
+    if pool.kind == "images" and pool.shape[0] in (1, 3) and pool.shape[2] not in (1, 3):
+        raise HeadcountError(f"{path}: {key!r} has its channels first, {data.shape}; put them last (0, 2, 3, 1)")
+    return np.ascontiguousarray(pool.data.numpy(), np.uint8 if pool.kind == "images" else np.float32)
 
 
 def _check_labels(path: Path, labels: np.ndarray, count: int) -> np.ndarray:

@@ -185,20 +185,11 @@ class MLP(nn.Module):
         return self.layers(x)
 
 
-def _image_backbone(name: str, network: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    def build(shape: tuple[int, ...], **options: Any) -> nn.Module:
-        if len(shape) != 3:
-            raise HeadcountError(f"backbone {name} reads images, the instances are features of {shape[0]}; use mlp or linear")
-        return network(shape[2], **options)
-
-    return build
-
-
 CustomBackbone = nn.Module | Callable[[], nn.Module]  # (n, channels, H, W) or (n, D) float32 -> (n, features)
 
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
-    "resnet18": _image_backbone("resnet18", ResNet18),
-    "quick": _image_backbone("quick", SmallConvNet),
+    "resnet18": lambda shape, **options: ResNet18(shape[2], **options),
+    "quick": lambda shape, **options: SmallConvNet(shape[2], **options),
     "mlp": lambda shape, **options: MLP(math.prod(shape), **options),
     "linear": lambda shape: MLP(math.prod(shape), layers=0),  # the instance itself: with a head on top a linear classifier
 }
@@ -226,6 +217,8 @@ def build_backbone(name: CustomBackbone | str, shape: tuple[int, ...], options: 
         if library_backbones.is_library_backbone(name):
             return library_backbones.build_library_backbone(name, shape, options)
         build = BACKBONES[check_choice("backbone", name, BACKBONES)]
+        if len(shape) != 3 and name in ("resnet18", "quick"):
+            raise HeadcountError(f"backbone {name} reads images, the instances are features of {shape[0]}; use mlp or linear")
         remaining = {**options}
         networks = remaining.pop("networks", 1)
         if isinstance(networks, bool) or not isinstance(networks, int) or networks < 1:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,12 @@ from headcount.bags import Bags, Pool, Segments
 from headcount.bags.pool import DirectReader, open_reader, release_large_blocks, to_feature_array
 from headcount.datasets.cache import cache_folder
 from headcount.errors import HeadcountError, check_choice
-from headcount.io import atomic_path, file_lock
 from headcount.majority.calibration import log_mean_shares
 from headcount.models.heads import ChunkedHead, Output, why_not_chunkable
 from headcount.models.library_backbones import eval_mode, state_digest
 from headcount.models.network import FrozenBackbone, Model, mean_logits
 from headcount.models.trees import LinearModel, SklearnModel, Trees
+from headcount.readers.flat_array import Part, build_flat_array
 
 BATCH_INSTANCES = 8192
 BATCH_IMAGES = 64  # images that go through a frozen backbone at once
@@ -197,21 +198,21 @@ def extract_features(
     frozen_backbone: FrozenBackbone, bags: Bags, cache: Path | str | None = None,
     on_progress: Callable[[int, int], None] | None = None, batch_images: int = BATCH_IMAGES,
 ) -> Bags:  # fmt: skip
-    """The same bags over their features (M, D) float16, memory-mapped from the cache, computed if they are not there. The
+    """The same bags over their features (M, D) float16, memory-mapped from the cache; what is not there yet is computed. The
     file's name is a hash of the images and of the backbone with its weights; ``on_progress`` gets the images done, and all."""
     features = LazyFeaturePool(bags.pool, frozen_backbone)
-    path = cache_folder(cache) / "features" / f"{_cache_key(frozen_backbone, bags.pool)}.npy"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with file_lock(path.with_suffix(".lock")):
-        if not path.exists():
-            with atomic_path(path) as part, open(part, "wb") as f:  # not mapped: so a full disk is an exception
-                header = {"descr": "<f2", "fortran_order": False, "shape": (len(features), frozen_backbone.dim)}
-                np.lib.format.write_array_header_2_0(f, header)
-                for rows in torch.arange(len(features)).split(batch_images):
-                    f.write(features.take(rows).numpy().astype("<f2").tobytes())
-                    if on_progress is not None:
-                        on_progress(int(rows[-1]) + 1, len(features))
-    return replace(bags, pool=Pool.from_npy(path))
+    batches = torch.arange(len(features)).split(batch_images)
+
+    def compute(k: int) -> Part:
+        rows = features.take(batches[k]).numpy()
+        if on_progress is not None:
+            on_progress(int(batches[k][-1]) + 1, len(features))
+        return Part(rows, digest="", problems={})
+
+    sizes, folder = list(map(len, batches)), cache_folder(cache) / "features"
+    make_key = partial(_cache_key, frozen_backbone, bags.pool)
+    array, _ = build_flat_array(sizes, (frozen_backbone.dim,), np.float16, compute, folder, make_key)
+    return replace(bags, pool=Pool(array))
 
 
 def _cache_key(frozen_backbone: FrozenBackbone, pool: Pool) -> str:

@@ -23,6 +23,7 @@ from headcount.readers.transforms import as_float, as_vectors, parse_number, val
 _FEW_VALUES = 10  # distinct numbers that may still be names
 _MAX_DEVIATIONS = 20  # from the mean: more is hardly the same unit
 _DATE = re.compile(r"(\d{1,2}[./-]\d{1,2}[./-]\d{4}|\d{1,2}/\d{1,2}/\d{2}|\d{4}[./]\d{1,2}[./]\d{1,2})([ T].*)?")
+_CONSTANT = "it is the same in every row"
 _SAMPLE_ROWS = 20_000  # compared first; all rows are compared only if these do not differ
 
 
@@ -41,9 +42,9 @@ def select_features(
         column = table.column(name)
         kind, reason = (fixed_kind, "") if fixed_kind else _infer_kind(source, name)
         if not fixed_kind and not reason:
-            reason = _copy_of_label_or_bag(column, kind, label, bag)
-            if not reason and name not in (*roles.features, *roles.categories) and _is_constant(column):
-                reason = "it is the same in every row"
+            reason = _why_uninformative(column, kind, label, bag)
+            if reason == _CONSTANT and name in (*roles.features, *roles.categories):
+                reason = ""
         if reason and name in roles.features:
             raise HeadcountError(f"column {name!r} of {origin} cannot be a feature: {reason}")
         if reason:
@@ -136,7 +137,13 @@ def _infer_kind(source: SourceTable, name: str) -> tuple[str, str]:
     if name in source.roles.categories:
         return "category", ""
     if _is_text(value):
-        return _infer_category(column, f"column {name!r} of {source.origin}")
+        column_name, sample = f"column {name!r} of {source.origin}", column.slice(0, _SAMPLE_ROWS)
+        values = [v for v in map(clean_name, sample.unique().to_pylist()) if v and v not in MISSING_VALUES]
+        _refuse_unparsed_numbers_and_dates(values, column_name)
+        many = len(values) > 50 and len(values) > len(sample) / 2 and not pa.types.is_dictionary(kind)
+        if many and np.isfinite(list(map(parse_number, values))).sum() * 2 < len(values):
+            return "", "it differs in nearly every row (if it is the text, name it with text=)"
+        return "category", ""
     if pa.types.is_integer(value):
         x = as_float(column)
         if len(x) > _FEW_VALUES and np.array_equal(x, np.arange(len(x)) + x[0]):
@@ -146,31 +153,17 @@ def _infer_kind(source: SourceTable, name: str) -> tuple[str, str]:
     return "", f"it holds {value}"
 
 
-def _infer_category(column: pa.ChunkedArray, column_name: str) -> tuple[str, str]:
-    sample = column.slice(0, _SAMPLE_ROWS)
-    values = [v for v in map(clean_name, sample.unique().to_pylist()) if v and v not in MISSING_VALUES]
-    _refuse_unparsed_numbers_and_dates(values, column_name)
-    many = len(values) > 50 and len(values) > len(sample) / 2 and not pa.types.is_dictionary(column.type)
-    if many and np.isfinite(list(map(parse_number, values))).sum() * 2 < len(values):
-        return "", "it differs in nearly every row (if it is the text, name it with text=)"
-    return "category", ""
-
-
-def _is_constant(column: pa.ChunkedArray) -> bool:
-    """Nothing can be learned from it, and a network would respond arbitrarily to the first other value."""
-    flat = not pa.types.is_nested(column.type)
-    return flat and len(column) > 1 and all(len(column.slice(0, n).unique()) == 1 for n in (_SAMPLE_ROWS, len(column)))
-
-
-def _copy_of_label_or_bag(column: pa.ChunkedArray, kind: str, label: np.ndarray | None, bag: np.ndarray) -> str:
-    """The reason not to use a column that repeats the label or the bag; empty if it does not."""
+def _why_uninformative(column: pa.ChunkedArray, kind: str, label: np.ndarray | None, bag: np.ndarray) -> str:
+    """Why not to use a column that repeats the label or the bag, or is constant: a network would respond arbitrarily to the
+    first other value. Empty if it is neither."""
     if kind not in ("number", "category"):
         return ""
     if label is not None and _is_one_to_one(column, label, kind):
         return "it repeats the label in every row"
     if not pa.types.is_floating(column.type) and _is_one_to_one(column, bag, kind):
         return "it repeats the bag in every row"
-    return ""
+    is_constant = len(column) > 1 and all(len(column.slice(0, n).unique()) == 1 for n in (_SAMPLE_ROWS, len(column)))
+    return _CONSTANT if is_constant else ""
 
 
 def _is_one_to_one(column: pa.ChunkedArray, codes: np.ndarray, kind: str) -> bool:
@@ -222,11 +215,8 @@ def _convert(
     if kind == "category":
         dictionary = pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), pa.array(values, pa.string()))
         return pa.chunked_array([dictionary])
-    advice = (
-        "correct it or leave it empty"
-        if options.preprocessor
-        else "correct it, leave it empty, or name the column in categories="
-    )
+    advice = "correct it or leave it empty"
+    advice = advice if options.preprocessor else "correct it, leave it empty, or name the column in categories="
     typo = f"among the numbers of column {name!r}; {advice}"
     message = lambda r: f"{source.row(r)}: {abbreviate(values[codes[r]])} {typo}"  # noqa: E731
     excluded |= errors.report_rows(~numeric[codes] & (codes >= 0), message)

@@ -6,7 +6,6 @@ The formats are described in images.py, rows.py, arrays.py and slides.py.
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ import pyarrow as pa
 import torch
 
 from headcount.bags import Bags, Pool
-from headcount.errors import HeadcountError, check_choice
+from headcount.errors import HeadcountError, check_choice, check_number
 from headcount.io import file_mode
 from headcount.readers import arrays, images, rows, slides
 from headcount.readers.columns import ColumnRoles, clean_name, first_duplicate, note_similar_classes, preview
@@ -109,8 +108,9 @@ def read(
     options = ReadOptions(
         roles=roles, labels=labels, classes=_check_classes(classes),
         ties=check_choice("rule for ties", ties, TIES), uncounted=_check_names("uncounted", uncounted), need_labels=need_labels,
-        truth_suffices=truth_suffices, side=_check_positive("side", side, int, "whole number", 1 << 20), cache=None if cache is None else Path(cache),
-        tile=_check_positive("tile", tile, (int, float), "number", sys.float_info.max), preprocessor=preprocessor, errors=ErrorPolicy(skip_bad),
+        truth_suffices=truth_suffices, side=None if side is None else check_number("side", side, 1, 1 << 20, integer=True),
+        cache=None if cache is None else Path(cache), tile=None if tile is None else check_number("tile", tile, 1e-9, 1e9, integer=False),
+        preprocessor=preprocessor, errors=ErrorPolicy(skip_bad),
     )  # fmt: skip
     try:
         return _assemble(_load(data, options), options)
@@ -183,12 +183,6 @@ def _check_names(option: str, names: Any) -> tuple[str, ...]:
         return tuple(clean_name(v) or "" for v in ([names] if isinstance(names, str) else names))
     except TypeError:
         raise HeadcountError(f"{option} must be a list of names, got {names!r}") from None
-
-
-def _check_positive(option: str, value: Any, kind: type | tuple[type, ...], what: str, most: float) -> Any:
-    if value is not None and (not isinstance(value, kind) or isinstance(value, bool) or not 0 < value <= most):
-        raise HeadcountError(f"{option} must be a {what} above zero, got {value!r}")
-    return value
 
 
 def _assemble(raw: RawData, options: ReadOptions) -> BagDataset:
