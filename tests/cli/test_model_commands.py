@@ -520,32 +520,23 @@ def test_a_model_that_saw_the_bags_is_said_to_have(run_cli, tmp_path):
     assert [scores(run_cli, tmp_path / m, data)["trained_on_these"] for m in "ab"] == [False, True]
 
 
-def test_folds_keep_groups_together_and_never_judge_their_own(monkeypatch, tmp_path):
-    table = people(bags=20, size=4)
-    table["county"] = [f"c{int(p[1:]) // 2}" for p in table["precinct"]]
-    reading = read(make.write_csv(tmp_path / "t.csv", table))
-    seen = []
-    says = label_issues._forest_predict
-
-    def watched(dataset, fit, held_out, *rest):
-        group = dataset.bags.group
-        assert not {group[b] for b in fit} & {group[b] for b in held_out}
-        seen.extend(held_out.tolist())
-        return says(dataset, fit, held_out, *rest)
-
-    monkeypatch.setattr(label_issues, "_forest_predict", watched)
-    label_issues.cross_val_bag_probabilities(reading, trees=5)
-    assert sorted(seen) == list(range(20))
+def test_no_forest_predicts_a_group_that_it_was_trained_on():
+    """Features that name the group, and labels that are random: a forest that knew the group would know its label."""
+    rng = np.random.default_rng(0)
+    group, label = np.repeat(np.arange(40), 2), np.repeat(rng.permutation(np.arange(40) % 2), 2)
+    bags = [np.full((5, 1), g, np.float32) for g in rng.permutation(40)[group]]
+    dataset = read(bags, labels=[str(y) for y in label])
+    grouped = replace(dataset, bags=replace(dataset.bags, group=tuple(f"county {g}" for g in group)))
+    p = [label_issues.cross_val_bag_probabilities(d, trees=20)[np.arange(80), label].mean() for d in (dataset, grouped)]
+    assert p[0] > 0.64
+    assert p[1] < 0.55
 
 
 def test_a_forest_sees_each_instance_in_its_own_bag():
-    g = np.random.default_rng(0)
-    bag = g.permutation(np.repeat(np.arange(6), 5))
-    reading = read({"features": np.stack([bag, np.arange(30)], 1).astype(np.float32), "bag": bag}, labels=list("ababab"))
-    x, at = label_issues._sample_instances(reading, None, np.array([1, 3, 4]), g)
-    names = np.array(reading.bags.names).astype(int)
-    assert x[:, 0].tolist() == names[at].tolist()
-    assert len(set(x[:, 1].tolist())) == 15
+    features = np.random.default_rng(0).normal(size=(30, 2)).astype(np.float32)
+    reading = read({"features": features, "bag": np.repeat(np.arange(6), 5)}, labels=list("ababab"))
+    address = np.array([7, 3, 29, 3, 0])
+    assert (label_issues._features(reading, address) == np.asarray(reading.content)[address]).all()
 
 
 def test_pictures_are_looked_at_in_small():

@@ -153,7 +153,7 @@ def sample_rows(bags: Bags, max_instances: int, seed: int = 0) -> torch.Tensor:
     if n <= max_instances:
         return torch.arange(n)
     quota = np.maximum(1, bags.sizes.cpu().numpy() * max_instances // n)
-    return _draw_rows(bags, quota, np.random.default_rng(seed_for(seed, "thinned")))
+    return draw_rows(bags, quota, np.random.default_rng(seed_for(seed, "thinned")))
 
 
 def subsample_bags(bags: Bags, max_instances: int, seed: int = 0) -> tuple[Bags, torch.Tensor]:
@@ -165,11 +165,11 @@ def subsample_bags(bags: Bags, max_instances: int, seed: int = 0) -> tuple[Bags,
     size = min(max_instances, max(CONTEXT_BAG_SIZE, max_instances // len(bags)))
     quota, order = bags.sizes.cpu().numpy().clip(max=size), rng.permutation(len(bags))
     quota[order[quota[order].cumsum() > max_instances]] = 0
-    rows = _draw_rows(bags, quota, rng)
+    rows = draw_rows(bags, quota, rng)
     return bags.blind().keep_instances(rows).take(quota > 0), rows
 
 
-def _draw_rows(bags: Bags, quota: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
+def draw_rows(bags: Bags, quota: np.ndarray, rng: np.random.Generator) -> torch.Tensor:
     """Random instances of each bag, ``quota`` (B,) many; where that is not zero, also all of known class."""
     n, bag = len(bags.index), bags.bag.cpu().numpy()
     known = np.zeros(n, bool) if bags.known is None else bags.known.cpu().numpy() >= 0

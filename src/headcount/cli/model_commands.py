@@ -88,9 +88,9 @@ def predict(
     with ExitStack() as undo:  # folders first, tables last: if anything fails, what was written before is removed
         for path, write in ((geojson, geo.write_geojson), (heatmap, geo.write_heatmaps)):
             if path is not None:
-                n_files = write(path, dataset, predictions)
+                write(path, dataset, predictions)
                 undo.callback(lambda path=path: complete or shutil.rmtree(path))
-                print_message(f"wrote {path}: {n_files:,} files")
+                print_message(f"wrote {path}: {len(list(path.iterdir())):,} files")
         if bags is not None:
             undo.enter_context(export.atomic_table(bags, [export.bag_table(dataset, predictions)]))
         if export.is_table(out):

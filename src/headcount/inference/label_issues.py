@@ -10,11 +10,10 @@ import pyarrow as pa
 from scipy.special import softmax
 
 from headcount.bags import Bags
-from headcount.bags.splits import assign_random_folds
+from headcount.bags.splits import assign_random_folds, draw_rows
 from headcount.errors import HeadcountError
 from headcount.majority.calibration import fit_temperature
 from headcount.readers import BagDataset
-from headcount.readers.preprocessing import Preprocessor
 
 TREES, FOLDS = 100, 5
 LIKELIHOOD_RATIO = 20  # of another class to the label: nothing supports the label
@@ -23,52 +22,33 @@ _MAX_BLOCKS = 12  # a side: a forest needs few columns
 
 
 def cross_val_bag_probabilities(dataset: BagDataset, folds: int = FOLDS, seed: int = 0, trees: int = TREES) -> np.ndarray:
-    """(B, C) out-of-fold probabilities of each bag's label, by random forests trained on the bag's label of every instance; NaN
-    rows for unlabelled bags. A group of bags stays in one fold."""
-    bags = dataset.bags
-    label = bags.label.numpy()
-    rng = np.random.default_rng([seed, 2701])
+    """(B, C) out-of-fold probabilities of each bag's label: the mean predictions of random forests that were trained on the bag's
+    label of every instance of other bags; NaN rows for unlabelled bags. A group of bags stays in one fold."""
+    from sklearn.ensemble import RandomForestClassifier
+
+    bags, rng = dataset.bags, np.random.default_rng([seed, 2701])
     fold = assign_random_folds(bags, folds, rng)
-    p = np.full((len(bags), len(bags.classes)), np.nan)
+    rows = draw_rows(bags, np.where(fold < 0, 0, bags.sizes.numpy().clip(max=_MAX_PER_BAG)), rng).numpy()
+    x, bag = _features(dataset, bags.index.numpy()[rows]), bags.bag.numpy()[rows]
+    label, count = bags.label.numpy(), np.bincount(bag, minlength=len(bags))
+    p = np.where(fold[:, None] < 0, np.nan, np.zeros((len(bags), len(bags.classes))))
     for k in range(folds):
-        fit, held_out = np.flatnonzero((fold != k) & (fold >= 0)), np.flatnonzero(fold == k)
+        held_out = fold[bag] == k
+        fit, of_bag = bag[~held_out], bag[held_out]
         if len(np.unique(label[fit])) < 2:
             raise HeadcountError(f"fold {k + 1} of {folds} leaves bags of one label only; give more bags, or a model")
-        p[held_out] = _forest_predict(dataset, fit, held_out, rng, trees)
+        forest = RandomForestClassifier(trees, min_samples_leaf=3, random_state=int(rng.integers(1 << 31)))
+        forest.fit(x[~held_out], label[fit], sample_weight=1 / count[fit])  # bags of all sizes count alike
+        np.add.at(p, (of_bag[:, None], forest.classes_), forest.predict_proba(x[held_out]) / count[of_bag, None])
     return fit_and_apply_temperature(p, label)
 
 
-def _forest_predict(
-    dataset: BagDataset, fit: np.ndarray, held_out: np.ndarray, rng: np.random.Generator, trees: int
-) -> np.ndarray:
-    """(len(held_out), C) mean prediction of a forest, which is trained on other bags, as its preprocessor is."""
-    from sklearn.ensemble import RandomForestClassifier
-
-    preprocessor = dataset.fit_preprocessor(fit) if dataset.schema.fields else None
-    label, sizes = dataset.bags.label.numpy(), dataset.bags.sizes.numpy()
-    (x, bag), (new, new_bag) = (_sample_instances(dataset, preprocessor, which, rng) for which in (fit, held_out))
-    weight = 1 / np.minimum(sizes, _MAX_PER_BAG)[bag]  # bags of all sizes count alike
-    forest = RandomForestClassifier(trees, min_samples_leaf=3, random_state=int(rng.integers(1 << 31)))
-    forest.fit(x, label[bag], sample_weight=weight * len(weight) / weight.sum())
-    row, total = np.searchsorted(held_out, new_bag), np.zeros((len(held_out), len(dataset.bags.classes)))
-    np.add.at(total, (row[:, None], forest.classes_), forest.predict_proba(new))
-    return total / np.bincount(row, minlength=len(held_out))[:, None]
-
-
-def _sample_instances(
-    dataset: BagDataset, preprocessor: Preprocessor | None, which: np.ndarray, rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """(n, D) features of at most ``_MAX_PER_BAG`` instances of each bag, and (n,) their bag."""
-    ends = dataset.bags.offsets.numpy()
-    rows = [np.arange(ends[b], ends[b + 1]) for b in which]
-    rows = [r if len(r) <= _MAX_PER_BAG else np.sort(rng.choice(r, _MAX_PER_BAG, replace=False)) for r in rows]
-    address = dataset.bags.index.numpy()[np.concatenate(rows)]
-    if preprocessor is not None:
-        x = preprocessor.transform(dataset.content.take(pa.array(address)))
-    else:
-        position = np.argsort(np.argsort(address, kind="stable"))  # files are read in order
-        x = downsample(np.asarray(dataset.content[np.sort(address)]))[position]
-    return x, np.repeat(which, [len(r) for r in rows])
+def _features(dataset: BagDataset, address: np.ndarray) -> np.ndarray:
+    """(n, D) of the instances at these addresses. Preparing them needs no label, so all folds share it."""
+    if dataset.schema.fields:
+        return dataset.fit_preprocessor().transform(dataset.content.take(pa.array(address)))
+    position = np.argsort(np.argsort(address, kind="stable"))  # files are read in order
+    return downsample(np.asarray(dataset.content[np.sort(address)]))[position]
 
 
 def downsample(x: np.ndarray) -> np.ndarray:

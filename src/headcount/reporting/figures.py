@@ -108,8 +108,7 @@ def _choice_of_r(methods: Sequence[ReportMethod], records: Sequence[Record], slu
         sweep = _sweep_of(method, records)
         removal = sorted({r for fold in sweep for r in fold})
         chosen = [r.recipe.removal for r in method.row.records]
-        prerequisites = {key for r in method.row.records for key in _prerequisites(r)}
-        without_removal = [r for r in records if _run_key(r) in prerequisites]
+        without_removal = [r for r in records if _run_key(r) in _prerequisites([method])]
         for value, title, caption in (
             (lambda r: r.data["fit"]["valid_loss"], "validation loss", "Validation loss, by which r is chosen"),
             (lambda r: r.scores["instance_accuracy"], "instance accuracy", "Instance accuracy on the test bags"),
@@ -140,13 +139,15 @@ def _run_key(record: Record, **changes: float) -> tuple:
     return record.recipe.replace(**changes), *record.fingerprint.values()
 
 
-def _prerequisites(record: Record) -> list[tuple]:
-    return [(recipe, *record.fingerprint.values()) for recipe in record.recipe.needs]
+def _prerequisites(methods: Sequence[ReportMethod]) -> set[tuple]:
+    """The runs whose predictions MPEM used in those of these methods."""
+    records = (r for m in methods for r in m.row.records)
+    return {(recipe, *r.fingerprint.values()) for r in records for recipe in r.recipe.needs}
 
 
 def _sweep_records(methods: Sequence[ReportMethod]) -> tuple[str, list[Record]]:
     """The method whose predictions MPEM used, and its records; without MPEM, those of the best Counting Network."""
-    prerequisites = {key for m in methods if m.removes for r in m.row.records for key in _prerequisites(r)}
+    prerequisites = _prerequisites([m for m in methods if m.removes])
     swept = [m for m in methods if m.row.records[0].data.get("sweep")]
     swept.sort(key=lambda m: (_run_key(m.row.records[0]) not in prerequisites, m.row.records[0].recipe.head != "count"))
     return (swept[0].name, [r for r in swept[0].row.records if r.data.get("sweep")]) if swept else ("", [])

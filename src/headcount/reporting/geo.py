@@ -10,7 +10,6 @@ import colorsys
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -43,50 +42,45 @@ def require_coords(dataset: BagDataset, what: str, tiles: bool) -> None:
         raise HeadcountError(f"{what} needs the side of the tiles, which the data do not give; set it with --tile")
 
 
-def _located_bags(
-    dataset: BagDataset, predictions: Predictions, suffix: str
-) -> Iterator[tuple[str, int, tuple[np.ndarray, np.ndarray, np.ndarray]]]:
-    """Of each bag with coordinates the file name, its number, and of its n tiles: (n, 2), (n,) sides, (n, C) probabilities."""
+def _located_bags(dataset: BagDataset, suffix: str) -> Iterator[tuple[str, int, np.ndarray, np.ndarray]]:
+    """File name, number, instances with coordinates and these coordinates, of each bag that has any."""
     assert dataset.coords is not None
-    ends = dataset.bags.offsets.tolist()
-    sides = np.full(len(dataset.coords), np.nan) if dataset.tile_sizes is None else dataset.tile_sizes
+    located, ends = np.asarray(np.isfinite(dataset.coords).all(1)), dataset.bags.offsets.tolist()
     for b, name in enumerate(unique_file_names(dataset.bags.names or (), suffix)):
-        here = slice(ends[b], ends[b + 1])
-        located = np.isfinite(dataset.coords[here]).all(1)
-        if located.any():
-            yield (
-                name,
-                b,
-                (dataset.coords[here][located], sides[here][located], predictions.instance_probabilities[here][located]),
-            )
+        rows = ends[b] + np.flatnonzero(located[ends[b] : ends[b + 1]])
+        if len(rows):
+            yield name, b, rows, dataset.coords[rows]
 
 
-def write_geojson(folder: Path, dataset: BagDataset, predictions: Predictions) -> int:
-    """A FeatureCollection of tiles for each bag; returns the number of files."""
-    colours, count = class_colours(len(predictions.classes)), 0
+def write_geojson(folder: Path, dataset: BagDataset, predictions: Predictions) -> None:
+    """A FeatureCollection of tiles for each bag."""
+    assert dataset.tile_sizes is not None
     with atomic_folder(folder) as part:
-        for name, _, tiles in _located_bags(dataset, predictions, ".geojson"):
-            atomic_write(part / name, lambda f, tiles=tiles: _write_features(f, tiles, predictions.classes, colours))
-            count += 1
-    return count
+        for name, _, rows, corners in _located_bags(dataset, ".geojson"):
+            features = _features(
+                corners, dataset.tile_sizes[rows], predictions.instance_probabilities[rows], predictions.classes
+            )
+            atomic_write(part / name, lambda f, lines=features: f.writelines(lines))
 
 
-def _write_features(sink: IO[bytes], tiles: tuple[np.ndarray, ...], classes: Sequence[str], colours: Sequence[Colour]) -> None:
-    sink.write(b'{"type": "FeatureCollection", "features": [')
-    for i, (corner, side, p) in enumerate(zip(*(a.tolist() for a in tiles), strict=True)):
-        k = int(np.argmax(p))
+def _features(corners: np.ndarray, sides: np.ndarray, p: np.ndarray, classes: Sequence[str]) -> Iterator[bytes]:
+    """The text of a FeatureCollection."""
+    colours = class_colours(len(classes))
+    yield b'{"type": "FeatureCollection", "features": ['
+    for i, (corner, side, probabilities) in enumerate(zip(corners.tolist(), sides.tolist(), p.tolist(), strict=True)):
+        k = int(np.argmax(probabilities))
         feature = {
             "type": "Feature",
             "geometry": {"type": "Polygon", "coordinates": [_square(*corner, side)]},
             "properties": {
                 "objectType": "tile",
                 "classification": {"name": classes[k], "color": list(colours[k])},
-                "measurements": {f"p_{c}": round(v, 6) for c, v in zip(classes, p, strict=True)},
+                "measurements": {f"p_{c}": round(v, 6) for c, v in zip(classes, probabilities, strict=True)},
             },
         }
         text = json.dumps(feature, ensure_ascii=False, allow_nan=False)
-        sink.write((b",\n" if i else b"\n") + text.encode("utf-8", "backslashreplace"))
-    sink.write(b"\n]}\n")
+        yield (b",\n" if i else b"\n") + text.encode("utf-8", "backslashreplace")
+    yield b"\n]}\n"
 
 
 def _square(x: float, y: float, side: float) -> list[list[float]]:
@@ -95,18 +89,18 @@ def _square(x: float, y: float, side: float) -> list[list[float]]:
     return [[int(v) if v == int(v) else v for v in point] for point in ring]
 
 
-def write_heatmaps(folder: Path, dataset: BagDataset, predictions: Predictions) -> int:
-    """A PNG for each bag: the colour of a tile is its class, the opacity its confidence. Returns the number of files."""
+def write_heatmaps(folder: Path, dataset: BagDataset, predictions: Predictions) -> None:
+    """A PNG for each bag: the colour of a tile is its class, the opacity its confidence."""
     colours = np.array(class_colours(len(predictions.classes)), dtype=float) / 255
-    names, count = dataset.bags.names or (), 0
+    names = dataset.bags.names or ()
+    sides = np.full(len(dataset.rows), np.nan) if dataset.tile_sizes is None else dataset.tile_sizes
     with atomic_folder(folder) as part:
-        for name, b, tiles in _located_bags(dataset, predictions, ".png"):
-            image, extent = rasterize(*tiles, colours)
-            rows, columns = image.shape[:2]
-            scale = _PIXELS / max(rows, columns)
+        for name, b, rows, corners in _located_bags(dataset, ".png"):
+            image, extent = rasterize(corners, sides[rows], predictions.instance_probabilities[rows], colours)
+            scale = _PIXELS / max(image.shape[:2])
             share = predictions.shares[b]
             shown = [k for k in np.argsort(-share) if share[k] >= 0.005][:12]
-            width, height = max(320.0, columns * scale) + 20, max(60.0, rows * scale) + 60 + 18 * len(shown)
+            width, height = max(320.0, image.shape[1] * scale) + 20, max(60.0, image.shape[0] * scale) + 60 + 18 * len(shown)
             with render.panel(width, height, margins=(10, 40, 10, 20 + 18 * len(shown))) as (figure, ax):
                 ax.imshow(image, extent=extent, interpolation="nearest", aspect="equal")
                 ax.set_axis_off()
@@ -116,8 +110,6 @@ def write_heatmaps(folder: Path, dataset: BagDataset, predictions: Predictions) 
                     figure.text(30 / width, y, f"{predictions.classes[k]}  {100 * share[k]:.0f} %", va="center")
                     figure.text(12 / width, y, "■", color=tuple(colours[k]), va="center")
                 render.save(figure, part / name)
-            count += 1
-    return count
 
 
 def rasterize(

@@ -127,13 +127,15 @@ def _insert_titles(group: re.Match[str]) -> str:
 
 
 def inline_svg(figure: Figure, name: str, label: str) -> Markup:
-    """The figure as an SVG element, in which all text is escaped: ``name`` makes its ids unique in a page, screen readers read ``label``."""
+    """The figure as an SVG element, in which all text is escaped: ``name`` makes its ids unique in a page (they are hashes with
+    the name as salt), screen readers read ``label``."""
     text = _render(figure, "svg", name).decode()
     body = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", text[text.index("<svg") :], flags=re.S)
     body = _TAG.sub(lambda tag: _simplify_tag(tag[0]), body)
     body = re.sub(r'(<g[^>]*)>((?:\s*<use [^>]*style="([^"]*)"/>)+)\s*</g>', _hoist_style, body)
     body = re.sub(r'<g id="tips([0-9a-f]+)">(.*?)(?=<g id=|</svg>)', _insert_titles, body, flags=re.S)
-    body = re.sub(r">\s+<", "><", _unique_ids(body, name))
+    body = _TAG.sub(lambda tag: re.sub(r' id="[\w.]+_\d{1,4}"', "", tag[0]), body)  # numbers, in every figure the same
+    body = re.sub(r">\s+<", "><", body)
     width, height = figure.get_size_inches() * _DPI
     box = f'viewBox="0 0 {width:g} {height:g}" style="--width:{width:g}px"'
     head = f'<svg class="plot" role="img" aria-label="{html.escape(label)}" {box}>'
@@ -153,7 +155,7 @@ def _render(figure: Figure, fmt: str, salt: str, facecolor: str = "none") -> byt
 
 def _simplify_tag(tag: str) -> str:
     """A tag in the colours of the page, without font lists and excess decimals: a third of its size."""
-    tag = re.sub(r"font-family: [^;\"]*;? ?|transform=\"rotate\(-0 [^\"]*\"", "", tag)
+    tag = re.sub(r'font-family: [^;"]*;? ?|transform="rotate\(-0 [^"]*"', "", tag)
     tag = re.sub(r' (?:d|x|y|transform)="[^"]*"', lambda m: re.sub(r"(\d\.\d)\d+", r"\1", m[0]), tag)
     for colour, variable in THEME.items():
         tag = tag.replace(colour, f"var({variable})")
@@ -171,26 +173,15 @@ def _hoist_style(match: re.Match[str]) -> str:
     return f'{opening} style="{style}">' + uses.replace(f' style="{style}"', "") + "</g>"
 
 
-def _unique_ids(body: str, name: str) -> str:
-    """Drop unreferenced ids and prefix the others with the figure's name: a page holds many figures."""
-    used = dict.fromkeys(re.findall(r'<[^>]*(?:href="#|url\(#)([\w.-]+)', body))
-    names = {old: f"{name}-{i}" for i, old in enumerate(used)}
-
-    def rename(tag: re.Match[str]) -> str:
-        text = re.sub(r' id="([^"]*)"', lambda m: f' id="{names[m[1]]}"' if m[1] in names else "", tag[0])
-        return re.sub(r'(href="#|url\(#)([\w.-]+)', lambda m: m[1] + names[m[2]], text)
-
-    return _TAG.sub(rename, body)
-
-
 def render_template(template: str, **values: Any) -> str:
-    blocks: Any = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
-    environment = jinja2.Environment(autoescape=template.endswith(".html"), undefined=jinja2.StrictUndefined, **blocks)
-    environment.loader = jinja2.FunctionLoader(read_resource)
+    environment = jinja2.Environment(
+        autoescape=template.endswith(".html"), undefined=jinja2.StrictUndefined, loader=jinja2.FunctionLoader(read_resource),
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    environment.filters |= {f.__name__: f for f in (percent, percentage_points, score_with_interval, markdown_escape)}
     script = read_resource("page.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     shared = {"css": Markup(read_resource("report.css")), "script": Markup(script), "script_hash": f"sha256-{digest}"}
-    environment.filters |= {f.__name__: f for f in (percent, percentage_points, score_with_interval, markdown_escape)}
     return environment.get_template(template).render(**shared, **values)
 
 
