@@ -44,11 +44,10 @@ def demo(
 @with_options("recipe_options", RECIPE_OPTIONS)
 def run(out: RecordsFolder, *, recipe_options: dict[str, Any], device: Device = "auto", compile: Compile = "auto") -> None:
     """Run one recipe (and the runs it needs) and print its record. Defaults are the paper's."""
-    from headcount.cli.printing import console, print_line
+    from headcount.cli.console import console, epochs_bar, print_line
     from headcount.cli.running import build_recipes
     from headcount.experiments.records import error_line
     from headcount.experiments.study import study as run_all
-    from headcount.reporting.console import epochs_bar
     from headcount.training.accel import COMPILE, resolve_device
 
     recipe, *more = build_recipes(recipe_options)
@@ -88,7 +87,7 @@ def study(
 
     Commas separate values: --head count,output_mean --option t1=0.1,1. The same command resumes an interrupted study.
     """
-    from headcount.cli.printing import print_line
+    from headcount.cli.console import print_line
     from headcount.cli.running import build_recipes, make_launcher, run_study
     from headcount.experiments.study import with_needs
     from headcount.training.accel import COMPILE
@@ -130,6 +129,7 @@ def paper(
     from dataclasses import replace
 
     from headcount.cli import printing
+    from headcount.cli.console import print_line
     from headcount.cli.running import available_recipes, make_launcher, run_study
     from headcount.experiments.paper import ITEMS, SCALES, TABLES, choose_cells, records_by_recipe, required_recipes
     from headcount.experiments.study import with_needs
@@ -157,7 +157,7 @@ def paper(
     if page:
         from headcount.reporting.paper_page import write_paper
 
-        printing.print_line(f"page {write_paper(size, records, page)}")
+        print_line(f"page {write_paper(size, records, page)}")
     if missing:
         printing.list_missing(recipes, size, records)
     elif style:
@@ -177,7 +177,8 @@ def report(
     latex: Annotated[bool, typer.Option("--latex", help="Print the results as LaTeX instead.")] = False,
 ) -> None:
     """Write the records of a study as one HTML page, or print its table as CSV or LaTeX."""
-    from headcount.cli.printing import print_line, study_csv, study_latex
+    from headcount.cli.console import print_line
+    from headcount.cli.printing import study_csv, study_latex
     from headcount.experiments.records import load_records
     from headcount.experiments.scores import rows
     from headcount.models.serialization import JSON_FILE
@@ -220,7 +221,8 @@ def bags(
     """
     import numpy as np
 
-    from headcount.cli.printing import bag_statistics, console, print_bags
+    from headcount.cli.console import console
+    from headcount.cli.printing import bag_statistics, print_bags
     from headcount.datasets import registry, share_sampler
     from headcount.datasets.protocol import Protocol, majority_bags
     from headcount.io import atomic_write
@@ -246,7 +248,7 @@ def bags(
 @app.command()
 def heads(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
     """List the methods, their options and their citations."""
-    from headcount.cli.printing import console
+    from headcount.cli.console import console
     from headcount.models.heads import HEADS, head_options
 
     rows: list[dict[str, Any]] = []

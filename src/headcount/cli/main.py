@@ -64,7 +64,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Show the v
 @data_app.command("list")
 def data_list() -> None:
     """List the data sets, and which of them are in the cache."""
-    from headcount.cli.printing import console, print_line
+    from headcount.cli.console import console, print_line
     from headcount.datasets import cache, registry
 
     print_line(f"cache: {cache.cache_folder()}")

@@ -50,10 +50,10 @@ def predict(
 
     One output row per input row, in the same order, with your own ids.
     """
+    from headcount.cli.console import print_message, progress_bar
     from headcount.inference.predict_ray import remote_predictor
     from headcount.inference.ray_cluster import check_device
     from headcount.reporting import export, geo
-    from headcount.reporting.console import print_message, progress_bar
     from headcount.reporting.export import check_outputs
     from headcount.selection.metadata import share_warnings
 
@@ -122,10 +122,10 @@ def evaluate(
 
     Bags are scored by their labels, shares by votes, instances by truth or by an audit.
     """
+    from headcount.cli.console import print_scores
     from headcount.inference import evaluate as scoring
     from headcount.majority.metrics import check_level
     from headcount.reporting import audit_sheet
-    from headcount.reporting.console import print_scores
 
     if key is not None and audit is None:
         raise HeadcountError("--key belongs to a sheet; give the sheet with --audit")
@@ -172,8 +172,8 @@ def explain(
     It shows which instances determined a bag's prediction, typical and doubtful instances of each class, and for tables which
     columns matter.
     """
+    from headcount.cli.console import print_message
     from headcount.io import atomic_write
-    from headcount.reporting.console import print_message
     from headcount.reporting.export import check_outputs
     from headcount.reporting.model_pages import find_bags, render_explanation
 
@@ -206,8 +206,8 @@ def audit(
 
     The sheet does not show the predictions; `evaluate --audit` turns the completed sheet into an accuracy with an interval.
     """
+    from headcount.cli.console import print_message
     from headcount.reporting import audit_sheet
-    from headcount.reporting.console import print_message
     from headcount.reporting.export import check_outputs
 
     audit_sheet.check_free(out)
@@ -228,8 +228,8 @@ def export(model: Model, onnx: Annotated[Path, typer.Option(help="The file to wr
 
     The file is written only if onnxruntime gives the same predictions.
     """
+    from headcount.cli.console import print_message
     from headcount.models.onnx import export_onnx
-    from headcount.reporting.console import print_message
     from headcount.reporting.export import check_outputs
 
     if onnx.suffix.lower() != ".onnx":

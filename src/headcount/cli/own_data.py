@@ -50,8 +50,8 @@ def read_data(
     truth_suffices: bool = False, log: Callable[[str], None] | None = None,
 ) -> BagDataset:  # fmt: skip
     """Read data with the options of options.py, for a model if there is one; log how they were understood."""
+    from headcount.cli.console import print_message
     from headcount.readers import ColumnRoles, read
-    from headcount.reporting.console import print_message
 
     given: dict[str, Any] = {k: split_names(v) if k in LIST_OPTIONS else v for k, v in options.items()}
     given = {k: v for k, v in given.items() if v is not None}
@@ -74,8 +74,8 @@ def log_dataset(dataset: BagDataset, log: Callable[[str], None]) -> None:
 
 def predict_all(model: FittedModel, dataset: BagDataset, use_context: bool | None = None, **options: Any) -> Predictions:
     """Predict all bags, and print a warning if the model was trained on some of them: without context, by default."""
+    from headcount.cli.console import print_message
     from headcount.inference.predict import predict_dataset
-    from headcount.reporting.console import print_message
 
     predictions = predict_dataset(model, dataset, use_context=use_context, **options)
     n_trained, n_bags = int(predictions.seen_in_training.sum()), len(predictions.seen_in_training)
@@ -143,11 +143,10 @@ def fit(
 
     Methods are compared by cross-validation on the bags' labels. The same command resumes an interrupted fit.
     """
-    from headcount.cli.printing import print_line, print_methods
+    from headcount.cli.console import print_line, print_methods, progress_bar
     from headcount.cli.running import parse_options
     from headcount.io import file_lock
     from headcount.models import library_backbones, serialization
-    from headcount.reporting.console import progress_bar
     from headcount.reporting.export import check_output_path
     from headcount.reporting.model_pages import model_card, render_fit_page, summary_lines
     from headcount.selection.fit import check_limits, fit as fit_dataset
@@ -193,8 +192,7 @@ def check(
 
     Can instances be learned from these bags' labels, and what would help? Trains no model and writes nothing.
     """
-    from headcount.cli.printing import print_line
-    from headcount.reporting.console import print_message
+    from headcount.cli.console import print_line, print_message
     from headcount.selection.check import check as check_dataset
 
     dataset = read_data(data, read_options, labels=True, log=print_message if as_json else print_line)
@@ -220,9 +218,9 @@ def issues(
     device: Device = "auto", *, read_options: dict[str, Any],
 ) -> None:  # fmt: skip
     """Rank the bags whose label looks wrong."""
+    from headcount.cli.console import print_label_issues, print_message
     from headcount.inference.label_issues import FOLDS, TREES, cross_val_bag_probabilities, find_label_issues
     from headcount.reporting import export
-    from headcount.reporting.console import print_label_issues, print_message
     from headcount.reporting.export import check_outputs
 
     fit_only = {name: read_options[name] for name in ("features", "categories", "classes", "uncounted")}

@@ -1,4 +1,4 @@
-"""What the commands print about experiments, fits and the paper's tables: on the terminal, as CSV and as LaTeX."""
+"""What the commands print about experiments and the paper's tables: on the terminal, as CSV and as LaTeX."""
 
 from __future__ import annotations
 
@@ -6,43 +6,23 @@ import csv
 import io
 import math
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from headcount.bags import Bags
+from headcount.cli.console import console, plain_table, print_line
 from headcount.experiments import paper, scores
 from headcount.experiments.paper import FIGURES, TABLES, Cell, Scale
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.majority import metrics
-from headcount.models.fitted import FittedModel
 from headcount.reporting.paper_tables import RECROPPED_NOTE, uses_recropped_svhn
 from headcount.reporting.results_table import METRICS, display_names
-from headcount.training.distributed import rank
 
 Records = dict[Recipe, Record]
-_size: tuple[int | None, int | None] = (None, None) if sys.stdout.isatty() else (120, 50)
-# without markup, because names and paths may contain [brackets]; of several training processes only the first prints
-console = Console(highlight=False, markup=False, width=_size[0], height=_size[1], quiet=rank() > 0)
-
-
-def print_line(line: str) -> None:
-    """Print without wrapping."""
-    console.print(line, soft_wrap=True)
-
-
-def _table(*names: str, left: int = 1, no_wrap: bool = True, title: str | None = None) -> Table:
-    """A table without lines, of which the first columns are aligned to the left."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for i, name in enumerate(names):
-        table.add_column(name, justify="left" if i < left else "right", no_wrap=no_wrap)
-    return table
 
 
 def _spread(mean: float, deviation: float | None, count: int = 2, sign: str = "") -> str:
@@ -81,8 +61,8 @@ def print_results(rows: Iterable[scores.Row]) -> None:
     for (source, scenario), group in groupby(lines, key=lambda line: (line.row.source, line.row.scenario)):
         members = list(group)
         best = next((line.name for line in members if not line.test), "")
-        table = _table(f"{source}, {scenario}", "runs", "instance accuracy", "bag accuracy", "consistency")
-        against = _table(f"instance accuracy against {best}", "difference ± SE", "p (Holm)", "runs")
+        table = plain_table(f"{source}, {scenario}", "runs", "instance accuracy", "bag accuracy", "consistency")
+        against = plain_table(f"instance accuracy against {best}", "difference ± SE", "p (Holm)", "runs")
         for line in members:
             cells = line.cells()
             table.add_row(line.name, *cells[:4])
@@ -146,21 +126,6 @@ def _latex(header: Sequence[str], lines: Iterable[Sequence[str]], left: int, not
     return "\n".join([begin, r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-def print_methods(model: FittedModel) -> None:
-    """The methods that `fit` compared, the best first."""
-    truth = model.metadata["data"]["truth"]
-    table = _table("method", "loss on held-out labels", "bag accuracy", *(["instances (not used)"] if truth else []), "")
-    for c in model.metadata["methods"]:
-        cells = [_number(c["loss"], 4), _number(c["bag_accuracy"], 3)]
-        cells += [_number(c["instance_accuracy"], 3)] if truth else []
-        table.add_row(c["title"], *cells, "kept" if c["chosen"] else c["note"] or ("baseline" if c["baseline"] else ""))
-    console.print(table)
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"
-
-
 def bag_statistics(bags: Bags) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(B,) share of the label's class, label, and whether the vote is a tie; of bags with truth."""
     assert bags.truth is not None
@@ -172,7 +137,7 @@ def bag_statistics(bags: Bags) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def print_bags(splits: Mapping[str, Bags]) -> None:
     """Size, majority shares, ties and labels of each split."""
     names = ("split", "bags", "instances", "majority share (min / mean / max)", "ties", "labels per class")
-    table = _table(*names, left=len(names), no_wrap=False)
+    table = plain_table(*names, left=len(names), no_wrap=False)
     for name, bags in splits.items():
         share, label, tied = bag_statistics(bags)
         shares = f"{share.min():.3f} / {share.mean():.3f} / {share.max():.3f}"
@@ -183,7 +148,7 @@ def print_bags(splits: Mapping[str, Bags]) -> None:
 
 def list_items(items: Iterable[str], scale: Scale, records: Records) -> None:
     """All tables and figures, and how many of their runs are done."""
-    table = _table("item", "what", "runs", "done", left=2, no_wrap=False)
+    table = plain_table("item", "what", "runs", "done", left=2, no_wrap=False)
     for item in items:
         recipes = paper.required_recipes(item, scale)
         done = sum(r in records for r in recipes)
@@ -203,7 +168,7 @@ def list_missing(recipes: Iterable[Recipe], scale: Scale, records: Records) -> N
 def print_table(item: str, cells: Sequence[Cell], scale: Scale, records: Records) -> None:
     """Printed value, ours, difference and number of runs of each of the table's cells."""
     title = f"{item}: {TABLES[item][0]} (scale {scale.name})"
-    table = _table("scenario", "method", "data set", "printed", "ours", "difference", "runs", left=3, title=title)
+    table = plain_table("scenario", "method", "data set", "printed", "ours", "difference", "runs", left=3, title=title)
     for cell in cells:
         mean, deviation, count = cell.value(records)
         ours = (_spread(mean, deviation, count), f"{mean - cell.printed.mean:+.3f}") if count else ("missing", "")

@@ -10,7 +10,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from headcount.cli.printing import console, print_line, print_results
+from headcount.cli.console import console, print_line, runs_bar
+from headcount.cli.printing import print_results
 from headcount.datasets import registry
 from headcount.errors import HeadcountError, check_choice
 from headcount.experiments import scores
@@ -21,7 +22,6 @@ from headcount.experiments.study import grid, study as run_all
 from headcount.inference.ray_cluster import check_device
 from headcount.io import atomic_write
 from headcount.models.heads import check_options
-from headcount.reporting.console import runs_bar
 from headcount.reporting.report import write_report
 from headcount.training.accel import COMPILE, n_cores, resolve_device
 

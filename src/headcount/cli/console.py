@@ -15,20 +15,50 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from headcount.training.distributed import rank
+
 if TYPE_CHECKING:
     from headcount.experiments.recipe import Recipe
     from headcount.experiments.study import StudyProgress
+    from headcount.models.fitted import FittedModel
     from headcount.training.trainer import TrainProgress
 
-_WIDTH = None if sys.stdout.isatty() else 120  # tables in files and pipes need not be narrow
+_size: tuple[int | None, int | None] = (None, None) if sys.stdout.isatty() else (120, 50)
+# without markup, because names and paths may contain [brackets]; of several training processes only the first prints
+console = Console(highlight=False, markup=False, width=_size[0], height=_size[1], quiet=rank() > 0)
+
+
+def print_line(line: str) -> None:
+    """Print without wrapping."""
+    console.print(line, soft_wrap=True)
 
 
 def print_message(line: str) -> None:
+    """Print to stderr."""
     print(line, file=sys.stderr, flush=True)
 
 
-def _console() -> Console:
-    return Console(highlight=False, markup=False, width=_WIDTH)  # no markup: names and paths may hold [brackets]
+def plain_table(*names: str, left: int = 1, no_wrap: bool = True, title: str | None = None) -> Table:
+    """A table without lines, of which the first columns are aligned to the left."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for i, name in enumerate(names):
+        table.add_column(name, justify="left" if i < left else "right", no_wrap=no_wrap)
+    return table
+
+
+def print_methods(model: FittedModel) -> None:
+    """The methods that `fit` compared, the best first."""
+    truth = model.metadata["data"]["truth"]
+    table = plain_table("method", "loss on held-out labels", "bag accuracy", *(["instances (not used)"] if truth else []), "")
+    for c in model.metadata["methods"]:
+        cells = [_number(c["loss"], 4), _number(c["bag_accuracy"], 3)]
+        cells += [_number(c["instance_accuracy"], 3)] if truth else []
+        table.add_row(c["title"], *cells, "kept" if c["chosen"] else c["note"] or ("baseline" if c["baseline"] else ""))
+    console.print(table)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def print_scores(scores: dict[str, Any]) -> None:
@@ -37,7 +67,6 @@ def print_scores(scores: dict[str, Any]) -> None:
     table = Table("score", "value", "from", title=title, title_justify="left")
     for row in _score_rows(scores):
         table.add_row(*row)
-    console = _console()
     console.print(table)
     methods = {scores[k]["interval"] for k in ("bags", "instances", "audit") if "interval" in scores.get(k, {})}
     console.print(f"Intervals: {'; '.join(sorted(methods))}.")
@@ -84,18 +113,16 @@ def print_label_issues(issues: pa.Table, top: int) -> None:
     for r in issues.slice(0, top).to_pylist():
         other = (r["suggestion"], f"{r['p_suggestion']:.3f}") if r["suggestion"] != r["label"] else ("", "")
         table.add_row("!" if r["looks_wrong"] else "", r["bag"], r["label"], f"{r['p_label']:.3f}", *other)
-    _console().print(table)
+    console.print(table)
 
 
 @contextmanager
 def progress_bar(description: str, total: int | None = None) -> Iterator[Callable[..., None]]:
     """A bar with one task; yields what updates it: description, total, completed, detail."""
-    from headcount.training.distributed import rank
-
-    console = Console(stderr=True)
+    stderr = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[detail]}"))
-    hidden = not (console.is_terminal and rank() == 0)
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=hidden, transient=True) as bar:
+    hidden = not stderr.is_terminal or rank() > 0
+    with Progress(*columns, TimeRemainingColumn(), console=stderr, disable=hidden, transient=True) as bar:
         task = bar.add_task(description, total=total, detail="")
         yield lambda **fields: bar.update(task, **fields)
 
