@@ -113,8 +113,8 @@ MUTATIONS = [
     Mutation("training/mpem.py", "descending=True", "descending=False", "test_against_oracles.py"),
     Mutation(
         "training/loop.py",
-        "progress.epoch - progress.best_epoch >= patience",
-        "progress.epoch - progress.best_epoch > patience",
+        "config.patience <= progress.epoch - progress.best_epoch",
+        "config.patience < progress.epoch - progress.best_epoch",
         "test_loop.py",
     ),
     Mutation("training/config.py", "if p.ndim > 1]", "if p.ndim > 0]", "test_tilt_head.py decay"),
@@ -168,9 +168,7 @@ MUTATIONS = [
         "estimators/model_selection.py", "np.arange(len(first))", "np.zeros(len(first), int)", "test_majority_classifier.py"
     ),
     # command line
-    Mutation(
-        "cli/main.py", "return code\n\n\ndef _show_help", "return 0\n\n\ndef _show_help", "test_cli_errors.py test_wrong_input"
-    ),
+    Mutation("cli/main.py", "return code\n\n\ndef _flush", "return 0\n\n\ndef _flush", "test_cli_errors.py test_wrong_input"),
     Mutation("cli/running.py", "if name in names_given:", "if False:", "test_cli_errors.py test_wrong_input"),
     Mutation(
         "cli/options.py", "name for name in map(str.strip, parts) if name", "name for name in parts", "test_check.py lists"

@@ -43,7 +43,7 @@ def demo(
 @app.command()
 @with_options("recipe_options", RECIPE_OPTIONS)
 def run(out: RecordsFolder, *, recipe_options: dict[str, Any], device: Device = "auto", compile: Compile = "auto") -> None:
-    """Run one recipe (and the runs it needs) and print its record. Defaults are the paper's."""
+    """Train and score one recipe, after those it needs; by default the paper's."""
     from headcount.cli.console import console, epochs_bar, print_line
     from headcount.cli.running import build_recipes
     from headcount.experiments.records import error_line
@@ -76,24 +76,20 @@ def study(
     device: Device = "auto",
     compile: Compile = "auto",
     processes: Processes = 1,
-    launch: Annotated[
-        str, typer.Option(help="processes (this machine) or ray (a cluster; see docs/how-to/cluster.md).")
-    ] = "processes",
+    launch: Annotated[str, typer.Option(help="Where: processes (this machine) or ray (docs/how-to/cluster.md).")] = "processes",
     address: RayAddress = None,
     gpus_each: Annotated[float, typer.Option(help="Ray: GPUs per run, such as 1 or 0.5; 0 trains on CPUs.")] = 0,
     dry_run: Annotated[bool, typer.Option(help="Only list what would run.")] = False,
 ) -> None:
-    """Run every combination of values.
+    """Run every combination of the given values.
 
     Commas separate values: --head count,output_mean --option t1=0.1,1. The same command resumes an interrupted study.
     """
     from headcount.cli.console import print_line
     from headcount.cli.running import build_recipes, make_launcher, run_study
     from headcount.experiments.study import with_needs
-    from headcount.training.accel import COMPILE
 
     recipes = build_recipes(recipe_options)
-    check_choice("compile", compile, COMPILE)
     if dry_run:
         for recipe in with_needs(recipes):
             state = "done   " if (out / f"{recipe.key}.json").exists() else "to run "
@@ -116,15 +112,15 @@ def paper(
     dataset: Annotated[str | None, typer.Option(help="Only this data set of a table: CIFAR10, SVHN, PATH or OCT.")] = None,
     scenario: Annotated[str | None, typer.Option(help="Only this scenario of a table: Various, Small or Large.")] = None,
     precision: Annotated[
-        str | None, typer.Option(help="Precision of the runs that are shown, listed or run; full: bf16, smoke: tf32.")
+        str | None, typer.Option(help="Precision of the runs; default: bf16 for full, tf32 for smoke.")
     ] = None,
     device: Device = "auto",
     compile: Compile = "auto",
     processes: Processes = 1,
 ) -> None:
-    """Show the paper's tables and figures beside ours; list or run what is missing.
+    """Compare our results with the paper's tables and figures.
 
-    One row or cell: paper table4 --row "Counting Network" --dataset SVHN --run.
+    Lists or runs what is missing. One row or cell: paper table4 --row "Counting Network" --dataset SVHN --run.
     """
     from dataclasses import replace
 
@@ -133,7 +129,6 @@ def paper(
     from headcount.cli.running import available_recipes, make_launcher, run_study
     from headcount.experiments.paper import ITEMS, SCALES, TABLES, choose_cells, records_by_recipe, required_recipes
     from headcount.experiments.study import with_needs
-    from headcount.training.accel import COMPILE
 
     if csv and latex:
         raise HeadcountError("--csv and --latex are two formats of one table; give one of the two")
@@ -151,7 +146,6 @@ def paper(
     recipes = with_needs(r for c in cells for r in c.recipes) or [r for name in items for r in required_recipes(name, size)]
     if run:
         recipes = available_recipes(recipes)
-        check_choice("compile", compile, COMPILE)
         run_study(recipes, out, make_launcher("processes", processes, None, 0, device), device, compile, table=False)
     records = records_by_recipe(out)
     if page:
@@ -172,11 +166,14 @@ def paper(
 def report(
     folder: Annotated[Path, typer.Argument(help="The --out of a study.")],
     out: Annotated[Path | None, typer.Option(help="The page to write; default FOLDER/report.html.")] = None,
-    title: Annotated[str | None, typer.Option(help="Its title; default: the folder's name.")] = None,
+    title: Annotated[str | None, typer.Option(help="Title of the page; default: the folder's name.")] = None,
     csv: Annotated[bool, typer.Option("--csv", help="Print the results as CSV instead.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print the results as LaTeX instead.")] = False,
 ) -> None:
-    """Write the records of a study as one HTML page, or print its table as CSV or LaTeX."""
+    """Write an HTML report of a study.
+
+    Or print its table as CSV or LaTeX.
+    """
     from headcount.cli.console import print_line
     from headcount.cli.printing import study_csv, study_latex
     from headcount.experiments.records import load_records
@@ -202,20 +199,20 @@ def report(
 def bags(
     source: Source = "digits",
     scenario: Scenario = "various",
-    fold: Annotated[int, typer.Option(help="0 to 4.")] = 0,
+    fold: Annotated[int, typer.Option(help="Fold of the cross-validation, 0 to 4.")] = 0,
     bag_size: Annotated[int, typer.Option(help="Instances per bag; the paper's is 64.")] = 24,
     train_bags: Annotated[int, typer.Option(help="Training bags.")] = 400,
     valid_bags: Annotated[int, typer.Option(help="Validation bags.")] = 100,
     test_bags: Annotated[int, typer.Option(help="Test bags.")] = 100,
     sampler: Annotated[str, typer.Option(help="conditional (fast) or official (the released order of draws).")] = "conditional",
-    tie: Annotated[str, typer.Option(help="lowest, random or reject.")] = "lowest",
-    rounding: Annotated[str, typer.Option(help="official or largest_remainder.")] = "official",
+    tie: Annotated[str, typer.Option(help="Label of a tied bag: lowest, random, or reject (draw again).")] = "lowest",
+    rounding: Annotated[str, typer.Option(help="Rounding of shares: official or largest_remainder.")] = "official",
     overlap: Annotated[bool, typer.Option(help="Bags may share instances.")] = True,
     seed: Annotated[int, typer.Option(min=0, max=(1 << 32) - 1, help="Random seed of the folds and the bags.")] = 42,
     picture: Annotated[Path | None, typer.Option(help="Write the share histogram and label prior (.png, .svg, .pdf).")] = None,
     export: Annotated[Path | None, typer.Option(help="Write addresses and labels (.npz) for other programs.")] = None,
 ) -> None:
-    """Show and export the bags that the protocol makes.
+    """Sample bags by the paper's protocol; show and export them.
 
     Prints majority shares, ties and the label prior of each split.
     """
@@ -246,7 +243,7 @@ def bags(
 
 
 @app.command()
-def heads(as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> None:
+def heads(as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False) -> None:
     """List the methods, their options and their citations."""
     from headcount.cli.console import console
     from headcount.models.heads import HEADS, head_options
@@ -271,9 +268,9 @@ def probe(
     head: Annotated[str | None, typer.Argument(help="A method, or path/to/file.py:Class; default: all methods.")] = None,
     option: HeadOption = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of trainings to average.")] = 3,
-    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each.")] = 60,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of each training.")] = 60,
 ) -> None:
-    """Test whether a method learns instances from majorities.
+    """Test whether a method learns instances from majority labels.
 
     Prints instance (and bag) accuracy on four small problems as a Markdown table.
     """

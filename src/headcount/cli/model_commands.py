@@ -34,13 +34,17 @@ Context = Annotated[
 def predict(
     model: Model,
     data: Data,
-    out: Annotated[Path, typer.Option(help="FILE.csv, .tsv or .parquet; FILE.h5, or a folder for one HDF5 file per bag.")],
+    out: Annotated[
+        Path, typer.Option(help="Where to write: FILE.csv, .tsv, .parquet or .h5, or a folder for one HDF5 file per bag.")
+    ],
     bags: Annotated[Path | None, typer.Option(help="Also a table of the bags: label, shares, intervals.")] = None,
     geojson: Annotated[Path | None, typer.Option(help="Also a folder of GeoJSON for QuPath, one file per bag.")] = None,
     heatmap: Annotated[Path | None, typer.Option(help="Also a folder of heat maps, one PNG per bag.")] = None,
     context: Context = "auto",
     device: Device = "auto",
-    launch: Annotated[str, typer.Option(help="here, or ray (a cluster; see docs/how-to/cluster.md).")] = "here",
+    launch: Annotated[
+        str, typer.Option(help="Where to predict: here, or ray (a cluster; see docs/how-to/cluster.md).")
+    ] = "here",
     address: RayAddress = None,
     gpus_each: Annotated[float, typer.Option(help="Ray: GPUs per shard, such as 1 or 0.5; 0 predicts on CPUs.")] = 0,
     *,
@@ -84,12 +88,11 @@ def predict(
         predictions = predict_all(fitted, dataset, use_context, scratch=out.parent, on_progress=show, shard_predictor=remote)
     for line in share_warnings(fitted, predictions) if bags is not None else ():
         print_message(line)
-    complete = False
     with ExitStack() as undo:  # folders first, tables last: if anything fails, what was written before is removed
         for path, write in ((geojson, geo.write_geojson), (heatmap, geo.write_heatmaps)):
             if path is not None:
                 write(path, dataset, predictions)
-                undo.callback(lambda path=path: complete or shutil.rmtree(path))
+                undo.push(lambda error, *_, path=path: shutil.rmtree(path) if error else None)
                 print_message(f"wrote {path}: {len(list(path.iterdir())):,} files")
         if bags is not None:
             undo.enter_context(export.atomic_table(bags, [export.bag_table(dataset, predictions)]))
@@ -97,7 +100,6 @@ def predict(
             export.write_table(out, export.prediction_chunks(dataset, predictions))
         else:
             export.write_hdf5(out, dataset, predictions)
-        complete = True
     if bags is not None:
         print_message(f"wrote {bags}: {len(dataset.bags):,} bags")
     missing = dataset.n_rows - len(dataset.rows)
@@ -112,7 +114,7 @@ def evaluate(
     audit: Annotated[Path | None, typer.Option(help="A completed sheet of `headcount audit`.")] = None,
     key: Annotated[Path | None, typer.Option(help="The sheet's key file, if it is not beside the sheet.")] = None,
     level: Annotated[float, typer.Option(help="Confidence level of the intervals.")] = 0.95,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
     context: Context = "auto",
     device: Device = "auto",
     *,
@@ -169,7 +171,7 @@ def explain(
 ) -> None:
     """Write an HTML page that explains predictions.
 
-    It shows which instances determined a bag's prediction, typical and doubtful instances of each class, and for tables which
+    It shows which instances determined a bag's prediction, typical and ambiguous instances of each class, and for tables which
     columns matter.
     """
     from headcount.cli.console import print_message
@@ -202,7 +204,7 @@ def audit(
     *,
     read_options: dict[str, Any],
 ) -> None:
-    """Draw instances to label by hand.
+    """Sample instances to label by hand.
 
     The sheet does not show the predictions; `evaluate --audit` turns the completed sheet into an accuracy with an interval.
     """
@@ -224,7 +226,7 @@ def audit(
 
 @app.command()
 def export(model: Model, onnx: Annotated[Path, typer.Option(help="The file to write (.onnx).")]) -> None:
-    """Write the model as ONNX.
+    """Export a model as ONNX.
 
     The file is written only if onnxruntime gives the same predictions.
     """

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 Data = Annotated[str, typer.Argument(help="A folder, or a table (.csv .tsv .parquet) or arrays (.npz .npy).")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:1.")]
 Compile = Annotated[
     str, typer.Option(help="Compile the network: auto (on a GPU), on or off. Affects speed only; not part of the recipe.")
 ]
@@ -23,7 +23,9 @@ Scenario = Annotated[
 ]
 Source = Annotated[str, typer.Option(help="digits, cifar10, svhn, path, oct, or FILE.npz with images or features and labels.")]
 HeadOption = Annotated[list[str] | None, typer.Option("--option", help="An option of the head, NAME=VALUE; may be repeated.")]
-RayAddress = Annotated[str | None, typer.Option(help="The Ray cluster: auto, local or host:port; default auto, else local.")]
+RayAddress = Annotated[
+    str | None, typer.Option(help="The Ray cluster: auto, local or host:port; default: auto if there is one, else local.")
+]
 
 
 class Option(NamedTuple):
@@ -67,7 +69,7 @@ READ_OPTIONS = {
 FIT_OPTIONS = {
     **READ_OPTIONS,
     "known": _column("the instance's class, used in training"),
-    "features": _list("Columns used as features (default: all without a role)"),
+    "features": _option(str | None, "Columns used as features: a,b,c; default: all without a role."),
     "categories": _list("Columns whose numbers are categories"),
     "classes": _list("The classes, in order"),
     "ties": _option(str, "Bags with two equally frequent classes: split, drop or lowest.", "split"),
@@ -86,7 +88,7 @@ RECIPE_OPTIONS = {
         str | None, "cifar10 (default), digits, svhn, path, oct, or FILE.npz with images or features and labels."
     ),
     "scenario": _option(str | None, "Majority share: various (default), small, large, or a range such as 0.3-0.5."),
-    "fold": _option(str, "0 to 4.", "0"),
+    "fold": _option(str, "Fold of the cross-validation, 0 to 4.", "0"),
     "head": _option(str | None, "A method (see `headcount heads`; default count), or path/to/file.py:Class."),
     "option": Option(HeadOption),
     "removal": _option(str | None, "MPEM: fraction of each bag's dissenters to remove; default 0, which means no MPEM."),

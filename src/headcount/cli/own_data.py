@@ -49,7 +49,7 @@ def read_data(
     data: str, options: Mapping[str, Any], model: FittedModel | None = None, *, labels: bool,
     truth_suffices: bool = False, log: Callable[[str], None] | None = None,
 ) -> BagDataset:  # fmt: skip
-    """Read data with the options of options.py, for a model if there is one; log how they were understood."""
+    """Read data with the options of options.py, for a model if there is one; log how they were understood and what was skipped."""
     from headcount.cli.console import print_message
     from headcount.readers import ColumnRoles, read
 
@@ -60,16 +60,11 @@ def read_data(
         dataset = read(data, roles, need_labels=labels, **given)
     else:
         dataset = model.read(data, roles, need_labels=labels, truth_suffices=truth_suffices, **given)
-    log_dataset(dataset, log or print_message)
-    return dataset
-
-
-def log_dataset(dataset: BagDataset, log: Callable[[str], None]) -> None:
-    """Log how the data were understood, and what was skipped, with the options' names."""
     more = len(dataset.skipped) - MAX_SKIPPED
     skipped = [*dataset.skipped[:MAX_SKIPPED], *([f"{more:,} more"] if more > 0 else [])]
     for line in (*dataset.description, *(f"skipped: {line}" for line in skipped)):
-        log(with_option_names(line))
+        (log or print_message)(with_option_names(line))
+    return dataset
 
 
 def predict_all(model: FittedModel, dataset: BagDataset, use_context: bool | None = None, **options: Any) -> Predictions:
@@ -100,7 +95,7 @@ def fit(
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the model.")],
     method: Annotated[
-        str, typer.Option(help="auto, or one or more of tilt, em_forest, count, forest, logistic and heads, with commas.")
+        str, typer.Option(help="auto, or names with commas: tilt, em_forest, count, forest, logistic, or a head.")
     ] = "auto",
     minutes: Annotated[
         float | None, typer.Option(help="Time budget in minutes; folds, epochs, then methods are cut to fit. Default: none.")
@@ -128,7 +123,7 @@ def fit(
     ] = None,
     size: Annotated[int | None, typer.Option(help="timm, torchvision: resize images to squares of this side.")] = None,
     views: Annotated[
-        str | None, typer.Option(help="Augmentation policy: digit (no flips, default), image, tissue, none.")
+        str | None, typer.Option(help="Augmentation policy: digit (no flips; default for images), image, tissue, none.")
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Training epochs of networks; default by the number of bags.")
@@ -185,7 +180,7 @@ def fit(
 @app.command()
 @with_options("read_options", FIT_OPTIONS)
 def check(
-    data: Data, seed: Seed = 0, as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False, *,
+    data: Data, seed: Seed = 0, as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False, *,
     read_options: dict[str, Any],
 ) -> None:  # fmt: skip
     """Estimate in seconds whether fit can work.

@@ -96,10 +96,8 @@ def study_latex(rows: Iterable[scores.Row]) -> str:
     lines, remarks = _study_lines(rows)
     texts = [[_escape(w) for w in (row.source, row.scenario, name)] for row, name, _ in lines]
     notes = [_escape(f"{name}, {remark}") for name, remark in remarks.items()]
-    notes += [
-        "Means and standard deviations. Differences of the instance accuracy from the best, with standard errors; $p$: paired "
-    ]
-    notes[-1] += "$t$-test over the runs, Holm-corrected."
+    about = "Means and standard deviations. Differences of the instance accuracy from the best, with standard errors; "
+    notes.append(about + "$p$: paired $t$-test over the runs, Holm-corrected.")
     return _latex(header, [[*t, *map(_math, x.cells())] for t, x in zip(texts, lines, strict=True)], 3, notes)
 
 

@@ -174,7 +174,7 @@ def demo_recipes(folds: int) -> list[Recipe]:
 def run_demo(out: Path, folds: int = 3, n_processes: int | None = None) -> dict[str, Any]:
     """Train, print the table, write ``report.html`` and ``summary.json``."""
     started, n_processes = time.monotonic(), n_processes or n_cores()
-    console.print(f"digits, Various, bags of 24, {folds} folds: training from majority labels alone ...")
+    console.print(f"digits, Various, bags of 24, {folds} fold{'s' * (folds > 1)}: training from majority labels alone ...")
     with runs_bar() as on_progress:
         launch = in_process if n_processes == 1 else processes(n_processes)
         result = run_all(demo_recipes(folds), out / "records", launch=launch, device="cpu", on_progress=on_progress)

@@ -151,12 +151,9 @@ def _read_key(path: Path, dataset: BagDataset, classes: tuple[str, ...]) -> tupl
         raise HeadcountError(f"no key {path} beside the sheet ({e.strerror}); name it with --key") from None
     except (ValueError, KeyError, TypeError) as e:
         raise HeadcountError(f"{path} is not the key of a sheet: {type(e).__name__}: {e}") from None
-    intact = version == FORMAT and len(row) > 0 and (item == np.arange(1, len(row) + 1)).all() and (sizes > 0).all()
-    if not (
-        intact
-        and 0 <= stratum.min() <= stratum.max() < len(sizes)
-        and (np.bincount(stratum, minlength=len(sizes)) <= sizes).all()
-    ):
+    intact = version == FORMAT and len(row) > 0 and (item == np.arange(1, len(row) + 1)).all()
+    intact = intact and 0 <= stratum.min() <= stratum.max() < len(sizes)
+    if not intact or (np.bincount(stratum, minlength=len(sizes)) > sizes).any() or not sizes.all():
         raise HeadcountError(f"{path} is not the key of a sheet, or was changed")
     if instances_hash != dataset.instances_hash:
         raise HeadcountError(f"{path} belongs to a sheet drawn from other data; give the data the sheet was drawn from")

@@ -141,30 +141,25 @@ def prediction_chunks(dataset: BagDataset, predictions: Predictions, rows: int =
     instance_of_row = dataset.broadcast(np.arange(len(dataset.rows)), -1)
     bag = bag_of_rows(dataset) if len(names) > len(predictions.classes) + 1 else None
     class_names, bag_names = (pa.array(a, pa.string()) for a in (predictions.classes, dataset.bags.names))
+    schema = pa.schema([(f.name, _plain_type(f.type)) for f in dataset.ids.schema])
     for start in range(0, dataset.n_rows, rows):
         instance = instance_of_row[start : start + rows]
         skipped = instance < 0
         p = predictions.instance_probabilities[np.maximum(instance, 0)]
-        columns: list[Any] = []
+        columns: list[Any] = [class_names.take(pa.array(p.argmax(1), mask=skipped))]
+        columns += [pa.array(p[:, k], mask=skipped) for k in range(p.shape[1])]
         if bag is not None:
             code = bag[start : start + rows]
-            columns.append(bag_names.take(pa.array(code, mask=code < 0)))
-        columns.append(class_names.take(pa.array(p.argmax(1), mask=skipped)))
-        columns += [pa.array(p[:, k], mask=skipped) for k in range(p.shape[1])]
-        table = _decode_dictionaries(dataset.ids.slice(start, rows))
+            columns.insert(0, bag_names.take(pa.array(code, mask=code < 0)))
+        table = dataset.ids.slice(start, rows).cast(schema)
         for name, column in zip(names, columns, strict=True):
             table = table.append_column(name, column)
         yield table
 
 
-def _decode_dictionaries(table: pa.Table) -> pa.Table:
-    """Plain columns, so that every chunk has the same schema."""
-    for i, f in enumerate(table.schema):
-        if pa.types.is_dictionary(f.type):
-            table = table.set_column(i, f.name, table.column(i).cast(f.type.value_type))
-        elif pa.types.is_null(f.type):
-            table = table.set_column(i, f.name, table.column(i).cast(pa.string()))
-    return table
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """Without dictionaries and columns of nulls, so that every chunk has the same schema."""
+    return kind.value_type if pa.types.is_dictionary(kind) else pa.string() if pa.types.is_null(kind) else kind
 
 
 def bag_table(dataset: BagDataset, predictions: Predictions) -> pa.Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from headcount.experiments.records import Record
 from headcount.experiments.scores import Row, rows
 from headcount.io import atomic_write
 from headcount.reporting import results_table as tables
-from headcount.reporting.figures import FigureGroup, section_figures
+from headcount.reporting.figures import section_figures
 from headcount.reporting.render import method_colours, picture_uri, render_template
 from headcount.reporting.results_table import ReportMethod, RunSummary, TableCell
 
@@ -27,56 +27,11 @@ _SIDE = 64  # pixels of a picture in the page; larger ones are scaled down
 _NEEDED = ("test_index", "test_offsets", "test_label", "test_bag_said", "test_truth", "test_said", "test_confidence")
 
 
-class Gallery(NamedTuple):
-    """The bags of one record, or the reason why there are none."""
-
-    method: str
-    fold: int
-    key: str
-    tile: int = 0  # width of a picture on the page: a multiple of its pixels if it is small
-    pixelated: bool = False  # small pictures show their pixels
-    bags: tuple[SimpleNamespace, ...] = ()
-    missing_reason: str = ""
-
-
 def cached_source(name: str) -> Source:
     """A source that is available locally: a report must not start a download."""
     if name in registry.SOURCES and not registry.is_available(name):
         raise HeadcountError(f"{name} is not in the cache")
     return registry.load_source(name)
-
-
-class ReportSection(NamedTuple):
-    """One data set in one scenario."""
-
-    slug: str
-    source: str
-    scenario: str
-    notes: list[str]
-    methods: list[ReportMethod]  # ranked
-    lines: list[tuple[ReportMethod, list[TableCell]]]
-    facts: list[tuple[str, str]]
-    groups: list[FigureGroup]
-    records: list[Record]
-
-    @property
-    def best(self) -> ReportMethod:
-        return tables.best_method(self.methods)
-
-    @property
-    def runs(self) -> list[RunSummary]:
-        """Every record, by the rank of its method, then fold, seed and r."""
-        chosen = {r.key for m in self.methods for r in m.row.records}
-        names = {m.row.records[0].method: m.name for m in self.methods}
-        rank = list(names).index
-        ordered = sorted(self.records, key=lambda r: (rank(r.method), r.recipe.fold, r.recipe.seed, r.recipe.removal))
-        return [RunSummary(r, names[r.method], r.key in chosen) for r in ordered]
-
-    def gallery(self, load_source: LoadSource, budget: int) -> Gallery:
-        """Bags of the best method's first record that has its arrays."""
-        records = self.best.row.records
-        record = next((r for r in records if r.path.with_suffix(".npz").exists()), records[0])
-        return build_gallery(record, self.best.name, load_source, budget)
 
 
 def write_report(
@@ -103,7 +58,7 @@ def render_report(records: Sequence[Record], title: str, load_source: LoadSource
         "report.html",
         title=title,
         metrics=list(tables.METRICS.values()),
-        sections=[(s, s.gallery(load_source, budget)) for s in sections],
+        sections=[(s, build_gallery(s.best, load_source, budget)) for s in sections],
         overview=_overview(sections) if len(sections) > 1 else [],
         provenance=provenance(records),
         count=len(records),
@@ -111,7 +66,8 @@ def render_report(records: Sequence[Record], title: str, load_source: LoadSource
     )
 
 
-def _sections(records: Sequence[Record]) -> list[ReportSection]:
+def _sections(records: Sequence[Record]) -> list[SimpleNamespace]:
+    """What the page shows of each data set in each scenario."""
     table_rows = rows(records)
     names, remarks = tables.display_names(table_rows)
     groups: dict[tuple[str, str], list[tuple[Row, str]]] = {}
@@ -126,12 +82,23 @@ def _sections(records: Sequence[Record]) -> list[ReportSection]:
         notes = sorted({note for r in here if (note := r.data["data"].get("note"))})
         notes += [f"{n}, {text}" for n, text in remarks.items() if any(m.name.startswith(n) for m in methods)]
         figures = section_figures(methods, here, colours, f"s{i}", compact)
-        lines, facts = tables.table_lines(methods), tables.data_facts(here)
-        sections.append(ReportSection(f"s{i}", source, scenario, notes, methods, lines, facts, figures, here))
+        sections.append(SimpleNamespace(
+            slug=f"s{i}", source=source, scenario=scenario, notes=notes, methods=methods, best=tables.best_method(methods),
+            lines=tables.table_lines(methods), facts=tables.data_facts(here), groups=figures, runs=_runs(methods, here),
+        ))  # fmt: skip
     return sections
 
 
-def _overview(sections: Sequence[ReportSection]) -> list[tuple[str, list[TableCell]]]:
+def _runs(methods: Sequence[ReportMethod], records: Sequence[Record]) -> list[RunSummary]:
+    """Every record, by the rank of its method, then fold, seed and r."""
+    chosen = {r.key for m in methods for r in m.row.records}
+    names = {m.row.records[0].method: m.name for m in methods}
+    rank = list(names).index
+    ordered = sorted(records, key=lambda r: (rank(r.method), r.recipe.fold, r.recipe.seed, r.recipe.removal))
+    return [RunSummary(r, names[r.method], r.key in chosen) for r in ordered]
+
+
+def _overview(sections: Sequence[SimpleNamespace]) -> list[tuple[str, list[TableCell]]]:
     """Instance accuracy of every method on every data set."""
     lines = {name: [TableCell()] * len(sections) for name in dict.fromkeys(m.name for s in sections for m in s.methods)}
     for column, section in enumerate(sections):
@@ -153,27 +120,31 @@ def provenance(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def build_gallery(record: Record, method: str, load_source: LoadSource = cached_source, budget: int = 1 << 20) -> Gallery:
-    """Three test bags of a record in at most ``budget`` bytes of pictures, or the reason why they cannot be shown."""
-    empty = Gallery(method, record.recipe.fold, record.key)
+def build_gallery(method: ReportMethod, load_source: LoadSource = cached_source, budget: int = 1 << 20) -> SimpleNamespace:
+    """Three test bags in at most ``budget`` bytes of pictures, or the reason why they cannot be shown; of the first record of
+    the method that has its arrays."""
+    records = method.row.records
+    record = next((r for r in records if r.path.with_suffix(".npz").exists()), records[0])
+    gallery = SimpleNamespace(method=method.name, fold=record.recipe.fold, key=record.key, bags=[], missing_reason="")
+    try:
+        gallery.bags = _example_bags(record, load_source, budget)
+    except (HeadcountError, OSError) as e:
+        gallery.missing_reason = str(e)
+    return gallery
+
+
+def _example_bags(record: Record, load_source: LoadSource, budget: int) -> list[SimpleNamespace]:
     arrays = record.arrays()
     if any(name not in arrays for name in _NEEDED):
-        return empty._replace(missing_reason="the arrays of the run were not kept beside its record")
-    try:
-        source = load_source(record.recipe.source)
-    except (HeadcountError, OSError) as e:
-        return empty._replace(missing_reason=str(e))
+        raise HeadcountError("the arrays of the run were not kept beside its record")
+    source = load_source(record.recipe.source)
     if source.checksum != record.data["data"]["checksum"]:
-        reason = f"the local {record.recipe.source} is not the data set of the run (checksums differ)"
-        return empty._replace(missing_reason=reason)
-    side = max(source.data.shape[1:3]) if source.kind == "images" else _SIDE
-    small = side < 48
+        raise HeadcountError(f"the local {record.recipe.source} is not the data set of the run (checksums differ)")
     for colours in (0, 128, 32):  # reduce the colours of pictures before dropping them
-        bags = tuple(_bag(rank, b, arrays, source, colours) for rank, b in _ranked_bags(arrays))
+        bags = [_bag(rank, b, arrays, source, colours) for rank, b in _ranked_bags(arrays)]
         if sum(len(i.picture) for b in bags for v in b.votes for i in v.instances) <= budget:
-            return empty._replace(tile=side * max(1, round(56 / side)) if small else 64, pixelated=small, bags=bags)
-    reason = "the pictures would make the page too large; report on fewer records at a time"
-    return empty._replace(missing_reason=reason)
+            return bags
+    raise HeadcountError("the pictures would make the page too large; report on fewer records at a time")
 
 
 def _ranked_bags(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, int]]:
@@ -209,6 +180,8 @@ def _bag(rank: str, b: int, arrays: dict[str, np.ndarray], source: Source, colou
         ]
         votes.append(SimpleNamespace(name=names[k], count=int(counts[k]), instances=instances))
     n_known = int((truth >= 0).sum())
+    side = max(source.data.shape[1:3]) if source.kind == "images" else _SIDE
+    small = side < 48
     return SimpleNamespace(
         rank=rank,
         number=b,
@@ -222,4 +195,6 @@ def _bag(rank: str, b: int, arrays: dict[str, np.ndarray], source: Source, colou
         true_share=float((truth == label).sum() / max(n_known, 1)),
         predicted_share=float((predicted == label).mean()),
         votes=votes,
+        tile=side * max(1, round(56 / side)) if small else 64,  # the width on the page: a multiple of the pixels if small
+        pixelated=small,  # small pictures show their pixels
     )

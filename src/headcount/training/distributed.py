@@ -113,7 +113,7 @@ def _join(device: torch.device) -> ProcessGroup:
     distributed.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(days=1))
     atexit.register(_leave)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _terminated)  # how torchrun ends the other processes when one was lost
+        signal.signal(signal.SIGTERM, _raise_lost)  # how torchrun ends the other processes when one was lost
     return ProcessGroup(rank(), world_size(), device)
 
 
@@ -122,7 +122,7 @@ def _leave() -> None:
         distributed.destroy_process_group()
 
 
-def _terminated(*_: Any) -> None:
+def _raise_lost(*_: Any) -> None:
     raise HeadcountError(LOST_MESSAGE)
 
 
@@ -199,13 +199,16 @@ class BufferSync:
     def sync(self) -> None:
         for name, buffer in self.trainer.model.named_buffers():
             before, rule = self.before[name], self.rules.get(name)
-            if rule is None:
-                self._check_unchanged(name, buffer, before)
-            elif rule in ("sum of changes", "mean"):
+            if rule in ("min", "max"):
+                self.group.all_reduce(buffer, distributed.ReduceOp.MIN if rule == "min" else distributed.ReduceOp.MAX)
+            elif rule is not None:
                 change = self.group.all_reduce(buffer - before)
                 buffer.copy_(before + (change / self.group.size if rule == "mean" else change))
-            else:
-                self.group.all_reduce(buffer, distributed.ReduceOp.MIN if rule == "min" else distributed.ReduceOp.MAX)
+            elif self.group.all_reduce(torch.tensor(int(not torch.equal(buffer, before)), device=self.group.device)):
+                raise HeadcountError(
+                    f"head {self.trainer.model.config.head} keeps {name.removeprefix('head.')!r} across bags, and several "
+                    "processes would each keep their own; train it with one process"
+                )
         if self.trainer.teacher is not None:
             for (name, buffer), current in zip(self.trainer.teacher.named_buffers(), self.trainer.model.buffers(), strict=True):
                 if self.rules.get(name) == "mean":  # the teacher's batch-norm is an average of its own (update_ema)
@@ -213,11 +216,3 @@ class BufferSync:
                 else:
                     buffer.copy_(current)
         self.before = self._snapshot()
-
-    def _check_unchanged(self, name: str, buffer: Tensor, before: Tensor) -> None:
-        changed = self.group.all_reduce(torch.tensor(int(not torch.equal(buffer, before)), device=self.group.device))
-        if bool(changed):
-            raise HeadcountError(
-                f"head {self.trainer.model.config.head} keeps {name.removeprefix('head.')!r} across bags, and several processes "
-                "would each keep their own; train it with one process"
-            )
