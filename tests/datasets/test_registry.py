@@ -116,6 +116,7 @@ def test_the_registry_has_the_papers_counts():
         "svhn": (99_289, 10, (32, 32, 3)),
         "path": (97_176, 9, (28, 28, 3)),
         "oct": (98_477, 4, (28, 28, 3)),
+        "oct-originals": (46_453, 4, (28, 28, 3)),
     }
 
 
@@ -282,6 +283,29 @@ def test_import_copies_gray_into_colour(shrink, tmp_path):
     cache, images, labels = shrink("oct")
     np.savez(tmp_path / "mine.npz", images=images[..., 0], labels=labels)
     assert np.array_equal(registry.import_npz("oct", tmp_path / "mine.npz", cache).data, images)
+
+
+def test_originals_of_oct_are_imported_under_their_own_name(tmp_path, monkeypatch):
+    """Grey scans with class names, split and patient; no download stands in for them, and they are not OCTMNIST."""
+    with pytest.raises(HeadcountError, match="cannot be downloaded; import it: headcount data import oct-originals FILE.npz"):
+        registry.load_source("oct-originals", tmp_path)
+    entry = registry.SOURCES["oct-originals"]
+    images, labels = random_images(15, 28, 28), np.arange(15) % 4
+    digest = hashlib.sha256(np.repeat(images[..., None], 3, axis=-1).tobytes()).hexdigest()
+    monkeypatch.setitem(registry.SOURCES, "oct-originals", replace(entry, count=15, sha256=digest))
+    arrays = {"labels": labels.astype(np.uint8), "split": np.zeros(15, np.uint8), "class_names": np.array(entry.classes)}
+    np.savez(tmp_path / "oct.npz", images=images, group=np.arange(15), **arrays)
+    assert not registry.is_available("oct-originals", tmp_path)
+    source = registry.import_npz("oct-originals", tmp_path / "oct.npz", tmp_path)
+    assert np.array_equal(source.data, np.repeat(images[..., None], 3, axis=-1))
+    assert source.mean == (0.5071, 0.4865, 0.4409), "normalised as the paper's four"
+    assert "not OCTMNIST" in source.note
+    assert registry.is_available("oct-originals", tmp_path)
+    assert not registry.is_available("oct", tmp_path)
+    assert registry.source_checksum("oct-originals", tmp_path) == source.checksum
+    np.savez(tmp_path / "oct.npz", images=images[::-1], **arrays)
+    with pytest.raises(HeadcountError, match="pixels differ"):
+        registry.import_npz("oct-originals", tmp_path / "oct.npz", tmp_path)
 
 
 @pytest.mark.parametrize(

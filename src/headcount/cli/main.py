@@ -72,7 +72,7 @@ def data_list() -> None:
         state = "ready" if registry.is_available(name) else "not in the cache"
         state += f" ({info.note})" if info.note else ""
         shape = "x".join(map(str, info.shape))
-        console.print(f"{name:9} {info.count:6} x {shape}, {len(info.classes)} classes: {state}")
+        console.print(f"{name:13} {info.count:6} x {shape}, {len(info.classes)} classes: {state}")
 
 
 @data_app.command("fetch")
@@ -85,7 +85,7 @@ def data_fetch(name: Annotated[str, typer.Argument(help="cifar10, svhn, path or 
 
 @data_app.command("import")
 def data_import(
-    name: Annotated[str, typer.Argument(help="cifar10, svhn, path or oct.")],
+    name: Annotated[str, typer.Argument(help="cifar10, svhn, path, oct or oct-originals.")],
     file: Annotated[Path, typer.Argument(help="An .npz with images and labels, the training part first.")],
     note: Annotated[str, typer.Option(help="Where it comes from; shown in every report.")] = "",
 ) -> None:

@@ -64,15 +64,21 @@ class SourceInfo:
     count: int
     shape: tuple[int, int, int]
     classes: tuple[str, ...]
-    parse: Callable[[Sequence[Path]], parsers.Arrays]
-    files: tuple[Remote, ...] = ()  # none: it is part of a package we depend on, or generated, and is not cached
+    parse: Callable[[Sequence[Path]], parsers.Arrays] | None  # None: it cannot be downloaded, only imported
+    files: tuple[Remote, ...] = ()  # none, and parse: it is part of a package we depend on, or generated, and is not cached
     sha256: str | None = None  # of the images' bytes, where it is known
     note: str = ""
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether it is kept in the cache, as are the paper's data sets and what replaces them."""
+        return bool(self.files) or self.parse is None
 
 
 _TEN = tuple("0123456789")
 _SVHN = "http://ufldl.stanford.edu/housenumbers"
 _MEDMNIST = "https://zenodo.org/records/10519652/files"
+_OCT = ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal")
 
 SOURCES: dict[str, SourceInfo] = {
     "digits": SourceInfo(1_797, (8, 8, 1), _TEN, parsers.parse_digits),
@@ -94,8 +100,12 @@ SOURCES: dict[str, SourceInfo] = {
         parsers.parse_medmnist, (Remote(f"{_MEDMNIST}/pathmnist.npz?download=1", "a8b06965200029087d5bd730944a56c1"),),
     ),
     "oct": SourceInfo(
-        98_477, (28, 28, 3), ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal"),
+        98_477, (28, 28, 3), _OCT,
         parsers.parse_medmnist, (Remote(f"{_MEDMNIST}/octmnist.npz?download=1", "c68d92d5b585d8d81f7112f81e2d0842"),),
+    ),
+    "oct-originals": SourceInfo(
+        46_453, (28, 28, 3), _OCT, None, sha256="2e31c09070d62190a57a6f7b0621720c52e6e4d1c9c0bc61e99d14fd7e23dbce",
+        note="46,453 of OCT2017's originals, scaled to 28 x 28; not OCTMNIST",
     ),
     **{
         f"standin{n}": SourceInfo(parsers.N_SYNTHETIC, (8, 8, 1), _TEN[:n], parsers.synthetic_parser(n), note="generated stand-in")
@@ -110,7 +120,7 @@ def load_source(name_or_path: str | Path, cache: str | Path | None = None) -> So
     Parameters
     ----------
     name_or_path : str or path
-        digits, cifar10, svhn, path, oct, or an .npz file with ``images`` or ``features``, and ``labels``.
+        digits, cifar10, svhn, path, oct, oct-originals, or an .npz file with ``images`` or ``features``, and ``labels``.
     cache : path, optional
         Cache folder; default: $HEADCOUNT_DATA, else ~/.cache/headcount.
     """
@@ -127,7 +137,7 @@ def source_checksum(name_or_path: str | Path, cache: str | Path | None = None) -
     """The source's checksum; for a source in the cache this reads a few hundred bytes."""
     name = str(name_or_path)
     folder = cache_folder(cache) / name
-    if name in SOURCES and SOURCES[name].files and folder.exists():
+    if name in SOURCES and SOURCES[name].is_cached and folder.exists():
         return data_cache.read_metadata(folder)["checksum"]
     return load_source(name_or_path, cache).checksum
 
@@ -135,12 +145,12 @@ def source_checksum(name_or_path: str | Path, cache: str | Path | None = None) -
 def is_available(name: str, cache: str | Path | None = None) -> bool:
     """Whether a named source can be loaded without a download or conversion."""
     info = SOURCES[check_choice("source", name, SOURCES)]
-    return not info.files or (cache_folder(cache) / name).exists()
+    return not info.is_cached or (cache_folder(cache) / name).exists()
 
 
 def import_npz(name: str, file: str | Path, cache: str | Path | None = None, note: str = "") -> Source:
     """Put an official source obtained elsewhere into the cache: 'images' and 'labels', train rows before test rows."""
-    info = SOURCES[check_choice("source to import", name, [name for name, info in SOURCES.items() if info.files])]
+    info = SOURCES[check_choice("source to import", name, [name for name, info in SOURCES.items() if info.is_cached])]
     path = Path(file).expanduser()
     images, labels, classes, split = parsers.read_npz(path)
     images = parsers.to_rgb(images) if images.ndim == 4 else images
@@ -150,6 +160,7 @@ def import_npz(name: str, file: str | Path, cache: str | Path | None = None, not
     if not valid_split or (split is not None and (split[:-1] > split[1:]).any()):
         raise HeadcountError(f"{path}: 'split' must be 0 (train) or 1 (test) for each row, all train rows first")
     _check_arrays(name, info, images, labels, str(path))
+    note = note or info.note
     if not note and info.sha256 is None:
         note = f"imported from {path.name}, not compared with the official files"
     with data_cache.cache_lock(cache_folder(cache)):
@@ -161,12 +172,16 @@ def import_npz(name: str, file: str | Path, cache: str | Path | None = None, not
 @functools.cache
 def _load_named(name: str, cache: Path) -> Source:
     info, folder = SOURCES[name], cache / name
-    if not info.files:
+    if not info.is_cached:
+        assert info.parse is not None
         images, labels = info.parse(())
         _check_arrays(name, info, images, labels, name)
         checksum, note = data_cache.data_checksum(images, labels), info.note
     else:
         if not folder.exists():
+            if info.parse is None:
+                advice = f"import it: headcount data import {name} FILE.npz"
+                raise HeadcountError(f"{name} ({info.note}) is not in {cache} and cannot be downloaded; {advice}")
             with data_cache.cache_lock(cache):
                 if not folder.exists():  # another process may have prepared it meanwhile
                     paths = [data_cache.fetch(r.url, cache / "downloads" / r.file, r.md5, name) for r in info.files]
@@ -177,7 +192,7 @@ def _load_named(name: str, cache: Path) -> Source:
         if images.shape != (info.count, *info.shape):
             raise HeadcountError(f"{folder} holds {images.shape}, not {name}; delete it and prepare the source again")
         checksum, note = metadata["checksum"], metadata["note"]
-    mean, std = (_MEAN, _STD) if info.files else (None, None)
+    mean, std = (_MEAN, _STD) if info.is_cached else (None, None)
     return Source(name, images, labels, info.classes, checksum, note, mean, std)
 
 
