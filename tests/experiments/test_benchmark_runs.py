@@ -72,25 +72,6 @@ def test_rows_are_found_by_name(photographs):
         photographs.parse_names("best, 300 epochs")
 
 
-def test_a_queue_has_lines_of_scripts_and_counts_missing_runs(photographs, tmp_path, monkeypatch):
-    import run_queue
-
-    for words in run_queue.read_queue(FILE.parent / "queue.txt"):
-        assert (FILE.parent / f"{words[0]}.py").exists()
-    words = ["photographs", "--out", str(tmp_path), "--source", "digits", "--scenario", "small", "--fold", "0,1"]
-    short, other = run_queue.missing(words)
-    assert {short.fold, other.fold} == {0, 1}
-    (tmp_path / f"{other.key}.json").touch()
-    assert run_queue.missing(words) == [short]
-    called = []
-    monkeypatch.setattr(run_queue, "call", called.append)
-    (tmp_path / "list.txt").write_text("# a remark\npaper_ablation --only count\nphotographs --lines 'a, b'\n")
-    monkeypatch.setattr(sys, "argv", ["run_queue.py", str(tmp_path / "list.txt"), "--minutes", "2"])
-    run_queue.main()
-    assert [c[:3] for c in called] == [["paper_ablation", "--only", "count"], ["photographs", "--lines", "a, b"]]
-    assert all(c[-2] == "--minutes" and float(c[-1]) <= 2 for c in called)
-
-
 def test_a_run_claimed_by_another_process_is_skipped(tmp_path):
     claim = tmp_path / "running" / "a.claim"
     with file_lock(claim, wait=False) as first, file_lock(claim, wait=False) as second:

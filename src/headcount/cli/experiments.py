@@ -127,7 +127,16 @@ def paper(
     from headcount.cli import printing
     from headcount.cli.console import print_line
     from headcount.cli.running import available_recipes, make_launcher, run_study
-    from headcount.experiments.paper import ITEMS, SCALES, TABLES, choose_cells, records_by_recipe, required_recipes
+    from headcount.datasets import registry
+    from headcount.experiments.paper import (
+        ITEMS,
+        SCALES,
+        TABLES,
+        choose_cells,
+        records_by_recipe,
+        required_recipes,
+        substitute_sources,
+    )  # fmt: skip
     from headcount.experiments.study import with_needs
 
     if csv and latex:
@@ -142,12 +151,15 @@ def paper(
         raise HeadcountError(f"--missing lists runs, --{style} writes a table; give one of the two")
     if (row or dataset or scenario) and (item not in TABLES or page):
         raise HeadcountError("--row, --dataset and --scenario choose cells of one table: give table2 to table6, and no --page")
+    records = records_by_recipe(out)
+    cached = [name for name in registry.SOURCES if registry.is_available(name)] if run or missing else []
+    size = substitute_sources(size, {r.source for r in records}, cached)
     cells = choose_cells(item, size, method=row, dataset=dataset, scenario=scenario) if item in TABLES else []
     recipes = with_needs(r for c in cells for r in c.recipes) or [r for name in items for r in required_recipes(name, size)]
     if run:
         recipes = available_recipes(recipes)
         run_study(recipes, out, make_launcher("processes", processes, None, 0, device), device, compile, table=False)
-    records = records_by_recipe(out)
+        records = records_by_recipe(out)
     if page:
         from headcount.reporting.paper_page import write_paper
 

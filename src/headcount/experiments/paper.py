@@ -9,8 +9,8 @@ from __future__ import annotations
 import csv
 import warnings
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
 from itertools import groupby
@@ -36,6 +36,8 @@ METHODS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 OURS = ("Ours", "Minimum loss (Ours)")
+COARSE = (0.1, 0.3, 0.5, 0.7, 1.0)  # of MPEM's removals: "Ours" selects from these while the others have not run
+SUBSTITUTES = {"oct": "oct-originals"}  # taken for a column of which there is nothing else
 ALL_DATASETS = "all"  # table 5 pools the data sets
 
 # table -> its contents, and the metric of its cells
@@ -85,6 +87,18 @@ class Scale:
         return tuple(r for removal in self.removals for r in self.recipes("Counting Network", dataset, scenario, removal))
 
 
+def substitute_sources(scale: Scale, *available: Collection[str]) -> Scale:
+    """The scale with :data:`SUBSTITUTES` in the columns for which the first collection of sources (those of the records, say)
+    that has one of the two has the substitute alone."""
+
+    def choose(source: str) -> str:
+        pair = {source, SUBSTITUTES.get(source, source)}
+        held = next((pair.intersection(names) for names in available if pair.intersection(names)), {source})
+        return source if source in held else SUBSTITUTES[source]
+
+    return replace(scale, sources={dataset: choose(source) for dataset, source in scale.sources.items()})
+
+
 SCALES = {
     "full": Scale(
         name="full", base=Recipe(precision="bf16"), folds=(0, 1, 2, 3, 4), removals=REMOVALS,
@@ -127,11 +141,24 @@ class Cell:
     recipes: tuple[Recipe, ...]
 
     def selected_records(self, records: Mapping[Recipe, Record]) -> list[Record]:
-        """The records that the value averages; of a sweep, one for each fold and data set for which it is complete."""
+        """The records that the value averages; of a sweep, one for each fold and data set for which it is whole or coarse."""
         if self.method not in OURS:
             return [records[r] for r in self.recipes if r in records]
-        groups = (list(group) for _, group in groupby(sorted(self.recipes, key=_cell_of), key=_cell_of))
-        return [best_removal([records[r] for r in g]) for g in groups if all(r in records for r in g)]
+        return [best_removal(sweep) for sweep in self._sweeps(records)]
+
+    def _sweeps(self, records: Mapping[Recipe, Record]) -> Iterator[list[Record]]:
+        for _, group in groupby(sorted(self.recipes, key=_cell_of), key=_cell_of):
+            whole = list(group)
+            coarse = [r for r in whole if r.removal in COARSE]
+            for sweep in (whole, coarse):
+                if sweep and all(r in records for r in sweep):
+                    yield [records[r] for r in sweep]
+                    break
+
+    def is_coarse(self, records: Mapping[Recipe, Record]) -> bool:
+        """Whether a fold of "Ours" selects from the coarse sweep, because the whole one has not run."""
+        n_removals = len(self.recipes) // self.n_runs
+        return self.method in OURS and any(len(sweep) < n_removals for sweep in self._sweeps(records))
 
     def value(self, records: Mapping[Recipe, Record]) -> tuple[float, float, int]:
         """Mean, population standard deviation, number of runs."""
