@@ -287,7 +287,7 @@ def test_import_copies_gray_into_colour(shrink, tmp_path):
 
 def test_originals_of_oct_are_imported_under_their_own_name(tmp_path, monkeypatch):
     """Grey scans with class names, split and patient; no download stands in for them, and they are not OCTMNIST."""
-    with pytest.raises(HeadcountError, match="cannot be downloaded; import it: headcount data import oct-originals FILE.npz"):
+    with pytest.raises(HeadcountError, match="cannot be downloaded; import it: headcount data import oct-originals"):
         registry.load_source("oct-originals", tmp_path)
     entry = registry.SOURCES["oct-originals"]
     images, labels = random_images(15, 28, 28), np.arange(15) % 4
