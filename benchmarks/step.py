@@ -2,6 +2,8 @@
 
     python benchmarks/step.py [--out FILE.json] [--epochs 30] [--profile]     # the paper's recipe
     python benchmarks/step.py --of tilt                                       # tilt's for photographs
+    python benchmarks/step.py --heads count,mctformer [--profile]             # steps of 64 bags, head by head
+    python benchmarks/step.py --memory 6 --heads count,mctformer              # and what finished trainings leave behind
 
 400 training and 100 validation bags of 64 images. The paper's: ResNet18 with its stem, Counting Network, Adam. Tilt's has three
 phases (alone, taught, with the bag term), a line each.
@@ -51,11 +53,13 @@ RECIPES = {"paper": Recipe(), "tilt": BEST}
 PHASES = {"paper": {"": 0}, "tilt": {"alone": 10, "taught": 40, "taught, bag term": 60}}  # and an epoch that lies in each
 
 
-def build(of: str, precision: str, compile: str, device: torch.device, sizes: tuple[int, int] = (400, 100)) -> trainer.Trainer:
+def build(
+    of: str, precision: str, compile: str, device: torch.device, sizes: tuple[int, int] = (400, 100), **more
+) -> trainer.Trainer:
     rng = np.random.default_rng(0)
     pool = Pool(rng.integers(0, 256, (60_000, 32, 32, 3), dtype=np.uint8)).to(device)
     bags = [random_bags(pool, n, rng).to(device) for n in sizes]
-    recipe = RECIPES[of].replace(source="digits", precision=precision)  # never loaded: the pixels are random
+    recipe = RECIPES[of].replace(source="digits", precision=precision, **more)  # never loaded: the pixels are random
     return trainer.Trainer(
         build_model(recipe.model_config(bags[0]), bags[0], seed=recipe.seed).to(device), *bags, recipe.train_config, compile
     )
@@ -133,7 +137,7 @@ KINDS = {  # of kernels, by their names; the first that fits
 }
 
 
-def profile(state: trainer.Trainer, at: int) -> str:
+def profile(state: trainer.Trainer, at: int, rows: int = 60) -> str:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as prof:
         float(state.train_epoch(at))
     found = prof.key_averages()
@@ -142,7 +146,53 @@ def profile(state: trainer.Trainer, at: int) -> str:
         kind = next(kind for kind, pattern in KINDS.items() if re.search(pattern, event.key))
         kinds[kind] = kinds.get(kind, 0.0) + event.self_device_time_total / 1e3
     said = "\n".join(f"{kind:45} {ms:7.2f} ms" for kind, ms in sorted(kinds.items(), key=lambda pair: -pair[1]))
-    return f"{found.table(sort_by='cuda_time_total', row_limit=60, max_name_column_width=110)}\n{said}"
+    return f"{found.table(sort_by='cuda_time_total', row_limit=rows, max_name_column_width=110)}\n{said}"
+
+
+def milliseconds(step, epochs: int) -> float:
+    """Of one call; the last result is waited for."""
+    float(step(0))
+    started = time.monotonic()
+    for epoch in range(epochs):
+        last = step(epoch)
+    float(last)
+    return (time.monotonic() - started) / epochs * 1e3
+
+
+def head_steps(head: str, args: argparse.Namespace, device: torch.device) -> None:
+    """Milliseconds of training and validation for 64 bags (WENO: for its two passes over them)."""
+    train_steps, valid_steps = (7, 2) if device.type == "cuda" else (1, 1)
+    begun, seconds = time.monotonic(), []
+    sizes = 64 * train_steps, 64 * valid_steps
+    state = build("paper", "bf16", args.compile, device, sizes, head=head, epochs=1)
+    for _ in range(5 if device.type == "cuda" else 1):  # compile, warm up, capture
+        for step in (lambda: state.train_epoch(0), state.valid_loss):
+            float(step())
+            seconds.append(round(time.monotonic() - begun, 1))
+    epochs = args.epochs if device.type == "cuda" else 1
+    row = {
+        "head": head,
+        "ms_per_training_step": round(milliseconds(state.train_epoch, epochs) / train_steps, 3),
+        "ms_per_validation_step": round(milliseconds(lambda _: state.valid_loss(), epochs) / valid_steps, 3),
+        "seconds_to_first_training_validation": seconds[:2],
+        "seconds_to_captured": seconds[-1],
+    }
+    print(json.dumps(row), flush=True)
+    if args.profile:
+        print(profile(state, 0, 15), flush=True)
+
+
+def memory(heads: list[str], runs: int, device: torch.device) -> None:
+    """GiB of the card after each of several short trainings in this process, each with a last step of 16 bags."""
+    for i in range(runs):
+        state = build("paper", "bf16", "auto", device, head=heads[i % len(heads)], epochs=1)
+        for _ in range(5):
+            float(state.train_epoch(0)), float(state.valid_loss())
+        del state
+        gc.collect()
+        free, total = torch.cuda.mem_get_info()
+        kept = {"allocated": torch.cuda.memory_allocated(), "reserved": torch.cuda.memory_reserved(), "card": total - free}
+        print(json.dumps({"run": i + 1, "head": heads[i % len(heads)], **{k: round(v / 2**30, 3) for k, v in kept.items()}}))
 
 
 def main() -> None:
@@ -152,8 +202,17 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--variants", default="", help="some of them, with semicolons")
     parser.add_argument("--of", default="paper", choices=list(RECIPES))
+    parser.add_argument("--heads", default="", help="some of them, with commas")
+    parser.add_argument("--memory", type=int, default=0, metavar="RUNS")
+    parser.add_argument("--compile", default="auto", help="of --heads: auto, on, off")
     args = parser.parse_args()
     device = accel.resolve_device("auto")
+    if args.memory:
+        return memory(args.heads.split(",") if args.heads else ["count"], args.memory, device)
+    if args.heads:
+        for head in args.heads.split(","):
+            head_steps(head, args, device)
+        return
     plain = {"cuda_graph": lambda f, d: f}
     cudnn = {"PointConv": torch.nn.Conv2d}
     usual = {"optimize_layout": lambda model, device, precision: None}
@@ -179,7 +238,7 @@ def main() -> None:
     rows = []
     for name in chosen:
         precision, compile, changes = variants[name]
-        trainer.shared_encoder.cache_clear()
+        trainer.shared.cache_clear()
         torch._dynamo.reset()
         for phase, at in PHASES[args.of].items():
             try:

@@ -22,14 +22,14 @@ def some_bags(pool: Pool, bags: int, size: int, known: bool, seed: int) -> Bags:
     return Bags.of(pool, index=index, sizes=[size] * bags, labels=labels, classes=3, **extra).to("cuda")
 
 
-def curve(head: str, shape: tuple[int, ...], backbone: str, epochs: int, compile: str = "off", precision="fp32"):
+def curve(head: str, shape: tuple[int, ...], backbone: str, epochs: int, compile: str = "off", precision="fp32", **options):
     """The losses of each epoch and the last weights."""
     rng = np.random.default_rng(0)
     kind = rng.integers(0, 256, (300, *shape), dtype=np.uint8) if len(shape) == 3 else rng.normal(size=(300, *shape))
     pool = Pool(kind.astype(np.uint8 if len(shape) == 3 else np.float32)).to("cuda")
     told = HEADS[head].uses_instance_labels
     torch.manual_seed(0)
-    model = Model(ModelConfig(shape, ("a", "b", "c"), backbone=backbone, head=head)).to("cuda")
+    model = Model(ModelConfig(shape, ("a", "b", "c"), backbone, head=head, options=tuple(options.items()))).to("cuda")
     recipe = Recipe(source="digits", head=head, backbone=backbone, batch_bags=8, precision=precision)
     state = Trainer(model, some_bags(pool, 20, 8, told, 1), some_bags(pool, 12, 8, told, 2), recipe.train_config, compile)
     losses = []
@@ -46,6 +46,13 @@ def test_a_captured_head_learns_as_the_plain_one(head, monkeypatch):
     plain, _ = curve(head, (20,), "mlp", 8)
     assert np.isfinite(captured).all()
     np.testing.assert_allclose(captured, plain, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize(("head", "dropout"), [("additive_trans", "dropout"), ("mctformer", "drop_path"), ("weno", "dropout")])
+@pytest.mark.filterwarnings("default::DeprecationWarning")
+def test_a_compiled_head_learns_as_the_plain_one(head, dropout):
+    (compiled, _), (plain, _) = (curve(head, (20,), "mlp", 4, compile, **{dropout: 0.0}) for compile in ("on", "off"))
+    np.testing.assert_allclose(compiled, plain, rtol=5e-3, atol=5e-4)
 
 
 @pytest.mark.filterwarnings("default::DeprecationWarning")  # of torch's own, on importing its compiler

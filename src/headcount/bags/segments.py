@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -191,7 +190,7 @@ class Segments:
             return rows.masked_fill(_as_column(self.removed, rows), 0)
         return torch.cat([rows, rows.new_zeros((1, *rows.shape[1:]))]).index_select(0, self._dense_positions()[0])
 
-    @cached_property
+    @property
     def removed(self) -> Tensor:
         """(N,) true for the instances in the trash bag."""
         return self.index == self.n_bags

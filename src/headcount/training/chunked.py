@@ -91,10 +91,7 @@ class ChunkedStep:
             if self._is_large(batch):
                 losses.append(self._bag_loss(trainer.model, loader, batch, position, share))
                 continue
-            x = loader.read(position)
-            with self._autocast():
-                output = trainer.forward(x, batch)
-                loss = trainer.head.loss(output, batch, trainer.teacher_output(x, batch) if sweep.uses_teacher else None)
+            loss = trainer.loss(loader.read(position), batch, sweep.uses_teacher)
             (loss * share).backward()
             losses.append(loss.detach())
         return (torch.stack(losses) * shares).sum(), weights.sum()

@@ -25,7 +25,7 @@ from headcount.bags import Bags
 from headcount.bags.bags import fingerprint, tensor_bytes
 from headcount.io import atomic_path
 from headcount.models.backbones import BACKBONES, backbone_name
-from headcount.models.heads import Batch, Output, Pass, head_code
+from headcount.models.heads import Batch, Head, Output, Pass, head_code
 from headcount.models.network import Model
 from headcount.training import accel, chunked, distributed
 from headcount.training.augment import Policy, View, apply_views
@@ -62,10 +62,17 @@ def encode(normalize: View, backbone: nn.Module, x: Tensor, kind: Policy, views:
     return backbone(apply_views(normalize(x), kind, views, weak))
 
 
+def head_loss(head: Head, h: Tensor, batch: Batch, teacher: Output | None, precision: str) -> Tensor:
+    """The loss from features. Compiled, what it does not need is not computed. Autocast is entered in here, because around
+    compiled code it would also lower the precision of a gradient whose forward was computed in float32."""
+    with accel.autocast(precision, h.device):
+        return head.loss(head(h, batch.segments), batch, teacher)
+
+
 @lru_cache
-def shared_encoder(compile: str, device: str) -> Callable[..., Tensor]:
-    """One for the process: trainings with the same shapes share the compiled code, whatever their head and fold."""
-    return accel.compile_function(encode, compile, torch.device(device))
+def shared(function: Callable[..., Tensor], compile: str, device: str) -> Callable[..., Tensor]:
+    """Compiled once for the process: trainings with the same shapes share the code, whatever their head and fold."""
+    return accel.compile_function(function, compile, torch.device(device))
 
 
 class Trainer:
@@ -88,7 +95,10 @@ class Trainer:
         accel.optimize_layout(self.model, device, config.precision)
         self.teacher = None if self.head.teacher is None else copy.deepcopy(self.model).requires_grad_(False).eval()
         self.eval_model = self.teacher or self.model
-        self.encode = shared_encoder(compile, device.type)
+        self.encode = shared(encode, compile, device.type)
+        loaders = self.train_loader, self.valid_loader
+        self.static = all(loader.resident and loader.bag_size is not None for loader in loaders)  # steps of few shapes
+        self.head_loss = shared(head_loss, compile if self.head.compiled and self.static else "off", device.type)
         names = [name for name, _ in self.model.named_parameters()]
         self.optimizers = {  # a linear backbone has no parameters
             prefix: build_optimizer(self.model, prefix, config, device)
@@ -103,9 +113,8 @@ class Trainer:
     def _wrap_steps(self) -> None:
         """What train_epoch and valid_loss call: the steps below, in chunks, captured as CUDA graphs, or shared by processes."""
         self.chunked = chunked.ChunkedStep(self, self.config.chunk_instances)
-        static = all(loader.resident and loader.bag_size is not None for loader in (self.train_loader, self.valid_loader))
         ours = isinstance(self.config.optimizer, str) and isinstance(self.config.views, str)  # custom ones may do anything
-        capture = accel.cuda_graph if static and ours and not self.config.chunk_instances else accel.run_as_is
+        capture = accel.cuda_graph if self.static and ours and not self.config.chunk_instances else accel.run_as_is
         stepper = self.chunked if self.config.chunk_instances else self
         starts = (True,) if self.head.teacher is None or not self.head.teacher.start else (True, False)
         sweeps = {replace(s, uses_teacher=s.uses_teacher and started) for s in self.head.passes for started in starts}
@@ -119,17 +128,18 @@ class Trainer:
     def step(self, sweep: Pass, ids: Tensor) -> Tensor:
         """One step. Returns the loss, still on the device."""
         x, batch = self.train_loader.batch(ids, sweep.over, self.n_views(sweep))
-        with accel.autocast(self.config.precision, self.device):
-            output = self.forward(x, batch)
-            loss = self.head.loss(output, batch, self.teacher_output(x, batch) if sweep.uses_teacher else None)
+        loss = self.loss(x, batch, sweep.uses_teacher)
         self.model.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer_step(sweep)
         return loss.detach()
 
-    def forward(self, x: Tensor, batch: Batch) -> Output:
-        """Every view of the stored instances, through backbone and head."""
-        return self.head(self.features(self.model, x, self.config.views, batch.views), batch.segments)
+    def loss(self, x: Tensor, batch: Batch, uses_teacher: bool) -> Tensor:
+        """Of every view of the stored instances, through backbone and head."""
+        with accel.autocast(self.config.precision, self.device):
+            h = self.features(self.model, x, self.config.views, batch.views)
+            teacher = self.teacher_output(x, batch) if uses_teacher else None
+        return self.head_loss(self.head, h, batch, teacher, self.config.precision)
 
     @torch.no_grad()
     def teacher_output(self, x: Tensor, batch: Batch) -> Output | None:
@@ -188,8 +198,8 @@ class Trainer:
     @torch.no_grad()
     def batch_valid_loss(self, x: Tensor, batch: Batch) -> Tensor:
         with accel.autocast(self.config.precision, self.device):
-            output = self.eval_model.head(self.features(self.eval_model, x), batch.segments)
-            return self.eval_model.head.loss(output, batch, None)
+            h = self.features(self.eval_model, x)
+        return self.head_loss(self.eval_model.head, h, batch, None, self.config.precision)
 
     @torch.no_grad()
     def valid_loss(self) -> Tensor:

@@ -20,6 +20,7 @@ from headcount.bags import Bags, Pool, Segments
 from headcount.errors import HeadcountError
 from headcount.experiments.recipe import Recipe
 from headcount.models.heads import HEADS, Batch, build_head
+from headcount.models.heads.additive import IteratedInverse
 from headcount.models.heads.mctformer import rank_pool
 from headcount.models.network import Model, ModelConfig
 from headcount.training import loop
@@ -513,6 +514,12 @@ def test_without_dropout_training_and_asking_are_the_same():
         noisy = made(name).train()
         assert not torch.equal(noisy(h, s).bag, noisy(h, s).bag)
         assert torch.equal(noisy.eval()(h, s).bag, noisy(h, s).bag)
+
+
+def test_gradient_of_the_iterated_inverse():
+    a = torch.randn(3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).softmax(2)
+    z = a.mT / a.sum(1).max()
+    assert torch.autograd.gradcheck(lambda *given: IteratedInverse.apply(*given, 3), (a.requires_grad_(), z.requires_grad_()))
 
 
 # -- MCTformer+ --------------------------------------------------------------------------------------------------------

@@ -15,11 +15,15 @@ multiplicity too; in the convolution alone it counts once.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from headcount.bags import Segments
+from headcount.bags.segments import without_autocast
 from headcount.errors import HeadcountError, check_choice
 from headcount.models.heads.base import Head, Output
 
@@ -67,6 +71,7 @@ class AdditiveTrans(Head):
     title, cites = "AdditiveTransMIL", JAVED
     depends_on_bag = True
     depends_on_order = True
+    compiled = True
 
     def __init__(
         self, dim: int, classes: int, counted: Tensor | None = None, *,
@@ -84,15 +89,19 @@ class AdditiveTrans(Head):
         )
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
-        row, filled = segments.to_dense(torch.arange(len(h), device=h.device))
+        n, unweighted = len(h), segments.weight is None
+        row, filled = segments.to_dense(torch.arange(n, device=h.device))
         right = filled.byte().argsort(dim=1, stable=True)  # gaps first, then the instances in their order
         row, filled = row.gather(1, right), filled.gather(1, right)
         times = filled.float() if segments.weight is None else filled * segments.weight[row]  # (B, L)
-        instance_index = torch.where(filled, row, len(h)).flatten()
+        in_order = segments.complete and segments.size is not None  # then row is 0 .. N-1, and nothing has to be moved
+        instance_index = torch.where(filled, row, n).flatten()
         t = self.embed(h)
         for layer in self.layers:
-            update = layer(t, row, times, segments.weight is None).flatten(0, 1)  # (B * L, width)
-            t = t + update.new_zeros(len(h) + 1, update.shape[1]).index_copy(0, instance_index, update)[:-1]
+            update = layer(t, None if in_order else row, times, unweighted).flatten(0, 1)  # (B * L, width)
+            if not in_order:
+                update = update.new_zeros(n + 1, update.shape[1]).index_copy(0, instance_index, update)[:-1]
+            t = t + update
         instance = self.classifier(t).float()
         return Output(instance, self.masked_log_softmax(segments.sum(instance)), {})
 
@@ -108,11 +117,14 @@ class ExactAttention(nn.Module):
         self.residual_conv = nn.Conv2d(heads, heads, (TAPS, 1), padding=(TAPS // 2, 0), groups=heads, bias=False)
         self.out = nn.Sequential(nn.Linear(width, width), nn.Dropout(dropout))
 
-    def forward(self, t: Tensor, row: Tensor, times: Tensor, unweighted: bool) -> Tensor:
-        """(N, width), the instance of each row (B, L) and its multiplicity (``unweighted``: 0 or 1) -> (B, L, width)."""
-        x = self.qkv(self.norm(t)).index_select(0, row.flatten()).unflatten(0, row.shape)
-        x = x.unflatten(2, (3, self.heads, -1))  # (B, L, 3, H, W)
-        q, k, v = (x * (times > 0)[..., None, None, None]).permute(2, 0, 3, 1, 4)  # (B, H, L, W) each
+    def forward(self, t: Tensor, row: Tensor | None, times: Tensor, unweighted: bool) -> Tensor:
+        """(N, width), the instance of each row (B, L; None: in order, no gaps) and its multiplicity (``unweighted``: 0 or 1)
+        -> (B, L, width)."""
+        x = self.qkv(self.norm(t))
+        if row is not None:
+            x = x.index_select(0, row.flatten()) * (times > 0).flatten()[:, None]
+        x = x.view(*times.shape, 3, self.heads, -1)  # (B, L, 3, H, W)
+        q, k, v = x.permute(2, 0, 3, 1, 4)  # (B, H, L, W) each
         mixed = self.attend(q, k, v, times, unweighted) + self.residual_conv(v)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
@@ -131,7 +143,7 @@ class NystromAttention(ExactAttention):
     """As released. In float32 at least: the iteration does not converge in half precision."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, times: Tensor, unweighted: bool) -> Tensor:
-        with torch.autocast(q.device.type, enabled=False):
+        with without_autocast(q.device.type):
             small = unweighted and q.shape[2] <= self.landmarks
             dtype = torch.promote_types(q.dtype, torch.float32)
             inputs = [x.to(dtype) for x in (q * q.shape[3] ** -0.5, k, v, self.multiplicities(times))]
@@ -139,13 +151,16 @@ class NystromAttention(ExactAttention):
 
     def attend_rows(self, q: Tensor, k: Tensor, v: Tensor, u: Tensor) -> Tensor:
         """Every row is its own landmark. u copies of a row are one row, with sqrt(u) on both sides of a product."""
-        q, k, v = (F.pad(x, (0, 0, 0, 1)) for x in (q, k, v))
-        u, root = u[:, None, :, None], u.sqrt()[:, None, :, None]  # (B, 1, L+1, 1)
-        score = q @ k.mT
-        a = (score - (score + u.mT.log()).logsumexp(3, keepdim=True)).exp()  # one copy's attention to one copy
-        whole = root * a * root.mT  # A, in a basis of distinct rows
-        z = self.pseudo_inverse(whole, (u * a * (u.mT > 0)).sum(2))
-        return ((a * root.mT) @ (z @ (whole @ (root * v))))[:, :, :-1]
+        length = q.shape[2]
+        spare = -u.shape[1] % 8  # rows of multiplicity 0 count for nothing, and matrix products like multiples of 8
+        q, k, v = (F.pad(x, (0, 0, 0, 1 + spare)) for x in (q, k, v))
+        u = F.pad(u, (0, spare))[:, None, :, None]  # (B, 1, L+1+spare, 1)
+        root = u.sqrt()
+        inverse_root = torch.where(u > 0, root, torch.inf).reciprocal()
+        reach = (q @ k.mT + u.mT.log()).softmax(3) * inverse_root.mT
+        whole = root * reach  # A, in a basis of distinct rows
+        z = self.pseudo_inverse(whole, inverse_root.mT * (root.mT @ whole))
+        return (reach @ (z @ (whole @ (root * v))))[:, :, :length]
 
     def attend_landmarks(self, q: Tensor, k: Tensor, v: Tensor, u: Tensor) -> Tensor:
         """Each landmark is the mean of l consecutive rows, l as small as the bag allows; zero rows come first."""
@@ -164,8 +179,38 @@ class NystromAttention(ExactAttention):
     def pseudo_inverse(self, a: Tensor, columns: Tensor) -> Tensor:
         """An approximate pseudo-inverse of A: z <- z (13 - az (15 - az (7 - az))) / 4. It begins at A' divided by the largest sum
         of a column and the largest sum of a row, here 1, *of the whole batch*."""
-        identity, z = a.new_ones(a.shape[3]).diag(), a.mT / columns.max()
-        for _ in range(self.iterations):
-            az = a @ z
-            z = 0.25 * z @ (13 * identity - az @ (15 * identity - az @ (7 * identity - az)))
+        z = a.mT / columns.max()
+        return IteratedInverse.apply(a.flatten(0, 1), z.flatten(0, 1), self.iterations).view_as(a)
+
+
+class IteratedInverse(torch.autograd.Function):
+    """The iteration and its gradient, each sum of a product and a matrix as one operation: a third of the kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, z: Tensor, iterations: int) -> Tensor:
+        """(n, m, m) matrices A and the first z -> the last z."""
+        saved = []
+        for _ in range(iterations):
+            y = a @ z
+            s = torch.baddbmm(y, y, y, beta=7, alpha=-1)  # y (7 - y)
+            t = torch.baddbmm(y, y, s, beta=15, alpha=-1)  # y (15 - s)
+            saved += [z, y, s, t]
+            z = torch.baddbmm(z, z, t, beta=3.25, alpha=-0.25)  # z (13 - t) / 4
+        ctx.save_for_backward(a, *saved)
         return z
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor, Tensor, None]:
+        a, *saved = ctx.saved_tensors
+        da = torch.zeros_like(a)
+        with without_autocast(a.device.type):  # compiled code may run this where precision is lowered
+            for i in range(len(saved) - 4, -1, -4):
+                z, y, s, t = saved[i : i + 4]
+                dt = z.mT @ dz  # this, ds and dy times -4
+                dz = torch.baddbmm(dz, dz, t.mT, beta=3.25, alpha=-0.25)
+                ds = y.mT @ dt  # and times -1
+                dy = torch.baddbmm(dt, dt, s.mT, beta=15, alpha=-1).sub_(ds, alpha=7)
+                dy = dy.baddbmm_(ds, y.mT).baddbmm_(y.mT, ds)
+                da, dz = da.baddbmm_(dy, z.mT, alpha=-0.25), dz.baddbmm_(a.mT, dy, alpha=-0.25)
+        return da, dz, None

@@ -96,6 +96,7 @@ class Head(nn.Module):
     views: int = 1
     teacher: Teacher | None = None
     passes: tuple[Pass, ...] = (Pass(),)
+    compiled: ClassVar[bool] = False  # compiled as the backbone is: worth the seconds for a head of many small operations
     # facts about the method
     uses_instance_labels: ClassVar[bool] = False  # it learns from instance labels: a bound, not a method
     mean_of_instances: ClassVar[bool] = False  # a bag's probabilities are the mean of its instances'

@@ -31,7 +31,7 @@ class TransformerBlock(nn.Module):
             nn.init.trunc_normal_(linear.weight, std=0.02)
             nn.init.zeros_(linear.bias)
 
-    def forward(self, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.qkv(self.norm1(x)).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # (B, H, K, W/H)
         x = x + self.stochastic_depth(self.out(attend(q, k, v, bias).transpose(1, 2).flatten(2)))
         return x + self.stochastic_depth(self.mlp(self.norm2(x))), q.detach(), k.detach()
@@ -41,8 +41,9 @@ class TransformerBlock(nn.Module):
         return x * F.dropout(x.new_ones(len(x), 1, 1), self.drop_path, self.training)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, bias[:, None, None].to(q.dtype).expand(-1, -1, q.shape[2], -1))
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+    mask = None if bias is None else bias[:, None, None].to(q.dtype).expand(-1, -1, q.shape[2], -1)
+    return F.scaled_dot_product_attention(q, k, v, mask)
 
 
 class MCTformer(Head):
@@ -60,6 +61,7 @@ class MCTformer(Head):
     title = "MCTformer+"
     cites = "Xu et al., MCTformer+: Multi-class token transformer for weakly supervised semantic segmentation, TPAMI 2024"
     depends_on_bag = True
+    compiled = True
 
     def __init__(
         self, dim: int, classes: int, counted: Tensor | None = None, *,
@@ -86,16 +88,18 @@ class MCTformer(Head):
         u = segments.to_dense(weight.float())[0]  # 0 in a gap
         bias = F.pad(u.log(), (self.classes, 0))  # (B, K): u copies of a key are one key with log u more
         x = torch.cat([(self.token + self.position).expand(len(dense), -1, -1).to(dense.dtype), dense], 1)
-        maps, contrast = [], []
+        plain = segments.complete and segments.size is not None  # all zeros, and without them attention is faster
+        maps, tokens = [], []
         for block in self.blocks:
-            x, *queries_and_keys = block(x, bias)
+            x, *queries_and_keys = block(x, None if plain else bias)
             maps.append(queries_and_keys)
-            token = F.normalize(x[:, : self.classes].float(), dim=2)
-            contrast.append((token @ token.mT).log_softmax(2).diagonal(dim1=1, dim2=2))
+            tokens.append(x[:, : self.classes])
+        token = F.normalize(torch.stack(tokens).float(), dim=3)  # (layers, B, C, W)
+        contrast = (token @ token.mT).log_softmax(3).diagonal(dim1=2, dim2=3).mean(0)
         logits = self.patch(x[:, self.classes :]).float()  # (B, L, C)
         token, pooled = x[:, : self.classes].float().mean(2), rank_pool(logits, u, self.decay)
         instance = logits if self.mode == "patch" else self.instance_maps(maps, bias, logits.detach())
-        parts = {"token": token, "pooled": pooled, "contrast": torch.stack(contrast).mean(0)}
+        parts = {"token": token, "pooled": pooled, "contrast": contrast}
         return Output(segments.to_flat(instance), self.masked_log_softmax((token + pooled) / 2), parts)
 
     @torch.no_grad()

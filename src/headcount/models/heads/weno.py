@@ -63,6 +63,7 @@ class Weno(ChunkedHead):
         "Qu et al., Bi-directional weakly supervised knowledge distillation for whole slide image classification, NeurIPS 2022"
     )
     passes = (Pass("bags", trains=("backbone", "head.teacher_network")), Pass("instances", trains=("backbone", "head.student")))
+    compiled = True  # each pass uses one of the two networks' outputs
     minmax_buffers: ClassVar[Mapping[str, str]] = {"lowest": "min", "highest": "max", "range_epoch": "max"}
     lowest: Tensor
     highest: Tensor
