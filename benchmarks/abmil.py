@@ -1,16 +1,26 @@
-"""Training on bags of features: our loader and heads beside a plain padded ABMIL, written below as anybody would.
+"""Training on bags of features: our loader and heads beside ABMIL of torchmil, and beside a plain padded one, written below as
+anybody would.
 
-    python benchmarks/abmil.py [--bags 1000] [--repeats 3] [--heads attention,additive]
+    pip install torchmil==1.0.2   # in an environment of its own; without it there is only the plain one
+    python benchmarks/abmil.py [--bags 1000] [--repeats 5] [--heads attention,additive] [--out benchmarks/results/abmil.json]
 
 1,000 bags of 100 to 400 instances with 512 features, two classes, one thread, Adam; epochs of training (batches, forward, loss,
-backward, step) at 1, 8 and 64 bags per batch, ours and the plain one in turn. Prints the median over the repeats.
+backward, step) at 1, 8 and 64 bags per batch, ours and the others in turn. torchmil's model and batches are timed in a bare loop
+and in its own Trainer, which computes metrics in every step. Prints the median over the repeats of bags per second of CPU time.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import platform
 import statistics
 import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,17 +54,14 @@ def collate(items: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor, Tensor]:
     return pad_sequence(bags, batch_first=True), torch.arange(int(sizes.max())) < sizes[:, None], torch.tensor(labels)
 
 
-def plain_epoch(bags: Bags, batch: int):
+def padded_epoch(model: nn.Module, batches: Iterable[Any], loss_of: Callable[[Any], Tensor]) -> Callable[[], float]:
     """A function that trains an epoch and returns its mean loss."""
-    model = PlainABMIL(DIM, CLASSES)
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
-    items = list(zip(bags.pool.data.split(bags.sizes.tolist()), bags.label.tolist(), strict=True))
-    loader = DataLoader(items, batch, shuffle=True, collate_fn=collate)
 
     def epoch() -> float:
         losses = []
-        for x, mask, label in loader:
-            loss = nn.functional.cross_entropy(model(x, mask), label)
+        for batch in batches:
+            loss = loss_of(batch)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -62,6 +69,35 @@ def plain_epoch(bags: Bags, batch: int):
         return float(torch.stack(losses).mean())
 
     return epoch
+
+
+def plain_epoch(bags: Bags, batch: int) -> Callable[[], float]:
+    model = PlainABMIL(DIM, CLASSES)
+    items: Any = list(zip(bags.pool.data.split(bags.sizes.tolist()), bags.label.tolist(), strict=True))
+    loader = DataLoader(items, batch, shuffle=True, collate_fn=collate)
+    return padded_epoch(model, loader, lambda b: nn.functional.cross_entropy(model(b[0], b[1]), b[2]))
+
+
+def torchmil_epoch(bags: Bags, batch: int, whole: bool = False) -> Callable[[], float]:
+    """torchmil's model and batches; ``whole``: and its Trainer, which computes metrics in every step."""
+    from torchmil.data import collate_fn  # ty: ignore[unresolved-import]
+    from torchmil.models import ABMIL  # ty: ignore[unresolved-import]
+    from torchmil.utils import Trainer as TorchmilTrainer  # ty: ignore[unresolved-import]
+
+    model = ABMIL((DIM,))
+    pairs = zip(bags.pool.data.split(bags.sizes.tolist()), bags.label.float(), strict=True)
+    items: Any = [{"X": x, "Y": label} for x, label in pairs]
+    loader = DataLoader(items, batch, shuffle=True, collate_fn=collate_fn)
+    if whole:
+        adam = torch.optim.Adam(model.parameters(), 1e-3)
+        trainer = TorchmilTrainer(model, adam, device="cpu", disable_pbar=True, verbose=False)
+        return lambda: trainer._shared_loop(loader, mode="train")["train/loss"]
+
+    def loss_of(b: Any) -> Tensor:
+        (loss,) = model.compute_loss(b["Y"], b["X"], b["mask"])[1].values()
+        return loss
+
+    return padded_epoch(model, loader, loss_of)
 
 
 def our_epoch(bags: Bags, batch: int, head: str):
@@ -86,32 +122,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bags", type=int, default=1000)
     parser.add_argument("--batches", default="1,8,64")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--heads", default="attention")
+    parser.add_argument("--out", type=Path, help="a JSON file with the figures")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    bags = make_bags(args.bags)
-    print(
-        "| head | bags per batch | plain, bags/s | ours, bags/s | ours / plain | loss, plain and ours |\n|---|---|---|---|---|---|"
-    )
+    bags, results = make_bags(args.bags), []
+    others = {"plain": plain_epoch}
+    if find_spec("torchmil"):
+        others |= {"torchmil": torchmil_epoch, "torchmil with its Trainer": partial(torchmil_epoch, whole=True)}
+    print("| head | bags per batch | | bags/s | ours is faster by | loss |\n|---|---|---|---|---|---|")
     for head in args.heads.split(","):
         for batch in map(int, args.batches.split(",")):
             torch.manual_seed(0)
-            epochs = {"plain": plain_epoch(bags, batch), "ours": our_epoch(bags, batch, head)}
+            epochs = {name: make(bags, batch) for name, make in others.items()}
+            epochs["ours"] = our_epoch(bags, batch, head)
             seconds: dict[str, list[float]] = {name: [] for name in epochs}
             losses = {}
             for repeat in range(args.repeats + 1):
-                for name, epoch in epochs.items():  # in turn, so that a busy machine is as busy for both
+                for name, epoch in epochs.items():  # in turn, so that a busy machine is as busy for all
                     started = time.process_time()
                     losses[name] = epoch()
                     if repeat:  # the first is a warm-up
                         seconds[name].append(time.process_time() - started)
-            plain, ours = (args.bags / statistics.median(seconds[name]) for name in ("plain", "ours"))
-            print(
-                f"| {head} | {batch} | {plain:,.0f} | {ours:,.0f} | {ours / plain:.2f} | "
-                f"{losses['plain']:.3f}, {losses['ours']:.3f} |",
-                flush=True,
-            )
+            rate = {name: args.bags / statistics.median(values) for name, values in seconds.items()}
+            for name, value in rate.items():
+                ratio = rate["ours"] / value
+                print(f"| {head} | {batch} | {name} | {value:,.0f} | {ratio:.2f} | {losses[name]:.3f} |", flush=True)
+            ratios = {name: round(rate["ours"] / value, 3) for name, value in rate.items() if name != "ours"}
+            per_second = {name: round(value, 1) for name, value in rate.items()}
+            results.append({"head": head, "batch": batch, "bags_per_second": per_second, "ours_beside": ratios})
+    if args.out:
+        about = {"bags": args.bags, "repeats": args.repeats, "torch": torch.__version__, "machine": platform.machine()}
+        args.out.write_text(json.dumps(about | {"results": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

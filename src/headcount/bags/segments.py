@@ -164,6 +164,8 @@ class Segments:
 
         An instance of weight 2 is two copies, each of which gets this share.
         """
+        if self.size is not None and self.complete and self.weight is None:  # one operation instead of ten
+            return self._rows(_to_float32(x)).softmax(1).flatten(0, 1)
         e = self._exp(x, self._finite_max(x))
         total = self.sum(e)
         return e / self._fill_removed(self.broadcast(torch.where(total > 0, total, 1.0)), 1)
