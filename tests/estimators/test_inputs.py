@@ -10,6 +10,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse
 import torch
 from sklearn.base import clone
 from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
@@ -19,6 +20,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
 
+import headcount
 from headcount import Bags, Pool
 from headcount.cli import main
 from headcount.errors import HeadcountError, HeadcountWarning
@@ -417,3 +419,132 @@ def test_labels_that_differ_in_capitals_raise_a_warning():
     with pytest.warns(HeadcountWarning, match=message):
         model = of().fit(X, words, bags=BAG)
     assert model.classes_.tolist() == ["Lait", WHOLE, "lait"]
+
+
+# -- what engineers hand over ------------------------------------------------------------------------------------------------
+
+
+class Items(torch.utils.data.Dataset):
+    """A data set of (instance, index), as anybody writes one."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return torch.from_numpy(self.x[i]), i
+
+
+def test_datasets_and_sparse_matrices_are_rows_like_any_other():
+    x = X.astype(np.float32)
+    plain = of().fit(x, Y, bags=BAG)
+    for given in (Items(x), scipy.sparse.csr_matrix(x), scipy.sparse.coo_array(x), torch.from_numpy(x)):
+        made = of().fit(given, Y, bags=BAG)
+        assert np.array_equal(made.predict_proba(given), plain.predict_proba(x))
+        assert made.score(given, Y, bags=BAG) == plain.score(x, Y, bags=BAG)
+    listed = [scipy.sparse.csr_matrix(x[b == BAG]) for b in range(40)]
+    assert np.array_equal(of().fit(listed, WIN).predict_proba(x), of().fit(LISTED, WIN).predict_proba(x))
+    column = scipy.sparse.csr_matrix(np.column_stack([BAG + 1, x]))
+    assert np.array_equal(of(bags=0).fit(column, Y).predict_proba(x), plain.predict_proba(x))
+
+
+def test_images_of_a_dataset():
+    g = np.random.default_rng(0)
+    images, bag = g.integers(0, 256, (24, 9, 8, 3), dtype=np.uint8), np.repeat(np.arange(6), 4)
+    made = [MajorityClassifier("count", epochs=1, backbone="quick").fit(x, bag % 2, bags=bag) for x in (images, Items(images))]
+    assert np.array_equal(made[0].predict_proba(images), made[1].predict_proba(Items(images)))
+
+
+def test_probabilities_and_votes_in_place_of_labels():
+    """Certain ones are labels; uncertain ones are not; rows and lists, arrays and tables agree."""
+    certain = np.eye(3)[WIN]
+    by_label = of().fit(LISTED, WIN)
+    assert np.array_equal(of().fit(LISTED, certain).predict_proba(X), by_label.predict_proba(X))
+    votes = np.array([[3, 1, 1], [1, 4, 0], [0, 1, 4]])[WIN]
+    by_list, by_row = of().fit(LISTED, votes), of().fit(X, votes[BAG], bags=BAG)
+    named = of().fit(LISTED, pd.DataFrame(votes, columns=["c", "a", "b"]))
+    assert named.classes_.tolist() == ["c", "a", "b"]
+    assert np.array_equal(by_list.predict_proba(X), named.predict_proba(X))
+    assert np.allclose(by_list.predict_proba(X), by_row.predict_proba(X))
+    assert not np.allclose(by_list.predict_proba(X), by_label.predict_proba(X))
+    assert (by_list.predict_bags(LISTED) == WIN).mean() > 0.8
+    with pytest.raises(HeadcountError, match=r"bag \d+ has rows with different votes"):
+        of().fit(X, votes[BAG] + np.eye(3, dtype=int)[np.arange(len(X)) % 3], bags=BAG)
+    with pytest.raises(HeadcountError, match="y has 7 rows of votes for"):
+        of().fit(X, votes[:7], bags=BAG)
+
+
+# -- saving and loading ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("estimator", ["tilt", "additive", "em_forest", "logistic", LogisticRegression()], ids=str)
+@pytest.mark.parametrize("kind", ["array", "frame"])
+def test_an_estimator_is_saved_and_loaded(estimator, kind, tmp_path, monkeypatch):
+    monkeypatch.setattr("headcount.selection.methods.N_TREES", 5)
+    x, arguments = (X.astype(np.float32), {}) if kind == "array" else (FRAME, {"bags": "street"})
+    bags = {"bags": BAG} if kind == "array" else {}
+    made = of(estimator, **arguments, **({"epochs": 3} if estimator in ("tilt", "additive") else {})).fit(x, Y + 5, **bags)
+    made.save(tmp_path / "m")
+    again = MajorityClassifier.load(tmp_path / "m")
+    assert again.classes_.tolist() == [5, 6, 7]
+    assert again.classes_.dtype == made.classes_.dtype
+    assert again.n_features_in_ == 5
+    assert again.method_ == made.method_
+    assert np.allclose(again.predict_proba(x), made.predict_proba(x), atol=1e-5)
+    assert np.array_equal(again.predict(x), made.predict(x))
+    assert np.array_equal(again.predict_bags(x, **bags), made.predict_bags(x, **bags))
+    assert again.score(x, Y + 5, **bags) == made.score(x, Y + 5, **bags)
+    assert np.allclose(again.predict_shares(x, **bags).low, made.predict_shares(x, **bags).low, atol=1e-4)
+    with pytest.raises(HeadcountError, match="already"):
+        made.save(tmp_path / "m")
+    if kind == "frame":
+        assert again.feature_names_in_.tolist() == list("abcde")
+        with pytest.raises(ValueError, match="feature names"):
+            again.predict(FRAME.rename(columns={"a": "z"}))
+
+
+def test_images_saved_and_loaded_with_a_backbone_of_ones_own(tmp_path):
+    class Colours(torch.nn.Module):
+        def forward(self, x):
+            return x.mean((2, 3))
+
+    g = np.random.default_rng(0)
+    images, bag = g.integers(0, 256, (24, 9, 8, 3), dtype=np.uint8), np.repeat(np.arange(6), 4)
+    made = MajorityClassifier("count", epochs=1, backbone=Colours).fit(images, np.array(["no", "yes"])[bag % 2], bags=bag)
+    made.save(tmp_path / "m")
+    again = MajorityClassifier.load(tmp_path / "m", backbone=Colours)
+    assert np.array_equal(again.predict(images), made.predict(images))
+    assert again.score(images, np.array(["no", "yes"])[bag % 2], bags=bag) <= 1
+    with pytest.raises(HeadcountError, match="loading runs no code"):
+        MajorityClassifier.load(tmp_path / "m")
+
+
+def test_a_model_of_the_command_as_an_estimator(tmp_path):
+    g = np.random.default_rng(0)
+    table = FRAME.assign(label=np.array(["left", "middle", "right"])[Y])
+    model = headcount.fit(headcount.read(table, ColumnRoles(bag="street", label="label")), "logistic", folds=2)
+    model.save(tmp_path / "numbers")
+    again = MajorityClassifier.load(tmp_path / "numbers")
+    assert np.allclose(again.predict_proba(FRAME), model.predict_proba(FRAME[list("abcde")]), atol=1e-5)
+    assert again.score(FRAME, table.label) > 0.8
+    words = table.assign(colour=g.choice(["red", "blue"], len(table)))
+    headcount.fit(headcount.read(words, ColumnRoles(bag="street", label="label")), "logistic", folds=2).save(tmp_path / "words")
+    with pytest.raises(HeadcountError, match="'colour' by itself") as e:
+        MajorityClassifier.load(tmp_path / "words")
+    assert "\n" not in str(e.value)
+
+
+def test_an_optimizer_of_ones_own():
+    made = []
+
+    def optimizer(parameters):
+        made.append(torch.optim.NAdam(parameters, 1e-2))
+        return made[-1]
+
+    model = clone(MajorityClassifier("count", epochs=30, optimizer=optimizer)).fit(X, Y, bags=BAG)
+    assert len(made) == 1
+    assert model.score(X, Y, bags=BAG) > 0.8
+    with pytest.raises(HeadcountError, match="optimizer"):
+        of(optimizer=optimizer).fit(X, Y, bags=BAG)

@@ -11,10 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from scipy.sparse import issparse
 from sklearn.utils import check_array
 from sklearn.utils.validation import validate_data
 
-from headcount.bags.pool import to_numpy as tensor_to_numpy
+from headcount.bags.pool import DatasetPool, to_numpy as tensor_to_numpy
 from headcount.errors import HeadcountError
 from headcount.readers.columns import unify_unicode
 
@@ -58,9 +59,13 @@ class BagShares:
 
 
 def to_numpy(value: Any) -> Any:
-    """A tensor as an array, a list of tensors as a list of arrays; anything else as it is."""
-    if isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) for v in value):
+    """A tensor, a sparse matrix, the items of a Dataset or a list of these as arrays; anything else as it is."""
+    if isinstance(value, (list, tuple)) and any(isinstance(v, torch.Tensor) or issparse(v) for v in value):
         return [to_numpy(v) for v in value]
+    if issparse(value):
+        return value.toarray()
+    if isinstance(value, torch.utils.data.Dataset):
+        return tensor_to_numpy(DatasetPool(value).take(torch.arange(len(value))))
     return tensor_to_numpy(value) if isinstance(value, torch.Tensor) else value
 
 
@@ -115,8 +120,6 @@ def is_missing(value: Any) -> bool:
 def pop_column(X: Any, column: str | int, width: int | None = None, required: bool = True) -> tuple[Any, np.ndarray | None]:
     """X without a column, and the column; X and None where X lacks it, unless it is ``required``. An array of ``width`` columns
     lacks it."""
-    if hasattr(X, "toarray"):
-        raise HeadcountError(f"X is sparse, and its column {column!r} is to hold the bag; give X.toarray()")
     names, shape = list(X.columns) if hasattr(X, "columns") else None, np.shape(X)
     if names is not None and len(set(names)) < len(names):
         duplicate = next(c for i, c in enumerate(names) if c in names[:i])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,15 @@ from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.estimators import targets
 from headcount.estimators.inputs import BagIds, BagShares, read_rows, resolve_bag_column
 from headcount.estimators.model_selection import refuse_instance_scorers
+from headcount.estimators.saving import fitted_attributes, unscaled_model
 from headcount.majority.calibration import evaluate_criterion
 from headcount.models.backbones import CustomBackbone
 from headcount.models.fitted import FittedModel
-from headcount.models.heads import trust_head
+from headcount.models.heads import Head, trust_head
 from headcount.models.network import Model
 from headcount.models.predictions import Predictions, estimator_probabilities
-from headcount.models.trees import SklearnModel, Trees
-from headcount.readers.columns import ColumnRoles, clean_name, clean_names, note_similar_classes
-from headcount.readers.preprocessing import Preprocessor, number_fields
+from headcount.readers.columns import clean_name, clean_names, note_similar_classes
+from headcount.readers.preprocessing import Preprocessor
 from headcount.readers.transforms import StandardScaler
 from headcount.seeds import seed_from_random_state
 from headcount.selection.cross_validation import calibrate_on_validation
@@ -59,9 +60,9 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
     backbone, frozen, weights, size, views, epochs, options, device : optional
         Of networks, as in :func:`headcount.fit`; images are uint8 arrays (N, H, W, channels), or a list of them. On the features
         of a frozen backbone any estimator can be fitted. A search finds single options as ``options__t1``.
-    lr, weight_decay, batch_size, patience : optional
-        Of networks: learning rate, weight decay, bags of a training step, and epochs without improvement after which training
-        stops. Default: what suits the number and size of the bags.
+    lr, weight_decay, batch_size, patience, optimizer : optional
+        Of networks: learning rate, weight decay, bags of a training step, epochs without improvement after which training
+        stops, and the optimizer (see :class:`headcount.TrainConfig`). Default: what suits the number and size of the bags.
     n_jobs : int, optional
         Threads of the fit and of predictions; -1: all processors. Default: as many as PyTorch uses.
     verbose : int
@@ -96,13 +97,19 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         self, estimator: Any = "auto", *, bags: str | int | None = None, backbone: CustomBackbone | str | None = None,
         frozen: bool | None = None, weights: str | None = None, size: int | None = None, views: str | None = None,
         epochs: int | None = None, lr: float | None = None, weight_decay: float | None = None,
-        batch_size: int | None = None, patience: int | None = None, options: dict[str, Any] | None = None,
-        n_jobs: int | None = None, verbose: int = 0, device: str = "auto", random_state: Any = None,
+        batch_size: int | None = None, patience: int | None = None, optimizer: Any = None,
+        options: dict[str, Any] | None = None, n_jobs: int | None = None, verbose: int = 0, device: str = "auto",
+        random_state: Any = None,
     ) -> None:  # fmt: skip
-        self.estimator, self.bags, self.options = estimator, bags, options
+        self.estimator, self.bags, self.options, self.optimizer = estimator, bags, options, optimizer
         self.backbone, self.frozen, self.weights, self.size, self.views = backbone, frozen, weights, size, views
         self.epochs, self.lr, self.weight_decay, self.batch_size, self.patience = epochs, lr, weight_decay, batch_size, patience
         self.n_jobs, self.verbose, self.device, self.random_state = n_jobs, verbose, device, random_state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """The parameters; ``deep``: also those of the estimator, and the options as ``options__NAME``."""
@@ -122,14 +129,15 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
 
         Parameters
         ----------
-        X : array, DataFrame or list of them
-            Instances, or one array of instances per bag.
+        X : array, sparse matrix, DataFrame or list of them
+            Instances, or one array of instances per bag; also a ``torch.utils.data.Dataset``, which is read into memory.
         y : array
             The label of each row's bag, or of each bag of a list; None, NaN or -1 (beside two other numbers): unlabelled.
+            (n, C): votes for C classes, or their probabilities; the columns of a DataFrame are the classes.
         bags : array, str or int, optional
             The bag of each row, or the column of X that holds it.
         weight : array, optional
-            The weight of each instance in its bag; for a list of bags also a list of arrays.
+            How many times each instance counts in its bag; for a list of bags also a list of arrays.
         """
         self.bags_ = resolve_bag_column(self.bags, bags)
         x, ids = read_rows(self, X, bags, fitting=True)
@@ -150,7 +158,8 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         train = self._bags(x, ids, codes, weights)
         with limit_threads(self.n_jobs):
             self._model = self._fit_model(train)
-        self.fitted_ = self._unscaled_model(x) if x.ndim == 2 else self._model
+        names = [str(name) for name in getattr(self, "feature_names_in_", ())]
+        self.fitted_ = self._model if x.ndim > 2 else unscaled_model(self._model, self._scaler, x, names, self.bags_)
         self.transition_ = self._model.transition
         return self
 
@@ -163,7 +172,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
             log=_log.warning,
         )  # fmt: skip
         backbone = self.backbone if frozen_backbone is None else None
-        training = {"lr": self.lr, "weight_decay": self.weight_decay, "patience": self.patience}
+        training = {name: getattr(self, name) for name in ("lr", "weight_decay", "patience", "optimizer")}
         training |= {} if self.batch_size is None else {"batch_bags": self.batch_size, "batch_instances": 0}
         training = {name: value for name, value in training.items() if value is not None}
         network = NetworkOptions(backbone, self.views, self.epochs, self.options, pretrained, training)
@@ -182,27 +191,9 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         calibration = calibrate_on_validation(result, bags, split, device, bags_given=self._bags_given)
         names = tuple(clean_name(c) or "" for c in self.classes_)  # as files name them
         names = names if len(set(names)) == len(names) else bags.classes
-        metadata = {"method": {"name": method.name, "baseline": result.naive_labels}}
+        metadata = {"method": {"name": method.name, "baseline": result.naive_labels}, "class_values": self.classes_.tolist()}
         model = FittedModel(result.estimator, names, preprocessor, **calibration._asdict())
         return model.replace(metadata=metadata, frozen_backbone=frozen_backbone)
-
-    def _unscaled_model(self, x: np.ndarray) -> FittedModel:
-        """The model for numbers (N, D) that are not standardised: for a table, if the columns have names, or for features."""
-        model, scaler, estimator = self._model, self._scaler, self._model.estimator
-        if isinstance(estimator, SklearnModel):  # it cannot be saved either
-            return model
-        names = [str(name) for name in getattr(self, "feature_names_in_", ())]
-        if not names or len(set(names)) < len(names):
-            if scaler is not None:
-                estimator = estimator.fold_in_scaler(scaler.mean_, scaler.scale_)
-            return model.replace(estimator=estimator)
-        if scaler is None:
-            scaler = StandardScaler.fit(x)
-            estimator = estimator.without_float32_rounding() if isinstance(estimator, Trees) else estimator
-            estimator = estimator.fold_in_scaler(-scaler.mean_ / scaler.scale_, 1 / scaler.scale_)
-        roles = ColumnRoles(bag=self.bags_ if isinstance(self.bags_, str) else None)
-        preprocessor = Preprocessor("table", number_fields(x, names), (x.shape[1],), roles=roles)
-        return model.replace(preprocessor=preprocessor, estimator=estimator)
 
     def predict_proba(self, X: Any, bags: Any = None) -> Any:
         """Class probabilities of instances (N, C), columns as ``classes_``; one array per bag of a list.
@@ -255,6 +246,21 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
                 correct = np.where(label >= 0, predictions.bag_probabilities[np.arange(len(label)), label], 0.0)
                 value = predictions.bag_prediction == label if metric == "accuracy" else np.log(np.maximum(correct, 1e-12))
         return float(np.average(value, weights=weight[labelled]))
+
+    def save(self, folder: Path | str, overwrite: bool = False) -> Path:
+        """Write ``fitted_``, which :meth:`load` and ``headcount predict`` read; not what any other scikit-learn classifier learned."""
+        check_is_fitted(self)
+        return self.fitted_.save(folder, overwrite=overwrite)
+
+    @classmethod
+    def load(
+        cls, folder: Path | str, backbone: CustomBackbone | None = None, head: type[Head] | None = None
+    ) -> MajorityClassifier:
+        """A fitted estimator from a folder of :meth:`save` or ``headcount fit``, with its classes and without its parameters; of a
+        network with a ``backbone`` or a ``head`` of your own give the class (:meth:`FittedModel.load`)."""
+        estimator = cls()
+        vars(estimator).update(fitted_attributes(FittedModel.load(folder, backbone=backbone, head=head)))
+        return estimator
 
     def _map_instances(self, X: Any, bags: Any, transform: Callable[[np.ndarray], np.ndarray]) -> Any:
         """A function of the instance probabilities, in the order and the shape of X."""

@@ -35,11 +35,14 @@ def factorize_labels(y: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def bag_labels(y: Any, ids: BagIds, n: int, classes: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The classes, sorted, and (B,) the class number of each bag: from one label per row, or per bag of a list.
+    """The classes, sorted, and (B,) the class number of each bag: from one label per row, or per bag of a list. In place of labels
+    (n, C) votes or probabilities, of which (B, C) are returned.
 
     None and NaN mean unlabelled (-1), and so does -1, unless it is one of ``classes``; in ``fit``, where these are unknown, unless
     it stands beside fewer than two class numbers, as in {-1, 1}. Rows of a bag may lack the label that others have.
     """
+    if classes is None and len(getattr(y, "shape", ())) == 2 and y.shape[1] > 1:
+        return _bag_votes(y, ids, n)
     values, full = factorize_labels(y)
     if values.dtype.kind in "iuf" and -1 in values and _is_unlabelled(values, classes):
         if classes is None:
@@ -64,6 +67,22 @@ def bag_labels(y: Any, ids: BagIds, n: int, classes: np.ndarray | None = None) -
         name, one, other = ids.names.tolist()[bag[row]], names[full[row]], names[labels[bag[row]]]
         raise HeadcountError(f"bag {name!r} has two labels, {one!r} and {other!r}; a bag has one")
     return values, labels
+
+
+def _bag_votes(y: Any, ids: BagIds, n: int) -> tuple[np.ndarray, np.ndarray]:
+    votes = np.asarray(to_numpy(y), np.float64)
+    classes = np.asarray(y.columns) if hasattr(y, "columns") else np.arange(votes.shape[1])
+    if ids.from_list and len(votes) == len(ids.sizes):
+        return classes, votes
+    if len(votes) != n:
+        raise HeadcountError(
+            f"y has {len(votes)} rows of votes for {n} rows of X; give each row its bag's, or one per bag of a list"
+        )
+    votes, first = votes[ids.order], np.cumsum(ids.sizes) - ids.sizes
+    if len(odd := np.flatnonzero((votes != np.repeat(votes[first], ids.sizes, axis=0)).any(1))):
+        bag = np.repeat(ids.names, ids.sizes).tolist()[odd[0]]
+        raise HeadcountError(f"bag {bag!r} has rows with different votes; each row has those of its bag")
+    return classes, votes[first]
 
 
 def _is_unlabelled(values: np.ndarray, classes: np.ndarray | None) -> bool:
