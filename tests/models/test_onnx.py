@@ -174,8 +174,8 @@ def test_a_head_that_needs_the_bag_is_refused(tmp_path):
 
 def test_other_predictions_are_not_written(tmp_path, monkeypatch):
     model = fitted(read(make.write_csv(tmp_path / "t.csv", people())), "linear")
-    line = export._linear_nodes
-    monkeypatch.setattr(export, "_linear_nodes", lambda body, onnx: line(type(body)(body.weight * 1.01, body.bias), onnx))
+    line = export._linear_module
+    monkeypatch.setattr(export, "_linear_module", lambda body: line(type(body)(body.weight * 1.01, body.bias)))
     with pytest.raises(HeadcountError, match="predicts otherwise"):
         export.export_onnx(model, tmp_path / "m.onnx")
     assert file_names_in(tmp_path) == {"t.csv"}

@@ -24,8 +24,8 @@ from headcount.io import atomic_write
 from headcount.majority.calibration import apply_temperature
 from headcount.models.backbones import backbone_name
 from headcount.models.fitted import FittedModel
-from headcount.models.network import FrozenBackbone, Model
-from headcount.models.trees import LinearModel, SklearnModel, Trees, round_down
+from headcount.models.network import Model
+from headcount.models.trees import LinearModel, Trees, round_down
 
 TOLERANCE = 1e-4
 _OPSET = 18
@@ -35,21 +35,26 @@ _TEST_INSTANCES = 64
 def export_onnx(model: FittedModel, path: Path) -> float:
     """Write the file if onnxruntime gives what ``model.predict(..., use_context=False)`` does; returns the largest difference."""
     onnx, runtime = _import_onnx()
-    if isinstance(model.estimator, Model):
-        config = model.estimator.config
-        if model.estimator.instance_depends_on_bag:
+    estimator, backbone, temperature = model.estimator, model.frozen_backbone, _Temperature(model.instance_temperature)
+    width = model.preprocessor.shape[0] if backbone is None else backbone.dim
+    if isinstance(estimator, Model):
+        config = estimator.config
+        if estimator.instance_depends_on_bag:
             why = "judges an instance by its bag; ONNX takes single instances, so it cannot be exported"
             raise HeadcountError(f"head {config.head} {why}")
         what = f"head {config.head} on {backbone_name(config.backbone)}"
-        network = _SingleInstances(model.estimator, model.instance_temperature)
-        graph = _export_module(network, config.shape, "probabilities", what)
-    elif isinstance(model.estimator, SklearnModel):
-        raise HeadcountError("only the networks, forests and logistic regressions of `headcount fit` can become ONNX")
+        graph = _export_module(nn.Sequential(_SingleInstances(estimator), temperature), config.shape, what)
+    elif isinstance(estimator, LinearModel):
+        graph = _export_module(nn.Sequential(_linear_module(estimator), temperature), (width,), "the linear model")
+    elif isinstance(estimator, Trees):
+        graph = _export_trees(estimator, width, onnx)
+        if temperature.temperature != 1:
+            graph = _chain(graph, _export_module(temperature, (len(model.classes),), "the temperature"), onnx)
     else:
-        features = model.preprocessor.shape[0] if model.frozen_backbone is None else model.frozen_backbone.dim
-        graph = _estimator_graph(model.estimator, features, model.instance_temperature, onnx)
-    if model.frozen_backbone is not None:
-        graph = _prepend_backbone(model.frozen_backbone, graph, onnx)
+        raise HeadcountError("only the networks, forests and logistic regressions of `headcount fit` can become ONNX")
+    if backbone is not None:
+        features = nn.Sequential(backbone, _ToFloat32())  # rounded to half precision, as the estimator was trained on
+        graph = _chain(_export_module(features, backbone.shape, f"the frozen backbone {backbone.name}"), graph, onnx)
     metadata = {"classes": list(model.classes), "preprocessor": model.preprocessor.to_json()}
     onnx.helper.set_model_props(graph, {"headcount": json.dumps(metadata)})
     data = graph.SerializeToString()
@@ -73,18 +78,26 @@ def _import_onnx() -> tuple[Any, Any]:
 class _SingleInstances(nn.Module):
     """Every instance as a bag of one, as in ``predict_instances``."""
 
-    def __init__(self, model: Model, temperature: float) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
-        self.model, self.temperature = model, temperature
+        self.model = model
 
     def forward(self, instances: Tensor) -> Tensor:
         n = instances.shape[0]
         segments = Segments(torch.arange(n, device=instances.device), n, size=1)
-        p = self.model.tta_output(self.model.tta_features(instances), segments).instance.softmax(1)
+        return self.model.tta_output(self.model.tta_features(instances), segments).instance.softmax(1)
+
+
+class _Temperature(nn.Module):
+    def __init__(self, temperature: float) -> None:
+        super().__init__()
+        self.temperature = temperature
+
+    def forward(self, p: Tensor) -> Tensor:
         return apply_temperature(p, self.temperature)
 
 
-def _export_module(module: nn.Module, shape: tuple[int, ...], output: str, what: str) -> Any:
+def _export_module(module: nn.Module, shape: tuple[int, ...], what: str) -> Any:
     example = torch.zeros((3, *shape), dtype=torch.uint8 if len(shape) == 3 else torch.float32)
     logger = logging.getLogger("torch.onnx")  # it names every library that the exporter could have used
     level = logger.level
@@ -94,7 +107,7 @@ def _export_module(module: nn.Module, shape: tuple[int, ...], output: str, what:
             warnings.simplefilter("ignore")
             program: Any = torch.onnx.export(
                 module.eval(), (example,), dynamo=True, opset_version=_OPSET, verbose=False,
-                input_names=["instances"], output_names=[output],
+                input_names=["instances"], output_names=["probabilities"],
                 dynamic_shapes=({0: torch.export.Dim("n", min=1)},),
             )  # fmt: skip
     except Exception as e:  # the exporter has many exceptions of its own
@@ -110,56 +123,25 @@ class _ToFloat32(nn.Module):
         return x.float()
 
 
-def _prepend_backbone(frozen_backbone: FrozenBackbone, estimator_graph: Any, onnx: Any) -> Any:
-    """The backbone's graph, followed by the estimator's."""
-    features = nn.Sequential(frozen_backbone, _ToFloat32())  # rounded to half precision, as the estimator was trained on
-    features_graph = _export_module(features, frozen_backbone.shape, "features", f"the frozen backbone {frozen_backbone.name}")
-    estimator_graph = onnx.compose.add_prefix(estimator_graph, "estimator/")  # both may have a node of the same name
-    features_graph.ir_version = estimator_graph.ir_version = max(features_graph.ir_version, estimator_graph.ir_version)
-    model = onnx.compose.merge_models(features_graph, estimator_graph, io_map=[("features", "estimator/instances")])
-    output = model.graph.output[0].name
-    for node in model.graph.node:
-        node.output[:] = ["probabilities" if name == output else name for name in node.output]
-    model.graph.output[0].name = "probabilities"
-    return model
+def _chain(first: Any, second: Any, onnx: Any) -> Any:
+    """One graph, in which the output of the first is the input of the second."""
+    first = onnx.compose.add_prefix(first, "first/", rename_inputs=False)  # both may have a node of the same name
+    first.ir_version = second.ir_version = max(first.ir_version, second.ir_version)
+    second.graph.input[0].name, old = "input", second.graph.input[0].name
+    for node in second.graph.node:
+        node.input[:] = ["input" if name == old else name for name in node.input]
+    return onnx.compose.merge_models(first, second, io_map=[("first/probabilities", "input")])
 
 
-def _estimator_graph(estimator: Trees | LinearModel, features: int, temperature: float, onnx: Any) -> Any:
-    h, float_ = onnx.helper, onnx.TensorProto.FLOAT
-    x = h.make_tensor_value_info("instances", float_, ["n", features])
-    classes = estimator.value.shape[1] if isinstance(estimator, Trees) else len(estimator.bias)
-    p = h.make_tensor_value_info("probabilities", float_, ["n", classes])
-    nodes, initializers = _tree_nodes(estimator, h) if isinstance(estimator, Trees) else _linear_nodes(estimator, onnx)
-    if temperature != 1:  # as apply_temperature does
-        nodes[-1].output[0] = "p"
-        steps = [
-            ("Clip", ["p", "least"], "clipped"),
-            ("Log", ["clipped"], "log_p"),
-            ("Div", ["log_p", "temperature"], "scaled"),
-        ]
-        nodes += [h.make_node(kind, given, [out]) for kind, given, out in steps]
-        nodes.append(h.make_node("Softmax", ["scaled"], ["probabilities"], axis=1))
-        constants = {"least": 1e-30, "temperature": temperature}
-        initializers += [onnx.numpy_helper.from_array(np.array(v, np.float32), name) for name, v in constants.items()]
-    graph = h.make_graph(nodes, "headcount", [x], [p], initializers)
-    opsets = [h.make_opsetid("", _OPSET), h.make_opsetid("ai.onnx.ml", 3)]
-    model = h.make_model(graph, opset_imports=opsets, ir_version=9)
-    onnx.checker.check_model(model)
-    return model
+def _linear_module(estimator: LinearModel) -> nn.Module:
+    linear = nn.Linear(*reversed(estimator.weight.shape))
+    linear.load_state_dict({k: torch.from_numpy(a).float() for k, a in estimator.arrays().items()})
+    return nn.Sequential(linear, nn.Softmax(1))
 
 
-def _linear_nodes(estimator: LinearModel, onnx: Any) -> tuple[list[Any], list[Any]]:
-    h, constant = onnx.helper, onnx.numpy_helper.from_array
-    nodes = [
-        h.make_node("Gemm", ["instances", "weight", "bias"], ["logits"], transB=1),
-        h.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
-    ]
-    arrays = {"weight": estimator.weight, "bias": estimator.bias}
-    return nodes, [constant(a.astype(np.float32), name) for name, a in arrays.items()]
-
-
-def _tree_nodes(estimator: Trees, h: Any) -> tuple[list[Any], list[Any]]:
+def _export_trees(estimator: Trees, features: int, onnx: Any) -> Any:
     """One TreeEnsembleRegressor with C outputs: the sum of the leaves, each divided by the number of trees."""
+    h, float_ = onnx.helper, onnx.TensorProto.FLOAT
     m, (_, classes) = len(estimator.feature), estimator.value.shape
     tree = np.repeat(np.arange(len(estimator.roots)), np.diff(np.append(estimator.roots, m)))
     within = np.arange(m) - estimator.roots[tree]
@@ -179,7 +161,12 @@ def _tree_nodes(estimator: Trees, h: Any) -> tuple[list[Any], list[Any]]:
         target_ids=ids(np.tile(np.arange(classes), len(leaves))),
         target_weights=(estimator.value[leaves].astype(np.float64) / len(estimator.roots)).ravel().astype(np.float32).tolist(),
     )  # fmt: skip
-    return [node], []
+    x = h.make_tensor_value_info("instances", float_, ["n", features])
+    p = h.make_tensor_value_info("probabilities", float_, ["n", classes])
+    opsets = [h.make_opsetid("", _OPSET), h.make_opsetid("ai.onnx.ml", 3)]
+    model = h.make_model(h.make_graph([node], "headcount", [x], [p]), opset_imports=opsets, ir_version=9)
+    onnx.checker.check_model(model)
+    return model
 
 
 def _max_difference(model: FittedModel, data: bytes, runtime: Any) -> float:
