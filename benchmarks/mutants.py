@@ -73,15 +73,15 @@ MUTATIONS = [
     ),
     Mutation("majority/metrics.py", ">= target.max(1) - 1e-6", "> target.max(1) + 1e-6", "test_model_commands.py tie"),
     Mutation(
-        "majority/transition_em.py",
+        "majority/transition.py",
         "diagonal = trust * rows.diagonal() + (1 - trust) * share",
         "diagonal = rows.diagonal()",
         "test_transition.py",
     ),
     Mutation(
-        "majority/transition_em.py",
-        "ratio = (mix / class_prior(mix, label_prior)",
-        "ratio = (mix * class_prior(mix, label_prior)",
+        "majority/transition.py",
+        "ratio = (mix / Transition(mix, label_prior).prior",
+        "ratio = (mix * Transition(mix, label_prior).prior",
         "test_transition.py",
     ),
     # datasets

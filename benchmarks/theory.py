@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from headcount.bags import Segments
-from headcount.majority import transition, transition_em
+from headcount.majority import transition
 
 ROOT = Path(__file__).parent.parent
 
@@ -202,13 +202,13 @@ def alternate(seen: np.ndarray, symbols: np.ndarray, labels: np.ndarray, rounds:
     transition, and one EM step of the transition on held-out bags."""
     C, size = seen.shape[1], symbols.shape[1]
     target = torch.eye(C, dtype=torch.float64)[torch.from_numpy(labels)]
-    rows, seen_labels = target.repeat_interleave(size, 0), transition_em.label_prior_from_counts(size * target.sum(0))
-    mix = transition.mix_from_shares(torch.tensor(transition_em.initial_share(size, C), dtype=torch.float64), C)
+    rows, seen_labels = target.repeat_interleave(size, 0), transition.label_prior_from_counts(size * target.sum(0))
+    mix = transition.mix_from_shares(torch.tensor(transition.initial_share(size, C), dtype=torch.float64), C)
     eta = None
     for _ in range(rounds):
-        eta = fit_table(seen, transition.transition_matrix(mix, seen_labels).numpy(), 800 if eta is None else 20, eta)
-        counts = transition_em.e_step(torch.from_numpy(eta[symbols.ravel()]), rows, mix, seen_labels)
-        mix = transition_em.m_step(counts, target.sum(0), "full", transition_em.min_majority_share(size, C))
+        eta = fit_table(seen, transition.Transition(mix, seen_labels).matrix.numpy(), 800 if eta is None else 20, eta)
+        counts = transition.e_step(torch.from_numpy(eta[symbols.ravel()]), rows, mix, seen_labels)
+        mix = transition.m_step(counts, target.sum(0), "full", transition.min_majority_share(size, C))
     return float(mix.diagonal().mean())
 
 
@@ -228,7 +228,7 @@ def estimated(bags=(50, 200, 800, 3200), share: float = 0.5, seeds: int = 5, rou
             symbols, labels = draw(w, max(20, B // 4), 16, share, rng)
             segments = Segments.from_sizes([16] * len(symbols))
             target = torch.eye(4)[torch.from_numpy(labels)]
-            known = transition_em.estimate_transition(torch.from_numpy(eta[symbols.ravel()]), segments, target).share
+            known = transition.estimate_transition(torch.from_numpy(eta[symbols.ravel()]), segments, target).share
             unknown = [alternate(seen, symbols, labels, n) for n in rounds]
             found.append([float(np.mean(np.diag(T))), float(known.mean()), *unknown])
         for values, mean in zip(list(rows.values())[1:], np.mean(found, 0).tolist(), strict=True):

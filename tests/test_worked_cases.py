@@ -19,8 +19,14 @@ from headcount.majority.proportions import (
     project_to_majority,
 )
 from headcount.majority.ragged_votes import choose_form
-from headcount.majority.transition import forward_correct, mix_from_shares, posterior, transition_matrix
-from headcount.majority.transition_em import estimate_transition, random_majority_share
+from headcount.majority.transition import (
+    Transition,
+    estimate_transition,
+    forward_correct,
+    mix_from_shares,
+    posterior,
+    random_majority_share,
+)
 from headcount.majority.vote_likelihood import exact
 from headcount.seeds import seed_for
 
@@ -35,13 +41,13 @@ def to_four_digits(given, expected):
 def test_transition():
     to_four_digits(mix_from_shares(0.6, 3), [[0.6, 0.2, 0.2], [0.2, 0.6, 0.2], [0.2, 0.2, 0.6]])
     mix = mix_from_shares(0.6, 2)
-    to_four_digits(transition_matrix(mix, LABEL_PRIOR), [[0.8182, 0.1818], [0.6667, 0.3333]])
+    to_four_digits(Transition(mix, LABEL_PRIOR).matrix, [[0.8182, 0.1818], [0.6667, 0.3333]])
     to_four_digits(forward_correct(torch.tensor([[1.0, 0.0]]).log(), mix, LABEL_PRIOR).exp(), [[0.8182, 0.1818]])
     given_label = posterior(HALF[None].log(), torch.tensor([[1.0, 0.0]]), mix_from_shares(0.8, 2), HALF)
     to_four_digits(given_label, [[0.8, 0.2]])
 
 
-def test_transition_em():
+def test_the_estimated_transition():
     assert (round(random_majority_share(2, 2), 3), round(random_majority_share(24, 10), 3)) == (0.75, 0.209)
     g = torch.Generator().manual_seed(0)
     label = torch.randint(3, (300,), generator=g)

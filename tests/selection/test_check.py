@@ -407,7 +407,7 @@ def test_the_hardest_pair():
     mix = torch.tensor([[0.6, 0.35, 0.05], [0.35, 0.6, 0.05], [0.1, 0.1, 0.8]])
     result = module.conditioning(transition.Transition(mix, torch.ones(3) / 3), np.ones(3, bool))
     assert result.hardest_pair == (0, 1)
-    matrix = transition.transition_matrix(mix, torch.ones(3) / 3).double().numpy()
+    matrix = transition.Transition(mix, torch.ones(3) / 3).matrix.double().numpy()
     assert result.condition == pytest.approx(np.linalg.cond(matrix), rel=1e-5)
     assert result.smallest == pytest.approx(np.linalg.svd(matrix)[1][-1], rel=1e-5)
     assert result.amplification == pytest.approx(np.linalg.norm(np.linalg.inv(matrix.T), 1), rel=1e-5)
@@ -424,7 +424,7 @@ def test_the_gradient_of_the_linear_baseline():
         torch.tensor([0.5, 0.3, 0.2]).double(),
     )
     rows = np.eye(3)[label]
-    w = learnability._fit_softmax(np.zeros((3, 3)), x, rows, transition.transition_matrix(mix, labels).numpy(), 0.05)
+    w = learnability._fit_softmax(np.zeros((3, 3)), x, rows, transition.Transition(mix, labels).matrix.numpy(), 0.05)
     v = torch.from_numpy(w).double().requires_grad_()
     log_p = (torch.from_numpy(x) @ v).log_softmax(1)
     loss = transition.forward_loss(log_p, torch.from_numpy(rows), mix, labels) + 0.05 * (v * v).sum()

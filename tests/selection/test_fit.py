@@ -27,7 +27,7 @@ from headcount.bags import Bags, Pool, splits as bag_splits
 from headcount.bags.splits import split_large_bags, subsample_instances
 from headcount.errors import HeadcountError
 from headcount.estimators.majority_classifier import MajorityClassifier
-from headcount.majority import transition_em
+from headcount.majority import transition
 from headcount.majority.calibration import evaluate_criterion
 from headcount.models.fitted import FittedModel
 from headcount.readers import read
@@ -718,9 +718,9 @@ def test_subsampled_bags_keep_their_effective_size(monkeypatch):
     """Majorities of large bags may be slight: the lowest possible share is that of the whole bags, not of the sample."""
     monkeypatch.setattr(methods, "MAX_FIT_INSTANCES", 200)
     asked = []
-    inner = transition_em.random_majority_share
+    inner = transition.random_majority_share
     monkeypatch.setattr(
-        transition_em, "random_majority_share", lambda size, classes: (asked.append(size), inner(size, classes))[1]
+        transition, "random_majority_share", lambda size, classes: (asked.append(size), inner(size, classes))[1]
     )
     dataset = blob_dataset(blobs(40, 50))
     bags = dataset.to_bags(dataset.fit_preprocessor()).blind()

@@ -17,7 +17,7 @@ from headcount.bags import Bags, Pool, pool as pools
 from headcount.bags.splits import sample_rows, subsample_bags, subsample_instances
 from headcount.errors import HeadcountError
 from headcount.experiments.recipe import Recipe
-from headcount.majority import transition_em
+from headcount.majority import transition
 from headcount.majority.calibration import log_mean_shares
 from headcount.models import backbones as normalize
 from headcount.models.heads import HEADS, SumHead, nll, why_not_chunkable
@@ -363,8 +363,8 @@ def test_known_instances_have_their_own_weight_in_a_subsample():
     few, rows = subsample_instances(bags, 4000), sample_rows(bags, 4000)
     assert few.segments().total_weight().tolist() == pytest.approx([1000.0] * 20, rel=1e-5)
     p = torch.eye(2)[torch.from_numpy(truth)] * 0.98 + 0.01
-    whole = transition_em.estimate_transition(p, bags.segments(), bags.target).share
-    part = transition_em.estimate_transition(p[rows], few.segments(), few.target).share
+    whole = transition.estimate_transition(p, bags.segments(), bags.target).share
+    part = transition.estimate_transition(p[rows], few.segments(), few.target).share
     assert part.tolist() == pytest.approx(whole.tolist(), abs=0.03)
 
 

@@ -13,9 +13,9 @@ import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -218,15 +218,10 @@ def _to_tensor(array: np.ndarray) -> Tensor:
             raise HeadcountError(f"a pool holds numbers torch knows, got {array.dtype}") from None
 
 
-@contextmanager
-def open_reader(pool: Pool, device: torch.device, plan: Iterable[Tensor]) -> Iterator[DirectReader]:
+def open_reader(pool: Pool, device: torch.device, plan: Iterable[Tensor]) -> closing[DirectReader]:
     """Open a reader of these addresses, in this order: direct if the pool is on the device already, else prefetching."""
     resident = not pool.on_disk and pool.device == device
-    reader = DirectReader(pool, device) if resident else Prefetcher(pool, device, plan)
-    try:
-        yield reader
-    finally:
-        reader.close()
+    return closing(DirectReader(pool, device) if resident else Prefetcher(pool, device, plan))
 
 
 @lru_cache

@@ -24,8 +24,7 @@ from headcount.errors import HeadcountError
 from headcount.majority import proportions
 from headcount.majority.proportions import Proportions
 from headcount.majority.ragged_votes import election_log_probs
-from headcount.majority.transition import Transition, instance_label_losses
-from headcount.majority.transition_em import estimate_transition
+from headcount.majority.transition import Transition, estimate_transition, instance_label_losses
 from headcount.seeds import make_generator
 
 Losses = TypeVar("Losses", Tensor, np.ndarray)

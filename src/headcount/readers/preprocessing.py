@@ -215,7 +215,7 @@ def number_fields(x: np.ndarray, names: Sequence[str]) -> tuple[Field, ...]:
 
 def _parse_field(data: Any, arrays: Mapping[str, Any], prefix: str) -> Field:
     """From JSON; what has another type becomes another value, and is noticed when it is written for comparison."""
-    values = {key: convert(data[key]) for key, convert in _STORED[data["kind"]].items()}
+    values: dict[str, Any] = {key: convert(data[key]) for key, convert in _STORED[data["kind"]].items()}
     if "vocabulary" in values:
         values = {"tfidf": Tfidf.from_arrays(values["vocabulary"], arrays, prefix)}
     return Field(str(data["name"]), data["kind"], **values)

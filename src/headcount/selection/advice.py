@@ -10,7 +10,7 @@ import numpy as np
 
 from headcount.bags import Bags
 from headcount.inference.evaluate import has_votes
-from headcount.majority import transition_em
+from headcount.majority import transition
 from headcount.selection.learnability import SUFFICIENT_BAGS, Learnability
 
 FEW_BAGS, FEW_BAGS_PER_CLASS = 20, 5  # with fewer labelled bags, a signal that was not found may still be there
@@ -33,7 +33,7 @@ class Coverage:
     votes: bool  # labels are shares
     instances: int
     sizes: tuple[int, float, int]  # minimum, median, maximum
-    effective_size: float  # size at which random bags have majorities like these (majority/transition_em.py)
+    effective_size: float  # size at which random bags have majorities like these (majority/transition.py)
     singles: int  # bags of one instance
     known: int  # instances whose class is given as supervision
     groups: int | None
@@ -53,7 +53,7 @@ class Coverage:
             counted=counted, bags=len(bags), labelled=int((label >= 0).sum()), tied=int((winners.sum(1) > 1).sum()),
             votes=has_votes(bags), instances=len(bags.index), singles=int((sizes == 1).sum()),
             sizes=(int(sizes.min()), float(np.median(sizes)), int(sizes.max())),
-            effective_size=transition_em.effective_bag_size(bags.segments(), bags.target),
+            effective_size=transition.effective_bag_size(bags.segments(), bags.target),
             known=0 if bags.known is None else int((bags.known >= 0).sum()),
             groups=None if bags.group is None else len(set(bags.group)), single_group=_single_group_classes(bags, label),
         )  # fmt: skip
@@ -185,12 +185,12 @@ def _bag_advice(coverage: Coverage, learnability: Learnability, more_bags: dict[
             f"larger majorities would help: if the label's class made up {larger:.0%} of a bag instead of {share:.0%}, {worth}"
         )
     size = max(1, round(coverage.effective_size))
-    at_random = transition_em.random_majority_share(size, classes)
+    at_random = transition.random_majority_share(size, classes)
     if size >= 4 and share - at_random < 0.05:
         smaller = max(2, size // 4)
         lines.append(
             f"smaller bags would help: bags filled at random would have majorities of {at_random:.0%}, as slight as these, and "
-            f"bags of {smaller} {transition_em.random_majority_share(smaller, classes):.0%}"
+            f"bags of {smaller} {transition.random_majority_share(smaller, classes):.0%}"
         )
     return lines
 

@@ -18,9 +18,19 @@ from torch import Tensor
 
 from headcount.bags import Bags
 from headcount.bags.splits import assign_folds
-from headcount.majority import calibration, transition_em
+from headcount.majority import calibration
 from headcount.majority.calibration import CriterionResult, apply_temperature, standard_error
-from headcount.majority.transition import Transition, mix_from_shares, transition_matrix
+from headcount.majority.transition import (
+    Transition,
+    e_step,
+    effective_bag_size,
+    initial_share,
+    instance_targets,
+    label_prior_from_counts,
+    m_step,
+    min_majority_share,
+    mix_from_shares,
+)
 from headcount.readers.transforms import StandardScaler
 from headcount.seeds import seed_for
 
@@ -96,8 +106,8 @@ def _predict_out_of_fold(
     class. One mix for all, by EM from the out-of-fold predictions, started low."""
     targets, size, min_share = _em_inputs(bags)
     classes, bags_won = len(bags.classes), bags.target.double().sum(0)
-    prior = transition_em.label_prior_from_counts(targets.sum(0), bags.counted)
-    start = torch.tensor(transition_em.initial_share(size, classes)).double()
+    prior = label_prior_from_counts(targets.sum(0), bags.counted)
+    start = torch.tensor(initial_share(size, classes)).double()
     mix = mix_from_shares(start, classes) if known is None else known
     folds, labelled = int(fold.max()) + 1, targets.sum(1).numpy() > 0
     # float32 halves the time, and labels are noisier than its rounding
@@ -105,14 +115,14 @@ def _predict_out_of_fold(
     weights = [np.zeros((x.shape[1], classes)) for _ in range(folds)]
     p = torch.full((len(x), classes), 1 / classes, dtype=torch.float64)
     for _ in range(ALTERNATIONS):
-        matrix = transition_matrix(mix, prior).numpy().astype(np.float32)
+        matrix = Transition(mix, prior).matrix.numpy().astype(np.float32)
         for k in range(folds):
             train = labelled & (fold != k)
             weights[k] = _fit_softmax(weights[k], x[train], rows[train], matrix, ridge)
             p[fold == k] = torch.from_numpy(softmax(x[fold == k] @ weights[k], axis=1))
         for _ in range(3 if known is None else 0):
-            expected = transition_em.e_step(p, targets, mix, prior)
-            mix = transition_em.m_step(expected, bags_won, "full", min_share, bags.counted)
+            expected = e_step(p, targets, mix, prior)
+            mix = m_step(expected, bags_won, "full", min_share, bags.counted)
     predicted = np.stack([(x @ w).argmax(1) for w in weights])  # (folds, N)
     out_of_fold = predicted[fold, np.arange(len(x))]
     return p, float((predicted != out_of_fold).sum(0).mean() / max(1, folds - 1))
@@ -121,9 +131,9 @@ def _predict_out_of_fold(
 def _em_inputs(bags: Bags) -> tuple[Tensor, float, float]:
     """The targets (N, C) of instances, the size of the bags, and the least share of a majority."""
     segments = bags.segments()
-    size = transition_em.effective_bag_size(segments, bags.target)
-    min_share = transition_em.min_majority_share(size, len(bags.classes), bags.counted)
-    return transition_em.instance_targets(segments, bags.target), size, min_share
+    size = effective_bag_size(segments, bags.target)
+    min_share = min_majority_share(size, len(bags.classes), bags.counted)
+    return instance_targets(segments, bags.target), size, min_share
 
 
 def _fit_softmax(w: np.ndarray, x: np.ndarray, rows: np.ndarray, matrix: np.ndarray, ridge: float) -> np.ndarray:
@@ -204,10 +214,10 @@ def bootstrap_share_errors(baseline: LinearBaseline, bags: Bags, start: Transiti
     for _ in range(BOOTSTRAP_DRAWS):
         times = torch.from_numpy(np.bincount(rng.integers(0, groups, groups), minlength=groups)[group]).double()
         bags_won, drawn = (bags.target.double() * times[:, None]).sum(0), targets * segments.broadcast(times)[:, None]
-        mix, prior = start.mix.double(), transition_em.label_prior_from_counts(drawn.sum(0), bags.counted)
+        mix, prior = start.mix.double(), label_prior_from_counts(drawn.sum(0), bags.counted)
         for _ in range(25):
-            expected = transition_em.e_step(p, drawn, mix, prior)
-            mix = transition_em.m_step(expected, bags_won, "full", min_share, bags.counted)
+            expected = e_step(p, drawn, mix, prior)
+            mix = m_step(expected, bags_won, "full", min_share, bags.counted)
         shares.append(mix.diagonal().numpy())
     return np.std(shares, axis=0, ddof=1)
 

@@ -15,9 +15,8 @@ from headcount import __version__
 from headcount.bags import Bags
 from headcount.bags.splits import Split
 from headcount.inference.evaluate import has_votes
-from headcount.majority import transition_em
 from headcount.majority.calibration import is_significant, prior_loss
-from headcount.majority.transition import Transition
+from headcount.majority.transition import Transition, effective_bag_size, random_majority_share
 from headcount.models.fitted import FittedModel
 from headcount.models.predictions import Predictions
 from headcount.readers import BagDataset
@@ -224,8 +223,8 @@ def _label_warnings(found: FitWarnings, score: MethodScore, classes: Sequence[st
 
 
 def _majority_warnings(found: FitWarnings, transition: Transition, bags: Bags) -> None:
-    size = max(1, round(transition_em.effective_bag_size(bags.segments(), bags.target)))
-    at_random = transition_em.random_majority_share(size, len(bags.classes))
+    size = max(1, round(effective_bag_size(bags.segments(), bags.target)))
+    at_random = random_majority_share(size, len(bags.classes))
     # with votes, the transition is that of a label drawn from them, not of the majority
     share = float((bags.target.amax(1)[bags.labelled] if has_votes(bags) else transition.share).mean())
     if size == 1 or share - at_random >= 0.05:

@@ -21,7 +21,7 @@ from headcount.errors import HeadcountError, check_choice
 from headcount.majority.transition import Transition
 from headcount.models.backbones import BACKBONES, CustomBackbone, backbone_name
 from headcount.models.heads import HEADS, TRUSTED_HEADS, Head, check_options, find_head, head_code, head_options, trust_head
-from headcount.models.heads.chunked_head import SumHead
+from headcount.models.heads.base import SumHead
 from headcount.models.library_backbones import PretrainedBackbone, state_digest
 from headcount.models.network import ModelConfig, build_model
 from headcount.models.predictions import Estimator

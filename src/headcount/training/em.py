@@ -2,7 +2,7 @@
 
     E  q(k | x, label)  ~  p(k | x) P(k | label) / P(k)     p by a copy of the classifier that was not fitted on the bag
     M  fit again, to an instance once for every class it may be of, with that class's q as its weight
-    T  one step of the transition's own EM (majority/transition_em.py) on validation bags, from a low initial share
+    T  one step of the transition's own EM (majority/transition.py) on validation bags, from a low initial share
 
 Cross-fitting by bags (by groups, where there are any) keeps a forest, which memorises its training set, from confirming itself.
 The folds are drawn anew in every round: otherwise what copy A's labels taught copy B would come back to A two rounds later, and
@@ -25,7 +25,7 @@ from headcount.bags import Bags
 from headcount.bags.pool import to_feature_array
 from headcount.bags.splits import assign_folds, count_groups
 from headcount.errors import HeadcountError
-from headcount.majority import transition, transition_em
+from headcount.majority import transition
 from headcount.majority.calibration import fit_transition_loss, fit_vote_loss
 from headcount.majority.transition import Transition
 from headcount.models.trees import SklearnModel
@@ -112,9 +112,9 @@ class _Task:
             raise HeadcountError(f"{type(classifier).__name__} takes no weights, and the instances have some")
 
     def initial_transition(self) -> Transition:
-        size = transition_em.effective_bag_size(self.train.segments(), self.train.target)
-        share = torch.tensor(transition_em.initial_share(size, self.classes), dtype=torch.float64)
-        prior = transition_em.label_prior_from_counts((self.rows * self.weight[:, None]).sum(0), self.train.counted)
+        size = transition.effective_bag_size(self.train.segments(), self.train.target)
+        share = torch.tensor(transition.initial_share(size, self.classes), dtype=torch.float64)
+        prior = transition.label_prior_from_counts((self.rows * self.weight[:, None]).sum(0), self.train.counted)
         return Transition(transition.mix_from_shares(share, self.classes), prior)
 
     def posterior(self, p: Tensor, current: Transition) -> Tensor:
@@ -212,9 +212,9 @@ def _validation_loss(p: Tensor, bags: Bags, form: str) -> float:
 
 def _update(current: Transition, p: Tensor, bags: Bags, form: str, train: Bags) -> Transition:
     """One step of the transition's EM on these bags."""
-    size = transition_em.effective_bag_size(train.segments(), train.target)
-    min_share = transition_em.min_majority_share(size, len(train.classes), train.counted)
-    targets = transition_em.instance_targets(bags.segments(), bags.target)
-    counts = transition_em.e_step(p, targets, current.mix, current.label_prior)
-    mix = transition_em.m_step(counts, bags.target.double().sum(0), form, min_share, train.counted)
+    size = transition.effective_bag_size(train.segments(), train.target)
+    min_share = transition.min_majority_share(size, len(train.classes), train.counted)
+    targets = transition.instance_targets(bags.segments(), bags.target)
+    counts = transition.e_step(p, targets, current.mix, current.label_prior)
+    mix = transition.m_step(counts, bags.target.double().sum(0), form, min_share, train.counted)
     return Transition(mix, current.label_prior)

@@ -22,7 +22,7 @@ from headcount.experiments.recipe import Recipe
 from headcount.experiments.run import run
 from headcount.models.fitted import FittedModel
 from headcount.models.heads import HEADS, Batch, build_head, find_head, head_options
-from headcount.models.heads.chunked_head import SumHead
+from headcount.models.heads.base import SumHead
 from headcount.readers import read
 from headcount.selection.fit import fit
 from headcount.training import config as training_config

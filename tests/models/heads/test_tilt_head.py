@@ -16,7 +16,7 @@ from headcount.bags import Bags, Pool, Segments
 from headcount.errors import HeadcountError
 from headcount.experiments import run as runs
 from headcount.experiments.sanity_checks import run_sanity_check
-from headcount.majority import transition, transition_em
+from headcount.majority import transition
 from headcount.majority.ragged_votes import election_log_probs
 from headcount.models.heads import Batch, Output, build_head, tilt_state
 from headcount.models.network import Model, ModelConfig, build_model
@@ -119,7 +119,7 @@ def test_two_networks_give_each_other_targets_and_are_averaged():
     assert float(taught) != pytest.approx(float(alone.loss(Output(two, torch.zeros(12, C), {}), batch)), rel=1e-3)
     assert float(head.loss(output, batch, teacher)) == pytest.approx(float(taught + untaught), rel=1e-5)
     together, plain_batch = output.instance[:60], batch_of()
-    labels = transition_em.label_prior_from_counts(head.estimate.label_counts)
+    labels = transition.label_prior_from_counts(head.estimate.label_counts)
     rows = plain_batch.segments.broadcast(plain_batch.target)
     judged = head.eval().loss(Output(together, torch.zeros(6, C), {}), plain_batch)
     assert float(judged) == pytest.approx(
@@ -183,7 +183,7 @@ def test_pseudo_labels_against_a_loop():
     z, taught, batch = logits(2), logits(2, seed=1), batch_of(2)
     loss = float(head.loss(said(z), batch, said(taught)))
     mix = head.estimate.mix.numpy()
-    prior = transition_em.label_prior_from_counts(head.estimate.label_counts).numpy() @ mix
+    prior = transition.label_prior_from_counts(head.estimate.label_counts).numpy() @ mix
     p = taught.softmax(1).numpy().reshape(2, 60, C).mean(0)
     weight = np.ones(60)
     bar = 0.99 * np.array([0.9, 0.8, 0.7, 0.6])
@@ -434,8 +434,8 @@ def test_unlabelled_single_instances_do_not_raise_the_minimal_share():
     bags = Bags.of(pool, sizes=[16] * 4 + [1] * 52, labels=[0, 1, 2, 0] + [-1] * 52, classes=3)
     design = ModelConfig((4,), bags.classes, "linear", head="tilt")
     state = Trainer(Model(design), bags, bags, TINY.replace(backbone="linear").train_config)
-    assert float(state.head.estimate.min_share) == transition_em.random_majority_share(16, 3)
-    assert float(state.head.estimate.mix[0, 0]) == pytest.approx(transition_em.initial_share(16, 3))
+    assert float(state.head.estimate.min_share) == transition.random_majority_share(16, 3)
+    assert float(state.head.estimate.mix[0, 0]) == pytest.approx(transition.initial_share(16, 3))
 
 
 def test_the_m_step_is_made_when_training_continues():
@@ -446,7 +446,7 @@ def test_the_m_step_is_made_when_training_continues():
     head.loss(said(z), batch)
     assert torch.equal(head.estimate.mix, before)
     assert float(head.estimate.bag_label_counts.sum()) == 12
-    want = transition_em.m_step(head.estimate.expected_counts, head.estimate.bag_label_counts, "full", head.estimate.min_share)
+    want = transition.m_step(head.estimate.expected_counts, head.estimate.bag_label_counts, "full", head.estimate.min_share)
     torch.testing.assert_close(head.transition.mix, want.float())
     head.train().loss(said(z), batch)
     torch.testing.assert_close(head.estimate.mix, want)
@@ -796,7 +796,7 @@ def test_a_loaded_model_has_the_estimate(tmp_path):
     model.save(tmp_path)
     again = Model.load(tmp_path)
     assert torch.equal(again.head.transition.mix, model.head.transition.mix)
-    assert float(again.head.estimate.min_share) == pytest.approx(transition_em.random_majority_share(16, 10))
+    assert float(again.head.estimate.min_share) == pytest.approx(transition.random_majority_share(16, 10))
 
 
 def posterior(head, log_p, rows, weight, labels, bag):
@@ -808,7 +808,7 @@ def test_bag_shares_enter_the_posterior():
     torch.manual_seed(0)
     plain, own = head_of(own=0.0, start=0.0, align=0.0).train(), head_of(own=0.8, start=0.0, align=0.0).train()
     batch = batch_of(2)
-    labels = transition_em.label_prior_from_counts(own.estimate.label_counts)
+    labels = transition.label_prior_from_counts(own.estimate.label_counts)
     log_p = torch.full((60, C), 1 / C).log()
     rows = Segments.from_sizes([10] * 6).broadcast(batch.target[:6])
     bag = torch.arange(6).repeat_interleave(10)
@@ -836,7 +836,7 @@ def test_bag_shares_respect_weights():
     """A lesson of weight two is two lessons of one."""
     torch.manual_seed(0)
     twice, heavy = (head_of(own=0.8, start=0.0, align=0.0).train() for _ in range(2))
-    log_p, labels = torch.randn(6, C).log_softmax(1), transition_em.label_prior_from_counts(twice.estimate.label_counts)
+    log_p, labels = torch.randn(6, C).log_softmax(1), transition.label_prior_from_counts(twice.estimate.label_counts)
     rows, bag = torch.eye(C)[[0] * 6], torch.zeros(6, dtype=torch.long)
     again = torch.tensor([0, 1, 2, 3, 4, 5, 5, 5])
     posterior(twice, log_p[again], rows[again], torch.ones(8), labels, bag[again])

@@ -16,8 +16,18 @@ from torch import Tensor
 
 from headcount.errors import HeadcountError, check_choice
 from headcount.models.heads.additive import Additive, AdditiveTrans
-from headcount.models.heads.base import Batch, Head, Output, Pass, Teacher, nll
-from headcount.models.heads.chunked_head import BagStats, ChunkedHead, SumHead, why_not_chunkable
+from headcount.models.heads.base import (
+    BagStats,
+    Batch,
+    ChunkedHead,
+    Head,
+    Output,
+    Pass,
+    SumHead,
+    Teacher,
+    nll,
+    why_not_chunkable,
+)
 from headcount.models.heads.count import Count
 from headcount.models.heads.election import Election
 from headcount.models.heads.feature import Attention, FeatureLSE, FeatureMax, FeatureMean, FeaturePNorm

@@ -12,8 +12,7 @@ from headcount.bags import Segments
 from headcount.errors import check_choice
 from headcount.majority import vote_likelihood
 from headcount.majority.ragged_votes import ELECTION_FORMS, MAX_COUNTED_VOTES, election_log_probs
-from headcount.models.heads.base import Output
-from headcount.models.heads.chunked_head import BagStats, ChunkedHead
+from headcount.models.heads.base import BagStats, ChunkedHead, Output
 
 
 class Election(ChunkedHead):

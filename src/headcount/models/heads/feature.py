@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from headcount.bags import Segments
 from headcount.bags.segments import without_autocast
 from headcount.errors import HeadcountError
-from headcount.models.heads.base import Output
-from headcount.models.heads.chunked_head import BagStats, ChunkedHead, SumHead
+from headcount.models.heads.base import BagStats, ChunkedHead, Output, SumHead
 
 ILSE = "Ilse, Tomczak and Welling, Deep multiple instance learning for digital histopathology, 2020"
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headcount.bags import Segments
-from headcount.models.heads.base import Output
-from headcount.models.heads.chunked_head import SumHead
+from headcount.models.heads.base import Output, SumHead
 
 
 class Millet(SumHead):

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from headcount.errors import HeadcountError, check_choice, check_number
-from headcount.models.heads.base import Batch, Output, Pass, Teacher, instance_cross_entropy, instance_weights, nll
-from headcount.models.heads.chunked_head import SumHead
+from headcount.models.heads.base import Batch, Output, Pass, SumHead, Teacher, instance_cross_entropy, instance_weights, nll
 
 
 class MeanProbability(SumHead):

@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from headcount.errors import check_choice
-from headcount.models.heads.base import Batch, Output, nll
-from headcount.models.heads.chunked_head import SumHead
+from headcount.models.heads.base import Batch, Output, SumHead, nll
 
 
 class OutputMean(SumHead):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from headcount.bags import Segments
 from headcount.errors import HeadcountError, check_bool, check_choice, check_number
-from headcount.majority import transition, transition_em
+from headcount.majority import transition
 from headcount.majority.ragged_votes import ELECTION_FORMS, election_log_probs
 from headcount.majority.transition import Transition
 from headcount.models.heads.base import Batch, Head, Output, Pass, Teacher, instance_cross_entropy, instance_weights, nll
@@ -65,7 +65,7 @@ class TiltHead(Head):
         tempered: bool = False, networks: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(dim, classes, counted)
-        check_choice("form of the tilt", form, transition_em.TRANSITION_FORMS)
+        check_choice("form of the tilt", form, transition.TRANSITION_FORMS)
         self.over = check_choice("over", over, ("bags", "instances"))
         self.election = check_choice("election", election, ELECTION_FORMS)
         fractions = {"start": start, "fade": fade, "threshold": threshold, "align": align, "decay": decay, "piece": piece}
@@ -94,7 +94,7 @@ class TiltHead(Head):
         self.pseudo_labels = PseudoLabels(classes, counted, threshold=threshold, adapt=adapt, align=align, own=own)
 
     def setup(self, segments: Segments, target: Tensor) -> None:
-        self.estimate.reset(transition_em.effective_bag_size(segments, target))
+        self.estimate.reset(transition.effective_bag_size(segments, target))
         self.estimate.register_trust(persistent=True)  # part of a checkpoint
         self.pseudo_labels.setup(segments.n_bags, len(segments.index) * self.networks)
 

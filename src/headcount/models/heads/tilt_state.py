@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headcount.bags import Segments
-from headcount.majority import transition, transition_em
+from headcount.majority import transition
 from headcount.majority.proportions import project_to_majority
 
 RUNNING_MEAN_DECAY = 0.99  # of the running means over batches
@@ -55,22 +55,22 @@ class TransitionEstimate(nn.Module):
 
     def reset(self, bag_size: float) -> None:
         """The initial mix for bags of this size."""
-        self.min_share.fill_(transition_em.min_majority_share(bag_size, self.classes, self.counted))
-        initial = transition_em.initial_share(bag_size, self.classes)
-        share = initial if self.share is None else min(self.share, 1 - transition_em.MIN_PROBABILITY)
+        self.min_share.fill_(transition.min_majority_share(bag_size, self.classes, self.counted))
+        initial = transition.initial_share(bag_size, self.classes)
+        share = initial if self.share is None else min(self.share, 1 - transition.MIN_PROBABILITY)
         self.mix.copy_(transition.mix_from_shares(torch.tensor(share, dtype=torch.float64), self.classes))
 
     @property
     def label_prior(self) -> Tensor:
         """(C,) the frequencies of the labels of training instances."""
-        return transition_em.label_prior_from_counts(self.label_counts, self.counted)
+        return transition.label_prior_from_counts(self.label_counts, self.counted)
 
     @torch.no_grad()
     def update(self, z: Tensor, rows: Tensor, target: Tensor) -> None:
         """The E-step on validation bags; the first training batch after them makes the M-step and resets the counts. ``z`` (n,
         C) logits, ``rows`` (n, C) the weighted label of each instance's bag, ``target`` (B, C)."""
         if not self.training:
-            counts = transition_em.e_step(z.double().softmax(1), rows.double(), self.mix, self.label_prior)
+            counts = transition.e_step(z.double().softmax(1), rows.double(), self.mix, self.label_prior)
             self.expected_counts.add_(counts)
             self.bag_label_counts.add_(self.piece * target.double().sum(0))
         else:
@@ -84,7 +84,7 @@ class TransitionEstimate(nn.Module):
         """(C, C) P(class | bag label), from all counts so far."""
         if self.share is not None:
             return self.mix
-        mix = transition_em.m_step(self.expected_counts, self.bag_label_counts, self.form, self.min_share, self.counted)
+        mix = transition.m_step(self.expected_counts, self.bag_label_counts, self.form, self.min_share, self.counted)
         return torch.where(self.expected_counts.sum() > 0, mix, self.mix)
 
     def add_election_loss(self, mean_loss: Tensor, target: Tensor) -> None:
@@ -93,7 +93,7 @@ class TransitionEstimate(nn.Module):
     def explained_fraction(self) -> Tensor:
         """() the fraction of the entropy of the validation labels that the elections explain, from 0 (no better than the label
         frequencies, with the same doubt) to 1. Without labelled bags it stays as it was."""
-        label_prior = transition_em.label_prior_from_counts(self.bag_label_counts, self.counted)
+        label_prior = transition.label_prior_from_counts(self.bag_label_counts, self.counted)
         perfect = self.bag_label_counts.sum() * math.log1p(self.doubt)  # minus the loss of certain and correct elections
         entropy = perfect - (self.bag_label_counts * (label_prior + self.doubt).clamp_min(1e-30).log()).sum()
         explained = (1 - (self.election_loss + perfect) / entropy.clamp_min(1e-12)).clamp(0, 1)
@@ -139,7 +139,7 @@ class PseudoLabels(nn.Module):
         self, p: Tensor, target: Tensor, weight: Tensor, mix: Tensor, label_prior: Tensor, bag: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(n,) the pseudo-label of each instance, and its weight: 0 where the teacher is not certain enough."""
-        excess = self.mean_prediction / transition.class_prior(mix, label_prior).float()
+        excess = self.mean_prediction / transition.Transition(mix, label_prior).prior.float()
         log_p = p.clamp_min(1e-30).log() - self.align * excess.clamp_min(1e-6).log()
         posterior = self.posterior(log_p.log_softmax(1), target, weight, mix, label_prior, bag)
         confidence, label = posterior.max(1)
@@ -153,7 +153,7 @@ class PseudoLabels(nn.Module):
         weight ``own``, of the shares estimated in its bag, which are updated here."""
         if not self.own:
             return transition.posterior(log_p, target, mix, label_prior)
-        prior = transition.class_prior(mix, label_prior).float().clamp_min(1e-30)
+        prior = transition.Transition(mix, label_prior).prior.float().clamp_min(1e-30)
         label_shares = transition.label_likelihood_ratio(target, mix, label_prior) * prior
         own_shares = self.bag_shares[bag]
         known = own_shares.sum(1, keepdim=True) > 0.5

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from headcount.bags import Segments
 from headcount.errors import HeadcountError, check_choice
-from headcount.models.heads.base import Batch, Output, Pass, nll
-from headcount.models.heads.chunked_head import BagStats, ChunkedHead
+from headcount.models.heads.base import BagStats, Batch, ChunkedHead, Output, Pass, nll
 from headcount.models.heads.feature import attention_pool, linear_float32, merge_attention_pools
 
 EPS = 1e-5
