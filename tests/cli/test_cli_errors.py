@@ -131,7 +131,7 @@ FILES = [
     ("report other_json", "other_json/a.json is not a record (it lacks data, fit", "move it away"),
     ("report a_model", "a_model is a model, and report is for studies", "a_model/report.html"),
     ("paper table4 --out good.npz", "no folder good.npz; give the --out of a study"),
-    ("paper table4 --csv --latex", "--csv and --latex", "give one of the two"),
+    ("paper table4 --csv --latex", "--csv, --latex and --matrix", "give one of the three"),
     ("paper table4 --csv --missing", "--missing lists runs, --csv writes a table", "give one of the two"),
     (f"{BAGS} --export bags.txt", "bags are exported as .npz, got bags.txt"),
     (f"{BAGS} --export bags.txt --picture bags.png", "bags are exported as .npz, got bags.txt"),

@@ -128,6 +128,7 @@ def test_csv_and_latex():
     assert rows[0] == {
         "scenario": "Various", "method": "Output+Mean", "dataset": "CIFAR10", "printed_mean": "0.371", "printed_std": "0.024",
         "mean": f"{mean:.4f}", "std": f"{deviation:.4f}", "runs": "2", "runs_wanted": "2", "source": "cifar10",
+        "sweep": "",
     }  # fmt: skip
     assert (rows[1]["mean"], rows[1]["runs"]) == ("", "0")
     lines = printing.as_latex(wanted, made).splitlines()
@@ -185,6 +186,10 @@ def test_the_command_lists_and_shows(typed):
     code, out, _ = typed("table2", "--latex")
     assert code == 0
     assert out.count("--") == 144
+    code, out, _ = typed("table4", "--matrix")
+    assert code == 0
+    assert out.count("standard errors") == 3
+    assert re.search(r"Output\+Mean +–  0.371 +– +–  0.528", out)
 
 
 def test_one_row_or_cell_of_a_table(typed, tmp_path):

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import re
 
+import numpy as np
 import pytest
 
-from headcount.experiments.paper import DATASETS, ITEMS, METHODS, SCENARIOS, TABLES, averages, figure_recipes, table_cells
+from headcount.cli import printing
+from headcount.experiments.paper import (
+    COARSE,
+    DATASETS,
+    ITEMS,
+    METHODS,
+    SCENARIOS,
+    TABLES,
+    averages,
+    figure_recipes,
+    substitute_sources,
+    table_cells,
+)  # fmt: skip
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.experiments.scores import paired_t_test
 from headcount.reporting import paper_page, paper_tables
+from headcount.reporting.results_table import TableCell
 from paper_factory import CELLS, DATA, FULL, SMOKE, TINY, all_recipes, one, pretend, pretend_all
 from report_factory import HOSTILE, Page
 
@@ -67,17 +82,59 @@ def test_cell_shows_value_deviation_and_runs(html, whole):
     assert f'<a href="#runs-various-millet-svhn"{said}' in html.replace("<b>", "").replace("</b>", "")
     gap = f"{mean - cell.printed.mean:+.3f}".replace("-", "−")
     mark = "▲" if mean > cell.printed.mean else "▼"
-    far = abs(mean - cell.printed.mean) > 2 * cell.printed.deviation + 0.0015
-    assert (f"{mark} {gap}" in html) == far
+    errors = paper_tables.difference_in_errors(cell, whole)
+    assert (f"{mark} {gap}" in html) == (abs(errors) > 2)
+    short = f"<b>{mean:.3f}</b><br><i>{paper_tables.signed(errors, 1)}</i>{cell.printed.mean:.3f}</td>"
+    assert short in html
 
 
-def test_flags_need_more_than_two_deviations():
-    printed = one("table2", "Various", "MILLET", "SVHN").printed  # 0.560 ± 0.020
-    assert paper_tables.deviation_flag(0.60, printed) == paper_tables.deviation_flag(0.52, printed) == ""
-    assert (paper_tables.deviation_flag(0.602, printed), paper_tables.deviation_flag(0.518, printed)) == ("▲", "▼")
-    perfect = one("table3", "Large", "Output+Mean", "SVHN").printed  # 1.000 ± 0.000
-    assert paper_tables.deviation_flag(0.999, perfect) == ""  # rounding
-    assert paper_tables.deviation_flag(0.998, perfect) == "▼"
+def planted(cell, values: list[float]) -> dict[Recipe, Record]:
+    return {r: pretend(r, scores={cell.metric: v}) for r, v in zip(cell.recipes, values, strict=False)}
+
+
+def test_differences_are_in_standard_errors_of_two_means():
+    """Five folds each: the root of the sum of both squared errors, a sample deviation over the root of five. With fewer, Student's
+    pooled variance, which also serves a single fold."""
+    cell = one("table2", "Various", "MILLET", "SVHN")  # 0.560 ± 0.020
+    five = [0.50, 0.51, 0.52, 0.53, 0.54]
+    ours, printed = np.std(five, ddof=1) / math.sqrt(5), 0.020 * math.sqrt(5 / 4) / math.sqrt(5)
+    errors = paper_tables.difference_in_errors(cell, planted(cell, five))
+    assert errors == pytest.approx((0.52 - 0.56) / math.hypot(ours, printed), rel=1e-3)
+    single = paper_tables.difference_in_errors(cell, planted(cell, five[:1]))
+    assert single == pytest.approx((0.50 - 0.56) / (0.020 * math.sqrt(5 / 4) * math.sqrt(1 + 1 / 5)), rel=1e-3)
+    pooled = np.sqrt((np.var(five[:3]) * 3 + 0.020**2 * 5) / 6)
+    three = paper_tables.difference_in_errors(cell, planted(cell, five[:3]))
+    assert three == pytest.approx((0.51 - 0.56) / (pooled * math.sqrt(1 / 3 + 1 / 5)), rel=1e-3)
+    perfect = one("table3", "Large", "Output+Mean", "SVHN")  # 1.000 ± 0.000: only what rounding explains is near
+    assert abs(paper_tables.difference_in_errors(perfect, planted(perfect, [0.9996] * 5))) < 2
+    assert paper_tables.difference_in_errors(perfect, planted(perfect, [0.998] * 5)) < -3
+    assert math.isnan(paper_tables.difference_in_errors(cell, {}))
+    pooled_cell = one("table5", "Various", "MILLET", "all")
+    assert math.isnan(paper_tables.difference_in_errors(pooled_cell, planted(pooled_cell, five)))
+
+
+@pytest.mark.parametrize(
+    ("errors", "flag", "agreement"), [(1.9, "", "near"), (-2.5, "▼", "apart"), (3.1, "▲", "far"), (math.nan, "", "")]
+)
+def test_flags_need_more_than_two_standard_errors(errors, flag, agreement):
+    entry = paper_tables.PaperEntry(TableCell("0.5"), TableCell("0.4"), errors=errors)
+    assert (entry.flag, entry.agreement) == (flag, agreement)
+
+
+def test_a_coarse_sweep_is_marked_until_it_is_whole():
+    cell = one("table2", "Small", "Ours", "SVHN")
+    loss = {r: abs(r.removal - 0.18) + r.fold for r in cell.recipes}  # 0.2 would be chosen, 0.1 is the coarse choice
+    every = {r: pretend(r, fit={"valid_loss": loss[r]}) for r in cell.recipes}
+    some = {r: record for r, record in every.items() if r.removal in COARSE or r.removal == 0.2}
+    del some[next(r for r in some if (r.fold, r.removal) == (4, 1.0))]
+    assert [r.recipe.removal for r in cell.selected_records(some)] == [0.1] * 4
+    assert {r.recipe.removal for r in cell.selected_records(every)} == {0.2}
+    assert (cell.is_coarse(some), cell.is_coarse(every)) == (True, False)
+    html = paper_page.render_paper(FULL, some)
+    assert "(4/5, coarse r)" in cells_of(html, "table2", "Small", "Ours")[1]
+    assert "coarse r)" not in paper_page.render_paper(FULL, every)
+    assert "(4/5, coarse r)" in printing.as_latex([cell], some)
+    assert printing.as_csv([cell], some).splitlines()[1].endswith(",coarse")
 
 
 def cells_of(html: str, table: str, scenario: str, method: str) -> list[str]:
@@ -212,7 +269,30 @@ def test_recropped_svhn_is_marked(checksum):
     html = paper_page.render_paper(TINY, {r: pretend(r, data={**DATA, "checksum": checksum}) for r in recipes})
     marked = checksum == paper_tables.RECROPPED_SVHN
     tables = len(SCENARIOS) * 3 + 1  # tables 2 to 4 have a block for each scenario, table 6 has one
-    assert html.count('>SVHN<span class="note">re-cropped<') == (tables if marked else 0)
-    assert html.count('>Various<span class="note">SVHN re-cropped<') == marked  # table 5 pools the data sets
+    assert html.count('>SVHN<span class="note">re-cropped<') == (2 * tables if marked else 0)  # in short and in full
+    assert html.count('>Various<span class="note">SVHN re-cropped<') == 2 * marked  # table 5 pools the data sets
     assert html.count("<figcaption>SVHN (re-cropped)<") == marked
     assert html.count(paper_tables.RECROPPED_NOTE) == marked
+
+
+def test_originals_of_oct_take_its_column_only_when_they_are_alone():
+    """By the records first, then by the cache; their column says what they are, in the page, in tables and in exports."""
+
+    def of(*available):
+        return substitute_sources(TINY, *available).sources["OCT"]
+
+    assert [of({"oct-originals"}), of(set(), {"oct-originals"}), of({"oct-originals"}, {"oct"})] == ["oct-originals"] * 3
+    assert [of(set()), of({"oct", "oct-originals"}), of({"oct"}, {"oct-originals"}), of({"cifar10"})] == ["oct"] * 4
+    scale = substitute_sources(TINY, {"oct-originals"})
+    cell = one("table4", "Large", "Counting Network", "OCT", scale)
+    made = {r: pretend(r) for r in cell.recipes}
+    html = paper_page.render_paper(scale, made)
+    assert html.count('<span class="note">46,453 originals<') == 2 * (3 * len(SCENARIOS) + 1)
+    assert '>Large<span class="note">OCT 46,453 originals<' in html
+    note = "OCT: 46,453 of OCT2017's originals, scaled to 28 x 28; not OCTMNIST"
+    assert note in Page(html).text
+    latex = printing.as_latex([cell], made)
+    assert note in latex
+    assert "oct-originals for OCT" in latex
+    assert "stand-in" not in latex
+    assert one("table4", "Large", "Counting Network", "OCT").value(made)[2] == 0

@@ -107,6 +107,9 @@ def paper(
     run: Annotated[bool, typer.Option("--run", help="Run what is missing.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX.")] = False,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Print the table as methods by data sets, with differences in standard errors.")
+    ] = False,
     page: Annotated[Path | None, typer.Option(help="Write all tables and figures as one HTML page.")] = None,
     row: Annotated[str | None, typer.Option(help="Only this method of a table, as the table names it.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Only this data set of a table: CIFAR10, SVHN, PATH or OCT.")] = None,
@@ -139,18 +142,19 @@ def paper(
     )  # fmt: skip
     from headcount.experiments.study import with_needs
 
-    if csv and latex:
-        raise HeadcountError("--csv and --latex are two formats of one table; give one of the two")
-    style = "csv" if csv else "latex" if latex else None
+    if csv + latex + matrix > 1:
+        raise HeadcountError("--csv, --latex and --matrix are formats of one table; give one of the three")
+    style = "csv" if csv else "latex" if latex else "matrix" if matrix else None
     size, out, items = SCALES[check_choice("scale", scale, SCALES)], out or Path(f"paper-{scale}"), [item] if item else ITEMS
     if precision is not None:
         size = replace(size, base=size.base.replace(precision=precision))
     if style and item not in TABLES:
-        raise HeadcountError(f"only tables can be written as {style}: {', '.join(TABLES)}")
+        raise HeadcountError(f"only tables can be shown as {style}: {', '.join(TABLES)}")
     if style and missing:
         raise HeadcountError(f"--missing lists runs, --{style} writes a table; give one of the two")
-    if (row or dataset or scenario) and (item not in TABLES or page):
-        raise HeadcountError("--row, --dataset and --scenario choose cells of one table: give table2 to table6, and no --page")
+    if (row or dataset or scenario) and (item not in TABLES or page or matrix):
+        message = "--row, --dataset and --scenario choose cells of one table: give table2 to table6, and no --page or --matrix"
+        raise HeadcountError(message)
     records = records_by_recipe(out)
     cached = [name for name in registry.SOURCES if registry.is_available(name)] if run or missing else []
     size = substitute_sources(size, {r.source for r in records}, cached)
@@ -166,6 +170,8 @@ def paper(
         print_line(f"page {write_paper(size, records, page)}")
     if missing:
         printing.list_missing(recipes, size, records)
+    elif matrix:
+        printing.print_matrix(str(item), cells, records)
     elif style:
         print((printing.as_csv if csv else printing.as_latex)(cells, records), end="")
     elif item in TABLES:

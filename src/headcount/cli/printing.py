@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
+from rich.text import Text
 
 from headcount.bags import Bags
 from headcount.cli.console import console, plain_table, print_line
@@ -19,7 +20,7 @@ from headcount.experiments.paper import FIGURES, TABLES, Cell, Scale
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.majority import metrics
-from headcount.reporting.paper_tables import RECROPPED_NOTE, uses_recropped_svhn
+from headcount.reporting.paper_tables import AVERAGE, data_remarks, difference_in_errors, paper_table, signed
 from headcount.reporting.results_table import METRICS, display_names
 
 Records = dict[Recipe, Record]
@@ -166,30 +167,66 @@ def list_missing(recipes: Iterable[Recipe], scale: Scale, records: Records) -> N
 def print_table(item: str, cells: Sequence[Cell], scale: Scale, records: Records) -> None:
     """Printed value, ours, difference and number of runs of each of the table's cells."""
     title = f"{item}: {TABLES[item][0]} (scale {scale.name})"
-    table = plain_table("scenario", "method", "data set", "printed", "ours", "difference", "runs", left=3, title=title)
+    columns = ("printed", "ours", "difference", "std. errors", "runs")
+    table = plain_table("scenario", "method", "data set", *columns, left=3, title=title)
     for cell in cells:
         mean, deviation, count = cell.value(records)
-        ours = (_spread(mean, deviation, count), f"{mean - cell.printed.mean:+.3f}") if count else ("missing", "")
+        ours = ("missing", "", "")
+        if count:
+            errors = difference_in_errors(cell, records)
+            text = "–" if math.isnan(errors) else signed(errors, 1)
+            ours = (_spread(mean, deviation, count), signed(mean - cell.printed.mean), text)
         printed = _spread(cell.printed.mean, cell.printed.deviation)
-        table.add_row(cell.scenario, cell.method, cell.data, printed, *ours, f"{count}/{cell.n_runs}")
+        table.add_row(cell.scenario, cell.method, cell.data, printed, *ours, f"{count}/{cell.n_runs}{_coarse(cell, records)}")
     console.print(table)
     for (scenario, method), average in paper.averages(item).items():
         if average.is_wrong and (scenario, method) in {(c.scenario, c.method) for c in cells}:
             note = f"printed average {average.printed:.3f}, its cells average {average.recomputed:.3f}"
             console.print(f"note: {scenario}, {method}: {note}")
-    if uses_recropped_svhn(records):
-        console.print(f"note: SVHN: {RECROPPED_NOTE}", soft_wrap=True)
+    for dataset, (_, text) in data_remarks(records).items():
+        console.print(f"note: {dataset}: {text}", soft_wrap=True)
+
+
+def _coarse(cell: Cell, records: Records) -> str:
+    return ", coarse r" if cell.is_coarse(records) else ""
+
+
+def print_matrix(item: str, cells: Sequence[Cell], records: Records) -> None:
+    """Methods by data sets, a matrix for each scenario: ours, printed, and their difference in standard errors, coloured."""
+    colours = {"near": "green", "apart": "yellow", "far": "red"}
+    for block in paper_table(item, cells, records).blocks:
+        names = [name for name in block.columns if name != AVERAGE]
+        title = f"{item}, {block.title or 'all data sets'}: ours, printed, difference in standard errors"
+        table = plain_table("method", *names, left=1, title=title)
+        for method, entries in block.lines:
+            texts = (f"{e.ours.mean if e.link else '–'}  {e.printed.mean}  {e.text or '–':>5}" for e in entries)
+            styles = (colours.get(e.agreement, "") for e in entries)
+            table.add_row(method, *(Text(text, style) for text, style, _ in zip(texts, styles, names, strict=False)))
+        console.print(table)
 
 
 def as_csv(cells: list[Cell], records: Records) -> str:
     """One line per cell; ours is empty where no run exists. ``source`` is what our numbers are of."""
-    header = ["scenario", "method", "dataset", "printed_mean", "printed_std", "mean", "std", "runs", "runs_wanted", "source"]
+    header = [
+        "scenario",
+        "method",
+        "dataset",
+        "printed_mean",
+        "printed_std",
+        "mean",
+        "std",
+        "runs",
+        "runs_wanted",
+        "source",
+        "sweep",
+    ]
     lines = []
     for c in cells:
         mean, deviation, count = c.value(records)
         ours = [f"{mean:.4f}" if count else "", f"{deviation:.4f}" if count > 1 else "", count, c.n_runs]
         source = "/".join(dict.fromkeys(r.source for r in c.recipes))
-        lines.append([c.scenario, c.method, c.dataset, c.printed.mean, c.printed.deviation, *ours, source])
+        sweep = "coarse" if c.is_coarse(records) else ""
+        lines.append([c.scenario, c.method, c.dataset, c.printed.mean, c.printed.deviation, *ours, source, sweep])
     return _csv(header, lines)
 
 
@@ -202,9 +239,12 @@ def as_latex(cells: list[Cell], records: Records) -> str:
         for dataset in datasets:
             cell = grid[scenario, method, dataset]
             mean, deviation, count = cell.value(records)
-            part = f" ({count}/{cell.n_runs})" if 0 < count < cell.n_runs else ""
+            coarse = _coarse(cell, records)
+            part = f" ({count}/{cell.n_runs}{coarse})" if 0 < count < cell.n_runs or coarse else ""
             shown.append(_math(_spread(mean, deviation, count)) + part)
         lines.append([scenario, method, *shown])
     stand_ins = ["Digits and generated stand-ins: a test of the pipeline, not results on the paper's data sets"]
-    notes = stand_ins if any(name != data for name, data in datasets.items()) else []
+    sources = {r.source for c in cells for r in c.recipes} - {d.lower() for d in paper.DATASETS} - {*paper.SUBSTITUTES.values()}
+    used = {r: records[r] for c in cells for r in c.recipes if r in records}
+    notes = [f"{dataset}: {text}" for dataset, (_, text) in data_remarks(used).items()] + (stand_ins if sources else [])
     return _latex(["Scenario", "Method", *datasets.values()], lines, 2, notes)

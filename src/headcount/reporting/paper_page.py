@@ -49,9 +49,10 @@ def render_paper(scale: Scale, records: Records) -> str:
     removals = sorted({r.removal for r in required if r.removal})
     substitutes = {d: s for d, s in scale.sources.items() if s != d.lower()}
     notes, column_notes = _data_notes(used.values()), dict(substitutes)
-    if tables.uses_recropped_svhn(used):
-        notes[tables.RECROPPED_NOTE] = ["SVHN"]
-        column_notes |= dict.fromkeys((tables.AVERAGE, *paper.SCENARIOS), "SVHN re-cropped") | {"SVHN": "re-cropped"}
+    if remarks := tables.data_remarks(used):
+        pooled = ", ".join(f"{dataset} {short}" for dataset, (short, _) in remarks.items())
+        notes |= {text: [dataset] for dataset, (_, text) in remarks.items()}
+        column_notes |= dict.fromkeys((tables.AVERAGE, *paper.SCENARIOS), pooled) | {d: s for d, (s, _) in remarks.items()}
     return render_template(
         "paper.html",
         scale=scale,
@@ -193,7 +194,8 @@ def _accuracy_groups(scale: Scale, records: Records) -> list[FigureGroup]:
         ours = {s: [r.scores[c.metric] for r in c.selected_records(records)] for s, c in cells.items()}
         figure = plots.accuracy_by_scenario({s: (c.printed.mean, c.printed.deviation or 0) for s, c in cells.items()}, ours)
         label = f"Instance accuracy of the Counting Network on {dataset} by scenario, printed and ours"
-        caption = f"{dataset} (re-cropped)" if tables.uses_recropped_svhn(chosen) else dataset
+        remark, _ = tables.data_remarks(chosen).get(dataset, ("", ""))
+        caption = f"{dataset} ({remark})" if remark else dataset
         panels.append(svg_panel(caption, figure, f"figure3-{dataset}", label))
     return [FigureGroup("", "", "four", tuple(panels))]
 

@@ -8,7 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from headcount.experiments.paper import ALL_DATASETS, DATASETS, OURS, SCENARIOS, TABLES, Cell, PrintedValue, averages
+from headcount.datasets.registry import SOURCES
+from headcount.experiments.paper import ALL_DATASETS, DATASETS, OURS, SCENARIOS, SUBSTITUTES, TABLES, Cell, averages
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.experiments.scores import mean_and_deviation, paired_t_test
@@ -24,7 +25,8 @@ RECROPPED_NOTE = (
     "the images are re-cropped from format 1 (full numbers) and are not the official 32 × 32 crops; our values and the "
     "printed ones are not of exactly the same data"
 )
-_ROUNDING = 0.0015  # error of a mean and twice a deviation that are printed with three decimals
+_PRINTED_FOLDS = 5
+_ROUNDING = 0.001 / math.sqrt(12)  # standard deviation of what a printed mean loses at three decimals
 
 
 def slug(*words: str) -> str:
@@ -32,8 +34,14 @@ def slug(*words: str) -> str:
     return "-".join(re.sub(r"[^a-z0-9]+", "-", w.lower()).strip("-") for w in words)
 
 
-def uses_recropped_svhn(records: Records) -> bool:
-    return any(r.data["data"].get("checksum") == RECROPPED_SVHN for r in records.values())
+def data_remarks(records: Records) -> dict[str, tuple[str, str]]:
+    """Where our values are not exactly of the paper's data: data set -> the remark in a word or two, and in full."""
+    remarks = {}
+    if any(r.data["data"].get("checksum") == RECROPPED_SVHN for r in records.values()):
+        remarks["SVHN"] = "re-cropped", RECROPPED_NOTE
+    if any(recipe.source == SUBSTITUTES["oct"] for recipe in records):
+        remarks["OCT"] = "46,453 originals", SOURCES[SUBSTITUTES["oct"]].note
+    return remarks
 
 
 class PaperEntry(NamedTuple):
@@ -42,13 +50,29 @@ class PaperEntry(NamedTuple):
     ours: TableCell
     printed: TableCell
     difference: str = ""
-    flag: str = ""  # ▲ or ▼ beyond two printed deviations
+    errors: float = math.nan  # the difference in standard errors
     runs: str = ""
     complete: bool = False
     link: str = ""
     recomputed: str = ""  # a printed average that its cells do not give
     notes: tuple[int, ...] = ()
     pair: tuple[float, float] | None = None  # printed and ours, as numbers
+
+    @property
+    def flag(self) -> str:
+        """▲ or ▼ beyond two standard errors."""
+        return "▲" if self.errors > 2 else "▼" if self.errors < -2 else ""
+
+    @property
+    def agreement(self) -> str:
+        """Near, apart (beyond two standard errors) or far (beyond three); empty if unknown."""
+        size = abs(self.errors)
+        return "" if math.isnan(size) else "near" if size <= 2 else "apart" if size <= 3 else "far"
+
+    @property
+    def text(self) -> str:
+        """The difference in standard errors, as in "−1.7"."""
+        return "" if math.isnan(self.errors) else signed(self.errors, 1)
 
 
 class PaperBlock(NamedTuple):
@@ -73,7 +97,7 @@ class PaperTable(NamedTuple):
         return sum(e.complete for e in self.entries)
 
     def n_flagged(self, flag: str) -> int:
-        return sum(e.flag == flag for e in self.entries if e.complete)
+        return sum(e.flag == flag for e in self.entries if e.complete and e.agreement)
 
 
 def paper_table(name: str, cells: Sequence[Cell], records: Records) -> PaperTable:
@@ -95,10 +119,11 @@ def paper_table(name: str, cells: Sequence[Cell], records: Records) -> PaperTabl
 def _entry(cell: Cell, records: Records, notes: Sequence[Footnote]) -> PaperEntry:
     mean, deviation, count = cell.value(records)
     missing = cell.missing(records)
+    remark = ", coarse r" if cell.is_coarse(records) else "" if missing or count == cell.n_runs else " defined"
     entry = PaperEntry(
         ours=TableCell("missing" if missing else "undefined"),
         printed=TableCell(f"{cell.printed.mean:.3f}", _format_deviation(cell.printed.deviation)),
-        runs=f"{count}/{cell.n_runs}" + ("" if missing or count == cell.n_runs else " defined"),
+        runs=f"{count}/{cell.n_runs}{remark}",
         notes=_note_numbers(notes, cell.scenario, cell.method, cell.dataset),
     )
     if not count:
@@ -106,17 +131,26 @@ def _entry(cell: Cell, records: Records, notes: Sequence[Footnote]) -> PaperEntr
     return entry._replace(
         ours=TableCell(f"{mean:.3f}", _format_deviation(deviation if count > 1 else None)),
         difference=signed(mean - cell.printed.mean),
-        flag=deviation_flag(mean, cell.printed),
+        errors=difference_in_errors(cell, records),
         complete=not missing,
         link=_link(cell),
         pair=(cell.printed.mean, mean),
     )
 
 
-def deviation_flag(mean: float, printed: PrintedValue) -> str:
-    """▲ or ▼ if the mean is more than two printed deviations away, beyond rounding."""
-    far = abs(mean - printed.mean) > 2 * (printed.deviation or 0.0) + _ROUNDING
-    return ("▲" if mean > printed.mean else "▼") if far else ""
+def difference_in_errors(cell: Cell, records: Records) -> float:
+    """Our mean minus the printed one, in standard errors of this difference.
+
+    Both means are of folds, the printed one of five. Deviations are population deviations; the variance of a single fold is
+    estimated from those of both, so a mean of one fold has a standard error too. Undefined where a deviation is that of several
+    data sets.
+    """
+    mean, deviation, n = cell.value(records)
+    if not n or cell.dataset == ALL_DATASETS or cell.printed.deviation is None:
+        return math.nan
+    squares = n * deviation**2 + _PRINTED_FOLDS * cell.printed.deviation**2
+    variance = squares / (n + _PRINTED_FOLDS - 2) * (1 / n + 1 / _PRINTED_FOLDS)
+    return (mean - cell.printed.mean) / math.hypot(math.sqrt(variance), _ROUNDING)
 
 
 def _link(cell: Cell) -> str:
@@ -166,8 +200,9 @@ def _format_deviation(value: float | None) -> str:
     return "" if value is None else f"± {value:.3f}"
 
 
-def signed(value: float) -> str:
-    return "0.000" if abs(value) < 0.0005 else f"{value:+.3f}".replace("-", "−")
+def signed(value: float, digits: int = 3) -> str:
+    zero = f"{0:.{digits}f}"
+    return zero if abs(value) < 0.5 * 10**-digits else f"{value:+.{digits}f}".replace("-", "−")
 
 
 class Footnote(NamedTuple):
