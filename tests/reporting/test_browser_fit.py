@@ -80,7 +80,7 @@ def test_page_fits_the_window_and_is_complete(visit):
     assert page.locator("#candidates td.best").count() == 1
     headings = ["Methods compared", "Calibration", "Confusion matrix", "Learning curve", "Bag sizes"]
     assert page.locator("#figures h3").all_inner_texts() == headings
-    assert page.locator("figure svg").count() == len(headings)
+    assert page.locator("figure .frame > *").count() == len(headings)
     assert page.get_by_text("cannot be known from bag labels").count() == 1
 
 

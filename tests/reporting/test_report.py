@@ -277,8 +277,8 @@ def test_unknown_figure_suffix_is_refused(tmp_path: Path) -> None:
 
 
 def test_inline_svg_uses_css_colours_and_escapes_text() -> None:
-    counts = np.array([[9, 1], [0, 10]])
-    text = render.inline_svg(plots.confusion_matrix(counts, ["a<b>", "#0072b2"]), "one", 'said "so"')
+    scores, colours = {"a<b>": [0.5], "#0072b2": [0.6]}, {"a<b>": "#0072b2", "#0072b2": "#0072b2"}
+    text = render.inline_svg(plots.accuracy_dots(scores, colours), "one", 'said "so"')
     assert "a&lt;b&gt;" in text
     assert ">#0072b2<" in text  # a word keeps its letters, a colour becomes a variable
     assert "var(--c0)" in text
@@ -288,8 +288,11 @@ def test_inline_svg_uses_css_colours_and_escapes_text() -> None:
 
 @pytest.mark.parametrize("size", [1, 30, 60])
 def test_confusion_matrix_of_any_size(size: int) -> None:
-    figure = plots.confusion_matrix(np.eye(size, dtype=int), [str(k) for k in range(size)])
-    assert render.inline_svg(figure, "x", "y").startswith("<svg")
+    text = render.confusion_table(3 * np.eye(size, dtype=int), [f"<{k}>" for k in range(size)], "y")
+    assert text.count("<tr>") == size + 1
+    assert text.count('class="hit strong"') == text.count("100 %</td>") == size
+    assert text.count(">3</td>") == (size if size <= 12 else 0)
+    assert "<0>" not in text
 
 
 def test_removal_sweep_marks_the_chosen_r() -> None:

@@ -131,13 +131,8 @@ def progress_bar(description: str, total: int | None = None) -> Iterator[Callabl
 def epochs_bar(recipe: Recipe) -> Iterator[Callable[[TrainProgress], None]]:
     """Epochs of one training: loss, validation loss, the best epoch, time left."""
     with progress_bar(recipe.label, recipe.epochs) as update:
-
-        def on_progress(progress: TrainProgress) -> None:
-            loss, valid = progress.curve[-1]
-            detail = f"loss {loss:.4f}  valid {valid:.4f}  best {progress.best:.4f} at {progress.best_epoch}"
-            update(completed=progress.epoch, detail=detail)
-
-        yield on_progress
+        text = "loss {:.4f}  valid {:.4f}  best {:.4f} at {}"
+        yield lambda p: update(completed=p.epoch, detail=text.format(*p.curve[-1], p.best, p.best_epoch))
 
 
 @contextmanager
@@ -146,8 +141,8 @@ def runs_bar() -> Iterator[Callable[[StudyProgress], None]]:
     with progress_bar("runs") as update:
 
         def on_progress(study: StudyProgress) -> None:
-            failed = f"  {len(study.failed)} failed" if study.failed else ""
-            left = study.total - study.done - len(study.failed)
-            update(total=study.total, completed=study.done, detail=f"{left} to go{failed}")
+            failed = len(study.failed)
+            detail = f"{study.total - study.done - failed} to go" + (f"  {failed} failed" if failed else "")
+            update(total=study.total, completed=study.done, detail=detail)
 
         yield on_progress

@@ -31,13 +31,9 @@ REMOVALS = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the demo
 def build_recipes(options: Mapping[str, Any]) -> list[Recipe]:
     """The grid that the recipe options of options.py span, from a preset or the paper's recipe; commas separate values."""
     base = Recipe.preset(options["preset"]) if options["preset"] else Recipe()
-    axes: dict[str, list[Any]] = {"fold": [_parse_number("--fold", v, int) for v in options["fold"].split(",")]}
-    if options["removal"] is not None:
-        axes["removal"] = [_parse_number("--removal", v, float) for v in options["removal"].split(",")]
-    axes |= {
-        name: options[name].split(",") for name in ("source", "scenario", "head", "precision") if options[name] is not None
-    }
-    axes |= {name: [options[name]] for name in ("epochs", "bag_size") if options[name] is not None}
+    fields = ("fold", "removal", "source", "scenario", "head", "precision", "epochs", "bag_size")
+    texts = {field: str(options[field]).split(",") for field in fields if options[field] is not None}
+    axes = {k: v if isinstance(getattr(base, k), str) else [_parse_value(t) for t in v] for k, v in texts.items()}
     if axes.get("head", [base.head]) != [base.head]:
         base = base.replace(head=axes["head"][0], options={})  # the options of a preset belong to its head
     _add_fields(axes, [("--option", text) for text in options["option"] or []], base)
@@ -72,13 +68,6 @@ def _add_fields(axes: dict[str, list[Any]], given: list[tuple[str, str]], base: 
         if field not in ("backbone_options", "trouble") and flag == "--set":
             raise HeadcountError(f"--set {name}: only backbone and trouble have fields of their own")
         axes[field] = [{**others, inner: v} for others in axes.get(field, [dict(getattr(base, field))]) for v in parsed]
-
-
-def _parse_number(flag: str, text: str, kind: type) -> Any:
-    try:
-        return kind(text)
-    except ValueError:
-        raise HeadcountError(f"{flag} takes numbers, got {text!r}") from None
 
 
 def _split_pair(flag: str, text: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from headcount.experiments.records import Record
 from headcount.experiments.scores import mean_and_deviation
 from headcount.reporting import plots
-from headcount.reporting.render import Numbers, inline_svg
+from headcount.reporting.render import Numbers, confusion_table, inline_svg
 from headcount.reporting.results_table import ReportMethod, best_method
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def section_figures(
         _choice_of_r(methods, records, slug),
         _removed_instances(measured, sweeps, slug),
         share_scatters(sweeps, slug, 120 if compact else 2000),
-        _confusion(best_method(methods), slug),
+        _confusion(best_method(methods)),
     )
     return [group for group in groups if group.panels]
 
@@ -188,15 +188,14 @@ def share_scatters(records: Sequence[Record], slug: str, max_points: int) -> Fig
     return FigureGroup("Effect of removal on the training bags", text, "quad", tuple(panels))
 
 
-def _confusion(method: ReportMethod, slug: str) -> FigureGroup:
+def _confusion(method: ReportMethod) -> FigureGroup:
     counts = [np.asarray(c) for r in method.row.records if (c := r.data.get("confusion"))]
     if not counts:
         return FigureGroup("", "", "", ())
     classes, total = method.row.records[0].data["data"]["classes"], np.sum(counts, axis=0)
-    figure = plots.confusion_matrix(total, classes)
     label = f"Confusion matrix of {method.name}: true classes in rows, predicted classes in columns"
     text = f"{method.name}, all folds. Rows are true classes, columns predicted ones; the recall of each class is at the right."
-    panel = svg_panel("", figure, f"{slug}-confusion", label)
+    panel = FigurePanel("", confusion_table(total, classes, label))
     return FigureGroup("Confusion matrix", text, "table", (panel,), tuple(_frequent_errors(total, classes)))
 
 

@@ -19,7 +19,7 @@ from headcount.models.fitted import FittedModel
 from headcount.models.predictions import Predictions, estimator_probabilities
 from headcount.readers import BagDataset
 from headcount.reporting import plots
-from headcount.reporting.render import inline_svg, render_template, score_with_interval as score, view_instance
+from headcount.reporting.render import confusion_table, inline_svg, render_template, score_with_interval as score, view_instance
 
 MAX_CLASSES = 30  # in figures and tables of a fit
 _BAGS, _CLASSES, _INSTANCES, _SHARES = 6, 40, 12, 8  # in an explanation: bags if none is named, and per bag or class
@@ -59,14 +59,15 @@ def _figures(model: FittedModel) -> dict[str, Markup]:
         table = metadata["calibration"]["table"]
         columns = ([row[k] for row in table] for k in ("confidence", "accuracy", "predictions"))
         figures["Calibration"] = plots.reliability(*columns)
-    if metadata["confusion"] and len(model.classes) <= MAX_CLASSES:
-        figures["Confusion matrix"] = plots.confusion_matrix(metadata["confusion"], model.classes)
     curve = [(e, t, v) for e, t, v in metadata["curve"] if v is not None]
     if len(curve) > 1:
         epoch, train, valid = np.array([[math.nan if x is None else x for x in row] for row in curve]).T
         best = int(np.abs(epoch - metadata["best_epoch"]).argmin())
         figures["Learning curve"] = plots.learning_curves([plots.LossCurve(epoch, train, valid, epoch[best], valid[best])])
-    return {name: inline_svg(figure, name.split()[0].lower(), name) for name, figure in figures.items()}
+    panels = {name: inline_svg(figure, name.split()[0].lower(), name) for name, figure in figures.items()}
+    if metadata["confusion"] and len(model.classes) <= MAX_CLASSES:
+        panels["Confusion matrix"] = confusion_table(metadata["confusion"], model.classes, "Confusion matrix of bag labels")
+    return panels
 
 
 def context_sentence(model: FittedModel) -> str | None:

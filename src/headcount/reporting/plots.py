@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from headcount.experiments.scores import mean_and_deviation
 from headcount.majority.metrics import wilson_interval
 from headcount.reporting import render
-from headcount.reporting.render import INK, MUTED, PALETTE, PAPER, RULE, Numbers, finite, legend, panel, truncate
+from headcount.reporting.render import INK, MUTED, PALETTE, PAPER, Numbers, finite, legend, panel, truncate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -217,44 +217,6 @@ def share_scatter(
     """The share of the majority in each training bag before and after removal; it has grown above the dashed line."""
     with unit_square(axes[1], axes[0]) as (figure, ax):
         ax.plot(before, after, "o", ms=4, color=colour, alpha=0.45, mew=0, clip_on=False)
-    return figure
-
-
-def confusion_matrix(counts: ArrayLike, classes: Sequence[str]) -> Figure:
-    """Counts, a row per true class, shaded by the share of the row; at the right the recall of each class."""
-    table = np.asarray(counts, dtype=float)
-    share = table / np.maximum(table.sum(1, keepdims=True), 1)
-    size, with_numbers = len(table), len(table) <= 12  # more classes are shown by colour alone
-    names = [truncate(name, 16) for name in classes]
-    side = 6.6 * max(map(len, names), default=1) + 14
-    top, grid = max(26, 0.7 * side + 14), size * (40 if with_numbers else max(8, 420 / size))
-    with panel(side + grid + 56, top + grid + 6, (side, top, 56, 6)) as (figure, ax):
-        for row, column in zip(*np.nonzero(table), strict=True):
-            x, y = column + np.array([-0.5, 0.5, 0.5, -0.5]), row + np.array([-0.5, -0.5, 0.5, 0.5])
-            part = float(share[row, column])
-            # the square root keeps rare errors visible
-            (cell,) = ax.fill(x, y, color=PALETTE[0] if row == column else PALETTE[1], alpha=part**0.5, lw=0)
-            render.hover(
-                cell, f"{classes[row]}, predicted {classes[column]}: {table[row, column]:,.0f}, {100 * part:.1f} % of the row"
-            )
-            if with_numbers:
-                style = {"color": PAPER if part > 0.4 else INK, "size": 10.5 if table[row, column] < 10_000 else 8.5}
-                ax.text(column, row, f"{table[row, column]:.0f}", ha="center", va="center", **style)
-        for k in range(size if with_numbers else 0):
-            recall = f"{100 * share[k, k]:.0f} %" if table[k].any() else "–"
-            ax.text(size - 0.3, k, recall, va="center", color=MUTED, size=10.5)
-        ticks = range(0, size, 1 if size <= 40 else 10)
-        rotated: Any = {"rotation": 40, "ha": "left", "rotation_mode": "anchor"} if max(map(len, names)) > 3 else {}
-        ax.set(xlim=(-0.5, size - 0.5), ylim=(size - 0.5, -0.5))
-        ax.set_xticks(ticks, [names[k] for k in ticks], **rotated)
-        ax.set_yticks(ticks, [names[k] for k in ticks])
-        ax.tick_params(length=0, bottom=False, labeltop=True, labelbottom=False, pad=5)
-        ax.grid(visible=False)
-        ax.spines[:].set_visible(False)
-        if size <= 40:
-            edges = np.arange(size + 1) - 0.5
-            ax.hlines(edges, -0.5, size - 0.5, color=RULE, lw=1, zorder=0)
-            ax.vlines(edges, -0.5, size - 0.5, color=RULE, lw=1, zorder=0)
     return figure
 
 

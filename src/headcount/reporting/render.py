@@ -23,6 +23,7 @@ import jinja2
 import numpy as np
 import pyarrow as pa
 from markupsafe import Markup
+from numpy.typing import ArrayLike
 
 from headcount.errors import HeadcountError
 from headcount.io import atomic_write
@@ -183,6 +184,11 @@ def render_template(template: str, **values: Any) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     shared = {"css": Markup(read_resource("report.css")), "script": Markup(script), "script_hash": f"sha256-{digest}"}
     return environment.get_template(template).render(**shared, **values)
+
+
+def confusion_table(counts: ArrayLike, classes: Sequence[str], label: str) -> Markup:
+    """A confusion matrix as an HTML table, with rows for the true classes; screen readers read ``label``."""
+    return Markup(render_template("confusion.html", counts=np.asarray(counts).tolist(), classes=classes, label=label))
 
 
 def read_resource(name: str) -> str:

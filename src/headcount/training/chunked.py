@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -161,9 +161,15 @@ class ChunkedStep:
             return _chunked_head(model).accumulate(self.trainer.features(model, x, views), segments)[1]
 
     def _read_out(self, model: Model, stats: list[BagStats], batch: Batch) -> Tensor:
-        head, no_logits = _chunked_head(model), cast(Tensor, MissingLogits(model.config.head))
+        head, no_logits = _chunked_head(model), cast(Tensor, None)  # those of all chunks are never in memory
         with self._autocast():
-            return head.loss(Output(no_logits, *head.readout(head.merge(stats))), batch, None)
+            try:
+                return head.loss(Output(no_logits, *head.readout(head.merge(stats))), batch, None)
+            except (AttributeError, TypeError) as e:
+                raise HeadcountError(
+                    f"the loss of head {model.config.head} uses the instances' logits, and a bag in chunks never has all of "
+                    f"them ({e}); let accumulate return what the loss needs, or give chunk_instances 0"
+                ) from e
 
     def why_not_splittable(self) -> str:
         """Why the loss of a batch is not the weighted mean of those of its parts; empty if it is."""
@@ -203,26 +209,6 @@ class ChunkedStep:
                     f"and head {network.head} cannot process a bag in chunks: {reason}; give a larger chunk_instances, or "
                     "another head, such as count"
                 )
-
-
-class MissingLogits:
-    """In place of the instances' logits of a bag in chunks, which are never all in memory."""
-
-    def __init__(self, head: str) -> None:
-        self.head = head
-
-    def refuse(self) -> NoReturn:
-        raise HeadcountError(
-            f"the loss of head {self.head} uses the instances' logits, and a bag in chunks never has all of "
-            "them; let accumulate return what the loss needs, or give chunk_instances 0"
-        )
-
-    def __getattr__(self, name: str) -> NoReturn:
-        self.refuse()
-
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        next(a for a in args if isinstance(a, MissingLogits)).refuse()
 
 
 @contextmanager
