@@ -55,7 +55,7 @@ def test_weights_add_up_to_all_instances():
     predicted, confidence, _ = population(4, 0.8, 0)
     sample = evaluate.draw_sample(predicted, confidence, 100, np.random.default_rng(0))
     assert len(sample.instance) == len(set(sample.instance.tolist())) == 100
-    assert sample.weight.sum() == pytest.approx(len(predicted))
+    assert evaluate.stratum_weights(sample.stratum, sample.stratum_sizes).sum() == pytest.approx(len(predicted))
     assert np.bincount(sample.stratum).min() >= 2
     for h in range(len(sample.stratum_sizes)):  # a stratum is of one predicted class
         assert len(set(predicted[sample.instance[sample.stratum == h]].tolist())) == 1

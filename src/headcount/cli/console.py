@@ -49,11 +49,13 @@ def plain_table(*names: str, left: int = 1, no_wrap: bool = True, title: str | N
 def print_methods(model: FittedModel) -> None:
     """The methods that `fit` compared, the best first."""
     truth = model.metadata["data"]["truth"]
-    table = plain_table("method", "loss on held-out labels", "bag accuracy", *(["instances (not used)"] if truth else []), "")
+    table = plain_table(
+        "method", "loss on held-out labels", "bag accuracy", *(["instance accuracy (not used)"] if truth else []), ""
+    )
     for c in model.metadata["methods"]:
         cells = [_number(c["loss"], 4), _number(c["bag_accuracy"], 3)]
         cells += [_number(c["instance_accuracy"], 3)] if truth else []
-        table.add_row(c["title"], *cells, "kept" if c["chosen"] else c["note"] or ("baseline" if c["baseline"] else ""))
+        table.add_row(c["title"], *cells, "selected" if c["chosen"] else c["note"] or ("baseline" if c["baseline"] else ""))
     console.print(table)
 
 
@@ -64,7 +66,7 @@ def _number(value: float | None, digits: int) -> str:
 def print_scores(scores: dict[str, Any]) -> None:
     """The scores of an evaluation as one table."""
     title = f"{scores['model']} on {scores['data']}, {100 * scores['level']:g} % intervals"
-    table = Table("score", "value", "from", title=title, title_justify="left")
+    table = Table("score", "value", "measured on", title=title, title_justify="left")
     for row in _score_rows(scores):
         table.add_row(*row)
     console.print(table)

@@ -187,7 +187,7 @@ def explain(
     shown = find_bags(dataset, bag or ())
     predictions = predict_all(fitted, dataset)
     title = f"Explanation: {Path(data).name}"
-    text = render_explanation(fitted, dataset, predictions, shown, title, f"the {fitted.kind} in {model.name}")
+    text = render_explanation(fitted, dataset, predictions, shown, title, f"the {fitted.kind} model in {model.name}")
     atomic_write(out, lambda f: f.write(text.encode("utf-8", "backslashreplace")))
     print_message(f"wrote {out}")
 

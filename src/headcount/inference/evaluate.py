@@ -126,11 +126,10 @@ class AuditSample(NamedTuple):
     stratum: np.ndarray  # (n,)
     stratum_sizes: np.ndarray  # (H,) N_h
 
-    @property
-    def weight(self) -> np.ndarray:
-        """(n,) how many instances each drawn one stands for."""
-        drawn = np.bincount(self.stratum, minlength=len(self.stratum_sizes))
-        return (self.stratum_sizes / np.maximum(drawn, 1))[self.stratum]
+
+def stratum_weights(stratum: np.ndarray, stratum_sizes: np.ndarray) -> np.ndarray:
+    """(n,) how many instances each drawn one stands for."""
+    return (stratum_sizes / np.maximum(np.bincount(stratum, minlength=len(stratum_sizes)), 1))[stratum]
 
 
 def assign_strata(predicted: np.ndarray, confidence: np.ndarray, count: int) -> np.ndarray:
@@ -208,7 +207,7 @@ def evaluate_audit(
     """From n instances labelled by hand: ``truth`` and ``predicted`` (n,), -1 where the truth was left blank."""
     filled = truth >= 0
     correct, predicted, stratum = (truth == predicted)[filled], predicted[filled], stratum[filled]
-    weight = AuditSample(np.arange(len(stratum)), stratum, stratum_sizes).weight
+    weight = stratum_weights(stratum, stratum_sizes)
     precision = {}
     for k, c in enumerate(classes):
         of_class = predicted == k

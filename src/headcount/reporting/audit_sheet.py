@@ -96,7 +96,8 @@ def _sheet_rows(views: Sequence[InstanceView]) -> pa.Table:
 
 def _key(dataset: BagDataset, predictions: Predictions, sample: evaluate.AuditSample, seed: int) -> dict[str, Any]:
     p = predictions.instance_probabilities[sample.instance]
-    columns = (dataset.rows[sample.instance], sample.stratum, sample.weight, p.argmax(1), p.max(1))
+    weight = evaluate.stratum_weights(sample.stratum, sample.stratum_sizes)
+    columns = (dataset.rows[sample.instance], sample.stratum, weight, p.argmax(1), p.max(1))
     items = [
         {"item": n, "row": row, "stratum": stratum, "weight": weight, "prediction": predictions.classes[k], "p": round(best, 6)}
         for n, (row, stratum, weight, k, best) in enumerate(zip(*(c.tolist() for c in columns), strict=True), 1)

@@ -42,9 +42,9 @@ def column_means(folds: np.ndarray) -> list[float]:
 
 
 @contextmanager
-def method_rows(labels: Sequence[str], width: float = 390) -> Iterator[tuple[Figure, Axes]]:
+def method_rows(labels: Sequence[str]) -> Iterator[tuple[Figure, Axes]]:
     """A panel with one row per method, its name above its dots rather than beside them: a phone is narrow."""
-    with panel(width, 54 + _ROW_HEIGHT * len(labels), (10, 18, 52, 36)) as (figure, ax):
+    with panel(390, 54 + _ROW_HEIGHT * len(labels), (10, 18, 52, 36)) as (figure, ax):
         ax.set(ylim=(len(labels) - 0.5, -0.72), yticks=[])
         ax.grid(visible=True, axis="x")
         background = {"facecolor": PAPER, "edgecolor": "none", "pad": 1}  # hides grid lines behind a name
