@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from headcount.errors import HeadcountError, check_bool, check_choice, check_number
 from headcount.models.serialization import load_weights
@@ -36,23 +35,7 @@ def build_library_backbone(name: str, shape: tuple[int, ...], options: Mapping[s
     """A backbone for images (H, W, channels), with random weights."""
     if len(shape) != 3 or shape[2] not in (1, 3):
         raise HeadcountError(f"backbone {name} reads images of 1 or 3 channels, the instances have shape {shape}")
-    build = _build_on_meta if torch.empty(0).is_meta else _build  # before PyTorch 2.8 get_default_device ignores contexts
-    return LibraryBackbone(build(name), shape, **options)
-
-
-def _build_on_meta(name: str) -> nn.Module:
-    """The network on the meta device. The libraries compute with small tensors while they build, so only parameters are moved
-    there, each as soon as it is registered."""
-
-    def hook(module: nn.Module, key: str, p: nn.Parameter | None) -> Any:
-        return None if p is None else nn.Parameter(p.detach().to("meta"), requires_grad=p.requires_grad)
-
-    handle = register_module_parameter_registration_hook(hook)
-    try:
-        with torch.device("cpu"):
-            return _build(name).to("meta")
-    finally:
-        handle.remove()
+    return LibraryBackbone(_build(name), shape, **options)
 
 
 def split_name(name: str) -> tuple[str, str]:

@@ -179,7 +179,7 @@ class FrozenBackbone(nn.Module):
         name, size = data["backbone"], data["size"]
         if not isinstance(name, str) or len(name) > 200 or not library_backbones.is_library_backbone(name):
             raise HeadcountError(f"the frozen backbone is none of a library: {str(name)[:40]!r}")
-        return serialization.build_with_weights(lambda: cls(name, shape, size), arrays)
+        return serialization.build_with_weights(lambda: cls(name, shape, size), arrays, on_meta=False)
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
@@ -222,6 +222,8 @@ def mean_logits(logits: Sequence[Tensor]) -> Tensor:
 def custom_backbone(model: Model) -> nn.Module | None:
     """The model's backbone if it is not what the name in its configuration builds."""
     backbone, config = model.backbone, model.config
+    if isinstance(backbone, library_backbones.LibraryBackbone) and library_backbones.is_library_backbone(config.backbone):
+        return None
     if isinstance(config.backbone, str) and type(backbone).__module__.startswith("headcount."):
         with torch.device("meta"):
             built = build_backbone(config.backbone, config.shape, dict(config.backbone_options))
@@ -268,7 +270,8 @@ def network_from_json(
     elif backbone is not None:
         raise HeadcountError(f"its backbone is {custom}, and none of your own; leave backbone= out")
     config = ModelConfig(shape, classes, backbone_options=backbone_options, options=options, counted=counted, **names)
-    return serialization.build_with_weights(lambda: Model(config), arrays, on_meta=backbone is None and ":" not in name)
+    own_code = backbone is None and ":" not in name and not library_backbones.is_library_backbone(config.backbone)
+    return serialization.build_with_weights(lambda: Model(config), arrays, on_meta=own_code)
 
 
 def parse_network(

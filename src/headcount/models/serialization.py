@@ -172,15 +172,16 @@ def split_arrays(arrays: Mapping[str, np.ndarray], parts: Sequence[str]) -> dict
 
 def build_with_weights(build: Callable[[], ModuleT], arrays: Mapping[str, np.ndarray], *, on_meta: bool = True) -> ModuleT:
     """A module with these weights, built only if its tensors are exactly those of the file, by name, shape and type. It is first
-    built without memory, unless not ``on_meta``: not every module can be."""
+    built without memory, unless not ``on_meta``: custom networks and those of libraries compute while they are built."""
     weights = {k: torch.from_numpy(v) for k, v in arrays.items()}
     with torch.device("meta") if on_meta else nullcontext():
-        expected = {k: (tuple(v.shape), v.dtype) for k, v in build().state_dict().items()}
+        module = build()
+    expected = {k: (tuple(v.shape), v.dtype) for k, v in module.state_dict().items()}
     given = {k: (tuple(v.shape), v.dtype) for k, v in weights.items()}
     for name in sorted(expected.keys() | given.keys()):
         if expected.get(name) != given.get(name):
             raise HeadcountError(f"the weights {name[:80]!r} are {given.get(name)}, the network needs {expected.get(name)}")
-    module = build()
+    module = build() if on_meta else module
     module.load_state_dict(weights)
     return module.eval()
 
