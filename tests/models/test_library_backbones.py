@@ -105,7 +105,7 @@ def test_a_file_of_weights(name, change, classifier, downloads, tmp_path):
     (lambda s: {k: v for k, v in s.items() if k != "bn.bias"}, "lack 'bn.bias', which timm:small needs"),
     (lambda s: {**s, "conv.weight": torch.ones(6, 1, 3, 3)}, r"'conv.weight' is \(6, 1, 3, 3\).* needs \(6, 3, 3, 3\)"),
     (lambda s: {**s, "bn.bias": torch.ones(6, dtype=torch.int64)}, r"'bn.bias' is .*int64.* needs .*float32"),
-    (lambda s: {**s, "bn.bias": torch.full((6,), float("nan"))}, "not finite, in 'bn.bias'"),
+    (lambda s: {**s, "bn.bias": torch.full((6,), float("nan"))}, "'bn.bias' holds numbers that are not finite"),
 ])  # fmt: skip
 def test_wrong_weights_are_refused_in_one_line(change, why, downloads, tmp_path):
     path = weights_file(tmp_path, change)

@@ -51,8 +51,8 @@ def fit_temperature(
     exp(-4) to exp(2). With a ``tolerance``, candidates whose mean excess over the least loss is at most that of their excess
     losses (n,) count as equally good, and the one nearest to 1 is taken."""
     if candidates is None:
-        found = minimize_scalar(lambda log_t: float(losses(float(np.exp(log_t))).mean()), bounds=(-4, 2), method="bounded")
-        return float(np.exp(found.x))
+        optimum = minimize_scalar(lambda log_t: float(losses(float(np.exp(log_t))).mean()), bounds=(-4, 2), method="bounded")
+        return float(np.exp(optimum.x))
     tried = {t: losses(t) for t in candidates}
     best = min(tried, key=lambda t: float(tried[t].mean()))
     if tolerance is None:

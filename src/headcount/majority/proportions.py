@@ -196,9 +196,9 @@ def laplace_proportions(
         low, high = (low * size).round() / size, (high * size).round() / size
     else:
         low, high = (low - 0.5 / size).clamp_min(0), (high + 0.5 / size).clamp_max(1)
-    found = Proportions(share, torch.minimum(low, share), torch.maximum(high, share))
+    inferred = Proportions(share, torch.minimum(low, share), torch.maximum(high, share))
     single = segments.n_instances()[:, None] == 1  # there is nothing to infer: it is of class k with probability p_k
-    return Proportions(*map(partial(torch.where, single), mean_proportions(log_p.exp(), segments, level), found))
+    return Proportions(*map(partial(torch.where, single), mean_proportions(log_p.exp(), segments, level), inferred))
 
 
 def _curvature(r: Tensor, weight: Tensor, segments: Segments, first: int, n_bags: int, step: int) -> Tensor:

@@ -264,14 +264,14 @@ def network_from_json(
     custom = data["backbone"].removeprefix(CUSTOM)[:200]
     if data["backbone"].startswith(CUSTOM):
         if backbone is None:
-            how = f"pass the class, or a module: load(folder, backbone={custom.rpartition('.')[2]})"
-            raise HeadcountError(f"its backbone {custom} is not headcount's, and loading runs no code of the folder; {how}")
+            advice = f"pass the class, or a module: load(folder, backbone={custom.rpartition('.')[2]})"
+            raise HeadcountError(f"its backbone {custom} is not headcount's, and loading runs no code of the folder; {advice}")
         names["backbone"] = backbone
     elif backbone is not None:
         raise HeadcountError(f"its backbone is {custom}, and none of your own; leave backbone= out")
     config = ModelConfig(shape, classes, backbone_options=backbone_options, options=options, counted=counted, **names)
-    own_code = backbone is None and ":" not in name and not library_backbones.is_library_backbone(config.backbone)
-    return serialization.build_with_weights(lambda: Model(config), arrays, on_meta=own_code)
+    is_ours = backbone is None and ":" not in name and not library_backbones.is_library_backbone(config.backbone)
+    return serialization.build_with_weights(lambda: Model(config), arrays, on_meta=is_ours)
 
 
 def parse_network(

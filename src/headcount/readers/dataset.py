@@ -139,9 +139,9 @@ class RawData:
             lines.append(f"never counted: {', '.join(uncounted)}")
         if bags.group is not None:
             lines.append(f"{len(set(bags.group)):,} groups")
-            alone = [name for name, group in zip(names, bags.group, strict=False) if group == f"only {name}"]
-            if alone:
-                lines.append(f"of these, {len(alone):,} for bags that name none, one each: {preview(alone, 4)}")
+            ungrouped = [name for name, group in zip(names, bags.group, strict=False) if group == f"only {name}"]
+            if ungrouped:
+                lines.append(f"of these, {len(ungrouped):,} for bags that name none, one each: {preview(ungrouped, 4)}")
         for what, classes in (("truth, for scoring only", bags.truth), ("known class, as supervision", bags.known)):
             if classes is not None:
                 lines.append(f"{int((classes >= 0).sum()):,} instances have a {what}")
@@ -162,11 +162,11 @@ def build_targets(
 ) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
     """(B, C) targets, the classes, and (B,) which bags are dropped for a tie."""
     ties = _parse_ties(labels.values, options.classes) if labels.votes is None else {}
-    found = [v for v in labels.values if v not in ties]
+    values = [v for v in labels.values if v not in ties]
     if labels.votes is None:  # by number if all are numbers, else alphabetically; columns of votes stay in their order
-        numeric = all(re.fullmatch(r"-?\d+(\.\d+)?", v) for v in found)
-        found.sort(key=lambda v: (float(v), v) if numeric else (0, v))
-    classes = options.classes or tuple(dict.fromkeys([*found, *options.uncounted]))
+        numeric = all(re.fullmatch(r"-?\d+(\.\d+)?", v) for v in values)
+        values.sort(key=lambda v: (float(v), v) if numeric else (0, v))
+    classes = options.classes or tuple(dict.fromkeys([*values, *options.uncounted]))
     _check_classes(classes, labels, options, origin)
     position = {c: k for k, c in enumerate(classes)}
     wins = np.zeros((len(labels.values), len(classes)))  # the classes that each label, or column of votes, counts for

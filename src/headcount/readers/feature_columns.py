@@ -70,7 +70,11 @@ def select_features(
         notes += [f"not used: {preview(idle, 12)}; beside a text, columns are named with features="] if idle else []
     kind = "text" if any(f.kind == "text" for f in fields) else "table"
     schema = Preprocessor(kind, tuple(fields), roles=roles)
-    return pa.table(columns), schema, [*_describe_features(fields, unused), *notes], excluded
+    headings = {"number": "numbers", "category": "categories", "text": "text", "vector": "lists of numbers"}
+    names = {heading: [f.name for f in fields if f.kind == kind] for kind, heading in headings.items()}
+    lines = [f"features, {heading}: {preview(n, 12)}" for heading, n in names.items() if n]
+    lines += [f"not used: column {name!r}, {reason}" for name, reason in unused.items()]
+    return pa.table(columns), schema, lines + notes, excluded
 
 
 def _candidates(source: SourceTable, role_columns: set[str], model: Preprocessor | None) -> list[tuple[str, str | None]]:
@@ -88,13 +92,6 @@ def _candidates(source: SourceTable, role_columns: set[str], model: Preprocessor
         text: list[tuple[str, str | None]] = [(roles.text, "text")] if roles.text else []
         return [*text, *((n, None) for n in roles.features)]
     return [(n, None) for n in source.table.column_names if n not in role_columns]
-
-
-def _describe_features(fields: Sequence[Field], unused: dict[str, str]) -> list[str]:
-    headings = {"number": "numbers", "category": "categories", "text": "text", "vector": "lists of numbers"}
-    names = {heading: [f.name for f in fields if f.kind == kind] for kind, heading in headings.items()}
-    lines = [f"features, {heading}: {preview(n, 12)}" for heading, n in names.items() if n]
-    return lines + [f"not used: column {name!r}, {reason}" for name, reason in unused.items()]
 
 
 def _note_unfamiliar_values(column: pa.ChunkedArray, field: Field) -> list[str]:

@@ -55,7 +55,7 @@ def read_folder(folder: Path, options: ReadOptions) -> RawData:
     if flat and deep:
         both = f"{next(iter(flat))[-1]} holds images and {next(iter(deep))[-1]} too"
         raise HeadcountError(f"is a bag one folder down or two? {both}; use folder/<bag>/* or folder/<label>/<bag>/*")
-    if alone := options.bags_optional and not flat and not deep and label_file is None:
+    if is_loose := options.bags_optional and not flat and not deep and label_file is None:
         flat = {(f,): [f] for f in _image_files(folder, notes)}
         notes += [LOOSE] if flat else []
     if not flat and not deep:
@@ -67,7 +67,9 @@ def read_folder(folder: Path, options: ReadOptions) -> RawData:
     empty += [_name(*key) for key, images in level2.items() if key[0] in used and not images]
     if empty:
         notes.append(f"ignored: {preview(empty)}, no images in {'it' if len(empty) == 1 else 'them'}")
-    if not alone and (loose := [e.name for e in _list_folder(root) if e.suffix.lower() in IMAGE_SUFFIXES and not e.is_dir()]):
+    if not is_loose and (
+        loose := [e.name for e in _list_folder(root) if e.suffix.lower() in IMAGE_SUFFIXES and not e.is_dir()]
+    ):
         notes.append(f"ignored in {root}: {preview(loose)}, beside the folders of the bags and in none of them")
     names, files = [_name(*key) for key in bags], [file for images in bags.values() for file in images]
     if deep and options.labels is None:

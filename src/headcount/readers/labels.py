@@ -247,8 +247,10 @@ def drop_missing_classes(
     codes: np.ndarray, values: list[str], column_name: str, rows: str, options: ReadOptions
 ) -> tuple[np.ndarray, list[str], tuple[str, ...]]:
     """Codes, values and notes, without NA, -1 and the like, which are missing unless a class is named so."""
-    missing = {*MISSING_VALUES} - {*(options.classes or ()), *options.uncounted}
-    if means_no_label([v for v in values if v not in missing], options.classes or ()) and "-1" not in options.uncounted:
+    named = {*(options.classes or ()), *options.uncounted}
+    missing = {*MISSING_VALUES} - named
+    others = {*values} - missing - {"-1"}  # beside two or more class numbers, or classes named by the user, -1 is no label
+    if "-1" not in named and (options.classes or (len(others) > 1 and all(v.isdigit() for v in others))):
         missing.add("-1")
     dropped = [v for v in values if v in missing]
     if not dropped:
@@ -257,17 +259,6 @@ def drop_missing_classes(
     count = int((new_codes < 0).sum() - (codes < 0).sum())
     advice = "" if options.preprocessor else "; a class of that name must be named in classes="
     return new_codes, kept, (f"{column_name}: {preview(dropped)} in {count:,} {rows} read as missing{advice}",)
-
-
-def means_no_label(values: Sequence[str], classes: Sequence[str] = ()) -> bool:
-    """Whether -1 is no label, as in scikit-learn, and not a class: beside named classes, or two or more class numbers.
-
-    >>> means_no_label(["0", "1", "-1"]), means_no_label(["1", "-1"]), means_no_label(["0", "1", "-1"], ["-1", "0", "1"])
-    (True, False, False)
-    """
-    others = {*values} - {"-1"}
-    is_number = len(others) > 1 and all(v.isdigit() for v in others)
-    return "-1" in values and "-1" not in classes and (bool(classes) or is_number)
 
 
 def parse_votes(source: SourceTable, columns: Sequence[str], errors: ErrorPolicy) -> np.ndarray:

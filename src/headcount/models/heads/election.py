@@ -19,7 +19,7 @@ class Election(ChunkedHead):
     """The probability that each class gets the most votes, if instance i votes for a class drawn from softmax(z_i).
 
     ``form="auto"`` is exact for the smallest bags, conditioned up to 128 votes, and normal above. It depends on the number of
-    slots for votes alone, so that bags of one size are treated alike without a question to the device.
+    slots for votes alone, so that bags of one size are treated alike without waiting for the device.
 
     An instance of weight 2 casts two independent votes. A bag with fractional weights gets the normal form; so does, where all
     bags have one size, a bag of more than 64 votes and more than two votes per slot.

@@ -102,7 +102,7 @@ class TiltHead(Head):
         parts: dict[str, Tensor] = {}
         if isinstance(self.classifier, nn.ModuleList):
             pairs = zip(self.classifier, h.chunk(self.networks, 1), strict=True)
-            parts["networks"] = torch.stack([classifier(own).float() for classifier, own in pairs])  # (networks, N, C)
+            parts["networks"] = torch.stack([classifier(part).float() for classifier, part in pairs])  # (networks, N, C)
             z = parts["networks"].softmax(2).mean(0).clamp_min(1e-30).log()
         else:
             z = self.classifier(h).float()
