@@ -296,3 +296,11 @@ def test_originals_of_oct_take_its_column_only_when_they_are_alone():
     assert "oct-originals for OCT" in latex
     assert "stand-in" not in latex
     assert one("table4", "Large", "Counting Network", "OCT").value(made)[2] == 0
+
+
+@pytest.mark.parametrize("error", [-0.2, 0.2])
+def test_the_page_says_whether_figure_6_is_reproduced(error):
+    recipes = [r for s in SCENARIOS for r in TINY.recipes("Output+Mean", "SVHN", s)]
+    text = Page(paper_page.render_paper(TINY, {r: pretend(r, share_difference=[error] * 3) for r in recipes})).text
+    assert ("not reproduced" in text) == (error < 0)
+    assert f"above zero in {3 * (error > 0)} of the 3 data sets and scenarios that have runs" in text

@@ -219,7 +219,13 @@ def _share_error_groups(scale: Scale, records: Records) -> list[FigureGroup]:
         f"{name}: median {tables.signed(np.median(v))}, over-estimated in {100 * np.mean(np.array(v) > 0):.0f} % of the bags"
         for name, v in errors.items()
     ]
-    return [FigureGroup("", "", "wide", (drawn,), tuple(notes))]
+    groups = (scale.recipes("Output+Mean", d, s) for d in paper.DATASETS for s in paper.SCENARIOS)
+    bags = ([v for r in g if r in records for v in records[r].data.get("share_difference") or ()] for g in groups)
+    medians = [np.median(values) for values in bags if values]
+    n_above = sum(median > 0 for median in medians)
+    text = f"The median of Output+Mean is above zero in {n_above} of the {len(medians)} data sets and scenarios that have runs."
+    text = f"The paper’s conclusion is not reproduced. {text}" if 2 * n_above < len(medians) else text
+    return [FigureGroup("", text if medians else "", "wide", (drawn,), tuple(notes))]
 
 
 def share_groups(scale: Scale, records: Records) -> list[FigureGroup]:
