@@ -78,6 +78,9 @@ def test_the_command_predicts_loose_rows_as_they_stand(tmp_path, run_cli):
     p = FittedModel.load(folder).predict_proba(tmp_path / "loose.csv")
     assert np.allclose([[float(row["p_no"]), float(row["p_yes"])] for row in rows], p, atol=1e-5)
     assert run_cli("predict", folder, "loose.csv", "--out", "p.h5")[0] == 0
+    loose.drop(columns="id").to_csv(tmp_path / "features.csv", index=False)  # no column of the user's own is left
+    assert run_cli("predict", folder, "features.csv", "--out", "f.csv")[0] == 0
+    assert [row["p_no"] for row in read_rows(tmp_path / "f.csv")] == [row["p_no"] for row in rows]
     for words in (("--bag", "street"), ("--labels", data)):  # a bag that was named must be there
         code, _, err = run_cli("predict", folder, "loose.csv", *words, "--out", "q.csv")
         assert (code, err.count("\n")) == (2, 1), err

@@ -151,10 +151,8 @@ def prediction_chunks(dataset: BagDataset, predictions: Predictions, rows: int =
         if bag is not None:
             code = bag[start : start + rows]
             columns.insert(0, bag_names.take(pa.array(code, mask=code < 0)))
-        table = dataset.ids.slice(start, rows).cast(schema)
-        for name, column in zip(names, columns, strict=True):
-            table = table.append_column(name, column)
-        yield table
+        ids = dataset.ids.slice(start, rows).cast(schema)  # without columns if all of them are features
+        yield pa.table([*ids.columns, *columns], names=[*ids.column_names, *names])
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
