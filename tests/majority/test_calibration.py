@@ -34,11 +34,6 @@ def test_of_candidates_within_the_tolerance_the_one_nearest_to_one_is_taken():
     assert fit_temperature(losses.__getitem__, (2.0, 1.0), tolerance=standard_error) == 1.0
 
 
-def test_the_continuous_search_finds_the_minimum():
-    assert fit_temperature(squared_log) == pytest.approx(1.9, rel=1e-3)
-    assert fit_temperature(lambda t: np.array([-t])) == pytest.approx(math.exp(2), rel=1e-3)
-
-
 def test_the_bag_temperature_undoes_a_scaling():
     g = torch.Generator().manual_seed(0)
     log_p = (2 * torch.randn(4000, 3, generator=g)).log_softmax(1)

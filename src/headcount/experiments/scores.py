@@ -145,7 +145,7 @@ def _or_none(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def best_removal(sweep: list[Record]) -> Record:
+def best_removal(sweep: Sequence[Record]) -> Record:
     """The r with the smallest validation loss; the smallest r on ties. This is how the paper reports MPEM."""
     return min(sweep, key=lambda r: (r.data["fit"]["valid_loss"], r.recipe.removal))
 
@@ -158,6 +158,7 @@ class Row:
     source: str
     scenario: str
     records: tuple[Record, ...]
+    sweeps: tuple[tuple[Record, ...], ...] = ()  # for each of them, the runs at every r from which it was selected
 
     def score(self, metric: str) -> tuple[float, float, int]:
         """Mean, population standard deviation and number of runs; runs in which the metric is undefined do not count."""
@@ -242,9 +243,9 @@ def rows(records: Iterable[Record]) -> list[Row]:
     table = []
     for group in groups.values():
         members = sorted(_without_repetitions(group), key=_fold_and_seed)
-        sweeps = [list(sweep) for _, sweep in groupby(members, key=_fold_and_seed)]
+        sweeps = tuple(tuple(sweep) for _, sweep in groupby(members, key=_fold_and_seed))
         first, selected = group[0], tuple(best_removal(sweep) for sweep in sweeps)
-        table.append(Row(first.label, first.recipe.source, first.recipe.scenario, selected))
+        table.append(Row(first.label, first.recipe.source, first.recipe.scenario, selected, sweeps))
     return table
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-from scipy.special import softmax
+import torch
 
 from headcount.bags import Bags
 from headcount.bags.splits import assign_random_folds, draw_rows
 from headcount.errors import HeadcountError
-from headcount.majority.calibration import fit_temperature
+from headcount.majority.calibration import fit_bag_temperature
 from headcount.readers import BagDataset
 
 TREES, FOLDS = 100, 5
@@ -40,7 +40,8 @@ def cross_val_bag_probabilities(dataset: BagDataset, folds: int = FOLDS, seed: i
         forest = RandomForestClassifier(trees, min_samples_leaf=3, random_state=int(rng.integers(1 << 31)))
         forest.fit(x[~held_out], label[fit], sample_weight=1 / count[fit])  # bags of all sizes count alike
         np.add.at(p, (of_bag[:, None], forest.classes_), forest.predict_proba(x[held_out]) / count[of_bag, None])
-    return fit_and_apply_temperature(p, label)
+    log_p = torch.from_numpy(p).clamp_min(1e-6).log()
+    return (log_p / fit_bag_temperature(log_p, bags.target)).softmax(1).numpy()
 
 
 def _features(dataset: BagDataset, address: np.ndarray) -> np.ndarray:
@@ -60,16 +61,6 @@ def downsample(x: np.ndarray) -> np.ndarray:
         size = np.diff(edges).reshape([-1 if a == axis else 1 for a in range(x.ndim)])
         x = np.add.reduceat(x.astype(np.float32), edges[:-1], axis) / size
     return x.reshape(len(x), -1)
-
-
-def fit_and_apply_temperature(p: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """(B, C) the probabilities under the temperature that makes the given labels likeliest; NaN rows stay."""
-    labelled, log_p = (label >= 0) & np.isfinite(p).all(1), np.log(np.maximum(p, 1e-6))
-
-    def losses(temperature: float) -> np.ndarray:
-        return -np.log(np.maximum(softmax(log_p / temperature, 1)[labelled, label[labelled]], 1e-12))
-
-    return np.where(labelled[:, None], softmax(log_p / fit_temperature(losses), 1), p)
 
 
 def find_label_issues(bags: Bags, p: np.ndarray) -> pa.Table:

@@ -11,12 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
 
 import numpy as np
 import torch
 from scipy import stats
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from headcount.bags import Bags, Segments
@@ -26,8 +24,6 @@ from headcount.majority.proportions import Proportions
 from headcount.majority.ragged_votes import election_log_probs
 from headcount.majority.transition import Transition, estimate_transition, instance_label_losses
 from headcount.seeds import make_generator
-
-Losses = TypeVar("Losses", Tensor, np.ndarray)
 
 TEMPERATURES = tuple(2 ** (e / 4) for e in range(-4, 9))  # candidates, 1/2 to 4
 MIN_STANDARD_ERRORS = 2.0  # a difference of this many standard errors is significant
@@ -42,22 +38,16 @@ def apply_temperature(p: Tensor, temperature: float) -> Tensor:
 
 
 def fit_temperature(
-    losses: Callable[[float], Losses],
-    candidates: Sequence[float] | None = None,
-    *,
-    tolerance: Callable[[Losses], float] | None = None,
+    losses: Callable[[float], Tensor], candidates: Sequence[float], *, tolerance: Callable[[Tensor], float] | None = None
 ) -> float:
-    """The temperature with the least mean of its losses (n,): the first of the best candidates, or by a continuous search from
-    exp(-4) to exp(2). With a ``tolerance``, candidates whose mean excess over the least loss is at most that of their excess
-    losses (n,) count as equally good, and the one nearest to 1 is taken."""
-    if candidates is None:
-        optimum = minimize_scalar(lambda log_t: float(losses(float(np.exp(log_t))).mean()), bounds=(-4, 2), method="bounded")
-        return float(np.exp(optimum.x))
+    """The temperature with the least mean of its losses (n,): the first of the best candidates. With a ``tolerance``, candidates
+    whose mean excess over the least loss is at most that of their excess losses (n,) count as equally good, and the one nearest
+    to 1 is taken."""
     tried = {t: losses(t) for t in candidates}
     best = min(tried, key=lambda t: float(tried[t].mean()))
     if tolerance is None:
         return best
-    excess = {t: cast(Losses, loss - tried[best]) for t, loss in tried.items()}
+    excess = {t: loss - tried[best] for t, loss in tried.items()}
     return min((t for t in tried if float(excess[t].mean()) <= tolerance(excess[t])), key=lambda t: abs(math.log(t)))
 
 

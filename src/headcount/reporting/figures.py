@@ -105,7 +105,7 @@ def _choice_of_r(methods: Sequence[ReportMethod], records: Sequence[Record], slu
     panels = []
     removing = [m for m in methods if m.removes]
     for i, method in enumerate(removing):
-        sweep = _sweep_of(method, records)
+        sweep = [{r.recipe.removal: r for r in runs} for runs in method.row.sweeps]
         removal = sorted({r for fold in sweep for r in fold})
         chosen = [r.recipe.removal for r in method.row.records]
         without_removal = [r for r in records if _run_key(r) in _prerequisites([method])]
@@ -123,20 +123,9 @@ def _choice_of_r(methods: Sequence[ReportMethod], records: Sequence[Record], slu
     return FigureGroup("Choice of the removal ratio r", text, "wide", tuple(panels))
 
 
-def _sweep_of(method: ReportMethod, records: Sequence[Record]) -> list[dict[float, Record]]:
-    """For each record of the row, the runs of its fold at every r."""
-    wanted = [_run_key(r, removal=1.0) for r in method.row.records]
-    folds: list[dict[float, Record]] = [{} for _ in wanted]
-    for record in records:
-        key, removal = _run_key(record, removal=1.0), record.recipe.removal
-        if removal and key in wanted:
-            folds[wanted.index(key)][removal] = record
-    return folds
-
-
-def _run_key(record: Record, **changes: float) -> tuple:
+def _run_key(record: Record) -> tuple:
     """What identifies a run among records: its recipe, data and code."""
-    return record.recipe.replace(**changes), *record.fingerprint.values()
+    return record.recipe, *record.fingerprint.values()
 
 
 def _prerequisites(methods: Sequence[ReportMethod]) -> set[tuple]:
