@@ -8,7 +8,6 @@ import pytest
 from headcount.bags import Bags, Pool
 from headcount.bags.splits import (
     assign_folds,
-    assign_random_folds,
     exclude_groups,
     has_distinct_labels,
     make_splits,
@@ -26,16 +25,14 @@ def bags_of_size_two(labels, group=None):
     return Bags.of(pool, sizes=[2] * n, labels=labels, classes=2, group=group)
 
 
-def test_random_folds_are_equal_in_size_and_keep_groups():
-    group = [f"g{i // 2}" for i in range(20)]
-    bags = bags_of_size_two([0, 1] * 9 + [-1, -1], group)
-    fold = assign_random_folds(bags, 3, np.random.default_rng(0))
-    assert fold[18:].tolist() == [-1, -1]
-    assert (fold[0:18:2] == fold[1:18:2]).all()
-    assert np.bincount(fold[:18]).tolist() == [6, 6, 6]
-    assert not np.array_equal(fold, assign_random_folds(bags, 3, np.random.default_rng(1)))
-    with pytest.raises(HeadcountError, match="9 labelled bags or groups are too few for 10 folds; give at least 10"):
-        assign_random_folds(bags, 10, np.random.default_rng(0))
+def test_folds_are_equal_in_size_and_keep_groups():
+    bags = bags_of_size_two([0, 1] * 9, [f"g{i // 2}" for i in range(18)])
+    fold = assign_folds(bags, 3)
+    assert (fold[::2] == fold[1::2]).all()
+    assert np.bincount(fold).tolist() == [6, 6, 6]
+    assert not np.array_equal(fold, assign_folds(bags, 3, seed=1))
+    with pytest.raises(HeadcountError, match="10 folds need as many groups of bags, and there are 9; give fewer folds"):
+        assign_folds(bags, 10)
 
 
 def test_splits_test_every_labelled_bag_once_and_train_on_unlabelled_ones():

@@ -357,7 +357,7 @@ WRONG = [
     ("fit DATA --out new --method logistic --head count", "both given"),
     ("fit DATA --out . --bag precinct --label label", "is not empty and holds no model"),
     ("issues DATA --folds 1", "Invalid value for '--folds'"),
-    ("issues DATA --folds 20", "too few for 20 folds"),
+    ("issues DATA --folds 20", "20 folds need as many groups"),
     ("issues unlabelled.csv", "no label column"),
     ("issues nowhere.csv", "no file or folder nowhere.csv"),
     ("audit MODEL DATA --out sheet.xlsx", "sheet.xlsx ends in .xlsx"),

@@ -68,7 +68,7 @@ def assign_group_folds(target: np.ndarray, group: np.ndarray, n_folds: int, seed
     """(B,) the fold of bags with these targets (B, C) and group numbers (B,)."""
     n_groups = int(group.max()) + 1
     if n_folds < 1 or n_groups < n_folds:
-        raise HeadcountError(f"{n_folds} folds need as many groups of bags, and there are {n_groups}")
+        raise HeadcountError(f"{n_folds} folds need as many groups of bags, and there are {n_groups}; give fewer folds")
     group_totals = np.zeros((n_groups, target.shape[1] + 1))
     np.add.at(group_totals, group, np.column_stack([target, np.ones(len(target))]))  # the last column counts the bags
     rng = np.random.default_rng(seed_for(seed, "folds", n_folds))
@@ -83,19 +83,6 @@ def assign_group_folds(target: np.ndarray, group: np.ndarray, n_folds: int, seed
         fold_totals[k] += group_totals[g]
         fold_of[g] = k
     return fold_of[group]
-
-
-def assign_random_folds(bags: Bags, n_folds: int, rng: np.random.Generator) -> np.ndarray:
-    """(B,) the fold of each labelled bag, -1 for the others: whole groups in random order, as many in each fold."""
-    labelled = np.flatnonzero(bags.label.numpy() >= 0)
-    names = bags.group or bags.names or tuple(map(str, range(len(bags))))
-    groups = sorted({names[b] for b in labelled})
-    if len(groups) < n_folds:
-        raise HeadcountError(f"{len(groups)} labelled bags or groups are too few for {n_folds} folds; give at least {n_folds}")
-    fold_of = {g: int(i) % n_folds for g, i in zip(groups, rng.permutation(len(groups)), strict=True)}
-    fold = np.full(len(bags), -1)
-    fold[labelled] = [fold_of[names[b]] for b in labelled]
-    return fold
 
 
 def count_groups(bags: Bags) -> int:

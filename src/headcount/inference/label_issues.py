@@ -10,7 +10,7 @@ import pyarrow as pa
 import torch
 
 from headcount.bags import Bags
-from headcount.bags.splits import assign_random_folds, draw_rows
+from headcount.bags.splits import assign_folds, draw_rows
 from headcount.errors import HeadcountError
 from headcount.majority.calibration import fit_bag_temperature
 from headcount.readers import BagDataset
@@ -27,11 +27,12 @@ def cross_val_bag_probabilities(dataset: BagDataset, folds: int = FOLDS, seed: i
     from sklearn.ensemble import RandomForestClassifier
 
     bags, rng = dataset.bags, np.random.default_rng([seed, 2701])
-    fold = assign_random_folds(bags, folds, rng)
-    rows = draw_rows(bags, np.where(fold < 0, 0, bags.sizes.numpy().clip(max=_MAX_PER_BAG)), rng).numpy()
+    labelled, fold = bags.labelled.numpy(), np.full(len(bags), -1)
+    fold[labelled] = assign_folds(bags.take(labelled), folds, seed)
+    rows = draw_rows(bags, np.where(labelled, bags.sizes.numpy().clip(max=_MAX_PER_BAG), 0), rng).numpy()
     x, bag = _features(dataset, bags.index.numpy()[rows]), bags.bag.numpy()[rows]
     label, count = bags.label.numpy(), np.bincount(bag, minlength=len(bags))
-    p = np.where(fold[:, None] < 0, np.nan, np.zeros((len(bags), len(bags.classes))))
+    p = np.where(labelled[:, None], np.zeros((len(bags), len(bags.classes))), np.nan)
     for k in range(folds):
         held_out = fold[bag] == k
         fit, of_bag = bag[~held_out], bag[held_out]
