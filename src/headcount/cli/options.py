@@ -150,7 +150,5 @@ def with_option_names(message: str) -> str:
     return _PARAMETER.sub(lambda m: f"--{m[1].replace('_', '-')}" + (f" {m[2]}" if m[2] not in (None, "True") else ""), message)
 
 
-_PARAMETER = re.compile(
-    r"(?<![\w'\".-])(bag|label|labels|votes|path|text|weight|group|truth|known|features|categories|classes|ties|uncounted"
-    r"|skip_bad|side|tile|cache|overwrite)=(\w+)?(?![\w'\"(])"
-)
+_NAMES = "|".join({*FIT_OPTIONS, "overwrite"} - {"x", "y", "id"})
+_PARAMETER = re.compile(rf"(?<![\w'\".-])({_NAMES})=(\w+)?(?![\w'\"(])")

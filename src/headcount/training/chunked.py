@@ -10,7 +10,7 @@ those of the whole batch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -156,12 +156,15 @@ class ChunkedStep:
         return loss.detach()
 
     def _accumulate(self, model: Model, x: Tensor, segments: Segments, seed: int) -> BagStats:
-        views = self.trainer.config.views if model.training else "none"
-        with replay_rng(seed, self.trainer.device), self._autocast():
-            return _chunked_head(model).accumulate(self.trainer.features(model, x, views), segments)[1]
+        """The head's statistics of a chunk. Random numbers come from this seed; outside, nothing has been drawn."""
+        device, views = self.trainer.device, self.trainer.config.views if model.training else "none"
+        head = cast(ChunkedHead, model.head)  # why_not_chunkable has refused all others
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), self._autocast():
+            torch.manual_seed(seed)
+            return head.accumulate(self.trainer.features(model, x, views), segments)[1]
 
     def _read_out(self, model: Model, stats: list[BagStats], batch: Batch) -> Tensor:
-        head, no_logits = _chunked_head(model), cast(Tensor, None)  # those of all chunks are never in memory
+        head, no_logits = cast(ChunkedHead, model.head), cast(Tensor, None)  # those of all chunks are never in memory
         with self._autocast():
             try:
                 return head.loss(Output(no_logits, *head.readout(head.merge(stats))), batch, None)
@@ -209,19 +212,6 @@ class ChunkedStep:
                     f"and head {network.head} cannot process a bag in chunks: {reason}; give a larger chunk_instances, or "
                     "another head, such as count"
                 )
-
-
-@contextmanager
-def replay_rng(seed: int, device: torch.device) -> Iterator[None]:
-    """Inside, random numbers come from this seed; outside, nothing has been drawn."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
-
-
-def _chunked_head(model: Model) -> ChunkedHead:
-    assert isinstance(model.head, ChunkedHead)  # why_not_chunkable has refused all others
-    return model.head
 
 
 def _chunk(batch: Batch, rows: Tensor) -> Batch:
