@@ -13,7 +13,7 @@ import pytest
 
 from headcount.datasets import registry
 from headcount.experiments.launch import in_process
-from headcount.experiments.paper import COARSE, SCALES
+from headcount.experiments.paper import COARSE, SCALES, required_recipes
 from headcount.experiments.records import Record, load_records
 from headcount.io import file_lock
 
@@ -57,6 +57,12 @@ def test_the_groups_contain_every_committed_record_under_its_key(tables, monkeyp
             assert record.recipe in wanted, record.recipe
             monkeypatch.setattr(registry, "source_checksum", lambda _, record=record: record.data["data"]["checksum"])
             assert record.recipe.key == record.key
+
+
+def test_the_rest_is_the_whole_paper(tables):
+    rest = set(tables.GROUPS["rest"].recipes(SCALES["full"]))
+    assert rest.issuperset(r for item in ("table4", "table6", "figure6") for r in required_recipes(item, SCALES["full"]))
+    assert len(rest) == 1380, "as many as tables and figures need"
 
 
 def test_groups_come_in_the_order_of_their_priority_and_folds_before_methods(tables):

@@ -107,16 +107,12 @@ def paper(
     run: Annotated[bool, typer.Option("--run", help="Run what is missing.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print the table as LaTeX.")] = False,
-    matrix: Annotated[
-        bool, typer.Option("--matrix", help="Print the table as methods by data sets, with differences in standard errors.")
-    ] = False,
+    matrix: Annotated[bool, typer.Option("--matrix", help="Print it as a matrix, with standard errors.")] = False,
     page: Annotated[Path | None, typer.Option(help="Write all tables and figures as one HTML page.")] = None,
     row: Annotated[str | None, typer.Option(help="Only this method of a table, as the table names it.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Only this data set of a table: CIFAR10, SVHN, PATH or OCT.")] = None,
     scenario: Annotated[str | None, typer.Option(help="Only this scenario of a table: Various, Small or Large.")] = None,
-    precision: Annotated[
-        str | None, typer.Option(help="Precision of the runs; default: bf16 for full, tf32 for smoke.")
-    ] = None,
+    precision: Annotated[str | None, typer.Option(help="Precision of the runs; default: bf16 (full), tf32 (smoke).")] = None,
     device: Device = "auto",
     compile: Compile = "auto",
     processes: Processes = 1,
@@ -131,39 +127,38 @@ def paper(
     from headcount.cli.console import print_line
     from headcount.cli.running import available_recipes, make_launcher, run_study
     from headcount.datasets import registry
-    from headcount.experiments.paper import (
-        ITEMS,
-        SCALES,
-        TABLES,
-        choose_cells,
-        records_by_recipe,
-        required_recipes,
-        substitute_sources,
-    )  # fmt: skip
+    from headcount.experiments import paper as tables
     from headcount.experiments.study import with_needs
 
     if csv + latex + matrix > 1:
         raise HeadcountError("--csv, --latex and --matrix are formats of one table; give one of the three")
     style = "csv" if csv else "latex" if latex else "matrix" if matrix else None
-    size, out, items = SCALES[check_choice("scale", scale, SCALES)], out or Path(f"paper-{scale}"), [item] if item else ITEMS
+    size, out, items = (
+        tables.SCALES[check_choice("scale", scale, tables.SCALES)],
+        out or Path(f"paper-{scale}"),
+        [item] if item else tables.ITEMS,
+    )
     if precision is not None:
         size = replace(size, base=size.base.replace(precision=precision))
-    if style and item not in TABLES:
-        raise HeadcountError(f"only tables can be shown as {style}: {', '.join(TABLES)}")
+    if style and item not in tables.TABLES:
+        raise HeadcountError(f"only tables can be shown as {style}: {', '.join(tables.TABLES)}")
     if style and missing:
         raise HeadcountError(f"--missing lists runs, --{style} writes a table; give one of the two")
-    if (row or dataset or scenario) and (item not in TABLES or page or matrix):
-        message = "--row, --dataset and --scenario choose cells of one table: give table2 to table6, and no --page or --matrix"
-        raise HeadcountError(message)
-    records = records_by_recipe(out)
+    if (row or dataset or scenario) and (item not in tables.TABLES or page or matrix):
+        raise HeadcountError(
+            "--row, --dataset, --scenario choose cells of one table: give table2 to table6, no --page, no --matrix"
+        )
+    records = tables.records_by_recipe(out)
     cached = [name for name in registry.SOURCES if registry.is_available(name)] if run or missing else []
-    size = substitute_sources(size, {r.source for r in records}, cached)
-    cells = choose_cells(item, size, method=row, dataset=dataset, scenario=scenario) if item in TABLES else []
-    recipes = with_needs(r for c in cells for r in c.recipes) or [r for name in items for r in required_recipes(name, size)]
+    size = tables.substitute_sources(size, {r.source for r in records}, cached)
+    cells = tables.choose_cells(item, size, method=row, dataset=dataset, scenario=scenario) if item in tables.TABLES else []
+    recipes = with_needs(r for c in cells for r in c.recipes) or [
+        r for name in items for r in tables.required_recipes(name, size)
+    ]
     if run:
         recipes = available_recipes(recipes)
         run_study(recipes, out, make_launcher("processes", processes, None, 0, device), device, compile, table=False)
-        records = records_by_recipe(out)
+        records = tables.records_by_recipe(out)
     if page:
         from headcount.reporting.paper_page import write_paper
 
@@ -174,7 +169,7 @@ def paper(
         printing.print_matrix(str(item), cells, records)
     elif style:
         print((printing.as_csv if csv else printing.as_latex)(cells, records), end="")
-    elif item in TABLES:
+    elif item in tables.TABLES:
         printing.print_table(item, cells, size, records)
     elif not (run or page):
         printing.list_items(items, size, records)
