@@ -78,19 +78,16 @@ def read_metadata(folder: Path) -> dict[str, Any]:
 
 def read_source(folder: Path) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Images (M, H, W, channels) mapped copy-on-write, labels (M,), and the metadata; checked against each other."""
-    metadata = read_metadata(folder)
-    images = _load_array(folder / "images.npy", (metadata["count"], *metadata["shape"]), np.uint8)
-    return images, _load_array(folder / "labels.npy", (metadata["count"],), np.int64), metadata
-
-
-def _load_array(path: Path, shape: tuple[int, ...], dtype: type) -> np.ndarray:
-    try:
-        array = np.load(path, allow_pickle=False, mmap_mode="c")
-        if array.shape != shape or array.dtype != dtype:
-            raise ValueError(f"it holds {array.dtype} {array.shape}, source.json has {np.dtype(dtype)} {shape}")
-    except (OSError, ValueError, EOFError) as e:
-        raise _damaged(path, str(e)) from None
-    return array
+    metadata, arrays = read_metadata(folder), []
+    for name, shape, dtype in (("images.npy", metadata["shape"], "uint8"), ("labels.npy", [], "int64")):
+        try:
+            array = np.load(folder / name, allow_pickle=False, mmap_mode="c")
+            if array.shape != (shape := (metadata["count"], *shape)) or array.dtype != dtype:
+                raise ValueError(f"it holds {array.dtype} {array.shape}, source.json has {dtype} {shape}")
+        except (OSError, ValueError, EOFError) as e:
+            raise _damaged(folder / name, str(e)) from None
+        arrays.append(array)
+    return *arrays, metadata
 
 
 def _damaged(path: Path, reason: str) -> HeadcountError:

@@ -6,7 +6,7 @@ A parser returns images (M, H, W, channels) uint8 and class numbers (M,) int64, 
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -72,19 +72,15 @@ def parse_medmnist(files: Sequence[Path]) -> Arrays:
     return to_rgb(images), labels.reshape(-1).astype(np.int64)
 
 
-def synthetic_parser(n_classes: int) -> Callable[[Sequence[Path]], Arrays]:
-    """A parser without files: generated images for testing the pipeline when a real data set is not available. An instance is
-    its class's random pattern, shifted and with noise; always the same images, not meant for comparing methods."""
-
-    def parse(_: Sequence[Path] = ()) -> Arrays:
-        rng = np.random.default_rng(n_classes)
-        patterns = rng.random((n_classes, 8, 8)) < 0.4
-        labels = rng.permutation(np.arange(N_SYNTHETIC) % n_classes)
-        shifted = [np.roll(patterns[c], rng.integers(-1, 2, 2), (0, 1)) for c in labels]
-        gray = 60 + 130 * np.stack(shifted) + rng.normal(0, 40, (N_SYNTHETIC, 8, 8))
-        return np.clip(np.rint(gray), 0, 255).astype(np.uint8)[..., None], labels.astype(np.int64)
-
-    return parse
+def generate_synthetic(files: Sequence[Path] = (), *, n_classes: int) -> Arrays:
+    """Images for testing the pipeline when a real data set is not available, without files. An instance is its class's random
+    pattern, shifted and with noise; always the same images, not meant for comparing methods."""
+    rng = np.random.default_rng(n_classes)
+    patterns = rng.random((n_classes, 8, 8)) < 0.4
+    labels = rng.permutation(np.arange(N_SYNTHETIC) % n_classes)
+    shifted = [np.roll(patterns[c], rng.integers(-1, 2, 2), (0, 1)) for c in labels]
+    gray = 60 + 130 * np.stack(shifted) + rng.normal(0, 40, (N_SYNTHETIC, 8, 8))
+    return np.clip(np.rint(gray), 0, 255).astype(np.uint8)[..., None], labels.astype(np.int64)
 
 
 def to_rgb(images: np.ndarray) -> np.ndarray:

@@ -108,7 +108,7 @@ SOURCES: dict[str, SourceInfo] = {
         note="46,453 of OCT2017's originals, scaled to 28 x 28; not OCTMNIST",
     ),
     **{
-        f"standin{n}": SourceInfo(parsers.N_SYNTHETIC, (8, 8, 1), _TEN[:n], parsers.synthetic_parser(n), note="generated stand-in")
+        f"standin{n}": SourceInfo(parsers.N_SYNTHETIC, (8, 8, 1), _TEN[:n], functools.partial(parsers.generate_synthetic, n_classes=n), note="generated stand-in")
         for n in (10, 9, 4)
     },
 }  # fmt: skip

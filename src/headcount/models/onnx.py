@@ -11,6 +11,8 @@ import json
 import logging
 import math
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,8 @@ _TEST_INSTANCES = 64
 def export_onnx(model: FittedModel, path: Path) -> float:
     """Write the file if onnxruntime gives what ``model.predict(..., use_context=False)`` does; returns the largest difference."""
     onnx, runtime = _import_onnx()
-    estimator, backbone, temperature = model.estimator, model.frozen_backbone, _Temperature(model.instance_temperature)
+    estimator, backbone = model.estimator, model.frozen_backbone
+    temperature = _Function(partial(apply_temperature, temperature=model.instance_temperature))
     width = model.preprocessor.shape[0] if backbone is None else backbone.dim
     if isinstance(estimator, Model):
         config = estimator.config
@@ -48,12 +51,14 @@ def export_onnx(model: FittedModel, path: Path) -> float:
         graph = _export_module(nn.Sequential(_linear_module(estimator), temperature), (width,), "the linear model")
     elif isinstance(estimator, Trees):
         graph = _export_trees(estimator, width, onnx)
-        if temperature.temperature != 1:
+        if model.instance_temperature != 1:
             graph = _chain(graph, _export_module(temperature, (len(model.classes),), "the temperature"), onnx)
     else:
         raise HeadcountError("only the networks, forests and logistic regressions of `headcount fit` can become ONNX")
     if backbone is not None:
-        features = nn.Sequential(backbone, _ToFloat32())  # rounded to half precision, as the estimator was trained on
+        features = nn.Sequential(
+            backbone, _Function(Tensor.float)
+        )  # rounded to half precision, as the estimator was trained on
         graph = _chain(_export_module(features, backbone.shape, f"the frozen backbone {backbone.name}"), graph, onnx)
     metadata = {"classes": list(model.classes), "preprocessor": model.preprocessor.to_json()}
     onnx.helper.set_model_props(graph, {"headcount": json.dumps(metadata)})
@@ -88,13 +93,15 @@ class _SingleInstances(nn.Module):
         return self.model.tta_output(self.model.tta_features(instances), segments).instance.softmax(1)
 
 
-class _Temperature(nn.Module):
-    def __init__(self, temperature: float) -> None:
-        super().__init__()
-        self.temperature = temperature
+class _Function(nn.Module):
+    """A function as a layer."""
 
-    def forward(self, p: Tensor) -> Tensor:
-        return apply_temperature(p, self.temperature)
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
 
 
 def _export_module(module: nn.Module, shape: tuple[int, ...], what: str) -> Any:
@@ -116,11 +123,6 @@ def _export_module(module: nn.Module, shape: tuple[int, ...], what: str) -> Any:
     finally:
         logger.setLevel(level)
     return program.model_proto
-
-
-class _ToFloat32(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.float()
 
 
 def _chain(first: Any, second: Any, onnx: Any) -> Any:

@@ -180,8 +180,6 @@ def _labels(arrays: Arrays, options: ReadOptions, bag: np.ndarray, names: list[s
     labels = options.labels if options.labels is not None else arrays.get("votes", arrays.get("labels"))
     if labels is None and options.requires_labels("truth" in arrays):
         raise HeadcountError(f"{origin} has no labels; give labels=, one per bag")
-    if labels is None:
-        return BagLabels(codes=np.full(len(names), -1))
     return join_labels(labels, options, names, bag_column="bag", bag=bag)
 
 

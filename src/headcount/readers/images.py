@@ -78,12 +78,10 @@ def read_folder(folder: Path, options: ReadOptions) -> RawData:
         labels = BagLabels(values, np.array([values.index(p) for p in parents]), source=f"the folders in {root}")
         if label_file:
             notes.append(f"ignored: {label_file}, the folders name the labels; to use it, give it as labels=")
-    elif (given := label_file if options.labels is None else options.labels) is not None:
-        labels = join_labels(given, options, names, empty=empty)
-    elif options.need_labels:
+    elif options.labels is None and label_file is None and options.need_labels:
         raise HeadcountError(f"{folder} has no labels.csv; add one with columns bag and label, or name a label file")
     else:
-        labels = BagLabels(codes=np.full(len(names), -1))
+        labels = join_labels(label_file if options.labels is None else options.labels, options, names, empty=empty)
     bag = np.repeat(np.arange(len(names)), list(map(len, bags.values())))
     ids = pa.table({
         "bag": pa.DictionaryArray.from_arrays(bag, names),

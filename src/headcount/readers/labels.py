@@ -31,7 +31,9 @@ def join_labels(
     empty: Sequence[str] = (),
 ) -> BagLabels:
     """The labels of the bags ``names`` from a second table, a dict, or an array with one per bag, or per row if ``bag`` (n,) is
-    that of each row; ``empty`` are further bags, without instances."""
+    that of each row; ``empty`` are further bags, without instances. None: no bag has a label."""
+    if labels is None:
+        return BagLabels(codes=np.full(len(names), -1))
     if isinstance(labels, (str, Path)) and file_suffix(Path(labels)) == ".npy":
         labels = load_npy(Path(labels))
     if isinstance(labels, (str, Path)) or is_dataframe(labels):

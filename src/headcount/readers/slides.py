@@ -99,8 +99,6 @@ def _assign_bags(folder: Path, slides: list[str], options: ReadOptions) -> tuple
         raise HeadcountError(f"{folder} has no labels.csv; add one with columns slide_id and label, or name a label file")
     if labels is None and bag_column not in (None, "slide_id"):
         raise HeadcountError(f"bag={bag_column!r} is a column of a label table, and there is none; give labels=")
-    if labels is None:
-        return one_per_slide, slides, BagLabels(codes=np.full(len(slides), -1))
     if not (is_dataframe(labels) or (isinstance(labels, (str, Path)) and file_suffix(Path(labels)) != ".npy")):
         return one_per_slide, slides, join_labels(labels, options, slides)
     source = open_label_table(labels, options, "slide_id")
