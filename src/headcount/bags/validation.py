@@ -67,7 +67,13 @@ def check_target(given: Any, bags: int, classes: int, names: Any) -> Tensor:
     if len(y) != bags:
         raise HeadcountError(f"{len(y)} labels for {bags} bags; give one per bag (-1 for an unlabelled bag)")
     if y.ndim == 2 and y.dtype.kind in "biuf":
-        return _shares(y.astype(np.float64), classes, names)
+        votes = torch.from_numpy(y.astype(np.float64))
+        if votes.shape[1] != classes:
+            raise HeadcountError(f"votes need one column per class: {classes} classes, {votes.shape[1]} columns")
+        if (b := _first((~votes.isfinite() | (votes < 0)).any(1))) is not None:
+            raise HeadcountError(f"votes of {_name(b, names)} are {votes[b].tolist()}; they must be finite, >= 0")
+        total = votes.sum(1, keepdim=True)
+        return torch.where(total > 0, votes / total, 0.0).float()
     if y.ndim != 1 or y.dtype.kind not in "biu":
         given = f"got {y.dtype} of shape {y.shape}"
         raise HeadcountError(f"labels are whole numbers, one per bag, or votes (bags, classes); {given}")
@@ -75,16 +81,6 @@ def check_target(given: Any, bags: int, classes: int, names: Any) -> Tensor:
         raise HeadcountError(f"label {int(y[b])} of {_name(b, names)} is out of range; classes are 0 to {classes - 1}")
     label = torch.from_numpy(y.astype(np.int64))
     return one_hot(label.clamp_min(0), classes).float() * (label >= 0)[:, None]
-
-
-def _shares(votes: np.ndarray, classes: int, names: Any) -> Tensor:
-    if votes.shape[1] != classes:
-        raise HeadcountError(f"votes need one column per class: {classes} classes, {votes.shape[1]} columns")
-    if (b := _first((~np.isfinite(votes) | (votes < 0)).any(1))) is not None:
-        raise HeadcountError(f"votes of {_name(b, names)} are {votes[b].tolist()}; they must be finite, >= 0")
-    v = torch.from_numpy(votes)
-    total = v.sum(1, keepdim=True)
-    return torch.where(total > 0, v / total, 0.0).float()
 
 
 def check_per_instance(what: str, given: Any, instances: int) -> Tensor:

@@ -71,20 +71,16 @@ class Protocol:
         object.__setattr__(self, "overlap", check_bool("overlap", self.overlap))
 
 
-def fold_blocks(count: int, seed: int = 42) -> list[np.ndarray]:
-    """Five blocks of one permutation, without the remainder; seed 42 gives the released permutation."""
+def split_indices(count: int, fold: int, seed: int = 42) -> dict[str, np.ndarray]:
+    """Indices of the splits of a fold, from five blocks of one permutation (seed 42: the released one), without the remainder:
+    test is block i, validation the next, training the other three in order."""
+    fold = check_number("fold", fold, 0, FOLDS - 1, integer=True)
     order = np.arange(count)
     np.random.RandomState(seed).shuffle(order)
     length = count // FOLDS
     if length == 0:
         raise HeadcountError(f"five folds need at least {FOLDS} instances, got {count}")
-    return [order[i * length : (i + 1) * length] for i in range(FOLDS)]
-
-
-def split_indices(count: int, fold: int, seed: int = 42) -> dict[str, np.ndarray]:
-    """Indices of the splits of a fold: test is block i, validation the next, training the other three in order."""
-    fold = check_number("fold", fold, 0, FOLDS - 1, integer=True)
-    blocks = fold_blocks(count, seed)
+    blocks = [order[i * length : (i + 1) * length] for i in range(FOLDS)]
     train = np.concatenate([blocks[(fold + k) % FOLDS] for k in (2, 3, 4)])
     return {"train": train, "valid": blocks[(fold + 1) % FOLDS], "test": blocks[fold]}
 

@@ -242,7 +242,5 @@ def _normalization_constants(net: nn.Module, channels: int) -> tuple[tuple[float
     config: Any = getattr(net, "pretrained_cfg", None)
     config = config if isinstance(config, Mapping) else {}
     constants = [tuple(map(float, config.get(key) or usual)) for key, usual in _IMAGENET.items()]
-    if any(len(v) != 3 for v in constants):
-        constants = list(_IMAGENET.values())
-    mean, std = constants if channels == 3 else [(sum(v) / 3,) for v in constants]
+    mean, std = [v if len(v) == channels else (sum(v) / len(v),) * channels for v in constants]
     return mean, std

@@ -106,7 +106,7 @@ def read(
         data = data if isinstance(bags, str) else _with_bags(data, bags)
         roles = replace(roles, bag=bags if isinstance(bags, str) else "bag")
     options = ReadOptions(
-        roles=roles, labels=labels, classes=_check_classes(classes),
+        roles=roles, labels=labels, classes=None if classes is None else _check_names("classes", classes),
         ties=check_choice("rule for ties", ties, TIES), uncounted=_check_names("uncounted", uncounted), need_labels=need_labels,
         truth_suffices=truth_suffices, side=None if side is None else check_number("side", side, 1, 1 << 20, integer=True),
         cache=None if cache is None else Path(cache), tile=None if tile is None else check_number("tile", tile, 1e-9, 1e9, integer=False),
@@ -171,18 +171,14 @@ def _load_path(path: Path, options: ReadOptions) -> RawData:
     raise HeadcountError(f"{path}: give a folder, or a file ending in {', '.join([*TABLE_SUFFIXES, '.npz', '.npy'])}")
 
 
-def _check_classes(classes: Sequence[str] | None) -> tuple[str, ...] | None:
-    names = None if classes is None else _check_names("classes", classes)
-    if names is not None and (len(names) < 2 or len(set(names)) < len(names)):
+def _check_names(option: str, given: Any) -> tuple[str, ...]:
+    try:
+        names = tuple(clean_name(v) or "" for v in ([given] if isinstance(given, str) else given))
+    except TypeError:
+        raise HeadcountError(f"{option} must be a list of names, got {given!r}") from None
+    if option == "classes" and (len(names) < 2 or len(set(names)) < len(names)):
         raise HeadcountError(f"classes must be a list of two or more different names, got {', '.join(names)}")
     return names
-
-
-def _check_names(option: str, names: Any) -> tuple[str, ...]:
-    try:
-        return tuple(clean_name(v) or "" for v in ([names] if isinstance(names, str) else names))
-    except TypeError:
-        raise HeadcountError(f"{option} must be a list of names, got {names!r}") from None
 
 
 def _assemble(raw: RawData, options: ReadOptions) -> BagDataset:
