@@ -133,11 +133,8 @@ def paper(
     if csv + latex + matrix > 1:
         raise HeadcountError("--csv, --latex and --matrix are formats of one table; give one of the three")
     style = "csv" if csv else "latex" if latex else "matrix" if matrix else None
-    size, out, items = (
-        tables.SCALES[check_choice("scale", scale, tables.SCALES)],
-        out or Path(f"paper-{scale}"),
-        [item] if item else tables.ITEMS,
-    )
+    size, out = tables.SCALES[check_choice("scale", scale, tables.SCALES)], out or Path(f"paper-{scale}")
+    items = [item] if item else tables.ITEMS
     if precision is not None:
         size = replace(size, base=size.base.replace(precision=precision))
     if style and item not in tables.TABLES:
