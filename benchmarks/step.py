@@ -238,7 +238,7 @@ def main() -> None:
     rows = []
     for name in chosen:
         precision, compile, changes = variants[name]
-        trainer.shared.cache_clear()
+        accel.compile_function.cache_clear()
         torch._dynamo.reset()
         for phase, at in PHASES[args.of].items():
             try:

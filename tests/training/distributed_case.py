@@ -14,7 +14,8 @@ from headcount.bags import Bags, Pool
 from headcount.experiments.recipe import Recipe
 from headcount.models.heads import HEADS, head_options
 from headcount.models.network import Model, ModelConfig
-from headcount.training.trainer import Trainer, save_checkpoint
+from headcount.training.checkpoints import save_checkpoint
+from headcount.training.trainer import Trainer
 
 D, C, BAGS, EPOCHS = 6, 3, 11, 2
 CUSTOM_HEAD = f"{Path(__file__).parent.parent / 'toy_head.py'}:Toy"

@@ -86,7 +86,7 @@ def test_failed_compilation_warns_once_and_runs_uncompiled(monkeypatch):
         return call
 
     monkeypatch.setattr(torch, "compile", broken)
-    double = accel.compile_function(lambda x: 2 * x, "on", torch.device("cpu"))
+    double = accel.compile_function(lambda x: 2 * x, "on", "cpu")
     with pytest.warns(
         HeadcountWarning, match="not compiled .RuntimeError: no compiler here.; running uncompiled, which is slower"
     ):
@@ -107,7 +107,7 @@ def test_compilation_falls_back_to_no_options(monkeypatch, without):
         return call
 
     monkeypatch.setattr(torch, "compile", compiler)
-    double = accel.compile_function(lambda x: 2 * x, "on", torch.device("cuda"))
+    double = accel.compile_function(lambda x: 2 * x, "on", "cuda")
     with pytest.warns(HeadcountWarning) as heard:
         assert double(3) == (60 if without else 6)
     said = ["not compiled with combo_kernels (RuntimeError: no such kernel); compiling without"]
@@ -124,7 +124,7 @@ def test_unknown_compiler_options_are_left_out(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, dynamic, options: told.append(options) or function)
     monkeypatch.setattr(accel, "COMBO_KERNELS", {"combo_kernels": True, "of_another_torch": True})
     for device in ("cuda", "cpu"):
-        assert accel.compile_function(lambda x: 2 * x, "on", torch.device(device))(2) == 4
+        assert accel.compile_function(lambda x: 2 * x, "on", device)(2) == 4
     assert told == [{"combo_kernels": True}, None]
 
 
@@ -132,11 +132,11 @@ def test_nothing_is_compiled_on_the_cpu_by_default():
     def function(x):
         return x
 
-    assert accel.compile_function(function, "auto", torch.device("cpu")) is function
-    assert accel.compile_function(function, "off", torch.device("cuda")) is function
+    assert accel.compile_function(function, "auto", "cpu") is function
+    assert accel.compile_function(function, "off", "cuda") is function
     assert accel.cuda_graph(function, torch.device("cpu")) is function
     with pytest.raises(HeadcountError, match="no compile 'maybe'"):
-        accel.compile_function(function, "maybe", torch.device("cpu"))
+        accel.compile_function(function, "maybe", "cpu")
 
 
 DROPOUT = {"additive_trans": {"dropout": 0.0, "iterations": 2}, "mctformer": {"drop_path": 0.0}, "weno": {"dropout": 0.0}}

@@ -24,7 +24,8 @@ from headcount.experiments.run import run
 from headcount.models.network import build_model
 from headcount.selection.fit import fit
 from headcount.training import accel, distributed
-from headcount.training.trainer import Trainer, load_checkpoint
+from headcount.training.checkpoints import load_checkpoint
+from headcount.training.trainer import Trainer
 
 HERE = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]

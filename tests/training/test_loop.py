@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from contextlib import suppress
 
 import numpy as np
@@ -24,9 +26,10 @@ from headcount.models.backbones import Normalize
 from headcount.models.network import Model, ModelConfig, build_model
 from headcount.models.predictions import predict
 from headcount.training import augment, loop
+from headcount.training.checkpoints import load_checkpoint, save_checkpoint
 from headcount.training.config import TrainConfig, lr_factor
 from headcount.training.loader import BagLoader
-from headcount.training.trainer import Trainer, TrainProgress, load_checkpoint, save_checkpoint
+from headcount.training.trainer import Trainer, TrainProgress
 from training_cases import (
     CUSTOM_HEAD,
     TINY,
@@ -48,6 +51,28 @@ def test_it_learns_instances_from_majorities():
     assert right > 0.75  # chance is 0.1
     assert 1 <= fitted.progress.best_epoch <= 40
     assert fitted.progress.best == min(valid for _, valid in fitted.progress.curve)
+
+
+def test_a_finished_training_leaves_nothing_behind(monkeypatch):
+    """Freed at once, without the collector of cycles: on a GPU, gigabytes of captured graphs would wait for it."""
+    kept, release = [], Trainer.release
+
+    def watched(state):
+        objects = (state, state.model, state.train_loader, *state.optimizers.values(), *state.model.parameters())
+        kept[:] = [weakref.ref(x) for x in objects]
+        release(state)
+
+    monkeypatch.setattr(Trainer, "release", watched)
+    model_and_recipe = (*model_and_bags(TINY), TINY.replace(epochs=1).train_config)
+    loop.train(*model_and_recipe)  # the first one in a process imports what keeps frames
+    gc.collect()
+    gc.disable()
+    try:
+        loop.train(*model_and_recipe)
+        assert len(kept) > 4
+        assert [x() for x in kept if x() is not None] == []
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("part", ["train", "valid"])

@@ -96,11 +96,11 @@ class CUDAGraphed:
     as they are: they are real steps, and warm up what a capture must not include (library handles, compilation, the state of
     the optimizer). The capture itself executes nothing."""
 
-    def __init__(self, function: StepFunction, warmup_calls: int = 3) -> None:
+    def __init__(self, function: StepFunction, device: torch.device, warmup_calls: int = 3) -> None:
         self.function, self.warmup_calls = function, warmup_calls
         self.calls: dict[int, int] = {}
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
-        self.stream = torch.cuda.Stream()
+        self.stream, self.pool = _capture_stream(device), torch.cuda.graph_pool_handle()  # never two at once: they share memory
 
     def __call__(self, ids: Tensor) -> Tensor:
         n = len(ids)
@@ -113,7 +113,7 @@ class CUDAGraphed:
                 torch.cuda.current_stream().wait_stream(self.stream)
                 return output
             static_ids, graph = ids.clone(), torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=self.stream):
+            with torch.cuda.graph(graph, self.pool, self.stream):
                 output = self.function(static_ids)
             self.graphs[n] = graph, static_ids, output
         graph, static_ids, output = self.graphs[n]
@@ -122,9 +122,15 @@ class CUDAGraphed:
         return output.clone()
 
 
+@lru_cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for the process, because each stream keeps a workspace for matrix products."""
+    return torch.cuda.Stream(device)
+
+
 def cuda_graph(function: StepFunction, device: torch.device) -> StepFunction:
     """The same function, captured where that is possible."""
-    return CUDAGraphed(function) if device.type == "cuda" else function
+    return CUDAGraphed(function, device) if device.type == "cuda" else function
 
 
 def run_as_is(function: StepFunction, device: torch.device) -> StepFunction:
@@ -132,13 +138,14 @@ def run_as_is(function: StepFunction, device: torch.device) -> StepFunction:
     return function
 
 
-def compile_function(function: Callable[..., Tensor], compile: str, device: torch.device) -> Callable[..., Tensor]:
+@lru_cache
+def compile_function(function: Callable[..., Tensor], compile: str, device_type: str) -> Callable[..., Tensor]:
     """The same function, compiled: on a GPU by default, on the CPU only on request (it is no faster there). If compilation
-    fails, the function runs uncompiled, with one warning per process."""
-    if check_choice("compile", compile, COMPILE) == "off" or (compile == "auto" and device.type != "cuda"):
+    fails, the function runs uncompiled, with one warning per process. Compiled once: trainings with the same shapes share it."""
+    if check_choice("compile", compile, COMPILE) == "off" or (compile == "auto" and device_type != "cuda"):
         return function
     cast(Any, torch._dynamo.config).recompile_limit = 64  # each length of batch, training and validation, and kind of model
-    return CompiledFunction(function, COMBO_KERNELS if device.type == "cuda" else {})
+    return CompiledFunction(function, COMBO_KERNELS if device_type == "cuda" else {})
 
 
 class CompiledFunction:

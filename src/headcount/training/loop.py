@@ -22,8 +22,9 @@ from headcount.errors import HeadcountError
 from headcount.models.network import Model
 from headcount.seeds import seed_for
 from headcount.training import accel
+from headcount.training.checkpoints import Losses, write_losses
 from headcount.training.config import TrainConfig, check_compatible, check_head_output
-from headcount.training.trainer import Losses, Trainer, TrainProgress, write_losses
+from headcount.training.trainer import Trainer, TrainProgress
 
 _seconds = os.environ.get("HEADCOUNT_CHECKPOINT_SECONDS", "30")  # how much work may be lost: a setting of the machine
 try:
@@ -115,6 +116,8 @@ def train(
                 f"a step of {config.batch_bags} bags has a single instance, and batch-norm cannot learn from one; give "
                 "larger or more bags (bag_size, train_bags), more of them per step (batch_bags), or another backbone or head"
             ) from e
+        finally:
+            trainer.release()
     model.load_state_dict({k: trainer.best_state[k] for k in model.state_dict()})  # without the buffers of Head.setup
     compiled = isinstance(trainer.encode, accel.CompiledFunction) and not trainer.encode.failed
     return TrainResult(model.eval(), progress, compiled)

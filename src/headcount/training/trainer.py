@@ -10,25 +10,29 @@ import copy
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from headcount.bags import Bags
 from headcount.bags.bags import fingerprint, tensor_bytes
-from headcount.io import atomic_path
 from headcount.models.backbones import BACKBONES, backbone_name
 from headcount.models.heads import Batch, Head, Output, Pass, head_code
 from headcount.models.network import Model
 from headcount.training import accel, chunked, distributed
 from headcount.training.augment import Policy, View, apply_views
+from headcount.training.checkpoints import (
+    CHECKPOINT,
+    Losses,
+    flatten,
+    load_checkpoint,
+    save_checkpoint,
+    with_prefix,
+    write_losses,
+)
 from headcount.training.config import (
     TrainConfig,
     build_optimizer,
@@ -39,9 +43,6 @@ from headcount.training.config import (
     update_ema,
 )
 from headcount.training.loader import BagLoader
-
-CHECKPOINT = "checkpoint.safetensors"  # tensors and a little JSON, so that loading it runs no code
-Losses = tuple[float, float]  # training, validation
 
 
 @dataclass
@@ -69,12 +70,6 @@ def head_loss(head: Head, h: Tensor, batch: Batch, teacher: Output | None, preci
         return head.loss(head(h, batch.segments), batch, teacher)
 
 
-@lru_cache
-def shared(function: Callable[..., Tensor], compile: str, device: str) -> Callable[..., Tensor]:
-    """Compiled once for the process: trainings with the same shapes share the code, whatever their head and fold."""
-    return accel.compile_function(function, compile, torch.device(device))
-
-
 class Trainer:
     """The state of a training: weights, teacher, optimizers, and the best weights so far."""
 
@@ -95,10 +90,12 @@ class Trainer:
         accel.optimize_layout(self.model, device, config.precision)
         self.teacher = None if self.head.teacher is None else copy.deepcopy(self.model).requires_grad_(False).eval()
         self.eval_model = self.teacher or self.model
-        self.encode = shared(encode, compile, device.type)
+        self.encode = accel.compile_function(encode, compile, device.type)
         loaders = self.train_loader, self.valid_loader
         self.static = all(loader.resident and loader.bag_size is not None for loader in loaders)  # steps of few shapes
-        self.head_loss = shared(head_loss, compile if self.head.compiled and self.static else "off", device.type)
+        self.head_loss = accel.compile_function(
+            head_loss, compile if self.head.compiled and self.static else "off", device.type
+        )
         names = [name for name, _ in self.model.named_parameters()]
         self.optimizers = {  # a linear backbone has no parameters
             prefix: build_optimizer(self.model, prefix, config, device)
@@ -120,10 +117,18 @@ class Trainer:
         sweeps = {replace(s, uses_teacher=s.uses_teacher and started) for s in self.head.passes for started in starts}
         if self.process_group.size > 1:
             self.train_steps = {s: distributed.DistributedStep(self, s, self.chunked.gradient, capture) for s in sweeps}
-            self.buffer_sync = distributed.BufferSync(self)
         else:
             self.train_steps = {s: capture(partial(stepper.step, s), self.device) for s in sweeps}
+        self.buffer_sync = distributed.BufferSync(self) if self.process_group.size > 1 else None
         self.run_valid_step = capture(stepper.valid_step, self.device)
+
+    def release(self) -> None:
+        """After the last step: without the cycles through the steps Python frees everything at once, and the memory of captured
+        graphs, gradients included, goes back to the card, because no other training could use it."""
+        del self.train_steps, self.run_valid_step, self.chunked, self.buffer_sync
+        self.model.zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def step(self, sweep: Pass, ids: Tensor) -> Tensor:
         """One step. Returns the loss, still on the device."""
@@ -178,7 +183,7 @@ class Trainer:
                     set_lr(self.optimizers.values(), self.config, done)
                     self.train_loader.fraction_done.fill_(done)
                     losses.append(self.train_steps[sweep](ids))
-            if self.process_group.size > 1:
+            if self.buffer_sync is not None:
                 self.buffer_sync.sync()
         return torch.stack(losses).mean()
 
@@ -251,7 +256,7 @@ class Trainer:
     def save(self, work_dir: Path, progress: TrainProgress) -> None:
         optimizers = {f"optimizer.{prefix}": optimizer_state(optimizer) for prefix, optimizer in self.optimizers.items()}
         metadata = {**vars(progress), "key": self.key}
-        save_checkpoint(work_dir / CHECKPOINT, self._state() | _flatten(optimizers), metadata)
+        save_checkpoint(work_dir / CHECKPOINT, self._state() | flatten(optimizers), metadata)
 
     def resume(self, work_dir: Path) -> TrainProgress:
         """Load the checkpoint of this training if there is one; one with another key, or tensors of another version, is ignored."""
@@ -259,13 +264,13 @@ class Trainer:
         names = {name for name in tensors if not name.startswith("optimizer.")}
         progress = TrainProgress()
         if metadata.pop("key", None) == self.key and names == self._state().keys():
-            self.model.load_state_dict(_with_prefix("model.", tensors))
-            for name, value in _with_prefix("best.", tensors).items():
+            self.model.load_state_dict(with_prefix("model.", tensors))
+            for name, value in with_prefix("best.", tensors).items():
                 self.best_state[name].copy_(value)
             if self.teacher is not None:
-                self.teacher.load_state_dict(_with_prefix("teacher.", tensors))
+                self.teacher.load_state_dict(with_prefix("teacher.", tensors))
             for prefix, optimizer in self.optimizers.items():
-                load_optimizer_state(optimizer, _with_prefix(f"optimizer.{prefix}.", tensors))
+                load_optimizer_state(optimizer, with_prefix(f"optimizer.{prefix}.", tensors))
             progress = TrainProgress(**metadata)
             progress.curve = [(train, valid) for train, valid in metadata["curve"]]
         if self.process_group.is_main:
@@ -275,35 +280,4 @@ class Trainer:
     def _state(self) -> dict[str, Tensor]:
         """The tensors of a checkpoint except those of the optimizers."""
         teacher = {} if self.teacher is None else self.teacher.state_dict()
-        return _flatten({"model": self.model.state_dict(), "best": self.best_state, "teacher": teacher})
-
-
-def save_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
-    with atomic_path(path) as part:
-        contiguous = {k: v.detach().contiguous().cpu() for k, v in tensors.items()}
-        save_file(contiguous, part, metadata={"facts": json.dumps(metadata)})
-
-
-def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and metadata; empty if there is no file, or no readable one: then the training starts afresh."""
-    try:
-        with safe_open(path, "pt") as f:
-            return {k: f.get_tensor(k) for k in f.keys()}, json.loads(f.metadata()["facts"])  # noqa: SIM118
-    except (FileNotFoundError, SafetensorError, KeyError, TypeError, json.JSONDecodeError):
-        return {}, {}
-
-
-def write_losses(work_dir: Path, curve: Sequence[Losses], written: int = 0) -> None:
-    """``metrics.jsonl``, a line per epoch: afresh, or the epochs after those that are ``written``."""
-    work_dir.mkdir(parents=True, exist_ok=True)
-    with open(work_dir / "metrics.jsonl", "a" if written else "w") as f:
-        for epoch, (train, valid) in enumerate(curve[written:], written + 1):
-            f.write(json.dumps({"epoch": epoch, "train_loss": train, "valid_loss": valid}) + "\n")
-
-
-def _flatten(groups: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {f"{prefix}.{k}": v for prefix, tensors in groups.items() for k, v in tensors.items()}
-
-
-def _with_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        return flatten({"model": self.model.state_dict(), "best": self.best_state, "teacher": teacher})
