@@ -152,20 +152,26 @@ def first_step(file: str, precision: str, more: dict[str, int]) -> None:
     print("bags", flush=True)
     for name, stage in (("step", "first_step"), ("train_epoch", "first_training"), ("valid_loss", "first_epoch")):
         setattr(Trainer, name, _print_first(getattr(Trainer, name), stage))
+    for module, name, stage in (
+        (runs.loop, "train", "trained"),
+        (runs.scores, "score_test", "predicted"),
+        (runs, "predict_votes", "votes"),
+    ):
+        setattr(module, name, _print_first(getattr(module, name), stage))
     with tempfile.TemporaryDirectory() as out:
         runs.run(recipe, out)
         print("record", flush=True)
     os._exit(0)  # the libraries' exit handlers are not part of the run
 
 
-def _print_first(method: Callable[..., torch.Tensor], stage: str) -> Callable[..., torch.Tensor]:
-    """The same method, which prints the stage when its first result is on the host."""
-    first: list[float] = []
+def _print_first(function: Callable[..., Any], stage: str) -> Callable[..., Any]:
+    """The same function, which prints the stage when its first result is there; a loss, when it is on the host."""
+    first: list[Any] = []
 
-    def wrapper(*args: Any) -> torch.Tensor:
-        result = method(*args)
+    def wrapper(*args: Any, **options: Any) -> Any:
+        result = function(*args, **options)
         if not first:
-            first.append(float(result))
+            first.append(float(result) if isinstance(result, torch.Tensor) else None)
             print(stage, flush=True)
         return result
 
