@@ -35,13 +35,7 @@ def split_into_groups(loader: BagLoader, ids: Tensor, over: str, views: int, bud
         return [ids]
     if over == "instances":
         return list(ids.split(max(1, budget // views)))
-    starts, size = [0], 0
-    for i, n in enumerate((loader.bags.sizes[ids] * views).tolist()):
-        if size and size + n > budget:
-            starts.append(i)
-            size = 0
-        size += n
-    return list(ids.tensor_split(starts[1:]))
+    return [ids[group.start : group.stop] for group in loader.bags.take(ids).ranges(budget // views)]
 
 
 def read_order(
