@@ -113,7 +113,7 @@ FILES = [
     (f"{TABLE} --source single.npy", "single.npy is a single array; give an .npz"),
     (f"{TABLE} --source pickled.npz", "cannot read", "pickled.npz", "Object arrays", "give an .npz"),
     (f"{TABLE} --source short.npz", "short.npz: 200 rows but labels of shape (5,)", "one class number per row"),
-    (f"{TABLE} --source nan.npz", "nan.npz: row 17 of 'features' has nan in column 2", "drop the row or fill it in"),
+    (f"{TABLE} --source nan.npz", "nan.npz: ", "row 17 of the features has nan in column 2; drop the row or fill the value in"),
     (f"{TABLE} --source float_labels.npz", "labels are float64, such as 0.5; give whole numbers from 0"),
     (f"{TABLE} --source negative.npz", "row 3 has label -1; number the classes 0, 1, 2"),
     (f"{TABLE} --source no_labels.npz", "no_labels.npz has no 'labels' or 'y'; it has features"),

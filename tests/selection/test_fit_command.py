@@ -20,7 +20,6 @@ from PIL import Image
 
 from headcount.cli import main, own_data
 from headcount.models.fitted import FittedModel
-from headcount.readers import read
 
 CLASSES = ("cat", "dog")
 FILES = ["MODEL_CARD.md", "model.json", "model.safetensors", "report.html"]
@@ -93,7 +92,7 @@ def test_every_kind_of_data(kind, tmp_path, run_cli):
     assert (code, err) == (0, "")
     assert sorted(p.name for p in (tmp_path / "m").iterdir()) == FILES
     assert "2 classes" in out.split("about ")[0]  # what was understood comes before anything runs
-    assert "kept" in out
+    assert "selected" in out
     assert "cannot be known from bag labels" in out
     assert not list(tmp_path.glob("m.*"))
     fitted = FittedModel.load(tmp_path / "m")
@@ -175,9 +174,10 @@ def test_an_error_while_writing_leaves_no_model(tmp_path, monkeypatch):
     assert not (tmp_path / "m.part").exists()
 
 
-def test_notes_name_options_as_typed():
+def test_notes_name_options_as_typed(tmp_path):
     notes: list[str] = []
-    own_data.log_dataset(read(table(note=[f"words of row {i}" for i in range(64)])), notes.append)
+    pa.csv.write_csv(table(note=[f"words of row {i}" for i in range(64)]), tmp_path / "d.csv")
+    own_data.read_data(str(tmp_path / "d.csv"), {}, labels=True, log=notes.append)
     assert any(line.endswith("name it with --text)") for line in notes)
 
 

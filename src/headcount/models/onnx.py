@@ -46,20 +46,19 @@ def export_onnx(model: FittedModel, path: Path) -> float:
             why = "judges an instance by its bag; ONNX takes single instances, so it cannot be exported"
             raise HeadcountError(f"head {config.head} {why}")
         what = f"head {config.head} on {backbone_name(config.backbone)}"
-        graph = _export_module(nn.Sequential(_SingleInstances(estimator), temperature), config.shape, what)
+        graphs = [_export_module(nn.Sequential(_SingleInstances(estimator), temperature), config.shape, what)]
     elif isinstance(estimator, LinearModel):
-        graph = _export_module(nn.Sequential(_linear_module(estimator), temperature), (width,), "the linear model")
+        graphs = [_export_module(nn.Sequential(_linear_module(estimator), temperature), (width,), "the linear model")]
     elif isinstance(estimator, Trees):
-        graph = _export_trees(estimator, width, onnx)
+        graphs = [_export_trees(estimator, width, onnx)]
         if model.instance_temperature != 1:
-            graph = _chain(graph, _export_module(temperature, (len(model.classes),), "the temperature"), onnx)
+            graphs.append(_export_module(temperature, (len(model.classes),), "the temperature"))
     else:
         raise HeadcountError("only the networks, forests and logistic regressions of `headcount fit` can become ONNX")
     if backbone is not None:
-        features = nn.Sequential(
-            backbone, _Function(Tensor.float)
-        )  # rounded to half precision, as the estimator was trained on
-        graph = _chain(_export_module(features, backbone.shape, f"the frozen backbone {backbone.name}"), graph, onnx)
+        features = nn.Sequential(backbone, _Function(Tensor.float))  # in half precision, as the estimator was trained on
+        graphs.insert(0, _export_module(features, backbone.shape, f"the frozen backbone {backbone.name}"))
+    graph = _chain(graphs, onnx)
     metadata = {"classes": list(model.classes), "preprocessor": model.preprocessor.to_json()}
     onnx.helper.set_model_props(graph, {"headcount": json.dumps(metadata)})
     data = graph.SerializeToString()
@@ -125,14 +124,18 @@ def _export_module(module: nn.Module, shape: tuple[int, ...], what: str) -> Any:
     return program.model_proto
 
 
-def _chain(first: Any, second: Any, onnx: Any) -> Any:
-    """One graph, in which the output of the first is the input of the second."""
-    first = onnx.compose.add_prefix(first, "first/", rename_inputs=False)  # both may have a node of the same name
-    first.ir_version = second.ir_version = max(first.ir_version, second.ir_version)
-    second.graph.input[0].name, old = "input", second.graph.input[0].name
-    for node in second.graph.node:
-        node.input[:] = ["input" if name == old else name for name in node.input]
-    return onnx.compose.merge_models(first, second, io_map=[("first/probabilities", "input")])
+def _chain(graphs: list[Any], onnx: Any) -> Any:
+    """One graph, in which the output of each is the input of the next."""
+    *earlier, chained = graphs
+    for number, graph in reversed(list(enumerate(earlier))):
+        prefix = f"part{number}/"  # the parts may have nodes of the same names
+        graph = onnx.compose.add_prefix(graph, prefix, rename_inputs=False)
+        graph.ir_version = chained.ir_version = max(graph.ir_version, chained.ir_version)
+        chained.graph.input[0].name, old = "input", chained.graph.input[0].name
+        for node in chained.graph.node:
+            node.input[:] = ["input" if name == old else name for name in node.input]
+        chained = onnx.compose.merge_models(graph, chained, io_map=[(f"{prefix}probabilities", "input")])
+    return chained
 
 
 def _linear_module(estimator: LinearModel) -> nn.Module:
