@@ -8,7 +8,7 @@ QUICK := tests/test_layers.py tests/bags tests/majority tests/models/heads/test_
 LOWEST := $(QUICK) tests/estimators tests/models tests/inference tests/reporting tests/selection
 
 
-.PHONY: demo test quick soak fuzz mutants lowest check bench docs dist format clean
+.PHONY: demo test quick soak campaign fuzz mutants lowest check bench docs dist format clean
 
 demo: .venv/ready          ## the main job: majority labels -> instance classifier -> report
 	$(BIN)/headcount demo --out demo
@@ -21,6 +21,9 @@ quick: .venv/ready         ## the core for daily work, under 90 s on 2 cores
 
 soak: .venv/ready          ## campaigns of kills and fuzzing, under 20 minutes
 	$(BIN)/python -m pytest -m soak
+
+campaign: .venv/ready      ## 1,500 kills and I/O faults in all commands, 10,000 hostile inputs: hours; OPTIONS="--minutes 10 --seed 7"
+	$(BIN)/python tests/campaign $(OPTIONS)
 
 fuzz: .venv/ready          ## new random examples for every reader, each time
 	HEADCOUNT_FUZZ=search $(BIN)/python -m pytest tests/readers/test_read_fuzz.py -m "soak or not soak"
