@@ -236,10 +236,10 @@ def estimated(bags=(50, 200, 800, 3200), share: float = 0.5, seeds: int = 5, rou
     return rows
 
 
-WORDS = {  # the names of rows, as the figures say them
-    "forward-corrected": "corrected by the transition", "label as class": "bag label as class of its instances",
-    "share": "majority share of a bag", "noise": "share of wrong bag labels", "T with the noise in it": "noise known",
-    "T without": "noise ignored", "overlap": "overlap of the classes", "all win": "every class wins some bags",
+WORDS = {  # the names of rows, as in the figures
+    "forward-corrected": "forward-corrected loss", "label as class": "bag label as class of its instances",
+    "share": "majority share of a bag", "noise": "share of wrong bag labels", "T with the noise in it": "T with the noise",
+    "T without": "T without the noise", "overlap": "overlap of the classes", "all win": "every class wins some bags",
     "one never wins": "one class never wins", "one never wins, symbols pure": "the same, one class per symbol",
     "margin": "lead of the majority over each other class", "true": "true share", "tilt known": "transition known",
     "unknown, 10 rounds": "transition estimated, 10 rounds", "unknown, 100 rounds": "transition estimated, 100 rounds",
@@ -273,7 +273,7 @@ def main() -> None:
     lines("vanishing", vanishing(), "share", "error as the majority shrinks (C = 4)", only=("error",))
     lines("noise", noise(), "noise", "error with wrong bag labels")
     lines("never", never(), "overlap", "error when a class never wins")
-    lines("saturation", saturation(), "margin", "chance that the label does not win")
+    lines("saturation", saturation(), "margin", "probability that the label does not win")
     lines("estimated", estimated(), "bags", "estimated majority share")
 
 
