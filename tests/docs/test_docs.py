@@ -122,7 +122,7 @@ def test_the_speeds_told_are_those_measured():
     assert f"| {found['seconds_per_run']:.1f} s |" in told
     assert f"| {found['peak_gib']:.1f} GiB |" in told
     starts = found["starts"]
-    assert f"at hand | {starts['first_step_cold']:.1f} s; {found['first_step_seconds']:.1f} s |" in told
+    assert f"caches warm | {starts['first_step_cold']:.1f} s; {found['first_step_seconds']:.1f} s |" in told
     assert f"takes {ways['ours']:.3f} s on an H200" in results
     assert f"takes {ways['plain loop']:.3f} s on the same card in the same run" in results
 

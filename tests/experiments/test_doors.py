@@ -60,7 +60,7 @@ def test_a_range_is_a_recipe_like_any_other(run_cli, tmp_path):
         ("--scenario 0.5-1.2", "0.5-1.2 is no range"),
         ("--scenario nan-0.5", "nan-0.5 is no range"),
         ("--scenario middling", "there are various, small, large, LOW-HIGH such as 0.3-0.5"),
-        ("--scenario 0.05-0.3", "the largest of 10 shares is never below 0.1"),
+        ("--scenario 0.05-0.3", "the largest of 10 shares is at least 0.1"),
         (
             "--scenario 0.3-0.5 --set sampler=official",
             "the official sampler knows various, small, large, not the range 0.3-0.5",

@@ -211,8 +211,8 @@ def test_one_row_or_cell_of_a_table(typed, tmp_path):
     for words, says in [
         (("table4", "--row", "Count"), "no method in table4 'Count'; there are Output+Mean"),
         (("table4", "--dataset", "svhn"), "no dataset in table4 'svhn'; there are CIFAR10, SVHN"),
-        (("--row", "MILLET"), "choose cells of one table"),
-        (("table2", "--row", "MILLET", "--page", "page.html"), "choose cells of one table"),
+        (("--row", "MILLET"), "choose cells of table2 to table6"),
+        (("table2", "--row", "MILLET", "--page", "page.html"), "choose cells of table2 to table6"),
     ]:
         code, _, err = typed(*words)
         assert (code, err.count("\n")) == (2, 1)

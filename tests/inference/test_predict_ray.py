@@ -35,6 +35,7 @@ from headcount.inference.predict_ray import (
     remote_predictor,
     split_bags,
 )
+from headcount.inference.ray_cluster import RayOptions
 from headcount.models.fitted import FittedModel
 from headcount.models.heads import Output
 from headcount.models.network import Model, ModelConfig
@@ -69,7 +70,7 @@ def test_a_node_predicts_as_this_process_does(kind, use_context, tmp_path, monke
             sent = pickle.dumps(detach_bags(bags))
             travelled.append(pickle.loads(sent))
             arguments = {"use_context": use_context}
-            result = predict_on_node(model_files(folder), pickle.loads(sent), arguments, "cpu", 1)
+            result = predict_on_node(model_files(folder), pickle.loads(sent), arguments, RayOptions())
             yield pickle.loads(pickle.dumps(result))
 
     here = predict_dataset(model, dataset, use_context=use_context)
@@ -126,7 +127,7 @@ def test_a_node_predicts_as_a_network_does(network, source):
     files, model = model_files(network), Model.load(network)
     arguments = {"keep": ("features",), "batch_instances": 64}
     for shard in split_bags(bags_of(), 200):
-        got = predict_on_node(files, source(shard), arguments, "cpu", torch.get_num_threads())
+        got = predict_on_node(files, source(shard), arguments, RayOptions(cpus_each=torch.get_num_threads()))
         want = predict(model, shard, **arguments)
         assert torch.equal(got.instance, want.instance)
         assert torch.equal(got.bag, want.bag)
@@ -138,13 +139,13 @@ def test_exceptions_on_a_node(network, tmp_path):
     bags = read(case(tmp_path / "in", "images")[1]).bags
     damaged = (b"damaged", b"damaged")
     with pytest.raises(HeadcountError, match="model"):
-        predict_on_node(damaged, detach_bags(bags), {}, "cpu", 1)
+        predict_on_node(damaged, detach_bags(bags), {}, RayOptions())
 
     def lost():
         raise HeadcountError("shard 3 is not on this disk")
 
     with pytest.raises(HeadcountError, match="shard 3 is not on this disk"):
-        predict_on_node(model_files(network), lost, {}, "cpu", 1)
+        predict_on_node(model_files(network), lost, {}, RayOptions())
 
 
 def test_a_bad_model_is_refused_before_anything_travels(tmp_path):

@@ -49,9 +49,8 @@ def plain_table(*names: str, left: int = 1, no_wrap: bool = True, title: str | N
 def print_methods(model: FittedModel) -> None:
     """The methods that `fit` compared, the best first."""
     truth = model.metadata["data"]["truth"]
-    table = plain_table(
-        "method", "loss on held-out labels", "bag accuracy", *(["instance accuracy (not used)"] if truth else []), ""
-    )
+    not_used = ["instance accuracy (not used)"] if truth else []
+    table = plain_table("method", "loss on held-out labels", "bag accuracy", *not_used, "")
     for c in model.metadata["methods"]:
         cells = [_number(c["loss"], 4), _number(c["bag_accuracy"], 3)]
         cells += [_number(c["instance_accuracy"], 3)] if truth else []

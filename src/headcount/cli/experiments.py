@@ -142,16 +142,13 @@ def paper(
     if style and missing:
         raise HeadcountError(f"--missing lists runs, --{style} writes a table; give one of the two")
     if (row or dataset or scenario) and (item not in tables.TABLES or page or matrix):
-        raise HeadcountError(
-            "--row, --dataset, --scenario choose cells of one table: give table2 to table6, no --page, no --matrix"
-        )
+        raise HeadcountError("--row, --dataset, --scenario choose cells of table2 to table6; give one, no --page, no --matrix")
     records = tables.records_by_recipe(out)
     cached = [name for name in registry.SOURCES if registry.is_available(name)] if run or missing else []
     size = tables.substitute_sources(size, {r.source for r in records}, cached)
     cells = tables.choose_cells(item, size, method=row, dataset=dataset, scenario=scenario) if item in tables.TABLES else []
-    recipes = with_needs(r for c in cells for r in c.recipes) or [
-        r for name in items for r in tables.required_recipes(name, size)
-    ]
+    recipes = with_needs(r for c in cells for r in c.recipes)
+    recipes = recipes or [r for name in items for r in tables.required_recipes(name, size)]
     if run:
         recipes = available_recipes(recipes)
         run_study(recipes, out, make_launcher("processes", processes, None, 0, device), device, compile, table=False)

@@ -21,12 +21,8 @@ from headcount.errors import HeadcountError, check_choice
 CONTEXT = {"auto": None, "on": True, "off": False}
 app = typer.Typer()
 Model = Annotated[Path, typer.Argument(help="The folder that `headcount fit` wrote.")]
-Context = Annotated[
-    str,
-    typer.Option(
-        help="Use the rest of the bag as context: auto (if it helped in cross-validation; never on training bags), on, off."
-    ),
-]
+_CONTEXT = "Use the rest of the bag as context: auto (if it helped in cross-validation; never on training bags), on, off."
+Context = Annotated[str, typer.Option(help=_CONTEXT)]
 
 
 @app.command()

@@ -14,18 +14,15 @@ import typer
 
 Data = Annotated[str, typer.Argument(help="A folder, or a table (.csv .tsv .parquet) or arrays (.npz .npy).")]
 Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:1.")]
-Compile = Annotated[
-    str, typer.Option(help="Compile the network: auto (on a GPU), on or off. Affects speed only; not part of the recipe.")
-]
+_COMPILE = "Compile the network: auto (on a GPU), on or off. Affects speed only; not part of the recipe."
+Compile = Annotated[str, typer.Option(help=_COMPILE)]
 RecordsFolder = Annotated[Path, typer.Option("--out", help="Folder for the records.")]
-Scenario = Annotated[
-    str, typer.Option(help="Distribution of the majority share: various, small, large, or a range such as 0.3-0.5.")
-]
+_SCENARIO = "Distribution of the majority share: various, small, large, or a range such as 0.3-0.5."
+Scenario = Annotated[str, typer.Option(help=_SCENARIO)]
 Source = Annotated[str, typer.Option(help="digits, cifar10, svhn, path, oct, or FILE.npz with images or features and labels.")]
 HeadOption = Annotated[list[str] | None, typer.Option("--option", help="An option of the head, NAME=VALUE; may be repeated.")]
-RayAddress = Annotated[
-    str | None, typer.Option(help="The Ray cluster: auto, local or host:port; default: auto if there is one, else local.")
-]
+_ADDRESS = "The Ray cluster: auto, local or host:port; default: auto if there is one, else local."
+RayAddress = Annotated[str | None, typer.Option(help=_ADDRESS)]
 
 
 class Option(NamedTuple):
@@ -108,13 +105,11 @@ def with_options(parameter: str, options: Mapping[str, Option]) -> Callable[[Cal
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
         names = {name: f"{name}_column" if name in signature.parameters else name for name in options}
-        added = [
-            inspect.Parameter(names[name], inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-            for name, (annotation, default) in options.items()
-        ]
+        kind = inspect.Parameter.KEYWORD_ONLY
+        added = [inspect.Parameter(names[k], kind, default=o.default, annotation=o.annotation) for k, o in options.items()]
         parameters: list[inspect.Parameter] = []
         for p in signature.parameters.values():
-            parameters += added if p.name == parameter else [p.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+            parameters += added if p.name == parameter else [p.replace(kind=kind)]
 
         @functools.wraps(command)
         def with_group(**values: Any) -> None:

@@ -31,6 +31,13 @@ if TYPE_CHECKING:
 app = typer.Typer()
 MAX_SKIPPED = 20  # lines printed about skipped rows, of which there may be millions
 Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
+_METHOD = "auto, or names with commas: tilt, em_forest, count, forest, logistic, or a head."
+_MINUTES = "Time budget in minutes; folds, epochs, then methods are cut to fit. Default: none."
+_BACKBONE = "quick, resnet18, mlp or linear; for images also timm:NAME or torchvision:NAME. Default: chosen by the data."
+_FROZEN = "extract features once and fit all methods on them, or train the network. Default: frozen if it has weights."
+_WEIGHTS = "timm, torchvision: pretrained (default; may download), none, or FILE.safetensors."
+_VIEWS = "Augmentation policy: digit (no flips; default for images), image, tissue, none."
+_EPOCHS = "Training epochs of networks; default by the number of bags."
 
 
 # -- what all commands on a person's own data share, so that they agree about every instance --------------------------------
@@ -79,10 +86,8 @@ def predict_all(model: FittedModel, dataset: BagDataset, use_context: bool | Non
     which = f"{n_trained:,} of the {n_bags:,} bags" if n_trained < n_bags else "these bags"
     without = "; their instances are predicted without context" if use_context is None and model.use_context else ""
     scores = "; cross-validated scores are in model.json" if model.metadata.get("scores") else ""
-    print_message(
-        f"the model was trained on {which}: bag accuracy will be optimistic; instance predictions and shares may be worse than on "
-        f"new bags{scores}{without}"
-    )
+    expect = "bag accuracy will be optimistic; instance predictions and shares may be worse than on new bags"
+    print_message(f"the model was trained on {which}: {expect}{scores}{without}")
     return predictions
 
 
@@ -94,40 +99,17 @@ def predict_all(model: FittedModel, dataset: BagDataset, use_context: bool | Non
 def fit(
     data: Data,
     out: Annotated[Path, typer.Option(help="Folder for the model.")],
-    method: Annotated[
-        str, typer.Option(help="auto, or names with commas: tilt, em_forest, count, forest, logistic, or a head.")
-    ] = "auto",
-    minutes: Annotated[
-        float | None, typer.Option(help="Time budget in minutes; folds, epochs, then methods are cut to fit. Default: none.")
-    ] = None,
+    method: Annotated[str, typer.Option(help=_METHOD)] = "auto",
+    minutes: Annotated[float | None, typer.Option(help=_MINUTES)] = None,
     folds: Annotated[int, typer.Option(help="Folds of the cross-validation, over groups of bags.")] = 5,
     head: Annotated[str | None, typer.Option(help="A network with this head (see `headcount heads`).")] = None,
     option: HeadOption = None,
-    backbone: Annotated[
-        str | None,
-        typer.Option(
-            help="For networks: quick, resnet18, mlp or linear; for images also timm:NAME or torchvision:NAME. "
-            "Default: chosen by the data."
-        ),
-    ] = None,
-    frozen: Annotated[
-        bool | None,
-        typer.Option(
-            "--frozen/--trained",
-            help="timm, torchvision: extract features once and fit all methods on them, or train the network. "
-            "Default: frozen if it has weights.",
-        ),
-    ] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="timm, torchvision: pretrained (default; may download), none, or FILE.safetensors.")
-    ] = None,
+    backbone: Annotated[str | None, typer.Option(help=f"For networks: {_BACKBONE}")] = None,
+    frozen: Annotated[bool | None, typer.Option("--frozen/--trained", help=f"timm, torchvision: {_FROZEN}")] = None,
+    weights: Annotated[str | None, typer.Option(help=_WEIGHTS)] = None,
     size: Annotated[int | None, typer.Option(help="timm, torchvision: resize images to squares of this side.")] = None,
-    views: Annotated[
-        str | None, typer.Option(help="Augmentation policy: digit (no flips; default for images), image, tissue, none.")
-    ] = None,
-    epochs: Annotated[
-        int | None, typer.Option(min=1, help="Training epochs of networks; default by the number of bags.")
-    ] = None,
+    views: Annotated[str | None, typer.Option(help=_VIEWS)] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help=_EPOCHS)] = None,
     seed: Seed = 0,
     device: Device = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing model.")] = False,
@@ -229,9 +211,8 @@ def issues(
     dataset = read_data(data, read_options, fitted, labels=True)
     if fitted is None:
         folds = FOLDS if folds is None else folds
-        print_message(
-            f"out-of-fold predictions of {folds} random forests of {TREES} trees, trained on the bags' labels as instance labels"
-        )
+        forests = f"{folds} random forests of {TREES} trees"
+        print_message(f"out-of-fold predictions of {forests}, trained on the bags' labels as instance labels")
         bag_probabilities = cross_val_bag_probabilities(dataset, folds, seed or 0)
     else:
         predictions = predict_all(fitted, dataset)

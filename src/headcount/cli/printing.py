@@ -207,19 +207,7 @@ def print_matrix(item: str, cells: Sequence[Cell], records: Records) -> None:
 
 def as_csv(cells: list[Cell], records: Records) -> str:
     """One line per cell; ours is empty where no run exists. ``source`` is what our numbers are of."""
-    header = [
-        "scenario",
-        "method",
-        "dataset",
-        "printed_mean",
-        "printed_std",
-        "mean",
-        "std",
-        "runs",
-        "runs_wanted",
-        "source",
-        "sweep",
-    ]
+    header = ["scenario", "method", "dataset", "printed_mean", "printed_std", "mean", "std", "runs", "runs_wanted"]
     lines = []
     for c in cells:
         mean, deviation, count = c.value(records)
@@ -227,7 +215,7 @@ def as_csv(cells: list[Cell], records: Records) -> str:
         source = "/".join(dict.fromkeys(r.source for r in c.recipes))
         sweep = "coarse" if c.is_coarse(records) else ""
         lines.append([c.scenario, c.method, c.dataset, c.printed.mean, c.printed.deviation, *ours, source, sweep])
-    return _csv(header, lines)
+    return _csv([*header, "source", "sweep"], lines)
 
 
 def as_latex(cells: list[Cell], records: Records) -> str:

@@ -51,10 +51,8 @@ def _add_fields(axes: dict[str, list[Any]], given: list[tuple[str, str]], base: 
         name, values = _split_pair(flag, text)
         field, dot, inner = ("options", ".", name) if flag == "--option" else name.partition(".")
         if name.endswith("options") or name == "trouble":
-            raise HeadcountError(
-                f"--set cannot give {name} as a whole; give --option NAME=VALUE for the head, --set backbone.NAME=VALUE, "
-                "--set trouble.NAME=VALUE"
-            )
+            advice = "give --option NAME=VALUE for the head, --set backbone.NAME=VALUE, --set trouble.NAME=VALUE"
+            raise HeadcountError(f"--set cannot give {name} as a whole; {advice}")
         if name in names_given:
             raise HeadcountError(f"{flag} {name} is given twice; give it once, with commas between several values")
         if flag == "--set" and name in (*axes, "source", "scenario", "head", "removal"):

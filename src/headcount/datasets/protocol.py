@@ -178,7 +178,7 @@ def draw_instances(
     return rows
 
 
-CORRUPTION_RANGES = {"wrong": (0, 1), "unequal": (1, 1e6), "never": (0, 1 << 20), "merge": (1, 1 << 20)}
+CORRUPTION_RANGES = {"wrong": (0, 1), "unequal": (1, 10**6), "never": (0, 1 << 20), "merge": (1, 1 << 20)}
 
 
 def check_corruption(corruption: Mapping[str, Any]) -> None:
@@ -195,11 +195,7 @@ def check_corruption(corruption: Mapping[str, Any]) -> None:
     """
     for name, value in corruption.items():
         check_choice("trouble", name, CORRUPTION_RANGES)
-        low, high = CORRUPTION_RANGES[name]
-        integer = name in ("never", "merge")
-        if not isinstance(value, int if integer else (int, float)) or isinstance(value, bool) or not low <= value <= high:
-            kind = "the number of a class" if name == "never" else f"a {'whole ' * integer}number from {low} to {high:g}"
-            raise HeadcountError(f"trouble {name} is {kind}, got {value!r}")
+        check_number(f"trouble {name}", value, *CORRUPTION_RANGES[name], integer=name in ("never", "merge"))
 
 
 def corrupt(bags: Mapping[str, Bags], corruption: Mapping[str, Any], seed: int) -> dict[str, Bags]:

@@ -197,8 +197,8 @@ def _load_named(name: str, cache: Path) -> Source:
 
 
 @functools.lru_cache(maxsize=8)
-def _load_npz(path: Path, changed: int, size: int) -> Source:
-    """``changed`` and ``size`` are part of the cache's key, so that a file that has changed is read again."""
+def _load_npz(path: Path, modified: int, size: int) -> Source:
+    """``modified`` and ``size`` are part of the cache's key, so that a file that has changed is read again."""
     data, truth, classes, _ = parsers.read_npz(path)
     classes = classes or tuple(str(k) for k in range(int(truth.max()) + 1))
     return Source(path.name, data, truth, classes, data_cache.data_checksum(data, truth))

@@ -56,9 +56,7 @@ def bin_edges(scenario: str, classes: int) -> Array:
     if low >= high:
         raise HeadcountError(f"scenario {scenario} needs at least {3 if scenario == 'small' else 2} classes, got {classes}")
     if low < 1 / classes:
-        raise HeadcountError(
-            f"scenario {scenario}: the largest of {classes} shares is never below {1 / classes:.4g}; start there"
-        )
+        raise HeadcountError(f"scenario {scenario}: the largest of {classes} shares is at least {1 / classes:.4g}; start there")
     return low + (high - low) * np.arange(BINS + 1) / BINS
 
 

@@ -93,8 +93,8 @@ def substitute_sources(scale: Scale, *available: Collection[str]) -> Scale:
 
     def choose(source: str) -> str:
         pair = {source, SUBSTITUTES.get(source, source)}
-        held = next((pair.intersection(names) for names in available if pair.intersection(names)), {source})
-        return source if source in held else SUBSTITUTES[source]
+        present = next((pair.intersection(names) for names in available if pair.intersection(names)), {source})
+        return source if source in present else SUBSTITUTES[source]
 
     return replace(scale, sources={dataset: choose(source) for dataset, source in scale.sources.items()})
 

@@ -23,6 +23,7 @@ from headcount.models.backbones import BACKBONES
 from headcount.models.heads import check_options, find_head, head_code
 from headcount.models.network import ModelConfig
 from headcount.training.config import TrainConfig
+from headcount.training.mpem import DISTANCES, PROTOTYPE_BAGS
 
 Options = tuple[tuple[str, Any], ...]
 
@@ -106,8 +107,6 @@ class Recipe:
     trouble: Options = ()
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            object.__setattr__(self, f.name, to_python_scalar(getattr(self, f.name)))
         for name in ("options", "backbone_options", "trouble"):
             object.__setattr__(self, name, _sorted_options(getattr(self, name)))
         for name, choices in _CHOICES.items():
@@ -122,7 +121,7 @@ class Recipe:
         for name, value in {**vars(self.protocol), **vars(self.train_config)}.items():  # checked there; seed: the training's
             object.__setattr__(self, name, value)
         for name in ("drop_before_forward", "mirror"):
-            check_bool(name, getattr(self, name))
+            object.__setattr__(self, name, check_bool(name, getattr(self, name)))
         if not isinstance(self.head, str) or ":" not in self.head:
             check_options(self.head, dict(self.options))
         check_corruption(dict(self.trouble))
@@ -208,7 +207,7 @@ class Recipe:
 
 
 _MPEM_FIELDS = ("removal", "distance", "prototype_bags", "drop_before_forward")
-_CHOICES = {"distance": ("euclidean", "mahalanobis"), "prototype_bags": ("correct", "all")}
+_CHOICES = {"distance": DISTANCES, "prototype_bags": PROTOTYPE_BAGS}
 _RANGES: dict[str, tuple[float, float]] = {"fold": (0, FOLDS - 1), "data_seed": RANGES["seed"], "removal": (0.0, 1.0)}
 
 

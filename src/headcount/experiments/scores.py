@@ -220,9 +220,10 @@ def holm(p: Sequence[float]) -> list[float]:
     return adjusted.tolist()
 
 
-def compare_with_best(rows: Sequence[Row], metric: str = "instance_accuracy") -> list[PairedTest | None]:
-    """Each row against the best over the folds and seeds that both have, p by Holm over the rows; None for the best. Rows that
+def compare_with_best(rows: Sequence[Row]) -> list[PairedTest | None]:
+    """Each row's instance accuracy against the best over the folds and seeds that both have, p by Holm over the rows; None for the best. Rows that
     were trained with instance labels are compared, but are never the best."""
+    metric = "instance_accuracy"
     values = [{_fold_and_seed(r): r.scores[metric] for r in row.records if r.scores.get(metric) is not None} for row in rows]
     means = [math.nan if row.records[0].uses_instance_labels else row.score(metric)[0] for row in rows]
     if np.isnan(means).all():

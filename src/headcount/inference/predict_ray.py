@@ -82,7 +82,7 @@ def _predict_shards(
             for shard in shards:
                 if len(submitted) >= limit:
                     yield _fetch(ray, submitted.popleft(), options.retries)
-                submitted.append(send.remote(files, shard, arguments, options.device, options.threads))
+                submitted.append(send.remote(files, shard, arguments, options))
             while submitted:
                 yield _fetch(ray, submitted.popleft(), options.retries)
         finally:
@@ -122,13 +122,11 @@ def model_files(folder: Path | str) -> ModelFiles:
     return tuple((Path(folder) / name).read_bytes() for name in (WEIGHTS_FILE, JSON_FILE))
 
 
-def predict_on_node(
-    files: ModelFiles, shard: ShardSource, arguments: Arguments, device: str, threads: int
-) -> Predictions | Output:
+def predict_on_node(files: ModelFiles, shard: ShardSource, arguments: Arguments, options: RayOptions) -> Predictions | Output:
     """What the model in these files predicts of a shard."""
-    torch.set_num_threads(threads)
+    torch.set_num_threads(options.threads)
     bags = shard if isinstance(shard, Bags) else shard()
-    model = _cached_model(files, device)
+    model = _cached_model(files, options.device)
     return predict(model, bags, **arguments) if isinstance(model, Model) else model.predict(bags, **arguments)
 
 

@@ -120,7 +120,7 @@ def fit_context(logits: Tensor, valid: Bags) -> ContextModel:
 
 
 def assess_context(
-    log_p: Tensor, segments: Segments, target: Tensor, prior: Tensor, counted: Tensor | None = None
+    log_p: Tensor, segments: Segments, target: Tensor, prior: Tensor, counted: Tensor | None
 ) -> ContextAssessment:
     """Assess from log P(y | x) (N, C) of instances by themselves, in bags that the model was not trained on."""
     concentration, gain = proportions.fit_concentration(log_p, segments, prior.expand(segments.n_bags, -1), prior)
@@ -156,7 +156,7 @@ def calibrated_probabilities(model: ContextModel, logits: Tensor, bags: Bags, *,
 
 
 def calibrated_proportions(
-    model: ContextModel, logits: Tensor, bags: Bags, *, use_labels: bool = True, level: float = 0.9, seed: int = 0
+    model: ContextModel, logits: Tensor, bags: Bags, *, use_labels: bool = True, level: float = 0.9
 ) -> Proportions:
     """The class shares of each bag with intervals, sampled on the CPU; a bag's label, if used, makes them narrower."""
     bags = bags.to("cpu")
@@ -164,9 +164,8 @@ def calibrated_proportions(
     target = bags.target if use_labels else torch.zeros_like(bags.target)
     labelled = target.sum(1) > 0
     concentration = torch.where(labelled, model.concentration_labelled, model.assessment.concentration)[:, None]
-    draws = make_generator(seed, "census")
     fit = (log_p, bags.segments(), target, model.transition, concentration)
-    return proportions.estimate_proportions(*fit, draws, counted=bags.counted, level=level)
+    return proportions.estimate_proportions(*fit, make_generator(0, "census"), counted=bags.counted, level=level)
 
 
 def _bag_loss(log_p: Tensor, segments: Segments, target: Tensor, counted: Tensor | None) -> Tensor:

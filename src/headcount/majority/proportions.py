@@ -48,12 +48,10 @@ def log_posterior_given_share(log_p: Tensor, segments: Segments, share: Tensor, 
     return (log_p + log_ratio).log_softmax(1)
 
 
-def fit_shares(
-    log_p: Tensor, segments: Segments, prior_mean: Tensor, prior: Tensor, concentration: float, iterations: int = 20
-) -> Tensor:
+def fit_shares(log_p: Tensor, segments: Segments, prior_mean: Tensor, prior: Tensor, concentration: float) -> Tensor:
     """(B, C) the shares of each bag by EM; the prior mean counts as ``concentration`` further instances."""
     share, size = prior_mean, segments.total_weight()[:, None]
-    for _ in range(iterations):
+    for _ in range(20):
         expected_counts = segments.sum(log_posterior_given_share(log_p, segments, share, prior).exp())
         share = (expected_counts + concentration * prior_mean) / (size + concentration)
     return share
@@ -159,13 +157,7 @@ def estimate_proportions(
 
 @torch.no_grad()
 def laplace_proportions(
-    log_p: Tensor,
-    segments: Segments,
-    prior: Tensor,
-    concentration: float,
-    *,
-    level: float = 0.9,
-    max_products: int = MAX_PRODUCTS,
+    log_p: Tensor, segments: Segments, prior: Tensor, concentration: float, level: float = 0.9, max_products: int = MAX_PRODUCTS
 ) -> Proportions:
     """The class shares of bags of any size, with intervals, without using labels: a Laplace approximation of the sampling.
     Uncertain are the class of each instance given theta, and theta itself. The log-likelihood of theta, sum_i log r_i theta

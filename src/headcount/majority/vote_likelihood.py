@@ -128,11 +128,11 @@ def count_pmf_tree(log_p: Tensor, log_q: Tensor) -> Tensor:
     return log_pmf[:, :, 0, : log_p.shape[1] + 1]
 
 
-def variance_shares(variance: Tensor, rounds: int = 4) -> Tensor:
+def variance_shares(variance: Tensor) -> Tensor:
     """(B, C) shares b that add up to one, with b_k (1 - b_k) proportional to the variance of count k."""
     v = variance + 1e-12  # where nothing is uncertain, equal shares
     b = v / v.sum(1, keepdim=True)
-    for _ in range(rounds):
+    for _ in range(4):
         b = v / (1 - b).clamp_min(1e-3)
         b = b / b.sum(1, keepdim=True)
     return b

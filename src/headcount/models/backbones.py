@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from headcount.bags import Bags
-from headcount.errors import HeadcountError, check_choice
+from headcount.errors import HeadcountError, check_choice, check_number
 from headcount.models import library_backbones
 from headcount.readers.transforms import StandardScaler
 
@@ -220,9 +220,7 @@ def build_backbone(name: CustomBackbone | str, shape: tuple[int, ...], options: 
         if len(shape) != 3 and name in ("resnet18", "quick"):
             raise HeadcountError(f"backbone {name} reads images, the instances are features of {shape[0]}; use mlp or linear")
         remaining = {**options}
-        networks = remaining.pop("networks", 1)
-        if isinstance(networks, bool) or not isinstance(networks, int) or networks < 1:
-            raise HeadcountError(f"networks is a whole number from 1, got {networks!r}")
+        networks = check_number("networks", remaining.pop("networks", 1), 1, 1 << 10, integer=True)
         built = [build(shape, **remaining) for _ in range(networks)]
         return built[0] if networks == 1 else ConcatBackbones(built)
     except (TypeError, RuntimeError) as e:  # torch raises a RuntimeError for a width below zero

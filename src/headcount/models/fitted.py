@@ -121,10 +121,8 @@ class FittedModel:
         if not len(bags):
             raise HeadcountError("no bags to predict; give at least one")
         if bags.pool.shape != self.preprocessor.shape:
-            raise HeadcountError(
-                f"the model takes instances of shape {self.preprocessor.shape}, got {bags.pool.shape}; "
-                "prepare them with dataset.to_bags(model.preprocessor)"
-            )
+            problem = f"the model takes instances of shape {self.preprocessor.shape}, got {bags.pool.shape}"
+            raise HeadcountError(f"{problem}; prepare them with dataset.to_bags(model.preprocessor)")
         if batch_instances is None:
             batch_instances = max(16, min(BATCH_INSTANCES, _BATCH_BYTES // (4 * math.prod(bags.pool.shape))))
         p, bag_log_p = estimator_probabilities(

@@ -25,7 +25,7 @@ from headcount.bags.pool import to_numpy
 from headcount.errors import HeadcountError
 from headcount.io import load_npy, open_npz
 from headcount.readers.columns import abbreviate, clean_name, drop_values, factorize, preview
-from headcount.readers.dataset import LOOSE, BagLabels, RawData, ReadOptions
+from headcount.readers.dataset import NO_BAGS, BagLabels, RawData, ReadOptions
 from headcount.readers.labels import are_positional, drop_missing_classes, join_labels
 from headcount.readers.preprocessing import Preprocessor
 from headcount.readers.rows import check_weights
@@ -146,7 +146,7 @@ def read_named_arrays(
         raw.coords = a.astype(np.float64)
     if "group" in arrays:
         raw.group = tuple(clean_name(v) or f"only {names[b]}" for b, v in enumerate(arrays["group"].tolist()))
-    raw.notes += [] if {"bag", "sizes", "offsets"} & set(arrays) else [LOOSE]
+    raw.notes += [] if {"bag", "sizes", "offsets"} & set(arrays) else [NO_BAGS]
     raw.bag, raw.all_finite = np.where(excluded, -1, bag), not excluded.any()
     return raw
 

@@ -273,10 +273,10 @@ def note_similar_classes(classes: Iterable[str]) -> list[str]:
     return [line] if variants else []
 
 
-def abbreviate(value: Any, most: int = 40) -> str:
+def abbreviate(value: Any) -> str:
     """A value as an error message shows it."""
     text = repr(value)
-    return text if len(text) <= most else text[: most - 3] + "..."
+    return text if len(text) <= 40 else text[:37] + "..."
 
 
 def preview(values: Sequence[Any], most: int = 3) -> str:

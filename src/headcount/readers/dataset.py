@@ -44,7 +44,7 @@ class ErrorPolicy:
         return wrong
 
 
-LOOSE = "no bags: each instance is predicted by itself"
+NO_BAGS = "no bags: each instance is predicted by itself"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from PIL import Image
 from headcount.errors import HeadcountError
 from headcount.io import check_declared_size
 from headcount.readers.columns import as_text, clean_name, preview
-from headcount.readers.dataset import LOOSE, BagLabels, RawData, ReadOptions
+from headcount.readers.dataset import NO_BAGS, BagLabels, RawData, ReadOptions
 from headcount.readers.flat_array import Part, build_flat_array, cache_key
 from headcount.readers.labels import join_labels
 from headcount.readers.preprocessing import Preprocessor
@@ -57,7 +57,7 @@ def read_folder(folder: Path, options: ReadOptions) -> RawData:
         raise HeadcountError(f"is a bag one folder down or two? {both}; use folder/<bag>/* or folder/<label>/<bag>/*")
     if is_loose := options.bags_optional and not flat and not deep and label_file is None:
         flat = {(f,): [f] for f in _image_files(folder, notes)}
-        notes += [LOOSE] if flat else []
+        notes += [NO_BAGS] if flat else []
     if not flat and not deep:
         endings = " ".join(IMAGE_SUFFIXES)
         raise HeadcountError(f"no images in the sub-folders of {root}; they end in {endings}, one folder per bag")

@@ -268,8 +268,5 @@ def _note_dropped_bags(raw: RawData, target: np.ndarray, tied: np.ndarray, kept:
         "left out for a tie": tied,
         "left out, nothing in them could be read": unreadable,
     }
-    return [
-        f"{int(mask.sum()):,} bags {reason}: {preview([raw.names[b] for b in np.flatnonzero(mask)])}"
-        for reason, mask in reasons.items()
-        if mask.any()
-    ]
+    named = {reason: [raw.names[b] for b in np.flatnonzero(mask)] for reason, mask in reasons.items()}
+    return [f"{len(names):,} bags {reason}: {preview(names)}" for reason, names in named.items() if names]

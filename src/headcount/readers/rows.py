@@ -11,7 +11,7 @@ import numpy as np
 
 from headcount.errors import HeadcountError
 from headcount.readers.columns import ColumnRoles, as_text, dictionary_codes
-from headcount.readers.dataset import LOOSE, BagLabels, ErrorPolicy, RawData, ReadOptions
+from headcount.readers.dataset import NO_BAGS, BagLabels, ErrorPolicy, RawData, ReadOptions
 from headcount.readers.feature_columns import select_features
 from headcount.readers.images import read_images
 from headcount.readers.labels import first_per_bag, groups_per_bag, join_labels, labels_from_rows, parse_class_column
@@ -48,7 +48,7 @@ def read_table(data: Any, options: ReadOptions) -> RawData:
         raise HeadcountError(f"neither {origin} nor the label file has a column {options.roles.group!r} (group)")
     in_words = [f"{role} {name!r}" for role, name in roles.assigned_columns()]
     in_words += [f"votes {', '.join(roles.votes)}"] if roles.votes else []
-    notes = [f"columns: {', '.join(in_words)}", *notes, *([] if roles.bag in source else [LOOSE])]
+    notes = [f"columns: {', '.join(in_words)}", *notes, *([] if roles.bag in source else [NO_BAGS])]
     raw = RawData(
         summary="", origin=origin, schema=Preprocessor("table"), content=None, bag=bag, names=names,
         labels=labels, ids=table, digest=source.digest, group=group, notes=notes,

@@ -183,11 +183,9 @@ def list_slide_files(folder: Path) -> dict[str, Path]:
         features = [s for s in folder.glob("features_*") if s.is_dir()]
         for subfolder in (folder / "pt_files", folder / "h5_files", *(features if len(features) == 1 else ()), folder):
             candidates = sorted(subfolder.iterdir()) if subfolder.is_dir() else []
-            candidates = [
-                f for f in candidates if f.suffix.lower() in SLIDE_SUFFIXES and not f.name.startswith((".", "labels."))
-            ]
             for file in sorted(candidates, key=lambda f: f.suffix.lower() in _HDF5):
-                files[clean_name(file.stem) or file.stem] = file
+                if file.suffix.lower() in SLIDE_SUFFIXES and not file.name.startswith((".", "labels.")):
+                    files[clean_name(file.stem) or file.stem] = file
     except OSError as e:
         raise HeadcountError(f"cannot look into {folder}: {e.strerror or e}") from None
     return dict(sorted(files.items()))

@@ -188,11 +188,11 @@ def _confusion(method: ReportMethod) -> FigureGroup:
     return FigureGroup("Confusion matrix", text, "table", (panel,), tuple(_frequent_errors(total, classes)))
 
 
-def _frequent_errors(counts: np.ndarray, classes: Sequence[str], most: int = 5) -> Iterator[str]:
-    """The errors with the largest share of their true class, in words."""
+def _frequent_errors(counts: np.ndarray, classes: Sequence[str]) -> Iterator[str]:
+    """The five errors with the largest share of their true class, in words."""
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     np.fill_diagonal(share, 0)
-    for cell in np.argsort(-share, axis=None, kind="stable")[:most]:
+    for cell in np.argsort(-share, axis=None, kind="stable")[:5]:
         true, predicted = divmod(int(cell), len(classes))
         if share[true, predicted] > 0:
             part = f"{100 * share[true, predicted]:.1f} % of “{classes[true]}”"

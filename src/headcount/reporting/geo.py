@@ -57,10 +57,9 @@ def write_geojson(folder: Path, dataset: BagDataset, predictions: Predictions) -
     assert dataset.tile_sizes is not None
     with atomic_folder(folder) as part:
         for name, _, rows, corners in _located_bags(dataset, ".geojson"):
-            features = _features(
-                corners, dataset.tile_sizes[rows], predictions.instance_probabilities[rows], predictions.classes
-            )
-            atomic_write(part / name, lambda f, lines=features: f.writelines(lines))
+            p, sides = predictions.instance_probabilities[rows], dataset.tile_sizes[rows]
+            lines = _features(corners, sides, p, predictions.classes)
+            atomic_write(part / name, lambda f, lines=lines: f.writelines(lines))
 
 
 def _features(corners: np.ndarray, sides: np.ndarray, p: np.ndarray, classes: Sequence[str]) -> Iterator[bytes]:

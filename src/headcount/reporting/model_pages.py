@@ -29,15 +29,8 @@ _LOCAL = 8  # columns of single instances: the most important ones
 
 def render_fit_page(model: FittedModel, title: str = "A model from majority labels") -> str:
     """The page as a string."""
-    return render_template(
-        "fit.html",
-        title=title,
-        metadata=model.metadata,
-        classes=model.classes,
-        shares=_majority_shares(model),
-        context=context_sentence(model),
-        figures=_figures(model),
-    )
+    shown = {"metadata": model.metadata, "classes": model.classes, "shares": _majority_shares(model)}
+    return render_template("fit.html", title=title, context=context_sentence(model), figures=_figures(model), **shown)
 
 
 def _majority_shares(model: FittedModel) -> list[tuple[str, int, str, str]]:
@@ -193,10 +186,9 @@ def explain_bag(dataset: BagDataset, predictions: Predictions, b: int) -> Simple
 def explain_class(dataset: BagDataset, predictions: Predictions, k: int, members: np.ndarray) -> SimpleNamespace:
     """The most typical and the most ambiguous of the instances that are predicted to belong to a class."""
     p = predictions.instance_probabilities[members]
-    typical, ambiguous = (
-        _instances(dataset, predictions, members[np.argsort(key, kind="stable")[:_INSTANCES]])
-        for key in (-p[:, k], p[:, k] - np.partition(p, -2, axis=1)[:, -2])
-    )
+    keys = (-p[:, k], p[:, k] - np.partition(p, -2, axis=1)[:, -2])
+    chosen = (members[np.argsort(key, kind="stable")[:_INSTANCES]] for key in keys)
+    typical, ambiguous = (_instances(dataset, predictions, rows) for rows in chosen)
     return SimpleNamespace(name=predictions.classes[k], count=len(members), typical=typical, ambiguous=ambiguous)
 
 
@@ -207,12 +199,11 @@ def _instances(
     p = predictions.instance_probabilities[rows]
     votes = np.zeros(len(rows)) if votes is None else votes
     columns = (rows.tolist(), p.argmax(1).tolist(), p.max(1).tolist(), votes.tolist())
-    return [
-        SimpleNamespace(
-            number=i, view=view_instance(dataset, i), predicted=predictions.classes[k], confidence=confidence, vote=vote
-        )
-        for i, k, confidence, vote in zip(*columns, strict=True)
-    ]
+    shown = []
+    for i, k, confidence, vote in zip(*columns, strict=True):
+        view, predicted = view_instance(dataset, i), predictions.classes[k]
+        shown.append(SimpleNamespace(number=i, view=view, predicted=predicted, confidence=confidence, vote=vote))
+    return shown
 
 
 class Attribution(NamedTuple):
@@ -229,7 +220,7 @@ class Attribution(NamedTuple):
 
 
 def attribute_columns(
-    model: FittedModel, dataset: BagDataset, predictions: Predictions, instances: np.ndarray, *, seed: int = 0
+    model: FittedModel, dataset: BagDataset, predictions: Predictions, instances: np.ndarray
 ) -> Attribution | None:
     """The importance of the columns, and their contributions to the predictions of some instances; None without columns."""
     blocks, end = {}, 0
@@ -240,7 +231,7 @@ def attribute_columns(
     if not blocks:
         return None
     bags, predicted = dataset.to_bags(model.preprocessor), predictions.instance_prediction
-    generator = np.random.default_rng([seed, 5021])
+    generator = np.random.default_rng([0, 5021])
 
     def contributions(rows: np.ndarray, names: list[str], draws: int) -> np.ndarray:
         """(n, names)"""
@@ -262,10 +253,9 @@ def attribute_columns(
     order = np.argsort(-importance[:, 0], kind="stable")
     columns = [list(blocks)[i] for i in order]
     local = contributions(instances, columns[:_LOCAL], 16)
-    ranked = {
-        int(i): tuple(sorted(zip(columns, row.tolist(), strict=False), key=lambda pair: -abs(pair[1])))
-        for i, row in zip(instances, local, strict=True)
-    }
+    ranked = {}
+    for i, row in zip(instances.tolist(), local.tolist(), strict=True):
+        ranked[i] = tuple(sorted(zip(columns, row, strict=False), key=lambda pair: -abs(pair[1])))
     return Attribution(tuple(columns), importance[order], ranked)
 
 

@@ -99,9 +99,7 @@ class PaperRunGroup(NamedTuple):
     lines: list[PaperRunLine]
 
 
-def run_groups(
-    scenario: str, scale: Scale, records: Records, chosen: set[str], removals: Sequence[float]
-) -> list[PaperRunGroup]:
+def run_groups(scenario: str, scale: Scale, records: Records, chosen: set[str], removals: list[float]) -> list[PaperRunGroup]:
     """The recipes that have run; the runs of MPEM that "Ours" chose are marked."""
     rows: dict[tuple[str, ...], dict[str, tuple[Recipe, ...]]] = {
         (method,): {d: scale.recipes(method, d, scenario) for d in paper.DATASETS} for method in paper.METHODS
@@ -115,9 +113,7 @@ def run_groups(
         for name, folds in recipes.items():
             available = [records.get(r) for r in folds]
             if any(available):
-                runs = [
-                    None if r is None else RunSummary(r, chosen=r.recipe.removal > 0 and r.key in chosen) for r in available
-                ]
+                runs = [None if r is None else RunSummary(r, chosen=r.key in chosen) for r in available]
                 title = f"r = {name}" if folds[0].removal else name
                 lines.append(PaperRunLine(tables.slug("runs", scenario, *names, name), title, runs))
         if lines:
@@ -181,7 +177,7 @@ def _group_names(values: Mapping[str, str]) -> dict[str, str]:
 
 def agreement_scatter(pairs: Sequence[tuple[float, float]]) -> Markup:
     """A dot per cell, our value against the printed one."""
-    figure = plots.share_scatter(*np.array(pairs).T, PALETTE[0], ("printed", "ours"))
+    figure = plots.share_scatter(*np.array(pairs).T, PALETTE[0], "printed", "ours")
     return svg_panel("", figure, "scatter", "Every complete cell of the tables: our value against the printed one").svg
 
 

@@ -211,11 +211,9 @@ def _box(ax: Axes, y: float, values: np.ndarray, colour: str) -> None:
     ax.plot(outliers, np.full_like(outliers, y), "o", ms=3, color=colour, alpha=0.5, mew=0)
 
 
-def share_scatter(
-    before: Numbers, after: Numbers, colour: str = PALETTE[1], axes: tuple[str, str] = ("before", "after")
-) -> Figure:
+def share_scatter(before: Numbers, after: Numbers, colour: str = PALETTE[1], x: str = "before", y: str = "after") -> Figure:
     """The share of the majority in each training bag before and after removal; it has grown above the dashed line."""
-    with unit_square(axes[1], axes[0]) as (figure, ax):
+    with unit_square(y, x) as (figure, ax):
         ax.plot(before, after, "o", ms=4, color=colour, alpha=0.45, mew=0, clip_on=False)
     return figure
 

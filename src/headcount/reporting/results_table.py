@@ -174,9 +174,8 @@ def _short_labels(rows: Sequence[Row]) -> tuple[dict[str, str], dict[str, str], 
         defaults = head_options(head_name)
         options = {label: {**defaults, **changes} for label, changes in given.items()}
         usual = {k: _most_common(values[k] for values in options.values()) for k in defaults}
-        names = {
-            label: head.display_name({k: v for k, v in values.items() if v != usual[k]}) for label, values in options.items()
-        }
+        unusual = {label: {k: v for k, v in values.items() if v != usual[k]} for label, values in options.items()}
+        names = {label: head.display_name(values) for label, values in unusual.items()}
         if len(set(names.values())) == len(names):
             short |= names
             family |= dict.fromkeys(names, head.title)

@@ -97,12 +97,12 @@ class ChunkedStep:
         if self.fits(loader, ids):
             return trainer.valid_step(ids)
         parts, weights = self._parts(model.head, loader, ids)
-        losses = [
-            self._bag_loss(model, loader, batch, position)
-            if self._is_large(batch)
-            else trainer.batch_valid_loss(loader.read(position), batch)
-            for batch, position in parts
-        ]
+        losses = []
+        for batch, position in parts:
+            if self._is_large(batch):
+                losses.append(self._bag_loss(model, loader, batch, position))
+            else:
+                losses.append(trainer.batch_valid_loss(loader.read(position), batch))
         return (torch.stack(losses) * weights).sum() / weights.sum().clamp_min(1e-12)
 
     def _parts(
@@ -163,10 +163,9 @@ class ChunkedStep:
             try:
                 return head.loss(Output(no_logits, *head.readout(head.merge(stats))), batch, None)
             except (AttributeError, TypeError) as e:
-                raise HeadcountError(
-                    f"the loss of head {model.config.head} uses the instances' logits, and a bag in chunks never has all of "
-                    f"them ({e}); let accumulate return what the loss needs, or give chunk_instances 0"
-                ) from e
+                problem = f"the loss of head {model.config.head} uses the instances' logits, and a bag in chunks never has all"
+                advice = "let accumulate return what the loss needs, or give chunk_instances 0"
+                raise HeadcountError(f"{problem} of them ({e}); {advice}") from e
 
     def why_not_splittable(self) -> str:
         """Why the loss of a batch is not the weighted mean of those of its parts; empty if it is."""
@@ -188,10 +187,8 @@ class ChunkedStep:
         problem = f"chunk_instances {self.budget} splits batches, and"
         instead = "give chunk_instances 0 (and fewer batch_bags, if memory is short)"
         if training and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.trainer.model.modules()):
-            raise HeadcountError(
-                f"{problem} batch-norm learns from whole batches (backbone {network.backbone}, head {network.head}); "
-                f"use a backbone and head without it, such as mlp and count, or {instead}"
-            )
+            why = f"batch-norm learns from whole batches (backbone {network.backbone}, head {network.head})"
+            raise HeadcountError(f"{problem} {why}; use a backbone and head without it, such as mlp and count, or {instead}")
         if reason := self.why_not_splittable():
             raise HeadcountError(f"{problem} head {network.head} needs them whole: {reason}; {instead}")
         if head.depends_on_batch:
@@ -201,11 +198,9 @@ class ChunkedStep:
             if training and not reason and (views > 1 or head.teacher is not None):
                 reason = "it needs several views, or a teacher"
             if reason:
-                raise HeadcountError(
-                    f"bag {int(bag)} has {int(loader.bags.sizes[bag])} instances, more than chunk_instances {self.budget}, "
-                    f"and head {network.head} cannot process a bag in chunks: {reason}; give a larger chunk_instances, or "
-                    "another head, such as count"
-                )
+                problem = f"bag {int(bag)} has {int(loader.bags.sizes[bag])} instances, more than chunk_instances {self.budget}"
+                reason = f"head {network.head} cannot process a bag in chunks: {reason}"
+                raise HeadcountError(f"{problem}, and {reason}; give a larger chunk_instances, or another head, such as count")
 
 
 def _chunk(batch: Batch, rows: Tensor) -> Batch:

@@ -6,14 +6,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headcount.bags import Bags
-from headcount.errors import HeadcountError, check_choice, check_number, to_python_scalar
+from headcount.errors import HeadcountError, check_choice, check_number
 from headcount.models.heads import HEADS, Head, Output
 from headcount.models.network import Model
 from headcount.training.augment import FEATURE_VIEWS, VIEWS, Policy
@@ -101,19 +101,16 @@ class TrainConfig:
     chunk_instances: int = 0
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            object.__setattr__(self, f.name, to_python_scalar(getattr(self, f.name)))
         for name, choices in CHOICES.items():
-            value = getattr(self, name)  # functions are of one's own
+            value = getattr(self, name)  # a function is the user's own
             if not (name in ("optimizer", "views") and all(map(callable, value if isinstance(value, tuple) else (value,)))):
                 check_choice(name, value, choices)
         for name, (low, high) in RANGES.items():
             integer = isinstance(getattr(TrainConfig, name), int)
             object.__setattr__(self, name, check_number(name, getattr(self, name), low, high, integer=integer))
         if self.patience and self.selection == "last":
-            raise HeadcountError(
-                f"patience={self.patience} waits for a better epoch, selection=last keeps the last one; give one of the two"
-            )
+            given = f"patience={self.patience} waits for a better epoch, selection=last keeps the last one"
+            raise HeadcountError(f"{given}; give one of the two")
 
 
 def check_compatible(model: Model, train: Bags, valid: Bags, config: TrainConfig) -> None:
@@ -122,13 +119,12 @@ def check_compatible(model: Model, train: Bags, valid: Bags, config: TrainConfig
         if not len(bags):
             raise HeadcountError(f"there are no {role} bags; give at least one")
         if bags.pool.shape != tuple(model.config.shape):
-            raise HeadcountError(
-                f"an instance of the {role} bags has shape {bags.pool.shape}, the model was built for {model.config.shape}"
-            )
+            given = f"an instance of the {role} bags has shape {bags.pool.shape}"
+            raise HeadcountError(f"{given}, the model was built for {model.config.shape}")
         if bags.classes != model.config.classes:
             given, expected = (", ".join(classes[:8]) for classes in (bags.classes, model.config.classes))
             raise HeadcountError(
-                f"the {role} bags have the classes {given}, the model {expected}; give the same ones in the same order"
+                f"the {role} bags have the classes {given}, the model {expected}; give the same, in this order"
             )
     if train.pool.kind == "features" and isinstance(config.views, str) and config.views not in FEATURE_VIEWS:
         choices = ", ".join(filter(None, FEATURE_VIEWS))
@@ -136,10 +132,8 @@ def check_compatible(model: Model, train: Bags, valid: Bags, config: TrainConfig
     if not train.target.any() and train.known is None:
         raise HeadcountError("no training bag has a label, so there is nothing to learn from; label some")
     if not valid.target.any() and config.selection != "last":
-        raise HeadcountError(
-            f"no validation bag has a label to choose an epoch by; label some, or give selection=last (it is "
-            f"{config.selection})"
-        )
+        advice = f"label some, or give selection=last (it is {config.selection})"
+        raise HeadcountError(f"no validation bag has a label to choose an epoch by; {advice}")
 
 
 @torch.no_grad()
@@ -157,15 +151,12 @@ def check_head_output(head: Head, loader: BagLoader) -> None:
     for part, rows in (("instance", len(position)), ("bag", len(ids))):
         expected, shape = (rows, head.classes), tuple(getattr(output, part).shape)
         if expected != shape:
-            raise HeadcountError(
-                f"head {name}: {part} of its Output has shape {shape}, not {expected}: one row each, one column per class"
-            )
+            problem = f"{part} of its Output has shape {shape}, not {expected}"
+            raise HeadcountError(f"head {name}: {problem}: one row each, one column per class")
     total = output.bag.float().logsumexp(1)
     if (total.abs() > 1e-2).any():  # NaN is reported by the training itself
-        raise HeadcountError(
-            f"head {name}: bag of its Output holds no log-probabilities (they sum to {float(total.exp()[0]):.3g}, not 1); "
-            "return self.masked_log_softmax(scores)"
-        )
+        problem = f"bag of its Output holds no log-probabilities (they sum to {float(total.exp()[0]):.3g}, not 1)"
+        raise HeadcountError(f"head {name}: {problem}; return self.masked_log_softmax(scores)")
 
 
 def build_optimizer(model: nn.Module, prefix: str, config: TrainConfig, device: torch.device) -> torch.optim.Optimizer:
@@ -238,9 +229,11 @@ def lr_factor(schedule: str, warmup: float, done: float) -> float:
 
 
 @torch.no_grad()
-def update_ema(teacher: nn.Module, model: nn.Module, rate: Tensor) -> None:
-    """Move the teacher's weights and batch-norm statistics towards the model's; the other buffers are copied. Statistics of the
-    current model under averaged weights would mislead the teacher just when a second view begins to change them."""
+def update_ema(teacher: nn.Module, model: nn.Module, decay: float, steps: Tensor) -> None:
+    """Move the teacher's weights and batch-norm statistics towards the model's after this many steps; the other buffers are
+    copied. Statistics of the current model under averaged weights would mislead the teacher just when a second view begins to
+    change them."""
+    rate = (9 / (10 + steps)).clamp_min(1 - decay)  # more at first: initial weights are forgotten in a short training too
     averages, currents = list[Tensor](teacher.parameters()), list[Tensor](model.parameters())
     for (name, average), current in zip(teacher.named_buffers(), model.buffers(), strict=True):
         if name.endswith(("running_mean", "running_var")):
@@ -251,8 +244,3 @@ def update_ema(teacher: nn.Module, model: nn.Module, rate: Tensor) -> None:
     differences = torch._foreach_sub(currents, averages)
     torch._foreach_mul_(differences, rate)
     torch._foreach_add_(averages, differences)
-
-
-def ema_rate(decay: float, steps: Tensor) -> Tensor:
-    """The rate after this many steps: higher at first, so that the initial weights are forgotten in a short training too."""
-    return (9 / (10 + steps)).clamp_min(1 - decay)

@@ -31,11 +31,8 @@ from headcount.models.heads import ChunkedHead, Pass
 if TYPE_CHECKING:
     from headcount.training.trainer import Trainer
 
-LOST_MESSAGE = (
-    "this training was terminated, or one of its processes was lost; the same command resumes from the last checkpoint"
-)
+LOST_MESSAGE = "this training was terminated, or lost one of its processes; the same command resumes from the last checkpoint"
 Step = Callable[[Tensor], Tensor]
-Gradient = Callable[[Pass, Tensor], tuple[Tensor, Tensor]]  # ids -> loss and its weight; the gradient is in the parameters
 
 
 def rank() -> int:
@@ -63,11 +60,6 @@ class ProcessGroup:
         """Whether this is the process that writes and prints."""
         return self.rank == 0
 
-    @property
-    def seed_suffix(self) -> tuple[int, ...]:
-        """Part of the purpose of this process's seeds; empty for the main (or only) process."""
-        return () if self.is_main else (self.rank,)
-
     def shard(self, ids: Tensor) -> Tensor:
         """This process's part of the ids of a step."""
         return ids if self.size == 1 else ids.tensor_split(self.size)[self.rank]
@@ -91,10 +83,8 @@ class ProcessGroup:
             extremes = torch.tensor([number, -number], device=self.device)
             highest, minus_lowest = self.all_reduce(extremes, distributed.ReduceOp.MAX).tolist()
             if highest != -minus_lowest:
-                raise HeadcountError(
-                    f"the {self.size} processes of this training do not agree on {what}; give them all the same command and "
-                    "data, and an --out that all of them see"
-                )
+                advice = "give them all the same command and data, and an --out that all of them see"
+                raise HeadcountError(f"the {self.size} processes of this training do not agree on {what}; {advice}")
 
     def barrier(self) -> None:
         self.all_reduce(torch.zeros((), device=self.device))
@@ -135,18 +125,14 @@ def require_single_process(what: str, why: str = "starts its own: use one or the
 class DistributedStep:
     """One step of a pass by all processes, each called with the ids of the whole step."""
 
-    def __init__(
-        self, trainer: Trainer, sweep: Pass, gradient: Gradient, capture: Callable[[Step, torch.device], Step]
-    ) -> None:
-        self.trainer, self.sweep, self.group, self.gradient = trainer, sweep, trainer.process_group, gradient
+    def __init__(self, trainer: Trainer, sweep: Pass, capture: Callable[[Step, torch.device], Step]) -> None:
+        self.trainer, self.sweep, self.group = trainer, sweep, trainer.process_group
         loader, head = trainer.train_loader, trainer.model.config.head
         if reason := trainer.chunked.why_not_splittable():
             raise HeadcountError(f"head {head} cannot be trained by several processes: {reason}; train it with one process")
         if min(loader.batch_bags, len(loader.bags)) < self.group.size:
-            raise HeadcountError(
-                f"a step has {loader.batch_bags} of {len(loader.bags)} bags, too few for {self.group.size} processes; "
-                "give each at least one (a larger batch_bags, or fewer processes)"
-            )
+            problem = f"a step has {loader.batch_bags} of {len(loader.bags)} bags, too few for {self.group.size} processes"
+            raise HeadcountError(f"{problem}; give each at least one (a larger batch_bags, or fewer processes)")
         self.parameters = [p for name, p in trainer.model.named_parameters() if name.startswith(sweep.trains)]
         self.offsets = torch.tensor([0] + [p.numel() for p in self.parameters]).cumsum(0).tolist()
         self.has_gradient = [True] * len(self.parameters)  # the others are not updated, as in one process
@@ -160,7 +146,7 @@ class DistributedStep:
 
     def _weighted_gradient(self, shard: Tensor) -> Tensor:
         """(P + 2,): gradient and loss, both times the weight; and the weight."""
-        loss, weight = self.gradient(self.sweep, shard)
+        loss, weight = self.trainer.chunked.gradient(self.sweep, shard)
         self.has_gradient = [p.grad is not None for p in self.parameters]
         gradients = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten().float() for p in self.parameters]
         weight = weight.float()
@@ -205,10 +191,8 @@ class BufferSync:
                 change = self.group.all_reduce(buffer - before)
                 buffer.copy_(before + (change / self.group.size if rule == "mean" else change))
             elif self.group.all_reduce(torch.tensor(int(not torch.equal(buffer, before)), device=self.group.device)):
-                raise HeadcountError(
-                    f"head {self.trainer.model.config.head} keeps {name.removeprefix('head.')!r} across bags, and several "
-                    "processes would each keep their own; train it with one process"
-                )
+                problem = f"head {self.trainer.model.config.head} keeps {name.removeprefix('head.')!r} across bags"
+                raise HeadcountError(f"{problem}, and each process would keep its own; train it with one process")
         if self.trainer.teacher is not None:
             for (name, buffer), current in zip(self.trainer.teacher.named_buffers(), self.trainer.model.buffers(), strict=True):
                 if self.rules.get(name) == "mean":  # the teacher's batch-norm is an average of its own (update_ema)

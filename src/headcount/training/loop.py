@@ -92,8 +92,8 @@ def train(
         started = saved - progress.seconds
         try:
             while progress.epoch < config.epochs and not 0 < config.patience <= progress.epoch - progress.best_epoch:
-                # augmentation and dropout, different in each process
-                torch.manual_seed(seed_for(config.seed, "noise", progress.epoch, *group.seed_suffix))
+                # augmentation and dropout, different in each process; in the main one as in a single process
+                torch.manual_seed(seed_for(config.seed, "noise", progress.epoch, *([group.rank] if group.rank else [])))
                 train_loss = trainer.train_epoch(progress.epoch)
                 valid_loss = trainer.valid_loss()
                 trainer.record_epoch(progress, float(train_loss), float(valid_loss))
@@ -112,10 +112,9 @@ def train(
         except ValueError as e:
             if "more than 1 value per channel" not in str(e):
                 raise
-            raise HeadcountError(
-                f"a step of {config.batch_bags} bags has a single instance, and batch-norm cannot learn from one; give "
-                "larger or more bags (bag_size, train_bags), more of them per step (batch_bags), or another backbone or head"
-            ) from e
+            problem = f"a step of {config.batch_bags} bags has a single instance, and batch-norm cannot learn from one"
+            advice = "give larger or more bags (bag_size, train_bags), more per step (batch_bags), or another backbone or head"
+            raise HeadcountError(f"{problem}; {advice}") from e
         finally:
             trainer.release()
     model.load_state_dict({k: trainer.best_state[k] for k in model.state_dict()})  # without the buffers of Head.setup

@@ -38,17 +38,17 @@ def prototypes(
     released), or in all bags of the class (``all``, as in the paper)."""
     check_choice("prototype bags", bags, PROTOTYPE_BAGS)
     check_choice("distance", distance, DISTANCES)
-    loyal = votes == label[bag]
+    agrees = votes == label[bag]
     if bags == "correct":
-        loyal &= (bag_prediction == label)[bag]
+        agrees &= (bag_prediction == label)[bag]
     h = h.double()
-    members = torch.bincount(votes[loyal], minlength=classes)
-    centre = h.new_zeros(classes, h.shape[1]).index_add(0, votes[loyal], h[loyal]) / members.clamp_min(1)[:, None]
+    members = torch.bincount(votes[agrees], minlength=classes)
+    centre = h.new_zeros(classes, h.shape[1]).index_add(0, votes[agrees], h[agrees]) / members.clamp_min(1)[:, None]
     if distance == "euclidean":
         return Prototypes(centre, members)
     members = torch.where(members > 1, members, 0)  # one instance has no covariance
     zeros = h.new_zeros(h.shape[1], h.shape[1])
-    covariances = [h[loyal & (votes == c)].T.cov().reshape(zeros.shape) if members[c] else zeros for c in range(classes)]
+    covariances = [h[agrees & (votes == c)].T.cov().reshape(zeros.shape) if members[c] else zeros for c in range(classes)]
     return Prototypes(centre, members, torch.linalg.pinv(torch.stack(covariances), hermitian=True))
 
 

@@ -203,10 +203,8 @@ def _backward(ctx: Any, grads: Any) -> tuple[Tensor | None, ...]:
     """The gradients of weight, gamma and beta. Images have none. C, D and the moments are constants here, so that a second
     derivative would silently be wrong."""
     if torch.is_grad_enabled():
-        raise HeadcountError(
-            "the fused stem has no second derivatives, and create_graph=True asks for them; take another precision than bf16, "
-            "in which the stem runs layer by layer"
-        )
+        advice = "take another precision than bf16, in which the stem runs layer by layer"
+        raise HeadcountError(f"the fused stem has no second derivatives, and create_graph=True asks for them; {advice}")
     x, weight, winner, moments, cross = ctx.saved_tensors
     sizes, (mean, variance, scale, _), K = StemSizes(*ctx.sizes), moments, moments.shape[1]
     positions, r = len(x) * sizes.Y * sizes.X, (variance + ctx.eps).rsqrt()

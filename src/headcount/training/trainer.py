@@ -22,26 +22,10 @@ from headcount.bags.bags import fingerprint, tensor_bytes
 from headcount.models.backbones import BACKBONES, backbone_name
 from headcount.models.heads import Batch, Head, Output, Pass, head_code
 from headcount.models.network import Model
-from headcount.training import accel, chunked, distributed
+from headcount.training import accel, checkpoints, chunked, distributed
 from headcount.training.augment import Policy, View, apply_views
-from headcount.training.checkpoints import (
-    CHECKPOINT,
-    Losses,
-    flatten,
-    load_checkpoint,
-    save_checkpoint,
-    with_prefix,
-    write_losses,
-)
-from headcount.training.config import (
-    TrainConfig,
-    build_optimizer,
-    ema_rate,
-    load_optimizer_state,
-    optimizer_state,
-    set_lr,
-    update_ema,
-)
+from headcount.training.checkpoints import flatten, with_prefix
+from headcount.training.config import TrainConfig, build_optimizer, load_optimizer_state, optimizer_state, set_lr, update_ema
 from headcount.training.loader import BagLoader
 
 
@@ -52,7 +36,7 @@ class TrainProgress:
     epoch: int = 0  # finished epochs
     best_epoch: int = 0  # counted from 1; 0 before the first
     best: float = math.inf  # its validation loss
-    curve: list[Losses] = field(default_factory=list)  # of each epoch
+    curve: list[checkpoints.Losses] = field(default_factory=list)  # of each epoch
     seconds: float = 0.0
 
 
@@ -93,9 +77,8 @@ class Trainer:
         self.encode = accel.compile_function(encode, compile, device.type)
         loaders = self.train_loader, self.valid_loader
         self.static = all(loader.resident and loader.bag_size is not None for loader in loaders)  # steps of few shapes
-        self.head_loss = accel.compile_function(
-            head_loss, compile if self.head.compiled and self.static else "off", device.type
-        )
+        compile = compile if self.head.compiled and self.static else "off"
+        self.head_loss = accel.compile_function(head_loss, compile, device.type)
         names = [name for name, _ in self.model.named_parameters()]
         self.optimizers = {  # a linear backbone has no parameters
             prefix: build_optimizer(self.model, prefix, config, device)
@@ -110,13 +93,13 @@ class Trainer:
     def _wrap_steps(self) -> None:
         """What train_epoch and valid_loss call: the steps below, in chunks, captured as CUDA graphs, or shared by processes."""
         self.chunked = chunked.ChunkedStep(self, self.config.chunk_instances)
-        ours = isinstance(self.config.optimizer, str) and isinstance(self.config.views, str)  # custom ones may do anything
-        capture = accel.cuda_graph if self.static and ours and not self.config.chunk_instances else accel.run_as_is
+        built_in = isinstance(self.config.optimizer, str) and isinstance(self.config.views, str)  # others may do anything
+        capture = accel.cuda_graph if self.static and built_in and not self.config.chunk_instances else accel.run_as_is
         stepper = self.chunked if self.config.chunk_instances else self
         starts = (True,) if self.head.teacher is None or not self.head.teacher.start else (True, False)
         sweeps = {replace(s, uses_teacher=s.uses_teacher and started) for s in self.head.passes for started in starts}
         if self.process_group.size > 1:
-            self.train_steps = {s: distributed.DistributedStep(self, s, self.chunked.gradient, capture) for s in sweeps}
+            self.train_steps = {s: distributed.DistributedStep(self, s, capture) for s in sweeps}
         else:
             self.train_steps = {s: capture(partial(stepper.step, s), self.device) for s in sweeps}
         self.buffer_sync = distributed.BufferSync(self) if self.process_group.size > 1 else None
@@ -163,7 +146,7 @@ class Trainer:
                 self.optimizers[prefix].step()
         if self.teacher is not None and self.head.teacher is not None:
             steps = self.train_loader.fraction_done * self.total_steps
-            update_ema(self.teacher, self.model, ema_rate(self.head.teacher.decay, steps))
+            update_ema(self.teacher, self.model, self.head.teacher.decay, steps)
 
     def train_epoch(self, epoch: int) -> Tensor:
         """One sweep of every pass. Returns the mean training loss, still on the device."""
@@ -190,8 +173,8 @@ class Trainer:
     def passes(self, epoch: int) -> tuple[Pass, ...]:
         """The head's passes that have started; without teacher, and with one view, before the teacher starts."""
         done = epoch / self.config.epochs
-        taught = self.head.teacher is None or done >= self.head.teacher.start
-        return tuple(replace(s, uses_teacher=s.uses_teacher and taught) for s in self.head.passes if done >= s.start)
+        started = self.head.teacher is None or done >= self.head.teacher.start
+        return tuple(replace(s, uses_teacher=s.uses_teacher and started) for s in self.head.passes if done >= s.start)
 
     def n_views(self, sweep: Pass) -> int:
         return self.head.views if sweep.uses_teacher else 1
@@ -211,14 +194,14 @@ class Trainer:
         """``official``: the mean of the batches' losses, so that the bags of a short last batch weigh more; ``mean``: over bags.
         Where a head gives several losses (one per temperature), the lowest of their means."""
         self.eval_model.eval()
-        batches, mine = self.valid_loader.in_order(), slice(self.process_group.rank, None, self.process_group.size)
-        order = chunked.read_order(self.valid_loader, batches[mine], budget=self.config.chunk_instances)
+        batches, shard = self.valid_loader.in_order(), slice(self.process_group.rank, None, self.process_group.size)
+        order = chunked.read_order(self.valid_loader, batches[shard], budget=self.config.chunk_instances)
         with self.valid_loader.prefetching(order):
-            my_losses = [self.run_valid_step(ids) for ids in batches[mine]]
-        width = my_losses[0].numel() if my_losses else 1  # several processes train no head with several losses
+            shard_losses = [self.run_valid_step(ids) for ids in batches[shard]]
+        width = shard_losses[0].numel() if shard_losses else 1  # several processes train no head with several losses
         losses = torch.zeros(len(batches), width, dtype=torch.float64, device=self.device)
-        if my_losses:
-            losses[mine] = torch.stack(my_losses).double().reshape(len(my_losses), width)
+        if shard_losses:
+            losses[shard] = torch.stack(shard_losses).double().reshape(len(shard_losses), width)
         losses = self.process_group.all_reduce(losses)
         if self.teacher is not None:  # buffers that the teacher's head updated in validation
             for buffer, updated in zip(self.head.buffers(), self.teacher.head.buffers(), strict=True):
@@ -256,11 +239,11 @@ class Trainer:
     def save(self, work_dir: Path, progress: TrainProgress) -> None:
         optimizers = {f"optimizer.{prefix}": optimizer_state(optimizer) for prefix, optimizer in self.optimizers.items()}
         metadata = {**vars(progress), "key": self.key}
-        save_checkpoint(work_dir / CHECKPOINT, self._state() | flatten(optimizers), metadata)
+        checkpoints.save_checkpoint(work_dir / checkpoints.CHECKPOINT, self._state() | flatten(optimizers), metadata)
 
     def resume(self, work_dir: Path) -> TrainProgress:
         """Load the checkpoint of this training if there is one; one with another key, or tensors of another version, is ignored."""
-        tensors, metadata = load_checkpoint(work_dir / CHECKPOINT)
+        tensors, metadata = checkpoints.load_checkpoint(work_dir / checkpoints.CHECKPOINT)
         names = {name for name in tensors if not name.startswith("optimizer.")}
         progress = TrainProgress()
         if metadata.pop("key", None) == self.key and names == self._state().keys():
@@ -274,7 +257,9 @@ class Trainer:
             progress = TrainProgress(**metadata)
             progress.curve = [(train, valid) for train, valid in metadata["curve"]]
         if self.process_group.is_main:
-            write_losses(work_dir, progress.curve)  # without the epochs after the checkpoint, which are trained again
+            checkpoints.write_losses(
+                work_dir, progress.curve
+            )  # without the epochs after the checkpoint, which are trained again
         return progress
 
     def _state(self) -> dict[str, Tensor]:

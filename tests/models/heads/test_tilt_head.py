@@ -612,11 +612,14 @@ def test_the_fraction_done():
     np.testing.assert_allclose(heard, np.arange(16) / 16)
 
 
-def test_the_rate_of_the_teacher():
-    pace = training_config.ema_rate
-    assert float(pace(0.99, torch.tensor(0.0))) == pytest.approx(0.9)
-    assert float(pace(0.99, torch.tensor(90.0))) == pytest.approx(0.09)
-    assert float(pace(0.99, torch.tensor(5000.0))) == pytest.approx(0.01)
+@pytest.mark.parametrize(("steps", "rate"), [(0.0, 0.9), (90.0, 0.09), (5000.0, 0.01)])
+def test_the_rate_of_the_teacher(steps, rate):
+    teacher, model = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    with torch.no_grad():
+        teacher.weight.fill_(0)
+        model.weight.fill_(1)
+    training_config.update_ema(teacher, model, 0.99, torch.tensor(steps))
+    assert teacher.weight.item() == pytest.approx(rate)
 
 
 def test_the_teachers_batch_norm_moves_with_its_weights():
@@ -627,7 +630,7 @@ def test_the_teachers_batch_norm_moves_with_its_weights():
         pupil.running_mean.fill_(10)
         pupil.running_var.fill_(5)
         pupil.num_batches_tracked.fill_(7)
-    training_config.update_ema(teacher, pupil, torch.tensor(0.25))
+    training_config.update_ema(teacher, pupil, 0.99, torch.tensor(26.0))  # 9 / 36: a quarter of the way
     assert teacher.weight.tolist() == [1.5, 1.5]
     assert teacher.running_mean.tolist() == [2.5, 2.5]
     assert teacher.running_var.tolist() == [2.0, 2.0]

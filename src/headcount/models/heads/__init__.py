@@ -65,7 +65,7 @@ def trust_head(head: Any, trusted: bool = True) -> Any:
     """The name by which a custom head is found from now on: given as a class, or, if ``trusted``, as ``module:Class`` or
     ``path/to/file.py:Class``, which runs its code. Anything else stays as it is."""
     if isinstance(head, type) and issubclass(head, Head):
-        name = next((name for name, ours in HEADS.items() if ours is head), f"{head.__module__}:{head.__qualname__}")
+        name = next((name for name, known in HEADS.items() if known is head), f"{head.__module__}:{head.__qualname__}")
         if ":" in name:
             TRUSTED_HEADS[name] = head
         return name

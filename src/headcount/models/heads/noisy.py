@@ -71,8 +71,7 @@ class Supervised(MeanProbability):
         over: str = "bags", views: int = 1, decay: float | None = None,
     ) -> None:  # fmt: skip
         super().__init__(dim, classes, counted)
-        if isinstance(views, bool) or not isinstance(views, int) or views < 1:
-            raise HeadcountError(f"views must be a whole number, 1 or more, got {views!r}")
+        check_number("views", views, 1, 1 << 10, integer=True)
         if decay is not None:
             check_number("decay", decay, 0, 1, integer=False)
         self.views, self.teacher = views, None if decay is None else Teacher(decay)
@@ -80,9 +79,7 @@ class Supervised(MeanProbability):
 
     def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
         if batch.known is None and self.training:
-            raise HeadcountError(
-                "head supervised learns from instance labels, and these bags have none; give Bags.of(known=...)"
-            )
+            raise HeadcountError("head supervised learns from instance labels, and bags have none; give Bags.of(known=...)")
         if batch.known is None:
             return super().loss(output, batch)
         return instance_cross_entropy(output.instance, batch.known, instance_weights(batch.segments))

@@ -27,9 +27,8 @@ class AttentionTeacher(nn.Module):
 
     def __init__(self, dim: int, classes: int, width: int, branches: int, dropout: float) -> None:
         super().__init__()
-        self.embed = nn.Sequential(
-            *(nn.Dropout(dropout), nn.Linear(dim, width), nn.ReLU()), *(nn.Dropout(dropout), nn.Linear(width, width), nn.ReLU())
-        )
+        first, second = nn.Linear(dim, width), nn.Linear(width, width)
+        self.embed = nn.Sequential(nn.Dropout(dropout), first, nn.ReLU(), nn.Dropout(dropout), second, nn.ReLU())
         self.score = nn.Sequential(nn.Linear(width, width // 2), nn.Tanh(), nn.Linear(width // 2, branches))
         self.classifier = nn.Linear(width, classes)
 
@@ -90,12 +89,9 @@ class Weno(ChunkedHead):
             nn.init.normal_(linear.weight, std=0.01)
             nn.init.zeros_(linear.bias)
         # the range of the scores in epoch ``range_epoch``; not persistent: every epoch begins with the teacher's pass, which resets it
-        for name, value in {
-            "lowest": torch.zeros(branches),
-            "highest": torch.ones(branches),
-            "range_epoch": torch.tensor(-1),
-        }.items():
-            self.register_buffer(name, value, persistent=False)
+        self.register_buffer("lowest", torch.zeros(branches), persistent=False)
+        self.register_buffer("highest", torch.ones(branches), persistent=False)
+        self.register_buffer("range_epoch", torch.tensor(-1), persistent=False)
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
         hidden, score = self.teacher_network(h)
