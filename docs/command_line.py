@@ -8,6 +8,7 @@ from typing import Any
 import typer.main
 
 from headcount.cli.main import app
+from headcount.cli.options import FIT_OPTIONS, READ_OPTIONS
 
 PAGE = Path(__file__).parent / "reference" / "command-line.md"
 HEAD = """# Command line
@@ -17,6 +18,15 @@ stderr and exit code 2; Ctrl-C is exit code 130. `python -m headcount` is the sa
 
 `headcount --install-completion` completes commands and options in bash, zsh, fish and PowerShell, from the next shell on; `--show-completion` prints
 the script instead.
+"""
+READING = """## Options of data
+
+How `fit`, `check`, `issues`, `predict`, `evaluate`, `explain` and `audit` read data; columns with common names are recognised
+([what DATA may be](../how-to/fit.md#what-data-may-be)). A fitted model knows its own columns and classes.
+"""
+FITTING = """## Options of data to fit to
+
+What `fit`, `check` and `issues` need to know besides.
 """
 
 
@@ -28,22 +38,40 @@ def page() -> str:
         inner = getattr(command, "commands", None)
         for words, c in {f"{name} {n}": c for n, c in inner.items()}.items() if inner else [(name, command)]:
             parts.append(_section(words, c))
+    fit: Any = root.commands["fit"]
+    shared = {p.name: p for p in fit.params}
+    parts += [READING, *_table([shared[name] for name in READ_OPTIONS]), FITTING]
+    parts += _table([shared[name] for name in FIT_OPTIONS if name not in READ_OPTIONS])
     return "\n".join(parts)
 
 
 def _section(name: str, command: Any) -> str:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+    helps = {p.help for p in options}
+    shared = [group for group in (FIT_OPTIONS, READ_OPTIONS) if {_help(option) for option in group.values()} <= helps][:1]
+    own = [p for p in options if not shared or p.help not in {_help(option) for option in shared[0].values()}]
     usage = [_upper(p) if p.required else f"[{_upper(p)}]" for p in arguments]
     required = [f"{p.opts[0]} {_upper(p)}" for p in options if p.required]
     lines = [f"## headcount {name}", "", " ".join((command.help or "").split()), ""]
     lines += ["```", " ".join(["headcount", name, *usage, *required, *(["[OPTIONS]"] if options else [])]), "```", ""]
-    if arguments or options:
-        lines += ["| | default | |", "|---|---|---|"]
-        lines += [f"| `{_upper(p)}` | {_default(p)} | {_cell(p.help)} |" for p in arguments]
-        lines += [f"| `{'`, `'.join(_names(p))}` | {_default(p)} | {_cell(p.help)} |" for p in options]
-        lines.append("")
+    lines += _table([*arguments, *own])
+    if shared:
+        fitting = ", and [those of data to fit to](#options-of-data-to-fit-to)" if shared[0] is FIT_OPTIONS else ""
+        bag = " (`--bag-column` instead of `--bag`)" if "bag_column" in {p.name for p in options} else ""
+        lines += [f"Also [the options of data](#options-of-data){bag}{fitting}.", ""]
     return "\n".join(lines)
+
+
+def _help(option: Any) -> str:
+    return option.annotation.__metadata__[0].help
+
+
+def _table(params: list[Any]) -> list[str]:
+    if not params:
+        return []
+    rows = [f"| `{'`, `'.join(_names(p))}` | {_default(p)} | {_cell(p.help)} |" for p in params]
+    return ["| | default | |", "|---|---|---|", *rows, ""]
 
 
 def _upper(p: Any) -> str:
@@ -51,13 +79,13 @@ def _upper(p: Any) -> str:
 
 
 def _names(p: Any) -> list[str]:
-    return [*p.opts, *p.secondary_opts]
+    return [_upper(p)] if p.param_type_name == "argument" else [*p.opts, *p.secondary_opts]
 
 
 def _default(p: Any) -> str:
     if p.required:
         return "required"
-    return "" if p.default in (None, False, (), "") else f"`{p.default}`"
+    return "" if p.default in (None, (), "") or p.default is False else f"`{p.default}`"
 
 
 def _cell(text: str | None) -> str:
