@@ -227,6 +227,29 @@ def test_single_options_are_parameters():
         of("count").set_params(options__t9=3).fit(X, Y, bags=BAG)
 
 
+def test_class_weights_are_costs_of_a_decision(tmp_path):
+    """They move decisions and nothing else; "balanced" finds a rare class as often as the other."""
+    g = np.random.default_rng(0)
+    bag = np.repeat(np.arange(100), 10)
+    truth = np.where(g.random(1000) < 0.8, bag % 10 == 0, g.random(1000) < 0.1).astype(int)
+    y = np.array([np.bincount(truth[bag == b], minlength=2).argmax() for b in range(100)])[bag]
+    x = g.normal(size=(1000, 1)) + 1.5 * truth[:, None]
+    plain, balanced = (of("em_forest", class_weight=weight).fit(x, y, bags=bag) for weight in (None, "balanced"))
+    p = plain.predict_proba(x)
+    assert np.array_equal(p, balanced.predict_proba(x))
+    assert np.array_equal(plain.predict_bags(x, bag), balanced.predict_bags(x, bag))
+    recall = [[(m.predict(x) == k)[truth == k].mean() for k in (0, 1)] for m in (plain, balanced)]
+    assert recall[1][1] > recall[0][1] + 0.1
+    assert np.mean(recall[1]) > np.mean(recall[0]) + 0.02  # balanced accuracy
+    heavy = of("em_forest", class_weight={1: 9}).fit(x, y, bags=bag)
+    assert np.array_equal(heavy.predict(x), (p * [1, 9]).argmax(1))
+    balanced.save(tmp_path / "m")
+    assert np.array_equal(MajorityClassifier.load(tmp_path / "m").predict(x), plain.predict(x))
+    for wrong in ({2: 1.0}, "even", [1, 2]):
+        with pytest.raises(HeadcountError, match=r"class_weight is None, 'balanced', or a dict"):
+            of("logistic", class_weight=wrong).fit(x, y, bags=bag)
+
+
 @pytest.mark.parametrize("n_jobs", [1, 2, -1])
 def test_n_jobs_are_the_threads_of_a_fit(n_jobs):
     seen = []
@@ -324,6 +347,10 @@ def test_bags_may_lack_a_label(hole):
     assert np.array_equal(by_row.predict_proba(X), np.concatenate(made.predict_proba(LISTED)))
     rest = of("tilt", epochs=3).fit(LISTED[5:], labels[5:])
     assert not np.allclose(rest.predict_proba(X), by_row.predict_proba(X))
+    numbers = [hole] * 5 + list(WIN[5:])  # numbers beside None were refused
+    assert np.array_equal(
+        of("tilt", epochs=3).fit(LISTED, numbers).predict_proba(X), np.concatenate(made.predict_proba(LISTED))
+    )
     with pytest.raises(HeadcountError, match="labels of several kinds"):
         of().fit(LISTED[:4], np.array(["a", 1, "b", "a"], dtype=object))
     with pytest.raises(HeadcountError, match="no bag has a label"):

@@ -101,3 +101,20 @@ def test_reading_for_a_fit_still_needs_bags():
         hc.read(table, need_labels=False)
     with pytest.raises(HeadcountError, match="must define the bags"):
         hc.read({"X": np.ones((4, 2))}, need_labels=False)
+
+
+def test_an_array_has_the_columns_of_the_table():
+    """An array was refused by a model of a table, which its estimator takes."""
+    g = np.random.default_rng(0)
+    table = pd.DataFrame(g.normal(size=(40, 3)), columns=["a", "b", "c"])
+    whole = table.assign(bag=np.repeat(np.arange(8), 5), label=np.repeat(["no", "yes"] * 4, 5))
+    model = fitted(hc.read(whole), "linear")
+    want = model.predict_proba(table)
+    for x in (table.to_numpy(), scipy.sparse.csr_matrix(table.to_numpy()), table[["c", "a", "b"]]):
+        assert np.allclose(model.predict_proba(x), want, atol=1e-6)
+    assert model.predict(table.to_numpy()[:1]).instance_classes.tolist() == [model.classes[want[0].argmax()]]
+    with pytest.raises(HeadcountError, match=r"the array has 2 columns, the model takes 3: 'a', 'b', 'c'"):
+        model.predict_proba(table.to_numpy()[:, :2])
+    mixed = fitted(hc.read(people()))  # a number and a category
+    loose = pd.DataFrame(people(seed=1)).drop(columns=ROLES)[[f.name for f in mixed.preprocessor.fields]]
+    assert np.allclose(mixed.predict_proba(loose.to_numpy(object)), mixed.predict_proba(loose))

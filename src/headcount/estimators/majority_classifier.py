@@ -63,6 +63,10 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
     lr, weight_decay, batch_size, patience, optimizer : optional
         Of networks: learning rate, weight decay, bags of a training step, epochs without improvement after which training
         stops, and the optimizer (see :class:`headcount.TrainConfig`). Default: what suits the number and size of the bags.
+    class_weight : dict or "balanced", optional
+        What it costs not to recognise an instance of each class: :meth:`predict` takes the class with the largest product of weight
+        and probability. "balanced": weights inverse to how frequent the classes are, as estimated; for rare classes to be found as
+        often as others. Probabilities, labels of bags and shares do not change, and neither does the model that is saved.
     n_jobs : int, optional
         Threads of the fit and of predictions; -1: all processors. Default: as many as PyTorch uses.
     verbose : int
@@ -98,13 +102,14 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         frozen: bool | None = None, weights: str | None = None, size: int | None = None, views: str | None = None,
         epochs: int | None = None, lr: float | None = None, weight_decay: float | None = None,
         batch_size: int | None = None, patience: int | None = None, optimizer: Any = None,
-        options: dict[str, Any] | None = None, n_jobs: int | None = None, verbose: int = 0, device: str = "auto",
+        options: dict[str, Any] | None = None, class_weight: dict[Any, float] | str | None = None, n_jobs: int | None = None, verbose: int = 0, device: str = "auto",
         random_state: Any = None,
     ) -> None:  # fmt: skip
         self.estimator, self.bags, self.options, self.optimizer = estimator, bags, options, optimizer
         self.backbone, self.frozen, self.weights, self.size, self.views = backbone, frozen, weights, size, views
         self.epochs, self.lr, self.weight_decay, self.batch_size, self.patience = epochs, lr, weight_decay, batch_size, patience
-        self.n_jobs, self.verbose, self.device, self.random_state = n_jobs, verbose, device, random_state
+        self.class_weight, self.n_jobs, self.verbose = class_weight, n_jobs, verbose
+        self.device, self.random_state = device, random_state
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -137,7 +142,8 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         bags : array, str or int, optional
             The bag of each row, or the column of X that holds it.
         weight : array, optional
-            How many times each instance counts in its bag; for a list of bags also a list of arrays.
+            How many times each instance counts in its bag; for a list of bags also a list of arrays. Not ``sample_weight``: an
+            instance of weight 2 is not two bags.
         """
         self.bags_ = resolve_bag_column(self.bags, bags)
         x, ids = read_rows(self, X, bags, fitting=True)
@@ -161,6 +167,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         names = [str(name) for name in getattr(self, "feature_names_in_", ())]
         self.fitted_ = self._model if x.ndim > 2 else unscaled_model(self._model, self._scaler, x, names, self.bags_)
         self.transition_ = self._model.transition
+        self._class_weight = targets.class_weights(self.class_weight, self.classes_, self.transition_.prior.numpy())
         return self
 
     def _fit_model(self, bags: Bags) -> FittedModel:
@@ -205,7 +212,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
 
     def predict(self, X: Any, bags: Any = None) -> Any:
         """Classes of instances (N,), one array per bag of a list; arguments as for :meth:`predict_proba`."""
-        return self._map_instances(X, bags, lambda p: self.classes_[p.argmax(1)])
+        return self._map_instances(X, bags, lambda p: self.classes_[(p * self._class_weight).argmax(1)])
 
     def predict_bags(self, X: Any, bags: Any = None) -> np.ndarray:
         """Labels of bags (B,), in order of first appearance: the head's own prediction, or else the largest mean probability."""
@@ -294,6 +301,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         x, ids = read_rows(self, X, bags)
         if self._bags_given and not ids.given:
             raise HeadcountError(
-                "nothing says which rows of X are one bag; give bags=, or, in a search, a column (MajorityClassifier(bags=...)) or a list"
+                "nothing says which rows of X are one bag; give bags= (which a Pipeline or a search passes on only with metadata "
+                "routing, docs/how-to/estimator.md), a column (MajorityClassifier(bags=...)), or a list of bags"
             )
         return x, ids

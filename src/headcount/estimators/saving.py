@@ -54,6 +54,7 @@ def fitted_attributes(model: FittedModel) -> dict[str, Any]:
         "_model": model,
         "_bags_given": True,
         "_scaler": None,
+        "_class_weight": 1.0,
     }
     if len(shape) == 1:
         moments = np.array([(f.mean, f.scale) for f in fields] or [(0.0, 1.0)] * shape[0]).T

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ def factorize_labels(y: Any) -> tuple[np.ndarray, np.ndarray]:
     codes, labels = np.full(len(y), -1), y[~missing]
     if not len(labels):
         raise HeadcountError("no bag has a label; give at least two bags different labels")
+    if labels.dtype == object and all(isinstance(v, Number) for v in labels):  # scikit-learn refuses numbers as objects
+        labels = np.array(labels.tolist())
     assert_all_finite(labels, input_name="y")
     try:
         check_classification_targets(labels)
@@ -115,6 +118,16 @@ def bag_weights(weight: Any, ids: BagIds, n: int) -> np.ndarray:
         return np.asarray(weight, np.float64)
     rows = np.asarray(check_weights(weight, ids, n))[ids.order]
     return np.bincount(np.repeat(np.arange(len(ids.sizes)), ids.sizes), rows) / ids.sizes
+
+
+def class_weights(given: Any, classes: np.ndarray, prior: np.ndarray) -> np.ndarray:
+    """(C,) the weight of each class in a decision; ``prior``: how frequent the classes are."""
+    if isinstance(given, str) and given == "balanced":
+        return 1 / np.maximum(prior, 1e-6)
+    names = classes.tolist()
+    if not isinstance(given, dict | None) or (given and not set(given) <= set(names)):
+        raise HeadcountError(f"class_weight is None, 'balanced', or a dict of weights by class ({names}), got {given!r}")
+    return validation.check_weights([(given or {}).get(name, 1.0) for name in names], len(names)).numpy()
 
 
 def check_method(name: str) -> None:

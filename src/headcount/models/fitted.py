@@ -27,7 +27,7 @@ from headcount.models.heads import Head
 from headcount.models.network import FrozenBackbone, Model, config_to_json, custom_backbone, network_from_json, parse_network
 from headcount.models.predictions import BATCH_INSTANCES, Estimator, Predictions, estimator_probabilities
 from headcount.models.trees import LinearModel, Trees
-from headcount.readers.columns import ColumnRoles
+from headcount.readers.columns import ColumnRoles, preview
 from headcount.readers.dataset import BagDataset
 from headcount.readers.preprocessing import Preprocessor
 from headcount.readers.reader import read
@@ -93,7 +93,14 @@ class FittedModel:
         return f"FittedModel({self.kind}: {len(self.classes)} classes, {self.preprocessor.kind} of {shape})"
 
     def read(self, data: Any, roles: ColumnRoles | None = None, *, need_labels: bool = False, **options: Any) -> BagDataset:
-        """Read data with this model's columns and classes; ``options`` as :func:`headcount.read` takes them."""
+        """Read data with this model's columns and classes; ``options`` as :func:`headcount.read` takes them. An array (n, columns)
+        has the columns of the table that the model was fitted on, in their order."""
+        if self.preprocessor.kind == "table" and getattr(data, "ndim", 0) == 2 and not hasattr(data, "columns"):
+            data = data.toarray() if hasattr(data, "toarray") else np.asarray(data)
+            names = [f.name for f in self.preprocessor.fields]
+            if data.shape[1] != len(names):
+                raise HeadcountError(f"the array has {data.shape[1]} columns, the model takes {len(names)}: {preview(names)}")
+            data = dict(zip(names, data.T, strict=True))
         counted = self.counted or (True,) * len(self.classes)
         uncounted = [c for c, counts in zip(self.classes, counted, strict=True) if not counts]
         options = {"classes": self.classes, "uncounted": uncounted, **options}

@@ -122,7 +122,8 @@ class RawData:
         """What was understood, line by line."""
         sizes, label, names = bags.sizes.numpy(), bags.label.numpy(), bags.names or ()
         spread = f"{sizes.min():,} to {sizes.max():,} instances (median {np.median(sizes):,.0f})"
-        lines = [f"{len(bags):,} bags of {spread}, {len(bags.index):,} instances in all"]
+        spread = spread if sizes.min() < sizes.max() else f"{sizes.min():,} instance{'s' * bool(sizes.min() != 1)}"
+        lines = [f"{len(bags):,} bags of {spread}, {len(bags.index):,} in all"]
         count = np.bincount(label[label >= 0], minlength=len(bags.classes))
         counted = [f"{c} ({n:,} bag{'s' * (n != 1)})" for c, n in zip(bags.classes, count.tolist(), strict=True)]
         shown = ", ".join((counted if count.any() else bags.classes)[:20])

@@ -92,7 +92,7 @@ def read(
 
     >>> dataset = read({"bag": ["a", "a", "b", "b"], "label": ["yes", "yes", "no", "no"], "age": [3, None, 5, 9]})
     >>> print(*dataset.description[1:], sep="\n")
-    2 bags of 2 to 2 instances (median 2), 4 instances in all
+    2 bags of 2 instances, 4 in all
     2 classes from column 'label': no (1 bag), yes (1 bag)
     columns: bag 'bag', label 'label'
     features, numbers: 'age'

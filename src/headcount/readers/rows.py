@@ -48,7 +48,7 @@ def read_table(data: Any, options: ReadOptions) -> RawData:
         raise HeadcountError(f"neither {origin} nor the label file has a column {options.roles.group!r} (group)")
     in_words = [f"{role} {name!r}" for role, name in roles.assigned_columns()]
     in_words += [f"votes {', '.join(roles.votes)}"] if roles.votes else []
-    notes = [f"columns: {', '.join(in_words)}", *notes, *([] if roles.bag in source else [NO_BAGS])]
+    notes = [*([f"columns: {', '.join(in_words)}"] if in_words else []), *notes, *([] if roles.bag in source else [NO_BAGS])]
     raw = RawData(
         summary="", origin=origin, schema=Preprocessor("table"), content=None, bag=bag, names=names,
         labels=labels, ids=table, digest=source.digest, group=group, notes=notes,
