@@ -1,5 +1,5 @@
 """The documentation builds without a warning, and what it shows runs: the bash and Python blocks of each page, in their
-order, in one folder. A block that begins with `# needs a cluster` (a GPU, the network, an installation) is only parsed."""
+order, in one folder. A block that begins with `# needs a cluster` (a GPU, the network, an installation), or installs, is only parsed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headcount.readers.tables import MISSING_VALUES
 ROOT = Path(__file__).parents[2]
 PUBLIC = [name for name in headcount.__all__ if callable(getattr(headcount, name))]
 PAGES = sorted(ROOT.glob("docs/**/*.md"))
-NEEDS = re.compile(r"(#!.*\n)?# needs (a cluster|a GPU|the network|an installation)")
+NEEDS = re.compile(r"(#!.*\n)?(# needs (a cluster|a GPU|the network|an installation)|python3 -m venv|docker build)")
 
 
 def fenced(text: str) -> list[tuple[str, str]]:

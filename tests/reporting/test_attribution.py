@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 import read_factory as make
 from headcount.inference.predict import predict_dataset
 from headcount.readers import read
-from headcount.reporting.model_pages import attribute_columns
+from headcount.reporting.model_pages import attribute_columns, render_explanation
 from headcount.selection.fit import fit
 from model_factory import fitted, people
 
@@ -61,6 +62,17 @@ def test_data_without_columns_have_no_attribution():
         dataset = read(data)
         model = fitted(dataset, "linear")
         assert attribute_columns(model, dataset, predict_dataset(model, dataset), np.array([0])) is None
+
+
+def test_the_page_says_that_the_model_was_trained_on_the_bags():
+    dataset = read(people())
+    model = fitted(dataset)
+    predictions = predict_dataset(model, dataset)
+    for seen, words in ((0, None), (1, "1 of these bags"), (len(dataset.bags), "trained on these bags")):
+        which = replace(predictions, seen_in_training=np.arange(len(dataset.bags)) < seen)
+        page = render_explanation(model, dataset, which, [0], "t", "the model")
+        assert ("The model was trained on" in page) == bool(seen)
+        assert words is None or words in page
 
 
 def test_the_page_shows_columns_and_reasons(run_cli, tmp_path):

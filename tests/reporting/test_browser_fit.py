@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def fitted():
     g = np.random.default_rng(0)
     table: dict[str, list[Any]] = {"bag": [], "label": [], "truth": [], SCRIPT: [], "b": []}
     for b in range(18):
-        for i in range(4):
+        for i in range(4 + b % 2):
             y = b % 3 if i < 3 else int(g.integers(3))
             values = (f"bag {EVIL} {b}", CLASSES[b % 3], CLASSES[y], float(g.normal(3 * y)), float(g.normal()))
             for column, value in zip(table.values(), values, strict=True):
@@ -153,6 +154,19 @@ def test_values_are_shown_on_hover(visit, fitted):
     assert dots.count() == len(fitted.metadata["calibration"]["table"])
     curve = page.locator("figure", has_text="Loss of the final training").locator("[data-tip]")
     assert curve.count() == len([v for *_, v in fitted.metadata["curve"] if v is not None])
+
+
+def test_sizes_and_percentages(fitted):
+    """Bags of one size had a chart with a single bar, and "46%" stood beside "96.3 %"."""
+    alike = {"sizes": {"least": 4, "median": 4.0, "most": 4}, "size_counts": {"edges": [4, 5], "counts": [18]}}
+    pages = [
+        render_fit_page(fitted.replace(metadata={**fitted.metadata, "data": {**fitted.metadata["data"], **d}}), "t")
+        for d in ({}, alike)
+    ]
+    texts = [re.sub(r"<style.*?</style>|<svg.*?</svg>", "", page, flags=re.S) for page in pages]
+    assert ["Bag sizes" in text for text in texts] == [True, False]
+    assert ["<dd>4 to 5, median 4.5</dd>" in texts[0], "<dd>4</dd>" in texts[1]] == [True, True]
+    assert not re.findall(r"\d%(?![\w;\"])", texts[0])
 
 
 def test_model_card_escapes_user_strings(fitted):

@@ -81,6 +81,12 @@ def test_table_shows_means_and_deviations(html: str, study: list[Record]) -> Non
     assert f"r chosen by validation loss: {said}" in html
 
 
+def test_one_run_has_no_deviation(study: list[Record], source: Source) -> None:
+    several, one = (report.render_report(records, "t", load_source=lambda name: source) for records in (study, study[:1]))
+    assert ["standard deviation" in page for page in (several, one)] == [True, False]
+    assert ["Faint dots are folds" in page for page in (several, one)] == [True, False]
+
+
 def test_pictures_and_figures_have_alternative_texts(html: str) -> None:
     page = Page(html)
     assert all(attrs.get("alt") for tag, attrs in page.tags if tag == "img")

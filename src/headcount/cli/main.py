@@ -48,10 +48,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 data_app = typer.Typer(help="List, download and import data sets.", no_args_is_help=True)
+for part in (own_data.app, model_commands.app, experiments.app):  # the order of the help
+    app.add_typer(part)
 app.add_typer(data_app, name="data")
-app.add_typer(own_data.app)
-app.add_typer(experiments.app)
-app.add_typer(model_commands.app)
 
 
 @app.callback(invoke_without_command=True)

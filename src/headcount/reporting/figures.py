@@ -60,7 +60,8 @@ def _comparison(methods: Sequence[ReportMethod], colours: Mapping[str, str], slu
     scores = {m.name: _floats(r.scores.get("instance_accuracy") for r in m.row.records) for m in methods}
     errors = {m.name: _floats(v for r in m.row.records for v in r.data.get("share_difference") or ()) for m in methods}
     errors = {name: values for name, values in errors.items() if len(values)}
-    caption = "Instance accuracy. Faint dots are folds, solid ones their mean."
+    several = any(len(values) > 1 for values in scores.values())
+    caption = f"Instance accuracy.{' Faint dots are folds, solid ones their mean.' * several}"
     figure = plots.accuracy_dots(scores, colours)
     panels = [svg_panel(caption, figure, f"{slug}-dots", "Instance accuracy of each method")]
     if errors:

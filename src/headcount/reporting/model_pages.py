@@ -19,7 +19,14 @@ from headcount.models.fitted import FittedModel
 from headcount.models.predictions import Predictions, estimator_probabilities
 from headcount.readers import BagDataset
 from headcount.reporting import plots
-from headcount.reporting.render import confusion_table, inline_svg, render_template, score_with_interval as score, view_instance
+from headcount.reporting.render import (
+    confusion_table,
+    inline_svg,
+    percent,
+    render_template,
+    score_with_interval as score,
+    view_instance,
+)
 
 MAX_CLASSES = 30  # in figures and tables of a fit
 _BAGS, _CLASSES, _INSTANCES, _SHARES = 6, 40, 12, 8  # in an explanation: bags if none is named, and per bag or class
@@ -39,12 +46,13 @@ def _majority_shares(model: FittedModel) -> list[tuple[str, int, str, str]]:
     share = counted["share"] if counted else model.transition.share.tolist()
     prior = counted["of_all"] if counted else model.transition.prior.tolist()
     rows = zip(model.classes, labels, share, prior, strict=True)
-    return [(c, n, f"{s:.0%}" if n else "–", f"{p:.0%}") for c, n, s, p in rows][:MAX_CLASSES]
+    return [(c, n, percent(s) if n else "–", percent(p)) for c, n, s, p in rows][:MAX_CLASSES]
 
 
 def _figures(model: FittedModel) -> dict[str, Markup]:
     """By name, those for which there are data; headings and captions are in the template."""
-    metadata, figures = model.metadata, {"Bag sizes": plots.bag_sizes(**model.metadata["data"]["size_counts"])}
+    metadata, sizes = model.metadata, model.metadata["data"]["size_counts"]
+    figures = {"Bag sizes": plots.bag_sizes(**sizes)} if len(sizes["counts"]) > 1 else {}
     losses = {m["title"]: (m["loss"], m["error"]) for m in metadata["methods"] if m["loss"] is not None}
     if losses:
         figures["Methods compared"] = plots.losses_with_errors(losses, metadata["method"]["title"], metadata["prior_loss"])
@@ -145,6 +153,7 @@ def render_explanation(
         hidden=len(predictions.classes) - len(shown),
         counts={"bags": len(label), "instances": len(dataset.rows), "labelled": int((label >= 0).sum())},
         selected=bool(bags),
+        trained_on=int(predictions.seen_in_training.sum()),
     )
 
 

@@ -48,7 +48,8 @@ def resolve_device(name: str = "auto") -> torch.device:
 
 
 def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {threads} thread{'s' * (threads != 1)}"
 
 
 @contextmanager
