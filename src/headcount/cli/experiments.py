@@ -8,21 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from headcount.cli.options import (
-    RECIPE_OPTIONS,
-    Compile,
-    Device,
-    HeadOption,
-    RayAddress,
-    RecordsFolder,
-    Scenario,
-    Source,
-    with_options,
-)
+from headcount.cli.options import RECIPE_OPTIONS, Compile, Device, HeadOption, RayAddress, with_options
 from headcount.errors import HeadcountError, check_choice
 
 app = typer.Typer()
 Processes = Annotated[int, typer.Option(min=1, help="Number of runs at the same time on this machine.")]
+RecordsFolder = Annotated[Path, typer.Option("--out", help="Folder for the records.")]
+_SOURCE = "digits, cifar10, svhn, path, oct, or FILE.npz with images or features and labels."
+_SCENARIO = "Distribution of the majority share: various, small, large, or a range such as 0.3-0.5."
 
 
 @app.command()
@@ -204,8 +197,8 @@ def report(
 
 @app.command()
 def bags(
-    source: Source = "digits",
-    scenario: Scenario = "various",
+    source: Annotated[str, typer.Option(help=_SOURCE)] = "digits",
+    scenario: Annotated[str, typer.Option(help=_SCENARIO)] = "various",
     fold: Annotated[int, typer.Option(help="Fold of the cross-validation, 0 to 4.")] = 0,
     bag_size: Annotated[int, typer.Option(help="Instances per bag; the paper's is 64.")] = 24,
     train_bags: Annotated[int, typer.Option(help="Training bags.")] = 400,

@@ -54,7 +54,6 @@ def predict(
     from headcount.inference.predict_ray import remote_predictor
     from headcount.inference.ray_cluster import check_device
     from headcount.reporting import export, geo
-    from headcount.reporting.export import check_outputs
     from headcount.selection.metadata import share_warnings
 
     use_context = CONTEXT[check_choice("context", context, CONTEXT)]
@@ -62,7 +61,7 @@ def predict(
         export.require_h5py()
     if bags is not None:
         export.require_table("--bags", bags)
-    check_outputs(data, model, read_options["labels"], out=out, bags=bags, geojson=geojson, heatmap=heatmap)
+    export.check_outputs(data, model, read_options["labels"], out=out, bags=bags, geojson=geojson, heatmap=heatmap)
     remote = None
     if check_choice("launcher", launch, ("here", "ray")) == "ray":
         check_device(device, gpus_each)

@@ -16,10 +16,6 @@ Data = Annotated[str, typer.Argument(help="A folder, or a table (.csv .tsv .parq
 Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:1.")]
 _COMPILE = "Compile the network: auto (on a GPU), on or off. Affects speed only; not part of the recipe."
 Compile = Annotated[str, typer.Option(help=_COMPILE)]
-RecordsFolder = Annotated[Path, typer.Option("--out", help="Folder for the records.")]
-_SCENARIO = "Distribution of the majority share: various, small, large, or a range such as 0.3-0.5."
-Scenario = Annotated[str, typer.Option(help=_SCENARIO)]
-Source = Annotated[str, typer.Option(help="digits, cifar10, svhn, path, oct, or FILE.npz with images or features and labels.")]
 HeadOption = Annotated[list[str] | None, typer.Option("--option", help="An option of the head, NAME=VALUE; may be repeated.")]
 _ADDRESS = "The Ray cluster: auto, local or host:port; default: auto if there is one, else local."
 RayAddress = Annotated[str | None, typer.Option(help=_ADDRESS)]
@@ -132,6 +128,12 @@ def split_names(text: str | None) -> tuple[str, ...] | None:
     """
     parts = next(csv.reader([text or ""], skipinitialspace=True), [])
     return tuple(name for name in map(str.strip, parts) if name) or None
+
+
+def reading_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The given ones of FIT_OPTIONS as :func:`headcount.read` takes them, with lists of names."""
+    values = {k: split_names(v) if k in LIST_OPTIONS else v for k, v in options.items()}
+    return {k: v for k, v in values.items() if v is not None}
 
 
 def with_option_names(message: str) -> str:

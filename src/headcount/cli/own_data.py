@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headcount.cli.options import (
-    FIT_OPTIONS,
-    LIST_OPTIONS,
-    Data,
-    Device,
-    HeadOption,
-    split_names,
-    with_option_names,
-    with_options,
-)
+from headcount.cli.options import FIT_OPTIONS, Data, Device, HeadOption, reading_arguments, with_option_names, with_options
 from headcount.errors import HeadcountError
 
 if TYPE_CHECKING:
@@ -60,8 +51,7 @@ def read_data(
     from headcount.cli.console import print_message
     from headcount.readers import ColumnRoles, read
 
-    given: dict[str, Any] = {k: split_names(v) if k in LIST_OPTIONS else v for k, v in options.items()}
-    given = {k: v for k, v in given.items() if v is not None}
+    given = reading_arguments(options)
     roles = ColumnRoles(**{k: given.pop(k) for k in ColumnRoles.__dataclass_fields__ if k in given})
     if model is None:
         dataset = read(data, roles, need_labels=labels, **given)
@@ -198,7 +188,6 @@ def issues(
     from headcount.cli.console import print_label_issues, print_message
     from headcount.inference.label_issues import FOLDS, TREES, cross_val_bag_probabilities, find_label_issues
     from headcount.reporting import export
-    from headcount.reporting.export import check_outputs
 
     fit_only = {name: read_options[name] for name in ("features", "categories", "classes", "uncounted")}
     forest_options = {"folds": folds, "seed": seed, **fit_only}
@@ -206,7 +195,7 @@ def issues(
         raise HeadcountError(f"--{ignored[0]} has no effect with --model; leave out one of the two")
     if out is not None:
         export.require_table("--out", out)
-    check_outputs(data, model, read_options["labels"], out=out)
+    export.check_outputs(data, model, read_options["labels"], out=out)
     fitted = None if model is None else load_model(model, device)
     dataset = read_data(data, read_options, fitted, labels=True)
     if fitted is None:

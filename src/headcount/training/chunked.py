@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from headcount.bags import Segments
 from headcount.bags.pool import release_large_blocks
 from headcount.errors import HeadcountError
-from headcount.models.heads import BagStats, Batch, ChunkedHead, Head, Output, Pass, why_not_chunkable
+from headcount.models.heads import Batch, ChunkedHead, Head, Output, Pass, why_not_chunkable
+from headcount.models.heads.base import BagStats
 from headcount.models.network import Model
 from headcount.training import accel
 from headcount.training.loader import BagLoader

@@ -16,18 +16,7 @@ from torch import Tensor
 
 from headcount.errors import HeadcountError, check_choice
 from headcount.models.heads.additive import Additive, AdditiveTrans
-from headcount.models.heads.base import (
-    BagStats,
-    Batch,
-    ChunkedHead,
-    Head,
-    Output,
-    Pass,
-    SumHead,
-    Teacher,
-    nll,
-    why_not_chunkable,
-)
+from headcount.models.heads.base import Batch, ChunkedHead, Head, Output, Pass, SumHead, Teacher, nll, why_not_chunkable
 from headcount.models.heads.count import Count
 from headcount.models.heads.election import Election
 from headcount.models.heads.feature import Attention, FeatureLSE, FeatureMax, FeatureMean, FeaturePNorm
@@ -141,7 +130,7 @@ def build_head(name: str, dim: int, classes: int, options: Mapping[str, Any], co
     head = find_head(name)
     for option, annotation in inspect.get_annotations(head.__init__).items():
         value = options.get(option, 0)
-        if annotation in ("int", "float") and (isinstance(value, bool) or not isinstance(value, int | float)):
+        if annotation in (int, float, "int", "float") and (isinstance(value, bool) or not isinstance(value, int | float)):
             raise HeadcountError(f"option {option} of head {name} is a number, got {value!r}")
     try:
         return head(dim, classes, counted, **options)
@@ -169,6 +158,6 @@ def _head_in(module: ModuleType, origin: str, class_name: str) -> type[Head]:
 
 
 __all__ = [
-    "HEADS", "TRUSTED_HEADS", "BagStats", "Batch", "ChunkedHead", "Head", "Output", "Pass", "SumHead", "Teacher",
+    "HEADS", "TRUSTED_HEADS", "Batch", "ChunkedHead", "Head", "Output", "Pass", "SumHead", "Teacher",
     "build_head", "check_options", "find_head", "head_code", "head_options", "nll", "trust_head", "why_not_chunkable",
 ]  # fmt: skip
