@@ -6,8 +6,6 @@
 Bags(40 bags, 960 instances, 10 classes, with truth)
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

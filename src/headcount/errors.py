@@ -1,7 +1,5 @@
 """Errors that the user can correct, in one line: what was wrong, what was given, and what to do."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Random seeds by purpose, so that a change in how one part draws leaves the draws of all others unchanged."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

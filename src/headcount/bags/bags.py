@@ -7,12 +7,10 @@ label. So the loss of every kind of label is -sum(target * log p).
 refuses bags that carry truth: call :meth:`Bags.blind` first.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -66,7 +64,7 @@ class Bags:
         sizes: Any = None,
         offsets: Any = None,
         **extras: Any,
-    ) -> Bags:
+    ) -> Self:
         """Create bags from lists or arrays, which are checked once.
 
         Parameters
@@ -152,7 +150,7 @@ class Bags:
         truth = ", with truth" if self.truth is not None else ""
         return f"Bags({len(self)} bags, {len(self.index)} instances, {len(self.classes)} classes{removed}{truth})"
 
-    def take(self, which: Any) -> Bags:
+    def take(self, which: Any) -> Self:
         """These bags (numbers, or a mask over all bags), in this order, over the same pool."""
         which = validation.check_bag_numbers(which, len(self)).to(self.offsets.device)
         group, names = (None if v is None else tuple(v[b] for b in which.tolist()) for v in (self.group, self.names))
@@ -174,29 +172,29 @@ class Bags:
                 start = b
         return ranges
 
-    def without(self, removed: Any) -> Bags:
+    def without(self, removed: Any) -> Self:
         """Do not count these instances (a mask over the N). What was removed before stays removed."""
         mask = validation.check_per_instance("removed", removed, len(self.index)).to(torch.bool).to(self.index.device)
         bags = replace(self, removed=mask if self.removed is None else mask | self.removed)
         validation.check_not_empty(bags)
         return bags
 
-    def drop_removed(self) -> Bags:
+    def drop_removed(self) -> Self:
         """The same bags without the removed instances, so that the network does not see them either."""
         if self.removed is None:
             return self
         return replace(self.keep_instances(torch.nonzero(~self.removed)[:, 0]), removed=None)
 
-    def keep_instances(self, rows: Tensor) -> Bags:
+    def keep_instances(self, rows: Tensor) -> Self:
         """The same bags with these instances only, given by their numbers in ascending order."""
         sizes = torch.bincount(self.bag[rows], minlength=len(self))
         return replace(self, offsets=_offsets(sizes), **self._per_instance(rows))
 
-    def blind(self) -> Bags:
+    def blind(self) -> Self:
         """The same bags without the truth: what training may see."""
         return replace(self, truth=None)
 
-    def to(self, device: torch.device | str) -> Bags:
+    def to(self, device: torch.device | str) -> Self:
         """Pool, addresses and targets on a device."""
         moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
         return replace(self, pool=self.pool.to(device), **moved)

@@ -5,11 +5,10 @@ last is dropped. To remove an instance is therefore to re-address it: shapes sta
 still sees every image. A weight is a multiplicity: an instance of weight 2 counts as if it were in the bag twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -56,7 +55,7 @@ class Segments:
     complete: bool = field(default=False, kw_only=True)
 
     @classmethod
-    def from_sizes(cls, sizes: Sequence[int] | Tensor, device: torch.device | str | None = None) -> Segments:
+    def from_sizes(cls, sizes: Sequence[int] | Tensor, device: torch.device | str | None = None) -> Self:
         """Consecutive bags of these sizes."""
         sizes = torch.as_tensor(sizes, device=device)
         if sizes.ndim != 1 or (len(sizes) and sizes.is_floating_point()) or bool((sizes < 0).any()):
@@ -67,7 +66,7 @@ class Segments:
         return cls(index, len(sizes), int(sizes[0]) if even else None, runs=sizes.tolist(), complete=True)
 
     @classmethod
-    def from_padded(cls, mask: Tensor) -> Segments:
+    def from_padded(cls, mask: Tensor) -> Self:
         """For a padded batch ``(B, L, ...)``: mask (B, L) is true where an instance is real.
 
         Use it with ``x.flatten(0, 1)``: the padding is addressed to the trash bag and does not count. It is still multiplied
@@ -80,20 +79,20 @@ class Segments:
         rows = torch.arange(bags, device=mask.device)[:, None].expand(bags, size)
         return cls(torch.where(mask.bool(), rows, bags).flatten(), bags, size)
 
-    def without(self, removed: Tensor) -> Segments:
+    def without(self, removed: Tensor) -> Self:
         """The same segments, with these instances (a mask over the N) removed."""
         return replace(self, index=torch.where(removed, self.n_bags, self.index), complete=False)
 
-    def with_weight(self, weight: Tensor | None) -> Segments:
+    def with_weight(self, weight: Tensor | None) -> Self:
         """The same segments, each instance counting ``weight`` times; weight zero removes it."""
         index = self.index if weight is None else torch.where(weight == 0, self.n_bags, self.index)
         return replace(self, index=index, weight=weight, complete=self.complete and weight is None)
 
-    def to(self, device: torch.device | str) -> Segments:
+    def to(self, device: torch.device | str) -> Self:
         weight = None if self.weight is None else self.weight.to(device)
         return replace(self, index=self.index.to(device), weight=weight)
 
-    def repeat(self, times: int) -> Segments:
+    def repeat(self, times: int) -> Self:
         """``times`` copies of all bags, one set after the other, as the views of a batch are ordered."""
         if times == 1:
             return self
@@ -102,13 +101,14 @@ class Segments:
         runs = None if self.runs is None else self.runs * times
         return replace(self, index=torch.cat(copies), n_bags=self.n_bags * times, weight=weight, runs=runs)
 
-    def first_copy(self, times: int) -> Segments:
+    def first_copy(self, times: int) -> Self:
         """The first of ``times`` copies: the inverse of :meth:`repeat`."""
         if times == 1:
             return self
         n, bags = len(self.index) // times, self.n_bags // times
         weight = None if self.weight is None else self.weight[:n]
-        return Segments(self.index[:n].clamp_max(bags), bags, self.size, weight)  # the trash bag comes after all copies
+        index = self.index[:n].clamp_max(bags)  # the trash bag comes after all copies
+        return replace(self, index=index, n_bags=bags, weight=weight, runs=None, complete=False)
 
     def sum(self, x: Tensor) -> Tensor:
         """(N, ...) -> (B, ...), in float32 or wider: 64 votes of 0.1 added in bfloat16 give 6.16."""

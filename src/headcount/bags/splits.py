@@ -1,7 +1,5 @@
 """Splits, folds and subsamples of bags. In folds, the bags of a group (a patient, a site) stay together."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The commands for experiments: demo, run, study, paper, report, bags, heads, probe."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated, Any

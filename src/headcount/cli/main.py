@@ -3,8 +3,6 @@
 Nothing heavy is imported before a command runs.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

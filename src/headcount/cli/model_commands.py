@@ -3,8 +3,6 @@
 Each checks every output path before it predicts. Files are written whole or not at all.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """The options that several commands share, each declared once. Nothing heavy is imported here."""
 
-from __future__ import annotations
-
 import csv
 import functools
 import inspect

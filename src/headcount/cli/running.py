@@ -1,7 +1,5 @@
 """From the options of the command line to recipes, a launcher and a study with its progress; and the demo."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

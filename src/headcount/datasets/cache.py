@@ -6,8 +6,6 @@
 <cache>/<name>/source.json   name, classes, count, shape, checksum, note, format
 """
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import json

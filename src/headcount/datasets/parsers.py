@@ -3,8 +3,6 @@
 A parser returns images (M, H, W, channels) uint8 and class numbers (M,) int64, the train part first. Nothing here uses pickle.
 """
 
-from __future__ import annotations
-
 import tarfile
 from collections.abc import Sequence
 from importlib.util import find_spec

@@ -4,8 +4,6 @@ Class shares are drawn (share_sampler.py), rounded to counts and assigned to the
 the largest count, by default the lowest in case of a tie. Instances are drawn without replacement within a bag.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -3,8 +3,6 @@
 A named source is downloaded and converted once; afterwards loading it maps a file (milliseconds, no copy of an image).
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from collections.abc import Callable, Sequence

@@ -7,8 +7,6 @@ it, and moves on to the next law when the bins of the stage are full. A bin is t
 Shapes: p (n, C) rows that sum to one, the majority in the last column for laws A, B, G and in any column for U.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from itertools import pairwise
 from math import ceil

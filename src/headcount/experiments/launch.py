@@ -4,8 +4,6 @@ On Ray no shared disk is needed: the record that a run needs is sent to its node
 driver writes it. Data sets must be in each node's cache.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import platform

@@ -4,8 +4,6 @@ The printed values are read from the CSV files in ``printed``, as the paper prin
 average is not the average of its cells (there are two), both are shown.
 """
 
-from __future__ import annotations
-
 import csv
 import warnings
 from collections import Counter

@@ -4,15 +4,13 @@ A run's key is a hash of the fields that differ from the defaults (and of the da
 records valid. Defaults therefore never change once records exist.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from importlib.resources import files
-from typing import Any
+from typing import Any, Self
 
 from headcount.bags import Bags
 from headcount.datasets import registry
@@ -127,7 +125,7 @@ class Recipe:
         check_corruption(dict(self.trouble))
 
     @classmethod
-    def preset(cls, name: str) -> Recipe:
+    def preset(cls, name: str) -> Self:
         """A published recipe by name: paper, tilt-photographs, tilt-house-numbers, digits.
 
         >>> Recipe.preset("digits").bag_size
@@ -137,11 +135,11 @@ class Recipe:
         return cls.from_dict(presets[check_choice("preset", name, presets)])
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The recipe with these fields, for example from a record; an unknown name is an error."""
         return cls().replace(**values)
 
-    def replace(self, **changes: Any) -> Recipe:
+    def replace(self, **changes: Any) -> Self:
         """The same recipe with these fields changed."""
         for name in changes:
             check_choice("recipe field", name, [f.name for f in fields(self)])
@@ -185,7 +183,7 @@ class Recipe:
         return hashlib.sha256(head_code(self.head)).hexdigest() if ":" in self.head else ""
 
     @property
-    def needs(self) -> tuple[Recipe, ...]:
+    def needs(self) -> tuple[Self, ...]:
         """Runs that must have finished before: MPEM removes instances by the votes of the Counting Network of the same fold."""
         if self.removal == 0:
             return ()

@@ -3,8 +3,6 @@
 source → protocol → bags → train → predict → scores → record. Training sees blind bags; instance labels are used for the scores only.
 """
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Callable, Iterator

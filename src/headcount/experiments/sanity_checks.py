@@ -3,8 +3,6 @@
 The score is the instance accuracy on test bags; for ``never`` over the classes that can be the majority.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Scores of a run, the only place where predictions meet instance labels; then means, paired tests and table rows of records."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A study: many recipes, with the runs they need, each a record. A second call runs nothing; an interrupted one resumes."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from collections.abc import Callable, Iterable

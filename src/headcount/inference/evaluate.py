@@ -10,8 +10,6 @@ where q_h is stratum h's accuracy with one more instance at the overall accuracy
 correct). If all are correct, or all wrong, the effective size is Kish's, 1 / sum_h (N_h / N)^2 / n_h.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -3,8 +3,6 @@
 A model that was trained on the same bags may have learned the wrong labels too; ``cross_val_bag_probabilities`` needs no model.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import torch

@@ -1,8 +1,6 @@
 """What a fitted model predicts of a whole dataset, one shard of bags at a time, so that memory does not grow with its size. A shard
 needs nothing but the model and its bags, so it may be predicted anywhere (predict_ray.py does so on other machines)."""
 
-from __future__ import annotations
-
 import math
 import os
 import tempfile

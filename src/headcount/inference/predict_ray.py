@@ -1,8 +1,6 @@
 """Prediction on a Ray cluster: bags in shards, each a task; the predictions come back in order. The model travels as its two files,
 once, and shards with their instances; where the data are on the nodes, give functions that read a shard there instead."""
 
-from __future__ import annotations
-
 import tempfile
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Ray: connecting to a cluster that has room, and the exceptions of its tasks."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -6,8 +6,6 @@ no worse with it: errors that the instances of a bag share look like shares of c
 labels of held-out bags (docs/how-to/fit.md). N instances, B bags, C classes; b the bags that have a label.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ All intervals are those of Wilson (1927). Predictions in groups (instances in ba
 independent ones, with v the variance of the ratio between groups, with Student's quantile for few groups.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

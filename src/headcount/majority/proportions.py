@@ -12,8 +12,6 @@ tell how much more. Each bag has shares theta around those that its label sugges
 If a bag is labelled c, c is its largest class; shares that contradict this are rejected.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple
 

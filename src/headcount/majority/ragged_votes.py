@@ -3,8 +3,6 @@
 The formulas for bags of one size are those of vote_likelihood.py; measured errors and costs: docs/explanation/election.md.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -17,8 +17,6 @@ of a tensor on the host, so all can be part of a CUDA graph. What is identifiabl
 starts low: docs/explanation/tilt.md.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import lru_cache

@@ -11,8 +11,6 @@ gradient still tells which votes would help. No function needs a tensor's value 
     counted       (C,)       the classes that can win; the others take votes, and are never rivals
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from functools import lru_cache

@@ -1,12 +1,10 @@
 """From a stored instance to its features: Normalize, then a backbone, which is ``deterministic`` if nothing in it is random."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -37,7 +35,7 @@ class Normalize(nn.Module):
             raise HeadcountError(f"mean and std need {self.shape[-1]} numbers, got {tuple(self.mean.shape)}")
 
     @classmethod
-    def fit(cls, train: Bags, mean: Any = None, std: Any = None) -> Normalize:
+    def fit(cls, train: Bags, mean: Any = None, std: Any = None) -> Self:
         """The given constants, or the mean and deviation of each channel (each feature) over the training bags."""
         if mean is not None and std is not None:
             return cls(train.pool.shape, mean, std)

@@ -3,8 +3,6 @@
 Letters: N instances, B bags, C classes.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Nothing in the files is run, and nothing is used before it is checked: a network
 arrays of the file. Any error is one line that names the folder.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

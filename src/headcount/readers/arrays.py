@@ -9,8 +9,6 @@ Values per bag are in the order of the bags: by number where ``bag`` holds 0 to 
 the values of ``bag``, else sorted by value, and the values must then appear sorted, so that the order is never a guess.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

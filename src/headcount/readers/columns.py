@@ -5,14 +5,12 @@ A column has one role. :class:`ColumnRoles` names it; where it does not, a short
 truth, id or coordinate gets into a model.
 """
 
-from __future__ import annotations
-
 import math
 import unicodedata
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -93,7 +91,7 @@ class ColumnRoles:
         *,
         instance_kind_known: bool = False,
         optional_roles: Sequence[str] = (),
-    ) -> ColumnRoles:
+    ) -> Self:
         """Fill in every role that one of the columns ``names`` plays; ``label_columns`` are those of a separate label table.
 
         With ``instance_kind_known`` no text or path is recognised; ``optional_roles`` stay empty where two columns fit.
@@ -135,7 +133,7 @@ class ColumnRoles:
         several = [(role, name) for role in list_roles for name in getattr(self, role)]
         return [(role, name) for role, name in single if name is not None] + several
 
-    def filled_from(self, other: ColumnRoles) -> ColumnRoles:
+    def filled_from(self, other: Self) -> Self:
         """These roles where they are named, those of ``other`` elsewhere: what a user adds to the roles of a model."""
         return replace(other, **{f.name: value for f in fields(self) if (value := getattr(self, f.name))})
 

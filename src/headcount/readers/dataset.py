@@ -3,8 +3,6 @@
 Messages count rows from 1 (row 1 of a table is the first below its header), arrays from 0.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -5,8 +5,6 @@ names), copies of the label or of the bag. Refused: a word among numbers, infini
 that are not written like 2021-12-31.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

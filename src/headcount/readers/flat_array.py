@@ -8,8 +8,6 @@ A run that was killed resumes after the last line of the .jsonl. Changed files m
 into the key. The digests are of the content.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -4,8 +4,6 @@ Images become one array (n, H, W, channels) uint8: grey if all are grey, else RG
 it each is resized to a square. They are decoded once, in a few threads, into memory or a memory-mapped cache (flat_array.py).
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

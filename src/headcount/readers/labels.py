@@ -1,7 +1,5 @@
 """The labels or votes of bags: in the rows of a table, in a second table, a dict or an array; and one target per bag from them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 The formats are described in images.py, rows.py, arrays.py and slides.py.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

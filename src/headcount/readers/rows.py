@@ -1,7 +1,5 @@
 """A table with one row per instance: its bags, labels, groups, weights and coordinates, and what the instances are."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

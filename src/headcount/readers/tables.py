@@ -4,8 +4,6 @@ Columns with a role stay as they are written (a bag called 007 stays 007); the o
 else text. Nothing loops over rows.
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import hashlib

@@ -4,12 +4,10 @@ Standardisation is computed in float64 and only the result rounded: a time stamp
 its mean is gone. Texts become TF-IDF of words and pairs of words, then a truncated SVD, stored as a vocabulary and two arrays.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -102,7 +100,7 @@ class StandardScaler:
     scale_: np.ndarray  # (D,)
 
     @classmethod
-    def fit(cls, x: np.ndarray, min_deviation: float = 0.0) -> StandardScaler:
+    def fit(cls, x: np.ndarray, min_deviation: float = 0.0) -> Self:
         """Mean and standard deviation of the columns of (N, D) finite numbers; beyond 1e140 a number counts as 1e140.
 
         A column whose deviation is not above ``min_deviation``, or not above the rounding error of its mean, is constant.
@@ -110,7 +108,7 @@ class StandardScaler:
         return cls.fit_chunks(lambda: (np.clip(x[b].astype(np.float64), -LARGEST, LARGEST) for b in _blocks(x)), min_deviation)
 
     @classmethod
-    def fit_chunks(cls, chunks: Callable[[], Iterable[np.ndarray]], min_deviation: float = 0.0) -> StandardScaler:
+    def fit_chunks(cls, chunks: Callable[[], Iterable[np.ndarray]], min_deviation: float = 0.0) -> Self:
         """The same for numbers that need not be in memory at once: ``chunks()`` yields (n, D) arrays, and is called twice."""
         total, squares, count = np.zeros(1), np.zeros(1), 0
         for chunk in chunks():
@@ -159,7 +157,7 @@ class Tfidf:
         return len(self.vocabulary) if self.components is None else len(self.components)
 
     @classmethod
-    def fit(cls, column: pa.ChunkedArray, rows: np.ndarray, name: str) -> Tfidf:
+    def fit(cls, column: pa.ChunkedArray, rows: np.ndarray, name: str) -> Self:
         """Fit to the texts in these rows; deterministic."""
         from sklearn.decomposition import TruncatedSVD
 
@@ -195,7 +193,7 @@ class Tfidf:
         return arrays if self.components is None else {**arrays, f"{prefix}.components": self.components}
 
     @classmethod
-    def from_arrays(cls, words: tuple[str, ...], arrays: Mapping[str, Any], prefix: str) -> Tfidf:
+    def from_arrays(cls, words: tuple[str, ...], arrays: Mapping[str, Any], prefix: str) -> Self:
         """Restore from a file that is not trusted."""
         idf, components = arrays[f"{prefix}.idf"], arrays.get(f"{prefix}.components")
         if not 0 < len({*words}) == len(words):

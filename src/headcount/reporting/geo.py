@@ -4,8 +4,6 @@ A tile is a square with its upper left corner at the instance's coordinates, in 
 metres, degrees). y grows downwards, as in an image.
 """
 
-from __future__ import annotations
-
 import colorsys
 import json
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Pages about a fitted model: the report of a fit with its model card and summary, and the explanation of predictions."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Sequence

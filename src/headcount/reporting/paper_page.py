@@ -3,8 +3,6 @@
 A figure is drawn from the available records and says which runs are missing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple

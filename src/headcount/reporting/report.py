@@ -1,7 +1,5 @@
 """Records in, one HTML file out: tables, figures and example bags, readable offline on any screen."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace

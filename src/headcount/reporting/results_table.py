@@ -1,7 +1,5 @@
 """Tables of results: the methods of one data set in one scenario, their names and scores, and the runs behind them."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ pool stays on the GPU, the step is compiled (fewer passes over memory) and captu
 1x1 and 2x2 are written as matrix products.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping

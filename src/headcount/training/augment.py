@@ -7,8 +7,6 @@ A policy is a list of views from weak to strong; a head that asks for V views ge
 Views draw from torch's default generator, which training seeds for each epoch; shapes never depend on what is drawn.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

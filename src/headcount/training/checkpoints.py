@@ -1,7 +1,5 @@
 """Checkpoints: tensors and a little JSON in one file, so that loading it runs no code; and the losses of each epoch as lines."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

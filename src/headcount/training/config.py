@@ -1,8 +1,6 @@
 """TrainConfig: how :func:`~headcount.training.loop.train` trains; whether model, bags and configuration fit together; and how weights
 change: the optimizer, its learning rate, and the moving average of the teacher."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterable

@@ -5,8 +5,6 @@ A pool that is elsewhere (memory-mapped, or too large for the GPU) is read ahead
     b  bags in the batch        S  the size of the bags where all have one        N  instances in the batch
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 

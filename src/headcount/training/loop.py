@@ -4,8 +4,6 @@ A training can be interrupted at any time and resumed from its last checkpoint, 
 every random number comes from (seed, purpose, epoch), and checkpoints are written between epochs.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -8,8 +8,6 @@ prototype of c are removed, so that the majority becomes clearer. (Learning from
     bag_prediction  (B,)    the predicted class of the bag
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -19,12 +19,10 @@ interpreter). Without Triton, or with other shapes, the layers run as they are.
 Letters: n images, Y X the map after the convolution, P Q after the pool, K output channels (a power of two).
 """
 
-from __future__ import annotations
-
 import os
 from functools import cache
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +101,7 @@ class StemSizes(NamedTuple):
     Q: int
 
     @classmethod
-    def of(cls, channels: int, height: int, width: int) -> StemSizes:
+    def of(cls, channels: int, height: int, width: int) -> Self:
         Y, X = _ceil_div(height, 2), _ceil_div(width, 2)
         P, Q = _ceil_div(Y, 2), _ceil_div(X, 2)
         # whole cache lines: the compiler would pad images of another length, and copy them for every use

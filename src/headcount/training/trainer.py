@@ -4,8 +4,6 @@
 around it in ``Trainer._wrap_steps``, and change the memory or the time that it takes.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The methods: heads that map the features of instances to predictions. A new one is a file here and a line in HEADS."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os

@@ -13,8 +13,6 @@ sqrt(u), every product of the iteration is the same: a bag of 64 costs 65 rows, 
 multiplicity too; in the convolution alone it counts once.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

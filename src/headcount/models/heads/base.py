@@ -5,11 +5,9 @@ A ChunkedHead takes bags larger than memory: ``accumulate`` turns each chunk of 
 those of several chunks, and ``readout`` turns them into the bag's log-probabilities (training/chunked.py). A SumHead is the usual one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +39,7 @@ class Batch:
     over: str = "bags"  # the pass: "bags", or "instances" (each instance a bag of one with the target of its bag)
     views: int = 1
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> Self:
         moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, (Tensor, Segments))}
         return replace(self, **moved)
 

@@ -1,7 +1,5 @@
 """The Counting Network (also ICASSP 2024, pp. 7025-7029): every instance casts (nearly) one vote, and the votes are counted."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Election: the probability that a class wins the vote (majority/vote_likelihood.py, majority/ragged_votes.py), computed instead of
 approximated by a sharpened softmax."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ The same classifier then classifies single instances, which it never saw in trai
 has another scale than its instances. That is the default; with ``norm=True`` the pool of a bag of one is its instance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import torch

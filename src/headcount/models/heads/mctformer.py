@@ -5,8 +5,6 @@ is a linear layer. The authors of the majority-label paper released no code for 
 tokens, then the L instances of a bag, in width W; u (B, L) multiplicities.)
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """MILLET: each instance gets an attention weight and class scores, and their products are averaged."""
 
-from __future__ import annotations
-
 import math
 
 import torch

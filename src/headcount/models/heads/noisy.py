@@ -1,7 +1,5 @@
 """Networks trained on single instances: with the label of the bag (noisy label), or with their own (the supervised twin)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Output+Mean: the mean of the instances' outputs is the bag's output (Wang et al., 2018)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -8,8 +8,6 @@ The transition is estimated (tilt_state.py) on validation bags, which the networ
 validation, from a low initial share. No instance label is used.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -4,8 +4,6 @@ p       (n, C)  the teacher's class probabilities        target  (n, C)  the lab
 mix     (C, C)  P(class | bag label)                     weight  (n,)    multiplicities
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -6,8 +6,6 @@ attention score, scaled to 0..1 by the lowest and highest score of its pass, is 
 the class of its bag. As released, dropout stays active in the teacher when it gives these targets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
