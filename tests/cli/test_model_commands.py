@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +12,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from sklearn.datasets import load_digits
 from sklearn.metrics import average_precision_score
 
 import read_factory as make
 from headcount.bags import Bags, Pool
 from headcount.bags.bags import bag_hashes, hashes_to_hex
+from headcount.cli import console
 from headcount.errors import HeadcountError
 from headcount.inference import evaluate, label_issues
 from headcount.inference.predict import predict_dataset
@@ -546,3 +549,20 @@ def test_pictures_are_looked_at_in_small():
     assert small[0].reshape(12, 12, 3)[0, 0] == pytest.approx(x[0, :2, :2].mean((0, 1)))
     with pytest.raises(HeadcountError, match="5 folds need as many groups"):
         label_issues.cross_val_bag_probabilities(read([np.ones((2, 2))] * 3, labels=["a", "b", "a"]))
+
+
+def test_remarks_on_methods_cut_nothing_else(monkeypatch):
+    """A long remark once left "loss on held-out …  bag ac…" of the other columns."""
+    out, none = io.StringIO(), {"loss": None, "bag_accuracy": None, "chosen": False, "baseline": False}
+    monkeypatch.setattr(console, "console", Console(file=out, width=80))
+    tilt = none | {"title": "Tilt, network", "loss": 1.5, "bag_accuracy": 1.0, "chosen": True, "note": ""}
+    forest = none | {
+        "title": "Random forest on the bag's label",
+        "note": "clearly behind after 1 of 5 folds: loss 1.955, the best 1.850",
+    }
+    console.print_methods(SimpleNamespace(metadata={"data": {"truth": False}, "methods": [tilt, forest]}))
+    text = " ".join(out.getvalue().split())
+    assert "…" not in text
+    assert text.startswith(
+        "method held-out loss bag accuracy Tilt, network 1.5000 1.000 selected Random forest on the bag's label – – clearly"
+    )

@@ -50,7 +50,8 @@ def print_methods(model: FittedModel) -> None:
     """The methods that `fit` compared, the best first."""
     truth = model.metadata["data"]["truth"]
     not_used = ["instance accuracy (not used)"] if truth else []
-    table = plain_table("method", "loss on held-out labels", "bag accuracy", *not_used, "")
+    table = plain_table("method", "held-out loss", "bag accuracy", *not_used)
+    table.add_column()  # remarks: wrapped, and nothing else is cut
     for c in model.metadata["methods"]:
         cells = [_number(c["loss"], 4), _number(c["bag_accuracy"], 3)]
         cells += [_number(c["instance_accuracy"], 3)] if truth else []
