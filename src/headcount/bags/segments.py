@@ -130,7 +130,7 @@ class Segments:
         with without_autocast(x.device.type):  # in float32, as all sums
             x = _to_float32(x).to(share.dtype)
             if self.size is not None:
-                return torch.bmm(self._rows(share)[:, None], self._rows(x))[:, 0]
+                return torch.bmm(self._rows(share)[:, None], self._rows(x)).squeeze(1)
             return torch.stack([s @ rows for s, rows in zip(share.split(self.runs), x.split(self.runs), strict=True)])
 
     def total_weight(self) -> Tensor:

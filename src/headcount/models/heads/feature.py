@@ -146,7 +146,7 @@ class Attention(ChunkedHead):
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
         attention = segments.softmax(self.scores(h))  # (N, 1)
-        bag, _ = self.readout({"pool": segments.dot(attention[:, 0], h)[:, None]})
+        bag, _ = self.readout({"pool": segments.dot(attention.squeeze(1), h)[:, None]})
         return Output(self.classifier(h).float(), bag, {"attention": attention})
 
     def scores(self, h: Tensor) -> Tensor:
@@ -163,4 +163,4 @@ class Attention(ChunkedHead):
         return merge_attention_pools(chunks)
 
     def readout(self, stats: BagStats) -> tuple[Tensor, Mapping[str, Tensor]]:
-        return self.masked_log_softmax(linear_float32(self.classifier, stats["pool"][:, 0])), {}
+        return self.masked_log_softmax(linear_float32(self.classifier, stats["pool"].squeeze(1))), {}
