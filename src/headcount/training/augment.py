@@ -9,6 +9,7 @@ Views draw from torch's default generator, which training seeds for each epoch; 
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -37,10 +38,6 @@ def crop(x: Tensor) -> Tensor:
 def flip(x: Tensor) -> Tensor:
     """Flip half of the images horizontally."""
     return torch.where(torch.rand(len(x), 1, 1, 1, device=x.device) < 0.5, x.flip(3), x)
-
-
-def flip_crop(x: Tensor) -> Tensor:
-    return crop(flip(x))
 
 
 def dihedral(x: Tensor) -> Tensor:
@@ -79,22 +76,9 @@ def cutout(x: Tensor) -> Tensor:
     return x.masked_fill((rows[:, :, None] & columns[:, None, :])[:, None], 0.0)
 
 
-def strong(x: Tensor) -> Tensor:
-    return cutout(colour(affine(crop(x))))
-
-
-def strong_flip(x: Tensor) -> Tensor:
-    return strong(flip(x))
-
-
-def strong_turn(x: Tensor) -> Tensor:
-    """Colour differs between laboratories; shape is informative, so it is not changed."""
-    return cutout(colour(crop(dihedral(x))))
-
-
-def noise(x: Tensor) -> Tensor:
-    """Gaussian noise of 0.1 standard deviations."""
-    return x + 0.1 * torch.randn_like(x)
+def noise(x: Tensor, deviation: float = 0.1) -> Tensor:
+    """Gaussian noise, in standard deviations of the features."""
+    return x + deviation * torch.randn_like(x)
 
 
 def mask(x: Tensor) -> Tensor:
@@ -109,19 +93,29 @@ def mixup(x: Tensor) -> Tensor:
     return (1 - part) * x + part * x[other]
 
 
-def strong_feature(x: Tensor) -> Tensor:
-    return mask(mixup(x + 0.2 * torch.randn_like(x)))
+def compose(*views: View) -> View:
+    """These views, one after the other."""
 
+    def composed(x: Tensor) -> Tensor:
+        for view in views:
+            x = view(x)
+        return x
+
+    return composed
+
+
+strong = compose(crop, affine, colour, cutout)
 
 VIEWS: dict[str, tuple[View, ...]] = {
     "none": (identity,),
     "crop": (crop,),
-    "flip_crop": (flip_crop,),
+    "flip_crop": (compose(flip, crop),),
     "noise": (noise,),
-    "image": (flip_crop, strong_flip),  # photographs of objects
+    "image": (compose(flip, crop), compose(flip, strong)),  # photographs of objects
     "digit": (crop, strong),  # no flips
-    "tissue": (dihedral, strong_turn),  # images without an upright direction
-    "feature": (noise, strong_feature),  # embeddings and tables
+    # images without an upright direction; laboratories differ in colour, and the shape of cells is informative
+    "tissue": (dihedral, compose(dihedral, crop, colour, cutout)),
+    "feature": (noise, compose(partial(noise, deviation=0.2), mixup, mask)),  # embeddings and tables
 }
 
 FEATURE_VIEWS = (None, "none", "noise", "feature")  # the others are for images
