@@ -421,7 +421,7 @@ def test_soft_labels():
     made = fit(dataset, TREES, folds=3)
     assert made.metadata["scores"]["bag_accuracy"] > 0.5
     assert made.metadata["data"]["counted"]["share"] == pytest.approx([0.8] * 3), "votes tell how large majorities are"
-    assert any("counted from the votes: a: 80%, b: 80%, c: 80%" in line for line in summary_lines(made))
+    assert any("counted from the votes: a: 80 %, b: 80 %, c: 80 %" in line for line in summary_lines(made))
     assert not any("Majorities are slight" in line for line in summary_lines(made))
 
 

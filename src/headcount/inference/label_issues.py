@@ -73,8 +73,8 @@ def find_label_issues(bags: Bags, p: np.ndarray) -> pa.Table:
     p = p[labelled]
     label, suggestion = p_winners.argmax(1), p.argmax(1)
     p_label, p_suggestion = p_winners.max(1), p.max(1)
-    usual = np.array([p[label == k, k].mean() if (label == k).any() else np.inf for k in range(p.shape[1])])
-    unlikely = (p_suggestion >= usual[suggestion]) | (p_suggestion >= LIKELIHOOD_RATIO * p_label)
+    mean_confidence = np.array([p[label == k, k].mean() if (label == k).any() else np.inf for k in range(p.shape[1])])
+    unlikely = (p_suggestion >= mean_confidence[suggestion]) | (p_suggestion >= LIKELIHOOD_RATIO * p_label)
     wrong = (suggestion != label) & unlikely
     order = np.argsort(p_label, kind="stable")
     class_names = pa.array(bags.classes, pa.string())

@@ -184,8 +184,8 @@ def build_with_weights(build: Callable[[], ModuleT], arrays: Mapping[str, np.nda
 
 def check_keys(data: Any, expected: set[str], what: str = JSON_FILE) -> None:
     if not isinstance(data, dict) or set(data) != expected:
-        odd = sorted(map(str, set(data) ^ expected))[:4] if isinstance(data, dict) else [type(data).__name__]
-        raise HeadcountError(f"{what} lacks or adds {', '.join(o[:40] for o in odd)}")
+        keys = sorted(map(str, set(data) ^ expected))[:4] if isinstance(data, dict) else [type(data).__name__]
+        raise HeadcountError(f"{what} lacks or adds {', '.join(key[:40] for key in keys)}")
 
 
 def check_options(given: Any) -> tuple[tuple[str, Any], ...]:

@@ -268,5 +268,5 @@ def attribute_columns(
 
 def _probabilities(model: FittedModel, x: np.ndarray) -> np.ndarray:
     """(n, C) of instances without their bags."""
-    alone = Bags.of(Pool(x), sizes=[1] * len(x), labels=np.full(len(x), -1), classes=model.classes)
-    return apply_temperature(estimator_probabilities(model.estimator, alone)[0], model.instance_temperature).numpy()
+    single = Bags.of(Pool(x), sizes=[1] * len(x), labels=np.full(len(x), -1), classes=model.classes)
+    return apply_temperature(estimator_probabilities(model.estimator, single)[0], model.instance_temperature).numpy()

@@ -22,7 +22,7 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: dict[str, 
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and metadata; empty if there is no file, or no readable one: then the training starts afresh."""
+    """Tensors and metadata; empty if there is no file, or no readable one: then the training starts from the beginning."""
     try:
         with safe_open(path, "pt") as f:
             return {k: f.get_tensor(k) for k in f.keys()}, json.loads(f.metadata()["facts"])  # noqa: SIM118
@@ -31,7 +31,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def write_losses(work_dir: Path, curve: Sequence[Losses], written: int = 0) -> None:
-    """``metrics.jsonl``, a line per epoch: afresh, or the epochs after those that are ``written``."""
+    """``metrics.jsonl``, a line per epoch: a new file, or the epochs after those that are ``written``."""
     work_dir.mkdir(parents=True, exist_ok=True)
     with open(work_dir / "metrics.jsonl", "a" if written else "w") as f:
         for epoch, (train, valid) in enumerate(curve[written:], written + 1):

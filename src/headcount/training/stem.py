@@ -210,10 +210,10 @@ def _backward(ctx: Any, grads: Any) -> tuple[Tensor | None, ...]:
     # by position in the pair, channel and tap, as C and the weight; D's kernel joins the two positions of a channel
     D = D.view(K, 2, TAPS).transpose(0, 1)
     C, S = cross.sum(0).view(2, K, TAPS), _tap_sums(x, sizes)[:, None]
-    along = r * ((weight.float().view(2, K, TAPS) * D).sum((0, 2)) - mean * total)
-    slope = (r * along / positions)[:, None] * (C - mean[:, None] * S)
+    gamma_grad = r * ((weight.float().view(2, K, TAPS) * D).sum((0, 2)) - mean * total)
+    slope = (r * gamma_grad / positions)[:, None] * (C - mean[:, None] * S)
     dw = scale[:, None] * (D - (total / positions)[:, None] * S - slope)
-    return None, None, dw.flatten(0, 1).to(weight.dtype), along, total, None, None
+    return None, None, dw.flatten(0, 1).to(weight.dtype), gamma_grad, total, None, None
 
 
 def _tap_sums(x: Tensor, sizes: StemSizes) -> Tensor:

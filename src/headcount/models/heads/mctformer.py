@@ -86,10 +86,10 @@ class MCTformer(Head):
         u = segments.to_dense(weight.float())[0]  # 0 in a gap
         bias = F.pad(u.log(), (self.classes, 0))  # (B, K): u copies of a key are one key with log u more
         x = torch.cat([(self.token + self.position).expand(len(dense), -1, -1).to(dense.dtype), dense], 1)
-        plain = segments.complete and segments.size is not None  # all zeros, and without them attention is faster
+        unmasked = segments.complete and segments.size is not None  # all zeros, and without them attention is faster
         maps, tokens = [], []
         for block in self.blocks:
-            x, *queries_and_keys = block(x, None if plain else bias)
+            x, *queries_and_keys = block(x, None if unmasked else bias)
             maps.append(queries_and_keys)
             tokens.append(x[:, : self.classes])
         token = F.normalize(torch.stack(tokens).float(), dim=3)  # (layers, B, C, W)
