@@ -198,7 +198,7 @@ def run(arguments: tuple[str, ...], mutation: Mutation | None) -> tuple[bool, st
         copy = Path(folder)
         for name in ("src", "tests"):
             shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-        for name in ("pyproject.toml", "README.md", "benchmarks", "docs", "results"):
+        for name in ("pyproject.toml", "constraints.txt", "README.md", "benchmarks", "docs", "results"):
             (copy / name).symlink_to(ROOT / name)
         if mutation is not None:
             file = copy / "src" / "headcount" / mutation.file
