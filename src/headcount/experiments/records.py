@@ -63,7 +63,7 @@ class Record:
         """The checksum of the data and the hash of a custom head's code, which the recipe does not contain."""
         return {"data": str(self.data["data"].get("checksum", "")), "code": str(self._custom_head.get("code", ""))}
 
-    @property
+    @cached_property
     def method(self) -> tuple[Any, ...]:
         """What the records of one table row have in common."""
         return self.recipe.replace(fold=0, seed=0, removal=float(self.recipe.removal > 0)), *self.fingerprint.values()

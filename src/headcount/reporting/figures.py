@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+MAX_DRAWN = 40  # methods of a section in figures, the best ones; the table has all
+
+
 class FigurePanel(NamedTuple):
     """A figure, ready for the page."""
 
@@ -45,10 +48,11 @@ def section_figures(
 ) -> list[FigureGroup]:
     """Every group of figures that these records can fill; ``compact`` shows means and samples, for pages of many sections."""
     measured, sweeps = _sweep_records(methods)
+    drawn = methods[:MAX_DRAWN]
     groups = (
-        _comparison(methods, colours, slug),
-        _learning_curves(methods, colours, slug, compact),
-        _choice_of_r(methods, records, slug),
+        _comparison(drawn, colours, slug, f"The {MAX_DRAWN} best of {len(methods)} methods." * (len(methods) > MAX_DRAWN)),
+        _learning_curves(drawn, colours, slug, compact),
+        _choice_of_r(drawn, records, slug),
         _removed_instances(measured, sweeps, slug),
         share_scatters(sweeps, slug, 120 if compact else 2000),
         _confusion(best_method(methods)),
@@ -56,7 +60,7 @@ def section_figures(
     return [group for group in groups if group.panels]
 
 
-def _comparison(methods: Sequence[ReportMethod], colours: Mapping[str, str], slug: str) -> FigureGroup:
+def _comparison(methods: Sequence[ReportMethod], colours: Mapping[str, str], slug: str, text: str) -> FigureGroup:
     scores = {m.name: _floats(r.scores.get("instance_accuracy") for r in m.row.records) for m in methods}
     errors = {m.name: _floats(v for r in m.row.records for v in r.data.get("share_difference") or ()) for m in methods}
     errors = {name: values for name, values in errors.items() if len(values)}
@@ -68,7 +72,7 @@ def _comparison(methods: Sequence[ReportMethod], colours: Mapping[str, str], slu
         caption = "Share of the majority class in each test bag, predicted minus true. Boxes span the quartiles."
         label = "Box plot, for each method, of the predicted minus the true share of the majority class over test bags"
         panels.append(svg_panel(caption, plots.share_boxes(errors, colours), f"{slug}-boxes", label))
-    return FigureGroup("Comparison of methods", "", "wide", tuple(panels))
+    return FigureGroup("Comparison of methods", text, "wide", tuple(panels))
 
 
 def _learning_curves(methods: Sequence[ReportMethod], colours: Mapping[str, str], slug: str, compact: bool) -> FigureGroup:
@@ -109,7 +113,8 @@ def _choice_of_r(methods: Sequence[ReportMethod], records: Sequence[Record], slu
         sweep = [{r.recipe.removal: r for r in runs} for runs in method.row.sweeps]
         removal = sorted({r for fold in sweep for r in fold})
         chosen = [r.recipe.removal for r in method.row.records]
-        without_removal = [r for r in records if _run_key(r) in _prerequisites([method])]
+        prerequisites = _prerequisites([method])
+        without_removal = [r for r in records if _run_key(r) in prerequisites]
         for value, title, caption in (
             (lambda r: r.data["fit"]["valid_loss"], "validation loss", "Validation loss, by which r is chosen"),
             (lambda r: r.scores["instance_accuracy"], "instance accuracy", "Instance accuracy on the test bags"),

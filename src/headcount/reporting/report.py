@@ -91,8 +91,8 @@ def _runs(methods: Sequence[ReportMethod], records: Sequence[Record]) -> list[Ru
     """Every record, by the rank of its method, then fold, seed and r."""
     chosen = {r.key for m in methods for r in m.row.records}
     names = {m.row.records[0].method: m.name for m in methods}
-    rank = list(names).index
-    ordered = sorted(records, key=lambda r: (rank(r.method), r.recipe.fold, r.recipe.seed, r.recipe.removal))
+    rank = {method: i for i, method in enumerate(names)}
+    ordered = sorted(records, key=lambda r: (rank[r.method], r.recipe.fold, r.recipe.seed, r.recipe.removal))
     return [RunSummary(r, names[r.method], r.key in chosen) for r in ordered]
 
 
