@@ -6,6 +6,7 @@ Nothing heavy is imported before a command runs.
 import errno
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -45,10 +46,15 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["--help", "-h"]},
 )
+CacheFolder = Annotated[Path | None, typer.Option(help="The cache folder; default $HEADCOUNT_DATA, else ~/.cache/headcount.")]
 data_app = typer.Typer(help="List, download and import data sets.", no_args_is_help=True)
 for part in (own_data.app, model_commands.app, experiments.app):  # the order of the help
     app.add_typer(part)
 app.add_typer(data_app, name="data")
+cache_app = typer.Typer(
+    help="List and clear the cache of data sets, downloads, images, slides and features.", no_args_is_help=True
+)
+app.add_typer(cache_app, name="cache")
 
 
 @app.callback(invoke_without_command=True)
@@ -90,6 +96,41 @@ def data_import(
     from headcount.datasets import registry
 
     print(registry.import_npz(name, file, note=note))
+
+
+@cache_app.command("list")
+def cache_list(cache: CacheFolder = None) -> None:
+    """List what the cache holds, the longest unused first, with its size and the days since it was used."""
+    from headcount.cli.console import print_line
+    from headcount.datasets.cache import cache_entries, cache_folder
+
+    folder = cache_folder(cache)
+    entries = cache_entries(folder)
+    for entry in entries:
+        print_line(f"{entry.size / 1e6:10,.1f} MB  {max(0.0, time.time() - entry.used) / 86400:5.0f} days  {entry.name}")
+    print_line(f"{sum(entry.size for entry in entries) / 1e6:10,.1f} MB in {len(entries)} entries of {folder}")
+
+
+@cache_app.command("clear")
+def cache_clear(
+    names: Annotated[list[str] | None, typer.Argument(help="Entries, as `headcount cache list` names them.")] = None,
+    older_than: Annotated[float | None, typer.Option(min=0, help="Entries unused for so many days.")] = None,
+    limit: Annotated[float | None, typer.Option(min=0, help="The longest unused, until so many gigabytes are left.")] = None,
+    cache: CacheFolder = None,
+) -> None:
+    """Remove entries of the cache; they are made again when they are needed.
+
+    --limit 0 removes all. What another process is writing stays, and so do files that are not headcount's.
+    """
+    from headcount.cli.console import print_line
+    from headcount.datasets.cache import cache_folder, clear_cache
+
+    if not names and older_than is None and limit is None:
+        raise HeadcountError("give names of entries, --older-than or --limit; --limit 0 removes all")
+    removed = clear_cache(cache_folder(cache), names or [], older_than, limit)
+    for entry in removed:
+        print_line(f"removed {entry.name}")
+    print_line(f"{sum(entry.size for entry in removed) / 1e6:,.1f} MB are free again")
 
 
 def main() -> None:

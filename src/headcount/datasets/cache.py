@@ -10,10 +10,13 @@ import hashlib
 import http.client
 import json
 import os
+import re
+import shutil
 import sys
+import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +25,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from headcount.errors import HeadcountError
+from headcount.errors import HeadcountError, check_choice
 from headcount.io import atomic_folder, file_lock
 
 FORMAT = 1
@@ -100,6 +103,55 @@ def cache_lock(cache: Path) -> Generator[None]:
             yield
     except OSError as e:
         raise HeadcountError(f"cannot write into {cache}: {e}; set HEADCOUNT_DATA to a folder you own") from None
+
+
+class CacheEntry(NamedTuple):
+    """A data set, a download, or an array of images, slides or features with its log."""
+
+    name: str
+    paths: list[Path]
+    size: int  # bytes
+    used: float  # when it was last read or written, in seconds since 1970
+
+
+_ARRAY = re.compile(r"([0-9a-f]{32}|[0-9a-f]{40})\.(npy|npy\.part|jsonl|lock)")
+
+
+def cache_entries(folder: Path) -> list[CacheEntry]:
+    """What headcount keeps in a cache folder, the longest unused first. Other files there are neither listed nor removed."""
+    groups: dict[str, list[Path]] = {}
+    for path in (p for pattern in ("*", "downloads/*", "flat/*", "features/*") for p in sorted(folder.glob(pattern))):
+        name = path.relative_to(folder)
+        if match := _ARRAY.fullmatch(path.name):
+            groups.setdefault(str(name.with_name(match[1])), []).append(path)
+        elif (name.parts[0] == "downloads" and path.is_file()) or (name.parent == Path() and (path / "source.json").is_file()):
+            groups[str(name)] = [path]
+    entries = []
+    for name, paths in groups.items():
+        files = [p.stat() for path in paths for p in ([path] if path.is_file() else path.iterdir())]
+        entries.append(CacheEntry(name, paths, sum(f.st_size for f in files), max(max(f.st_atime, f.st_mtime) for f in files)))
+    return sorted(entries, key=lambda entry: entry.used)
+
+
+def clear_cache(folder: Path, names: Sequence[str], days: float | None, limit: float | None) -> list[CacheEntry]:
+    """Remove the entries of these names, those unused for so many ``days``, and the longest unused ones until at most ``limit``
+    gigabytes are left; returns what was removed. What another process is writing stays."""
+    entries, removed = cache_entries(folder), []
+    for name in names:
+        check_choice("cache entry", name, [entry.name for entry in entries])
+    left = sum(entry.size for entry in entries)
+    for entry in entries:
+        old = days is not None and entry.used < time.time() - 86400 * days
+        if not (entry.name in names or old or (limit is not None and left > 1e9 * limit)):
+            continue
+        lock = entry.paths[0].with_name(f"{Path(entry.name).name}.lock")
+        with file_lock(lock, wait=False, required=False) as free:
+            if free:
+                for path in entry.paths:
+                    path.unlink(missing_ok=True) if path.is_symlink() or path.is_file() else shutil.rmtree(path)
+                left -= entry.size
+                removed.append(entry)
+    return removed
 
 
 class Remote(NamedTuple):
