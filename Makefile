@@ -8,7 +8,7 @@ QUICK := tests/test_layers.py tests/bags tests/majority tests/models/heads/test_
 LOWEST := $(QUICK) tests/estimators tests/models tests/inference tests/reporting tests/selection
 
 
-.PHONY: demo test quick soak campaign fuzz mutants lowest check bench docs dist format clean
+.PHONY: demo test quick soak campaign fuzz mutants lowest check bench docs dist sbom format clean
 
 demo: .venv/ready          ## the main job: majority labels -> instance classifier -> report
 	$(BIN)/headcount demo --out demo
@@ -49,6 +49,9 @@ bench: .venv/ready         ## what an epoch costs here
 dist: .venv/ready          ## the source distribution and the wheel, in dist
 	rm -rf dist
 	$(BIN)/python -m build
+
+sbom: .venv/ready          ## the software bill of materials (CycloneDX) of what is installed, in dist
+	$(BIN)/python benchmarks/sbom.py
 
 docs: .venv/ready          ## the documentation's site, in docs/_build
 	$(BIN)/python docs/command_line.py

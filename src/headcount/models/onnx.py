@@ -129,13 +129,18 @@ def _chain(graphs: list[Any], onnx: Any) -> Any:
     *earlier, chained = graphs
     for number, graph in reversed(list(enumerate(earlier))):
         prefix = f"part{number}/"  # the parts may have nodes of the same names
-        graph = onnx.compose.add_prefix(graph, prefix, rename_inputs=False)
+        graph, name = onnx.compose.add_prefix(graph, prefix), graph.graph.input[0].name
+        _rename_input(graph, name)
         graph.ir_version = chained.ir_version = max(graph.ir_version, chained.ir_version)
-        chained.graph.input[0].name, old = "input", chained.graph.input[0].name
-        for node in chained.graph.node:
-            node.input[:] = ["input" if name == old else name for name in node.input]
+        _rename_input(chained, "input")
         chained = onnx.compose.merge_models(graph, chained, io_map=[(f"{prefix}probabilities", "input")])
     return chained
+
+
+def _rename_input(model: Any, name: str) -> None:
+    old, model.graph.input[0].name = model.graph.input[0].name, name
+    for node in model.graph.node:
+        node.input[:] = [name if edge == old else edge for edge in node.input]
 
 
 def _linear_module(estimator: LinearModel) -> nn.Module:
