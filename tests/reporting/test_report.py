@@ -329,3 +329,12 @@ def test_compact_figures_are_smaller(study: list[Record]) -> None:
     assert [g.title for g in full] == [g.title for g in lean]
     assert sum(len(p.svg) for g in lean for p in g.panels) < sum(len(p.svg) for g in full for p in g.panels)
     assert "Mean of the folds" in lean[1].text
+
+
+def test_of_many_methods_the_best_are_drawn(study):
+    methods = results_table.rank_methods(rows(study))
+    colours = dict.fromkeys((m.name for m in methods), "black")
+    comparison, curves, *_ = section_figures(methods, study, colours, "s1", max_drawn=1)
+    assert comparison.text == f"The 1 best of {len(methods)} methods."
+    assert [panel.caption for panel in curves.panels] == [methods[0].name]
+    assert section_figures(methods, study, colours, "s1")[0].text == ""

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-MAX_DRAWN = 40  # methods of a section in figures, the best ones; the table has all
-
-
 class FigurePanel(NamedTuple):
     """A figure, ready for the page."""
 
@@ -44,13 +41,15 @@ def svg_panel(caption: str, figure: Figure, name: str, label: str) -> FigurePane
 
 
 def section_figures(
-    methods: Sequence[ReportMethod], records: Sequence[Record], colours: Mapping[str, str], slug: str, compact: bool = False
-) -> list[FigureGroup]:
-    """Every group of figures that these records can fill; ``compact`` shows means and samples, for pages of many sections."""
+    methods: Sequence[ReportMethod], records: Sequence[Record], colours: Mapping[str, str], slug: str, compact: bool = False,
+    max_drawn: int = 40,
+) -> list[FigureGroup]:  # fmt: skip
+    """Every group of figures that these records can fill; ``compact`` shows means and samples, for pages of many sections. Of many
+    methods the best are drawn; the table has all."""
     measured, sweeps = _sweep_records(methods)
-    drawn = methods[:MAX_DRAWN]
+    drawn = methods[:max_drawn]
     groups = (
-        _comparison(drawn, colours, slug, f"The {MAX_DRAWN} best of {len(methods)} methods." * (len(methods) > MAX_DRAWN)),
+        _comparison(drawn, colours, slug, f"The {max_drawn} best of {len(methods)} methods." * (len(methods) > max_drawn)),
         _learning_curves(drawn, colours, slug, compact),
         _choice_of_r(drawn, records, slug),
         _removed_instances(measured, sweeps, slug),
