@@ -127,6 +127,19 @@ def test_the_speeds_told_are_those_measured():
     assert f"takes {ways['plain loop']:.3f} s on the same card in the same run" in results
 
 
+def test_the_parts_of_a_step_of_one_bag_are_those_measured():
+    parts = json.loads((ROOT / "benchmarks/results/abmil_profile.json").read_text())["microseconds"]
+    ours, plain, needed = ([v for k, v in parts.items() if k.startswith(name)] for name in ("ours", "plain", "needed"))
+    text = (ROOT / "docs/explanation/speed.md").read_text()
+    for numbers in (ours, plain, [needed[0] + needed[1], needed[2]]):
+        cells = [f"{v:.0f}" for v in numbers] + [f"{sum(numbers):,.0f}"]
+        assert re.search(r"\|[ |]*".join(rf"{c} " for c in cells), text), cells
+    room, gain = round(sum(plain) / 1.5 - sum(needed), -1), plain[-1] - ours[-1]
+    assert f"leave {room:.0f} µs for all" in text
+    assert f"gains {gain:.0f}; " in text
+    assert f"cost {sum(ours) - sum(plain) + gain:.0f} more" in text
+
+
 def test_the_run_repeated_in_another_process_gave_the_same_record():
     one, other = (json.loads((ROOT / "results" / d / "9893138dab6390cd.json").read_text()) for d in ("tuning", "tilt"))
     assert one.pop("provenance")["started"] != other.pop("provenance")["started"]
