@@ -14,9 +14,7 @@ NO_COMPILER = 77
 COMMANDS = (
     "predict,predict-again,predict-h5,audit-images,evaluate,explain,explain-texts,report-csv,paper,export,import,issues,check"
 )
-INPUTS = (
-    "table,table-skip,parquet,labels,array,network-json,model-json,model-weights,text-json,audit-sheet,losses"
-)
+INPUTS = "table,table-skip,parquet,labels,array,network-json,model-json,model-weights,text-json,audit-sheet,losses"
 
 
 def campaign(*options: str) -> None:
