@@ -17,6 +17,7 @@ ROOT = Path(headcount.__file__).parent
 PACKAGES = [
     "errors",
     "io",
+    "loading",
     "seeds",
     "bags",
     "majority",

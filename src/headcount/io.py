@@ -1,45 +1,54 @@
-"""Files and folders that are written whole or not at all, and locks between processes."""
+"""Files and folders that are written whole or not at all, several of them together; and locks between processes."""
 
-from __future__ import annotations
-
+import errno
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
-from headcount.errors import HeadcountError
+from headcount.errors import FileError, HeadcountError, HeadcountWarning
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.lib.npyio import NpzFile
+Outputs = list[tuple[Path, Path]]  # the temporary name and the final one
+
+# -- writing ---------------------------------------------------------------------------------------------------------------
+
+_uncommitted: ContextVar[tuple[Outputs, ExitStack] | None] = ContextVar("_uncommitted", default=None)  # of commit_together
+
+
+@contextmanager
+def commit_together() -> Iterator[None]:
+    """What is written inside takes its place when the block ends without an error, all of it or nothing. It does so in the order in
+    which it was written, so write last what tells a reader that the rest is there."""
+    outputs: Outputs = []
+    with ExitStack() as locks:
+        token = _uncommitted.set((outputs, locks))
+        try:
+            yield
+            _put_in_place(outputs)
+        except BaseException:
+            for part, _ in outputs:
+                _remove(part)
+            raise
+        finally:
+            _uncommitted.reset(token)
 
 
 @contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary name next to ``path``; rename it to ``path`` at the end, or remove it after an error. The temporary
-    name is always the same, so that the next attempt overwrites what a killed process left behind."""
+    """Yield a temporary name next to ``path``; rename it to ``path`` at the end, or remove it after an error."""
     if path.exists() and not path.is_file():  # renaming would replace a device by a file
         raise HeadcountError(f"{path} is a folder or a device, not a file to write over; choose another path")
-    part = path.with_name(path.name + ".part")
-    try:
+    with _temporary(path, folder=False) as part:
         yield part
-        os.replace(part, path)
-    except BaseException as e:
-        with suppress(OSError):  # if removing fails too, the first error is the one to report
-            part.unlink(missing_ok=True)
-        if isinstance(e, OSError) and (not e.filename or str(e.filename) == str(part)):  # name the file the user named
-            e.filename = str(path)
-        elif os_error := re.search(r"\(os error (\d+)\)", str(e)):  # how safetensors reports a full disk
-            raise OSError(int(os_error[1]), os.strerror(int(os_error[1])), str(path)) from e
-        raise
 
 
 def atomic_write(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
     """Write, flush to disk, rename: a reader sees the old file or the new one, never part of one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(path) as part, open(part, "wb") as f:
         write(f)
         f.flush()
@@ -52,85 +61,101 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
     folder is replaced, or any with ``replace``: the old one is moved aside first, and back if renaming fails."""
     if not replace and path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise HeadcountError(f"{path} is there already; choose another place, or empty the folder first")
-    part, old = (path.with_name(path.name + ending) for ending in (".part", ".old"))
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    try:
-        yield part
-        shutil.rmtree(old, ignore_errors=True)
-        if path.exists():
-            os.replace(path, old)
+    with _temporary(path, folder=True) as part:
+        token = _uncommitted.set(None)  # files in the folder appear with it
         try:
+            yield part
+        finally:
+            _uncommitted.reset(token)
+
+
+@contextmanager
+def _temporary(path: Path, *, folder: bool) -> Iterator[Path]:
+    """A temporary name, always the same, so that the next attempt replaces what a killed process left there; a process that is
+    writing there now is awaited."""
+    part, outer = path.with_name(path.name + ".part"), _uncommitted.get()
+    with ExitStack() as own:
+        outputs, locks = ([], own) if outer is None else outer
+        try:
+            _claim(part, folder, locks)
+            yield part
+            outputs.append((part, path))
+            if outer is None:
+                _put_in_place(outputs)
+        except BaseException as e:
+            _remove(part)
+            if isinstance(e, HeadcountError) or not (error := _os_error(e)):
+                raise
+            if str(error.filename or part).startswith(str(part)):  # name what the user named
+                error.filename = f"{path}{str(error.filename or part)[len(str(part)) :]}"
+            raise FileError.from_os_error(error) from e
+
+
+def _os_error(error: BaseException) -> OSError | None:
+    """The error of the operating system that this is, or tells of, as safetensors' does."""
+    if number := re.search(r"\(os error (\d+)\)", str(error)):
+        return OSError(int(number[1]), os.strerror(int(number[1])))
+    return error if isinstance(error, OSError) else None
+
+
+def _claim(part: Path, folder: bool, locks: ExitStack) -> None:
+    """Create the temporary file or folder, empty, and hold a lock on it until ``locks`` are released."""
+    part.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        left = os.path.lexists(part)
+        if folder != part.is_dir():
+            _remove(part)
+        if folder:
+            part.mkdir(exist_ok=True)
+        f = os.open(part, os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
+        locks.callback(os.close, f)
+        _lock(f, wait=True, required=False)
+        with suppress(FileNotFoundError):  # it was put in place while this process waited: try again
+            if os.path.samestat(os.fstat(f), part.stat()):
+                break
+    if left and (not folder or any(part.iterdir())):
+        warnings.warn(f"{part}, left by a command that was interrupted, is removed", HeadcountWarning, stacklevel=5)
+    for old in part.iterdir() if folder else ():
+        _remove(old)
+
+
+def _put_in_place(outputs: Outputs) -> None:
+    """Rename each to its final name, in this order. After an error everything is as it was."""
+    undo: Outputs = []
+    try:
+        for part, path in outputs:
+            old = path.with_name(path.name + ".old")
+            if path.is_dir():
+                _remove(old)
+                os.replace(path, old)
+                undo.append((old, path))
+            elif path.exists() and len(outputs) > 1:  # else replacing it is one step
+                _remove(old)
+                with suppress(OSError):  # a disk without links
+                    os.link(path, old)
+                    undo.append((old, path))
             os.replace(part, path)
-        except BaseException:
-            if old.exists():
-                os.replace(old, path)
-            raise
+            undo.append((path, part))
     except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
+        for source, target in reversed(undo):
+            with suppress(OSError):
+                os.replace(source, target)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    for source, target in undo:
+        if source.name == f"{target.name}.old":
+            _remove(source)
 
 
-@contextmanager
-def explain_read_errors(path: Path, expected: str) -> Iterator[None]:
-    """Turn an error of reading the file into one line: its path, and what was ``expected``."""
-    try:
-        yield
-    except HeadcountError:
-        raise
-    except Exception as e:  # of zip, zlib, and numpy's header parser
-        raise HeadcountError(f"cannot read {path}: {e or type(e).__name__}; give {expected}") from None
+def _remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there and can be removed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
-def file_mode(path: Path) -> int:
-    """The mode of a file or folder, 0 where there is none. Links in a circle and a failing disk are errors, unlike in is_file."""
-    try:
-        return path.stat().st_mode
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a null character in the name
-        return 0
-
-
-def check_declared_size(path: Path, declared: float, stored: int | None = None) -> None:
-    """Refuse a file that declares more bytes than $HEADCOUNT_MAX_GB (default 64), before they are read.
-
-    Without that setting more than 128 MiB may also not be over 200 times what is ``stored`` (default: the size of the file).
-    """
-    setting = os.environ.get("HEADCOUNT_MAX_GB", "")
-    if setting and not re.fullmatch(r"\d+(\.\d+)?", setting):
-        raise HeadcountError(f"HEADCOUNT_MAX_GB is a number of gigabytes, got {setting!r}")
-    stored = path.stat().st_size if stored is None else stored
-    if declared > (float(setting) * 1e9 if setting else min(64e9, max(1 << 27, 200 * stored))):
-        advice = "if that is right and fits into memory, set HEADCOUNT_MAX_GB to more"
-        raise HeadcountError(f"{path} declares {declared / 1e9:,.2f} GB in {stored:,} bytes; {advice}")
-
-
-@contextmanager
-def open_npz(path: Path, expected: str) -> Iterator[NpzFile]:
-    """The arrays of an .npz file, read without pickle."""
-    import numpy as np
-
-    with explain_read_errors(path, expected), path.open("rb") as f:  # np.load would leave a damaged zip file open
-        if not f.peek(6).startswith((b"PK", b"\x93NUMPY")):  # numpy would report it as a pickle
-            raise HeadcountError(f"{path} is no .npz file; give {expected}")
-        arrays = np.load(f, allow_pickle=False)
-        if isinstance(arrays, np.ndarray):
-            raise HeadcountError(f"{path} is a single array; give {expected}")
-        with arrays:
-            check_declared_size(path, sum(member.file_size for member in arrays.zip.infolist()))
-            yield arrays
-
-
-def load_npy(path: Path, *, mapped: bool = False) -> np.ndarray:
-    """The array in an .npy file, read without pickle, in memory or memory-mapped."""
-    import numpy as np
-
-    expected = "an .npy file written by numpy.save"
-    with explain_read_errors(path, expected):
-        with path.open("rb") as f:
-            if not f.read(6).startswith(b"\x93NUMPY"):
-                raise HeadcountError(f"{path} is no .npy file; give {expected}")
-        return np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
+# -- locks -------------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -139,31 +164,41 @@ def file_lock(path: Path, *, wait: bool = True, required: bool = True) -> Iterat
     its process, however that ends. Its file is removed afterwards, and so is the folder if it is empty. With ``required=False``
     a system or disk that has no locks is no error: the work is then done without one."""
     with ExitStack() as stack:
-        while True:
-            if not path.parent.is_dir():
-                with suppress(FileExistsError):  # created and removed by others at the same moment: try again
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                if path.parent.is_file():  # checked once: between two checks the folder may be removed
-                    raise FileExistsError(f"{path.parent} is a file, and a folder is needed there")
-            with suppress(FileNotFoundError):  # the previous holder removed the file: try again
-                f = stack.enter_context(open(path, "w"))
-                acquired = _lock(f, wait, required)
-                if not acquired or os.path.samestat(os.fstat(f.fileno()), path.stat()):
-                    break
+        try:
+            acquired = _open_lock(path, stack, wait, required)
+        except OSError as e:
+            with suppress(OSError):
+                path.parent.rmdir()
+            raise FileError.from_os_error(e, path) from e
         try:
             yield acquired
         finally:
             if acquired:
-                path.unlink(missing_ok=True)
-                with suppress(OSError):  # others still use the folder
+                with suppress(OSError):  # others still use the folder, or the disk fails by now
+                    path.unlink(missing_ok=True)
                     path.parent.rmdir()
 
 
-def _lock(f: IO[str], wait: bool, required: bool) -> bool:
+def _open_lock(path: Path, stack: ExitStack, wait: bool, required: bool) -> bool:
+    while True:
+        if not path.parent.is_dir():
+            with suppress(FileExistsError):  # created and removed by others at the same moment: try again
+                path.parent.mkdir(parents=True, exist_ok=True)
+            if path.parent.is_file():  # checked once: between two checks the folder may be removed
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path.parent))
+        with suppress(FileNotFoundError):  # the previous holder removed the file: try again
+            f = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            stack.callback(os.close, f)
+            acquired = _lock(f, wait, required)
+            if not acquired or os.path.samestat(os.fstat(f), path.stat()):
+                return acquired
+
+
+def _lock(file: int, wait: bool, required: bool) -> bool:
     try:
         import fcntl
 
-        fcntl.flock(f, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except (ImportError, OSError):  # Windows, and some network disks

@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 
 from headcount.cli import main
-from headcount.errors import HeadcountError
+from headcount.errors import DamagedFileWarning, HeadcountError
 from headcount.experiments import study
 from headcount.experiments.recipe import Recipe
 from headcount.io import atomic_path, atomic_write
@@ -126,9 +126,9 @@ FILES = [
     ("report no_folder", "no folder no_folder; give the --out of a study"),
     ("report good.npz", "no folder good.npz; give the --out of a study"),
     ("report empty", "no records in empty; give the --out of a study"),
-    ("report half_json", "half_json/a.json is not a record", "move it away"),
-    ("report list_json", "list_json/a.json is not a record (it lacks everything)", "move it away"),
-    ("report other_json", "other_json/a.json is not a record (it lacks data, fit", "move it away"),
+    ("report half_json", "cannot read half_json/a.json: Unterminated", "move it away"),
+    ("report list_json", "cannot read list_json/a.json: it is [], not an object", "move it away"),
+    ("report other_json", "cannot read other_json/a.json: it lacks text, data, fit, provenance", "move it away"),
     ("report a_model", "a_model is a model, and report is for studies", "a_model/report.html"),
     ("paper table4 --out good.npz", "no folder good.npz; give the --out of a study"),
     ("paper table4 --csv --latex", "--csv, --latex and --matrix", "give one of the three"),
@@ -300,13 +300,12 @@ def test_no_network(typed, monkeypatch, tmp_path):
     assert {p.name for p in files_in(tmp_path)} <= {".lock"}
 
 
-def test_a_record_of_another_version(typed, place, tmp_path):
+def test_a_record_of_another_version(typed, kept, tmp_path):
     """A recipe field this version does not know."""
-    parts = {"data": {}, "fit": {}, "scores": {}, "provenance": {}}
-    recipe = {"source": "digits", "scenario": "various", "fold": 0, "head": "count", "removal": 0.0, "seed": 0, "mood": 1}
-    (tmp_path / "a.json").write_text(json.dumps({"key": "a", "recipe": recipe, **parts}))
+    record = json.loads(next(kept.glob("*.json")).read_text())
+    (tmp_path / "a.json").write_text(json.dumps(record | {"recipe": record["recipe"] | {"mood": 1}}))
     code, _, err = typed(f"report {tmp_path}")
-    one_line(code, err, f"{tmp_path / 'a.json'} is not a record (no recipe field 'mood'; there are source", "move it away")
+    one_line(code, err, f"cannot read {tmp_path / 'a.json'}: no recipe field 'mood'; there are source", "move it away")
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
@@ -322,10 +321,10 @@ def kept(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('"valid_loss"', '"loss"', "it lacks fit.valid_loss"),
-        ('"best_epoch":', '"best_epoch":"x","was":', "it lacks fit.best_epoch"),
-        ('"checksum"', '"sum"', "it lacks data.checksum"),
-        ('"instance_accuracy":', '"instance_accuracy":"x","was":', "it lacks scores.instance_accuracy as a number"),
+        ('"valid_loss"', '"loss"', "fit lacks valid_loss"),
+        ('"best_epoch":', '"best_epoch":"x","was":', "fit.best_epoch is 'x', not a whole number"),
+        ('"checksum"', '"sum"', "data lacks checksum"),
+        ('"instance_accuracy":', '"instance_accuracy":"x","was":', "scores.instance_accuracy is 'x', not a number or null"),
         ('"head":"count"', '"head":"cuont"', "no head 'cuont'"),
     ],
 )
@@ -336,7 +335,28 @@ def test_a_record_that_was_changed(typed, kept, tmp_path, old, new, says):
     (tmp_path / record.name).write_text(text.replace(old, new, 1))
     for command in (f"report {tmp_path}", f"paper --missing --out {tmp_path}"):
         code, _, err = typed(command)
-        one_line(code, err, f"{record.name} is not a record ({says}", "move it away")
+        one_line(code, err, f"{record.name}: {says}", "move it away")
+
+
+def test_a_damaged_record_is_left_out(typed, kept, tmp_path):
+    """One line for each, and how many; with --strict the first one stops the command."""
+    shutil.copytree(kept, tmp_path / "out")
+    (record,) = kept.glob("*.json")
+    (tmp_path / "out" / "a.json").write_text(record.read_text().replace('"valid_loss":', '"valid_loss":null,"was":', 1))
+    os.mkfifo(tmp_path / "out" / "b.json")
+    starts = [
+        f"left out: cannot read {tmp_path}/out/a.json: fit.valid_loss is None, not a number; give a record as",
+        f"left out: cannot read {tmp_path}/out/b.json: it is a folder, a pipe or a device, not a file; give a record",
+        "2 of 3 records cannot be read and are left out (--strict stops instead)",
+    ]
+    for command in (f"report {tmp_path}/out", f"report {tmp_path}/out --csv", f"paper --out {tmp_path}/out"):
+        with pytest.warns(DamagedFileWarning) as caught:
+            assert typed(command)[0] == 0
+        assert [str(w.message).startswith(start) for w, start in zip(caught, starts, strict=True)] == [True] * 3
+        one_line(*typed(f"{command} --strict")[::2], "left out: cannot read", "a.json: fit.valid_loss")
+    (tmp_path / "out" / record.name).write_text("[]")
+    line = f"study --out {tmp_path}/out {SMALL} --fold 0"
+    one_line(*typed(line)[::2], f"cannot read {tmp_path}/out/{record.name}: it is [], not an object", "run the study again")
 
 
 @pytest.mark.parametrize("left", [0, 500])
@@ -344,7 +364,9 @@ def test_arrays_that_were_cut_off(typed, kept, tmp_path, left):
     shutil.copytree(kept, tmp_path / "out")
     (arrays,) = (tmp_path / "out").glob("*.npz")
     arrays.write_bytes(arrays.read_bytes()[:left])
-    for command in (f"report {tmp_path}/out", f"run --out {tmp_path}/out {SMALL} --removal 0.5"):
+    with pytest.warns(DamagedFileWarning, match=f"left out: .*{arrays}"):
+        assert typed(f"report {tmp_path}/out")[0] == 0
+    for command in (f"report {tmp_path}/out --strict", f"run --out {tmp_path}/out {SMALL} --removal 0.5"):
         code, _, err = typed(command)
         one_line(code, err, str(arrays), f"move it away with {arrays.stem}.json")
 

@@ -301,7 +301,7 @@ def test_a_spoilt_key(run_cli, tmp_path, big):
         ({"data": "x"}, "other data"),
         ({"classes": ["a", "b"]}, "classes a, b"),
         ({"format": 9}, "was changed"),
-        ({"items": "x"}, "not the key"),
+        ({"items": "x"}, "items is 'x', not a list"),
         ({"items": [{**i, "row": 10**6} for i in good["items"]]}, "were not read"),
     ):
         key.write_text(json.dumps({**good, **change}))

@@ -21,7 +21,7 @@ from study_helpers import TINY, assert_same_record, live_processes, wait_until
 
 import oracles
 from headcount.cli import printing
-from headcount.errors import HeadcountError
+from headcount.errors import FileError, HeadcountError
 from headcount.experiments import records, run as runs, scores, study
 from headcount.experiments.launch import Submit, in_process, processes
 from headcount.experiments.recipe import Recipe
@@ -439,7 +439,10 @@ def test_a_lock_folder_removed_meanwhile_is_no_error(tmp_path, monkeypatch):
     with file_lock(tmp_path / "running" / "x.lock") as mine:
         assert mine
     (tmp_path / "running").touch()
-    with pytest.raises(FileExistsError, match="is a file"), file_lock(tmp_path / "running" / "x.lock"):
+    with (
+        pytest.raises(FileError, match=r"File exists: .*running; there is a file where a folder is needed"),
+        file_lock(tmp_path / "running" / "x.lock"),
+    ):
         pass
 
 

@@ -348,7 +348,7 @@ WRONG = [
     ("evaluate MODEL other.csv", "'perhaps'", "none of the classes no, yes"),
     ("evaluate MODEL DATA --level 1.5", "level of an interval"),
     ("evaluate MODEL DATA --key k.json", "--key belongs to a sheet"),
-    ("evaluate MODEL DATA --audit nowhere.csv", "no key nowhere.key.json"),
+    ("evaluate MODEL DATA --audit nowhere.csv", "cannot read nowhere.key.json"),
     ("explain MODEL DATA --out page.txt", "the page is an .html file"),
     ("explain MODEL DATA --out page.html --bag p11", "no bag 'p11' among 8", "did you mean"),
     ("explain MODEL DATA", "Missing option '--out'"),

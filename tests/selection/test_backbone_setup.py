@@ -166,7 +166,7 @@ def test_other_weights_have_another_resume_folder(downloads, cached, tmp_path, m
 @pytest.mark.parametrize(("words", "why"), [
     ("--backbone timm:unheard_of", "has no model"), ("--backbone timm:../x", "plain name"),
     ("--backbone mlp --frozen", "frozen is for"), ("--backbone timm:small --weights w.pt", "FILE.safetensors"),
-    ("--backbone timm:small --weights missing.safetensors", "cannot read the weights"),
+    ("--backbone timm:small --weights missing.safetensors", "cannot read missing.safetensors"),
     ("--backbone timm:small --weights none --frozen", "is useless"), ("--backbone timm:small --size 3", "8 to 2048"),
     ("--backbone timm:picky", "give the size it was made for"), ("--backbone timm:offline", "could not be loaded"),
     ("--backbone timm:small --views tissue", "computed once"),

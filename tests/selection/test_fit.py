@@ -754,8 +754,9 @@ def test_options_belong_to_the_first_network_of_auto():
 def test_an_interrupted_search_keeps_its_plan(tmp_path):
     """Timings measured a second time could change what is compared. A damaged plan is replaced."""
     plan = TimePlan(("em_forest", "tilt"), 3, 0.5, {"em_forest": 1.0, "tilt": 9.0}, ("epochs were halved",))
-    assert load_or_make_plan(tmp_path, lambda: plan) == plan
-    assert load_or_make_plan(tmp_path, lambda: pytest.fail("a second plan was made")) == plan
+    names = plan.names
+    assert load_or_make_plan(tmp_path, lambda: plan, names) == plan
+    assert load_or_make_plan(tmp_path, lambda: pytest.fail("a second plan was made"), names) == plan
     (tmp_path / "plan.json").write_text('{"names": ')
     other = replace(plan, folds=5)
-    assert load_or_make_plan(tmp_path, lambda: other) == load_or_make_plan(tmp_path, lambda: plan) == other
+    assert load_or_make_plan(tmp_path, lambda: other, names) == load_or_make_plan(tmp_path, lambda: plan, names) == other

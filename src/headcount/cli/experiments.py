@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from headcount.cli.options import RECIPE_OPTIONS, Compile, Device, HeadOption, RayAddress, with_options
+from headcount.cli.options import RECIPE_OPTIONS, Compile, Device, HeadOption, RayAddress, Strict, with_options
 from headcount.errors import HeadcountError, check_choice
 
 app = typer.Typer()
@@ -71,6 +71,7 @@ def study(
     address: RayAddress = None,
     gpus_each: Annotated[float, typer.Option(help="Ray: GPUs per run, such as 1 or 0.5; 0 trains on CPUs.")] = 0,
     dry_run: Annotated[bool, typer.Option(help="Only list what would run.")] = False,
+    strict: Strict = False,
 ) -> None:
     """Run every combination of the given values.
 
@@ -107,6 +108,7 @@ def paper(
     device: Device = "auto",
     compile: Compile = "auto",
     processes: Processes = 1,
+    strict: Strict = False,
 ) -> None:
     """Compare our results with the paper's tables and figures.
 
@@ -167,6 +169,7 @@ def report(
     title: Annotated[str | None, typer.Option(help="Title of the page; default: the folder's name.")] = None,
     csv: Annotated[bool, typer.Option("--csv", help="Print the results as CSV instead.")] = False,
     latex: Annotated[bool, typer.Option("--latex", help="Print the results as LaTeX instead.")] = False,
+    strict: Strict = False,
 ) -> None:
     """Write an HTML report of a study.
 
@@ -220,7 +223,7 @@ def bags(
     from headcount.cli.printing import bag_statistics, print_bags
     from headcount.datasets import registry, share_sampler
     from headcount.datasets.protocol import Protocol, majority_bags
-    from headcount.io import atomic_write
+    from headcount.io import atomic_write, commit_together
     from headcount.reporting import plots, render
 
     protocol = Protocol(scenario, bag_size, train_bags, valid_bags, test_bags, seed, sampler, tie, rounding, overlap)
@@ -229,15 +232,16 @@ def bags(
     loaded = registry.load_source(source)
     splits = majority_bags(loaded, fold, protocol)
     edges = share_sampler.bin_edges(protocol.scenario, len(loaded.classes))
-    if picture:
-        render.save(plots.protocol_figure(*bag_statistics(splits["train"]), splits["train"].classes, edges), picture)
+    names = ("index", "offsets", "label", "truth")
+    arrays = {f"{split}_{name}": getattr(part, name).numpy() for split, part in splits.items() for name in names}
+    about = json.dumps({"source": loaded.name, "checksum": loaded.checksum, "fold": fold, **vars(protocol)})
+    with commit_together():
+        if picture:
+            render.save(plots.protocol_figure(*bag_statistics(splits["train"]), splits["train"].classes, edges), picture)
+        if export:
+            atomic_write(export, lambda f: np.savez_compressed(f, about=np.array(about), **arrays))
     console.print(f"{loaded.name}: {len(loaded)} instances, {len(loaded.classes)} classes; fold {fold}, {scenario}")
     print_bags(splits)
-    if export:
-        names = ("index", "offsets", "label", "truth")
-        arrays = {f"{split}_{name}": getattr(part, name).numpy() for split, part in splits.items() for name in names}
-        about = json.dumps({"source": loaded.name, "checksum": loaded.checksum, "fold": fold, **vars(protocol)})
-        atomic_write(export, lambda f: np.savez_compressed(f, about=np.array(about), **arrays))
 
 
 @app.command()

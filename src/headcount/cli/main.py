@@ -3,7 +3,6 @@
 Nothing heavy is imported before a command runs.
 """
 
-import errno
 import os
 import sys
 import time
@@ -16,25 +15,10 @@ import typer
 from headcount import __version__
 from headcount.cli import experiments, model_commands, own_data
 from headcount.cli.options import with_option_names
-from headcount.errors import HeadcountError, HeadcountWarning, check_choice
+from headcount.errors import FileError, HeadcountError, HeadcountWarning, check_choice, format_warning
 
-_FULL = "free some space and run the same command again, nothing half-written is left"
-_DENIED = "choose another folder or change its permissions"
-_IN_THE_WAY = "there is a file where a folder is needed; choose another path"
-DISK_ADVICE = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
-    **dict.fromkeys((errno.EACCES, errno.EPERM), _DENIED),
-    **dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.EISDIR), _IN_THE_WAY),
-    errno.EROFS: "choose a folder that can be written to",
-    errno.ENAMETOOLONG: "choose a shorter name",
-    errno.ENOENT: "check the path",
-    errno.ELOOP: "links lead in a circle; correct them",
-    **dict.fromkeys((errno.EIO, errno.ESTALE), "the disk or the network folder fails; check it, then repeat the command"),
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "too many files are open; raise the limit (ulimit -n)"),
-}
 STATELESS = ("predict", "evaluate", "explain", "issues", "audit", "check", "export")
 
-_usual_format = warnings.formatwarning
 _UsageError: Any = typer.BadParameter.__mro__[1]  # its module differs between versions of typer
 
 
@@ -144,32 +128,27 @@ def main() -> None:
     except _UsageError as e:
         needs_help = type(e).__name__ == "NoArgsIsHelpError"
         code = print(e.format_message()) if needs_help else print_error(e.format_message())
-    except HeadcountError as e:
-        code = print_error(with_option_names(str(e)))
+    except BrokenPipeError:
+        code = 141
+    except OSError as e:
+        kept = "nothing was written" if is_stateless() else "what is finished is kept, and the same command resumes the work"
+        code = print_error("; ".join([str(FileError.from_os_error(e)), *getattr(e, "__notes__", []), kept]))
+    except (HeadcountError, HeadcountWarning) as e:  # warnings are errors with --strict
+        code = print_error("; ".join([with_option_names(str(e)), *getattr(e, "__notes__", [])]))
     except (KeyboardInterrupt, ImportError) as e:
         if isinstance(e, ImportError) and not isinstance(e.__context__, KeyboardInterrupt):
             raise  # otherwise it was Ctrl-C while a library was being imported
-        stateless = sys.argv[1:2] and sys.argv[1] in STATELESS
-        code = print_error("interrupted" if stateless else "interrupted; the same command resumes the work", 130)
+        code = print_error("interrupted" if is_stateless() else "interrupted; the same command resumes the work", 130)
         # After Ctrl-C inside an eval of text (as libraries use it) CPython would end by a signal; another eval resets that
         eval("0")
     except (typer.Abort, EOFError):
         code = print_error("aborted", 130)
-    except BrokenPipeError:
-        code = 141
-    except OSError as e:
-        if e.errno not in DISK_ADVICE:
-            raise
-        code = print_error(f"{e.strerror}: {e.filename or 'while writing'}; {DISK_ADVICE[e.errno]}")
     _flush_stdout()
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def format_warning(message: Any, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-    """A warning of ours as one line; any other as Python formats it."""
-    if issubclass(category, HeadcountWarning):
-        return f"headcount: {' '.join(str(message).split())}\n"
-    return _usual_format(message, category, filename, lineno, line)
+def is_stateless() -> bool:
+    return bool(sys.argv[1:2]) and sys.argv[1] in STATELESS
 
 
 def print_error(message: str, code: int = 2) -> int:

@@ -5,8 +5,6 @@ Each checks every output path before it predicts. Files are written whole or not
 
 import json
 import shlex
-import shutil
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,6 +49,7 @@ def predict(
     from headcount.cli.console import print_message, progress_bar
     from headcount.inference.predict_ray import remote_predictor
     from headcount.inference.ray_cluster import check_device
+    from headcount.io import commit_together
     from headcount.reporting import export, geo
     from headcount.selection.metadata import share_warnings
 
@@ -81,18 +80,19 @@ def predict(
         predictions = predict_all(fitted, dataset, use_context, scratch=out.parent, on_progress=show, shard_predictor=remote)
     for line in share_warnings(fitted, predictions) if bags is not None else ():
         print_message(line)
-    with ExitStack() as undo:  # folders first, tables last: if anything fails, what was written before is removed
-        for path, write in ((geojson, geo.write_geojson), (heatmap, geo.write_heatmaps)):
-            if path is not None:
-                write(path, dataset, predictions)
-                undo.push(lambda error, *_, path=path: shutil.rmtree(path) if error else None)
-                print_message(f"wrote {path}: {len(list(path.iterdir())):,} files")
+    with commit_together():  # all or nothing, OUT last
+        if geojson is not None:
+            geo.write_geojson(geojson, dataset, predictions)
+        if heatmap is not None:
+            geo.write_heatmaps(heatmap, dataset, predictions)
         if bags is not None:
-            undo.enter_context(export.atomic_table(bags, [export.bag_table(dataset, predictions)]))
+            export.write_table(bags, [export.bag_table(dataset, predictions)])
         if export.is_table(out):
             export.write_table(out, export.prediction_chunks(dataset, predictions))
         else:
             export.write_hdf5(out, dataset, predictions)
+    for folder in filter(None, (geojson, heatmap)):
+        print_message(f"wrote {folder}: {len(list(folder.iterdir())):,} files")
     if bags is not None:
         print_message(f"wrote {bags}: {len(dataset.bags):,} bags")
     missing = dataset.n_rows - len(dataset.rows)

@@ -4,16 +4,27 @@ import csv
 import functools
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from headcount.errors import DamagedFileWarning
+
+
+def _stop_at_damaged_records(strict: bool) -> None:
+    if strict:
+        warnings.simplefilter("error", DamagedFileWarning)
+
+
 Data = Annotated[str, typer.Argument(help="A folder, or a table (.csv .tsv .parquet) or arrays (.npz .npy).")]
 Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu, cuda or cuda:1.")]
 _COMPILE = "Compile the network: auto (on a GPU), on or off. Affects speed only; not part of the recipe."
 Compile = Annotated[str, typer.Option(help=_COMPILE)]
+_STRICT = "Stop at a damaged record instead of leaving it out."
+Strict = Annotated[bool, typer.Option("--strict", help=_STRICT, callback=_stop_at_damaged_records)]
 HeadOption = Annotated[list[str] | None, typer.Option("--option", help="An option of the head, NAME=VALUE; may be repeated.")]
 _ADDRESS = "The Ray cluster: auto, local or host:port; default: auto if there is one, else local."
 RayAddress = Annotated[str | None, typer.Option(help=_ADDRESS)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -128,7 +129,7 @@ def fit(
     out = out if out.name else Path(os.path.abspath(out))  # "." has no name for the working folder
     check_output_path("out", out)
     work = out.with_name(out.name + ".work")
-    with file_lock(work / "lock"):
+    with _name_unfinished(work), file_lock(work / "lock"):
         serialization.check_writable(out, overwrite)
         dataset = read_data(data, read_options, labels=True, log=print_line)
         with progress_bar("timing a few steps") as update:
@@ -143,10 +144,22 @@ def fit(
         for unfinished in work.iterdir():  # of fits with other options; the model is complete
             if unfinished.is_dir():
                 shutil.rmtree(unfinished, ignore_errors=True)
+                print_line(f"removed {unfinished}, of an interrupted fit with other data or options")
     print_methods(model)
     for line in summary_lines(model):
         print_line(line)
     print_line(f"model in {out}; see {out / 'report.html'}")
+
+
+@contextmanager
+def _name_unfinished(work: Path) -> Iterator[None]:
+    """Tell in an error where the finished folds are."""
+    try:
+        yield
+    except BaseException as e:
+        if work.is_dir() and any(work.iterdir()):
+            e.add_note(f"the finished folds are in {work}")
+        raise
 
 
 @app.command()

@@ -26,7 +26,8 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from headcount.errors import HeadcountError, check_choice
-from headcount.io import atomic_folder, file_lock
+from headcount.io import atomic_folder, atomic_write, file_lock
+from headcount.loading import load_npy, read_json
 
 FORMAT = 1
 _CHUNK = 1 << 12  # rows hashed at a time: no second copy of the images
@@ -57,23 +58,26 @@ def write_source(folder: Path, images: np.ndarray, labels: np.ndarray, classes: 
         with atomic_folder(folder, replace=True) as part:
             np.save(part / "images.npy", images, allow_pickle=False)
             np.save(part / "labels.npy", labels.astype("<i8"), allow_pickle=False)
-            (part / "source.json").write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")
+            text = json.dumps(metadata, indent=1) + "\n"
+            atomic_write(part / "source.json", lambda f: f.write(text.encode()))
     except OSError as e:
         needs = f"it needs {images.nbytes / 1e6:.0f} MB, or set HEADCOUNT_DATA elsewhere"
         raise HeadcountError(f"cannot write {folder}: {e}; {needs}") from None
 
 
+_METADATA = {"classes": [str], "count": int, "shape": [int], "checksum": str, "note": str, "format": int}
+
+
+def _advice(folder: Path) -> str:
+    return f"what headcount wrote: delete {folder} and prepare the source again"
+
+
 def read_metadata(folder: Path) -> dict[str, Any]:
     """The source.json of a cached source."""
     path = folder / "source.json"
-    try:
-        metadata = json.loads(path.read_text(encoding="utf-8"))
-        if missing := {"classes", "count", "shape", "checksum", "note", "format"} - set(metadata):
-            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-        if metadata["format"] != FORMAT:
-            raise ValueError(f"it has format {metadata['format']}, this version reads {FORMAT}")
-    except (OSError, ValueError) as e:
-        raise _damaged(path, str(e)) from None
+    metadata = read_json(path, _METADATA, _advice(folder))
+    if metadata["format"] != FORMAT:
+        raise HeadcountError(f"{path} has format {metadata['format']}, this version reads {FORMAT}; give {_advice(folder)}")
     return metadata
 
 
@@ -81,18 +85,14 @@ def read_source(folder: Path) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     """Images (M, H, W, channels) mapped copy-on-write, labels (M,), and the metadata; checked against each other."""
     metadata, arrays = read_metadata(folder), []
     for name, shape, dtype in (("images.npy", metadata["shape"], "uint8"), ("labels.npy", [], "int64")):
-        try:
-            array = np.load(folder / name, allow_pickle=False, mmap_mode="c")
-            if array.shape != (shape := (metadata["count"], *shape)) or array.dtype != dtype:
-                raise ValueError(f"it holds {array.dtype} {array.shape}, source.json has {dtype} {shape}")
-        except (OSError, ValueError, EOFError) as e:
-            raise _damaged(folder / name, str(e)) from None
+        array = load_npy(folder / name, _advice(folder), mapped=True)
+        if array.shape != (shape := (metadata["count"], *shape)) or array.dtype != dtype:
+            what = f"{array.dtype} {array.shape}, source.json has {dtype} {shape}"
+            raise HeadcountError(f"{folder / name} holds {what}; give {_advice(folder)}")
         arrays.append(array)
+    if len(labels := arrays[1]) and not 0 <= labels.min() <= labels.max() < len(metadata["classes"]):
+        raise HeadcountError(f"{folder / 'labels.npy'} holds numbers of no class; give {_advice(folder)}")
     return *arrays, metadata
-
-
-def _damaged(path: Path, reason: str) -> HeadcountError:
-    return HeadcountError(f"{path} is missing or damaged ({reason}); delete {path.parent} and prepare the source again")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import numpy as np
 
 from headcount.bags import Pool
 from headcount.errors import HeadcountError
-from headcount.io import explain_read_errors, open_npz
+from headcount.loading import explain_read_errors, open_npz
 
 Arrays = tuple[np.ndarray, np.ndarray]
 

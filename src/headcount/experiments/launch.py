@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -20,11 +21,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from headcount.errors import HeadcountError
+from headcount.errors import HeadcountError, format_warning
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.inference.ray_cluster import RayOptions, as_remote, connected, import_ray, task_error
@@ -101,6 +102,7 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 def _start_worker(cores: int, parent: int) -> None:
     torch.set_num_threads(cores)
+    cast(Any, warnings).formatwarning = format_warning
 
     def exit_with_parent() -> None:
         # a killed parent cannot stop its workers: without this they would go on training

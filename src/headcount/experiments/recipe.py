@@ -107,6 +107,8 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in ("options", "backbone_options", "trouble"):
             object.__setattr__(self, name, _sorted_options(getattr(self, name)))
+        if not isinstance(self.source, str):
+            raise HeadcountError(f"source is the name of a data set or a file, got {self.source!r}")
         for name, choices in _CHOICES.items():
             check_choice(name.replace("_", " "), getattr(self, name), choices)
         if isinstance(self.backbone, str) and library_backbones.is_library_backbone(self.backbone):
@@ -137,13 +139,11 @@ class Recipe:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The recipe with these fields, for example from a record; an unknown name is an error."""
-        return cls().replace(**values)
+        return cls(**_check_names(values))
 
     def replace(self, **changes: Any) -> Self:
         """The same recipe with these fields changed."""
-        for name in changes:
-            check_choice("recipe field", name, [f.name for f in fields(self)])
-        return replace(self, **changes)
+        return replace(self, **_check_names(changes))
 
     @property
     def protocol(self) -> Protocol:
@@ -207,6 +207,13 @@ class Recipe:
 _MPEM_FIELDS = ("removal", "distance", "prototype_bags", "drop_before_forward")
 _CHOICES = {"distance": DISTANCES, "prototype_bags": PROTOTYPE_BAGS}
 _RANGES: dict[str, tuple[float, float]] = {"fold": (0, FOLDS - 1), "data_seed": RANGES["seed"], "removal": (0.0, 1.0)}
+
+
+def _check_names(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    names = [f.name for f in fields(Recipe)]
+    for name in values.keys() - names:
+        check_choice("recipe field", name, names)
+    return values
 
 
 def _sorted_options(given: Any) -> Options:

@@ -13,6 +13,8 @@ import os
 import platform
 import subprocess
 import traceback
+import warnings
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,9 +26,10 @@ import numpy as np
 import torch
 
 from headcount import __version__
-from headcount.errors import HeadcountError
+from headcount.errors import DamagedFileWarning, HeadcountError
 from headcount.experiments.recipe import Recipe
-from headcount.io import atomic_write, open_npz
+from headcount.io import atomic_write
+from headcount.loading import explain_read_errors, open_npz, read_json
 from headcount.models.heads import find_head
 from headcount.training import distributed
 from headcount.training.accel import device_name
@@ -79,43 +82,76 @@ class Record:
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays beside the record, read into memory; empty if they were not kept."""
         path = self.path.with_suffix(".npz")
-        if not path.exists():
+        if not os.path.lexists(path):
             return {}
         expected = f"the whole file, or move it away with {self.path.name} and run the study again"
         with open_npz(path, expected) as npz:
-            return {name: npz[name] for name in npz.files}
+            arrays = {name: npz[name] for name in npz.files}
+            _check_arrays(arrays, len(self.data["data"]["classes"]))
+        return arrays
+
+    def readable_arrays(self) -> dict[str, np.ndarray]:
+        """The arrays; none, with a warning, if they are damaged."""
+        try:
+            return self.arrays()
+        except HeadcountError as e:
+            warnings.warn(f"left out: {e}", DamagedFileWarning, stacklevel=2)
+            return {}
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        try:
-            data = json.loads(path.read_bytes())
-            problem = _what_is_missing(data)
-        except ValueError as e:
-            problem = str(e)
-        if problem:
-            raise HeadcountError(f"{path} is not a record ({problem}); move it away and run the study again")
-        return cls(data, path)
+        expected = "a record as headcount wrote it, or move it away and run the study again"
+        data = read_json(path, _RECORD, expected)
+        with explain_read_errors(path, expected):
+            _check_lengths(data)
+            record = cls(data, path)
+            _ = record.recipe  # raises for one of another version, or edited
+        return record
+
+
+# what tables and pages read of a record
+_DATA: dict[str, Any] = {"source": str, "checksum": str, "classes": [str], "note?": str, "shape?": [int]}
+_DATA |= dict.fromkeys(("train_bags", "valid_bags", "test_bags", "bag_size"), int)
+_CURVE = {"epoch": [int], "train": [float | None], "valid": [float | None]}
+_SWEEP = {"removal": [float], "purity": [float | None], "agreement": [float | None], "agreement_random": [float | None]}
+_PROVENANCE = {"commit?": str, "versions?": dict[str, str], "device?": str, "started?": str, "seconds?": float}
+_RECORD = {
+    "key": str, "recipe": dict[str, Any], "text": str, "label?": str, "own_head?": {"code?": str, "told?": bool}, "data": _DATA,
+    "fit": {"best_epoch": int, "valid_loss": float, "epochs": int, "curve?": _CURVE}, "scores": dict[str, float | None],
+    "confusion?": [[int]], "share_difference?": [float | None], "sweep?": _SWEEP, "provenance": _PROVENANCE,
+}  # fmt: skip
+_AXES = dict.fromkeys(("test_index", "test_truth", "test_said", "test_confidence"), "instances")
+_AXES |= {"test_label": "bags", "test_bag_said": "bags", "train_bag_said": "train bags"}
+_CLASSES = ("test_truth", "test_said", "test_label", "test_bag_said", "train_said", "train_bag_said")
+_REAL = ("test_confidence", "train_euclidean", "train_mahalanobis", "train_share")
+
+
+def _check_lengths(data: Any) -> None:
+    """Lists that are drawn or summed together must have one length."""
+    n_classes, confusion = len(data["data"]["classes"]), data.get("confusion") or []
+    if n_classes < 2 or (confusion and [*map(len, confusion)] != [n_classes] * n_classes):
+        raise HeadcountError(f"confusion is not a row of numbers for each of {n_classes} classes")
+    for name, lists in (("fit.curve", data["fit"].get("curve")), ("sweep", data.get("sweep"))):
+        if len({len(v) for v in (lists or {}).values() if isinstance(v, list)}) > 1:
+            raise HeadcountError(f"the lists of {name} differ in length")
+
+
+def _check_arrays(arrays: dict[str, np.ndarray], n_classes: int) -> None:
+    """Arrays that are used together must have one length, and class numbers must be those of classes."""
+    offsets = arrays.get("test_offsets", np.zeros(1, int))
+    lengths: dict[str, set[int]] = {"instances": {int(offsets[-1])}, "bags": {len(offsets) - 1}}
+    for name, a in arrays.items():
+        if a.ndim != 1 or a.dtype.kind not in ("f" if name.startswith(_REAL) else "iu"):
+            raise HeadcountError(f"{name} is {a.dtype} of shape {a.shape}")
+        if name in _CLASSES and len(a) and not -(name == "test_truth") <= a.min() <= a.max() < n_classes:
+            raise HeadcountError(f"{name} holds {a.min()} to {a.max()}, where there are {n_classes} classes")
+        if name != "test_offsets":
+            lengths.setdefault(_AXES.get(name) or ("train bags" if "share" in name else "train instances"), set()).add(len(a))
+    if offsets[0] != 0 or (np.diff(offsets) <= 0).any() or any(len(different) > 1 for different in lengths.values()):
+        raise HeadcountError("its arrays differ in length, or test_offsets do not rise from 0")
 
 
 _NOT_RECORDS = (".failed.json", "summary.json")
-_PARTS = {"key": str, "recipe": dict, "data": dict, "fit": dict, "scores": dict, "provenance": dict}
-# what tables and pages read from the parts
-_FIELDS: dict[tuple[str, ...], Any] = {("data", "classes"): list, ("fit", "valid_loss"): (int, float)}
-_FIELDS |= {("recipe", name): object for name in ("source", "scenario", "fold", "head", "removal", "seed")}
-_FIELDS |= {("data", name): str for name in ("source", "checksum")} | {("fit", name): int for name in ("best_epoch", "epochs")}
-_FIELDS |= {("data", name): int for name in ("train_bags", "valid_bags", "test_bags", "bag_size")}
-
-
-def _what_is_missing(data: Any) -> str:
-    """What every record has and this one lacks, or has with a wrong type; empty if nothing."""
-    if not isinstance(data, dict):
-        return "it lacks everything"
-    if parts := [name for name, kind in _PARTS.items() if not isinstance(data.get(name), kind)]:
-        return f"it lacks {', '.join(parts)}"
-    Recipe.from_dict(data["recipe"])  # raises for one of another version, or edited
-    fields = [f"{p}.{n}" for (p, n), kind in _FIELDS.items() if n not in data[p] or not isinstance(data[p][n], kind)]
-    fields += [f"scores.{k} as a number" for k, v in data["scores"].items() if not isinstance(v, int | float | None)]
-    return f"it lacks {', '.join(fields)}" if fields else ""
 
 
 def write_record(folder: Path, data: dict[str, Any], arrays: dict[str, np.ndarray]) -> Record:
@@ -135,7 +171,26 @@ def load_records(folder: Path | str) -> list[Record]:
     folder = Path(folder)
     if not folder.is_dir():
         raise HeadcountError(f"no folder {folder}; give the --out of a study")
-    return [Record.read(p) for p in sorted(folder.glob("*.json")) if not p.name.endswith(_NOT_RECORDS)]
+    return read_records(p for p in sorted(folder.glob("*.json")) if not p.name.endswith(_NOT_RECORDS))
+
+
+def read_records(paths: Iterable[Path]) -> list[Record]:
+    """Those records that can be read; a warning names each other file and why, and the last one counts them. If none can, the
+    first error is raised."""
+    records, errors = [], []
+    for path in paths:
+        try:
+            records.append(Record.read(path))
+        except HeadcountError as e:
+            errors.append(e)
+    if errors and not records:
+        raise errors[0]
+    for error in errors:
+        warnings.warn(f"left out: {error}", DamagedFileWarning, stacklevel=3)
+    if errors:
+        text = f"{len(errors)} of {len(errors) + len(records)} records cannot be read and are left out (--strict stops instead)"
+        warnings.warn(text, DamagedFileWarning, stacklevel=3)
+    return records
 
 
 def failure_path(folder: Path, key: str) -> Path:

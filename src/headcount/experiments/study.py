@@ -12,7 +12,7 @@ from typing import Any
 from headcount.errors import HeadcountError
 from headcount.experiments.launch import Launcher, in_process
 from headcount.experiments.recipe import Recipe
-from headcount.experiments.records import Record, failure_path, write_failure
+from headcount.experiments.records import Record, failure_path, read_records, write_failure
 from headcount.experiments.run import EpochCallback, run
 from headcount.models.heads import check_options
 from headcount.training import distributed
@@ -109,8 +109,9 @@ def study(
     _remove_leftovers(out, set(keys.values()))
     if not progress.done:  # only usage errors: each is reported in a line, no file is needed
         for recipe in [r for r, error in progress.failed.items() if isinstance(error, HeadcountError)]:
-            failure_path(out, keys[recipe]).unlink(missing_ok=True)
-    return StudyResult([Record.read(out / f"{keys[r]}.json") for r in recipes if r in finished], progress.failed)
+            with suppress(OSError):
+                failure_path(out, keys[recipe]).unlink()
+    return StudyResult(read_records(out / f"{keys[r]}.json" for r in recipes if r in finished), progress.failed)
 
 
 def _record_failure(error: BaseException, recipe: Recipe, path: Path, progress: StudyProgress, waiting: list[Recipe]) -> None:

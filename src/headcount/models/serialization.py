@@ -7,6 +7,7 @@ arrays of the file. Any error is one line that names the folder.
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,17 +15,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
-from safetensors.torch import load_file as load_tensors
+from safetensors.numpy import save
 from torch import Tensor, nn
 
 from headcount.errors import HeadcountError
 from headcount.io import atomic_folder, atomic_write
+from headcount.loading import explain_read_errors, open_file, parse_json, read_safetensors
 
 FORMAT = 3
 JSON_FILE, WEIGHTS_FILE = "model.json", "model.safetensors"
-_MAX_JSON, _MAX_HEADER = 1 << 27, 1 << 20  # bytes
+_MAX_JSON = 1 << 27  # bytes
+_EXPECTED = "the folder that headcount fit wrote"
 _MAX_CLASSES = 1 << 16
 _MAX_OPTION = 1 << 14
 _MAX_OPTIONS = dict.fromkeys(("layers", "iterations", "heads", "networks"), 64)
@@ -80,58 +81,32 @@ def state_arrays(module: nn.Module) -> dict[str, np.ndarray]:
 
 def load_folder(path: Path, parse: Callable[[dict[str, Any], dict[str, np.ndarray]], ModelT]) -> ModelT:
     """What ``parse`` makes of a folder's JSON and arrays. Anything unexpected in either is an error of one line."""
-    try:
-        data = _read_json(path)
-        _check_header(path / WEIGHTS_FILE)
-        arrays = load_file(path / WEIGHTS_FILE)
+    for name in (JSON_FILE, WEIGHTS_FILE):
+        if not os.path.lexists(path / name):
+            raise HeadcountError(f"no model in {path}: {name} is missing; give {_EXPECTED}")
+    with explain_read_errors(path / JSON_FILE, _EXPECTED):
+        data = _read_json(path / JSON_FILE)
+    arrays, _ = read_safetensors(path / WEIGHTS_FILE, _EXPECTED, "np")
+    with explain_read_errors(path, _EXPECTED):
         _check_finite(arrays)
         digest = data.pop("sha256", None)
         model = parse(data, arrays)
-        with open(path / WEIGHTS_FILE, "rb") as f:
+        with open_file(path / WEIGHTS_FILE) as f:
             if hashlib.file_digest(f, "sha256").hexdigest() != digest:
                 raise HeadcountError(f"{JSON_FILE} and {WEIGHTS_FILE} do not belong together; save the model again")
         return model
-    except HeadcountError as e:
-        raise HeadcountError(f"{path} holds no usable model: {e}") from None
-    except OSError as e:
-        raise HeadcountError(f"no model in {path}: {Path(e.filename or path).name}: {e.strerror}") from None
-    except (KeyError, TypeError, ValueError, RuntimeError, RecursionError, MemoryError, SafetensorError) as e:
-        why = " ".join(str(e).split())[:300]
-        raise HeadcountError(f"{path} holds no readable model: {type(e).__name__}: {why}") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    for name in (JSON_FILE, WEIGHTS_FILE):
-        if not (path / name).exists():
-            raise HeadcountError(f"{name} is missing; give the folder that headcount fit wrote")
-    _check_is_file(path / JSON_FILE)
-    if (path / JSON_FILE).stat().st_size > _MAX_JSON:
+    with open_file(path) as f:
+        content = f.read(_MAX_JSON + 1)
+    if len(content) > _MAX_JSON:
         raise HeadcountError(f"{JSON_FILE} is larger than {_MAX_JSON >> 20} MB")
-    data = json.loads((path / JSON_FILE).read_bytes().decode("utf-8"), parse_constant=_refuse_constant)
+    data = parse_json(content)
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         got = data.get("format") if isinstance(data, dict) else type(data).__name__
         raise HeadcountError(f"{JSON_FILE} has format {str(got)[:40]}, this version reads {FORMAT}")
     return data
-
-
-def _refuse_constant(word: str) -> Any:
-    raise HeadcountError(f"{JSON_FILE} holds {word}; every number must be finite")
-
-
-def _check_is_file(path: Path) -> None:
-    """Reading a pipe would block, and a device has no end."""
-    if not path.is_file():
-        raise HeadcountError(f"{path.name} is not a file")
-
-
-def _check_header(path: Path) -> None:
-    """Refuse what does not begin like a safetensors file, or with a header larger than that of any model."""
-    _check_is_file(path)
-    size = path.stat().st_size
-    with open(path, "rb") as f:
-        header = int.from_bytes(f.read(8), "little")
-        if size < 10 or header > min(_MAX_HEADER, size - 8) or f.read(1) != b"{":
-            raise HeadcountError(f"{path.name} does not begin like a safetensors file")
 
 
 def _check_finite(arrays: Mapping[str, np.ndarray | Tensor]) -> None:
@@ -142,16 +117,9 @@ def _check_finite(arrays: Mapping[str, np.ndarray | Tensor]) -> None:
 
 def load_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of any .safetensors file, all numbers finite."""
-    try:
-        _check_header(path)
-        tensors = load_tensors(path)
+    tensors, _ = read_safetensors(path, expected := "a .safetensors file")
+    with explain_read_errors(path, expected):
         _check_finite(tensors)
-    except OSError as e:
-        raise HeadcountError(f"cannot read the weights {path}: {e.strerror}") from None
-    except HeadcountError as e:
-        raise HeadcountError(f"cannot read the weights {path}: {e}; give a .safetensors file") from None
-    except (SafetensorError, KeyError, ValueError, RuntimeError) as e:
-        raise HeadcountError(f"cannot read the weights {path}: {type(e).__name__}: {' '.join(str(e).split())[:200]}") from None
     return tensors
 
 

@@ -21,7 +21,7 @@ import torch
 
 from headcount.bags.pool import to_numpy
 from headcount.errors import HeadcountError
-from headcount.io import load_npy, open_npz
+from headcount.loading import load_npy, open_npz
 from headcount.readers.columns import abbreviate, clean_name, drop_values, factorize, preview
 from headcount.readers.dataset import NO_BAGS, BagLabels, RawData, ReadOptions
 from headcount.readers.labels import are_positional, drop_missing_classes, join_labels

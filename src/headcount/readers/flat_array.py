@@ -23,6 +23,7 @@ import numpy as np
 from headcount.datasets.cache import cache_folder
 from headcount.errors import HeadcountError
 from headcount.io import file_lock
+from headcount.loading import check_schema, explain_read_errors, load_npy, open_file, parse_json
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def _write_cache(
     log, unfinished = path.with_suffix(".jsonl"), path.with_name(path.name + ".part")
     parts = _read_log(log, ends)
     if path.exists() and len(parts) == len(ends) - 1:
-        return _open_mapped(path), parts
+        return _open_mapped(path, shape, dtype), parts
     header = io.BytesIO()
     fields = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_2_0(header, fields)
@@ -106,7 +107,7 @@ def _write_cache(
             lines.flush()
         os.fsync(file.fileno())
     os.replace(unfinished, path)
-    return _open_mapped(path), parts
+    return _open_mapped(path, shape, dtype), parts
 
 
 def _log_line(part: Part) -> str:
@@ -116,16 +117,22 @@ def _log_line(part: Part) -> str:
 def _read_log(log: Path, ends: list[int]) -> list[Part]:
     """The finished parts; a line that the kill cut off ends the list."""
     parts: list[Part] = []
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        for line in log.read_text(encoding="utf-8").splitlines()[: len(ends) - 1]:
-            record = json.loads(line)
-            problems = {int(row): str(why) for row, why in record["problems"].items()}
-            parts.append(Part(np.zeros(0), str(record["digest"]), problems))
+    if not os.path.lexists(log):
+        return parts
+    with explain_read_errors(log, "nothing: delete it"), open_file(log) as lines:
+        for line, start, end in zip(lines, ends[:-1], ends[1:], strict=False):
+            with suppress(HeadcountError, ValueError):
+                check_schema(record := parse_json(line), {"digest": str, "problems": dict[str, str]})
+                problems = {int(row): why for row, why in record["problems"].items()}
+                if all(0 <= row < end - start for row in problems):
+                    parts.append(Part(np.zeros(0), record["digest"], problems))
+                    continue
+            break
     return parts
 
 
-def _open_mapped(path: Path) -> np.ndarray:
-    try:
-        return np.load(path, mmap_mode="c", allow_pickle=False)
-    except (OSError, ValueError) as e:
-        raise HeadcountError(f"the cache {path} is damaged ({e}); delete it") from None
+def _open_mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    array = load_npy(path, mapped=True)
+    if array.shape != shape or array.dtype != dtype:
+        raise HeadcountError(f"the cache {path} holds {array.dtype} {array.shape}, not {dtype} {shape}; delete it")
+    return array

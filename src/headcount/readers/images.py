@@ -18,7 +18,7 @@ import pyarrow as pa
 from PIL import Image
 
 from headcount.errors import HeadcountError
-from headcount.io import check_declared_size
+from headcount.loading import check_declared_size
 from headcount.readers.columns import as_text, clean_name, preview
 from headcount.readers.dataset import NO_BAGS, BagLabels, RawData, ReadOptions
 from headcount.readers.flat_array import Part, build_flat_array, cache_key

@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 
 from headcount.errors import HeadcountError
-from headcount.io import file_mode, load_npy
+from headcount.loading import file_mode, load_npy
 from headcount.readers.columns import ColumnRoles, clean_name, drop_values, factorize, find_common_name, preview
 from headcount.readers.dataset import BagLabels, ErrorPolicy, ReadOptions
 from headcount.readers.tables import MISSING_VALUES, TABLE_SUFFIXES, SourceTable, file_suffix, is_dataframe, open_table

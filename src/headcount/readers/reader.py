@@ -16,7 +16,7 @@ import torch
 
 from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError, check_choice, check_number
-from headcount.io import file_mode
+from headcount.loading import file_mode
 from headcount.readers import arrays, images, rows, slides
 from headcount.readers.columns import ColumnRoles, clean_name, first_duplicate, note_similar_classes, preview
 from headcount.readers.dataset import TIES, BagDataset, ErrorPolicy, RawData, ReadOptions, build_targets, class_advice

@@ -30,7 +30,7 @@ import torch
 from headcount.bags.pool import to_numpy
 from headcount.datasets.cache import cache_folder
 from headcount.errors import HeadcountError
-from headcount.io import check_declared_size
+from headcount.loading import check_declared_size
 from headcount.readers import flat_array
 from headcount.readers.columns import clean_name, factorize, find_common_name, preview
 from headcount.readers.dataset import BagLabels, ErrorPolicy, RawData, ReadOptions

@@ -23,7 +23,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from headcount.errors import HeadcountError
-from headcount.io import check_declared_size
+from headcount.loading import check_declared_size
 from headcount.readers.columns import NO_ROLES, ColumnRoles, abbreviate, factorize, first_duplicate, nfc, preview
 from headcount.readers.dataset import ErrorPolicy
 from headcount.readers.transforms import as_float, parse_number

@@ -8,6 +8,7 @@ index.html  the same sheet with pictures, if written to a folder
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +18,8 @@ import pyarrow as pa
 
 from headcount.errors import HeadcountError
 from headcount.inference import evaluate
-from headcount.io import atomic_folder, atomic_write
+from headcount.io import atomic_folder, atomic_write, commit_together
+from headcount.loading import read_json
 from headcount.models.predictions import Predictions
 from headcount.readers import BagDataset
 from headcount.readers.tables import open_table
@@ -48,13 +50,11 @@ def write_sheet(out: Path, dataset: BagDataset, predictions: Predictions, count:
     key = json.dumps(_key(dataset, predictions, sample, seed), indent=1).encode("utf-8", "backslashreplace")
     check_free(out)
     if out.suffix.lower() == ".csv":
-        atomic_write(key_path(out), lambda f: f.write(key))
-        try:
+        path = key_path(out)
+        with commit_together():  # the sheet last: without its key the work on it would be lost
+            atomic_write(path, lambda f: f.write(key))
             write_table(out, [rows])
-        except BaseException:  # no key without its sheet
-            key_path(out).unlink(missing_ok=True)
-            raise
-        return len(views), key_path(out)
+        return len(views), path
     items, pictures = list(enumerate(views, 1)), any(v.picture for v in views)
     with atomic_folder(out) as part:
         text = render_template("sheet.html", items=items, classes=predictions.classes, pictures=pictures)
@@ -67,9 +67,8 @@ def write_sheet(out: Path, dataset: BagDataset, predictions: Predictions, count:
 def check_free(out: Path) -> None:
     """Refuse a path where a sheet cannot be written, or where one is that may have been filled in."""
     if out.suffix.lower() == ".csv":
-        for path in (out, key_path(out)):
-            if path.exists():
-                raise HeadcountError(f"{path} is there already; choose another name, or move it away")
+        if os.path.lexists(out):  # a key without its sheet is what an interrupted audit left; it is replaced
+            raise HeadcountError(f"{out} is there already; choose another name, or move it away")
     elif out.suffix and not out.is_dir():
         raise HeadcountError(f"{out} ends in {out.suffix}; give SHEET.csv, or a folder for a sheet with pictures")
 
@@ -141,20 +140,18 @@ def read_sheet(path: Path, dataset: BagDataset, classes: tuple[str, ...], key: P
     return AuditSheet(row, true, stratum, stratum_sizes)
 
 
+_ITEM = {"item": int, "row": int, "stratum": int}
+_KEY = {"format": int, "data": str, "classes": [str], "held": [int], "items": [_ITEM]}
+
+
 def _read_key(path: Path, dataset: BagDataset, classes: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Row and stratum of each item, and the sizes of the strata."""
-    try:
-        data = json.loads(path.read_bytes())
-        row, stratum, item = (np.array([int(i[k]) for i in data["items"]]) for k in ("row", "stratum", "item"))
-        sizes = np.array([int(n) for n in data["held"]])
-        instances_hash, key_classes, version = str(data["data"]), tuple(map(str, data["classes"])), data["format"]
-    except OSError as e:
-        raise HeadcountError(f"no key {path} beside the sheet ({e.strerror}); name it with --key") from None
-    except (ValueError, KeyError, TypeError) as e:
-        raise HeadcountError(f"{path} is not the key of a sheet: {type(e).__name__}: {e}") from None
-    intact = version == FORMAT and len(row) > 0 and (item == np.arange(1, len(row) + 1)).all()
+    data = read_json(path, _KEY, "the key that `headcount audit` wrote with the sheet, by --key if it is elsewhere")
+    row, stratum, item = (np.array([i[k] for i in data["items"]], int) for k in ("row", "stratum", "item"))
+    sizes, instances_hash, key_classes = np.array(data["held"], int), data["data"], data["classes"]
+    intact = data["format"] == FORMAT and len(row) > 0 and (item == np.arange(1, len(row) + 1)).all()
     intact = intact and 0 <= stratum.min() <= stratum.max() < len(sizes)
-    if not intact or (np.bincount(stratum, minlength=len(sizes)) > sizes).any() or not sizes.all():
+    if not intact or (np.bincount(stratum, minlength=len(sizes)) > sizes).any() or sizes.min() < 1 or sizes.sum() > 1 << 53:
         raise HeadcountError(f"{path} is not the key of a sheet, or was changed")
     if instances_hash != dataset.instances_hash:
         raise HeadcountError(f"{path} belongs to a sheet drawn from other data; give the data the sheet was drawn from")

@@ -176,31 +176,21 @@ def bag_table(dataset: BagDataset, predictions: Predictions) -> pa.Table:
     return pa.table(columns)
 
 
-@contextmanager
-def atomic_table(path: Path, chunks: Iterable[pa.Table]) -> Iterator[None]:
-    """Write CSV, TSV or Parquet (by suffix) to a temporary file; it is renamed when the block ends without an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(path) as part:
-        with open_sink(part) as sink:
-            writer: Any = None
-            try:
-                for table in chunks:
-                    writer = writer or _open_writer(path, sink, table.schema)
-                    writer.write_table(table)
-            except pa.ArrowException as e:
-                raise HeadcountError(f"{path} cannot hold the data's columns ({e}); write .parquet instead") from None
-            finally:
-                if writer is not None:
-                    writer.close()
-            sink.flush()
-            os.fsync(sink.fileno())
-        yield
-
-
 def write_table(path: Path, chunks: Iterable[pa.Table]) -> None:
     """Write CSV, TSV or Parquet (by suffix) atomically."""
-    with atomic_table(path, chunks):
-        pass
+    with atomic_path(path) as part, open_sink(part) as sink:
+        writer: Any = None
+        try:
+            for table in chunks:
+                writer = writer or _open_writer(path, sink, table.schema)
+                writer.write_table(table)
+        except pa.ArrowException as e:
+            raise HeadcountError(f"{path} cannot hold the data's columns ({e}); write .parquet instead") from None
+        finally:
+            if writer is not None:
+                writer.close()
+        sink.flush()
+        os.fsync(sink.fileno())
 
 
 def open_sink(path: Path) -> Any:

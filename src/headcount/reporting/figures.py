@@ -169,7 +169,7 @@ def share_scatters(records: Sequence[Record], slug: str, max_points: int) -> Fig
     """The share of the majority before and after removal, a panel per r; the first fold with arrays, as in the paper."""
     panels, prefix = [], "train_share_after_"
     for record in records:
-        arrays = record.arrays()
+        arrays = record.readable_arrays()
         for name in sorted((k for k in arrays if k.startswith(prefix)), key=lambda k: float(k.removeprefix(prefix))):
             removal = float(name.removeprefix(prefix))
             label = f"Share of the majority in each training bag before and after removing {removal:g} of the minority"

@@ -43,7 +43,7 @@ def write_report(
         raise HeadcountError("no records to report on; run a study first, or give the folder of a finished one")
     path = Path(path)
     page = render_report(records, title, load_source)
-    atomic_write(path, lambda f: f.write(page.encode()))
+    atomic_write(path, lambda f: f.write(page.encode("utf-8", "backslashreplace")))
     return path
 
 
@@ -132,12 +132,16 @@ def build_gallery(method: ReportMethod, load_source: LoadSource = cached_source,
 
 
 def _example_bags(record: Record, load_source: LoadSource, budget: int) -> list[SimpleNamespace]:
-    arrays = record.arrays()
+    arrays = record.readable_arrays()
     if any(name not in arrays for name in _NEEDED):
         raise HeadcountError("the arrays of the run were not kept beside its record")
     source = load_source(record.recipe.source)
     if source.checksum != record.data["data"]["checksum"]:
         raise HeadcountError(f"the local {record.recipe.source} is not the data set of the run (checksums differ)")
+    if list(source.classes) != record.data["data"]["classes"] or not 0 <= min(index := arrays["test_index"]) <= max(
+        index
+    ) < len(source):
+        raise HeadcountError("the record names other classes or instances than its data set has")
     for colours in (0, 128, 32):  # reduce the colours of pictures before dropping them
         bags = [_bag(rank, b, arrays, source, colours) for rank, b in _ranked_bags(arrays)]
         if sum(len(i.picture) for b in bags for v in b.votes for i in v.instances) <= budget:

@@ -20,6 +20,7 @@ from headcount.bags.splits import Split, sample_rows, subsample_bags, subsample_
 from headcount.errors import HeadcountError
 from headcount.inference.evaluate import calibration_table
 from headcount.io import atomic_write
+from headcount.loading import open_npz
 from headcount.majority import calibration, metrics
 from headcount.majority.calibration import (
     ContextAssessment,
@@ -57,13 +58,16 @@ def save_fold(file: Path, result: FoldResult) -> None:
     atomic_write(file, lambda f: np.savez(f, bags=result.bags, instance=instance, bag=bag, seconds=result.seconds))
 
 
-def load_fold(file: Path) -> FoldResult | None:
-    """A finished fold; None if the file is absent or damaged."""
+def load_fold(file: Path, test: np.ndarray, bags: Bags) -> FoldResult | None:
+    """The finished fold with these test bags; None if there is none, or a damaged one."""
     try:
-        with open(file, "rb") as f, np.load(f, allow_pickle=False) as z:
-            instance, bag = (torch.from_numpy(z[k]) for k in ("instance", "bag"))
-            return FoldResult(z["bags"], instance, bag, float(z["seconds"]))
-    except Exception:  # zip, zlib and header errors of many kinds
+        with open_npz(file, "a fold") as z:
+            result = FoldResult(z["bags"], torch.from_numpy(z["instance"]), torch.from_numpy(z["bag"]), float(z["seconds"]))
+            shapes = tuple((tuple(t.shape), t.dtype) for t in (result.instance_probabilities, result.bag_log_probabilities))
+            rows, classes = (int(bags.sizes[test].sum()), len(test)), len(bags.classes)
+            valid = np.array_equal(result.bags, test) and shapes == tuple(((n, classes), torch.float32) for n in rows)
+            return result if valid and math.isfinite(result.seconds) else None
+    except HeadcountError:
         return None
 
 

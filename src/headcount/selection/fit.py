@@ -124,7 +124,7 @@ def fit(
             spent_seconds=features_seconds, reduced_folds=possible,
         )  # fmt: skip
 
-    plan = search.load_or_make_plan(folder, make_plan)
+    plan = search.load_or_make_plan(folder, make_plan, [m.name for m in methods])
     for line in (str(plan), *plan.notes):
         log(line)
     end = math.inf if minutes is None else started + 60 * minutes

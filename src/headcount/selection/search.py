@@ -10,7 +10,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,7 +22,9 @@ import torch
 from headcount import __version__
 from headcount.bags import Bags
 from headcount.bags.splits import Split, make_splits
+from headcount.errors import HeadcountError
 from headcount.io import atomic_write
+from headcount.loading import read_json
 from headcount.majority.calibration import standard_error
 from headcount.readers import BagDataset
 from headcount.selection.cross_validation import FoldResult, MethodScore, load_fold, predict_estimator, save_fold, score_method
@@ -103,7 +105,7 @@ class ModelSearch:
     def _fold_result(self, method: Method, k: int) -> FoldResult:
         checkpoints = None if self.work is None else self.work / f"{Path(method.name).name}-{k}"
         cost, message = self.plan.cost(method.name), f"{method.title}, fold {k + 1} of {len(self.splits)}"
-        result = None if checkpoints is None else load_fold(checkpoints.with_suffix(".npz"))
+        result = None if checkpoints is None else load_fold(checkpoints.with_suffix(".npz"), self.splits[k].test, self.bags)
         if result is None:
             self.report(message, cost, 0.0)
             start = time.monotonic()
@@ -199,13 +201,13 @@ def fingerprint(value: Any) -> Any:
     return repr(value)
 
 
-def load_or_make_plan(folder: Path | None, make: Callable[[], TimePlan]) -> TimePlan:
-    """The plan of the interrupted search, or a new one."""
+def load_or_make_plan(folder: Path | None, make: Callable[[], TimePlan], methods: Collection[str]) -> TimePlan:
+    """The plan of the interrupted search, or a new one. ``methods`` are those that a plan may name."""
     if folder is None:
         return make()
     file = folder / "plan.json"
-    with suppress(OSError, ValueError, TypeError, KeyError):  # absent or damaged: a new plan replaces it
-        return TimePlan.from_json(json.loads(file.read_text()))
+    with suppress(HeadcountError):  # absent or damaged: a new plan replaces it
+        return TimePlan.from_json(read_json(file, TimePlan, "a plan"), methods)
     plan = make()
     atomic_write(file, lambda f: f.write(json.dumps(asdict(plan)).encode()))
     return plan

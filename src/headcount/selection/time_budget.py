@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 
 from headcount.bags import Bags
 from headcount.bags.splits import subsample_instances
+from headcount.errors import HeadcountError
 from headcount.selection.methods import FIXED_COST_METHODS, MAX_FIT_INSTANCES, OPTIONAL_METHODS, Method
 from headcount.training.em import em
 
@@ -34,9 +35,14 @@ class TimePlan:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> TimePlan:
-        names, notes = tuple(data["names"]), tuple(data["notes"])
-        return cls(names, int(data["folds"]), float(data["epoch_fraction"]), dict(data["seconds"]), notes)
+    def from_json(cls, data: dict[str, Any], methods: Collection[str]) -> TimePlan:
+        """A plan with its types (``loading.read_json``), for these methods; anything implausible is an error."""
+        names, notes = tuple(data["names"]), tuple(data.get("notes", ()))
+        plan = cls(names, data["folds"], data["epoch_fraction"], data["seconds"], notes)
+        known = plan.names and set(plan.names) <= set(methods) == set(plan.seconds)
+        if not known or min(plan.seconds.values()) < 0 or not 0 <= plan.folds <= 100 or not 0 < plan.epoch_fraction <= 1:
+            raise HeadcountError("it is a plan for something else")
+        return plan
 
     def cost(self, name: str) -> float:
         """Seconds of one fit under this plan."""

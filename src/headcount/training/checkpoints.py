@@ -1,33 +1,53 @@
 """Checkpoints: tensors and a little JSON in one file, so that loading it runs no code; and the losses of each epoch as lines."""
 
+import hashlib
 import json
+import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from headcount.bags.bags import tensor_bytes
+from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.io import atomic_path
+from headcount.loading import check_schema, explain_read_errors, parse_json, read_safetensors
 
 CHECKPOINT = "checkpoint.safetensors"
 Losses = tuple[float, float]  # training, validation
 
 
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+    contiguous, facts = {k: v.detach().contiguous().cpu() for k, v in tensors.items()}, json.dumps(metadata)
     with atomic_path(path) as part:
-        contiguous = {k: v.detach().contiguous().cpu() for k, v in tensors.items()}
-        save_file(contiguous, part, metadata={"facts": json.dumps(metadata)})
+        save_file(contiguous, part, metadata={"facts": facts, "sha256": _digest(contiguous, facts)})
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and metadata; empty if there is no file, or no readable one: then the training starts from the beginning."""
-    try:
-        with safe_open(path, "pt") as f:
-            return {k: f.get_tensor(k) for k in f.keys()}, json.loads(f.metadata()["facts"])  # noqa: SIM118
-    except (FileNotFoundError, SafetensorError, KeyError, TypeError, json.JSONDecodeError):
+    """Tensors and metadata; empty if there is no file, or a damaged one: then the training starts from the beginning."""
+    if not os.path.lexists(path):
         return {}, {}
+    try:
+        tensors, metadata = read_safetensors(path, "an undamaged one")
+        with explain_read_errors(path, "an undamaged one"):
+            check_schema(metadata, dict[str, str])
+            if metadata["sha256"] != _digest(tensors, metadata["facts"]):
+                raise HeadcountError("its content was changed")
+            return tensors, parse_json(metadata["facts"].encode(), finite=False)
+    except HeadcountError as e:
+        warnings.warn(f"the training starts afresh: {e}", HeadcountWarning, stacklevel=2)
+        return {}, {}
+
+
+def _digest(tensors: dict[str, Tensor], facts: str) -> str:
+    digest = hashlib.sha256(facts.encode())
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {list(tensors[name].shape)}".encode())
+        digest.update(tensor_bytes(tensors[name]))
+    return digest.hexdigest()
 
 
 def write_losses(work_dir: Path, curve: Sequence[Losses], written: int = 0) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from headcount.bags import Bags
 from headcount.bags.bags import fingerprint, tensor_bytes
+from headcount.loading import check_schema, explain_read_errors
 from headcount.models.backbones import BACKBONES, backbone_name
 from headcount.models.heads import Batch, Head, Output, Pass, head_code
 from headcount.models.network import Model
@@ -245,15 +246,17 @@ class Trainer:
         names = {name for name in tensors if not name.startswith("optimizer.")}
         progress = TrainProgress()
         if metadata.pop("key", None) == self.key and names == self._state().keys():
-            self.model.load_state_dict(with_prefix("model.", tensors))
-            for name, value in with_prefix("best.", tensors).items():
-                self.best_state[name].copy_(value)
-            if self.teacher is not None:
-                self.teacher.load_state_dict(with_prefix("teacher.", tensors))
-            for prefix, optimizer in self.optimizers.items():
-                load_optimizer_state(optimizer, with_prefix(f"optimizer.{prefix}.", tensors))
-            progress = TrainProgress(**metadata)
-            progress.curve = [(train, valid) for train, valid in metadata["curve"]]
+            with explain_read_errors(work_dir / checkpoints.CHECKPOINT, "what this training wrote, or delete it"):
+                check_schema(metadata, TrainProgress)
+                self.model.load_state_dict(with_prefix("model.", tensors))
+                for name, value in with_prefix("best.", tensors).items():
+                    self.best_state[name].copy_(value)
+                if self.teacher is not None:
+                    self.teacher.load_state_dict(with_prefix("teacher.", tensors))
+                for prefix, optimizer in self.optimizers.items():
+                    load_optimizer_state(optimizer, with_prefix(f"optimizer.{prefix}.", tensors))
+                progress = TrainProgress(**metadata)
+                progress.curve = [(train, valid) for train, valid in metadata["curve"]]
         if self.process_group.is_main:
             checkpoints.write_losses(
                 work_dir, progress.curve
