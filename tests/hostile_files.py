@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 import warnings
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,9 +37,9 @@ from study_helpers import TINY
 
 from headcount.errors import HeadcountError
 
-SECONDS = 20  # after which a case counts as a hang
-MEMORY = 1 << 30  # bytes that a case may add
-FAILURES = ("traceback", "hang", "memory", "killed", "lines", "leftover")
+SECONDS, PATIENCE = 5, 60  # of the processor that reading may take; of the clock, after which a case counts as a hang
+MEMORY = 500 << 20  # bytes that reading may add
+FAILURES = ("traceback", "hang", "time", "memory", "killed", "lines", "leftover")
 Bytes = Callable[[Path], None]  # spoils one file
 
 
@@ -87,7 +88,52 @@ WHOLE_JSON: dict[str, Bytes] = {
     "a list": _bytes(lambda b: b"[" + b + b"]"),
     "null": _bytes(lambda b: b"null"),
     "many empty lists": _bytes(lambda b: b"[" + b"[]," * 5_000_000 + b"[]]"),
+    "many words": _bytes(lambda b: b"[" + b'"abc",' * 8_000_000 + b"1]"),
+    "many numbers": _bytes(lambda b: b"[" + b"1.5," * 12_000_000 + b"1]"),
+    "one vast word": _bytes(lambda b: b'{"key": "' + b"x" * 100_000_000 + b'"}'),
+    "spaces without end": _bytes(lambda b: b" " * 200_000_000),
     "a long number": _bytes(lambda b: b'{"key": ' + b"9" * 1_000_000 + b"}"),
+}
+
+
+def _npy(shape: tuple[int, ...], dtype: str = "<f4") -> bytes:
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return header.getvalue()
+
+
+def _npz_bomb(file: Path) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as z, z.open("test_confidence.npy", "w") as f:
+        f.write(_npy((1 << 16, 1 << 10)))
+        for _ in range(16):
+            f.write(bytes(1 << 24))
+
+
+def _header(text: bytes) -> Bytes:
+    return _bytes(lambda b: len(text).to_bytes(8, "little") + text + bytes(64))
+
+
+WHOLE_ARRAYS: dict[str, dict[str, Bytes]] = {
+    ".npz": {
+        "a compressed bomb": _npz_bomb,
+        "a single array": lambda file: file.write_bytes(_npy((2, 2)) + bytes(16)) and None,
+    },
+    ".npy": {
+        "terabytes in a header": _bytes(lambda b: _npy((1 << 30, 1 << 10))),
+        "a name of gigabytes": _bytes(lambda b: _npy((1,), "<U900000000")),
+        "a header of no dictionary": _bytes(lambda b: b"\x93NUMPY\x01\x00\x08\x00(1,1)  \n"),
+    },
+    ".safetensors": {
+        "terabytes in a header": _header(b'{"a":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,4398046511104]}}'),
+        "offsets that overlap": _header(
+            b'{"a":{"dtype":"F32","shape":[8],"data_offsets":[0,32]},"b":{"dtype":"F32","shape":[8],"data_offsets":[16,48]}}'
+        ),
+        "a vast header": _bytes(lambda b: (90_000_000).to_bytes(8, "little") + b"{" + b" " * 90_000_000),
+        "a header nested deeply": _header(b'{"__metadata__":' + b'{"a":' * 100_000 + b"}" * 100_000),
+        "many names": _header(
+            b"{" + b",".join(b'"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}' % i for i in range(200_000)) + b"}"
+        ),
+    },
 }
 
 VALUES: dict[str, Any] = {
@@ -410,7 +456,7 @@ def all_cases(specimens: Path) -> list[Case]:
     cases = []
     for name, reader in READERS.items():
         file = min((specimens / reader.folder).glob(reader.pattern))
-        changes = dict(WHOLE_FILE)
+        changes = WHOLE_FILE | WHOLE_ARRAYS.get(file.suffix, {})
         if file.suffix in (".json", ".jsonl"):
             changes |= WHOLE_JSON
         if file.suffix == ".json":
@@ -431,61 +477,66 @@ def sample_cases(cases: list[Case], each: int, seed: int) -> list[Case]:
 
 
 def attempt(case: Case, specimens: Path) -> tuple[str, str]:
-    """What became of it, and the message: refused, left out (with a warning) or accepted; or a failure. In a process of its own, since a signal or too much memory would end this one."""
-    reading, writing = os.pipe()
-    if not (child := os.fork()):
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(SECONDS)
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY + _address_space(), resource.RLIM_INFINITY))
-        outcome, message = _attempt(case, specimens)
-        os.write(writing, f"{outcome}\0{message[:2000]}".encode("utf-8", "replace"))
-        os._exit(0)
-    os.close(writing)
-    with open(reading, encoding="utf-8") as f:
-        text = f.read()
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if code:
-        return "hang" if code == -signal.SIGALRM else "killed", f"exit status {code}"
-    outcome, _, message = text.partition("\0")
-    return outcome, message
-
-
-def _address_space() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-
-
-def _attempt(case: Case, specimens: Path) -> tuple[str, str]:
-    reader, out, err = READERS[case.reader], io.StringIO(), io.StringIO()
-    outcome, message, notes = "accepted", "", []
+    """What became of it, and the message: refused, left out (with a warning) or accepted; or a failure. The file is read in a
+    process of its own, since a signal or too much memory would end this one."""
+    reader = READERS[case.reader]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / reader.folder
         shutil.copytree(specimens / reader.folder, folder)
         reader.prepare(folder)
         case.spoil(min(folder.glob(reader.pattern)))
-        try:
-            with (
-                contextlib.redirect_stdout(out),
-                contextlib.redirect_stderr(err),
-                warnings.catch_warnings(record=True) as notes,
-            ):
-                warnings.simplefilter("always")
-                reader.read(folder)
-        except HeadcountError as e:
-            outcome, message = "refused", str(e)
-        except SystemExit as e:
-            message = (err.getvalue().splitlines() or [""])[-1]
-            outcome = {0: outcome, 2: "refused"}.get(int(e.code or 0), "traceback")
-            if outcome == "refused" and not message.startswith("headcount: "):
-                outcome = "lines"
-        except MemoryError as e:
-            outcome, message = "memory", str(e)
-        except BaseException as e:
-            outcome, message = "traceback", f"{type(e).__name__}: {e}"
-        if outcome == "accepted" and any(n.category.__name__ == "DamagedFileWarning" for n in notes):
-            outcome = "left out"
+        source, sink = os.pipe()
+        if not (child := os.fork()):
+            _report(reader.read, folder, sink)
+        os.close(sink)
+        with open(source, encoding="utf-8") as f:
+            outcome, _, message = f.read().partition("\0")
+        if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+            return "hang" if code == -signal.SIGALRM else "killed", f"exit status {code}"
         if outcome == "refused" and any(p.suffix in (".part", ".old") for p in folder.rglob("*")):
             outcome = "leftover"
     return outcome, message
+
+
+def _report(read: Callable[[Path], None], folder: Path, sink: int) -> None:
+    """In the child: read, and write what became of it."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(PATIENCE)
+    virtual = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (virtual + 4 * MEMORY, resource.RLIM_INFINITY))
+    before, peak = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    outcome, message = _outcome(read, folder)
+    seconds = time.process_time() - before
+    memory = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak)
+    if outcome in ("refused", "left out") and (seconds > SECONDS or memory > MEMORY):
+        outcome, message = "time" if seconds > SECONDS else "memory", f"{seconds:.1f} s, {memory >> 20} MB: {message}"
+    os.write(sink, f"{outcome}\0{message[:2000]}".encode("utf-8", "replace"))
+    os._exit(0)
+
+
+def _outcome(read: Callable[[Path], None], folder: Path) -> tuple[str, str]:
+    outcome, message, notes, err = "accepted", "", [], io.StringIO()
+    try:
+        with (
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(err),
+            warnings.catch_warnings(record=True) as notes,
+        ):
+            warnings.simplefilter("always")
+            read(folder)
+    except HeadcountError as e:
+        return "refused", str(e)
+    except SystemExit as e:
+        message = (err.getvalue().splitlines() or [""])[-1]
+        if e.code == 2:
+            return "refused" if message.startswith("headcount: ") else "lines", message
+        outcome = "traceback" if e.code else outcome
+    except MemoryError as e:
+        return "memory", str(e)
+    except BaseException as e:
+        return "traceback", f"{type(e).__name__}: {e}"
+    left_out = [str(n.message) for n in notes if n.category.__name__ == "DamagedFileWarning"]
+    return ("left out", left_out[0]) if outcome == "accepted" and left_out else (outcome, message)
 
 
 def main() -> int:

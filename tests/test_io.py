@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import pickle
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from headcount.errors import HeadcountError
-from headcount.io import atomic_folder, atomic_path, atomic_write, file_lock
+from headcount.errors import FileError, HeadcountError, HeadcountWarning
+from headcount.io import atomic_folder, atomic_path, atomic_write, commit_together, file_lock
+from headcount.loading import parse_json, read_json
 
 
 class Interrupted(Exception):
@@ -100,3 +106,189 @@ def test_a_system_without_locks_is_an_error_only_where_one_is_required(tmp_path,
         pass
     with file_lock(tmp_path / "x.lock", required=False) as acquired:
         assert acquired
+
+
+# -- several outputs ---------------------------------------------------------------------------------------------------------
+
+
+def write_three(folder: Path) -> None:
+    with commit_together():
+        with atomic_folder(folder / "maps", replace=True) as part:
+            atomic_write(part / "a.png", lambda f: f.write(b"new"))
+        atomic_write(folder / "bags.csv", lambda f: f.write(b"new"))
+        assert not (folder / "new.csv").exists()
+        atomic_write(folder / "new.csv", lambda f: f.write(b"new"))
+        assert (folder / "maps" / "a.png").read_bytes() == (folder / "bags.csv").read_bytes() == b"old"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture
+def old(tmp_path) -> Path:
+    (tmp_path / "maps").mkdir()
+    (tmp_path / "maps" / "a.png").write_bytes(b"old")
+    (tmp_path / "bags.csv").write_bytes(b"old")
+    return tmp_path
+
+
+def test_outputs_appear_together(old):
+    write_three(old)
+    assert contents(old) == {"bags.csv": b"new", "maps/a.png": b"new", "new.csv": b"new"}
+
+
+@pytest.mark.parametrize("failing", range(4))
+def test_outputs_appear_together_or_not_at_all(old, monkeypatch, failing):
+    """Whichever of the four renames fails: the folder aside, and the three into place."""
+    rename, calls = os.replace, []
+
+    def fail_once(source, target):
+        calls.append(target)
+        if len(calls) == failing + 2:  # the first is of the file in the folder
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(source))
+        rename(source, target)
+
+    before = contents(old)
+    monkeypatch.setattr(os, "replace", fail_once)
+    with pytest.raises(OSError, match="Input/output error"):
+        write_three(old)
+    assert contents(old) == before
+
+
+def test_an_error_in_the_last_output_leaves_nothing_of_the_others(old):
+    before = contents(old)
+
+    def write_two() -> None:
+        with commit_together():
+            atomic_write(old / "key.json", lambda f: f.write(b"{}"))
+            with atomic_path(old / "bags.csv") as part:
+                write_and_interrupt(part, "half")
+
+    with pytest.raises(Interrupted):
+        write_two()
+    assert contents(old) == before
+
+
+def test_what_an_interrupted_command_left_is_replaced_and_named(old):
+    (old / "bags.csv.part").write_bytes(b"half")
+    with pytest.warns(HeadcountWarning, match=r"bags\.csv\.part, left by a command that was interrupted, is removed"):
+        atomic_write(old / "bags.csv", lambda f: f.write(b"new"))
+    (old / "maps.part").mkdir()
+    (old / "maps.part" / "b.png").write_bytes(b"half")
+    with pytest.warns(HeadcountWarning, match=r"maps\.part, left by"), atomic_folder(old / "maps", replace=True) as part:
+        atomic_write(part / "a.png", lambda f: f.write(b"new"))
+    os.symlink(old / "maps" / "a.png", old / "bags.csv.part")  # nothing is written through a link
+    with pytest.warns(HeadcountWarning, match="left by"):
+        atomic_write(old / "bags.csv", lambda f: f.write(b"newer"))
+    assert contents(old) == {"bags.csv": b"newer", "maps/a.png": b"new"}
+
+
+def test_two_that_write_one_file_wait_for_each_other(tmp_path):
+    path, order = tmp_path / "page.html", []
+
+    def second() -> None:
+        atomic_write(path, lambda f: order.append("second") or f.write(b"second"))
+
+    other = threading.Thread(target=second)
+    with atomic_path(path) as part:
+        part.write_bytes(b"fir")
+        other.start()
+        other.join(0.2)
+        assert other.is_alive()
+        part.write_bytes(b"first")
+        order.append("first")
+    other.join()
+    assert order == ["first", "second"]
+    assert contents(tmp_path) == {"page.html": b"second"}
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc")
+def test_a_killed_writer_blocks_nobody(tmp_path):
+    code = "import os, sys, pathlib, headcount.io as io\nwith io.atomic_path(pathlib.Path(sys.argv[1])) as p: os.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", code, tmp_path / "x"]).returncode == -9
+    assert names(tmp_path) == ["x.part"]
+    with pytest.warns(HeadcountWarning, match="left by"):
+        atomic_write(tmp_path / "x", lambda f: f.write(b"1"))
+    assert names(tmp_path) == ["x"]
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_error_is_one_line_of_both_kinds():
+    error = FileError(errno.EDQUOT, os.strerror(errno.EDQUOT), "out/x.npz")
+    assert isinstance(error, HeadcountError)
+    assert isinstance(error, OSError)
+    assert (
+        str(error)
+        == f"{os.strerror(errno.EDQUOT)}: out/x.npz; free some space and run the same command again, nothing half-written is left"
+    )
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), copy.errno, copy.filename) == (FileError, str(error), errno.EDQUOT, "out/x.npz")
+    assert "too many files are open" in str(FileError.from_os_error(OSError(errno.EMFILE, "m"), "x"))
+    assert str(FileError.from_os_error(OSError("odd words"), "x")).startswith("odd words: x; ")
+
+
+CODES = ("EIO", "ESTALE", "EROFS", "EDQUOT", "ENOSPC", "ELOOP", "ENAMETOOLONG", "EMFILE", "EACCES", "ENOENT", "ENOLCK")
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("call", ["open", "fsync", "replace"])
+def test_any_error_of_the_system_names_the_file(old, monkeypatch, call, code):
+    """Wherever it strikes, it names the file that was to be written, and nothing changes."""
+
+    def fail(*arguments, **options):
+        raise OSError(getattr(errno, code), os.strerror(getattr(errno, code)))
+
+    before = contents(old)
+    why = os.strerror(getattr(errno, code))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        with pytest.raises(FileError, match=rf"^{why}: {old}/bags\.csv; "):
+            atomic_write(old / "bags.csv", lambda f: f.write(b"new"))
+    assert contents(old) == before
+
+
+def test_a_lock_that_the_file_system_refuses(tmp_path, monkeypatch):
+    def refuse(file, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with (
+        pytest.raises(FileError, match=r"No locks available: .*x\.lock; the file system has no locks"),
+        file_lock(tmp_path / "a" / "x.lock"),
+    ):
+        pass
+    atomic_write(tmp_path / "b", lambda f: f.write(b"1"))  # without locks files are still written whole
+    assert (tmp_path / "b").read_bytes() == b"1"
+
+
+# -- JSON ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"a": NaN}', "not finite"), ('{"a": [1e999]}', "not finite"), ('{"a": 99999999999999999999}', "64 bits"),
+        ('{"a": 1, "a": 2}', "one of the keys a twice"), ("[" * 60 + "]" * 60, "nested"), ("[" * 10**6, "nested deeply"),
+        ('"\xff"', "utf-8"), ("[" + "[]," * 4_000_000 + "[]]", "more than 4,000,000 values"), ('{"n": "x"}', "n is 'x', not a whole number"),
+        ('{"n": true}', "n is True, not a whole number"), ("{}", "it lacks n"), ("[]", "it is [], not an object"), ('{"n": 1, "o": "x"}', "o is 'x', not a list"),
+        ('{"n": 1, "o": [{"p": 1}]}', "o[0].p is 1, not text"), ('{"n": 1, "q": "\\ud800"}', "surrogates not allowed"),
+    ],
+)  # fmt: skip
+def test_json_is_read_strictly(tmp_path, text, why):
+    (tmp_path / "x.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(HeadcountError, match=r"^cannot read .*x\.json: .*; give a better one$") as e:
+        read_json(tmp_path / "x.json", {"n": int, "o?": [{"p": str}]}, "a better one")
+    assert why in str(e.value)
+
+
+def test_valid_json_is_taken_as_it_is(tmp_path):
+    (tmp_path / "x.json").write_text('{"n": -9223372036854775807, "o": null, "more": [1e308, "\\ud83c\\udf88", {}]}')
+    assert read_json(tmp_path / "x.json", {"n": int, "o?": [str]}, "") == {
+        "n": 1 - 2**63,
+        "o": None,
+        "more": [1e308, "\U0001f388", {}],
+    }
+    assert parse_json(b"[Infinity]", finite=False) == [float("inf")]

@@ -73,29 +73,36 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
 def _temporary(path: Path, *, folder: bool) -> Iterator[Path]:
     """A temporary name, always the same, so that the next attempt replaces what a killed process left there; a process that is
     writing there now is awaited."""
-    part, outer = path.with_name(path.name + ".part"), _uncommitted.get()
-    with ExitStack() as own:
-        outputs, locks = ([], own) if outer is None else outer
-        try:
-            _claim(part, folder, locks)
+    if (together := _uncommitted.get()) is None:
+        with commit_together(), _temporary(path, folder=folder) as part:
             yield part
-            outputs.append((part, path))
-            if outer is None:
-                _put_in_place(outputs)
-        except BaseException as e:
+        return
+    part, (outputs, locks) = path.with_name(path.name + ".part"), together
+    with _file_errors(part, path):
+        _claim(part, folder, locks)
+        try:
+            yield part
+        except BaseException:
             _remove(part)
-            if isinstance(e, HeadcountError) or not (error := _os_error(e)):
-                raise
-            if str(error.filename or part).startswith(str(part)):  # name what the user named
-                error.filename = f"{path}{str(error.filename or part)[len(str(part)) :]}"
-            raise FileError.from_os_error(error) from e
+            raise
+    outputs.append((part, path))
 
 
-def _os_error(error: BaseException) -> OSError | None:
-    """The error of the operating system that this is, or tells of, as safetensors' does."""
-    if number := re.search(r"\(os error (\d+)\)", str(error)):
-        return OSError(int(number[1]), os.strerror(int(number[1])))
-    return error if isinstance(error, OSError) else None
+@contextmanager
+def _file_errors(part: Path, path: Path) -> Iterator[None]:
+    """Make an error of the operating system a FileError that names ``path``, which the user named, instead of ``part``."""
+    try:
+        yield
+    except HeadcountError:
+        raise
+    except Exception as e:
+        error = e if isinstance(e, OSError) else None
+        if number := re.search(r"\(os error (\d+)\)", str(e)):  # how safetensors reports a full disk
+            error = OSError(int(number[1]), os.strerror(int(number[1])))
+        if error is None:
+            raise
+        name = str(error.filename or part).replace(str(part), str(path), 1)
+        raise FileError(error.errno, error.strerror or str(error), name) from e
 
 
 def _claim(part: Path, folder: bool, locks: ExitStack) -> None:
@@ -103,7 +110,7 @@ def _claim(part: Path, folder: bool, locks: ExitStack) -> None:
     part.parent.mkdir(parents=True, exist_ok=True)
     while True:
         left = os.path.lexists(part)
-        if folder != part.is_dir():
+        if part.is_symlink() or not (part.is_dir() if folder else part.is_file()):
             _remove(part)
         if folder:
             part.mkdir(exist_ok=True)
@@ -134,16 +141,18 @@ def _put_in_place(outputs: Outputs) -> None:
                 with suppress(OSError):  # a disk without links
                     os.link(path, old)
                     undo.append((old, path))
-            os.replace(part, path)
+            with _file_errors(part, path):
+                os.replace(part, path)
             undo.append((path, part))
     except BaseException:
         for source, target in reversed(undo):
             with suppress(OSError):
                 os.replace(source, target)
         raise
-    for source, target in undo:
-        if source.name == f"{target.name}.old":
-            _remove(source)
+    finally:
+        for source, target in undo:
+            if source.name == f"{target.name}.old" and target.exists():
+                _remove(source)
 
 
 def _remove(path: Path) -> None:
@@ -163,20 +172,17 @@ def file_lock(path: Path, *, wait: bool = True, required: bool = True) -> Iterat
     """Hold a lock between processes; yields whether it was acquired, which without ``wait`` may be False. The lock ends with
     its process, however that ends. Its file is removed afterwards, and so is the folder if it is empty. With ``required=False``
     a system or disk that has no locks is no error: the work is then done without one."""
+    acquired = False
     with ExitStack() as stack:
         try:
-            acquired = _open_lock(path, stack, wait, required)
-        except OSError as e:
-            with suppress(OSError):
-                path.parent.rmdir()
-            raise FileError.from_os_error(e, path) from e
-        try:
+            with _file_errors(path, path):
+                acquired = _open_lock(path, stack, wait, required)
             yield acquired
         finally:
-            if acquired:
-                with suppress(OSError):  # others still use the folder, or the disk fails by now
+            with suppress(OSError):  # others still use the folder, or the disk fails by now
+                if acquired:
                     path.unlink(missing_ok=True)
-                    path.parent.rmdir()
+                path.parent.rmdir()
 
 
 def _open_lock(path: Path, stack: ExitStack, wait: bool, required: bool) -> bool:

@@ -227,7 +227,7 @@ def test_a_damaged_cache_names_the_file_and_what_to_do(shrink, harm):
         (folder / file).write_bytes((folder / file).read_bytes()[:-100])
     else:
         np.save(folder / file, np.zeros(3, dtype=np.int64))
-    with pytest.raises(HeadcountError, match=f"{file} (:| has| holds) .*delete {re.escape(str(folder))}"):
+    with pytest.raises(HeadcountError, match=f"{file}.*delete {re.escape(str(folder))}"):
         registry.load_source("path", cache)
 
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from headcount.errors import HeadcountError
+from headcount.loading import load_npy
 
 _CHUNK_NUMBERS = 1 << 22  # checked at a time
 MAX_RESIDENT_BYTES = 1 << 28  # a mapped file up to this size is treated as memory
@@ -69,10 +70,7 @@ class Pool:
 
         Numbers other than float16 and float32 are converted, and therefore read into memory.
         """
-        try:
-            return cls(np.load(path, mmap_mode="c", allow_pickle=False))
-        except (OSError, ValueError) as e:
-            raise HeadcountError(f"cannot map {path}: {e}; give an .npy file written by numpy.save") from None
+        return cls(load_npy(Path(path), mapped=True))
 
     @property
     def kind(self) -> str:

@@ -29,7 +29,7 @@ from headcount.errors import HeadcountError, format_warning
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.inference.ray_cluster import RayOptions, as_remote, connected, import_ray, task_error
-from headcount.io import atomic_write, file_lock
+from headcount.io import atomic_write, commit_together, file_lock
 from headcount.training.accel import threads_per_process
 from headcount.training.distributed import require_single_process
 
@@ -178,13 +178,9 @@ def read_files(folder: Path, key: str) -> Files:
 
 def write_files(folder: Path, files: Files) -> None:
     """Put a record in place, complete or not at all: the JSON, whose existence means that it is complete, last."""
-    try:
+    with commit_together():
         for name, content in sorted(files.items(), key=lambda file: file[0].endswith(".json")):
             atomic_write(folder / name, lambda f, content=content: f.write(content))
-    except Exception:
-        for name in files:
-            (folder / name).unlink(missing_ok=True)
-        raise
 
 
 class _Driver:

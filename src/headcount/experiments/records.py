@@ -28,7 +28,7 @@ import torch
 from headcount import __version__
 from headcount.errors import DamagedFileWarning, HeadcountError
 from headcount.experiments.recipe import Recipe
-from headcount.io import atomic_write
+from headcount.io import atomic_write, commit_together
 from headcount.loading import explain_read_errors, open_npz, read_json
 from headcount.models.heads import find_head
 from headcount.training import distributed
@@ -157,12 +157,9 @@ _NOT_RECORDS = (".failed.json", "summary.json")
 def write_record(folder: Path, data: dict[str, Any], arrays: dict[str, np.ndarray]) -> Record:
     """Put a record in place: arrays first, then the JSON, whose existence means that both are complete."""
     path = folder / f"{data['key']}.json"
-    atomic_write(path.with_suffix(".npz"), lambda f: np.savez_compressed(f, allow_pickle=False, **arrays))
-    try:
+    with commit_together():
+        atomic_write(path.with_suffix(".npz"), lambda f: np.savez_compressed(f, allow_pickle=False, **arrays))
         atomic_write(path, lambda f: f.write(_one_field_per_line(data)))
-    except Exception:
-        path.with_suffix(".npz").unlink()
-        raise
     return Record(data, path)
 
 

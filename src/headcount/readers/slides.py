@@ -30,7 +30,7 @@ import torch
 from headcount.bags.pool import to_numpy
 from headcount.datasets.cache import cache_folder
 from headcount.errors import HeadcountError
-from headcount.loading import check_declared_size
+from headcount.loading import check_declared_size, load_npy
 from headcount.readers import flat_array
 from headcount.readers.columns import clean_name, factorize, find_common_name, preview
 from headcount.readers.dataset import BagLabels, ErrorPolicy, RawData, ReadOptions
@@ -254,7 +254,7 @@ def _get_dataset(f: Any, name: str) -> Any:
 def _load_tensor(file: Path) -> tuple[np.ndarray, np.ndarray | None]:
     """Features and coordinates of a .pt tensor, or dict with features and coords, or of an .npy."""
     if file.suffix.lower() == ".npy":
-        return np.load(file, mmap_mode="r", allow_pickle=False), None
+        return load_npy(file, mapped=True), None
     if is_zipfile(file):
         with ZipFile(file) as members:
             check_declared_size(file, sum(member.file_size for member in members.infolist()))
