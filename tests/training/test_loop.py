@@ -283,7 +283,7 @@ def test_checkpoints_of_other_configurations_or_broken_ones_are_ignored(tmp_path
     train_until(TINY, tmp_path, 5)
     file = tmp_path / "checkpoint.safetensors"
     file.write_bytes(file.read_bytes()[:100])
-    with pytest.warns(HeadcountWarning, match=r"the training starts afresh: cannot read .*checkpoint\.safetensors"):
+    with pytest.warns(HeadcountWarning, match=r"the training starts from the beginning: cannot read .*checkpoint\.safetensors"):
         assert train_recipe(TINY, work_dir=tmp_path).progress.curve == train_recipe(TINY).progress.curve
 
 

@@ -38,7 +38,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 raise HeadcountError("its content was changed")
             return tensors, parse_json(metadata["facts"].encode(), finite=False)
     except HeadcountError as e:
-        warnings.warn(f"the training starts afresh: {e}", HeadcountWarning, stacklevel=2)
+        warnings.warn(f"the training starts from the beginning: {e}", HeadcountWarning, stacklevel=2)
         return {}, {}
 
 
