@@ -28,6 +28,7 @@ SMALL = (
 )
 FAILING_HEAD = """
 from pathlib import Path
+from headcount.io import atomic_write
 from headcount.models.heads.count import Count
 
 class Fails(Count):
@@ -112,7 +113,7 @@ def test_a_record_is_written_completely_or_not_at_all(reference, tmp_path, monke
     def disk_full(path: Path, fill) -> None:
         if path.suffix == ".json":
             raise OSError(28, "No space left on device")
-        path.write_bytes(b"")
+        atomic_write(path, fill)
 
     monkeypatch.setattr(launch, "atomic_write", disk_full)
     with pytest.raises(OSError, match="No space"):

@@ -132,7 +132,7 @@ def _read_log(log: Path, ends: list[int]) -> list[Part]:
 
 
 def _open_mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    array = load_npy(path, mapped=True)
+    array = load_npy(path, "what headcount wrote, or delete it", mapped=True)
     if array.shape != shape or array.dtype != dtype:
         raise HeadcountError(f"the cache {path} holds {array.dtype} {array.shape}, not {dtype} {shape}; delete it")
     return array
