@@ -20,6 +20,7 @@ from headcount.experiments.launch import RemoteTask, ray_cluster, read_files, ru
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.experiments.run import run as run_one
+from headcount.io import atomic_write
 
 MPEM = TINY.replace(removal=0.5)
 SMALL = (
