@@ -65,8 +65,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         stops, and the optimizer (see :class:`headcount.TrainConfig`). Default: what suits the number and size of the bags.
     class_weight : dict or "balanced", optional
         What it costs not to recognise an instance of each class: :meth:`predict` takes the class with the largest product of weight
-        and probability. "balanced": weights inverse to how frequent the classes are, as estimated; for rare classes to be found as
-        often as others. Probabilities, labels of bags and shares do not change, and neither does the model that is saved.
+        and probability. "balanced": inverse to the estimated class frequencies. Nothing else changes, and it is not saved.
     n_jobs : int, optional
         Threads of the fit and of predictions; -1: all processors. Default: as many as PyTorch uses.
     verbose : int
@@ -102,14 +101,13 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         frozen: bool | None = None, weights: str | None = None, size: int | None = None, views: str | None = None,
         epochs: int | None = None, lr: float | None = None, weight_decay: float | None = None,
         batch_size: int | None = None, patience: int | None = None, optimizer: Any = None,
-        options: dict[str, Any] | None = None, class_weight: dict[Any, float] | str | None = None, n_jobs: int | None = None, verbose: int = 0, device: str = "auto",
-        random_state: Any = None,
+        options: dict[str, Any] | None = None, class_weight: dict[Any, float] | str | None = None, n_jobs: int | None = None,
+        verbose: int = 0, device: str = "auto", random_state: Any = None,
     ) -> None:  # fmt: skip
-        self.estimator, self.bags, self.options, self.optimizer = estimator, bags, options, optimizer
+        self.estimator, self.bags, self.options, self.optimizer, self.device = estimator, bags, options, optimizer, device
         self.backbone, self.frozen, self.weights, self.size, self.views = backbone, frozen, weights, size, views
         self.epochs, self.lr, self.weight_decay, self.batch_size, self.patience = epochs, lr, weight_decay, batch_size, patience
-        self.class_weight, self.n_jobs, self.verbose = class_weight, n_jobs, verbose
-        self.device, self.random_state = device, random_state
+        self.class_weight, self.n_jobs, self.verbose, self.random_state = class_weight, n_jobs, verbose, random_state
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -142,26 +140,23 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         bags : array, str or int, optional
             The bag of each row, or the column of X that holds it.
         weight : array, optional
-            How many times each instance counts in its bag; for a list of bags also a list of arrays. Not ``sample_weight``: an
-            instance of weight 2 is not two bags.
+            How many times each instance counts in its bag (no ``sample_weight``: it is not two bags); also a list of arrays.
         """
         self.bags_ = resolve_bag_column(self.bags, bags)
         x, ids = read_rows(self, X, bags, fitting=True)
         if y is None:
             raise ValueError("This MajorityClassifier requires y to be passed, but the target y is None.")
         self.classes_, codes = targets.bag_labels(y, ids, len(x))
-        weights = targets.check_weights(weight, ids, len(x))
+        targets.class_weights(self.class_weight, self.classes_, np.ones(1))  # a mistake is found before the training
         if len(self.classes_) < 2:
-            raise HeadcountError(
-                f"all bags have one class, {self.classes_.tolist()[0]!r}; a majority needs at least two classes"
-            )
+            raise HeadcountError(f"all bags have one class, {self.classes_.tolist()[0]!r}; at least two classes are needed")
         for line in note_similar_classes(list(map(str, self.classes_))):
             warnings.warn(line, HeadcountWarning, stacklevel=2)
         self._bags_given, self._scaler = ids.given, None
         if isinstance(method := trust_head(self.estimator, trusted=False), str):
             targets.check_method(method)
             self._scaler = StandardScaler.fit(x) if x.ndim == 2 else None
-        train = self._bags(x, ids, codes, weights)
+        train = self._bags(x, ids, codes, targets.check_weights(weight, ids, len(x)))
         with limit_threads(self.n_jobs):
             self._model = self._fit_model(train)
         names = [str(name) for name in getattr(self, "feature_names_in_", ())]
@@ -238,9 +233,8 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         values, codes = targets.bag_labels(y, ids, len(x), self.classes_)
         same = clean_names(values)[:, None] == clean_names(self.classes_)
         label = np.where(same.any(1), same.argmax(1), -1)[codes]  # -1 for a label that fit has not seen
-        labelled, weight = codes >= 0, targets.bag_weights(sample_weight, ids, len(x))
-        if metric == "criterion":
-            labelled &= label >= 0
+        labelled = (codes >= 0) & ((label >= 0) | (metric != "criterion"))
+        weight = targets.bag_weights(sample_weight, ids, len(x))
         if not labelled.any():
             raise HeadcountError("no bag has a label that the model knows; there is nothing to compare with")
         tested, label = self._bags(x, ids, label).take(labelled), label[labelled]
@@ -301,7 +295,6 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         x, ids = read_rows(self, X, bags)
         if self._bags_given and not ids.given:
             raise HeadcountError(
-                "nothing says which rows of X are one bag; give bags= (which a Pipeline or a search passes on only with metadata "
-                "routing, docs/how-to/estimator.md), a column (MajorityClassifier(bags=...)), or a list of bags"
+                "nothing says which rows of X are one bag; give bags= (a Pipeline or a search needs metadata routing), a column or a list"
             )
         return x, ids
