@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.ensemble import RandomForestClassifier
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 
 import read_factory as make
@@ -56,8 +56,11 @@ def fitted(reading: BagDataset, body: str = "forest", head: str = "tilt", **more
         made: Any = Model(ModelConfig(learned.shape, classes, *backbone, head)).eval()
     else:
         x, y = bags.pool.take(bags.index).numpy(), bags.label[bags.bag].numpy()
-        kind = RandomForestClassifier(20, random_state=0, min_samples_leaf=8) if body == "forest" else LogisticRegression()
-        made = from_sklearn(kind.fit(x, y), len(classes))
+        kinds = {
+            "forest": RandomForestClassifier(20, random_state=0, min_samples_leaf=8),
+            "boosting": HistGradientBoostingClassifier(max_iter=8, max_leaf_nodes=3), "linear": LogisticRegression(),
+        }  # fmt: skip
+        made = from_sklearn(kinds[body].fit(x, y), len(classes))
     return FittedModel(made, classes, learned, even(len(classes)), **more)
 
 

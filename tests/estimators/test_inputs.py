@@ -71,7 +71,7 @@ def test_a_scikit_learn_classifier_gets_unchanged_numbers():
 @pytest.mark.parametrize("estimator", [LogisticRegression(), "noisy_label", "forest"], ids=str)
 def test_a_saved_model_predicts_the_same_from_plain_numbers(estimator, tmp_path, monkeypatch):
     """Whether or not columns were standardised for the fit."""
-    monkeypatch.setattr("headcount.selection.methods.N_TREES", 5)
+    monkeypatch.setattr("headcount.selection.classifiers.N_TREES", 5)
     made = of(estimator, **({"epochs": 5} if estimator == "noisy_label" else {})).fit(X * 2 + 3, Y, bags=BAG)
     made.fitted_.save(tmp_path / "m")
     alone = Bags.of(Pool(X * 2 + 3), sizes=[1] * len(X), labels=[-1] * len(X), classes=3)
@@ -509,7 +509,7 @@ def test_probabilities_and_votes_in_place_of_labels():
 @pytest.mark.parametrize("estimator", ["tilt", "additive", "em_forest", "logistic", LogisticRegression()], ids=str)
 @pytest.mark.parametrize("kind", ["array", "frame"])
 def test_an_estimator_is_saved_and_loaded(estimator, kind, tmp_path, monkeypatch):
-    monkeypatch.setattr("headcount.selection.methods.N_TREES", 5)
+    monkeypatch.setattr("headcount.selection.classifiers.N_TREES", 5)
     x, arguments = (X.astype(np.float32), {}) if kind == "array" else (FRAME, {"bags": "street"})
     bags = {"bags": BAG} if kind == "array" else {}
     made = of(estimator, **arguments, **({"epochs": 3} if estimator in ("tilt", "additive") else {})).fit(x, Y + 5, **bags)

@@ -67,8 +67,8 @@ FOREST = RandomForestClassifier(10, min_samples_leaf=3)
 
 @pytest.mark.parametrize("estimator", [FOREST, LogisticRegression(), GaussianNB(), "em_forest"], ids=str)
 def test_three_ways_to_give_the_bags(estimator, monkeypatch):
-    monkeypatch.setattr("headcount.selection.methods.N_TREES", 8)
-    monkeypatch.setattr("headcount.selection.methods.EM_ROUNDS", 2)
+    monkeypatch.setattr("headcount.selection.classifiers.N_TREES", 8)
+    monkeypatch.setattr("headcount.selection.classifiers.EM_ROUNDS", 2)
     x, y, bag, truth = data()
     made = MajorityClassifier(estimator)
     one = made.fit(x, y, bags=bag)
@@ -252,7 +252,7 @@ SMALL = {"mctformer": {"width": 8, "heads": 2, "layers": 1}, "additive_trans": {
 @pytest.mark.parametrize("name", ["weno", "additive", "mctformer", "additive_trans", "count", "tilt", "em_forest"])
 def test_bag_predictions_are_those_of_the_command_line(name, monkeypatch):
     """A head may predict bags itself, and instances from their bag: a search ranks the predictions that evaluate scores."""
-    monkeypatch.setattr("headcount.selection.methods.N_TREES", 5)
+    monkeypatch.setattr("headcount.selection.classifiers.N_TREES", 5)
     x, y, bag, _ = data(30)
     how = {} if name == "em_forest" else {"epochs": 3, "options": SMALL.get(name)}
     made = MajorityClassifier(name, **how).fit(x, y, bags=bag)

@@ -48,6 +48,8 @@ def fitted_of(kind="forest", r=None, **more):
     y = g.integers(0, 3, len(x))
     if kind == "forest":
         body = from_sklearn(RandomForestClassifier(7, random_state=0).fit(x, y), 3)
+    elif kind == "boosting":
+        body = from_sklearn(HistGradientBoostingClassifier(max_iter=4).fit(x, y), 3)
     elif kind == "linear":
         body = from_sklearn(LogisticRegression().fit(x, y), 3)
     else:
@@ -67,6 +69,7 @@ def fitted_of(kind="forest", r=None, **more):
         RandomForestClassifier(30, random_state=0),
         RandomForestClassifier(5, criterion="entropy", class_weight="balanced", max_depth=3, random_state=0),
         ExtraTreesClassifier(10, random_state=0),
+        HistGradientBoostingClassifier(max_iter=10, random_state=0),
         LogisticRegression(),
         LogisticRegression(C=100.0, fit_intercept=False),
     ],
@@ -108,7 +111,7 @@ def test_batches_do_not_change_predictions():
     assert np.array_equal(model.estimator.predict_proba(x), model.estimator.predict_proba(x, chunk=10))
 
 
-@pytest.mark.parametrize("classifier", [HistGradientBoostingClassifier(), object()])
+@pytest.mark.parametrize("classifier", [HistGradientBoostingClassifier(categorical_features=[0]), object()])
 def test_what_cannot_be_saved_is_refused(classifier):
     with pytest.raises(HeadcountError, match="without pickle"):
         from_sklearn(classifier, 2)
@@ -125,7 +128,7 @@ def test_an_unusual_logistic_regression_is_not_passed_off():
 # -- saved and loaded -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["forest", "linear", "network"])
+@pytest.mark.parametrize("kind", ["forest", "boosting", "linear", "network"])
 def test_saved_and_loaded(kind, tmp_path):
     model, dataset = fitted_of(kind, temperature=0.5, instance_temperature=0.7, counted=(True, True, False))
     model.save(tmp_path / "m", {"report.html": "<p>"})
@@ -405,12 +408,17 @@ FOREST = {
     "roots": (_set("estimator.roots", 1, 0), "follow"),
     "no roots": (_arrays(lambda arrays: arrays.update({"estimator.roots": np.zeros(0, np.int64)})), "trees"),
 }
+BOOSTING = {
+    "backwards": (_arrays(_backwards), "left child"), "target": (_set("estimator.target", 1, 3), "class"),
+    "negative target": (_set("estimator.target", 1, -1), "class"), "no number": (_set("estimator.bias", 0, np.nan), "finite"),
+    "as a forest": (_json(kind="forest"), "differs in"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("how", FOREST)
-def test_an_invalid_forest_is_refused(how, tmp_path):
-    edit, why = FOREST[how]
-    _refused(fitted_of("forest")[0], edit, why, tmp_path)
+@pytest.mark.parametrize(("kind", "how"), [*(("forest", how) for how in FOREST), *(("boosting", how) for how in BOOSTING)])
+def test_invalid_trees_are_refused(kind, how, tmp_path):
+    edit, why = (FOREST if kind == "forest" else BOOSTING)[how]
+    _refused(fitted_of(kind)[0], edit, why, tmp_path)
 
 
 NETWORK = {

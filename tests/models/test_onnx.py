@@ -31,7 +31,7 @@ def run_onnx(path, x: np.ndarray) -> np.ndarray:
     return runtime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"instances": x})[0]
 
 
-@pytest.mark.parametrize("body", ["forest", "linear"])
+@pytest.mark.parametrize("body", ["forest", "boosting", "linear"])
 @pytest.mark.parametrize("three", [False, True])
 def test_forests_and_linear_models(body, three, tmp_path):
     g = np.random.default_rng(0)
@@ -60,6 +60,7 @@ SHARPER = {"temperature": 0.7, "instance_temperature": 0.4, "concentration": 2.0
 
 ESTIMATORS = (
     "forest",
+    "boosting",
     "linear",
     "network",
 )  # forests take images as the features of a frozen backbone (test_backbone_setup.py)

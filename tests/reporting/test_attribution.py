@@ -16,7 +16,7 @@ from headcount.selection.fit import fit
 from model_factory import fitted, people
 
 
-@pytest.mark.parametrize("body", ["forest", "linear", "network"])
+@pytest.mark.parametrize("body", ["forest", "boosting", "linear", "network"])
 def test_the_column_that_decides_comes_first(body):
     """`height` tells the classes apart; `noise`, which the model also sees, and `colour` do not."""
     table = people(bags=40, size=10, seed=1)

@@ -11,7 +11,7 @@ import pytest
 
 from headcount.readers import read
 from headcount.reporting.model_pages import model_card, render_fit_page, summary_lines
-from headcount.selection import methods
+from headcount.selection import classifiers
 from headcount.selection.fit import fit
 from report_factory import assert_own_script_only
 
@@ -31,8 +31,8 @@ def fitted():
             for column, value in zip(table.values(), values, strict=True):
                 column.append(value)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(methods, "N_TREES", 5)
-        patch.setattr(methods, "EM_ROUNDS", 1)
+        patch.setattr(classifiers, "N_TREES", 5)
+        patch.setattr(classifiers, "EM_ROUNDS", 1)
         return fit(read(table), "em_forest,tilt", folds=2, epochs=3)
 
 

@@ -26,7 +26,7 @@ from headcount.models.backbones import CustomBackbone
 from headcount.models.heads import Head
 from headcount.models.network import FrozenBackbone, Model, config_to_json, custom_backbone, network_from_json, parse_network
 from headcount.models.predictions import BATCH_INSTANCES, Estimator, Predictions, estimator_probabilities
-from headcount.models.trees import LinearModel, Trees
+from headcount.models.trees import ARRAY_MODELS
 from headcount.readers.columns import ColumnRoles, preview
 from headcount.readers.dataset import BagDataset
 from headcount.readers.preprocessing import Preprocessor
@@ -85,7 +85,7 @@ class FittedModel:
 
     @property
     def kind(self) -> str:
-        """network, forest or linear; sklearn for a classifier in memory only."""
+        """network, forest, boosting or linear; sklearn for a classifier in memory only."""
         return self.estimator.kind
 
     def __repr__(self) -> str:
@@ -266,12 +266,12 @@ def _parse_fitted(
         estimator = network_from_json(config, shape, classes, counted, parts["estimator"], backbone=backbone, head=head)
     elif backbone is not None:
         raise HeadcountError(f"it is a {str(kind)[:40]} and has no backbone; leave backbone= out")
-    elif kind not in ("forest", "linear"):
-        raise HeadcountError(f"kind {str(kind)[:40]!r} is none of network, forest, linear")
+    elif kind not in tuple(ARRAY_MODELS):  # a list, which has no hash, is an error too
+        raise HeadcountError(f"kind {str(kind)[:40]!r} is none of network, {', '.join(ARRAY_MODELS)}")
     elif config is not None or len(shape) != 1:
         raise HeadcountError(f"a {kind} takes features and has no config")
     else:
-        estimator = (Trees if kind == "forest" else LinearModel).from_arrays(parts["estimator"], shape[0], len(classes))
+        estimator = ARRAY_MODELS[kind].from_arrays(parts["estimator"], shape[0], len(classes))
     if not isinstance(data["metadata"], dict):
         raise HeadcountError("metadata must be an object")
     temperatures = [check_number(k, data[k], 1e-6, 1e6, integer=False) for k in ("temperature", "instance_temperature")]

@@ -27,7 +27,7 @@ from headcount.majority.calibration import apply_temperature
 from headcount.models.backbones import backbone_name
 from headcount.models.fitted import FittedModel
 from headcount.models.network import Model
-from headcount.models.trees import LinearModel, Trees, round_down
+from headcount.models.trees import BoostedTrees, LinearModel, Trees, round_down
 
 TOLERANCE = 1e-4
 _OPSET = 18
@@ -150,16 +150,24 @@ def _linear_module(estimator: LinearModel) -> nn.Module:
 
 
 def _export_trees(estimator: Trees, features: int, onnx: Any) -> Any:
-    """One TreeEnsembleRegressor with C outputs: the sum of the leaves, each divided by the number of trees."""
+    """One TreeEnsembleRegressor with C outputs: the sum of the leaves, each divided by the number of trees; of boosted trees the
+    scores, and their softmax."""
     h, float_ = onnx.helper, onnx.TensorProto.FLOAT
-    m, (_, classes) = len(estimator.feature), estimator.value.shape
+    m, boosted = len(estimator.feature), isinstance(estimator, BoostedTrees)
     tree = np.repeat(np.arange(len(estimator.roots)), np.diff(np.append(estimator.roots, m)))
     within = np.arange(m) - estimator.roots[tree]
     leaf = estimator.feature < 0
     leaves = np.flatnonzero(leaf)
+    if boosted:
+        classes, target_nodes, target = len(estimator.bias), leaves, estimator.target[tree[leaves]]
+        value, more = estimator.value[leaves], {"base_values": estimator.bias.tolist()}
+    else:
+        classes, more = estimator.value.shape[1], {}
+        target_nodes, target = np.repeat(leaves, classes), np.tile(np.arange(classes), len(leaves))
+        value = (estimator.value[leaves].astype(np.float64) / len(estimator.roots)).ravel()
     ids = lambda a: a.astype(int).tolist()  # noqa: E731
-    node = h.make_node(
-        "TreeEnsembleRegressor", ["instances"], ["probabilities"], domain="ai.onnx.ml",
+    nodes = [h.make_node(
+        "TreeEnsembleRegressor", ["instances"], ["scores" if boosted else "probabilities"], domain="ai.onnx.ml",
         n_targets=classes, aggregate_function="SUM", post_transform="NONE",
         nodes_treeids=ids(tree), nodes_nodeids=ids(within),
         nodes_featureids=ids(np.maximum(estimator.feature, 0)), nodes_values=round_down(estimator.threshold).tolist(),
@@ -167,14 +175,14 @@ def _export_trees(estimator: Trees, features: int, onnx: Any) -> Any:
         nodes_truenodeids=ids(np.where(leaf, 0, estimator.left - estimator.roots[tree])),
         nodes_falsenodeids=ids(np.where(leaf, 0, estimator.right - estimator.roots[tree])),
         nodes_hitrates=[1.0] * m, nodes_missing_value_tracks_true=[0] * m,
-        target_treeids=ids(np.repeat(tree[leaves], classes)), target_nodeids=ids(np.repeat(within[leaves], classes)),
-        target_ids=ids(np.tile(np.arange(classes), len(leaves))),
-        target_weights=(estimator.value[leaves].astype(np.float64) / len(estimator.roots)).ravel().astype(np.float32).tolist(),
-    )  # fmt: skip
+        target_treeids=ids(tree[target_nodes]), target_nodeids=ids(within[target_nodes]), target_ids=ids(target),
+        target_weights=value.astype(np.float32).tolist(), **more,
+    )]  # fmt: skip
+    nodes += [h.make_node("Softmax", ["scores"], ["probabilities"], axis=1)] if boosted else []
     x = h.make_tensor_value_info("instances", float_, ["n", features])
     p = h.make_tensor_value_info("probabilities", float_, ["n", classes])
     opsets = [h.make_opsetid("", _OPSET), h.make_opsetid("ai.onnx.ml", 3)]
-    model = h.make_model(h.make_graph([node], "headcount", [x], [p]), opset_imports=opsets, ir_version=9)
+    model = h.make_model(h.make_graph(nodes, "headcount", [x], [p]), opset_imports=opsets, ir_version=9)
     onnx.checker.check_model(model)
     return model
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -39,12 +39,20 @@ class Trees:
 
     def predict_proba(self, x: np.ndarray, chunk: int = 1 << 20) -> np.ndarray:
         """(n, D) -> (n, C) float64; ``chunk`` is how many instances times trees are held in memory at a time."""
-        x = np.ascontiguousarray(x, dtype=np.float32)  # as scikit-learn compares
+        x = self.comparable(x)
         step = max(1, chunk // len(self.roots))
-        parts = [self._walk(x[start : start + step]) for start in range(0, len(x), step)]
-        return np.concatenate(parts or [np.empty((0, self.value.shape[1]))])
+        parts = [self.combine(self._leaves(x[start : start + step])) for start in range(0, max(1, len(x)), step)]
+        return np.concatenate(parts)
 
-    def _walk(self, x: np.ndarray) -> np.ndarray:
+    def comparable(self, x: np.ndarray) -> np.ndarray:
+        """The numbers as scikit-learn compares them with thresholds."""
+        return np.ascontiguousarray(x, dtype=np.float32)
+
+    def combine(self, leaf: np.ndarray) -> np.ndarray:
+        """(n, T) leaves -> (n, C) probabilities."""
+        return self.value[leaf].mean(1, dtype=np.float64)
+
+    def _leaves(self, x: np.ndarray) -> np.ndarray:
         node = np.tile(self.roots, len(x))
         row = np.repeat(np.arange(len(x)), len(self.roots))
         active = np.flatnonzero(self.feature[node] >= 0)
@@ -53,15 +61,15 @@ class Trees:
             lower = x[row[active], self.feature[at]] <= self.threshold[at]
             node[active] = np.where(lower, self.left[at], self.right[at])
             active = active[self.feature[node[active]] >= 0]
-        return self.value[node].reshape(len(x), len(self.roots), -1).mean(1, dtype=np.float64)
+        return node.reshape(len(x), len(self.roots))
 
-    def fold_in_scaler(self, mean: np.ndarray, scale: np.ndarray) -> Trees:
+    def fold_in_scaler(self, mean: np.ndarray, scale: np.ndarray) -> Self:
         """The trees that predict of x what these predict of (x - mean) / scale; (D,) float64 each."""
         feature = np.maximum(self.feature, 0)  # leaves use none
         threshold = np.where(self.feature >= 0, self.threshold * scale[feature] + mean[feature], 0.0)
         return replace(self, threshold=threshold)
 
-    def without_float32_rounding(self) -> Trees:
+    def without_float32_rounding(self) -> Self:
         """The same trees for numbers that are not rounded to float32 before they are compared, as scikit-learn rounds them. A
         time stamp (1.7e9) is rounded by up to a minute: below a threshold lies what is rounded to a number below it, which ends
         halfway between two numbers of float32. Halfway itself is rounded to the even one; the threshold avoids it."""
@@ -76,12 +84,12 @@ class Trees:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray], features: int, classes: int) -> Trees:
-        """From a file: every tree is a tree, and the values are probabilities."""
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray], features: int, classes: int) -> Self:
+        """From a file: every tree is a tree, and the leaves are valid."""
         trees, m = (np.atleast_1d(arrays[name]).size if name in arrays else 0 for name in ("roots", "feature"))
         a = _checked(arrays, {
             "roots": (np.int64, (trees,)), "feature": (np.int32, (m,)), "threshold": (np.float64, (m,)),
-            "left": (np.int32, (m,)), "right": (np.int32, (m,)), "value": (np.float32, (m, classes)),
+            "left": (np.int32, (m,)), "right": (np.int32, (m,)), **cls.leaf_arrays(trees, m, classes),
         })  # fmt: skip
         if not 0 < trees <= m:
             raise _damaged(f"it has {trees} trees and {m} nodes")
@@ -101,9 +109,51 @@ class Trees:
             parents += np.bincount(child[~leaf], minlength=m)
         if (bad := np.flatnonzero(parents != 1)).size:
             raise _damaged(f"node {bad[0]} has {parents[bad[0]]} parents")
-        if (a["value"] < 0).any() or (np.abs(a["value"].sum(1, dtype=np.float64) - 1) > 1e-3).any():
+        model = cls(**a)
+        model.check_leaves(classes)
+        return model
+
+    @staticmethod
+    def leaf_arrays(trees: int, nodes: int, classes: int) -> dict[str, tuple[Any, tuple[int, ...]]]:
+        """Types and shapes of what the leaves predict."""
+        return {"value": (np.float32, (nodes, classes))}
+
+    def check_leaves(self, classes: int) -> None:
+        if (self.value < 0).any() or (np.abs(self.value.sum(1, dtype=np.float64) - 1) > 1e-3).any():
             raise _damaged("the probabilities of a node do not add up to one")
-        return cls(**a)
+
+
+@dataclass(frozen=True, eq=False)
+class BoostedTrees(Trees):
+    """Gradient boosting: each tree adds to the score of one class; softmax(scores). ``value`` is (M,) float64."""
+
+    kind: ClassVar[str] = "boosting"
+
+    target: np.ndarray  # (T,) int32, the class of each tree
+    bias: np.ndarray  # (C,) float64, the scores before the first tree; very low for a class that was never seen
+
+    def comparable(self, x: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(x, dtype=np.float64)
+
+    def combine(self, leaf: np.ndarray) -> np.ndarray:
+        return softmax(self.value[leaf] @ np.eye(len(self.bias))[self.target] + self.bias)
+
+    def without_float32_rounding(self) -> Self:
+        return self
+
+    @staticmethod
+    def leaf_arrays(trees: int, nodes: int, classes: int) -> dict[str, tuple[Any, tuple[int, ...]]]:
+        return {"value": (np.float64, (nodes,)), "target": (np.int32, (trees,)), "bias": (np.float64, (classes,))}
+
+    def check_leaves(self, classes: int) -> None:
+        if (self.target < 0).any() or (self.target >= classes).any():
+            raise _damaged(f"a tree adds to a class that is none of {classes}")
+
+
+def softmax(z: np.ndarray) -> np.ndarray:
+    """(n, C) scores -> probabilities."""
+    z = np.exp(z - z.max(1, keepdims=True))
+    return z / z.sum(1, keepdims=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,9 +167,7 @@ class LinearModel:
 
     def predict_proba(self, x: np.ndarray) -> np.ndarray:
         """(n, D) -> (n, C) float64."""
-        z = np.asarray(x, dtype=np.float64) @ self.weight.T + self.bias
-        z = np.exp(z - z.max(1, keepdims=True))
-        return z / z.sum(1, keepdims=True)
+        return softmax(np.asarray(x, dtype=np.float64) @ self.weight.T + self.bias)
 
     def fold_in_scaler(self, mean: np.ndarray, scale: np.ndarray) -> LinearModel:
         """The model that predicts of x what this one predicts of (x - mean) / scale; (D,) float64 each."""
@@ -132,6 +180,9 @@ class LinearModel:
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], features: int, classes: int) -> LinearModel:
         """From a file."""
         return cls(**_checked(arrays, {"weight": (np.float64, (classes, features)), "bias": (np.float64, (classes,))}))
+
+
+ARRAY_MODELS = {model.kind: model for model in (Trees, BoostedTrees, LinearModel)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,16 +206,18 @@ class SklearnModel:
 
 def is_savable(classifier: Any) -> bool:
     """Whether :func:`from_sklearn` knows this kind of classifier, fitted or not."""
-    from sklearn.ensemble import ExtraTreesClassifier, RandomForestClassifier
+    from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifier, RandomForestClassifier
     from sklearn.linear_model import LogisticRegression
     from sklearn.tree import DecisionTreeClassifier
 
-    kinds = (DecisionTreeClassifier, RandomForestClassifier, ExtraTreesClassifier, LogisticRegression)
-    return isinstance(classifier, kinds)
+    if isinstance(classifier, HistGradientBoostingClassifier):  # no tree here asks for categories
+        return classifier.categorical_features in (None, "from_dtype")
+    return isinstance(classifier, (DecisionTreeClassifier, RandomForestClassifier, ExtraTreesClassifier, LogisticRegression))
 
 
 def from_sklearn(classifier: Any, classes: int) -> Trees | LinearModel:
     """The arrays of a fitted classifier (see :func:`is_savable`) whose ``classes_`` are numbers below ``classes``."""
+    from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
 
     if not is_savable(classifier):
@@ -172,7 +225,9 @@ def from_sklearn(classifier: Any, classes: int) -> Trees | LinearModel:
     columns = np.asarray(classifier.classes_)
     if columns.dtype.kind not in "iu" or columns.min() < 0 or columns.max() >= classes:
         raise HeadcountError(f"the classifier knows classes {columns.tolist()[:8]}, and there are {classes} numbers")
-    convert = _linear_from_sklearn if isinstance(classifier, LogisticRegression) else _trees_from_sklearn
+    boosted = isinstance(classifier, HistGradientBoostingClassifier)
+    linear = isinstance(classifier, LogisticRegression)
+    convert = _linear_from_sklearn if linear else _boosting_from_sklearn if boosted else _trees_from_sklearn
     model = convert(classifier, columns, classes)
     _check_equal_predictions(model, classifier, columns)
     return model
@@ -190,6 +245,20 @@ def _trees_from_sklearn(classifier: Any, columns: np.ndarray, classes: int) -> T
     value[:, columns] = weight / weight.sum(1, keepdims=True)
     left, right = (np.where(leaf, node, child + root).astype(np.int32) for child in (left, right))
     return Trees(roots, np.where(leaf, -1, feature).astype(np.int32), np.where(leaf, 0.0, threshold), left, right, value)
+
+
+def _boosting_from_sklearn(classifier: Any, columns: np.ndarray, classes: int) -> BoostedTrees:
+    rounds, seen = classifier._predictors, columns if len(columns) > 2 else columns[1:]  # of two classes the second has scores
+    trees, target = [tree.nodes for trees in rounds for tree in trees], np.tile(seen, len(rounds)).astype(np.int32)
+    roots = np.cumsum([0, *map(len, trees[:-1])])
+    nodes, root = np.concatenate(trees), np.repeat(roots, [len(tree) for tree in trees])
+    leaf, node = nodes["is_leaf"] > 0, np.arange(len(nodes))
+    left, right = (np.where(leaf, node, nodes[side] + root).astype(np.int32) for side in ("left", "right"))
+    feature = np.where(leaf, -1, nodes["feature_idx"]).astype(np.int32)
+    threshold, bias = np.where(leaf, 0.0, nodes["num_threshold"]), np.full(classes, -1e4)
+    bias[columns] = 0.0
+    bias[seen] = classifier._baseline_prediction[0]
+    return BoostedTrees(roots, feature, threshold, left, right, np.where(leaf, nodes["value"], 0.0), target, bias)
 
 
 def _linear_from_sklearn(classifier: Any, columns: np.ndarray, classes: int) -> LinearModel:
@@ -224,7 +293,7 @@ def _checked(arrays: Mapping[str, np.ndarray], expected: Mapping[str, tuple[Any,
 
 
 def _unsavable(classifier: Any) -> HeadcountError:
-    use = "use a decision tree, a random forest, extra trees or a logistic regression of scikit-learn, or keep it in memory"
+    use = "use trees, forests, histogram gradient boosting or a logistic regression of scikit-learn, or keep it in memory"
     return HeadcountError(f"a {type(classifier).__name__} cannot be saved without pickle; {use}")
 
 

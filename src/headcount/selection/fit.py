@@ -102,7 +102,6 @@ def fit(
     network = NetworkOptions(backbone, views, epochs, options, setup.pretrained)
     if setup.frozen_backbone is not None:  # the networks on its features have the default backbone
         network = replace(network, backbone=None)
-    features_seconds = 0.0 if setup.frozen_backbone is None else time.monotonic() - started
     features = setup.apply_to(dataset)
     bags = features.bags.blind()
     final = train_valid_split(bags, np.arange(len(bags)), np.zeros(0, int), seed)
@@ -121,22 +120,21 @@ def fit(
         possible = [n for n in time_budget.REDUCED_FOLDS if n < most and make_splits(bags, n, seed)]
         return time_budget.make_plan(
             methods, most, train, valid, torch_device, minutes=minutes, requested=requested,
-            spent_seconds=features_seconds, reduced_folds=possible,
+            started=started, reduced_folds=possible,
         )  # fmt: skip
 
     plan = search.load_or_make_plan(folder, make_plan, [m.name for m in methods])
     for line in (str(plan), *plan.notes):
         log(line)
-    end = math.inf if minutes is None else started + 60 * minutes
     model_search = ModelSearch(
         lambda split: cross_validation.prepare_split(features, split)[:3], bags, {m.name: m for m in methods if m.name in plan.names}, plan,
         make_splits(bags, plan.folds, seed) if plan.folds else [], seed=seed, device=torch_device, work=folder,
-        on_progress=on_progress, deadline=end - 1.5 * plan.final_seconds, requested=requested,
+        on_progress=on_progress, end=math.inf if minutes is None else started + 60 * minutes, requested=requested,
     )  # fmt: skip
     results, unfinished = model_search.cross_validate()
     scores = {name: cross_validation.score_method(r, bags) for name, r in results.items()}
     best = model_search.choose(scores)
-    result = model_search.train_final(best, train, valid, end - time.monotonic())
+    result = model_search.train_final(best, train, valid)
     if best.name in scores:
         assessment = cross_validation.assess_held_out_context(scores[best.name], results[best.name], bags)
         calibration = cross_validation.calibrate_on_folds(scores[best.name], assessment)

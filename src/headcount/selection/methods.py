@@ -1,7 +1,7 @@
 """The methods that ``headcount fit`` tries: each has a name and a way from training and validation bags to an estimator.
 
 The name of any head is a method (a network with that head), and so is any scikit-learn classifier, by EM. Baselines take the bag's
-label for the label of each instance and are always shown: forest, logistic, and noisy_label (a network) for images.
+label for the label of each instance and are always shown: forest, boosting, logistic, and noisy_label (a network) for images.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from headcount.bags import Bags, splits
@@ -26,23 +25,20 @@ from headcount.models.library_backbones import PretrainedBackbone, state_digest
 from headcount.models.network import ModelConfig, build_model
 from headcount.models.predictions import Estimator
 from headcount.models.trees import SklearnModel, from_sklearn, is_savable
-from headcount.readers.transforms import StandardScaler
+from headcount.selection import classifiers
+from headcount.selection.classifiers import CLASSIFIERS, MAX_FIT_INSTANCES
 from headcount.training import loop
 from headcount.training.augment import FEATURE_VIEWS, VIEWS
 from headcount.training.config import TrainConfig
 from headcount.training.em import check_classifier, em
 
 MethodProgress = Callable[[float, str], None]  # the fraction done, and a message
-TABLE_METHODS = ("tilt", "em_forest", "forest", "logistic", "count")
+TABLE_METHODS = ("tilt", *CLASSIFIERS, "count")
 IMAGE_METHODS = ("tilt", "noisy_label")
-BASELINES = ("forest", "logistic", "noisy_label")
-OPTIONAL_METHODS = ("count",)
-FIXED_COST_METHODS = ("forest", "logistic")  # they have neither epochs nor rounds that could be reduced
+FIXED_COST_METHODS = tuple(n for n, (_, _, by_em) in CLASSIFIERS.items() if not by_em)  # no epochs or rounds to reduce
+BASELINES = (*FIXED_COST_METHODS, "noisy_label")
+OPTIONAL_METHODS = ("count", "em_boosting")
 METHODS = tuple(dict.fromkeys([*TABLE_METHODS, *IMAGE_METHODS, *HEADS]))
-MAX_FIT_INSTANCES = 50_000  # that a forest or a logistic regression is fitted to; more teach it little
-N_TREES = 100
-INSTANCES_PER_TREE = 10_000
-EM_ROUNDS = 6
 CHUNK_INSTANCES = 16_384  # of a large bag, processed at once
 MLP_OPTIONS = {"hidden": 128, "layers": 2, "dropout": 0.3}
 
@@ -156,7 +152,7 @@ def build_methods(method: Any, bags: Bags, *, network: NetworkOptions | None = N
             raise HeadcountError(
                 f"{type(method).__name__} reads features, and these are images; use tilt, or a frozen backbone"
             )
-        custom = [Method("classifier", f"EM, {type(method).__name__}", classifier=method, rounds=EM_ROUNDS)]
+        custom = [Method("classifier", f"EM, {type(method).__name__}", classifier=method, rounds=classifiers.EM_ROUNDS)]
         names = ["forest", "logistic"]
     _check_network_options(method, [name for name in names if name in HEADS or name in TRUSTED_HEADS], chosen, images)
     return custom + [_build_method(name, bags, chosen) for name in names]
@@ -214,13 +210,11 @@ def reject_custom_head(name: str) -> None:
 
 
 def _build_method(name: str, bags: Bags, chosen: NetworkOptions) -> Method:
-    if name in ("em_forest", "forest", "logistic"):
+    if name in CLASSIFIERS:
         if bags.pool.kind == "images":
             raise HeadcountError(f"method {name} reads features, and these are images; use tilt or another network")
-        if name == "logistic":
-            return Method(name, "Logistic regression on the bag's label", classifier=logistic_regression())
-        title, rounds = ("EM, random forest", EM_ROUNDS) if name == "em_forest" else ("Random forest on the bag's label", 0)
-        return Method(name, title, classifier=random_forest(len(bags.index)), rounds=rounds)
+        title, make_classifier, by_em = CLASSIFIERS[name]
+        return Method(name, title, classifier=make_classifier(len(bags.index)), rounds=classifiers.EM_ROUNDS if by_em else 0)
     if find_head(name).uses_instance_labels and bags.known is None:
         raise HeadcountError(f"method {name} learns from known instance classes, and there are none; name them with known=")
     title = "Network on the bag's label" if name == "noisy_label" else f"{find_head(name).title}, network"
@@ -278,27 +272,3 @@ def _tilt_defaults(bags: Bags) -> dict[str, Any]:
     if largest > splits.MAX_BAG_SIZE and bags.pool.kind != "images":  # without the vote, pieces of a bag serve as well
         return {"over": "instances", "bag": 0.0, "piece": len(bags) / len(split_large_bags(bags))}
     return {}
-
-
-def random_forest(instances: int = 0) -> Any:
-    """A random forest; if there are many instances, each tree sees a part of them."""
-    from sklearn.ensemble import RandomForestClassifier
-
-    part = INSTANCES_PER_TREE / max(1, min(instances, MAX_FIT_INSTANCES))
-    limits = {"max_samples": part} if part < 1 else {}
-    return RandomForestClassifier(N_TREES, min_samples_leaf=3, n_jobs=torch.get_num_threads(), **limits)
-
-
-def logistic_regression() -> Any:
-    """Logistic regression on standardised columns, with coefficients for the columns as they are."""
-    from sklearn.linear_model import LogisticRegression
-
-    class Logistic(LogisticRegression):
-        def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Any:
-            scaler = StandardScaler.fit(X, min_deviation=1e-9)
-            super().fit(scaler.transform(X, np.float64), y, sample_weight)
-            self.coef_ = self.coef_ / scaler.scale_
-            self.intercept_ = self.intercept_ - self.coef_ @ scaler.mean_
-            return self
-
-    return Logistic(max_iter=300, tol=1e-3)

@@ -28,11 +28,11 @@ from headcount.loading import read_json
 from headcount.majority.calibration import standard_error
 from headcount.readers import BagDataset
 from headcount.selection.cross_validation import FoldResult, MethodScore, load_fold, predict_estimator, save_fold, score_method
-from headcount.selection.methods import FitResult, Method
-from headcount.selection.time_budget import FINAL_FACTOR, TimePlan
+from headcount.selection.methods import FIXED_COST_METHODS, FitResult, Method
+from headcount.selection.time_budget import FINAL_FACTOR, MIN_BAGS_TO_COMPARE, TIME_MARGIN, TimePlan
 
-MIN_BAGS_TO_COMPARE = 20  # before a method is left out
 CLEARLY_BEHIND = 3.0  # standard errors of the difference from the best
+RIVALS = {"em_boosting": ("boosting", "forest")}  # a method, its baseline, and the baseline that may make it pointless
 
 
 class SearchProgress(NamedTuple):
@@ -60,20 +60,25 @@ class ModelSearch:
     device: torch.device
     work: Path | None
     on_progress: Callable[[SearchProgress], None] | None
-    deadline: float  # of the cross-validation, on the monotonic clock
+    end: float  # of the time budget, on the monotonic clock
     requested: Sequence[str] = ()  # methods of which one must be kept; none where the choice is free
     done_seconds: float = 0.0  # of the plan
     notes: list[str] = field(default_factory=list)  # what was cut for lack of time, besides the plan's
+    slowdown: float = 1.0  # how much longer than planned a fold took at most
 
     def cross_validate(self) -> tuple[dict[str, list[FoldResult]], dict[str, str]]:
         """The folds of the methods that are compared, and why the others are not. All methods are fitted to one fold before the
-        next; cheap ones first. Where the choice is free, a method that is clearly behind is left out of the other folds. When
-        the time is used up, the methods are compared on the folds that all have."""
+        next; cheap ones first. Where the choice is free, the worse half of the candidates leaves after each fold. When the time
+        is used up, the methods are compared on the folds that all have."""
         order = sorted(self.methods.values(), key=lambda m: (not m.baseline, self.plan.cost(m.name)))
         results: dict[str, list[FoldResult]] = {m.name: [] for m in order if self.splits}
         omitted: dict[str, str] = {}
         for k in range(len(self.splits)):
             for name in list(results):
+                if not k and not self.requested and (reason := self._pointless(name, results)):
+                    omitted[name] = reason
+                    del results[name]
+                    continue
                 try:
                     results[name].append(self._fold_result(self.methods[name], k))
                 except TimeLimitReached:
@@ -83,23 +88,32 @@ class ModelSearch:
                     omitted[name] = "not finished in the time given"
                     del results[name]
             if not self.requested and k + 1 < len(self.splits):
-                for name, reason in self._clearly_behind(results).items():
-                    omitted[name] = reason
-                    self.done_seconds += self.plan.cost(name) * (len(self.splits) - k - 1)
-                    del results[name]
+                omitted |= (behind := self._behind(results))
+                results = {name: folds for name, folds in results.items() if name not in behind}
+            self.done_seconds = self.plan.seconds_before(k + 1)
         return results, omitted
 
-    def _clearly_behind(self, results: dict[str, list[FoldResult]]) -> dict[str, str]:
-        """Why to leave out methods, by the differences of their losses from the leader's, bag by bag. Baselines always stay."""
+    def _pointless(self, name: str, results: dict[str, list[FoldResult]]) -> str:
+        """Why not even to begin with a method: another baseline is better than the one from which its EM starts."""
+        baseline, rival = RIVALS.get(name, ("", ""))
+        if not (results.get(baseline) and results.get(rival)) or len(results[rival][0].bags) < MIN_BAGS_TO_COMPARE:
+            return ""
+        loss, rival_loss = (score_method(results[n], self.bags).loss for n in (baseline, rival))
+        return f"not tried: {baseline} is behind {rival} (loss {loss:.3f}, {rival_loss:.3f})" if loss > rival_loss else ""
+
+    def _behind(self, results: dict[str, list[FoldResult]]) -> dict[str, str]:
+        """Which methods leave, and why: the worse half of the candidates, and those clearly behind the leader by the differences
+        of their losses, bag by bag. Baselines always stay."""
         scores = {name: score_method(folds, self.bags) for name, folds in results.items()}
+        ranked = sorted((n for n in scores if not self.methods[n].baseline), key=lambda n: scores[n].loss)
         leader, reasons = min(scores.values(), key=lambda s: s.loss, default=None), {}
-        for name, score in scores.items():
-            if leader is None or score is leader or self.methods[name].baseline:
-                continue
-            behind = score.criterion.loss_per_bag - leader.criterion.loss_per_bag
-            if len(behind) >= MIN_BAGS_TO_COMPARE and behind.mean() > CLEARLY_BEHIND * standard_error(behind):
+        for place, name in enumerate(ranked):
+            assert leader is not None
+            behind = scores[name].criterion.loss_per_bag - leader.criterion.loss_per_bag
+            clearly = scores[name] is not leader and behind.mean() > CLEARLY_BEHIND * standard_error(behind)
+            if len(behind) >= MIN_BAGS_TO_COMPARE and (clearly or place >= (len(ranked) + 1) // 2):
                 folds = f"{len(results[name])} of {len(self.splits)} folds"
-                reasons[name] = f"clearly behind after {folds}: loss {score.loss:.3f}, the best {leader.loss:.3f}"
+                reasons[name] = f"behind after {folds}: loss {scores[name].loss:.3f}, the best {leader.loss:.3f}"
         return reasons
 
     def _fold_result(self, method: Method, k: int) -> FoldResult:
@@ -116,6 +130,7 @@ class ModelSearch:
             )  # fmt: skip
             predictions = predict_estimator(fit.estimator, test, self.device)
             result = FoldResult(self.splits[k].test, *predictions, time.monotonic() - start)
+            self.slowdown = max(self.slowdown, result.seconds / max(cost, 1.0))
             if checkpoints is not None:
                 save_fold(checkpoints.with_suffix(".npz"), result)
                 shutil.rmtree(checkpoints, ignore_errors=True)
@@ -132,10 +147,13 @@ class ModelSearch:
             return min(eligible, key=lambda m: self.plan.cost(m.name)) if scores else eligible[0]
         return min(finished, key=lambda m: scores[m.name].loss)
 
-    def train_final(self, best: Method, train: Bags, valid: Bags, seconds_left: float) -> FitResult:
+    def train_final(self, best: Method, train: Bags, valid: Bags) -> FitResult:
         """Train on all bags, with the epochs for which there is time."""
         cost = self.plan.cost(best.name) * FINAL_FACTOR
-        fraction = min(1.0, max(0.05, seconds_left / max(cost, 1e-9)))
+        time_left = (self.end - time.monotonic()) * TIME_MARGIN
+        fraction = min(1.0, max(0.05, time_left / max(cost * self.slowdown, 1e-9)))
+        if fraction < 1 and best.name not in FIXED_COST_METHODS:
+            self.notes.append(f"{fraction:.0%} of the epochs or rounds in the final training for lack of time")
         self.done_seconds = self.plan.total_seconds - cost
         message = f"{best.title}, final training"
         self.report(message, cost, 0.0, enforce_deadline=False)
@@ -150,7 +168,7 @@ class ModelSearch:
         if self.on_progress:
             total = self.plan.total_seconds
             self.on_progress(SearchProgress(message, min(self.done_seconds + fraction * cost, total), total))
-        if enforce_deadline and time.monotonic() > self.deadline:
+        if enforce_deadline and time.monotonic() > self.end - 1.5 * self.slowdown * self.plan.final_seconds:
             raise TimeLimitReached
 
 
@@ -162,7 +180,7 @@ def choose_method(
     plan = TimePlan(tuple(m.name for m in methods), folds, 1.0, {m.name: i + 1.0 for i, m in enumerate(methods[::-1])})
     search = ModelSearch(
         lambda s: (bags.take(s.train), bags.take(s.valid), bags.take(s.test)), bags, {m.name: m for m in methods}, plan, make_splits(bags, folds, seed), seed=seed, device=device, work=None,
-        on_progress=on_progress, deadline=math.inf,
+        on_progress=on_progress, end=math.inf,
     )  # fmt: skip
     scores = {name: score_method(results, bags) for name, results in search.cross_validate()[0].items()}
     return search.choose(scores), {name: score.loss for name, score in scores.items()}

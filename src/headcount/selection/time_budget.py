@@ -14,7 +14,8 @@ import torch
 from headcount.bags import Bags
 from headcount.bags.splits import subsample_instances
 from headcount.errors import HeadcountError
-from headcount.selection.methods import FIXED_COST_METHODS, MAX_FIT_INSTANCES, OPTIONAL_METHODS, Method
+from headcount.selection.classifiers import MAX_FIT_INSTANCES
+from headcount.selection.methods import BASELINES, FIXED_COST_METHODS, OPTIONAL_METHODS, Method
 from headcount.training.em import em
 
 TIMING_TREES = 12  # fitted to estimate the time of all
@@ -22,6 +23,7 @@ TIMING_INSTANCES = 20_000  # fitted to estimate the time of all
 REDUCED_FOLDS = (2, 3)  # numbers of folds when time is short
 TIME_MARGIN = 0.85  # of the budget that may be planned: the speed of a machine varies
 FINAL_FACTOR = 1.2  # the final training has more bags than a fold
+MIN_BAGS_TO_COMPARE = 20  # before a method is left out
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,13 @@ class TimePlan:
     epoch_fraction: float
     seconds: dict[str, float]
     notes: tuple[str, ...] = ()
+    halving: bool = False  # of the methods besides baselines, after each fold
 
     @classmethod
     def from_json(cls, data: dict[str, Any], methods: Collection[str]) -> TimePlan:
         """A plan with its types (``loading.read_json``), for these methods; anything implausible is an error."""
         names, notes = tuple(data["names"]), tuple(data.get("notes", ()))
-        plan = cls(names, data["folds"], data["epoch_fraction"], data["seconds"], notes)
+        plan = cls(names, data["folds"], data["epoch_fraction"], data["seconds"], notes, data.get("halving", False))
         known = plan.names and set(plan.names) <= set(methods) == set(plan.seconds)
         if not known or min(plan.seconds.values()) < 0 or not 0 <= plan.folds <= 100 or not 0 < plan.epoch_fraction <= 1:
             raise HeadcountError("it is a plan for something else")
@@ -53,9 +56,16 @@ class TimePlan:
         """Of the final training of the slowest method."""
         return max(map(self.cost, self.names)) * FINAL_FACTOR
 
+    def seconds_before(self, fold: int) -> float:
+        """Of all folds before this one. With halving, as many candidates as will be left, of mean cost."""
+        baselines = sum(self.cost(n) for n in self.names if n in BASELINES)
+        costs = [self.cost(n) for n in self.names if n not in BASELINES]
+        left = [-(-len(costs) // 2**k) if self.halving else len(costs) for k in range(fold)]
+        return fold * baselines + sum(left) * sum(costs) / max(1, len(costs))
+
     @property
     def total_seconds(self) -> float:
-        return self.folds * sum(self.cost(n) for n in self.names) + self.final_seconds
+        return self.seconds_before(self.folds) + self.final_seconds
 
     def __str__(self) -> str:
         methods = f"{len(self.names)} method{'s' * (len(self.names) > 1)}"
@@ -75,15 +85,17 @@ def format_duration(seconds: float) -> str:
 
 def make_plan(
     methods: Sequence[Method], folds: int, train: Bags, valid: Bags, device: torch.device,
-    *, minutes: float | None, requested: Sequence[str] = (), spent_seconds: float = 0.0,
+    *, minutes: float | None, requested: Sequence[str] = (), started: float | None = None,
     reduced_folds: Sequence[int] = REDUCED_FOLDS,
 ) -> TimePlan:  # fmt: skip
-    """Time a small part of each method, and return the largest plan within the budget, of which ``spent_seconds`` are gone.
-    ``requested`` methods are never left out; ``reduced_folds`` below ``folds`` leave two labels in every training part."""
+    """Time a small part of each method, and return the largest plan within the budget, which began at ``started`` of the
+    monotonic clock. ``requested`` methods are never left out; ``reduced_folds`` below ``folds`` leave two labels in every training part."""
     seconds = {m.name: estimate_seconds(m, train, valid, device) for m in methods}
-    plan = TimePlan(tuple(m.name for m in methods), folds, 1.0, seconds)
+    halving = not requested and len(train) + len(valid) >= folds * MIN_BAGS_TO_COMPARE
+    plan = TimePlan(tuple(m.name for m in methods), folds, 1.0, seconds, halving=halving)
     if minutes is None:
         return plan
+    spent_seconds = 0.0 if started is None else time.monotonic() - started
     for smaller in reduced_plans(plan, requested, reduced_folds):
         plan = smaller
         if plan.total_seconds <= (60 * minutes - spent_seconds) * TIME_MARGIN:
@@ -124,12 +136,14 @@ def estimate_seconds(method: Method, train: Bags, valid: Bags, device: torch.dev
         return epoch_ends[0] - start + (epoch_ends[1] - epoch_ends[0]) * (method.train_config.epochs / part - 1)
     classifier, instances = method.classifier, min(len(train.index), MAX_FIT_INSTANCES)
     n_log_n = instances * math.log(instances + 1) / (TIMING_INSTANCES * math.log(TIMING_INSTANCES))
-    scale, n_trees = max(1.0, n_log_n), classifier.get_params().get("n_estimators", 0)
+    options = classifier.get_params()
+    trees = "max_iter" if "max_bins" in options else "n_estimators"
+    scale, n_trees = max(1.0, n_log_n), options.get(trees, 0)
     if n_trees > TIMING_TREES:
         from sklearn.base import clone
 
         scale *= n_trees / TIMING_TREES
-        classifier = clone(classifier).set_params(n_estimators=TIMING_TREES)
+        classifier = clone(classifier).set_params(**{trees: TIMING_TREES})
     ends = [time.perf_counter()]
     em(classifier, sample, valid_sample, rounds=min(1, method.rounds), on_progress=lambda *_: ends.append(time.perf_counter()))
     ends.append(time.perf_counter())
