@@ -178,7 +178,7 @@ def test_the_default_is_the_method_that_held_out_bags_prefer():
     made = MajorityClassifier().fit(x, label, bags=bag)
     assert made.losses_[made.method_] == min(made.losses_.values())
     assert {"forest", "logistic"} <= set(made.losses_)
-    assert made.method_ in ("forest", "em_forest")
+    assert made.method_ in ("forest", "em_forest", "boosting", "em_boosting")
     assert made.fitted_.metadata["method"]["name"] == made.method_
     assert np.mean(made.predict(x) == truth) > 0.9
     images = g.integers(0, 255, (40, 8, 8, 1), dtype=np.uint8)

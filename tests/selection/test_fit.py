@@ -6,6 +6,7 @@ import json
 import math
 import re
 import time
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -32,10 +33,10 @@ from headcount.majority.calibration import evaluate_criterion
 from headcount.models.fitted import FittedModel
 from headcount.readers import read
 from headcount.reporting.model_pages import context_sentence, model_card, summary_lines
-from headcount.selection import classifiers, cross_validation, metadata, methods, time_budget
+from headcount.selection import classifiers, cross_validation, metadata, methods, search, time_budget
 from headcount.selection.check import check
 from headcount.selection.fit import SearchProgress, fit
-from headcount.selection.methods import Method, NetworkOptions, build_methods
+from headcount.selection.methods import FitResult, Method, NetworkOptions, build_methods
 from headcount.selection.search import load_or_make_plan, resume_folder
 from headcount.selection.time_budget import TimePlan
 from headcount.training.loader import BagLoader
@@ -486,6 +487,64 @@ def test_plans_shrink_with_the_minutes():
     least = plan_of(0.05)
     assert len(least.names) < 4
     assert any("left out" in n for n in least.notes)
+
+
+def test_halving_counts_the_candidates_that_will_be_left():
+    """Baselines take part in every fold; of three candidates two are left after the first fold, one after the second."""
+    seconds = {"tilt": 8.0, "em_forest": 4.0, "count": 3.0, "forest": 1.0, "logistic": 0.5}
+    plan = TimePlan(tuple(seconds), 4, 1.0, seconds, halving=True)
+    assert plan.seconds_before(0) == 0
+    assert plan.seconds_before(1) == 16.5
+    assert plan.total_seconds == 4 * 1.5 + (3 + 2 + 1 + 1) * 5 + 8 * time_budget.FINAL_FACTOR
+    assert replace(plan, halving=False).seconds_before(4) == 4 * 16.5
+
+
+def test_the_worse_half_leaves_and_boosting_by_em_needs_a_good_baseline(monkeypatch):
+    losses = {"tilt": 1.0, "em_forest": 1.2, "em_boosting": 0.5, "count": 1.3, "forest": 1.1, "boosting": 1.4, "logistic": 2.0}
+    fits, usual = [], search.score_method
+    monkeypatch.setattr(
+        Method, "fit", lambda self, *_, **options: fits.append(self.name) or FitResult(self.name, None, [], 1, False)
+    )
+    monkeypatch.setattr(search, "predict_estimator", lambda name, bags, _: (torch.full((len(bags.index), 3), losses[name]), torch.zeros(len(bags), 3)))  # fmt: skip
+
+    def score(folds, bags):  # the loss is what predict_estimator put into the probabilities
+        real = usual([replace(f, instance_probabilities=torch.full_like(f.instance_probabilities, 1 / 3)) for f in folds], bags)
+        loss = float(folds[0].instance_probabilities[0, 0])
+        return replace(real, loss=loss, criterion=replace(real.criterion, loss_per_bag=loss + np.cos(9 * loss * np.arange(20))))
+
+    monkeypatch.setattr(search, "score_method", score)
+    bags = blobs(60, 4).blind()
+    tried = build_methods("auto", bags)
+    best, kept = search.choose_method(bags, tried, folds=3, seed=0, device=torch.device("cpu"))
+    assert best.name == "tilt"
+    assert set(kept) == {"tilt", "forest", "boosting", "logistic"}
+    counts = Counter(fits)
+    assert (counts["tilt"], counts["em_forest"], counts["count"], counts["em_boosting"], counts["forest"]) == (3, 2, 1, 0, 3)
+
+
+def test_a_teacher_that_never_helped_is_removed(monkeypatch):
+    """The best epoch was before the teacher began: train without it, and keep what validation bags prefer."""
+    bags, options, usual = blobs(24, 5).blind(), [], methods.loop.train
+    better = True
+
+    def train(model, *args, **rest):
+        result = usual(model, *args, **rest)
+        options.append(dict(model.config.options))
+        result.progress.best_epoch = 2 if len(options) % 2 else 9
+        result.progress.best = 1.0
+        result.progress.curve = [(1.0, 0.9 if better else 1.1)] * 10
+        return result
+
+    monkeypatch.setattr(methods.loop, "train", train)
+    network = NetworkOptions(epochs=10)
+    method = build_methods("tilt", bags, network=network)[0]
+    assert dict(method.fit(bags, bags).estimator.config.options) == {"teach": 0.0, "form": "one"}
+    better = False
+    assert method.fit(bags, bags).best_epoch == 2
+    assert options == [{}, {"teach": 0.0, "form": "one"}] * 2
+    asked = build_methods("tilt", bags, network=replace(network, options={"teach": 1.0}))[0]
+    assert asked.fit(bags, bags).best_epoch == 2
+    assert len(options) == 5
 
 
 def test_epochs_of_a_baseline_network_are_reduced_too(monkeypatch):

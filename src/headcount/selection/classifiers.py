@@ -36,7 +36,9 @@ def small_boosting(instances: int = 0) -> Any:
     """Gradient boosting with few and small trees, for it is fitted many times, and large ones learn the noise of the labels."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    return HistGradientBoostingClassifier(max_iter=min(BOOSTING_ROUNDS, N_TREES), max_leaf_nodes=8, max_bins=64, early_stopping=False)
+    return HistGradientBoostingClassifier(
+        max_iter=min(BOOSTING_ROUNDS, N_TREES), max_leaf_nodes=8, max_bins=64, early_stopping=False
+    )
 
 
 def logistic_regression(instances: int = 0) -> Any:

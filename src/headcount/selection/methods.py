@@ -39,6 +39,7 @@ FIXED_COST_METHODS = tuple(n for n, (_, _, by_em) in CLASSIFIERS.items() if not 
 BASELINES = (*FIXED_COST_METHODS, "noisy_label")
 OPTIONAL_METHODS = ("count", "em_boosting")
 METHODS = tuple(dict.fromkeys([*TABLE_METHODS, *IMAGE_METHODS, *HEADS]))
+MIN_EPOCHS_TO_REPEAT = 10  # a shorter training says little about a teacher
 CHUNK_INSTANCES = 16_384  # of a large bag, processed at once
 MLP_OPTIONS = {"hidden": 128, "layers": 2, "dropout": 0.3}
 
@@ -115,11 +116,25 @@ class Method:
         log = (lambda p: on_progress(p.epoch / config.epochs, f"epoch {p.epoch} of {config.epochs}")) if on_progress else None
         result = loop.train(model, train.to(device), valid.to(device), config, work_dir=work, on_progress=log)
         progress = result.progress
+        if config.epochs >= MIN_EPOCHS_TO_REPEAT and 0 < progress.best_epoch <= self._teacher_start() * config.epochs:
+            options = {**dict(self.model_config.options), "teach": 0.0, "form": "one"}
+            simpler = replace(self, model_config=replace(self.model_config, options=tuple(options.items())))
+            work = None if work is None else work / "without teacher"
+            again = simpler._fit_network(train, valid, config, device=device, work=work, on_progress=on_progress)
+            if again.curve[again.best_epoch - 1][1] < progress.best:
+                return again
         if not progress.best_epoch:
             raise HeadcountError(f"{self.title}: the validation loss was never a number; leave this method out")
         model = result.model.cpu()
         transition = getattr(model.head, "transition", None)  # where it estimates one
         return FitResult(model, transition, progress.curve, progress.best_epoch, naive_labels=self.baseline)
+
+    def _teacher_start(self) -> float:
+        """The fraction of its epochs after which tilt's teacher may be removed, if no later epoch is better; 0: never."""
+        assert self.model_config is not None
+        options = dict(self.model_config.options)
+        chosen = self.model_config.head != "tilt" or len(self.model_config.shape) > 1 or "teach" in options or "form" in options
+        return 0.0 if chosen else options.get("start", 0.3)
 
     def metadata(self) -> dict[str, Any]:
         """The parameters that are plain JSON (selection/search.py compares all of them)."""
