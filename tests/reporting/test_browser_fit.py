@@ -77,7 +77,7 @@ def test_page_fits_the_window_and_is_complete(visit):
     page, _ = visit
     wide, window = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
     assert wide <= window
-    assert page.locator("#candidates tbody tr").count() == 4
+    assert page.locator("#candidates tbody tr").count() == 5
     assert page.locator("#candidates td.best").count() == 1
     headings = ["Methods compared", "Calibration", "Confusion matrix", "Learning curve", "Bag sizes"]
     assert page.locator("#figures h3").all_inner_texts() == headings

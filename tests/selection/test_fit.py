@@ -490,13 +490,13 @@ def test_plans_shrink_with_the_minutes():
 
 
 def test_halving_counts_the_candidates_that_will_be_left():
-    """Baselines take part in every fold; of three candidates two are left after the first fold, one after the second."""
-    seconds = {"tilt": 8.0, "em_forest": 4.0, "count": 3.0, "forest": 1.0, "logistic": 0.5}
+    """Baselines take part in every fold; of four candidates two are left after the first fold."""
+    seconds = {"tilt": 8.0, "em_forest": 4.0, "em_boosting": 5.0, "count": 3.0, "forest": 1.0, "logistic": 0.5}
     plan = TimePlan(tuple(seconds), 4, 1.0, seconds, halving=True)
     assert plan.seconds_before(0) == 0
-    assert plan.seconds_before(1) == 16.5
-    assert plan.total_seconds == 4 * 1.5 + (3 + 2 + 1 + 1) * 5 + 8 * time_budget.FINAL_FACTOR
-    assert replace(plan, halving=False).seconds_before(4) == 4 * 16.5
+    assert plan.seconds_before(1) == 21.5
+    assert plan.total_seconds == 4 * 1.5 + (4 + 2 + 2 + 2) * 5 + 8 * time_budget.FINAL_FACTOR
+    assert replace(plan, halving=False).seconds_before(4) == 4 * 21.5
 
 
 def test_the_worse_half_leaves_and_boosting_by_em_needs_a_good_baseline(monkeypatch):
@@ -510,16 +510,18 @@ def test_the_worse_half_leaves_and_boosting_by_em_needs_a_good_baseline(monkeypa
     def score(folds, bags):  # the loss is what predict_estimator put into the probabilities
         real = usual([replace(f, instance_probabilities=torch.full_like(f.instance_probabilities, 1 / 3)) for f in folds], bags)
         loss = float(folds[0].instance_probabilities[0, 0])
-        return replace(real, loss=loss, criterion=replace(real.criterion, loss_per_bag=loss + np.cos(9 * loss * np.arange(20))))
+        return replace(
+            real, loss=loss, criterion=replace(real.criterion, loss_per_bag=loss + 0.5 * np.cos(9 * loss * np.arange(20)))
+        )
 
     monkeypatch.setattr(search, "score_method", score)
     bags = blobs(60, 4).blind()
     tried = build_methods("auto", bags)
     best, kept = search.choose_method(bags, tried, folds=3, seed=0, device=torch.device("cpu"))
     assert best.name == "tilt"
-    assert set(kept) == {"tilt", "forest", "boosting", "logistic"}
+    assert set(kept) == {"tilt", "em_forest", "forest", "boosting", "logistic"}
     counts = Counter(fits)
-    assert (counts["tilt"], counts["em_forest"], counts["count"], counts["em_boosting"], counts["forest"]) == (3, 2, 1, 0, 3)
+    assert (counts["tilt"], counts["em_forest"], counts["count"], counts["em_boosting"], counts["forest"]) == (3, 3, 1, 0, 3)
 
 
 def test_a_teacher_that_never_helped_is_removed(monkeypatch):

@@ -153,12 +153,12 @@ def _export_trees(estimator: Trees, features: int, onnx: Any) -> Any:
     """One TreeEnsembleRegressor with C outputs: the sum of the leaves, each divided by the number of trees; of boosted trees the
     scores, and their softmax."""
     h, float_ = onnx.helper, onnx.TensorProto.FLOAT
-    m, boosted = len(estimator.feature), isinstance(estimator, BoostedTrees)
+    m, scores = len(estimator.feature), "scores" if isinstance(estimator, BoostedTrees) else "probabilities"
     tree = np.repeat(np.arange(len(estimator.roots)), np.diff(np.append(estimator.roots, m)))
     within = np.arange(m) - estimator.roots[tree]
     leaf = estimator.feature < 0
     leaves = np.flatnonzero(leaf)
-    if boosted:
+    if isinstance(estimator, BoostedTrees):
         classes, target_nodes, target = len(estimator.bias), leaves, estimator.target[tree[leaves]]
         value, more = estimator.value[leaves], {"base_values": estimator.bias.tolist()}
     else:
@@ -167,7 +167,7 @@ def _export_trees(estimator: Trees, features: int, onnx: Any) -> Any:
         value = (estimator.value[leaves].astype(np.float64) / len(estimator.roots)).ravel()
     ids = lambda a: a.astype(int).tolist()  # noqa: E731
     nodes = [h.make_node(
-        "TreeEnsembleRegressor", ["instances"], ["scores" if boosted else "probabilities"], domain="ai.onnx.ml",
+        "TreeEnsembleRegressor", ["instances"], [scores], domain="ai.onnx.ml",
         n_targets=classes, aggregate_function="SUM", post_transform="NONE",
         nodes_treeids=ids(tree), nodes_nodeids=ids(within),
         nodes_featureids=ids(np.maximum(estimator.feature, 0)), nodes_values=round_down(estimator.threshold).tolist(),
@@ -178,7 +178,7 @@ def _export_trees(estimator: Trees, features: int, onnx: Any) -> Any:
         target_treeids=ids(tree[target_nodes]), target_nodeids=ids(within[target_nodes]), target_ids=ids(target),
         target_weights=value.astype(np.float32).tolist(), **more,
     )]  # fmt: skip
-    nodes += [h.make_node("Softmax", ["scores"], ["probabilities"], axis=1)] if boosted else []
+    nodes += [h.make_node("Softmax", [scores], ["probabilities"], axis=1)] if scores == "scores" else []
     x = h.make_tensor_value_info("instances", float_, ["n", features])
     p = h.make_tensor_value_info("probabilities", float_, ["n", classes])
     opsets = [h.make_opsetid("", _OPSET), h.make_opsetid("ai.onnx.ml", 3)]

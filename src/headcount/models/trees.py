@@ -29,6 +29,7 @@ class Trees:
     stand behind their parent, inside their own tree, and have one parent each, so that every path ends in a leaf."""
 
     kind: ClassVar[str] = "forest"
+    dtype: ClassVar[Any] = np.float32  # in which scikit-learn compares
 
     roots: np.ndarray  # (T,) int64, the first node of each tree
     feature: np.ndarray  # (M,) int32, -1 at a leaf
@@ -39,14 +40,9 @@ class Trees:
 
     def predict_proba(self, x: np.ndarray, chunk: int = 1 << 20) -> np.ndarray:
         """(n, D) -> (n, C) float64; ``chunk`` is how many instances times trees are held in memory at a time."""
-        x = self.comparable(x)
+        x = np.ascontiguousarray(x, dtype=self.dtype)
         step = max(1, chunk // len(self.roots))
-        parts = [self.combine(self._leaves(x[start : start + step])) for start in range(0, max(1, len(x)), step)]
-        return np.concatenate(parts)
-
-    def comparable(self, x: np.ndarray) -> np.ndarray:
-        """The numbers as scikit-learn compares them with thresholds."""
-        return np.ascontiguousarray(x, dtype=np.float32)
+        return np.concatenate([self.combine(self._leaves(x[i : i + step])) for i in range(0, max(1, len(x)), step)])
 
     def combine(self, leaf: np.ndarray) -> np.ndarray:
         """(n, T) leaves -> (n, C) probabilities."""
@@ -128,12 +124,10 @@ class BoostedTrees(Trees):
     """Gradient boosting: each tree adds to the score of one class; softmax(scores). ``value`` is (M,) float64."""
 
     kind: ClassVar[str] = "boosting"
+    dtype: ClassVar[Any] = np.float64
 
     target: np.ndarray  # (T,) int32, the class of each tree
     bias: np.ndarray  # (C,) float64, the scores before the first tree; very low for a class that was never seen
-
-    def comparable(self, x: np.ndarray) -> np.ndarray:
-        return np.ascontiguousarray(x, dtype=np.float64)
 
     def combine(self, leaf: np.ndarray) -> np.ndarray:
         return softmax(self.value[leaf] @ np.eye(len(self.bias))[self.target] + self.bias)

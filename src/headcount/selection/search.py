@@ -31,7 +31,7 @@ from headcount.selection.cross_validation import FoldResult, MethodScore, load_f
 from headcount.selection.methods import FIXED_COST_METHODS, FitResult, Method
 from headcount.selection.time_budget import FINAL_FACTOR, MIN_BAGS_TO_COMPARE, TIME_MARGIN, TimePlan
 
-CLEARLY_BEHIND = 3.0  # standard errors of the difference from the best
+BEHIND, CLEARLY_BEHIND = 1.0, 3.0  # standard errors of the difference from the best
 RIVALS = {"em_boosting": ("boosting", "forest")}  # a method, its baseline, and the baseline that may make it pointless
 
 
@@ -68,7 +68,7 @@ class ModelSearch:
 
     def cross_validate(self) -> tuple[dict[str, list[FoldResult]], dict[str, str]]:
         """The folds of the methods that are compared, and why the others are not. All methods are fitted to one fold before the
-        next; cheap ones first. Where the choice is free, the worse half of the candidates leaves after each fold. When the time
+        next; cheap ones first. Where the choice is free, candidates that are behind leave after each fold. When the time
         is used up, the methods are compared on the folds that all have."""
         order = sorted(self.methods.values(), key=lambda m: (not m.baseline, self.plan.cost(m.name)))
         results: dict[str, list[FoldResult]] = {m.name: [] for m in order if self.splits}
@@ -102,16 +102,16 @@ class ModelSearch:
         return f"not tried: {baseline} is behind {rival} (loss {loss:.3f}, {rival_loss:.3f})" if loss > rival_loss else ""
 
     def _behind(self, results: dict[str, list[FoldResult]]) -> dict[str, str]:
-        """Which methods leave, and why: the worse half of the candidates, and those clearly behind the leader by the differences
-        of their losses, bag by bag. Baselines always stay."""
+        """Which methods leave, and why: candidates behind the leader by the differences of their losses, bag by bag; those of the
+        worse half sooner, but for the second best. Baselines always stay."""
         scores = {name: score_method(folds, self.bags) for name, folds in results.items()}
         ranked = sorted((n for n in scores if not self.methods[n].baseline), key=lambda n: scores[n].loss)
         leader, reasons = min(scores.values(), key=lambda s: s.loss, default=None), {}
         for place, name in enumerate(ranked):
             assert leader is not None
             behind = scores[name].criterion.loss_per_bag - leader.criterion.loss_per_bag
-            clearly = scores[name] is not leader and behind.mean() > CLEARLY_BEHIND * standard_error(behind)
-            if len(behind) >= MIN_BAGS_TO_COMPARE and (clearly or place >= (len(ranked) + 1) // 2):
+            errors = BEHIND if place >= max(2, (len(ranked) + 1) // 2) else CLEARLY_BEHIND
+            if len(behind) >= MIN_BAGS_TO_COMPARE and behind.mean() > errors * standard_error(behind):
                 folds = f"{len(results[name])} of {len(self.splits)} folds"
                 reasons[name] = f"behind after {folds}: loss {scores[name].loss:.3f}, the best {leader.loss:.3f}"
         return reasons

@@ -35,7 +35,7 @@ class TimePlan:
     epoch_fraction: float
     seconds: dict[str, float]
     notes: tuple[str, ...] = ()
-    halving: bool = False  # of the methods besides baselines, after each fold
+    halving: bool = False  # of the methods besides baselines, after each fold, to two
 
     @classmethod
     def from_json(cls, data: dict[str, Any], methods: Collection[str]) -> TimePlan:
@@ -60,7 +60,7 @@ class TimePlan:
         """Of all folds before this one. With halving, as many candidates as will be left, of mean cost."""
         baselines = sum(self.cost(n) for n in self.names if n in BASELINES)
         costs = [self.cost(n) for n in self.names if n not in BASELINES]
-        left = [-(-len(costs) // 2**k) if self.halving else len(costs) for k in range(fold)]
+        left = [min(len(costs), max(2, -(-len(costs) // 2**k))) if self.halving else len(costs) for k in range(fold)]
         return fold * baselines + sum(left) * sum(costs) / max(1, len(costs))
 
     @property
