@@ -24,9 +24,9 @@ from compare import PAPER, SMALL, random_bags
 from tilt_recipes import BEST
 
 from headcount.bags import Bags
+from headcount.bags.seeds import seed_for
 from headcount.experiments.recipe import Recipe
 from headcount.models.network import build_model
-from headcount.seeds import seed_for
 from headcount.training import accel
 from headcount.training.trainer import Trainer
 

@@ -18,7 +18,6 @@ PACKAGES = [
     "errors",
     "io",
     "loading",
-    "seeds",
     "bags",
     "majority",
     "datasets",

@@ -8,6 +8,7 @@ import torch
 
 from headcount.bags import Bags, Pool, Segments
 from headcount.bags.bags import bag_hashes, hashes_from_hex, hashes_to_hex
+from headcount.bags.seeds import seed_for
 from headcount.errors import HeadcountError, check_choice, check_number
 from headcount.majority.calibration import fit_temperature
 from headcount.majority.proportions import (
@@ -28,7 +29,6 @@ from headcount.majority.transition import (
     random_majority_share,
 )
 from headcount.majority.vote_likelihood import exact
-from headcount.seeds import seed_for
 
 HALF = torch.tensor([0.5, 0.5])
 LABEL_PRIOR = torch.tensor([0.75, 0.25])

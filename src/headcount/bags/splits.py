@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from headcount.bags.bags import Bags
+from headcount.bags.seeds import seed_for
 from headcount.errors import HeadcountError
-from headcount.seeds import seed_for
 
 VALID_FOLDS = 5  # one in five of the bags to train on is a validation bag
 MAX_BAG_SIZE = 8192  # instances; an election of this many votes is hardly ever close

@@ -1,18 +1,17 @@
 """MajorityClassifier: a scikit-learn classifier of instances that learns from majority labels of bags."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.validation import check_is_fitted
 
 from headcount.bags import Bags, Pool
+from headcount.bags.seeds import seed_from_random_state
 from headcount.bags.splits import train_valid_split
 from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.estimators import targets
@@ -28,7 +27,6 @@ from headcount.models.predictions import Predictions, estimator_probabilities
 from headcount.readers.columns import clean_name, clean_names, note_similar_classes
 from headcount.readers.preprocessing import Preprocessor
 from headcount.readers.transforms import StandardScaler
-from headcount.seeds import seed_from_random_state
 from headcount.selection.cross_validation import calibrate_on_validation
 from headcount.selection.fit import prepare_backbone
 from headcount.selection.methods import NetworkOptions, build_methods
@@ -119,7 +117,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         options = self.options if deep and isinstance(self.options, dict) else {}
         return super().get_params(deep) | {f"options__{name}": value for name, value in options.items()}
 
-    def set_params(self, **params: Any) -> MajorityClassifier:
+    def set_params(self, **params: Any) -> Self:
         """Set parameters; ``options__NAME`` sets one option and leaves the others as they are."""
         single = {k: params.pop(k) for k in list(params) if k.startswith("options__")}
         super().set_params(**params)
@@ -127,7 +125,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
             self.options = (self.options or {}) | {k.removeprefix("options__"): v for k, v in single.items()}
         return self
 
-    def fit(self, X: Any, y: Any, bags: Any = None, weight: Any = None) -> MajorityClassifier:
+    def fit(self, X: Any, y: Any, bags: Any = None, weight: Any = None) -> Self:
         """Fit the model.
 
         Parameters
@@ -178,10 +176,9 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         training |= {} if self.batch_size is None else {"batch_bags": self.batch_size, "batch_instances": 0}
         training = {name: value for name, value in training.items() if value is not None}
         network = NetworkOptions(backbone, self.views, self.epochs, self.options, pretrained, training)
-        auto = isinstance(self.estimator, str) and self.estimator == "auto"
         methods = build_methods(self.estimator, bags, network=network)
         method, self.losses_ = methods[0], {}  # the others are baselines
-        if auto and bags.pool.kind != "images":
+        if isinstance(self.estimator, str) and self.estimator == "auto" and bags.pool.kind != "images":
             log = (lambda p: print(p.message)) if self.verbose else None
             method, self.losses_ = choose_method(bags, methods, folds=AUTO_FOLDS, seed=seed, device=device, on_progress=log)
         self.method_ = method.name
@@ -254,9 +251,7 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         return self.fitted_.save(folder, overwrite=overwrite)
 
     @classmethod
-    def load(
-        cls, folder: Path | str, backbone: CustomBackbone | None = None, head: type[Head] | None = None
-    ) -> MajorityClassifier:
+    def load(cls, folder: Path | str, backbone: CustomBackbone | None = None, head: type[Head] | None = None) -> Self:
         """A fitted estimator from a folder of :meth:`save` or ``headcount fit``, with its classes and without its parameters; of a
         network with a ``backbone`` or a ``head`` of your own give the class (:meth:`FittedModel.load`)."""
         estimator = cls()

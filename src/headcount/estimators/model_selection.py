@@ -1,7 +1,5 @@
 """What scikit-learn's searches need: BagKFold, folds that split no bag, and BagScorer, scores of whole bags."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The estimator's model as `headcount predict` reads it, and an estimator from such a model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

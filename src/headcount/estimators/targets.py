@@ -1,7 +1,5 @@
 """The labels and weights that the estimator's methods take, by row or by bag of a list; and the names of its methods."""
 
-from __future__ import annotations
-
 import warnings
 from numbers import Number
 from typing import Any

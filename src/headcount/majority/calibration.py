@@ -16,12 +16,12 @@ from scipy import stats
 from torch import Tensor
 
 from headcount.bags import Bags, Segments
+from headcount.bags.seeds import make_generator
 from headcount.errors import HeadcountError
 from headcount.majority import proportions
 from headcount.majority.proportions import Proportions
 from headcount.majority.ragged_votes import election_log_probs
 from headcount.majority.transition import Transition, estimate_transition, instance_label_losses
-from headcount.seeds import make_generator
 
 TEMPERATURES = tuple(2 ** (e / 4) for e in range(-4, 9))  # candidates, 1/2 to 4
 MIN_STANDARD_ERRORS = 2.0  # a difference of this many standard errors is significant

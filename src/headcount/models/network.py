@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from headcount.bags import Bags, Segments
+from headcount.bags.seeds import seed_for
 from headcount.errors import HeadcountError
 from headcount.models import library_backbones, serialization
 from headcount.models.backbones import CUSTOM, CustomBackbone, Normalize, backbone_name, build_backbone
 from headcount.models.heads import TRUSTED_HEADS, Head, Output, build_head, find_head, trust_head
-from headcount.seeds import seed_for
 
 _FLOAT16_MAX = 65504.0
 

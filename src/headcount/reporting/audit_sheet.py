@@ -5,8 +5,6 @@ key.json    the input row of each item, its stratum and prediction, and the size
 index.html  the same sheet with pictures, if written to a folder
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

@@ -6,8 +6,6 @@
 Rows are written in chunks to a temporary file that is renamed at the end: a file is complete or absent.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import re

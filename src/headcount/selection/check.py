@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from headcount.bags import Bags
+from headcount.bags.seeds import seed_for
 from headcount.bags.splits import count_groups, has_distinct_labels, subsample_instances
 from headcount.errors import MAX_SEED, check_number
 from headcount.inference import label_issues
 from headcount.majority.calibration import log_mean_shares
 from headcount.majority.transition import Transition
 from headcount.readers.dataset import BagDataset, check_dataset
-from headcount.seeds import seed_for
 from headcount.selection.advice import MIN_BAGS, Coverage, advice, bags_needed, verdict
 from headcount.selection.learnability import (
     N_FOLDS,

@@ -17,6 +17,7 @@ from scipy.special import softmax
 from torch import Tensor
 
 from headcount.bags import Bags
+from headcount.bags.seeds import seed_for
 from headcount.bags.splits import assign_folds
 from headcount.majority import calibration
 from headcount.majority.calibration import CriterionResult, apply_temperature, standard_error
@@ -32,7 +33,6 @@ from headcount.majority.transition import (
     mix_from_shares,
 )
 from headcount.readers.transforms import StandardScaler
-from headcount.seeds import seed_for
 
 N_FOLDS = 3
 ALTERNATIONS = 6  # between the regressions and the mix

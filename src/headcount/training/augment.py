@@ -96,12 +96,12 @@ def mixup(x: Tensor) -> Tensor:
 def compose(*views: View) -> View:
     """These views, one after the other."""
 
-    def composed(x: Tensor) -> Tensor:
+    def chain(x: Tensor) -> Tensor:
         for view in views:
             x = view(x)
         return x
 
-    return composed
+    return chain
 
 
 strong = compose(crop, affine, colour, cutout)

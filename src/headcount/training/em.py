@@ -23,13 +23,13 @@ from torch import Tensor
 
 from headcount.bags import Bags
 from headcount.bags.pool import to_feature_array
+from headcount.bags.seeds import seed_for
 from headcount.bags.splits import assign_folds, count_groups
 from headcount.errors import HeadcountError
 from headcount.majority import transition
 from headcount.majority.calibration import fit_transition_loss, fit_vote_loss
 from headcount.majority.transition import Transition
 from headcount.models.trees import SklearnModel
-from headcount.seeds import seed_for
 
 MIN_PROBABILITY = 0.01  # a less probable class gets no copy of the instance
 VALIDATION_FOLDS = 5  # one of these parts of the bags chooses the round, where no validation bags are given

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from headcount.bags import Bags, Segments
 from headcount.bags.pool import DirectReader, open_reader
+from headcount.bags.seeds import make_generator
 from headcount.errors import HeadcountError
 from headcount.models.heads import Batch
-from headcount.seeds import make_generator
 
 
 class BagLoader:

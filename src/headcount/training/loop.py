@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from headcount.bags import Bags
+from headcount.bags.seeds import seed_for
 from headcount.errors import HeadcountError
 from headcount.models.network import Model
-from headcount.seeds import seed_for
 from headcount.training import accel
 from headcount.training.checkpoints import Losses, write_losses
 from headcount.training.config import TrainConfig, check_compatible, check_head_output
