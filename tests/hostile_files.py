@@ -28,15 +28,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent / "experiments"))
 
 import numpy as np
 from safetensors import numpy as tensors
-from study_helpers import TINY
 
 from headcount.errors import HeadcountError
+from headcount.experiments.recipe import Recipe
 
+TINY = Recipe(source="digits", bag_size=8, train_bags=20, valid_bags=10, test_bags=10, backbone="mlp", epochs=4, batch_bags=8)
 SECONDS, PATIENCE = 5, 60  # of the processor that reading may take; of the clock, after which a case counts as a hang
 MEMORY = 500 << 20  # bytes that reading may add
 FAILURES = ("traceback", "hang", "time", "memory", "killed", "lines", "leftover")
