@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument("--only", type=lambda text: text.split(","), help="names of commands or of inputs")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--minutes", type=float, default=1e9, help="no new case begins after this time")
-    parser.add_argument("--case", help="repeat this one")
+    parser.add_argument("--case", nargs="+", help="repeat these")
     options = parser.parse_args()
     shim = fork_server.compiled_shim()
     if shim is None:
@@ -51,7 +51,7 @@ def main() -> int:
         base = Path(folder).resolve()
         in_child(lambda: prepare(base))
         if options.case:
-            return repeat(options.case, base)
+            return max(repeat(case, base) for case in options.case)
         failures = [line for part in options.parts for line in campaign(part, base, options)]
     return int(bool(failures))
 

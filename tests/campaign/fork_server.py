@@ -94,6 +94,11 @@ def preload() -> None:
     SOURCES["path"] = dataclasses.replace(SOURCES["path"], count=540, shape=(6, 6, 3))
     tiny = Recipe(source="digits", bag_size=8, train_bags=12, valid_bags=6, test_bags=6, backbone="mlp", epochs=2, batch_bags=8)
     running.demo_recipes = lambda folds: [tiny, tiny.replace(head="output_mean")]
+    import typer.main
+    from headcount.cli.main import app
+
+    command = typer.main.get_command(app)  # built once: that takes longer than many a case
+    typer.main.get_command = lambda _: command
     gc.freeze()  # pages that children share are not touched
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from PIL import Image
 
 from headcount.errors import HeadcountError
-from headcount.loading import check_declared_size
+from headcount.loading import check_declared_size, open_file
 from headcount.readers.columns import as_text, clean_name, preview
 from headcount.readers.dataset import NO_BAGS, BagLabels, RawData, ReadOptions
 from headcount.readers.flat_array import Part, build_flat_array, cache_key
@@ -187,7 +187,7 @@ def _read_header(file: Path) -> _Header:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with open(file, "rb") as f, Image.open(f) as image:
+            with open_file(file) as f, Image.open(f) as image:
                 (width, height), mode = image.size, image.mode
         check_declared_size(file, width * height * len(mode))
     except HeadcountError as e:

@@ -30,7 +30,7 @@ import torch
 from headcount.bags.pool import to_numpy
 from headcount.datasets.cache import cache_folder
 from headcount.errors import HeadcountError
-from headcount.loading import check_declared_size, load_npy
+from headcount.loading import check_declared_size, load_npy, open_file
 from headcount.readers import flat_array
 from headcount.readers.columns import clean_name, factorize, find_common_name, preview
 from headcount.readers.dataset import BagLabels, ErrorPolicy, RawData, ReadOptions
@@ -222,6 +222,7 @@ def read_metadata(file: Path, errors: ErrorPolicy) -> SlideFile | None:
 @contextmanager
 def _open_slide(file: Path) -> Iterator[tuple[Any, np.ndarray | None, dict[str, Any]]]:
     """The features, not read yet where the file allows it, the coordinates and their attributes."""
+    open_file(file).close()  # a pipe would block, and a device has no end
     if file.suffix.lower() not in _HDF5:
         yield *_load_tensor(file), {}
         return
