@@ -119,10 +119,9 @@ def load_npy(path: Path, expected: str = "an .npy file written by numpy.save", *
     """The array in an .npy file, read without pickle, in memory or memory-mapped, copy-on-write."""
     import numpy as np
 
-    with explain_read_errors(path, expected):
-        with open_file(path) as f:
-            if not f.read(6).startswith(b"\x93NUMPY"):
-                raise HeadcountError(f"{path} is no .npy file; give {expected}")
+    with explain_read_errors(path, expected), open_file(path) as f:
+        if not f.read(6).startswith(b"\x93NUMPY"):
+            raise HeadcountError(f"{path} is no .npy file; give {expected}")
         return np.load(path, mmap_mode="c" if mapped else None, allow_pickle=False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -362,6 +363,9 @@ def ruin(root: Path, how: str) -> str:
     if how == "round link":
         (root / "bag1" / "x.png").symlink_to(root / "bag1" / "x.png")
         return r"bag1/x\.png cannot be read as an image: Too many levels"
+    if how == "a pipe":
+        os.mkfifo(root / "bag1" / "x.png")
+        return r"bag1/x\.png cannot be read as an image: it is a folder, a pipe or a device"
     if how == "32 bits":
         Image.fromarray(np.zeros((6, 5), np.float32)).save(root / "bag1" / "1.png", format="TIFF")
         return r"bag1/1\.png .*32 bits"
@@ -395,7 +399,7 @@ def ruin(root: Path, how: str) -> str:
 
 
 RUINED = [
-    "not a picture", "cut short", "broken link", "round link", "32 bits", "no labels.csv", "label for nobody", "empty bag",
+    "not a picture", "cut short", "broken link", "round link", "a pipe", "32 bits", "no labels.csv", "label for nobody", "empty bag",
     "two labels", "labels without bags", "labels without labels", "two depths", "empty",
 ]  # fmt: skip
 

@@ -198,6 +198,9 @@ def spoil(path: Path, how: str) -> None:
         path.write_bytes(b"\x89HDF\r\n\x1a\nand no more")
     elif how == "empty file":
         path.write_bytes(b"")
+    elif how == "a pipe":
+        path.unlink()
+        os.mkfifo(path)
     elif how.startswith("pt"):
         path.unlink()
         path = path.with_suffix(".pt")
@@ -263,8 +266,8 @@ def spoil(path: Path, how: str) -> None:
 
 
 SPOILT = [
-    "truncated", "not hdf5", "empty file", "pt code", "pt text", "pt rank", "pt list", "pt pickle", "pt garbage", "no features",
-    "a group", "rank 1", "rank 3", "scalar", "no rows", "no columns", "text", "objects", "compound", "complex", "nan", "inf",
+    "truncated", "not hdf5", "empty file", "a pipe", "pt code", "pt text", "pt rank", "pt list", "pt pickle", "pt garbage",
+    "no features", "a group", "rank 1", "rank 3", "scalar", "no rows", "no columns", "text", "objects", "compound", "complex", "nan", "inf",
     "other width", "few coords", "coords rank", "coords nan", "coords text", "external", "dangling", "huge", "virtual",
 ]  # fmt: skip
 
