@@ -95,6 +95,7 @@ def preload() -> None:
     tiny = Recipe(source="digits", bag_size=8, train_bags=12, valid_bags=6, test_bags=6, backbone="mlp", epochs=2, batch_bags=8)
     running.demo_recipes = lambda folds: [tiny, tiny.replace(head="output_mean")]
     import typer.main
+
     from headcount.cli.main import app
 
     command = typer.main.get_command(app)  # built once: that takes longer than many a case
