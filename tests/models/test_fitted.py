@@ -270,6 +270,11 @@ def test_documents_stay_in_the_folder(name, tmp_path):
     assert not list((tmp_path / "in").iterdir())
 
 
+def test_documents_name_files_that_are_not_utf8(tmp_path):
+    fitted_of()[0].save(tmp_path / "m", {"report.html": "A model from caf\udce9.csv"})
+    assert (tmp_path / "m" / "report.html").read_text() == "A model from caf\\udce9.csv"
+
+
 def test_a_failure_leaves_the_old_model(tmp_path, monkeypatch):
     fitted, _ = fitted_of()
     fitted.save(tmp_path / "m")

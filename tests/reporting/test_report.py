@@ -15,7 +15,7 @@ import pytest
 from headcount.datasets.registry import Source
 from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.experiments.recipe import Recipe
-from headcount.experiments.records import Record
+from headcount.experiments.records import Record, write_record
 from headcount.experiments.scores import rows
 from headcount.models.heads import HEADS
 from headcount.reporting import plots, render, report, results_table
@@ -170,6 +170,13 @@ def test_large_pictures_lose_colours_then_are_dropped(tmp_path: Path) -> None:
     full = _weight(_gallery(record, lambda _: heavy, 1 << 24))
     assert 0 < _weight(_gallery(record, lambda _: heavy, full // 2)) <= full // 2
     assert "too large" in _gallery(record, lambda _: heavy, 1000).missing_reason
+
+
+def test_a_record_without_instances_has_no_gallery(tmp_path: Path, source: Source) -> None:
+    record = make_record(tmp_path, source, SMALL)
+    empty = {name: a[:1] if name == "test_offsets" else a[:0] for name, a in record.arrays().items()}
+    write_record(tmp_path, record.data, empty)
+    assert "names other classes or instances" in _gallery(record, lambda _: source).missing_reason
 
 
 def _gallery(record: Record, *args):

@@ -32,9 +32,10 @@ from headcount.readers.dataset import BagDataset
 from headcount.readers.preprocessing import Preprocessor
 from headcount.readers.reader import read
 
-MODEL_KEYS = {
-    *("format", "kind", "classes", "counted", "temperature", "instance_temperature", "transition", "concentration"),
-    *("use_context", "preprocessor", "config", "frozen_backbone", "metadata"),
+_SCHEMA = {
+    **dict.fromkeys(("format", "kind", "classes", "temperature", "instance_temperature", "preprocessor"), Any),
+    **{"counted?": [bool], "transition": {"mix": [[float]], "labels": [float]}, "concentration?": float, "use_context": bool},
+    **{"config?": dict, "frozen_backbone?": dict, "metadata": dict},
 }
 _BATCH_BYTES = 1 << 26  # of prepared instances that go through the network at once
 
@@ -253,7 +254,7 @@ def _parse_fitted(
 ) -> FittedModel:  # fmt: skip
     if data["kind"] == "bare network":
         raise HeadcountError("it is a network without a preprocessor; use Model.load")
-    serialization.check_keys(data, MODEL_KEYS)
+    serialization.check_fields(data, _SCHEMA)
     parts = serialization.split_arrays(arrays, ("estimator", "preprocessor", "frozen_backbone"))
     classes = serialization.check_names(data["classes"], "classes")
     counted = serialization.check_counted(data["counted"], len(classes))
@@ -272,17 +273,14 @@ def _parse_fitted(
         raise HeadcountError(f"a {kind} takes features and has no config")
     else:
         estimator = ARRAY_MODELS[kind].from_arrays(parts["estimator"], shape[0], len(classes))
-    if not isinstance(data["metadata"], dict):
-        raise HeadcountError("metadata must be an object")
     temperatures = [check_number(k, data[k], 1e-6, 1e6, integer=False) for k in ("temperature", "instance_temperature")]
     concentration, use_context = data["concentration"], data["use_context"]
     if concentration is not None:
         concentration = check_number("concentration", concentration, 1e-3, 1e9, integer=False)
-    if not isinstance(use_context, bool) or (use_context and concentration is None):
-        raise HeadcountError("use_context is true or false, and false where concentration is null")
-    serialization.check_keys(data["transition"], {"mix", "labels"}, "the transition")
+    if use_context and concentration is None:
+        raise HeadcountError("use_context is false where concentration is null")
     rows = [*data["transition"]["mix"], data["transition"]["labels"]]
-    table = serialization.check_distributions(rows, (len(classes) + 1, len(classes)), "the transition")
+    table = serialization.check_distributions(rows, len(classes), "the transition")
     transition = Transition(table[:-1], table[-1])
     return FittedModel(
         estimator, classes, preprocessor, transition, counted, *temperatures,

@@ -175,7 +175,7 @@ class FrozenBackbone(nn.Module):
             if arrays:
                 raise HeadcountError(f"the weights 'frozen_backbone.{min(arrays)[:60]}' belong to nothing")
             return None
-        serialization.check_keys(data, {"backbone", "size"}, "the frozen backbone")
+        serialization.check_fields(data, {"backbone": Any, "size": Any}, "the frozen backbone")
         name, size = data["backbone"], data["size"]
         if not isinstance(name, str) or len(name) > 200 or not library_backbones.is_library_backbone(name):
             raise HeadcountError(f"the frozen backbone is none of a library: {str(name)[:40]!r}")
@@ -249,16 +249,17 @@ def network_from_json(
     arrays: Mapping[str, np.ndarray], *, backbone: CustomBackbone | None = None, head: type[Head] | None = None,
 ) -> Model:  # fmt: skip
     """The network of a configuration in a file, with these weights."""
-    serialization.check_keys(data, {"backbone", "backbone_options", "head", "options", "mirror"}, "the config")
+    schema = {"backbone": str, "backbone_options": Any, "head": str, "options": Any, "mirror": Any}
+    serialization.check_fields(data, schema, "config")
     name = data["head"]
-    if head is not None and isinstance(name, str) and ":" in name:
+    if head is not None and ":" in name:
         name = trust_head(head)
-    if not isinstance(name, str) or (":" in name and name not in TRUSTED_HEADS):
+    if ":" in name and name not in TRUSTED_HEADS:
         why = "loading runs no code: give its class, load(folder, head=Class)"
-        raise HeadcountError(f"the config names a custom head ({str(name)[:80]}); {why}")
+        raise HeadcountError(f"the config names a custom head ({name[:80]}); {why}")
     find_head(name)
-    if not isinstance(data["backbone"], str) or not isinstance(data["mirror"], bool):
-        raise HeadcountError("the config needs the name of a backbone, and true or false for mirror")
+    if not isinstance(data["mirror"], bool):
+        raise HeadcountError(f"config has {str(data['mirror'])[:40]!r} in place of true or false for mirror")
     backbone_options, options = (serialization.check_options(data[k]) for k in ("backbone_options", "options"))
     names: dict[str, Any] = {"backbone": data["backbone"], "head": name, "mirror": data["mirror"]}
     custom = data["backbone"].removeprefix(CUSTOM)[:200]
@@ -281,9 +282,8 @@ def parse_network(
     """The model of a folder that :meth:`Model.save` wrote."""
     if data["kind"] != "bare network":
         raise HeadcountError(f"kind {str(data['kind'])[:40]!r} is no bare network; use FittedModel.load")
-    serialization.check_keys(data, {"format", "kind", "shape", "classes", "counted", "config"})
-    classes, shape = serialization.check_names(data["classes"], "classes"), data["shape"]
-    if not isinstance(shape, list) or not all(isinstance(n, int) and not isinstance(n, bool) for n in shape):
-        raise HeadcountError(f"shape is a list of whole numbers, got {str(shape)[:40]}")
+    schema = {"format": int, "kind": str, "shape": [int], "classes": Any, "counted?": [bool], "config": dict}
+    serialization.check_fields(data, schema)
+    classes = serialization.check_names(data["classes"], "classes")
     counted = serialization.check_counted(data["counted"], len(classes))
-    return network_from_json(data["config"], tuple(shape), classes, counted, arrays, backbone=backbone, head=head)
+    return network_from_json(data["config"], tuple(data["shape"]), classes, counted, arrays, backbone=backbone, head=head)

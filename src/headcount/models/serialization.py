@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from headcount.errors import HeadcountError
 from headcount.io import atomic_folder, atomic_write
-from headcount.loading import explain_read_errors, open_file, parse_json, read_safetensors
+from headcount.loading import check_schema, explain_read_errors, open_file, parse_json, read_safetensors
 
 FORMAT = 3
 JSON_FILE, WEIGHTS_FILE = "model.json", "model.safetensors"
@@ -56,7 +56,7 @@ def write_folder(
         for name, document in (documents or {}).items():
             if Path(name).name != name or name in (WEIGHTS_FILE, JSON_FILE):
                 raise HeadcountError(f"{name!r} is not allowed as the name of a document in a model's folder")
-            atomic_write(part / name, lambda f, document=document: f.write(document.encode()))
+            atomic_write(part / name, lambda f, document=document: f.write(document.encode("utf-8", "backslashreplace")))
         atomic_write(part / WEIGHTS_FILE, lambda f: f.write(weights))
         atomic_write(part / JSON_FILE, lambda f: f.write(text.encode("utf-8", "backslashreplace")))
     return path
@@ -150,10 +150,11 @@ def build_with_weights(build: Callable[[], ModuleT], arrays: Mapping[str, np.nda
     return module.eval()
 
 
-def check_keys(data: Any, expected: set[str], what: str = JSON_FILE) -> None:
-    if not isinstance(data, dict) or set(data) != expected:
-        keys = sorted(map(str, set(data) ^ expected))[:4] if isinstance(data, dict) else [type(data).__name__]
-        raise HeadcountError(f"{what} lacks or adds {', '.join(key[:40] for key in keys)}")
+def check_fields(data: Any, schema: dict[str, Any], what: str = "it") -> None:
+    """Refuse data that are not like the schema, or have other fields."""
+    if isinstance(data, dict) and (names := data.keys() ^ {name.removesuffix("?") for name in schema}):
+        raise HeadcountError(f"{what} lacks or adds {', '.join(name[:40] for name in sorted(names)[:4])}")
+    check_schema(data, schema, what)
 
 
 def check_options(given: Any) -> tuple[tuple[str, Any], ...]:
@@ -175,25 +176,19 @@ def check_names(given: Any, what: str) -> tuple[str, ...]:
     return tuple(given)
 
 
-def check_counted(given: Any, classes: int) -> tuple[bool, ...] | None:
+def check_counted(given: list[bool] | None, classes: int) -> tuple[bool, ...] | None:
     """Which classes count in the vote; null is all of them."""
-    if given is None:
-        return None
-    if not isinstance(given, list) or len(given) != classes or not all(isinstance(v, bool) for v in given):
+    if given is not None and len(given) != classes:
         raise HeadcountError(f"counted is one true or false for each of {classes} classes")
-    if sum(given) < 2:
+    if given is not None and sum(given) < 2:
         raise HeadcountError("at least two classes must count")
-    return tuple(given)
+    return None if given is None else tuple(given)
 
 
-def check_distributions(given: Any, shape: tuple[int, int], what: str) -> Tensor:
-    """Rows of probabilities."""
-    if not isinstance(given, list) or len(given) != shape[0]:
-        raise HeadcountError(f"{what} needs {shape[0]} rows of {shape[1]} numbers")
-    for row in given:
-        values: Sequence[Any] = row if isinstance(row, list) and len(row) == shape[1] else ()
-        if not values or not all(isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v <= 1 for v in values):
-            raise HeadcountError(f"{what} needs rows of {shape[1]} numbers from 0 to 1")
-        if not math.isclose(sum(values), 1, abs_tol=1e-3):
-            raise HeadcountError(f"a row of {what} does not add up to one")
-    return torch.tensor(given, dtype=torch.float32)
+def check_distributions(rows: list[list[float]], classes: int, what: str) -> Tensor:
+    """(C + 1, C) probabilities."""
+    if list(map(len, rows)) != [classes] * (classes + 1) or not all(0 <= value <= 1 for row in rows for value in row):
+        raise HeadcountError(f"{what} needs {classes + 1} rows of {classes} numbers from 0 to 1")
+    if not all(math.isclose(sum(row), 1, abs_tol=1e-3) for row in rows):
+        raise HeadcountError(f"a row of {what} does not add up to one")
+    return torch.tensor(rows, dtype=torch.float32)

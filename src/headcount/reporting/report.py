@@ -135,12 +135,10 @@ def _example_bags(record: Record, load_source: LoadSource, budget: int) -> list[
     arrays = record.readable_arrays()
     if any(name not in arrays for name in _NEEDED):
         raise HeadcountError("the arrays of the run were not kept beside its record")
-    source = load_source(record.recipe.source)
+    source, index = load_source(record.recipe.source), arrays["test_index"]
     if source.checksum != record.data["data"]["checksum"]:
         raise HeadcountError(f"the local {record.recipe.source} is not the data set of the run (checksums differ)")
-    if list(source.classes) != record.data["data"]["classes"] or not 0 <= min(index := arrays["test_index"]) <= max(
-        index
-    ) < len(source):
+    if list(source.classes) != record.data["data"]["classes"] or not 0 <= min(index, default=-1) <= max(index) < len(source):
         raise HeadcountError("the record names other classes or instances than its data set has")
     for colours in (0, 128, 32):  # reduce the colours of pictures before dropping them
         bags = [_bag(rank, b, arrays, source, colours) for rank, b in _ranked_bags(arrays)]

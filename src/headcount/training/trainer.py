@@ -258,9 +258,7 @@ class Trainer:
                 progress = TrainProgress(**metadata)
                 progress.curve = [(train, valid) for train, valid in metadata["curve"]]
         if self.process_group.is_main:
-            checkpoints.write_losses(
-                work_dir, progress.curve
-            )  # without the epochs after the checkpoint, which are trained again
+            checkpoints.write_losses(work_dir, progress.curve)  # the epochs after the checkpoint are trained again
         return progress
 
     def _state(self) -> dict[str, Tensor]:
