@@ -156,6 +156,26 @@ def test_outputs_appear_together_or_not_at_all(old, monkeypatch, failing):
     assert contents(old) == before
 
 
+def test_a_disk_that_refuses_to_undo_is_reported(tmp_path, monkeypatch):
+    replace = os.replace
+
+    def write_two():
+        with commit_together():
+            for name in ("first", "last"):
+                atomic_write(tmp_path / name, lambda f: f.write(b"new"))
+
+    def broken(source, target):
+        if Path(target).name != "first":
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", broken)
+    with pytest.raises(FileError) as e:
+        write_two()
+    assert e.value.__notes__ == [f"{tmp_path / 'first'} could not be put back"]
+    assert names(tmp_path) == ["first"]
+
+
 def test_an_error_in_the_last_output_leaves_nothing_of_the_others(old):
     before = contents(old)
 

@@ -9,11 +9,10 @@ from typing import Any, Self
 _usual_format = warnings.formatwarning
 MAX_SEED = (1 << 63) - 1
 _FULL = "free some space and run the same command again, nothing half-written is left"
-_DENIED = "choose another folder or change its permissions"
 _IN_THE_WAY = "there is a file where a folder is needed; choose another path"
 _ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
-    **dict.fromkeys((errno.EACCES, errno.EPERM), _DENIED),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "choose another folder or change its permissions"),
     **dict.fromkeys((errno.ENOTDIR, errno.EEXIST, errno.EISDIR), _IN_THE_WAY),
     **dict.fromkeys((errno.ENOLCK, errno.ENOTSUP), "the file system has no locks; choose a folder on another disk"),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "too many files are open; raise the limit (ulimit -n)"),

@@ -144,10 +144,12 @@ def _put_in_place(outputs: Outputs) -> None:
             with _file_errors(part, path):
                 os.replace(part, path)
             undo.append((path, part))
-    except BaseException:
+    except BaseException as e:
         for source, target in reversed(undo):
             with suppress(OSError):
                 os.replace(source, target)
+        if done := [str(path) for part, path in outputs if not part.exists()]:  # the disk refuses that, too
+            e.add_note(f"{', '.join(done)} could not be put back")
         raise
     finally:
         for source, target in undo:

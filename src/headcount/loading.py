@@ -67,11 +67,10 @@ def read_safetensors(path: Path, expected: str, framework: str = "pt") -> tuple[
     """The tensors (or arrays, by framework "np") and the metadata of a .safetensors file."""
     from safetensors import safe_open
 
-    with explain_read_errors(path, expected):
-        with open_file(path) as f:
-            size, header = path.stat().st_size, int.from_bytes(f.read(8), "little")
-            if size < 10 or header > min(_MAX_HEADER, size - 8) or f.read(1) != b"{":
-                raise HeadcountError("it does not begin like a safetensors file")
+    with explain_read_errors(path, expected), open_file(path) as f:
+        size, header = path.stat().st_size, int.from_bytes(f.read(8), "little")
+        if size < 10 or header > min(_MAX_HEADER, size - 8) or f.read(1) != b"{":
+            raise HeadcountError("it does not begin like a safetensors file")
         with safe_open(path, framework) as tensors:
             return {name: tensors.get_tensor(name) for name in tensors.keys()}, tensors.metadata() or {}  # noqa: SIM118
 

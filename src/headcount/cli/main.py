@@ -131,8 +131,9 @@ def main() -> None:
     except BrokenPipeError:
         code = 141
     except OSError as e:
-        kept = "nothing was written" if is_stateless() else "what is finished is kept, and the same command resumes the work"
-        code = print_error("; ".join([str(FileError.from_os_error(e)), *getattr(e, "__notes__", []), kept]))
+        notes, done = getattr(e, "__notes__", []), "what is finished is kept, and the same command resumes the work"
+        kept = f"nothing {'else ' * bool(notes)}was written" if is_stateless() else done
+        code = print_error("; ".join([str(FileError.from_os_error(e)), *notes, kept]))
     except (HeadcountError, HeadcountWarning) as e:  # warnings are errors with --strict
         code = print_error("; ".join([with_option_names(str(e)), *getattr(e, "__notes__", [])]))
     except (KeyboardInterrupt, ImportError) as e:
