@@ -121,6 +121,7 @@ def test_needs_and_labels():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"source": "caf\udce9.npz"}, "in UTF-8, got"),
         ({"head": "cuont"}, r"no head 'cuont'; there are .* \(did you mean 'count'\?\)"),
         ({"scenario": "huge"}, "no scenario 'huge'; there are various, small, large"),
         ({"removal": 1.5}, "removal is a number from 0.0 to 1.0, got 1.5"),

@@ -83,9 +83,7 @@ def bag_column(bags: Any) -> str | int | None:
 def resolve_bag_column(constructor_bags: Any, fit_bags: Any) -> str | int | None:
     """The column that holds the bag, by the argument of fit, or else by that of the constructor."""
     if constructor_bags is not None and bag_column(constructor_bags) is None:
-        raise HeadcountError(
-            "MajorityClassifier(bags=...) names a column of X, and got ids; give ids to fit: fit(X, y, bags=ids)"
-        )
+        raise HeadcountError("MajorityClassifier(bags=...) names a column of X, not ids; give ids to fit: fit(X, y, bags=ids)")
     if fit_bags is not None and bag_column(fit_bags) is None and constructor_bags is not None:
         raise HeadcountError(f"the bags are given twice: column {constructor_bags!r} in the constructor, ids in fit; give one")
     return bag_column(constructor_bags if fit_bags is None else fit_bags)
@@ -136,10 +134,8 @@ def pop_column(X: Any, column: str | int, width: int | None = None, required: bo
         return np.delete(x, column, 1), x[:, column]
     if required:
         kind = f"DataFrame with {', '.join(map(repr, names[:8]))}" if names is not None else f"shape {shape}"
-        raise HeadcountError(
-            f"X ({kind}) has no column {column!r}, which holds the bag; add it, or give bags=ids. Only predict and "
-            "predict_proba work without it"
-        )
+        problem = f"X ({kind}) has no column {column!r}, which holds the bag"
+        raise HeadcountError(f"{problem}; add it, or give bags=ids. Only predict and predict_proba work without it")
     return X, None
 
 
@@ -156,9 +152,8 @@ def numeric_errors(X: Any, names: Sequence[Any] = ()) -> Iterator[None]:
                     if isfinite(float(value)):
                         continue
                 what = "no value" if is_missing(value) else f"{str(value)!r}, which is no finite number,"
-                raise HeadcountError(
-                    f"column {name!r} of X has {what} in row {row}; fill or encode it in a Pipeline, or use headcount.read"
-                ) from None
+                advice = "fill or encode it in a Pipeline, or use headcount.read"
+                raise HeadcountError(f"column {name!r} of X has {what} in row {row}; {advice}") from None
         raise
 
 

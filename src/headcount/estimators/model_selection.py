@@ -66,10 +66,8 @@ class BagKFold:
         if self.bags is None:
             groups_only = "groups reach the splitter only, and the estimator would see no bags"
             problem = "BagKFold does not know the bags" if groups is None else groups_only
-            raise HeadcountError(
-                f"{problem}; give the column that holds the bag to both MajorityClassifier(bags=...) and BagKFold(bags=...), or "
-                "give a list of bags"
-            )
+            both = "both MajorityClassifier(bags=...) and BagKFold(bags=...)"
+            raise HeadcountError(f"{problem}; give the column that holds the bag to {both}, or give a list of bags")
         column = bag_column(self.bags)
         if column is None and not get_config().get("enable_metadata_routing", False):
             warnings.warn(
@@ -137,10 +135,8 @@ def refuse_instance_scorers() -> None:
         return
     problem = "a scorer of scikit-learn compares predictions for single instances with y"
     if any(name.startswith("sklearn.model_selection.") for name in modules):
-        raise HeadcountError(
-            f"{problem}, which here holds the labels of bags; leave scoring out (bag accuracy), or give "
-            "scoring=headcount.BagScorer('accuracy'), 'log_loss' or 'criterion'"
-        )
+        scorers = "scoring=headcount.BagScorer('accuracy'), 'log_loss' or 'criterion'"
+        raise HeadcountError(f"{problem}, which here holds the labels of bags; leave it out (bag accuracy), or give {scorers}")
     warnings.warn(
         f"{problem}: right if y holds the classes of the instances; the labels of bags need headcount.BagScorer",
         HeadcountWarning,

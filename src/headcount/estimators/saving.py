@@ -34,17 +34,13 @@ def fitted_attributes(model: FittedModel) -> dict[str, Any]:
     """The attributes of an estimator that predicts rows of numbers, or images, as this model does."""
     shape, fields = model.preprocessor.shape, model.preprocessor.fields
     if odd := [f.name for f in fields if f.kind != "number" or f.missing or f.time_kind]:
-        raise HeadcountError(
-            f"this model prepares column {odd[0]!r} by itself (words, dates or gaps), where an estimator takes finite numbers; "
-            "use FittedModel.load(folder).predict_proba(table)"
-        )
+        problem = f"this model prepares column {odd[0]!r} by itself (words, dates, gaps); an estimator takes finite numbers"
+        raise HeadcountError(f"{problem}; use FittedModel.load(folder).predict_proba(table)")
     values = model.metadata.get("class_values")
-    plain = (
-        isinstance(values, list) and len(values) == len(model.classes) and all(isinstance(v, str | int | float) for v in values)
-    )
+    values = values if isinstance(values, list) and {*map(type, values)} <= {str, bool, int, float} else ()
     method = model.metadata.get("method")
     attributes = {
-        "classes_": np.asarray(values if plain else model.classes),
+        "classes_": np.asarray(values if len(values) == len(model.classes) else model.classes),
         "method_": method.get("name") if isinstance(method, dict) else None,
         "transition_": model.transition,
         "fitted_": model,

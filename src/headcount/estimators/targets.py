@@ -76,9 +76,7 @@ def _bag_votes(y: Any, ids: BagIds, n: int) -> tuple[np.ndarray, np.ndarray]:
     if ids.from_list and len(votes) == len(ids.sizes):
         return classes, votes
     if len(votes) != n:
-        raise HeadcountError(
-            f"y has {len(votes)} rows of votes for {n} rows of X; give each row its bag's, or one per bag of a list"
-        )
+        raise HeadcountError(f"y has {len(votes)} rows of votes for {n} rows of X; give one per row, or one per bag of a list")
     votes, first = votes[ids.order], np.cumsum(ids.sizes) - ids.sizes
     if len(odd := np.flatnonzero((votes != np.repeat(votes[first], ids.sizes, axis=0)).any(1))):
         bag = np.repeat(ids.names, ids.sizes).tolist()[odd[0]]
@@ -131,14 +129,9 @@ def class_weights(given: Any, classes: np.ndarray, prior: np.ndarray) -> np.ndar
 def check_method(name: str) -> None:
     """Refuse a name that is not one method, and methods that need more than bag labels."""
     if "," in name:
-        raise HeadcountError(
-            f"MajorityClassifier fits one method, got {name!r}; give auto or one of {', '.join(METHODS)}; headcount.fit takes several"
-        )
+        problem = f"MajorityClassifier fits one method, got {name!r}; headcount.fit takes several"
+        raise HeadcountError(f"{problem}; give auto or one of {', '.join(METHODS)}")
     reject_custom_head(name)
-    if (
-        check_choice("estimator", name, ["auto", *METHODS, *TRUSTED_HEADS]) in {*HEADS, *TRUSTED_HEADS}
-        and find_head(name).uses_instance_labels
-    ):
-        raise HeadcountError(
-            f"{name!r} learns from known instance classes, which only headcount.read(..., known=) and headcount.fit take"
-        )
+    check_choice("estimator", name, ["auto", *METHODS, *TRUSTED_HEADS])
+    if name in {*HEADS, *TRUSTED_HEADS} and find_head(name).uses_instance_labels:
+        raise HeadcountError(f"{name!r} learns from known instance classes, which read(..., known=) and headcount.fit take")

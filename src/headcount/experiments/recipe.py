@@ -107,8 +107,8 @@ class Recipe:
     def __post_init__(self) -> None:
         for name in ("options", "backbone_options", "trouble"):
             object.__setattr__(self, name, _sorted_options(getattr(self, name)))
-        if not isinstance(self.source, str):
-            raise HeadcountError(f"source is the name of a data set or a file, got {self.source!r}")
+        if not isinstance(self.source, str) or self.source.encode(errors="replace").decode() != self.source:
+            raise HeadcountError(f"source is the name of a data set or a file, in UTF-8, got {self.source!r}")
         for name, choices in _CHOICES.items():
             check_choice(name.replace("_", " "), getattr(self, name), choices)
         if isinstance(self.backbone, str) and library_backbones.is_library_backbone(self.backbone):

@@ -121,9 +121,7 @@ def check_compatible(model: Model, train: Bags, valid: Bags, config: TrainConfig
             raise HeadcountError(f"{given}, the model was built for {model.config.shape}")
         if bags.classes != model.config.classes:
             given, expected = (", ".join(classes[:8]) for classes in (bags.classes, model.config.classes))
-            raise HeadcountError(
-                f"the {role} bags have the classes {given}, the model {expected}; give the same, in this order"
-            )
+            raise HeadcountError(f"the {role} bags have the classes {given}, the model {expected}; give the same, in order")
     if train.pool.kind == "features" and isinstance(config.views, str) and config.views not in FEATURE_VIEWS:
         choices = ", ".join(filter(None, FEATURE_VIEWS))
         raise HeadcountError(f"views={config.views} are for images, and the instances are features; give one of {choices}")
