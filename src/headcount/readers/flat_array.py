@@ -72,9 +72,8 @@ def build_flat_array(
             parts.append(replace(part, rows=part.rows[:0]))
         return array, parts
     folder = cache_folder() / "flat" if cache is None else Path(cache).expanduser()
+    path = folder / f"{make_key()}.npy"  # an error of it is about the files
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{make_key()}.npy"
         with file_lock(path.with_suffix(".lock")):
             return _write_cache(path, ends, shape, dtype, read_part)
     except OSError as e:
