@@ -3,6 +3,7 @@ with a schema. Whatever is wrong is one line that names the file, and the field.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -17,7 +18,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
-from headcount.errors import HeadcountError
+from headcount.errors import FileError, HeadcountError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,6 +38,8 @@ def explain_read_errors(path: Path, expected: str) -> Iterator[None]:
     try:
         yield
     except Exception as e:  # of zip, zlib, json, and numpy's header parser
+        if isinstance(e, OSError) and e.errno in (errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE):  # not the file's fault
+            raise FileError.from_os_error(e, path) from None
         if isinstance(e, HeadcountError) and str(path) in str(e):
             raise
         why = (e.strerror if isinstance(e, OSError) else None) or str(e) or type(e).__name__

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from headcount import __version__
-from headcount.errors import DamagedFileWarning, HeadcountError
+from headcount.errors import DamagedFileWarning, FileError, HeadcountError
 from headcount.experiments.recipe import Recipe
 from headcount.io import atomic_write, commit_together
 from headcount.loading import explain_read_errors, open_npz, read_json
@@ -82,7 +82,9 @@ class Record:
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays beside the record, read into memory; empty if they were not kept."""
         path = self.path.with_suffix(".npz")
-        if not os.path.lexists(path):
+        try:
+            path.lstat()
+        except FileNotFoundError:
             return {}
         expected = f"the whole file, or move it away with {self.path.name} and run the study again"
         with open_npz(path, expected) as npz:
@@ -94,6 +96,8 @@ class Record:
         """The arrays; none, with a warning, if they are damaged."""
         try:
             return self.arrays()
+        except FileError:
+            raise
         except HeadcountError as e:
             warnings.warn(f"left out: {e}", DamagedFileWarning, stacklevel=2)
             return {}
@@ -178,6 +182,8 @@ def read_records(paths: Iterable[Path]) -> list[Record]:
     for path in paths:
         try:
             records.append(Record.read(path))
+        except FileError:
+            raise
         except HeadcountError as e:
             errors.append(e)
     if errors and not records:
