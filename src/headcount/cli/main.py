@@ -17,7 +17,7 @@ from headcount.cli import experiments, model_commands, own_data
 from headcount.cli.options import with_option_names
 from headcount.errors import FileError, HeadcountError, HeadcountWarning, check_choice, format_warning
 
-STATELESS = ("predict", "evaluate", "explain", "issues", "audit", "check", "export")
+STATELESS = ("predict", "evaluate", "explain", "issues", "audit", "check", "export", "report", "bags")
 
 _UsageError: Any = typer.BadParameter.__mro__[1]  # its module differs between versions of typer
 

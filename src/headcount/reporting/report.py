@@ -9,7 +9,7 @@ import numpy as np
 
 from headcount.datasets import registry
 from headcount.datasets.registry import Source
-from headcount.errors import HeadcountError
+from headcount.errors import FileError, HeadcountError
 from headcount.experiments.records import Record
 from headcount.experiments.scores import Row, rows
 from headcount.io import atomic_write
@@ -126,7 +126,9 @@ def build_gallery(method: ReportMethod, load_source: LoadSource = cached_source,
     gallery = SimpleNamespace(method=method.name, fold=record.recipe.fold, key=record.key, bags=[], missing_reason="")
     try:
         gallery.bags = _example_bags(record, load_source, budget)
-    except (HeadcountError, OSError) as e:
+    except FileError:  # a failing disk is no property of the record
+        raise
+    except (HeadcountError, FileNotFoundError) as e:
         gallery.missing_reason = str(e)
     return gallery
 
