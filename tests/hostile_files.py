@@ -555,7 +555,7 @@ def main() -> int:
         for case in cases if args.all else sample_cases(cases, args.each, args.seed):
             outcome, message = attempt(case, specimens)
             table.setdefault(case.reader, Counter())[outcome] += 1
-            if args.verbose or outcome not in ("accepted", "refused"):
+            if args.verbose or outcome in FAILURES:
                 print(f"{outcome}: {case}: {' '.join(message.split())[:160]}", flush=True)
     outcomes = ("refused", "left out", "accepted", *FAILURES)
     print("\n| reader | cases | " + " | ".join(outcomes) + " |\n" + "|---" * (len(outcomes) + 2) + "|")

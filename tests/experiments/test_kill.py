@@ -100,7 +100,8 @@ class Target:
 
     def run_to_the_end(self, out: Path) -> None:
         assert self.start(out).wait(TIMEOUT) == 0, self.errors.read_text()
-        assert self.errors.read_text() == ""
+        lines = self.errors.read_text().splitlines()
+        assert not [line for line in lines if not line.endswith(", left by a command that was interrupted, is removed")]
 
     def stop(self) -> None:
         for study in self.started:

@@ -10,7 +10,7 @@ from test_browser import test_figures_follow_the_colour_scheme, test_no_messages
 
 from headcount.experiments.paper import figure_recipes
 from headcount.reporting.paper_page import write_paper
-from paper_factory import TINY, all_recipes, pretend_all
+from paper_factory import DATA, TINY, all_recipes, pretend_all
 from report_factory import HOSTILE, assert_own_script_only
 
 
@@ -19,7 +19,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All but the fourth data set, so that whole, partial and missing cells stand side by side."""
     folder = tmp_path_factory.mktemp("browser")
     there = [r for r in all_recipes(TINY) if r.source != "oct" and (r.source != "path" or r.fold == 0)]
-    made = pretend_all(there, folder, data={"note": HOSTILE[0]})
+    made = pretend_all(there, folder, data={**DATA, "note": HOSTILE[0]})
     assert set(figure_recipes("figure7", TINY)) <= made.keys()
     return write_paper(TINY, made, folder / "paper.html")
 

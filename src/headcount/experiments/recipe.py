@@ -211,8 +211,9 @@ _RANGES: dict[str, tuple[float, float]] = {"fold": (0, FOLDS - 1), "data_seed": 
 
 def _check_names(values: Mapping[str, Any]) -> Mapping[str, Any]:
     names = [f.name for f in fields(Recipe)]
-    for name in values.keys() - names:
-        check_choice("recipe field", name, names)
+    for name in values:
+        if name not in names:
+            check_choice("recipe field", name, names)
     return values
 
 
