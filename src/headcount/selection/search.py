@@ -29,10 +29,9 @@ from headcount.majority.calibration import standard_error
 from headcount.readers import BagDataset
 from headcount.selection.cross_validation import FoldResult, MethodScore, load_fold, predict_estimator, save_fold, score_method
 from headcount.selection.methods import FIXED_COST_METHODS, FitResult, Method
-from headcount.selection.time_budget import FINAL_FACTOR, MIN_BAGS_TO_COMPARE, TIME_MARGIN, TimePlan
+from headcount.selection.time_budget import FINAL_FACTOR, MIN_BAGS_TO_COMPARE, RIVALS, TIME_MARGIN, TimePlan
 
 BEHIND, CLEARLY_BEHIND = 1.0, 3.0  # standard errors of the difference from the best
-RIVALS = {"em_boosting": ("boosting", "forest")}  # a method, its baseline, and the baseline that may make it pointless
 
 
 class SearchProgress(NamedTuple):

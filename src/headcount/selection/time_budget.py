@@ -24,6 +24,7 @@ REDUCED_FOLDS = (2, 3)  # numbers of folds when time is short
 TIME_MARGIN = 0.85  # of the budget that may be planned: the speed of a machine varies
 FINAL_FACTOR = 1.2  # the final training has more bags than a fold
 MIN_BAGS_TO_COMPARE = 20  # before a method is left out
+RIVALS = {"em_boosting": ("boosting", "forest")}  # a method, its baseline, and the baseline that may make it pointless
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,17 @@ class TimePlan:
     @property
     def final_seconds(self) -> float:
         """Of the final training of the slowest method."""
-        return max(map(self.cost, self.names)) * FINAL_FACTOR
+        return max(map(self.cost, self._expected)) * FINAL_FACTOR
+
+    @property
+    def _expected(self) -> list[str]:
+        """The methods that will be fitted, as far as is known: those with a rival seldom are."""
+        return [n for n in self.names if not (self.halving and n in RIVALS and len(self.names) > 1)]
 
     def seconds_before(self, fold: int) -> float:
         """Of all folds before this one. With halving, as many candidates as will be left, of mean cost."""
-        baselines = sum(self.cost(n) for n in self.names if n in BASELINES)
-        costs = [self.cost(n) for n in self.names if n not in BASELINES]
+        baselines = sum(self.cost(n) for n in self._expected if n in BASELINES)
+        costs = [self.cost(n) for n in self._expected if n not in BASELINES]
         left = [min(len(costs), max(2, -(-len(costs) // 2**k))) if self.halving else len(costs) for k in range(fold)]
         return fold * baselines + sum(left) * sum(costs) / max(1, len(costs))
 
@@ -90,7 +96,13 @@ def make_plan(
 ) -> TimePlan:  # fmt: skip
     """Time a small part of each method, and return the largest plan within the budget, which began at ``started`` of the
     monotonic clock. ``requested`` methods are never left out; ``reduced_folds`` below ``folds`` leave two labels in every training part."""
-    seconds = {m.name: estimate_seconds(m, train, valid, device) for m in methods}
+    seconds = dict[str, float]()
+    for method in sorted(
+        methods, key=lambda m: m.name in RIVALS
+    ):  # in every round about the time of the baseline's large trees
+        baseline = seconds.get(RIVALS.get(method.name, ("", ""))[0])
+        timed = estimate_seconds(method, train, valid, device) if baseline is None else method.rounds * baseline
+        seconds[method.name] = timed
     halving = not requested and len(train) + len(valid) >= folds * MIN_BAGS_TO_COMPARE
     plan = TimePlan(tuple(m.name for m in methods), folds, 1.0, seconds, halving=halving)
     if minutes is None:
@@ -139,15 +151,22 @@ def estimate_seconds(method: Method, train: Bags, valid: Bags, device: torch.dev
     options = classifier.get_params()
     trees = "max_iter" if "max_bins" in options else "n_estimators"
     scale, n_trees = max(1.0, n_log_n), options.get(trees, 0)
-    if n_trees > TIMING_TREES:
+
+    def fit_seconds(n: int) -> float:
+        """With n trees at most."""
         from sklearn.base import clone
 
-        scale *= n_trees / TIMING_TREES
-        classifier = clone(classifier).set_params(**{trees: TIMING_TREES})
-    ends = [time.perf_counter()]
-    em(classifier, sample, valid_sample, rounds=min(1, method.rounds), on_progress=lambda *_: ends.append(time.perf_counter()))
-    ends.append(time.perf_counter())
-    if not method.rounds:
-        return (ends[-1] - ends[0]) * scale
-    first, later, last = np.diff(ends)  # later rounds fit to several classes of an instance, the first one to its bag's label
-    return float(first + method.rounds * later + last) * scale
+        part = clone(classifier).set_params(**{trees: n}) if n < n_trees else classifier
+        ends = [time.perf_counter()]
+        em(part, sample, valid_sample, rounds=min(1, method.rounds), on_progress=lambda *_: ends.append(time.perf_counter()))
+        ends.append(time.perf_counter())
+        if not method.rounds:
+            return (ends[-1] - ends[0]) * scale
+        first, later, last = np.diff(ends)  # later rounds fit to several classes of an instance, the first to its bag's label
+        return float(first + method.rounds * later + last) * scale
+
+    seconds = fit_seconds(TIMING_TREES)
+    if n_trees <= TIMING_TREES:
+        return seconds
+    per_tree = max(0.0, seconds - fit_seconds(TIMING_TREES // 3)) / (TIMING_TREES - TIMING_TREES // 3)
+    return seconds + per_tree * (n_trees - TIMING_TREES)
