@@ -91,6 +91,12 @@ def make_bags(
     return bags, labels
 
 
+def seconds_of(line: str) -> float:
+    """Of a plan's line, such as "about 1.7 minutes: ..."."""
+    number, unit = line.split()[1:3]
+    return float(number) * {"s": 1, "m": 60, "h": 3600}[unit[0]]
+
+
 def run(task: str, seed: int) -> dict[str, Any]:
     load, n_bags, size, concentration = TASKS[task]
     x, y = load(seed)
@@ -134,29 +140,37 @@ def run(task: str, seed: int) -> dict[str, Any]:
         "task": task, "seed": seed, "bags": len(bags), "instances": len(rows), "classes": int(y.max()) + 1,
         "share": float((y[rows] == naive).mean()), "accuracy": accuracy, "balanced_accuracy": balanced,
         "kept": {"fit": model.metadata["method"]["name"], "estimator": estimator.method_},
-        "seconds": {name: round(value, 2) for name, value in seconds.items()}, "estimate": lines[0],
+        "seconds": {name: round(value, 2) for name, value in seconds.items()}, "estimated seconds": seconds_of(lines[0]),
     }  # fmt: skip
 
 
 def markdown(runs: list[dict[str, Any]]) -> str:
-    """Mean accuracies, and how far the defaults are from the better rival, with the standard error of the paired difference."""
+    """Mean accuracies (balanced accuracies), how far the defaults are from the better rival, with the standard error of the paired
+    difference, and where they lose."""
     names = ("fit", "estimator", *RIVALS, "supervised")
-    lines = [
-        "| task | " + " | ".join(names) + " | fit - rival | estimator - rival | kept by fit |",
-        "|---" * (len(names) + 4) + "|",
-    ]
-    for task in dict.fromkeys(r["task"] for r in runs):
+    header = ["task (seeds)", *names, "fit − rival", "estimator − rival", "kept by fit", "seconds of fit", "as estimated"]
+    lines, losses = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"], list[str]()
+    for task in [task for task in TASKS if any(r["task"] == task for r in runs)]:
         group = [r for r in runs if r["task"] == task]
         values = {name: np.array([r["accuracy"][name] for r in group]) for name in names}
         rival = max(RIVALS, key=lambda name: values[name].mean())
-        cells = [f"{values[name].mean():.3f}" for name in names]
+        balanced = {name: np.mean([r["balanced_accuracy"].get(name, np.nan) for r in group]) for name in names}
+        cells = [f"{values[n].mean():.3f}" + ("" if np.isnan(balanced[n]) else f" ({balanced[n]:.2f})") for n in names]
         for name in ("fit", "estimator"):
             difference = values[name] - values[rival]
-            cells.append(f"{difference.mean():+.3f} ± {stats.sem(difference) if len(group) > 1 else float('nan'):.3f}")
+            error = f" ± {stats.sem(difference):.3f}" if len(group) > 1 else ""
+            cells.append(f"{difference.mean():+.3f}{error}".replace("-", "−"))
+            if difference.mean() < 0:
+                certain = len(group) > 1 and stats.ttest_rel(values[name], values[rival], alternative="less").pvalue < 0.05
+                losses.append(f"{task}, {name} against {rival} ({'significantly' if certain else 'not significantly'})")
         kept = [r["kept"]["fit"] for r in group]
         cells.append(", ".join(f"{name} {kept.count(name)}" for name in dict.fromkeys(kept)))
-        lines.append(f"| {task} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        cells += [
+            f"{np.mean([r['seconds']['fit'] for r in group]):.0f}",
+            f"{np.mean([r['estimated seconds'] for r in group]):.0f}",
+        ]
+        lines.append(f"| {task} ({len(group)}) | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", f"Where the defaults lose: {'; '.join(losses) or 'nowhere'}."])
 
 
 def main() -> None:
@@ -174,7 +188,10 @@ def main() -> None:
             runs.append(run(task, seed))
             body = {"command": "python benchmarks/defaults.py", "threads": torch.get_num_threads(), "runs": runs}
             atomic_write(args.out, lambda f, body=body: f.write(json.dumps(body, indent=1).encode()))
-            print(json.dumps({k: runs[-1][k] for k in ("task", "seed", "accuracy", "kept", "seconds", "estimate")}), flush=True)
+            print(
+                json.dumps({k: runs[-1][k] for k in ("task", "seed", "accuracy", "kept", "seconds", "estimated seconds")}),
+                flush=True,
+            )
     print(markdown(runs))
 
 
