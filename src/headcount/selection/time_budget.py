@@ -99,7 +99,7 @@ def make_plan(
     seconds = dict[str, float]()
     for method in sorted(
         methods, key=lambda m: m.name in RIVALS
-    ):  # in every round about the time of the baseline's large trees
+    ):  # a rival costs, in every round, about what its baseline does
         baseline = seconds.get(RIVALS.get(method.name, ("", ""))[0])
         timed = estimate_seconds(method, train, valid, device) if baseline is None else method.rounds * baseline
         seconds[method.name] = timed
