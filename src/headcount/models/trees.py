@@ -130,7 +130,7 @@ class BoostedTrees(Trees):
     bias: np.ndarray  # (C,) float64, the scores before the first tree; very low for a class that was never seen
 
     def combine(self, leaf: np.ndarray) -> np.ndarray:
-        return softmax(self.value[leaf] @ np.eye(len(self.bias))[self.target] + self.bias)
+        return softmax(self.value[leaf] @ np.identity(len(self.bias))[self.target] + self.bias)
 
     def without_float32_rounding(self) -> Self:
         return self
