@@ -17,7 +17,7 @@ from headcount.cli import experiments, model_commands, own_data
 from headcount.cli.options import with_option_names
 from headcount.errors import FileError, HeadcountError, HeadcountWarning, check_choice, format_warning
 
-STATELESS = ("predict", "evaluate", "explain", "issues", "audit", "check", "export", "report", "bags")
+RESUMABLE = ("fit", "run", "study", "paper", "demo", "data")
 
 _UsageError: Any = typer.BadParameter.__mro__[1]  # its module differs between versions of typer
 
@@ -132,14 +132,14 @@ def main() -> None:
         code = 141
     except OSError as e:
         notes, done = getattr(e, "__notes__", []), "what is finished is kept, and the same command resumes the work"
-        kept = f"nothing {'else ' * bool(notes)}was written" if is_stateless() else done
+        kept = done if is_resumable() else f"nothing {'else ' * bool(notes)}was written"
         code = print_error("; ".join([str(FileError.from_os_error(e)), *notes, kept]))
     except (HeadcountError, HeadcountWarning) as e:  # warnings are errors with --strict
         code = print_error("; ".join([with_option_names(str(e)), *getattr(e, "__notes__", [])]))
     except (KeyboardInterrupt, ImportError) as e:
         if isinstance(e, ImportError) and not isinstance(e.__context__, KeyboardInterrupt):
             raise  # otherwise it was Ctrl-C while a library was being imported
-        code = print_error("interrupted" if is_stateless() else "interrupted; the same command resumes the work", 130)
+        code = print_error("interrupted; the same command resumes the work" if is_resumable() else "interrupted", 130)
         # After Ctrl-C inside an eval of text (as libraries use it) CPython would end by a signal; another eval resets that
         eval("0")
     except (typer.Abort, EOFError):
@@ -148,8 +148,8 @@ def main() -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def is_stateless() -> bool:
-    return bool(sys.argv[1:2]) and sys.argv[1] in STATELESS
+def is_resumable() -> bool:
+    return bool(sys.argv[1:2]) and sys.argv[1] in RESUMABLE
 
 
 def print_error(message: str, code: int = 2) -> int:
