@@ -195,7 +195,7 @@ def _choice_warnings(
         found.serious.append(
             "The labels of held-out bags are not predicted clearly better than by chance: nothing shows that this model works."
         )
-    for name, score in scores.items():
+    for name, score in sorted(scores.items(), key=lambda item: item[1].loss):  # not in the order of their estimated times
         gap, error = _loss_gap(score, best_score)
         if name != best.name and gap <= 2 * error:
             (better if gap < -2 * error else similar).append(name)
