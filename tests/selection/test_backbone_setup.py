@@ -96,7 +96,7 @@ def test_every_command_on_a_model_with_a_frozen_backbone(downloads, run_fast, tm
     assert code == 0, err
     assert "computing features of 48 images once with timm:small" in out
     assert downloads == []
-    assert len(list((tmp_path / "cache" / "features").iterdir())) == 1
+    assert len(list((tmp_path / "cache" / "features").glob("*.npy"))) == 1
     saved = json.loads((model / "model.json").read_text())
     assert saved["frozen_backbone"] == {"backbone": "timm:small", "size": 12}
     assert saved["metadata"]["frozen_backbone"]["weights"] == "w.safetensors"
