@@ -67,11 +67,8 @@ def load_fold(file: Path, test: np.ndarray, bags: Bags) -> FoldResult | None:
             rows, classes = (int(bags.sizes[test].sum()), len(test)), len(bags.classes)
             valid = np.array_equal(result.bags, test) and shapes == tuple(((n, classes), torch.float32) for n in rows)
             valid = valid and 0 <= result.instance_probabilities.min() <= result.instance_probabilities.max() < math.inf
-            return (
-                result
-                if valid and bool(result.bag_log_probabilities.isfinite().all()) and math.isfinite(result.seconds)
-                else None
-            )
+            valid = valid and bool(result.bag_log_probabilities.isfinite().all()) and math.isfinite(result.seconds)
+            return result if valid else None
     except HeadcountError:
         return None
 
