@@ -29,7 +29,7 @@ from headcount.majority.calibration import standard_error
 from headcount.readers import BagDataset
 from headcount.selection.cross_validation import FoldResult, MethodScore, load_fold, predict_estimator, save_fold, score_method
 from headcount.selection.methods import FIXED_COST_METHODS, FitResult, Method
-from headcount.selection.time_budget import FINAL_FACTOR, MIN_BAGS_TO_COMPARE, RIVALS, TIME_MARGIN, TimePlan
+from headcount.selection.time_budget import EM_BASELINES, FINAL_FACTOR, MIN_BAGS_TO_COMPARE, RIVALS, TIME_MARGIN, TimePlan
 
 BEHIND, CLEARLY_BEHIND = 1.0, 3.0  # standard errors of the difference from the best
 
@@ -94,25 +94,34 @@ class ModelSearch:
 
     def _pointless(self, name: str, results: dict[str, list[FoldResult]]) -> str:
         """Why not even to begin with a method: another baseline is better than the one from which its EM starts."""
-        baseline, rival = RIVALS.get(name, ("", ""))
+        baseline, rival = EM_BASELINES.get(name, ""), RIVALS.get(name, "")
         if not (results.get(baseline) and results.get(rival)) or len(results[rival][0].bags) < MIN_BAGS_TO_COMPARE:
             return ""
         loss, rival_loss = (score_method(results[n], self.bags).loss for n in (baseline, rival))
         return f"not tried: {baseline} is behind {rival} (loss {loss:.3f}, {rival_loss:.3f})" if loss > rival_loss else ""
 
     def _behind(self, results: dict[str, list[FoldResult]]) -> dict[str, str]:
-        """Which methods leave, and why: candidates behind the leader by the differences of their losses, bag by bag; those of the
-        worse half sooner, but for the second best. Baselines always stay."""
+        """Which methods leave, and why: those behind the leader by the differences of their losses, bag by bag; of the candidates
+        the worse half sooner, but for the second best; and EM that is no better than the baseline it starts from. The best
+        baseline always stays."""
         scores = {name: score_method(folds, self.bags) for name, folds in results.items()}
-        ranked = sorted((n for n in scores if not self.methods[n].baseline), key=lambda n: scores[n].loss)
         leader, reasons = min(scores.values(), key=lambda s: s.loss, default=None), {}
-        for place, name in enumerate(ranked):
+        candidates, baselines = (
+            sorted((n for n in scores if self.methods[n].baseline == baseline), key=lambda n: scores[n].loss)
+            for baseline in (False, True)
+        )
+        worse_half = candidates[max(2, (len(candidates) + 1) // 2) :]
+        for name in [*candidates, *baselines[1:]]:
             assert leader is not None
             behind = scores[name].criterion.loss_per_bag - leader.criterion.loss_per_bag
-            errors = BEHIND if place >= max(2, (len(ranked) + 1) // 2) else CLEARLY_BEHIND
-            if len(behind) >= MIN_BAGS_TO_COMPARE and behind.mean() > errors * standard_error(behind):
-                folds = f"{len(results[name])} of {len(self.splits)} folds"
-                reasons[name] = f"behind after {folds}: loss {scores[name].loss:.3f}, the best {leader.loss:.3f}"
+            errors, start = BEHIND if name in worse_half else CLEARLY_BEHIND, scores.get(EM_BASELINES.get(name, ""))
+            if len(behind) < MIN_BAGS_TO_COMPARE:
+                continue
+            after = f"after {len(results[name])} of {len(self.splits)} folds: loss {scores[name].loss:.3f}"
+            if behind.mean() > errors * standard_error(behind):
+                reasons[name] = f"behind {after}, the best {leader.loss:.3f}"
+            elif start is not None and scores[name].loss >= start.loss:
+                reasons[name] = f"no better than its baseline {after}, {start.loss:.3f}"
         return reasons
 
     def _fold_result(self, method: Method, k: int) -> FoldResult:

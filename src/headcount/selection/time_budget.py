@@ -24,7 +24,8 @@ REDUCED_FOLDS = (2, 3)  # numbers of folds when time is short
 TIME_MARGIN = 0.85  # of the budget that may be planned: the speed of a machine varies
 FINAL_FACTOR = 1.2  # the final training has more bags than a fold
 MIN_BAGS_TO_COMPARE = 20  # before a method is left out
-RIVALS = {"em_boosting": ("boosting", "forest")}  # a method, its baseline, and the baseline that may make it pointless
+EM_BASELINES = {"em_forest": "forest", "em_boosting": "boosting"}  # a method, and the baseline that is its first round
+RIVALS = {"em_boosting": "forest"}  # a method that is pointless where its baseline is behind this one
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def make_plan(
     for method in sorted(
         methods, key=lambda m: m.name in RIVALS
     ):  # a rival costs, in every round, about what its baseline does
-        baseline = seconds.get(RIVALS.get(method.name, ("", ""))[0])
+        baseline = seconds.get(EM_BASELINES[method.name]) if method.name in RIVALS else None
         timed = estimate_seconds(method, train, valid, device) if baseline is None else method.rounds * baseline
         seconds[method.name] = timed
     halving = not requested and len(train) + len(valid) >= folds * MIN_BAGS_TO_COMPARE
