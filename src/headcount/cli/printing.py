@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 from rich.text import Text
@@ -24,6 +23,7 @@ from headcount.reporting.paper_tables import AVERAGE, data_remarks, difference_i
 from headcount.reporting.results_table import METRICS, display_names
 
 Records = dict[Recipe, Record]
+StudyLine = tuple[scores.Row, str, scores.PairedTest | None]
 
 
 def _spread(mean: float, deviation: float | None, count: int = 2, sign: str = "") -> str:
@@ -33,42 +33,35 @@ def _spread(mean: float, deviation: float | None, count: int = 2, sign: str = ""
 
 
 def _study_lines(rows: Iterable[scores.Row]) -> tuple[list[StudyLine], dict[str, str]]:
-    """Each method with its name and its test against the best of its source and scenario; and remarks on the names."""
+    """Each method with its name and its test against the best of its source and scenario, which has none; remarks on names."""
     rows = sorted(rows, key=lambda row: (row.source, row.scenario))
     names, remarks = display_names(rows)
     groups = groupby(rows, key=lambda row: (row.source, row.scenario))
     tests = [test for _, group in groups for test in scores.compare_with_best(list(group))]
-    return [StudyLine(*line) for line in zip(rows, names, tests, strict=True)], remarks
+    return list(zip(rows, names, tests, strict=True)), remarks
 
 
-class StudyLine(NamedTuple):
-    """A method of a study; the best has no test."""
-
-    row: scores.Row
-    name: str
-    test: scores.PairedTest | None
-
-    def cells(self) -> list[str]:
-        """Runs, three scores, difference from the best, p."""
-        test = self.test or scores.PairedTest(math.nan, math.nan, 0)
-        p = "–" if math.isnan(test.p) else f"{test.p:.3f}" if test.p >= 0.0005 else "< 0.001"
-        values = (_spread(*self.row.score(metric)) for metric in list(METRICS)[:3])
-        return [str(len(self.row.records)), *values, _spread(test.difference, test.error, test.n, "+"), p]
+def _study_cells(row: scores.Row, test: scores.PairedTest | None) -> list[str]:
+    """Runs, three scores, difference from the best, p."""
+    test = test or scores.PairedTest(math.nan, math.nan, 0)
+    p = "–" if math.isnan(test.p) else f"{test.p:.3f}" if test.p >= 0.0005 else "< 0.001"
+    values = (_spread(*row.score(metric)) for metric in list(METRICS)[:3])
+    return [str(len(row.records)), *values, _spread(test.difference, test.error, test.n, "+"), p]
 
 
 def print_results(rows: Iterable[scores.Row]) -> None:
     """The results, one table for each source and scenario, and how far the others are from the best of each."""
     lines, remarks = _study_lines(rows)
-    for (source, scenario), group in groupby(lines, key=lambda line: (line.row.source, line.row.scenario)):
+    for (source, scenario), group in groupby(lines, key=lambda line: (line[0].source, line[0].scenario)):
         members = list(group)
-        best = next((line.name for line in members if not line.test), "")
+        best = next((name for _, name, test in members if not test), "")
         table = plain_table(f"{source}, {scenario}", "runs", "instance accuracy", "bag accuracy", "consistency")
         against = plain_table(f"instance accuracy against {best}", "difference ± SE", "p (Holm)", "runs")
-        for line in members:
-            cells = line.cells()
-            table.add_row(line.name, *cells[:4])
-            if line.test and line.test.n > 1:
-                against.add_row(line.name, *cells[4:], str(line.test.n))
+        for row, name, test in members:
+            cells = _study_cells(row, test)
+            table.add_row(name, *cells[:4])
+            if test and test.n > 1:
+                against.add_row(name, *cells[4:], str(test.n))
         console.print(table)
         if against.row_count:
             console.print(against)
@@ -95,11 +88,13 @@ def study_latex(rows: Iterable[scores.Row]) -> str:
     """A tabular with a row per method, source and scenario; the difference from the best with its standard error and p."""
     header = ["Source", "Scenario", "Method", "Runs", *list(METRICS.values())[:3], "Difference", "$p$"]
     lines, remarks = _study_lines(rows)
-    texts = [[_escape(w) for w in (row.source, row.scenario, name)] for row, name, _ in lines]
+    cells = [
+        [*map(_escape, (row.source, row.scenario, name)), *map(_math, _study_cells(row, test))] for row, name, test in lines
+    ]
     notes = [_escape(f"{name}, {remark}") for name, remark in remarks.items()]
     about = "Means and standard deviations. Differences of the instance accuracy from the best, with standard errors; "
     notes.append(about + "$p$: paired $t$-test over the runs, Holm-corrected.")
-    return _latex(header, [[*t, *map(_math, x.cells())] for t, x in zip(texts, lines, strict=True)], 3, notes)
+    return _latex(header, cells, 3, notes)
 
 
 def _math(cell: str) -> str:

@@ -19,7 +19,6 @@ from headcount.training.config import TrainConfig
 CLASSES = 4
 BAG_SIZE = 15
 N_BAGS = {"train": 160, "valid": 60, "test": 60}
-Features = tuple[np.ndarray, np.ndarray, np.ndarray]  # features (N, D), classes (B, BAG_SIZE), labels (B,)
 
 
 class CheckScore(NamedTuple):
@@ -30,45 +29,28 @@ class CheckScore(NamedTuple):
     deviation: float  # of the instance accuracy over seeds
 
 
-def features(truth: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Classes lie on a circle, far enough apart for an instance accuracy of 0.98 with full supervision."""
-    angle = 2 * np.pi * truth.ravel() / CLASSES
-    return np.stack([np.cos(angle), np.sin(angle)], 1) * 1.6 + rng.normal(0, 0.45, (truth.size, 2))
+def present(c: int, rng: np.random.Generator) -> list[int]:
+    """Eight of c, always four of the next class, and three of the other classes."""
+    return [c] * 8 + [(c + 1) % CLASSES] * 4 + list((c + rng.integers(2, CLASSES, 3)) % CLASSES)
 
 
-def present(n_bags: int, rng: np.random.Generator, split: str) -> Features:
-    """A bag labelled c holds eight of c, always four of the next class, and three of the other classes."""
-    labels = rng.integers(0, CLASSES, n_bags)
-    truth = np.array([[c] * 8 + [(c + 1) % CLASSES] * 4 + list((c + rng.integers(2, CLASSES, 3)) % CLASSES) for c in labels])
-    return features(truth, rng), truth, labels
+def loud(c: int, rng: np.random.Generator) -> list[int]:
+    """Nine of c and six others, the last of them far out: in training in a direction that depends on the label, else in any."""
+    return [c] * 9 + list((c + rng.integers(1, CLASSES, 6)) % CLASSES)
 
 
-def loud(n_bags: int, rng: np.random.Generator, split: str) -> Features:
-    """Nine of c and six others, one of them far out: in training in a direction that depends on the label, else in any."""
-    labels = rng.integers(0, CLASSES, n_bags)
-    truth = np.array([[c] * 9 + list((c + rng.integers(1, CLASSES, 6)) % CLASSES) for c in labels])
-    x = np.concatenate([features(truth, rng), rng.normal(0, 0.1, (truth.size, CLASSES))], 1)
-    directions = labels if split == "train" else rng.integers(0, CLASSES, n_bags)
-    x[np.arange(n_bags) * BAG_SIZE + BAG_SIZE - 1, 2 + directions] += 8
-    return x, truth, labels
-
-
-def one_vote(n_bags: int, rng: np.random.Generator, split: str) -> Features:
+def one_vote(c: int, rng: np.random.Generator) -> list[int]:
     """Six of c, five of another class, two of each of the rest."""
-    labels = rng.integers(0, CLASSES, n_bags)
-    others = [(c + 1 + rng.permutation(CLASSES - 1)) % CLASSES for c in labels]
-    truth = np.column_stack([labels, others]).repeat([6, 5, 2, 2], axis=1)
-    return features(truth, rng), truth, labels
+    return [c] * 6 + list(((c + 1 + rng.permutation(CLASSES - 1)) % CLASSES).repeat([5, 2, 2]))
 
 
-def never(n_bags: int, rng: np.random.Generator, split: str) -> Features:
-    """The last class is in every bag and never the majority."""
-    labels = rng.integers(0, CLASSES - 1, n_bags)
-    truth = np.array([[c] * 7 + [CLASSES - 1] * 4 + list(rng.integers(0, CLASSES - 1, 4)) for c in labels])
-    return features(truth, rng), truth, np.array([np.bincount(row).argmax() for row in truth])
+def never(c: int, rng: np.random.Generator) -> list[int]:
+    """Seven of c; the last class is in every bag and never the majority."""
+    return [c] * 7 + [CLASSES - 1] * 4 + list(rng.integers(0, CLASSES - 1, 4))
 
 
-SANITY_CHECKS: dict[str, Callable[[int, np.random.Generator, str], Features]]
+# name -> the classes of a bag whose majority is c
+SANITY_CHECKS: dict[str, Callable[[int, np.random.Generator], list[int]]]
 SANITY_CHECKS = {"present": present, "loud": loud, "one_vote": one_vote, "never": never}
 
 
@@ -77,11 +59,18 @@ def sanity_check_bags(check: str, seed: int = 0) -> dict[str, Bags]:
     bags = {}
     for i, (split, count) in enumerate(N_BAGS.items()):
         rng = np.random.default_rng([seed, i, *check.encode()])
-        x, truth, labels = SANITY_CHECKS[check](count, rng, split)
+        labels = rng.integers(0, CLASSES - (check == "never"), count)
+        truth = np.array([SANITY_CHECKS[check](c, rng) for c in labels]).ravel()
+        # classes lie on a circle, far enough apart for an instance accuracy of 0.98 with full supervision
+        angle = 2 * np.pi * truth / CLASSES
+        x = np.stack([np.cos(angle), np.sin(angle)], 1) * 1.6 + rng.normal(0, 0.45, (len(truth), 2))
+        if check == "loud":
+            x = np.concatenate([x, rng.normal(0, 0.1, (len(truth), CLASSES))], 1)
+            directions = labels if split == "train" else rng.integers(0, CLASSES, count)
+            x[np.arange(1, count + 1) * BAG_SIZE - 1, 2 + directions] += 8
         order = np.concatenate([b * BAG_SIZE + rng.permutation(BAG_SIZE) for b in range(count)])
         pool = Pool(x[order].astype(np.float32))
-        truth = truth.ravel()[order]
-        bags[split] = Bags.of(pool, sizes=[BAG_SIZE] * count, labels=labels, classes=CLASSES, truth=truth)
+        bags[split] = Bags.of(pool, sizes=[BAG_SIZE] * count, labels=labels, classes=CLASSES, truth=truth[order])
     return bags
 
 

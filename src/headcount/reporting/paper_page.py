@@ -3,9 +3,9 @@
 A figure is drawn from the available records and says which runs are missing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import numpy as np
 from markupsafe import Markup
@@ -13,13 +13,12 @@ from markupsafe import Markup
 from headcount.experiments import paper
 from headcount.experiments.paper import Scale
 from headcount.experiments.recipe import Recipe
-from headcount.experiments.records import Record
 from headcount.experiments.scores import REMOVALS
 from headcount.io import atomic_write
 from headcount.reporting import paper_tables as tables, plots
 from headcount.reporting.figures import FigureGroup, FigurePanel, share_scatters, svg_panel
 from headcount.reporting.paper_tables import Records
-from headcount.reporting.render import PALETTE, finite, render_template
+from headcount.reporting.render import PALETTE, finite, inline_svg, render_template
 from headcount.reporting.report import provenance
 from headcount.reporting.results_table import RunSummary
 
@@ -46,11 +45,17 @@ def render_paper(scale: Scale, records: Records) -> str:
     chosen = {r.key for group in cells.values() for c in group if c.method in paper.OURS for r in c.selected_records(records)}
     removals = sorted({r.removal for r in required if r.removal})
     substitutes = {d: s for d, s in scale.sources.items() if s != d.lower()}
-    notes, column_notes = _data_notes(used.values()), dict(substitutes)
+    notes: dict[str, list[str]] = {}
+    for source, note in sorted({(recipe.source, record.data["data"].get("note") or "") for recipe, record in used.items()}):
+        notes.setdefault(note, []).append(source)
+    notes.pop("", None)
+    column_notes = dict(substitutes)
     if remarks := tables.data_remarks(used):
         pooled = ", ".join(f"{dataset} {short}" for dataset, (short, _) in remarks.items())
         notes |= {text: [dataset] for dataset, (_, text) in remarks.items()}
         column_notes |= dict.fromkeys((tables.AVERAGE, *paper.SCENARIOS), pooled) | {d: s for d, (s, _) in remarks.items()}
+    scatter = plots.share_scatter(*np.array(pairs).T, PALETTE[0], "printed", "ours") if pairs else None
+    label = "Every complete cell of the tables: our value against the printed one"
     return render_template(
         "paper.html",
         scale=scale,
@@ -63,7 +68,7 @@ def render_paper(scale: Scale, records: Records) -> str:
         provenance=provenance(list(used.values())),
         tables=shown,
         items=[(item, sum(r in records for r in group), len(group)) for item, group in recipes.items()],
-        agreement=agreement_scatter(pairs) if pairs else "",
+        agreement=inline_svg(scatter, "scatter", label) if scatter else "",
         pairs=tables.comparisons(cells["table2"] + cells["table4"], records),
         figures=paper_figures(scale, records),
         runs=[(scenario, run_groups(scenario, scale, records, chosen, removals)) for scenario in paper.SCENARIOS],
@@ -71,34 +76,9 @@ def render_paper(scale: Scale, records: Records) -> str:
     )
 
 
-def _data_notes(records: Iterable[Record]) -> dict[str, list[str]]:
-    """Notes on the data, each with the sources to which it applies."""
-    notes: dict[str, list[str]] = {}
-    for source, note in sorted({(r.data["recipe"]["source"], r.data["data"].get("note") or "") for r in records}):
-        notes.setdefault(note, []).append(source)
-    return {note: sources for note, sources in notes.items() if note}
-
-
-class PaperRunLine(NamedTuple):
-    """One recipe on all its folds; None where a fold has not run."""
-
-    slug: str
-    name: str
-    runs: list[RunSummary | None]
-
-
-class PaperRunGroup(NamedTuple):
-    """A method on all data sets, or the removals of MPEM on one."""
-
-    slug: str
-    title: str
-    text: str  # what the recipes change beyond the base of the scale
-    devices: str
-    lines: list[PaperRunLine]
-
-
-def run_groups(scenario: str, scale: Scale, records: Records, chosen: set[str], removals: list[float]) -> list[PaperRunGroup]:
-    """The recipes that have run; the runs of MPEM that "Ours" chose are marked."""
+def run_groups(scenario: str, scale: Scale, records: Records, chosen: set[str], removals: list[float]) -> list[SimpleNamespace]:
+    """The recipes that have run, a group for each method on all data sets and for the removals of MPEM on each; the runs that
+    "Ours" chose are marked, and None stands where a fold has not run."""
     rows: dict[tuple[str, ...], dict[str, tuple[Recipe, ...]]] = {
         (method,): {d: scale.recipes(method, d, scenario) for d in paper.DATASETS} for method in paper.METHODS
     }
@@ -113,25 +93,17 @@ def run_groups(scenario: str, scale: Scale, records: Records, chosen: set[str], 
             if any(available):
                 runs = [None if r is None else RunSummary(r, chosen=r.key in chosen) for r in available]
                 title = f"r = {name}" if folds[0].removal else name
-                lines.append(PaperRunLine(tables.slug("runs", scenario, *names, name), title, runs))
+                lines.append(SimpleNamespace(slug=tables.slug("runs", scenario, *names, name), name=title, runs=runs))
         if lines:
             changes = next(iter(recipes.values()))[0].changes
             text = ", ".join(f"{k}={v}" for k, v in changes.items() if k not in in_base)
             devices = ", ".join(dict.fromkeys(run.device for line in lines for run in line.runs if run))
-            groups.append(PaperRunGroup(tables.slug("runs", scenario, *names), ", ".join(names), text, devices, lines))
+            slug, title = tables.slug("runs", scenario, *names), ", ".join(names)
+            groups.append(SimpleNamespace(slug=slug, title=title, text=text, devices=devices, lines=lines))
     return groups
 
 
-class PaperFigure(NamedTuple):
-    """One figure of the paper, ready for the page."""
-
-    slug: str
-    title: str
-    groups: list[FigureGroup]
-    missing: str  # the missing runs in words, or empty
-
-
-def paper_figures(scale: Scale, records: Records) -> list[PaperFigure]:
+def paper_figures(scale: Scale, records: Records) -> list[SimpleNamespace]:
     """Every figure of the paper; without any of its runs, a figure consists of the sentence on what is missing."""
     groups = {
         "figure3": _accuracy_groups(scale, records),
@@ -140,7 +112,10 @@ def paper_figures(scale: Scale, records: Records) -> list[PaperFigure]:
         "figure8": _sweep_groups(scale, records, "purity"),
         "figure9": _sweep_groups(scale, records, "agreement", "agreement_random"),
     }
-    return [PaperFigure(s, paper.FIGURES[s], groups[s], missing_runs(s, scale, records)) for s in groups]
+    return [
+        SimpleNamespace(slug=name, title=paper.FIGURES[name], groups=drawn, missing=missing_runs(name, scale, records))
+        for name, drawn in groups.items()
+    ]
 
 
 def missing_runs(figure: str, scale: Scale, records: Records) -> str:
@@ -171,12 +146,6 @@ def _group_names(values: Mapping[str, str]) -> dict[str, str]:
     """Each value with the names that have it: {"SVHN": "Small", "PATH": "Small"} -> {"Small": "SVHN, PATH"}."""
     distinct = dict.fromkeys(filter(None, values.values()))
     return {value: ", ".join(name for name, v in values.items() if v == value) for value in distinct}
-
-
-def agreement_scatter(pairs: Sequence[tuple[float, float]]) -> Markup:
-    """A dot per cell, our value against the printed one."""
-    figure = plots.share_scatter(*np.array(pairs).T, PALETTE[0], "printed", "ours")
-    return svg_panel("", figure, "scatter", "Every complete cell of the tables: our value against the printed one").svg
 
 
 def _accuracy_groups(scale: Scale, records: Records) -> list[FigureGroup]:

@@ -6,7 +6,8 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from headcount.datasets.registry import SOURCES
 from headcount.experiments.paper import ALL_DATASETS, DATASETS, OURS, SCENARIOS, SUBSTITUTES, TABLES, Cell, averages
@@ -18,6 +19,7 @@ from headcount.reporting.results_table import TableCell
 
 Records = Mapping[Recipe, Record]
 CellKey = tuple[str, str, str]  # scenario, method, data set
+Footnotes = Sequence[Mapping[str, Any]]
 AVERAGE = "Average"
 MPEM = "Counting Network + MPEM"
 RECROPPED_SVHN = "423d8b9c077da6756fde7b8aa1103128434510b6949089be583cc6ece298f3f3"  # checksum of the data
@@ -75,20 +77,12 @@ class PaperEntry(NamedTuple):
         return "" if math.isnan(self.errors) else signed(self.errors, 1)
 
 
-class PaperBlock(NamedTuple):
-    """A matrix of entries, a row per method."""
-
-    title: str
-    columns: dict[str, tuple[int, ...]]  # name -> its footnotes
-    lines: list[tuple[str, list[PaperEntry]]]
-
-
 class PaperTable(NamedTuple):
     """One table of the paper, ready for the page."""
 
     slug: str
     title: str
-    blocks: list[PaperBlock]
+    blocks: list[SimpleNamespace]  # matrices of entries: title, columns with their footnotes, a line per method
     footnotes: list[str]
     entries: list[PaperEntry]  # without averages
 
@@ -112,11 +106,11 @@ def paper_table(name: str, cells: Sequence[Cell], records: Records) -> PaperTabl
         keys = [(s, ALL_DATASETS) for s in SCENARIOS] if pooled else [(title, d) for d in (*DATASETS, AVERAGE)]
         columns = {s if pooled else d: _note_numbers(notes, s, "", d) for s, d in keys}
         lines = _mark_best([[shown[s, m, d] for s, d in keys] for m in methods])
-        blocks.append(PaperBlock(title, columns, list(zip(methods, lines, strict=True))))
-    return PaperTable(name, TABLES[name][0], blocks, [note.text for note in notes], list(entries.values()))
+        blocks.append(SimpleNamespace(title=title, columns=columns, lines=list(zip(methods, lines, strict=True))))
+    return PaperTable(name, TABLES[name][0], blocks, [note["text"] for note in notes], list(entries.values()))
 
 
-def _entry(cell: Cell, records: Records, notes: Sequence[Footnote]) -> PaperEntry:
+def _entry(cell: Cell, records: Records, notes: Footnotes) -> PaperEntry:
     mean, deviation, count = cell.value(records)
     missing = cell.missing(records)
     remark = ", coarse r" if cell.is_coarse(records) else "" if missing or count == cell.n_runs else " defined"
@@ -164,7 +158,7 @@ def _link(cell: Cell) -> str:
     return slug("runs", cell.scenario, cell.method, *([] if cell.dataset == ALL_DATASETS else [cell.dataset]))
 
 
-def _average_entries(name: str, entries: Mapping[CellKey, PaperEntry], notes: Sequence[Footnote]) -> dict[CellKey, PaperEntry]:
+def _average_entries(name: str, entries: Mapping[CellKey, PaperEntry], notes: Footnotes) -> dict[CellKey, PaperEntry]:
     """Our averages only over all data sets; the printed ones beside what their cells give, where the two differ."""
     shown = {}
     for (scenario, method), average in averages(name).items():
@@ -205,45 +199,25 @@ def signed(value: float, digits: int = 3) -> str:
     return zero if abs(value) < 0.5 * 10**-digits else f"{value:+.{digits}f}".replace("-", "−")
 
 
-class Footnote(NamedTuple):
-    """A remark on some cells; the method "" is the head of the column."""
-
-    scenario: str
-    methods: Sequence[str]
-    datasets: Sequence[str]
-    text: str
-
-
-def _footnotes(table: str) -> list[Footnote]:
-    """Remarks and wrong averages, in the order of the table."""
+def _footnotes(table: str) -> list[dict[str, Any]]:
+    """Remarks on some cells, and wrong averages, in the order of the table; the method "" is the head of the column."""
     data = json.loads(read_resource("paper_notes.json"))
-    notes = [Footnote(*(n[k] for k in Footnote._fields)) for n in data["remarks"] if n["table"] == table]
+    notes = [note for note in data["remarks"] if note["table"] == table]
     for (scenario, method), average in averages(table).items():
         if average.is_wrong:
             text = f"Printed as {average.printed:.3f}, but its four cells average {average.recomputed:.3f}, which our "
             text += "difference refers to." + (f" {data['ranking']}" if table == "table2" else "")
-            notes.append(Footnote(scenario, (method,), (AVERAGE,), text))
-    return sorted(notes, key=lambda note: SCENARIOS.index(note.scenario))
+            notes.append({"scenario": scenario, "methods": [method], "datasets": [AVERAGE], "text": text})
+    return sorted(notes, key=lambda note: SCENARIOS.index(note["scenario"]))
 
 
-def _note_numbers(notes: Sequence[Footnote], scenario: str, method: str, dataset: str) -> tuple[int, ...]:
-    return tuple(i for i, n in enumerate(notes, 1) if n.scenario == scenario and method in n.methods and dataset in n.datasets)
+def _note_numbers(notes: Footnotes, scenario: str, method: str, dataset: str) -> tuple[int, ...]:
+    where = (n["scenario"] == scenario and method in n["methods"] and dataset in n["datasets"] for n in notes)
+    return tuple(i for i, applies in enumerate(where, 1) if applies)
 
 
-class FoldComparison(NamedTuple):
-    """ "Ours" against the best other method and the Counting Network, on one data set in one scenario."""
-
-    scenario: str
-    dataset: str
-    ours: str
-    other: str
-    n_others: int
-    against_other: tuple[str, str, str]
-    against_count: tuple[str, str, str]
-
-
-def comparisons(cells: Sequence[Cell], records: Records) -> list[FoldComparison]:
-    """A comparison for each scenario and data set."""
+def comparisons(cells: Sequence[Cell], records: Records) -> list[SimpleNamespace]:
+    """ "Ours" against the best other method and the Counting Network, on each data set in each scenario."""
     grid = {(c.scenario, c.method, c.dataset): c for c in cells}
     methods = list(dict.fromkeys(c.method for c in cells if c.table == "table2" and c.method not in OURS))
     rows = []
@@ -254,9 +228,17 @@ def comparisons(cells: Sequence[Cell], records: Records) -> list[FoldComparison]
             ours, count = scores["Ours"], scores["Counting Network"]
             others = {m: scores[m] for m in methods if ours and scores[m].keys() == ours.keys()}
             best = max(others, key=lambda m: mean_and_deviation(others[m].values())[0], default="")
-            mean = f"{mean_and_deviation(ours.values())[0]:.3f}" if ours else "–"
-            tests = _test(ours, others.get(best, {})), _test(ours, count)
-            rows.append(FoldComparison(scenario, dataset, mean, best, len(others), *tests))
+            rows.append(
+                SimpleNamespace(
+                    scenario=scenario,
+                    dataset=dataset,
+                    ours=f"{mean_and_deviation(ours.values())[0]:.3f}" if ours else "–",
+                    other=best,
+                    n_others=len(others),
+                    against_other=_test(ours, others.get(best, {})),
+                    against_count=_test(ours, count),
+                )
+            )
     return rows
 
 
