@@ -168,8 +168,13 @@ MUTATIONS = [
         "estimators/model_selection.py", "np.arange(len(first))", "np.zeros(len(first), int)", "test_majority_classifier.py"
     ),
     # command line
-    Mutation("cli/main.py", "return code\n\n\ndef _flush", "return 0\n\n\ndef _flush", "test_cli_errors.py test_wrong_input"),
-    Mutation("cli/running.py", "if name in names_given:", "if False:", "test_cli_errors.py test_wrong_input"),
+    Mutation(
+        "cli/main.py",
+        "file=sys.stderr)\n    return code",
+        "file=sys.stderr)\n    return 0",
+        "test_cli_errors.py test_wrong_input",
+    ),
+    Mutation("cli/running.py", "if name in pairs:", "if False:", "test_cli_errors.py test_wrong_input"),
     Mutation(
         "cli/options.py", "name for name in map(str.strip, parts) if name", "name for name in parts", "test_check.py lists"
     ),

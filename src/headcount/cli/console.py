@@ -18,10 +18,8 @@ from rich.table import Column, Table
 from headcount.training.distributed import rank
 
 if TYPE_CHECKING:
-    from headcount.experiments.recipe import Recipe
     from headcount.experiments.study import StudyProgress
     from headcount.models.fitted import FittedModel
-    from headcount.training.trainer import TrainProgress
 
 _size: tuple[int | None, int | None] = (None, None) if sys.stdout.isatty() else (120, 50)
 # without markup, because names and paths may contain [brackets]; of several training processes only the first prints
@@ -67,39 +65,36 @@ def print_scores(scores: dict[str, Any]) -> None:
     """The scores of an evaluation as one table."""
     title = f"{scores['model']} on {scores['data']}, {100 * scores['level']:g} % intervals"
     table = Table("score", "value", "measured on", title=title, title_justify="left")
-    for row in _score_rows(scores):
-        table.add_row(*row)
-    console.print(table)
-    methods = {scores[k]["interval"] for k in ("bags", "instances", "audit") if "interval" in scores.get(k, {})}
-    console.print(f"Intervals: {'; '.join(sorted(methods))}.")
-
-
-def _score_rows(scores: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     if bags := scores.get("bags"):
         calibration = bags["calibration"]
         means = f"mean confidence {100 * calibration['confidence']:.0f} %, accuracy {100 * calibration['accuracy']:.0f} %"
-        yield "bag accuracy", _estimate(bags["accuracy"]), f"{bags['bags']:,} labelled bags"
-        yield "  most frequent label", f"{bags['chance']:.3f}", ""
-        yield "  log loss", f"{bags['log_loss']:.3f}", ""
-        yield "  calibration error", f"{calibration['error']:.3f}", means
+        table.add_row("bag accuracy", _estimate(bags["accuracy"]), f"{bags['bags']:,} labelled bags")
+        table.add_row("  most frequent label", f"{bags['chance']:.3f}", "")
+        table.add_row("  log loss", f"{bags['log_loss']:.3f}", "")
+        table.add_row("  calibration error", f"{calibration['error']:.3f}", means)
     if shares := scores.get("shares"):
-        yield "share error", f"{shares['mean_error']:.3f}", f"votes of {shares['bags']:,} bags"
-        yield "  largest", f"{shares['largest_error']:.3f}", ""
-        yield "  bias of the majority share", f"{shares['majority_lean']:+.3f}", ""
-        yield "  coverage of the 90 % interval", f"{shares['inside_90_interval']:.3f}", ""
+        table.add_row("share error", f"{shares['mean_error']:.3f}", f"votes of {shares['bags']:,} bags")
+        table.add_row("  largest", f"{shares['largest_error']:.3f}", "")
+        table.add_row("  bias of the majority share", f"{shares['majority_lean']:+.3f}", "")
+        table.add_row("  coverage of the 90 % interval", f"{shares['inside_90_interval']:.3f}", "")
     if instances := scores.get("instances"):
-        yield "instance accuracy", _estimate(instances["accuracy"]), f"truth of {instances['instances']:,} instances"
-        yield "  balanced", f"{instances['balanced_accuracy']:.3f}", ""
-        yield "  mIoU", f"{instances['miou']:.3f}", ""
-        yield "  calibration error", f"{instances['calibration_error']:.3f}", ""
+        table.add_row("instance accuracy", _estimate(instances["accuracy"]), f"truth of {instances['instances']:,} instances")
+        table.add_row("  balanced", f"{instances['balanced_accuracy']:.3f}", "")
+        table.add_row("  mIoU", f"{instances['miou']:.3f}", "")
+        table.add_row("  calibration error", f"{instances['calibration_error']:.3f}", "")
         for name, of_class in instances["classes"].items():
             recall = "none" if of_class["recall"] is None else f"{of_class['recall']:.3f}"
-            yield f"  recall of {name}", recall, f"{of_class['instances']:,}"
+            table.add_row(f"  recall of {name}", recall, f"{of_class['instances']:,}")
     if audit := scores.get("audit"):
         blank = f", {audit['left_blank']} left blank" if audit["left_blank"] else ""
-        yield "instance accuracy, audited", _estimate(audit["accuracy"]), f"{audit['labelled']} labelled by hand{blank}"
+        table.add_row(
+            "instance accuracy, audited", _estimate(audit["accuracy"]), f"{audit['labelled']} labelled by hand{blank}"
+        )
         for name, precision in audit["precision"].items():
-            yield f"  precision of {name}", _estimate(precision), f"{precision['count']}"
+            table.add_row(f"  precision of {name}", _estimate(precision), f"{precision['count']}")
+    console.print(table)
+    methods = {scores[k]["interval"] for k in ("bags", "instances", "audit") if "interval" in scores.get(k, {})}
+    console.print(f"Intervals: {'; '.join(sorted(methods))}.")
 
 
 def _estimate(e: dict[str, Any]) -> str:
@@ -127,14 +122,6 @@ def progress_bar(description: str, total: int | None = None) -> Iterator[Callabl
     with Progress(*columns, TimeRemainingColumn(), console=stderr, disable=hidden, transient=True) as bar:
         task = bar.add_task(description, total=total, detail="")
         yield lambda **fields: bar.update(task, **fields)
-
-
-@contextmanager
-def epochs_bar(recipe: Recipe) -> Iterator[Callable[[TrainProgress], None]]:
-    """Epochs of one training: loss, validation loss, the best epoch, time left."""
-    with progress_bar(recipe.label, recipe.epochs) as update:
-        text = "loss {:.4f}  valid {:.4f}  best {:.4f} at {}"
-        yield lambda p: update(completed=p.epoch, detail=text.format(*p.curve[-1], p.best, p.best_epoch))
 
 
 @contextmanager

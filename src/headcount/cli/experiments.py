@@ -35,7 +35,7 @@ def demo(
 @with_options("recipe_options", RECIPE_OPTIONS)
 def run(out: RecordsFolder, *, recipe_options: dict[str, Any], device: Device = "auto", compile: Compile = "auto") -> None:
     """Train and score one recipe, after those it needs; by default the paper's."""
-    from headcount.cli.console import console, epochs_bar, print_line
+    from headcount.cli.console import console, print_line, progress_bar
     from headcount.cli.running import build_recipes
     from headcount.experiments.records import error_line
     from headcount.experiments.study import study as run_all
@@ -47,8 +47,10 @@ def run(out: RecordsFolder, *, recipe_options: dict[str, Any], device: Device = 
     resolve_device(device)  # a mistake is reported before anything is printed
     check_choice("compile", compile, COMPILE)
     print_line(f"{recipe}\nkey {recipe.key}")
-    with epochs_bar(recipe) as on_progress:
-        result = run_all([recipe], out, device=device, compile=compile, on_run_progress=on_progress)
+    with progress_bar(recipe.label, recipe.epochs) as update:
+        text = "loss {:.4f}  valid {:.4f}  best {:.4f} at {}"
+        show = lambda p: update(completed=p.epoch, detail=text.format(*p.curve[-1], p.best, p.best_epoch))  # noqa: E731
+        result = run_all([recipe], out, device=device, compile=compile, on_run_progress=show)
     for failed, error in result.failed.items():
         if not isinstance(error, (HeadcountError, OSError)):
             print_line(f"failed: {failed}: {error_line(error)}")
@@ -59,7 +61,7 @@ def run(out: RecordsFolder, *, recipe_options: dict[str, Any], device: Device = 
 
 
 @app.command()
-@with_options("recipe_options", RECIPE_OPTIONS | {"fold": RECIPE_OPTIONS["fold"]._replace(default="0,1,2,3,4")})
+@with_options("recipe_options", RECIPE_OPTIONS | {"fold": RECIPE_OPTIONS["fold"].replace(default="0,1,2,3,4")})
 def study(
     out: RecordsFolder,
     *,

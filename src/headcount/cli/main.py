@@ -144,7 +144,10 @@ def main() -> None:
         eval("0")
     except (typer.Abort, EOFError):
         code = print_error("aborted", 130)
-    _flush_stdout()
+    try:
+        sys.stdout.flush()
+    except OSError:  # discard what can no longer be written, so that the interpreter does not report it a second time
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -155,11 +158,3 @@ def is_resumable() -> bool:
 def print_error(message: str, code: int = 2) -> int:
     print(f"headcount: {' '.join(message.split())}", file=sys.stderr)
     return code
-
-
-def _flush_stdout() -> None:
-    """Discard what can no longer be written (broken pipe, full disk), so that the interpreter does not report it a second time."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -54,8 +54,7 @@ def predict(
     from headcount.selection.metadata import share_warnings
 
     use_context = CONTEXT[check_choice("context", context, CONTEXT)]
-    if not export.is_table(out):
-        export.require_h5py()
+    as_table = export.is_table(out)
     if bags is not None:
         export.require_table("--bags", bags)
     export.check_outputs(data, model, read_options["labels"], out=out, bags=bags, geojson=geojson, heatmap=heatmap)
@@ -87,7 +86,7 @@ def predict(
             geo.write_heatmaps(heatmap, dataset, predictions)
         if bags is not None:
             export.write_table(bags, [export.bag_table(dataset, predictions)])
-        if export.is_table(out):
+        if as_table:
             export.write_table(out, export.prediction_chunks(dataset, predictions))
         else:
             export.write_hdf5(out, dataset, predictions)
@@ -141,8 +140,9 @@ def evaluate(
     if truth is not None and bool((truth >= 0).any()):
         scores["instances"] = scoring.evaluate_instances(dataset.bags, predictions, level)
     if sheet is not None:
-        audited = dataset.broadcast(predictions.instance_prediction, -1)[sheet.row]
-        scores["audit"] = scoring.evaluate_audit(sheet.true, audited, sheet.stratum, sheet.stratum_sizes, fitted.classes, level)
+        row, true, stratum, stratum_sizes = sheet
+        audited = dataset.broadcast(predictions.instance_prediction, -1)[row]
+        scores["audit"] = scoring.evaluate_audit(true, audited, stratum, stratum_sizes, fitted.classes, level)
     if as_json:
         print(json.dumps(scores, indent=1, ensure_ascii=False, allow_nan=False))
     else:
@@ -211,9 +211,12 @@ def audit(
     dataset = read_data(data, read_options, fitted, labels=False)
     n_drawn, key = audit_sheet.write_sheet(out, dataset, predict_all(fitted, dataset), count, seed)
     sheet = out if out.suffix.lower() == ".csv" else out / "sheet.csv"
-    next_command = shlex.join(map(str, ("headcount", "evaluate", model, data, "--audit", sheet)))
+    next_command = list(map(str, ("headcount", "evaluate", model, data, "--audit", sheet)))
+    for name, value in read_options.items():
+        if value:
+            next_command += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     print_message(f"wrote {out}: {n_drawn} instances; fill in the column 'label' of {sheet}, then")
-    print_message(f"  {next_command}{_as_typed(read_options)}")
+    print_message(f"  {shlex.join(next_command)}")
     print_message(f"the predictions are in {key}: open it only afterwards")
 
 
@@ -234,9 +237,3 @@ def export(model: Model, onnx: Annotated[Path, typer.Option(help="The file to wr
     difference = export_onnx(fitted, onnx)
     without = ", as `predict --context off` makes them" if fitted.use_context else ""
     print_message(f"wrote {onnx}: onnxruntime gives the model's predictions{without} (to {difference:.1g})")
-
-
-def _as_typed(read_options: dict[str, Any]) -> str:
-    """The reading options, to be typed again."""
-    given = {f" --{name.replace('_', '-')}": value for name, value in read_options.items() if value}
-    return "".join(flag if value is True else f"{flag} {shlex.quote(str(value))}" for flag, value in given.items())

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
@@ -25,20 +25,18 @@ _COMPILE = "Compile the network: auto (on a GPU), on or off. Affects speed only;
 Compile = Annotated[str, typer.Option(help=_COMPILE)]
 _STRICT = "Stop at a damaged record instead of leaving it out."
 Strict = Annotated[bool, typer.Option("--strict", help=_STRICT, callback=_stop_at_damaged_records)]
-HeadOption = Annotated[list[str] | None, typer.Option("--option", help="An option of the head, NAME=VALUE; may be repeated.")]
+_HEAD_OPTION = "An option of the head, NAME=VALUE; may be repeated."
+HeadOption = Annotated[list[str] | None, typer.Option("--option", help=_HEAD_OPTION)]
 _ADDRESS = "The Ray cluster: auto, local or host:port; default: auto if there is one, else local."
 RayAddress = Annotated[str | None, typer.Option(help=_ADDRESS)]
 
 
-class Option(NamedTuple):
-    """The annotation that typer reads, and the default."""
-
-    annotation: Any
-    default: Any = None
+Option = inspect.Parameter  # the annotation that typer reads, and the default; with_options gives it its name
 
 
 def _option(kind: Any, help: str, default: Any = None, *names: str) -> Option:
-    return Option(Annotated[kind, typer.Option(*names, help=help)], default)
+    annotation = Annotated[kind, typer.Option(*names, help=help)]
+    return Option("option", Option.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _column(content: str) -> Option:
@@ -92,7 +90,7 @@ RECIPE_OPTIONS = {
     "scenario": _option(str | None, "Majority share: various (default), small, large, or a range such as 0.3-0.5."),
     "fold": _option(str, "Fold of the cross-validation, 0 to 4.", "0"),
     "head": _option(str | None, "A method (see `headcount heads`; default count), or path/to/file.py:Class."),
-    "option": Option(HeadOption),
+    "option": _option(list[str] | None, _HEAD_OPTION, None, "--option"),
     "removal": _option(str | None, "MPEM: fraction of each bag's dissenters to remove; default 0, which means no MPEM."),
     "epochs": _option(int | None, "Training epochs; default 1500."),
     "bag_size": _option(int | None, "Instances per bag; default 64."),
@@ -110,11 +108,10 @@ def with_options(parameter: str, options: Mapping[str, Option]) -> Callable[[Cal
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
         names = {name: f"{name}_column" if name in signature.parameters else name for name in options}
-        kind = inspect.Parameter.KEYWORD_ONLY
-        added = [inspect.Parameter(names[k], kind, default=o.default, annotation=o.annotation) for k, o in options.items()]
+        added = [option.replace(name=names[name]) for name, option in options.items()]
         parameters: list[inspect.Parameter] = []
         for p in signature.parameters.values():
-            parameters += added if p.name == parameter else [p.replace(kind=kind)]
+            parameters += added if p.name == parameter else [p.replace(kind=Option.KEYWORD_ONLY)]
 
         @functools.wraps(command)
         def with_group(**values: Any) -> None:

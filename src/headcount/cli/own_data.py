@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -129,37 +128,31 @@ def fit(
     out = out if out.name else Path(os.path.abspath(out))  # "." has no name for the working folder
     check_output_path("out", out)
     work = out.with_name(out.name + ".work")
-    with _name_unfinished(work), file_lock(work / "lock"):
-        serialization.check_writable(out, overwrite)
-        dataset = read_data(data, read_options, labels=True, log=print_line)
-        with progress_bar("timing a few steps") as update:
-            model = fit_dataset(
-                dataset, method, minutes=minutes, folds=folds, head=head, options=head_options, backbone=backbone,
-                frozen=frozen, weights=weights, size=size, cache=read_options["cache"], views=views, epochs=epochs,
-                seed=seed, device=device, work=work, log=print_line,
-                on_progress=lambda p: update(description=p.message, total=round(p.total), completed=round(p.done)),
-            )  # fmt: skip
-        page = render_fit_page(model, f"A model from {Path(data).name}")
-        model.save(out, {"report.html": page, "MODEL_CARD.md": model_card(model)}, overwrite)
-        for unfinished in work.iterdir():  # of fits with other options; the model is complete
-            if unfinished.is_dir():
-                shutil.rmtree(unfinished, ignore_errors=True)
-                print_line(f"removed {unfinished}, of an interrupted fit with other data or options")
-    print_methods(model)
-    for line in summary_lines(model):
-        print_line(line)
-    print_line(f"model in {out}; see {out / 'report.html'}")
-
-
-@contextmanager
-def _name_unfinished(work: Path) -> Iterator[None]:
-    """Tell in an error where the finished folds are."""
     try:
-        yield
+        with file_lock(work / "lock"):
+            serialization.check_writable(out, overwrite)
+            dataset = read_data(data, read_options, labels=True, log=print_line)
+            with progress_bar("timing a few steps") as update:
+                model = fit_dataset(
+                    dataset, method, minutes=minutes, folds=folds, head=head, options=head_options, backbone=backbone,
+                    frozen=frozen, weights=weights, size=size, cache=read_options["cache"], views=views, epochs=epochs,
+                    seed=seed, device=device, work=work, log=print_line,
+                    on_progress=lambda p: update(description=p.message, total=round(p.total), completed=round(p.done)),
+                )  # fmt: skip
+            page = render_fit_page(model, f"A model from {Path(data).name}")
+            model.save(out, {"report.html": page, "MODEL_CARD.md": model_card(model)}, overwrite)
+            for unfinished in work.iterdir():  # of fits with other options; the model is complete
+                if unfinished.is_dir():
+                    shutil.rmtree(unfinished, ignore_errors=True)
+                    print_line(f"removed {unfinished}, of an interrupted fit with other data or options")
     except BaseException as e:
         if work.is_dir() and any(work.iterdir()):
             e.add_note(f"the finished folds are in {work}")
         raise
+    print_methods(model)
+    for line in summary_lines(model):
+        print_line(line)
+    print_line(f"model in {out}; see {out / 'report.html'}")
 
 
 @app.command()

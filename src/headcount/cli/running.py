@@ -34,54 +34,49 @@ def build_recipes(options: Mapping[str, Any]) -> list[Recipe]:
     axes = {k: v if isinstance(getattr(base, k), str) else [_parse_value(t) for t in v] for k, v in texts.items()}
     if axes.get("head", [base.head]) != [base.head]:
         base = base.replace(head=axes["head"][0], options={})  # the options of a preset belong to its head
-    _add_fields(axes, [("--option", text) for text in options["option"] or []], base)
-    _add_fields(axes, [("--set", text) for text in options["set"] or []], base)
+    _add_fields(axes, "--option", options["option"], base)
+    _add_fields(axes, "--set", options["set"], base)
     recipes = grid(base, **axes)
     for recipe in recipes:
         check_options(recipe.head, dict(recipe.options))
     return recipes
 
 
-def _add_fields(axes: dict[str, list[Any]], given: list[tuple[str, str]], base: Recipe) -> None:
-    """Add the values of ``--set`` (fields without an option of their own, fields inside backbone and trouble) and ``--option``."""
-    names_given: set[str] = set()
-    for flag, text in given:
-        name, values = _split_pair(flag, text)
+def _add_fields(axes: dict[str, list[Any]], flag: str, given: list[str] | None, base: Recipe) -> None:
+    """Add the values of ``--set`` (fields without an option of their own, fields inside backbone and trouble) or ``--option``."""
+    for name, text in _split_pairs(flag, given, ", with commas between several values").items():
         field, dot, inner = ("options", ".", name) if flag == "--option" else name.partition(".")
         if name.endswith("options") or name == "trouble":
             advice = "give --option NAME=VALUE for the head, --set backbone.NAME=VALUE, --set trouble.NAME=VALUE"
             raise HeadcountError(f"--set cannot give {name} as a whole; {advice}")
-        if name in names_given:
-            raise HeadcountError(f"{flag} {name} is given twice; give it once, with commas between several values")
         if flag == "--set" and name in (*axes, "source", "scenario", "head", "removal"):
-            raise HeadcountError(f"--set {text}: {name} has an option of its own; give --{name.replace('_', '-')} alone")
-        names_given.add(name)
-        parsed = [_parse_value(v) for v in values.split(",")]
+            option = name.replace("_", "-")
+            raise HeadcountError(f"--set {name}={text}: {name} has an option of its own; give --{option} alone")
+        values = [_parse_value(v) for v in text.split(",")]
         if not dot:
-            axes[name] = parsed
+            axes[name] = values
             continue
         field = {"backbone": "backbone_options", "trouble": "trouble"}.get(field, field)
         if field not in ("backbone_options", "trouble") and flag == "--set":
             raise HeadcountError(f"--set {name}: only backbone and trouble have fields of their own")
-        axes[field] = [{**others, inner: v} for others in axes.get(field, [dict(getattr(base, field))]) for v in parsed]
+        axes[field] = [{**others, inner: v} for others in axes.get(field, [dict(getattr(base, field))]) for v in values]
 
 
-def _split_pair(flag: str, text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals and value):
-        raise HeadcountError(f"{flag} takes NAME=VALUE, got {text!r}")
-    return name, value
+def _split_pairs(flag: str, given: list[str] | None, advice: str = "") -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in given or []:
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise HeadcountError(f"{flag} takes NAME=VALUE, got {text!r}")
+        if name in pairs:
+            raise HeadcountError(f"{flag} {name} is given twice; give it once{advice}")
+        pairs[name] = value
+    return pairs
 
 
 def parse_options(option: list[str] | None) -> dict[str, Any]:
     """Options of a head as a dictionary."""
-    pairs: dict[str, Any] = {}
-    for text in option or []:
-        name, value = _split_pair("--option", text)
-        if name in pairs:
-            raise HeadcountError(f"--option {name} is given twice; give it once")
-        pairs[name] = _parse_value(value)
-    return pairs
+    return {name: _parse_value(value) for name, value in _split_pairs("--option", option).items()}
 
 
 def _parse_value(text: str) -> Any:
@@ -156,7 +151,7 @@ def demo_recipes(folds: int) -> list[Recipe]:
     return [base.replace(fold=fold, **method) for fold in range(folds) for method in methods]
 
 
-def run_demo(out: Path, folds: int = 3, n_processes: int | None = None) -> dict[str, Any]:
+def run_demo(out: Path, folds: int, n_processes: int | None) -> None:
     """Train, print the table, write ``report.html`` and ``summary.json``."""
     started, n_processes = time.monotonic(), n_processes or n_cores()
     console.print(f"digits, Various, bags of 24, {folds} fold{'s' * (folds > 1)}: training from majority labels alone ...")
@@ -176,4 +171,3 @@ def run_demo(out: Path, folds: int = 3, n_processes: int | None = None) -> dict[
     summary = {"seconds": round(seconds, 1), "folds": folds, "methods": methods, "report": str(page)}
     atomic_write(out / "summary.json", lambda f: f.write(json.dumps(summary, indent=1).encode()))
     console.print(f"{len(result.records)} runs in {seconds:.0f} s. Open {page}")
-    return summary

@@ -80,10 +80,6 @@ class Scale:
         recipe = self.base.replace(source=self.sources[dataset], scenario=scenario.lower(), removal=removal, **changes)
         return tuple(recipe.replace(fold=fold) for fold in self.folds)
 
-    def sweep(self, dataset: str, scenario: str) -> tuple[Recipe, ...]:
-        """Every removal on every fold: those from which "Ours" selects."""
-        return tuple(r for removal in self.removals for r in self.recipes("Counting Network", dataset, scenario, removal))
-
 
 def substitute_sources(scale: Scale, *available: Collection[str]) -> Scale:
     """The scale with :data:`SUBSTITUTES` in the columns for which the first collection of sources (those of the records, say)
@@ -205,8 +201,8 @@ def choose_cells(table: str, scale: Scale, **wanted: str | None) -> list[Cell]:
 def _recipes(scale: Scale, method: str, dataset: str, scenario: str) -> tuple[Recipe, ...]:
     if dataset == ALL_DATASETS:
         return tuple(r for d in DATASETS for r in _recipes(scale, method, d, scenario))
-    if method in OURS:
-        return scale.sweep(dataset, scenario)
+    if method in OURS:  # they select from every removal on every fold
+        return tuple(r for removal in scale.removals for r in scale.recipes("Counting Network", dataset, scenario, removal))
     if method.startswith("r="):
         return scale.recipes("Counting Network", dataset, scenario, float(method.removeprefix("r=")))
     return scale.recipes(method, dataset, scenario)
@@ -247,7 +243,6 @@ def averages(table: str) -> dict[tuple[str, str], Average]:
 
 def figure_recipes(figure: str, scale: Scale) -> list[Recipe]:
     """The runs that a figure shows; figures 7 to 9 need only the Counting Network."""
-
     methods = ("Output+Mean", "Counting Network") if figure == "figure6" else ("Counting Network",)
     datasets = DATASETS[:1] if figure == "figure7" else DATASETS
     scenarios = SCENARIOS if figure in ("figure3", "figure6", "figure7") else SCENARIOS[:1]

@@ -109,8 +109,8 @@ class Recipe:
             object.__setattr__(self, name, _sorted_options(getattr(self, name)))
         if not isinstance(self.source, str) or self.source.encode(errors="replace").decode() != self.source:
             raise HeadcountError(f"source is the name of a data set or a file, in UTF-8, got {self.source!r}")
-        for name, choices in _CHOICES.items():
-            check_choice(name.replace("_", " "), getattr(self, name), choices)
+        check_choice("distance", self.distance, DISTANCES)
+        check_choice("prototype bags", self.prototype_bags, PROTOTYPE_BAGS)
         if isinstance(self.backbone, str) and library_backbones.is_library_backbone(self.backbone):
             library_backbones.split_name(self.backbone)
         else:
@@ -163,12 +163,13 @@ class Recipe:
     @property
     def changes(self) -> dict[str, Any]:
         """The fields that differ from the paper's defaults."""
-        return {f.name: _to_json(getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default}
+        return {name: value for name, value in self.values.items() if getattr(self, name) != getattr(Recipe, name)}
 
     @property
     def values(self) -> dict[str, Any]:
         """All fields, as a record holds them."""
-        return {f.name: _to_json(getattr(self, f.name)) for f in fields(self)}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: dict(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
     @property
     def key(self) -> str:
@@ -205,15 +206,13 @@ class Recipe:
 
 
 _MPEM_FIELDS = ("removal", "distance", "prototype_bags", "drop_before_forward")
-_CHOICES = {"distance": DISTANCES, "prototype_bags": PROTOTYPE_BAGS}
 _RANGES: dict[str, tuple[float, float]] = {"fold": (0, FOLDS - 1), "data_seed": RANGES["seed"], "removal": (0.0, 1.0)}
 
 
 def _check_names(values: Mapping[str, Any]) -> Mapping[str, Any]:
     names = [f.name for f in fields(Recipe)]
     for name in values:
-        if name not in names:
-            check_choice("recipe field", name, names)
+        check_choice("recipe field", name, names)
     return values
 
 
@@ -233,7 +232,3 @@ def _option_value(name: str, given: Any) -> Any:
     if not (value is None or isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))):
         raise HeadcountError(f"option {name} is a finite number, true, false, a word or a list of these, got {given!r}")
     return value
-
-
-def _to_json(value: Any) -> Any:
-    return dict(value) if isinstance(value, tuple) else value

@@ -107,7 +107,12 @@ class Record:
         expected = "a record as headcount wrote it, or move it away and run the study again"
         data = read_json(path, _RECORD, expected)
         with explain_read_errors(path, expected):
-            _check_lengths(data)
+            n_classes, confusion = len(data["data"]["classes"]), data.get("confusion") or []
+            if n_classes < 2 or (confusion and [*map(len, confusion)] != [n_classes] * n_classes):
+                raise HeadcountError(f"confusion is not a row of numbers for each of {n_classes} classes")
+            for name, lists in (("fit.curve", data["fit"].get("curve")), ("sweep", data.get("sweep"))):
+                if len({len(v) for v in (lists or {}).values() if isinstance(v, list)}) > 1:
+                    raise HeadcountError(f"the lists of {name} differ in length")
             record = cls(data, path)
             _ = record.recipe  # raises for one of another version, or edited
         return record
@@ -128,16 +133,6 @@ _AXES = dict.fromkeys(("test_index", "test_truth", "test_said", "test_confidence
 _AXES |= {"test_label": "bags", "test_bag_said": "bags", "train_bag_said": "train bags"}
 _CLASSES = ("test_truth", "test_said", "test_label", "test_bag_said", "train_said", "train_bag_said")
 _REAL = ("test_confidence", "train_euclidean", "train_mahalanobis", "train_share")
-
-
-def _check_lengths(data: Any) -> None:
-    """Lists that are drawn or summed together must have one length."""
-    n_classes, confusion = len(data["data"]["classes"]), data.get("confusion") or []
-    if n_classes < 2 or (confusion and [*map(len, confusion)] != [n_classes] * n_classes):
-        raise HeadcountError(f"confusion is not a row of numbers for each of {n_classes} classes")
-    for name, lists in (("fit.curve", data["fit"].get("curve")), ("sweep", data.get("sweep"))):
-        if len({len(v) for v in (lists or {}).values() if isinstance(v, list)}) > 1:
-            raise HeadcountError(f"the lists of {name} differ in length")
 
 
 def _check_arrays(arrays: dict[str, np.ndarray], n_classes: int) -> None:

@@ -5,8 +5,8 @@ source → protocol → bags → train → predict → scores → record. Traini
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -69,7 +69,7 @@ def run(
         group.check_equal("which run this is", int(key, 16) >> 2)
         if not group.broadcast(path.exists()):
             started, clock = datetime.now(UTC), time.monotonic()
-            with _remove_if_no_checkpoint(work_dir) if group.is_main else nullcontext():
+            try:
                 bags = make_bags(recipe, torch_device)
                 removed = find_dissenters(recipe, out, bags["train"]) if recipe.removal else None
                 train, valid = (hide_truth(bags[split], recipe.head) for split in ("train", "valid"))
@@ -88,21 +88,14 @@ def run(
                     data = {"key": key, **_describe(recipe, bags, result), **data, **custom_head}
                     data["provenance"] = provenance(torch_device, started, time.monotonic() - clock, result.compiled)
                     write_record(out, data, arrays)
+            except Exception:
+                if group.is_main and not (work_dir / "checkpoint.safetensors").exists():
+                    shutil.rmtree(work_dir, ignore_errors=True)
+                raise
         if group.is_main:
             shutil.rmtree(work_dir, ignore_errors=True)
         group.barrier()  # the other processes wait for the record
     return Record.read(path)
-
-
-@contextmanager
-def _remove_if_no_checkpoint(work_dir: Path) -> Iterator[None]:
-    """A run that fails before its first checkpoint leaves no folder."""
-    try:
-        yield
-    except Exception:
-        if not (work_dir / "checkpoint.safetensors").exists():
-            shutil.rmtree(work_dir, ignore_errors=True)
-        raise
 
 
 @lru_cache(maxsize=4)  # by the source itself, not by its name: a file that has changed is another source
@@ -177,7 +170,6 @@ def _score(recipe: Recipe, model: Model, bags: dict[str, Bags], removed: Tensor 
 
 
 def _describe(recipe: Recipe, bags: dict[str, Bags], result: loop.TrainResult) -> dict[str, Any]:
-    """The part of the record that describes recipe, data and training."""
     source, progress = load_source(recipe.source), result.progress
     curve, needs = loop.thin_curve(progress.curve, CURVE_POINTS), [needed.key for needed in recipe.needs]
     about = {"format": 1, "recipe": recipe.values, "label": recipe.label, "text": str(recipe), "needs": needs}

@@ -241,7 +241,12 @@ def rows(records: Iterable[Record]) -> list[Row]:
         groups.setdefault(record.method, []).append(record)
     table = []
     for group in groups.values():
-        members = sorted(_without_repetitions(group), key=_fold_and_seed)
+        by_time = sorted(group, key=lambda r: (str(r.data.get("provenance", {}).get("started")), r.key))
+        newest = {r.recipe: r for r in by_time}  # each run once: t1=1 and t1=1.0 are the same recipe under two keys
+        if repeated := len(group) - len(newest):
+            message = f"{repeated} of {len(group)} records of {group[0].label} repeat a run under another key"
+            warnings.warn(f"{message}; the newest of each counts", HeadcountWarning, stacklevel=2)
+        members = sorted((r for r in group if r is newest[r.recipe]), key=_fold_and_seed)
         sweeps = tuple(tuple(sweep) for _, sweep in groupby(members, key=_fold_and_seed))
         first, selected = group[0], tuple(best_removal(sweep) for sweep in sweeps)
         table.append(Row(first.label, first.recipe.source, first.recipe.scenario, selected, sweeps))
@@ -250,13 +255,3 @@ def rows(records: Iterable[Record]) -> list[Row]:
 
 def _fold_and_seed(record: Record) -> tuple[int, int]:
     return record.recipe.fold, record.recipe.seed
-
-
-def _without_repetitions(records: list[Record]) -> list[Record]:
-    """Each run once: t1=1 and t1=1.0 are the same recipe under two keys. The newest counts."""
-    by_time = sorted(records, key=lambda r: (str(r.data.get("provenance", {}).get("started")), r.key))
-    newest = {r.recipe: r for r in by_time}
-    if repeated := len(records) - len(newest):
-        message = f"{repeated} of {len(records)} records of {records[0].label} repeat a run under another key"
-        warnings.warn(f"{message}; the newest of each counts", HeadcountWarning, stacklevel=3)
-    return [r for r in records if r is newest[r.recipe]]

@@ -102,8 +102,14 @@ def study(
                 if (error := future.exception()) is None:
                     finished.add(recipe)
                     progress.done += 1
+                elif isinstance(error, BrokenExecutor) or distributed.world_size() > 1:
+                    raise error  # no other can run; or all processes of a distributed training must do the same next
                 else:
-                    _record_failure(error, recipe, failure_path(out, keys[recipe]), progress, waiting)
+                    progress.failed[recipe] = error
+                    write_failure(failure_path(out, keys[recipe]), recipe, error)
+                    for dependent in [r for r in waiting if recipe in r.needs]:
+                        waiting.remove(dependent)
+                        progress.failed[dependent] = RuntimeError(f"not run, because {recipe} failed")
                 if on_progress:
                     on_progress(progress)
     _remove_leftovers(out, set(keys.values()))
@@ -112,16 +118,6 @@ def study(
             with suppress(OSError):
                 failure_path(out, keys[recipe]).unlink()
     return StudyResult(read_records(out / f"{keys[r]}.json" for r in recipes if r in finished), progress.failed)
-
-
-def _record_failure(error: BaseException, recipe: Recipe, path: Path, progress: StudyProgress, waiting: list[Recipe]) -> None:
-    if isinstance(error, BrokenExecutor) or distributed.world_size() > 1:
-        raise error  # no other can run; or all processes of a distributed training must do the same next
-    progress.failed[recipe] = error
-    write_failure(path, recipe, error)
-    for dependent in [r for r in waiting if recipe in r.needs]:
-        waiting.remove(dependent)
-        progress.failed[dependent] = RuntimeError(f"not run, because {recipe} failed")
 
 
 def _remove_leftovers(out: Path, keys: set[str]) -> None:

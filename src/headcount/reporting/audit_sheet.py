@@ -9,7 +9,8 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,21 +23,12 @@ from headcount.models.predictions import Predictions
 from headcount.readers import BagDataset
 from headcount.readers.tables import open_table
 from headcount.reporting.export import write_table
-from headcount.reporting.render import InstanceView, render_template, view_instance
+from headcount.reporting.render import render_template, view_instance
 
 FORMAT = 1
 _SIDE = 192  # pixels of a picture
 _MAX_TEXT = 20_000  # characters: annotators read the whole text
 _BLANK = ("", "?", "unsure", "skip")
-
-
-class AuditSheet(NamedTuple):
-    """A sheet that was filled in."""
-
-    row: np.ndarray  # (n,) input row of each item
-    true: np.ndarray  # (n,) class number, -1 where left blank
-    stratum: np.ndarray  # (n,)
-    stratum_sizes: np.ndarray  # (H,)
 
 
 def write_sheet(out: Path, dataset: BagDataset, predictions: Predictions, count: int, seed: int) -> tuple[int, Path]:
@@ -77,7 +69,7 @@ def key_path(sheet: Path) -> Path:
     return in_folder if sheet.name == "sheet.csv" and in_folder.exists() else sheet.with_suffix(".key.json")
 
 
-def _sheet_rows(views: Sequence[InstanceView]) -> pa.Table:
+def _sheet_rows(views: Sequence[SimpleNamespace]) -> pa.Table:
     """The content of the instances; columns that would collide with ours are renamed."""
     values = [dict(v.ids + v.values) for v in views]
     columns: dict[str, Any] = {"item": np.arange(1, len(views) + 1)}
@@ -110,8 +102,9 @@ def _key(dataset: BagDataset, predictions: Predictions, sample: evaluate.AuditSa
     }
 
 
-def read_sheet(path: Path, dataset: BagDataset, classes: tuple[str, ...], key: Path | None = None) -> AuditSheet:
-    """A sheet filled in by hand, and its key; errors name the row of the sheet."""
+def read_sheet(path: Path, dataset: BagDataset, classes: tuple[str, ...], key: Path | None = None) -> tuple[np.ndarray, ...]:
+    """A sheet filled in by hand, and its key: (n,) input row of each item, class (-1 where left blank) and stratum; (H,) sizes of
+    the strata. Errors name the row of the sheet."""
     key = key or key_path(path)
     row, stratum, stratum_sizes = _read_key(key, dataset, classes)
     source = open_table(path, verbatim=True)
@@ -135,11 +128,10 @@ def read_sheet(path: Path, dataset: BagDataset, classes: tuple[str, ...], key: P
         true[int(item) - 1] = number[label]
     if not (true >= 0).any():
         raise HeadcountError(f"{origin}: the column 'label' is empty; fill in the class of each item")
-    return AuditSheet(row, true, stratum, stratum_sizes)
+    return row, true, stratum, stratum_sizes
 
 
-_ITEM = {"item": int, "row": int, "stratum": int}
-_KEY = {"format": int, "data": str, "classes": [str], "held": [int], "items": [_ITEM]}
+_KEY = {"format": int, "data": str, "classes": [str], "held": [int], "items": [{"item": int, "row": int, "stratum": int}]}
 
 
 def _read_key(path: Path, dataset: BagDataset, classes: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

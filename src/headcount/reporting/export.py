@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,13 @@ def require_table(option: str, path: Path) -> None:
 
 
 def is_table(path: Path) -> bool:
-    """Whether its suffix is that of a table, rather than of HDF5 (a file, or a folder with one per bag)."""
+    """Whether its suffix is that of a table, rather than of HDF5 (a file, or a folder with one per bag), which needs h5py."""
     suffix = path.suffix.lower()
     if suffix and suffix not in (*TABLE_SUFFIXES, *HDF5_SUFFIXES) and not path.is_dir():
         choices = ", ".join(TABLE_SUFFIXES)
         raise HeadcountError(f"{path} ends in {suffix}; give {choices}, .h5, or a folder for one HDF5 file per bag")
+    if suffix not in TABLE_SUFFIXES and find_spec("h5py") is None:
+        raise HeadcountError("HDF5 needs h5py: pip install 'headcount[slides]'")
     return suffix in TABLE_SUFFIXES
 
 
@@ -114,7 +117,7 @@ def bag_of_rows(dataset: BagDataset) -> np.ndarray:
         return dataset.broadcast(dataset.bags.bag.numpy(), -1)
     code, values = factorize(dataset.ids.column(column))
     number = {name: b for b, name in enumerate(dataset.bags.names or ())}
-    bag = np.array([number.get(v, -1) for v in values] + [-1])[code]
+    bag = np.array([*(number.get(v, -1) for v in values), -1])[code]
     bag[dataset.rows] = dataset.bags.bag.numpy()
     return bag
 
@@ -176,17 +179,15 @@ def bag_table(dataset: BagDataset, predictions: Predictions) -> pa.Table:
 
 def write_table(path: Path, chunks: Iterable[pa.Table]) -> None:
     """Write CSV, TSV or Parquet (by suffix) atomically."""
+    chunks = iter(chunks)
+    first = next(chunks)
     with atomic_path(path) as part, open_sink(part) as sink:
-        writer: Any = None
         try:
-            for table in chunks:
-                writer = writer or _open_writer(path, sink, table.schema)
-                writer.write_table(table)
+            with _open_writer(path, sink, first.schema) as writer:
+                for table in chain([first], chunks):
+                    writer.write_table(table)
         except pa.ArrowException as e:
             raise HeadcountError(f"{path} cannot hold the data's columns ({e}); write .parquet instead") from None
-        finally:
-            if writer is not None:
-                writer.close()
         sink.flush()
         os.fsync(sink.fileno())
 
@@ -203,11 +204,6 @@ def _open_writer(path: Path, sink: Any, schema: pa.Schema) -> Any:
         if pa.types.is_nested(f.type) or pa.types.is_binary(f.type) or pa.types.is_large_binary(f.type):
             raise HeadcountError(f"column {f.name!r} holds {f.type}, which {suffix} cannot; write .parquet instead")
     return pacsv.CSVWriter(sink, schema, write_options=pacsv.WriteOptions(delimiter="\t" if suffix == ".tsv" else ","))
-
-
-def require_h5py() -> None:
-    if find_spec("h5py") is None:
-        raise HeadcountError("HDF5 needs h5py: pip install 'headcount[slides]'")
 
 
 def write_hdf5(path: Path, dataset: BagDataset, predictions: Predictions) -> None:

@@ -77,20 +77,18 @@ def _comparison(methods: Sequence[ReportMethod], colours: Mapping[str, str], slu
 def _learning_curves(methods: Sequence[ReportMethod], colours: Mapping[str, str], slug: str, compact: bool) -> FigureGroup:
     panels = []
     for i, method in enumerate(methods):
-        fits = [r.data["fit"] for r in method.row.records if (r.data["fit"].get("curve") or {}).get("epoch")]
-        if fits:
-            curves = [_loss_curve(f) for f in fits]
+        curves = []
+        for fit in (r.data["fit"] for r in method.row.records):
+            if (fit.get("curve") or {}).get("epoch"):
+                losses = (_floats(fit["curve"][k]) for k in ("epoch", "train", "valid"))
+                curves.append(plots.LossCurve(*losses, fit["best_epoch"], fit["valid_loss"]))
+        if curves:
             figure = plots.learning_curves(_mean_curve(curves) if compact else curves, colours[method.name])
             label = f"Training and validation loss of {method.name} over the epochs"
             panels.append(svg_panel(method.name, figure, f"{slug}-curve{i}", label))
     text = "Mean of the folds; rings mark" if compact else "One line per fold; rings mark"
     text += " the kept epoch, that with the lowest validation loss unless the recipe keeps the last."
     return FigureGroup("Learning curves", text, "small", tuple(panels))
-
-
-def _loss_curve(fit: dict[str, Any]) -> plots.LossCurve:
-    epoch, train, valid = (_floats(fit["curve"][k]) for k in ("epoch", "train", "valid"))
-    return plots.LossCurve(epoch, train, valid, fit["best_epoch"], fit["valid_loss"])
 
 
 def _mean_curve(curves: Sequence[plots.LossCurve]) -> list[plots.LossCurve]:

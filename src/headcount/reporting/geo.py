@@ -21,10 +21,9 @@ from headcount.reporting.render import truncate
 
 _MAX_CELLS = 1200  # of the longer side of a heat map
 _PIXELS = 480.0  # of its longer side, before the resolution
-Colour = tuple[int, int, int]
 
 
-def class_colours(classes: int) -> list[Colour]:
+def class_colours(classes: int) -> list[tuple[int, int, int]]:
     """A colour for each class: those of the reports, then hues as different as possible."""
     fixed = [tuple(bytes.fromhex(c[1:])) for c in render.PALETTE[:classes]]
     hues = [colorsys.hsv_to_rgb(0.618034 * k % 1, 0.75, 0.8) for k in range(len(fixed), classes)]
@@ -61,14 +60,15 @@ def write_geojson(folder: Path, dataset: BagDataset, predictions: Predictions) -
 
 
 def _features(corners: np.ndarray, sides: np.ndarray, p: np.ndarray, classes: Sequence[str]) -> Iterator[bytes]:
-    """The text of a FeatureCollection."""
     colours = class_colours(len(classes))
     yield b'{"type": "FeatureCollection", "features": ['
-    for i, (corner, side, probabilities) in enumerate(zip(corners.tolist(), sides.tolist(), p.tolist(), strict=True)):
+    for i, ((x, y), side, probabilities) in enumerate(zip(corners.tolist(), sides.tolist(), p.tolist(), strict=True)):
         k = int(np.argmax(probabilities))
+        ring = [(x, y), (x + side, y), (x + side, y + side), (x, y + side), (x, y)]
+        square = [[int(v) if v == int(v) else v for v in point] for point in ring]  # integers where coordinates are whole
         feature = {
             "type": "Feature",
-            "geometry": {"type": "Polygon", "coordinates": [_square(*corner, side)]},
+            "geometry": {"type": "Polygon", "coordinates": [square]},
             "properties": {
                 "objectType": "tile",
                 "classification": {"name": classes[k], "color": list(colours[k])},
@@ -78,12 +78,6 @@ def _features(corners: np.ndarray, sides: np.ndarray, p: np.ndarray, classes: Se
         text = json.dumps(feature, ensure_ascii=False, allow_nan=False)
         yield (b",\n" if i else b"\n") + text.encode("utf-8", "backslashreplace")
     yield b"\n]}\n"
-
-
-def _square(x: float, y: float, side: float) -> list[list[float]]:
-    """A closed ring, with integers where coordinates are whole."""
-    ring = [(x, y), (x + side, y), (x + side, y + side), (x, y + side), (x, y)]
-    return [[int(v) if v == int(v) else v for v in point] for point in ring]
 
 
 def write_heatmaps(folder: Path, dataset: BagDataset, predictions: Predictions) -> None:

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
-from markupsafe import Markup
 
 from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError
@@ -32,23 +31,8 @@ _SAMPLE, _ROWS = 1000, 200_000  # instances for the importance of columns, and p
 _LOCAL = 8  # columns of single instances: the most important ones
 
 
-def render_fit_page(model: FittedModel, title: str = "A model from majority labels") -> str:
-    """The page as a string."""
-    shown = {"metadata": model.metadata, "classes": model.classes, "shares": _majority_shares(model)}
-    return render_template("fit.html", title=title, context=context_sentence(model), figures=_figures(model), **shown)
-
-
-def _majority_shares(model: FittedModel) -> list[tuple[str, int, str, str]]:
-    """Class, bags with this label, its share in such bags (from votes, or else expected), its share of all instances."""
-    labels, counted = model.metadata["data"]["labels"], model.metadata["data"].get("counted")
-    share = counted["share"] if counted else model.transition.share.tolist()
-    prior = counted["of_all"] if counted else model.transition.prior.tolist()
-    rows = zip(model.classes, labels, share, prior, strict=True)
-    return [(c, n, percent(s) if n else "–", percent(p)) for c, n, s, p in rows][:MAX_CLASSES]
-
-
-def _figures(model: FittedModel) -> dict[str, Markup]:
-    """By name, those for which there are data; headings and captions are in the template."""
+def render_fit_page(model: FittedModel, title: str) -> str:
+    """The page as a string, with the figures for which there are data; their headings and captions are in the template."""
     metadata, sizes = model.metadata, model.metadata["data"]["size_counts"]
     figures = {"Bag sizes": plots.bag_sizes(**sizes)} if len(sizes["counts"]) > 1 else {}
     losses = {m["title"]: (m["loss"], m["error"]) for m in metadata["methods"] if m["loss"] is not None}
@@ -66,7 +50,17 @@ def _figures(model: FittedModel) -> dict[str, Markup]:
     panels = {name: inline_svg(figure, name.split()[0].lower(), name) for name, figure in figures.items()}
     if metadata["confusion"] and len(model.classes) <= MAX_CLASSES:
         panels["Confusion matrix"] = confusion_table(metadata["confusion"], model.classes, "Confusion matrix of bag labels")
-    return panels
+    shown = {"metadata": metadata, "classes": model.classes, "shares": _majority_shares(model)}
+    return render_template("fit.html", title=title, context=context_sentence(model), figures=panels, **shown)
+
+
+def _majority_shares(model: FittedModel) -> list[tuple[str, int, str, str]]:
+    """Class, bags with this label, its share in such bags (from votes, or else expected), its share of all instances."""
+    labels, counted = model.metadata["data"]["labels"], model.metadata["data"].get("counted")
+    share = counted["share"] if counted else model.transition.share.tolist()
+    prior = counted["of_all"] if counted else model.transition.prior.tolist()
+    rows = zip(model.classes, labels, share, prior, strict=True)
+    return [(c, n, percent(s) if n else "–", percent(p)) for c, n, s, p in rows][:MAX_CLASSES]
 
 
 def context_sentence(model: FittedModel) -> str | None:

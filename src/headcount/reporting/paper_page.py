@@ -3,7 +3,7 @@
 A figure is drawn from the available records and says which runs are missing.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -128,18 +128,16 @@ def missing_runs(figure: str, scale: Scale, records: Records) -> str:
     for label in dict.fromkeys(r.label for r in missing):
         by_dataset = {}
         for dataset, source in scale.sources.items():
-            lists = ([r for r in rs if (r.label, r.source) == (label, source)] for rs in (missing, required))
-            by_dataset[dataset] = ", ".join(_missing_scenarios(*lists))
+            parts = []
+            for scenario in paper.SCENARIOS:
+                cell = label, source, scenario.lower()
+                folds, total = ([r.fold for r in rs if (r.label, r.source, r.scenario) == cell] for rs in (missing, required))
+                if folds:
+                    parts.append(scenario if len(folds) == len(total) else f"{scenario} (fold {', '.join(map(str, folds))})")
+            by_dataset[dataset] = ", ".join(parts)
         by_label[label] = "; ".join(f"{names} ({scenarios})" for scenarios, names in _group_names(by_dataset).items())
     where = ". ".join(f"{names} on {datasets}" for datasets, names in _group_names(by_label).items())
     return f"Missing: {len(missing):,} of {len(required):,} runs. {where}."
-
-
-def _missing_scenarios(missing: Sequence[Recipe], required: Sequence[Recipe]) -> Iterator[str]:
-    for scenario in paper.SCENARIOS:
-        folds, total = ([r.fold for r in rs if r.scenario == scenario.lower()] for rs in (missing, required))
-        if folds:
-            yield scenario if len(folds) == len(total) else f"{scenario} (fold {', '.join(map(str, folds))})"
 
 
 def _group_names(values: Mapping[str, str]) -> dict[str, str]:

@@ -185,30 +185,27 @@ def accuracy_by_scenario(printed: Mapping[str, tuple[float, float]], ours: Mappi
 
 
 def share_boxes(differences: Mapping[str, Numbers], colours: Mapping[str, str]) -> Figure:
-    """Predicted minus true share of the majority, a box per method; above zero it is over-estimated."""
+    """Predicted minus true share of the majority; above zero it is over-estimated. For each method a box over the quartiles,
+    whiskers to the last value within 1.5 box lengths, and dots beyond."""
     with method_rows(list(differences)) as (figure, ax):
         ax.axvline(0, color=MUTED, lw=1, dashes=(4, 3))
-        for y, (label, values) in enumerate(differences.items()):
-            if len(shown := finite(values)):
-                _box(ax, y, shown, colours[label])
+        for y, (label, given) in enumerate(differences.items()):
+            if not len(values := finite(given)):
+                continue
+            low, median, high = np.percentile(values, [25, 50, 75])
+            reach, colour = 1.5 * (high - low), colours[label]
+            inside = (values >= low - reach) & (values <= high + reach)
+            ax.plot([values[inside].min(), values[inside].max()], [y, y], color=colour, lw=1.2)
+            (box,) = ax.barh(y, high - low, 0.34, low, color=colour, alpha=0.3)
+            render.hover(box, f"median {median:+.3f}, quartiles {low:+.3f} and {high:+.3f}, {len(values):,} bags")
+            ax.plot([median, median], [y - 0.17, y + 0.17], color=colour, lw=2.4, solid_capstyle="butt")
+            outliers = np.unique(values[~inside])
+            ax.plot(outliers, np.full_like(outliers, y), "o", ms=3, color=colour, alpha=0.5, mew=0)
         low, high = pad_limits(ax, [[0.0], *differences.values()])
         ax.set_xlabel("share of the majority, predicted − true", loc="right")
         for x, text, side in ((low, "under-estimated", "left"), (high, "over-estimated", "right")):
             ax.annotate(text, (x, 1), (0, 4), ("data", "axes fraction"), "offset points", ha=side, color=MUTED, size=10)
     return figure
-
-
-def _box(ax: Axes, y: float, values: np.ndarray, colour: str) -> None:
-    """A box over the quartiles, whiskers to the last value within 1.5 box lengths, dots beyond."""
-    low, median, high = np.percentile(values, [25, 50, 75])
-    reach = 1.5 * (high - low)
-    inside = (values >= low - reach) & (values <= high + reach)
-    ax.plot([values[inside].min(), values[inside].max()], [y, y], color=colour, lw=1.2)
-    (box,) = ax.barh(y, high - low, 0.34, low, color=colour, alpha=0.3)
-    render.hover(box, f"median {median:+.3f}, quartiles {low:+.3f} and {high:+.3f}, {len(values):,} bags")
-    ax.plot([median, median], [y - 0.17, y + 0.17], color=colour, lw=2.4, solid_capstyle="butt")
-    outliers = np.unique(values[~inside])
-    ax.plot(outliers, np.full_like(outliers, y), "o", ms=3, color=colour, alpha=0.5, mew=0)
 
 
 def share_scatter(before: Numbers, after: Numbers, colour: str = PALETTE[1], x: str = "before", y: str = "after") -> Figure:

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import jinja2
 import numpy as np
@@ -90,9 +91,7 @@ def legend(ax: Axes) -> None:
 
 def limit_ticks(ax: Axes) -> None:
     """At most five intervals on the y axis."""
-    from matplotlib.ticker import MaxNLocator
-
-    ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    ax.locator_params("y", nbins=5, steps=[1, 2, 5, 10])
 
 
 def finite(values: Numbers) -> np.ndarray:
@@ -227,29 +226,19 @@ def markdown_escape(text: str) -> str:
     return f"{fence} {text} {fence}"
 
 
-class InstanceView(NamedTuple):
-    """What a page shows of an instance."""
-
-    ids: tuple[tuple[str, str], ...]  # (column, value)
-    picture: str  # a data: URI, or empty
-    pixelated: bool  # the picture is enlarged: show its pixels
-    text: str
-    values: tuple[tuple[str, str], ...]
-
-
-def view_instance(dataset: BagDataset, i: int, side: int = 72, max_text: int = _MAX_TEXT) -> InstanceView:
-    """Instance i of N, with a picture of at most ``side`` pixels and a text of at most ``max_text`` characters."""
+def view_instance(dataset: BagDataset, i: int, side: int = 72, max_text: int = _MAX_TEXT) -> SimpleNamespace:
+    """What a page shows of instance i of N: identifiers and values of its columns, its picture of at most ``side`` pixels as a
+    data: URI (enlarged small pictures show their pixels), its text of at most ``max_text`` characters."""
     row, address = int(dataset.rows[i]), int(dataset.bags.index[i])
-    ids = _row_values(dataset.ids, row)
-    picture, pixelated, text, values = "", False, "", ()
+    view = SimpleNamespace(ids=_row_values(dataset.ids, row), picture="", pixelated=False, text="", values=())
     if dataset.kind == "images":
         pixels = np.asarray(dataset.content[address])
-        picture, pixelated = picture_uri(pixels, side), max(pixels.shape[:2]) < side
+        view.picture, view.pixelated = picture_uri(pixels, side), max(pixels.shape[:2]) < side
     elif dataset.schema.fields:
         texts = [f.name for f in dataset.schema.fields if f.kind == "text"]
-        text = "\n".join(v for _, v in _row_values(dataset.content.select(texts), address, max_text))
-        values = _row_values(dataset.content.drop_columns(texts), address, digits=False)
-    return InstanceView(ids, picture, pixelated, text, values)
+        view.text = "\n".join(v for _, v in _row_values(dataset.content.select(texts), address, max_text))
+        view.values = _row_values(dataset.content.drop_columns(texts), address, digits=False)
+    return view
 
 
 def _row_values(table: pa.Table, row: int, max_length: int = _MAX_VALUE, digits: bool = True) -> tuple[tuple[str, str], ...]:

@@ -1,6 +1,6 @@
 """Records in, one HTML file out: tables, figures and example bags, readable offline on any screen."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +50,10 @@ def write_report(
 def render_report(records: Sequence[Record], title: str, load_source: LoadSource = cached_source) -> str:
     """The page as a string. Figures are drawn first; the pictures of bags share the remaining bytes."""
     sections = _sections(records)
+    overview = {name: [TableCell()] * len(sections) for name in dict.fromkeys(m.name for s in sections for m in s.methods)}
+    for column, section in enumerate(sections):
+        for m in section.methods:
+            overview[m.name][column] = tables.score_cell(m.row, "instance_accuracy", m is section.best)
     drawn = sum(len(p.svg) for s in sections for g in s.groups for p in g.panels)
     budget = max(0, _MAX_BYTES - drawn - 450 * len(records) - 100_000) // len(sections)
     return render_template(
@@ -57,7 +61,7 @@ def render_report(records: Sequence[Record], title: str, load_source: LoadSource
         title=title,
         metrics=list(tables.METRICS.values()),
         sections=[(s, build_gallery(s.best, load_source, budget)) for s in sections],
-        overview=_overview(sections) if len(sections) > 1 else [],
+        overview=list(overview.items()) if len(sections) > 1 else [],
         provenance=provenance(records),
         count=len(records),
         seeds=len({r.data["recipe"]["seed"] for r in records}) > 1,
@@ -67,9 +71,9 @@ def render_report(records: Sequence[Record], title: str, load_source: LoadSource
 def _sections(records: Sequence[Record]) -> list[SimpleNamespace]:
     """What the page shows of each data set in each scenario."""
     table_rows = rows(records)
-    names, remarks = tables.display_names(table_rows)
+    row_names, remarks = tables.display_names(table_rows)
     groups: dict[tuple[str, str], list[tuple[Row, str]]] = {}
-    for row, name in zip(table_rows, names, strict=True):
+    for row, name in zip(table_rows, row_names, strict=True):
         groups.setdefault((row.source, row.scenario), []).append((row, name))
     ranked = {key: tables.rank_methods(*zip(*members, strict=True)) for key, members in sorted(groups.items())}
     colours = method_colours(sorted({m.name for methods in ranked.values() for m in methods}))
@@ -80,29 +84,20 @@ def _sections(records: Sequence[Record]) -> list[SimpleNamespace]:
         notes = sorted({note for r in here if (note := r.data["data"].get("note"))})
         notes += [f"{n}, {text}" for n, text in remarks.items() if any(m.name.startswith(n) for m in methods)]
         figures = section_figures(methods, here, colours, f"s{i}", compact)
+        chosen = {r.key for m in methods for r in m.row.records}
+        names = {m.row.records[0].method: m.name for m in methods}
+        rank = {method: k for k, method in enumerate(names)}
+        ordered = sorted(here, key=lambda r: (rank[r.method], r.recipe.fold, r.recipe.seed, r.recipe.removal))
+        best = tables.best_method(methods)
+        lines = [
+            (m, [tables.score_cell(m.row, k, m is best and k == "instance_accuracy") for k in tables.METRICS]) for m in methods
+        ]
         sections.append(SimpleNamespace(
-            slug=f"s{i}", source=source, scenario=scenario, notes=notes, methods=methods, best=tables.best_method(methods),
-            lines=tables.table_lines(methods), facts=tables.data_facts(here), groups=figures, runs=_runs(methods, here),
+            slug=f"s{i}", source=source, scenario=scenario, notes=notes, methods=methods, best=best, lines=lines,
+            facts=tables.data_facts(here), groups=figures,
+            runs=[RunSummary(r, names[r.method], r.key in chosen) for r in ordered],
         ))  # fmt: skip
     return sections
-
-
-def _runs(methods: Sequence[ReportMethod], records: Sequence[Record]) -> list[RunSummary]:
-    """Every record, by the rank of its method, then fold, seed and r."""
-    chosen = {r.key for m in methods for r in m.row.records}
-    names = {m.row.records[0].method: m.name for m in methods}
-    rank = {method: i for i, method in enumerate(names)}
-    ordered = sorted(records, key=lambda r: (rank[r.method], r.recipe.fold, r.recipe.seed, r.recipe.removal))
-    return [RunSummary(r, names[r.method], r.key in chosen) for r in ordered]
-
-
-def _overview(sections: Sequence[SimpleNamespace]) -> list[tuple[str, list[TableCell]]]:
-    """Instance accuracy of every method on every data set."""
-    lines = {name: [TableCell()] * len(sections) for name in dict.fromkeys(m.name for s in sections for m in s.methods)}
-    for column, section in enumerate(sections):
-        for m in section.methods:
-            lines[m.name][column] = tables.score_cell(m.row, "instance_accuracy", m is section.best)
-    return list(lines.items())
 
 
 def provenance(records: Sequence[Record]) -> dict[str, Any]:
@@ -134,6 +129,7 @@ def build_gallery(method: ReportMethod, load_source: LoadSource = cached_source,
 
 
 def _example_bags(record: Record, load_source: LoadSource, budget: int) -> list[SimpleNamespace]:
+    """The bags with the highest, the median and the lowest instance accuracy; fewer if there are fewer bags."""
     arrays = record.readable_arrays()
     if any(name not in arrays for name in _NEEDED):
         raise HeadcountError("the arrays of the run were not kept beside its record")
@@ -142,23 +138,18 @@ def _example_bags(record: Record, load_source: LoadSource, budget: int) -> list[
         raise HeadcountError(f"the local {record.recipe.source} is not the data set of the run (checksums differ)")
     if list(source.classes) != record.data["data"]["classes"] or not 0 <= min(index, default=-1) <= max(index) < len(source):
         raise HeadcountError("the record names other classes or instances than its data set has")
-    for colours in (0, 128, 32):  # reduce the colours of pictures before dropping them
-        bags = [_bag(rank, b, arrays, source, colours) for rank, b in _ranked_bags(arrays)]
-        if sum(len(i.picture) for b in bags for v in b.votes for i in v.instances) <= budget:
-            return bags
-    raise HeadcountError("the pictures would make the page too large; report on fewer records at a time")
-
-
-def _ranked_bags(arrays: dict[str, np.ndarray]) -> Iterator[tuple[str, int]]:
-    """The bags with the highest, the median and the lowest instance accuracy; fewer if there are fewer bags."""
     offsets, truth = arrays["test_offsets"], arrays["test_truth"]
     n_bags = len(offsets) - 1
     bag = np.repeat(np.arange(n_bags), np.diff(offsets))
     known = np.bincount(bag[truth >= 0], minlength=n_bags)
     correct = np.bincount(bag[(truth == arrays["test_said"]) & (truth >= 0)], minlength=n_bags)
-    order = np.argsort(-correct / np.maximum(known, 1), kind="stable")
+    order = np.argsort(-correct / np.maximum(known, 1), kind="stable").tolist()
     ranks = {0: "Most accurate bag", n_bags // 2: "Median bag", n_bags - 1: "Least accurate bag"}
-    return ((rank, int(order[i])) for i, rank in sorted(ranks.items()))
+    for colours in (0, 128, 32):  # reduce the colours of pictures before dropping them
+        bags = [_bag(rank, order[i], arrays, source, colours) for i, rank in sorted(ranks.items())]
+        if sum(len(i.picture) for b in bags for v in b.votes for i in v.instances) <= budget:
+            return bags
+    raise HeadcountError("the pictures would make the page too large; report on fewer records at a time")
 
 
 def _bag(rank: str, b: int, arrays: dict[str, np.ndarray], source: Source, colours: int) -> SimpleNamespace:
@@ -183,7 +174,6 @@ def _bag(rank: str, b: int, arrays: dict[str, np.ndarray], source: Source, colou
         votes.append(SimpleNamespace(name=names[k], count=int(counts[k]), instances=instances))
     n_known = int((truth >= 0).sum())
     side = max(source.data.shape[1:3]) if source.kind == "images" else _SIDE
-    small = side < 48
     return SimpleNamespace(
         rank=rank,
         number=b,
@@ -197,6 +187,6 @@ def _bag(rank: str, b: int, arrays: dict[str, np.ndarray], source: Source, colou
         true_share=float((truth == label).sum() / max(n_known, 1)),
         predicted_share=float((predicted == label).mean()),
         votes=votes,
-        tile=side * max(1, round(56 / side)) if small else 64,  # the width on the page: a multiple of the pixels if small
-        pixelated=small,  # small pictures show their pixels
+        tile=side * max(1, round(56 / side)) if side < 48 else 64,  # the width on the page: a multiple of the pixels if small
+        pixelated=side < 48,  # small pictures show their pixels
     )

@@ -95,12 +95,6 @@ def best_method(methods: Sequence[ReportMethod]) -> ReportMethod:
     return next((m for m in methods if not m.oracle and math.isfinite(m.accuracy)), methods[0])
 
 
-def table_lines(methods: Sequence[ReportMethod]) -> list[tuple[ReportMethod, list[TableCell]]]:
-    """Each method with a cell per metric; the best instance accuracy is marked."""
-    best = best_method(methods)
-    return [(m, [score_cell(m.row, k, m is best and k == "instance_accuracy") for k in METRICS]) for m in methods]
-
-
 def score_cell(row: Row, metric: str, best: bool = False) -> TableCell:
     """Three decimals as in the paper; no deviation for a single run, a dash where the metric is undefined."""
     mean, deviation, runs = row.score(metric)
