@@ -16,7 +16,7 @@ from study_helpers import TINY, assert_same_record
 
 from headcount.errors import HeadcountError
 from headcount.experiments import launch, records, study
-from headcount.experiments.launch import RemoteTask, ray_cluster, read_files, run_remote, write_files
+from headcount.experiments.launch import ray_cluster, read_files, run_remote, write_files
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
 from headcount.experiments.run import run as run_one
@@ -66,15 +66,16 @@ def failing(tmp_path) -> Recipe:
     return TINY.replace(head=f"{tmp_path}/heads/fails.py:Fails")
 
 
-def remote_task(recipe: Recipe, task=run_one, key: str | None = None, **options) -> RemoteTask:
-    return RemoteTask(task, recipe, key or recipe.key, {"device": "cpu"} | options, "test", os.getcwd(), 1)
+def remote_task(recipe: Recipe, key: str | None = None, **options) -> dict:
+    made = {"task": run_one, "recipe": recipe, "key": key or recipe.key, "options": {"device": "cpu"} | options}
+    return made | {"study_id": "test", "working_folder": os.getcwd(), "threads": 1}
 
 
 # -- sending a run -------------------------------------------------------------------------------------------------------
 
 
 def test_a_required_record_is_sent_along(reference, scratch_root, tmp_path):
-    result = run_remote(remote_task(MPEM), read_files(reference, TINY.key))
+    result = run_remote(read_files(reference, TINY.key), **remote_task(MPEM))
     assert list(result) == [f"{MPEM.key}.npz", f"{MPEM.key}.json"]
     write_files(tmp_path / "out", result)
     assert_same_record(Record.read(tmp_path / "out" / f"{MPEM.key}.json"), Record.read(reference / f"{MPEM.key}.json"))
@@ -83,13 +84,13 @@ def test_a_required_record_is_sent_along(reference, scratch_root, tmp_path):
 
 def test_a_run_without_the_required_record(scratch_root):
     with pytest.raises(HeadcountError, match=f"needs the run {TINY.key}"):
-        run_remote(remote_task(MPEM))
+        run_remote(**remote_task(MPEM))
     assert not list(scratch_root.iterdir())
 
 
 def test_a_node_with_other_data(scratch_root):
     with pytest.raises(HeadcountError, match="has another digits"):
-        run_remote(remote_task(TINY, key="0123456789abcdef"))
+        run_remote(**remote_task(TINY, key="0123456789abcdef"))
     assert not list(scratch_root.iterdir())
 
 
@@ -103,7 +104,7 @@ def test_a_retry_resumes_from_the_checkpoint(reference, scratch_root):
 
     with pytest.raises(KeyboardInterrupt):
         run_one(TINY, scratch_root / "headcount-test" / TINY.key, device="cpu", on_progress=stop)
-    result = run_remote(remote_task(TINY, on_progress=lambda p: epochs.append(p.epoch)))
+    result = run_remote(**remote_task(TINY, on_progress=lambda p: epochs.append(p.epoch)))
     assert epochs == [3, 4]
     data = json.loads(result[f"{TINY.key}.json"])
     assert data["scores"] == Record.read(reference / f"{TINY.key}.json").scores
@@ -155,11 +156,11 @@ class FakeRay(types.SimpleNamespace):
     def remote(self, **options):
         self.calls.append(("remote", options))
 
-        def submit(task: RemoteTask, *needs):
+        def submit(*needs, **task):
             self.tasks.append(task)
             future: Future = Future()
             try:
-                future.set_result(run_remote(task, *needs))
+                future.set_result(run_remote(*needs, **task))
             except Exception as error:
                 future.set_exception(TaskError(error))
             return types.SimpleNamespace(future=lambda: future)
@@ -183,7 +184,7 @@ def test_a_study_over_the_cluster(fake_ray, reference, failing, tmp_path):
     assert [(r, type(e)) for r, e in done.failed.items()] == [(failing, ArithmeticError)]
     assert 'raise ArithmeticError("on purpose")' in json.loads((out / f"{failing.key}.failed.json").read_text())["traceback"]
     assert fake_ray.stored == 1
-    assert {e.options["device"] for e in fake_ray.tasks} == {"cpu"}
+    assert {e["options"]["device"] for e in fake_ray.tasks} == {"cpu"}
     assert fake_ray.calls == [
         ("init", "auto"),
         ("remote", {"num_cpus": 1, "num_gpus": 0, "max_retries": 3, "retry_exceptions": False}),
@@ -207,7 +208,7 @@ def test_a_gpu_that_was_requested_is_used(fake_ray, tmp_path):
     """On a node whose torch finds no GPU, the run fails instead of training on the CPU for days."""
     fake_ray.nodes = lambda: [{"Alive": True, "Resources": {"CPU": 1, "GPU": 1}}]
     done = study.study([TINY], tmp_path, launch=ray_cluster("auto", gpus_each=0.5))
-    assert fake_ray.tasks[0].options["device"] == "cuda"
+    assert fake_ray.tasks[0]["options"]["device"] == "cuda"
     if not done.records:
         assert "torch sees no GPU" in str(done.failed[TINY])
 

@@ -47,8 +47,7 @@ def plain_table(*names: str, left: int = 1, no_wrap: bool = True, title: str | N
 def print_methods(model: FittedModel) -> None:
     """The methods that `fit` compared, the best first."""
     truth = model.metadata["data"]["truth"]
-    not_used = ["instance accuracy (not used)"] if truth else []
-    table = plain_table("method", "held-out loss", "bag accuracy", *not_used)
+    table = plain_table("method", "held-out loss", "bag accuracy", *["instance accuracy (not used)"] * bool(truth))
     table.add_column()  # remarks: wrapped, and nothing else is cut
     for c in model.metadata["methods"]:
         cells = [_number(c["loss"], 4), _number(c["bag_accuracy"], 3)]

@@ -141,7 +141,7 @@ def paper(
     records = tables.records_by_recipe(out)
     cached = [name for name in registry.SOURCES if registry.is_available(name)] if run or missing else []
     size = tables.substitute_sources(size, {r.source for r in records}, cached)
-    cells = tables.choose_cells(item, size, method=row, dataset=dataset, scenario=scenario) if item in tables.TABLES else []
+    cells = tables.table_cells(item, size, method=row, dataset=dataset, scenario=scenario) if item in tables.TABLES else []
     recipes = with_needs(r for c in cells for r in c.recipes)
     recipes = recipes or [r for name in items for r in tables.required_recipes(name, size)]
     if run:

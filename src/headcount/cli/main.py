@@ -120,6 +120,7 @@ def cache_clear(
 def main() -> None:
     """Run the command in ``sys.argv`` and exit. A user's mistake is one line and exit code 2, never a traceback."""
     cast(Any, warnings).formatwarning = format_warning
+    resumable = "".join(sys.argv[1:2]) in RESUMABLE
     try:
         code = app(prog_name="headcount", standalone_mode=False)  # also as python -m headcount: completion is by this name
         sys.stdout.flush()  # a full disk must be noticed here, not during the interpreter's shutdown
@@ -132,14 +133,14 @@ def main() -> None:
         code = 141
     except OSError as e:
         notes, done = getattr(e, "__notes__", []), "what is finished is kept, and the same command resumes the work"
-        kept = done if is_resumable() else f"nothing {'else ' * bool(notes)}was written"
+        kept = done if resumable else f"nothing {'else ' * bool(notes)}was written"
         code = print_error("; ".join([str(FileError.from_os_error(e)), *notes, kept]))
     except (HeadcountError, HeadcountWarning) as e:  # warnings are errors with --strict
         code = print_error("; ".join([with_option_names(str(e)), *getattr(e, "__notes__", [])]))
     except (KeyboardInterrupt, ImportError) as e:
         if isinstance(e, ImportError) and not isinstance(e.__context__, KeyboardInterrupt):
             raise  # otherwise it was Ctrl-C while a library was being imported
-        code = print_error("interrupted; the same command resumes the work" if is_resumable() else "interrupted", 130)
+        code = print_error("interrupted; the same command resumes the work" if resumable else "interrupted", 130)
         # After Ctrl-C inside an eval of text (as libraries use it) CPython would end by a signal; another eval resets that
         eval("0")
     except (typer.Abort, EOFError):
@@ -149,10 +150,6 @@ def main() -> None:
     except OSError:  # discard what can no longer be written, so that the interpreter does not report it a second time
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def is_resumable() -> bool:
-    return bool(sys.argv[1:2]) and sys.argv[1] in RESUMABLE
 
 
 def print_error(message: str, code: int = 2) -> int:

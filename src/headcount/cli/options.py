@@ -43,15 +43,11 @@ def _column(content: str) -> Option:
     return _option(str | None, f"Column with {content}.")
 
 
-def _list(help: str) -> Option:
-    return _option(str | None, f"{help}: a,b,c.")
-
-
 # how data are read for a model, which knows its own columns and classes
 READ_OPTIONS = {
     "bag": _column("the bag of each instance"),
     "label": _column("the bag's label"),
-    "votes": _list("Columns with votes or shares, one per class"),
+    "votes": _option(str | None, "Columns with votes or shares, one per class: a,b,c."),
     "path": _column("the image file"),
     "text": _column("a text"),
     "weight": _column("the instance's weight (its number of votes)"),
@@ -70,10 +66,10 @@ FIT_OPTIONS = {
     **READ_OPTIONS,
     "known": _column("the instance's class, used in training"),
     "features": _option(str | None, "Columns used as features: a,b,c; default: all without a role."),
-    "categories": _list("Columns whose numbers are categories"),
-    "classes": _list("The classes, in order"),
+    "categories": _option(str | None, "Columns whose numbers are categories: a,b,c."),
+    "classes": _option(str | None, "The classes, in order: a,b,c."),
     "ties": _option(str, "Bags with two equally frequent classes: split, drop or lowest.", "split"),
-    "uncounted": _list("Classes that never win, such as background"),
+    "uncounted": _option(str | None, "Classes that never win, such as background: a,b,c."),
     "side": _option(int | None, "Resize images to squares of this side."),
 }
 LIST_OPTIONS = ("votes", "features", "categories", "classes", "uncounted")

@@ -171,8 +171,8 @@ def print_table(item: str, cells: Sequence[Cell], scale: Scale, records: Records
             errors = difference_in_errors(cell, records)
             text = "–" if math.isnan(errors) else signed(errors, 1)
             ours = (_spread(mean, deviation, count), signed(mean - cell.printed.mean), text)
-        printed = _spread(cell.printed.mean, cell.printed.deviation)
-        table.add_row(cell.scenario, cell.method, cell.data, printed, *ours, f"{count}/{cell.n_runs}{_coarse(cell, records)}")
+        printed, coarse = _spread(cell.printed.mean, cell.printed.deviation), ", coarse r" * cell.is_coarse(records)
+        table.add_row(cell.scenario, cell.method, cell.data, printed, *ours, f"{count}/{cell.n_runs}{coarse}")
     console.print(table)
     for (scenario, method), average in paper.averages(item).items():
         if average.is_wrong and (scenario, method) in {(c.scenario, c.method) for c in cells}:
@@ -180,10 +180,6 @@ def print_table(item: str, cells: Sequence[Cell], scale: Scale, records: Records
             console.print(f"note: {scenario}, {method}: {note}")
     for dataset, (_, text) in data_remarks(records).items():
         console.print(f"note: {dataset}: {text}", soft_wrap=True)
-
-
-def _coarse(cell: Cell, records: Records) -> str:
-    return ", coarse r" if cell.is_coarse(records) else ""
 
 
 def print_matrix(item: str, cells: Sequence[Cell], records: Records) -> None:
@@ -194,9 +190,8 @@ def print_matrix(item: str, cells: Sequence[Cell], records: Records) -> None:
         title = f"{item}, {block.title or 'all data sets'}: ours, printed, difference in standard errors"
         table = plain_table("method", *names, left=1, title=title)
         for method, entries in block.lines:
-            texts = (f"{e.ours.mean if e.link else '–'}  {e.printed.mean}  {e.text or '–':>5}" for e in entries)
-            styles = (colours.get(e.agreement, "") for e in entries)
-            table.add_row(method, *(Text(text, style) for text, style, _ in zip(texts, styles, names, strict=False)))
+            shown = [(f"{e.ours.mean if e.link else '–'}  {e.printed.mean}  {e.text or '–':>5}", e.agreement) for e in entries]
+            table.add_row(method, *(Text(text, colours.get(agreement, "")) for text, agreement in shown[: len(names)]))
         console.print(table)
 
 
@@ -222,7 +217,7 @@ def as_latex(cells: list[Cell], records: Records) -> str:
         for dataset in datasets:
             cell = grid[scenario, method, dataset]
             mean, deviation, count = cell.value(records)
-            coarse = _coarse(cell, records)
+            coarse = ", coarse r" * cell.is_coarse(records)
             part = f" ({count}/{cell.n_runs}{coarse})" if 0 < count < cell.n_runs or coarse else ""
             shown.append(_math(_spread(mean, deviation, count)) + part)
         lines.append([scenario, method, *shown])

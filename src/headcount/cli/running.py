@@ -50,8 +50,7 @@ def _add_fields(axes: dict[str, list[Any]], flag: str, given: list[str] | None, 
             advice = "give --option NAME=VALUE for the head, --set backbone.NAME=VALUE, --set trouble.NAME=VALUE"
             raise HeadcountError(f"--set cannot give {name} as a whole; {advice}")
         if flag == "--set" and name in (*axes, "source", "scenario", "head", "removal"):
-            option = name.replace("_", "-")
-            raise HeadcountError(f"--set {name}={text}: {name} has an option of its own; give --{option} alone")
+            raise HeadcountError(f"--set {name}={text}: {name} has an option of its own; give --{name.replace('_', '-')} alone")
         values = [_parse_value(v) for v in text.split(",")]
         if not dot:
             axes[name] = values

@@ -15,11 +15,9 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,45 +57,37 @@ def processes(count: int) -> Launcher:
     @contextmanager
     def launch() -> Iterator[Submit]:
         cores, context = threads_per_process(count), multiprocessing.get_context("spawn")
-        with _environment(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(cores))):
-            initargs = (cores, os.getpid())
-            pool = ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=initargs)
+        pool = ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=(cores, os.getpid()))
+        variables = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")  # workers read them once, when they import torch
+        before = {name: os.environ[name] for name in variables if name in os.environ}
+        os.environ.update(dict.fromkeys(variables, str(cores)))
+
+        def submit(task: Callable[..., Any], *args: Any, **kwargs: Any) -> Future:
+            # workers start here, and start with Ctrl-C blocked: the parent handles it, after this returns
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             try:
-                yield partial(_submit, pool)
-                pool.shutdown()
-            except BaseException as e:
-                workers = list((pool._processes or {}).values())  # only these: the caller may have other children
-                pool.shutdown(wait=False, cancel_futures=True)
-                for worker in workers:
-                    worker.terminate()
-                if isinstance(e, BrokenProcessPool):
-                    advice = "the same command resumes where it stopped, with fewer processes if it happens again"
-                    raise HeadcountError(f"a run's process was killed, possibly for lack of memory; {advice}") from e
-                raise
+                return pool.submit(task, *args, **kwargs)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+        try:
+            yield submit
+            pool.shutdown()
+        except BaseException as e:
+            workers = list((pool._processes or {}).values())  # only these: the caller may have other children
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in workers:
+                worker.terminate()
+            if isinstance(e, BrokenProcessPool):
+                advice = "the same command resumes where it stopped, with fewer processes if it happens again"
+                raise HeadcountError(f"a run's process was killed, possibly for lack of memory; {advice}") from e
+            raise
+        finally:
+            for name in variables:
+                del os.environ[name]
+            os.environ.update(before)
 
     return launch
-
-
-def _submit(pool: Executor, task: Callable[..., Any], *args: Any, **kwargs: Any) -> Future:
-    """Workers start here, and start with Ctrl-C blocked: the parent handles it, after this returns."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return pool.submit(task, *args, **kwargs)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
-    """Environment variables that workers read once, when they import torch."""
-    before = {name: os.environ[name] for name in values if name in os.environ}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            del os.environ[name]
-        os.environ.update(before)
 
 
 def _start_worker(cores: int, parent: int) -> None:
@@ -137,35 +127,26 @@ def ray_cluster(address: str | None, gpus_each: float = 0, cpus_each: float = 1,
     return launch
 
 
-@dataclass(frozen=True)
-class RemoteTask:
-    """A run, as it is sent to a node."""
-
-    task: Callable[..., Any]
-    recipe: Recipe
-    key: str  # computed by the driver: the node must have the same data
-    options: dict[str, Any]
-    study_id: str  # part of the scratch folder's name
-    working_folder: str  # the driver's; used if it exists, since a head or a source may be given by a relative path
-    threads: int
-
-
-def run_remote(remote_task: RemoteTask, *needs: Files) -> Files:
-    """One run, on a node. A retry on the same node resumes from the checkpoint; otherwise the scratch folder is removed."""
-    scratch = Path(tempfile.gettempdir()) / f"headcount-{remote_task.study_id}" / remote_task.key
-    recipe = remote_task.recipe
+def run_remote(
+    *needs: Files, task: Callable[..., Any], recipe: Recipe, key: str, options: dict[str, Any],
+    study_id: str, working_folder: str, threads: int,
+) -> Files:  # fmt: skip
+    """One run, on a node. A retry on the same node resumes from the checkpoint; otherwise the scratch folder, which is named by
+    ``study_id``, is removed. ``key`` is the driver's: the node must have the same data. So is ``working_folder``, which is used
+    if it exists, since a head or a source may be given by a relative path."""
+    scratch = Path(tempfile.gettempdir()) / f"headcount-{study_id}" / key
     with file_lock(scratch.with_suffix(".lock")):
         try:
-            torch.set_num_threads(remote_task.threads)
-            if Path(remote_task.working_folder).is_dir():
-                os.chdir(remote_task.working_folder)
-            if recipe.key != remote_task.key:
+            torch.set_num_threads(threads)
+            if Path(working_folder).is_dir():
+                os.chdir(working_folder)
+            if recipe.key != key:
                 difference = f"{platform.node()} has another {recipe.source} (or head {recipe.head})"
                 raise HeadcountError(f"{difference} than the machine that started the study; copy that machine's there")
             for files in needs:
                 write_files(scratch, files)
-            remote_task.task(recipe, scratch, **remote_task.options)
-            return read_files(scratch, remote_task.key)
+            task(recipe, scratch, **options)
+            return read_files(scratch, key)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
@@ -197,11 +178,13 @@ class _Driver:
         if options.get("device", "auto") == "auto":  # decided here: Ray hides no GPU from a run that asked for none
             options["device"] = self.options.device
         out, key, future = Path(out).absolute(), recipe.key, Future()
-        remote_task = RemoteTask(task, recipe, key, options, self.study_id, os.getcwd(), self.options.threads)
         needs = [needed.key for needed in recipe.needs]
         for needed in set(needs) - self.stored_records.keys():
             self.stored_records[needed] = self.ray.put(read_files(out, needed))
-        self.remote_runs[future] = self.remote_function.remote(remote_task, *(self.stored_records[n] for n in needs))
+        self.remote_runs[future] = self.remote_function.remote(
+            *(self.stored_records[needed] for needed in needs), task=task, recipe=recipe, key=key, options=options,
+            study_id=self.study_id, working_folder=os.getcwd(), threads=self.options.threads,
+        )  # fmt: skip
 
         def on_result(result: Future) -> None:  # in a thread of Ray, which must not wait for a disk
             with suppress(RuntimeError):  # the study was cancelled

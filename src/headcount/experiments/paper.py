@@ -84,13 +84,12 @@ class Scale:
 def substitute_sources(scale: Scale, *available: Collection[str]) -> Scale:
     """The scale with :data:`SUBSTITUTES` in the columns for which the first collection of sources (those of the records, say)
     that has one of the two has the substitute alone."""
-
-    def choose(source: str) -> str:
+    sources = {}
+    for dataset, source in scale.sources.items():
         pair = {source, SUBSTITUTES.get(source, source)}
-        present = next((pair.intersection(names) for names in available if pair.intersection(names)), {source})
-        return source if source in present else SUBSTITUTES[source]
-
-    return replace(scale, sources={dataset: choose(source) for dataset, source in scale.sources.items()})
+        present = next((both for names in available if (both := pair.intersection(names))), {source})
+        sources[dataset] = source if source in present else SUBSTITUTES[source]
+    return replace(scale, sources=sources)
 
 
 SCALES = {
@@ -143,8 +142,7 @@ class Cell:
     def _sweeps(self, records: Mapping[Recipe, Record]) -> Iterator[list[Record]]:
         for _, group in groupby(sorted(self.recipes, key=_cell_of), key=_cell_of):
             whole = list(group)
-            coarse = [r for r in whole if r.removal in COARSE]
-            for sweep in (whole, coarse):
+            for sweep in (whole, [r for r in whole if r.removal in COARSE]):
                 if sweep and all(r in records for r in sweep):
                     yield [records[r] for r in sweep]
                     break
@@ -178,19 +176,14 @@ def _cell_of(recipe: Recipe) -> tuple[str, str, int]:
     return recipe.source, recipe.scenario, recipe.fold
 
 
-def table_cells(table: str, scale: Scale) -> list[Cell]:
-    """The table's cells in the paper's order, without averages (they follow from the others)."""
-    metric = TABLES[table][1]
-    return [
-        Cell(table, scenario, method, dataset, printed, metric, _recipes(scale, method, dataset, scenario))
+def table_cells(table: str, scale: Scale, **wanted: str | None) -> list[Cell]:
+    """The table's cells in the paper's order, without averages (they follow from the others); all, or those of the wanted
+    method, dataset and scenario (None: of all)."""
+    cells = [
+        Cell(table, scenario, method, dataset, printed, TABLES[table][1], _recipes(scale, method, dataset, scenario))
         for (scenario, method, dataset), printed in printed_values(table).items()
         if dataset in (*DATASETS, ALL_DATASETS)
     ]
-
-
-def choose_cells(table: str, scale: Scale, **wanted: str | None) -> list[Cell]:
-    """The table's cells of this method, dataset and scenario; None: of all."""
-    cells = table_cells(table, scale)
     for name, value in wanted.items():
         if value is not None:
             check_choice(f"{name} in {table}", value, dict.fromkeys(getattr(c, name) for c in cells))

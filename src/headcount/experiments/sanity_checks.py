@@ -3,7 +3,7 @@
 The score is the instance accuracy on test bags; for ``never`` over the classes that can be the majority.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,8 +50,7 @@ def never(c: int, rng: np.random.Generator) -> list[int]:
 
 
 # name -> the classes of a bag whose majority is c
-SANITY_CHECKS: dict[str, Callable[[int, np.random.Generator], list[int]]]
-SANITY_CHECKS = {"present": present, "loud": loud, "one_vote": one_vote, "never": never}
+SANITY_CHECKS = {check.__name__: check for check in (present, loud, one_vote, never)}
 
 
 def sanity_check_bags(check: str, seed: int = 0) -> dict[str, Bags]:

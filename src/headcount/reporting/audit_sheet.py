@@ -37,7 +37,22 @@ def write_sheet(out: Path, dataset: BagDataset, predictions: Predictions, count:
     sample = evaluate.draw_sample(predictions.instance_prediction, predictions.confidence, count, generator)
     views = [view_instance(dataset, i, _SIDE, _MAX_TEXT) for i in sample.instance.tolist()]
     rows = _sheet_rows(views)
-    key = json.dumps(_key(dataset, predictions, sample, seed), indent=1).encode("utf-8", "backslashreplace")
+    p, classes = predictions.instance_probabilities[sample.instance], predictions.classes
+    weight = evaluate.stratum_weights(sample.stratum, sample.stratum_sizes)
+    columns = (dataset.rows[sample.instance], sample.stratum, weight, p.argmax(1), p.max(1))
+    data = {
+        "format": FORMAT,
+        "note": "predictions of the model: do not look at them before the sheet is filled in",
+        "data": dataset.instances_hash,
+        "classes": list(classes),
+        "seed": seed,
+        "held": sample.stratum_sizes.tolist(),
+        "items": [
+            {"item": n, "row": row, "stratum": stratum, "weight": weight, "prediction": classes[k], "p": round(best, 6)}
+            for n, (row, stratum, weight, k, best) in enumerate(zip(*(c.tolist() for c in columns), strict=True), 1)
+        ],
+    }
+    key = json.dumps(data, indent=1).encode("utf-8", "backslashreplace")
     check_free(out)
     if out.suffix.lower() == ".csv":
         path = key_path(out)
@@ -47,7 +62,7 @@ def write_sheet(out: Path, dataset: BagDataset, predictions: Predictions, count:
         return len(views), path
     items, pictures = list(enumerate(views, 1)), any(v.picture for v in views)
     with atomic_folder(out) as part:
-        text = render_template("sheet.html", items=items, classes=predictions.classes, pictures=pictures)
+        text = render_template("sheet.html", items=items, classes=classes, pictures=pictures)
         write_table(part / "sheet.csv", [rows])
         atomic_write(part / "index.html", lambda f: f.write(text.encode("utf-8", "backslashreplace")))
         atomic_write(part / "key.json", lambda f: f.write(key))
@@ -81,25 +96,6 @@ def _sheet_rows(views: Sequence[SimpleNamespace]) -> pa.Table:
     if any(v.text for v in views):
         columns["text"] = pa.array([v.text for v in views], pa.string())
     return pa.table({**columns, "label": pa.nulls(len(views), pa.string())})
-
-
-def _key(dataset: BagDataset, predictions: Predictions, sample: evaluate.AuditSample, seed: int) -> dict[str, Any]:
-    p = predictions.instance_probabilities[sample.instance]
-    weight = evaluate.stratum_weights(sample.stratum, sample.stratum_sizes)
-    columns = (dataset.rows[sample.instance], sample.stratum, weight, p.argmax(1), p.max(1))
-    items = [
-        {"item": n, "row": row, "stratum": stratum, "weight": weight, "prediction": predictions.classes[k], "p": round(best, 6)}
-        for n, (row, stratum, weight, k, best) in enumerate(zip(*(c.tolist() for c in columns), strict=True), 1)
-    ]
-    return {
-        "format": FORMAT,
-        "note": "predictions of the model: do not look at them before the sheet is filled in",
-        "data": dataset.instances_hash,
-        "classes": list(predictions.classes),
-        "seed": seed,
-        "held": sample.stratum_sizes.tolist(),
-        "items": items,
-    }
 
 
 def read_sheet(path: Path, dataset: BagDataset, classes: tuple[str, ...], key: Path | None = None) -> tuple[np.ndarray, ...]:
@@ -146,8 +142,7 @@ def _read_key(path: Path, dataset: BagDataset, classes: tuple[str, ...]) -> tupl
     if instances_hash != dataset.instances_hash:
         raise HeadcountError(f"{path} belongs to a sheet drawn from other data; give the data the sheet was drawn from")
     if set(key_classes) != set(classes):
-        names = ", ".join(key_classes)
-        raise HeadcountError(f"{path} is of a model with classes {names}, this one has {', '.join(classes)}")
+        raise HeadcountError(f"{path} is of a model with classes {', '.join(key_classes)}, this one has {', '.join(classes)}")
     if row.min() < 0 or not np.isin(row, dataset.rows).all():
         raise HeadcountError(f"{path} names input rows that were not read")
     return row, stratum, sizes

@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from markupsafe import Markup
 
 from headcount.experiments.records import Record
 from headcount.experiments.scores import mean_and_deviation
 from headcount.reporting import plots
-from headcount.reporting.render import Numbers, confusion_table, inline_svg
+from headcount.reporting.render import confusion_table, inline_svg
 from headcount.reporting.results_table import ReportMethod, best_method
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-class FigurePanel(NamedTuple):
-    """A figure, ready for the page."""
-
-    caption: str
-    svg: Markup
 
 
 class FigureGroup(NamedTuple):
@@ -32,12 +25,12 @@ class FigureGroup(NamedTuple):
     title: str
     text: str
     layout: str  # a CSS class: wide, small, quad, four, table
-    panels: tuple[FigurePanel, ...]
+    panels: tuple[SimpleNamespace, ...]  # caption and svg of each
     notes: tuple[str, ...] = ()
 
 
-def svg_panel(caption: str, figure: Figure, name: str, label: str) -> FigurePanel:
-    return FigurePanel(caption, inline_svg(figure, name, label))
+def svg_panel(caption: str, figure: Figure, name: str, label: str) -> SimpleNamespace:
+    return SimpleNamespace(caption=caption, svg=inline_svg(figure, name, label))
 
 
 def section_figures(
@@ -65,8 +58,7 @@ def _comparison(methods: Sequence[ReportMethod], colours: Mapping[str, str], slu
     errors = {name: values for name, values in errors.items() if len(values)}
     several = any(len(values) > 1 for values in scores.values())
     caption = f"Instance accuracy.{' Faint dots are folds, solid ones their mean.' * several}"
-    figure = plots.accuracy_dots(scores, colours)
-    panels = [svg_panel(caption, figure, f"{slug}-dots", "Instance accuracy of each method")]
+    panels = [svg_panel(caption, plots.accuracy_dots(scores, colours), f"{slug}-dots", "Instance accuracy of each method")]
     if errors:
         caption = "Share of the majority class in each test bag, predicted minus true. Boxes span the quartiles."
         label = "Box plot, for each method, of the predicted minus the true share of the majority class over test bags"
@@ -96,11 +88,12 @@ def _mean_curve(curves: Sequence[plots.LossCurve]) -> list[plots.LossCurve]:
     grid = np.asarray(max((c.epoch for c in curves), key=lambda epoch: epoch[-1]))
     grid = grid[np.unique(np.linspace(0, len(grid) - 1, 60).round().astype(int))]
 
-    def mean(losses: Callable[[plots.LossCurve], Numbers]) -> list[float]:
-        return plots.column_means(np.stack([np.interp(grid, c.epoch, losses(c), right=math.nan) for c in curves]))
-
+    train, valid = (
+        plots.column_means(np.stack([np.interp(grid, c.epoch, getattr(c, name), right=math.nan) for c in curves]))
+        for name in ("train", "valid")
+    )
     rings = [c._replace(epoch=(), train=(), valid=()) for c in curves]
-    return [rings[0]._replace(epoch=grid, train=mean(lambda c: c.train), valid=mean(lambda c: c.valid)), *rings[1:]]
+    return [rings[0]._replace(epoch=grid, train=train, valid=valid), *rings[1:]]
 
 
 def _choice_of_r(methods: Sequence[ReportMethod], records: Sequence[Record], slug: str) -> FigureGroup:
@@ -133,8 +126,7 @@ def _run_key(record: Record) -> tuple:
 
 def _prerequisites(methods: Sequence[ReportMethod]) -> set[tuple]:
     """The runs whose predictions MPEM used in those of these methods."""
-    records = (r for m in methods for r in m.row.records)
-    return {(recipe, *r.fingerprint.values()) for r in records for recipe in r.recipe.needs}
+    return {(recipe, *r.fingerprint.values()) for m in methods for r in m.row.records for recipe in r.recipe.needs}
 
 
 def _sweep_records(methods: Sequence[ReportMethod]) -> tuple[str, list[Record]]:
@@ -187,7 +179,7 @@ def _confusion(method: ReportMethod) -> FigureGroup:
     classes, total = method.row.records[0].data["data"]["classes"], np.sum(counts, axis=0)
     label = f"Confusion matrix of {method.name}: true classes in rows, predicted classes in columns"
     text = f"{method.name}, all folds. Rows are true classes, columns predicted ones; the recall of each class is at the right."
-    panel = FigurePanel("", confusion_table(total, classes, label))
+    panel = SimpleNamespace(caption="", svg=confusion_table(total, classes, label))
     return FigureGroup("Confusion matrix", text, "table", (panel,), tuple(_frequent_errors(total, classes)))
 
 

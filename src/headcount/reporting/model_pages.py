@@ -133,14 +133,13 @@ def render_explanation(
     by_class = [explain_class(dataset, predictions, k, np.flatnonzero(predicted == k)) for k in shown]
     instances = {i.number for b in explained for i in (*b.votes_for, *b.votes_against)}
     instances |= {i.number for c in by_class for i in (*c.typical, *c.ambiguous)}
-    attribution = attribute_columns(model, dataset, predictions, np.array(sorted(instances)))
     return render_template(
         "explain.html",
         title=title,
         model=name,
         bags=explained,
         classes=by_class,
-        attribution=attribution,
+        attribution=attribute_columns(model, dataset, predictions, np.array(sorted(instances))),
         numbers=shown[:8],  # of the classes in the table of columns
         hidden=len(predictions.classes) - len(shown),
         counts={"bags": len(label), "instances": len(dataset.rows), "labelled": int((label >= 0).sum())},

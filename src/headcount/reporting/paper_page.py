@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from markupsafe import Markup
 
 from headcount.experiments import paper
 from headcount.experiments.paper import Scale
@@ -16,7 +15,7 @@ from headcount.experiments.recipe import Recipe
 from headcount.experiments.scores import REMOVALS
 from headcount.io import atomic_write
 from headcount.reporting import paper_tables as tables, plots
-from headcount.reporting.figures import FigureGroup, FigurePanel, share_scatters, svg_panel
+from headcount.reporting.figures import FigureGroup, share_scatters, svg_panel
 from headcount.reporting.paper_tables import Records
 from headcount.reporting.render import PALETTE, finite, inline_svg, render_template
 from headcount.reporting.report import provenance
@@ -26,9 +25,8 @@ RISING = ("Small", "Various", "Large")  # by the size of the majorities, as in t
 _MAX_POINTS = 400  # of a scatter: every bag of a fold
 
 
-def write_paper(scale: Scale, records: Records, page: Path | str) -> Path:
+def write_paper(scale: Scale, records: Records, page: Path) -> Path:
     """Write the page of the paper at this scale atomically and return its path."""
-    page = Path(page)
     text = render_paper(scale, records)
     atomic_write(page, lambda f: f.write(text.encode()))
     return page
@@ -208,20 +206,19 @@ def _sweep_groups(scale: Scale, records: Records, *keys: str) -> list[FigureGrou
         sweeps = [s for r in runs if (s := r.data.get("sweep")) and tuple(s["removal"]) == REMOVALS]
         if sweeps:
             curves[dataset] = [np.array([s[k] for s in sweeps], float) for k in keys]
-    shown = finite(np.concatenate([np.zeros(0), *(t.ravel() for group in curves.values() for t in group)]))
-    if not len(shown):
+    values = [t.ravel() for group in curves.values() for t in group]
+    if not any(len(finite(v)) for v in values):
         return []
     means = [np.array([plots.column_means(group[i]) for group in curves.values()]) for i in range(len(keys))]
     complete = len(curves) == len(paper.DATASETS)
     mean_of = "Mean of the data sets" if complete else f"Mean of the available data sets: {', '.join(curves)}"
-    padding = max(0.06 * float(np.ptp(shown)), 0.01)
     panels = []
     for name, group in {mean_of: means, **dict.fromkeys(paper.DATASETS, ()), **curves}.items():
         if not group:
-            panels.append(FigurePanel(name, Markup("")))
+            panels.append(SimpleNamespace(caption=name, svg=""))
             continue
         figure = plots.against_removal(keys[0], REMOVALS, dict(zip(("MPEM", "at random"), group, strict=False)))
-        figure.axes[0].set_ylim(shown.min() - padding, shown.max() + padding)  # one scale, so that panels compare
+        figure.axes[0].set_ylim(plots.padded_range(values))  # one scale, so that panels compare
         label = f"{keys[0].capitalize()} against the share r removed: {name}"
         panels.append(svg_panel(name, figure, f"{keys[0]}-{len(panels)}", label))
     return [FigureGroup("", "", "small", tuple(panels))]

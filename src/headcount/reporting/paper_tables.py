@@ -111,24 +111,24 @@ def paper_table(name: str, cells: Sequence[Cell], records: Records) -> PaperTabl
 
 
 def _entry(cell: Cell, records: Records, notes: Footnotes) -> PaperEntry:
-    mean, deviation, count = cell.value(records)
+    (mean, deviation, count), (printed, printed_deviation) = cell.value(records), cell.printed
     missing = cell.missing(records)
     remark = ", coarse r" if cell.is_coarse(records) else "" if missing or count == cell.n_runs else " defined"
     entry = PaperEntry(
         ours=TableCell("missing" if missing else "undefined"),
-        printed=TableCell(f"{cell.printed.mean:.3f}", _format_deviation(cell.printed.deviation)),
+        printed=TableCell(f"{printed:.3f}", "" if printed_deviation is None else f"± {printed_deviation:.3f}"),
         runs=f"{count}/{cell.n_runs}{remark}",
         notes=_note_numbers(notes, cell.scenario, cell.method, cell.dataset),
     )
     if not count:
         return entry
     return entry._replace(
-        ours=TableCell(f"{mean:.3f}", _format_deviation(deviation if count > 1 else None)),
-        difference=signed(mean - cell.printed.mean),
+        ours=TableCell(f"{mean:.3f}", f"± {deviation:.3f}" if count > 1 else ""),
+        difference=signed(mean - printed),
         errors=difference_in_errors(cell, records),
         complete=not missing,
         link=_link(cell),
-        pair=(cell.printed.mean, mean),
+        pair=(printed, mean),
     )
 
 
@@ -190,13 +190,8 @@ def _mark_best(lines: list[list[PaperEntry]]) -> list[list[PaperEntry]]:
     return lines
 
 
-def _format_deviation(value: float | None) -> str:
-    return "" if value is None else f"± {value:.3f}"
-
-
 def signed(value: float, digits: int = 3) -> str:
-    zero = f"{0:.{digits}f}"
-    return zero if abs(value) < 0.5 * 10**-digits else f"{value:+.{digits}f}".replace("-", "−")
+    return f"{0:.{digits}f}" if abs(value) < 0.5 * 10**-digits else f"{value:+.{digits}f}".replace("-", "−")
 
 
 def _footnotes(table: str) -> list[dict[str, Any]]:

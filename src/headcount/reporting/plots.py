@@ -87,12 +87,11 @@ def unit_square(title: str, xlabel: str) -> Iterator[tuple[Figure, Axes]]:
         ax.set_xlabel(xlabel, loc="right")
 
 
-def pad_limits(ax: Axes, values: Iterable[Numbers]) -> tuple[float, float]:
-    """Set and return x limits with some room beyond the outermost values."""
+def padded_range(values: Iterable[Numbers]) -> tuple[float, float]:
+    """The range of the values, with some room beyond the outermost; from 0 to 1 if none is finite."""
     shown = finite(np.concatenate([np.zeros(0), *values]))
     low, high = (float(shown.min()), float(shown.max())) if len(shown) else (0.0, 1.0)
     padding = max(0.06 * (high - low), 0.01)
-    ax.set_xlim(low - padding, high + padding)
     return low - padding, high + padding
 
 
@@ -144,7 +143,7 @@ def losses_with_errors(losses: Mapping[str, tuple[float, float]], chosen: str, p
             (dot,) = ax.plot([loss], [y], "o", ms=8, color=colour, mew=0)
             render.hover(dot, f"{name}: {loss:.4f} ± {error:.4f} (standard error)")
             ax.annotate(f"{loss:.3f}", (1, y), (46, 0), ("axes fraction", "data"), "offset points", ha="right", va="center")
-        pad_limits(ax, [[prior_loss], *([loss - 2 * e, loss + 2 * e] for loss, e in losses.values())])
+        ax.set_xlim(padded_range([[prior_loss], *([loss - 2 * e, loss + 2 * e] for loss, e in losses.values())]))
         ax.set_xlabel("held-out loss (dashes: label frequencies)", loc="right")
     return figure
 
@@ -161,7 +160,7 @@ def accuracy_dots(scores: Mapping[str, Numbers], colours: Mapping[str, str]) -> 
             (dot,) = ax.plot([mean], [y], "o", ms=9, color=colours[label], mew=0)
             render.hover(dot, f"{label}: mean {mean:.4f}")
             ax.annotate(f"{mean:.3f}", (1, y), (46, 0), ("axes fraction", "data"), "offset points", ha="right", va="center")
-        pad_limits(ax, scores.values())
+        ax.set_xlim(padded_range(scores.values()))
         ax.set_xlabel("instance accuracy", loc="right")
     return figure
 
@@ -201,7 +200,7 @@ def share_boxes(differences: Mapping[str, Numbers], colours: Mapping[str, str]) 
             ax.plot([median, median], [y - 0.17, y + 0.17], color=colour, lw=2.4, solid_capstyle="butt")
             outliers = np.unique(values[~inside])
             ax.plot(outliers, np.full_like(outliers, y), "o", ms=3, color=colour, alpha=0.5, mew=0)
-        low, high = pad_limits(ax, [[0.0], *differences.values()])
+        low, high = ax.set_xlim(padded_range([[0.0], *differences.values()]))
         ax.set_xlabel("share of the majority, predicted − true", loc="right")
         for x, text, side in ((low, "under-estimated", "left"), (high, "over-estimated", "right")):
             ax.annotate(text, (x, 1), (0, 4), ("data", "axes fraction"), "offset points", ha=side, color=MUTED, size=10)

@@ -144,7 +144,7 @@ def display_names(rows: Sequence[Row]) -> tuple[list[str], dict[str, str]]:
         differing = [k for k in next(iter(settings.values())) if any(len({v[k] for v in t}) > 1 for t in tables.values())]
         usual: dict[str, str] = {}
         if len({(rows[i].label, *(values[k] for k in differing)) for i, values in settings.items()}) >= MIN_FAMILY:
-            usual = {k: _most_common(values[k] for values in settings.values()) for k in differing}
+            usual = {k: Counter(values[k] for values in settings.values()).most_common(1)[0][0] for k in differing}
             if shared := _format_settings({k: v for k, v in usual.items() if v != defaults.get(k)}):
                 remarks[group] = f"{remarks[group]}, {shared}" if group in remarks else f"unless stated: {shared}"
         for i, values in settings.items():
@@ -165,7 +165,7 @@ def _short_labels(rows: Sequence[Row]) -> tuple[dict[str, str], dict[str, str], 
             continue
         defaults = head_options(head_name)
         options = {label: {**defaults, **changes} for label, changes in given.items()}
-        usual = {k: _most_common(values[k] for values in options.values()) for k in defaults}
+        usual = {k: Counter(values[k] for values in options.values()).most_common(1)[0][0] for k in defaults}
         unusual = {label: {k: v for k, v in values.items() if v != usual[k]} for label, values in options.items()}
         names = {label: head.display_name(values) for label, values in unusual.items()}
         if len(set(names.values())) == len(names):
@@ -191,7 +191,3 @@ def _format_value(value: Any) -> str:
 
 def _format_settings(values: Mapping[str, str]) -> str:
     return ", ".join(f"{field.replace('_', ' ')} {value or 'none'}" for field, value in values.items())
-
-
-def _most_common(values: Iterable[Any]) -> Any:
-    return Counter(values).most_common(1)[0][0]
