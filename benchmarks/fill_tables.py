@@ -186,7 +186,7 @@ def has_arrays(job: Job, key: str) -> bool:
 def without_acceleration() -> Iterator[None]:
     """Training steps as written in Python, without CUDA graphs and memory-layout changes."""
     before = accel.cuda_graph, accel.optimize_layout
-    accel.cuda_graph, accel.optimize_layout = accel.run_as_is, lambda model, device, precision: None
+    accel.cuda_graph, accel.optimize_layout = lambda step, device: step, lambda model, device, precision: None
     try:
         yield
     finally:

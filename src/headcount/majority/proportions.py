@@ -23,6 +23,7 @@ from headcount.errors import HeadcountError
 from headcount.majority.transition import Transition
 
 CONCENTRATIONS = tuple(2.0**e for e in range(11))  # candidates
+DRAWS, DISCARDED_DRAWS = 300, 50
 MAX_PRODUCTS = 1 << 21  # numbers held in memory at once for the curvature
 
 
@@ -117,12 +118,10 @@ def estimate_proportions(
     *,
     counted: Tensor | None = None,
     level: float = 0.9,
-    draws: int = 300,
-    burn: int = 50,
 ) -> Proportions:
     """The class shares of each bag's own instances, with intervals, by Gibbs sampling.
 
-    Classes given shares and shares given classes are drawn in turn, ``draws`` times after ``burn`` discarded ones. Draws in
+    Classes given shares and shares given classes are drawn in turn, 300 times after 50 discarded ones. Draws in
     which the class of a labelled bag is not the largest are rejected; a bag without accepted draws gets their projected mean
     (:func:`project_to_majority`) and the interval of all of them. Classes that are not ``counted`` (C,) may be larger than the
     label's; of a tie, either winner may be the largest. ``concentration`` is one for all bags or (B, 1).
@@ -133,14 +132,14 @@ def estimate_proportions(
     prior, size = transition.prior.double(), segments.total_weight().double().clamp_min(1e-12)[:, None]
     share, won = prior_mean, target >= target.amax(1, keepdim=True)  # all classes, without a label
     shares, accepted = [], []
-    for step in range(burn + draws):
+    for step in range(DISCARDED_DRAWS + DRAWS):
         q = log_posterior_given_share(log_p, segments, share, prior)
         uniform = torch.rand(len(q), 1, generator=generator, dtype=torch.float64)
         classes = (q.exp().cumsum(1) <= uniform).sum(1).clamp_max(q.shape[1] - 1)
         votes = segments.sum(torch.nn.functional.one_hot(classes, q.shape[1]).double())
         weight = torch._standard_gamma(votes + concentration * prior_mean + 1e-9, generator=generator).clamp_min(1e-300)
         share = weight / weight.sum(1, keepdim=True)
-        if step >= burn:
+        if step >= DISCARDED_DRAWS:
             rivals = votes if counted is None else votes.masked_fill(~(counted | won), -1)
             shares.append(votes / size)
             accepted.append(votes.masked_fill(~won, -1).amax(1) >= rivals.amax(1))

@@ -241,7 +241,6 @@ def estimate_transition(
     *,
     form: str = "full",
     counted: Tensor | None = None,
-    start_share: float | None = None,
     max_iterations: int = 200,
 ) -> Transition:
     """Estimate the transition by EM from probabilities ``p`` (N, C) and the labels ``target`` (B, C) of the bags. ``p`` should
@@ -258,8 +257,7 @@ def estimate_transition(
     size = effective_bag_size(segments, target)
     min_share = min_majority_share(size, classes, counted)
     label_prior = label_prior_from_counts(rows.sum(0), counted)
-    guess = initial_share(size, classes) if start_share is None else start_share
-    mix = mix_from_shares(torch.tensor(guess, dtype=torch.float64), classes)
+    mix = mix_from_shares(torch.tensor(initial_share(size, classes), dtype=torch.float64), classes)
     p = p.double().masked_fill(segments.removed[:, None], 1 / classes)
     for _ in range(max_iterations):
         previous, mix = mix, m_step(e_step(p, rows, mix, label_prior), n_bags, form, min_share, counted)

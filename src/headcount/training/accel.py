@@ -132,11 +132,6 @@ def cuda_graph(function: StepFunction, device: torch.device) -> StepFunction:
     return CUDAGraphed(function, device) if device.type == "cuda" else function
 
 
-def run_as_is(function: StepFunction, device: torch.device) -> StepFunction:
-    """In place of :func:`cuda_graph` for steps that differ from call to call."""
-    return function
-
-
 @lru_cache
 def compile_function(function: Callable[..., Tensor], compile: str, device_type: str) -> Callable[..., Tensor]:
     """The same function, compiled: on a GPU by default, on the CPU only on request (it is no faster there). If compilation
@@ -204,23 +199,15 @@ class StemConv(nn.Conv2d):
     position with four times the channels, padded to sixteen, which suits the tensor cores. A quarter of cuDNN's time."""
 
     def forward(self, input: Tensor) -> Tensor:
-        _, channels, height, width = input.shape
+        n, channels, height, width = input.shape
         if height % 2 or width % 2 or channels > 4:
             return super().forward(input)
-        return F.conv2d(_in_blocks(input), _weight_in_blocks(self.weight))
-
-
-def _in_blocks(x: Tensor) -> Tensor:
-    """(n, channels, H, W) -> (n, 16, H/2 + 3, W/2 + 3): each 2x2 block of pixels one position, padded for the convolution."""
-    n, channels, height, width = x.shape
-    blocks = x.permute(0, 2, 3, 1).reshape(n, height // 2, 2, width // 2, 2, channels).permute(0, 1, 3, 2, 4, 5)
-    return F.pad(blocks.flatten(3), (0, 16 - 4 * channels, 2, 1, 2, 1)).permute(0, 3, 1, 2)
-
-
-def _weight_in_blocks(weight: Tensor) -> Tensor:
-    """(K, channels, 7, 7) -> (K, 16, 4, 4): 8x8 taps, the first row and column zero, in 4x4 blocks."""
-    w = F.pad(weight, (1, 0, 1, 0)).unflatten(3, (4, 2)).unflatten(2, (4, 2)).permute(0, 2, 4, 3, 5, 1).flatten(3)
-    return F.pad(w, (0, 16 - w.shape[3])).permute(0, 3, 1, 2)
+        spare = 16 - 4 * channels
+        x = input.permute(0, 2, 3, 1).reshape(n, height // 2, 2, width // 2, 2, channels).permute(0, 1, 3, 2, 4, 5)
+        x = F.pad(x.flatten(3), (0, spare, 2, 1, 2, 1)).permute(0, 3, 1, 2)  # (n, 16, H/2 + 3, W/2 + 3)
+        # 8x8 taps, the first row and column zero, in 4x4 blocks
+        w = F.pad(self.weight, (1, 0, 1, 0)).unflatten(3, (4, 2)).unflatten(2, (4, 2)).permute(0, 2, 4, 3, 5, 1)
+        return F.conv2d(x, F.pad(w.flatten(3), (0, spare)).permute(0, 3, 1, 2))
 
 
 @lru_cache

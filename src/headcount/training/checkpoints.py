@@ -11,10 +11,10 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from headcount.bags.bags import tensor_bytes
 from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.io import atomic_path
 from headcount.loading import check_schema, explain_read_errors, parse_json, read_safetensors
+from headcount.models.library_backbones import state_digest
 
 CHECKPOINT = "checkpoint.safetensors"
 Losses = tuple[float, float]  # training, validation
@@ -43,11 +43,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _digest(tensors: dict[str, Tensor], facts: str) -> str:
-    digest = hashlib.sha256(facts.encode())
-    for name in sorted(tensors):
-        digest.update(f"{name} {tensors[name].dtype} {list(tensors[name].shape)}".encode())
-        digest.update(tensor_bytes(tensors[name]))
-    return digest.hexdigest()
+    return hashlib.sha256((facts + state_digest(tensors)).encode()).hexdigest()
 
 
 def write_losses(work_dir: Path, curve: Sequence[Losses], written: int = 0) -> None:

@@ -10,7 +10,6 @@ those of the whole batch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -124,9 +123,6 @@ class ChunkedStep:
         """Whether it is a bag that must be processed in chunks."""
         return batch.over == "bags" and 0 < self.budget < len(batch.position)
 
-    def _autocast(self) -> AbstractContextManager[None]:
-        return accel.autocast(self.trainer.config.precision, self.trainer.device)
-
     def _bag_loss(self, model: Model, loader: BagLoader, batch: Batch, position: Tensor, share: Tensor | None = None) -> Tensor:
         """The loss of one bag; with a ``share`` also its gradient, times that."""
         release_large_blocks()
@@ -152,15 +148,16 @@ class ChunkedStep:
 
     def _accumulate(self, model: Model, x: Tensor, segments: Segments, seed: int) -> BagStats:
         """The head's statistics of a chunk. Random numbers come from this seed; outside, nothing has been drawn."""
-        device, views = self.trainer.device, self.trainer.config.views if model.training else "none"
-        head = cast(ChunkedHead, model.head)  # why_not_chunkable has refused all others
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), self._autocast():
+        device, config = self.trainer.device, self.trainer.config
+        views, head = config.views if model.training else "none", cast(ChunkedHead, model.head)  # all others were refused
+        generators = torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+        with generators, accel.autocast(config.precision, device):
             torch.manual_seed(seed)
             return head.accumulate(self.trainer.features(model, x, views), segments)[1]
 
     def _read_out(self, model: Model, stats: list[BagStats], batch: Batch) -> Tensor:
         head, no_logits = cast(ChunkedHead, model.head), cast(Tensor, None)  # those of all chunks are never in memory
-        with self._autocast():
+        with accel.autocast(self.trainer.config.precision, self.trainer.device):
             try:
                 return head.loss(Output(no_logits, *head.readout(head.merge(stats))), batch, None)
             except (AttributeError, TypeError) as e:

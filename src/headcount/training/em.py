@@ -63,11 +63,11 @@ def em(
     current, q = task.initial_transition(), task.with_known(task.rows.clone())
     if rounds == 0 and valid is not None:  # no prediction is learned from, so there is nothing to cross-fit
         fitted = task.fit(q, "all")
-        p = torch.from_numpy(task.predict(fitted, features(valid)))
+        p = torch.from_numpy(fitted.predict_proba(features(valid)))
         loss = _validation_loss(p, valid, form)
         if on_progress:
             on_progress(0, loss)
-        return EM(fitted, _to_float32(_update(current, p, valid, form, train)), 0, [loss])
+        return EM(fitted.classifier, _to_float32(_update(current, p, valid, form, train)), 0, [loss])
     best_q, best, curve = q, EM(None, current, 0, [math.inf]), list[float]()
     for i in range(rounds + 1):
         train_p, valid_p = task.cross_fit(q, valid, i)
@@ -81,7 +81,7 @@ def em(
         if i - best.best_round >= patience or i == rounds:
             break
         q = task.posterior(train_p, current)
-    return replace(best, classifier=task.fit(best_q, "all"), transition=_to_float32(best.transition))
+    return replace(best, classifier=task.fit(best_q, "all").classifier, transition=_to_float32(best.transition))
 
 
 def check_classifier(classifier: Any) -> None:
@@ -126,10 +126,6 @@ class _Task:
         q[known] = torch.nn.functional.one_hot(self.known[known], self.classes).to(q.dtype)
         return q
 
-    def predict(self, classifier: Any, x: np.ndarray) -> np.ndarray:
-        """(n, D) -> (n, C), with a column for classes that the classifier never saw."""
-        return SklearnModel(classifier, self.classes).predict_proba(x)
-
     def cross_fit(self, q: Tensor, valid: Bags | None, i: int) -> tuple[Tensor, Tensor | None]:
         """(N, C) out-of-fold predictions, and the mean of the copies' predictions for the validation bags."""
         p, valid_p = np.empty((len(self.x), self.classes)), []
@@ -138,12 +134,12 @@ class _Task:
         for k in range(self.folds):
             held_out = fold == k
             fitted = self.fit(q, i, k, among=~held_out if self.folds > 1 else None)
-            p[held_out] = self.predict(fitted, self.x[held_out])
+            p[held_out] = fitted.predict_proba(self.x[held_out])
             if valid_x is not None:
-                valid_p.append(self.predict(fitted, valid_x))
+                valid_p.append(fitted.predict_proba(valid_x))
         return torch.from_numpy(p), torch.from_numpy(np.mean(valid_p, 0)) if valid_p else None
 
-    def fit(self, q: Tensor, *purpose: Any, among: np.ndarray | None = None) -> Any:
+    def fit(self, q: Tensor, *purpose: Any, among: np.ndarray | None = None) -> SklearnModel:
         from sklearn.base import clone
         from sklearn.dummy import DummyClassifier
 
@@ -162,7 +158,7 @@ class _Task:
             row, label = _copies(q.numpy(), weight.sum(1) > 0)
         if label.min() == label.max():  # few bags of one label: many classifiers refuse a single class
             copy, options = DummyClassifier(), {}
-        return copy.fit(self.x[row], label, **options)
+        return SklearnModel(copy.fit(self.x[row], label, **options), self.classes)
 
 
 def _copies(q: np.ndarray, present: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -82,8 +82,11 @@ class BagLoader:
     def batch_info(self, ids: Tensor, over: str = "bags", views: int = 1) -> tuple[Batch, Tensor]:
         """What the loss may use, and the positions to read."""
         bags = self.bags
-        position, segments = self._single_instances(ids) if over == "instances" else self._whole_bags(ids)
-        bag = self.bag_of[ids] if over == "instances" else ids
+        if over == "bags":
+            bag, (position, segments) = ids, self._whole_bags(ids)
+        else:  # each instance a bag of one; removed ones keep their row in the batch and count for nothing
+            bag, position, segments = self.bag_of[ids], ids, Segments(torch.arange(len(ids), device=ids.device), len(ids), 1)
+            segments = segments if bags.removed is None else segments.without(bags.removed[ids])
         if bags.weight is not None:
             segments = segments.with_weight(bags.weight[position])
         batch = Batch(
@@ -101,10 +104,7 @@ class BagLoader:
 
     def _whole_bags(self, ids: Tensor) -> tuple[Tensor, Segments]:
         b, runs = len(ids), None
-        if b == 1 and ids.device.type == "cpu":
-            start, end = self.bags.offsets[int(ids) : int(ids) + 2].tolist()
-            position, row = torch.arange(start, end), torch.zeros(end - start, dtype=torch.int64)
-        elif self.bag_size is not None:
+        if self.bag_size is not None:
             position = (ids[:, None] * self.bag_size + torch.arange(self.bag_size, device=ids.device)).flatten()
             row = torch.arange(b, device=ids.device)[:, None].expand(b, self.bag_size).flatten()
         else:
@@ -115,13 +115,6 @@ class BagLoader:
             row = torch.where(self.bags.removed[position], b, row)
         size = len(position) if b == 1 else self.bag_size  # one bag has one size
         return position, Segments(row, b, size, runs=runs, complete=self.bags.removed is None)
-
-    def _single_instances(self, ids: Tensor) -> tuple[Tensor, Segments]:
-        """Each instance a bag of one; removed ones keep their row in the batch and count for nothing."""
-        row = torch.arange(len(ids), device=ids.device)
-        if self.bags.removed is not None:
-            row = torch.where(self.bags.removed[ids], len(ids), row)
-        return ids, Segments(row, len(ids), 1)
 
 
 def _repeat(x: Tensor, times: int) -> Tensor:

@@ -209,18 +209,15 @@ def _backward(ctx: Any, grads: Any) -> tuple[Tensor | None, ...]:
     D, total = (part.sum(0) for part in stem_backward(grads[0], x, ctx.sizes, winner))
     # by position in the pair, channel and tap, as C and the weight; D's kernel joins the two positions of a channel
     D = D.view(K, 2, TAPS).transpose(0, 1)
-    C, S = cross.sum(0).view(2, K, TAPS), _tap_sums(x, sizes)[:, None]
+    # S: the sum of the numbers under the taps of all pairs, and of those with a second position
+    image = x.view(-1, sizes.rows, sizes.pitch).sum(0, dtype=torch.float32)
+    taps = image.unfold(0, 8, 2).sum(0).unfold(0, SPAN, sizes.stride)  # (pairs, 8, SPAN)
+    S = torch.stack([taps[:pairs].sum(0).flatten() for pairs in (sizes.Q, sizes.X // 2)])[:, None]
+    C = cross.sum(0).view(2, K, TAPS)
     gamma_grad = r * ((weight.float().view(2, K, TAPS) * D).sum((0, 2)) - mean * total)
     slope = (r * gamma_grad / positions)[:, None] * (C - mean[:, None] * S)
     dw = scale[:, None] * (D - (total / positions)[:, None] * S - slope)
     return None, None, dw.flatten(0, 1).to(weight.dtype), gamma_grad, total, None, None
-
-
-def _tap_sums(x: Tensor, sizes: StemSizes) -> Tensor:
-    """S: the sum of the numbers under the taps of all pairs, and of those with a second position."""
-    image = x.view(-1, sizes.rows, sizes.pitch).sum(0, dtype=torch.float32)
-    taps = image.unfold(0, 8, 2).sum(0).unfold(0, SPAN, sizes.stride)  # (pairs, 8, SPAN)
-    return torch.stack([taps[:pairs].sum(0).flatten() for pairs in (sizes.Q, sizes.X // 2)])
 
 
 stem.register_autograd(_backward, setup_context=_save_for_backward)

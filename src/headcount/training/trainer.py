@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from headcount.bags import Bags
-from headcount.bags.bags import fingerprint, tensor_bytes
+from headcount.bags.bags import fingerprint
 from headcount.loading import check_schema, explain_read_errors
 from headcount.models.backbones import BACKBONES, backbone_name
 from headcount.models.heads import Batch, Head, Output, Pass, head_code
+from headcount.models.library_backbones import state_digest
 from headcount.models.network import Model
 from headcount.training import accel, checkpoints, chunked, distributed
 from headcount.training.augment import Policy, View, apply_views
@@ -93,7 +94,8 @@ class Trainer:
         """What train_epoch and valid_loss call: the steps below, in chunks, captured as CUDA graphs, or shared by processes."""
         self.chunked = chunked.ChunkedStep(self, self.config.chunk_instances)
         built_in = isinstance(self.config.optimizer, str) and isinstance(self.config.views, str)  # others may do anything
-        capture = accel.cuda_graph if self.static and built_in and not self.config.chunk_instances else accel.run_as_is
+        same_steps = self.static and built_in and not self.config.chunk_instances
+        capture = accel.cuda_graph if same_steps else lambda step, device: step
         stepper = self.chunked if self.config.chunk_instances else self
         starts = (True,) if self.head.teacher is None or not self.head.teacher.start else (True, False)
         sweeps = {replace(s, uses_teacher=s.uses_teacher and started) for s in self.head.passes for started in starts}
@@ -124,17 +126,12 @@ class Trainer:
     def loss(self, x: Tensor, batch: Batch, uses_teacher: bool) -> Tensor:
         """Of every view of the stored instances, through backbone and head."""
         with accel.autocast(self.config.precision, self.device):
-            h = self.features(self.model, x, self.config.views, batch.views)
-            teacher = self.teacher_output(x, batch) if uses_teacher else None
+            h, teacher = self.features(self.model, x, self.config.views, batch.views), None
+            if uses_teacher and self.teacher is not None and self.head.teacher is not None:
+                with torch.no_grad():  # of views of its own
+                    teacher_h = self.features(self.teacher, x, self.config.views, batch.views, self.head.teacher.weak_views)
+                    teacher = self.teacher.head(teacher_h, batch.segments)
         return self.head_loss(self.head, h, batch, teacher, self.config.precision)
-
-    @torch.no_grad()
-    def teacher_output(self, x: Tensor, batch: Batch) -> Output | None:
-        """The teacher's output for views of its own."""
-        if self.teacher is None or self.head.teacher is None:
-            return None
-        h = self.features(self.teacher, x, self.config.views, batch.views, self.head.teacher.weak_views)
-        return self.teacher.head(h, batch.segments)
 
     def features(self, model: Model, x: Tensor, kind: Policy = "none", views: int = 1, weak: bool = False) -> Tensor:
         return self.encode(Tensor.float if self.standardized else model.normalize, model.backbone, x, kind, views, weak)
@@ -220,18 +217,15 @@ class Trainer:
             for name, value in self.eval_model.state_dict().items():
                 self.best_state[name].copy_(value)
 
-    # -- checkpoints ------------------------------------------------------------------------------------------------
-
     @cached_property
     def key(self) -> str:
         """Hash of the configuration, the model with its initial weights, and the bags; computed before the first step."""
-        weights = hashlib.sha256(b"".join(map(tensor_bytes, self.model.state_dict().values())))
         content = {
             "config": vars(self.config),
             "model": vars(self.model.config),
             "head_code": hashlib.sha256(head_code(self.model.config.head)).hexdigest(),
             "bags": [fingerprint(loader.bags) for loader in (self.train_loader, self.valid_loader)],
-            "weights": weights.hexdigest(),
+            "weights": state_digest(self.model.state_dict()),
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=backbone_name).encode()).hexdigest()
 
