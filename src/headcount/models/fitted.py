@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,14 +157,9 @@ class FittedModel:
 
     def seen_in_training(self, bags: Bags) -> np.ndarray:
         """(B,) whether the model was trained on each of these bags, by the hashes that it keeps of them."""
-        if not len(self._training_hashes):
-            return np.zeros(len(bags), dtype=bool)
-        return np.isin(bag_hashes(bags), self._training_hashes)
-
-    @cached_property
-    def _training_hashes(self) -> np.ndarray:
         data = self.metadata.get("data")
-        return hashes_from_hex(data.get("bag_hashes") if isinstance(data, dict) else None)
+        hashes = hashes_from_hex(data.get("bag_hashes") if isinstance(data, dict) else None)
+        return np.isin(bag_hashes(bags), hashes) if len(hashes) else np.zeros(len(bags), dtype=bool)
 
     def posterior_in_context(self, p: Tensor, segments: Segments) -> Tensor:
         """(N, C) probabilities of instances given the others in their bag, from those without context."""

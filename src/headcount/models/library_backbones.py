@@ -214,7 +214,10 @@ def load_pretrained(
     else:
         state = _match_weights(load_weights(Path(weights)), net, name, weights)
         weights = Path(weights).name
-    mean, std = _normalization_constants(net, shape[2])
+    config: Any = getattr(net, "pretrained_cfg", None)  # timm keeps mean and deviation of the training images with its networks
+    config = config if isinstance(config, Mapping) else {}
+    constants = [tuple(map(float, config.get(key) or usual)) for key, usual in _IMAGENET.items()]
+    mean, std = [v if len(v) == shape[2] else (sum(v) / len(v),) * shape[2] for v in constants]
     return PretrainedBackbone(name, True if frozen is None else frozen, size, weights, state, mean, std)
 
 
@@ -235,12 +238,3 @@ def _match_weights(given: dict[str, Tensor], net: nn.Module, name: str, path: st
             got = f"{tuple(given[key].shape)} {given[key].dtype}"
             raise HeadcountError(f"the weights {path}: {key!r} is {got}, {name} needs {tuple(tensor.shape)} {tensor.dtype}")
     return {key: given.get(key, tensor).to(tensor.dtype) for key, tensor in expected.items()}
-
-
-def _normalization_constants(net: nn.Module, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of the images that this network's weights were trained on; timm keeps them with its networks."""
-    config: Any = getattr(net, "pretrained_cfg", None)
-    config = config if isinstance(config, Mapping) else {}
-    constants = [tuple(map(float, config.get(key) or usual)) for key, usual in _IMAGENET.items()]
-    mean, std = [v if len(v) == channels else (sum(v) / len(v),) * channels for v in constants]
-    return mean, std

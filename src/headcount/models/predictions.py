@@ -6,7 +6,6 @@ Letters: N instances, B bags, C classes.
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -207,15 +206,13 @@ def extract_features(
             on_progress(int(batches[k][-1]) + 1, len(features))
         return Part(rows, digest="", problems={})
 
+    def make_key() -> str:
+        weights, pool = state_digest(frozen_backbone.state_dict()), bags.pool
+        digest = hashlib.sha256(f"{frozen_backbone.name} {frozen_backbone.size} {weights} {len(pool)} {pool.shape}".encode())
+        for rows in torch.arange(len(pool)).split(4096):
+            digest.update(pool.take(rows).cpu().contiguous().numpy())
+        return digest.hexdigest()[:40]
+
     sizes, folder = list(map(len, batches)), cache_folder(cache) / "features"
-    make_key = partial(_cache_key, frozen_backbone, bags.pool)
     array, _ = build_flat_array(sizes, (frozen_backbone.dim,), np.float16, compute, folder, make_key)
     return replace(bags, pool=Pool(array))
-
-
-def _cache_key(frozen_backbone: FrozenBackbone, pool: Pool) -> str:
-    weights = state_digest(frozen_backbone.state_dict())
-    digest = hashlib.sha256(f"{frozen_backbone.name} {frozen_backbone.size} {weights} {len(pool)} {pool.shape}".encode())
-    for rows in torch.arange(len(pool)).split(4096):
-        digest.update(pool.take(rows).cpu().contiguous().numpy())
-    return digest.hexdigest()[:40]

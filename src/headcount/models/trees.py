@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from scipy.special import softmax
 
 from headcount.errors import HeadcountError
 
@@ -130,7 +131,7 @@ class BoostedTrees(Trees):
     bias: np.ndarray  # (C,) float64, the scores before the first tree; very low for a class that was never seen
 
     def combine(self, leaf: np.ndarray) -> np.ndarray:
-        return softmax(self.value[leaf] @ np.identity(len(self.bias))[self.target] + self.bias)
+        return softmax(self.value[leaf] @ np.identity(len(self.bias))[self.target] + self.bias, 1)
 
     def without_float32_rounding(self) -> Self:
         return self
@@ -144,12 +145,6 @@ class BoostedTrees(Trees):
             raise _damaged(f"a tree adds to a class that is none of {classes}")
 
 
-def softmax(z: np.ndarray) -> np.ndarray:
-    """(n, C) scores -> probabilities."""
-    z = np.exp(z - z.max(1, keepdims=True))
-    return z / z.sum(1, keepdims=True)
-
-
 @dataclass(frozen=True, eq=False)
 class LinearModel:
     """Logistic regression: softmax(x W' + b)."""
@@ -161,7 +156,7 @@ class LinearModel:
 
     def predict_proba(self, x: np.ndarray) -> np.ndarray:
         """(n, D) -> (n, C) float64."""
-        return softmax(np.asarray(x, dtype=np.float64) @ self.weight.T + self.bias)
+        return softmax(np.asarray(x, dtype=np.float64) @ self.weight.T + self.bias, 1)
 
     def fold_in_scaler(self, mean: np.ndarray, scale: np.ndarray) -> LinearModel:
         """The model that predicts of x what this one predicts of (x - mean) / scale; (D,) float64 each."""
@@ -223,7 +218,11 @@ def from_sklearn(classifier: Any, classes: int) -> Trees | LinearModel:
     linear = isinstance(classifier, LogisticRegression)
     convert = _linear_from_sklearn if linear else _boosting_from_sklearn if boosted else _trees_from_sklearn
     model = convert(classifier, columns, classes)
-    _check_equal_predictions(model, classifier, columns)
+    x = np.random.default_rng(0).normal(size=(64, classifier.n_features_in_)).astype(np.float32)
+    off = np.abs(model.predict_proba(x)[:, columns] - classifier.predict_proba(x)).max()
+    if not off < _TOLERANCE:  # an unusual variety, such as one-against-rest, whose arrays mean something else
+        name = type(classifier).__name__
+        raise HeadcountError(f"this {name} predicts otherwise than its arrays (by {off:.2g}); it cannot be saved")
     return model
 
 
@@ -262,15 +261,6 @@ def _linear_from_sklearn(classifier: Any, columns: np.ndarray, classes: int) -> 
     weight, bias = np.zeros((classes, coef.shape[1])), np.full(classes, -1e4)
     weight[columns], bias[columns] = coef, intercept
     return LinearModel(weight, bias)
-
-
-def _check_equal_predictions(model: Trees | LinearModel, classifier: Any, columns: np.ndarray) -> None:
-    """Refuse an unusual variety, such as one-against-rest, whose arrays mean something else."""
-    x = np.random.default_rng(0).normal(size=(64, classifier.n_features_in_)).astype(np.float32)
-    off = np.abs(model.predict_proba(x)[:, columns] - classifier.predict_proba(x)).max()
-    if not off < _TOLERANCE:
-        name = type(classifier).__name__
-        raise HeadcountError(f"this {name} predicts otherwise than its arrays (by {off:.2g}); it cannot be saved")
 
 
 def _checked(arrays: Mapping[str, np.ndarray], expected: Mapping[str, tuple[Any, tuple[int, ...]]]) -> dict[str, np.ndarray]:

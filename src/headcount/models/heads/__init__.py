@@ -20,8 +20,7 @@ from headcount.models.heads.election import Election
 from headcount.models.heads.feature import Attention, FeatureLSE, FeatureMax, FeatureMean, FeaturePNorm
 from headcount.models.heads.mctformer import MCTformer
 from headcount.models.heads.millet import Millet
-from headcount.models.heads.noisy import NoisyLabel, Supervised
-from headcount.models.heads.output import OutputMean
+from headcount.models.heads.output import NoisyLabel, OutputMean, Supervised
 from headcount.models.heads.tilt import TiltHead
 from headcount.models.heads.weno import Weno
 

@@ -127,18 +127,15 @@ class MCTformer(Head):
         target = batch.target
         if not self.training and self.validation == "bag":
             return nll(output.bag, target)
-        loss = nll(output.parts["contrast"], target)
+        loss, labelled = nll(output.parts["contrast"], target), target.sum(1) > 0
         for logits in (output.parts["token"], output.parts["pooled"]):
-            softmax = self.kind == "softmax"
-            loss = loss + (nll(self.masked_log_softmax(logits), target) if softmax else self.multilabel_loss(logits, target))
+            if self.kind == "softmax":
+                loss = loss + nll(self.masked_log_softmax(logits), target)
+                continue
+            losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+            losses = losses.mean(1) if self.counted is None else (losses * self.counted).sum(1) / self.counted.sum()
+            loss = loss + torch.where(labelled, losses, 0.0).sum() / labelled.sum().clamp_min(1)
         return loss
-
-    def multilabel_loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Sigmoid cross-entropy, the mean over counted classes and labelled bags."""
-        losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
-        losses = losses.mean(1) if self.counted is None else (losses * self.counted).sum(1) / self.counted.sum()
-        labelled = target.sum(1) > 0
-        return torch.where(labelled, losses, 0.0).sum() / labelled.sum().clamp_min(1)
 
 
 def rank_pool(logits: Tensor, u: Tensor, decay: float) -> Tensor:

@@ -40,13 +40,10 @@ class Millet(SumHead):
         return self.masked_log_softmax(sums / total[:, None])
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
-        return super().forward(h + sinusoids(segments, self.dim).to(h.dtype) if self.depends_on_order else h, segments)
-
-
-def sinusoids(segments: Segments, dim: int) -> Tensor:
-    """(N, D): sine and cosine in turn of each instance's position in its bag, the removed not counted."""
-    _, taken = segments.to_dense(segments.index)
-    position = segments.to_flat((taken.cumsum(1) - 1).float())  # (N,)
-    slow = torch.arange(0, dim, 2, device=position.device) * (-math.log(10000.0) / dim)
-    angle = position[:, None] * slow.exp()
-    return torch.stack([angle.sin(), angle.cos()], 2).flatten(1)[:, :dim]
+        if self.depends_on_order:  # sine and cosine in turn of each instance's position in its bag, the removed not counted
+            _, taken = segments.to_dense(segments.index)
+            position = segments.to_flat((taken.cumsum(1) - 1).float())  # (N,)
+            slow = torch.arange(0, self.dim, 2, device=h.device) * (-math.log(10000.0) / self.dim)
+            angle = position[:, None] * slow.exp()
+            h = h + torch.stack([angle.sin(), angle.cos()], 2).flatten(1)[:, : self.dim].to(h.dtype)
+        return super().forward(h, segments)

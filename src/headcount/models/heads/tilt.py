@@ -139,7 +139,7 @@ class TiltHead(Head):
             election = self.masked_log_softmax(election_log_probs(z, s, self.election, self.counted)).float()
             election_loss = nll(election, target, self.doubt)
             if not self.training:
-                self.estimate.add_election_loss(election_loss, target)
+                self.estimate.election_loss.add_(self.estimate.piece * (target.sum(1) > 0).sum() * election_loss.detach())
             # constant in validation, so that all epochs are compared by the same loss
             bag_weight = self.bag_weight() * (done >= self.vote) if self.training else VALIDATION_BAG_WEIGHT
             loss = loss + bag_weight * election_loss

@@ -85,9 +85,6 @@ class TransitionEstimate(nn.Module):
         mix = transition.m_step(self.expected_counts, self.bag_label_counts, self.form, self.min_share, self.counted)
         return torch.where(self.expected_counts.sum() > 0, mix, self.mix)
 
-    def add_election_loss(self, mean_loss: Tensor, target: Tensor) -> None:
-        self.election_loss.add_(self.piece * (target.sum(1) > 0).sum() * mean_loss.detach())
-
     def explained_fraction(self) -> Tensor:
         """() the fraction of the entropy of the validation labels that the elections explain, from 0 (no better than the label
         frequencies, with the same doubt) to 1. Without labelled bags it stays as it was."""
