@@ -34,11 +34,6 @@ class BagIds:
     from_list: bool = False
 
     @classmethod
-    def of_list(cls, bags: list[Any]) -> BagIds:
-        sizes = list(map(len, bags))
-        return cls(np.arange(sum(sizes)), sizes, np.arange(len(sizes)), from_list=True)
-
-    @classmethod
     def from_ids(cls, ids: Any, n: int) -> BagIds:
         """The bags of n rows; without ids every row is one."""
         if ids is None:
@@ -182,24 +177,20 @@ def stack_bags(
                 both = " and ".join(repr(v) for v in found.tolist()[:2])
                 raise HeadcountError(f"bag {i} of the list has {both} in column {column!r}; a bag has one id there")
         if is_frame:
-            names = list(bag.columns) if names is None else names
-            bag = _reorder_columns(bag, names, i)
+            columns = list(bag.columns)
+            names = columns if names is None else names
+            if sorted(map(str, columns)) != sorted(map(str, names)):
+                problems = [f"lacks column {n!r}" for n in names if n not in columns]
+                problems += [f"has an additional column {n!r}" for n in columns if n not in names]
+                problem = next(iter(problems), "has a column twice")
+                raise HeadcountError(f"bag {i} {problem}; all bags need the columns {', '.join(map(str, names[:8]))}")
+            bag = bag[names]
         part = np.asarray(bag)
         first = parts[0] if parts else part
         if part.ndim != first.ndim or part.shape[1:] != first.shape[1:] or not len(part):
             raise HeadcountError(f"bag {i} has shape {part.shape}; all bags are (n, D), n above zero and D the same")
         parts.append(part)
     return np.concatenate(parts), names if hasattr(bags[0], "columns") else None
-
-
-def _reorder_columns(bag: Any, names: list[Any], i: int) -> Any:
-    columns = list(bag.columns)
-    if sorted(map(str, columns)) != sorted(map(str, names)):
-        problems = [f"lacks column {n!r}" for n in names if n not in columns]
-        problems += [f"has an additional column {n!r}" for n in columns if n not in names]
-        problem = next(iter(problems), "has a column twice")
-        raise HeadcountError(f"bag {i} {problem}; all bags need the columns {', '.join(map(str, names[:8]))}")
-    return bag if columns == names else bag[names]
 
 
 def read_rows(
@@ -228,7 +219,7 @@ def _read_list(estimator: Any, bag_list: list[Any], column: str | int | None, fi
     width = None if fitting else getattr(estimator, "n_features_in_", None)
     known = None if fitting else getattr(estimator, "feature_names_in_", None)
     x, names = stack_bags(bag_list, column, width, known)
-    ids = BagIds.of_list(bag_list)
+    ids = BagIds(np.arange(len(x)), list(map(len, bag_list)), np.arange(len(bag_list)), from_list=True)
     if x.ndim == 4:
         return x, ids
     if names is None or not all(isinstance(n, str) for n in names):

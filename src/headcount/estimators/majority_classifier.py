@@ -213,8 +213,6 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
 
     def predict_shares(self, X: Any, bags: Any = None, level: float = 0.95) -> BagShares:
         """Shares of the classes in each bag, with intervals of this level (:meth:`FittedModel.estimate_shares`)."""
-        if not 0 < level < 1:
-            raise HeadcountError(f"level lies between 0 and 1, got {level!r}")
         x, ids = self._validate_bagged(X, bags)
         p = self._predict(x, ids, level)
         return BagShares(ids.names, *(a.astype(float) for a in (p.shares, p.shares_low, p.shares_high)))
@@ -289,7 +287,6 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         x, ids = read_rows(self, X, bags)
         if self._bags_given and not ids.given:
-            raise HeadcountError(
-                "nothing says which rows of X are one bag; give bags= (a Pipeline or a search needs metadata routing), a column or a list"
-            )
+            advice = "give bags= (a Pipeline or a search needs metadata routing), a column or a list"
+            raise HeadcountError(f"nothing says which rows of X are one bag; {advice}")
         return x, ids

@@ -60,7 +60,6 @@ class BagKFold:
             yield np.flatnonzero(~test), np.flatnonzero(test)
 
     def _bag_ids(self, X: Any, groups: Any) -> np.ndarray:
-        """(n,) the bag of each row."""
         if as_bag_list(X) is not None:
             return np.arange(len(X))
         if self.bags is None:

@@ -45,16 +45,17 @@ def bag_labels(y: Any, ids: BagIds, n: int, classes: np.ndarray | None = None) -
     if classes is None and len(getattr(y, "shape", ())) == 2 and y.shape[1] > 1:
         return _bag_votes(y, ids, n)
     values, full = factorize_labels(y)
-    if values.dtype.kind in "iuf" and -1 in values and _is_unlabelled(values, classes):
-        if classes is None:
-            warnings.warn(
-                f"label -1 is taken for no label ({((full >= 0) & (values[full] == -1)).sum()} of {len(full)}), as None and NaN are; if it is a class, "
-                "give the classes other numbers, or names",
-                HeadcountWarning,
-                stacklevel=3,
-            )
-        kept = values != -1
-        full, values = np.append(np.where(kept, kept.cumsum() - 1, -1), -1)[full], values[kept]
+    if values.dtype.kind in "iuf" and -1 in values:
+        others = values[values != -1]
+        numbers = len(others) >= 2 and bool(((others >= 0) & (others == others.round())).all())
+        unlabelled = numbers if classes is None else -1 not in classes.tolist()
+        if unlabelled and classes is None:
+            count, advice = (values[full[full >= 0]] == -1).sum(), "if it is a class, give the classes other numbers, or names"
+            message = f"label -1 is taken for no label ({count} of {len(full)}), as None and NaN are; {advice}"
+            warnings.warn(message, HeadcountWarning, stacklevel=3)
+        if unlabelled:
+            kept = values != -1
+            full, values = np.append(np.where(kept, kept.cumsum() - 1, -1), -1)[full], others
     if ids.from_list and len(full) == len(ids.sizes):
         return values, full
     if len(full) != n:
@@ -82,14 +83,6 @@ def _bag_votes(y: Any, ids: BagIds, n: int) -> tuple[np.ndarray, np.ndarray]:
         bag = np.repeat(ids.names, ids.sizes).tolist()[odd[0]]
         raise HeadcountError(f"bag {bag!r} has rows with different votes; each row has those of its bag")
     return classes, votes[first]
-
-
-def _is_unlabelled(values: np.ndarray, classes: np.ndarray | None) -> bool:
-    """Whether -1 among these numbers means no label."""
-    if classes is not None:
-        return -1 not in classes.tolist()
-    others = values[values != -1]
-    return len(others) >= 2 and bool(((others >= 0) & (others == others.round())).all())
 
 
 def check_weights(weight: Any, ids: BagIds, n: int) -> np.ndarray | None:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+from scipy.special import betaincinv
 from torch import Tensor
 
 from headcount.bags.segments import Segments
@@ -172,8 +173,10 @@ def laplace_proportions(
     r = q / segments.broadcast(theta).clamp_min(1e-12)  # removed instances are in no sum
     theta_variance, step = torch.zeros_like(share), max(1, max_products // len(prior) ** 2)
     for bags in torch.arange(segments.n_bags).split(step):
-        s = _curvature(r, weight, segments, int(bags[0]), len(bags), step)
-        t = theta[bags]
+        s, t = r.new_zeros(len(bags), len(prior), len(prior)), theta[bags]  # the sum of r r' over the instances of these bags
+        for rows in ((segments.index >= bags[0]) & (segments.index <= bags[-1])).nonzero()[:, 0].split(step):
+            products = (weight[rows, None] * r[rows])[:, :, None] * r[rows, None, :]
+            s.index_add_(0, segments.index[rows] - bags[0], products)
         inverse = torch.linalg.inv(s + torch.diag_embed(concentration * prior / t**2))
         row_sums = inverse.sum(2, keepdim=True)
         covariance = inverse - row_sums @ row_sums.mT / row_sums.sum(1, keepdim=True)
@@ -190,16 +193,6 @@ def laplace_proportions(
     return Proportions(*map(partial(torch.where, single), mean_proportions(log_p.exp(), segments, level), inferred))
 
 
-def _curvature(r: Tensor, weight: Tensor, segments: Segments, first: int, n_bags: int, step: int) -> Tensor:
-    """(n_bags, C, C) the sum of r r' over the instances of these bags, ``step`` instances at a time."""
-    curvature = r.new_zeros(n_bags, r.shape[1], r.shape[1])
-    instances = ((segments.index >= first) & (segments.index < first + n_bags)).nonzero()[:, 0]
-    for rows in instances.split(step):
-        products = (weight[rows, None] * r[rows])[:, :, None] * r[rows, None, :]
-        curvature.index_add_(0, segments.index[rows] - first, products)
-    return curvature
-
-
 def mean_proportions(p: Tensor, segments: Segments, level: float = 0.9) -> Proportions:
     """The mean of ``p`` (N, C) in each bag, with intervals, where it is unknown how bags differ. Instances are taken to be of
     class k with probability p_k, independently: the count of k has the variance sum p (1 - p), and the interval is that of a
@@ -213,8 +206,6 @@ def mean_proportions(p: Tensor, segments: Segments, level: float = 0.9) -> Propo
 
 def _beta_interval(share: Tensor, variance: Tensor, level: float) -> Proportions:
     """The interval of the beta distribution with this mean and variance."""
-    from scipy.special import betaincinv  # takes 0.2 s to import
-
     precision, (tail, rest) = (share * (1 - share) / variance.clamp_min(1e-12) - 1).clamp_min(1e-9), _interval_ends(level)
     a, b = (share * precision).clamp_min(1e-9).numpy(), ((1 - share) * precision).clamp_min(1e-9).numpy()
     low, high = (torch.from_numpy(betaincinv(a, b, q)).nan_to_num() for q in (tail, rest))

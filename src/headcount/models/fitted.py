@@ -275,7 +275,11 @@ def _parse_fitted(
     if use_context and concentration is None:
         raise HeadcountError("use_context is false where concentration is null")
     rows = [*data["transition"]["mix"], data["transition"]["labels"]]
-    table = serialization.check_distributions(rows, len(classes), "the transition")
+    if list(map(len, rows)) != [len(classes)] * (len(classes) + 1) or not all(0 <= value <= 1 for row in rows for value in row):
+        raise HeadcountError(f"the transition needs {len(classes) + 1} rows of {len(classes)} numbers from 0 to 1")
+    if not all(math.isclose(sum(row), 1, abs_tol=1e-3) for row in rows):
+        raise HeadcountError("a row of the transition does not add up to one")
+    table = torch.tensor(rows, dtype=torch.float32)
     transition = Transition(table[:-1], table[-1])
     return FittedModel(
         estimator, classes, preprocessor, transition, counted, *temperatures,

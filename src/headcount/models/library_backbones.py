@@ -27,7 +27,6 @@ _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}  # for
 
 
 def is_library_backbone(backbone: Any) -> bool:
-    """Whether this is the name of a backbone in a library."""
     return isinstance(backbone, str) and ":" in backbone
 
 
@@ -154,7 +153,6 @@ class PretrainedBackbone:
         return {} if self.size is None else {"size": self.size}
 
     def load_into(self, backbone: nn.Module) -> None:
-        """Load the weights into a backbone."""
         if self.state is not None:
             net: Any = backbone.net
             net.load_state_dict(self.state)

@@ -36,7 +36,12 @@ _TEST_INSTANCES = 64
 
 def export_onnx(model: FittedModel, path: Path) -> float:
     """Write the file if onnxruntime gives what ``model.predict(..., use_context=False)`` does; returns the largest difference."""
-    onnx, runtime = _import_onnx()
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript  # noqa: F401  (torch's exporter needs it)
+    except ImportError as e:
+        raise HeadcountError(f"ONNX needs {e.name}: pip install 'headcount[onnx]'") from None
     estimator, backbone = model.estimator, model.frozen_backbone
     temperature = _Function(partial(apply_temperature, temperature=model.instance_temperature))
     width = model.preprocessor.shape[0] if backbone is None else backbone.dim
@@ -62,21 +67,11 @@ def export_onnx(model: FittedModel, path: Path) -> float:
     metadata = {"classes": list(model.classes), "preprocessor": model.preprocessor.to_json()}
     onnx.helper.set_model_props(graph, {"headcount": json.dumps(metadata)})
     data = graph.SerializeToString()
-    difference = _max_difference(model, data, runtime)
+    difference = _max_difference(model, data, onnxruntime)
     if not difference <= TOLERANCE:
         raise HeadcountError(f"onnxruntime predicts otherwise than the model, by {difference:.2g}; nothing was written")
     atomic_write(path, lambda f: f.write(data))
     return difference
-
-
-def _import_onnx() -> tuple[Any, Any]:
-    try:
-        import onnx
-        import onnxruntime
-        import onnxscript  # noqa: F401  (torch's exporter needs it)
-    except ImportError as e:
-        raise HeadcountError(f"ONNX needs {e.name}: pip install 'headcount[onnx]'") from None
-    return onnx, onnxruntime
 
 
 class _SingleInstances(nn.Module):

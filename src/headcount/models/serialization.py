@@ -6,7 +6,6 @@ arrays of the file. Any error is one line that names the folder.
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -75,7 +74,6 @@ def check_writable(path: Path, overwrite: bool = False) -> None:
 
 
 def state_arrays(module: nn.Module) -> dict[str, np.ndarray]:
-    """A module's parameters and buffers, by name."""
     return {k: v.detach().contiguous().cpu().numpy() for k, v in module.state_dict().items()}
 
 
@@ -84,8 +82,14 @@ def load_folder(path: Path, parse: Callable[[dict[str, Any], dict[str, np.ndarra
     for name in (JSON_FILE, WEIGHTS_FILE):
         if not os.path.lexists(path / name):
             raise HeadcountError(f"no model in {path}: {name} is missing; give {_EXPECTED}")
-    with explain_read_errors(path / JSON_FILE, _EXPECTED):
-        data = _read_json(path / JSON_FILE)
+    with explain_read_errors(path / JSON_FILE, _EXPECTED), open_file(path / JSON_FILE) as f:
+        content = f.read(_MAX_JSON + 1)
+        if len(content) > _MAX_JSON:
+            raise HeadcountError(f"{JSON_FILE} is larger than {_MAX_JSON >> 20} MB")
+        data = parse_json(content)
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
+            got = data.get("format") if isinstance(data, dict) else type(data).__name__
+            raise HeadcountError(f"{JSON_FILE} has format {str(got)[:40]}, this version reads {FORMAT}")
     arrays, _ = read_safetensors(path / WEIGHTS_FILE, _EXPECTED, "np")
     with explain_read_errors(path, _EXPECTED):
         _check_finite(arrays)
@@ -95,18 +99,6 @@ def load_folder(path: Path, parse: Callable[[dict[str, Any], dict[str, np.ndarra
             if hashlib.file_digest(f, "sha256").hexdigest() != digest:
                 raise HeadcountError(f"{JSON_FILE} and {WEIGHTS_FILE} do not belong together; save the model again")
         return model
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    with open_file(path) as f:
-        content = f.read(_MAX_JSON + 1)
-    if len(content) > _MAX_JSON:
-        raise HeadcountError(f"{JSON_FILE} is larger than {_MAX_JSON >> 20} MB")
-    data = parse_json(content)
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        got = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise HeadcountError(f"{JSON_FILE} has format {str(got)[:40]}, this version reads {FORMAT}")
-    return data
 
 
 def _check_finite(arrays: Mapping[str, np.ndarray | Tensor]) -> None:
@@ -183,12 +175,3 @@ def check_counted(given: list[bool] | None, classes: int) -> tuple[bool, ...] | 
     if given is not None and sum(given) < 2:
         raise HeadcountError("at least two classes must count")
     return None if given is None else tuple(given)
-
-
-def check_distributions(rows: list[list[float]], classes: int, what: str) -> Tensor:
-    """(C + 1, C) probabilities."""
-    if list(map(len, rows)) != [classes] * (classes + 1) or not all(0 <= value <= 1 for row in rows for value in row):
-        raise HeadcountError(f"{what} needs {classes + 1} rows of {classes} numbers from 0 to 1")
-    if not all(math.isclose(sum(row), 1, abs_tol=1e-3) for row in rows):
-        raise HeadcountError(f"a row of {what} does not add up to one")
-    return torch.tensor(rows, dtype=torch.float32)

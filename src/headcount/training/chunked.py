@@ -68,7 +68,6 @@ class ChunkedStep:
         return size * views <= self.budget
 
     def step(self, sweep: Pass, ids: Tensor) -> Tensor:
-        """Trainer.step."""
         if self.fits(self.trainer.train_loader, ids, sweep.over, self.trainer.n_views(sweep)):
             return self.trainer.step(sweep, ids)
         loss, _ = self.gradient(sweep, ids)
@@ -92,7 +91,6 @@ class ChunkedStep:
 
     @torch.no_grad()
     def valid_step(self, ids: Tensor) -> Tensor:
-        """Trainer.valid_step."""
         trainer, loader, model = self.trainer, self.trainer.valid_loader, self.trainer.eval_model
         if self.fits(loader, ids):
             return trainer.valid_step(ids)

@@ -86,9 +86,8 @@ def em(
 
 def check_classifier(classifier: Any) -> None:
     if not all(hasattr(classifier, part) for part in ("fit", "get_params", "predict_proba")):
-        raise HeadcountError(
-            f"{classifier!r} has no fit or no predict_proba; give a scikit-learn classifier with probabilities"
-        )
+        advice = "give a scikit-learn classifier with probabilities"
+        raise HeadcountError(f"{classifier!r} has no fit or no predict_proba; {advice}")
 
 
 class _Task:

@@ -176,7 +176,6 @@ class Trainer:
         return self.head.views if sweep.uses_teacher else 1
 
     def valid_step(self, ids: Tensor) -> Tensor:
-        """The validation loss of these bags."""
         return self.batch_valid_loss(*self.valid_loader.batch(ids))
 
     @torch.no_grad()

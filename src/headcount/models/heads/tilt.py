@@ -165,5 +165,4 @@ class TiltHead(Head):
 
     @property
     def transition(self) -> Transition:
-        """The estimated transition."""
         return Transition(self.estimate.current_mix().float(), self.estimate.label_prior.float())
