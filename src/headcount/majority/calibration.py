@@ -191,13 +191,8 @@ def evaluate_criterion(p: Tensor, bags: Bags, sample: tuple[Tensor, Bags] | None
     ``subsample_instances`` of bags/splits.py). The vote loss always takes whole bags."""
     p = p.double().clamp_min(1e-12)
     rows, sampled_bags = (slice(None), bags) if sample is None else sample
-    fits: dict[float, tuple[Tensor, Transition]] = {}
-
-    def losses_at(temperature: float) -> Tensor:
-        fits[temperature] = fit_transition_loss(apply_temperature(p[rows], temperature), sampled_bags)
-        return fits[temperature][0]
-
-    temperature = fit_temperature(losses_at, INSTANCE_TEMPERATURES, tolerance=lambda excess: 5e-10)
+    fits = {t: fit_transition_loss(apply_temperature(p[rows], t), sampled_bags) for t in INSTANCE_TEMPERATURES}
+    temperature = fit_temperature(lambda t: fits[t][0], INSTANCE_TEMPERATURES, tolerance=lambda excess: 5e-10)
     instance_loss, transition = fits[temperature]
     vote_loss, bag_temperature = fit_vote_loss(p, bags)
     loss = (instance_loss + vote_loss).numpy()

@@ -9,7 +9,6 @@ Views draw from torch's default generator, which training seeds for each epoch; 
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -93,29 +92,20 @@ def mixup(x: Tensor) -> Tensor:
     return (1 - part) * x + part * x[other]
 
 
-def compose(*views: View) -> View:
-    """These views, one after the other."""
+def strong(x: Tensor) -> Tensor:
+    return cutout(colour(affine(crop(x))))
 
-    def chain(x: Tensor) -> Tensor:
-        for view in views:
-            x = view(x)
-        return x
-
-    return chain
-
-
-strong = compose(crop, affine, colour, cutout)
 
 VIEWS: dict[str, tuple[View, ...]] = {
     "none": (identity,),
     "crop": (crop,),
-    "flip_crop": (compose(flip, crop),),
+    "flip_crop": (lambda x: crop(flip(x)),),
     "noise": (noise,),
-    "image": (compose(flip, crop), compose(flip, strong)),  # photographs of objects
+    "image": (lambda x: crop(flip(x)), lambda x: strong(flip(x))),  # photographs of objects
     "digit": (crop, strong),  # no flips
     # images without an upright direction; laboratories differ in colour, and the shape of cells is informative
-    "tissue": (dihedral, compose(dihedral, crop, colour, cutout)),
-    "feature": (noise, compose(partial(noise, deviation=0.2), mixup, mask)),  # embeddings and tables
+    "tissue": (dihedral, lambda x: cutout(colour(crop(dihedral(x))))),
+    "feature": (noise, lambda x: mask(mixup(noise(x, 0.2)))),  # embeddings and tables
 }
 
 FEATURE_VIEWS = (None, "none", "noise", "feature")  # the others are for images

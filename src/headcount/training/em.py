@@ -12,9 +12,8 @@ Known instance classes replace their q. Bags without a label are left out: a cla
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -68,7 +67,7 @@ def em(
         if on_progress:
             on_progress(0, loss)
         return EM(fitted.classifier, _to_float32(_update(current, p, valid, form, train)), 0, [loss])
-    best_q, best, curve = q, EM(None, current, 0, [math.inf]), list[float]()
+    best_round, best_q, best_transition, curve = 0, q, current, list[float]()
     for i in range(rounds + 1):
         train_p, valid_p = task.cross_fit(q, valid, i)
         p, bags = (train_p, train) if valid_p is None or valid is None else (valid_p, valid)
@@ -76,12 +75,12 @@ def em(
         curve.append(_validation_loss(p, bags, form))
         if on_progress:
             on_progress(i, curve[-1])
-        if i == 0 or curve[-1] < curve[best.best_round]:
-            best, best_q = EM(None, current, i, curve), q
-        if i - best.best_round >= patience or i == rounds:
+        if i == 0 or curve[-1] < curve[best_round]:
+            best_round, best_q, best_transition = i, q, current
+        if i - best_round >= patience or i == rounds:
             break
         q = task.posterior(train_p, current)
-    return replace(best, classifier=task.fit(best_q, "all").classifier, transition=_to_float32(best.transition))
+    return EM(task.fit(best_q, "all").classifier, _to_float32(best_transition), best_round, curve)
 
 
 def check_classifier(classifier: Any) -> None:

@@ -92,8 +92,7 @@ class TiltHead(Head):
         self.pseudo_labels = PseudoLabels(classes, counted, threshold=threshold, adapt=adapt, align=align, own=own)
 
     def setup(self, segments: Segments, target: Tensor) -> None:
-        self.estimate.reset(transition.effective_bag_size(segments, target))
-        self.estimate.register_trust(persistent=True)  # part of a checkpoint
+        self.estimate.reset(transition.effective_bag_size(segments, target), persistent=True)
         self.pseudo_labels.setup(segments.n_bags, len(segments.index) * self.networks)
 
     def forward(self, h: Tensor, segments: Segments) -> Output:

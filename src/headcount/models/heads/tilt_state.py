@@ -43,16 +43,13 @@ class TransitionEstimate(nn.Module):
         shapes |= {"expected_counts": (classes, classes), "bag_label_counts": (classes,)}
         for name, shape in shapes.items():
             self.register_buffer(name, torch.zeros(shape, dtype=torch.float64))
-        self.register_trust(persistent=False)  # a finished model does not need it
-        self.reset(32)
+        self.reset(32, persistent=False)
 
-    def register_trust(self, persistent: bool) -> None:
-        """The summed loss of validation elections, and the fraction of the entropy of the labels that they explain."""
+    def reset(self, bag_size: float, persistent: bool) -> None:
+        """The initial mix for bags of this size. ``persistent``: whether the summed loss of validation elections, and the fraction of
+        the entropy of the labels that they explain, are part of a checkpoint."""
         for name in ("election_loss", "trust"):
             self.register_buffer(name, torch.zeros((), dtype=torch.float64), persistent)
-
-    def reset(self, bag_size: float) -> None:
-        """The initial mix for bags of this size."""
         self.min_share.fill_(transition.min_majority_share(bag_size, self.classes, self.counted))
         initial = transition.initial_share(bag_size, self.classes)
         share = initial if self.share is None else min(self.share, 1 - transition.MIN_PROBABILITY)
