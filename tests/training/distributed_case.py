@@ -14,7 +14,7 @@ from headcount.bags import Bags, Pool
 from headcount.experiments.recipe import Recipe
 from headcount.models.heads import HEADS, head_options
 from headcount.models.network import Model, ModelConfig
-from headcount.training.checkpoints import save_checkpoint
+from headcount.training.loop import save_checkpoint
 from headcount.training.trainer import Trainer
 
 D, C, BAGS, EPOCHS = 6, 3, 11, 2

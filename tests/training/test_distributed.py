@@ -24,7 +24,7 @@ from headcount.experiments.run import run
 from headcount.models.network import build_model
 from headcount.selection.fit import fit
 from headcount.training import distributed
-from headcount.training.checkpoints import load_checkpoint
+from headcount.training.loop import load_checkpoint
 from headcount.training.trainer import Trainer
 
 HERE = Path(__file__).parent

@@ -26,9 +26,9 @@ from headcount.models.backbones import Normalize
 from headcount.models.network import Model, ModelConfig, build_model
 from headcount.models.predictions import predict
 from headcount.training import augment, loop
-from headcount.training.checkpoints import load_checkpoint, save_checkpoint
 from headcount.training.config import TrainConfig, lr_factor
 from headcount.training.loader import BagLoader
+from headcount.training.loop import load_checkpoint, save_checkpoint
 from headcount.training.trainer import Trainer, TrainProgress
 from training_cases import (
     CUSTOM_HEAD,

@@ -1,12 +1,16 @@
 """train(): an epoch, its validation loss, and again; the best epoch is kept.
 
 A training can be interrupted at any time and resumed from its last checkpoint, with the same numbers (bit for bit on the CPU):
-every random number comes from (seed, purpose, epoch), and checkpoints are written between epochs.
+every random number comes from (seed, purpose, epoch), and checkpoints are written between epochs: tensors and a little JSON in one
+file, so that loading it runs no code.
 """
 
+import hashlib
+import json
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,16 +18,24 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from headcount.bags import Bags
+from headcount.bags.bags import fingerprint
 from headcount.bags.seeds import seed_for
-from headcount.errors import HeadcountError
+from headcount.errors import HeadcountError, HeadcountWarning
+from headcount.io import atomic_path
+from headcount.loading import check_schema, explain_read_errors, parse_json, read_safetensors
+from headcount.models.backbones import backbone_name
+from headcount.models.heads import head_code
+from headcount.models.library_backbones import state_digest
 from headcount.models.network import Model
 from headcount.training import accel
-from headcount.training.checkpoints import Losses, write_losses
-from headcount.training.config import TrainConfig, check_compatible, check_head_output
-from headcount.training.trainer import Trainer, TrainProgress
+from headcount.training.config import TrainConfig, check_compatible, check_head_output, load_optimizer_state, optimizer_state
+from headcount.training.trainer import Losses, Trainer, TrainProgress
 
+CHECKPOINT = "checkpoint.safetensors"
 _seconds = os.environ.get("HEADCOUNT_CHECKPOINT_SECONDS", "30")  # how much work may be lost: a setting of the machine
 try:
     CHECKPOINT_SECONDS = float(_seconds)
@@ -84,7 +96,8 @@ def train(
     group = trainer.process_group  # only its main process writes and reports
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         check_head_output(trainer.head, trainer.train_loader)
-        progress = trainer.resume(work_dir) if work_dir else TrainProgress()
+        key = training_key(trainer) if work_dir else ""
+        progress = resume(trainer, work_dir, key) if work_dir else TrainProgress()
         group.check_equal("the epoch to resume from", progress.epoch)
         saved = time.monotonic()
         started = saved - progress.seconds
@@ -99,13 +112,13 @@ def train(
                 if work_dir and group.is_main:
                     write_losses(work_dir, progress.curve, progress.epoch - 1)
                     if time.monotonic() - saved > checkpoint_seconds:
-                        trainer.save(work_dir, progress)
+                        save(trainer, work_dir, progress, key)
                         saved = time.monotonic()
                 if on_progress and group.is_main:
                     on_progress(progress)
         except KeyboardInterrupt:
             if work_dir and group.is_main and not trainer.mid_epoch:  # in the middle of an epoch nothing can be resumed
-                trainer.save(work_dir, progress)
+                save(trainer, work_dir, progress, key)
             raise
         except ValueError as e:
             if "more than 1 value per channel" not in str(e):
@@ -118,6 +131,86 @@ def train(
     model.load_state_dict({k: trainer.best_state[k] for k in model.state_dict()})  # without the buffers of Head.setup
     compiled = isinstance(trainer.encode, accel.CompiledFunction) and not trainer.encode.failed
     return TrainResult(model.eval(), progress, compiled)
+
+
+def training_key(trainer: Trainer) -> str:
+    """Hash of the configuration, the model with its initial weights, and the bags; to be computed before the first step."""
+    model = trainer.model
+    content = {
+        "config": vars(trainer.config),
+        "model": vars(model.config),
+        "head_code": hashlib.sha256(head_code(model.config.head)).hexdigest(),
+        "bags": [fingerprint(loader.bags) for loader in (trainer.train_loader, trainer.valid_loader)],
+        "weights": state_digest(model.state_dict()),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=backbone_name).encode()).hexdigest()
+
+
+def _state(trainer: Trainer) -> dict[str, Tensor]:
+    """The tensors of a training except those of its optimizers."""
+    parts = {"model": trainer.model.state_dict(), "best": trainer.best_state}
+    parts |= {} if trainer.teacher is None else {"teacher": trainer.teacher.state_dict()}
+    return {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
+
+
+def save(trainer: Trainer, work_dir: Path, progress: TrainProgress, key: str) -> None:
+    slots = {prefix: optimizer_state(optimizer) for prefix, optimizer in trainer.optimizers.items()}
+    optimizers = {f"optimizer.{prefix}.{name}": v for prefix, state in slots.items() for name, v in state.items()}
+    save_checkpoint(work_dir / CHECKPOINT, _state(trainer) | optimizers, {**vars(progress), "key": key})
+
+
+def resume(trainer: Trainer, work_dir: Path, key: str) -> TrainProgress:
+    """Load the checkpoint of this training if there is one; one with another key, or tensors of another version, is ignored."""
+    tensors, metadata = load_checkpoint(work_dir / CHECKPOINT)
+    state, progress = _state(trainer), TrainProgress()
+    shapes = {name: tensor.shape for name, tensor in tensors.items() if not name.startswith("optimizer.")}
+    if metadata.pop("key", None) == key and shapes == {name: tensor.shape for name, tensor in state.items()}:
+        with explain_read_errors(work_dir / CHECKPOINT, "what this training wrote, or delete it"):
+            check_schema(metadata, TrainProgress)
+            for name, tensor in state.items():
+                tensor.copy_(tensors[name])
+            for prefix, optimizer in trainer.optimizers.items():
+                start = f"optimizer.{prefix}."
+                load_optimizer_state(optimizer, {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)})
+            progress = TrainProgress(**metadata)
+            progress.curve = [(train, valid) for train, valid in metadata["curve"]]
+    if trainer.process_group.is_main:
+        write_losses(work_dir, progress.curve)  # the epochs after the checkpoint are trained again
+    return progress
+
+
+def save_checkpoint(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+    contiguous, facts = {k: v.detach().contiguous().cpu() for k, v in tensors.items()}, json.dumps(metadata)
+    with atomic_path(path) as part:
+        save_file(contiguous, part, metadata={"facts": facts, "sha256": _digest(contiguous, facts)})
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and metadata; empty if there is no file, or a damaged one: then the training starts from the beginning."""
+    if not os.path.lexists(path):
+        return {}, {}
+    try:
+        tensors, metadata = read_safetensors(path, "an undamaged one")
+        with explain_read_errors(path, "an undamaged one"):
+            check_schema(metadata, dict[str, str])
+            if metadata["sha256"] != _digest(tensors, metadata["facts"]):
+                raise HeadcountError("its content was changed")
+            return tensors, parse_json(metadata["facts"].encode(), finite=False)
+    except HeadcountError as e:
+        warnings.warn(f"the training starts from the beginning: {e}", HeadcountWarning, stacklevel=2)
+        return {}, {}
+
+
+def _digest(tensors: dict[str, Tensor], facts: str) -> str:
+    return hashlib.sha256((facts + state_digest(tensors)).encode()).hexdigest()
+
+
+def write_losses(work_dir: Path, curve: Sequence[Losses], written: int = 0) -> None:
+    """``metrics.jsonl``, a line per epoch: a new file, or the epochs after those that are ``written``."""
+    work_dir.mkdir(parents=True, exist_ok=True)
+    with open(work_dir / "metrics.jsonl", "a" if written else "w") as f:
+        for epoch, (train, valid) in enumerate(curve[written:], written + 1):
+            f.write(json.dumps({"epoch": epoch, "train_loss": train, "valid_loss": valid}) + "\n")
 
 
 def thin_curve(curve: Sequence[Losses], points: int) -> list[list[Any]]:

@@ -1,32 +1,27 @@
-"""Trainer: the state of a training, its step, epoch, validation and checkpoints. The loop over epochs is in loop.py.
+"""Trainer: the state of a training, its step, epoch and validation. The loop over epochs, and its checkpoints, are in loop.py.
 
 ``Trainer.step`` is the whole computation. Chunks (chunked.py), CUDA graphs (accel) and processes (distributed.py) are wrapped
 around it in ``Trainer._wrap_steps``, and change the memory or the time that it takes.
 """
 
 import copy
-import hashlib
-import json
 import math
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from pathlib import Path
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from headcount.bags import Bags
-from headcount.bags.bags import fingerprint
-from headcount.loading import check_schema, explain_read_errors
-from headcount.models.backbones import BACKBONES, backbone_name
-from headcount.models.heads import Batch, Head, Output, Pass, head_code
-from headcount.models.library_backbones import state_digest
+from headcount.models.backbones import BACKBONES
+from headcount.models.heads import Batch, Head, Output, Pass
 from headcount.models.network import Model
-from headcount.training import accel, checkpoints, chunked, distributed
+from headcount.training import accel, chunked, distributed
 from headcount.training.augment import Policy, View, apply_views
-from headcount.training.checkpoints import flatten, with_prefix
-from headcount.training.config import TrainConfig, build_optimizer, load_optimizer_state, optimizer_state, set_lr, update_ema
+from headcount.training.config import TrainConfig, build_optimizer, set_lr, update_ema
 from headcount.training.loader import BagLoader
+
+Losses = tuple[float, float]  # training, validation
 
 
 @dataclass
@@ -36,7 +31,7 @@ class TrainProgress:
     epoch: int = 0  # finished epochs
     best_epoch: int = 0  # counted from 1; 0 before the first
     best: float = math.inf  # its validation loss
-    curve: list[checkpoints.Losses] = field(default_factory=list)  # of each epoch
+    curve: list[Losses] = field(default_factory=list)  # of each epoch
     seconds: float = 0.0
 
 
@@ -215,46 +210,3 @@ class Trainer:
             progress.best, progress.best_epoch = valid, progress.epoch
             for name, value in self.eval_model.state_dict().items():
                 self.best_state[name].copy_(value)
-
-    @cached_property
-    def key(self) -> str:
-        """Hash of the configuration, the model with its initial weights, and the bags; computed before the first step."""
-        content = {
-            "config": vars(self.config),
-            "model": vars(self.model.config),
-            "head_code": hashlib.sha256(head_code(self.model.config.head)).hexdigest(),
-            "bags": [fingerprint(loader.bags) for loader in (self.train_loader, self.valid_loader)],
-            "weights": state_digest(self.model.state_dict()),
-        }
-        return hashlib.sha256(json.dumps(content, sort_keys=True, default=backbone_name).encode()).hexdigest()
-
-    def save(self, work_dir: Path, progress: TrainProgress) -> None:
-        optimizers = {f"optimizer.{prefix}": optimizer_state(optimizer) for prefix, optimizer in self.optimizers.items()}
-        metadata = {**vars(progress), "key": self.key}
-        checkpoints.save_checkpoint(work_dir / checkpoints.CHECKPOINT, self._state() | flatten(optimizers), metadata)
-
-    def resume(self, work_dir: Path) -> TrainProgress:
-        """Load the checkpoint of this training if there is one; one with another key, or tensors of another version, is ignored."""
-        tensors, metadata = checkpoints.load_checkpoint(work_dir / checkpoints.CHECKPOINT)
-        names = {name for name in tensors if not name.startswith("optimizer.")}
-        progress = TrainProgress()
-        if metadata.pop("key", None) == self.key and names == self._state().keys():
-            with explain_read_errors(work_dir / checkpoints.CHECKPOINT, "what this training wrote, or delete it"):
-                check_schema(metadata, TrainProgress)
-                self.model.load_state_dict(with_prefix("model.", tensors))
-                for name, value in with_prefix("best.", tensors).items():
-                    self.best_state[name].copy_(value)
-                if self.teacher is not None:
-                    self.teacher.load_state_dict(with_prefix("teacher.", tensors))
-                for prefix, optimizer in self.optimizers.items():
-                    load_optimizer_state(optimizer, with_prefix(f"optimizer.{prefix}.", tensors))
-                progress = TrainProgress(**metadata)
-                progress.curve = [(train, valid) for train, valid in metadata["curve"]]
-        if self.process_group.is_main:
-            checkpoints.write_losses(work_dir, progress.curve)  # the epochs after the checkpoint are trained again
-        return progress
-
-    def _state(self) -> dict[str, Tensor]:
-        """The tensors of a checkpoint except those of the optimizers."""
-        teacher = {} if self.teacher is None else self.teacher.state_dict()
-        return flatten({"model": self.model.state_dict(), "best": self.best_state, "teacher": teacher})
