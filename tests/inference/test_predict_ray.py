@@ -28,6 +28,7 @@ from headcount.errors import HeadcountError
 from headcount.inference import predict as prediction, predict_ray
 from headcount.inference.predict import predict_dataset
 from headcount.inference.predict_ray import (
+    RayOptions,
     detach_bags,
     model_files,
     predict_on_node,
@@ -35,7 +36,6 @@ from headcount.inference.predict_ray import (
     remote_predictor,
     split_bags,
 )
-from headcount.inference.ray_cluster import RayOptions
 from headcount.models.fitted import FittedModel
 from headcount.models.heads import Output
 from headcount.models.network import Model, ModelConfig

@@ -47,8 +47,7 @@ def predict(
     One output row per input row, in the same order, with your own ids.
     """
     from headcount.cli.console import print_message, progress_bar
-    from headcount.inference.predict_ray import remote_predictor
-    from headcount.inference.ray_cluster import check_device
+    from headcount.inference.predict_ray import check_device, remote_predictor
     from headcount.io import commit_together
     from headcount.reporting import export, geo
     from headcount.selection.metadata import share_warnings

@@ -17,7 +17,7 @@ from headcount.experiments.launch import Launcher, in_process, processes, ray_cl
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import error_line
 from headcount.experiments.study import grid, study as run_all
-from headcount.inference.ray_cluster import check_device
+from headcount.inference.predict_ray import check_device
 from headcount.io import atomic_write
 from headcount.models.heads import check_options
 from headcount.reporting.report import write_report

@@ -26,7 +26,7 @@ import torch
 from headcount.errors import HeadcountError, format_warning
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
-from headcount.inference.ray_cluster import RayOptions, as_remote, connected, import_ray, task_error
+from headcount.inference.predict_ray import RayOptions, as_remote, connected, import_ray, task_error
 from headcount.io import atomic_write, commit_together, file_lock
 from headcount.training.accel import threads_per_process
 from headcount.training.distributed import require_single_process
@@ -109,7 +109,7 @@ CANCEL_TIMEOUT = 10.0  # seconds for cancelled runs to remove their scratch fold
 
 def ray_cluster(address: str | None, gpus_each: float = 0, cpus_each: float = 1, retries: int = 3) -> Launcher:
     """A launcher for :func:`headcount.study`: runs on every node of a Ray cluster, as many at once as its CPUs and GPUs allow.
-    The arguments are those of :class:`~headcount.inference.ray_cluster.RayOptions`."""
+    The arguments are those of :class:`~headcount.inference.predict_ray.RayOptions`."""
     require_single_process("a study on Ray")
     ray_options = RayOptions(address, gpus_each, cpus_each, retries)
     ray = import_ray()
