@@ -141,8 +141,7 @@ def numeric_errors(X: Any, names: Sequence[Any] = ()) -> Iterator[None]:
         yield
     except (TypeError, ValueError):
         for j, name in enumerate(X.columns if hasattr(X, "columns") else names):
-            column = X[name] if hasattr(X, "columns") else X[:, j]
-            for row, value in enumerate(column):
+            for row, value in enumerate(X[name] if hasattr(X, "columns") else X[:, j]):
                 with suppress(TypeError, ValueError):
                     if isfinite(float(value)):
                         continue

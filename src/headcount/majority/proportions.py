@@ -61,8 +61,7 @@ def posterior_in_context(log_p: Tensor, segments: Segments, prior: Tensor, conce
     """(N, C) log P(y | x, the other instances of its bag), for unlabelled bags. Leave-one-out: an instance's own prediction is
     excluded, so the only instance of a bag is predicted as by itself."""
     segments = _normalize_weights(segments)
-    prior_mean = prior.expand(segments.n_bags, -1)
-    share = fit_shares(log_p, segments, prior_mean, prior, concentration)
+    share = fit_shares(log_p, segments, prior.expand(segments.n_bags, -1), prior, concentration)
     posterior = log_posterior_given_share(log_p, segments, share, prior).exp()
     weight = 1.0 if segments.weight is None else segments.weight.to(posterior.dtype)[:, None]
     others = segments.broadcast(segments.sum(posterior) + concentration * prior) - weight * posterior

@@ -143,8 +143,7 @@ class FittedModel:
             instance = self.posterior_in_context(p, bags.segments().to("cpu"))
             if use_context is None:  # decided on held-out bags, which these are not
                 instance = torch.where(torch.from_numpy(seen)[bags.bag.cpu()][:, None], p, instance)
-        no_shares = (torch.full_like(bag, math.nan),) * 3
-        shares = no_shares if level is None else self.estimate_shares(p, bags, level=level)
+        shares = (torch.full_like(bag, math.nan),) * 3 if level is None else self.estimate_shares(p, bags, level=level)
         return Predictions(self.classes, *(t.numpy() for t in (instance.float(), bag.float(), *shares)), seen)
 
     def predict_proba(self, data: Any) -> np.ndarray:

@@ -19,7 +19,7 @@ from headcount.bags.seeds import seed_for
 from headcount.errors import HeadcountError
 from headcount.models import library_backbones, serialization
 from headcount.models.backbones import CUSTOM, CustomBackbone, Normalize, backbone_name, build_backbone
-from headcount.models.heads import TRUSTED_HEADS, Head, Output, build_head, find_head, trust_head
+from headcount.models.heads import TRUSTED_HEADS, Head, Output, build_head, trust_head
 
 _FLOAT16_MAX = 65504.0
 
@@ -249,7 +249,7 @@ def network_from_json(
     arrays: Mapping[str, np.ndarray], *, backbone: CustomBackbone | None = None, head: type[Head] | None = None,
 ) -> Model:  # fmt: skip
     """The network of a configuration in a file, with these weights."""
-    schema = {"backbone": str, "backbone_options": Any, "head": str, "options": Any, "mirror": Any}
+    schema = {"backbone": str, "backbone_options": Any, "head": str, "options": Any, "mirror": bool}
     serialization.check_fields(data, schema, "config")
     name = data["head"]
     if head is not None and ":" in name:
@@ -257,9 +257,6 @@ def network_from_json(
     if ":" in name and name not in TRUSTED_HEADS:
         why = "loading runs no code: give its class, load(folder, head=Class)"
         raise HeadcountError(f"the config names a custom head ({name[:80]}); {why}")
-    find_head(name)
-    if not isinstance(data["mirror"], bool):
-        raise HeadcountError(f"config has {str(data['mirror'])[:40]!r} in place of true or false for mirror")
     backbone_options, options = (serialization.check_options(data[k]) for k in ("backbone_options", "options"))
     names: dict[str, Any] = {"backbone": data["backbone"], "head": name, "mirror": data["mirror"]}
     custom = data["backbone"].removeprefix(CUSTOM)[:200]

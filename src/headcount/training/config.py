@@ -207,8 +207,7 @@ def set_lr(optimizers: Iterable[torch.optim.Optimizer], config: TrainConfig, don
 
 
 def lr_factor(schedule: str, warmup: float, done: float) -> float:
-    """The factor on the learning rate after this fraction of the training. ``twice``: cosine to 0 by the middle, and once more
-    from half the rate.
+    """The factor on the learning rate after this fraction of the training.
 
     >>> lr_factor("cosine", 0.1, 0.05), lr_factor("cosine", 0.0, 1.0), lr_factor("twice", 0.0, 0.5)
     (0.5, 0.0, 0.5)

@@ -177,8 +177,7 @@ class NystromAttention(ExactAttention):
     def pseudo_inverse(self, a: Tensor, columns: Tensor) -> Tensor:
         """An approximate pseudo-inverse of A: z <- z (13 - az (15 - az (7 - az))) / 4. It begins at A' divided by the largest sum
         of a column and the largest sum of a row, here 1, *of the whole batch*."""
-        z = a.mT / columns.max()
-        return IteratedInverse.apply(a.flatten(0, 1), z.flatten(0, 1), self.iterations).view_as(a)
+        return IteratedInverse.apply(a.flatten(0, 1), (a.mT / columns.max()).flatten(0, 1), self.iterations).view_as(a)
 
 
 class IteratedInverse(torch.autograd.Function):

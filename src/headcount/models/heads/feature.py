@@ -26,8 +26,7 @@ def linear_float32(classifier: nn.Linear, pool: Tensor) -> Tensor:
 
 def attention_pool(score: Tensor, x: Tensor, segments: Segments) -> BagStats:
     """(N, A) scores, (N, K) -> "pool" (B, A, K): means of x weighted by softmax(score); "lse" (B, A): its normaliser."""
-    attention = segments.softmax(score)
-    pools = [segments.dot(weights, x) for weights in attention.unbind(1)]
+    pools = [segments.dot(attention, x) for attention in segments.softmax(score).unbind(1)]
     return {"pool": torch.stack(pools, 1), "lse": segments.logsumexp(score)}
 
 

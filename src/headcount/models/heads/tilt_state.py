@@ -18,10 +18,7 @@ MAX_DENSE_PAIRS = 1 << 24  # instances times bags up to which sums over bags are
 
 
 class TransitionEstimate(nn.Module):
-    """P(class | bag label), estimated by EM: expected counts from validation bags (E), and the next mix from them (M).
-
-    ``form``, ``share``, ``doubt`` and ``piece`` are options of the head.
-    """
+    """P(class | bag label), estimated by EM: expected counts from validation bags (E), and the next mix from them (M)."""
 
     counted: Tensor | None
     min_share: Tensor
@@ -133,8 +130,7 @@ class PseudoLabels(nn.Module):
         """(n,) the pseudo-label of each instance, and its weight: 0 where the teacher is not certain enough."""
         excess = self.mean_prediction / transition.Transition(mix, label_prior).prior.float()
         log_p = p.clamp_min(1e-30).log() - self.align * excess.clamp_min(1e-6).log()
-        posterior = self.posterior(log_p.log_softmax(1), target, weight, mix, label_prior, bag)
-        confidence, label = posterior.max(1)
+        confidence, label = self.posterior(log_p.log_softmax(1), target, weight, mix, label_prior, bag).max(1)
         self.update_means(p, confidence, label, weight)
         relative = self.class_confidence / self.class_confidence.max()
         threshold = self.threshold * (relative if self.adapt else torch.ones_like(relative))
