@@ -17,7 +17,7 @@ from headcount.bags import Segments
 from headcount.datasets import share_sampler
 from headcount.majority import vote_likelihood
 from headcount.majority.ragged_votes import MAX_COUNTED_VOTES, choose_form, election_log_probs
-from headcount.models.heads.election import Election
+from headcount.models.heads.count import Election
 
 FORMS = ("independent", "conditioned", "normal")
 VOTERS = {"vague": (0.8, 0.5), "unsure": (2.5, 1.0), "confident": (6.0, 1.5)}  # logit of the own class, noise on all

@@ -19,7 +19,7 @@ from headcount.errors import HeadcountError
 from headcount.majority import vote_likelihood
 from headcount.majority.ragged_votes import ELECTION_FORMS, MAX_COUNTED_VOTES, choose_form, election_log_probs
 from headcount.models.heads.base import Batch
-from headcount.models.heads.election import Election
+from headcount.models.heads.count import Election
 from oracles import examine, ragged
 
 APPROXIMATE = ("independent", "conditioned", "normal")

@@ -13,13 +13,11 @@ from typing import Any
 from torch import Tensor
 
 from headcount.errors import HeadcountError, check_choice
-from headcount.models.heads.additive import Additive, AdditiveTrans
+from headcount.models.heads.additive import Additive, AdditiveTrans, Millet
 from headcount.models.heads.base import Batch, ChunkedHead, Head, Output, Pass, SumHead, Teacher, nll, why_not_chunkable
-from headcount.models.heads.count import Count
-from headcount.models.heads.election import Election
+from headcount.models.heads.count import Count, Election
 from headcount.models.heads.feature import Attention, FeatureLSE, FeatureMax, FeatureMean, FeaturePNorm
 from headcount.models.heads.mctformer import MCTformer
-from headcount.models.heads.millet import Millet
 from headcount.models.heads.output import NoisyLabel, OutputMean, Supervised
 from headcount.models.heads.tilt import TiltHead
 from headcount.models.heads.weno import Weno
