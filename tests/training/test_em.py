@@ -93,6 +93,7 @@ def test_nobody_is_asked_about_bags_he_was_fitted_on(monkeypatch):
     bags = blobs(12, 5)
     marked = torch.cat([bags.pool.data, bags.bag[:, None].float()], 1)
     bags = replace(bags, pool=Pool(marked), group=tuple(str(b // 2) for b in range(12)))
+    others = replace(bags, pool=Pool(marked + torch.tensor([0.0, 0.0, 12.0])))
     seen = {}
 
     class Spy(GaussianNB):
@@ -105,7 +106,7 @@ def test_nobody_is_asked_about_bags_he_was_fitted_on(monkeypatch):
             assert not groups & {b // 2 for b in x[:, 2]} or len(seen[id(self)]) == 12
             return super().predict_proba(x[:, :2])
 
-    em(Spy(), bags.blind(), rounds=2)
+    em(Spy(), bags.blind(), others.blind(), rounds=2)
     assert any(len(s) < 12 for s in seen.values())
 
 
@@ -117,7 +118,7 @@ def test_weights_are_multiplicities():
     places = torch.arange(60).repeat_interleave(weight.long())
     heavy = replace(bags.blind(), weight=weight)
     thrice = Bags.of(bags.pool, index=places.numpy(), sizes=[7] * 12, labels=bags.label.numpy(), classes=3)
-    one, two = (em(LogisticRegression(), b, rounds=3) for b in (heavy, thrice))
+    one, two = (em(LogisticRegression(), b, b, rounds=3) for b in (heavy, thrice))
     assert np.allclose(one.classifier.coef_, two.classifier.coef_, atol=1e-3)
     assert torch.allclose(one.transition.mix, two.transition.mix, atol=1e-3)
 
@@ -141,22 +142,21 @@ def test_a_group_without_labels_is_no_fold(labelled):
     target = bags.target.clone()
     target[8:] = 0
     bags = replace(bags, target=target, group=(*labelled, *["new"] * 16))
-    for valid in (None, bags.take(range(8))):
-        assert len(em(FOREST, bags, valid, rounds=1).curve) == 2
+    assert len(em(FOREST, bags, bags.take(range(8)), rounds=1).curve) == 2
 
 
 def test_bags_that_tell_nothing_are_refused():
     bags = blobs(6).blind()
     with pytest.raises(HeadcountError, match="none of the 6 bags has a label or a known class"):
-        em(FOREST, replace(bags, target=torch.zeros_like(bags.target)))
+        em(FOREST, replace(bags, target=torch.zeros_like(bags.target)), bags)
 
 
 def test_known_classes_are_used():
     bags = blobs(30, 9, share=0.1, spread=0.5)
     known = replace(bags.blind(), known=bags.truth)
-    assert accuracy(em(FOREST, known, rounds=1).classifier, blobs(30, seed=9, spread=0.5)) > 0.9
+    assert accuracy(em(FOREST, known, known, rounds=1).classifier, blobs(30, seed=9, spread=0.5)) > 0.9
     wrong = replace(bags.blind(), known=(bags.truth + 1) % 3)
-    assert accuracy(em(FOREST, wrong, rounds=1).classifier, blobs(30, seed=9, spread=0.5)) < 0.2
+    assert accuracy(em(FOREST, wrong, wrong, rounds=1).classifier, blobs(30, seed=9, spread=0.5)) < 0.2
 
 
 def test_removed_instances_are_not_learned_from():
@@ -164,7 +164,8 @@ def test_removed_instances_are_not_learned_from():
     gone = torch.zeros(60, dtype=torch.bool)
     gone[::5] = True
     one, two = (
-        em(LogisticRegression(), b, rounds=1) for b in (bags.blind().without(gone), bags.blind().without(gone).drop_removed())
+        em(LogisticRegression(), b, b, rounds=1)
+        for b in (bags.blind().without(gone), bags.blind().without(gone).drop_removed())
     )
     assert np.allclose(one.classifier.coef_, two.classifier.coef_, atol=1e-5)
 
@@ -172,35 +173,36 @@ def test_removed_instances_are_not_learned_from():
 def test_soft_labels():
     bags = blobs(24, 9)
     soft = Bags.of(bags.pool, sizes=[9] * 24, labels=bags.target * 0.8 + 0.2 / 3, classes=3)
-    assert accuracy(em(FOREST, soft, rounds=3).classifier, blobs(30, seed=9)) > 0.7
+    assert accuracy(em(FOREST, soft, soft, rounds=3).classifier, blobs(30, seed=9)) > 0.7
 
 
 @pytest.mark.parametrize(
     "classifier", [KNeighborsClassifier(60), make_pipeline(StandardScaler(), LogisticRegression())], ids=str
 )
 def test_classifiers_without_weights(classifier):
-    made = em(classifier, blobs(45, share=0.3).blind(), rounds=3)
+    made = em(classifier, blobs(45, share=0.3).blind(), blobs(9, share=0.3, seed=1).blind(), rounds=3)
     assert accuracy(made.classifier, blobs(30, seed=9)) > 0.75
     with pytest.raises(HeadcountError, match="takes no weights"):
-        em(classifier, replace(blobs(6).blind(), weight=torch.rand(54) + 0.1))
+        em(classifier, replace(blobs(6).blind(), weight=torch.rand(54) + 0.1), blobs(6).blind())
 
 
 @pytest.mark.parametrize("bags", [2, 3, 4])
 def test_very_few_bags(bags):
-    made = em(LogisticRegression(), blobs(bags, 5, classes=2).blind(), rounds=2)
+    few = blobs(bags, 5, classes=2).blind()
+    made = em(LogisticRegression(), few, few, rounds=2)
     assert len(made.classifier.classes_) == 2
 
 
 def test_what_em_refuses():
     with pytest.raises(HeadcountError, match="predict_proba"):
-        em(LinearSVC(), blobs(6).blind())
+        em(LinearSVC(), blobs(6).blind(), blobs(6).blind())
     with pytest.raises(HeadcountError, match="truth"):
-        em(FOREST, blobs(6))
+        em(FOREST, blobs(6), blobs(6).blind())
     with pytest.raises(HeadcountError, match="truth"):
         em(FOREST, blobs(6).blind(), blobs(6))
     pictures = Bags.of(Pool(np.zeros((4, 2, 2, 1), np.uint8)), sizes=[2, 2], labels=[0, 1], classes=2)
     with pytest.raises(HeadcountError, match="these are images"):
-        em(FOREST, pictures)
+        em(FOREST, pictures, pictures)
 
 
 def test_copies_in_proportion():

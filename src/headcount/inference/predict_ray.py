@@ -209,7 +209,10 @@ def connected(ray: Any, options: RayOptions) -> Iterator[None]:
             why = str(e).partition("\n")[0].partition(". ")[0]
             raise HeadcountError(f"no Ray cluster at {address!r} ({why}); `ray start --head` starts one") from e
     try:
-        _check_capacity(ray, options)
+        nodes, cpus, gpus = [node["Resources"] for node in ray.nodes() if node["Alive"]], options.cpus_each, options.gpus_each
+        if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):  # a task would wait forever
+            available = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
+            raise HeadcountError(f"a run wants {cpus:g} CPUs and {gpus:g} GPUs of one node; the nodes have {available}")
         yield
     finally:
         if not connected_before:
@@ -225,15 +228,6 @@ def _check_reachable(address: str) -> None:
         except (OSError, OverflowError) as e:
             hint = "is the head of the cluster running? (`ray start --head`)"
             raise HeadcountError(f"cannot connect to {address} ({e}); {hint}") from None
-
-
-def _check_capacity(ray: Any, options: RayOptions) -> None:
-    """A task that fits no node would wait forever."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    cpus, gpus = options.cpus_each, options.gpus_each
-    if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
-        available = ", ".join(f"{node.get('CPU', 0):g} CPUs and {node.get('GPU', 0):g} GPUs" for node in nodes)
-        raise HeadcountError(f"a run wants {cpus:g} CPUs and {gpus:g} GPUs of one node; the nodes have {available}")
 
 
 def task_slots(ray: Any, options: RayOptions) -> int:

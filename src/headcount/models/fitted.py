@@ -102,8 +102,7 @@ class FittedModel:
             if data.shape[1] != len(names):
                 raise HeadcountError(f"the array has {data.shape[1]} columns, the model takes {len(names)}: {preview(names)}")
             data = dict(zip(names, data.T, strict=True))
-        counted = self.counted or (True,) * len(self.classes)
-        uncounted = [c for c, counts in zip(self.classes, counted, strict=True) if not counts]
+        uncounted = [c for c, counts in zip(self.classes, self.counted or (), strict=False) if not counts]
         options = {"classes": self.classes, "uncounted": uncounted, **options}
         return read(data, roles, need_labels=need_labels, preprocessor=self.preprocessor, **options)
 

@@ -31,8 +31,6 @@ from headcount.majority.transition import Transition
 from headcount.models.trees import SklearnModel
 
 MIN_PROBABILITY = 0.01  # a less probable class gets no copy of the instance
-VALIDATION_FOLDS = 5  # one of these parts of the bags chooses the round, where no validation bags are given
-CROSS_FIT_FOLDS = 3
 N_COPIES = 5  # of each instance, where a classifier takes no weights
 
 
@@ -47,32 +45,30 @@ class EM:
 
 
 def em(
-    classifier: Any, train: Bags, valid: Bags | None = None, *, rounds: int = 10, folds: int = CROSS_FIT_FOLDS,
-    form: str = "full", patience: int = 3, seed: int = 0, on_progress: Callable[[int, float], None] | None = None,
+    classifier: Any, train: Bags, valid: Bags, *, rounds: int = 10, folds: int = 3, patience: int = 3, seed: int = 0,
+    on_progress: Callable[[int, float], None] | None = None,
 ) -> EM:  # fmt: skip
-    """Fit copies of an unfitted scikit-learn classifier on bags without truth. ``valid``: the bags that choose the round and
-    estimate the transition; None: a fifth of the training bags, or all of them, cross-fitted, where there are fewer than five
-    groups. ``rounds=0`` is the baseline: the bag's label for every instance."""
+    """Fit copies of an unfitted scikit-learn classifier on bags without truth. The bags ``valid`` choose the round and estimate the
+    transition. ``rounds=0`` is the baseline: the bag's label for every instance."""
     check_classifier(classifier)
-    if train.truth is not None or (valid is not None and valid.truth is not None):
+    if train.truth is not None or valid.truth is not None:
         raise HeadcountError("these bags carry truth, and training must not see it; pass bags.blind()")
-    train, valid = _split_validation(_informative_bags(train), valid, seed)
+    train = _informative_bags(train)
     rounds = rounds if int(train.sizes.max()) > 1 else 0  # the label of a bag of one is that of its instance
-    task = _Task(classifier, train, folds, seed)
+    task, valid_x = _Task(classifier, train, folds, seed), features(valid)
     current, q = task.initial_transition(), task.with_known(task.rows.clone())
-    if rounds == 0 and valid is not None:  # no prediction is learned from, so there is nothing to cross-fit
+    if rounds == 0:  # no prediction is learned from, so there is nothing to cross-fit
         fitted = task.fit(q, "all")
-        p = torch.from_numpy(fitted.predict_proba(features(valid)))
-        loss = _validation_loss(p, valid, form)
+        p = torch.from_numpy(fitted.predict_proba(valid_x))
+        loss = _validation_loss(p, valid)
         if on_progress:
             on_progress(0, loss)
-        return EM(fitted.classifier, _to_float32(_update(current, p, valid, form, train)), 0, [loss])
+        return EM(fitted.classifier, _to_float32(_update(current, p, valid, train)), 0, [loss])
     best_round, best_q, best_transition, curve = 0, q, current, list[float]()
     for i in range(rounds + 1):
-        train_p, valid_p = task.cross_fit(q, valid, i)
-        p, bags = (train_p, train) if valid_p is None or valid is None else (valid_p, valid)
-        current = _update(current, p, bags, form, train)
-        curve.append(_validation_loss(p, bags, form))
+        train_p, p = task.cross_fit(q, valid_x, i)
+        current = _update(current, p, valid, train)
+        curve.append(_validation_loss(p, valid))
         if on_progress:
             on_progress(i, curve[-1])
         if i == 0 or curve[-1] < curve[best_round]:
@@ -124,18 +120,16 @@ class _Task:
         q[known] = torch.nn.functional.one_hot(self.known[known], self.classes).to(q.dtype)
         return q
 
-    def cross_fit(self, q: Tensor, valid: Bags | None, i: int) -> tuple[Tensor, Tensor | None]:
+    def cross_fit(self, q: Tensor, valid_x: np.ndarray, i: int) -> tuple[Tensor, Tensor]:
         """(N, C) out-of-fold predictions, and the mean of the copies' predictions for the validation bags."""
         p, valid_p = np.empty((len(self.x), self.classes)), []
-        valid_x = None if valid is None else features(valid)
         fold = assign_folds(self.train, self.folds, seed_for(self.seed, "em folds", i))[self.train.bag.numpy()]
         for k in range(self.folds):
             held_out = fold == k
             fitted = self.fit(q, i, k, among=~held_out if self.folds > 1 else None)
             p[held_out] = fitted.predict_proba(self.x[held_out])
-            if valid_x is not None:
-                valid_p.append(fitted.predict_proba(valid_x))
-        return torch.from_numpy(p), torch.from_numpy(np.mean(valid_p, 0)) if valid_p else None
+            valid_p.append(fitted.predict_proba(valid_x))
+        return torch.from_numpy(p), torch.from_numpy(np.mean(valid_p, 0))
 
     def fit(self, q: Tensor, *purpose: Any, among: np.ndarray | None = None) -> SklearnModel:
         from sklearn.base import clone
@@ -188,27 +182,16 @@ def _informative_bags(bags: Bags) -> Bags:
     return bags if bool(informative.all()) else bags.take(informative)
 
 
-def _split_validation(train: Bags, valid: Bags | None, seed: int) -> tuple[Bags, Bags | None]:
-    if valid is not None and bool(valid.target.any()):
-        return train, valid
-    if valid is not None or count_groups(train) < VALIDATION_FOLDS:
-        return train, None
-    fold = assign_folds(train, VALIDATION_FOLDS, seed)
-    rest, part = train.take(np.flatnonzero(fold > 0)), train.take(np.flatnonzero(fold == 0))
-    keeps_classes = int((rest.target.sum(0) > 0).sum()) == int((train.target.sum(0) > 0).sum())
-    return (rest, part) if bool(part.target.any()) and keeps_classes else (train, None)
-
-
-def _validation_loss(p: Tensor, bags: Bags, form: str) -> float:
+def _validation_loss(p: Tensor, bags: Bags) -> float:
     """The criterion of methods without an instance temperature: that is found when the rounds are over."""
-    return float((fit_transition_loss(p, bags, form)[0] + fit_vote_loss(p, bags)[0]).mean())
+    return float((fit_transition_loss(p, bags)[0] + fit_vote_loss(p, bags)[0]).mean())
 
 
-def _update(current: Transition, p: Tensor, bags: Bags, form: str, train: Bags) -> Transition:
+def _update(current: Transition, p: Tensor, bags: Bags, train: Bags) -> Transition:
     """One step of the transition's EM on these bags."""
     size = transition.effective_bag_size(train.segments(), train.target)
     min_share = transition.min_majority_share(size, len(train.classes), train.counted)
     targets = transition.instance_targets(bags.segments(), bags.target)
     counts = transition.e_step(p, targets, current.mix, current.label_prior)
-    mix = transition.m_step(counts, bags.target.double().sum(0), form, min_share, train.counted)
+    mix = transition.m_step(counts, bags.target.double().sum(0), "full", min_share, train.counted)
     return Transition(mix, current.label_prior)

@@ -148,10 +148,7 @@ class PseudoLabels(nn.Module):
         own_shares = torch.where(known, project_to_majority(own_shares, target, self.counted), label_shares)
         shares = (1 - self.own) * label_shares + self.own * own_shares
         posterior = (log_p + (shares / prior).clamp_min(1e-30).log()).softmax(1)
-        self.update_bag_shares(posterior, label_shares, weight[:, None], bag)
-        return posterior
-
-    def update_bag_shares(self, posterior: Tensor, label_shares: Tensor, weight: Tensor, bag: Tensor) -> None:
+        weight = weight[:, None]
         columns = torch.cat([(weight > 0).to(posterior.dtype), weight, weight * posterior, weight * label_shares], 1)
         sums = sum_by_bag(columns, bag, len(self.bag_shares))
         count, total, shares, initial = sums.split([1, 1, self.classes, self.classes], 1)
@@ -159,6 +156,7 @@ class PseudoLabels(nn.Module):
         before = torch.where(self.bag_shares.sum(1, keepdim=True) > 0.5, self.bag_shares, initial)
         rate = 1 - (1 - self.ema_rate) ** count  # as if the instances of the bag came one by one
         self.bag_shares.copy_(torch.where(count > 0, before.lerp(shares, rate), self.bag_shares))
+        return posterior
 
     def update_means(self, p: Tensor, confidence: Tensor, label: Tensor, weight: Tensor) -> None:
         """Running means: of all batches at first, then of about the last hundred."""
