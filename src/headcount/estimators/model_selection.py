@@ -136,8 +136,5 @@ def refuse_instance_scorers() -> None:
     if any(name.startswith("sklearn.model_selection.") for name in modules):
         scorers = "scoring=headcount.BagScorer('accuracy'), 'log_loss' or 'criterion'"
         raise HeadcountError(f"{problem}, which here holds the labels of bags; leave it out (bag accuracy), or give {scorers}")
-    warnings.warn(
-        f"{problem}: right if y holds the classes of the instances; the labels of bags need headcount.BagScorer",
-        HeadcountWarning,
-        stacklevel=4,
-    )
+    message = f"{problem}: right if y holds the classes of the instances; the labels of bags need headcount.BagScorer"
+    warnings.warn(message, HeadcountWarning, stacklevel=4)

@@ -143,7 +143,6 @@ def predict_instances(model: Model, x: Tensor, *, batch_instances: int = BATCH_I
 
 
 def concatenate_outputs(outputs: Sequence[Output]) -> Output:
-    """Outputs for consecutive bags as one."""
     parts = {k: torch.cat([o.parts[k] for o in outputs]) for k in outputs[0].parts}
     return Output(torch.cat([o.instance for o in outputs]), torch.cat([o.bag for o in outputs]), parts)
 

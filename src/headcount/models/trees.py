@@ -167,7 +167,6 @@ class LinearModel:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], features: int, classes: int) -> LinearModel:
-        """From a file."""
         return cls(**_checked(arrays, {"weight": (np.float64, (classes, features)), "bias": (np.float64, (classes,))}))
 
 

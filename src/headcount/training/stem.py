@@ -78,14 +78,12 @@ def can_fuse(network: nn.Module) -> bool:
     """Whether the stem of this network is the one fused here, and Triton is installed."""
     if type(network) is not ResNet18 or kernels() is None:
         return False
-    conv, pool, norm = network.conv1, network.maxpool, network.bn1
+    conv, norm = network.conv1, network.bn1
     return (
         conv.out_channels == 64
         and (conv.kernel_size, conv.stride, conv.padding) == ((7, 7), (2, 2), (3, 3))
         and conv.in_channels * 9 <= SPAN
         and (norm.affine, norm.track_running_stats, norm.momentum is None) == (True, True, False)
-        and isinstance(pool, nn.MaxPool2d)
-        and (pool.kernel_size, pool.stride, pool.padding) == (3, 2, 1)
     )
 
 
@@ -228,28 +226,23 @@ class FusedStem(ResNet18):
 
     def stem(self, x: Tensor) -> Tensor:
         norm: Any = self.bn1
-        if x.requires_grad or not _fits(x) or (torch.is_grad_enabled() and not norm.training):
-            return super().stem(x)
         sizes = StemSizes.of(*x.shape[1:])
+        count = len(x) * sizes.Y * sizes.X  # positions; the layers have the error message for a single one
+        addressed = len(x) * max(64 * sizes.Y * sizes.X, sizes.rows * sizes.pitch) < MAX_ELEMENTS
+        # float32 needs too much shared memory of a GPU; Triton's interpreter is for tests
+        supported = _dtype(x) == torch.bfloat16 if x.is_cuda else os.environ.get("TRITON_INTERPRET") == "1"
+        fits = count > 1 and addressed and supported
+        if x.requires_grad or not fits or (torch.is_grad_enabled() and not norm.training):
+            return super().stem(x)
         rows, weight = (t.to(_dtype(x)) for t in (in_rows(x), weight_in_rows(self.conv1.weight)))
         known = None if norm.training else _eval_moments(norm)
         pooled, _, moments, _ = stem(rows, list(sizes), weight, norm.weight, norm.bias, norm.eps, known)
         if norm.training:
-            count = len(x) * sizes.Y * sizes.X
             with torch.no_grad():
                 norm.running_mean.lerp_(moments[0], norm.momentum)
                 norm.running_var.lerp_(moments[1] * (count / (count - 1)), norm.momentum)
                 norm.num_batches_tracked.add_(1)
         return pooled
-
-
-def _fits(x: Tensor) -> bool:
-    """More than one position (the layers have the error message for one), addresses of 32 bits, and a supported type: bf16 on a
-    GPU, as float32 needs too much shared memory; any in Triton's interpreter, for tests."""
-    sizes = StemSizes.of(*x.shape[1:])
-    numbers = len(x) * max(64 * sizes.Y * sizes.X, sizes.rows * sizes.pitch)
-    supported = _dtype(x) == torch.bfloat16 if x.is_cuda else os.environ.get("TRITON_INTERPRET") == "1"
-    return len(x) * sizes.Y * sizes.X > 1 and numbers < MAX_ELEMENTS and supported
 
 
 def _dtype(x: Tensor) -> torch.dtype:
