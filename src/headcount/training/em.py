@@ -57,26 +57,23 @@ def em(
     rounds = rounds if int(train.sizes.max()) > 1 else 0  # the label of a bag of one is that of its instance
     task, valid_x = _Task(classifier, train, folds, seed), features(valid)
     current, q = task.initial_transition(), task.with_known(task.rows.clone())
-    if rounds == 0:  # no prediction is learned from, so there is nothing to cross-fit
-        fitted = task.fit(q, "all")
-        p = torch.from_numpy(fitted.predict_proba(valid_x))
-        loss = _validation_loss(p, valid)
-        if on_progress:
-            on_progress(0, loss)
-        return EM(fitted.classifier, _to_float32(_update(current, p, valid, train)), 0, [loss])
-    best_round, best_q, best_transition, curve = 0, q, current, list[float]()
+    # without rounds no prediction is learned from, so there is nothing to cross-fit
+    fitted = None if rounds else task.fit(q, "all")
+    best_round, best_q, best, curve = 0, q, current, list[float]()
     for i in range(rounds + 1):
-        train_p, p = task.cross_fit(q, valid_x, i)
-        current = _update(current, p, valid, train)
-        curve.append(_validation_loss(p, valid))
+        train_p, p = task.cross_fit(q, valid_x, i) if fitted is None else (q, torch.from_numpy(fitted.predict_proba(valid_x)))
+        current = task.update(current, p, valid)
+        # the criterion of methods without an instance temperature: that is found when the rounds are over
+        curve.append(float((fit_transition_loss(p, valid)[0] + fit_vote_loss(p, valid)[0]).mean()))
         if on_progress:
             on_progress(i, curve[-1])
         if i == 0 or curve[-1] < curve[best_round]:
-            best_round, best_q, best_transition = i, q, current
+            best_round, best_q, best = i, q, current
         if i - best_round >= patience or i == rounds:
             break
         q = task.posterior(train_p, current)
-    return EM(task.fit(best_q, "all").classifier, _to_float32(best_transition), best_round, curve)
+    fitted = fitted or task.fit(best_q, "all")
+    return EM(fitted.classifier, Transition(best.mix.float(), best.label_prior.float()), best_round, curve)
 
 
 def check_classifier(classifier: Any) -> None:
@@ -94,6 +91,7 @@ class _Task:
         self.classifier, self.train, self.seed = classifier, train, seed
         self.folds, self.classes = min(folds, count_groups(train)), len(train.classes)
         segments = train.segments()
+        self.bag_size = transition.effective_bag_size(segments, train.target)
         self.x = features(train)
         self.rows = segments.broadcast(train.target.double())  # (N, C); zeros for the removed
         known = torch.full((len(self.x),), -1) if train.known is None else train.known
@@ -106,10 +104,17 @@ class _Task:
             raise HeadcountError(f"{type(classifier).__name__} takes no weights, and the instances have some")
 
     def initial_transition(self) -> Transition:
-        size = transition.effective_bag_size(self.train.segments(), self.train.target)
-        share = torch.tensor(transition.initial_share(size, self.classes), dtype=torch.float64)
+        share = torch.tensor(transition.initial_share(self.bag_size, self.classes), dtype=torch.float64)
         prior = transition.label_prior_from_counts((self.rows * self.weight[:, None]).sum(0), self.train.counted)
         return Transition(transition.mix_from_shares(share, self.classes), prior)
+
+    def update(self, current: Transition, p: Tensor, valid: Bags) -> Transition:
+        """One step of the transition's EM on validation bags."""
+        min_share = transition.min_majority_share(self.bag_size, self.classes, self.train.counted)
+        targets = transition.instance_targets(valid.segments(), valid.target)
+        counts = transition.e_step(p, targets, current.mix, current.label_prior)
+        mix = transition.m_step(counts, valid.target.double().sum(0), "full", min_share, self.train.counted)
+        return Transition(mix, current.label_prior)
 
     def posterior(self, p: Tensor, current: Transition) -> Tensor:
         return self.with_known(transition.posterior(p.clamp_min(1e-30).log(), self.rows, current.mix, current.label_prior))
@@ -169,10 +174,6 @@ def features(bags: Bags) -> np.ndarray:
     return to_feature_array(bags.pool.take(bags.index))
 
 
-def _to_float32(estimate: Transition) -> Transition:
-    return Transition(estimate.mix.float(), estimate.label_prior.float())
-
-
 def _informative_bags(bags: Bags) -> Bags:
     """The bags that have a label or a known class; a fold of others alone would be no fold."""
     known = bags.bag[:0] if bags.known is None else bags.bag[bags.known >= 0]
@@ -180,18 +181,3 @@ def _informative_bags(bags: Bags) -> Bags:
     if not bool(informative.any()):
         raise HeadcountError(f"none of the {len(bags)} bags has a label or a known class; at least two labels are needed")
     return bags if bool(informative.all()) else bags.take(informative)
-
-
-def _validation_loss(p: Tensor, bags: Bags) -> float:
-    """The criterion of methods without an instance temperature: that is found when the rounds are over."""
-    return float((fit_transition_loss(p, bags)[0] + fit_vote_loss(p, bags)[0]).mean())
-
-
-def _update(current: Transition, p: Tensor, bags: Bags, train: Bags) -> Transition:
-    """One step of the transition's EM on these bags."""
-    size = transition.effective_bag_size(train.segments(), train.target)
-    min_share = transition.min_majority_share(size, len(train.classes), train.counted)
-    targets = transition.instance_targets(bags.segments(), bags.target)
-    counts = transition.e_step(p, targets, current.mix, current.label_prior)
-    mix = transition.m_step(counts, bags.target.double().sum(0), "full", min_share, train.counted)
-    return Transition(mix, current.label_prior)
