@@ -141,6 +141,11 @@ class Segments:
         """(B,) the number of instances of each bag, without removed ones, of any weight."""
         return Segments(self.index, self.n_bags, self.size).total_weight()
 
+    def instance_weights(self) -> Tensor:
+        """(N,) the multiplicity of each instance; 0 for removed ones."""
+        present = (~self.removed).float()
+        return present if self.weight is None else present * self.weight
+
     def mean(self, x: Tensor) -> Tensor:
         """(N, ...) -> (B, ...); an emptied bag gives zeros."""
         sums, total = self.sum(x), self.total_weight()

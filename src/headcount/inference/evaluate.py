@@ -95,9 +95,8 @@ def evaluate_instances(bags: Bags, predictions: Predictions, level: float = LEVE
     if not known.any():
         return {"instances": 0}
     correct = (truth == predicted)[known]
-    cluster = np.arange(len(bags)) if bags.group is None else np.unique(bags.group, return_inverse=True)[1]
-    cluster = cluster[bags.bag.numpy()[known]]
-    accuracy = metrics.clustered_estimate(np.bincount(cluster, weights=correct), np.bincount(cluster), level)
+    bag = bags.bag.numpy()[known]
+    accuracy = metrics.grouped_estimate(correct, bag if bags.group is None else np.array(bags.group)[bag], level)
     counts = metrics.confusion_matrix(truth, predicted, len(predictions.classes))
     sums = counts.sum(1).tolist(), counts.sum(0).tolist(), np.diag(counts).tolist()
     p_truth = np.maximum(predictions.instance_probabilities[known, truth[known]].astype(float), 1e-12)

@@ -123,8 +123,12 @@ def assess_context(
     """Assess from log P(y | x) (N, C) of instances by themselves, in bags that the model was not trained on."""
     concentration, gain = proportions.fit_concentration(log_p, segments, prior.expand(segments.n_bags, -1), prior)
     in_context = proportions.posterior_in_context(log_p, segments, prior, concentration)
-    labelled = target.sum(1) > 0
-    loss, loss_in_context = (_bag_loss(votes, segments, target, counted)[labelled] for votes in (log_p, in_context))
+    losses = []
+    for votes in (log_p, in_context):  # -log P(the label wins) if every instance votes at random by its probabilities
+        won = election_log_probs(votes, segments, "auto", counted)
+        won = won if counted is None else won.masked_fill(~counted, -torch.inf)
+        losses.append(-torch.where(target > 0, target * won.log_softmax(1), 0.0).sum(1)[target.sum(1) > 0])
+    loss, loss_in_context = losses
     return ContextAssessment(
         concentration=concentration, gain=float(gain.mean()), gain_error=standard_error(gain), bag_loss=float(loss.mean()),
         bag_loss_in_context=float(loss_in_context.mean()), bag_loss_error=standard_error(loss_in_context - loss),
@@ -164,13 +168,6 @@ def calibrated_proportions(
     concentration = torch.where(labelled, model.concentration_labelled, model.assessment.concentration)[:, None]
     fit = (log_p, bags.segments(), target, model.transition, concentration)
     return proportions.estimate_proportions(*fit, make_generator(0, "census"), counted=bags.counted, level=level)
-
-
-def _bag_loss(log_p: Tensor, segments: Segments, target: Tensor, counted: Tensor | None) -> Tensor:
-    """(B,) -log P(the label wins) if every instance votes at random by its probabilities."""
-    won = election_log_probs(log_p, segments, "auto", counted)
-    won = won if counted is None else won.masked_fill(~counted, -torch.inf)
-    return -torch.where(target > 0, target * won.log_softmax(1), 0.0).sum(1)
 
 
 @dataclass(frozen=True)

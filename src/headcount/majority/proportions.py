@@ -166,7 +166,7 @@ def laplace_proportions(
     log_p, prior, segments = log_p.double(), prior.double(), _normalize_weights(segments)
     theta = fit_shares(log_p, segments, prior.expand(segments.n_bags, -1), prior, concentration)
     q = log_posterior_given_share(log_p, segments, theta, prior).exp()
-    weight, n = _instance_weights(segments).double(), segments.total_weight().double().clamp_min(1e-12)[:, None]
+    weight, n = segments.instance_weights().double(), segments.total_weight().double().clamp_min(1e-12)[:, None]
     share = segments.mean(q)
     variance = segments.sum(weight[:, None] * q * (1 - q)) / n**2
     r = q / segments.broadcast(theta).clamp_min(1e-12)  # removed instances are in no sum
@@ -199,7 +199,7 @@ def mean_proportions(p: Tensor, segments: Segments, level: float = 0.9) -> Propo
     overall class frequencies."""
     p, total = p.double(), segments.total_weight().double().clamp_min(1e-12)[:, None]
     # segments.sum multiplies by the weight once; the variance needs its square
-    variance = segments.sum(_instance_weights(segments).double()[:, None] * p * (1 - p)) / total**2
+    variance = segments.sum(segments.instance_weights().double()[:, None] * p * (1 - p)) / total**2
     return _beta_interval(segments.mean(p), variance, level)
 
 
@@ -218,10 +218,6 @@ def _interval_ends(level: float) -> tuple[float, float]:
     if not 0 < level < 1:
         raise HeadcountError(f"the level of an interval lies between 0 and 1, got {level}")
     return (1 - level) / 2, (1 + level) / 2
-
-
-def _instance_weights(segments: Segments) -> Tensor:
-    return torch.ones(len(segments.index)) if segments.weight is None else segments.weight
 
 
 def _normalize_weights(segments: Segments) -> Segments:

@@ -230,8 +230,7 @@ def _make_valid(mix: Tensor, min_share: float | Tensor, counted: Tensor | None) 
 
 def instance_targets(segments: Segments, target: Tensor) -> Tensor:
     """(N, C) float64: the target of each instance's bag times its weight; zeros where there is none, or it was removed."""
-    rows = segments.broadcast(target.double())
-    return rows if segments.weight is None else rows * segments.weight.double()[:, None]
+    return segments.broadcast(target.double()) * segments.instance_weights().double()[:, None]
 
 
 def estimate_transition(

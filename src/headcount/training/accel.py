@@ -20,11 +20,10 @@ from torch.nn import functional as F
 from headcount.bags.segments import without_autocast
 from headcount.errors import HeadcountError, HeadcountWarning, check_choice, check_number
 from headcount.training import stem
-from headcount.training.distributed import local_rank
+from headcount.training.distributed import Step, local_rank
 
 COMPILE = ("auto", "on", "off")
 COMBO_KERNELS = {"combo_kernels": True}  # an option of the compiler: independent small kernels are combined
-StepFunction = Callable[[Tensor], Tensor]
 
 
 def resolve_device(name: str = "auto") -> torch.device:
@@ -95,7 +94,7 @@ class CUDAGraphed:
     as they are: they are real steps, and warm up what a capture must not include (library handles, compilation, the state of
     the optimizer). The capture itself executes nothing."""
 
-    def __init__(self, function: StepFunction, device: torch.device, warmup_calls: int = 3) -> None:
+    def __init__(self, function: Step, device: torch.device, warmup_calls: int = 3) -> None:
         self.function, self.warmup_calls = function, warmup_calls
         self.calls: dict[int, int] = {}
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
@@ -127,7 +126,7 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def cuda_graph(function: StepFunction, device: torch.device) -> StepFunction:
+def cuda_graph(function: Step, device: torch.device) -> Step:
     """The same function, captured where that is possible."""
     return CUDAGraphed(function, device) if device.type == "cuda" else function
 

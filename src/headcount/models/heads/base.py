@@ -230,12 +230,6 @@ def nll(log_p: Tensor, target: Tensor, eps: float = 0.0) -> Tensor:
     return bag_loss.sum() / (target.sum(1) > 0).sum().clamp_min(1)
 
 
-def instance_weights(segments: Segments) -> Tensor:
-    """(N,) the multiplicity of each instance; 0 for removed ones."""
-    present = (~segments.removed).float()
-    return present if segments.weight is None else present * segments.weight
-
-
 def instance_cross_entropy(z: Tensor, known: Tensor, weight: Tensor) -> Tensor:
     """() weighted cross-entropy of logits ``z`` (N, C) on the instances with a known class (-1: unknown)."""
     weight = weight * (known >= 0)

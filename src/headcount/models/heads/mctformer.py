@@ -81,9 +81,8 @@ class MCTformer(Head):
         self.blocks = nn.ModuleList(TransformerBlock(width, heads, drop_path * i / max(1, layers - 1)) for i in range(layers))
 
     def forward(self, h: Tensor, segments: Segments) -> Output:
-        dense, filled = segments.to_dense(self.embed(h))  # (B, L, W)
-        weight = filled.new_ones(len(h)) if segments.weight is None else segments.weight
-        u = segments.to_dense(weight.float())[0]  # 0 in a gap
+        dense, _ = segments.to_dense(self.embed(h))  # (B, L, W)
+        u = segments.to_dense(segments.instance_weights())[0]  # 0 in a gap
         bias = F.pad(u.log(), (self.classes, 0))  # (B, K): u copies of a key are one key with log u more
         x = torch.cat([(self.token + self.position).expand(len(dense), -1, -1).to(dense.dtype), dense], 1)
         unmasked = segments.complete and segments.size is not None  # all zeros, and without them attention is faster

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headcount.errors import HeadcountError, check_choice, check_number
-from headcount.models.heads.base import Batch, Output, Pass, SumHead, Teacher, instance_cross_entropy, instance_weights, nll
+from headcount.models.heads.base import Batch, Output, Pass, SumHead, Teacher, instance_cross_entropy, nll
 
 
 class OutputMean(SumHead):
@@ -123,9 +123,9 @@ class Supervised(MeanProbability):
             raise HeadcountError("head supervised learns from instance labels, and bags have none; give Bags.of(known=...)")
         if batch.known is None:
             return super().loss(output, batch)
-        return instance_cross_entropy(output.instance, batch.known, instance_weights(batch.segments))
+        return instance_cross_entropy(output.instance, batch.known, batch.segments.instance_weights())
 
     def loss_weight(self, batch: Batch) -> Tensor:
         if batch.known is None:
             return super().loss_weight(batch)
-        return (instance_weights(batch.segments) * (batch.known >= 0)).sum()
+        return (batch.segments.instance_weights() * (batch.known >= 0)).sum()

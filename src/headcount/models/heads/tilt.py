@@ -16,7 +16,7 @@ from headcount.errors import HeadcountError, check_bool, check_choice, check_num
 from headcount.majority import transition
 from headcount.majority.ragged_votes import ELECTION_FORMS, election_log_probs
 from headcount.majority.transition import Transition
-from headcount.models.heads.base import Batch, Head, Output, Pass, Teacher, instance_cross_entropy, instance_weights, nll
+from headcount.models.heads.base import Batch, Head, Output, Pass, Teacher, instance_cross_entropy, nll
 from headcount.models.heads.tilt_state import PseudoLabels, TransitionEstimate
 
 MAX_WEIGHT = 1_000_000  # of a term; larger values are slips
@@ -121,8 +121,7 @@ class TiltHead(Head):
         s = batch.segments.first_copy(batch.views)  # the first view alone
         z, target = logits[: len(s.index)], batch.target[: s.n_bags]
         known = None if batch.known is None else batch.known[: len(z)]
-        rows = s.broadcast(target)  # (n, C)
-        weight = instance_weights(s)
+        rows, weight = s.broadcast(target), s.instance_weights()  # (n, C), (n,)
         self.estimate.update(z.detach(), rows * weight[:, None], target)
         mix, label_prior = self.estimate.mix, self.estimate.label_prior
         done = batch.fraction_done if batch.fraction_done is not None and self.training else z.new_zeros(())
