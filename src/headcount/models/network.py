@@ -56,8 +56,7 @@ class ModelConfig:
         object.__setattr__(self, "head", trust_head(self.head, trusted=False))
         for name in ("options", "backbone_options"):
             object.__setattr__(self, name, tuple(sorted(dict(getattr(self, name)).items())))
-        if self.counted is not None and (len(self.counted) != len(self.classes) or sum(self.counted) < 2):
-            raise HeadcountError(f"counted needs one true or false for each of {len(self.classes)} classes, two true")
+        serialization.check_counted(self.counted, len(self.classes))
         if not 1 <= len(self.shape) <= 3 or min(self.shape) < 1:
             raise HeadcountError(f"an instance has a shape such as (32, 32, 3) or (512,), got {self.shape}")
         if self.mirror and len(self.shape) != 3:
@@ -282,5 +281,5 @@ def parse_network(
     schema = {"format": int, "kind": str, "shape": [int], "classes": Any, "counted?": [bool], "config": dict}
     serialization.check_fields(data, schema)
     classes = serialization.check_names(data["classes"], "classes")
-    counted = serialization.check_counted(data["counted"], len(classes))
+    counted = data["counted"] and tuple(data["counted"])
     return network_from_json(data["config"], tuple(data["shape"]), classes, counted, arrays, backbone=backbone, head=head)

@@ -168,7 +168,7 @@ def check_names(given: Any, what: str) -> tuple[str, ...]:
     return tuple(given)
 
 
-def check_counted(given: list[bool] | None, classes: int) -> tuple[bool, ...] | None:
+def check_counted(given: Sequence[bool] | None, classes: int) -> tuple[bool, ...] | None:
     """Which classes count in the vote; null is all of them."""
     if given is not None and len(given) != classes:
         raise HeadcountError(f"counted is one true or false for each of {classes} classes")

@@ -175,14 +175,8 @@ def build_optimizer(model: nn.Module, prefix: str, config: TrainConfig, device: 
     return kind(groups, lr, (0.9, 0.999), 1e-8, config.weight_decay, capturable=on_gpu, fused=True)
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The state tensors of an optimizer by "number of the parameter.name"."""
-    state = optimizer.state_dict()["state"]
-    return {f"{i}.{k}": v for i, slots in state.items() for k, v in slots.items() if isinstance(v, Tensor)}
-
-
 def load_optimizer_state(optimizer: torch.optim.Optimizer, saved: dict[str, Tensor]) -> None:
-    """The inverse of :func:`optimizer_state`."""
+    """Load state tensors that were saved by "number of the parameter.name"."""
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in saved.items():
         i, slot = name.split(".", 1)

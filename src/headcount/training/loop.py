@@ -32,7 +32,7 @@ from headcount.models.heads import head_code
 from headcount.models.library_backbones import state_digest
 from headcount.models.network import Model
 from headcount.training import accel
-from headcount.training.config import TrainConfig, check_compatible, check_head_output, load_optimizer_state, optimizer_state
+from headcount.training.config import TrainConfig, check_compatible, check_head_output, load_optimizer_state
 from headcount.training.trainer import Losses, Trainer, TrainProgress
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -154,9 +154,11 @@ def _state(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def save(trainer: Trainer, work_dir: Path, progress: TrainProgress, key: str) -> None:
-    slots = {prefix: optimizer_state(optimizer) for prefix, optimizer in trainer.optimizers.items()}
-    optimizers = {f"optimizer.{prefix}.{name}": v for prefix, state in slots.items() for name, v in state.items()}
-    save_checkpoint(work_dir / CHECKPOINT, _state(trainer) | optimizers, {**vars(progress), "key": key})
+    tensors = _state(trainer)
+    for prefix, optimizer in trainer.optimizers.items():
+        for i, slots in optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{prefix}.{i}.{k}": v for k, v in slots.items() if isinstance(v, Tensor)}
+    save_checkpoint(work_dir / CHECKPOINT, tensors, {**vars(progress), "key": key})
 
 
 def resume(trainer: Trainer, work_dir: Path, key: str) -> TrainProgress:
