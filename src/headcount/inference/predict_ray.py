@@ -202,7 +202,13 @@ def connected(ray: Any, options: RayOptions) -> Iterator[None]:
     """Connected to the cluster, on which a task has room. A session that is open already is used, and left open."""
     address, connected_before = options.address, ray.is_initialized()
     if not connected_before:
-        _check_reachable(address or os.environ.get("RAY_ADDRESS", ""))
+        host, _, port = (address or os.environ.get("RAY_ADDRESS", "")).rpartition(":")
+        if host and port.isdigit():  # Ray itself would try for minutes
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT).close()
+            except (OSError, OverflowError) as e:
+                hint = "is the head of the cluster running? (`ray start --head`)"
+                raise HeadcountError(f"cannot connect to {host}:{port} ({e}); {hint}") from None
         try:
             ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as e:
@@ -217,17 +223,6 @@ def connected(ray: Any, options: RayOptions) -> Iterator[None]:
     finally:
         if not connected_before:
             ray.shutdown()
-
-
-def _check_reachable(address: str) -> None:
-    """Ray itself would try for minutes."""
-    host, _, port = address.rpartition(":")
-    if host and port.isdigit():
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT).close()
-        except (OSError, OverflowError) as e:
-            hint = "is the head of the cluster running? (`ray start --head`)"
-            raise HeadcountError(f"cannot connect to {address} ({e}); {hint}") from None
 
 
 def task_slots(ray: Any, options: RayOptions) -> int:

@@ -88,36 +88,28 @@ def predict(model: Model, bags: Bags, *, keep: tuple[str, ...] = (), batch_insta
     """
     if not len(bags):
         raise HeadcountError("no bags to predict; give at least one")
-    outputs: list[Output] = []
     parts = [bags.take(numbers) for numbers in bags.ranges(batch_instances)]
     plan = (addresses for part in parts for addresses in part.index.split(batch_instances))
     with eval_mode(model), open_reader(bags.pool, model.device, plan) as reader:
-        for part in parts:
-            predict_part = _predict_bags if len(part.index) <= batch_instances else _predict_large_bag
-            outputs.append(predict_part(model, part, reader, keep, batch_instances))
-    return concatenate_outputs(outputs)
+        return concatenate_outputs([_predict_part(model, part, reader, keep, batch_instances) for part in parts])
 
 
-def _predict_bags(model: Model, bags: Bags, reader: DirectReader, keep: tuple[str, ...], budget: int) -> Output:
-    batches = [model.tta_features(reader.take(addresses)) for addresses in bags.index.split(budget)]
-    views = [torch.cat(view) for view in zip(*batches, strict=True)]
-    output = model.tta_output(views, bags.segments().to(model.device))
-    parts = {"features": views[0], **output.parts}
-    for name in keep:
-        check_choice("part of a model's output", name, parts)
-    return Output(output.instance.cpu(), output.bag.cpu(), {k: parts[k].float().cpu() for k in keep})
-
-
-def _predict_large_bag(model: Model, bag: Bags, reader: DirectReader, keep: tuple[str, ...], budget: int) -> Output:
-    """One bag in chunks. Where the head needs the whole bag, or a part of its output is kept, only the backbone goes in
-    chunks, and the features of the bag are held in memory."""
-    segments, head = bag.segments(), model.head
-    if not isinstance(head, ChunkedHead) or why_not_chunkable(head, segments) or set(keep) - {"features"}:
-        return _predict_bags(model, bag, reader, keep, budget)
+def _predict_part(model: Model, bags: Bags, reader: DirectReader, keep: tuple[str, ...], budget: int) -> Output:
+    """Bags of ``budget`` instances together, or a larger one in chunks. Where the head needs the whole bag, or a part of its output is
+    kept, only the backbone goes in chunks, and the features of the bag are held in memory."""
+    segments, head, whole = bags.segments(), model.head, len(bags.index) <= budget or bool(set(keep) - {"features"})
+    if whole or not isinstance(head, ChunkedHead) or why_not_chunkable(head, segments):
+        batches = [model.tta_features(reader.take(addresses)) for addresses in bags.index.split(budget)]
+        views = [torch.cat(view) for view in zip(*batches, strict=True)]
+        output = model.tta_output(views, segments.to(model.device))
+        parts = {"features": views[0], **output.parts}
+        for name in keep:
+            check_choice("part of a model's output", name, parts)
+        return Output(output.instance.cpu(), output.bag.cpu(), {k: parts[k].float().cpu() for k in keep})
     release_large_blocks()
     instance_logits, stats, features = [], [], []
-    for rows in torch.arange(len(bag.index)).split(budget):
-        views = model.tta_features(reader.take(bag.index[rows]))
+    for rows in torch.arange(len(bags.index)).split(budget):
+        views = model.tta_features(reader.take(bags.index[rows]))
         weight = None if segments.weight is None else segments.weight[rows]
         chunk = Segments(segments.index[rows], 1, len(rows), weight).to(model.device)
         accumulated = [head.accumulate(h, chunk) for h in views]
