@@ -56,7 +56,7 @@ def em(
     train = _informative_bags(train)
     rounds = rounds if int(train.sizes.max()) > 1 else 0  # the label of a bag of one is that of its instance
     task, valid_x = _Task(classifier, train, folds, seed), features(valid)
-    current, q = task.initial_transition(), task.with_known(task.rows.clone())
+    current, q = task.initial_transition, task.with_known(task.rows.clone())
     # without rounds no prediction is learned from, so there is nothing to cross-fit
     fitted = None if rounds else task.fit(q, "all")
     best_round, best_q, best, curve = 0, q, current, list[float]()
@@ -99,14 +99,12 @@ class _Task:
         weight = torch.ones(len(self.x)) if train.weight is None else train.weight
         supervised = (self.rows.sum(1) > 0) | (self.known >= 0)
         self.weight = torch.where(supervised, weight, 0.0).double().masked_fill(segments.removed, 0)
+        share = torch.tensor(transition.initial_share(self.bag_size, self.classes), dtype=torch.float64)
+        prior = transition.label_prior_from_counts((self.rows * self.weight[:, None]).sum(0), train.counted)
+        self.initial_transition = Transition(transition.mix_from_shares(share, self.classes), prior)
         self.takes_weights = has_fit_parameter(classifier, "sample_weight")
         if not self.takes_weights and float(weight.amax()) > float(weight.amin()):
             raise HeadcountError(f"{type(classifier).__name__} takes no weights, and the instances have some")
-
-    def initial_transition(self) -> Transition:
-        share = torch.tensor(transition.initial_share(self.bag_size, self.classes), dtype=torch.float64)
-        prior = transition.label_prior_from_counts((self.rows * self.weight[:, None]).sum(0), self.train.counted)
-        return Transition(transition.mix_from_shares(share, self.classes), prior)
 
     def update(self, current: Transition, p: Tensor, valid: Bags) -> Transition:
         """One step of the transition's EM on validation bags."""
