@@ -19,7 +19,6 @@ from headcount.bags.pool import DatasetPool, to_numpy as tensor_to_numpy
 from headcount.errors import HeadcountError
 from headcount.readers.columns import unify_unicode
 
-BagColumn = Literal["required", "optional", "ignored"]  # whether X must have the column, if one is named
 FLOAT_TYPES = [np.float64, np.float32]  # kept as they are; everything else becomes the first
 
 
@@ -193,9 +192,9 @@ def stack_bags(
 
 
 def read_rows(
-    estimator: Any, X: Any, bags: Any, fitting: bool = False, use: BagColumn = "required"
+    estimator: Any, X: Any, bags: Any, fitting: bool = False, use: Literal["required", "optional", "ignored"] = "required"
 ) -> tuple[np.ndarray, BagIds]:
-    """(N, D) numbers and the bag of each row."""
+    """(N, D) numbers and the bag of each row. ``use``: whether X must have the column that holds the bag, if one is named."""
     X, bags = to_numpy(X), to_numpy(bags)
     column = bag_column(bags)
     ids, column = (bags, estimator.bags_) if column is None else (None, column)

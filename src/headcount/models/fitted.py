@@ -124,7 +124,8 @@ class FittedModel:
         batch_instances
             How many instances go through the estimator at once.
         """
-        bags = data if isinstance(data, Bags) else self._dataset(data).to_bags(self.preprocessor)
+        data = data if isinstance(data, (Bags, BagDataset)) else self.read(data)
+        bags = data.to_bags(self.preprocessor) if isinstance(data, BagDataset) else data
         if not len(bags):
             raise HeadcountError("no bags to predict; give at least one")
         if bags.pool.shape != self.preprocessor.shape:
@@ -147,11 +148,8 @@ class FittedModel:
 
     def predict_proba(self, data: Any) -> np.ndarray:
         """(n, C) class probabilities of the rows of a DataFrame, array, file, ..., in their order; columns as ``classes``."""
-        dataset = self._dataset(data)
+        dataset = data if isinstance(data, BagDataset) else self.read(data)
         return dataset.broadcast(self.predict(dataset, level=None).instance_probabilities, np.nan)
-
-    def _dataset(self, data: Any) -> BagDataset:
-        return data if isinstance(data, BagDataset) else self.read(data)
 
     def seen_in_training(self, bags: Bags) -> np.ndarray:
         """(B,) whether the model was trained on each of these bags, by the hashes that it keeps of them."""
