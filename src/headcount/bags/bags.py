@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from headcount.bags import validation
 from headcount.bags.pool import MAX_RESIDENT_BYTES, Pool
@@ -106,7 +107,7 @@ class Bags:
             check_choice("field of bags", key, checks)
         extras = {key: checks[key](given) for key, given in extras.items() if given is not None}
         bags = cls(pool, addresses, ends, target, names, **extras)
-        validation.check_not_empty(bags)
+        validation.check_not_empty(bags.segments().total_weight(), bags.names)
         return bags
 
     @property
@@ -156,7 +157,7 @@ class Bags:
         group, names = (None if v is None else tuple(v[b] for b in which.tolist()) for v in (self.group, self.names))
         fields = {"target": self.target[which], "group": group, "names": names}
         rows = self.instances_of(which)
-        return replace(self, offsets=_offsets(self.sizes[which]), **self._per_instance(rows), **fields)
+        return replace(self, offsets=pad(self.sizes[which].cumsum(0), (1, 0)), **self._per_instance(rows), **fields)
 
     def ranges(self, max_instances: int) -> list[range]:
         """Consecutive bags of at most this many instances together; a larger bag is a range of its own.
@@ -176,7 +177,7 @@ class Bags:
         """Do not count these instances (a mask over the N). What was removed before stays removed."""
         mask = validation.check_per_instance("removed", removed, len(self.index)).to(torch.bool).to(self.index.device)
         bags = replace(self, removed=mask if self.removed is None else mask | self.removed)
-        validation.check_not_empty(bags)
+        validation.check_not_empty(bags.segments().total_weight(), bags.names)
         return bags
 
     def drop_removed(self) -> Self:
@@ -188,7 +189,7 @@ class Bags:
     def keep_instances(self, rows: Tensor) -> Self:
         """The same bags with these instances only, given by their numbers in ascending order."""
         sizes = torch.bincount(self.bag[rows], minlength=len(self))
-        return replace(self, offsets=_offsets(sizes), **self._per_instance(rows))
+        return replace(self, offsets=pad(sizes.cumsum(0), (1, 0)), **self._per_instance(rows))
 
     def blind(self) -> Self:
         """The same bags without the truth: what training may see."""
@@ -208,10 +209,6 @@ class Bags:
     def _per_instance(self, rows: Tensor) -> dict[str, Any]:
         names = ("index", "weight", "known", "truth", "removed")
         return {name: None if (v := getattr(self, name)) is None else v[rows] for name in names}
-
-
-def _offsets(sizes: Tensor) -> Tensor:
-    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
 
 
 def bag_hashes(bags: Bags, chunk_words: int = CHUNK_WORDS) -> np.ndarray:

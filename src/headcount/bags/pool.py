@@ -13,7 +13,7 @@ import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import lru_cache
@@ -61,8 +61,28 @@ class Pool:
     def __init__(self, data: Any, trusted: bool = False, keep_float64: bool = False) -> None:
         if isinstance(data, np.memmap) and data.nbytes > MAX_RESIDENT_BYTES:
             self._file = cast(Any, data)._mmap
-        self.data = _check_data(data, trusted, self._release_pages, keep_float64)
-        self.on_disk = self._file is not None and self.data.data_ptr() == data.ctypes.data  # not converted, so not copied
+        x = data if isinstance(data, Tensor) else _to_tensor(np.asanyarray(data))
+        if x.is_complex():
+            raise HeadcountError("a pool holds plain numbers, got complex ones; give real and imaginary parts as columns")
+        if x.dtype == torch.uint8 and x.ndim == 3:
+            x = x.unsqueeze(-1)  # gray images: one channel
+        is_images = x.dtype == torch.uint8 and x.ndim == 4
+        if x.ndim != 2 and not is_images:
+            want = "images as uint8 (count, height, width, channels) or features as (count, dimension)"
+            raise HeadcountError(f"a pool holds {want}, got {x.dtype} of shape {tuple(x.shape)}")
+        if not is_images and (not x.is_floating_point() or (x.dtype == torch.float64 and not keep_float64)):
+            x = x.float()
+        rows = max(1, _CHUNK_NUMBERS // max(1, x.shape[1]))
+        for start in range(0, 0 if trusted or is_images else len(x), rows):
+            bad = ~torch.isfinite(x[start : start + rows]).all(1)
+            self._release_pages()
+            if bad.any():
+                row = start + int(bad.nonzero()[0])
+                col = int((~torch.isfinite(x[row])).nonzero()[0])
+                value = f"{float(x[row, col])} in column {col}"
+                raise HeadcountError(f"row {row} of the features has {value}; drop the row or fill the value in")
+        self.data = x
+        self.on_disk = self._file is not None and x.data_ptr() == data.ctypes.data  # not converted, so not copied
 
     @classmethod
     def from_npy(cls, path: str | Path) -> Pool:
@@ -112,47 +132,15 @@ class Pool:
         return f"Pool({len(self)} {self.kind} of {'x'.join(map(str, self.shape))} on {self.device})"
 
 
-class ImageFilePool(Pool):
-    """M image files as a pool of images (height, width, 3) uint8, for sets that fit neither memory nor a cache on disk.
-
-    Images are decoded and resized by a few threads (decoding releases the GIL) whenever they are taken.
-    """
-
-    is_lazy = True
-
-    def __init__(self, files: Sequence[str | Path], height: int, width: int, n_threads: int | None = None) -> None:
-        if not len(files):
-            raise HeadcountError("no image files; give at least one")
-        self.files, self.size = [str(f) for f in files], (height, width)
-        self.data = torch.empty(0, height, width, 3, dtype=torch.uint8)
-        self.on_disk = True
-        self.executor = ThreadPoolExecutor(n_threads or min(8, os.cpu_count() or 1), "headcount-image")
-
-    def take(self, addresses: Tensor) -> Tensor:
-        return torch.from_numpy(np.stack(list(self.executor.map(self._decode, addresses.tolist()))))
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def _decode(self, address: int) -> np.ndarray:
-        from PIL import Image
-
-        try:
-            with Image.open(self.files[address]) as file:
-                return np.asarray(file.convert("RGB").resize(self.size[::-1], Image.Resampling.BILINEAR))
-        except OSError as e:
-            reason = e.strerror or "not an image, or damaged"
-            raise HeadcountError(f"{self.files[address]}: {reason}; repair it or leave it out") from None
-
-
 class DatasetPool(Pool):
     """The instances of a ``torch.utils.data.Dataset``, read when they are needed, by one thread ahead of the training. Its items are
     instances, or tuples that begin with one: uint8 images (height, width, channels), or features (D,)."""
 
     is_lazy = True
+    on_disk = True
 
     def __init__(self, dataset: Any) -> None:
-        self.dataset, self.on_disk = dataset, True
+        self.dataset = dataset
         if not len(dataset):
             raise HeadcountError("the dataset has no items; give at least one")
         self.data = self.take(torch.tensor([0]))[:0]
@@ -165,30 +153,31 @@ class DatasetPool(Pool):
         return len(self.dataset)
 
 
-def _check_data(data: Any, trusted: bool, release_pages: Callable[[], None], keep_float64: bool) -> Tensor:
-    """Images as uint8 (M, H, W, channels), features as float (M, D); refuses numbers that are not finite."""
-    x = data if isinstance(data, Tensor) else _to_tensor(np.asanyarray(data))
-    if x.is_complex():
-        raise HeadcountError("a pool holds plain numbers, got complex ones; give real and imaginary parts as columns")
-    if x.dtype == torch.uint8 and x.ndim == 3:
-        x = x.unsqueeze(-1)  # gray images: one channel
-    if x.dtype == torch.uint8 and x.ndim == 4:
-        return x
-    if x.ndim != 2:
-        want = "images as uint8 (count, height, width, channels) or features as (count, dimension)"
-        raise HeadcountError(f"a pool holds {want}, got {x.dtype} of shape {tuple(x.shape)}")
-    if not x.is_floating_point() or (x.dtype == torch.float64 and not keep_float64):
-        x = x.float()
-    rows = max(1, _CHUNK_NUMBERS // max(1, x.shape[1]))
-    for start in range(0, 0 if trusted else len(x), rows):
-        bad = ~torch.isfinite(x[start : start + rows]).all(1)
-        release_pages()
-        if bad.any():
-            row = start + int(bad.nonzero()[0])
-            col = int((~torch.isfinite(x[row])).nonzero()[0])
-            value = f"{float(x[row, col])} in column {col}"
-            raise HeadcountError(f"row {row} of the features has {value}; drop the row or fill the value in")
-    return x
+class ImageFilePool(DatasetPool):
+    """M image files as a pool of images (height, width, 3) uint8, for sets that fit neither memory nor a cache on disk.
+
+    Images are decoded and resized by a few threads (decoding releases the GIL) whenever they are taken.
+    """
+
+    def __init__(self, files: Sequence[str | Path], height: int, width: int, n_threads: int | None = None) -> None:
+        if not len(files):
+            raise HeadcountError("no image files; give at least one")
+        self.dataset, self.size = [str(f) for f in files], (height, width)
+        self.data = torch.empty(0, height, width, 3, dtype=torch.uint8)
+        self.executor = ThreadPoolExecutor(n_threads or min(8, os.cpu_count() or 1), "headcount-image")
+
+    def take(self, addresses: Tensor) -> Tensor:
+        return torch.from_numpy(np.stack(list(self.executor.map(self._decode, addresses.tolist()))))
+
+    def _decode(self, address: int) -> np.ndarray:
+        from PIL import Image
+
+        try:
+            with Image.open(self.dataset[address]) as file:
+                return np.asarray(file.convert("RGB").resize(self.size[::-1], Image.Resampling.BILINEAR))
+        except OSError as e:
+            reason = e.strerror or "not an image, or damaged"
+            raise HeadcountError(f"{self.dataset[address]}: {reason}; repair it or leave it out") from None
 
 
 def to_feature_array(x: Tensor) -> np.ndarray:
@@ -240,20 +229,15 @@ class DirectReader:
 
     def take(self, addresses: Tensor) -> Tensor:
         """(n,) addresses -> (n, ...) instances on the device. Do not modify them: they may be the pool's own memory."""
-        if not self.pool.on_disk and self.pool.device.type == "cpu" and _are_consecutive(addresses):
-            return self.pool.data[int(addresses[0]) : int(addresses[-1]) + 1].to(self.device)
+        if not self.pool.on_disk and self.pool.device.type == "cpu" and len(addresses):
+            first, stop = int(addresses[0]), int(addresses[-1]) + 1
+            consecutive = stop - first == len(addresses) and torch.equal(addresses.cpu(), torch.arange(first, stop))
+            if consecutive:  # as those of a bag of features usually are: slicing is faster than gathering
+                return self.pool.data[first:stop].to(self.device)
         return self.pool.take(addresses).to(self.device)
 
     def close(self) -> None:
         pass
-
-
-def _are_consecutive(addresses: Tensor) -> bool:
-    """Usually true of a bag of features: it can then be sliced instead of gathered."""
-    n = len(addresses)
-    if not n or int(addresses[-1]) - int(addresses[0]) != n - 1:
-        return False
-    return torch.equal(addresses, torch.arange(int(addresses[0]), int(addresses[0]) + n, device=addresses.device))
 
 
 class Prefetcher(DirectReader):

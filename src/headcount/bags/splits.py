@@ -49,7 +49,7 @@ def train_valid_split(bags: Bags, available: np.ndarray, test: np.ndarray, seed:
         fold = assign_folds(bags.take(labelled), VALID_FOLDS, seed + 1)
         valid = labelled[fold == 0]
         train = np.concatenate([labelled[fold > 0], exclude_groups(bags, np.setdiff1d(available, labelled), valid)])
-        if len(valid) and _label_set(bags, train) == _label_set(bags, available):
+        if len(valid) and torch.equal(bags.target[train].any(0), bags.target[available].any(0)):
             return Split(np.sort(train), np.sort(valid), np.sort(test))
     return Split(np.sort(available), np.sort(labelled), np.sort(test), valid_is_train=True)
 
@@ -100,10 +100,6 @@ def has_distinct_labels(bags: Bags) -> bool:
     """Whether at least two bags have different labels: otherwise there is nothing to learn."""
     targets = bags.target[bags.labelled]
     return len(targets) > 1 and bool((targets != targets[0]).any())
-
-
-def _label_set(bags: Bags, bag_numbers: np.ndarray) -> set[int]:
-    return set(bags.target[bag_numbers].sum(0).nonzero().flatten().tolist())
 
 
 def split_large_bags(bags: Bags, max_size: int | None = None) -> Bags:

@@ -1,9 +1,7 @@
 """Validation of what :class:`Bags` are made from: lists or arrays are checked once, and trusted afterwards."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,9 +9,6 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from headcount.errors import HeadcountError, to_python_scalar
-
-if TYPE_CHECKING:
-    from headcount.bags.bags import Bags
 
 
 def check_class_names(given: Iterable[str] | int) -> tuple[str, ...]:
@@ -121,9 +116,9 @@ def check_counted(given: Any, classes: tuple[str, ...], target: Tensor, names: A
     return v
 
 
-def check_not_empty(bags: Bags) -> None:
-    if (b := _first(bags.segments().total_weight() == 0)) is not None:
-        raise HeadcountError(f"{_name(b, bags.names)} has no instance left to count; keep at least one")
+def check_not_empty(total_weight: Tensor, names: Any) -> None:
+    if (b := _first(total_weight == 0)) is not None:
+        raise HeadcountError(f"{_name(b, names)} has no instance left to count; keep at least one")
 
 
 def _array(what: str, given: Any) -> np.ndarray:

@@ -179,7 +179,9 @@ def fetch(url: str, path: str | Path, md5: str, source: str = "NAME") -> Path:
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
         part.touch()
-        _download(url, part)
+        while (total := _request(url, part, before := part.stat().st_size)) and (size := part.stat().st_size) < total:
+            if size <= before:  # an attempt that brings nothing new is the last
+                raise OSError(f"the connection broke after {size} of {total} bytes")
         if (actual := _md5(part)) != md5:
             part.unlink()
             raise HeadcountError(f"{url} gave a wrong file: md5 {actual}, not {md5}; try again, or {advice}")
@@ -190,18 +192,6 @@ def fetch(url: str, path: str | Path, md5: str, source: str = "NAME") -> Path:
         reason = getattr(e, "reason", None) or e
         raise HeadcountError(f"cannot download {path.name} ({reason}); {advice}") from None
     return path
-
-
-def _download(url: str, part: Path) -> None:
-    """Request what is missing until the file is complete; give up when an attempt brings nothing new."""
-    while True:
-        before = part.stat().st_size
-        total = _request(url, part, before)
-        after = part.stat().st_size
-        if total is None or after >= total:
-            return
-        if after <= before:
-            raise OSError(f"the connection broke after {after} of {total} bytes")
 
 
 def _request(url: str, part: Path, start: int) -> int | None:

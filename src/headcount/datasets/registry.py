@@ -174,24 +174,21 @@ def _load_named(name: str, cache: Path) -> Source:
         assert info.parse is not None
         images, labels = info.parse(())
         _check_arrays(name, info, images, labels, name)
-        checksum, note = data_cache.data_checksum(images, labels), info.note
-    else:
-        if not folder.exists():
-            if info.parse is None:
-                advice = f"import it: headcount data import {name} FILE.npz"
-                raise HeadcountError(f"{name} ({info.note}) is not in {cache} and cannot be downloaded; {advice}")
-            with data_cache.cache_lock(cache):
-                if not folder.exists():  # another process may have prepared it meanwhile
-                    paths = [data_cache.fetch(r.url, cache / "downloads" / r.file, r.md5, name) for r in info.files]
-                    images, labels = info.parse(paths)
-                    _check_arrays(name, info, images, labels, ", ".join(map(str, paths)))
-                    data_cache.write_source(folder, images, labels, info.classes, note="")
-        images, labels, metadata = data_cache.read_source(folder)
-        if images.shape != (info.count, *info.shape):
-            raise HeadcountError(f"{folder} holds {images.shape}, not {name}; delete it and prepare the source again")
-        checksum, note = metadata["checksum"], metadata["note"]
-    mean, std = (_MEAN, _STD) if info.is_cached else (None, None)
-    return Source(name, images, labels, info.classes, checksum, note, mean, std)
+        return Source(name, images, labels, info.classes, data_cache.data_checksum(images, labels), info.note)
+    if not folder.exists():
+        if info.parse is None:
+            advice = f"import it: headcount data import {name} FILE.npz"
+            raise HeadcountError(f"{name} ({info.note}) is not in {cache} and cannot be downloaded; {advice}")
+        with data_cache.cache_lock(cache):
+            if not folder.exists():  # another process may have prepared it meanwhile
+                paths = [data_cache.fetch(r.url, cache / "downloads" / r.file, r.md5, name) for r in info.files]
+                images, labels = info.parse(paths)
+                _check_arrays(name, info, images, labels, ", ".join(map(str, paths)))
+                data_cache.write_source(folder, images, labels, info.classes, note="")
+    images, labels, metadata = data_cache.read_source(folder)
+    if images.shape != (info.count, *info.shape):
+        raise HeadcountError(f"{folder} holds {images.shape}, not {name}; delete it and prepare the source again")
+    return Source(name, images, labels, info.classes, metadata["checksum"], metadata["note"], _MEAN, _STD)
 
 
 @functools.lru_cache(maxsize=8)
