@@ -205,5 +205,5 @@ def extract_features(
         return digest.hexdigest()[:40]
 
     sizes, folder = list(map(len, batches)), cache_folder(cache) / "features"
-    array, _ = build_flat_array(sizes, (frozen_backbone.dim,), np.float16, compute, folder, make_key)
+    array, _, _ = build_flat_array(sizes, (frozen_backbone.dim,), np.float16, compute, folder, make_key)
     return replace(bags, pool=Pool(array))

@@ -8,10 +8,9 @@ import hashlib
 import io
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +27,6 @@ from headcount.readers.preprocessing import Preprocessor
 LABEL_FILES = ("labels.csv", "labels.tsv", "labels.parquet")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".gif", ".webp", ".ppm", ".pgm")
 _MODES_16_BIT = ("I;16", "I;16B", "I;16L", "I;16N")  # of which the upper eight bits are kept
-_MODES_32_BIT = ("I", "F")
 _GREY_MODES = ("1", "L", "LA", "La", *_MODES_16_BIT)
 _BLOCK = 512
 _MAX_PIXELS = 1 << 26
@@ -122,15 +120,6 @@ def _name(*folders: Path) -> str:
     return "/".join(clean_name(folder.name) or folder.name for folder in folders)
 
 
-class _Header(NamedTuple):
-    """Of an image file; ``error`` if it cannot be used."""
-
-    height: int = 0
-    width: int = 0
-    grey: bool = True
-    error: str = ""
-
-
 def read_images(
     files: Sequence[Path], options: ReadOptions, describe: Callable[[int], str], notes: list[str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
@@ -140,22 +129,23 @@ def read_images(
     def report(i: int, why: str) -> None:
         options.errors.report(f"{describe(i)} cannot be read as an image: {why}")
 
-    headers = [_read_header(file) for file in files]
-    unreadable = np.array([bool(h.error) for h in headers], bool)
-    for i in np.flatnonzero(unreadable).tolist():
-        report(i, headers[i].error)
-    good = np.flatnonzero(~unreadable)
-    if not len(good):
+    headers: dict[int, tuple[int, int, str]] = {}
+    for i, file in enumerate(files):
+        try:
+            headers[i] = _read_header(file)
+        except HeadcountError as e:
+            report(i, str(e).removeprefix(f"{file} "))
+    good = np.array(list(headers), np.int64)
+    if not headers:
         raise HeadcountError(f"none of the {len(files)} images can be read; the first: {describe(0)}")
-    readable = {i: headers[i] for i in good.tolist()}
-    height, width, _ = shape = _common_shape(readable, options, describe)
-    resized = [i for i, h in readable.items() if (h.height, h.width) != (height, width)]
+    height, width, _ = shape = _common_shape(headers, options, describe)
+    resized = [i for i, header in headers.items() if header[:2] != (height, width)]
     if resized and options.side is None:  # not requested: it may be a mistake
-        count = f"{len(resized):,} of {len(readable):,} images are resized to the model's {width}x{height}"
-        first = headers[resized[0]]
-        notes.append(f"{count}; the first, {describe(resized[0])}, is {first.width}x{first.height}")
+        count = f"{len(resized):,} of {len(headers):,} images are resized to the model's {width}x{height}"
+        first_height, first_width, _ = headers[resized[0]]
+        notes.append(f"{count}; the first, {describe(resized[0])}, is {first_width}x{first_height}")
     blocks = [good[i : i + _BLOCK].tolist() for i in range(0, len(good), _BLOCK)]
-    largest = max(h.height * h.width for h in readable.values())  # decoded at once: no more pixels than one image may have
+    largest = max(h * w for h, w, _ in headers.values())  # decoded at once: no more pixels than one image may have
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1, max(1, _MAX_PIXELS // largest))) as threads:
 
         def decode_block(k: int) -> Part:
@@ -164,58 +154,57 @@ def read_images(
             if problems and not options.errors.skip:  # no need to decode the rest
                 row, why = next(iter(problems.items()))
                 report(blocks[k][row], why)
-            return Part(np.stack([image for image, _, _ in decoded]), _digest(d for _, d, _ in decoded), problems)
+            digest = hashlib.sha256("".join(d for _, d, _ in decoded).encode()).hexdigest()
+            return Part(np.stack([image for image, _, _ in decoded]), digest, problems)
 
-        array, parts = build_flat_array(
+        array, problems, digest = build_flat_array(
             [len(b) for b in blocks], shape, np.uint8, decode_block, options.cache,
-            lambda: cache_key([files[i] for i in readable], ["images", shape]),
+            lambda: cache_key([files[i] for i in headers], ["images", shape]),
         )  # fmt: skip
-    for block, part in zip(blocks, parts, strict=True):
-        for row, why in part.problems.items():
-            report(block[row], why)
-            unreadable[block[row]] = True
-    address = np.zeros(len(files), np.int64)
-    address[good] = np.arange(len(good))
-    return array, address, unreadable, _digest(p.digest for p in parts)
+    address, unreadable = np.zeros(len(files), np.int64), np.ones(len(files), bool)
+    address[good], unreadable[good] = np.arange(len(good)), False
+    for row, why in problems.items():
+        report(int(good[row]), why)
+        unreadable[good[row]] = True
+    return array, address, unreadable, digest
 
 
-def _digest(parts: Iterable[str]) -> str:
-    return hashlib.sha256("".join(parts).encode()).hexdigest()
-
-
-def _read_header(file: Path) -> _Header:
+def _read_header(file: Path) -> tuple[int, int, str]:
+    """Height, width and mode."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with open_file(file) as f, Image.open(f) as image:
                 (width, height), mode = image.size, image.mode
         check_declared_size(file, width * height * len(mode))
-    except HeadcountError as e:
-        return _Header(error=str(e).removeprefix(f"{file} "))
+    except HeadcountError:
+        raise
     except OSError as e:
-        return _Header(error=e.strerror or "not an image, or damaged")
+        raise HeadcountError(e.strerror or "not an image, or damaged") from None
     except Exception as e:  # a damaged file makes Pillow raise almost anything
-        return _Header(error=f"{type(e).__name__}: {e}")
-    if mode in _MODES_32_BIT:
-        return _Header(error=f"it has 32 bits per pixel ({mode}); convert it to 8 or 16 bits")
+        raise HeadcountError(f"{type(e).__name__}: {e}") from None
+    if mode in ("I", "F"):
+        raise HeadcountError(f"it has 32 bits per pixel ({mode}); convert it to 8 or 16 bits")
     if width * height > _MAX_PIXELS:
-        return _Header(error=f"it has {width}x{height} pixels; cut it into tiles first")
-    return _Header(height, width, mode in _GREY_MODES)
+        raise HeadcountError(f"it has {width}x{height} pixels; cut it into tiles first")
+    return height, width, mode
 
 
-def _common_shape(headers: Mapping[int, _Header], options: ReadOptions, describe: Callable[[int], str]) -> tuple[int, int, int]:
+def _common_shape(
+    headers: Mapping[int, tuple[int, int, str]], options: ReadOptions, describe: Callable[[int], str]
+) -> tuple[int, int, int]:
     if options.preprocessor is not None and options.preprocessor.kind == "images":
         height, width, channels = options.preprocessor.shape
         return height, width, channels
-    channels = 1 if all(h.grey for h in headers.values()) else 3
+    channels = 1 if all(mode in _GREY_MODES for _, _, mode in headers.values()) else 3
     if options.side is not None:
         return options.side, options.side, channels
-    first, head = next(iter(headers.items()))
-    for i, h in headers.items():
-        if (h.height, h.width) != (head.height, head.width):
-            sizes = f"{describe(first)} is {head.width}x{head.height}, {describe(i)} is {h.width}x{h.height}"
+    first, (height, width, _) = next(iter(headers.items()))
+    for i, (h, w, _) in headers.items():
+        if (h, w) != (height, width):
+            sizes = f"{describe(first)} is {width}x{height}, {describe(i)} is {w}x{h}"
             raise HeadcountError(f"images of several sizes: {sizes}; give a side to resize them to, such as side=64")
-    return head.height, head.width, channels
+    return height, width, channels
 
 
 def _decode(file: Path, shape: tuple[int, int, int]) -> tuple[np.ndarray, str, str]:

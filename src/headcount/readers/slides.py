@@ -66,12 +66,11 @@ def read_slides(folder: Path, options: ReadOptions) -> RawData:
         raise HeadcountError(f"{folder}: no slide is left to read; {options.errors.messages[0]}")
     kept_names, kept_slides = list(compress(slides, kept)), list(compress(slides.values(), kept))
     bag_of_slide, sizes = bag_of_slide[kept], [s.n_tiles for s in kept_slides]
-    array, parts = _load_features(kept_slides, width, options)
-    bag = np.repeat(bag_of_slide, sizes)
-    for slide, start, part in zip(kept_slides, np.cumsum(sizes) - sizes, parts, strict=True):
-        for row, why in part.problems.items():
-            options.errors.report(f"{slide.file} row {row + 1}: {why}")
-            bag[start + row] = -1
+    array, problems, digest = _load_features(kept_slides, width, options)
+    bag, slide_of, starts = np.repeat(bag_of_slide, sizes), np.repeat(np.arange(len(sizes)), sizes), np.cumsum(sizes) - sizes
+    for row, why in problems.items():
+        options.errors.report(f"{kept_slides[slide_of[row]].file} row {row - starts[slide_of[row]] + 1}: {why}")
+        bag[row] = -1
     coords, tile_sizes, notes = _coordinates(kept_slides, options.tile)
 
     def repeat(codes: np.ndarray, values: Sequence[str]) -> pa.DictionaryArray:
@@ -84,7 +83,7 @@ def read_slides(folder: Path, options: ReadOptions) -> RawData:
         summary=f"read {folder}: {len(sizes):,} slides, {len(bag):,} tiles of {width} features",
         origin=str(folder), schema=Preprocessor("features", shape=(width,), roles=options.roles), content=array, bag=bag,
         names=names, labels=labels, ids=pa.table(ids),
-        digest=hashlib.sha256("".join(p.digest for p in parts).encode()).hexdigest(), coords=coords, tile_sizes=tile_sizes,
+        digest=digest, coords=coords, tile_sizes=tile_sizes,
         notes=[f"features kept as {array.dtype}", *notes], all_finite=True,
     )  # fmt: skip
 
@@ -126,7 +125,7 @@ def _assign_bags(folder: Path, slides: list[str], options: ReadOptions) -> tuple
     return bag, list(position), labels_from_table(source, options, list(position))
 
 
-def _load_features(slides: Sequence[SlideFile], width: int, options: ReadOptions) -> tuple[np.ndarray, list[Part]]:
+def _load_features(slides: Sequence[SlideFile], width: int, options: ReadOptions) -> tuple[np.ndarray, dict[int, str], str]:
     """(tiles, D): as float32 (float16 if all files are) in memory, or as float16 in a cache."""
     all_half = all(s.dtype == np.float16 for s in slides)
     n_bytes = sum(s.n_tiles for s in slides) * width * (2 if all_half else 4)
