@@ -23,7 +23,7 @@ from headcount.bags.pool import to_numpy
 from headcount.errors import HeadcountError
 from headcount.loading import load_npy, open_npz
 from headcount.readers.columns import abbreviate, clean_name, drop_values, factorize, preview
-from headcount.readers.dataset import NO_BAGS, BagLabels, RawData, ReadOptions
+from headcount.readers.dataset import NO_BAGS, RawData, ReadOptions
 from headcount.readers.labels import are_positional, drop_missing_classes, join_labels
 from headcount.readers.preprocessing import Preprocessor
 from headcount.readers.rows import check_weights
@@ -125,10 +125,13 @@ def read_named_arrays(
         options.errors.report_rows(excluded, message)
     if options.classes is None and "classes" in arrays:
         options = replace(options, classes=tuple(clean_name(v) or "" for v in arrays["classes"].tolist()) or None)
+    labels = options.labels if options.labels is not None else arrays.get("votes", arrays.get("labels"))
+    if labels is None and options.requires_labels("truth" in arrays):
+        raise HeadcountError(f"{origin} has no labels; give labels=, one per bag")
     raw = RawData(
         summary=f"read {origin}: {len(x):,} {kind} of {'x'.join(map(str, x.shape[1:]))}", origin=origin,
         schema=Preprocessor(kind, shape=x.shape[1:]), content=x, bag=bag, names=names,
-        labels=_labels(arrays, options, bag, names, origin), ids=_ids(bag, names), digest=_digest(x), classes=options.classes,
+        labels=join_labels(labels, options, names, bag_column="bag", bag=bag), ids=_ids(bag, names), digest=_digest(x), classes=options.classes,
         notes=[*notes, *([f"ignored in {origin}: {preview(other)}"] if other else [])],
     )  # fmt: skip
     if "weight" in arrays:
@@ -172,13 +175,6 @@ def _ids(bag: np.ndarray, names: list[str]) -> pa.Table:
     number[order] = np.arange(len(bag)) - np.searchsorted(ordered := bag[order], ordered)
     codes = pa.array(bag, mask=bag < 0)
     return pa.table({"bag": pa.DictionaryArray.from_arrays(codes, pa.array(names, pa.string())), "instance": number})
-
-
-def _labels(arrays: Arrays, options: ReadOptions, bag: np.ndarray, names: list[str], origin: str) -> BagLabels:
-    labels = options.labels if options.labels is not None else arrays.get("votes", arrays.get("labels"))
-    if labels is None and options.requires_labels("truth" in arrays):
-        raise HeadcountError(f"{origin} has no labels; give labels=, one per bag")
-    return join_labels(labels, options, names, bag_column="bag", bag=bag)
 
 
 def _classes(a: np.ndarray, key: str, origin: str, options: ReadOptions, notes: list[str]) -> tuple[np.ndarray, list[str]]:

@@ -178,16 +178,12 @@ def dictionary_codes(column: pa.ChunkedArray, column_name: str = "a column") -> 
 def factorize(column: pa.ChunkedArray, column_name: str = "a column") -> tuple[np.ndarray, list[str]]:
     """(n,) codes, -1 where missing, and the values as text, in order of first appearance."""
     codes, dictionary = dictionary_codes(column, column_name)
-    values = [clean_name(v) for v in dictionary.to_pylist()]
-    first_row = np.full(len(values) + 1, len(codes))
-    first_row[codes[::-1]] = np.arange(len(codes))[::-1]  # assigned backwards, so that the first row remains
-    code_of: dict[str, int] = {}
-    new_codes = np.full(len(values) + 1, -1)
-    for k in np.argsort(first_row[:-1], kind="stable").tolist():
-        value = values[k]
-        if value is not None and first_row[k] < len(codes):
-            new_codes[k] = code_of.setdefault(value, len(code_of))
-    return new_codes[codes], list(code_of)
+    names = list(map(clean_name, dictionary.to_pylist()))
+    code_of = {name: code for code, name in enumerate(names)}
+    codes = np.array([-1 if name is None else code_of[name] for name in names] + [-1])[codes]  # spellings of one name are one
+    seen = pa.array(codes, mask=codes < 0).dictionary_encode()
+    values = [str(names[code]) for code in seen.dictionary.to_pylist()]
+    return seen.indices.fill_null(-1).to_numpy().astype(np.int64), values
 
 
 def drop_values(code: np.ndarray, values: Sequence[str], dropped: Container[str]) -> tuple[np.ndarray, list[str]]:

@@ -15,18 +15,12 @@ import torch
 from headcount.errors import HeadcountError
 from headcount.loading import file_mode, load_npy
 from headcount.readers.columns import ColumnRoles, clean_name, drop_values, factorize, find_common_name, preview
-from headcount.readers.dataset import BagLabels, ErrorPolicy, ReadOptions
+from headcount.readers.dataset import BagLabels, ReadOptions
 from headcount.readers.tables import MISSING_VALUES, TABLE_SUFFIXES, SourceTable, file_suffix, is_dataframe, open_table
 
 
 def join_labels(
-    labels: Any,
-    options: ReadOptions,
-    names: Sequence[str],
-    *,
-    bag_column: str | None = None,
-    bag: np.ndarray | None = None,
-    empty: Sequence[str] = (),
+    labels: Any, options: ReadOptions, names: Sequence[str], bag_column: str = "", bag: Any = None, empty: Sequence[str] = ()
 ) -> BagLabels:
     """The labels of the bags ``names`` from a second table, a dict, or an array with one per bag, or per row if ``bag`` (n,) is
     that of each row; ``empty`` are further bags, without instances. None: no bag has a label."""
@@ -57,7 +51,7 @@ def _label_columns(labels: Any, options: ReadOptions) -> tuple[dict[str, Any], C
     return dict(zip(classes, labels.T.astype(float), strict=True)), ColumnRoles(votes=classes)
 
 
-def open_label_table(labels: Any, options: ReadOptions, bag_column: str | None) -> SourceTable:
+def open_label_table(labels: Any, options: ReadOptions, bag_column: str) -> SourceTable:
     """Open a table of labels and recognise its columns; ``bag_column`` names the bags in the table of instances."""
     if isinstance(labels, (str, Path)):
         if not S_ISREG(file_mode(Path(labels))):
@@ -69,9 +63,13 @@ def open_label_table(labels: Any, options: ReadOptions, bag_column: str | None) 
     for role, name in options.roles.assigned_columns(["votes"]):
         if role in ("label", "votes") and name not in columns:
             raise HeadcountError(f"{origin} has no column {name!r} ({role}); it has {source.columns}")
-    roles = _expected_roles(options, columns)
-    named = {role: name for role in ("bag", "label", "group") if (name := getattr(roles, role)) in columns}
-    rest = [c for c in columns if c not in (*named.values(), *roles.votes)]
+    user, model = options.roles, options.preprocessor.roles if options.preprocessor else ColumnRoles()
+    if user.label or user.votes:  # one of them replaces both
+        model = replace(model, label=None, votes=())
+    votes = user.votes or (model.votes if {*model.votes} <= {*columns} else ())
+    expected = {role: getattr(user, role) or getattr(model, role) for role in ("bag", "label", "group")}
+    named = {role: name for role, name in expected.items() if name in columns}
+    rest = [c for c in columns if c not in (*named.values(), *votes)]
     label = named.get("label") or find_common_name("label", rest, origin)
     group = named.get("group") or find_common_name("group", rest, origin)
     bag = named.get("bag") or (bag_column if bag_column in columns else None) or find_common_name("bag", rest, origin)
@@ -80,11 +78,9 @@ def open_label_table(labels: Any, options: ReadOptions, bag_column: str | None) 
     if bag is None and len(others) != 1:
         raise HeadcountError(f"{origin}: which column names the bags? It has {source.columns}; name it with bag=")
     bag = bag or others[0]
-    if label is None and not roles.votes:
-        roles = replace(roles, votes=_probability_columns(source, [c for c in others if c != bag]))
-    if label is None and not roles.votes:
+    if label is None and not votes and not (votes := _probability_columns(source, [c for c in others if c != bag])):
         raise HeadcountError(f"{origin} has no label column; it has {source.columns}; name it with label= or votes=")
-    return replace(source, roles=ColumnRoles(bag=bag, label=label, votes=roles.votes, group=group if group != bag else None))
+    return replace(source, roles=ColumnRoles(bag=bag, label=label, votes=votes, group=group if group != bag else None))
 
 
 def _probability_columns(source: SourceTable, columns: list[str]) -> tuple[str, ...]:
@@ -95,16 +91,6 @@ def _probability_columns(source: SourceTable, columns: list[str]) -> tuple[str, 
     p = np.stack([source.numbers(c) for c in columns], 1)
     p = p[~np.isnan(p).all(1)]
     return tuple(columns) if len(p) and (p >= 0).all() and np.allclose(p.sum(1), 1, atol=1e-3) else ()
-
-
-def _expected_roles(options: ReadOptions, columns: Sequence[str]) -> ColumnRoles:
-    """Roles that the user named; where there are none, those of the model, as far as this table has such columns."""
-    model = options.preprocessor.roles if options.preprocessor else ColumnRoles()
-    named = {role: name for role in ("bag", "label", "group") if (name := getattr(model, role)) in columns}
-    model = ColumnRoles(**named, votes=model.votes if set(model.votes) <= {*columns} else ())
-    if options.roles.label or options.roles.votes:  # one of them replaces both
-        model = replace(model, label=None, votes=())
-    return options.roles.filled_from(model)
 
 
 def labels_from_table(source: SourceTable, options: ReadOptions, names: Sequence[str], empty: Sequence[str] = ()) -> BagLabels:
@@ -205,7 +191,12 @@ def labels_from_rows(source: SourceTable, bag: np.ndarray, names: Sequence[str],
         return np.isin(np.arange(len(names)), bags)
 
     if roles.votes and all(name in source for name in roles.votes):
-        votes = parse_votes(source, roles.votes, options.errors)
+        votes = np.stack([source.numbers(name) for name in roles.votes], 1)  # (n, V)
+        votes[np.isnan(votes).all(1)] = 0
+        wrong = ~(np.isfinite(votes) & (votes >= 0) & (votes <= 1e15)).all(1)
+        advice = "must be from 0 to 1e15; correct the row or leave it out"
+        options.errors.report_rows(wrong, lambda r: f"{source.row(r)}: votes {votes[r].tolist()} {advice}")
+        votes[wrong] = 0
         labelled = (bag >= 0) & (votes.sum(1) > 0)
         row = _first_row_per_bag(labelled, bag, len(names))
         differs = labelled & (votes != votes[row[bag]]).any(1)
@@ -259,14 +250,3 @@ def drop_missing_classes(
     count = int((new_codes < 0).sum() - (codes < 0).sum())
     advice = "" if options.preprocessor else "; a class of that name must be named in classes="
     return new_codes, kept, (f"{column_name}: {preview(dropped)} in {count:,} {rows} read as missing{advice}",)
-
-
-def parse_votes(source: SourceTable, columns: Sequence[str], errors: ErrorPolicy) -> np.ndarray:
-    """(n, V) votes; zeros where a row has none, an error where some are missing."""
-    votes = np.stack([source.numbers(name) for name in columns], 1)
-    votes[np.isnan(votes).all(1)] = 0
-    wrong = np.asarray(~(np.isfinite(votes) & (votes >= 0) & (votes <= 1e15)).all(1))
-    advice = "must be from 0 to 1e15; correct the row or leave it out"
-    errors.report_rows(wrong, lambda r: f"{source.row(r)}: votes {votes[r].tolist()} {advice}")
-    votes[wrong] = 0
-    return votes

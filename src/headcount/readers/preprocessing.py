@@ -51,9 +51,8 @@ class Field:
     @property
     def width(self) -> int:
         """Number of features."""
-        if self.kind == "text":
-            return self.tfidf.width if self.tfidf else 0
-        return {"number": 1, "category": len(self.categories), "vector": self.length}[self.kind] + self.missing
+        n_words = self.tfidf.width if self.tfidf else 0
+        return {"number": 1, "category": len(self.categories), "vector": self.length, "text": n_words}[self.kind] + self.missing
 
     @property
     def scaler(self) -> StandardScaler:
@@ -176,11 +175,17 @@ class Preprocessor:
         try:
             if data["format"] != FORMAT:
                 raise HeadcountError(f"it has format {data['format']!r}, this version reads {FORMAT}")
-            fields = tuple(_parse_field(d, arrays, f"text.{i}") for i, d in enumerate(data["fields"]))
+            fields = []  # what has another type becomes another value, and is noticed below
+            for i, d in enumerate(data["fields"]):
+                values: dict[str, Any] = {key: convert(d[key]) for key, convert in _STORED[d["kind"]].items()}
+                if "vocabulary" in values:
+                    values = {"tfidf": Tfidf.from_arrays(values["vocabulary"], arrays, f"text.{i}")}
+                fields.append(Field(str(d["name"]), d["kind"], **values))
             shape = tuple(map(int, data["shape"]))
-            preprocessor = cls(str(data["kind"]), fields, shape, ColumnRoles(**data["roles"]))
+            preprocessor = cls(str(data["kind"]), tuple(fields), shape, ColumnRoles(**data["roles"]))
             preprocessor._validate()
-            if _to_text(preprocessor.to_json()) != _to_text(data) or set(preprocessor.arrays()) != set(arrays):
+            restored, given = (json.dumps(value, sort_keys=True) for value in (preprocessor.to_json(), data))
+            if restored != given or set(preprocessor.arrays()) != set(arrays):
                 raise HeadcountError("its JSON and its arrays do not belong together")
         except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as e:
             why = str(e) if isinstance(e, HeadcountError) else f"{type(e).__name__} {e}"
@@ -213,14 +218,6 @@ def number_fields(x: np.ndarray, names: Sequence[str]) -> tuple[Field, ...]:
     return tuple(Field(name, "number", median, mean, scale) for name, median, mean, scale in stats)
 
 
-def _parse_field(data: Any, arrays: Mapping[str, Any], prefix: str) -> Field:
-    """From JSON; what has another type becomes another value, and is noticed when it is written for comparison."""
-    values: dict[str, Any] = {key: convert(data[key]) for key, convert in _STORED[data["kind"]].items()}
-    if "vocabulary" in values:
-        values = {"tfidf": Tfidf.from_arrays(values["vocabulary"], arrays, prefix)}
-    return Field(str(data["name"]), data["kind"], **values)
-
-
 def _texts(values: Any) -> tuple[str, ...]:
     return tuple(map(str, values))
 
@@ -231,7 +228,3 @@ _STORED: dict[str, dict[str, Callable[[Any], Any]]] = {  # of a field besides it
     "vector": {"length": int},
     "text": {"vocabulary": _texts},
 }
-
-
-def _to_text(data: Any) -> str:
-    return json.dumps(data, sort_keys=True)

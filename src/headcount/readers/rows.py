@@ -152,7 +152,7 @@ def _groups(
 
 def _labels(source: SourceTable, bag: np.ndarray, names: Sequence[str], options: ReadOptions) -> BagLabels:
     if options.labels is not None:
-        return join_labels(options.labels, options, names, bag_column=source.roles.bag, bag=bag)
+        return join_labels(options.labels, options, names, bag_column=source.roles.bag or "", bag=bag)
     labels = labels_from_rows(source, bag, names, options)
     if labels is None and options.requires_labels(source.roles.truth is not None):
         truth = ", or the class of the instances with truth=" if options.truth_suffices else ""

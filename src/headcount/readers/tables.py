@@ -96,7 +96,16 @@ def open_table(
     """Open a file or a DataFrame; ``verbatim``: every CSV column stays text."""
     is_file = isinstance(data, (str, Path))
     origin = str(Path(data)) if is_file else "the table"
-    table = _read_file(Path(data), roles, errors or ErrorPolicy(skip=False), verbatim) if is_file else from_memory(data)
+    if is_file:
+        is_parquet, errors = file_suffix(Path(data)) in (".parquet", ".pq"), errors or ErrorPolicy(skip=False)
+        try:
+            table = _read_parquet(Path(data)) if is_parquet else _read_csv(Path(data), roles, errors, verbatim)
+        except HeadcountError:
+            raise
+        except (pa.ArrowException, OSError, UnicodeError, csv.Error, ValueError, MemoryError, NotImplementedError) as e:
+            raise HeadcountError(f"cannot read {origin} as a table: {e or type(e).__name__}") from None
+    else:
+        table = from_memory(data)
     if table.num_columns == 0 or table.num_rows == 0:
         what = "no columns" if table.num_columns == 0 else "a header and no rows"
         raise HeadcountError(f"{origin} has {what}; give one row per instance")
@@ -107,15 +116,6 @@ def open_table(
         return SourceTable(table, origin, _table_hash(table))
     with open(data, "rb") as f:
         return SourceTable(table, origin, hashlib.file_digest(f, "sha256").hexdigest())
-
-
-def _read_file(path: Path, roles: ColumnRoles, errors: ErrorPolicy, verbatim: bool) -> pa.Table:
-    try:
-        return _read_parquet(path) if file_suffix(path) in (".parquet", ".pq") else _read_csv(path, roles, errors, verbatim)
-    except HeadcountError:
-        raise
-    except (pa.ArrowException, OSError, UnicodeError, csv.Error, ValueError, MemoryError, NotImplementedError) as e:
-        raise HeadcountError(f"cannot read {path} as a table: {e or type(e).__name__}") from None
 
 
 def _read_parquet(path: Path) -> pa.Table:
