@@ -15,8 +15,6 @@ from headcount.errors import FileError, HeadcountError, HeadcountWarning
 
 Outputs = list[tuple[Path, Path]]  # the temporary name and the final one
 
-# -- writing ---------------------------------------------------------------------------------------------------------------
-
 _uncommitted: ContextVar[tuple[Outputs, ExitStack] | None] = ContextVar("_uncommitted", default=None)  # of commit_together
 
 
@@ -114,12 +112,9 @@ def _claim(part: Path, folder: bool, locks: ExitStack) -> None:
             _remove(part)
         if folder:
             part.mkdir(exist_ok=True)
-        f = os.open(part, os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
-        locks.callback(os.close, f)
-        _lock(f, wait=True, required=False)
-        with suppress(FileNotFoundError):  # it was put in place while this process waited: try again
-            if os.path.samestat(os.fstat(f), part.stat()):
-                break
+        flags = os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT | os.O_NONBLOCK
+        if _lock(part, flags, locks, wait=True, required=False):  # else it was put in place while this process waited
+            break
     if left and (not folder or any(part.iterdir())):
         warnings.warn(f"{part}, left by a command that was interrupted, is removed", HeadcountWarning, stacklevel=5)
     for old in part.iterdir() if folder else ():
@@ -166,9 +161,6 @@ def _remove(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-# -- locks -------------------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def file_lock(path: Path, *, wait: bool = True, required: bool = True) -> Iterator[bool]:
     """Hold a lock between processes; yields whether it was acquired, which without ``wait`` may be False. The lock ends with
@@ -194,15 +186,16 @@ def _open_lock(path: Path, stack: ExitStack, wait: bool, required: bool) -> bool
                 path.parent.mkdir(parents=True, exist_ok=True)
             if path.parent.is_file():  # checked once: between two checks the folder may be removed
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path.parent))
-        with suppress(FileNotFoundError):  # the previous holder removed the file: try again
-            f = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-            stack.callback(os.close, f)
-            acquired = _lock(f, wait, required)
-            if not acquired or os.path.samestat(os.fstat(f), path.stat()):
+        with suppress(FileNotFoundError):  # the folder was removed meanwhile
+            acquired = _lock(path, os.O_RDWR | os.O_CREAT, stack, wait, required)
+            if acquired is not None:
                 return acquired
 
 
-def _lock(file: int, wait: bool, required: bool) -> bool:
+def _lock(path: Path, flags: int, stack: ExitStack, wait: bool, required: bool) -> bool | None:
+    """Open and lock until ``stack`` closes: whether the lock was free, None if its file is another by now: try again."""
+    file = os.open(path, flags, 0o666)
+    stack.callback(os.close, file)
     try:
         import fcntl
 
@@ -212,4 +205,5 @@ def _lock(file: int, wait: bool, required: bool) -> bool:
     except (ImportError, OSError):  # Windows, and some network disks
         if required:
             raise
-    return True
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file), path.stat()) or None

@@ -15,7 +15,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -205,10 +205,10 @@ def _to_tensor(array: np.ndarray) -> Tensor:
             raise HeadcountError(f"a pool holds numbers torch knows, got {array.dtype}") from None
 
 
-def open_reader(pool: Pool, device: torch.device, plan: Iterable[Tensor]) -> closing[DirectReader]:
+def open_reader(pool: Pool, device: torch.device, plan: Iterable[Tensor]) -> AbstractContextManager[DirectReader]:
     """Open a reader of these addresses, in this order: direct if the pool is on the device already, else prefetching."""
     resident = not pool.on_disk and pool.device == device
-    return closing(DirectReader(pool, device) if resident else Prefetcher(pool, device, plan))
+    return nullcontext(DirectReader(pool, device)) if resident else closing(Prefetcher(pool, device, plan))
 
 
 @lru_cache
@@ -235,9 +235,6 @@ class DirectReader:
             if consecutive:  # as those of a bag of features usually are: slicing is faster than gathering
                 return self.pool.data[first:stop].to(self.device)
         return self.pool.take(addresses).to(self.device)
-
-    def close(self) -> None:
-        pass
 
 
 class Prefetcher(DirectReader):

@@ -161,8 +161,8 @@ class Segments:
 
     def logsumexp(self, x: Tensor) -> Tensor:
         """(N, ...) -> (B, ...); an emptied bag gives -inf."""
-        top = self._finite_max(x)
-        return self.sum(self._exp(x, top)).log() + top
+        e, top = self._shifted_exp(x)
+        return self.sum(e).log() + top
 
     def softmax(self, x: Tensor) -> Tensor:
         """(N, ...) -> (N, ...): shares that :meth:`sum` adds up to one in each bag; removed instances get zero.
@@ -171,7 +171,7 @@ class Segments:
         """
         if self.size is not None and self.complete and self.weight is None:  # one operation instead of ten
             return self._rows(_to_float32(x)).softmax(1).flatten(0, 1)
-        e = self._exp(x, self._finite_max(x))
+        e, _ = self._shifted_exp(x)
         total = self.sum(e)
         return e / self._fill_removed(self.broadcast(torch.where(total > 0, total, 1.0)), 1)
 
@@ -212,13 +212,12 @@ class Segments:
     def _rows(self, x: Tensor) -> Tensor:
         return x.unflatten(0, (self.n_bags, self.size or 0))
 
-    def _exp(self, x: Tensor, top: Tensor) -> Tensor:
-        # mask removed instances before exp: masked afterwards, a large one would leave 0 * inf in the gradient
-        return torch.exp(self._fill_removed(_to_float32(x), -torch.inf) - self.broadcast(top))
-
-    def _finite_max(self, x: Tensor) -> Tensor:
+    def _shifted_exp(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, ...) exp(x - top), and (B, ...) top, the largest of each bag."""
         top = self.max(x.detach())
-        return torch.where(torch.isfinite(top), top, 0.0)
+        top = torch.where(torch.isfinite(top), top, 0.0)
+        # mask removed instances before exp: masked afterwards, a large one would leave 0 * inf in the gradient
+        return torch.exp(self._fill_removed(_to_float32(x), -torch.inf) - self.broadcast(top)), top
 
     def _dense_positions(self) -> tuple[Tensor, int]:
         """(N,) the slot of each instance in a dense (B, L), flattened, with removed ones after its end; and L."""

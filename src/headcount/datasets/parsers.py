@@ -100,7 +100,15 @@ def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...] | None
             has = ", ".join(arrays) or "no known array"
             raise HeadcountError(f"{path} has no {' or '.join(map(repr, keys))}; it has {has}")
     data = _check_data(path, data_key, arrays[data_key])
-    labels = _check_labels(path, arrays[label_key], len(data))
+    labels = arrays[label_key]
+    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if labels.ndim != 1 or len(labels) != len(data):
+        raise HeadcountError(f"{path}: {len(data)} rows but labels of shape {labels.shape}; give one class number per row")
+    if labels.dtype.kind not in "iu":
+        raise HeadcountError(f"{path}: labels are {labels.dtype}, such as {labels[0]!s}; give whole numbers from 0")
+    for row in (int(labels.argmin()), int(labels.argmax())):
+        if not 0 <= labels[row] < MAX_CLASSES:
+            raise HeadcountError(f"{path}: row {row} has label {labels[row]}; number the classes 0, 1, 2, ...")
     classes = None
     if name_key:
         with explain_read_errors(path, "class names as text"):
@@ -108,7 +116,7 @@ def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...] | None
         if len(classes) <= labels.max() or len(set(classes)) < len(classes):
             counts = f"{len(classes)} class names for labels up to {labels.max()}"
             raise HeadcountError(f"{path}: {counts}; give each class its own name")
-    return data, labels, classes, arrays.get("split")
+    return data, labels.astype(np.int64), classes, arrays.get("split")
 
 
 def _check_data(path: Path, key: str, data: np.ndarray) -> np.ndarray:
@@ -124,15 +132,3 @@ def _check_data(path: Path, key: str, data: np.ndarray) -> np.ndarray:
     if pool.kind == "images" and pool.shape[0] in (1, 3) and pool.shape[2] not in (1, 3):
         raise HeadcountError(f"{path}: {key!r} has its channels first, {data.shape}; put them last (0, 2, 3, 1)")
     return np.ascontiguousarray(pool.data.numpy(), np.uint8 if pool.kind == "images" else np.float32)
-
-
-def _check_labels(path: Path, labels: np.ndarray, count: int) -> np.ndarray:
-    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if labels.ndim != 1 or len(labels) != count:
-        raise HeadcountError(f"{path}: {count} rows but labels of shape {labels.shape}; give one class number per row")
-    if labels.dtype.kind not in "iu":
-        raise HeadcountError(f"{path}: labels are {labels.dtype}, such as {labels[0]!s}; give whole numbers from 0")
-    for row in (int(labels.argmin()), int(labels.argmax())):
-        if not 0 <= labels[row] < MAX_CLASSES:
-            raise HeadcountError(f"{path}: row {row} has label {labels[row]}; number the classes 0, 1, 2, ...")
-    return labels.astype(np.int64)

@@ -154,8 +154,8 @@ def import_npz(name: str, file: str | Path, cache: str | Path | None = None, not
     images = parsers.to_rgb(images) if images.ndim == 4 else images
     if classes is not None and len(classes) != len(info.classes):
         raise HeadcountError(f"{path} names {len(classes)} classes; {name} has {len(info.classes)}")
-    valid_split = split is None or (split.shape == labels.shape and split.dtype.kind in "iub")
-    if not valid_split or (split is not None and (split[:-1] > split[1:]).any()):
+    is_per_row = split is not None and split.shape == labels.shape and split.dtype.kind in "iub"
+    if split is not None and (not is_per_row or (split[:-1] > split[1:]).any()):
         raise HeadcountError(f"{path}: 'split' must be 0 (train) or 1 (test) for each row, all train rows first")
     _check_arrays(name, info, images, labels, str(path))
     note = note or info.note

@@ -33,11 +33,7 @@ STAGES: dict[str, Stages] = {
 
 
 def check_scenario(given: str) -> str:
-    """The name of a scenario, or a range of the majority's share, always spelled the same.
-
-    >>> check_scenario("0.30-.5")
-    '0.3-0.5'
-    """
+    """The name of a scenario, or a range of the majority's share, always spelled the same."""
     try:
         low, high = map(float, given.split("-"))
     except (AttributeError, ValueError):

@@ -112,7 +112,7 @@ def read_named_arrays(
             raise HeadcountError(f"{problem}; give one per bag")
     x = x[..., None] if x.dtype == np.uint8 and x.ndim == 3 else x
     kind = "images" if x.ndim == 4 else "features"
-    x, notes = _as_images(x) if kind == "images" else (x, [])
+    x = _as_images(x, options.notes) if kind == "images" else x
     if (kind == "images" and (x.dtype != np.uint8 or x.shape[-1] not in (1, 3))) or x.ndim not in (2, 4) or 0 in x.shape:
         problem = f"{origin} holds {x.dtype} of shape {x.shape}"
         raise HeadcountError(f"{problem}; images are uint8 (N, H, W, 1 or 3), features (N, D)")
@@ -132,14 +132,14 @@ def read_named_arrays(
         summary=f"read {origin}: {len(x):,} {kind} of {'x'.join(map(str, x.shape[1:]))}", origin=origin,
         schema=Preprocessor(kind, shape=x.shape[1:]), content=x, bag=bag, names=names,
         labels=join_labels(labels, options, names, bag_column="bag", bag=bag), ids=_ids(bag, names), digest=_digest(x), classes=options.classes,
-        notes=[*notes, *([f"ignored in {origin}: {preview(other)}"] if other else [])],
     )  # fmt: skip
+    options.notes.extend([f"ignored in {origin}: {preview(other)}"] if other else [])
     if "weight" in arrays:
         weight = arrays["weight"].astype(np.float64) if arrays["weight"].dtype.kind in "iufb" else np.full(len(x), np.nan)
         excluded |= check_weights(weight, "weight", origin, options.errors)
         raw.weight = np.where(excluded, 1, weight)
     for key in [k for k in ("truth", "known") if k in arrays]:
-        setattr(raw, key, _classes(arrays[key], key, origin, options, raw.notes))
+        setattr(raw, key, _classes(arrays[key], key, origin, options))
     if "coords" in arrays:
         a = arrays["coords"]
         if a.shape != (len(x), 2) or a.dtype.kind not in "iuf" or not np.isfinite(a).all():
@@ -147,14 +147,13 @@ def read_named_arrays(
         raw.coords = a.astype(np.float64)
     if "group" in arrays:
         raw.group = tuple(clean_name(v) or f"only {names[b]}" for b, v in enumerate(arrays["group"].tolist()))
-    raw.notes += [] if {"bag", "sizes", "offsets"} & set(arrays) else [NO_BAGS]
+    options.notes.extend([] if {"bag", "sizes", "offsets"} & set(arrays) else [NO_BAGS])
     raw.bag, raw.all_finite = np.where(excluded, -1, bag), not excluded.any()
     return raw
 
 
-def _as_images(x: np.ndarray) -> tuple[np.ndarray, list[str]]:
-    """Images (N, H, W, channels) of bytes, and notes, from such images or (N, channels, H, W), of bytes or from 0 to 1."""
-    notes = []
+def _as_images(x: np.ndarray, notes: list[str]) -> np.ndarray:
+    """Images (N, H, W, channels) of bytes from such images or (N, channels, H, W), of bytes or from 0 to 1."""
     if x.shape[1] in (1, 3) and x.shape[-1] not in (1, 3):
         x = np.moveaxis(x, 1, -1)
         notes.append(f"images with {x.shape[-1]} channels first, as in PyTorch: moved last")
@@ -165,7 +164,7 @@ def _as_images(x: np.ndarray) -> tuple[np.ndarray, list[str]]:
             notes.append("images with numbers from 0 to 1: kept as bytes, 0 to 255")
         elif least >= 0 and most <= 255 and (x == (whole := x.astype(np.uint8))).all():
             x = whole
-    return x, notes
+    return x
 
 
 def _ids(bag: np.ndarray, names: list[str]) -> pa.Table:
@@ -177,7 +176,7 @@ def _ids(bag: np.ndarray, names: list[str]) -> pa.Table:
     return pa.table({"bag": pa.DictionaryArray.from_arrays(codes, pa.array(names, pa.string())), "instance": number})
 
 
-def _classes(a: np.ndarray, key: str, origin: str, options: ReadOptions, notes: list[str]) -> tuple[np.ndarray, list[str]]:
+def _classes(a: np.ndarray, key: str, origin: str, options: ReadOptions) -> tuple[np.ndarray, list[str]]:
     """Codes and names of classes given by name, or by number with -1 where unknown."""
     codes, values = factorize(pa.chunked_array([pa.array(a)]))
     if a.dtype.kind in "iu":
@@ -187,9 +186,7 @@ def _classes(a: np.ndarray, key: str, origin: str, options: ReadOptions, notes: 
             if not all(v.isdigit() and int(v) < len(classes) for v in values):
                 raise HeadcountError(f"{key} of {origin} has classes {preview(values, 8)}; there are {len(classes)}")
             values = [classes[int(v)] for v in values]
-    codes, values, missing = drop_missing_classes(codes, values, key, "instances", options)
-    notes += missing
-    return codes, values
+    return drop_missing_classes(codes, values, key, "instances", options)
 
 
 def as_array(data: Any, what: str, texts: bool = False) -> np.ndarray:

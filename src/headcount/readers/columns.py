@@ -133,10 +133,6 @@ class ColumnRoles:
         several = [(role, name) for role in list_roles for name in getattr(self, role)]
         return [(role, name) for role, name in single if name is not None] + several
 
-    def filled_from(self, other: Self) -> Self:
-        """These roles where they are named, those of ``other`` elsewhere: what a user adds to the roles of a model."""
-        return replace(other, **{f.name: value for f in fields(self) if (value := getattr(self, f.name))})
-
     def to_json(self) -> dict[str, Any]:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items() if v}
 
@@ -187,11 +183,7 @@ def factorize(column: pa.ChunkedArray, column_name: str = "a column") -> tuple[n
 
 
 def drop_values(code: np.ndarray, values: Sequence[str], dropped: Container[str]) -> tuple[np.ndarray, list[str]]:
-    """(n,) codes, -1 also for the values that are dropped, and the values that remain.
-
-    >>> drop_values(np.array([0, 1, 2, -1]), ["a", "NA", "b"], {"NA"})
-    (array([ 0, -1,  1, -1]), ['a', 'b'])
-    """
+    """(n,) codes, -1 also for the values that are dropped, and the values that remain."""
     kept = [v for v in values if v not in dropped]
     new_code = {v: k for k, v in enumerate(kept)}
     return np.array([*(new_code.get(v, -1) for v in values), -1])[code], kept
@@ -244,20 +236,12 @@ def unify_unicode(words: np.ndarray) -> np.ndarray:
 
 
 def first_duplicate(names: Iterable[str]) -> str | None:
-    """The first name that occurs more than once, None if all differ.
-
-    >>> first_duplicate(["a", "b", "a", "b"]), first_duplicate("ab")
-    ('a', None)
-    """
+    """The first name that occurs more than once, None if all differ."""
     return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 def note_similar_classes(classes: Iterable[str]) -> list[str]:
-    """A line on classes that differ only in capitals or blanks: perhaps one class in two spellings.
-
-    >>> note_similar_classes(["Ville", "sea", "ville"])
-    ["classes that differ only in capitals or blanks: 'Ville' and 'ville'; if they are one, write them alike"]
-    """
+    """A line on classes that differ only in capitals or blanks: perhaps one class in two spellings."""
     spellings: dict[str, list[str]] = {}
     for name in classes:
         spellings.setdefault(" ".join(name.lower().split()), []).append(name)
@@ -274,10 +258,6 @@ def abbreviate(value: Any) -> str:
 
 
 def preview(values: Sequence[Any], most: int = 3) -> str:
-    """The first few of many.
-
-    >>> preview(["a", "b", "c", "d"])
-    "'a', 'b', 'c' and 1 more"
-    """
+    """The first few of many, and how many more there are."""
     shown = ", ".join(abbreviate(v) for v in values[:most])
     return shown + (f" and {len(values) - most:,} more" if len(values) > most else "")

@@ -61,6 +61,7 @@ class ReadOptions:
     tile: float | None
     preprocessor: Preprocessor | None
     errors: ErrorPolicy
+    notes: list[str] = field(default_factory=list)  # lines on what was ignored or changed, for the description
 
     @property
     def bags_optional(self) -> bool:
@@ -84,7 +85,6 @@ class BagLabels:
     digest: str = ""
     origin: str = ""  # the table that holds them
     first_row: np.ndarray | None = None  # (B,) the first row of it that labels the bag
-    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -106,15 +106,9 @@ class RawData:
     known: tuple[np.ndarray, list[str]] | None = None
     coords: np.ndarray | None = None  # (n, 2)
     tile_sizes: np.ndarray | None = None  # (n,)
-    notes: list[str] = field(default_factory=list)
     all_finite: bool = False  # every number of the content is known to be finite
     classes: tuple[str, ...] | None = None  # where the data name them
     address: np.ndarray | None = None  # (n,) position of each row in the content; None: its own
-
-    @property
-    def kind(self) -> str:
-        """images, features, table or text."""
-        return self.schema.kind
 
     def describe(self, bags: Bags, uncounted: Sequence[str]) -> list[str]:
         """What was understood, line by line."""
@@ -149,7 +143,7 @@ class RawData:
     def fingerprint(self, bags: Bags) -> str:
         """sha256 of the content and of what was made of it."""
         digest = hashlib.sha256(self.digest.encode())
-        metadata = [self.kind, self.labels.digest, bags.classes, bags.names, bags.group]
+        metadata = [self.schema.kind, self.labels.digest, bags.classes, bags.names, bags.group]
         digest.update(json.dumps(metadata).encode("utf-8", "backslashreplace"))
         for part in (bags.index, bags.offsets, bags.target, bags.weight, bags.known, bags.truth, bags.counted):
             digest.update(b"-" if part is None else part.contiguous().view(torch.uint8).numpy().tobytes())
@@ -166,7 +160,16 @@ def build_targets(
         numeric = all(re.fullmatch(r"-?\d+(\.\d+)?", v) for v in values)
         values.sort(key=lambda v: (float(v), v) if numeric else (0, v))
     classes = options.classes or tuple(dict.fromkeys([*values, *options.uncounted]))
-    _check_classes(classes, labels, options, origin)
+    if len(classes) < 2:
+        what = f"only class {classes[0]!r}" if classes else "no class"
+        advice = "" if options.need_labels else "; name them with classes="
+        raise HeadcountError(f"{origin}: {what} in {labels.source}; a majority needs at least two classes{advice}")
+    for name in options.uncounted:
+        if name not in classes:
+            raise HeadcountError(f"no class {name!r} to leave out of the count; there are {', '.join(classes)}")
+    if len(counted := [c for c in classes if c not in options.uncounted]) < 2:
+        left = f"only {counted[0]!r} is" if counted else "none of them is"
+        raise HeadcountError(f"of the classes {', '.join(classes)} {left} left to win a bag; two must count")
     position = {c: k for k, c in enumerate(classes)}
     wins = np.zeros((len(labels.values), len(classes)))  # the classes that each label, or column of votes, counts for
     for k, value in enumerate(labels.values):
@@ -187,19 +190,6 @@ def build_targets(
     if options.ties == "lowest":
         target[tied] = np.identity(len(classes))[target[tied].argmax(1)]
     return target, classes, tied if options.ties == "drop" else np.zeros(len(target), bool)
-
-
-def _check_classes(classes: Sequence[str], labels: BagLabels, options: ReadOptions, origin: str) -> None:
-    if len(classes) < 2:
-        what = f"only class {classes[0]!r}" if classes else "no class"
-        advice = "" if options.need_labels else "; name them with classes="
-        raise HeadcountError(f"{origin}: {what} in {labels.source}; a majority needs at least two classes{advice}")
-    for name in options.uncounted:
-        if name not in classes:
-            raise HeadcountError(f"no class {name!r} to leave out of the count; there are {', '.join(classes)}")
-    if len(counted := [c for c in classes if c not in options.uncounted]) < 2:
-        left = f"only {counted[0]!r} is" if counted else "none of them is"
-        raise HeadcountError(f"of the classes {', '.join(classes)} {left} left to win a bag; two must count")
 
 
 def class_advice(options: ReadOptions) -> str:

@@ -6,7 +6,6 @@ that are not written like 2021-12-31.
 """
 
 import re
-from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -27,8 +26,8 @@ _SAMPLE_ROWS = 20_000  # compared first; all rows are compared only if these do 
 
 def select_features(
     source: SourceTable, label: np.ndarray | None, bag: np.ndarray, options: ReadOptions
-) -> tuple[pa.Table, Preprocessor, list[str], np.ndarray]:
-    """The columns to learn from, converted; their schema; notes; and (n,) rows that are excluded. ``label`` (n,) is the label
+) -> tuple[pa.Table, Preprocessor, np.ndarray]:
+    """The columns to learn from, converted; their schema; and (n,) rows that are excluded. ``label`` (n,) is the label
     of each row: columns that repeat it are not used, nor are those that have a role."""
     table, roles, origin = source.table, source.roles, source.origin
     role_columns = {name for _, name in roles.assigned_columns()} | {*roles.votes}
@@ -72,7 +71,8 @@ def select_features(
     names = {heading: [f.name for f in fields if f.kind == kind] for kind, heading in headings.items()}
     lines = [f"features, {heading}: {preview(n, 12)}" for heading, n in names.items() if n]
     lines += [f"not used: column {name!r}, {reason}" for name, reason in unused.items()]
-    return pa.table(columns), schema, lines + notes, excluded
+    options.notes.extend(lines + notes)
+    return pa.table(columns), schema, excluded
 
 
 def _candidates(source: SourceTable, role_columns: set[str], model: Preprocessor | None) -> list[tuple[str, str | None]]:
@@ -134,7 +134,13 @@ def _infer_kind(source: SourceTable, name: str) -> tuple[str, str]:
     if _is_text(value):
         column_name, sample = f"column {name!r} of {source.origin}", column.slice(0, _SAMPLE_ROWS)
         values = [v for v in map(clean_name, sample.unique().to_pylist()) if v and v not in MISSING_VALUES]
-        _refuse_unparsed_numbers_and_dates(values, column_name)
+        comma = [v for v in values if v.count(",") == 1 and np.isfinite(parse_number(v.replace(",", ".")))]
+        if len(comma) * 2 > len(values):  # they would be taken for categories, and so would such dates
+            raise HeadcountError(f"{column_name} has numbers with a decimal comma ({comma[0]!r}); write a point")
+        dates = [v for v in values if _DATE.fullmatch(v)]
+        if len(dates) * 2 > len(values):
+            problem = f"{column_name} has dates that are not written like 2021-12-31 ({dates[0]!r})"
+            raise HeadcountError(f"{problem}; write them so, or name the column in categories=")
         many = len(values) > 50 and len(values) > len(sample) / 2 and not pa.types.is_dictionary(kind)
         if many and np.isfinite(list(map(parse_number, values))).sum() * 2 < len(values):
             return "", "it differs in nearly every row (if it is the text, name it with text=)"
@@ -216,14 +222,3 @@ def _convert(
     message = lambda r: f"{source.row(r)}: {abbreviate(values[codes[r]])} {typo}"  # noqa: E731
     excluded |= errors.report_rows(~numeric[codes] & (codes >= 0), message)
     return pa.chunked_array([pa.array(np.where(numeric, parsed, np.nan)[codes], from_pandas=True)])
-
-
-def _refuse_unparsed_numbers_and_dates(values: Sequence[str], column_name: str) -> None:
-    """Numbers and dates that would be taken for categories."""
-    comma = [v for v in values if v.count(",") == 1 and np.isfinite(parse_number(v.replace(",", ".")))]
-    if len(comma) * 2 > len(values):
-        raise HeadcountError(f"{column_name} has numbers with a decimal comma ({comma[0]!r}); write a point")
-    dates = [v for v in values if _DATE.fullmatch(v)]
-    if len(dates) * 2 > len(values):
-        problem = f"{column_name} has dates that are not written like 2021-12-31 ({dates[0]!r})"
-        raise HeadcountError(f"{problem}; write them so, or name the column in categories=")

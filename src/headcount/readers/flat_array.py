@@ -65,9 +65,8 @@ def build_flat_array(
     if cache is None and n_bytes <= available_memory():
         array, records = np.empty(shape, dtype), []
         for k in range(len(sizes)):
-            rows, *record = read_part(k)
-            array[ends[k] : ends[k + 1]] = rows
-            records.append(record)
+            array[ends[k] : ends[k + 1]], digest, problems = read_part(k)
+            records.append({"digest": digest, "problems": problems})
     else:
         folder = cache_folder() / "flat" if cache is None else Path(cache).expanduser()
         path = folder / f"{make_key()}.npy"  # an error of it is about the files
@@ -76,13 +75,14 @@ def build_flat_array(
                 array, records = _write_cache(path, ends, shape, dtype, read_part)
         except OSError as e:
             raise HeadcountError(f"cannot write the cache in {folder}: {e}; it needs {n_bytes / 1e9:.1f} GB") from None
-    problems = {start + row: why for start, (_, of_part) in zip(ends, records, strict=False) for row, why in of_part.items()}
-    return array, problems, hashlib.sha256("".join(digest for digest, _ in records).encode()).hexdigest()
+    parts = [(start, record["problems"]) for start, record in zip(ends, records, strict=False)]
+    all_problems = {start + int(row): why for start, problems in parts for row, why in problems.items()}
+    return array, all_problems, hashlib.sha256("".join(record["digest"] for record in records).encode()).hexdigest()
 
 
 def _write_cache(
     path: Path, ends: list[int], shape: tuple[int, ...], dtype: np.dtype, read_part: Callable[[int], Part]
-) -> tuple[np.ndarray, list[Any]]:
+) -> tuple[np.ndarray, list[dict[str, Any]]]:
     log, unfinished = path.with_suffix(".jsonl"), path.with_name(path.name + ".part")
     records = _read_log(log, ends)
     if not path.exists() or len(records) < len(ends) - 1:
@@ -94,14 +94,14 @@ def _write_cache(
             unfinished.write_bytes(header.getvalue())
             records, start = [], header.tell()
         with open(unfinished, "r+b") as file, open(log, "w", encoding="utf-8") as lines:
-            lines.writelines(map(_log_line, records))
+            lines.writelines(json.dumps(record) + "\n" for record in records)
             file.seek(start)
             for k in range(len(records), len(ends) - 1):
-                rows, *record = read_part(k)
+                rows, digest, problems = read_part(k)
                 file.write(np.ascontiguousarray(rows, dtype).tobytes())  # not mapped: a full disk is then no signal
                 file.flush()  # the rows before the line that records them
-                records.append(record)
-                lines.write(_log_line(record))
+                records.append({"digest": digest, "problems": problems})
+                lines.write(json.dumps(records[-1]) + "\n")
                 lines.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
@@ -111,22 +111,17 @@ def _write_cache(
     return array, records
 
 
-def _log_line(record: Sequence[Any]) -> str:
-    return json.dumps(dict(zip(("digest", "problems"), record, strict=True))) + "\n"
-
-
-def _read_log(log: Path, ends: list[int]) -> list[Any]:
+def _read_log(log: Path, ends: list[int]) -> list[dict[str, Any]]:
     """The digest and the problems of each finished part; a line that the kill cut off ends the list."""
-    records: list[Any] = []
+    records: list[dict[str, Any]] = []
     if not os.path.lexists(log):
         return records
     with explain_read_errors(log, "nothing: delete it"), open_file(log) as lines:
         for line, start, end in zip(lines, ends[:-1], ends[1:], strict=False):
             with suppress(HeadcountError, ValueError):
                 check_schema(record := parse_json(line), {"digest": str, "problems": dict[str, str]})
-                problems = {int(row): why for row, why in record["problems"].items()}
-                if all(0 <= row < end - start for row in problems):
-                    records.append((record["digest"], problems))
+                if all(0 <= int(row) < end - start for row in record["problems"]):
+                    records.append(record)
                     continue
             break
     return records

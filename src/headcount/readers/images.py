@@ -8,7 +8,7 @@ import hashlib
 import io
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def find_label_file(folder: Path) -> Path | None:
 
 def read_folder(folder: Path, options: ReadOptions) -> RawData:
     """Bags in the order of their names, and so are their images."""
-    root, notes = folder, list[str]()
+    root, notes = folder, options.notes
     label_file = find_label_file(folder)
     subfolders = _subfolders(root, folder, notes)
     if not subfolders[1:] and (root / "bags").is_dir():
@@ -53,7 +53,7 @@ def read_folder(folder: Path, options: ReadOptions) -> RawData:
         raise HeadcountError(f"is a bag one folder down or two? {both}; use folder/<bag>/* or folder/<label>/<bag>/*")
     if is_loose := options.bags_optional and not flat and not deep and label_file is None:
         flat = {(f,): [f] for f in _image_files(folder, notes)}
-        notes += [NO_BAGS] if flat else []
+        notes.extend([NO_BAGS] if flat else [])
     if not flat and not deep:
         endings = " ".join(IMAGE_SUFFIXES)
         raise HeadcountError(f"no images in the sub-folders of {root}; they end in {endings}, one folder per bag")
@@ -63,9 +63,7 @@ def read_folder(folder: Path, options: ReadOptions) -> RawData:
     empty += [_name(*key) for key, images in level2.items() if key[0] in used and not images]
     if empty:
         notes.append(f"ignored: {preview(empty)}, no images in {'it' if len(empty) == 1 else 'them'}")
-    if not is_loose and (
-        loose := [e.name for e in _list_folder(root) if e.suffix.lower() in IMAGE_SUFFIXES and not e.is_dir()]
-    ):
+    if not is_loose and (loose := [e.name for e in list_folder(root) if e.suffix.lower() in IMAGE_SUFFIXES and not e.is_dir()]):
         notes.append(f"ignored in {root}: {preview(loose)}, beside the folders of the bags and in none of them")
     names, files = [_name(*key) for key in bags], [file for images in bags.values() for file in images]
     if deep and options.labels is None:
@@ -83,33 +81,33 @@ def read_folder(folder: Path, options: ReadOptions) -> RawData:
         "bag": pa.DictionaryArray.from_arrays(bag, names),
         "file": [as_text(str(f.relative_to(folder))) for f in files],
     })  # fmt: skip
-    array, address, excluded, digest = read_images(files, options, lambda i: str(files[i]), notes)
+    array, address, excluded, digest = read_images(files, options, lambda i: str(files[i]))
     height, width, channels = array.shape[1:]
     what = f"images of {width}x{height} {'grey' if channels == 1 else 'RGB'}"
     return RawData(
         summary=f"read {folder}: {len(files):,} {what} in folders", origin=str(folder),
         schema=Preprocessor("images", shape=(height, width, channels)), content=array, bag=np.where(excluded, -1, bag),
-        names=names, labels=labels, ids=ids, digest=digest, notes=notes, all_finite=True, address=address,
+        names=names, labels=labels, ids=ids, digest=digest, all_finite=True, address=address,
     )  # fmt: skip
 
 
 def _subfolders(folder: Path, top: Path, notes: list[str]) -> list[Path]:
     """Sub-folders by name, without links to a folder above, which would never end."""
     above = {top.resolve(), *top.resolve().parents, folder.resolve()}
-    subfolders = [e for e in _list_folder(folder) if e.is_dir()]
+    subfolders = [e for e in list_folder(folder) if e.is_dir()]
     loops = [e for e in subfolders if e.is_symlink() and e.resolve() in above]
     notes += [f"ignored: {e} is a link back to {e.resolve()}" for e in loops]
     return [e for e in subfolders if e not in loops]
 
 
 def _image_files(folder: Path, notes: list[str]) -> list[Path]:
-    files = [e for e in _list_folder(folder) if not e.is_dir()]
+    files = [e for e in list_folder(folder) if not e.is_dir()]
     if other := [f.name for f in files if f.suffix.lower() not in IMAGE_SUFFIXES]:
         notes.append(f"ignored in {folder}: {preview(other)} (not named like images)")
     return [f for f in files if f.suffix.lower() in IMAGE_SUFFIXES]
 
 
-def _list_folder(folder: Path) -> list[Path]:
+def list_folder(folder: Path) -> list[Path]:
     try:
         return sorted(e for e in folder.iterdir() if not e.name.startswith("."))
     except OSError as e:
@@ -121,7 +119,7 @@ def _name(*folders: Path) -> str:
 
 
 def read_images(
-    files: Sequence[Path], options: ReadOptions, describe: Callable[[int], str], notes: list[str]
+    files: Sequence[Path], options: ReadOptions, describe: Callable[[int], str]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
     """Images (M, H, W, channels) uint8, (n,) the position of each file's, (n,) whether it is unreadable, and a digest.
     ``describe(i)`` names file and row in messages."""
@@ -138,12 +136,19 @@ def read_images(
     good = np.array(list(headers), np.int64)
     if not headers:
         raise HeadcountError(f"none of the {len(files)} images can be read; the first: {describe(0)}")
-    height, width, _ = shape = _common_shape(headers, options, describe)
+    first, channels = next(iter(headers)), 1 if all(mode in _GREY_MODES for _, _, mode in headers.values()) else 3
+    shape = (*headers[first][:2], channels) if options.side is None else (options.side, options.side, channels)
+    if is_fitted := options.preprocessor is not None and options.preprocessor.kind == "images":
+        shape = options.preprocessor.shape
+    height, width, _ = shape
     resized = [i for i, header in headers.items() if header[:2] != (height, width)]
     if resized and options.side is None:  # not requested: it may be a mistake
+        other, (h, w, _) = describe(resized[0]), headers[resized[0]]
+        if not is_fitted:
+            sizes = f"{describe(first)} is {width}x{height}, {other} is {w}x{h}"
+            raise HeadcountError(f"images of several sizes: {sizes}; give a side to resize them to, such as side=64")
         count = f"{len(resized):,} of {len(headers):,} images are resized to the model's {width}x{height}"
-        first_height, first_width, _ = headers[resized[0]]
-        notes.append(f"{count}; the first, {describe(resized[0])}, is {first_width}x{first_height}")
+        options.notes.append(f"{count}; the first, {other}, is {w}x{h}")
     blocks = [good[i : i + _BLOCK].tolist() for i in range(0, len(good), _BLOCK)]
     largest = max(h * w for h, w, _ in headers.values())  # decoded at once: no more pixels than one image may have
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1, max(1, _MAX_PIXELS // largest))) as threads:
@@ -190,24 +195,7 @@ def _read_header(file: Path) -> tuple[int, int, str]:
     return height, width, mode
 
 
-def _common_shape(
-    headers: Mapping[int, tuple[int, int, str]], options: ReadOptions, describe: Callable[[int], str]
-) -> tuple[int, int, int]:
-    if options.preprocessor is not None and options.preprocessor.kind == "images":
-        height, width, channels = options.preprocessor.shape
-        return height, width, channels
-    channels = 1 if all(mode in _GREY_MODES for _, _, mode in headers.values()) else 3
-    if options.side is not None:
-        return options.side, options.side, channels
-    first, (height, width, _) = next(iter(headers.items()))
-    for i, (h, w, _) in headers.items():
-        if (h, w) != (height, width):
-            sizes = f"{describe(first)} is {width}x{height}, {describe(i)} is {w}x{h}"
-            raise HeadcountError(f"images of several sizes: {sizes}; give a side to resize them to, such as side=64")
-    return height, width, channels
-
-
-def _decode(file: Path, shape: tuple[int, int, int]) -> tuple[np.ndarray, str, str]:
+def _decode(file: Path, shape: tuple[int, ...]) -> tuple[np.ndarray, str, str]:
     """(H, W, channels) uint8, the digest of the file, and what is wrong, if anything is."""
     height, width, channels = shape
     try:

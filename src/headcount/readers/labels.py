@@ -161,18 +161,18 @@ def _labels_by_position(labels: Any, options: ReadOptions, names: Sequence[str],
     per_row = bag is not None and y.ndim == 1 and len(y) == len(bag) != len(names)
     if y.ndim not in (1, 2) or not (per_row or len(y) == len(names)) or y.shape[-1] == 0:
         raise HeadcountError(f"labels of shape {y.shape} for {len(names)} bags; give one per bag, in their order")
-    words, notes, classes = y if y.ndim == 2 else [clean_name(v) for v in y.tolist()], (), options.classes
+    words, classes = y if y.ndim == 2 else [clean_name(v) for v in y.tolist()], options.classes
     if y.ndim == 1 and y.dtype.kind in "iu" and classes and not any(name.removeprefix("-").isdigit() for name in classes):
         if len(wrong := np.flatnonzero((y < -1) | (y >= len(classes)))):
             problem = f"label {y[wrong[0]]} of bag {wrong[0] + 1} is neither a class name nor a class number"
             raise HeadcountError(f"{problem} (0 to {len(classes) - 1})")
         words = [(*classes, None)[v] for v in y.tolist()]
-        notes = (f"labels are numbers: 0 is {classes[0]}, 1 is {classes[1]}, and so on",)
+        options.notes.append(f"labels are numbers: 0 is {classes[0]}, 1 is {classes[1]}, and so on")
     columns, roles = _label_columns(words, options)
     source = SourceTable(pa.table(columns), "labels", _digest([y.shape, y.tolist()]), roles)
     of_bags = labels_from_rows(source, bag if per_row else np.arange(len(names)), names, options) or BagLabels()
     kind = "votes given" if y.ndim == 2 else "labels given, one per row" if per_row else "labels given"
-    return replace(of_bags, source=kind, digest=source.digest, notes=(*notes, *of_bags.notes))
+    return replace(of_bags, source=kind, digest=source.digest)
 
 
 def _digest(value: Any) -> str:
@@ -202,16 +202,16 @@ def labels_from_rows(source: SourceTable, bag: np.ndarray, names: Sequence[str],
         differs = labelled & (votes != votes[row[bag]]).any(1)
         conflict = conflicting_bags(differs, lambda _: "two sets of votes")
         per_bag = np.where(((row >= 0) & ~conflict)[:, None], votes[row], 0.0)
-        notes = (f"column {roles.label!r} is not used: the votes decide",) if roles.label in source else ()
-        return BagLabels(roles.votes, votes=per_bag, source=f"votes in columns {', '.join(roles.votes)}", notes=notes)
+        options.notes.extend([f"column {roles.label!r} is not used: the votes decide"] if roles.label in source else [])
+        return BagLabels(roles.votes, votes=per_bag, source=f"votes in columns {', '.join(roles.votes)}")
     if roles.label is None or roles.label not in source:
         return None
-    codes, values, notes = parse_class_column(source, roles.label, options)
+    codes, values = parse_class_column(source, roles.label, options)
     first, differs = first_per_bag(bag, codes, len(names))
     conflict = conflicting_bags(differs, lambda r: f"two labels, {values[first[bag[r]]]!r} and {values[codes[r]]!r}")
     row = _first_row_per_bag((codes >= 0) & (bag >= 0), bag, len(names))
     codes = np.where(conflict, -1, first)
-    return BagLabels(tuple(values), codes, source=f"column {roles.label!r}", origin=source.origin, first_row=row, notes=notes)
+    return BagLabels(tuple(values), codes, source=f"column {roles.label!r}", origin=source.origin, first_row=row)
 
 
 def _first_row_per_bag(candidates: np.ndarray, bag: np.ndarray, n_bags: int) -> np.ndarray:
@@ -229,15 +229,15 @@ def first_per_bag(bag: np.ndarray, codes: np.ndarray, n_bags: int) -> tuple[np.n
     return first, labelled & (codes != np.append(first, -1)[bag])
 
 
-def parse_class_column(source: SourceTable, name: str, options: ReadOptions) -> tuple[np.ndarray, list[str], tuple[str, ...]]:
-    """(n,) codes of a column of classes, their values, and notes."""
+def parse_class_column(source: SourceTable, name: str, options: ReadOptions) -> tuple[np.ndarray, list[str]]:
+    """(n,) codes of a column of classes, and their values."""
     return drop_missing_classes(*source.factorize(name), f"column {name!r}", "rows", options)
 
 
 def drop_missing_classes(
     codes: np.ndarray, values: list[str], column_name: str, rows: str, options: ReadOptions
-) -> tuple[np.ndarray, list[str], tuple[str, ...]]:
-    """Codes, values and notes, without NA, -1 and the like, which are missing unless a class is named so."""
+) -> tuple[np.ndarray, list[str]]:
+    """Codes and values without NA, -1 and the like, which are missing unless a class is named so."""
     named = {*(options.classes or ()), *options.uncounted}
     missing = {*MISSING_VALUES} - named
     others = {*values} - missing - {"-1"}  # beside two or more class numbers, or classes named by the user, -1 is no label
@@ -245,8 +245,9 @@ def drop_missing_classes(
         missing.add("-1")
     dropped = [v for v in values if v in missing]
     if not dropped:
-        return codes, values, ()
+        return codes, values
     new_codes, kept = drop_values(codes, values, missing)
     count = int((new_codes < 0).sum() - (codes < 0).sum())
     advice = "" if options.preprocessor else "; a class of that name must be named in classes="
-    return new_codes, kept, (f"{column_name}: {preview(dropped)} in {count:,} {rows} read as missing{advice}",)
+    options.notes.append(f"{column_name}: {preview(dropped)} in {count:,} {rows} read as missing{advice}")
+    return new_codes, kept

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from headcount.errors import HeadcountError
 from headcount.readers.columns import NO_ROLES, ColumnRoles, factorize, first_duplicate, nfc, preview
-from headcount.readers.transforms import LARGEST, StandardScaler, Tfidf, as_float, as_vectors, time_kind
+from headcount.readers.transforms import LARGEST, StandardScaler, Tfidf, as_float, as_vectors, time_kind, value_type
 
 FORMAT = 2
 MAX_CATEGORIES = 64
@@ -67,11 +67,10 @@ class Field:
             return (*(f"{self.name}={c}" for c in self.categories), *indicator)
         return tuple(f"{self.name}[{i}]" for i in range(self.width))
 
-    def fit(self, column: pa.ChunkedArray, rows: np.ndarray | None) -> Field:
+    def fit(self, column: pa.ChunkedArray, rows: np.ndarray) -> Field:
         """This column, fitted to these rows only."""
-        rows = np.arange(len(column)) if rows is None else rows
         if self.kind == "number":
-            kind, x = time_kind(column.type), as_float(column)[rows]
+            kind, x = time_kind(value_type(column)), as_float(column)[rows]
             present = x[~np.isnan(x)]
             if len(present) == 0:
                 return Field(self.name, "number", time_kind=kind)
@@ -89,7 +88,11 @@ class Field:
 
     def check_time_kind(self, column: pa.ChunkedArray, origin: str = "the data") -> None:
         """Refuse dates where the model was fitted on numbers, times of day where it was fitted on dates, and so on."""
-        if self.kind == "number" and column.null_count < len(column) and (kind := time_kind(column.type)) != self.time_kind:
+        if (
+            self.kind == "number"
+            and column.null_count < len(column)
+            and (kind := time_kind(value_type(column))) != self.time_kind
+        ):
             problem = f"column {self.name!r} of {origin} holds {kind or 'numbers'}"
             raise HeadcountError(f"{problem}, the model was fitted on {self.time_kind or 'numbers'}")
 
@@ -135,6 +138,7 @@ class Preprocessor:
         """The same, fitted: means, categories and vocabularies of these rows of a pyarrow table (None: all)."""
         if not self.fields:
             return self
+        rows = np.arange(table.num_rows) if rows is None else rows
         fields = tuple(f.fit(table.column(f.name), rows) for f in self.fields)
         width = sum(f.width for f in fields)
         if width == 0:

@@ -196,9 +196,9 @@ def _assemble(raw: RawData, options: ReadOptions) -> BagDataset:
     kept, sizes = np.unique(raw.bag[rows], return_counts=True)  # bags that have any row left
     without_votes = [c for c in options.classes or () if c not in (*raw.labels.values, *options.uncounted)]
     is_vote_missing = raw.labels.votes is not None and bool(without_votes)
-    notes = [f"no column of votes for {preview(without_votes)}: taken as none"] if is_vote_missing else []
-    notes += _note_dropped_bags(raw, target, tied, kept)
-    notes += [] if classes_given else note_similar_classes(classes)  # a user who lists them knows
+    options.notes.extend([f"no column of votes for {preview(without_votes)}: taken as none"] if is_vote_missing else [])
+    options.notes.extend(_note_dropped_bags(raw, target, tied, kept))
+    options.notes.extend([] if classes_given else note_similar_classes(classes))  # a user who lists them knows
     target = target[kept]
     has_truth = raw.truth is not None and bool((raw.truth[0] >= 0).any())
     if options.requires_labels(has_truth) and not target.any():
@@ -219,24 +219,23 @@ def _assemble(raw: RawData, options: ReadOptions) -> BagDataset:
     except HeadcountError as e:
         raise HeadcountError(f"{raw.origin}: {e}") from None
     return BagDataset(
-        kind=raw.kind, schema=raw.schema, content=content, bags=bags, rows=rows, n_rows=len(raw.bag), ids=raw.ids,
+        kind=raw.schema.kind, schema=raw.schema, content=content, bags=bags, rows=rows, n_rows=len(raw.bag), ids=raw.ids,
         coords=None if raw.coords is None else raw.coords[rows],
         tile_sizes=None if raw.tile_sizes is None else raw.tile_sizes[rows],
-        description=[raw.summary, *raw.describe(bags, options.uncounted), *raw.notes, *raw.labels.notes, *notes],
+        description=[raw.summary, *raw.describe(bags, options.uncounted), *options.notes],
         skipped=options.errors.messages, fingerprint=raw.fingerprint(bags),
-        instances_hash=hashlib.sha256(f"{raw.kind} {raw.digest}".encode()).hexdigest(),
+        instances_hash=hashlib.sha256(f"{raw.schema.kind} {raw.digest}".encode()).hexdigest(),
     )  # fmt: skip
 
 
 def _check_usable(raw: RawData, options: ReadOptions) -> None:
-    model = options.preprocessor
-    if model is not None and (raw.kind != model.kind or (not model.fields and model.shape != raw.schema.shape)):
-        problem = f"{raw.origin} holds {raw.kind} of shape {raw.schema.shape}"
+    model, kind, shape = options.preprocessor, raw.schema.kind, raw.schema.shape
+    if model is not None and (kind != model.kind or (not model.fields and model.shape != shape)):
+        problem = f"{raw.origin} holds {kind} of shape {shape}"
         raise HeadcountError(f"{problem}, the model takes {model.kind} of {model.shape}")
     if (duplicate := first_duplicate(raw.names)) is not None:
         raise HeadcountError(f"{raw.origin} has two bags called {duplicate!r}; give each its own name")
-
-    if options.side is not None and raw.kind != "images":
+    if options.side is not None and kind != "images":
         raise HeadcountError(f"side={options.side} is for images, and {raw.origin} holds none; leave it out")
     if options.tile is not None and raw.coords is None:
         raise HeadcountError(f"tile={options.tile:g} is for coordinates, and {raw.origin} has none; leave it out")
@@ -252,7 +251,7 @@ def _class_codes(raw: RawData, key: str, options: ReadOptions, classes: Sequence
         uncounted = "" if options.preprocessor else " or uncounted="
         raise HeadcountError(f"{raw.origin} row {invalid[0] + 1}: {problem}{uncounted}")
     if len(invalid):
-        raw.notes.append(f"{len(invalid):,} instances have a {key} that is no class")
+        options.notes.append(f"{len(invalid):,} instances have a {key} that is no class")
     return np.maximum(numbers, -1)
 
 
@@ -266,5 +265,5 @@ def _note_dropped_bags(raw: RawData, target: np.ndarray, tied: np.ndarray, kept:
         "left out for a tie": tied,
         "left out, nothing in them could be read": unreadable,
     }
-    named = {reason: [raw.names[b] for b in np.flatnonzero(mask)] for reason, mask in reasons.items()}
-    return [f"{len(names):,} bags {reason}: {preview(names)}" for reason, names in named.items() if names]
+    bags = {reason: [raw.names[b] for b in np.flatnonzero(mask)] for reason, mask in reasons.items()}
+    return [f"{len(names):,} bags {reason}: {preview(names)}" for reason, names in bags.items() if names]

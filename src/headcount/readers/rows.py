@@ -33,11 +33,7 @@ def read_table(data: Any, options: ReadOptions) -> RawData:
         raise HeadcountError(f"{origin}: column {roles.bag!r} is empty, no row is in a bag")
     excluded = errors.report_rows(bag < 0, lambda r: f"{source.row(r)} is in no bag (column {roles.bag!r} is empty)")
     excluded = excluded | _duplicate_ids(source, bag, errors)
-    weight = None
-    if roles.weight:
-        weight = source.numbers(roles.weight)
-        excluded |= check_weights(weight, roles.weight, origin, errors)
-    group, notes = _groups(source, bag, names, options)
+    group = _groups(source, bag, names, options)
     if group is None and roles.group in source:
         roles = replace(roles, group=None)
         source = replace(source, roles=roles)
@@ -46,17 +42,19 @@ def read_table(data: Any, options: ReadOptions) -> RawData:
         raise HeadcountError(f"neither {origin} nor the label file has a column {options.roles.group!r} (group)")
     in_words = [f"{role} {name!r}" for role, name in roles.assigned_columns()]
     in_words += [f"votes {', '.join(roles.votes)}"] if roles.votes else []
-    notes = [*([f"columns: {', '.join(in_words)}"] if in_words else []), *notes, *([] if roles.bag in source else [NO_BAGS])]
+    options.notes[:0] = [f"columns: {', '.join(in_words)}"] if in_words else []
+    options.notes.extend([] if roles.bag in source else [NO_BAGS])
     raw = RawData(
         summary="", origin=origin, schema=Preprocessor("table"), content=None, bag=bag, names=names,
-        labels=labels, ids=table, digest=source.digest, group=group, notes=notes,
-        weight=None if weight is None else np.where(excluded, 1, weight),
+        labels=labels, ids=table, digest=source.digest, group=group,
     )  # fmt: skip
+    if roles.weight:
+        weight = source.numbers(roles.weight)
+        excluded |= check_weights(weight, roles.weight, origin, errors)
+        raw.weight = np.where(excluded, 1, weight)
     for key in ("truth", "known"):
         if name := getattr(roles, key):
-            codes, values, notes = parse_class_column(source, name, options)
-            setattr(raw, key, (codes, values))
-            raw.notes += notes
+            setattr(raw, key, parse_class_column(source, name, options))
     if roles.x and roles.y:
         raw.coords = np.stack([source.numbers(n) for n in (roles.x, roles.y)], 1)
         problem = f"has no finite coordinates in {roles.x!r}, {roles.y!r}"
@@ -73,8 +71,8 @@ def read_table(data: Any, options: ReadOptions) -> RawData:
         excluded |= _add_images(raw, source, data, options)
     else:
         label = None if labels.codes is None else np.append(labels.codes, -1)[bag]
-        raw.content, raw.schema, notes, rows = select_features(source, label, bag, options)
-        raw.notes, excluded = [*raw.notes, *notes], excluded | rows
+        raw.content, raw.schema, unusable = select_features(source, label, bag, options)
+        excluded |= unusable
         raw.summary = f"read {origin}: a table of {table.num_rows:,} rows and {table.num_columns} columns"
     raw.bag = np.where(excluded, -1, bag)
     hidden = {*roles.votes, roles.label, roles.truth, roles.known, *(f.name for f in raw.schema.fields)}
@@ -87,7 +85,7 @@ def _expected_roles(options: ReadOptions) -> ColumnRoles:
     model = options.preprocessor
     if model is None:
         return options.roles
-    roles = options.roles.filled_from(model.roles)
+    roles = replace(model.roles, **options.roles.to_json())
     categories = tuple(f.name for f in model.fields if f.kind == "category")
     return replace(roles, categories=categories, features=()) if model.fields else roles
 
@@ -130,12 +128,10 @@ def check_weights(weight: np.ndarray, name: str, origin: str, errors: ErrorPolic
     return errors.report_rows(wrong, lambda r: f"{origin} row {r + 1}: {weight[r]} {problem}")
 
 
-def _groups(
-    source: SourceTable, bag: np.ndarray, names: Sequence[str], options: ReadOptions
-) -> tuple[tuple[str, ...] | None, list[str]]:
-    """(B,) groups, and notes; a recognised column that varies within bags, or not at all, is not the group."""
+def _groups(source: SourceTable, bag: np.ndarray, names: Sequence[str], options: ReadOptions) -> tuple[str, ...] | None:
+    """(B,) groups; a recognised column that varies within bags, or not at all, is not the group."""
     if source.roles.group is None or source.roles.group not in source:
-        return None, []
+        return None
     column = f"column {source.roles.group!r}"
     if options.roles.group is None:
         codes, _ = source.factorize(source.roles.group)
@@ -144,10 +140,12 @@ def _groups(
             problem = f"looks like the group, and has several values in bag {names[several[0]]!r}"
             raise HeadcountError(f"{source.origin}: {column} {problem}; correct it, or name the group with group=")
         if len(several):
-            return None, [f"{column} differs inside bags: taken as a feature, not as the group"]
+            options.notes.append(f"{column} differs inside bags: taken as a feature, not as the group")
+            return None
         if len(names) > 1 and len(np.unique(codes)) == 1:
-            return None, [f"{column} has one value for all bags: not taken as the group"]
-    return groups_per_bag(source, bag, names), []
+            options.notes.append(f"{column} has one value for all bags: not taken as the group")
+            return None
+    return groups_per_bag(source, bag, names)
 
 
 def _labels(source: SourceTable, bag: np.ndarray, names: Sequence[str], options: ReadOptions) -> BagLabels:
@@ -170,7 +168,7 @@ def _add_images(raw: RawData, source: SourceTable, data: Any, options: ReadOptio
     paths = [as_text(v) for v in source.table.column(roles.path).to_pylist()]
     files = [folder / (p or "") for p in paths]
     describe = lambda i: f"{source.row(i)}: {paths[i] or 'no file'}"  # noqa: E731
-    raw.content, raw.address, excluded, digest = read_images(files, options, describe, raw.notes)
+    raw.content, raw.address, excluded, digest = read_images(files, options, describe)
     raw.all_finite, raw.digest = True, raw.digest + digest
     height, width, _ = shape = raw.content.shape[1:]
     raw.schema = Preprocessor("images", shape=shape, roles=roles)

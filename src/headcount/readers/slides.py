@@ -35,7 +35,7 @@ from headcount.readers import flat_array
 from headcount.readers.columns import clean_name, factorize, find_common_name, preview
 from headcount.readers.dataset import BagLabels, ErrorPolicy, RawData, ReadOptions
 from headcount.readers.flat_array import Part
-from headcount.readers.images import find_label_file
+from headcount.readers.images import find_label_file, list_folder
 from headcount.readers.labels import first_per_bag, join_labels, labels_from_table, open_label_table
 from headcount.readers.preprocessing import Preprocessor
 from headcount.readers.tables import file_suffix, is_dataframe
@@ -71,7 +71,8 @@ def read_slides(folder: Path, options: ReadOptions) -> RawData:
     for row, why in problems.items():
         options.errors.report(f"{kept_slides[slide_of[row]].file} row {row - starts[slide_of[row]] + 1}: {why}")
         bag[row] = -1
-    coords, tile_sizes, notes = _coordinates(kept_slides, options.tile)
+    options.notes.append(f"features kept as {array.dtype}")
+    coords, tile_sizes = _coordinates(kept_slides, options)
 
     def repeat(codes: np.ndarray, values: Sequence[str]) -> pa.DictionaryArray:
         return pa.DictionaryArray.from_arrays(np.repeat(codes, sizes), pa.array(values, pa.string()))
@@ -84,7 +85,7 @@ def read_slides(folder: Path, options: ReadOptions) -> RawData:
         origin=str(folder), schema=Preprocessor("features", shape=(width,), roles=options.roles), content=array, bag=bag,
         names=names, labels=labels, ids=pa.table(ids),
         digest=digest, coords=coords, tile_sizes=tile_sizes,
-        notes=[f"features kept as {array.dtype}", *notes], all_finite=True,
+        all_finite=True,
     )  # fmt: skip
 
 
@@ -148,19 +149,20 @@ def _load_features(slides: Sequence[SlideFile], width: int, options: ReadOptions
     return flat_array.build_flat_array([s.n_tiles for s in slides], (width,), dtype, read_slide, cache, make_key)
 
 
-def _coordinates(slides: Sequence[SlideFile], tile: float | None) -> tuple[np.ndarray | None, np.ndarray | None, list[str]]:
-    """(tiles, 2) coordinates and (tiles,) sizes, NaN where a slide has none, None where none has any; and notes."""
+def _coordinates(slides: Sequence[SlideFile], options: ReadOptions) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """(tiles, 2) coordinates and (tiles,) sizes, NaN where a slide has none, None where none has any."""
     if all(s.coords is None for s in slides):
-        return None, None, ["no coordinates"]
-    n_tiles, sizes = [s.n_tiles for s in slides], [tile or s.tile_size for s in slides]
+        options.notes.append("no coordinates")
+        return None, None
+    n_tiles, sizes = [s.n_tiles for s in slides], [options.tile or s.tile_size for s in slides]
     coords = np.concatenate([np.full((s.n_tiles, 2), np.nan) if s.coords is None else s.coords for s in slides])
     known = sorted({size for size in sizes if not math.isnan(size)})
     missing = [s.file.name for s in slides if s.coords is None]
     unknown = [s.file.name for s, size in zip(slides, sizes, strict=True) if math.isnan(size) and s.coords is not None]
-    notes = [f"no coordinates in {preview(missing)}"] if missing else []
-    notes += [f"tiles of {', '.join(f'{size:g}' for size in known[:6])} pixels of the full slide"] if known else []
-    notes += [f"tile size unknown in {preview(unknown)}; give it with tile="] if unknown else []
-    return coords, np.repeat(np.array(sizes, float), n_tiles) if known else None, notes
+    options.notes.extend([f"no coordinates in {preview(missing)}"] if missing else [])
+    options.notes.extend([f"tiles of {', '.join(f'{s:g}' for s in known[:6])} pixels of the full slide"] if known else [])
+    options.notes.extend([f"tile size unknown in {preview(unknown)}; give it with tile="] if unknown else [])
+    return coords, np.repeat(np.array(sizes, float), n_tiles) if known else None
 
 
 @dataclass(frozen=True)
@@ -178,15 +180,12 @@ class SlideFile:
 def list_slide_files(folder: Path) -> dict[str, Path]:
     """Slide -> file, by name; an HDF5 file, which has coordinates, before a tensor of the same slide."""
     files: dict[str, Path] = {}
-    try:
-        features = [s for s in folder.glob("features_*") if s.is_dir()]
-        for subfolder in (folder / "pt_files", folder / "h5_files", *(features if len(features) == 1 else ()), folder):
-            candidates = sorted(subfolder.iterdir()) if subfolder.is_dir() else []
-            for file in sorted(candidates, key=lambda f: f.suffix.lower() in _HDF5):
-                if file.suffix.lower() in SLIDE_SUFFIXES and not file.name.startswith((".", "labels.")):
-                    files[clean_name(file.stem) or file.stem] = file
-    except OSError as e:
-        raise HeadcountError(f"cannot look into {folder}: {e.strerror or e}") from None
+    features = [s for s in list_folder(folder) if s.name.startswith("features_") and s.is_dir()]
+    for subfolder in (folder / "pt_files", folder / "h5_files", *(features if len(features) == 1 else ()), folder):
+        candidates = list_folder(subfolder) if subfolder.is_dir() else []
+        for file in sorted(candidates, key=lambda f: f.suffix.lower() in _HDF5):
+            if file.suffix.lower() in SLIDE_SUFFIXES and not file.name.startswith("labels."):
+                files[clean_name(file.stem) or file.stem] = file
     return dict(sorted(files.items()))
 
 

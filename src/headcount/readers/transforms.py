@@ -7,6 +7,7 @@ its mean is gone. Texts become TF-IDF of words and pairs of words, then a trunca
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
@@ -54,12 +55,7 @@ def as_float(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def time_kind(kind: pa.DataType) -> str:
-    """What a column of dates or times holds: dates, times of day or durations; empty for any other type.
-
-    >>> time_kind(pa.date32()), time_kind(pa.timestamp("ns")), time_kind(pa.time32("s")), time_kind(pa.float64())
-    ('dates', 'dates', 'times of day', '')
-    """
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    """What a column of dates or times holds: dates, times of day or durations; empty for any other type."""
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         return "dates"
     return "times of day" if pa.types.is_time(kind) else "durations" if pa.types.is_duration(kind) else ""
@@ -87,14 +83,7 @@ def as_vectors(column: pa.ChunkedArray, name: str) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class StandardScaler:
-    """(x - mean) / scale for each of D columns, in float64; the scale of a column that does not vary is 1.
-
-    >>> scaler = StandardScaler.fit(np.array([[1.0, 7.0], [3.0, 7.0]]))
-    >>> scaler.mean_, scaler.scale_
-    (array([2., 7.]), array([1., 1.]))
-    >>> scaler.transform(np.array([[4.0, 8.0]]))
-    array([[2., 1.]], dtype=float32)
-    """
+    """(x - mean) / scale for each of D columns, in float64; the scale of a column that does not vary is 1."""
 
     mean_: np.ndarray  # (D,)
     scale_: np.ndarray  # (D,)
@@ -164,7 +153,10 @@ class Tfidf:
         rows = rows[:: -(-len(rows) // _SAMPLE) or 1]
         vectorizer = _vectorizer(min_df=2 if len(rows) >= 50 else 1, max_features=_MAX_VOCABULARY)
         try:
-            x = vectorizer.fit_transform(_texts_of(column, rows))
+            # the chunks are joined first: taking rows out of many chunks would search all of them
+            texts, starts = pa.concat_arrays(column.cast(pa.large_string()).chunks), range(0, len(rows), _CHUNK)
+            chunks = (_strings(texts.take(pa.array(rows[start : start + _CHUNK]))) for start in starts)
+            x = vectorizer.fit_transform(chain.from_iterable(chunks))
         except ValueError:  # scikit-learn: empty vocabulary
             raise HeadcountError(f"column {name!r} has no words to learn from; is it the text?") from None
         words, idf = tuple(map(str, vectorizer.get_feature_names_out())), np.asarray(vectorizer.idf_, dtype=np.float64)
@@ -211,13 +203,6 @@ def _vectorizer(**options: Any) -> Any:
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     return TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"(?u)\b\w+\b", **options)
-
-
-def _texts_of(column: pa.ChunkedArray, rows: np.ndarray) -> Iterator[str]:
-    """The texts in these rows. The chunks are joined first: taking rows out of many chunks would search all of them."""
-    joined = pa.concat_arrays(column.cast(pa.large_string()).chunks)
-    for start in range(0, len(rows), _CHUNK):
-        yield from _strings(joined.take(pa.array(rows[start : start + _CHUNK])))
 
 
 def _strings(values: Any) -> list[str]:
