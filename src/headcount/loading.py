@@ -87,10 +87,8 @@ def file_mode(path: Path) -> int:
 
 
 def check_declared_size(path: Path, declared: float, stored: int | None = None) -> None:
-    """Refuse a file that declares more bytes than $HEADCOUNT_MAX_GB (default 64), before they are read.
-
-    Without that setting more than 128 MiB may also not be over 200 times what is ``stored`` (default: the size of the file).
-    """
+    """Refuse a file that declares more bytes than $HEADCOUNT_MAX_GB (default 64), before they are read. Without that setting
+    more than 128 MiB may also not be over 200 times what is ``stored`` (default: the size of the file)."""
     setting = os.environ.get("HEADCOUNT_MAX_GB", "")
     if setting and not re.fullmatch(r"\d+(\.\d+)?", setting):
         raise HeadcountError(f"HEADCOUNT_MAX_GB is a number of gigabytes, got {setting!r}")

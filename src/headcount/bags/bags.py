@@ -219,7 +219,11 @@ def bag_hashes(bags: Bags, chunk_words: int = CHUNK_WORDS) -> np.ndarray:
     words = max(1, int(np.prod(bags.pool.shape)) // (4 if bags.pool.kind == "images" else 1))
     rows = max(1, chunk_words // words)
     for index, bag in zip(bags.index.split(rows), bags.bag.split(rows), strict=True):
-        x = _to_words(bags.pool.take(index))
+        x = bags.pool.take(index).cpu().flatten(1)
+        if x.dtype == torch.uint8:
+            x = np.pad(x.numpy(), ((0, 0), (0, -x.shape[1] % 4))).view(np.uint32)
+        else:
+            x = (x.float() + 0.0).contiguous().numpy().view(np.uint32)  # + 0 turns -0 into 0
         # each word times its key; the keys must never change: saved hashes would not match
         keys = np.random.PCG64(20_231).random_raw(x.shape[1]) | np.uint64(1)
         np.add.at(hashes, bag.cpu().numpy(), _mix_bits((x.astype(np.uint64) * keys).sum(1, dtype=np.uint64)))
@@ -246,14 +250,6 @@ def fingerprint(bags: Bags, sample_size: int = SAMPLE_SIZE) -> str:
 
 def tensor_bytes(x: Tensor) -> memoryview:
     return x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
-
-
-def _to_words(x: Tensor) -> np.ndarray:
-    """(n, W) uint32 of n instances."""
-    x = x.cpu().flatten(1)
-    if x.dtype == torch.uint8:
-        return np.pad(x.numpy(), ((0, 0), (0, -x.shape[1] % 4))).view(np.uint32)
-    return (x.float() + 0.0).contiguous().numpy().view(np.uint32)  # + 0 turns -0 into 0
 
 
 def _mix_bits(h: np.ndarray) -> np.ndarray:

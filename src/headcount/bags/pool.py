@@ -86,10 +86,8 @@ class Pool:
 
     @classmethod
     def from_npy(cls, path: str | Path) -> Pool:
-        """Map an .npy file, which may be larger than memory. It is read once to check it.
-
-        Numbers other than float16 and float32 are converted, and therefore read into memory.
-        """
+        """Map an .npy file, which may be larger than memory. It is read once to check it. Numbers other than float16 and float32
+        are converted, and therefore read into memory."""
         return cls(load_npy(Path(path), mapped=True))
 
     @property
@@ -154,10 +152,8 @@ class DatasetPool(Pool):
 
 
 class ImageFilePool(DatasetPool):
-    """M image files as a pool of images (height, width, 3) uint8, for sets that fit neither memory nor a cache on disk.
-
-    Images are decoded and resized by a few threads (decoding releases the GIL) whenever they are taken.
-    """
+    """M image files as a pool of images (height, width, 3) uint8, for sets that fit neither memory nor a cache on disk. Images are
+    decoded and resized by a few threads (decoding releases the GIL) whenever they are taken."""
 
     def __init__(self, files: Sequence[str | Path], height: int, width: int, n_threads: int | None = None) -> None:
         if not len(files):

@@ -165,10 +165,8 @@ class Segments:
         return self.sum(e).log() + top
 
     def softmax(self, x: Tensor) -> Tensor:
-        """(N, ...) -> (N, ...): shares that :meth:`sum` adds up to one in each bag; removed instances get zero.
-
-        An instance of weight 2 is two copies, each of which gets this share.
-        """
+        """(N, ...) -> (N, ...): shares that :meth:`sum` adds up to one in each bag; removed instances get zero. An instance of
+        weight 2 is two copies, each of which gets this share."""
         if self.size is not None and self.complete and self.weight is None:  # one operation instead of ten
             return self._rows(_to_float32(x)).softmax(1).flatten(0, 1)
         e, _ = self._shifted_exp(x)

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from headcount.errors import HeadcountError, check_choice
-from headcount.io import atomic_folder, file_lock
+from headcount.io import atomic_folder, atomic_write, file_lock
 from headcount.loading import load_npy, read_json
 
 FORMAT = 1
@@ -58,7 +58,8 @@ def write_source(folder: Path, images: np.ndarray, labels: np.ndarray, classes: 
         with atomic_folder(folder, replace=True) as part:
             np.save(part / "images.npy", images, allow_pickle=False)
             np.save(part / "labels.npy", labels.astype("<i8"), allow_pickle=False)
-            (part / "source.json").write_text(json.dumps(metadata, indent=1) + "\n", encoding="utf-8")
+            text = json.dumps(metadata, indent=1) + "\n"
+            atomic_write(part / "source.json", lambda f: f.write(text.encode()))
     except OSError as e:
         needs = f"it needs {images.nbytes / 1e6:.0f} MB, or set HEADCOUNT_DATA elsewhere"
         raise HeadcountError(f"cannot write {folder}: {e}; {needs}") from None

@@ -91,7 +91,8 @@ _DATA_KEYS, _LABEL_KEYS, _NAME_KEYS = ("images", "features", "x", "X"), ("labels
 
 
 def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...] | None, np.ndarray | None]:
-    """A user's .npz -> data, class numbers, class names if given, split if given; all checked."""
+    """A user's .npz -> data (images uint8 (M, H, W, channels) or features float32 (M, D)), class numbers, class names if given,
+    split if given; all checked."""
     with open_npz(path, "an .npz with 'images' or 'features', and 'labels'") as npz:
         arrays = {key: npz[key] for key in npz.files if key in (*_DATA_KEYS, *_LABEL_KEYS, *_NAME_KEYS, "split")}
     data_key, label_key, name_key = (next((k for k in ks if k in arrays), "") for ks in (_DATA_KEYS, _LABEL_KEYS, _NAME_KEYS))
@@ -99,8 +100,18 @@ def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...] | None
         if not key:
             has = ", ".join(arrays) or "no known array"
             raise HeadcountError(f"{path} has no {' or '.join(map(repr, keys))}; it has {has}")
-    data = _check_data(path, data_key, arrays[data_key])
-    labels = arrays[label_key]
+    data, labels, what = arrays[data_key], arrays[label_key], f"{path}: {data_key!r}"
+    if 0 in data.shape:
+        raise HeadcountError(f"{what} is empty, of shape {data.shape}")
+    try:
+        pool = Pool(data)
+    except HeadcountError as e:
+        raise HeadcountError(f"{what}: {e}") from None
+    if data_key not in (pool.kind, "x", "X"):
+        raise HeadcountError(f"{what} is {data.dtype} of shape {data.shape}; such data are called {pool.kind!r}")
+    if pool.kind == "images" and pool.shape[0] in (1, 3) and pool.shape[2] not in (1, 3):
+        raise HeadcountError(f"{what} has its channels first, {data.shape}; put them last (0, 2, 3, 1)")
+    data = np.ascontiguousarray(pool.data.numpy(), np.uint8 if pool.kind == "images" else np.float32)
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if labels.ndim != 1 or len(labels) != len(data):
         raise HeadcountError(f"{path}: {len(data)} rows but labels of shape {labels.shape}; give one class number per row")
@@ -117,18 +128,3 @@ def read_npz(path: Path) -> tuple[np.ndarray, np.ndarray, tuple[str, ...] | None
             counts = f"{len(classes)} class names for labels up to {labels.max()}"
             raise HeadcountError(f"{path}: {counts}; give each class its own name")
     return data, labels.astype(np.int64), classes, arrays.get("split")
-
-
-def _check_data(path: Path, key: str, data: np.ndarray) -> np.ndarray:
-    """Images as uint8 (M, H, W, channels), features as float32 (M, D), finite."""
-    if 0 in data.shape:
-        raise HeadcountError(f"{path}: {key!r} is empty, of shape {data.shape}")
-    try:
-        pool = Pool(data)
-    except HeadcountError as e:
-        raise HeadcountError(f"{path}: {key!r}: {e}") from None
-    if key not in (pool.kind, "x", "X"):
-        raise HeadcountError(f"{path}: {key!r} is {data.dtype} of shape {data.shape}; such data are called {pool.kind!r}")
-    if pool.kind == "images" and pool.shape[0] in (1, 3) and pool.shape[2] not in (1, 3):
-        raise HeadcountError(f"{path}: {key!r} has its channels first, {data.shape}; put them last (0, 2, 3, 1)")
-    return np.ascontiguousarray(pool.data.numpy(), np.uint8 if pool.kind == "images" else np.float32)

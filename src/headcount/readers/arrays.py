@@ -22,7 +22,7 @@ import torch
 from headcount.bags.pool import to_numpy
 from headcount.errors import HeadcountError
 from headcount.loading import load_npy, open_npz
-from headcount.readers.columns import abbreviate, clean_name, drop_values, factorize, preview
+from headcount.readers.columns import Codes, abbreviate, clean_name, drop_values, factorize, preview
 from headcount.readers.dataset import NO_BAGS, RawData, ReadOptions
 from headcount.readers.labels import are_positional, drop_missing_classes, join_labels
 from headcount.readers.preprocessing import Preprocessor
@@ -93,8 +93,7 @@ def read_named_arrays(
     arrays = {k: as_array(v, f"{k} of {origin}", texts=k not in _INSTANCE_KEYS) for k, v in data.items()}
     x = arrays[present[0]]
     if x.ndim not in (2, 3, 4) or not len(x):
-        problem = f"{present[0]} of {origin} is {x.dtype} of shape {x.shape}"
-        raise HeadcountError(f"{problem}; give (N, D) or (N, H, W, channels)")
+        raise HeadcountError(f"{present[0]} of {origin} is {x.dtype} of shape {x.shape}; give (N, D) or (N, H, W, channels)")
     for k, a in arrays.items():
         problem = f"{k} of {origin} has shape {a.shape}"
         if k in _PER_INSTANCE_KEYS and (a.ndim != 1 + (k == "coords") or len(a) != len(x)):
@@ -108,8 +107,7 @@ def read_named_arrays(
             numbers = [str(b) for b in range(len(np.atleast_1d(arrays[k])))]
             empty = [b for b in numbers if b not in names] if set(names) < set(numbers) else []
             why = f" (no instance is in bag {preview(empty)})" if empty else ""
-            problem = f"{k} of {origin} has shape {arrays[k].shape} for {len(names)} bags{why}"
-            raise HeadcountError(f"{problem}; give one per bag")
+            raise HeadcountError(f"{k} of {origin} has shape {arrays[k].shape} for {len(names)} bags{why}; give one per bag")
     x = x[..., None] if x.dtype == np.uint8 and x.ndim == 3 else x
     kind = "images" if x.ndim == 4 else "features"
     x = _as_images(x, options.notes) if kind == "images" else x
@@ -176,7 +174,7 @@ def _ids(bag: np.ndarray, names: list[str]) -> pa.Table:
     return pa.table({"bag": pa.DictionaryArray.from_arrays(codes, pa.array(names, pa.string())), "instance": number})
 
 
-def _classes(a: np.ndarray, key: str, origin: str, options: ReadOptions) -> tuple[np.ndarray, list[str]]:
+def _classes(a: np.ndarray, key: str, origin: str, options: ReadOptions) -> Codes:
     """Codes and names of classes given by name, or by number with -1 where unknown."""
     codes, values = factorize(pa.chunked_array([pa.array(a)]))
     if a.dtype.kind in "iu":
@@ -210,7 +208,7 @@ def _digest(x: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def group_instances(arrays: Arrays, n: int, origin: str, options: ReadOptions) -> tuple[np.ndarray, list[str]]:
+def group_instances(arrays: Arrays, n: int, origin: str, options: ReadOptions) -> Codes:
     """(n,) bag of each instance (-1: none), and the names of the bags in the order of their labels."""
     keys = [k for k in ("bag", "sizes", "offsets") if k in arrays]
     if not keys and options.bags_optional:
@@ -247,9 +245,7 @@ def _bag_names(arrays: Arrays, n_bags: int, origin: str) -> list[str]:
     return names
 
 
-def _order_bags(
-    bag: np.ndarray, ids: list[str], arrays: Arrays, origin: str, options: ReadOptions
-) -> tuple[np.ndarray, list[str]]:
+def _order_bags(bag: np.ndarray, ids: list[str], arrays: Arrays, origin: str, options: ReadOptions) -> Codes:
     """(N,) bags and their names, in the order of the values per bag; ``ids`` are in order of appearance."""
     names, numbers = _bag_names(arrays, len(ids), origin), list(map(str, range(len(ids))))
     if set(names) == set(ids):

@@ -93,9 +93,7 @@ class ColumnRoles:
         optional_roles: Sequence[str] = (),
     ) -> Self:
         """Fill in every role that one of the columns ``names`` plays; ``label_columns`` are those of a separate label table.
-
-        With ``instance_kind_known`` no text or path is recognised; ``optional_roles`` stay empty where two columns fit.
-        """
+        With ``instance_kind_known`` no text or path is recognised; ``optional_roles`` stay empty where two columns fit."""
         if (duplicate := first_duplicate(names)) is not None:
             raise HeadcountError(f"{origin} has two columns called {duplicate!r}; give each column its own name")
         assigned = self.assigned_columns(_LIST_ROLES)
@@ -159,6 +157,9 @@ def _lower_case(name: str) -> str:
     return name.strip().lower().replace(" ", "_").replace("-", "_")
 
 
+Codes = tuple[np.ndarray, list[str]]  # (n,) codes, -1 where missing, and the values they stand for
+
+
 def dictionary_codes(column: pa.ChunkedArray, column_name: str = "a column") -> tuple[np.ndarray, pa.Array]:
     """(n,) codes, -1 where missing, and the values they stand for."""
     try:  # chunks that are encoded together share one dictionary already: to unify it would hash it again for each of them
@@ -171,8 +172,8 @@ def dictionary_codes(column: pa.ChunkedArray, column_name: str = "a column") -> 
     return codes, column.chunk(0).dictionary
 
 
-def factorize(column: pa.ChunkedArray, column_name: str = "a column") -> tuple[np.ndarray, list[str]]:
-    """(n,) codes, -1 where missing, and the values as text, in order of first appearance."""
+def factorize(column: pa.ChunkedArray, column_name: str = "a column") -> Codes:
+    """The values as text, in order of first appearance."""
     codes, dictionary = dictionary_codes(column, column_name)
     names = list(map(clean_name, dictionary.to_pylist()))
     code_of = {name: code for code, name in enumerate(names)}
@@ -182,7 +183,7 @@ def factorize(column: pa.ChunkedArray, column_name: str = "a column") -> tuple[n
     return seen.indices.fill_null(-1).to_numpy().astype(np.int64), values
 
 
-def drop_values(code: np.ndarray, values: Sequence[str], dropped: Container[str]) -> tuple[np.ndarray, list[str]]:
+def drop_values(code: np.ndarray, values: Sequence[str], dropped: Container[str]) -> Codes:
     """(n,) codes, -1 also for the values that are dropped, and the values that remain."""
     kept = [v for v in values if v not in dropped]
     new_code = {v: k for k, v in enumerate(kept)}
@@ -222,11 +223,7 @@ def clean_names(words: np.ndarray) -> np.ndarray:
 
 def unify_unicode(words: np.ndarray) -> np.ndarray:
     """(n,) texts with one spelling for each clean name: the clean name where spellings differ, else the spelling itself, so
-    that users find the names they gave.
-
-    >>> unify_unicode(np.array(["caf\u00e9", "cafe\u0301", "the\u0301"])).tolist() == ["caf\u00e9", "caf\u00e9", "the\u0301"]
-    True
-    """
+    that users find the names they gave."""
     if (names := clean_names(words)) is words:
         return words
     spellings, first, code = np.unique(words, return_index=True, return_inverse=True)

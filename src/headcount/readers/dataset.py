@@ -17,7 +17,7 @@ import torch
 
 from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError
-from headcount.readers.columns import ColumnRoles, preview
+from headcount.readers.columns import Codes, ColumnRoles, preview
 from headcount.readers.preprocessing import Preprocessor
 
 TIES = ("split", "drop", "lowest")
@@ -102,8 +102,8 @@ class RawData:
     digest: str  # sha256 of the content
     weight: np.ndarray | None = None  # (n,)
     group: tuple[str, ...] | None = None  # (B,)
-    truth: tuple[np.ndarray, list[str]] | None = None  # (n,) codes and their names
-    known: tuple[np.ndarray, list[str]] | None = None
+    truth: Codes | None = None  # (n,)
+    known: Codes | None = None
     coords: np.ndarray | None = None  # (n, 2)
     tile_sizes: np.ndarray | None = None  # (n,)
     all_finite: bool = False  # every number of the content is known to be finite

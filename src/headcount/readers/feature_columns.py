@@ -87,8 +87,7 @@ def _candidates(source: SourceTable, role_columns: set[str], model: Preprocessor
         if missing := [c for c in roles.categories if c not in (*roles.features, roles.text)]:
             column = f"column {missing[0]!r} of {source.origin}"
             raise HeadcountError(f"{column} is in categories= and not in features=; name it there too")
-        text: list[tuple[str, str | None]] = [(roles.text, "text")] if roles.text else []
-        return [*text, *((n, None) for n in roles.features)]
+        return [*([(roles.text, "text")] if roles.text else []), *((n, None) for n in roles.features)]
     return [(n, None) for n in source.table.column_names if n not in role_columns]
 
 

@@ -14,7 +14,7 @@ import torch
 
 from headcount.errors import HeadcountError
 from headcount.loading import file_mode, load_npy
-from headcount.readers.columns import ColumnRoles, clean_name, drop_values, factorize, find_common_name, preview
+from headcount.readers.columns import Codes, ColumnRoles, clean_name, drop_values, factorize, find_common_name, preview
 from headcount.readers.dataset import BagLabels, ReadOptions
 from headcount.readers.tables import MISSING_VALUES, TABLE_SUFFIXES, SourceTable, file_suffix, is_dataframe, open_table
 
@@ -206,7 +206,7 @@ def labels_from_rows(source: SourceTable, bag: np.ndarray, names: Sequence[str],
         return BagLabels(roles.votes, votes=per_bag, source=f"votes in columns {', '.join(roles.votes)}")
     if roles.label is None or roles.label not in source:
         return None
-    codes, values = parse_class_column(source, roles.label, options)
+    codes, values = drop_missing_classes(*source.factorize(roles.label), f"column {roles.label!r}", "rows", options)
     first, differs = first_per_bag(bag, codes, len(names))
     conflict = conflicting_bags(differs, lambda r: f"two labels, {values[first[bag[r]]]!r} and {values[codes[r]]!r}")
     row = _first_row_per_bag((codes >= 0) & (bag >= 0), bag, len(names))
@@ -229,25 +229,16 @@ def first_per_bag(bag: np.ndarray, codes: np.ndarray, n_bags: int) -> tuple[np.n
     return first, labelled & (codes != np.append(first, -1)[bag])
 
 
-def parse_class_column(source: SourceTable, name: str, options: ReadOptions) -> tuple[np.ndarray, list[str]]:
-    """(n,) codes of a column of classes, and their values."""
-    return drop_missing_classes(*source.factorize(name), f"column {name!r}", "rows", options)
-
-
-def drop_missing_classes(
-    codes: np.ndarray, values: list[str], column_name: str, rows: str, options: ReadOptions
-) -> tuple[np.ndarray, list[str]]:
+def drop_missing_classes(codes: np.ndarray, values: list[str], column_name: str, rows: str, options: ReadOptions) -> Codes:
     """Codes and values without NA, -1 and the like, which are missing unless a class is named so."""
     named = {*(options.classes or ()), *options.uncounted}
     missing = {*MISSING_VALUES} - named
     others = {*values} - missing - {"-1"}  # beside two or more class numbers, or classes named by the user, -1 is no label
     if "-1" not in named and (options.classes or (len(others) > 1 and all(v.isdigit() for v in others))):
         missing.add("-1")
-    dropped = [v for v in values if v in missing]
-    if not dropped:
-        return codes, values
     new_codes, kept = drop_values(codes, values, missing)
-    count = int((new_codes < 0).sum() - (codes < 0).sum())
-    advice = "" if options.preprocessor else "; a class of that name must be named in classes="
-    options.notes.append(f"{column_name}: {preview(dropped)} in {count:,} {rows} read as missing{advice}")
+    if dropped := [v for v in values if v in missing]:
+        count = int((new_codes < 0).sum() - (codes < 0).sum())
+        advice = "" if options.preprocessor else "; a class of that name must be named in classes="
+        options.notes.append(f"{column_name}: {preview(dropped)} in {count:,} {rows} read as missing{advice}")
     return new_codes, kept

@@ -145,9 +145,7 @@ def _load(data: Any, options: ReadOptions) -> RawData:
         return arrays.read_list(data, options)
     if is_dict or is_dataframe(data):
         return rows.read_table(data, options)
-    if isinstance(data, (np.ndarray, torch.Tensor)):
-        return arrays.read_array(data, options)
-    if options.bags_optional and hasattr(data, "toarray"):
+    if isinstance(data, (np.ndarray, torch.Tensor)) or (options.bags_optional and hasattr(data, "toarray")):
         return arrays.read_array(data, options)
     if hasattr(data, "toarray") or hasattr(data, "to_frame"):  # a sparse matrix, a Series
         raise HeadcountError(f"which bag is each row of the {type(data).__name__} in? Give them with bags=")
@@ -231,8 +229,7 @@ def _assemble(raw: RawData, options: ReadOptions) -> BagDataset:
 def _check_usable(raw: RawData, options: ReadOptions) -> None:
     model, kind, shape = options.preprocessor, raw.schema.kind, raw.schema.shape
     if model is not None and (kind != model.kind or (not model.fields and model.shape != shape)):
-        problem = f"{raw.origin} holds {kind} of shape {shape}"
-        raise HeadcountError(f"{problem}, the model takes {model.kind} of {model.shape}")
+        raise HeadcountError(f"{raw.origin} holds {kind} of shape {shape}, the model takes {model.kind} of {model.shape}")
     if (duplicate := first_duplicate(raw.names)) is not None:
         raise HeadcountError(f"{raw.origin} has two bags called {duplicate!r}; give each its own name")
     if options.side is not None and kind != "images":

@@ -12,7 +12,7 @@ from headcount.readers.columns import ColumnRoles, as_text, dictionary_codes
 from headcount.readers.dataset import NO_BAGS, BagLabels, ErrorPolicy, RawData, ReadOptions
 from headcount.readers.feature_columns import select_features
 from headcount.readers.images import read_images
-from headcount.readers.labels import first_per_bag, groups_per_bag, join_labels, labels_from_rows, parse_class_column
+from headcount.readers.labels import drop_missing_classes, first_per_bag, groups_per_bag, join_labels, labels_from_rows
 from headcount.readers.preprocessing import Preprocessor
 from headcount.readers.tables import SourceTable, open_table
 
@@ -54,7 +54,7 @@ def read_table(data: Any, options: ReadOptions) -> RawData:
         raw.weight = np.where(excluded, 1, weight)
     for key in ("truth", "known"):
         if name := getattr(roles, key):
-            setattr(raw, key, parse_class_column(source, name, options))
+            setattr(raw, key, drop_missing_classes(*source.factorize(name), f"column {name!r}", "rows", options))
     if roles.x and roles.y:
         raw.coords = np.stack([source.numbers(n) for n in (roles.x, roles.y)], 1)
         problem = f"has no finite coordinates in {roles.x!r}, {roles.y!r}"

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from headcount.errors import HeadcountError
 from headcount.loading import check_declared_size
-from headcount.readers.columns import NO_ROLES, ColumnRoles, abbreviate, factorize, first_duplicate, nfc, preview
+from headcount.readers.columns import NO_ROLES, Codes, ColumnRoles, abbreviate, factorize, first_duplicate, nfc, preview
 from headcount.readers.dataset import ErrorPolicy
 from headcount.readers.transforms import as_float, parse_number
 
@@ -70,7 +70,7 @@ class SourceTable:
     def row(self, row: int) -> str:
         return f"{self.origin} row {row + 1}"
 
-    def factorize(self, name: str) -> tuple[np.ndarray, list[str]]:
+    def factorize(self, name: str) -> Codes:
         return factorize(self.table.column(name), f"column {name!r} of {self.origin}")
 
     def numbers(self, name: str) -> np.ndarray:

@@ -90,10 +90,8 @@ class StandardScaler:
 
     @classmethod
     def fit(cls, x: np.ndarray, min_deviation: float = 0.0) -> Self:
-        """Mean and standard deviation of the columns of (N, D) finite numbers; beyond 1e140 a number counts as 1e140.
-
-        A column whose deviation is not above ``min_deviation``, or not above the rounding error of its mean, is constant.
-        """
+        """Mean and standard deviation of the columns of (N, D) finite numbers; beyond 1e140 a number counts as 1e140. A column
+        whose deviation is not above ``min_deviation``, or not above the rounding error of its mean, is constant."""
         return cls.fit_chunks(lambda: (np.clip(x[b].astype(np.float64), -LARGEST, LARGEST) for b in _blocks(x)), min_deviation)
 
     @classmethod
