@@ -20,7 +20,6 @@ from headcount.readers.transforms import as_float, as_vectors, parse_number, val
 _FEW_VALUES = 10  # distinct numbers that may still be names
 _MAX_DEVIATIONS = 20  # from the mean: more is hardly the same unit
 _DATE = re.compile(r"(\d{1,2}[./-]\d{1,2}[./-]\d{4}|\d{1,2}/\d{1,2}/\d{2}|\d{4}[./]\d{1,2}[./]\d{1,2})([ T].*)?")
-_CONSTANT = "it is the same in every row"
 _SAMPLE_ROWS = 20_000  # compared first; all rows are compared only if these do not differ
 
 
@@ -39,9 +38,7 @@ def select_features(
         column = table.column(name)
         kind, reason = (fixed_kind, "") if fixed_kind else _infer_kind(source, name)
         if not fixed_kind and not reason:
-            reason = _why_uninformative(column, kind, label, bag)
-            if reason == _CONSTANT and name in (*roles.features, *roles.categories):
-                reason = ""
+            reason = _why_uninformative(column, kind, label, bag, is_named=name in (*roles.features, *roles.categories))
         if reason and name in roles.features:
             raise HeadcountError(f"column {name!r} of {origin} cannot be a feature: {reason}")
         if reason:
@@ -153,17 +150,18 @@ def _infer_kind(source: SourceTable, name: str) -> tuple[str, str]:
     return "", f"it holds {value}"
 
 
-def _why_uninformative(column: pa.ChunkedArray, kind: str, label: np.ndarray | None, bag: np.ndarray) -> str:
-    """Why not to use a column that repeats the label or the bag, or is constant: a network would respond arbitrarily to the
-    first other value. Empty if it is neither."""
+def _why_uninformative(column: pa.ChunkedArray, kind: str, label: np.ndarray | None, bag: np.ndarray, is_named: bool) -> str:
+    """Why not to use a column that repeats the label or the bag, or is constant and not named by the user: a network would
+    respond arbitrarily to the first other value. Empty if it is neither."""
     if kind not in ("number", "category"):
         return ""
     if label is not None and _is_one_to_one(column, label, kind):
         return "it repeats the label in every row"
     if not pa.types.is_floating(column.type) and _is_one_to_one(column, bag, kind):
         return "it repeats the bag in every row"
-    is_constant = len(column) > 1 and all(len(column.slice(0, n).unique()) == 1 for n in (_SAMPLE_ROWS, len(column)))
-    return _CONSTANT if is_constant else ""
+    if is_named or len(column) == 1 or any(len(column.slice(0, n).unique()) > 1 for n in (_SAMPLE_ROWS, len(column))):
+        return ""
+    return "it is the same in every row"
 
 
 def _is_one_to_one(column: pa.ChunkedArray, codes: np.ndarray, kind: str) -> bool:
