@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headcount.errors import FileError, HeadcountError, HeadcountWarning
-from headcount.io import atomic_folder, atomic_path, atomic_write, commit_together, file_lock
+from headcount.io import atomic_folder, atomic_path, atomic_write, commit_together, file_lock, is_free
 from headcount.loading import parse_json, read_json
 
 
@@ -174,6 +174,87 @@ def test_a_disk_that_refuses_to_undo_is_reported(tmp_path, monkeypatch):
         write_two()
     assert e.value.__notes__ == [f"{tmp_path / 'first'} could not be put back"]
     assert names(tmp_path) == ["first"]
+
+
+def test_an_earlier_folder_that_cannot_be_put_back_is_named_and_later_removed(old, monkeypatch):
+    replace = os.replace
+
+    def broken(source, target):
+        if Path(source).name == "maps.part" or Path(target).name == "maps":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        replace(source, target)
+
+    def write_maps():
+        with atomic_folder(old / "maps", replace=True) as part:
+            (part / "a.png").write_bytes(b"new")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", broken)
+        with pytest.raises(FileError) as e:
+            write_maps()
+    assert e.value.__notes__ == [f"{old / 'maps.part.old'} could not be put back"]
+    assert contents(old) == {"bags.csv": b"old", "maps.part.old/a.png": b"old"}
+    (old / "maps.old").mkdir()  # somebody else's
+    write_maps()
+    assert names(old) == ["bags.csv", "maps", "maps.old"]
+
+
+def write_folders(folder: Path, content: bytes = b"new") -> None:
+    with commit_together():
+        for name in ("geo", "heat"):
+            with atomic_folder(folder / name) as part:
+                (part / "a").write_bytes(content)
+        atomic_write(folder / "out.csv", lambda f: f.write(content))
+
+
+@pytest.mark.filterwarnings("ignore:.*left by a command")
+@pytest.mark.parametrize("moment", range(5))
+def test_folders_of_a_killed_command_are_replaced(tmp_path, monkeypatch, moment):
+    """Killed before each of the three renames, before the mark of the unfinished is removed, and not at all."""
+    replace, unlink, done = os.replace, Path.unlink, []
+
+    def exit_at_the_moment() -> None:
+        if len(done) == moment:
+            os._exit(9)
+        done.append(True)
+
+    def replace_or_exit(source, target):
+        exit_at_the_moment()
+        replace(source, target)
+
+    def unlink_or_exit(path, missing_ok=False):
+        if path.name == ".unfinished":
+            exit_at_the_moment()
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace_or_exit)
+        patch.setattr(Path, "unlink", unlink_or_exit)
+        if not (child := os.fork()):
+            write_folders(tmp_path, b"old")
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (9 if moment < 4 else 0)
+    if moment == 4:  # it was complete: what is finished is never replaced
+        with pytest.raises(HeadcountError, match="geo is there already"):
+            write_folders(tmp_path)
+    else:
+        write_folders(tmp_path)
+    content = b"old" if moment == 4 else b"new"
+    assert contents(tmp_path) == {"geo/a": content, "heat/a": content, "out.csv": content}
+
+
+def test_only_unfinished_folders_are_replaced(tmp_path):
+    for name in ("geo", "heat"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine").touch()
+    assert is_free(tmp_path / "none")
+    (tmp_path / "file").touch()
+    assert not is_free(tmp_path / "file")
+    (tmp_path / "geo" / ".unfinished").write_bytes(os.fsencode(tmp_path / "geo"))
+    assert is_free(tmp_path / "geo")
+    assert not is_free(tmp_path / "heat", [tmp_path / "geo"])
+    (tmp_path / "geo").rename(tmp_path / "kept")  # it is its owner's by now
+    assert not is_free(tmp_path / "kept")
 
 
 def test_an_error_in_the_last_output_leaves_nothing_of_the_others(old):

@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import IO, Any
 from headcount.errors import FileError, HeadcountError, HeadcountWarning
 
 Outputs = list[tuple[Path, Path]]  # the temporary name and the final one
+_UNFINISHED = ".unfinished"  # lists a command's folders, in the first of them, until all of its outputs are in place
 
 _uncommitted: ContextVar[tuple[Outputs, ExitStack] | None] = ContextVar("_uncommitted", default=None)  # of commit_together
 
@@ -55,9 +56,10 @@ def atomic_write(path: Path, write: Callable[[IO[bytes]], Any]) -> None:
 
 @contextmanager
 def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
-    """Yield a temporary folder next to ``path``; rename it to ``path`` at the end, or remove it after an error. Only an empty
-    folder is replaced, or any with ``replace``: the old one is moved aside first, and back if renaming fails."""
-    if not replace and path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    """Yield a temporary folder next to ``path``; rename it to ``path`` at the end, or remove it after an error. Only a free path
+    is taken, or any with ``replace``: the old folder is moved aside first, and back if renaming fails."""
+    outputs, _ = _uncommitted.get() or ([], None)
+    if not replace and not is_free(path, [other for _, other in outputs]):
         raise HeadcountError(f"{path} is there already; choose another place, or empty the folder first")
     with _temporary(path, folder=True) as part:
         token = _uncommitted.set(None)  # files in the folder appear with it
@@ -65,6 +67,16 @@ def atomic_folder(path: Path, *, replace: bool = False) -> Iterator[Path]:
             yield part
         finally:
             _uncommitted.reset(token)
+
+
+def is_free(path: Path, outputs: Iterable[Path] = ()) -> bool:
+    """Whether a folder may be written there: there is none, an empty one, or one of a command that was killed before all of its
+    outputs were in place, as the first of its folders says, which is this one or among ``outputs``."""
+    if not path.is_dir() or not any(path.iterdir()):
+        return path.is_dir() or not path.exists()
+    marks = [folder / _UNFINISHED for folder in (path, *outputs)]
+    lists = [mark.read_bytes() for mark in marks if mark.is_file() and mark.stat().st_size < 1 << 16]
+    return any(os.fsencode(path.absolute()) in names.split(b"\0") for names in lists)
 
 
 @contextmanager
@@ -123,10 +135,15 @@ def _claim(part: Path, folder: bool, locks: ExitStack) -> None:
 
 def _put_in_place(outputs: Outputs) -> None:
     """Rename each to its final name, in this order. After an error everything is as it was."""
-    undo: Outputs = []
+    folders, undo, mark = [output for output in outputs if output[0].is_dir()], Outputs(), None
     try:
+        if folders and folders[0] != outputs[-1]:  # a folder in place is never replaced, unless it is marked
+            part, path = folders[0]
+            mark = path / _UNFINISHED
+            with _file_errors(part, path):
+                (part / _UNFINISHED).write_bytes(b"\0".join(os.fsencode(path.absolute()) for _, path in folders))
         for part, path in outputs:
-            old = path.with_name(path.name + ".old")
+            old = _earlier(path)
             if path.is_dir():
                 _remove(old)
                 os.replace(path, old)
@@ -139,17 +156,24 @@ def _put_in_place(outputs: Outputs) -> None:
             with _file_errors(part, path):
                 os.replace(part, path)
             undo.append((path, part))
+        if mark is not None:
+            mark.unlink()
     except BaseException as e:
         for source, target in reversed(undo):
-            with suppress(OSError):
+            try:
                 os.replace(source, target)
-        if done := [str(path) for part, path in outputs if not part.exists()]:  # the disk refuses that, too
-            e.add_note(f"{', '.join(done)} could not be put back")
+            except OSError:  # the disk refuses that, too
+                e.add_note(f"{source} could not be put back")
         raise
     finally:
-        for source, target in undo:
-            if source.name == f"{target.name}.old" and target.exists():
-                _remove(source)
+        for _, path in outputs:
+            if path.is_dir() or (len(outputs) > 1 and path.exists()):
+                _remove(_earlier(path))
+
+
+def _earlier(path: Path) -> Path:
+    """Where the earlier output is while a new one takes its place."""
+    return path.with_name(path.name + ".part.old")
 
 
 def _remove(path: Path) -> None:

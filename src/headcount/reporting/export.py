@@ -23,7 +23,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from headcount.errors import HeadcountError
-from headcount.io import atomic_folder, atomic_path, atomic_write
+from headcount.io import atomic_folder, atomic_path, atomic_write, is_free
 from headcount.models.predictions import Predictions
 from headcount.readers import BagDataset
 from headcount.readers.columns import factorize
@@ -75,7 +75,7 @@ def check_outputs(data: str | None, model: Path | None, labels: str | Path | Non
         if option in FOLDER_OPTIONS or path.suffix.lower() not in FILE_SUFFIXES:
             if path.exists() and not path.is_dir():
                 raise HeadcountError(f"--{option} {path} is a file that stands where a folder is wanted; choose another path")
-            if path.is_dir() and any(path.iterdir()):
+            if not is_free(path, filter(None, paths.values())):
                 raise HeadcountError(f"--{option} {path} is there already; choose another path, or empty the folder first")
         elif path.exists() and not path.is_file():
             kind = "folder" if path.is_dir() else "device"
