@@ -14,6 +14,12 @@ from headcount.bags.pool import Prefetcher
 from headcount.errors import HeadcountError
 
 
+def test_numbers_may_be_stored_in_either_byte_order():
+    x = np.arange(6.0).reshape(3, 2)
+    for order in "<>":
+        assert Pool(x.astype(f"{order}f4")).data.tolist() == x.tolist()
+
+
 class SlowPool(Pool):
     """A pool whose reads take time, as from a disk."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -310,6 +311,9 @@ def test_a_spoilt_key(run_cli, tmp_path, big):
         assert why in err.splitlines()[-1]
     key.write_text("{")
     assert run_cli("evaluate", model, data, "--audit", "s.csv")[0] == 2
+    os.mkfifo("pipe.csv")
+    (tmp_path / "pipe.key.json").write_text(json.dumps(good))
+    assert "it is a folder, a pipe or a device" in run_cli("evaluate", model, data, "--audit", "pipe.csv")[2].splitlines()[-1]
     other = make.write_csv(tmp_path / "other.csv", people(seed=9))
     key.write_text(json.dumps(good))
     assert "other data" in run_cli("evaluate", model, other, "--audit", "s.csv")[2].splitlines()[-1]

@@ -68,6 +68,7 @@ REFUSED_FILES = {
     "a layer larger than memory": (spoil_json(shape=[1 << 40]), "the network needs"),
     "classes in one word": (spoil_json(classes="abc"), "two or more different names"),
     "one class thrice": (spoil_json(classes=["a"] * 3), "two or more different names"),
+    "half a character": (spoil_json(classes=["a", "b\ud800", "c"]), "two or more different names"),
     "odd counted": (spoil_json(counted="abc"), "counted"),
     "odd mirror": (spoil_json(mirror="no"), "true or false for mirror"),
 }

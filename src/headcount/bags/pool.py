@@ -191,6 +191,7 @@ def _to_tensor(array: np.ndarray) -> Tensor:
     """Shares the array's memory where torch can: pools only read, so read-only arrays need no copy."""
     if array.dtype.kind not in "biufc":
         raise HeadcountError(f"a pool holds numbers, got an array of {array.dtype}")
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if any(stride < 0 for stride in array.strides):
         array = np.ascontiguousarray(array)
     with warnings.catch_warnings():

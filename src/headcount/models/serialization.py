@@ -7,6 +7,7 @@ arrays of the file. Any error is one line that names the folder.
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -163,7 +164,7 @@ def check_options(given: Any) -> tuple[tuple[str, Any], ...]:
 
 def check_names(given: Any, what: str) -> tuple[str, ...]:
     valid = isinstance(given, list) and 2 <= len(given) <= _MAX_CLASSES and all(isinstance(v, str) for v in given)
-    if not valid or len(set(given)) < len(given):
+    if not valid or len(set(given)) < len(given) or re.search("[\ud800-\udfff]", "".join(given)):  # no such text can be written
         raise HeadcountError(f"{what} must be two or more different names")
     return tuple(given)
 

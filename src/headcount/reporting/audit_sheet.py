@@ -18,7 +18,7 @@ import pyarrow as pa
 from headcount.errors import HeadcountError
 from headcount.inference import evaluate
 from headcount.io import atomic_folder, atomic_write, commit_together
-from headcount.loading import read_json
+from headcount.loading import explain_read_errors, open_file, read_json
 from headcount.models.predictions import Predictions
 from headcount.readers import BagDataset
 from headcount.readers.tables import open_table
@@ -103,6 +103,8 @@ def read_sheet(path: Path, dataset: BagDataset, classes: tuple[str, ...], key: P
     the strata. Errors name the row of the sheet."""
     key = key or key_path(path)
     row, stratum, stratum_sizes = _read_key(key, dataset, classes)
+    with explain_read_errors(path, "the sheet that `headcount audit` wrote, filled in"):
+        open_file(path).close()  # a pipe would block, and a device has no end
     source = open_table(path, verbatim=True)
     origin = source.origin
     for name in ("item", "label"):
