@@ -156,7 +156,9 @@ def test_outputs_appear_together_or_not_at_all(old, monkeypatch, failing):
     assert contents(old) == before
 
 
-def test_a_disk_that_refuses_to_undo_is_reported(tmp_path, monkeypatch):
+@pytest.mark.parametrize("left", [["first"], ["first", "last.part"]])
+def test_a_disk_that_refuses_to_undo_is_reported(tmp_path, monkeypatch, left):
+    """Also if it answers nothing any more, so that what was begun cannot be removed."""
     replace = os.replace
 
     def write_two():
@@ -166,6 +168,8 @@ def test_a_disk_that_refuses_to_undo_is_reported(tmp_path, monkeypatch):
 
     def broken(source, target):
         if Path(target).name != "first":
+            if len(left) > 1:
+                monkeypatch.setattr(Path, "is_dir", lambda path: broken(path, path))
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         replace(source, target)
 
@@ -173,7 +177,7 @@ def test_a_disk_that_refuses_to_undo_is_reported(tmp_path, monkeypatch):
     with pytest.raises(FileError) as e:
         write_two()
     assert e.value.__notes__ == [f"{tmp_path / 'first'} could not be put back"]
-    assert names(tmp_path) == ["first"]
+    assert names(tmp_path) == left
 
 
 def test_an_earlier_folder_that_cannot_be_put_back_is_named_and_later_removed(old, monkeypatch):

@@ -166,9 +166,10 @@ def _put_in_place(outputs: Outputs) -> None:
                 e.add_note(f"{source} could not be put back")
         raise
     finally:
-        for _, path in outputs:
-            if path.is_dir() or (len(outputs) > 1 and path.exists()):
-                _remove(_earlier(path))
+        with suppress(OSError):
+            for _, path in outputs:
+                if path.is_dir() or (len(outputs) > 1 and path.exists()):
+                    _remove(_earlier(path))
 
 
 def _earlier(path: Path) -> Path:
@@ -178,10 +179,10 @@ def _earlier(path: Path) -> Path:
 
 def _remove(path: Path) -> None:
     """Remove a file or a folder, if it is there and can be removed."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
+    with suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
             path.unlink(missing_ok=True)
 
 
