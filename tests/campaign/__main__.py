@@ -88,7 +88,7 @@ def campaign(part: str, base: Path, options: argparse.Namespace) -> list[str]:
     """Run a part on several processes; prints a summary and returns a line per failure."""
     module = {"faults": faults, "inputs": hostile_inputs}[part]
     names, count = options.only or list(module.NAMES), options.cases or DEFAULTS[part]
-    weights = {name: 0.3 if name in SLOW else 1.0 for name in names}
+    weights = {name: 0.1 if name in SLOW else 1.0 for name in names}
     shares = {name: max(1, round(count * w / sum(weights.values()))) for name, w in weights.items()}
     order = sorted(names, key=lambda name: name not in SLOW)
     started, pids, logs = time.monotonic(), [], []
