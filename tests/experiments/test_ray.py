@@ -1,4 +1,4 @@
-"""Studies on a Ray cluster of two nodes: a node and a process are killed, and the records equal those of a local study.
+"""Studies on a Ray cluster of two nodes: a process, a node and the head are killed, and the records equal those of a local study.
 
 Forty runs each, twenty of them MPEM's, whose Counting Network's record must reach the node on which they run.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -258,3 +259,41 @@ def test_ctrl_c(tmp_path):
     assert error == "headcount: interrupted; the same command resumes the work\n"
     assert driver.returncode == 130
     wait_until(lambda: scratch_folders() == before, 10)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_head_that_dies(replaced, tmp_path):
+    """The command ends with one line, also if a new head takes the address at once; on the new cluster it runs what is missing."""
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 1, "include_dashboard": False}
+    out, before, cluster = tmp_path / "out", scratch_folders(), Cluster(initialize_head=True, head_node_args=head)
+    recipes = study.grid(BASE.replace(epochs=8), fold=range(5))
+    fields = "bag_size=32 train_bags=320 valid_bags=20 test_bags=20 backbone=mlp backbone.hidden=32 batch_bags=80 lr=1e-3"
+    words = ["--source", "digits", "--fold", "0,1,2,3,4", "--epochs", "8", *(w for f in fields.split() for w in ("--set", f))]
+    command = [sys.executable, "-m", "headcount", "study", *words, "--out", str(out), "--launch", "ray", "--address"]
+    driver = subprocess.Popen([*command, cluster.address], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: len(list(out.glob("*.json"))) >= 2)
+        port = int(cluster.address.rpartition(":")[2])
+        cluster.remove_node(cluster.head_node, allow_graceful=False)
+        cluster.shutdown()
+        cluster = Cluster(initialize_head=True, head_node_args=head | ({"gcs_server_port": port} if replaced else {}))
+        _, error = driver.communicate(timeout=100)
+        assert error.splitlines()[-1].startswith("headcount: the cluster was lost: cannot connect to 127.0.0.1:")
+        assert error.splitlines()[-1].endswith("the same command runs what is missing")
+        assert "Traceback" not in error
+        assert driver.returncode == 2
+        finished = {path: path.stat().st_mtime_ns for path in out.glob("*.json")}
+        assert 2 <= len(finished) < len(recipes)
+        again = subprocess.run([*command, cluster.address], capture_output=True, text=True, timeout=200)
+        assert again.returncode == 0, again.stderr
+    finally:
+        driver.kill()
+        cluster.shutdown()
+        for left in scratch_folders() - before:
+            shutil.rmtree(left, ignore_errors=True)
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    for record in study.study(recipes, tmp_path / "alone", device="cpu").records:
+        assert_same_record(record, Record.read(out / f"{record.key}.json"))
+    assert {p.suffix for p in out.iterdir()} == {".json", ".npz"}

@@ -15,7 +15,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, InvalidStateError, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,7 +26,7 @@ import torch
 from headcount.errors import HeadcountError, format_warning
 from headcount.experiments.recipe import Recipe
 from headcount.experiments.records import Record
-from headcount.inference.predict_ray import RayOptions, as_remote, connected, import_ray, task_error
+from headcount.inference.predict_ray import RayOptions, as_remote, connected, import_ray, task_error, watched
 from headcount.io import atomic_write, commit_together, file_lock
 from headcount.training.accel import threads_per_process
 from headcount.training.distributed import require_single_process
@@ -119,9 +119,12 @@ def ray_cluster(address: str | None, gpus_each: float = 0, cpus_each: float = 1,
         with connected(ray, ray_options), ThreadPoolExecutor(1) as writer_thread:
             driver = _Driver(ray, ray_options, writer_thread)
             try:
-                yield driver.submit
-            except BaseException:
+                with watched(ray, driver.fail):
+                    yield driver.submit
+            except BaseException as e:
                 driver.cancel()
+                if isinstance(e, BrokenExecutor):
+                    raise HeadcountError(f"the cluster was lost: {e}; the same command runs what is missing") from e
                 raise
 
     return launch
@@ -204,6 +207,12 @@ class _Driver:
             future.set_exception(task_error(e))
         finally:
             self.remote_runs.pop(future, None)
+
+    def fail(self, why: str) -> None:
+        """End all runs, and with them the study."""
+        for future in list(self.remote_runs):
+            with suppress(InvalidStateError):  # its result has just arrived
+                future.set_exception(BrokenExecutor(why))
 
     def cancel(self) -> None:
         """Cancel all runs and wait briefly: they remove their scratch folders, and records that just arrived are kept."""

@@ -6,6 +6,8 @@ import logging
 import os
 import socket
 import tempfile
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +29,7 @@ from headcount.models.serialization import JSON_FILE, WEIGHTS_FILE
 from headcount.training.distributed import require_single_process
 
 CONNECT_TIMEOUT = 10.0  # seconds
+LOST_AFTER = 30.0  # seconds without an answer; after 60 Ray itself ends the process
 ShardSource = Bags | Callable[[], Bags]
 ModelFiles = tuple[bytes, ...]  # the weights, and the JSON
 Arguments = dict[str, Any]  # of FittedModel.predict, or of predict for a Model
@@ -202,13 +205,7 @@ def connected(ray: Any, options: RayOptions) -> Iterator[None]:
     """Connected to the cluster, on which a task has room. A session that is open already is used, and left open."""
     address, connected_before = options.address, ray.is_initialized()
     if not connected_before:
-        host, _, port = (address or os.environ.get("RAY_ADDRESS", "")).rpartition(":")
-        if host and port.isdigit():  # Ray itself would try for minutes
-            try:
-                socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT).close()
-            except (OSError, OverflowError) as e:
-                hint = "is the head of the cluster running? (`ray start --head`)"
-                raise HeadcountError(f"cannot connect to {host}:{port} ({e}); {hint}") from None
+        _check_reachable(address or os.environ.get("RAY_ADDRESS", ""))
         try:
             ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as e:
@@ -223,6 +220,42 @@ def connected(ray: Any, options: RayOptions) -> Iterator[None]:
     finally:
         if not connected_before:
             ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT).close()
+        except (OSError, OverflowError) as e:
+            hint = "is the head of the cluster running? (`ray start --head`)"
+            raise HeadcountError(f"cannot connect to {address} ({e}); {hint}") from None
+
+
+@contextmanager
+def watched(ray: Any, on_loss: Callable[[str], None]) -> Iterator[None]:
+    """Say it once if the head of the cluster is lost, or the node of this process, which a new head does not know."""
+    context, ended, answered = ray.get_runtime_context(), threading.Event(), time.monotonic()
+    (node,) = [node for node in ray.nodes() if node["NodeID"] == context.get_node_id()]
+    addresses = context.gcs_address, f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+
+    def watch() -> None:
+        nonlocal answered
+        while not ended.wait(2):
+            try:
+                for address in addresses:
+                    _check_reachable(address)
+                answered = time.monotonic()
+            except HeadcountError as e:
+                if time.monotonic() - answered > LOST_AFTER:
+                    return on_loss(str(e))
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def task_slots(ray: Any, options: RayOptions) -> int:
