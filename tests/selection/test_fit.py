@@ -537,6 +537,29 @@ def test_the_worse_half_leaves_and_boosting_by_em_needs_a_good_baseline(monkeypa
     assert Counter(fits)["em_forest"] == 1
 
 
+def test_a_lead_in_the_votes_alone_is_not_enough():
+    """A method whose instances explain the labels worse than a baseline's is kept only if it leads by two standard errors."""
+    bags = blobs(60, 4).blind()
+    found = search.ModelSearch(
+        None, bags, {m.name: m for m in build_methods("auto", bags)}, None, [], seed=0, device=torch.device("cpu"),
+        work=None, on_progress=None, end=np.inf,
+    )  # fmt: skip
+    uniform = cross_validation.FoldResult(np.arange(60), torch.full((len(bags.index), 3), 1 / 3), torch.zeros(60, 3), 0.0)
+    usual = search.score_method([uniform], bags)
+
+    def score(instance, vote):
+        parts = np.full(60, instance), vote + 0.5 * np.cos((1 + vote) * np.arange(60))
+        criterion = replace(usual.criterion, instance_loss_per_bag=parts[0], loss_per_bag=sum(parts))
+        return replace(usual, loss=float(sum(parts).mean()), criterion=criterion)
+
+    scores = {"forest": score(1.0, 1.0), "logistic": score(1.2, 0.95)}
+    assert found.choose(scores | {"tilt": score(0.99, 0.95)}).name == "tilt"
+    assert not found.rejected
+    assert found.choose(scores | {"tilt": score(1.1, 0.85)}).name == "forest"
+    assert list(found.rejected) == ["tilt"]
+    assert found.choose(scores | {"tilt": score(1.1, 0.2)}).name == "tilt", "its lead is clear"
+
+
 def test_a_teacher_that_never_helped_is_removed(monkeypatch):
     """The best epoch was before the teacher began: train without it, and keep what validation bags prefer."""
     bags, options, usual = blobs(24, 5).blind(), [], methods.loop.train

@@ -236,19 +236,19 @@ def _check_reachable(address: str) -> None:
 @contextmanager
 def watched(ray: Any, on_loss: Callable[[str], None]) -> Iterator[None]:
     """Say it once if the head of the cluster is lost, or the node of this process, which a new head does not know."""
-    context, ended, answered = ray.get_runtime_context(), threading.Event(), time.monotonic()
+    context, ended, last_answer = ray.get_runtime_context(), threading.Event(), time.monotonic()
     (node,) = [node for node in ray.nodes() if node["NodeID"] == context.get_node_id()]
     addresses = context.gcs_address, f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
 
     def watch() -> None:
-        nonlocal answered
+        nonlocal last_answer
         while not ended.wait(2):
             try:
                 for address in addresses:
                     _check_reachable(address)
-                answered = time.monotonic()
+                last_answer = time.monotonic()
             except HeadcountError as e:
-                if time.monotonic() - answered > LOST_AFTER:
+                if time.monotonic() - last_answer > LOST_AFTER:
                     return on_loss(str(e))
 
     threading.Thread(target=watch, daemon=True).start()

@@ -176,6 +176,7 @@ class CriterionResult:
 
     loss: float
     loss_per_bag: np.ndarray = field(repr=False)  # (b,)
+    instance_loss_per_bag: np.ndarray = field(repr=False)  # (b,) its first part
     prior_loss_per_bag: np.ndarray = field(repr=False)  # (b,) the loss of predicting the label frequencies
     instance_temperature: float
     transition: Transition  # under that temperature: without one, underconfident predictions make it too steep
@@ -194,7 +195,7 @@ def evaluate_criterion(p: Tensor, bags: Bags, sample: tuple[Tensor, Bags] | None
     vote_loss, bag_temperature = fit_vote_loss(p, bags)
     loss = (instance_loss + vote_loss).numpy()
     return CriterionResult(
-        loss=float(loss.mean()), loss_per_bag=loss, prior_loss_per_bag=prior_loss(bags.target).numpy(),
+        loss=float(loss.mean()), loss_per_bag=loss, instance_loss_per_bag=instance_loss.numpy(), prior_loss_per_bag=prior_loss(bags.target).numpy(),
         instance_temperature=temperature, transition=transition, bag_temperature=bag_temperature,
     )  # fmt: skip
 

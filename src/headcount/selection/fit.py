@@ -153,7 +153,7 @@ def fit(
         if context is not None:
             score = cross_validation.add_instance_accuracy(scores[best.name], results[best.name], features.bags, model)
             context["instance_accuracy"] = score.instance_accuracy
-    rows = metadata.method_rows(list(model_search.methods.values()), best, scores, results, unfinished)
+    rows = metadata.method_rows(list(model_search.methods.values()), best, scores, results, unfinished | model_search.rejected)
     known = metadata.fit_metadata(features, model_search, best, result, final, scores=scores, rows=rows)
     known |= {"context": context, "created": created.isoformat(timespec="seconds")}
     known["seconds"] = round(time.monotonic() - started, 2)

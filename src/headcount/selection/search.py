@@ -25,7 +25,7 @@ from headcount.bags.splits import Split, make_splits
 from headcount.errors import HeadcountError
 from headcount.io import atomic_write
 from headcount.loading import read_json
-from headcount.majority.calibration import standard_error
+from headcount.majority.calibration import MIN_STANDARD_ERRORS, standard_error
 from headcount.readers import BagDataset
 from headcount.selection.cross_validation import FoldResult, MethodScore, load_fold, predict_estimator, save_fold, score_method
 from headcount.selection.methods import FIXED_COST_METHODS, FitResult, Method
@@ -63,6 +63,7 @@ class ModelSearch:
     requested: Sequence[str] = ()  # methods of which one must be kept; none where the choice is free
     done_seconds: float = 0.0  # of the plan
     notes: list[str] = field(default_factory=list)  # what was cut for lack of time, besides the plan's
+    rejected: dict[str, str] = field(default_factory=dict)  # methods with a lower loss than the one chosen, and why
     slowdown: float = 1.0  # how much longer than planned a fold took at most
 
     def cross_validate(self) -> tuple[dict[str, list[FoldResult]], dict[str, str]]:
@@ -147,13 +148,27 @@ class ModelSearch:
 
     def choose(self, scores: dict[str, MethodScore]) -> Method:
         """The method with the lowest loss on held-out bags, among the requested ones if there are any; without cross-validation
-        the first."""
+        the first. A lead in the votes alone may come from predictions that are right for bags and wrong for instances: a method
+        whose instance part is worse than a baseline's, by a standard error, is kept only if its lead is clear."""
         eligible = [m for m in self.methods.values() if not self.requested or m.name in self.requested]
         eligible = eligible or list(self.methods.values())
         finished = [m for m in eligible if m.name in scores and math.isfinite(scores[m.name].loss)]
         if not finished:
             return min(eligible, key=lambda m: self.plan.cost(m.name)) if scores else eligible[0]
-        return min(finished, key=lambda m: scores[m.name].loss)
+        criteria = {m.name: scores[m.name].criterion for m in finished}
+        baselines = [criteria[m.name] for m in finished if m.baseline]
+        ranked = sorted(finished, key=lambda m: scores[m.name].loss)
+        if not baselines:
+            return ranked[0]
+        best = min(baselines, key=lambda c: c.instance_loss_per_bag.mean())
+        for method in ranked:
+            criterion = criteria[method.name]
+            worse = criterion.instance_loss_per_bag - best.instance_loss_per_bag
+            lead = best.loss_per_bag - criterion.loss_per_bag
+            if worse.mean() <= standard_error(worse) or lead.mean() > MIN_STANDARD_ERRORS * standard_error(lead):
+                return method
+            self.rejected[method.name] = "not kept: of instances, a baseline explains the labels better"
+        return ranked[0]
 
     def train_final(self, best: Method, train: Bags, valid: Bags) -> FitResult:
         """Train on all bags, with the epochs for which there is time."""

@@ -16,7 +16,7 @@ from headcount.bags.splits import subsample_instances
 from headcount.errors import HeadcountError
 from headcount.selection.classifiers import MAX_FIT_INSTANCES
 from headcount.selection.methods import BASELINES, FIXED_COST_METHODS, OPTIONAL_METHODS, Method
-from headcount.training.em import em
+from headcount.training.em import ROUND_TREES, em
 
 TIMING_TREES = 12  # fitted to estimate the time of all
 TIMING_INSTANCES = 20_000  # fitted to estimate the time of all
@@ -153,8 +153,8 @@ def estimate_seconds(method: Method, train: Bags, valid: Bags, device: torch.dev
     trees = "max_iter" if "max_bins" in options else "n_estimators"
     scale, n_trees = max(1.0, n_log_n), options.get(trees, 0)
 
-    def fit_seconds(n: int) -> float:
-        """With n trees at most."""
+    def fit_seconds(n: int) -> np.ndarray:
+        """Of all rounds, and of the last fit, with n trees at most."""
         from sklearn.base import clone
 
         part = clone(classifier).set_params(**{trees: n}) if n < n_trees else classifier
@@ -162,12 +162,13 @@ def estimate_seconds(method: Method, train: Bags, valid: Bags, device: torch.dev
         em(part, sample, valid_sample, rounds=min(1, method.rounds), on_progress=lambda *_: ends.append(time.perf_counter()))
         ends.append(time.perf_counter())
         if not method.rounds:
-            return (ends[-1] - ends[0]) * scale
+            return np.array([0.0, ends[-1] - ends[0]]) * scale
         first, later, last = np.diff(ends)  # later rounds fit to several classes of an instance, the first to its bag's label
-        return float(first + method.rounds * later + last) * scale
+        return np.array([first + method.rounds * later, last]) * scale
 
     seconds = fit_seconds(TIMING_TREES)
     if n_trees <= TIMING_TREES:
-        return seconds
-    per_tree = max(0.0, seconds - fit_seconds(TIMING_TREES // 3)) / (TIMING_TREES - TIMING_TREES // 3)
-    return seconds + per_tree * (n_trees - TIMING_TREES)
+        return float(seconds.sum())
+    per_tree = np.maximum(0.0, seconds - fit_seconds(TIMING_TREES // 3)) / (TIMING_TREES - TIMING_TREES // 3)
+    of_rounds = min(n_trees, ROUND_TREES) if trees == "n_estimators" else n_trees
+    return float((seconds + per_tree * (np.array([of_rounds, n_trees]) - TIMING_TREES)).sum())

@@ -31,6 +31,7 @@ from headcount.majority.transition import Transition
 from headcount.models.trees import SklearnModel
 
 MIN_PROBABILITY = 0.01  # a less probable class gets no copy of the instance
+ROUND_TREES = 100  # of all copies of a forest in a round, at most; the last fit has all its trees
 N_COPIES = 5  # of each instance, where a classifier takes no weights
 
 
@@ -144,8 +145,8 @@ class _Task:
         weight, options = (q * self.weight[:, None]).numpy(), {}
         if among is not None:
             weight = weight * among[:, None]
-            if trees := copy.get_params().get("n_estimators"):  # the copies of a round are as many trees as one forest
-                copy.set_params(n_estimators=-(-trees // self.folds))
+            if trees := copy.get_params().get("n_estimators"):  # the copies of a round together
+                copy.set_params(n_estimators=-(-min(trees, ROUND_TREES) // self.folds))
         if self.takes_weights:
             row, label = np.nonzero((weight > 0) & (q.numpy() >= MIN_PROBABILITY))
             options["sample_weight"] = weight[row, label]
