@@ -70,7 +70,7 @@ REFUSED_FILES = {
     "one class thrice": (spoil_json(classes=["a"] * 3), "two or more different names"),
     "half a character": (spoil_json(classes=["a", "b\ud800", "c"]), "two or more different names"),
     "odd counted": (spoil_json(counted="abc"), "counted"),
-    "odd mirror": (spoil_json(mirror="no"), "true or false for mirror"),
+    "odd mirror": (spoil_json(mirror="no"), "mirror is 'no', not true or false"),
 }
 
 
