@@ -337,9 +337,11 @@ def test_mpem_without_its_counting_network(tmp_path):
         run_one(TINY.replace(removal=0.5), tmp_path, device="cpu")
     assert not list(tmp_path.iterdir())
     run_one(TINY, tmp_path, device="cpu")
-    (tmp_path / f"{TINY.key}.npz").unlink()
-    with pytest.raises(HeadcountError, match="npz is missing, and MPEM needs its votes; delete"):
-        run_one(TINY.replace(removal=0.5), tmp_path, device="cpu")
+    arrays = tmp_path / f"{TINY.key}.npz"
+    for damage in (lambda: np.savez(arrays, train_said=np.zeros(3)), arrays.unlink):
+        damage()
+        with pytest.raises(HeadcountError, match="npz is missing or incomplete, and MPEM needs its votes; delete"):
+            run_one(TINY.replace(removal=0.5), tmp_path, device="cpu")
 
 
 def test_leftovers_of_killed_runs_are_removed(done):

@@ -146,11 +146,14 @@ def find_dissenters(recipe: Recipe, out: Path, train: Bags) -> Tensor:
     if not path.exists():
         raise HeadcountError(f"MPEM needs the run {needed.key} ({needed}) in {out}; run it first")
     arrays = Record.read(path).arrays()
-    if "train_said" not in arrays:
-        raise HeadcountError(f"{path.with_suffix('.npz')} is missing, and MPEM needs its votes; delete {path} and run it again")
+    distance_name = f"train_{recipe.distance}_{recipe.prototype_bags}"
+    if not {"train_said", distance_name} <= arrays.keys():
+        raise HeadcountError(
+            f"{path.with_suffix('.npz')} is missing or incomplete, and MPEM needs its votes; delete {path} and run it again"
+        )
     device = train.index.device
     vote = torch.from_numpy(arrays["train_said"].astype(np.int64)).to(device)
-    distance = torch.from_numpy(arrays[f"train_{recipe.distance}_{recipe.prototype_bags}"]).to(device)
+    distance = torch.from_numpy(arrays[distance_name]).to(device)
     return mpem.dissenters(distance, vote, train.bag, train.label, recipe.removal)
 
 
