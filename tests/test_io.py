@@ -138,20 +138,24 @@ def test_outputs_appear_together(old):
     assert contents(old) == {"bags.csv": b"new", "maps/a.png": b"new", "new.csv": b"new"}
 
 
+@pytest.mark.parametrize("interrupted", [False, True])
 @pytest.mark.parametrize("failing", range(4))
-def test_outputs_appear_together_or_not_at_all(old, monkeypatch, failing):
-    """Whichever of the four renames fails: the folder aside, and the three into place."""
+def test_outputs_appear_together_or_not_at_all(old, monkeypatch, failing, interrupted):
+    """Whichever of the four renames fails (the folder aside, and the three into place), or Ctrl-C comes just after it."""
     rename, calls = os.replace, []
 
     def fail_once(source, target):
         calls.append(target)
-        if len(calls) == failing + 2:  # the first is of the file in the folder
+        now = len(calls) == failing + 2  # the first is of the file in the folder
+        if now and not interrupted:
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(source))
         rename(source, target)
+        if now:
+            raise KeyboardInterrupt
 
     before = contents(old)
     monkeypatch.setattr(os, "replace", fail_once)
-    with pytest.raises(OSError, match="Input/output error"):
+    with pytest.raises((OSError, KeyboardInterrupt), match=None if interrupted else "Input/output error"):
         write_three(old)
     assert contents(old) == before
 

@@ -135,7 +135,7 @@ def _claim(part: Path, folder: bool, locks: ExitStack) -> None:
 
 def _put_in_place(outputs: Outputs) -> None:
     """Rename each to its final name, in this order. After an error everything is as it was."""
-    folders, undo, mark = [output for output in outputs if output[0].is_dir()], Outputs(), None
+    folders, begun, mark = [output for output in outputs if output[0].is_dir()], Outputs(), None
     try:
         if folders and folders[0] != outputs[-1]:  # a folder in place is never replaced, unless it is marked
             part, path = folders[0]
@@ -143,38 +143,48 @@ def _put_in_place(outputs: Outputs) -> None:
             with _file_errors(part, path):
                 (part / _UNFINISHED).write_bytes(b"\0".join(os.fsencode(path.absolute()) for _, path in folders))
         for part, path in outputs:
-            old = _earlier(path)
-            if path.is_dir():
-                _remove(old)
-                os.replace(path, old)
-                undo.append((old, path))
-            elif path.exists() and len(outputs) > 1:  # else replacing it is one step
-                _remove(old)
-                with suppress(OSError):  # a disk without links
-                    os.link(path, old)
-                    undo.append((old, path))
+            if len(outputs) > 1 or part.is_dir():  # else replacing it is one step
+                if path.exists():
+                    _remove(_earlier(path))
+                begun.append((part, path))
+                if path.is_dir():
+                    os.replace(path, _earlier(path))
+                elif path.exists():
+                    with suppress(OSError):  # a disk without links
+                        os.link(path, _earlier(path))
             with _file_errors(part, path):
                 os.replace(part, path)
-            undo.append((path, part))
         if mark is not None:
             mark.unlink()
     except BaseException as e:
-        for source, target in reversed(undo):
+        for part, path in reversed(begun):  # by what is there: Ctrl-C may come just after a rename
+            source = path
             try:
-                os.replace(source, target)
+                if not _is_there(part):
+                    os.replace(path, part)
+                if _is_there(source := _earlier(path)):
+                    os.replace(source, path)
             except OSError:  # the disk refuses that, too
                 e.add_note(f"{source} could not be put back")
         raise
     finally:
         with suppress(OSError):
-            for _, path in outputs:
-                if path.is_dir() or (len(outputs) > 1 and path.exists()):
+            for _, path in begun:
+                if path.exists():
                     _remove(_earlier(path))
 
 
 def _earlier(path: Path) -> Path:
     """Where the earlier output is while a new one takes its place."""
     return path.with_name(path.name + ".part.old")
+
+
+def _is_there(path: Path) -> bool:
+    """As os.path.lexists, but a failing disk is an error."""
+    try:
+        return bool(path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def _remove(path: Path) -> None:
