@@ -135,7 +135,7 @@ def _claim(part: Path, folder: bool, locks: ExitStack) -> None:
 
 def _put_in_place(outputs: Outputs) -> None:
     """Rename each to its final name, in this order. After an error everything is as it was."""
-    folders, begun, mark = [output for output in outputs if output[0].is_dir()], Outputs(), None
+    folders, renamed, mark = [output for output in outputs if output[0].is_dir()], Outputs(), None
     try:
         if folders and folders[0] != outputs[-1]:  # a folder in place is never replaced, unless it is marked
             part, path = folders[0]
@@ -146,7 +146,7 @@ def _put_in_place(outputs: Outputs) -> None:
             if len(outputs) > 1 or part.is_dir():  # else replacing it is one step
                 if path.exists():
                     _remove(_earlier(path))
-                begun.append((part, path))
+                renamed.append((part, path))
                 if path.is_dir():
                     os.replace(path, _earlier(path))
                 elif path.exists():
@@ -157,7 +157,7 @@ def _put_in_place(outputs: Outputs) -> None:
         if mark is not None:
             mark.unlink()
     except BaseException as e:
-        for part, path in reversed(begun):  # by what is there: Ctrl-C may come just after a rename
+        for part, path in reversed(renamed):  # by what is there: Ctrl-C may come just after a rename
             source = path
             try:
                 if not _is_there(part):
@@ -169,7 +169,7 @@ def _put_in_place(outputs: Outputs) -> None:
         raise
     finally:
         with suppress(OSError):
-            for _, path in begun:
+            for _, path in renamed:
                 if path.exists():
                     _remove(_earlier(path))
 
