@@ -438,14 +438,25 @@ def test_uncounted_classes_are_never_predicted_for_a_bag():
 # -- kinds of data -----------------------------------------------------------------------------------------------------
 
 
+def test_a_perceptron_is_tried_for_small_images_if_no_network_is_named():
+    def tried(side, **options):
+        pool = Pool(np.zeros((12, side, side, 1), np.uint8))
+        bags = Bags.of(pool, sizes=[3] * 4, labels=[0, 1, 0, 1], classes=2)
+        return [m.name for m in build_methods("auto", bags, network=NetworkOptions(**options))]
+
+    assert tried(32) == ["tilt", "tilt_mlp", "noisy_label"]
+    assert tried(33) == tried(8, backbone="quick") == tried(8, views="image") == ["tilt", "noisy_label"]
+
+
 def test_images():
     g = np.random.default_rng(0)
     label = np.arange(12) % 2
     images = [(g.random((3, 8, 8, 1)) * 60 + 120 * c).astype(np.uint8) for c in label]
     dataset = read(images, labels=["dark", "light"] * 6)
     made = fit(dataset, folds=2, epochs=1)
-    assert {c["name"] for c in made.metadata["methods"]} == {"tilt", "noisy_label"}
-    assert made.estimator.config.backbone == "quick"
+    assert {c["name"] for c in made.metadata["methods"]} == {"tilt", "tilt_mlp", "noisy_label"}
+    assert fit(dataset, "tilt", folds=2, epochs=1).estimator.config.backbone == "quick"
+    assert fit(dataset, "tilt_mlp", folds=2, epochs=1).estimator.config.backbone == "mlp"
     chosen = fit(dataset, "tilt", folds=2, epochs=1, backbone="resnet18").estimator.config
     assert dict(chosen.backbone_options)["stem"] == "small"
     with pytest.raises(HeadcountError, match="images"):

@@ -48,8 +48,8 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
     Parameters
     ----------
     estimator : str or classifier
-        "auto" compares several methods on three folds of the bags and keeps the one that held-out bags prefer; for images it is
-        "tilt". Or a name that ``headcount fit --method`` knows: "tilt" (a network under the tilt), "em_forest" (a random forest,
+        "auto" compares several methods on three folds of the bags and keeps the one that held-out bags prefer; for images above 32
+        pixels it is "tilt". Or a name that ``headcount fit --method`` knows: "tilt" (a network under the tilt), "em_forest" (a random forest,
         by EM), the name or class of a head (a network with it), or a baseline that is fitted to the bag's label of every instance
         ("forest", "logistic", "noisy_label"); columns are standardised. Or any scikit-learn classifier with ``predict_proba``,
         which is fitted by EM to the columns as they are.
@@ -178,9 +178,11 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         network = NetworkOptions(backbone, self.views, self.epochs, self.options, pretrained, training)
         methods = build_methods(self.estimator, bags, network=network)
         method, self.losses_ = methods[0], {}  # the others are baselines
-        if isinstance(self.estimator, str) and self.estimator == "auto" and bags.pool.kind != "images":
+        if isinstance(self.estimator, str) and self.estimator == "auto":
+            tried = methods if bags.pool.kind != "images" else [m for m in methods if not m.baseline]
             log = (lambda p: print(p.message)) if self.verbose else None
-            method, self.losses_ = choose_method(bags, methods, folds=AUTO_FOLDS, seed=seed, device=device, on_progress=log)
+            if len(tried) > 1:
+                method, self.losses_ = choose_method(bags, tried, folds=AUTO_FOLDS, seed=seed, device=device, on_progress=log)
         self.method_ = method.name
         split = train_valid_split(bags, np.arange(len(bags)), np.zeros(0, int), seed)
         log = (lambda _, message: print(f"{method.title}: {message}")) if self.verbose else None

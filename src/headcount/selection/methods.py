@@ -34,7 +34,8 @@ from headcount.training.em import check_classifier, em
 
 MethodProgress = Callable[[float, str], None]  # the fraction done, and a message
 TABLE_METHODS = ("tilt", *CLASSIFIERS, "count")
-IMAGE_METHODS = ("tilt", "noisy_label")
+IMAGE_METHODS = ("tilt", "tilt_mlp", "noisy_label")
+MAX_MLP_SIDE = 32  # of images whose pixels a perceptron sees as features: with few of them it is better than convolutions
 FIXED_COST_METHODS = tuple(n for n, (_, _, by_em) in CLASSIFIERS.items() if not by_em)  # no epochs or rounds to reduce
 BASELINES = (*FIXED_COST_METHODS, "noisy_label")
 OPTIONAL_METHODS = ("count", "em_boosting", "boosting")
@@ -158,6 +159,8 @@ def build_methods(method: Any, bags: Bags, *, network: NetworkOptions | None = N
     method, custom = resolve_method(method), list[Method]()
     if isinstance(method, str):
         names = list(IMAGE_METHODS if images else TABLE_METHODS)
+        if images and (max(bags.pool.shape[:2]) > MAX_MLP_SIDE or chosen.backbone or chosen.views or chosen.pretrained):
+            names.remove("tilt_mlp")
         if method != "auto":
             requested = split_names(method)
             names = [*requested, *(n for n in names if n in BASELINES and n not in requested)]
@@ -230,6 +233,9 @@ def _build_method(name: str, bags: Bags, chosen: NetworkOptions) -> Method:
             raise HeadcountError(f"method {name} reads features, and these are images; use tilt or another network")
         title, make_classifier, by_em = CLASSIFIERS[name]
         return Method(name, title, classifier=make_classifier(len(bags.index)), rounds=classifiers.EM_ROUNDS if by_em else 0)
+    if name == "tilt_mlp":
+        network = replace(chosen, backbone=chosen.backbone or "mlp", views=chosen.views or "none")
+        return replace(_build_method("tilt", bags, network), name=name, title="Tilt, multilayer perceptron")
     if find_head(name).uses_instance_labels and bags.known is None:
         raise HeadcountError(f"method {name} learns from known instance classes, and there are none; name them with known=")
     title = "Network on the bag's label" if name == "noisy_label" else f"{find_head(name).title}, network"

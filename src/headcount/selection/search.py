@@ -61,6 +61,7 @@ class ModelSearch:
     on_progress: Callable[[SearchProgress], None] | None
     end: float  # of the time budget, on the monotonic clock
     requested: Sequence[str] = ()  # methods of which one must be kept; none where the choice is free
+    all_folds: bool = True  # of the last method that is left, too
     done_seconds: float = 0.0  # of the plan
     notes: list[str] = field(default_factory=list)  # what was cut for lack of time, besides the plan's
     rejected: dict[str, str] = field(default_factory=dict)  # methods with a lower loss than the one chosen, and why
@@ -90,6 +91,8 @@ class ModelSearch:
             if not self.requested and k + 1 < len(self.splits):
                 omitted |= (behind := self._behind(results))
                 results = {name: folds for name, folds in results.items() if name not in behind}
+                if len(results) == 1 and not self.all_folds:
+                    break
             self.done_seconds = self.plan.seconds_before(k + 1)
         return results, omitted
 
@@ -203,7 +206,7 @@ def choose_method(
     plan = TimePlan(tuple(m.name for m in methods), folds, 1.0, {m.name: i + 1.0 for i, m in enumerate(methods[::-1])})
     search = ModelSearch(
         lambda s: (bags.take(s.train), bags.take(s.valid), bags.take(s.test)), bags, {m.name: m for m in methods}, plan, make_splits(bags, folds, seed), seed=seed, device=device, work=None,
-        on_progress=on_progress, end=math.inf,
+        on_progress=on_progress, end=math.inf, all_folds=False,
     )  # fmt: skip
     scores = {name: score_method(results, bags) for name, results in search.cross_validate()[0].items()}
     return search.choose(scores), {name: score.loss for name, score in scores.items()}
