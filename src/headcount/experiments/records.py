@@ -157,7 +157,7 @@ def write_record(folder: Path, data: dict[str, Any], arrays: dict[str, np.ndarra
     """Put a record in place: arrays first, then the JSON, whose existence means that both are complete."""
     path = folder / f"{data['key']}.json"
     with commit_together():
-        atomic_write(path.with_suffix(".npz"), lambda f: np.savez_compressed(f, allow_pickle=False, **arrays))
+        atomic_write(path.with_suffix(".npz"), lambda f: np.savez_compressed(f, **arrays))
         atomic_write(path, lambda f: f.write(_one_field_per_line(data)))
     return Record(data, path)
 
