@@ -352,7 +352,8 @@ def test_a_damaged_record_is_left_out(typed, kept, tmp_path):
     for command in (f"report {tmp_path}/out", f"report {tmp_path}/out --csv", f"paper --out {tmp_path}/out"):
         with pytest.warns(DamagedFileWarning) as caught:
             assert typed(command)[0] == 0
-        assert [str(w.message).startswith(start) for w, start in zip(caught, starts, strict=True)] == [True] * 3
+        said = [str(w.message) for w in caught if w.category is DamagedFileWarning]  # old libraries warn too
+        assert [line.startswith(start) for line, start in zip(said, starts, strict=True)] == [True] * 3
         one_line(*typed(f"{command} --strict")[::2], "left out: cannot read", "a.json: fit.valid_loss")
     (tmp_path / "out" / record.name).write_text("[]")
     line = f"study --out {tmp_path}/out {SMALL} --fold 0"
