@@ -182,8 +182,8 @@ MUTATIONS = [
     # errors and files
     Mutation(
         "io.py",
-        "os.replace(part, path)\n            undo.append((path, part))",
-        "os.replace(part, part)\n            undo.append((path, part))",
+        "os.replace(part, path)\n        if mark",
+        "os.replace(part, part)\n        if mark",
         "test_cli_errors.py read_only_disk",
     ),
     Mutation("errors.py", "or not low <= value <= high", "or not low <= value", "test_cli_errors.py test_wrong_input"),

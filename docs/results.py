@@ -221,7 +221,8 @@ def available(scale: Scale, records: Records) -> str:
             for method in METHODS:
                 if n := sum(r in records for r in scale.recipes(method, dataset, scenario)):
                     folds.setdefault(n, []).append(method)
-            swept = [r for r in scale.sweep(dataset, scenario) if r in records]
+            every_r = (scale.recipes("Counting Network", dataset, scenario, removal) for removal in scale.removals)
+            swept = [r for recipes in every_r for r in recipes if r in records]
             texts = [f"{', '.join(names)} ({n})" for n, names in sorted(folds.items(), reverse=True)]
             if swept:
                 texts.append(f"MPEM with {len({r.removal for r in swept})} values of r ({len({r.fold for r in swept})})")

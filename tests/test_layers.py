@@ -110,3 +110,11 @@ def test_help_needs_no_torch():
     """So that --help answers in a fraction of a second."""
     code = "import sys, headcount.cli.main; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_every_mutation_finds_its_line(monkeypatch):
+    """``make mutants`` changes lines of the package by their text: whoever edits one corrects it there."""
+    monkeypatch.syspath_prepend(str(ROOT.parents[1] / "benchmarks"))
+    from mutants import MUTATIONS
+
+    assert [(m.file, m.old) for m in MUTATIONS if (ROOT / m.file).read_text().count(m.old) != 1] == []
