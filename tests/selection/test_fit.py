@@ -843,7 +843,7 @@ def test_the_time_of_many_instances_is_estimated_from_a_sample(monkeypatch):
     seen = []
     inner = Method.fit
     monkeypatch.setattr(Method, "fit", lambda self, train, valid, **options: (seen.append(len(train.index)), inner(self, train, valid, **options))[1])  # fmt: skip
-    for name, epochs in (("tilt", 4), ("logistic", None)):
+    for name, epochs in (("tilt", 4), ("logistic", None), ("em_forest", None)):
         method = build_methods(name, bags, network=NetworkOptions(epochs=epochs))[0]
         assert estimate_seconds(method, bags, bags, torch.device("cpu")) > 0
     assert seen == [40]

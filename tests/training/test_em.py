@@ -19,7 +19,7 @@ from sklearn.svm import LinearSVC
 
 from blob_factory import blobs
 from headcount.bags import Bags, Pool
-from headcount.bags.splits import assign_folds, assign_group_folds
+from headcount.bags.splits import assign_folds, assign_group_folds, subsample_instances
 from headcount.errors import HeadcountError
 from headcount.majority import transition
 from headcount.majority.calibration import fit_transition_loss, instance_losses, prior_loss
@@ -157,6 +157,14 @@ def test_known_classes_are_used():
     assert accuracy(em(FOREST, known, known, rounds=1).classifier, blobs(30, seed=9, spread=0.5)) > 0.9
     wrong = replace(bags.blind(), known=(bags.truth + 1) % 3)
     assert accuracy(em(FOREST, wrong, wrong, rounds=1).classifier, blobs(30, seed=9, spread=0.5)) < 0.2
+
+
+def test_bags_of_one_need_no_rounds_unless_they_are_samples_of_larger_ones():
+    one, bags = blobs(12, 1).blind(), blobs(12, 5).blind()
+    assert len(em(FOREST, one, one, rounds=1).curve) == 1
+    sample = subsample_instances(bags, 12)
+    assert set(sample.sizes.tolist()) == {1}
+    assert len(em(FOREST, sample, bags, rounds=1).curve) == 2
 
 
 def test_removed_instances_are_not_learned_from():

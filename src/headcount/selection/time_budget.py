@@ -161,7 +161,7 @@ def estimate_seconds(method: Method, train: Bags, valid: Bags, device: torch.dev
         ends = [time.perf_counter()]
         em(part, sample, valid_sample, rounds=min(1, method.rounds), on_progress=lambda *_: ends.append(time.perf_counter()))
         ends.append(time.perf_counter())
-        if not method.rounds:
+        if len(ends) < 4:  # no rounds: a baseline, or bags of one
             return np.array([0.0, ends[-1] - ends[0]]) * scale
         first, later, last = np.diff(ends)  # later rounds fit to several classes of an instance, the first to its bag's label
         return np.array([first + method.rounds * later, last]) * scale

@@ -55,8 +55,9 @@ def em(
     if train.truth is not None or valid.truth is not None:
         raise HeadcountError("these bags carry truth, and training must not see it; pass bags.blind()")
     train = _informative_bags(train)
-    rounds = rounds if int(train.sizes.max()) > 1 else 0  # the label of a bag of one is that of its instance
     task, valid_x = _Task(classifier, train, folds, seed), features(valid)
+    # the label of a bag of one is that of its instance, unless that is a sample and its weight stands for others
+    rounds = rounds if task.bag_size > 1 else 0
     current, q = task.initial_transition, task.with_known(task.rows.clone())
     # without rounds no prediction is learned from, so there is nothing to cross-fit
     fitted = None if rounds else task.fit(q, "all")
