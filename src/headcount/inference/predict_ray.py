@@ -235,7 +235,7 @@ def _check_reachable(address: str) -> None:
 
 @contextmanager
 def watched(ray: Any, on_loss: Callable[[str], None]) -> Iterator[None]:
-    """Say it once if the head of the cluster is lost, or the node of this process, which a new head does not know."""
+    """Call ``on_loss`` while the head of the cluster is lost, or the node of this process, which a new head does not know."""
     context, ended, last_answer = ray.get_runtime_context(), threading.Event(), time.monotonic()
     (node,) = [node for node in ray.nodes() if node["NodeID"] == context.get_node_id()]
     addresses = context.gcs_address, f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
@@ -249,7 +249,7 @@ def watched(ray: Any, on_loss: Callable[[str], None]) -> Iterator[None]:
                 last_answer = time.monotonic()
             except HeadcountError as e:
                 if time.monotonic() - last_answer > LOST_AFTER:
-                    return on_loss(str(e))
+                    on_loss(str(e))  # again and again: runs may be sent in the meantime
 
     threading.Thread(target=watch, daemon=True).start()
     try:
