@@ -200,7 +200,8 @@ def _choice_warnings(
         if name != best.name and gap <= 2 * error:
             (better if gap < -2 * error else similar).append(name)
     if better:
-        found.cautions.append(f"Clearly worse on these bags than {', '.join(better)}: it was kept because it was requested.")
+        reason = "it was kept because it was requested, or because their instance predictions explain the labels worse"
+        found.cautions.append(f"Clearly worse on these bags than {', '.join(better)}: {reason} than a baseline's.")
     if similar:
         found.notes.append(f"Not clearly better on these bags than {', '.join(similar)}.")
 

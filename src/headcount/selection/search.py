@@ -170,7 +170,7 @@ class ModelSearch:
             lead = best.loss_per_bag - criterion.loss_per_bag
             if worse.mean() <= standard_error(worse) or lead.mean() > MIN_STANDARD_ERRORS * standard_error(lead):
                 return method
-            self.rejected[method.name] = "not kept: of instances, a baseline explains the labels better"
+            self.rejected[method.name] = "not kept: the instance predictions of a baseline explain the labels better"
         return ranked[0]
 
     def train_final(self, best: Method, train: Bags, valid: Bags) -> FitResult:
