@@ -40,6 +40,7 @@ def run(out: RecordsFolder, *, recipe_options: dict[str, Any], device: Device = 
     from headcount.experiments.records import error_line
     from headcount.experiments.study import study as run_all
     from headcount.training.accel import COMPILE, resolve_device
+    from headcount.training.trainer import TrainProgress
 
     recipe, *more = build_recipes(recipe_options)
     if more:
@@ -48,8 +49,11 @@ def run(out: RecordsFolder, *, recipe_options: dict[str, Any], device: Device = 
     check_choice("compile", compile, COMPILE)
     print_line(f"{recipe}\nkey {recipe.key}")
     with progress_bar(recipe.label, recipe.epochs) as update:
-        text = "loss {:.4f}  valid {:.4f}  best {:.4f} at {}"
-        show = lambda p: update(completed=p.epoch, detail=text.format(*p.curve[-1], p.best, p.best_epoch))  # noqa: E731
+
+        def show(progress: TrainProgress) -> None:
+            (train, valid), best = progress.curve[-1], f"{progress.best:.4f} at {progress.best_epoch}"
+            update(completed=progress.epoch, detail=f"loss {train:.4f}  valid {valid:.4f}  best {best}")
+
         result = run_all([recipe], out, device=device, compile=compile, on_run_progress=show)
     for failed, error in result.failed.items():
         if not isinstance(error, (HeadcountError, OSError)):

@@ -179,7 +179,11 @@ def fetch(url: str, path: str | Path, md5: str, source: str = "NAME") -> Path:
             return path
         path.parent.mkdir(parents=True, exist_ok=True)
         part.touch()
-        while (total := _request(url, part, before := part.stat().st_size)) and (size := part.stat().st_size) < total:
+        while True:
+            before = part.stat().st_size
+            total, size = _request(url, part, before), part.stat().st_size
+            if total is None or size >= total:
+                break
             if size <= before:  # an attempt that brings nothing new is the last
                 raise OSError(f"the connection broke after {size} of {total} bytes")
         if (actual := _md5(part)) != md5:

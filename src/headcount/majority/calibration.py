@@ -195,7 +195,8 @@ def evaluate_criterion(p: Tensor, bags: Bags, sample: tuple[Tensor, Bags] | None
     vote_loss, bag_temperature = fit_vote_loss(p, bags)
     loss = (instance_loss + vote_loss).numpy()
     return CriterionResult(
-        loss=float(loss.mean()), loss_per_bag=loss, instance_loss_per_bag=instance_loss.numpy(), prior_loss_per_bag=prior_loss(bags.target).numpy(),
+        loss=float(loss.mean()), loss_per_bag=loss, instance_loss_per_bag=instance_loss.numpy(),
+        prior_loss_per_bag=prior_loss(bags.target).numpy(),
         instance_temperature=temperature, transition=transition, bag_temperature=bag_temperature,
     )  # fmt: skip
 

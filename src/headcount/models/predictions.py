@@ -95,9 +95,10 @@ def predict(model: Model, bags: Bags, *, keep: tuple[str, ...] = (), batch_insta
 
 
 def _predict_part(model: Model, bags: Bags, reader: DirectReader, keep: tuple[str, ...], budget: int) -> Output:
-    """Bags of ``budget`` instances together, or a larger one in chunks. Where the head needs the whole bag, or a part of its output is
-    kept, only the backbone goes in chunks, and the features of the bag are held in memory."""
-    segments, head, whole = bags.segments(), model.head, len(bags.index) <= budget or bool(set(keep) - {"features"})
+    """Bags of at most ``budget`` instances together, or a larger one in chunks. Where the head needs the whole bag, or a part of its
+    output is kept, only the backbone goes in chunks, and the features of the bag are held in memory."""
+    segments, head = bags.segments(), model.head
+    whole = len(bags.index) <= budget or bool(set(keep) - {"features"})
     if whole or not isinstance(head, ChunkedHead) or why_not_chunkable(head, segments):
         batches = [model.tta_features(reader.take(addresses)) for addresses in bags.index.split(budget)]
         views = [torch.cat(view) for view in zip(*batches, strict=True)]

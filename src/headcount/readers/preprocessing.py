@@ -88,11 +88,8 @@ class Field:
 
     def check_time_kind(self, column: pa.ChunkedArray, origin: str = "the data") -> None:
         """Refuse dates where the model was fitted on numbers, times of day where it was fitted on dates, and so on."""
-        if (
-            self.kind == "number"
-            and column.null_count < len(column)
-            and (kind := time_kind(value_type(column))) != self.time_kind
-        ):
+        kind = time_kind(value_type(column))
+        if self.kind == "number" and column.null_count < len(column) and kind != self.time_kind:
             problem = f"column {self.name!r} of {origin} holds {kind or 'numbers'}"
             raise HeadcountError(f"{problem}, the model was fitted on {self.time_kind or 'numbers'}")
 

@@ -89,9 +89,17 @@ class BagLoader:
             segments = segments if bags.removed is None else segments.without(bags.removed[ids])
         if bags.weight is not None:
             segments = segments.with_weight(bags.weight[position])
-        repeated = [_repeat(x, views) for x in (bags.target[bag], bag, position)]
-        known = None if bags.known is None else _repeat(bags.known[position], views)
-        batch = Batch(segments.repeat(views), *repeated, known, self.epoch, self.fraction_done, over, views)
+        batch = Batch(
+            segments=segments.repeat(views),
+            target=_repeat(bags.target[bag], views),
+            bag=_repeat(bag, views),
+            position=_repeat(position, views),
+            known=None if bags.known is None else _repeat(bags.known[position], views),
+            epoch=self.epoch,
+            fraction_done=self.fraction_done,
+            over=over,
+            views=views,
+        )
         return (batch if self.device == bags.index.device else batch.to(self.device)), position
 
     def _whole_bags(self, ids: Tensor) -> tuple[Tensor, Segments]:
