@@ -22,6 +22,7 @@ html_title = "headcount"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+toc_object_entries_show_parents = "hide"  # the column beside a page is narrow
 html_show_sourcelink = False
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3

@@ -1,1 +1,1 @@
-"""How it learns: a recipe, batches that never leave the device, one loop, and MPEM."""
+"""How a model learns: configuration, batches, one loop, MPEM and EM."""
