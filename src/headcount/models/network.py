@@ -97,16 +97,13 @@ class Model(nn.Module):
             dim = library_backbones.count_features(self.backbone, config.shape, "the custom backbone")
         self.head = build_head(config.head, dim, len(config.classes), dict(config.options), counted)
 
-    def features(self, x: Tensor) -> Tensor:
-        """(n, D)."""
-        return self.backbone(self.normalize(x))
-
     def forward(self, x: Tensor, segments: Segments) -> Output:
-        return self.head(self.features(x), segments)
+        return self.head(self.backbone(self.normalize(x)), segments)
 
     def tta_features(self, x: Tensor) -> list[Tensor]:
-        """The features of x for prediction (test-time augmentation): with ``mirror`` those of the mirror images as well."""
-        return [self.features(x), self.features(x.flip(2))] if self.config.mirror else [self.features(x)]
+        """(n, D) features of x for prediction (test-time augmentation): with ``mirror`` those of the mirror images as well."""
+        views = (x, x.flip(2)) if self.config.mirror else (x,)
+        return [self.backbone(self.normalize(view)) for view in views]
 
     def tta_output(self, views: Sequence[Tensor], segments: Segments) -> Output:
         """The head's output for these features; of several views of the same instances the mean of the probabilities."""
