@@ -503,7 +503,7 @@ def test_plans_shrink_with_the_minutes():
 
 
 def test_halving_counts_the_candidates_that_will_be_left():
-    """Baselines take part in every fold; of four candidates two are left after the first fold."""
+    """Baselines take part in every fold; of four candidates two are left after the first fold, then between one and two."""
     seconds = {
         "tilt": 8.0,
         "em_forest": 4.0,
@@ -516,7 +516,7 @@ def test_halving_counts_the_candidates_that_will_be_left():
     plan = TimePlan(tuple(seconds), 4, 1.0, seconds, halving=True)
     assert plan.seconds_before(0) == 0
     assert plan.seconds_before(1) == 21.5
-    assert plan.total_seconds == 4 * 1.5 + (4 + 2 + 2 + 2) * 5 + 8 * time_budget.FINAL_FACTOR
+    assert plan.total_seconds == 4 * 1.5 + (4 + 2 + 1.4 + 1.4) * 5 + 8 * time_budget.FINAL_FACTOR
     assert replace(plan, halving=False).seconds_before(4) == 4 * 71.5
 
 

@@ -153,7 +153,7 @@ def _check_arrays(arrays: dict[str, np.ndarray], n_classes: int) -> None:
 _NOT_RECORDS = (".failed.json", "summary.json")
 
 
-def write_record(folder: Path, data: dict[str, Any], arrays: dict[str, np.ndarray]) -> Record:
+def write_record(folder: Path, data: dict[str, Any], arrays: dict[str, Any]) -> Record:
     """Put a record in place: arrays first, then the JSON, whose existence means that both are complete."""
     path = folder / f"{data['key']}.json"
     with commit_together():

@@ -24,6 +24,7 @@ REDUCED_FOLDS = (2, 3)  # numbers of folds when time is short
 TIME_MARGIN = 0.85  # of the budget that may be planned: the speed of a machine varies
 FINAL_FACTOR = 1.2  # the final training has more bags than a fold
 MIN_BAGS_TO_COMPARE = 20  # before a method is left out
+MEAN_LEFT = 1.4  # candidates after the first fold or two (benchmarks/defaults.py)
 EM_BASELINES = {"em_forest": "forest", "em_boosting": "boosting"}  # a method, and the baseline that is its first round
 RIVALS = {"em_boosting": "forest"}  # a method that is pointless where its baseline is behind this one
 
@@ -37,7 +38,7 @@ class TimePlan:
     epoch_fraction: float
     seconds: dict[str, float]
     notes: tuple[str, ...] = ()
-    halving: bool = False  # of the methods besides baselines, after each fold, to two
+    halving: bool = False  # of the methods besides baselines, after each fold
 
     @classmethod
     def from_json(cls, data: dict[str, Any], methods: Collection[str]) -> TimePlan:
@@ -64,10 +65,10 @@ class TimePlan:
         return [n for n in self.names if not (self.halving and n in RIVALS and len(self.names) > 1)]
 
     def seconds_before(self, fold: int) -> float:
-        """Of all folds before this one. With halving, as many candidates as will be left, of mean cost."""
+        """Of all folds before this one. With halving, as many candidates as are left on average, of mean cost."""
         baselines = sum(self.cost(n) for n in self._expected if n in BASELINES)
         costs = [self.cost(n) for n in self._expected if n not in BASELINES]
-        left = [min(len(costs), max(2, -(-len(costs) // 2**k))) if self.halving else len(costs) for k in range(fold)]
+        left = [min(len(costs), max(MEAN_LEFT, len(costs) / 2**k)) if self.halving else len(costs) for k in range(fold)]
         return fold * baselines + sum(left) * sum(costs) / max(1, len(costs))
 
     @property
