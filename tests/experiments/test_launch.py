@@ -134,17 +134,25 @@ class TaskError(Exception):
         self.cause = cause
 
 
+def node(**resources: float) -> dict:
+    """This machine, without an address that could be lost."""
+    return {"Alive": True, "Resources": resources, "NodeID": "here", "NodeManagerAddress": "", "NodeManagerPort": 0}
+
+
 class FakeRay(types.SimpleNamespace):
     """The part of Ray that is used, in this process."""
 
     def __init__(self, **resources: float) -> None:
-        super().__init__(calls=[], tasks=[], stored=0, nodes=lambda: [{"Alive": True, "Resources": resources}])
+        super().__init__(calls=[], tasks=[], stored=0, nodes=lambda: [node(**resources)])
 
     def is_initialized(self) -> bool:
         return False
 
     def init(self, **options) -> None:
         self.calls.append(("init", options["address"]))
+
+    def get_runtime_context(self) -> types.SimpleNamespace:
+        return types.SimpleNamespace(gcs_address="", get_node_id=lambda: "here")
 
     def shutdown(self) -> None:
         self.calls.append(("shutdown",))
@@ -206,7 +214,7 @@ def test_the_record_of_another_driver_is_kept(fake_ray, reference, tmp_path):
 
 def test_a_gpu_that_was_requested_is_used(fake_ray, tmp_path):
     """On a node whose torch finds no GPU, the run fails instead of training on the CPU for days."""
-    fake_ray.nodes = lambda: [{"Alive": True, "Resources": {"CPU": 1, "GPU": 1}}]
+    fake_ray.nodes = lambda: [node(CPU=1, GPU=1)]
     done = study.study([TINY], tmp_path, launch=ray_cluster("auto", gpus_each=0.5))
     assert fake_ray.tasks[0]["options"]["device"] == "cuda"
     if not done.records:
