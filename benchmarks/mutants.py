@@ -186,6 +186,12 @@ MUTATIONS = [
         "if not _is_there(source := _earlier(path)):",
         "test_io.py or_not_at_all",
     ),
+    Mutation(
+        "io.py",
+        "if _is_there(source := _earlier(path)):",
+        "if not _is_there(source := _earlier(path)):",
+        "test_io.py or_not_at_all",
+    ),
     Mutation("errors.py", "or not low <= value <= high", "or not low <= value", "test_cli_errors.py test_wrong_input"),
 ]
 
