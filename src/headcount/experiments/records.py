@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -157,7 +157,7 @@ def write_record(folder: Path, data: dict[str, Any], arrays: dict[str, Any]) -> 
     """Put a record in place: arrays first, then the JSON, whose existence means that both are complete."""
     path = folder / f"{data['key']}.json"
     with commit_together():
-        atomic_write(path.with_suffix(".npz"), lambda f: np.savez_compressed(f, **arrays))
+        atomic_write(path.with_suffix(".npz"), lambda f: np.savez_compressed(f, **cast(Any, arrays)))
         atomic_write(path, lambda f: f.write(_one_field_per_line(data)))
     return Record(data, path)
 
