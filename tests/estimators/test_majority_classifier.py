@@ -177,13 +177,17 @@ def test_the_default_is_the_method_that_held_out_bags_prefer():
     label = (np.bincount(bag, truth) > 4.5).astype(int)[bag]
     made = MajorityClassifier().fit(x, label, bags=bag)
     assert made.losses_[made.method_] == min(made.losses_.values())
-    assert {"forest", "logistic"} <= set(made.losses_)
+    assert {"forest", "em_forest"} <= set(made.losses_), "the logistic regression left, clearly behind"
+    assert "logistic" not in made.losses_
     assert made.method_ in ("forest", "em_forest", "boosting", "em_boosting")
     assert made.fitted_.metadata["method"]["name"] == made.method_
     assert np.mean(made.predict(x) == truth) > 0.9
     images = g.integers(0, 255, (40, 8, 8, 1), dtype=np.uint8)
     of_images = MajorityClassifier(epochs=1).fit(images, np.arange(40) // 4 % 2, bags=np.arange(40) // 4)
-    assert (of_images.method_, of_images.losses_) == ("tilt", {})
+    assert of_images.losses_[of_images.method_] == min(of_images.losses_.values())
+    assert of_images.losses_.keys() == {"tilt", "tilt_mlp"}
+    large = MajorityClassifier(epochs=1).fit(images.repeat(5, 1).repeat(5, 2), np.arange(40) // 4 % 2, bags=np.arange(40) // 4)
+    assert (large.method_, large.losses_) == ("tilt", {})
 
 
 def test_groups_is_no_parameter():

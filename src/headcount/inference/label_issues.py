@@ -28,12 +28,7 @@ def cross_val_bag_probabilities(dataset: BagDataset, folds: int = FOLDS, seed: i
     labelled, fold = bags.labelled.numpy(), np.full(len(bags), -1)
     fold[labelled] = assign_folds(bags.take(labelled), folds, seed)
     rows = draw_rows(bags, np.where(labelled, bags.sizes.numpy().clip(max=_MAX_PER_BAG), 0), rng).numpy()
-    address, bag = bags.index.numpy()[rows], bags.bag.numpy()[rows]
-    if dataset.schema.fields:  # preparing columns needs no label, so all folds share it
-        x = dataset.fit_preprocessor().transform(dataset.content.take(pa.array(address)))
-    else:  # files are read in order
-        position = np.argsort(np.argsort(address, kind="stable"))
-        x = downsample(np.asarray(dataset.content[np.sort(address)]))[position]
+    x, bag = _features(dataset, bags.index.numpy()[rows]), bags.bag.numpy()[rows]
     label, count = bags.label.numpy(), np.bincount(bag, minlength=len(bags))
     p = np.where(labelled[:, None], np.zeros((len(bags), len(bags.classes))), np.nan)
     for k in range(folds):
@@ -46,6 +41,14 @@ def cross_val_bag_probabilities(dataset: BagDataset, folds: int = FOLDS, seed: i
         np.add.at(p, (of_bag[:, None], forest.classes_), forest.predict_proba(x[held_out]) / count[of_bag, None])
     log_p = torch.from_numpy(p).clamp_min(1e-6).log()
     return (log_p / fit_bag_temperature(log_p, bags.target)).softmax(1).numpy()
+
+
+def _features(dataset: BagDataset, address: np.ndarray) -> np.ndarray:
+    """(n, D) of the instances at these addresses. Preparing them needs no label, so all folds share it."""
+    if dataset.schema.fields:
+        return dataset.fit_preprocessor().transform(dataset.content.take(pa.array(address)))
+    position = np.argsort(np.argsort(address, kind="stable"))  # files are read in order
+    return downsample(np.asarray(dataset.content[np.sort(address)]))[position]
 
 
 def downsample(x: np.ndarray) -> np.ndarray:

@@ -245,6 +245,9 @@ def estimate_transition(
     """Estimate the transition by EM from probabilities ``p`` (N, C) and the labels ``target`` (B, C) of the bags. ``p`` should
     be for instances that the classifier was not trained on (validation bags, or out-of-fold): a classifier remembers the labels
     of its training bags, and the transition becomes too steep. Rows of zeros in ``target`` are ignored."""
+    if p.ndim != 2 or p.shape[1] != target.shape[1] or len(p) != len(segments.index) or len(target) != segments.n_bags:
+        shapes = f"shapes {tuple(p.shape)} and {tuple(target.shape)} for {segments!r}"
+        raise HeadcountError(f"a transition takes probabilities (instances, classes) and targets (bags, classes), got {shapes}")
     classes = p.shape[1]
     n_bags = target.double().sum(0)
     if not float(n_bags.sum()) > 0:
