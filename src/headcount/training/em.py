@@ -146,8 +146,8 @@ class _Task:
         weight, options = (q * self.weight[:, None]).numpy(), {}
         if among is not None:
             weight = weight * among[:, None]
-            if trees := copy.get_params().get("n_estimators"):  # the copies of a round together
-                copy.set_params(n_estimators=-(-min(trees, ROUND_TREES) // self.folds))
+            if "oob_score" in copy.get_params():  # a forest: the copies of a round together
+                copy.set_params(n_estimators=-(-min(copy.n_estimators, ROUND_TREES) // self.folds))
         if self.takes_weights:
             row, label = np.nonzero((weight > 0) & (q.numpy() >= MIN_PROBABILITY))
             options["sample_weight"] = weight[row, label]
