@@ -182,9 +182,9 @@ MUTATIONS = [
     # errors and files
     Mutation(
         "io.py",
-        "if _is_there(source := _earlier(path)):",
-        "if not _is_there(source := _earlier(path)):",
-        "test_io.py or_not_at_all",
+        "os.replace(part, path)\n        if mark",
+        "os.replace(part, part)\n        if mark",
+        "test_cli_errors.py read_only_disk",
     ),
     Mutation(
         "io.py",
