@@ -4,7 +4,7 @@
 
     table     headcount.fit, without options, to 5,000 instances with 36 features in bags of 20
     minutes   the same with time budgets of 0.5, 1 and 3 minutes
-    wide      a linear Counting Network, 5 epochs, on 255,000 x 512: MajorityClassifier and headcount.fit
+    wide      MajorityClassifier with a linear Counting Network, 5 epochs, on 255,000 x 512
     tilt      tilt alone on unequal classes, five seeds, with and without the second training (selection/methods.py)
 
 Each measurement runs in a process of its own; the peak is its largest resident memory.
@@ -37,7 +37,7 @@ from headcount.selection import methods
 CASES = {
     "table": ["table"],
     "minutes": ["minutes 0.5", "minutes 1", "minutes 3"],
-    "wide": ["wide estimator", "wide fit"],
+    "wide": ["wide"],
     "tilt": [f"tilt {seed} {repair}" for seed in range(5) for repair in ("with", "without")],
 }
 
@@ -61,17 +61,14 @@ def timed_fit(minutes: float | None) -> dict[str, Any]:
     return {"instances": rows, "seconds": seconds, "estimated": seconds_of(lines[0]), "kept": kept, "notes": notes}
 
 
-def wide(which: str) -> dict[str, Any]:
+def wide() -> dict[str, Any]:
     rng = np.random.default_rng(0)
     bag = np.repeat(np.arange(5100), 50)
     label = np.arange(5100) % 2
     x = rng.standard_normal((len(bag), 512), dtype=np.float32)
     x[:, 0] += label[bag]
     started = time.process_time()
-    if which == "estimator":
-        MajorityClassifier("count", epochs=5, backbone="linear").fit(x, label[bag], bags=bag)
-    else:
-        fit(read({"features": x, "sizes": np.full(5100, 50), "labels": label}), "count", epochs=5, backbone="linear", folds=2)
+    MajorityClassifier("count", epochs=5, backbone="linear").fit(x, label[bag], bags=bag)
     return {"cpu_seconds": time.process_time() - started, "data_GB": x.nbytes / 1e9}
 
 
@@ -91,7 +88,7 @@ def tilt(seed: int, repair: str) -> dict[str, Any]:
 
 def measure(case: str) -> dict[str, Any]:
     name, *rest = case.split()
-    calls = {"table": lambda: timed_fit(None), "minutes": lambda: timed_fit(float(rest[0])), "wide": lambda: wide(rest[0])}
+    calls = {"table": lambda: timed_fit(None), "minutes": lambda: timed_fit(float(rest[0])), "wide": wide}
     result = calls.get(name, lambda: tilt(int(rest[0]), rest[1]))()
     return {"case": case, **result, "peak_GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9}
 
