@@ -10,7 +10,7 @@ import torch
 from headcount.readers.transforms import StandardScaler
 
 MAX_FIT_INSTANCES = 50_000  # that a classifier is fitted to; more teach it little
-N_TREES = 200  # labels of bags are noisy labels of instances: a forest of 100 trees is two points worse where classes overlap
+N_TREES = 200  # more than usual: labels of bags are noisy labels of instances, and trees average the noise out
 BOOSTING_TREES = 100
 INSTANCES_PER_TREE = 10_000
 EM_ROUNDS = 6

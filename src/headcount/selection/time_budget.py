@@ -24,7 +24,7 @@ REDUCED_FOLDS = (2, 3)  # numbers of folds when time is short
 TIME_MARGIN = 0.85  # of the budget that may be planned: the speed of a machine varies
 FINAL_FACTOR = 1.2  # the final training has more bags than a fold
 MIN_BAGS_TO_COMPARE = 20  # before a method is left out
-MEAN_LEFT = 1.4  # candidates after the first fold or two (benchmarks/defaults.py)
+MEAN_LEFT = 1.4  # candidates after the first fold or two, roughly
 EM_BASELINES = {"em_forest": "forest", "em_boosting": "boosting"}  # a method, and the baseline that is its first round
 RIVALS = {"em_boosting": "forest"}  # a method that is pointless where its baseline is behind this one
 
