@@ -101,7 +101,12 @@ size_t fwrite(const void *b, size_t size, size_t n, FILE *f) {
     REAL(size_t, "fwrite", const void *, size_t, size_t, FILE *);
     int e = armed ? strike("fwrite", WRITE, fileno(f), NULL) : 0;
     FAIL(e, 0);
-    if (e < 0) { size_t k = real(b, size, (n + 1) / 2, f); fflush(f); strike_now(); return k; }
+    if (e < 0) { /* short only with an error: after a signal that it survives, the C library writes the rest */
+        size_t k = real(b, size, (n + 1) / 2, f);
+        fflush(f);
+        strike_now();
+        return fault > 0 ? k : k + real((const char *)b + k * size, size, n - k, f);
+    }
     return real(b, size, n, f);
 }
 #define READS(name, call, ...) ssize_t name(__VA_ARGS__) { REAL(ssize_t, #name, __VA_ARGS__); FAIL(strike(#name, READ, fd, NULL), -1); return call; }

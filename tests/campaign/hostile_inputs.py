@@ -67,7 +67,7 @@ TARGETS = {
     "checkpoint": Target(STUDY, {"records": "halfway"}, "records/running/*/checkpoint.safetensors"),
     "losses": Target(STUDY, {"records": "halfway"}, "records/running/*/metrics.jsonl"),
     "source": Target("bags --source noise.npz --bag-size 4 --train-bags 4 --valid-bags 2 --test-bags 2", {"noise.npz": "noise.npz"}, "noise.npz"),
-    "import": Target("data import path path.npz", {"path.npz": "path.npz"}, "path.npz"),
+    "import-file": Target("data import path path.npz", {"path.npz": "path.npz"}, "path.npz"),
     "cached-json": Target("bags --source path --bag-size 2 --train-bags 4 --valid-bags 2 --test-bags 2", {"cache": "cache"}, "cache/path/source.json"),
     "cached-array": Target("bags --source path --bag-size 2 --train-bags 4 --valid-bags 2 --test-bags 2", {"cache": "cache"}, "cache/path/images.npy"),
     "fit-plan": Target("fit people.csv --out model --method logistic --folds 2", {**PEOPLE, "model.work": "model.work"}, "model.work/*/plan.json"),
