@@ -21,7 +21,7 @@ the script instead.
 """
 READING = """## Options of data
 
-How `fit`, `check`, `issues`, `predict`, `evaluate`, `explain` and `audit` read data; columns with common names are recognised
+How `fit`, `check`, `issues`, `predict`, `table`, `evaluate`, `explain` and `audit` read data; columns with common names are recognised
 ([what DATA may be](../how-to/fit.md#what-data-may-be)). A fitted model knows its own columns and classes.
 """
 FITTING = """## Options of data to fit to

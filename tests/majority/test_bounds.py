@@ -57,8 +57,7 @@ def test_no_bag_violates_its_bounds(split_ties, classes, uncounted, weighted):
     in_group = np.zeros((420, n_classes))
     np.add.at(in_group, (bag[member], truth[member]), weight[member])
     used = in_group.sum(1) > 0
-    part = torch.from_numpy(in_group.sum(1) / votes.sum(1))[used, None]
-    cells = [b.numpy() for b in cell_bounds((torch.from_numpy(low[used]), torch.from_numpy(high[used])), part)]
+    cells = cell_bounds(low[used], high[used], (in_group.sum(1) / votes.sum(1))[used, None])
     cell_share = in_group[used] / in_group[used].sum(1, keepdims=True)
     assert (cells[0] <= cell_share + 1e-9).all()
     assert (cell_share <= cells[1] + 1e-9).all()
@@ -100,12 +99,8 @@ def test_shares_given_labels_stay_inside_and_keep_the_label_largest():
     unchanged = ((share >= bounds[0]) & (share <= bounds[1])).all(1) & (share.argmax(1) == label)
     assert unchanged.sum() > 20
     assert given[unchanged].numpy() == pytest.approx(share[unchanged].numpy(), abs=1e-6)
-    exact = shares_given_labels(
-        torch.tensor([[0.2, 0.2, 0.6]]),
-        bags_of([5], np.array([[0.75, 0.25, 0]]), np.array([True, True, False])),
-        bounds,
-        exact=True,
-    )
+    votes = bags_of([5], np.array([[0.75, 0.25, 0]]), np.array([True, True, False]))
+    exact = shares_given_labels(torch.tensor([[0.2, 0.2, 0.6]]), votes, share_bounds(votes, exact=True), exact=True)
     assert exact.numpy()[0] == pytest.approx([0.3, 0.1, 0.6])
     assert fit_to_bounds(torch.tensor([[1.0, 0, 0]]).double(), (torch.zeros(1, 3), torch.tensor([[0.5, 1, 1]])))[0, 0] == 0.5
 

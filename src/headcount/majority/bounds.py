@@ -11,6 +11,7 @@ If some classes are not counted, a winner has one instance at least. The shares 
     max(0, (low - (1 - w)) / w) <= share in the group <= min(1, high / w)
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -60,10 +61,9 @@ def share_bounds(bags: Bags, *, exact: bool = False, among_counted: bool = False
     return low, high
 
 
-def cell_bounds(bounds: Bounds, part: Tensor) -> Bounds:
-    """(P, C) the bounds of groups, each the ``part`` (P, 1) of a bag with these bounds (P, C)."""
-    low, high = bounds
-    return ((low - 1 + part) / part).clamp(0, 1), (high / part).clamp(0, 1)
+def cell_bounds(low: np.ndarray, high: np.ndarray, part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(P, C) the bounds of groups, each the ``part`` (P, 1) of a bag with bounds ``low`` and ``high`` (P, C)."""
+    return np.clip((low - 1 + part) / part, 0, 1), np.clip(high / part, 0, 1)
 
 
 def shares_given_labels(share: Tensor, bags: Bags, bounds: Bounds, *, exact: bool = False) -> Tensor:
@@ -71,7 +71,7 @@ def shares_given_labels(share: Tensor, bags: Bags, bounds: Bounds, *, exact: boo
     largest; of votes, the counted classes have their shares."""
     share, target = share.double(), bags.target.double()
     if exact:
-        rest = torch.zeros_like(share) if bags.counted is None else share.masked_fill(bags.counted, 0)
+        rest = torch.zeros_like(share) if bags.counted is None else share.masked_fill(bags.counted, 0).minimum(bounds[1])
         return torch.where(bags.labelled[:, None], rest + target * (1 - rest.sum(1, keepdim=True)), share)
     return fit_to_bounds(project_to_majority(share, target, bags.counted), bounds)
 

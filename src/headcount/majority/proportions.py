@@ -181,7 +181,7 @@ def laplace_proportions(
         covariance = inverse - row_sums @ row_sums.mT / row_sums.sum(1, keepdim=True)
         jacobian = torch.diag_embed(share[bags] / t) - t[:, :, None] * s / n[bags][:, :, None]
         theta_variance[bags] = (jacobian @ covariance * jacobian).sum(2).clamp_min(0)
-    share, low, high = _beta_interval(share, variance + theta_variance, level)
+    share, low, high = beta_interval(share, variance + theta_variance, level)
     size = n.float()
     if segments.weight is None:  # shares of n instances are multiples of 1 / n
         low, high = (low * size).round() / size, (high * size).round() / size
@@ -200,10 +200,10 @@ def mean_proportions(p: Tensor, segments: Segments, level: float = 0.9) -> Propo
     p, total = p.double(), segments.total_weight().double().clamp_min(1e-12)[:, None]
     # segments.sum multiplies by the weight once; the variance needs its square
     variance = segments.sum(segments.instance_weights().double()[:, None] * p * (1 - p)) / total**2
-    return _beta_interval(segments.mean(p), variance, level)
+    return beta_interval(segments.mean(p), variance, level)
 
 
-def _beta_interval(share: Tensor, variance: Tensor, level: float) -> Proportions:
+def beta_interval(share: Tensor, variance: Tensor, level: float) -> Proportions:
     """The interval of the beta distribution with this mean and variance."""
     precision, (tail, rest) = (share * (1 - share) / variance.clamp_min(1e-12) - 1).clamp_min(1e-9), _interval_ends(level)
     a, b = (share * precision).clamp_min(1e-9).numpy(), ((1 - share) * precision).clamp_min(1e-9).numpy()

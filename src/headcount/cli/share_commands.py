@@ -1,0 +1,95 @@
+"""The command ``table``: class shares of groups, with intervals and bounds, printed and as files."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headcount.cli.model_commands import Model
+from headcount.cli.options import READ_OPTIONS, Data, Device, split_names, with_options
+from headcount.cli.own_data import load_model, predict_all, read_data
+from headcount.errors import HeadcountError
+
+app = typer.Typer()
+_BY = "Columns whose values, or combinations, are the groups: a,b. Default: all instances together."
+_POLYGONS = "GeoJSON with a feature for each bag, for --map; default: points, from the coordinates."
+
+
+@app.command()
+@with_options("read_options", READ_OPTIONS)
+def table(
+    model: Model,
+    data: Data,
+    by: Annotated[str | None, typer.Option(help=_BY)] = None,
+    of: Annotated[str, typer.Option(help="Shares of all instances, or of those of counted classes: all, counted.")] = "all",
+    level: Annotated[float, typer.Option(help="Confidence level of the intervals.")] = 0.9,
+    out: Annotated[Path | None, typer.Option(help="Write the table: .csv, .tsv or .parquet.")] = None,
+    bags: Annotated[Path | None, typer.Option(help="Also the shares of each group in each bag, as a table.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Also a page with the comparison as a figure (.html).")] = None,
+    share_map: Annotated[Path | None, typer.Option("--map", help="Also the shares of each bag as a map (.geojson).")] = None,
+    polygons: Annotated[Path | None, typer.Option(help=_POLYGONS)] = None,
+    polygon_id: Annotated[str | None, typer.Option(help="The property that names the bag; default: the bag's column.")] = None,
+    device: Device = "auto",
+    *,
+    read_options: dict[str, Any],
+) -> None:
+    """Tabulate the shares of each class by group.
+
+    Estimates with intervals, beside the bounds that the bags' labels and sizes prove.
+    """
+    from headcount.cli.console import console, plain_table, print_message
+    from headcount.errors import check_choice
+    from headcount.inference.share_table import OF, merging_advice, tabulate_shares
+    from headcount.io import atomic_write, commit_together
+    from headcount.majority.metrics import check_level
+    from headcount.reporting import export, geo, share_page
+    from headcount.selection.metadata import share_warnings
+
+    check_choice("of", of, OF)
+    check_level(level)
+    for option, path in {"--out": out, "--bags": bags}.items():
+        if path is not None:
+            export.require_table(option, path)
+    for option, path, suffixes in (("--page", page, (".html", ".htm")), ("--map", share_map, (".geojson", ".json"))):
+        if path is not None and path.suffix.lower() not in suffixes:
+            raise HeadcountError(f"{option} writes {' or '.join(suffixes)}, got {path}")
+    if share_map is None and (polygons or polygon_id):
+        raise HeadcountError("--polygons and --polygon-id are for --map; name the file to write with --map FILE.geojson")
+    if polygons is not None and share_map is not None and polygons.resolve() == share_map.resolve():
+        raise HeadcountError(f"--map {share_map} would overwrite --polygons; choose another path")
+    outputs = {"out": out, "bags": bags, "page": page, "map": share_map}
+    export.check_outputs(data, model, read_options["labels"], **outputs)
+    fitted = load_model(model, device)
+    dataset = read_data(data, read_options, fitted, labels=False)
+    field = polygon_id or export.bag_column(dataset) or "bag"
+    shapes = None if polygons is None else share_page.read_polygons(polygons, field, dataset.bags.names or ())
+    if share_map is not None and shapes is None:
+        geo.require_coords(dataset, "--map without --polygons", tiles=False)
+    columns = split_names(by) or ()
+    predictions = predict_all(fitted, dataset)
+    groups, in_bags = tabulate_shares(dataset, predictions, columns, of=of, level=level)
+    advice = merging_advice(groups, dataset.bags)
+    for line in (*share_warnings(fitted, predictions), *advice):
+        print_message(line)
+    labelled = int(dataset.bags.labelled.sum())
+    context = {"of": of, "level": level, "advice": advice, "bags": len(dataset.bags), "instances": len(dataset.rows)}
+    context |= {"labelled": labelled, "model": f"the {fitted.kind} model in {model.name}"}
+    with commit_together():
+        if bags is not None:
+            export.write_table(bags, [in_bags.to_arrow()])
+        if share_map is not None:
+            n = share_page.write_share_map(share_map, in_bags, dataset, shapes, field)
+            print_message(f"{n:,} features of {share_map} have shares, of {len(dataset.bags):,} bags")
+        if page is not None:
+            text = share_page.render_shares(groups, f"Shares: {Path(data).name}", columns, context)
+            atomic_write(page, lambda f: f.write(text.encode("utf-8", "backslashreplace")))
+        if out is not None:
+            export.write_table(out, [groups.to_arrow()])
+    names = (", ".join(columns) or "group", "choice", "share", f"{level:.0%} interval", "bounds by labels", "instances", "bags")
+    shown = plain_table(*names, left=2)
+    for row in groups.to_arrow().to_pylist():
+        spans = (f"{row[low]:.3f} to {row[high]:.3f}" for low, high in (("low", "high"), ("bound_low", "bound_high")))
+        shown.add_row(row["group"], row["choice"], f"{row['share']:.3f}", *spans, f"{row['instances']:,}", f"{row['bags']:,}")
+    console.print(shown)
+    for path in filter(None, outputs.values()):
+        print_message(f"wrote {path}")

@@ -1,0 +1,220 @@
+"""Shares of each class in groups of instances (the values of a column, such as income or region), in all bags and in each.
+
+The probabilities q of the instances of a bag are first made to agree with the bag's shares, and these with its label
+(majority/bounds.py): q = P(y = k | x, bag). With weights w, group g of bag b has the count N_bg = sum w q among n_bg = sum w. Its
+variance follows from that of the whole bag's count, which the interval of the bag's share gives:
+
+    Var N_bg = V_bg (1 - V_bg / V_b) + (V_bg / V_b)^2 Var N_b,        V = sum w^2 q (1 - q)
+
+The share of the group is X = sum_b N_bg / n with n = sum_b n_bg. Its variance is that within bags and that between them, where the
+bags (or the groups of bags that may resemble each other) are a sample of G:
+
+    Var X = sum_b Var N_bg / n^2 + G / (G - 1) sum_b (N_bg - X n_bg)^2 / n^2
+
+The interval is that of a beta distribution, cut at the bounds; Student's quantile widens the variance between few bags.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from scipy import stats
+
+from headcount.bags import Bags
+from headcount.errors import HeadcountError, check_choice
+from headcount.inference.evaluate import has_votes
+from headcount.majority.bounds import cell_bounds, match_shares, share_bounds, shares_given_labels
+from headcount.majority.metrics import check_level
+from headcount.majority.proportions import beta_interval
+from headcount.models.predictions import Predictions
+from headcount.readers.columns import factorize, preview
+from headcount.readers.dataset import BagDataset
+
+OF = ("all", "counted")
+MAX_GROUPS = 200
+FEW_BAGS, FEW_INSTANCES = 5, 30
+_MAX_PAIRS = 5  # of groups that are not told apart, in the advice
+_Z90 = 1.6448536  # the intervals of Predictions are this many standard deviations to each side
+
+
+@dataclass(frozen=True)
+class ShareTable:
+    """The shares of C classes in R groups of instances.
+
+    Attributes
+    ----------
+    classes
+        (C,) names.
+    bag, group
+        (R,) the bag, or None for all of them, and the group. The first group is "all" instances.
+    instances, bags
+        (R,) how many instances there are, and in how many bags.
+    share, low, high, bound_low, bound_high
+        (R, C) the share, its interval, and the bounds that labels and sizes prove.
+    """
+
+    classes: tuple[str, ...]
+    bag: Sequence[str | None]
+    group: Sequence[str]
+    instances: np.ndarray
+    bags: np.ndarray
+    share: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    bound_low: np.ndarray
+    bound_high: np.ndarray
+
+    def to_arrow(self) -> pa.Table:
+        """A row for each group and class, with the columns (bag,) group, choice, share, low, high, bound_low, bound_high,
+        instances, bags."""
+        n = len(self.classes)
+        columns: dict[str, Any] = {} if None in self.bag else {"bag": np.repeat(np.array(self.bag), n)}
+        columns |= {"group": np.repeat(self.group, n), "choice": self.classes * len(self.group)}
+        columns |= {name: getattr(self, name).ravel() for name in ("share", "low", "high", "bound_low", "bound_high")}
+        return pa.table(columns | {"instances": np.repeat(self.instances, n), "bags": np.repeat(self.bags, n)})
+
+
+def tabulate_shares(
+    dataset: BagDataset, predictions: Predictions, by: Sequence[str] = (), *, of: str = "all", level: float = 0.9
+) -> tuple[ShareTable, ShareTable]:
+    """The shares of each class in each group of instances, in all bags, and in each bag, with intervals and bounds.
+
+    Parameters
+    ----------
+    dataset, predictions
+        What ``model.read`` returned, and what the model predicts of it. Labels in the dataset bound the shares.
+    by
+        Columns of the data whose values, or combinations of values, are the groups.
+    of
+        ``all`` instances, or only those of classes that are ``counted`` in the vote.
+    level
+        Of the intervals.
+
+    Examples
+    --------
+    >>> groups, bags = tabulate_shares(dataset, predictions, by=["tenure"])             # doctest: +SKIP
+    >>> groups.to_arrow().to_pandas()                                                   # doctest: +SKIP
+    """
+    check_choice("of", of, OF)
+    check_level(level)
+    bags, segments, exact = dataset.bags, dataset.bags.segments(), has_votes(dataset.bags)
+    counted = torch.ones(len(bags.classes), dtype=torch.bool) if of == "all" or bags.counted is None else bags.counted
+    share = shares_given_labels(torch.from_numpy(predictions.shares), bags, share_bounds(bags, exact=exact), exact=exact)
+    q = match_shares(torch.from_numpy(predictions.instance_probabilities), segments, share)[:, counted].numpy()
+    bound_low, bound_high = (b[:, counted].numpy() for b in share_bounds(bags, exact=exact, among_counted=of == "counted"))
+    of_counted = share[:, counted].sum(1, keepdim=True).numpy()
+    ends = (
+        np.clip(end[:, counted] / of_counted, bound_low, bound_high)
+        for end in (predictions.shares_low, predictions.shares_high)
+    )
+    deviation = np.subtract(*reversed([*ends])) / (2 * _Z90)
+    # the count of each class, its variance, and the size: of instances, of bags, and of cells, which are the groups of a bag
+    weight, size, bag = segments.instance_weights().double().numpy()[:, None], q.sum(1, keepdims=True), bags.bag.numpy()
+    parts = weight * q, weight**2 * q * (1 - q / size.clip(1e-300)), weight * size
+    _, bag_variance, bag_size = (_sums(bag, x, len(bags)) for x in parts)
+    group, names = group_instances(dataset, by)
+    rows = np.flatnonzero(~segments.removed)
+    group, rows = (
+        (np.append(np.zeros_like(rows), 1 + group[rows]), np.append(rows, rows)) if by else (np.zeros_like(rows), rows)
+    )
+    names = ["all", *names] if by else ["all"]  # each instance is in its group, and in that of all
+    cells, cell, instances = np.unique(bag[rows] * len(names) + group, return_inverse=True, return_counts=True)
+    b, g = cells // len(names), cells % len(names)
+    count, variance, size = (_sums(cell, x[rows], len(cells)) for x in parts)
+    part = np.divide(variance, bag_variance[b], out=np.zeros_like(variance), where=variance > 0)
+    variance = variance * (1 - part) + (part * bag_size[b] * deviation[b]) ** 2
+    low, high, whole = bound_low[b], bound_high[b], (instances == segments.n_instances().numpy()[b])[:, None]
+    if bool(counted.all()):
+        low, high = cell_bounds(low, high, np.minimum(size / bag_size[b], 1))
+    else:  # a part of the bag may have hardly an instance of counted classes
+        low, high = np.where(whole, low, 0), np.where(whole, high, 1)
+
+    classes = tuple(c for c, kept in zip(bags.classes, counted.tolist(), strict=True) if kept)
+    cell_names = [(bags.names or ())[i] for i in b.tolist()], [names[k] for k in g.tolist()]
+    ones, n = np.ones_like(b), len(names)
+    in_bags = _make_table(classes, *cell_names, (instances, ones), count / size, variance / size**2, low, high, level)
+    total = _sums(g, size, n)
+    share = _sums(g, count, n) / total
+    variance = (_sums(g, variance, n) + _variance_between(count - share[g] * size, b, g, bags, level)) / total**2
+    if bool(counted.all()):
+        low, high = (_sums(g, size * end, n) / total for end in (low, high))
+    else:  # any mean of the cells
+        low, high = (np.stack([reach(end[g == k], 0) for k in range(n)]) for reach, end in ((np.min, low), (np.max, high)))
+    counts = np.bincount(g, instances).astype(int), np.bincount(g)
+    return _make_table(classes, [None] * n, names, counts, share, variance, low, high, level), in_bags
+
+
+def _sums(code: np.ndarray, values: np.ndarray, n: int) -> np.ndarray:
+    """(n, ...) the sum of the values (m, ...) of each code."""
+    out = np.zeros((n, *values.shape[1:]))
+    np.add.at(out, code, values)
+    return out
+
+
+def _variance_between(residual: np.ndarray, bag: np.ndarray, group: np.ndarray, bags: Bags, level: float) -> np.ndarray:
+    """(R, C) the variance of counts between bags, or between groups of bags; zero where there is only one."""
+    n, cluster = int(group.max()) + 1, bag if bags.group is None else np.unique(bags.group, return_inverse=True)[1][bag]
+    used, code = np.unique(cluster * n + group, return_inverse=True)
+    clusters = np.bincount(used % n, minlength=n)
+    others = np.maximum(clusters - 1, 1)
+    student = stats.t.ppf((1 + level) / 2, others) / stats.norm.ppf((1 + level) / 2)
+    factor = np.where(clusters > 1, clusters / others * student**2, 0.0)
+    return factor[:, None] * _sums(used % n, _sums(code, residual, len(used)) ** 2, n)
+
+
+def _make_table(
+    classes: tuple[str, ...], bag: Sequence[str | None], group: Sequence[str], counts: tuple[np.ndarray, np.ndarray], share: np.ndarray,
+    variance: np.ndarray, bound_low: np.ndarray, bound_high: np.ndarray, level: float,
+) -> ShareTable:  # fmt: skip
+    share = np.clip(share, bound_low, bound_high)
+    interval = beta_interval(torch.from_numpy(share), torch.from_numpy(variance), level)
+    low, high = np.clip(interval.low.numpy(), bound_low, share), np.clip(interval.high.numpy(), share, bound_high)
+    return ShareTable(classes, bag, group, *counts, share, low, high, bound_low, bound_high)
+
+
+def group_instances(dataset: BagDataset, by: Sequence[str]) -> tuple[np.ndarray, list[str]]:
+    """(N,) the group of each instance, and the names of the groups: combinations of the columns' values, in order."""
+    names, group = [()], np.zeros(len(dataset.rows), np.int64)
+    content = dataset.content if isinstance(dataset.content, pa.Table) else pa.table({})
+    for name in by:
+        table, rows = (dataset.ids, dataset.rows) if name in dataset.ids.column_names else (content, dataset.bags.index.numpy())
+        if name not in table.column_names:
+            columns = preview([*dataset.ids.column_names, *content.column_names], 12)
+            raise HeadcountError(f"no column {name!r} to group by; there are {columns}")
+        code, values = factorize(table.column(name), f"column {name!r}")
+        values = [*values, "no value"]
+        used, group = np.unique(group * len(values) + code[rows] % len(values), return_inverse=True)  # -1 is the last
+        if len(used) > MAX_GROUPS:
+            problem = f"{', '.join(by)}: at most {MAX_GROUPS} groups are tabulated, and there are {len(used):,}"
+            raise HeadcountError(f"{problem}; name columns of few values, such as age bands")
+        names = [(*names[u // len(values)], values[u % len(values)]) for u in used.tolist()]
+    order = sorted(range(len(names)), key=names.__getitem__)
+    return np.argsort(order)[group], [", ".join(names[k]) for k in order]
+
+
+def merging_advice(table: ShareTable, bags: Bags) -> list[str]:
+    """Which classes and groups are too sparse to stand by themselves, and which groups are not told apart: a line for each."""
+    labelled = bags.target.numpy()[bags.labelled.numpy()]
+    wins = (labelled >= labelled.max(1, keepdims=True) - 1e-6).sum(0).tolist() if len(labelled) else []
+    counted = [True] * len(wins) if bags.counted is None else bags.counted.tolist()
+    few = [(name, n) for name, n, can_win in zip(bags.classes, wins, counted, strict=False) if can_win and n < FEW_BAGS]
+    lines = [
+        f"{name} wins {n} of {len(labelled):,} labelled bags: merge it with another class, or do not rely on it"
+        for name, n in few
+    ]
+    groups = range(1, len(table.group))
+    sparse = [r for r in groups if table.instances[r] < FEW_INSTANCES or table.bags[r] < FEW_BAGS]
+    for r in sparse:
+        size = f"{table.instances[r]:,} instances in {table.bags[r]:,} bags"
+        lines.append(f"{table.group[r]}: only {size}; merge it with another group")
+    apart = lambda a, b: ((table.low[a] > table.high[b]) | (table.low[b] > table.high[a])).any()  # noqa: E731
+    similar = [pair for pair in combinations([r for r in groups if r not in sparse], 2) if not apart(*pair)]
+    for a, b in similar[:_MAX_PAIRS]:
+        lines.append(
+            f"{table.group[a]} and {table.group[b]}: their intervals overlap for every class; merge them, or claim no difference"
+        )
+    return lines + [f"and {len(similar) - _MAX_PAIRS:,} more such pairs"] * (len(similar) > _MAX_PAIRS)

@@ -1,0 +1,116 @@
+"""``headcount table``: what it prints, the files it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pyarrow.parquet as pq
+import pytest
+
+import read_factory as make
+from headcount.readers import read
+from model_factory import fitted, people, read_rows
+
+
+def square(name, i):
+    ring = [[i, 0], [i + 1, 0], [i + 1, 1], [i, 0]]
+    return {
+        "type": "Feature",
+        "geometry": {"type": "Polygon", "coordinates": [ring]},
+        "properties": {"PRECINCT": name, "county": "c"},
+    }
+
+
+@pytest.fixture
+def data(tmp_path):
+    """(model, data): eight precincts of six people, with an area that is no feature."""
+    table = people(area=[("north", "south")[i % 2] for i in range(48)])
+    (tmp_path / "in").mkdir()
+    path = make.write_csv(tmp_path / "in" / "people.csv", table)
+    return fitted(read({k: v for k, v in table.items() if k != "area"})).save(tmp_path / "in" / "model"), path
+
+
+def test_the_table_is_printed_and_written(run_cli, data, tmp_path):
+    squares = [square(f"p{b}", b) for b in range(8)] + [
+        square("elsewhere", 9),
+        {"type": "Feature", "geometry": None, "properties": None},
+    ]
+    (tmp_path / "squares.geojson").write_text(json.dumps({"type": "FeatureCollection", "crs": {"x": 1}, "features": squares}))
+    files = "--out t.csv --bags b.parquet --page p.html --map m.geojson --polygons squares.geojson --polygon-id PRECINCT"
+    code, out, err = run_cli("table", *data, "--by", "colour,area", *files.split())
+    assert code == 0, err
+    rows = read_rows(tmp_path / "t.csv")
+    groups = list(dict.fromkeys(row["group"] for row in rows))
+    assert groups == ["all", *(f"{c}, {a}" for c in ("green", "red") for a in ("north", "south"))]
+    assert sum(int(row["instances"]) for row in rows if row["choice"] == "yes") == 96
+    for row in rows:
+        ends = [float(row[name]) for name in ("bound_low", "low", "share", "high", "bound_high")]
+        assert ends == sorted(ends)
+        assert f"{ends[2]:.3f}" in out
+    bags = pq.read_table(tmp_path / "b.parquet").to_pylist()
+    assert {row["bag"] for row in bags} == {f"p{b}" for b in range(8)}
+    shapes = json.loads((tmp_path / "m.geojson").read_text())
+    assert shapes["crs"] == {"x": 1}
+    own = {row["bag"]: row["share"] for row in bags if row["group"] == "all" and row["choice"] == "yes"}
+    for feature in shapes["features"][:8]:
+        properties = feature["properties"]
+        assert properties["county"] == "c"
+        assert properties["label"] == ("no", "yes")[int(properties["bag"][1:]) % 2]
+        assert properties["share_yes"] == pytest.approx(own[properties["bag"]], abs=1e-6)
+    assert shapes["features"][8:] == squares[8:]
+    assert "8 features of m.geojson have shares, of 8 bags" in err
+    page = (tmp_path / "p.html").read_text()
+    assert page.count('class="plot"') == 2  # a figure for each class
+    assert page.count("<title>green, north: ") == 2
+    assert "by colour and area" in page
+    assert "merge it with another group" in err
+    assert re.search(r"all +no +0\.\d{3}", out)
+
+
+def test_a_map_of_points_and_shares_of_counted_classes(run_cli, tmp_path):
+    table = people(lon=[float(i % 6) for i in range(48)], lat=[1.0] * 48)
+    path = make.write_csv(tmp_path / "people.csv", table)
+    options = {"classes": ("no", "yes", "neither"), "uncounted": ("neither",)}
+    dataset = read({k: v for k, v in table.items() if k not in ("lon", "lat")}, **options)
+    model = fitted(dataset, counted=(True, True, False)).save(tmp_path / "model")
+    code, out, err = run_cli("table", model, path, "--x", "lon", "--y", "lat", "--map", "m.geojson", "--of", "counted")
+    assert code == 0, err
+    assert "neither" not in out
+    features = json.loads((tmp_path / "m.geojson").read_text())["features"]
+    assert len(features) == 8
+    assert features[0]["geometry"]["type"] == "Point"
+    assert features[0]["geometry"]["coordinates"][1] == 1.0
+    assert "neither" in run_cli("table", model, path)[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "advice"),
+    [
+        ("--by race", "no column 'race' to group by", "there are"),
+        ("--of voters", "no of 'voters'", "all, counted"),
+        ("--level 2", "level of an interval", "0.95"),
+        ("--out t.xlsx", "--out writes a table", ".csv"),
+        ("--page p.pdf", "--page writes .html", "p.pdf"),
+        ("--map m.png", "--map writes .geojson", "m.png"),
+        ("--map m.geojson", "--map without --polygons needs coordinates", "--x"),
+        ("--polygons p.geojson", "are for --map", "--map FILE.geojson"),
+        ("--map m.geojson --polygons p.geojson", "cannot read p.geojson", "FeatureCollection"),
+        ("--map m.geojson --polygons other.geojson", "'precinct' names 'x', and the bags are", "--polygon-id"),
+        ("--map m.geojson --polygons wrong.geojson", "features[0].type", "FeatureCollection"),
+        ("--map other.geojson --polygons other.geojson", "would overwrite", "choose another path"),
+        ("--out in/people.csv", "would overwrite the data", "choose another path"),
+    ],
+)
+def test_what_is_wrong_is_one_line(run_cli, data, tmp_path, words, what, advice):
+    (tmp_path / "other.geojson").write_text(
+        '{"type": "FeatureCollection", "features": [{"type": "Feature", "properties": {"precinct": "x"}}]}'
+    )
+    (tmp_path / "wrong.geojson").write_text('{"type": "FeatureCollection", "features": [{"type": 3}]}')
+    before = sorted(tmp_path.rglob("*"))
+    code, _, err = run_cli("table", *data, *words.split())
+    assert code == 2
+    last = err.strip().splitlines()[-1]
+    assert what in last
+    assert advice in last
+    assert sorted(tmp_path.rglob("*")) == before
