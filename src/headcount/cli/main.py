@@ -13,11 +13,11 @@ from typing import Annotated, Any, cast
 import typer
 
 from headcount import __version__
-from headcount.cli import experiments, model_commands, own_data, share_commands
+from headcount.cli import benchmark_commands, experiments, model_commands, own_data, share_commands
 from headcount.cli.options import with_option_names
 from headcount.errors import FileError, HeadcountError, HeadcountWarning, check_choice, format_warning
 
-RESUMABLE = ("fit", "run", "study", "paper", "demo", "data")
+RESUMABLE = ("fit", "run", "study", "paper", "demo", "data", "benchmark")
 
 _UsageError: Any = typer.BadParameter.__mro__[1]  # its module differs between versions of typer
 
@@ -32,7 +32,7 @@ app = typer.Typer(
 )
 CacheFolder = Annotated[Path | None, typer.Option(help="The cache folder; default $HEADCOUNT_DATA, else ~/.cache/headcount.")]
 data_app = typer.Typer(help="List, download and import data sets.", no_args_is_help=True)
-for part in (own_data.app, model_commands.app, share_commands.app, experiments.app):  # the order of the help
+for part in (own_data.app, model_commands.app, share_commands.app, experiments.app, benchmark_commands.app):  # the order of the help
     app.add_typer(part)
 app.add_typer(data_app, name="data")
 cache_app = typer.Typer(
