@@ -27,6 +27,7 @@ _MODULES = {
     "models.network": ("Model", "ModelConfig", "build_model"),
     "models.predictions": ("predict", "predict_instances"),
     "readers": ("BagDataset", "ColumnRoles", "read"),
+    "readers.text_encoders": ("encode_texts",),
     "selection.check": ("check",),
     "selection.fit": ("fit",),
     "training.config": ("TrainConfig",),
@@ -58,6 +59,7 @@ if TYPE_CHECKING:  # for type checkers and editors, which run nothing: "as" expo
     from headcount.models.network import Model as Model, ModelConfig as ModelConfig, build_model as build_model
     from headcount.models.predictions import predict as predict, predict_instances as predict_instances
     from headcount.readers import BagDataset as BagDataset, ColumnRoles as ColumnRoles, read as read
+    from headcount.readers.text_encoders import encode_texts as encode_texts
     from headcount.selection.check import check as check
     from headcount.selection.fit import fit as fit
     from headcount.training.config import TrainConfig as TrainConfig

@@ -59,7 +59,11 @@ READ_OPTIONS = {
     "labels": _option(str | None, "A second file with columns bag and label."),
     "skip_bad": _option(bool, "Skip what cannot be read, and list it.", False, "--skip-bad"),
     "tile": _option(float | None, "Side of the tiles, in the unit of the coordinates, if the files do not contain it."),
-    "cache": _option(Path | None, "Folder for images and slides larger than memory; default $HEADCOUNT_DATA."),
+    "cache": _option(
+        Path | None, "Folder for embeddings, and for images and slides larger than memory; default $HEADCOUNT_DATA."
+    ),
+    "encoder": _option(str | None, "Encoder of texts: a folder or a name; default: the model's, or TF-IDF."),
+    "download": _option(bool, "Download the encoder if it is not here.", False, "--download"),
 }
 # how data are read from which a model is made
 FIT_OPTIONS = {

@@ -114,7 +114,7 @@ class CacheEntry(NamedTuple):
     used: float  # when it was last read or written, in seconds since 1970
 
 
-_ARRAY = re.compile(r"([0-9a-f]{32}|[0-9a-f]{40})\.(npy|npy\.part|jsonl|lock)")
+_ARRAY = re.compile(r"([0-9a-f]{32}|[0-9a-f]{40})\.(npy|npy\.part|jsonl|lock|sqlite)")
 
 
 def cache_entries(folder: Path) -> list[CacheEntry]:

@@ -61,6 +61,8 @@ class ReadOptions:
     tile: float | None
     preprocessor: Preprocessor | None
     errors: ErrorPolicy
+    encoder: str | Path | None = None
+    download: bool = False
     notes: list[str] = field(default_factory=list)  # lines on what was ignored or changed, for the description
 
     @property

@@ -6,6 +6,8 @@ that are not written like 2021-12-31.
 """
 
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +17,7 @@ from headcount.readers.columns import abbreviate, clean_name, drop_values, facto
 from headcount.readers.dataset import ReadOptions
 from headcount.readers.preprocessing import MAX_CATEGORIES, Field, Preprocessor
 from headcount.readers.tables import MISSING_VALUES, SourceTable
+from headcount.readers.text_encoders import encode_texts, find_encoder
 from headcount.readers.transforms import as_float, as_vectors, parse_number, value_type
 
 _FEW_VALUES = 10  # distinct numbers that may still be names
@@ -34,7 +37,7 @@ def select_features(
     fields, notes, columns, unused = list[Field](), list[str](), dict[str, pa.ChunkedArray](), dict[str, str]()
     excluded = np.zeros(table.num_rows, bool)
     fitted = {f.name: f for f in options.preprocessor.fields} if options.preprocessor else {}
-    for name, fixed_kind in _candidates(source, role_columns, options.preprocessor):
+    for name, fixed_kind in _candidates(source, role_columns, options.preprocessor, options.encoder):
         column = table.column(name)
         kind, reason = (fixed_kind, "") if fixed_kind else _infer_kind(source, name)
         if not fixed_kind and not reason:
@@ -54,7 +57,10 @@ def select_features(
         elif kind == "category" and (n_values := len(factorize(converted)[1])) > MAX_CATEGORIES:
             which = f"the {MAX_CATEGORIES} most frequent are learned, the others count as one"
             notes.append(f"column {name!r} has {n_values:,} values: {which}")
-        fields.append(Field(name, kind))
+        field = Field(name, kind)
+        if kind == "embedding":
+            field, columns[field.column] = _encode(converted, field, fitted.get(name), options)
+        fields.append(field)
     if not fields:
         reasons = "; ".join(f"{name!r}: {reason}" for name, reason in list(unused.items())[:5])
         reasons = reasons or f"columns are {preview(table.column_names, 12)}"
@@ -62,9 +68,17 @@ def select_features(
     if roles.text and not roles.features and not fitted:
         idle = [n for n in table.column_names if n not in role_columns]
         notes += [f"not used: {preview(idle, 12)}; beside a text, columns are named with features="] if idle else []
-    kind = "text" if any(f.kind == "text" for f in fields) else "table"
+    kind = "text" if any(f.is_text for f in fields) else "table"
+    if not fitted and any(f.kind == "text" for f in fields):
+        notes.append("TF-IDF knows words of the training bags only; an encoder= of sentences (headcount[text]) knows more")
     schema = Preprocessor(kind, tuple(fields), roles=roles)
-    headings = {"number": "numbers", "category": "categories", "text": "text", "vector": "lists of numbers"}
+    headings = {
+        "number": "numbers",
+        "category": "categories",
+        "text": "TF-IDF of text",
+        "embedding": "embeddings of text",
+        "vector": "lists of numbers",
+    }
     names = {heading: [f.name for f in fields if f.kind == kind] for kind, heading in headings.items()}
     lines = [f"features, {heading}: {preview(n, 12)}" for heading, n in names.items() if n]
     lines += [f"not used: column {name!r}, {reason}" for name, reason in unused.items()]
@@ -72,7 +86,9 @@ def select_features(
     return pa.table(columns), schema, excluded
 
 
-def _candidates(source: SourceTable, role_columns: set[str], model: Preprocessor | None) -> list[tuple[str, str | None]]:
+def _candidates(
+    source: SourceTable, role_columns: set[str], model: Preprocessor | None, encoder: str | Path | None
+) -> list[tuple[str, str | None]]:
     """Columns that may become features, with their kind where it is fixed."""
     roles = source.roles
     if model is not None:
@@ -81,11 +97,26 @@ def _candidates(source: SourceTable, role_columns: set[str], model: Preprocessor
             raise HeadcountError(f"{problem}; add the column, empty where nothing is known, or fit without it")
         return [(f.name, f.kind) for f in model.fields]
     if roles.features or roles.text:
+        text_kind = "text" if encoder is None else "embedding"
         if missing := [c for c in roles.categories if c not in (*roles.features, roles.text)]:
             column = f"column {missing[0]!r} of {source.origin}"
             raise HeadcountError(f"{column} is in categories= and not in features=; name it there too")
-        return [*([(roles.text, "text")] if roles.text else []), *((n, None) for n in roles.features)]
+        return [*([(roles.text, text_kind)] if roles.text else []), *((n, None) for n in roles.features)]
     return [(n, None) for n in source.table.column_names if n not in role_columns]
+
+
+def _encode(texts: pa.ChunkedArray, field: Field, fitted: Field | None, options: ReadOptions) -> tuple[Field, pa.ChunkedArray]:
+    """The field and the embeddings of a text, by the encoder in the options or that of the fitted model, and by no other."""
+    encoder = find_encoder(options.encoder or (fitted.encoder if fitted else ""), download=options.download)
+    if fitted is not None and encoder.digest != fitted.digest:
+        problem = f"encoder {encoder.name!r} has other files than the one the model was fitted with, {fitted.encoder!r}"
+        raise HeadcountError(f"{problem}; give that one with encoder=")
+    x = encode_texts(texts.to_pylist(), encoder, cache=options.cache)
+    options.notes.append(
+        f"{encoder.name} makes {x.shape[1]} numbers of each text; long texts are encoded in parts and averaged"
+    )
+    column = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), x.shape[1])
+    return replace(field, length=x.shape[1], encoder=encoder.name, digest=encoder.digest), pa.chunked_array([column])
 
 
 def _note_unfamiliar_values(column: pa.ChunkedArray, field: Field) -> list[str]:
@@ -189,7 +220,7 @@ def _convert(
         return column
     value = value_type(column)
     try:
-        if kind == "text":
+        if kind in ("text", "embedding"):
             return column.cast(pa.large_string() if pa.types.is_large_string(value) else pa.string())
         if kind == "number" and not _is_text(value):
             x = as_float(column)

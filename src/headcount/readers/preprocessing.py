@@ -4,6 +4,7 @@
               dates and times are numbers of seconds
     category  1 column for each of the 64 most frequent values; a value not seen in training is zeros; +1 column "is missing"
     text      TF-IDF of words and pairs of words, then a truncated SVD: up to 100 columns
+    embedding the numbers that an encoder has made of a text (text_encoders.py), unchanged
     vector    a list of numbers in one cell, unchanged
 
 A fitted preprocessor is plain JSON and arrays, so that a model file needs no pickle, and a file is validated when it is read.
@@ -35,14 +36,16 @@ class Field:
     """A column and what it is used as; after fitting, with its statistics."""
 
     name: str
-    kind: str  # number, category, text or vector
+    kind: str  # number, category, text, embedding or vector
     fill: float = 0.0  # the median
     mean: float = 0.0
     scale: float = 1.0
     missing: bool = False  # training rows had missing values: an indicator column follows
     time_kind: str = ""  # one of TIME_KINDS, in seconds; empty for plain numbers
     categories: tuple[str, ...] = ()
-    length: int = 0  # of a vector
+    length: int = 0  # of a vector or an embedding
+    encoder: str = ""  # of an embedding: its name, and the sha256 of its files
+    digest: str = ""
     tfidf: Tfidf | None = None
 
     def __post_init__(self) -> None:
@@ -52,7 +55,17 @@ class Field:
     def width(self) -> int:
         """Number of features."""
         n_words = self.tfidf.width if self.tfidf else 0
-        return {"number": 1, "category": len(self.categories), "vector": self.length, "text": n_words}[self.kind] + self.missing
+        widths = {"number": 1, "category": len(self.categories), "text": n_words}
+        return widths.get(self.kind, self.length) + self.missing
+
+    @property
+    def is_text(self) -> bool:
+        return self.kind in ("text", "embedding")
+
+    @property
+    def column(self) -> str:
+        """The column of the content that becomes features: embeddings stand beside their text."""
+        return f"{self.name}: embedding" if self.kind == "embedding" else self.name
 
     @property
     def scaler(self) -> StandardScaler:
@@ -82,7 +95,7 @@ class Field:
             frequent = sorted(range(len(values)), key=lambda k: (-count[k], values[k]))[:MAX_CATEGORIES]
             categories = tuple(sorted(values[k] for k in frequent if count[k]))
             return replace(self, categories=categories, missing=bool((codes < 0).any()))
-        if self.kind == "vector":
+        if self.kind in ("vector", "embedding"):
             return replace(self, length=as_vectors(column, self.name).shape[1])
         return replace(self, tfidf=Tfidf.fit(column, rows, self.name))
 
@@ -109,7 +122,7 @@ class Field:
             out[rows, category[rows]] = 1
             if self.missing:
                 out[:, -1] = codes < 0
-        elif self.kind == "vector":
+        elif self.kind in ("vector", "embedding"):
             x = as_vectors(column, self.name)
             if x.shape[1] != self.length:
                 raise HeadcountError(f"column {self.name!r} holds lists of {x.shape[1]} numbers, the model takes {self.length}")
@@ -136,7 +149,7 @@ class Preprocessor:
         if not self.fields:
             return self
         rows = np.arange(table.num_rows) if rows is None else rows
-        fields = tuple(f.fit(table.column(f.name), rows) for f in self.fields)
+        fields = tuple(f.fit(table.column(f.column), rows) for f in self.fields)
         width = sum(f.width for f in fields)
         if width == 0:
             raise HeadcountError("no column is left to learn from: all of them are empty in the training bags")
@@ -149,9 +162,9 @@ class Preprocessor:
         out = np.zeros((raw.num_rows, self.shape[0]), dtype=np.float32)
         start = 0
         for f in self.fields:
-            if f.name not in raw.column_names:
+            if f.column not in raw.column_names:
                 raise HeadcountError(f"the model needs column {f.name!r}, which the data do not have; add it")
-            f.transform(raw.column(f.name), out[:, start : start + f.width])
+            f.transform(raw.column(f.column), out[:, start : start + f.width])
             start += f.width
         return out
 
@@ -227,5 +240,6 @@ _STORED: dict[str, dict[str, Callable[[Any], Any]]] = {  # of a field besides it
     "number": {"fill": float, "mean": float, "scale": float, "missing": bool, "time_kind": str},
     "category": {"categories": _texts, "missing": bool},
     "vector": {"length": int},
+    "embedding": {"length": int, "encoder": str, "digest": str},
     "text": {"vocabulary": _texts},
 }

@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 
 from headcount.bags import Bags, Pool
-from headcount.errors import HeadcountError, check_choice, check_number
+from headcount.errors import HeadcountError, check_bool, check_choice, check_number
 from headcount.loading import file_mode
 from headcount.readers import arrays, images, rows, slides
 from headcount.readers.columns import ColumnRoles, clean_name, first_duplicate, note_similar_classes, preview
@@ -39,6 +39,8 @@ def read(
     side: int | None = None,
     cache: str | Path | None = None,
     tile: float | None = None,
+    encoder: str | Path | None = None,
+    download: bool = False,
     preprocessor: Preprocessor | None = None,
 ) -> BagDataset:
     r"""Read a folder, a file, a DataFrame, a dict of columns or arrays, a list of arrays, an array or a sparse matrix.
@@ -70,9 +72,12 @@ def read(
     side
         Resize images to a square of this side.
     cache
-        A folder for images and slides larger than memory (a default one is used if they are).
+        A folder for embeddings, and for images and slides larger than memory; default ``$HEADCOUNT_DATA``.
     tile
         Side of the tiles at the coordinates, in their unit, where the files do not contain it.
+    encoder, download
+        What makes features of texts, instead of TF-IDF: a folder, an installed package or a name on the Hugging Face hub, as
+        :func:`headcount.encode_texts` takes it (default: that of the model, if there is one); and whether it may be downloaded.
     preprocessor
         That of a fitted model: the data are read as the model's were.
 
@@ -108,7 +113,7 @@ def read(
         ties=check_choice("rule for ties", ties, TIES), uncounted=_check_names("uncounted", uncounted), need_labels=need_labels,
         truth_suffices=truth_suffices, side=None if side is None else check_number("side", side, 1, 1 << 20, integer=True),
         cache=None if cache is None else Path(cache), tile=None if tile is None else check_number("tile", tile, 1e-9, 1e9, integer=False),
-        preprocessor=preprocessor, errors=ErrorPolicy(skip_bad),
+        preprocessor=preprocessor, errors=ErrorPolicy(skip_bad), encoder=encoder, download=check_bool("download", download),
     )  # fmt: skip
     try:
         return _assemble(_load(data, options), options)
@@ -234,6 +239,11 @@ def _check_usable(raw: RawData, options: ReadOptions) -> None:
         raise HeadcountError(f"{raw.origin} has two bags called {duplicate!r}; give each its own name")
     if options.side is not None and kind != "images":
         raise HeadcountError(f"side={options.side} is for images, and {raw.origin} holds none; leave it out")
+    if options.encoder is not None and not any(f.kind == "embedding" for f in raw.schema.fields):
+        advice = "the model was fitted without one" if model is not None else "name the column with text="
+        raise HeadcountError(
+            f"encoder={options.encoder} is for a text, and {raw.origin} has none to encode; {advice}, or leave it out"
+        )
     if options.tile is not None and raw.coords is None:
         raise HeadcountError(f"tile={options.tile:g} is for coordinates, and {raw.origin} has none; leave it out")
 

@@ -73,6 +73,7 @@ def read_table(data: Any, options: ReadOptions) -> RawData:
         label = None if labels.codes is None else np.append(labels.codes, -1)[bag]
         raw.content, raw.schema, unusable = select_features(source, label, bag, options)
         excluded |= unusable
+        raw.digest += "".join(f.digest for f in raw.schema.fields)  # of their encoders
         raw.summary = f"read {origin}: a table of {table.num_rows:,} rows and {table.num_columns} columns"
     raw.bag = np.where(excluded, -1, bag)
     hidden = {*roles.votes, roles.label, roles.truth, roles.known, *(f.name for f in raw.schema.fields)}

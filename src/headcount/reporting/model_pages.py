@@ -226,7 +226,7 @@ def attribute_columns(
     blocks, end = {}, 0
     for f in model.preprocessor.fields:
         start, end = end, end + f.width
-        if f.kind != "text" and f.width:
+        if not f.is_text and f.width:
             blocks[f.name] = slice(start, end)
     if not blocks:
         return None

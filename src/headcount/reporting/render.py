@@ -235,9 +235,10 @@ def view_instance(dataset: BagDataset, i: int, side: int = 72, max_text: int = _
         pixels = np.asarray(dataset.content[address])
         view.picture, view.pixelated = picture_uri(pixels, side), max(pixels.shape[:2]) < side
     elif dataset.schema.fields:
-        texts = [f.name for f in dataset.schema.fields if f.kind == "text"]
+        fields = dataset.schema.fields
+        texts = [f.name for f in fields if f.is_text]
         view.text = "\n".join(v for _, v in _row_values(dataset.content.select(texts), address, max_text))
-        view.values = _row_values(dataset.content.drop_columns(texts), address, digits=False)
+        view.values = _row_values(dataset.content.select([f.name for f in fields if not f.is_text]), address, digits=False)
     return view
 
 
