@@ -80,7 +80,7 @@ MUTATIONS = [
     ),
     Mutation(
         "majority/transition.py",
-        "ratio = (mix / Transition(mix, label_prior).prior",
+        "ratio = (label_mix / Transition(mix, label_prior).prior",
         "ratio = (mix * Transition(mix, label_prior).prior",
         "test_transition.py",
     ),

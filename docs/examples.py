@@ -18,9 +18,9 @@ target : Tensor
     (B, C) one-hot labels, votes as shares, or rows of zeros for unlabelled bags.
 classes : tuple of str
     Names of the classes.
-weight, counted, group, names, known, truth, removed : optional
+weight, counted, group, names, known, truth, removed, label_noise : optional
     Per instance a weight, supervision (``known``), the class for scoring only (``truth``), and whether it is removed; per bag its
-    group and name; per class whether it counts in the vote.
+    group and name; per class whether it counts in the vote; the probability with which each label was replaced by one at random.
 """,
     "Output": f"""
 Parameters

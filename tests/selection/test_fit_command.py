@@ -217,3 +217,63 @@ def test_a_fit_that_is_killed_many_times_gives_the_same_model(tmp_path):
             break
     assert (tmp_path / "m" / "model.safetensors").read_bytes() == whole
     assert not list(tmp_path.glob("m.*"))
+
+
+def test_a_private_model_writes_about_bags_alone(tmp_path, run_cli):
+    """Small bags are refused or left out, and so is every output of single instances."""
+    source, model, shares = tmp_path / "data.csv", tmp_path / "model", tmp_path / "shares.csv"
+    small = pa.table({"bag": ["tiny"], "label": ["cat"], "truth": ["cat"], "a": [0.0], "b": [0.0]})
+    pyarrow.csv.write_csv(pa.concat_tables([table(), small]), source)
+    fit = ["fit", source, "--out", model, "--method", "forest", "--private", 4]
+    code, _, err = run_cli(*fit)
+    assert code == 2
+    assert "1 bag has fewer than 4 instances" in err
+    assert "--skip-bad" in err
+    assert run_cli(*fit, "--skip-bad")[0] == 0
+    saved = json.loads((model / "model.json").read_text())["metadata"]
+    assert saved["min_bag_size"] == 4
+    assert saved["data"]["bag_hashes"] == ""
+    assert saved["data"]["bags"] == 16
+    assert "tiny" not in (model / "model.json").read_text() + (model / "report.html").read_text()
+    assert "not differentially private" in (model / "MODEL_CARD.md").read_text()
+    for command, *options in (
+        ["predict", "--out", "p.csv"],
+        ["predict", "--bags", shares, "--geojson", "folder"],
+        ["predict", "--bags", shares, "--heatmap", "folder"],
+        ["explain", "--out", "e.html"],
+        ["audit", "--out", "a.csv"],
+    ):
+        code, _, err = run_cli(command, model, source, *options, "--skip-bad")
+        assert (code, "writes about single instances" in err) == (2, True), err
+    code, _, err = run_cli("export", model, "--onnx", "m.onnx")
+    assert code == 2
+    assert "writes about single instances" in err
+    code, _, err = run_cli("predict", model, source, "--bags", shares)
+    assert code == 2
+    assert "fewer than 4 instances" in err
+    code, _, err = run_cli("predict", model, source)
+    assert code == 2
+    assert "nothing to write" in err
+    code, _, err = run_cli("predict", model, source, "--bags", shares, "--skip-bad")
+    assert code == 0
+    assert pyarrow.csv.read_csv(shares).num_rows == 16
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["data.csv", "model", "shares.csv"]
+
+
+def test_label_noise_is_read_and_recorded(tmp_path, run_cli):
+    source, model, plain = tmp_path / "data.csv", tmp_path / "model", tmp_path / "plain"
+    pyarrow.csv.write_csv(table(), source)
+    assert run_cli("fit", source, "--out", model, "--method", "em_forest", "--label-noise", 0.3)[0] == 0
+    assert "replaced by one at random with probability 0.3" in (model / "MODEL_CARD.md").read_text()
+    assert run_cli("fit", source, "--out", plain, "--method", "em_forest")[0] == 0
+    with_noise, without = (FittedModel.load(folder) for folder in (model, plain))
+    assert with_noise.transition.share.mean() > without.transition.share.mean()
+    assert with_noise.metadata["data"]["fingerprint"] != without.metadata["data"]["fingerprint"]
+    code, _, err = run_cli("check", source, "--label-noise", 2)
+    assert code == 2
+    assert "label_noise" in err
+    votes = pa.table({"bag": ["x", "y"], "cat": [1, 2], "dog": [2, 1], "a": [0.1, 0.2]})
+    pyarrow.csv.write_csv(votes, tmp_path / "votes.csv")
+    code, _, err = run_cli("check", "votes.csv", "--votes", "cat,dog", "--label-noise", 0.2)
+    assert code == 2
+    assert "is for labels" in err

@@ -53,6 +53,7 @@ class Bags:
     known: Tensor | None = None  # (N,) instance labels given as supervision, -1 where unknown
     truth: Tensor | None = None  # (N,) instance labels for scoring only, -1 where unknown
     removed: Tensor | None = None  # (N,) not counted, but still part of the network's batch
+    label_noise: float = 0.0  # probability with which a label was replaced by one at random (majority/label_noise.py)
 
     @classmethod
     def of(
@@ -81,7 +82,7 @@ class Bags:
         sizes, offsets
             (B,) the number of instances of each bag, or (B+1,) where each begins and ends: one of the two.
         **extras
-            Any of ``weight``, ``counted``, ``group``, ``names``, ``known``, ``truth`` and ``removed``.
+            Any of ``weight``, ``counted``, ``group``, ``names``, ``known``, ``truth``, ``removed`` and ``label_noise``.
         """
         names = validation.check_class_names(classes)
         addresses = validation.check_addresses(range(len(pool)) if index is None else index, len(pool))
@@ -102,6 +103,7 @@ class Bags:
             "counted": lambda given: validation.check_counted(given, names, target, bag_names),
             "group": lambda given: check_per_bag("group", given),
             "names": lambda given: check_per_bag("names", given),
+            "label_noise": validation.check_noise,
         }
         for key in extras:
             check_choice("field of bags", key, checks)
@@ -238,6 +240,8 @@ def fingerprint(bags: Bags, sample_size: int = SAMPLE_SIZE) -> str:
         if (value := getattr(bags, name)) is not None:
             digest.update(name.encode())
             digest.update(tensor_bytes(value))
+    if bags.label_noise:
+        digest.update(f"label_noise {bags.label_noise}".encode())
     rows = bags.index.unique()
     instance_bytes = max(1, int(np.prod(bags.pool.shape)) * bags.pool.data.element_size())
     if bags.pool.on_disk or len(rows) * instance_bytes > MAX_RESIDENT_BYTES:

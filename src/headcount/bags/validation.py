@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from headcount.errors import HeadcountError, to_python_scalar
+from headcount.errors import HeadcountError, check_number, to_python_scalar
 
 
 def check_class_names(given: Iterable[str] | int) -> tuple[str, ...]:
@@ -114,6 +114,11 @@ def check_counted(given: Any, classes: tuple[str, ...], target: Tensor, names: A
         label = classes[int(target[b].masked_fill(v, 0).argmax())]
         raise HeadcountError(f"{_name(b, names)} is labelled {label!r}, a class that is not counted")
     return v
+
+
+def check_noise(given: Any) -> float:
+    """The probability that a label was replaced; if every one was, the labels would say nothing."""
+    return check_number("label_noise", given, 0, 0.99, integer=False)
 
 
 def check_not_empty(total_weight: Tensor, names: Any) -> None:

@@ -3,10 +3,12 @@
 Each checks every output path before it predicts. Files are written whole or not at all.
 """
 
+from __future__ import annotations
+
 import json
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +16,10 @@ from headcount.cli.options import READ_OPTIONS, Data, Device, RayAddress, with_o
 from headcount.cli.own_data import load_model, predict_all, read_data
 from headcount.errors import HeadcountError, check_choice
 
+if TYPE_CHECKING:
+    from headcount.models.fitted import FittedModel
+
+_OUT = "Instances, one per row: FILE.csv, .tsv, .parquet or .h5, or a folder for one HDF5 file per bag."
 CONTEXT = {"auto": None, "on": True, "off": False}
 app = typer.Typer()
 Model = Annotated[Path, typer.Argument(help="The folder that `headcount fit` wrote.")]
@@ -21,15 +27,20 @@ _CONTEXT = "Use the rest of the bag as context: auto (if it helped in cross-vali
 Context = Annotated[str, typer.Option(help=_CONTEXT)]
 
 
+def require_instance_output(model: FittedModel, command: str) -> None:
+    """Refuse what is about single instances, if the model is private."""
+    if model.min_bag_size:
+        problem = f"{command} writes about single instances, and the model was fitted with --private {model.min_bag_size}"
+        raise HeadcountError(f"{problem}; `headcount predict --bags FILE` writes the shares of bags")
+
+
 @app.command()
 @with_options("read_options", READ_OPTIONS)
 def predict(
     model: Model,
     data: Data,
-    out: Annotated[
-        Path, typer.Option(help="Where to write: FILE.csv, .tsv, .parquet or .h5, or a folder for one HDF5 file per bag.")
-    ],
-    bags: Annotated[Path | None, typer.Option(help="Also a table of the bags: label, shares, intervals.")] = None,
+    out: Annotated[Path | None, typer.Option(help=_OUT)] = None,
+    bags: Annotated[Path | None, typer.Option(help="A table of the bags: label, shares, intervals.")] = None,
     geojson: Annotated[Path | None, typer.Option(help="Also a folder of GeoJSON for QuPath, one file per bag.")] = None,
     heatmap: Annotated[Path | None, typer.Option(help="Also a folder of heat maps, one PNG per bag.")] = None,
     context: Context = "auto",
@@ -53,7 +64,9 @@ def predict(
     from headcount.selection.metadata import share_warnings
 
     use_context = CONTEXT[check_choice("context", context, CONTEXT)]
-    as_table = export.is_table(out)
+    if (target := out or bags) is None:
+        raise HeadcountError("nothing to write; give --out for the instances, --bags for the bags, or both")
+    as_table = out is None or export.is_table(out)
     if bags is not None:
         export.require_table("--bags", bags)
     export.check_outputs(data, model, read_options["labels"], out=out, bags=bags, geojson=geojson, heatmap=heatmap)
@@ -64,6 +77,9 @@ def predict(
     elif address is not None or gpus_each:
         raise HeadcountError("--address and --gpus-each are for --launch ray")
     fitted = load_model(model, "cpu" if remote else device)
+    for name, path in {"--out": out, "--geojson": geojson, "--heatmap": heatmap}.items():
+        if path is not None:
+            require_instance_output(fitted, name)
     dataset = read_data(data, read_options, fitted, labels=False)
     if geojson is not None:
         geo.require_coords(dataset, "--geojson", tiles=True)
@@ -72,10 +88,10 @@ def predict(
     _, note = export.added_columns(dataset, fitted.classes)
     if note:
         print_message(note)
-    out.parent.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     with progress_bar("bags") as update:
         show = lambda done, total: update(completed=done, total=total)  # noqa: E731
-        predictions = predict_all(fitted, dataset, use_context, scratch=out.parent, on_progress=show, shard_predictor=remote)
+        predictions = predict_all(fitted, dataset, use_context, scratch=target.parent, on_progress=show, shard_predictor=remote)
     for line in share_warnings(fitted, predictions) if bags is not None else ():
         print_message(line)
     with commit_together():  # all or nothing, OUT last
@@ -85,16 +101,18 @@ def predict(
             geo.write_heatmaps(heatmap, dataset, predictions)
         if bags is not None:
             export.write_table(bags, [export.bag_table(dataset, predictions)])
-        if as_table:
+        if out is not None and as_table:
             export.write_table(out, export.prediction_chunks(dataset, predictions))
-        else:
+        elif out is not None:
             export.write_hdf5(out, dataset, predictions)
     for folder in filter(None, (geojson, heatmap)):
         print_message(f"wrote {folder}: {len(list(folder.iterdir())):,} files")
     if bags is not None:
         print_message(f"wrote {bags}: {len(dataset.bags):,} bags")
-    missing = dataset.n_rows - len(dataset.rows)
-    print_message(f"wrote {out}: {dataset.n_rows:,} rows" + (f", {missing:,} of them without a prediction" if missing else ""))
+    if out is not None:
+        missing = dataset.n_rows - len(dataset.rows)
+        without = f", {missing:,} of them without a prediction" if missing else ""
+        print_message(f"wrote {out}: {dataset.n_rows:,} rows{without}")
 
 
 @app.command()
@@ -175,6 +193,7 @@ def explain(
         raise HeadcountError(f"the page is an .html file, got {out}")
     check_outputs(data, model, read_options["labels"], out=out)
     fitted = load_model(model, device)
+    require_instance_output(fitted, "explain")
     dataset = read_data(data, read_options, fitted, labels=False)
     shown = find_bags(dataset, bag or ())
     predictions = predict_all(fitted, dataset)
@@ -207,6 +226,7 @@ def audit(
     audit_sheet.check_free(out)
     check_outputs(data, model, read_options["labels"], out=out)
     fitted = load_model(model, device)
+    require_instance_output(fitted, "audit")
     dataset = read_data(data, read_options, fitted, labels=False)
     n_drawn, key = audit_sheet.write_sheet(out, dataset, predict_all(fitted, dataset), count, seed)
     sheet = out if out.suffix.lower() == ".csv" else out / "sheet.csv"
@@ -233,6 +253,7 @@ def export(model: Model, onnx: Annotated[Path, typer.Option(help="The file to wr
         raise HeadcountError(f"the file is an .onnx, got {onnx}")
     check_outputs(None, model, onnx=onnx)
     fitted = load_model(model, "cpu")
+    require_instance_output(fitted, "export")
     difference = export_onnx(fitted, onnx)
     without = ", as `predict --context off` makes them" if fitted.use_context else ""
     print_message(f"wrote {onnx}: onnxruntime gives the model's predictions{without} (to {difference:.1g})")

@@ -74,6 +74,7 @@ FIT_OPTIONS = {
     "classes": _option(str | None, "The classes, in order: a,b,c."),
     "ties": _option(str, "Bags with two equally frequent classes: split, drop or lowest.", "split"),
     "uncounted": _option(str | None, "Classes that never win, such as background: a,b,c."),
+    "label_noise": _option(float | None, "Each label was replaced by one at random with this probability, from 0 to 0.99."),
     "side": _option(int | None, "Resize images to squares of this side."),
 }
 LIST_OPTIONS = ("votes", "features", "categories", "classes", "uncounted")

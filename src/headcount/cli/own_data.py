@@ -28,6 +28,7 @@ _BACKBONE = "quick, resnet18, mlp or linear; for images also timm:NAME or torchv
 _FROZEN = "extract features once and fit all methods on them, or train the network. Default: frozen if it has weights."
 _WEIGHTS = "timm, torchvision: pretrained (default; may download), none, or FILE.safetensors."
 _VIEWS = "Augmentation policy: digit (no flips; default for images), image, tissue, none."
+_PRIVATE = "The least size of a bag, and of a group in any output; nothing is written about single instances."
 _EPOCHS = "Training epochs of networks; default by the number of bags."
 
 
@@ -102,6 +103,7 @@ def fit(
     epochs: Annotated[int | None, typer.Option(min=1, help=_EPOCHS)] = None,
     seed: Seed = 0,
     device: Device = "auto",
+    private: Annotated[int | None, typer.Option(min=2, help=_PRIVATE)] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing model.")] = False,
     *,
     read_options: dict[str, Any],
@@ -131,12 +133,12 @@ def fit(
     try:
         with file_lock(work / "lock"):
             serialization.check_writable(out, overwrite)
-            dataset = read_data(data, read_options, labels=True, log=print_line)
+            dataset = read_data(data, {**read_options, "min_size": private}, labels=True, log=print_line)
             with progress_bar("timing a few steps") as update:
                 model = fit_dataset(
                     dataset, method, minutes=minutes, folds=folds, head=head, options=head_options, backbone=backbone,
                     frozen=frozen, weights=weights, size=size, cache=read_options["cache"], views=views, epochs=epochs,
-                    seed=seed, device=device, work=work, log=print_line,
+                    seed=seed, device=device, work=work, private=private, log=print_line,
                     on_progress=lambda p: update(description=p.message, total=round(p.total), completed=round(p.done)),
                 )  # fmt: skip
             page = render_fit_page(model, f"A model from {Path(data).name}")

@@ -19,6 +19,7 @@ from headcount.bags import Bags, Segments
 from headcount.bags.seeds import make_generator
 from headcount.errors import HeadcountError
 from headcount.majority import proportions
+from headcount.majority.label_noise import report_log_probs
 from headcount.majority.proportions import Proportions
 from headcount.majority.ragged_votes import election_log_probs
 from headcount.majority.transition import Transition, estimate_transition, instance_label_losses
@@ -49,14 +50,15 @@ def fit_temperature(
     return min((t for t in tried if float(excess[t].mean()) <= tolerance(excess[t])), key=lambda t: abs(math.log(t)))
 
 
-def fit_bag_temperature(log_p: Tensor, target: Tensor) -> float:
+def fit_bag_temperature(log_p: Tensor, target: Tensor, noise: float = 0.0, counted: Tensor | None = None) -> float:
     """The temperature of bag log-probabilities (B, C) under which the labels ``target`` (B, C) are likeliest."""
-    return fit_temperature(lambda t: bag_losses((log_p.double() / t).log_softmax(1), target), BAG_TEMPERATURES)
+    return fit_temperature(lambda t: bag_losses((log_p.double() / t).log_softmax(1), target, noise, counted), BAG_TEMPERATURES)
 
 
-def bag_losses(log_p: Tensor, target: Tensor) -> Tensor:
-    """(b,) -log P(label) of the labelled bags; no label counts as impossible."""
-    log_p = log_p.double().clamp_min(math.log(1e-12))
+def bag_losses(log_p: Tensor, target: Tensor, noise: float = 0.0, counted: Tensor | None = None) -> Tensor:
+    """(b,) -log P(label) of the labelled bags, from log P(winner) (B, C); no label counts as impossible. ``noise`` and ``counted``
+    as in label_noise.py."""
+    log_p = report_log_probs(log_p.double(), noise, counted).clamp_min(math.log(1e-12))
     return -(target.double() * log_p).sum(1)[target.sum(1) > 0]
 
 
@@ -109,16 +111,17 @@ def fit_context(logits: Tensor, valid: Bags) -> ContextModel:
     z, device = logits.double(), logits.device
     segments, target = valid.segments().to(device), valid.target.double().to(device)
     counted = None if valid.counted is None else valid.counted.to(device)
-    temperature = fit_instance_temperature(z, segments, target, counted=counted)
+    temperature = fit_instance_temperature(z, segments, target, counted=counted, noise=valid.label_noise)
     log_p = (z / temperature).log_softmax(1)
-    transition = estimate_transition(log_p.exp(), segments, target, counted=counted)
+    transition = estimate_transition(log_p.exp(), segments, target, counted=counted, noise=valid.label_noise)
     prior = transition.prior.double()
     labelled, _ = proportions.fit_concentration(log_p, segments, proportions.prior_means(transition, target), prior)
-    return ContextModel(transition, temperature, labelled, assess_context(log_p, segments, target, prior, counted))
+    assessment = assess_context(log_p, segments, target, prior, counted, valid.label_noise)
+    return ContextModel(transition, temperature, labelled, assessment)
 
 
 def assess_context(
-    log_p: Tensor, segments: Segments, target: Tensor, prior: Tensor, counted: Tensor | None
+    log_p: Tensor, segments: Segments, target: Tensor, prior: Tensor, counted: Tensor | None, noise: float = 0.0
 ) -> ContextAssessment:
     """Assess from log P(y | x) (N, C) of instances by themselves, in bags that the model was not trained on."""
     concentration, gain = proportions.fit_concentration(log_p, segments, prior.expand(segments.n_bags, -1), prior)
@@ -127,7 +130,8 @@ def assess_context(
     for votes in (log_p, in_context):  # -log P(the label wins) if every instance votes at random by its probabilities
         won = election_log_probs(votes, segments, "auto", counted)
         won = won if counted is None else won.masked_fill(~counted, -torch.inf)
-        losses.append(-torch.where(target > 0, target * won.log_softmax(1), 0.0).sum(1)[target.sum(1) > 0])
+        log_label = report_log_probs(won.log_softmax(1), noise, counted)
+        losses.append(-torch.where(target > 0, target * log_label, 0.0).sum(1)[target.sum(1) > 0])
     loss, loss_in_context = losses
     return ContextAssessment(
         concentration=concentration, gain=float(gain.mean()), gain_error=standard_error(gain), bag_loss=float(loss.mean()),
@@ -135,15 +139,17 @@ def assess_context(
     )  # fmt: skip
 
 
-def fit_instance_temperature(logits: Tensor, segments: Segments, target: Tensor, *, counted: Tensor | None = None) -> float:
+def fit_instance_temperature(
+    logits: Tensor, segments: Segments, target: Tensor, *, counted: Tensor | None = None, noise: float = 0.0
+) -> float:
     """The temperature of logits (N, C) by the forward-corrected loss, the transition re-estimated for each candidate.
     Of those within one standard error (over bags) of the best, the one nearest to 1: where classes hardly overlap, labels tell
     little about it."""
 
     def losses(temperature: float) -> Tensor:
         log_p = (logits.double() / temperature).log_softmax(1)
-        transition = estimate_transition(log_p.exp(), segments, target, counted=counted, max_iterations=50)
-        return instance_label_losses(log_p, segments, target, transition)
+        transition = estimate_transition(log_p.exp(), segments, target, counted=counted, noise=noise, max_iterations=50)
+        return instance_label_losses(log_p, segments, target, transition, noise, counted)
 
     return fit_temperature(losses, TEMPERATURES, tolerance=standard_error)
 
@@ -204,19 +210,22 @@ def evaluate_criterion(p: Tensor, bags: Bags, sample: tuple[Tensor, Bags] | None
 def fit_vote_loss(p: Tensor, bags: Bags) -> tuple[Tensor, float]:
     """The vote losses (b,) of ``p`` (N, C) under the temperature that suits them best, and that temperature."""
     log_p = log_mean_shares(p.double().clamp_min(1e-12), bags.segments(), bags.counted)
-    temperature = fit_bag_temperature(log_p, bags.target)
-    return bag_losses((log_p / temperature).log_softmax(1), bags.target), temperature
+    labels = bags.target, bags.label_noise, bags.counted
+    temperature = fit_bag_temperature(log_p, *labels)
+    return bag_losses((log_p / temperature).log_softmax(1), *labels), temperature
 
 
 def fit_transition_loss(p: Tensor, bags: Bags, form: str = "full") -> tuple[Tensor, Transition]:
     """The instance losses (b,) of ``p`` (N, C) under the transition that suits it best, and that transition."""
-    transition = estimate_transition(p, bags.segments(), bags.target, form=form, counted=bags.counted)
+    noise = bags.label_noise
+    transition = estimate_transition(p, bags.segments(), bags.target, form=form, counted=bags.counted, noise=noise)
     return instance_losses(p, bags, transition), transition
 
 
 def instance_losses(p: Tensor, bags: Bags, transition: Transition) -> Tensor:
     """(b,) the mean loss of each labelled bag's instances, from P(y | x) (N, C)."""
-    return instance_label_losses(p.double().clamp_min(1e-30).log(), bags.segments(), bags.target, transition)
+    log_p = p.double().clamp_min(1e-30).log()
+    return instance_label_losses(log_p, bags.segments(), bags.target, transition, bags.label_noise, bags.counted)
 
 
 def prior_loss(target: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from headcount.bags.segments import Segments
 from headcount.errors import HeadcountError, check_choice
+from headcount.majority.label_noise import report, winner_counts, winner_prior
 
 UNSEEN_SHARE = 1e-3  # the share of all labels that never occurred, together
 TRANSITION_FORMS = ("one", "class", "full")
@@ -94,9 +95,12 @@ def forward_loss(log_p: Tensor, target: Tensor, mix: Tensor, label_prior: Tensor
     return (labelled * losses).sum() / labelled.sum().clamp_min(1e-12)
 
 
-def instance_label_losses(log_p: Tensor, segments: Segments, target: Tensor, transition: Transition) -> Tensor:
-    """(b,) -log P(label | x) from log P(y | x) (N, C), averaged over the instances of each of the b labelled bags."""
-    log_p_label = forward_correct(log_p, transition.mix.double(), transition.label_prior.double())
+def instance_label_losses(
+    log_p: Tensor, segments: Segments, target: Tensor, transition: Transition, noise: float = 0.0, counted: Tensor | None = None
+) -> Tensor:
+    """(b,) -log P(label | x) from log P(y | x) (N, C), averaged over the instances of each of the b labelled bags; ``noise`` and
+    ``counted`` as in label_noise.py."""
+    log_p_label = forward_correct(log_p, *report(transition.mix.double(), transition.label_prior.double(), noise, counted))
     losses = -(segments.broadcast(target.double()) * log_p_label).sum(1)
     return segments.mean(losses)[target.sum(1) > 0]
 
@@ -165,12 +169,16 @@ def label_prior_from_counts(counts: Tensor, counted: Tensor | None = None) -> Te
     return counts / counts.sum()
 
 
-def e_step(p: Tensor, target: Tensor, mix: Tensor, label_prior: Tensor) -> Tensor:
-    """(C, C) the expected counts of these instances: row c, the number of each class in bags labelled c, by posterior.
-    ``target`` (N, C) may be scaled by an instance's weight; a row of zeros adds nothing."""
-    ratio = (mix / Transition(mix, label_prior).prior.clamp_min(1e-30)).to(p.dtype)  # (c, k)
+def e_step(
+    p: Tensor, target: Tensor, mix: Tensor, label_prior: Tensor, noise: float = 0.0, counted: Tensor | None = None
+) -> Tensor:
+    """(C, C) the expected counts of these instances: row c, the number of each class in bags that c won, by posterior. ``target``
+    (N, C) may be scaled by an instance's weight; a row of zeros adds nothing. ``noise`` and ``counted`` as in label_noise.py."""
+    label_mix, _ = report(mix, label_prior, noise, counted)
+    ratio = (label_mix / Transition(mix, label_prior).prior.clamp_min(1e-30)).to(p.dtype)  # (c, k)
     label_ratio = matmul_full_precision(p, ratio.T).clamp_min(1e-30)  # (N, c), P(label = c | x) / P(label = c)
-    return ratio * matmul_full_precision((target / label_ratio).T, p)
+    counts = ratio * matmul_full_precision((target / label_ratio).T, p)
+    return winner_counts(counts, mix, label_prior, noise, counted)
 
 
 def m_step(
@@ -240,11 +248,13 @@ def estimate_transition(
     *,
     form: str = "full",
     counted: Tensor | None = None,
+    noise: float = 0.0,
     max_iterations: int = 200,
 ) -> Transition:
     """Estimate the transition by EM from probabilities ``p`` (N, C) and the labels ``target`` (B, C) of the bags. ``p`` should
     be for instances that the classifier was not trained on (validation bags, or out-of-fold): a classifier remembers the labels
-    of its training bags, and the transition becomes too steep. Rows of zeros in ``target`` are ignored."""
+    of its training bags, and the transition becomes too steep. Rows of zeros in ``target`` are ignored.
+    ``noise``: of the labels; the transition is that of the winners (label_noise.py)."""
     if p.ndim != 2 or p.shape[1] != target.shape[1] or len(p) != len(segments.index) or len(target) != segments.n_bags:
         shapes = f"shapes {tuple(p.shape)} and {tuple(target.shape)} for {segments!r}"
         raise HeadcountError(f"a transition takes probabilities (instances, classes) and targets (bags, classes), got {shapes}")
@@ -255,11 +265,12 @@ def estimate_transition(
     rows = instance_targets(segments, target)
     size = effective_bag_size(segments, target)
     min_share = min_majority_share(size, classes, counted)
-    label_prior = label_prior_from_counts(rows.sum(0), counted)
+    label_prior = winner_prior(label_prior_from_counts(rows.sum(0), counted), noise, counted)
     mix = mix_from_shares(torch.tensor(initial_share(size, classes), dtype=torch.float64), classes)
     p = p.double().masked_fill(segments.removed[:, None], 1 / classes)
     for _ in range(max_iterations):
-        previous, mix = mix, m_step(e_step(p, rows, mix, label_prior), n_bags, form, min_share, counted)
+        counts = e_step(p, rows, mix, label_prior, noise, counted)
+        previous, mix = mix, m_step(counts, n_bags, form, min_share, counted)
         if float((mix - previous).abs().max()) < 1e-7:
             break
     return Transition(mix.float(), label_prior.float())

@@ -103,7 +103,7 @@ class FittedModel:
                 raise HeadcountError(f"the array has {data.shape[1]} columns, the model takes {len(names)}: {preview(names)}")
             data = dict(zip(names, data.T, strict=True))
         uncounted = [c for c, counts in zip(self.classes, self.counted or (), strict=False) if not counts]
-        options = {"classes": self.classes, "uncounted": uncounted, **options}
+        options = {"classes": self.classes, "uncounted": uncounted, "min_size": max(1, self.min_bag_size), **options}
         return read(data, roles, need_labels=need_labels, preprocessor=self.preprocessor, **options)
 
     def predict(
@@ -150,6 +150,12 @@ class FittedModel:
         """(n, C) class probabilities of the rows of a DataFrame, array, file, ..., in their order; columns as ``classes``."""
         dataset = data if isinstance(data, BagDataset) else self.read(data)
         return dataset.broadcast(self.predict(dataset, level=None).instance_probabilities, np.nan)
+
+    @property
+    def min_bag_size(self) -> int:
+        """The k of a model that was fitted with ``private=k``: it reads no smaller bag; 0 for any other model."""
+        size = self.metadata.get("min_bag_size")
+        return 0 if size is None else check_number("min_bag_size", size, 2, 1 << 30, integer=True)
 
     def seen_in_training(self, bags: Bags) -> np.ndarray:
         """(B,) whether the model was trained on each of these bags, by the hashes that it keeps of them."""

@@ -60,6 +60,8 @@ class ReadOptions:
     cache: Path | None
     tile: float | None
     preprocessor: Preprocessor | None
+    label_noise: float
+    min_size: int
     errors: ErrorPolicy
     encoder: str | Path | None = None
     download: bool = False
@@ -126,6 +128,8 @@ class RawData:
         lines.append(f"{len(bags.classes)} classes {source}: {shown}{more}")
         if soft := int(((bags.target > 0).sum(1) > 1).sum()):
             lines.append(f"{soft:,} bags have a soft label")
+        if bags.label_noise:
+            lines.append(f"each label was replaced by one at random with probability {bags.label_noise:g}")
         unlabelled = np.flatnonzero(label < 0)
         if 0 < len(unlabelled) < len(label):
             have = "bag has" if len(unlabelled) == 1 else "bags have"
@@ -145,7 +149,8 @@ class RawData:
     def fingerprint(self, bags: Bags) -> str:
         """sha256 of the content and of what was made of it."""
         digest = hashlib.sha256(self.digest.encode())
-        metadata = [self.schema.kind, self.labels.digest, bags.classes, bags.names, bags.group]
+        noise = [bags.label_noise] if bags.label_noise else []
+        metadata = [self.schema.kind, self.labels.digest, bags.classes, bags.names, bags.group, *noise]
         digest.update(json.dumps(metadata).encode("utf-8", "backslashreplace"))
         for part in (bags.index, bags.offsets, bags.target, bags.weight, bags.known, bags.truth, bags.counted):
             digest.update(b"-" if part is None else part.contiguous().view(torch.uint8).numpy().tobytes())

@@ -15,6 +15,7 @@ import pyarrow as pa
 import torch
 
 from headcount.bags import Bags, Pool
+from headcount.bags.validation import check_noise
 from headcount.errors import HeadcountError, check_bool, check_choice, check_number
 from headcount.loading import file_mode
 from headcount.readers import arrays, images, rows, slides
@@ -42,6 +43,8 @@ def read(
     encoder: str | Path | None = None,
     download: bool = False,
     preprocessor: Preprocessor | None = None,
+    label_noise: float = 0.0,
+    min_size: int = 1,
 ) -> BagDataset:
     r"""Read a folder, a file, a DataFrame, a dict of columns or arrays, a list of arrays, an array or a sparse matrix.
 
@@ -80,6 +83,10 @@ def read(
         :func:`headcount.encode_texts` takes it (default: that of the model, if there is one); and whether it may be downloaded.
     preprocessor
         That of a fitted model: the data are read as the model's were.
+    label_noise
+        The probability with which each label was replaced by one at random before it was given (:doc:`/how-to/privacy`).
+    min_size
+        The fewest instances a bag may have; smaller ones are errors, which ``skip_bad`` leaves out.
 
     Returns
     -------
@@ -114,6 +121,7 @@ def read(
         truth_suffices=truth_suffices, side=None if side is None else check_number("side", side, 1, 1 << 20, integer=True),
         cache=None if cache is None else Path(cache), tile=None if tile is None else check_number("tile", tile, 1e-9, 1e9, integer=False),
         preprocessor=preprocessor, errors=ErrorPolicy(skip_bad), encoder=encoder, download=check_bool("download", download),
+        label_noise=check_noise(label_noise), min_size=check_number("min_size", min_size, 1, 1 << 30, integer=True),
     )  # fmt: skip
     try:
         return _assemble(_load(data, options), options)
@@ -191,7 +199,8 @@ def _assemble(raw: RawData, options: ReadOptions) -> BagDataset:
     if not raw.all_finite and not kept_rows.all():  # excluded rows may hold anything; a mapped cache has zeros there
         content = content.filter(pa.array(kept_rows)) if isinstance(content, pa.Table) else content[kept_rows]
         address = np.cumsum(kept_rows) - 1
-    included = np.flatnonzero((raw.bag >= 0) & ~np.append(tied, True)[raw.bag])
+    small = _small_bags(raw, options)
+    included = np.flatnonzero((raw.bag >= 0) & ~np.append(tied | small, True)[raw.bag])
     if not len(included):
         why = f": {options.errors.messages[0]}" if options.errors.messages else ""
         raise HeadcountError(f"{raw.origin} leaves no instance to read{why}")
@@ -200,7 +209,7 @@ def _assemble(raw: RawData, options: ReadOptions) -> BagDataset:
     without_votes = [c for c in options.classes or () if c not in (*raw.labels.values, *options.uncounted)]
     is_vote_missing = raw.labels.votes is not None and bool(without_votes)
     options.notes.extend([f"no column of votes for {preview(without_votes)}: taken as none"] if is_vote_missing else [])
-    options.notes.extend(_note_dropped_bags(raw, target, tied, kept))
+    options.notes.extend(_note_dropped_bags(raw, target, tied, tied | small, kept))
     options.notes.extend([] if classes_given else note_similar_classes(classes))  # a user who lists them knows
     target = target[kept]
     has_truth = raw.truth is not None and bool((raw.truth[0] >= 0).any())
@@ -217,7 +226,8 @@ def _assemble(raw: RawData, options: ReadOptions) -> BagDataset:
             pool, index=rows if address is None else address[rows], sizes=sizes, labels=target, classes=classes, names=[raw.names[b] for b in kept],
             group=None if group is None else [group[b] for b in kept],
             weight=None if raw.weight is None else raw.weight[rows].astype(np.float32),
-            counted=[c not in options.uncounted for c in classes] if options.uncounted else None, **codes,
+            counted=[c not in options.uncounted for c in classes] if options.uncounted else None,
+            label_noise=options.label_noise, **codes,
         )  # fmt: skip
     except HeadcountError as e:
         raise HeadcountError(f"{raw.origin}: {e}") from None
@@ -246,6 +256,18 @@ def _check_usable(raw: RawData, options: ReadOptions) -> None:
         )
     if options.tile is not None and raw.coords is None:
         raise HeadcountError(f"tile={options.tile:g} is for coordinates, and {raw.origin} has none; leave it out")
+    if options.label_noise and raw.labels.votes is not None:
+        raise HeadcountError(f"label_noise={options.label_noise:g} is for labels, and {raw.origin} has votes; leave it out")
+
+
+def _small_bags(raw: RawData, options: ReadOptions) -> np.ndarray:
+    """(B,) which bags have fewer instances than allowed. Their names are not part of the message, which a model may keep."""
+    sizes = np.bincount(raw.bag[raw.bag >= 0], minlength=len(raw.names))
+    small = (sizes > 0) & (sizes < options.min_size)
+    if small.any():
+        problem = f"{int(small.sum()):,} {'bags have' if small.sum() > 1 else 'bag has'} fewer than {options.min_size} instances, the least {sizes[small].min()}"
+        options.errors.report(f"{raw.origin}: {problem}; merge them with others, or leave them out with skip_bad=")
+    return small
 
 
 def _class_codes(raw: RawData, key: str, options: ReadOptions, classes: Sequence[str]) -> np.ndarray:
@@ -262,9 +284,9 @@ def _class_codes(raw: RawData, key: str, options: ReadOptions, classes: Sequence
     return np.maximum(numbers, -1)
 
 
-def _note_dropped_bags(raw: RawData, target: np.ndarray, tied: np.ndarray, kept: np.ndarray) -> list[str]:
+def _note_dropped_bags(raw: RawData, target: np.ndarray, tied: np.ndarray, dropped: np.ndarray, kept: np.ndarray) -> list[str]:
     """Lines on bags that lost their label, or all their instances."""
-    unreadable = ~tied
+    unreadable = ~dropped
     unreadable[kept] = False
     unknown = np.zeros(len(tied), bool) if raw.labels.codes is None else (raw.labels.codes >= 0) & ~target.any(1)
     reasons = {

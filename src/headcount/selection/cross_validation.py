@@ -112,7 +112,8 @@ def score_method(results: Sequence[FoldResult], bags: Bags) -> MethodScore:
     p, log_p, test = _concatenate(results, bags)
     sample = sample_rows(test, MAX_FIT_INSTANCES), subsample_instances(test, MAX_FIT_INSTANCES)
     criterion = evaluate_criterion(p, test, sample)
-    temperature = fit_bag_temperature(log_p, test.target)
+    labels = test.target, test.label_noise, test.counted
+    temperature = fit_bag_temperature(log_p, *labels)
     label, predicted = test.label.numpy(), log_p.argmax(1).numpy()
     correct = metrics.correct_bags(test.target.numpy(), predicted)
     accuracy = metrics.grouped_estimate(correct, test.group)
@@ -120,7 +121,7 @@ def score_method(results: Sequence[FoldResult], bags: Bags) -> MethodScore:
     return MethodScore(
         loss=criterion.loss, error=float(criterion.loss_per_bag.std() / math.sqrt(max(1, len(label) - 1))),
         criterion=criterion, bag_accuracy=accuracy.value, bag_low=accuracy.low, bag_high=accuracy.high,
-        bag_loss=float(bag_losses(tempered, test.target).mean()),
+        bag_loss=float(bag_losses(tempered, *labels).mean()),
         calibration=calibration_table(tempered.amax(1).exp().numpy(), correct), temperature=temperature,
         confusion=metrics.confusion_matrix(label, predicted, len(bags.classes)).tolist(),
     )  # fmt: skip
@@ -138,7 +139,9 @@ def assess_held_out_context(score: MethodScore, results: Sequence[FoldResult], b
     sample, rows = subsample_bags(test, CONTEXT_INSTANCES)
     log_p = apply_temperature(p[rows].double().clamp_min(1e-30), score.criterion.instance_temperature).log()
     prior = score.criterion.transition.prior.double()
-    return calibration.assess_context(log_p, sample.segments(), sample.target.double(), prior, sample.counted)
+    return calibration.assess_context(
+        log_p, sample.segments(), sample.target.double(), prior, sample.counted, sample.label_noise
+    )
 
 
 def add_instance_accuracy(

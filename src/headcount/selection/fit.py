@@ -48,7 +48,7 @@ def fit(
     folds: int = 5, head: str | type[Head] | None = None, trusted: bool = False,
     backbone: CustomBackbone | str | None = None, frozen: bool | None = None,
     weights: str | None = None, size: int | None = None, cache: Path | str | None = None, views: str | None = None,
-    epochs: int | None = None, options: dict[str, Any] | None = None, work: Path | str | None = None,
+    epochs: int | None = None, options: dict[str, Any] | None = None, work: Path | str | None = None, private: int | None = None,
     on_progress: Callable[[SearchProgress], None] | None = None, log: Callable[[str], None] | None = None,
 ) -> FittedModel:  # fmt: skip
     """Fit a model of single instances to the bags of a dataset, and estimate how good it is.
@@ -76,6 +76,9 @@ def fit(
         method for features can be tried; "pretrained" (the default), "none", or FILE.safetensors; the side of images.
     work : path, optional
         Folder of finished folds, from which an interrupted fit resumes.
+    private : int, optional
+        The least number of instances of a bag, and of a group in any output of the model's; commands then write nothing about
+        single instances (:doc:`/how-to/privacy`).
     on_progress, log : callable, optional
         Called with a :class:`~headcount.selection.search.SearchProgress`, and with lines of text, now and then.
 
@@ -94,6 +97,7 @@ def fit(
     folds, seed = check_limits(minutes, folds), check_number("seed", seed, 0, MAX_SEED, integer=True)
     log, method = log or (lambda line: None), resolve_method(method, head, trusted)
     require_two_labels(check_dataset(dataset).bags.blind())
+    check_private(private, dataset.bags)
     torch_device, context = resolve_device(device), None
     setup = prepare_backbone(
         dataset.bags, backbone, torch_device, frozen=frozen, weights=weights, size=size, views=views,
@@ -164,6 +168,9 @@ def fit(
         shutil.rmtree(folder, ignore_errors=True)
     prepared = dataset.to_bags(model.preprocessor)  # by their hashes the model recognises the bags it was trained on
     known["data"]["bag_hashes"] = hashes_to_hex(bag_hashes(prepared.take(prepared.labelled)))
+    if private is not None:  # a hash confirms a guess of a bag's instances, and lines on skipped rows quote them
+        known["data"] |= {"bag_hashes": "", "skipped": []}
+        known["min_bag_size"] = private
     return model.replace(metadata=known)
 
 
@@ -234,6 +241,13 @@ def check_limits(minutes: float | None, folds: int) -> int:
     if minutes is not None and not (isinstance(minutes, (int, float)) and math.isfinite(minutes) and minutes > 0):
         raise HeadcountError(f"minutes is a number above zero, got {minutes!r}")
     return check_number("folds", folds, 2, 100, integer=True)
+
+
+def check_private(private: int | None, bags: Bags) -> None:
+    """Refuse bags of fewer instances."""
+    if private is not None and int(bags.sizes.min()) < check_number("private", private, 2, 1 << 30, integer=True):
+        problem = f"private={private}: the smallest bag has {int(bags.sizes.min())} instances"
+        raise HeadcountError(f"{problem}; read with min_size={private} and skip_bad=True, which leaves small bags out")
 
 
 def require_two_labels(bags: Bags) -> None:

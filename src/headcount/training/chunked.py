@@ -157,7 +157,7 @@ class ChunkedStep:
         head, no_logits = cast(ChunkedHead, model.head), cast(Tensor, None)  # those of all chunks are never in memory
         with accel.autocast(self.trainer.config.precision, self.trainer.device):
             try:
-                return head.loss(Output(no_logits, *head.readout(head.merge(stats))), batch, None)
+                return head.loss(head.report(Output(no_logits, *head.readout(head.merge(stats)))), batch, None)
             except (AttributeError, TypeError) as e:
                 problem = f"the loss of head {model.config.head} uses the instances' logits, and a bag in chunks never has all"
                 advice = "let accumulate return what the loss needs, or give chunk_instances 0"

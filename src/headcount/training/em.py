@@ -25,7 +25,7 @@ from headcount.bags.pool import to_feature_array
 from headcount.bags.seeds import seed_for
 from headcount.bags.splits import assign_folds, count_groups
 from headcount.errors import HeadcountError
-from headcount.majority import transition
+from headcount.majority import label_noise, transition
 from headcount.majority.calibration import fit_transition_loss, fit_vote_loss
 from headcount.majority.transition import Transition
 from headcount.models.trees import SklearnModel
@@ -103,6 +103,8 @@ class _Task:
         self.weight = torch.where(supervised, weight, 0.0).double().masked_fill(segments.removed, 0)
         share = torch.tensor(transition.initial_share(self.bag_size, self.classes), dtype=torch.float64)
         prior = transition.label_prior_from_counts((self.rows * self.weight[:, None]).sum(0), train.counted)
+        self.noise = train.label_noise, train.counted
+        prior = label_noise.winner_prior(prior, *self.noise)
         self.initial_transition = Transition(transition.mix_from_shares(share, self.classes), prior)
         self.takes_weights = has_fit_parameter(classifier, "sample_weight")
         if not self.takes_weights and float(weight.amax()) > float(weight.amin()):
@@ -112,12 +114,13 @@ class _Task:
         """One step of the transition's EM on validation bags."""
         min_share = transition.min_majority_share(self.bag_size, self.classes, self.train.counted)
         targets = transition.instance_targets(valid.segments(), valid.target)
-        counts = transition.e_step(p, targets, current.mix, current.label_prior)
+        counts = transition.e_step(p, targets, current.mix, current.label_prior, *self.noise)
         mix = transition.m_step(counts, valid.target.double().sum(0), "full", min_share, self.train.counted)
         return Transition(mix, current.label_prior)
 
     def posterior(self, p: Tensor, current: Transition) -> Tensor:
-        return self.with_known(transition.posterior(p.clamp_min(1e-30).log(), self.rows, current.mix, current.label_prior))
+        labels = label_noise.report(current.mix, current.label_prior, *self.noise)
+        return self.with_known(transition.posterior(p.clamp_min(1e-30).log(), self.rows, *labels))
 
     def with_known(self, q: Tensor) -> Tensor:
         """(N, C) q, replaced by the known class where there is one."""

@@ -46,7 +46,7 @@ def head_loss(head: Head, h: Tensor, batch: Batch, teacher: Output | None, preci
     """The loss from features. Compiled, what it does not need is not computed. Autocast is entered in here, because around
     compiled code it would also lower the precision of a gradient whose forward was computed in float32."""
     with accel.autocast(precision, h.device):
-        return head.loss(head(h, batch.segments), batch, teacher)
+        return head.loss(head.report(head(h, batch.segments)), batch, teacher)
 
 
 class Trainer:
@@ -62,6 +62,7 @@ class Trainer:
         # normalised features would be the same numbers, copied; our heads and backbones do not write into their input
         self.standardized = ":" not in model.config.head and model.config.backbone in BACKBONES and model.normalize.is_identity
         buffers = {name for name, _ in self.model.named_buffers()}
+        self.head.label_noise = train.label_noise
         self.head.setup(train.segments(), train.target)
         self.setup_buffers = {name for name, _ in self.model.named_buffers()} - buffers
         self.model.to(device)  # with those buffers

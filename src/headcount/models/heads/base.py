@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from headcount.bags import Segments
+from headcount.majority.label_noise import report_log_probs
 
 BagStats = dict[str, Tensor]  # what is accumulated of each bag, or of a chunk of it: name -> (B, ...)
 
@@ -107,6 +108,8 @@ class Head(nn.Module):
     depends_on_bag: ClassVar[bool] = False  # an instance's logits depend on the other instances of the bag
     depends_on_order: bool = False  # the order of the instances in a bag matters
     depends_on_batch: bool = False  # the other bags of a batch matter, even in eval mode
+    # a fact about the labels, which the trainer sets: the probability that each was replaced by one at random
+    label_noise: float = 0.0
     counted: Tensor | None
 
     def __init__(self, dim: int, classes: int, counted: Tensor | None = None) -> None:
@@ -136,6 +139,10 @@ class Head(nn.Module):
         if self.counted is not None:
             scores = scores.masked_fill(~self.counted, -torch.inf)
         return scores.log_softmax(1)
+
+    def report(self, output: Output) -> Output:
+        """The output as the loss takes it: ``bag`` is log P(label), not log P(winner), where labels are noised."""
+        return output._replace(bag=report_log_probs(output.bag, self.label_noise, self.counted)) if self.label_noise else output
 
     @classmethod
     def display_name(cls, options: Mapping[str, Any]) -> str:

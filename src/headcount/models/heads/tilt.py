@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from headcount.bags import Segments
 from headcount.errors import HeadcountError, check_bool, check_choice, check_number
-from headcount.majority import transition
+from headcount.majority import label_noise, transition
 from headcount.majority.ragged_votes import ELECTION_FORMS, election_log_probs
 from headcount.majority.transition import Transition
 from headcount.models.heads.base import Batch, Head, Output, Pass, Teacher, instance_cross_entropy, nll
@@ -92,6 +92,7 @@ class TiltHead(Head):
         self.pseudo_labels = PseudoLabels(classes, counted, threshold=threshold, adapt=adapt, align=align, own=own)
 
     def setup(self, segments: Segments, target: Tensor) -> None:
+        self.estimate.label_noise = self.label_noise
         self.estimate.reset(transition.effective_bag_size(segments, target), persistent=True)
         self.pseudo_labels.setup(segments.n_bags, len(segments.index) * self.networks)
 
@@ -123,7 +124,7 @@ class TiltHead(Head):
         known = None if batch.known is None else batch.known[: len(z)]
         rows, weight = s.broadcast(target), s.instance_weights()  # (n, C), (n,)
         self.estimate.update(z.detach(), rows * weight[:, None], target)
-        mix, label_prior = self.estimate.mix, self.estimate.label_prior
+        mix, label_prior = label_noise.report(self.estimate.mix, self.estimate.winner_prior, self.label_noise, self.counted)
         done = batch.fraction_done if batch.fraction_done is not None and self.training else z.new_zeros(())
         instance_terms = batch.over == "instances" or self.over == "bags" or not self.training
         loss = z.new_zeros(())
@@ -135,6 +136,7 @@ class TiltHead(Head):
             loss = loss + self.instance * fading * (losses[0] if len(losses) == 1 else torch.stack(losses))
         if batch.over == "bags" and self.bag:
             election = self.masked_log_softmax(election_log_probs(z, s, self.election, self.counted)).float()
+            election = label_noise.report_log_probs(election, self.label_noise, self.counted)
             election_loss = nll(election, target, self.doubt)
             if not self.training:
                 self.estimate.election_loss.add_(self.estimate.piece * (target.sum(1) > 0).sum() * election_loss.detach())
@@ -163,4 +165,4 @@ class TiltHead(Head):
 
     @property
     def transition(self) -> Transition:
-        return Transition(self.estimate.current_mix().float(), self.estimate.label_prior.float())
+        return Transition(self.estimate.current_mix().float(), self.estimate.winner_prior.float())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headcount.bags import Segments
-from headcount.majority import transition
+from headcount.majority import label_noise, transition
 from headcount.majority.proportions import project_to_majority
 
 RUNNING_MEAN_DECAY = 0.99  # of the running means over batches
@@ -34,6 +34,7 @@ class TransitionEstimate(nn.Module):
     ) -> None:
         super().__init__()
         self.classes, self.form, self.share, self.doubt, self.piece = classes, form, share, doubt, piece
+        self.label_noise = 0.0  # see Head
         self.register_buffer("counted", counted, persistent=False)
         # label_counts are of training instances, expected_counts of validation instances, bag_label_counts of validation bags
         shapes = {"min_share": (), "mix": (classes, classes), "label_counts": (classes,)}
@@ -53,16 +54,18 @@ class TransitionEstimate(nn.Module):
         self.mix.copy_(transition.mix_from_shares(torch.tensor(share, dtype=torch.float64), self.classes))
 
     @property
-    def label_prior(self) -> Tensor:
-        """(C,) the frequencies of the labels of training instances."""
-        return transition.label_prior_from_counts(self.label_counts, self.counted)
+    def winner_prior(self) -> Tensor:
+        """(C,) the frequencies of the winners of training instances' bags: those of the labels, unless these are noised."""
+        label_prior = transition.label_prior_from_counts(self.label_counts, self.counted)
+        return label_noise.winner_prior(label_prior, self.label_noise, self.counted)
 
     @torch.no_grad()
     def update(self, z: Tensor, rows: Tensor, target: Tensor) -> None:
         """The E-step on validation bags; the first training batch after them makes the M-step and resets the counts. ``z`` (n,
         C) logits, ``rows`` (n, C) the weighted label of each instance's bag, ``target`` (B, C)."""
         if not self.training:
-            counts = transition.e_step(z.double().softmax(1), rows.double(), self.mix, self.label_prior)
+            winners = self.mix, self.winner_prior
+            counts = transition.e_step(z.double().softmax(1), rows.double(), *winners, self.label_noise, self.counted)
             self.expected_counts.add_(counts)
             self.bag_label_counts.add_(self.piece * target.double().sum(0))
         else:
@@ -83,7 +86,9 @@ class TransitionEstimate(nn.Module):
         """() the fraction of the entropy of the validation labels that the elections explain, from 0 (no better than the label
         frequencies, with the same doubt) to 1. Without labelled bags it stays as it was."""
         label_prior = transition.label_prior_from_counts(self.bag_label_counts, self.counted)
-        perfect = self.bag_label_counts.sum() * math.log1p(self.doubt)  # minus the loss of certain and correct elections
+        counted = self.classes if self.counted is None else self.counted.sum()
+        lowest = label_noise.label_entropy(self.label_noise, counted) if self.label_noise else -math.log1p(self.doubt)
+        perfect = -self.bag_label_counts.sum() * lowest  # minus the loss of certain and correct elections
         entropy = perfect - (self.bag_label_counts * (label_prior + self.doubt).clamp_min(1e-30).log()).sum()
         explained = (1 - (self.election_loss + perfect) / entropy.clamp_min(1e-12)).clamp(0, 1)
         return torch.where(self.bag_label_counts.sum() > 0, explained, self.trust)
