@@ -114,3 +114,15 @@ def test_what_is_wrong_is_one_line(run_cli, data, tmp_path, words, what, advice)
     assert what in last
     assert advice in last
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_private_model_tabulates_no_small_group(run_cli, tmp_path):
+    table = people(area=["north"] * 20 + ["south"] * 20 + ["east"] * 5 + ["west"] * 3)
+    path = make.write_csv(tmp_path / "people.csv", table)
+    model = fitted(read({k: v for k, v in table.items() if k != "area"}))
+    folder = model.replace(metadata={**model.metadata, "min_bag_size": 6}).save(tmp_path / "model")
+    code, _, err = run_cli("table", folder, path, "--by", "area", "--out", "t.csv", "--bags", "b.csv")
+    assert code == 0, err
+    assert "2 of 4 groups are left out: fewer than 6 instances" in err
+    assert [row["group"] for row in read_rows(tmp_path / "t.csv")[::2]] == ["all", "north", "south"]
+    assert {row["group"] for row in read_rows(tmp_path / "b.csv")} == {"all"}

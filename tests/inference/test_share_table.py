@@ -12,7 +12,7 @@ from scipy.stats import beta, norm, t
 
 import read_factory as make
 from headcount.errors import HeadcountError
-from headcount.inference.share_table import group_instances, merging_advice, tabulate_shares
+from headcount.inference.share_table import ShareTable, group_instances, merging_advice, suppress_small, tabulate_shares
 from headcount.models.predictions import Predictions
 from headcount.readers import ColumnRoles, read
 
@@ -182,3 +182,39 @@ def test_advice_names_what_is_sparse_and_what_is_not_told_apart():
     assert lines[1] == "tiny: only 3 instances in 1 bags; merge it with another group"
     assert lines[2].startswith("east and west: their intervals overlap for every class")
     assert len(lines) == 3
+
+
+def rows_of(instances, bag, group):
+    """A table with these rows, whose shares are the numbers of the rows."""
+    n, x = len(instances), np.arange(len(instances), dtype=float)[:, None]
+    return ShareTable(("a",), bag, group, np.array(instances), np.ones(n, int), x, x, x, x, x)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shown"),
+    [
+        ((50, 40, 4), ["all", "g0"]),  # one small group: the next would give it away with the total
+        ((50, 40, 4, 3), ["all", "g0"]),  # two that are too small together
+        ((50, 40, 6, 7), ["all", "g0", "g1"]),
+        ((50, 40, 10), ["all", "g0", "g1", "g2"]),
+        ((4, 96), ["all"]),
+    ],
+)
+def test_small_groups_are_suppressed_and_cannot_be_computed(sizes, shown):
+    groups = rows_of([sum(sizes), *sizes], [None] * (len(sizes) + 1), ["all", *(f"g{i}" for i in range(len(sizes)))])
+    cells = [sum(s // 2 for s in sizes), *(s // 2 for s in sizes), sum(s - s // 2 for s in sizes), *(s - s // 2 for s in sizes)]
+    in_bags = rows_of(cells, ["x"] * (len(sizes) + 1) + ["w"] * (len(sizes) + 1), [*groups.group, *groups.group])
+    kept, bags = suppress_small(groups, in_bags, 10)
+    assert kept.group == shown
+    assert kept.share[:, 0].tolist() == [float(list(groups.group).index(name)) for name in shown]
+    assert (bags.bag, bags.group, bags.share[:, 0].tolist()) == (["x", "w"], ["all", "all"], [0.0, len(sizes) + 1.0])
+    hidden = sorted(set(groups.group) - set(shown))
+    missing = sum(sizes) - sum(kept.instances[1:])
+    assert not hidden or (len(hidden) > 1 and missing >= 10)
+
+
+def test_a_group_of_whole_bags_and_a_few_others_is_suppressed():
+    """Bag x lies in g0 entirely, and three others of g0 in bag w: x's row would give them away."""
+    groups = rows_of([73, 23, 20, 30], [None] * 4, ["all", "g0", "g1", "g2"])
+    in_bags = rows_of([20, 20, 53, 3, 20, 30], ["x", "x", "w", "w", "w", "w"], ["all", "g0", "all", "g0", "g1", "g2"])
+    assert suppress_small(groups, in_bags, 10)[0].group == ["all", "g2"]

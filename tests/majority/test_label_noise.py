@@ -151,3 +151,12 @@ def test_the_noise_is_part_of_a_fingerprint_only_where_there_is_some() -> None:
     assert noised.take([1]).label_noise == 0.2
     with pytest.raises(HeadcountError, match="label_noise"):
         Bags.of(Pool(np.eye(2, dtype=np.float32)), sizes=[2], labels=[0], classes=2, label_noise=2)
+
+
+def test_a_wrong_label_is_noticed_by_the_votes() -> None:
+    log_p, target = torch.tensor([[0.9, 0.08, 0.02], [0.3, 0.3, 0.4]]).double().log(), torch.eye(3).double()[[1, 1]]
+    found = label_noise.winner_posterior(log_p, target, 0.3)
+    joint = log_p.exp() * channel(0.3)[:, 1]
+    assert torch.allclose(found, joint / joint.sum(1, keepdim=True))
+    assert found[0].argmax() == 0
+    assert found[1].argmax() == 1

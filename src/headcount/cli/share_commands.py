@@ -39,7 +39,7 @@ def table(
     """
     from headcount.cli.console import console, plain_table, print_message
     from headcount.errors import check_choice
-    from headcount.inference.share_table import OF, merging_advice, tabulate_shares
+    from headcount.inference.share_table import OF, merging_advice, suppress_small, tabulate_shares
     from headcount.io import atomic_write, commit_together
     from headcount.majority.metrics import check_level
     from headcount.reporting import export, geo, share_page
@@ -68,6 +68,11 @@ def table(
     columns = split_names(by) or ()
     predictions = predict_all(fitted, dataset)
     groups, in_bags = tabulate_shares(dataset, predictions, columns, of=of, level=level)
+    if k := fitted.min_bag_size:
+        n_groups = len(groups.group)
+        groups, in_bags = suppress_small(groups, in_bags, k)
+        left_out = f"{n_groups - len(groups.group):,} of {n_groups - 1:,} groups are left out"
+        print_message(f"{left_out}: fewer than {k} instances, or others could be computed; of bags there are whole ones only")
     advice = merging_advice(groups, dataset.bags)
     for line in (*share_warnings(fitted, predictions), *advice):
         print_message(line)

@@ -15,9 +15,9 @@ The interval is that of a beta distribution, cut at the bounds; Student's quanti
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -76,6 +76,29 @@ class ShareTable:
         columns |= {"group": np.repeat(self.group, n), "choice": self.classes * len(self.group)}
         columns |= {name: getattr(self, name).ravel() for name in ("share", "low", "high", "bound_low", "bound_high")}
         return pa.table(columns | {"instances": np.repeat(self.instances, n), "bags": np.repeat(self.bags, n)})
+
+    def take(self, rows: np.ndarray) -> Self:
+        """These rows, by their numbers."""
+        named = {key: [getattr(self, key)[r] for r in rows.tolist()] for key in ("bag", "group")}
+        return replace(self, **named, **{key: v[rows] for key, v in vars(self).items() if isinstance(v, np.ndarray)})
+
+
+def suppress_small(groups: ShareTable, in_bags: ShareTable, k: int) -> tuple[ShareTable, ShareTable]:
+    """The tables of :func:`tabulate_shares` for readers who may not see fewer than k instances: of the bags only whole ones, which
+    have k or more, and no group of fewer, or of fewer beside bags that lie in it entirely. What is then missing from the total
+    could be computed, so it is two groups or more and k instances or more."""
+    _, first, bag = np.unique(np.array(in_bags.bag), return_index=True, return_inverse=True)  # a bag's first row is all of it
+    inside = in_bags.instances == in_bags.instances[first][bag]
+    inside[first] = False
+    number, size = {name: g for g, name in enumerate(groups.group[1:])}, groups.instances[1:]
+    beside = size.copy()  # the instances of a group in other bags
+    for row in np.flatnonzero(inside).tolist():
+        beside[number[in_bags.group[row]]] -= in_bags.instances[row]
+    hidden = (size < k) | ((beside > 0) & (beside < k))
+    for g in np.argsort(size, kind="stable"):
+        if hidden.any() and (hidden.sum() == 1 or size[hidden].sum() < k):
+            hidden[g] = True
+    return groups.take(np.append(0, 1 + np.flatnonzero(~hidden))), in_bags.take(np.sort(first))
 
 
 def tabulate_shares(

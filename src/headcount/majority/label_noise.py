@@ -82,6 +82,12 @@ def winner_counts(counts: Tensor, mix: Tensor, prior: Tensor, noise: float, coun
     return mix * (joint.T @ (counts / (joint @ mix).clamp_min(1e-30)))
 
 
+def winner_posterior(log_p: Tensor, target: Tensor, noise: float, counted: Tensor | None = None) -> Tensor:
+    """(B, C) P(winner | instances, label) from log P(winner | instances), up to a constant, and the labels; zeros without a label."""
+    channel = (1 - noise) * target + noise * _chance(target[0], counted)
+    return (log_p + channel.log()).softmax(1) * (target.sum(1, keepdim=True) > 0)
+
+
 def label_entropy(noise: float, n_classes: Tensor | int) -> Tensor:
     """() nats that remain in a label when the winner is known."""
     other = noise / torch.as_tensor(n_classes, dtype=torch.float64)

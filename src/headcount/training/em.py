@@ -8,6 +8,7 @@ Cross-fitting by bags (by groups, where there are any) keeps a forest, which mem
 The folds are drawn anew in every round: otherwise what copy A's labels taught copy B would come back to A two rounds later, and
 the estimated shares would be too high. The round is chosen on validation bags by their labels alone (majority/calibration.py).
 Known instance classes replace their q. Bags without a label are left out: a classifier learns nothing from its own predictions.
+Where labels are noised (majority/label_noise.py), the label in E is the winner's posterior by the votes of the bag's instances.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from headcount.bags.splits import assign_folds, count_groups
 from headcount.errors import HeadcountError
 from headcount.majority import label_noise, transition
 from headcount.majority.calibration import fit_transition_loss, fit_vote_loss
+from headcount.majority.ragged_votes import election_log_probs
 from headcount.majority.transition import Transition
 from headcount.models.trees import SklearnModel
 
@@ -119,8 +121,12 @@ class _Task:
         return Transition(mix, current.label_prior)
 
     def posterior(self, p: Tensor, current: Transition) -> Tensor:
-        labels = label_noise.report(current.mix, current.label_prior, *self.noise)
-        return self.with_known(transition.posterior(p.clamp_min(1e-30).log(), self.rows, *labels))
+        log_p, rows = p.clamp_min(1e-30).log(), self.rows
+        if self.noise[0]:  # the instances of a bag decide together whether its label is that of the winner
+            segments = self.train.segments()
+            elected = election_log_probs(log_p, segments, "auto", self.train.counted)
+            rows = segments.broadcast(label_noise.winner_posterior(elected, self.train.target.double(), *self.noise))
+        return self.with_known(transition.posterior(log_p, rows, current.mix, current.label_prior))
 
     def with_known(self, q: Tensor) -> Tensor:
         """(N, C) q, replaced by the known class where there is one."""
