@@ -32,7 +32,13 @@ app = typer.Typer(
 )
 CacheFolder = Annotated[Path | None, typer.Option(help="The cache folder; default $HEADCOUNT_DATA, else ~/.cache/headcount.")]
 data_app = typer.Typer(help="List, download and import data sets.", no_args_is_help=True)
-for part in (own_data.app, model_commands.app, share_commands.app, experiments.app, benchmark_commands.app):  # the order of the help
+for part in (
+    own_data.app,
+    model_commands.app,
+    share_commands.app,
+    experiments.app,
+    benchmark_commands.app,
+):  # the order of the help
     app.add_typer(part)
 app.add_typer(data_app, name="data")
 cache_app = typer.Typer(
