@@ -75,7 +75,8 @@ def print_scores(scores: dict[str, Any]) -> None:
         table.add_row("share error", f"{shares['mean_error']:.3f}", f"votes of {shares['bags']:,} bags")
         table.add_row("  largest", f"{shares['largest_error']:.3f}", "")
         table.add_row("  bias of the majority share", f"{shares['majority_lean']:+.3f}", "")
-        table.add_row("  coverage of the 90 % interval", f"{shares['inside_90_interval']:.3f}", "")
+        width = f"mean width {shares['interval_width']:.3f}"
+        table.add_row("  coverage of the 90 % interval", f"{shares['inside_90_interval']:.3f}", width)
     if instances := scores.get("instances"):
         table.add_row("instance accuracy", _estimate(instances["accuracy"]), f"truth of {instances['instances']:,} instances")
         table.add_row("  balanced", f"{instances['balanced_accuracy']:.3f}", "")

@@ -84,6 +84,7 @@ def evaluate_shares(bags: Bags, predictions: Predictions) -> dict[str, Any]:
         "largest_error": round(float(error.max()), 6),
         "majority_lean": round(float((share[majority] - votes[majority]).mean()), 6),
         "inside_90_interval": round(float(((low <= votes + 1e-6) & (votes <= high + 1e-6)).mean()), 6),
+        "interval_width": round(float((high - low).mean()), 6),
     }
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from headcount.bags.bags import bag_hashes, hashes_from_hex
 from headcount.errors import HeadcountError, check_number
 from headcount.majority import proportions
 from headcount.majority.calibration import apply_temperature
+from headcount.majority.share_intervals import ShareCalibration, ShareModel, estimate_share_intervals
 from headcount.majority.transition import Transition
 from headcount.models import serialization
 from headcount.models.backbones import CustomBackbone
@@ -35,6 +36,8 @@ from headcount.readers.reader import read
 _SCHEMA = {
     **dict.fromkeys(("format", "kind", "classes", "temperature", "instance_temperature", "preprocessor"), Any),
     **{"counted?": [bool], "transition": {"mix": [[float]], "labels": [float]}, "concentration?": float, "use_context": bool},
+    "share_model?": {"weight": [float], "spread": [float]},
+    "share_calibration?": {"intercept": [float], "slope": float, "scores": [[float]]},
     **{"config?": dict, "frozen_backbone?": dict, "metadata": dict},
 }
 _BATCH_BYTES = 1 << 26  # of prepared instances that go through the network at once
@@ -60,6 +63,8 @@ class FittedModel:
         How similar the shares of bags are; None if there were too few bags to tell.
     use_context
         Whether the rest of a bag is used as context for its instances.
+    share_model, share_calibration
+        How far estimates of a bag's shares are to be trusted, by the labels of held-out bags, and by known shares of some bags.
     metadata
         Plain JSON: method, recipe, data, scores, versions, ...
     frozen_backbone
@@ -81,6 +86,8 @@ class FittedModel:
     instance_temperature: float = 1.0
     concentration: float | None = None
     use_context: bool = False
+    share_model: ShareModel | None = None
+    share_calibration: ShareCalibration | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
     frozen_backbone: FrozenBackbone | None = None
 
@@ -178,13 +185,17 @@ class FittedModel:
     def estimate_shares(self, p: Tensor, bags: Bags, *, level: float = 0.9) -> tuple[Tensor, Tensor, Tensor]:
         """(B, C) the class shares of each bag and the ends of an interval, from probabilities (N, C) without context.
 
-        With a concentration these are the shares that a bag's instances make likely (majority/proportions.py): the mean of
-        probabilities leans towards the overall class frequencies. Otherwise they are that mean. Labels are not used.
+        The estimates that the labels of held-out bags support (majority/share_intervals.py), corrected by known shares if there
+        were any (:func:`headcount.inference.calibrate.calibrate_model`). A model without held-out bags has the mean of the probabilities. Labels of these
+        bags are not used.
         """
-        segments = bags.segments().to("cpu")
-        if self.concentration is None:
-            return proportions.mean_proportions(p, segments, level)
-        return proportions.laplace_proportions(_log(p), segments, self.prior, self.concentration, level=level)
+        segments, calibration = bags.segments().to("cpu"), self.share_calibration
+        base = level if calibration is None else 0.9
+        if self.concentration is None or self.share_model is None:
+            estimate = proportions.mean_proportions(p, segments, base)
+        else:
+            estimate = estimate_share_intervals(_log(p), segments, self.prior, self.concentration, self.share_model, base)
+        return estimate if calibration is None else calibration.apply(estimate, level)
 
     def to(self, device: torch.device | str) -> FittedModel:
         """The same model with its networks on a device."""
@@ -219,6 +230,8 @@ class FittedModel:
             "transition": {"mix": self.transition.mix.tolist(), "labels": self.transition.label_prior.tolist()},
             "concentration": self.concentration,
             "use_context": self.use_context,
+            "share_model": None if self.share_model is None else asdict(self.share_model),
+            "share_calibration": None if self.share_calibration is None else asdict(self.share_calibration),
             "preprocessor": self.preprocessor.to_json(),
             "config": config_to_json(self.estimator) if isinstance(self.estimator, Model) else None,
             "frozen_backbone": None if backbone is None else {"backbone": backbone.name, "size": backbone.size},
@@ -285,5 +298,6 @@ def _parse_fitted(
     transition = Transition(table[:-1], table[-1])
     return FittedModel(
         estimator, classes, preprocessor, transition, counted, *temperatures,
-        concentration, use_context, data["metadata"], frozen_backbone,
+        concentration, use_context, ShareModel.from_json(data["share_model"]),
+        ShareCalibration.from_json(data["share_calibration"], len(classes)), data["metadata"], frozen_backbone,
     )  # fmt: skip

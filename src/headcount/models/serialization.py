@@ -22,7 +22,7 @@ from headcount.errors import HeadcountError
 from headcount.io import atomic_folder, atomic_write
 from headcount.loading import check_schema, explain_read_errors, open_file, parse_json, read_safetensors
 
-FORMAT = 3
+FORMAT = 4
 JSON_FILE, WEIGHTS_FILE = "model.json", "model.safetensors"
 _MAX_JSON = 1 << 27  # bytes
 _EXPECTED = "the folder that headcount fit wrote"

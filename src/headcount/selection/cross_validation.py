@@ -31,6 +31,7 @@ from headcount.majority.calibration import (
     fit_bag_temperature,
     fit_transition_loss,
 )
+from headcount.majority.share_intervals import ShareModel, fit_share_model
 from headcount.majority.transition import Transition
 from headcount.models.fitted import FittedModel
 from headcount.models.network import Model
@@ -134,10 +135,15 @@ def _concatenate(results: Sequence[FoldResult], bags: Bags) -> tuple[Tensor, Ten
     return p, log_p, bags.take(np.concatenate([r.bags for r in results]))
 
 
-def assess_held_out_context(score: MethodScore, results: Sequence[FoldResult], bags: Bags) -> ContextAssessment:
+def _context_sample(score: MethodScore, results: Sequence[FoldResult], bags: Bags) -> tuple[Bags, Tensor]:
+    """Some of the bags, and log P(y | x) of their instances, without context."""
     p, _, test = _concatenate(results, bags)
     sample, rows = subsample_bags(test, CONTEXT_INSTANCES)
-    log_p = apply_temperature(p[rows].double().clamp_min(1e-30), score.criterion.instance_temperature).log()
+    return sample, apply_temperature(p[rows].double().clamp_min(1e-30), score.criterion.instance_temperature).log()
+
+
+def assess_held_out_context(score: MethodScore, results: Sequence[FoldResult], bags: Bags) -> ContextAssessment:
+    sample, log_p = _context_sample(score, results, bags)
     prior = score.criterion.transition.prior.double()
     return calibration.assess_context(
         log_p, sample.segments(), sample.target.double(), prior, sample.counted, sample.label_noise
@@ -172,12 +178,18 @@ class ModelCalibration(NamedTuple):
     instance_temperature: float = 1.0
     concentration: float | None = None
     use_context: bool = False
+    share_model: ShareModel | None = None
 
 
-def calibrate_on_folds(score: MethodScore, assessment: ContextAssessment) -> ModelCalibration:
+def calibrate_on_folds(
+    score: MethodScore, assessment: ContextAssessment, results: Sequence[FoldResult], bags: Bags
+) -> ModelCalibration:
     """The calibration that out-of-fold predictions of all bags suggest."""
-    temperatures = score.temperature, score.criterion.instance_temperature
-    return ModelCalibration(score.criterion.transition, *temperatures, assessment.concentration, assessment.helps)
+    temperatures, concentration = (score.temperature, score.criterion.instance_temperature), assessment.concentration
+    sample, log_p = _context_sample(score, results, bags)
+    prior, counted = score.criterion.transition.prior.double().clamp_min(1e-6), sample.counted
+    shares = fit_share_model(log_p, sample.segments(), sample.target, prior / prior.sum(), concentration, counted)
+    return ModelCalibration(score.criterion.transition, *temperatures, concentration, assessment.helps, shares)
 
 
 def calibrate_on_validation(
@@ -195,5 +207,5 @@ def calibrate_on_validation(
         transition = fit_transition_loss(apply_temperature(p, MIN_TEMPERATURE), valid)[1]
         criterion = replace(score.criterion, instance_temperature=MIN_TEMPERATURE, transition=transition)
         score = replace(score, criterion=criterion)
-    suggested = calibrate_on_folds(score, assess_held_out_context(score, fold, bags))
+    suggested = calibrate_on_folds(score, assess_held_out_context(score, fold, bags), fold, bags)
     return suggested._replace(temperature=max(MIN_TEMPERATURE, suggested.temperature), use_context=False)

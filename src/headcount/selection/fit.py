@@ -141,7 +141,7 @@ def fit(
     result = model_search.train_final(best, train, valid)
     if best.name in scores:
         assessment = cross_validation.assess_held_out_context(scores[best.name], results[best.name], bags)
-        calibration = cross_validation.calibrate_on_folds(scores[best.name], assessment)
+        calibration = cross_validation.calibrate_on_folds(scores[best.name], assessment, results[best.name], bags)
         context = {**metadata.finite_numbers(vars(assessment)), "use_context": assessment.helps}
     else:  # without cross-validation there are no temperatures
         transition = result.transition
