@@ -1,16 +1,18 @@
-"""``headcount table``: what it prints, the files it writes, and what it refuses."""
+"""``headcount table`` and ``calibrate``: what they print, the files they write, and what they refuse."""
 
 from __future__ import annotations
 
 import json
 import re
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 import read_factory as make
+from headcount.models.fitted import FittedModel
 from headcount.readers import read
-from model_factory import fitted, people, read_rows
+from model_factory import case, fitted, people, read_rows
 
 
 def square(name, i):
@@ -126,3 +128,56 @@ def test_a_private_model_tabulates_no_small_group(run_cli, tmp_path):
     assert "2 of 4 groups are left out: fewer than 6 instances" in err
     assert [row["group"] for row in read_rows(tmp_path / "t.csv")[::2]] == ["all", "north", "south"]
     assert {row["group"] for row in read_rows(tmp_path / "b.csv")} == {"all"}
+
+
+# -- calibrate --------------------------------------------------------------------------------------------------------------
+
+
+def test_calibrated_intervals_from_votes_or_truth(run_cli, tmp_path):
+    model, _ = case(tmp_path / "in", "table")
+    data = make.write_csv(tmp_path / "new.csv", people(bags=40, seed=3))
+    code, _, err = run_cli("calibrate", model, data, "--truth", "truth", "--out", "calibrated")
+    assert code == 0, err
+    assert "for bags drawn at random like the 40 whose shares are known" in err
+    calibrated = FittedModel.load(tmp_path / "calibrated")
+    assert calibrated.share_calibration is not None
+    assert len(calibrated.share_calibration.scores) == 27  # 13 correct the estimate
+    assert "## Intervals of shares" in (tmp_path / "calibrated" / "MODEL_CARD.md").read_text()
+    plain, wider = (m.predict(m.read(data)) for m in (FittedModel.load(model), calibrated))
+    np.testing.assert_array_equal(plain.instance_probabilities, wider.instance_probabilities)
+    table = people(bags=40, seed=3)
+    yes = {
+        b: np.mean([t == "yes" for t, p in zip(table["truth"], table["precinct"], strict=True) if p == b])
+        for b in set(table["precinct"])
+    }
+    names = calibrated.read(data).bags.names
+    inside = [wider.shares_low[i, 1] - 1e-6 <= yes[b] <= wider.shares_high[i, 1] + 1e-6 for i, b in enumerate(names)]
+    assert np.mean(inside) >= 0.85
+    votes = {
+        "precinct": list(yes),
+        "no": [round(6 * (1 - s)) for s in yes.values()],
+        "yes": [round(6 * s) for s in yes.values()],
+    }
+    words = ("--labels", make.write_csv(tmp_path / "votes.csv", votes), "--votes", "no,yes", "--bag", "precinct")
+    blind = {k: v for k, v in table.items() if k not in ("label", "truth")}
+    code, _, err = run_cli("calibrate", model, make.write_csv(tmp_path / "blind.csv", blind), *words, "--out", "again")
+    assert code == 0, err
+    again = FittedModel.load(tmp_path / "again").share_calibration
+    np.testing.assert_allclose(sum(again.scores, ()), sum(calibrated.share_calibration.scores, ()), atol=1e-4)
+    code, _, err = run_cli("calibrate", "calibrated", data, "--truth", "truth", "--out", "calibrated", "--overwrite")
+    assert code == 0, err
+    assert FittedModel.load(tmp_path / "calibrated").share_calibration == calibrated.share_calibration  # not one upon the other
+    assert (tmp_path / "calibrated" / "MODEL_CARD.md").read_text().count("## Intervals of shares") == 1
+
+
+def test_too_little_to_calibrate_by(run_cli, tmp_path):
+    model, _ = case(tmp_path / "in", "table")
+    few = make.write_csv(tmp_path / "few.csv", people(bags=8, seed=3))
+    code, _, err = run_cli("calibrate", model, few, "--truth", "truth", "--out", "out")
+    assert code == 2
+    assert "the shares of 8 bags are known, and a 90% interval needs at least 9" in err
+    unknown = make.write_csv(tmp_path / "unknown.csv", {k: v for k, v in people(bags=20).items() if k != "truth"})
+    code, _, err = run_cli("calibrate", model, unknown, "--out", "out")
+    assert code == 2
+    assert "no bag's shares are known; give --votes with counts, or --truth" in err
+    assert not (tmp_path / "out").exists()

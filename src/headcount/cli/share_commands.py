@@ -1,4 +1,5 @@
-"""The command ``table``: class shares of groups, with intervals and bounds, printed and as files."""
+"""The commands ``table`` (class shares of groups, with intervals and bounds, printed and as files) and ``calibrate`` (intervals that
+hold, from known shares)."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -98,3 +99,39 @@ def table(
     console.print(shown)
     for path in filter(None, outputs.values()):
         print_message(f"wrote {path}")
+
+
+@app.command()
+@with_options("read_options", READ_OPTIONS)
+def calibrate(
+    model: Model,
+    data: Data,
+    out: Annotated[Path, typer.Option(help="Folder for the calibrated model.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing model.")] = False,
+    device: Device = "auto",
+    *,
+    read_options: dict[str, Any],
+) -> None:
+    """Make intervals of shares hold, by bags of known shares.
+
+    DATA are about thirty bags or more, drawn at random from those to be predicted, with counted votes (--labels, --votes) or the
+    class of every instance (--truth). Bags without either are not used.
+    """
+    from headcount.cli.console import print_message
+    from headcount.inference.calibrate import calibrate_model, describe_calibration
+    from headcount.loading import explain_read_errors, open_file
+    from headcount.models import serialization
+
+    serialization.check_writable(out, overwrite)
+    fitted = load_model(model, device)
+    dataset = read_data(data, read_options, fitted, labels=True, truth_suffices=True)
+    calibrated = calibrate_model(fitted, dataset)
+    documents = {name: "" for name in ("report.html", "MODEL_CARD.md") if (model / name).exists()}
+    for name in documents:
+        with explain_read_errors(model / name, "the folder that headcount fit wrote"), open_file(model / name) as f:
+            documents[name] = f.read().decode()
+    sentence, title = describe_calibration(calibrated), "\n## Intervals of shares\n"
+    documents["MODEL_CARD.md"] = f"{documents.get('MODEL_CARD.md', '').partition(title)[0]}{title}\n{sentence}\n"
+    calibrated.save(out, documents, overwrite)
+    print_message(sentence)
+    print_message(f"model in {out}")

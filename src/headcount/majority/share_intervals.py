@@ -117,10 +117,11 @@ def fit_share_model(
 
 @torch.no_grad()
 def estimate_share_intervals(
-    log_p: Tensor, segments: Segments, prior: Tensor, concentration: float, model: ShareModel, level: float = 0.9
+    log_p: Tensor, segments: Segments, prior: Tensor, concentration: float, model: ShareModel | None, level: float = 0.9
 ) -> Proportions:
-    """The shares of bags with intervals, from log P(y | x) (N, C) without context; labels are not used."""
-    log_p = log_p.double()
+    """The shares of bags with intervals, from log P(y | x) (N, C) without context; labels are not used. ``model`` None is
+    complete trust in the shares in context."""
+    log_p, model = log_p.double(), model or ShareModel((0.0, 0.0, 1.0), (0.0, 0.0, 0.0))
     moments = share_moments(log_p, segments, prior, concentration)
     share = sum((w * s for w, (s, _) in zip(model.weight, moments, strict=True)), torch.zeros_like(moments[0][0]))
     variance = torch.zeros_like(share)

@@ -191,7 +191,7 @@ class FittedModel:
         """
         segments, calibration = bags.segments().to("cpu"), self.share_calibration
         base = level if calibration is None else 0.9
-        if self.concentration is None or self.share_model is None:
+        if self.concentration is None:
             estimate = proportions.mean_proportions(p, segments, base)
         else:
             estimate = estimate_share_intervals(_log(p), segments, self.prior, self.concentration, self.share_model, base)
