@@ -33,7 +33,7 @@ from torch import Tensor
 from headcount.bags.seeds import make_generator
 from headcount.bags.segments import Segments
 from headcount.errors import HeadcountError
-from headcount.majority.proportions import Proportions, interval_from_moments, laplace_moments, mean_moments
+from headcount.majority.proportions import Proportions, interval_from_moments, laplace_moments, mean_moments, mean_proportions
 
 SPREADS = (0.0, 0.005, 0.015, 0.04, 0.08, 0.15, 0.25, 0.4, 0.6)  # candidates of rho
 MAX_BAGS = 300  # whose labels are explained
@@ -117,10 +117,12 @@ def fit_share_model(
 
 @torch.no_grad()
 def estimate_share_intervals(
-    log_p: Tensor, segments: Segments, prior: Tensor, concentration: float, model: ShareModel | None, level: float = 0.9
+    log_p: Tensor, segments: Segments, prior: Tensor, concentration: float | None, model: ShareModel | None, level: float = 0.9
 ) -> Proportions:
-    """The shares of bags with intervals, from log P(y | x) (N, C) without context; labels are not used. ``model`` None is
-    complete trust in the shares in context."""
+    """The shares of bags with intervals, from log P(y | x) (N, C) without context; labels are not used. Without a ``model`` the
+    shares in context are trusted, and without a ``concentration`` the mean."""
+    if concentration is None:
+        return mean_proportions(log_p.exp(), segments, level)
     log_p, model = log_p.double(), model or ShareModel((0.0, 0.0, 1.0), (0.0, 0.0, 0.0))
     moments = share_moments(log_p, segments, prior, concentration)
     share = sum((w * s for w, (s, _) in zip(model.weight, moments, strict=True)), torch.zeros_like(moments[0][0]))

@@ -185,16 +185,13 @@ class FittedModel:
     def estimate_shares(self, p: Tensor, bags: Bags, *, level: float = 0.9) -> tuple[Tensor, Tensor, Tensor]:
         """(B, C) the class shares of each bag and the ends of an interval, from probabilities (N, C) without context.
 
-        The estimates that the labels of held-out bags support (majority/share_intervals.py), corrected by known shares if there
-        were any (:func:`headcount.inference.calibrate.calibrate_model`). A model without held-out bags has the mean of the probabilities. Labels of these
-        bags are not used.
+        The labels of held-out bags say what to trust (majority/share_intervals.py), and known shares correct it; a model without
+        held-out bags takes the mean of the probabilities. Labels of these bags are not used.
         """
         segments, calibration = bags.segments().to("cpu"), self.share_calibration
         base = level if calibration is None else 0.9
-        if self.concentration is None:
-            estimate = proportions.mean_proportions(p, segments, base)
-        else:
-            estimate = estimate_share_intervals(_log(p), segments, self.prior, self.concentration, self.share_model, base)
+        trust = self.prior, self.concentration, self.share_model
+        estimate = estimate_share_intervals(_log(p), segments, *trust, base)
         return estimate if calibration is None else calibration.apply(estimate, level)
 
     def to(self, device: torch.device | str) -> FittedModel:
