@@ -1,4 +1,4 @@
-"""Write the tables of docs/reference/results.md and docs/explanation/paper.md from the records: ``python docs/results.py``.
+"""Write the tables of docs/reference/results.md, benchmark.md and docs/explanation/paper.md from the records: ``python docs/results.py``.
 
 A table stands between ``<!-- results: NAME -->`` and ``<!-- end -->``; NAME is a function below. A test keeps the pages current.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from headcount.experiments.benchmark import load_benchmark
 from headcount.experiments.paper import (
     ALL_DATASETS,
     DATASETS,
@@ -28,13 +29,14 @@ from headcount.experiments.paper import (
 )  # fmt: skip
 from headcount.experiments.records import load_records
 from headcount.experiments.scores import mean_and_deviation
+from headcount.reporting.benchmark_page import markdown_tables
 from headcount.reporting.paper_tables import Records, data_remarks, difference_in_errors, paper_table, signed
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import loss_jumps  # noqa: E402
 
-PAGES = (ROOT / "docs" / "reference" / "results.md", ROOT / "docs" / "explanation" / "paper.md")
+PAGES = tuple(ROOT / "docs" / name for name in ("reference/results.md", "reference/benchmark.md", "explanation/paper.md"))
 NAMES = {"CIFAR10": "CIFAR-10", "SVHN": "SVHN", "PATH": "PathMNIST", "OCT": "OCT", ALL_DATASETS: "all"}
 NLL = "Output+Mean (nll, not in the paper)"
 
@@ -231,10 +233,15 @@ def available(scale: Scale, records: Records) -> str:
     return markdown(["data set", "scenario", "methods (folds)"], lines)
 
 
+def natural(scale: Scale, records: Records) -> str:
+    """Every task of ``headcount benchmark``, whose records are not those of recipes."""
+    return markdown_tables(load_benchmark(ROOT / "results" / "natural"))
+
+
 BLOCKS: dict[str, Callable[[Scale, Records], str]] = {
     f.__name__: f
     for f in (
-        instance_accuracy, bag_accuracy, removal, consistency, cells, agreement, figure6, jumps, sampler, available,
+        instance_accuracy, bag_accuracy, removal, consistency, cells, agreement, figure6, jumps, sampler, available, natural,
     )
 }  # fmt: skip
 

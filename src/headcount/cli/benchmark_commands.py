@@ -13,6 +13,7 @@ _METHODS = (
     "Names with commas: auto (what fit chooses), any method of fit, commonest, supervised, supervised_forest. Default: all."
 )
 _DATA = "Folder of the tasks' files; those with a public address are downloaded into it. Default: downloads in the cache."
+_ENCODER = "Run only the tasks with texts, with embeddings by this encoder (as for fit) instead of TF-IDF."
 
 
 @app.command()
@@ -22,6 +23,7 @@ def benchmark(
     methods: Annotated[str | None, typer.Option(help=_METHODS)] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; each draws its bags and divides them.")] = 5,
     data: Annotated[Path | None, typer.Option(help=_DATA)] = None,
+    encoder: Annotated[str | None, typer.Option(help=_ENCODER)] = None,
     page: Annotated[Path | None, typer.Option(help="Write all tables and figures as one HTML page.")] = None,
 ) -> None:
     """Compare all methods on natural bags whose instances have known classes.
@@ -34,7 +36,7 @@ def benchmark(
     from headcount.reporting.benchmark_page import markdown_tables, write_benchmark
 
     chosen = split_names(methods) or BENCHMARK_METHODS
-    run_benchmark(task or TASKS, chosen, range(seeds), out, folder=data, on_progress=print_message)
+    run_benchmark(task or TASKS, chosen, range(seeds), out, folder=data, encoder=encoder, on_progress=print_message)
     records = load_benchmark(out)
     print(markdown_tables(records))
     if page:

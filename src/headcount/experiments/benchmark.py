@@ -59,8 +59,9 @@ _RECORD = {
 
 
 @lru_cache(maxsize=1)
-def read_task(name: str, folder: Path | None = None) -> BagDataset:
-    """The bags of a task, labelled with the most frequent class of their instances; of two such classes, with both."""
+def read_task(name: str, folder: Path | None = None, encoder: str | None = None) -> BagDataset:
+    """The bags of a task, labelled with the most frequent class of their instances; of two such classes, with both. Of texts, an
+    encoder makes embeddings."""
     task = find_task(name)
     data = task.load_data(folder)
     names, bag = np.unique(np.asarray(data.bag).astype(str), return_inverse=True)
@@ -73,7 +74,9 @@ def read_task(name: str, folder: Path | None = None) -> BagDataset:
         columns = {name: np.asarray(column)[order] for name, column in data.instances.items()}
         group = None if data.group is None else "group"
         roles = ColumnRoles(bag="bag", label="label", text=task.text, truth="truth", group=group)
-        return read({**columns, **values, "bag": names[bag], "label": labels[bag]}, roles, classes=task.classes)
+        return read(
+            {**columns, **values, "bag": names[bag], "label": labels[bag]}, roles, classes=task.classes, encoder=encoder
+        )
     kind, first = "images" if np.ndim(data.instances) == 4 else "features", np.unique(bag, return_index=True)[1]
     values = {role: value if role == "truth" else value[first] for role, value in values.items()}
     return read(
@@ -108,7 +111,7 @@ def run_method(dataset: BagDataset, split: Split, method: str, seed: int) -> tup
     bags = dataset.to_bags(preprocessor).blind()
     calibration = calibrate_on_validation(result, bags, split, torch.device("cpu"))
     model = FittedModel(result.estimator, bags.classes, preprocessor, **calibration._asdict())
-    return fitted.title.replace(" on the bag's label", "") + " with instance labels" * (method in TWINS), model
+    return {"supervised": "Twin: network", "supervised_forest": "Twin: random forest"}.get(method, fitted.title), model
 
 
 def score_model(dataset: BagDataset, split: Split, model: FittedModel | None) -> dict[str, float | None]:
@@ -137,31 +140,46 @@ def score_model(dataset: BagDataset, split: Split, model: FittedModel | None) ->
 
 def run_benchmark(
     tasks: Sequence[str], methods: Sequence[str], seeds: Sequence[int], out: Path,
-    *, folder: Path | None = None, on_progress: Callable[[str], None] = lambda line: None,
+    *, folder: Path | None = None, encoder: str | None = None, on_progress: Callable[[str], None] = lambda line: None,
 ) -> None:  # fmt: skip
-    """Make the records that are missing. Forests and linear models read features, so for images they are left out."""
+    """Make the records that are missing. Forests and linear models read features, so for images they are left out. With an encoder,
+    only tasks with texts are run, as tasks of their own with their embeddings. A run that fails stops no other."""
+    errors = list[HeadcountError]()
     for method in methods:
         check_choice("method", method, BENCHMARK_METHODS)
     for name in tasks:
-        task, place = find_task(name), out / Path(name).stem
+        task, stem = find_task(name), Path(name).stem
+        if encoder is not None:
+            if task.text is None:
+                continue
+            stem, note = f"{stem}-embeddings", f"{task.note}; texts as embeddings of {Path(encoder).name}"
+            task = replace(task, title=f"{task.title}, embeddings", note=note)
+        place = out / stem
         todo = [(s, m, path) for s in seeds for m in methods if not (path := place / f"{m}-{s}.json").exists()]
         for seed, method, path in todo:
-            dataset = read_task(name, folder)
+            dataset = read_task(name, folder, encoder)
             if dataset.kind == "images" and (method in CLASSIFIERS or method == "supervised_forest"):
                 continue
             started, processor = datetime.now(UTC), time.process_time()
             split = split_task(dataset.bags, seed)
-            title, model = run_method(dataset, split, method, seed)
+            try:
+                title, model = run_method(dataset, split, method, seed)
+            except HeadcountError as e:
+                errors.append(e)
+                on_progress(f"{stem}, seed {seed}: {method} failed: {e}")
+                continue
             scores = score_model(dataset, split, model)
             origin = provenance(torch.device("cpu"), started, time.process_time() - processor, False)
             bags = {part: len(getattr(split, part)) for part in ("train", "valid", "test")}
             record = {
-                "task": Path(name).stem, "title": task.title, "note": task.note, "method": method, "name": title, "seed": seed,
+                "task": stem, "title": task.title, "note": task.note, "method": method, "name": title, "seed": seed,
                 "data": {**bags, "instances": int(dataset.bags.sizes[split.train].sum()), "checksum": dataset.fingerprint[:16]},
                 "scores": scores, "provenance": {k: origin[k] for k in ("commit", "versions", "seconds")},
             }  # fmt: skip
             atomic_write(path, lambda f, record=record: f.write(json.dumps(record, indent=1).encode() + b"\n"))
             on_progress(f"{record['task']}, seed {seed}: {title}, instance accuracy {scores['instance_accuracy']:.3f}")
+    if errors:
+        raise errors[0]
 
 
 def load_benchmark(out: Path) -> list[dict[str, Any]]:

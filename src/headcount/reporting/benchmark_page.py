@@ -25,12 +25,12 @@ def group_by_method(records: BenchmarkRecords, task: str) -> dict[str, list[dict
     return {method: group for method, group in groups.items() if group}
 
 
-def method_title(method: str, records: BenchmarkRecords) -> str:
-    """As in the records; of the choice of ``fit`` also what it chose."""
+def method_title(method: str, records: BenchmarkRecords, seeds: int = 0) -> str:
+    """As in the records; of the choice of ``fit`` also what it chose; and the number of seeds where it is less than ``seeds``."""
     names = [r["name"].removesuffix(", network") for r in records]
-    if method != "auto":
-        return names[0]
-    return f"fit: {', '.join(f'{n} {names.count(n)}' for n in sorted(set(names), key=lambda n: (-names.count(n), n)))}"
+    counts = ", ".join(f"{n} {names.count(n)}" for n in sorted(set(names), key=lambda n: (-names.count(n), n)))
+    title = f"fit: {counts}" if method == "auto" else names[0]
+    return f"{title} ({len(records)} of {seeds} seeds)" if len(records) < seeds else title
 
 
 def format_score(records: BenchmarkRecords, score: str) -> str:
@@ -65,11 +65,11 @@ def markdown_tables(records: BenchmarkRecords) -> str:
     parts = []
     for task in dict.fromkeys(r["task"] for r in records):
         groups = group_by_method(records, task)
-        first, best = next(iter(groups.values()))[0], best_accuracy(groups)
+        first, best, seeds = next(iter(groups.values()))[0], best_accuracy(groups), max(map(len, groups.values()))
         data = first["data"]
         lines = [f"### {first['title']} (`{task}`)", "", f"{first['note'][0].upper()}{first['note'][1:]}."]
         lines += [
-            f"Bags for training, validation and test: {data['train']}, {data['valid']}, {data['test']}; seeds: {max(map(len, groups.values()))}.",
+            f"Bags for training, validation and test: {data['train']}, {data['valid']}, {data['test']}; seeds: {seeds}.",
             "",
         ]
         lines += [f"| method | {' | '.join(SCORES.values())} |", "|---" * (1 + len(SCORES)) + "|"]
@@ -77,7 +77,7 @@ def markdown_tables(records: BenchmarkRecords) -> str:
             cells = [format_score(group, score) for score in SCORES]
             if method not in TWINS and mean_and_error(group, "instance_accuracy")[0] == best:
                 cells[0] = f"**{cells[0]}**"
-            lines.append(f"| {method_title(method, group)} | {' | '.join(cells)} |")
+            lines.append(f"| {method_title(method, group, seeds)} | {' | '.join(cells)} |")
         compared = [text for method in ("auto", "tilt") if method in groups and (text := compare_with_rivals(groups, method))]
         parts.append("\n".join([*lines, *(["", f"Instance accuracy: {'; '.join(compared)}."] if compared else [])]))
     return "\n\n".join(parts)
@@ -88,7 +88,8 @@ def write_benchmark(records: BenchmarkRecords, page: Path) -> Path:
     tasks = []
     for task in dict.fromkeys(r["task"] for r in records):
         groups = group_by_method(records, task)
-        best, titles = best_accuracy(groups), {m: method_title(m, g) for m, g in groups.items()}
+        best, seeds = best_accuracy(groups), max(map(len, groups.values()))
+        titles = {m: method_title(m, g, seeds) for m, g in groups.items()}
         accuracies = {titles[m]: [r["scores"]["instance_accuracy"] for r in g] for m, g in groups.items()}
         colours = {titles[m]: PALETTE[1 if m in TWINS else 7 if m in RIVALS else 0] for m in groups}
         lines = [
@@ -100,7 +101,7 @@ def write_benchmark(records: BenchmarkRecords, page: Path) -> Path:
         ]  # fmt: skip
         first = next(iter(groups.values()))[0]
         figure = inline_svg(accuracy_dots(accuracies, colours), task, f"Instance accuracy of every method, {first['title']}")
-        tasks.append(SimpleNamespace(slug=task, first=first, lines=lines, figure=figure, seeds=max(map(len, groups.values()))))
+        tasks.append(SimpleNamespace(slug=task, first=first, lines=lines, figure=figure, seeds=seeds))
     text = render_template("benchmark.html", title="Benchmark on natural bags", tasks=tasks, scores=list(SCORES.values()))
     atomic_write(page, lambda f: f.write(text.encode()))
     return page

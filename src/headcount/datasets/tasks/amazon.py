@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from headcount.datasets.cache import Remote
-from headcount.datasets.tasks import Task, TaskData, open_member
+from headcount.datasets.tasks import PYPI, Task, TaskData, open_member
 
 THRESHOLD = 0.5  # mean ratings are from -4 to 4; fixed before anything was trained
 CLASSES = ("negative", "neutral", "positive")
 FILE = Remote(
-    "https://files.pythonhosted.org/packages/77/8c/4a48c10a50f750ae565e341e697d74a38075a3e43ff0df6f1ab72e186902/vaderSentiment-3.3.2.tar.gz",
+    f"{PYPI}/77/8c/4a48c10a50f750ae565e341e697d74a38075a3e43ff0df6f1ab72e186902/vaderSentiment-3.3.2.tar.gz",
     "a04f43dfcc57119bcabaa12f356c8c40",
 )
 NOTE = "rated by 20 people each (Hutto and Gilbert, ICWSM 2014; MIT licence); negative below a mean rating of -0.5, positive above 0.5"

@@ -4,7 +4,7 @@ import csv
 from pathlib import Path
 
 from headcount.datasets.cache import Remote
-from headcount.datasets.tasks import Task, TaskData
+from headcount.datasets.tasks import GITHUB, Task, TaskData
 
 MIN_PUPILS = 8
 CLASSES = ("low", "middle", "high")  # of 0 to 10 points in steps of two: 0 and 2, 4 and 6, 8 and 10
@@ -23,16 +23,15 @@ def load(file: Path) -> TaskData:
     return TaskData(columns, [row["school"] for row in rows], truth, [row["lea"] for row in rows])
 
 
+FILE = Remote(
+    f"{GITHUB}/vincentarelbundock/Rdatasets/1c97ab8a1df2469762e635481ba27cf4e80e3e51/csv/mlmRev/Chem97.csv",
+    "84fb309a7ead9d71b0639cdfdf0303c2",
+)
 TASK = Task(
     "Pupils by school",
     load,
     CLASSES,
-    (
-        Remote(
-            "https://raw.githubusercontent.com/vincentarelbundock/Rdatasets/1c97ab8a1df2469762e635481ba27cf4e80e3e51/csv/mlmRev/Chem97.csv",
-            "84fb309a7ead9d71b0639cdfdf0303c2",
-        ),
-    ),
+    (FILE,),
     "A-level chemistry in England, 1997 (mlmRev, GPL); schools with eight candidates or more; earlier results, age and gender are "
     "known; schools of one education authority stay together",
 )

