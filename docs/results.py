@@ -235,7 +235,8 @@ def available(scale: Scale, records: Records) -> str:
 
 def natural(scale: Scale, records: Records) -> str:
     """Every task of ``headcount benchmark``, whose records are not those of recipes."""
-    return markdown_tables(load_benchmark(ROOT / "results" / "natural"))
+    folder = ROOT / "results" / "natural"
+    return markdown_tables(load_benchmark(folder)) if folder.exists() else "These runs have not been made yet."
 
 
 BLOCKS: dict[str, Callable[[Scale, Records], str]] = {

@@ -210,3 +210,32 @@ def test_ties_are_labelled_with_both_winners(tmp_path):
     (tmp_path / "x" / "y.json").write_text(json.dumps({"task": 1}))
     with pytest.raises(HeadcountError, match=r"y\.json"):
         load_benchmark(tmp_path)
+
+
+def test_texts_as_embeddings_are_a_task_of_their_own(run_cli, tmp_path, monkeypatch):
+    from encoder_factory import replace_text_libraries, write_encoder
+
+    replace_text_libraries(monkeypatch)
+    write_encoder(tmp_path / "encoder")
+    code = "from headcount.datasets.tasks import Task, TaskData\n"
+    code += "texts = {'text': ['a fine day', 'a bad day'] * 40}\n"
+    code += "data = TaskData(texts, [i // 4 + i % 2 * 100 for i in range(80)], ['good', 'bad'] * 40)\n"
+    code += "TASK = Task('Days by week', lambda: data, ('good', 'bad'), note='invented', text='text')"
+    (tmp_path / "days.py").write_text(code)
+    (tmp_path / "own.py").write_text(OWN)
+    command = "benchmark --out records --task days.py --task own.py --methods logistic --seeds 1"
+    assert run_cli(f"{command} --encoder encoder")[0] == 0
+    assert [p.name for p in (tmp_path / "records").iterdir()] == ["days-embeddings"]
+    assert run_cli(command)[0] == 0
+    records = load_benchmark(tmp_path / "records")
+    assert [r["task"] for r in records] == ["days", "days-embeddings", "own"]
+    assert records[0]["scores"]["instance_accuracy"] == records[1]["scores"]["instance_accuracy"] == 1
+
+
+def test_a_run_that_fails_stops_no_other(run_cli, tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.setitem(TWINS, "supervised_forest", "rubbish")
+    code, _, log = run_cli("benchmark --out records --task own.py --methods supervised_forest,commonest --seeds 1")
+    assert code == 2
+    assert "supervised_forest failed" in log
+    assert [r["method"] for r in load_benchmark(tmp_path / "records")] == ["commonest"]
