@@ -48,6 +48,9 @@ COMMANDS = {
     ),
     "predict-slides": Command("predict IN/slides/model IN/slides/slides --out out --geojson geo --heatmap heat --cache cache"),
     "predict-h5": Command("predict IN/images/model IN/images/images --out p.h5"),
+    "table": Command(
+        "table IN/table/model IN/table/people.csv --by colour --out t.csv --bags b.csv --page p.html", {"t.csv": "noise.npz"}
+    ),
     "audit": Command("audit IN/table/model IN/table/people.csv --out sheet.csv --count 6"),
     "audit-images": Command("audit IN/images/model IN/images/images --out sheet --count 4"),
     "evaluate": Command("evaluate IN/table/model IN/table/people.csv --audit IN/sheet.csv --json"),

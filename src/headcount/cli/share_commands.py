@@ -13,6 +13,7 @@ from headcount.errors import HeadcountError
 
 app = typer.Typer()
 _BY = "Columns whose values, or combinations, are the groups: a,b. Default: all instances together."
+_ODDS = "Also the range of shares if the odds of a class are wrong by up to this factor for every instance."
 _POLYGONS = "GeoJSON with a feature for each bag, for --map; default: points, from the coordinates."
 
 
@@ -24,6 +25,7 @@ def table(
     by: Annotated[str | None, typer.Option(help=_BY)] = None,
     of: Annotated[str, typer.Option(help="Shares of all instances, or of those of counted classes: all, counted.")] = "all",
     level: Annotated[float, typer.Option(help="Confidence level of the intervals.")] = 0.9,
+    odds: Annotated[float, typer.Option(help=_ODDS)] = 1.5,
     out: Annotated[Path | None, typer.Option(help="Write the table: .csv, .tsv or .parquet.")] = None,
     bags: Annotated[Path | None, typer.Option(help="Also the shares of each group in each bag, as a table.")] = None,
     page: Annotated[Path | None, typer.Option(help="Also a page with the comparison as a figure (.html).")] = None,
@@ -38,9 +40,10 @@ def table(
 
     Estimates with intervals, beside the bounds that the bags' labels and sizes prove.
     """
-    from headcount.cli.console import console, plain_table, print_message
+    from headcount.cli.console import console, plain_table, print_line, print_message
     from headcount.errors import check_choice
-    from headcount.inference.share_table import OF, merging_advice, suppress_small, tabulate_shares
+    from headcount.inference.share_advice import assess_assumption, merging_advice, steadiness
+    from headcount.inference.share_table import OF, suppress_small, tabulate_shares
     from headcount.io import atomic_write, commit_together
     from headcount.majority.metrics import check_level
     from headcount.reporting import export, geo, share_page
@@ -67,18 +70,26 @@ def table(
     if share_map is not None and shapes is None:
         geo.require_coords(dataset, "--map without --polygons", tiles=False)
     columns = split_names(by) or ()
-    predictions = predict_all(fitted, dataset)
-    groups, in_bags = tabulate_shares(dataset, predictions, columns, of=of, level=level)
+    predictions = predict_all(fitted, dataset, False)  # the table sees to the context: the bag's shares
+    groups, in_bags = tabulate_shares(dataset, predictions, columns, of=of, level=level, odds=odds)
     if k := fitted.min_bag_size:
         n_groups = len(groups.group)
         groups, in_bags = suppress_small(groups, in_bags, k)
         left_out = f"{n_groups - len(groups.group):,} of {n_groups - 1:,} groups are left out"
         print_message(f"{left_out}: fewer than {k} instances, or others could be computed; of bags there are whole ones only")
-    advice = merging_advice(groups, dataset.bags)
+    advice = [assess_assumption(fitted, dataset, predictions), *merging_advice(groups, dataset.bags)]
     for line in (*share_warnings(fitted, predictions), *advice):
         print_message(line)
     labelled = int(dataset.bags.labelled.sum())
-    context = {"of": of, "level": level, "advice": advice, "bags": len(dataset.bags), "instances": len(dataset.rows)}
+    context = {
+        "of": of,
+        "level": level,
+        "odds": odds,
+        "steadiness": steadiness(groups),
+        "advice": advice,
+        "bags": len(dataset.bags),
+        "instances": len(dataset.rows),
+    }
     context |= {"labelled": labelled, "model": f"the {fitted.kind} model in {model.name}"}
     with commit_together():
         if bags is not None:
@@ -91,12 +102,23 @@ def table(
             atomic_write(page, lambda f: f.write(text.encode("utf-8", "backslashreplace")))
         if out is not None:
             export.write_table(out, [groups.to_arrow()])
-    names = (", ".join(columns) or "group", "choice", "share", f"{level:.0%} interval", "bounds by labels", "instances", "bags")
+    names = (
+        ", ".join(columns) or "group",
+        "choice",
+        "share",
+        f"{level:.0%} interval",
+        f"odds x {odds:g}",
+        "bounds by labels",
+        "instances",
+        "bags",
+    )
     shown = plain_table(*names, left=2)
     for row in groups.to_arrow().to_pylist():
-        spans = (f"{row[low]:.3f} to {row[high]:.3f}" for low, high in (("low", "high"), ("bound_low", "bound_high")))
+        spans = (f"{row[f'{kind}low']:.3f} to {row[f'{kind}high']:.3f}" for kind in ("", "odds_", "bound_"))
         shown.add_row(row["group"], row["choice"], f"{row['share']:.3f}", *spans, f"{row['instances']:,}", f"{row['bags']:,}")
     console.print(shown)
+    for line in steadiness(groups):
+        print_line(line)
     for path in filter(None, outputs.values()):
         print_message(f"wrote {path}")
 

@@ -1,22 +1,24 @@
 """Shares of each class in groups of instances (the values of a column, such as income or region), in all bags and in each.
 
 The probabilities q of the instances of a bag are first made to agree with the bag's shares, and these with its label
-(majority/bounds.py): q = P(y = k | x, bag). With weights w, group g of bag b has the count N_bg = sum w q among n_bg = sum w. Its
-variance follows from that of the whole bag's count, which the interval of the bag's share gives:
+(majority/bounds.py): q = P(y = k | x, bag). With weights w, group g of bag b has the count N_bg = sum w q among n_bg = sum w. Of the
+whole bag, the interval of its share says by how much its count may be off, n_b s_b; of the group this is
 
-    Var N_bg = V_bg (1 - V_bg / V_b) + (V_bg / V_b)^2 Var N_b,        V = sum w^2 q (1 - q)
+    E_bg = n_b s_b V_bg / V_b,        Var N_bg = V_bg (1 - V_bg / V_b) + E_bg^2,        V = sum w^2 q (1 - q)
 
-The share of the group is X = sum_b N_bg / n with n = sum_b n_bg. Its variance is that within bags and that between them, where the
-bags (or the groups of bags that may resemble each other) are a sample of G:
+The share of the group is X = sum_b N_bg / n with n = sum_b n_bg. The errors E of all bags have one model as their cause, and are
+added up as if they were the same; the others are independent; and bags (or groups of bags, which may resemble each other) vary
+around X as a sample of G:
 
-    Var X = sum_b Var N_bg / n^2 + G / (G - 1) sum_b (N_bg - X n_bg)^2 / n^2
+    n^2 Var X = sum_b V_bg (1 - V_bg / V_b) + (sum_b E_bg)^2 + G / (G - 1) sum_b (N_bg - X n_bg)^2
 
-The interval is that of a beta distribution, cut at the bounds; Student's quantile widens the variance between few bags.
+The interval is that of a beta distribution, cut at the bounds; Student's quantile widens the variance between few bags. A class
+that might win a bag and never does has the bounds as its interval: labels say nothing of it.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import Any, Self
 
 import numpy as np
@@ -24,10 +26,11 @@ import pyarrow as pa
 import torch
 from scipy import stats
 
-from headcount.bags import Bags
-from headcount.errors import HeadcountError, check_choice
+from headcount.bags import Bags, Segments
+from headcount.errors import HeadcountError, check_choice, check_number
 from headcount.inference.evaluate import has_votes
 from headcount.majority.bounds import cell_bounds, match_shares, share_bounds, shares_given_labels
+from headcount.majority.homogeneity import flip_shift, share_range
 from headcount.majority.metrics import check_level
 from headcount.majority.proportions import beta_interval
 from headcount.models.predictions import Predictions
@@ -35,9 +38,9 @@ from headcount.readers.columns import factorize, preview
 from headcount.readers.dataset import BagDataset
 
 OF = ("all", "counted")
+NUMBERS = ("share", "low", "high", "bound_low", "bound_high", "odds_low", "odds_high")
 MAX_GROUPS = 200
-FEW_BAGS, FEW_INSTANCES = 5, 30
-_MAX_PAIRS = 5  # of groups that are not told apart, in the advice
+_MAX_STEADY = 200_000  # instances from which steady_odds are found
 _Z90 = 1.6448536  # the intervals of Predictions are this many standard deviations to each side
 
 
@@ -55,6 +58,10 @@ class ShareTable:
         (R,) how many instances there are, and in how many bags.
     share, low, high, bound_low, bound_high
         (R, C) the share, its interval, and the bounds that labels and sizes prove.
+    odds_low, odds_high
+        (R, C) how far the share moves if the odds of the class are wrong for every instance, by the factor that was asked for.
+    steady_odds
+        (R,) the least factor by which odds must be wrong for another class to become the largest; infinite if very large, NaN in single bags.
     """
 
     classes: tuple[str, ...]
@@ -67,14 +74,17 @@ class ShareTable:
     high: np.ndarray
     bound_low: np.ndarray
     bound_high: np.ndarray
+    odds_low: np.ndarray
+    odds_high: np.ndarray
+    steady_odds: np.ndarray
 
     def to_arrow(self) -> pa.Table:
         """A row for each group and class, with the columns (bag,) group, choice, share, low, high, bound_low, bound_high,
-        instances, bags."""
+        odds_low, odds_high, instances, bags."""
         n = len(self.classes)
         columns: dict[str, Any] = {} if None in self.bag else {"bag": np.repeat(np.array(self.bag), n)}
         columns |= {"group": np.repeat(self.group, n), "choice": self.classes * len(self.group)}
-        columns |= {name: getattr(self, name).ravel() for name in ("share", "low", "high", "bound_low", "bound_high")}
+        columns |= {name: getattr(self, name).ravel() for name in NUMBERS}
         return pa.table(columns | {"instances": np.repeat(self.instances, n), "bags": np.repeat(self.bags, n)})
 
     def take(self, rows: np.ndarray) -> Self:
@@ -102,7 +112,13 @@ def suppress_small(groups: ShareTable, in_bags: ShareTable, k: int) -> tuple[Sha
 
 
 def tabulate_shares(
-    dataset: BagDataset, predictions: Predictions, by: Sequence[str] = (), *, of: str = "all", level: float = 0.9
+    dataset: BagDataset,
+    predictions: Predictions,
+    by: Sequence[str] = (),
+    *,
+    of: str = "all",
+    level: float = 0.9,
+    odds: float = 1.5,
 ) -> tuple[ShareTable, ShareTable]:
     """The shares of each class in each group of instances, in all bags, and in each bag, with intervals and bounds.
 
@@ -116,6 +132,8 @@ def tabulate_shares(
         ``all`` instances, or only those of classes that are ``counted`` in the vote.
     level
         Of the intervals.
+    odds
+        The factor by which the odds of a class may be wrong, for ``odds_low`` and ``odds_high``.
 
     Examples
     --------
@@ -124,6 +142,7 @@ def tabulate_shares(
     """
     check_choice("of", of, OF)
     check_level(level)
+    check_number("odds", odds, 1, 1e6, integer=False)
     bags, segments, exact = dataset.bags, dataset.bags.segments(), has_votes(dataset.bags)
     counted = torch.ones(len(bags.classes), dtype=torch.bool) if of == "all" or bags.counted is None else bags.counted
     share = shares_given_labels(torch.from_numpy(predictions.shares), bags, share_bounds(bags, exact=exact), exact=exact)
@@ -149,26 +168,43 @@ def tabulate_shares(
     b, g = cells // len(names), cells % len(names)
     count, variance, size = (_sums(cell, x[rows], len(cells)) for x in parts)
     part = np.divide(variance, bag_variance[b], out=np.zeros_like(variance), where=variance > 0)
-    variance = variance * (1 - part) + (part * bag_size[b] * deviation[b]) ** 2
+    variance, common = variance * (1 - part), part * bag_size[b] * deviation[b]
+    if not exact and bool(bags.labelled.any()):  # labels say nothing of a class that might win and never does
+        could_win = torch.ones_like(counted) if bags.counted is None else bags.counted
+        variance[:, (could_win & (bags.target == 0).all(0))[counted].numpy()] = np.inf
     low, high, whole = bound_low[b], bound_high[b], (instances == segments.n_instances().numpy()[b])[:, None]
     if bool(counted.all()):
         low, high = cell_bounds(low, high, np.minimum(size / bag_size[b], 1))
     else:  # a part of the bag may have hardly an instance of counted classes
         low, high = np.where(whole, low, 0), np.where(whole, high, 1)
-
-    classes = tuple(c for c, kept in zip(bags.classes, counted.tolist(), strict=True) if kept)
-    cell_names = [(bags.names or ())[i] for i in b.tolist()], [names[k] for k in g.tolist()]
-    ones, n = np.ones_like(b), len(names)
-    in_bags = _make_table(classes, *cell_names, (instances, ones), count / size, variance / size**2, low, high, level)
-    total = _sums(g, size, n)
+    group_of_rows, n, total = torch.from_numpy(group), len(names), _sums(g, size, len(names))
+    p, of_kept = q[rows] / q[rows].sum(1, keepdims=True).clip(1e-300), torch.from_numpy(parts[2][rows, 0])
+    range_in_cells = share_range(
+        torch.from_numpy(p), Segments(torch.from_numpy(cell), len(cells), weight=of_kept), math.log(odds)
+    )
+    odds_low, odds_high = (np.clip(end.numpy(), low, high) for end in range_in_cells)
+    some = slice(None, None, 1 + len(rows) // _MAX_STEADY)
+    flips = flip_shift(torch.from_numpy(p[some]), Segments(group_of_rows[some], n, weight=of_kept[some]))
+    bag_names, classes = bags.names or (), tuple(c for c, kept in zip(bags.classes, counted.tolist(), strict=True) if kept)
+    in_bags = _make_table(
+        (variance + common**2) / size**2, level, classes=classes, bag=[bag_names[i] for i in b.tolist()],
+        group=[names[k] for k in g.tolist()], instances=instances, bags=np.ones_like(b), share=count / size, bound_low=low,
+        bound_high=high, odds_low=odds_low, odds_high=odds_high, steady_odds=np.full(len(b), np.nan),
+    )  # fmt: skip
     share = _sums(g, count, n) / total
-    variance = (_sums(g, variance, n) + _variance_between(count - share[g] * size, b, g, bags, level)) / total**2
+    between = _variance_between(count - share[g] * size, b, g, bags, level)
+    variance = (_sums(g, variance, n) + _sums(g, common, n) ** 2 + between) / total**2
     if bool(counted.all()):
         low, high = (_sums(g, size * end, n) / total for end in (low, high))
     else:  # any mean of the cells
         low, high = (np.stack([reach(end[g == k], 0) for k in range(n)]) for reach, end in ((np.min, low), (np.max, high)))
-    counts = np.bincount(g, instances).astype(int), np.bincount(g)
-    return _make_table(classes, [None] * n, names, counts, share, variance, low, high, level), in_bags
+    odds_low, odds_high = (np.clip(_sums(g, size * end, n) / total, low, high) for end in (odds_low, odds_high))
+    groups = _make_table(
+        variance, level, classes=classes, bag=[None] * n, group=names, instances=np.bincount(g, instances).astype(int),
+        bags=np.bincount(g), share=share, bound_low=low, bound_high=high, odds_low=odds_low, odds_high=odds_high,
+        steady_odds=flips.exp().numpy(),
+    )  # fmt: skip
+    return groups, in_bags
 
 
 def _sums(code: np.ndarray, values: np.ndarray, n: int) -> np.ndarray:
@@ -189,14 +225,14 @@ def _variance_between(residual: np.ndarray, bag: np.ndarray, group: np.ndarray, 
     return factor[:, None] * _sums(used % n, _sums(code, residual, len(used)) ** 2, n)
 
 
-def _make_table(
-    classes: tuple[str, ...], bag: Sequence[str | None], group: Sequence[str], counts: tuple[np.ndarray, np.ndarray], share: np.ndarray,
-    variance: np.ndarray, bound_low: np.ndarray, bound_high: np.ndarray, level: float,
-) -> ShareTable:  # fmt: skip
+def _make_table(variance: np.ndarray, level: float, *, share: np.ndarray, **fields: Any) -> ShareTable:
+    """With the interval of these shares (R, C), which is that of the bounds where the variance is infinite."""
+    bound_low, bound_high = fields["bound_low"], fields["bound_high"]
     share = np.clip(share, bound_low, bound_high)
     interval = beta_interval(torch.from_numpy(share), torch.from_numpy(variance), level)
     low, high = np.clip(interval.low.numpy(), bound_low, share), np.clip(interval.high.numpy(), share, bound_high)
-    return ShareTable(classes, bag, group, *counts, share, low, high, bound_low, bound_high)
+    low, high = (np.where(np.isinf(variance), bound, end) for bound, end in ((bound_low, low), (bound_high, high)))
+    return ShareTable(share=share, low=low, high=high, **fields)
 
 
 def group_instances(dataset: BagDataset, by: Sequence[str]) -> tuple[np.ndarray, list[str]]:
@@ -217,27 +253,3 @@ def group_instances(dataset: BagDataset, by: Sequence[str]) -> tuple[np.ndarray,
         names = [(*names[u // len(values)], values[u % len(values)]) for u in used.tolist()]
     order = sorted(range(len(names)), key=names.__getitem__)
     return np.argsort(order)[group], [", ".join(names[k]) for k in order]
-
-
-def merging_advice(table: ShareTable, bags: Bags) -> list[str]:
-    """Which classes and groups are too sparse to stand by themselves, and which groups are not told apart: a line for each."""
-    labelled = bags.target.numpy()[bags.labelled.numpy()]
-    wins = (labelled >= labelled.max(1, keepdims=True) - 1e-6).sum(0).tolist() if len(labelled) else []
-    counted = [True] * len(wins) if bags.counted is None else bags.counted.tolist()
-    few = [(name, n) for name, n, can_win in zip(bags.classes, wins, counted, strict=False) if can_win and n < FEW_BAGS]
-    lines = [
-        f"{name} wins {n} of {len(labelled):,} labelled bags: merge it with another class, or do not rely on it"
-        for name, n in few
-    ]
-    groups = range(1, len(table.group))
-    sparse = [r for r in groups if table.instances[r] < FEW_INSTANCES or table.bags[r] < FEW_BAGS]
-    for r in sparse:
-        size = f"{table.instances[r]:,} instances in {table.bags[r]:,} bags"
-        lines.append(f"{table.group[r]}: only {size}; merge it with another group")
-    apart = lambda a, b: ((table.low[a] > table.high[b]) | (table.low[b] > table.high[a])).any()  # noqa: E731
-    similar = [pair for pair in combinations([r for r in groups if r not in sparse], 2) if not apart(*pair)]
-    for a, b in similar[:_MAX_PAIRS]:
-        lines.append(
-            f"{table.group[a]} and {table.group[b]}: their intervals overlap for every class; merge them, or claim no difference"
-        )
-    return lines + [f"and {len(similar) - _MAX_PAIRS:,} more such pairs"] * (len(similar) > _MAX_PAIRS)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from headcount.errors import HeadcountError
-from headcount.inference.share_table import ShareTable
+from headcount.inference.share_table import NUMBERS, ShareTable
 from headcount.io import atomic_write
 from headcount.loading import read_json
 from headcount.readers import BagDataset
@@ -20,14 +20,13 @@ from headcount.reporting.render import PALETTE, truncate
 
 _MAX_CHOICES = 30  # figures
 _GEOJSON = {"type": str, "features": [{"type": str, "geometry?": dict, "properties?": dict}]}
-_NUMBERS = ("share", "low", "high", "bound_low", "bound_high")
 
 
 def render_shares(table: ShareTable, title: str, by: Sequence[str], context: Mapping[str, Any]) -> str:
     """The page as a string: for each class a figure with the shares of all groups, and all numbers."""
     figures = {}
     for k, choice in enumerate(table.classes[:_MAX_CHOICES]):
-        figure = share_intervals(table.group, *(getattr(table, name)[:, k] for name in _NUMBERS))
+        figure = share_intervals(table.group, *(getattr(table, name)[:, k] for name in NUMBERS[:5]))
         figures[choice] = render.inline_svg(figure, f"share{k}", f"Shares of {choice}")
     rows = [SimpleNamespace(**row) for row in table.to_arrow().to_pylist()]
     return render.render_template("shares.html", title=title, by=by, figures=figures, rows=rows, **context)
@@ -63,7 +62,7 @@ def write_share_map(path: Path, table: ShareTable, dataset: BagDataset, polygons
     """Write the shares of whole bags as GeoJSON: the features of the polygons, or a point in the middle of each bag's
     coordinates, with the properties bag, label, instances, and share_, low_ and high_<class>. Returns the number of features
     with shares."""
-    numbers = {name: getattr(table, name).round(6).tolist() for name in _NUMBERS[:3]}
+    numbers = {name: getattr(table, name).round(6).tolist() for name in NUMBERS[:3]}
     properties, labels = {}, dict(zip(dataset.bags.names or (), dataset.bags.label_names, strict=True))
     for r in [r for r, group in enumerate(table.group) if group == table.group[0]]:
         values = {f"{name}_{c}": v for name, rows in numbers.items() for c, v in zip(table.classes, rows[r], strict=True)}
