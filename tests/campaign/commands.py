@@ -48,7 +48,7 @@ COMMANDS = {
     ),
     "predict-slides": Command("predict IN/slides/model IN/slides/slides --out out --geojson geo --heatmap heat --cache cache"),
     "predict-h5": Command("predict IN/images/model IN/images/images --out p.h5"),
-    "table": Command(
+    "shares": Command(
         "table IN/table/model IN/table/people.csv --by colour --out t.csv --bags b.csv --page p.html", {"t.csv": "noise.npz"}
     ),
     "audit": Command("audit IN/table/model IN/table/people.csv --out sheet.csv --count 6"),
