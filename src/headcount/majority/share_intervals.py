@@ -12,6 +12,9 @@ distribution with these moments gives each estimate and each rho a weight, with 
 the differences between estimates to the variance, not on both: bags beyond the first ``MAX_EVIDENCE`` do not make the weights
 sharper. The final share is the mean of the weighted mixture, and its variance is that of the mixture.
 
+Nor do labels tell how far all shares are from even ones: half as far, the same classes are the largest. The interval is that of
+both, with equal weights: mean s + d / 2 and variance v + d² / 4, where d = (1 / C - s) / 2.
+
 With known shares of some bags the interval is scaled by the quantile of their errors (conformal risk control: Angelopoulos et al.,
 ICLR 2024), so that the expected fraction of true shares inside it is at least the level for further bags that are exchangeable
 with these, whatever is wrong with the model.
@@ -33,7 +36,14 @@ from torch import Tensor
 from headcount.bags.seeds import make_generator
 from headcount.bags.segments import Segments
 from headcount.errors import HeadcountError
-from headcount.majority.proportions import Proportions, interval_from_moments, laplace_moments, mean_moments, mean_proportions
+from headcount.majority.proportions import (
+    Proportions,
+    interval_from_moments,
+    laplace_moments,
+    laplace_proportions,
+    mean_moments,
+    mean_proportions,
+)
 
 SPREADS = (0.0, 0.005, 0.015, 0.04, 0.08, 0.15, 0.25, 0.4, 0.6)  # candidates of rho
 MAX_BAGS = 300  # whose labels are explained
@@ -120,16 +130,21 @@ def estimate_share_intervals(
     log_p: Tensor, segments: Segments, prior: Tensor, concentration: float | None, model: ShareModel | None, level: float = 0.9
 ) -> Proportions:
     """The shares of bags with intervals, from log P(y | x) (N, C) without context; labels are not used. Without a ``model`` the
-    shares in context are trusted, and without a ``concentration`` the mean."""
+    shares in context are trusted, and without a ``concentration`` the mean of the probabilities."""
     if concentration is None:
         return mean_proportions(log_p.exp(), segments, level)
-    log_p, model = log_p.double(), model or ShareModel((0.0, 0.0, 1.0), (0.0, 0.0, 0.0))
-    moments = share_moments(log_p, segments, prior, concentration)
+    if model is None:
+        return laplace_proportions(log_p, segments, prior, concentration, level)
+    moments = share_moments(log_p.double(), segments, prior, concentration)
     share = sum((w * s for w, (s, _) in zip(model.weight, moments, strict=True)), torch.zeros_like(moments[0][0]))
     variance = torch.zeros_like(share)
     for weight, spread, (s, v) in zip(model.weight, model.spread, moments, strict=True):
         variance += weight * (with_spread(s, v, spread) + (s - share) ** 2)
-    return interval_from_moments(share, variance, log_p, segments, level)
+    shift = (1 / share.shape[1] - share) / 2  # to shares that are half as far from even ones
+    center, variance = share + shift / 2, variance + shift**2 / 4
+    interval = interval_from_moments(center, variance, log_p, segments, level)
+    share = torch.where(segments.n_instances()[:, None] == 1, interval.share, share.float())
+    return Proportions(share, torch.minimum(interval.low, share), torch.maximum(interval.high, share))
 
 
 @dataclass(frozen=True)
