@@ -25,7 +25,7 @@ import faults
 import fork_server
 import hostile_inputs
 
-SLOW = ("run", "study", "fit", "fit-network", "fit-images", "fit-slides", "report", "paper", "demo", "predict-h5",
+SLOW = ("fit-private", "benchmark", "run", "study", "fit", "fit-network", "fit-images", "fit-slides", "report", "paper", "demo", "predict-h5",
         "fit-plan", "fit-fold", "record-page", "record-arrays")  # fmt: skip
 DEFAULTS = {"faults": 1500, "inputs": 10_000}
 assert not {*faults.NAMES} & {*hostile_inputs.NAMES}  # --case finds the part by the name

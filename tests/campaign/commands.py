@@ -67,6 +67,13 @@ COMMANDS = {
     ),
     "issues": Command("issues IN/table/people.csv --out issues.csv --folds 2"),
     "issues-model": Command("issues IN/table/people.csv --model IN/table/model --out issues.tsv"),
+    "shares": Command("table IN/table/model IN/table/people.csv --by colour --out t.csv --bags b.csv --page p.html"),
+    "fit-private": Command("fit IN/table/people.csv --out model --method logistic --folds 2 --private 3"),
+    "predict-private": Command("predict IN/private IN/table/people.csv --bags b.csv"),
+    "benchmark": Command(
+        "benchmark --task IN/task.py --methods logistic,commonest --seeds 1 --out benchmark --page p.html",
+        {"benchmark": "benchmark"},
+    ),
     "check": Command("check IN/table/people.csv"),
     "demo": Command("demo --out demo --folds 1 --processes 1"),
 }
@@ -77,6 +84,18 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+
+
+TASK = """import numpy as np
+from headcount.datasets.tasks import Task, TaskData
+
+def load():
+    g = np.random.default_rng(0)
+    truth = g.integers(0, 2, 160)
+    return TaskData(g.normal(3 * truth[:, None], 1, (160, 3)), np.repeat(np.arange(20), 8), np.array(["no", "yes"])[truth])
+
+TASK = Task("Numbers by bag", load, ("no", "yes"))
+"""
 
 
 def make_inputs(inputs: Path, run: Callable[..., object]) -> None:
@@ -96,3 +115,6 @@ def make_inputs(inputs: Path, run: Callable[..., object]) -> None:
     head, *rows = (inputs / "sheet.csv").read_text().splitlines()
     (inputs / "sheet.csv").write_text("\n".join([head, *(row + "yes" for row in rows)]) + "\n")
     run(Command("data import path IN/path.npz").argv(inputs), inputs)
+    run(Command("fit IN/table/people.csv --out private --method logistic --folds 2 --private 3").argv(inputs), inputs)
+    (inputs / "task.py").write_text(TASK)
+    run(Command("benchmark --task IN/task.py --methods commonest --seeds 1 --out benchmark").argv(inputs), inputs)

@@ -56,6 +56,11 @@ TARGETS = {
     "model-weights": Target("predict model people.csv --out p.csv", MODEL, "model/model.safetensors"),
     "network-json": Target("predict model slides --out p.csv", SLIDES, "model/model.json"),
     "text-json": Target("predict model texts.csv --out p.csv", {"model": "text/model", "texts.csv": "text/texts.csv"}, "model/model.json"),
+    "table-shares": Target("table model people.csv --by colour --out t.csv", MODEL, "people.csv"),
+    "model-table": Target("table model people.csv --by colour --out t.csv", MODEL, "model/model.json"),
+    "private-json": Target("predict model people.csv --bags b.csv", {"model": "private", "people.csv": "table/people.csv"}, "model/model.json"),
+    "polygons": Target("table model people.csv --map m.geojson --polygons areas.geojson --polygon-id name", {**MODEL, "areas.geojson": "areas.geojson"}, "areas.geojson"),
+    "benchmark-record": Target("benchmark --task task.py --methods commonest --seeds 1 --out benchmark", {"task.py": "task.py", "benchmark": "benchmark"}, "benchmark/task/*.json"),
     "audit-key": Target("evaluate model people.csv --audit sheet.csv", {**MODEL, "sheet.csv": "sheet.csv", "sheet.key.json": "sheet.key.json"}, "sheet.key.json"),
     "audit-sheet": Target("evaluate model people.csv --audit sheet.csv", {**MODEL, "sheet.csv": "sheet.csv", "sheet.key.json": "sheet.key.json"}, "sheet.csv"),
     "record": Target("report records --csv", {"records": "records"}, "records/*.json"),
@@ -355,7 +360,7 @@ def replace_file(path: Path, rng: random.Random) -> None:
 
 
 def changes_for(path: Path) -> list[Callable[[Path, random.Random], None]]:
-    by_ending = {".json": change_json, ".npy": change_npy, ".npz": change_npz, ".safetensors": change_safetensors, ".h5": change_h5,
+    by_ending = {".json": change_json, ".geojson": change_json, ".npy": change_npy, ".npz": change_npz, ".safetensors": change_safetensors, ".h5": change_h5,
                  ".csv": change_lines, ".jsonl": change_lines}  # fmt: skip
     special = by_ending.get(path.suffix)
     return [change_bytes, cut, *([special] * 5 if special else [change_bytes] * 3)]
@@ -395,6 +400,10 @@ def make_inputs(inputs: Path, run: Callable[[list[str], Path], object]) -> None:
             path.unlink()
             path.with_suffix(".npz").unlink()
     run(Command("predict IN/slides/model IN/slides/slides --out p.csv --cache flat").argv(inputs), inputs)
+    square = [[[0, 0], [0, 1], [1, 1], [0, 0]]]
+    geometry = {"type": "Polygon", "coordinates": square}
+    areas = [{"type": "Feature", "geometry": geometry, "properties": {"name": f"p{b}"}} for b in range(8)]
+    (inputs / "areas.geojson").write_text(json.dumps({"type": "FeatureCollection", "features": areas}))
     # a run and a fit that were killed halfway: at the last checkpoint, and after the first fold
     for result, line, copied, moment in (
         ("halfway", STUDY, {"records": "votes"}, "rename records/running/*checkpoint.safetensors"),
