@@ -67,12 +67,12 @@ COMMANDS = {
     ),
     "issues": Command("issues IN/table/people.csv --out issues.csv --folds 2"),
     "issues-model": Command("issues IN/table/people.csv --model IN/table/model --out issues.tsv"),
-    "shares": Command("table IN/table/model IN/table/people.csv --by colour --out t.csv --bags b.csv --page p.html"),
+    "calibrate": Command("calibrate IN/table/model IN/many.csv --truth truth --out calibrated"),
     "fit-private": Command("fit IN/table/people.csv --out model --method logistic --folds 2 --private 3"),
     "predict-private": Command("predict IN/private IN/table/people.csv --bags b.csv"),
     "benchmark": Command(
-        "benchmark --task IN/task.py --methods logistic,commonest --seeds 1 --out benchmark --page p.html",
-        {"benchmark": "benchmark"},
+        "benchmark --task IN/task.py --methods logistic,commonest --seeds 1 --out records --page p.html",
+        {"records": "benchmark"},
     ),
     "check": Command("check IN/table/people.csv"),
     "demo": Command("demo --out demo --folds 1 --processes 1"),
@@ -103,6 +103,7 @@ def make_inputs(inputs: Path, run: Callable[..., object]) -> None:
     import numpy as np
 
     import model_factory
+    import read_factory
 
     for kind in model_factory.KINDS:
         model_factory.case(inputs / kind, kind)
@@ -116,5 +117,6 @@ def make_inputs(inputs: Path, run: Callable[..., object]) -> None:
     (inputs / "sheet.csv").write_text("\n".join([head, *(row + "yes" for row in rows)]) + "\n")
     run(Command("data import path IN/path.npz").argv(inputs), inputs)
     run(Command("fit IN/table/people.csv --out private --method logistic --folds 2 --private 3").argv(inputs), inputs)
+    read_factory.write_csv(inputs / "many.csv", model_factory.people(12))
     (inputs / "task.py").write_text(TASK)
     run(Command("benchmark --task IN/task.py --methods commonest --seeds 1 --out benchmark").argv(inputs), inputs)
