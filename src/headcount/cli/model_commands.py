@@ -43,6 +43,8 @@ def predict(
     bags: Annotated[Path | None, typer.Option(help="A table of the bags: label, shares, intervals.")] = None,
     geojson: Annotated[Path | None, typer.Option(help="Also a folder of GeoJSON for QuPath, one file per bag.")] = None,
     heatmap: Annotated[Path | None, typer.Option(help="Also a folder of heat maps, one PNG per bag.")] = None,
+    geotiff: Annotated[Path | None, typer.Option(help="Also the classes as a raster, from x and y on a grid (.tif).")] = None,
+    crs: Annotated[str | None, typer.Option(help="The coordinate reference system of x and y, such as EPSG:32633.")] = None,
     context: Context = "auto",
     device: Device = "auto",
     launch: Annotated[
@@ -69,7 +71,13 @@ def predict(
     as_table = out is None or export.is_table(out)
     if bags is not None:
         export.require_table("--bags", bags)
-    export.check_outputs(data, model, read_options["labels"], out=out, bags=bags, geojson=geojson, heatmap=heatmap)
+    export.check_outputs(
+        data, model, read_options["labels"], out=out, bags=bags, geojson=geojson, heatmap=heatmap, geotiff=geotiff
+    )
+    if geotiff is not None:
+        geo.load_rasterio(crs)
+    elif crs is not None:
+        raise HeadcountError("--crs is for --geotiff; name the file to write with --geotiff FILE.tif")
     remote = None
     if check_choice("launcher", launch, ("here", "ray")) == "ray":
         check_device(device, gpus_each)
@@ -77,7 +85,7 @@ def predict(
     elif address is not None or gpus_each:
         raise HeadcountError("--address and --gpus-each are for --launch ray")
     fitted = load_model(model, "cpu" if remote else device)
-    for name, path in {"--out": out, "--geojson": geojson, "--heatmap": heatmap}.items():
+    for name, path in {"--out": out, "--geojson": geojson, "--heatmap": heatmap, "--geotiff": geotiff}.items():
         if path is not None:
             require_instance_output(fitted, name)
     dataset = read_data(data, read_options, fitted, labels=False)
@@ -85,6 +93,8 @@ def predict(
         geo.require_coords(dataset, "--geojson", tiles=True)
     if heatmap is not None:
         geo.require_coords(dataset, "--heatmap", tiles=False)
+    if geotiff is not None:
+        geo.require_coords(dataset, "--geotiff", tiles=False)
     _, note = export.added_columns(dataset, fitted.classes)
     if note:
         print_message(note)
@@ -99,6 +109,8 @@ def predict(
             geo.write_geojson(geojson, dataset, predictions)
         if heatmap is not None:
             geo.write_heatmaps(heatmap, dataset, predictions)
+        if geotiff is not None:
+            geo.write_geotiff(geotiff, dataset, predictions, crs)
         if bags is not None:
             export.write_table(bags, [export.bag_table(dataset, predictions)])
         if out is not None and as_table:
@@ -107,6 +119,8 @@ def predict(
             export.write_hdf5(out, dataset, predictions)
     for folder in filter(None, (geojson, heatmap)):
         print_message(f"wrote {folder}: {len(list(folder.iterdir())):,} files")
+    if geotiff is not None:
+        print_message(f"wrote {geotiff}: " + ", ".join(f"{k} {name}" for k, name in enumerate(fitted.classes[:20])))
     if bags is not None:
         print_message(f"wrote {bags}: {len(dataset.bags):,} bags")
     if out is not None:

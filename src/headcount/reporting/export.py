@@ -30,7 +30,7 @@ from headcount.readers.columns import factorize
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".parquet", ".pq")
 HDF5_SUFFIXES = (".h5", ".hdf5")
-FILE_SUFFIXES = (*TABLE_SUFFIXES, *HDF5_SUFFIXES, ".html", ".htm", ".onnx", ".geojson", ".json")
+FILE_SUFFIXES = (*TABLE_SUFFIXES, *HDF5_SUFFIXES, ".html", ".htm", ".onnx", ".geojson", ".json", ".tif", ".tiff")
 FOLDER_OPTIONS = ("geojson", "heatmap")  # folders, with any suffix
 _PREFIX = "headcount_"
 _MAX_HDF5 = 1 << 30  # bytes of probabilities in one file

@@ -1,13 +1,15 @@
-"""Predictions with coordinates: GeoJSON that QuPath opens, and heat maps, one file per bag.
+"""Predictions with coordinates: GeoJSON that QuPath opens, and heat maps, one file per bag; and a GeoTIFF of all.
 
 A tile is a square with its upper left corner at the instance's coordinates, in the same unit (pixels of the full slide,
 metres, degrees). y grows downwards, as in an image.
 """
 
 import colorsys
+import importlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +22,8 @@ from headcount.reporting.export import unique_file_names
 from headcount.reporting.render import truncate
 
 _MAX_CELLS = 1200  # of the longer side of a heat map
+_NO_CLASS = 255  # in a GeoTIFF
+_MAX_PIXELS = 1 << 30  # of a GeoTIFF
 _PIXELS = 480.0  # of its longer side, before the resolution
 
 
@@ -37,6 +41,59 @@ def require_coords(dataset: BagDataset, what: str, tiles: bool) -> None:
     located = np.isfinite(dataset.coords).all(1)
     if tiles and (dataset.tile_sizes is None or not np.isfinite(dataset.tile_sizes[located]).all()):
         raise HeadcountError(f"{what} needs the side of the tiles, which the data do not give; set it with --tile")
+
+
+def load_rasterio(crs: str | None) -> tuple[Any, Any]:
+    """The module, and the coordinate reference system of this name."""
+    try:
+        rasterio = importlib.import_module("rasterio")
+    except ImportError:
+        raise HeadcountError("GeoTIFF needs rasterio: pip install 'headcount[geo]'") from None
+    if crs is None:
+        raise HeadcountError("--geotiff needs the coordinate reference system of x and y; name it, such as --crs EPSG:32633")
+    try:
+        return rasterio, rasterio.crs.CRS.from_user_input(crs)
+    except rasterio.errors.CRSError:
+        raise HeadcountError(f"--crs {crs} is no coordinate reference system; give one such as EPSG:4326") from None
+
+
+def write_geotiff(path: Path, dataset: BagDataset, predictions: Predictions, crs: str | None) -> None:
+    """The class of each pixel, north up; 255 where there is none. The coordinates are the centres of pixels of a regular grid."""
+    rasterio, system = load_rasterio(crs)
+    assert dataset.coords is not None
+    located = np.isfinite(dataset.coords).all(1)
+    (column, left, width), (row, bottom, height) = (
+        _grid(v, name) for v, name in zip(dataset.coords[located].T, "xy", strict=True)
+    )
+    shape = int(row.max()) + 1, int(column.max()) + 1
+    if shape[0] * shape[1] > _MAX_PIXELS or len(predictions.classes) > _NO_CLASS:
+        size = f"{shape[1]:,} x {shape[0]:,} pixels of {len(predictions.classes)} classes"
+        raise HeadcountError(f"--geotiff writes at most {_MAX_PIXELS:,} pixels of {_NO_CLASS} classes, got {size}")
+    image = np.full(shape, _NO_CLASS, np.uint8)
+    image[shape[0] - 1 - row, column] = predictions.instance_prediction[located]
+    corner = left - width / 2, bottom + (shape[0] - 0.5) * height
+    profile = {"driver": "GTiff", "width": shape[1], "height": shape[0], "count": 1, "dtype": "uint8", "nodata": _NO_CLASS}
+    with rasterio.MemoryFile() as memory:
+        with memory.open(
+            **profile, crs=system, transform=rasterio.transform.from_origin(*corner, width, height), compress="deflate"
+        ) as raster:
+            raster.write(image, 1)
+            raster.write_colormap(1, dict(enumerate(class_colours(len(predictions.classes)))))
+            raster.update_tags(1, **{f"class_{k}": name for k, name in enumerate(predictions.classes)})
+        content = memory.read()
+    atomic_write(path, lambda f: f.write(content))
+
+
+def _grid(values: np.ndarray, name: str) -> tuple[np.ndarray, float, float]:
+    """The place of each coordinate on a regular grid, the least coordinate, and the step."""
+    low, gaps = float(values.min()), np.diff(np.unique(values))
+    gaps = gaps[gaps > 1e-6 * max(float(values.max()) - low, 1e-300)]  # the others are rounding
+    step = float(gaps.min()) if len(gaps) else 1.0
+    place = (values - low) / step
+    if (wrong := np.abs(place - np.rint(place)) > 0.05).any():
+        value = values[wrong][0]
+        raise HeadcountError(f"--geotiff needs a regular grid: {name} {value:g} is not {low:g} plus a multiple of {step:g}")
+    return np.rint(place).astype(np.int64), low, step
 
 
 def _located_bags(dataset: BagDataset, suffix: str) -> Iterator[tuple[str, int, np.ndarray, np.ndarray]]:
