@@ -35,6 +35,7 @@ VARIANTS = {
     "mctformer": ({"loss": "softmax", "instance": "patch"}, {"instance": "attention", "decay": 1.0}, {"validation": "bag"}),
     "weno": ({"loss": "soft", "mining": "threshold"}, {"loss": "classwise", "mining": "lowest", "hardest": 2}),
     "noisy_label": ({"loss": "gce"},),
+    "proportion": ({"likelihood": "proportion"},),
     "tilt": (
         {"own": 0.5},
         {"over": "instances", "bag": 1.0, "form": "one"},

@@ -749,3 +749,26 @@ def test_votes_beside_a_label_decide_and_that_is_said():
     reading = read(table, ColumnRoles(votes=("x", "y"), label="label", features=("n",)))
     assert reading.bags.target.tolist() == [[0.25, 0.75], [1.0, 0.0]]
     assert "column 'label' is not used: the votes decide" in reading.description
+
+
+def test_whole_votes_are_counts():
+    votes = {"a": [2, 2, 1, 1, 0, 5], "b": [0, 0, 0, 0, 0, 4]}
+    table = {"bag": list("xxyyzw"), "f": [1.0, 2, 3, 4, 5, 7], **votes}
+    named = ColumnRoles(votes=("a", "b"))
+    dataset = read(table, named)
+    assert dataset.bags.votes.tolist() == [[2, 0], [1, 0], [0, 0], [5, 4]]
+    assert dataset.bags.label.tolist() == [0, 0, -1, 0]
+    assert "votes are counts, by bags: as many as instances in 1, fewer in 1, more in 1" in dataset.description
+    weighted = read({**table, "weight": [1.0, 1, 0.5, 0.5, 1, 9]}, ColumnRoles(votes=("a", "b"), weight="weight"))
+    assert "votes are counts, by bags: as many as instances in 3" in weighted.description
+    shares = read({**table, "b": [0, 0, 0, 0, 0, 4.5]}, named)  # one fraction: none is a count
+    assert shares.bags.votes is None
+    assert "1 bags have a soft label" in shares.description
+    assert shares.fingerprint != dataset.fingerprint
+    percentages = read({**table, "a": [60, 60, 50, 50, 0, 70], "b": [40, 40, 50, 50, 0, 30]}, named)
+    assert percentages.bags.votes is None
+    single = read({**table, "a": [1, 1, 0, 0, 0, 1], "b": [0, 0, 1, 1, 0, 0]}, named)  # a label in columns
+    assert single.bags.votes is None
+    arrays = {"features": np.ones((6, 2)), "sizes": np.array([2, 4]), "votes": np.array([[1, 1], [3, 1]])}
+    assert read(arrays).bags.votes.tolist() == [[1, 1], [3, 1]]
+    assert read(arrays, ties="lowest").bags.votes.tolist() == [[1, 1], [3, 1]]

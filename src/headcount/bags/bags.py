@@ -52,6 +52,7 @@ class Bags:
     names: tuple[str, ...] | None = None  # (B,)
     known: Tensor | None = None  # (N,) instance labels given as supervision, -1 where unknown
     truth: Tensor | None = None  # (N,) instance labels for scoring only, -1 where unknown
+    votes: Tensor | None = None  # (B, C) how many votes were counted for each class, zeros for a bag without counts
     removed: Tensor | None = None  # (N,) not counted, but still part of the network's batch
     label_noise: float = 0.0  # probability with which a label was replaced by one at random (majority/label_noise.py)
 
@@ -82,7 +83,8 @@ class Bags:
         sizes, offsets
             (B,) the number of instances of each bag, or (B+1,) where each begins and ends: one of the two.
         **extras
-            Any of ``weight``, ``counted``, ``group``, ``names``, ``known``, ``truth``, ``removed`` and ``label_noise``.
+            Any of ``weight``, ``counted``, ``group``, ``names``, ``known``, ``truth``, ``removed``, ``label_noise`` and ``votes``:
+            (B, C) counts of the instances (or of a sample, or of more people), which methods use beside the shares of ``labels``.
         """
         names = validation.check_class_names(classes)
         addresses = validation.check_addresses(range(len(pool)) if index is None else index, len(pool))
@@ -101,6 +103,7 @@ class Bags:
             "removed": lambda given: validation.check_per_instance("removed", given, n).bool(),
             "weight": lambda given: validation.check_weights(given, n),
             "counted": lambda given: validation.check_counted(given, names, target, bag_names),
+            "votes": lambda given: validation.check_votes(given, target, bag_names),
             "group": lambda given: check_per_bag("group", given),
             "names": lambda given: check_per_bag("names", given),
             "label_noise": validation.check_noise,
@@ -157,7 +160,8 @@ class Bags:
         """These bags (numbers, or a mask over all bags), in this order, over the same pool."""
         which = validation.check_bag_numbers(which, len(self)).to(self.offsets.device)
         group, names = (None if v is None else tuple(v[b] for b in which.tolist()) for v in (self.group, self.names))
-        fields = {"target": self.target[which], "group": group, "names": names}
+        votes = None if self.votes is None else self.votes[which]
+        fields = {"target": self.target[which], "group": group, "names": names, "votes": votes}
         rows = self.instances_of(which)
         return replace(self, offsets=pad(self.sizes[which].cumsum(0), (1, 0)), **self._per_instance(rows), **fields)
 
@@ -236,7 +240,7 @@ def fingerprint(bags: Bags, sample_size: int = SAMPLE_SIZE) -> str:
     """A hash of everything that training uses of these bags: addresses, labels, weights, removals and instances. A pool that is
     large, or on disk, is not read as a whole: ``sample_size`` instances, spread over it, represent it."""
     digest = hashlib.sha256(repr((bags.classes, bags.pool.shape, str(bags.pool.data.dtype))).encode())
-    for name in ("index", "offsets", "target", "weight", "counted", "known", "removed"):
+    for name in ("index", "offsets", "target", "weight", "counted", "known", "removed", "votes"):
         if (value := getattr(bags, name)) is not None:
             digest.update(name.encode())
             digest.update(tensor_bytes(value))

@@ -109,8 +109,9 @@ def split_large_bags(bags: Bags, max_size: int | None = None) -> Bags:
     parts = [-(-size // max_size) for size in bags.sizes.tolist()]
     sizes = [size // n + (i < size % n) for size, n in zip(bags.sizes.tolist(), parts, strict=True) for i in range(n)]
     offsets = torch.tensor([0, *np.cumsum(sizes)], device=bags.offsets.device)
-    target = bags.target.repeat_interleave(torch.tensor(parts, device=bags.target.device), 0)
-    return replace(bags, offsets=offsets, target=target, group=None, names=None)
+    times = torch.tensor(parts, device=bags.target.device)
+    target, votes = (None if v is None else v.repeat_interleave(times, 0) for v in (bags.target, bags.votes))
+    return replace(bags, offsets=offsets, target=target, votes=votes, group=None, names=None)
 
 
 def subsample_instances(bags: Bags, max_instances: int, seed: int = 0) -> Bags:

@@ -78,6 +78,27 @@ def check_target(given: Any, bags: int, classes: int, names: Any) -> Tensor:
     return one_hot(label.clamp_min(0), classes).float() * (label >= 0)[:, None]
 
 
+def find_counts(votes: np.ndarray, sizes: np.ndarray) -> np.ndarray | None:
+    """The votes (B, C) if they are counts: whole numbers; neither a single vote for each bag, which is a label, nor 100 for each,
+    which are percentages unless all bags (B,) have that size."""
+    n = votes.sum(1)
+    labelled = n > 0
+    percentages = (n[labelled] == 100).all() and (sizes[labelled] != 100).any()
+    return votes if (votes == np.round(votes)).all() and (n > 1).any() and not percentages else None
+
+
+def check_votes(given: Any, target: Tensor, names: Any) -> Tensor:
+    """(B, C) float64 counts: whole numbers, and only for bags with a label."""
+    votes = torch.from_numpy(_array("votes", given).astype(np.float64))
+    if votes.shape != target.shape:
+        raise HeadcountError(f"votes are one count per bag and class {tuple(target.shape)}, got shape {tuple(votes.shape)}")
+    wrong = ~((votes >= 0) & (votes == votes.round()) & votes.isfinite()) | ((votes > 0) & (target.sum(1, keepdim=True) == 0))
+    if (b := _first(wrong.any(1))) is not None:
+        problem = f"votes of {_name(b, names)} are {votes[b].tolist()} with label {target[b].tolist()}"
+        raise HeadcountError(f"{problem}; they are whole numbers >= 0, of bags that have a label")
+    return votes
+
+
 def check_per_instance(what: str, given: Any, instances: int) -> Tensor:
     try:
         v = given if isinstance(given, Tensor) else torch.as_tensor(np.asarray(given))

@@ -47,7 +47,7 @@ def _column(content: str) -> Option:
 READ_OPTIONS = {
     "bag": _column("the bag of each instance"),
     "label": _column("the bag's label"),
-    "votes": _option(str | None, "Columns with votes or shares, one per class: a,b,c."),
+    "votes": _option(str | None, "Columns with votes (whole numbers are counts) or shares, one per class: a,b,c."),
     "path": _column("the image file"),
     "text": _column("a text"),
     "weight": _column("the instance's weight (its number of votes)"),

@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from headcount.bags import Bags, Pool
 from headcount.bags.seeds import seed_from_random_state
 from headcount.bags.splits import train_valid_split
+from headcount.bags.validation import find_counts
 from headcount.errors import HeadcountError, HeadcountWarning
 from headcount.estimators import targets
 from headcount.estimators.inputs import BagIds, BagShares, read_rows, resolve_bag_column
@@ -283,7 +284,8 @@ class MajorityClassifier(ClassifierMixin, BaseEstimator):
         rows = rows if self._scaler is None else self._scaler.transform(rows)
         pool = Pool(rows, trusted=x.ndim == 2, keep_float64=x.ndim == 2 and self._scaler is None)
         classes, weight = [str(c) for c in range(len(self.classes_))], None if weight is None else weight[ids.order]
-        return Bags.of(pool, sizes=ids.sizes, labels=labels, classes=classes, weight=weight)
+        votes = find_counts(labels, np.asarray(ids.sizes)) if np.ndim(labels) == 2 else None
+        return Bags.of(pool, sizes=ids.sizes, labels=labels, classes=classes, weight=weight, votes=votes)
 
     def _validate_bagged(self, X: Any, bags: Any) -> tuple[np.ndarray, BagIds]:
         check_is_fitted(self)

@@ -90,7 +90,7 @@ def fit_to_bounds(share: Tensor, bounds: Bounds) -> Tensor:
 def match_shares(p: Tensor, segments: Segments, share: Tensor, *, steps: int = 200, tolerance: float = 1e-7) -> Tensor:
     """(N, C) probabilities of instances whose mean in each bag is ``share`` (B, C): each class of a bag is multiplied by one
     factor, found by iterative proportional fitting. That is P(y | x, bag) for bags with these shares. Removed instances get
-    zeros.
+    zeros, and those of a bag without shares too. With a tolerance of 0 all steps are done, and no tensor's value is needed.
 
     >>> p = torch.tensor([[0.9, 0.1], [0.5, 0.5]])
     >>> match_shares(p, Segments.from_sizes([2]), torch.tensor([[0.5, 0.5]])).round(decimals=2).tolist()
@@ -101,8 +101,8 @@ def match_shares(p: Tensor, segments: Segments, share: Tensor, *, steps: int = 2
         matched = p * segments.broadcast(factor)
         matched = matched / matched.sum(1, keepdim=True).clamp_min(1e-300)
         mean = segments.mean(matched)
-        if float((mean - share).abs().max()) < tolerance:
+        if tolerance and float((mean - share).abs().max()) < tolerance:
             break
         factor = factor * share / mean.clamp_min(1e-300)
-        factor = factor / factor.amax(1, keepdim=True)
+        factor = factor / factor.amax(1, keepdim=True).clamp_min(1e-300)
     return matched

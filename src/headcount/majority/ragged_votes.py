@@ -50,7 +50,7 @@ def choose_form(form: str, slots: int, classes: int) -> str:
 def _by_form(form: str, log_p: Tensor, log_q: Tensor, segments: Segments, slots: int, counted: Tensor | None) -> Tensor:
     if form == "normal":
         return _normal(log_p, log_q, segments, counted)
-    p, q, n = _dense_votes(log_p, log_q, segments, slots)
+    p, q, n = dense_votes(log_p, log_q, segments, slots)
     if form == "exact":
         return vote_likelihood.exact(p, counted)
     if form == "independent":
@@ -62,7 +62,7 @@ def _normal(log_p: Tensor, log_q: Tensor, segments: Segments, counted: Tensor | 
     return vote_likelihood.normal(segments.sum(log_p.exp()), segments.sum((log_p + log_q).exp()), counted)
 
 
-def _dense_votes(log_p: Tensor, log_q: Tensor, segments: Segments, slots: int) -> tuple[Tensor, Tensor, Tensor]:
+def dense_votes(log_p: Tensor, log_q: Tensor, segments: Segments, slots: int) -> tuple[Tensor, Tensor, Tensor]:
     """(B, S, C) twice and the votes cast (B,). An instance of weight 2 takes two slots."""
     p, q = segments.to_dense(log_p, vote_likelihood.LOG_ZERO)[0], segments.to_dense(log_q)[0]
     if not p.shape[1]:  # all bags are empty
@@ -77,7 +77,7 @@ def _dense_votes(log_p: Tensor, log_q: Tensor, segments: Segments, slots: int) -
     return p, q, segments.total_weight().double()
 
 
-def _has_whole_weights(segments: Segments) -> Tensor:
+def has_whole_weights(segments: Segments) -> Tensor:
     """(B,) true where every weight of the bag is a whole number."""
     weight = torch.ones_like(segments.index) if segments.weight is None else segments.weight
     return segments.with_weight(None).sum(weight != weight.round()) == 0
@@ -86,7 +86,7 @@ def _has_whole_weights(segments: Segments) -> Tensor:
 def _equal_sizes_weighted(log_p: Tensor, log_q: Tensor, segments: Segments, form: str, counted: Tensor | None) -> Tensor:
     """Bags of one size with weights: the numbers of votes are known on the device only, so every form is computed."""
     classes, slots = log_p.shape[1], min(MAX_COUNTED_VOTES, max(64, 2 * (segments.size or 1)))
-    votes, whole = segments.total_weight(), _has_whole_weights(segments)
+    votes, whole = segments.total_weight(), has_whole_weights(segments)
     out = _normal(log_p, log_q, segments, counted)
     by_counts = _by_form("conditioned" if form == "auto" else form, log_p, log_q, segments, slots, counted)
     out = torch.where((whole & (votes <= slots))[:, None], by_counts, out)
@@ -100,7 +100,7 @@ def _equal_sizes_weighted(log_p: Tensor, log_q: Tensor, segments: Segments, form
 def _ragged(log_p: Tensor, log_q: Tensor, segments: Segments, form: str, counted: Tensor | None) -> Tensor:
     """Bags of many sizes: those of similar size together, each by the form of its own size, whichever bags are beside it."""
     groups: dict[tuple[str, int], list[int]] = {}
-    votes, whole = segments.total_weight().round().long().tolist(), _has_whole_weights(segments).tolist()
+    votes, whole = segments.total_weight().round().long().tolist(), has_whole_weights(segments).tolist()
     for bag in range(segments.n_bags):
         bag_form = choose_form(form, votes[bag], log_p.shape[1]) if whole[bag] else "normal"
         similar_size = 0 if bag_form in ("exact", "normal") else votes[bag].bit_length()

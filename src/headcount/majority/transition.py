@@ -86,10 +86,17 @@ def forward_correct(log_p: Tensor, mix: Tensor, label_prior: Tensor) -> Tensor:
     return matmul_full_precision(log_p.exp(), Transition(mix, label_prior).matrix).clamp_min(1e-30).log()
 
 
-def forward_loss(log_p: Tensor, target: Tensor, mix: Tensor, label_prior: Tensor, weight: Tensor | None = None) -> Tensor:
+def forward_loss(
+    log_p: Tensor, target: Tensor, mix: Tensor, label_prior: Tensor, weight: Tensor | None = None,
+    *, vote_ratio: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """() the forward-corrected loss: -log P(label | x), averaged over the instances whose bag has a label. ``target`` (N, C) is
-    the row of each instance's bag: one-hot, soft, or zeros; ``weight`` (N,) is a multiplicity."""
+    the row of each instance's bag: one-hot, soft, or zeros; ``weight`` (N,) is a multiplicity. Where the votes of the bag are
+    known, it is its own label: -log sum_k p_k r_k, with its row r of ``vote_ratio`` (N, C) (majority/vote_counts.py)."""
     losses = -(target * forward_correct(log_p, mix, label_prior)).sum(1)
+    if vote_ratio is not None:
+        by_votes = -(log_p.exp() * vote_ratio).sum(1).clamp_min(1e-30).log()
+        losses = torch.where(vote_ratio.sum(1) > 0, by_votes, losses)
     labelled = (target.sum(1) > 0).to(losses.dtype)
     labelled = labelled if weight is None else labelled * weight
     return (labelled * losses).sum() / labelled.sum().clamp_min(1e-12)

@@ -37,6 +37,12 @@ def log_p_and_complement(z: Tensor) -> tuple[Tensor, Tensor]:
 
 def exact(log_p: Tensor, counted: Tensor | None = None) -> Tensor:
     """(B, C) log P(N_c is the largest): one pass over all outcomes per vote."""
+    outcomes, log_joint = exact_counts(log_p)
+    return (log_joint[:, :, None] + _log_win_shares(outcomes, counted).to(log_joint.dtype)).logsumexp(1)
+
+
+def exact_counts(log_p: Tensor) -> tuple[Tensor, Tensor]:
+    """(outcomes, C) all counts of at most S votes, and (B, outcomes) the log-probability of each."""
     bags, slots, classes = log_p.shape
     outcomes, before = _enumerate_outcomes(slots, classes, log_p.device)
     state = torch.full((bags, len(outcomes)), LOG_ZERO, dtype=log_p.dtype, device=log_p.device)
@@ -45,7 +51,7 @@ def exact(log_p: Tensor, counted: Tensor | None = None) -> Tensor:
         vote = log_p[:, i]
         options = F.pad(state, (0, 1), value=LOG_ZERO).index_select(1, before).unflatten(1, (-1, classes)) + vote[:, None]
         state = torch.where(vote[:, :1] > LOG_ZERO / 2, options.logsumexp(2), state)
-    return (state[:, :, None] + _log_win_shares(outcomes, counted).to(state.dtype)).logsumexp(1)
+    return outcomes, state
 
 
 @lru_cache(maxsize=32)

@@ -126,7 +126,12 @@ class RawData:
         more = f" and {len(bags.classes) - 20} more" if len(bags.classes) > 20 else ""
         source = f"from {self.labels.source}" if count.any() else "to choose from, no bag has a label"
         lines.append(f"{len(bags.classes)} classes {source}: {shown}{more}")
-        if soft := int(((bags.target > 0).sum(1) > 1).sum()):
+        if bags.votes is not None:
+            extra = (bags.votes.sum(1) - bags.segments().total_weight())[bags.votes.sum(1) > 0]
+            cases = {"as many as instances": extra.abs() < 0.5, "fewer": extra <= -0.5, "more": extra >= 0.5}
+            counts = ", ".join(f"{what} in {int(n):,}" for what, case in cases.items() if (n := case.sum()))
+            lines.append(f"votes are counts, by bags: {counts}")
+        elif soft := int(((bags.target > 0).sum(1) > 1).sum()):
             lines.append(f"{soft:,} bags have a soft label")
         if bags.label_noise:
             lines.append(f"each label was replaced by one at random with probability {bags.label_noise:g}")
@@ -154,13 +159,14 @@ class RawData:
         digest.update(json.dumps(metadata).encode("utf-8", "backslashreplace"))
         for part in (bags.index, bags.offsets, bags.target, bags.weight, bags.known, bags.truth, bags.counted):
             digest.update(b"-" if part is None else part.contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(b"" if bags.votes is None else bags.votes.numpy().tobytes())
         return digest.hexdigest()
 
 
 def build_targets(
     labels: BagLabels, options: ReadOptions, names: Sequence[str], origin: str
-) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
-    """(B, C) targets, the classes, and (B,) which bags are dropped for a tie."""
+) -> tuple[np.ndarray, np.ndarray | None, tuple[str, ...], np.ndarray]:
+    """(B, C) targets, the votes (B, C) if there are any, the classes, and (B,) which bags are dropped for a tie."""
     ties = _parse_ties(labels.values, options.classes) if labels.votes is None else {}
     values = [v for v in labels.values if v not in ties]
     if labels.votes is None:  # by number if all are numbers, else alphabetically; columns of votes stay in their order
@@ -192,11 +198,11 @@ def build_targets(
                 raise HeadcountError(f"{row}: {name!r}, the label of bag {names[bag]!r}, {problem}")
     rows = np.vstack([wins, np.zeros(len(classes))])  # code -1, unlabelled, reads the last row
     target = rows[labels.codes] if labels.votes is None else labels.votes @ wins
-    top = target.max(1, keepdims=True)
+    votes, top = None if labels.votes is None else target.copy(), target.max(1, keepdims=True)
     tied = (top[:, 0] > 0) & ((target == top).sum(1) > 1)
     if options.ties == "lowest":
         target[tied] = np.identity(len(classes))[target[tied].argmax(1)]
-    return target, classes, tied if options.ties == "drop" else np.zeros(len(target), bool)
+    return target, votes, classes, tied if options.ties == "drop" else np.zeros(len(target), bool)
 
 
 def class_advice(options: ReadOptions) -> str:

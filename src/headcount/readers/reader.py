@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 
 from headcount.bags import Bags, Pool
-from headcount.bags.validation import check_noise
+from headcount.bags.validation import check_noise, find_counts
 from headcount.errors import HeadcountError, check_bool, check_choice, check_number
 from headcount.loading import file_mode
 from headcount.readers import arrays, images, rows, slides
@@ -194,7 +194,7 @@ def _assemble(raw: RawData, options: ReadOptions) -> BagDataset:
     """From n input rows to bags in order of first appearance, with their rows in their order, without a loop over them."""
     classes_given, options = options.classes is not None, replace(options, classes=options.classes or raw.classes)
     _check_usable(raw, options)
-    target, classes, tied = build_targets(raw.labels, options, raw.names, raw.origin)
+    target, votes, classes, tied = build_targets(raw.labels, options, raw.names, raw.origin)
     content, address, kept_rows = raw.content, raw.address, raw.bag >= 0
     if not raw.all_finite and not kept_rows.all():  # excluded rows may hold anything; a mapped cache has zeros there
         content = content.filter(pa.array(kept_rows)) if isinstance(content, pa.Table) else content[kept_rows]
@@ -211,7 +211,7 @@ def _assemble(raw: RawData, options: ReadOptions) -> BagDataset:
     options.notes.extend([f"no column of votes for {preview(without_votes)}: taken as none"] if is_vote_missing else [])
     options.notes.extend(_note_dropped_bags(raw, target, tied, tied | small, kept))
     options.notes.extend([] if classes_given else note_similar_classes(classes))  # a user who lists them knows
-    target = target[kept]
+    target, votes = target[kept], None if votes is None or options.label_noise else find_counts(votes[kept], sizes)
     has_truth = raw.truth is not None and bool((raw.truth[0] >= 0).any())
     if options.requires_labels(has_truth) and not target.any():
         raise HeadcountError(f"{raw.origin}: no bag has a label ({raw.labels.source}); at least one is needed")
@@ -225,7 +225,7 @@ def _assemble(raw: RawData, options: ReadOptions) -> BagDataset:
         bags = Bags.of(
             pool, index=rows if address is None else address[rows], sizes=sizes, labels=target, classes=classes, names=[raw.names[b] for b in kept],
             group=None if group is None else [group[b] for b in kept],
-            weight=None if raw.weight is None else raw.weight[rows].astype(np.float32),
+            weight=None if raw.weight is None else raw.weight[rows].astype(np.float32), votes=votes,
             counted=[c not in options.uncounted for c in classes] if options.uncounted else None,
             label_noise=options.label_noise, **codes,
         )  # fmt: skip

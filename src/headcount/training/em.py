@@ -30,6 +30,7 @@ from headcount.majority import label_noise, transition
 from headcount.majority.calibration import fit_transition_loss, fit_vote_loss
 from headcount.majority.ragged_votes import election_log_probs
 from headcount.majority.transition import Transition
+from headcount.majority.vote_counts import posterior_given_votes
 from headcount.models.trees import SklearnModel
 
 MIN_PROBABILITY = 0.01  # a less probable class gets no copy of the instance
@@ -121,12 +122,16 @@ class _Task:
         return Transition(mix, current.label_prior)
 
     def posterior(self, p: Tensor, current: Transition) -> Tensor:
-        log_p, rows = p.clamp_min(1e-30).log(), self.rows
+        """(N, C) the class probabilities of instances given the label of their bag, or its votes where these were counted."""
+        log_p, rows, segments = p.clamp_min(1e-30).log(), self.rows, self.train.segments()
         if self.noise[0]:  # the instances of a bag decide together whether its label is that of the winner
-            segments = self.train.segments()
             elected = election_log_probs(log_p, segments, "auto", self.train.counted)
             rows = segments.broadcast(label_noise.winner_posterior(elected, self.train.target.double(), *self.noise))
-        return self.with_known(transition.posterior(log_p, rows, current.mix, current.label_prior))
+        q = self.with_known(transition.posterior(log_p, rows, current.mix, current.label_prior))
+        if self.train.votes is None:
+            return q
+        by_votes = posterior_given_votes(self.with_known(p.clone()), segments, self.train.votes, self.train.counted)
+        return torch.where(by_votes.sum(1, keepdim=True) > 0, by_votes, q)
 
     def with_known(self, q: Tensor) -> Tensor:
         """(N, C) q, replaced by the known class where there is one."""

@@ -92,6 +92,7 @@ class BagLoader:
         batch = Batch(
             segments=segments.repeat(views),
             target=_repeat(bags.target[bag], views),
+            votes=None if bags.votes is None else _repeat(bags.votes[bag], views),
             bag=_repeat(bag, views),
             position=_repeat(position, views),
             known=None if bags.known is None else _repeat(bags.known[position], views),

@@ -19,6 +19,7 @@ from headcount.models.heads.count import Count, Election
 from headcount.models.heads.feature import Attention, FeatureLSE, FeatureMax, FeatureMean, FeaturePNorm
 from headcount.models.heads.mctformer import MCTformer
 from headcount.models.heads.output import NoisyLabel, OutputMean, Supervised
+from headcount.models.heads.proportion import Proportion
 from headcount.models.heads.tilt import TiltHead
 from headcount.models.heads.weno import Weno
 
@@ -36,6 +37,7 @@ HEADS: dict[str, type[Head]] = {
     "mctformer": MCTformer,
     "weno": Weno,
     "election": Election,
+    "proportion": Proportion,
     "tilt": TiltHead,
     "noisy_label": NoisyLabel,
     "supervised": Supervised,

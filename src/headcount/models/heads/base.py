@@ -39,6 +39,7 @@ class Batch:
     fraction_done: Tensor | None = None  # () the fraction of the training that is done, on the device
     over: str = "bags"  # the pass: "bags", or "instances" (each instance a bag of one with the target of its bag)
     views: int = 1
+    votes: Tensor | None = None  # (B, C) how many votes were counted for each class, zeros for a bag without counts
 
     def to(self, device: torch.device) -> Self:
         moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, (Tensor, Segments))}
@@ -229,11 +230,16 @@ def why_not_chunkable(head: Head, segments: Segments) -> str:
     return head.why_whole_bags(segments)
 
 
-def nll(log_p: Tensor, target: Tensor, eps: float = 0.0) -> Tensor:
-    """() -sum(target * log p), averaged over the labelled bags; log(p + eps) if ``eps`` is given."""
+def nll(
+    log_p: Tensor, target: Tensor, eps: float = 0.0, *, log_p_votes: Tensor | None = None, votes: Tensor | None = None
+) -> Tensor:
+    """() -sum(target * log p), averaged over the labelled bags; log(p + eps) if ``eps`` is given. Of bags with counts in ``votes``
+    (B, C) the log-likelihood ``log_p_votes`` (B,) is taken instead."""
     if eps:
         log_p = (log_p.exp() + eps).log()
     bag_loss = -torch.where(target > 0, target * log_p, torch.zeros_like(log_p)).sum(1)
+    if votes is not None and log_p_votes is not None:
+        bag_loss = torch.where(votes.sum(1) > 0, -log_p_votes.to(bag_loss.dtype), bag_loss)
     return bag_loss.sum() / (target.sum(1) > 0).sum().clamp_min(1)
 
 

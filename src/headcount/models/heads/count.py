@@ -10,6 +10,7 @@ from headcount.bags import Segments
 from headcount.errors import HeadcountError, check_choice
 from headcount.majority import vote_likelihood
 from headcount.majority.ragged_votes import ELECTION_FORMS, MAX_COUNTED_VOTES, election_log_probs
+from headcount.majority.vote_counts import count_log_likelihood
 from headcount.models.heads.base import BagStats, Batch, ChunkedHead, Output, SumHead, nll
 
 
@@ -66,6 +67,8 @@ class Election(ChunkedHead):
 
     An instance of weight 2 casts two independent votes. A bag with fractional weights gets the normal form; so does, where all
     bags have one size, a bag of more than 64 votes and more than two votes per slot.
+
+    Of a bag whose votes were counted, the likelihood of the counts is taken (majority/vote_counts.py).
     """
 
     title = "Election"
@@ -87,6 +90,12 @@ class Election(ChunkedHead):
     def forward(self, h: Tensor, segments: Segments) -> Output:
         z = self.classifier(h).float()
         return Output(z, self.masked_log_softmax(election_log_probs(z, segments, self.form, self.counted)).float(), {})
+
+    def loss(self, output: Output, batch: Batch, teacher: Output | None = None) -> Tensor:
+        if batch.votes is None:
+            return super().loss(output, batch)
+        log_p = count_log_likelihood(output.instance, batch.segments, batch.votes, self.counted)
+        return nll(output.bag, batch.target, log_p_votes=log_p, votes=batch.votes)
 
     def accumulate(self, h: Tensor, segments: Segments) -> tuple[Tensor, BagStats]:  # for the normal form
         z = self.classifier(h).float()

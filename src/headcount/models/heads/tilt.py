@@ -2,7 +2,8 @@
 
 The loss has three terms. *Instance*: -log P(bag label | x) under the transition matrix (majority/transition.py). *Bag*: the
 likelihood of the election (majority/vote_likelihood.py), which carries the information of close elections, where the label says
-little about single instances. *Teacher*: pseudo-labels for strongly augmented views.
+little about single instances. Where the votes of a bag were counted, its shares take the place of the label in the first term, and
+the likelihood of the counts that of the election (majority/vote_counts.py). *Teacher*: pseudo-labels for strongly augmented views.
 
 The transition is estimated (tilt_state.py) on validation bags, which the network has not memorised: one step of EM per
 validation, from a low initial share. No instance label is used.
@@ -16,6 +17,7 @@ from headcount.errors import HeadcountError, check_bool, check_choice, check_num
 from headcount.majority import label_noise, transition
 from headcount.majority.ragged_votes import ELECTION_FORMS, election_log_probs
 from headcount.majority.transition import Transition
+from headcount.majority.vote_counts import count_log_likelihood, posterior_given_votes, vote_likelihood_ratio
 from headcount.models.heads.base import Batch, Head, Output, Pass, Teacher, instance_cross_entropy, nll
 from headcount.models.heads.tilt_state import PseudoLabels, TransitionEstimate
 
@@ -125,6 +127,10 @@ class TiltHead(Head):
         rows, weight = s.broadcast(target), s.instance_weights()  # (n, C), (n,)
         self.estimate.update(z.detach(), rows * weight[:, None], target)
         mix, label_prior = label_noise.report(self.estimate.mix, self.estimate.winner_prior, self.label_noise, self.counted)
+        votes, vote_ratio, log_p_votes, by_votes = batch.votes, None, None, None
+        if votes is not None:
+            votes = votes[: s.n_bags]
+            vote_ratio = s.broadcast(vote_likelihood_ratio(votes, target, mix, label_prior, self.counted).to(z.dtype))
         done = batch.fraction_done if batch.fraction_done is not None and self.training else z.new_zeros(())
         instance_terms = batch.over == "instances" or self.over == "bags" or not self.training
         loss = z.new_zeros(())
@@ -132,12 +138,14 @@ class TiltHead(Head):
             progress = ((done - self.start) / max(1e-6, 1 - self.start)).clamp(0, 1)
             fading = 1 - (1 - self.fade) * progress if self.teach and self.training else 1.0
             log_p = [(z / t).log_softmax(1) for t in ((1.0,) if self.training else self.temperatures)]
-            losses = [transition.forward_loss(p, rows, mix, label_prior, weight) for p in log_p]
+            losses = [transition.forward_loss(p, rows, mix, label_prior, weight, vote_ratio=vote_ratio) for p in log_p]
             loss = loss + self.instance * fading * (losses[0] if len(losses) == 1 else torch.stack(losses))
         if batch.over == "bags" and self.bag:
             election = self.masked_log_softmax(election_log_probs(z, s, self.election, self.counted)).float()
             election = label_noise.report_log_probs(election, self.label_noise, self.counted)
-            election_loss = nll(election, target, self.doubt)
+            if votes is not None:  # a vote tells as much as an instance, and a bag of many no more than one of few
+                log_p_votes = count_log_likelihood(z, s, votes, self.counted) / votes.sum(1).clamp_min(1)
+            election_loss = nll(election, target, self.doubt, log_p_votes=log_p_votes, votes=votes)
             if not self.training:
                 self.estimate.election_loss.add_(self.estimate.piece * (target.sum(1) > 0).sum() * election_loss.detach())
             # constant in validation, so that all epochs are compared by the same loss
@@ -148,7 +156,10 @@ class TiltHead(Head):
         if teacher_logits is not None and self.training and self.teach and instance_terms:
             p = teacher_logits.softmax(1).unflatten(0, (-1, len(z))).mean(0)  # (n, C), the mean over weak views
             bag = batch.bag[: s.n_bags][s.index.clamp_max(s.n_bags - 1)]
-            label, trusted = self.pseudo_labels(p, rows, weight, mix, label_prior, bag)
+            if votes is not None and vote_ratio is not None:
+                whole = batch.over == "bags"
+                by_votes = posterior_given_votes(p, s, votes, self.counted) if whole else p * vote_ratio
+            label, trusted = self.pseudo_labels(p, rows, weight, mix, label_prior, bag, by_votes)
             losses = -logits[-len(z) :].log_softmax(1).gather(1, label[:, None])[:, 0]  # of the strong view
             loss = loss + self.teach * (done >= self.start) * ((trusted * losses).sum() / weight.sum().clamp_min(1e-12))
         return loss

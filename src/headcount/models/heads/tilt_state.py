@@ -130,12 +130,23 @@ class PseudoLabels(nn.Module):
 
     @torch.no_grad()
     def forward(
-        self, p: Tensor, target: Tensor, weight: Tensor, mix: Tensor, label_prior: Tensor, bag: Tensor
+        self,
+        p: Tensor,
+        target: Tensor,
+        weight: Tensor,
+        mix: Tensor,
+        label_prior: Tensor,
+        bag: Tensor,
+        by_votes: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(n,) the pseudo-label of each instance, and its weight: 0 where the teacher is not certain enough."""
         excess = self.mean_prediction / transition.Transition(mix, label_prior).prior.float()
         log_p = p.clamp_min(1e-30).log() - self.align * excess.clamp_min(1e-6).log()
-        confidence, label = self.posterior(log_p.log_softmax(1), target, weight, mix, label_prior, bag).max(1)
+        posterior = self.posterior(log_p.log_softmax(1), target, weight, mix, label_prior, bag)
+        if by_votes is not None:  # where the votes of the bag are known, zeros elsewhere; up to a factor
+            total = by_votes.sum(1, keepdim=True)
+            posterior = torch.where(total > 0, by_votes / total.clamp_min(1e-30), posterior)
+        confidence, label = posterior.max(1)
         self.update_means(p, confidence, label, weight)
         relative = self.class_confidence / self.class_confidence.max()
         threshold = self.threshold * (relative if self.adapt else torch.ones_like(relative))
