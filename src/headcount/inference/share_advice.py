@@ -1,9 +1,9 @@
 """What to know before relying on a table of shares, in lines: what is too sparse, how steady its conclusions are, and whether the
 assumption holds that instances of a class look alike in every bag."""
 
+import math
 from itertools import combinations
 
-import numpy as np
 import torch
 
 from headcount.bags import Bags
@@ -17,7 +17,8 @@ from headcount.models.predictions import Predictions
 from headcount.readers.dataset import BagDataset
 
 FEW_BAGS, FEW_INSTANCES = 5, 30
-_MAX_TESTED, _COMPONENTS = 20_000, 8  # instances, and numbers of each, on which the assumption is tested
+_MAX_TESTED, _MAX_NUMBERS = 20_000, 20_000_000  # instances, and features of all, on which the assumption is tested
+_COLUMNS, _COMPONENTS = 200, 8  # of random projections of wide features, and of what is tested
 _MAX_PAIRS = 5  # of groups that are not told apart
 
 
@@ -59,16 +60,24 @@ def steadiness(table: ShareTable) -> list[str]:
 def assess_assumption(model: FittedModel, dataset: BagDataset, predictions: Predictions) -> str:
     """Whether the features of a class are the same in every bag (majority/homogeneity.py), in one line. It is tested on the
     predictions, or, if the model was trained on any of these bags, on principal components of the features."""
-    bags, rows = subsample_bags(dataset.bags, _MAX_TESTED)
+    bags, rows = subsample_bags(dataset.bags, min(_MAX_TESTED, max(1000, _MAX_NUMBERS // math.prod(model.preprocessor.shape))))
     scores, tested = prediction_scores(torch.from_numpy(predictions.instance_probabilities)[rows]), "predictions"
+    generator = make_generator(0, "homogeneity")
     try:
         if predictions.seen_in_training.any():
             if len(model.preprocessor.shape) > 1:
                 raise HeadcountError("the model was trained on bags of these data")
-            x = model.preprocessor.transform(dataset.content.take(bags.index.numpy())) if dataset.schema.fields else None
-            scores = bags.pool.take(bags.index).double() if x is None else torch.from_numpy(np.asarray(x)).double()
-            scores, tested = torch.pca_lowrank(scores, min(_COMPONENTS, *scores.shape))[0], "features"
-        result = assess_homogeneity(scores, bags.segments(), bags.target, generator=make_generator(0, "homogeneity"))
+            raw, tested = dataset.content, "features"
+            x = (
+                model.preprocessor.transform(raw.take(bags.index.numpy()))
+                if dataset.schema.fields
+                else bags.pool.take(bags.index)
+            )
+            x = torch.as_tensor(x).double()
+            x = x if x.shape[1] <= _COLUMNS else x @ torch.randn(x.shape[1], _COLUMNS, generator=generator, dtype=x.dtype)
+            u, size, _ = torch.linalg.svd(x - x.mean(0), full_matrices=False)
+            scores = (u * size)[:, :_COMPONENTS]
+        result = assess_homogeneity(scores, bags.segments(), bags.target, generator=generator)
     except HeadcountError as e:
         return f"not tested whether instances of a class look alike in every bag: {e}"
     by = f"p = {result.p_value:.3f}, by the {tested} of {len(rows):,} instances"
