@@ -1,12 +1,12 @@
 """What vote counts add to majority labels: the same bags with their winners, with their shares as soft labels, and with their counts.
 
-    python benchmarks/counts.py --out benchmarks/results/counts.json                       # digits; finished runs are kept
-    python benchmarks/counts.py --out benchmarks/results/counts.json --task reviews --reviews finegrained.txt
+    python benchmarks/counts.py --out benchmarks/results/counts.json                     # digits; finished runs are kept
+    python benchmarks/counts.py --out benchmarks/results/counts.json --task landcover --bags 120 --seeds 3
 
 *Digits* are the ragged bags of benchmarks/defaults.py (scikit-learn's digits; 70 bags of 1 to 60, class shares that vary), scored on
-instances that are in no bag. *Reviews* are the 294 product reviews of Täckström and McDonald (2011), bags of sentences with TF-IDF features; a
-fifth of the reviews, drawn at random, is the test. Only the scores and the twin see the class of instances. The twin is the better
-of a network and a random forest that were trained with it.
+instances that are in no bag. The other tasks are those of ``headcount benchmark``: whole groups are drawn at random, of ``--bags``
+bags a fifth is the test. Only the scores and the twin see the class of instances. The twin is the better of a network and a random forest
+that were trained with it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ from headcount.bags import Bags
 from headcount.bags.pool import to_feature_array
 from headcount.bags.splits import train_valid_split
 from headcount.errors import HeadcountWarning
+from headcount.experiments.benchmark import read_task, split_task
 from headcount.io import atomic_write
 from headcount.models.predictions import estimator_probabilities
 from headcount.readers.columns import ColumnRoles
+from headcount.readers.dataset import BagDataset
 from headcount.selection.methods import build_methods
 
 METHODS = ("tilt", "em_forest", "proportion")
 LABELS = ("winner", "shares", "counts")
 
 
-def digits(seed: int, path: Path | None) -> tuple[Bags, Bags]:
+def digits(seed: int) -> tuple[Bags, Bags]:
     """Training bags and test bags, with truth."""
     x, y = load_digits(return_X_y=True)
     rng = np.random.default_rng([seed, 1])
@@ -49,35 +51,20 @@ def digits(seed: int, path: Path | None) -> tuple[Bags, Bags]:
     bags = [rest[rows] for rows in make_bags(y[rest], 70, sizes, 5, rng)[0]]
     rows = np.concatenate([*bags, test])
     ids = np.repeat(np.arange(len(bags) + 1), [*map(len, bags), len(test)])
-    return split(
-        {"bag": ids, "truth": y[rows], **{f"pixel {k}": x[rows, k] for k in range(64)}}, np.arange(len(bags), len(bags) + 1)
-    )
+    table = {"bag": ids, "truth": y[rows], **{f"pixel {k}": x[rows, k] for k in range(64)}}
+    dataset = read(table, ColumnRoles(bag="bag", truth="truth"), classes=list(map(str, range(10))), need_labels=False)
+    return prepare(dataset, np.arange(len(bags)), np.array([len(bags)]))
 
 
-def reviews(seed: int, path: Path | None) -> tuple[Bags, Bags]:
-    if path is None:
-        raise SystemExit("reviews: give the file, --reviews finegrained.txt")
-    bag, text, truth, number = list[int](), list[str](), list[str](), -1
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        label, _, sentence = line.partition("\t")
-        if label in ("pos", "neg", "neu", "mix", "nr") and sentence.strip():
-            bag, text, truth = [*bag, number], [*text, sentence], [*truth, label]
-        elif line.strip() and "\t" not in line:
-            number += 1
-    n = len(set(bag))
-    test = np.random.default_rng([seed, 2]).permutation(n)[: n // 5]
-    return split({"bag": np.array(bag), "text": np.array(text), "truth": np.array(truth)}, test, text="text")
+def natural(task: str, seed: int, folder: Path | None, max_bags: int) -> tuple[Bags, Bags]:
+    dataset = read_task(task, folder)
+    split = split_task(dataset.bags, seed, max_bags)
+    return prepare(dataset, np.sort(np.concatenate([split.train, split.valid])), split.test)
 
 
-TASKS = {"digits": digits, "reviews": reviews}
-
-
-def split(table: dict[str, Any], test: np.ndarray, **roles: str) -> tuple[Bags, Bags]:
-    classes = sorted(set(table["truth"].tolist()))
-    dataset = read(table, ColumnRoles(bag="bag", truth="truth", **roles), classes=list(map(str, classes)), need_labels=False)
-    held_out = np.isin(np.arange(len(dataset.bags)), test)
-    bags = dataset.to_bags(dataset.fit_preprocessor(~held_out))
-    return bags.take(~held_out), bags.take(held_out)
+def prepare(dataset: BagDataset, available: np.ndarray, test: np.ndarray) -> tuple[Bags, Bags]:
+    bags = dataset.to_bags(dataset.fit_preprocessor(available))
+    return bags.take(available), bags.take(test)
 
 
 def label(bags: Bags, kind: str) -> Bags:
@@ -90,8 +77,8 @@ def label(bags: Bags, kind: str) -> Bags:
     return replace(bags.blind(), target=target, votes=votes if kind == "counts" else None)
 
 
-def run(task: str, seed: int, path: Path | None) -> dict[str, Any]:
-    available, test = TASKS[task](seed, path)
+def run(task: str, seed: int, folder: Path | None, max_bags: int) -> dict[str, Any]:
+    available, test = digits(seed) if task == "digits" else natural(task, seed, folder, max_bags)
     truth = test.truth.numpy()
     score = lambda p: float((np.asarray(p).argmax(1) == truth).mean())  # noqa: E731
     accuracy, seconds = dict[str, float](), dict[str, float]()
@@ -137,15 +124,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("counts.json"))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--task", choices=list(TASKS), default="digits")
-    parser.add_argument("--reviews", type=Path)
+    parser.add_argument("--task", default="digits", help="digits, or a task of headcount benchmark")
+    parser.add_argument("--data", type=Path, help="the folder with the files of the task; by default they are downloaded")
+    parser.add_argument("--bags", type=int, default=120, help="bags drawn from a natural task")
     args = parser.parse_args()
     warnings.simplefilter("ignore", HeadcountWarning)
     runs = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
     for seed in range(args.seeds):
         if any((r["task"], r["seed"]) == (args.task, seed) for r in runs):
             continue
-        runs.append(run(args.task, seed, args.reviews))
+        runs.append(run(args.task, seed, args.data, args.bags))
         body = {"command": "python benchmarks/counts.py", "threads": torch.get_num_threads(), "runs": runs}
         atomic_write(args.out, lambda f, body=body: f.write(json.dumps(body, indent=1).encode()))
         print(json.dumps(runs[-1]), flush=True)

@@ -12,6 +12,7 @@ import torch
 from sklearn.ensemble import RandomForestClassifier
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from headcount import MajorityClassifier
 from headcount.bags import Bags, Pool, Segments
 from headcount.bags.bags import fingerprint
 from headcount.bags.splits import split_large_bags
@@ -270,3 +271,13 @@ def test_em_uses_counts():
         return float((fitted.predict(test.pool.data.numpy()) == test.truth.numpy()).mean())
 
     assert accuracy(counts=True) > accuracy(counts=False) + 0.01
+
+
+@pytest.mark.parametrize(("factor", "counts"), [(1, True), (0.5, False)])
+def test_the_estimator_takes_whole_votes_as_counts(factor, counts, monkeypatch):
+    bags, made = make_bags(n=12), []
+    of = Bags.of.__func__
+    monkeypatch.setattr(Bags, "of", classmethod(lambda cls, *args, **how: made.append(of(cls, *args, **how)) or made[-1]))
+    model = MajorityClassifier("logistic").fit(bags.pool.data.numpy().reshape(12, 8, 2), factor * bags.votes.numpy())
+    assert (made[0].votes is not None) == counts
+    assert model.classes_.tolist() == [0, 1, 2]

@@ -211,7 +211,7 @@ def _assemble(raw: RawData, options: ReadOptions) -> BagDataset:
     options.notes.extend([f"no column of votes for {preview(without_votes)}: taken as none"] if is_vote_missing else [])
     options.notes.extend(_note_dropped_bags(raw, target, tied, tied | small, kept))
     options.notes.extend([] if classes_given else note_similar_classes(classes))  # a user who lists them knows
-    target, votes = target[kept], None if votes is None or options.label_noise else find_counts(votes[kept], sizes)
+    target, votes = target[kept], None if votes is None else find_counts(votes[kept], sizes)
     has_truth = raw.truth is not None and bool((raw.truth[0] >= 0).any())
     if options.requires_labels(has_truth) and not target.any():
         raise HeadcountError(f"{raw.origin}: no bag has a label ({raw.labels.source}); at least one is needed")
