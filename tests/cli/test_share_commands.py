@@ -181,3 +181,12 @@ def test_too_little_to_calibrate_by(run_cli, tmp_path):
     assert code == 2
     assert "no bag's shares are known; give --votes with counts, or --truth" in err
     assert not (tmp_path / "out").exists()
+
+
+def test_labels_that_were_noised_in_the_fit_prove_nothing(run_cli, data):
+    model, path = data
+    folder = FittedModel.load(model).replace(metadata={"data": {"label_noise": 0.3}}).save(model.with_name("noised"))
+    code, out, err = run_cli("table", folder, path)
+    assert code == 0, err
+    assert out.count("0.000 to 1.000") == 2
+    assert "0.000 to 1.000" not in run_cli("table", model, path)[1]

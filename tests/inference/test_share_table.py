@@ -266,3 +266,13 @@ def test_the_assumption_is_tested_on_what_the_model_did_not_learn_by_heart():
     assert line(2, seen=True).endswith("the shares may be biased")
     assert "by the predictions of 360 instances" in line(0, seen=False)
     assert line(0, seen=True, bags=8).startswith("not tested whether")
+
+
+def test_a_label_that_may_have_been_replaced_proves_nothing():
+    dataset = survey((6, 7, 8), labels=["no", "yes", "no"])
+    p = np.random.default_rng(0).dirichlet((2, 2), 21)
+    noised = replace(dataset, bags=replace(dataset.bags, label_noise=0.2))
+    groups, _ = tabulate_shares(noised, predicted(noised, p))
+    assert (groups.bound_low.tolist(), groups.bound_high.tolist()) == ([[0, 0]], [[1, 1]])
+    assert groups.share[0] == pytest.approx(p.mean(0), abs=1e-6)
+    assert tabulate_shares(dataset, predicted(dataset, p))[0].bound_low.max() > 0.2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -118,3 +119,17 @@ def test_matched_probabilities_have_the_shares_and_the_odds_ratios():
         odds /= odds[:, :1]
         assert odds == pytest.approx(np.broadcast_to(odds[0], odds.shape))  # one factor for each class of a bag
         assert q[rows][~kept].sum() == 0
+
+
+def test_counts_of_some_of_the_instances_bound_the_others():
+    votes = np.array([[3.0, 1, 0], [6, 4, 0], [30, 10, 0], [0, 0, 0]])
+    bags = bags_of([10] * 4, votes)
+    low, high = share_bounds(replace(bags, votes=torch.from_numpy(votes)), exact=True)
+    assert low.numpy() == pytest.approx(np.array([[0.3, 0.1, 0], [0.6, 0.4, 0], [0, 0, 0], [0, 0, 0]]))
+    assert high.numpy() == pytest.approx(np.array([[0.9, 0.7, 0.6], [0.6, 0.4, 0], [1, 1, 1], [1, 1, 1]]))
+    abstaining = replace(bags, votes=torch.from_numpy(votes), counted=torch.tensor([True, True, False]))
+    bounds = low, high = share_bounds(abstaining, exact=True)
+    assert low.numpy()[:2] == pytest.approx(np.array([[0.3, 0.1, 0], [0.6, 0.4, 0]]))
+    assert high.numpy()[:2] == pytest.approx(np.array([[0.3, 0.1, 0.6], [0.6, 0.4, 0]]))
+    given = shares_given_labels(torch.full((4, 3), 1 / 3), abstaining, bounds, exact=True)
+    assert given.numpy()[:2] == pytest.approx(np.array([[0.3, 0.1, 0.6], [0.6, 0.4, 0]]), abs=1e-6)

@@ -1,6 +1,7 @@
 """The commands ``table`` (class shares of groups, with intervals and bounds, printed and as files) and ``calibrate`` (intervals that
 hold, from known shares)."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,8 +41,10 @@ def table(
 
     Estimates with intervals, beside the bounds that the bags' labels and sizes prove.
     """
+    from headcount.bags.validation import check_noise
     from headcount.cli.console import console, plain_table, print_line, print_message
     from headcount.errors import check_choice
+    from headcount.inference.evaluate import has_votes
     from headcount.inference.share_advice import assess_assumption, merging_advice, steadiness
     from headcount.inference.share_table import OF, suppress_small, tabulate_shares
     from headcount.io import atomic_write, commit_together
@@ -65,6 +68,10 @@ def table(
     export.check_outputs(data, model, read_options["labels"], **outputs)
     fitted = load_model(model, device)
     dataset = read_data(data, read_options, fitted, labels=False)
+    of_fit = fitted.metadata.get("data")
+    noise = of_fit.get("label_noise") if isinstance(of_fit, dict) else None
+    if noise and not has_votes(dataset.bags):
+        dataset = replace(dataset, bags=replace(dataset.bags, label_noise=check_noise(noise)))
     field = polygon_id or export.bag_column(dataset) or "bag"
     shapes = None if polygons is None else share_page.read_polygons(polygons, field, dataset.bags.names or ())
     if share_map is not None and shapes is None:

@@ -143,7 +143,10 @@ def tabulate_shares(
     check_choice("of", of, OF)
     check_level(level)
     check_number("odds", odds, 1, 1e6, integer=False)
-    bags, segments, exact = dataset.bags, dataset.bags.segments(), has_votes(dataset.bags)
+    bags, segments = dataset.bags, dataset.bags.segments()
+    if bags.label_noise:  # a label that may have been replaced proves nothing
+        bags = replace(bags, target=torch.zeros_like(bags.target))
+    exact = bags.votes is not None or has_votes(bags)
     counted = torch.ones(len(bags.classes), dtype=torch.bool) if of == "all" or bags.counted is None else bags.counted
     share = shares_given_labels(torch.from_numpy(predictions.shares), bags, share_bounds(bags, exact=exact), exact=exact)
     q = match_shares(torch.from_numpy(predictions.instance_probabilities), segments, share)[:, counted].numpy()

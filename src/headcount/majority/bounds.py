@@ -29,7 +29,8 @@ def share_bounds(bags: Bags, *, exact: bool = False, among_counted: bool = False
     bags
         Of which an unlabelled one proves nothing.
     exact
-        The targets are votes, the shares of the counted classes, rather than labels.
+        The targets are votes, the shares of the counted classes, rather than labels; ``bags.votes`` says whether they are whole
+        numbers, of which there may be fewer than instances.
     among_counted
         Shares of the instances of counted classes only, rather than of all.
 
@@ -53,12 +54,28 @@ def share_bounds(bags: Bags, *, exact: bool = False, among_counted: bool = False
     high = torch.where(won, 1.0 / winners.clamp_min(1), others)
     if exact:
         low = torch.where(labelled, target if only_counted else torch.zeros_like(target), low)
-        return low, torch.where(labelled & counted, target, high)
+        high = torch.where(labelled & counted, target, high)
+        return (
+            (low, high)
+            if bags.votes is None or (among_counted and not counted.all())
+            else _count_bounds(bags, counted, low, high)
+        )
     if bags.weight is None and (not among_counted or bool(counted.all())):
         whole_low, whole_high = (low * n + 1 - 1e-9).floor() / n, (high * n + 1e-9).floor() / n
         possible = (whole_low <= whole_high).all(1) & (whole_low.sum(1) < 1 + 1e-9) & (whole_high.sum(1) > 1 - 1e-9)
         low, high = (torch.where(possible[:, None], *ends) for ends in ((whole_low, low), (whole_high, high)))
     return low, high
+
+
+def _count_bounds(bags: Bags, counted: Tensor, low: Tensor, high: Tensor) -> Bounds:
+    """The bounds ``low`` and ``high`` (B, C) of bags whose votes are not counts; those of the others by their counts. If these are
+    fewer than the instances, the rest are of uncounted classes, or of any class; more prove nothing about the instances."""
+    votes = torch.zeros_like(low) if bags.votes is None else bags.votes.double()
+    size, total = bags.segments().total_weight().double()[:, None], votes.sum(1, keepdim=True)
+    known, rest = votes / size, 1 - total / size
+    most = torch.where(counted, known, rest) if not counted.all() else known + rest
+    least, most = (torch.where(total > size + 0.5, end, v) for end, v in ((0.0, known), (1.0, most)))
+    return torch.where(total > 0, least, low), torch.where(total > 0, most.clamp(0, 1), high)
 
 
 def cell_bounds(low: np.ndarray, high: np.ndarray, part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -72,7 +89,8 @@ def shares_given_labels(share: Tensor, bags: Bags, bounds: Bounds, *, exact: boo
     share, target = share.double(), bags.target.double()
     if exact:
         rest = torch.zeros_like(share) if bags.counted is None else share.masked_fill(bags.counted, 0).minimum(bounds[1])
-        return torch.where(bags.labelled[:, None], rest + target * (1 - rest.sum(1, keepdim=True)), share)
+        share = torch.where(bags.labelled[:, None], rest + target * (1 - rest.sum(1, keepdim=True)), share)
+        return fit_to_bounds(share, bounds)
     return fit_to_bounds(project_to_majority(share, target, bags.counted), bounds)
 
 

@@ -81,6 +81,7 @@ def dataset_metadata(dataset: BagDataset) -> dict[str, Any]:
         "size_counts": {"edges": edges.tolist(), "counts": np.histogram(sizes, edges)[0].tolist()},
         "labels": np.bincount(label[label >= 0], minlength=len(bags.classes)).tolist(),
         "truth": bags.truth is not None, "counted": _vote_shares(bags) if has_votes(bags) else None,
+        **({"label_noise": bags.label_noise} if bags.label_noise else {}),
     }  # fmt: skip
 
 
