@@ -113,7 +113,7 @@ def _encode(texts: pa.ChunkedArray, field: Field, fitted: Field | None, options:
         raise HeadcountError(f"{problem}; give that one with encoder=")
     x = encode_texts(texts.to_pylist(), encoder, cache=options.cache)
     options.notes.append(
-        f"{encoder.name} makes {x.shape[1]} numbers of each text; long texts are encoded in parts and averaged"
+        f"{encoder.name} makes {x.shape[1]} numbers of each text; long texts in parts, averaged; their principal components are features"
     )
     column = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), x.shape[1])
     return replace(field, length=x.shape[1], encoder=encoder.name, digest=encoder.digest), pa.chunked_array([column])

@@ -4,7 +4,7 @@
               dates and times are numbers of seconds
     category  1 column for each of the 64 most frequent values; a value not seen in training is zeros; +1 column "is missing"
     text      TF-IDF of words and pairs of words, then a truncated SVD: up to 100 columns
-    embedding the numbers that an encoder has made of a text (text_encoders.py), unchanged
+    embedding the numbers that an encoder has made of a text (text_encoders.py): their principal components
     vector    a list of numbers in one cell, unchanged
 
 A fitted preprocessor is plain JSON and arrays, so that a model file needs no pickle, and a file is validated when it is read.
@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from headcount.errors import HeadcountError
 from headcount.readers.columns import NO_ROLES, ColumnRoles, factorize, first_duplicate, nfc, preview
-from headcount.readers.transforms import LARGEST, StandardScaler, Tfidf, as_float, as_vectors, time_kind, value_type
+from headcount.readers.transforms import LARGEST, Projection, StandardScaler, Tfidf, as_float, as_vectors, time_kind, value_type
 
 FORMAT = 2
 MAX_CATEGORIES = 64
@@ -47,6 +47,7 @@ class Field:
     encoder: str = ""  # of an embedding: its name, and the sha256 of its files
     digest: str = ""
     tfidf: Tfidf | None = None
+    projection: Projection | None = None  # of an embedding
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", nfc(self.name))
@@ -55,7 +56,8 @@ class Field:
     def width(self) -> int:
         """Number of features."""
         n_words = self.tfidf.width if self.tfidf else 0
-        widths = {"number": 1, "category": len(self.categories), "text": n_words}
+        n_components = len(self.projection.components) if self.projection else 0
+        widths = {"number": 1, "category": len(self.categories), "text": n_words, "embedding": n_components}
         return widths.get(self.kind, self.length) + self.missing
 
     @property
@@ -95,8 +97,10 @@ class Field:
             frequent = sorted(range(len(values)), key=lambda k: (-count[k], values[k]))[:MAX_CATEGORIES]
             categories = tuple(sorted(values[k] for k in frequent if count[k]))
             return replace(self, categories=categories, missing=bool((codes < 0).any()))
-        if self.kind in ("vector", "embedding"):
+        if self.kind == "vector":
             return replace(self, length=as_vectors(column, self.name).shape[1])
+        if self.kind == "embedding":
+            return replace(self, projection=Projection.fit(as_vectors(column, self.name)[rows]))
         return replace(self, tfidf=Tfidf.fit(column, rows, self.name))
 
     def check_time_kind(self, column: pa.ChunkedArray, origin: str = "the data") -> None:
@@ -126,7 +130,7 @@ class Field:
             x = as_vectors(column, self.name)
             if x.shape[1] != self.length:
                 raise HeadcountError(f"column {self.name!r} holds lists of {x.shape[1]} numbers, the model takes {self.length}")
-            out[:] = x
+            out[:] = x if self.projection is None else self.projection.transform(x)
         elif self.tfidf is not None:
             self.tfidf.transform(column, out)
 
@@ -180,7 +184,8 @@ class Preprocessor:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays, by their names in the safetensors file."""
-        return {k: v for i, f in enumerate(self.fields) if f.tfidf for k, v in f.tfidf.arrays(f"text.{i}").items()}
+        fitted = [(i, f.tfidf or f.projection) for i, f in enumerate(self.fields)]
+        return {k: v for i, part in fitted if part for k, v in part.arrays(f"text.{i}").items()}
 
     @classmethod
     def from_parts(cls, data: Any, arrays: Mapping[str, Any] | None = None) -> Preprocessor:
@@ -194,6 +199,8 @@ class Preprocessor:
                 values: dict[str, Any] = {key: convert(d[key]) for key, convert in _STORED[d["kind"]].items()}
                 if "vocabulary" in values:
                     values = {"tfidf": Tfidf.from_arrays(values["vocabulary"], arrays, f"text.{i}")}
+                if d["kind"] == "embedding":
+                    values["projection"] = Projection.from_arrays(values["length"], arrays, f"text.{i}")
                 fields.append(Field(str(d["name"]), d["kind"], **values))
             shape = tuple(map(int, data["shape"]))
             preprocessor = cls(str(data["kind"]), tuple(fields), shape, ColumnRoles(**data["roles"]))

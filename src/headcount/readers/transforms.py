@@ -197,6 +197,40 @@ class Tfidf:
         return cls(words, idf, components)
 
 
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """The first K principal components (K, D) of N rows, and their mean (D,). K is the square root of N: a few hundred bags say
+    little about the many directions in which embeddings hardly differ."""
+
+    mean: np.ndarray
+    components: np.ndarray
+
+    @classmethod
+    def fit(cls, x: np.ndarray) -> Self:
+        x = x[:: -(-len(x) // _SAMPLE)]
+        mean = x.mean(0)
+        _, vectors = np.linalg.eigh((x - mean).T @ (x - mean))
+        largest = vectors[:, ::-1][:, : max(1, math.isqrt(len(x)))].T
+        signs = np.sign(largest[np.arange(len(largest)), np.abs(largest).argmax(1)])  # eigenvectors have none of their own
+        return cls(mean.astype(np.float32), np.ascontiguousarray(largest * signs[:, None], dtype=np.float32))
+
+    def transform(self, x: np.ndarray) -> np.ndarray:
+        """(n, D) -> (n, K)"""
+        return (x - self.mean) @ self.components.T
+
+    def arrays(self, prefix: str) -> dict[str, np.ndarray]:
+        return {f"{prefix}.mean": self.mean, f"{prefix}.components": self.components}
+
+    @classmethod
+    def from_arrays(cls, length: int, arrays: Mapping[str, Any], prefix: str) -> Self:
+        """Restore from a file that is not trusted."""
+        mean, components = arrays[f"{prefix}.mean"], arrays[f"{prefix}.components"]
+        for a, shape in ((mean, (length,)), (components, (min(len(components), length), length))):
+            if not isinstance(a, np.ndarray) or a.dtype != np.float32 or a.shape != shape or not np.isfinite(a).all():
+                raise HeadcountError(f"the arrays {prefix} do not fit embeddings of {length} numbers")
+        return cls(mean, components)
+
+
 def _vectorizer(**options: Any) -> Any:
     from sklearn.feature_extraction.text import TfidfVectorizer
 
