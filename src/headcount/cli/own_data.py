@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 app = typer.Typer()
 MAX_SKIPPED = 20  # lines printed about skipped rows, of which there may be millions
 Seed = Annotated[int, typer.Option(min=0, help="Random seed.")]
-_METHOD = "auto, or names with commas: tilt, em_forest, em_boosting, count, forest, boosting, logistic, or a head."
+_METHOD = (
+    "auto, or names with commas: tilt, em_forest, em_boosting, count, vote_logistic, forest, boosting, logistic, or a head."
+)
 _MINUTES = "Time budget in minutes; folds, epochs, then methods are cut to fit. Default: none."
 _BACKBONE = "quick, resnet18, mlp or linear; for images also timm:NAME or torchvision:NAME. Default: chosen by the data."
 _FROZEN = "extract features once and fit all methods on them, or train the network. Default: frozen if it has weights."

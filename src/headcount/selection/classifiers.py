@@ -57,6 +57,13 @@ def logistic_regression(instances: int = 0) -> Any:
     return Logistic(max_iter=300, tol=1e-3)
 
 
+def vote_logistic(instances: int = 0) -> Any:
+    """Logistic regression by the likelihood of the vote."""
+    from headcount.training.vote_logistic import VoteLogistic
+
+    return VoteLogistic()
+
+
 # name: title, a function of the number of instances that makes the classifier, and whether it learns by EM
 CLASSIFIERS = {
     "em_forest": ("EM, random forest", random_forest, True),
@@ -64,4 +71,5 @@ CLASSIFIERS = {
     "forest": ("Random forest on the bag's label", random_forest, False),
     "boosting": ("Gradient boosting on the bag's label", boosting, False),
     "logistic": ("Logistic regression on the bag's label", logistic_regression, False),
+    "vote_logistic": ("Logistic regression by the vote", vote_logistic, False),
 }

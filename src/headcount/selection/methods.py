@@ -7,6 +7,7 @@ label for the label of each instance and are always shown: forest, boosting, log
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,13 +34,15 @@ from headcount.training.config import TrainConfig
 from headcount.training.em import check_classifier, em
 
 MethodProgress = Callable[[float, str], None]  # the fraction done, and a message
-TABLE_METHODS = ("tilt", *CLASSIFIERS, "count")
+TABLE_METHODS = ("tilt", *(name for name in CLASSIFIERS if name != "vote_logistic"), "count")  # what auto tries
 IMAGE_METHODS = ("tilt", "tilt_mlp", "noisy_label")
 MAX_MLP_SIDE = 32  # of images whose pixels a perceptron sees as features: with few of them it is better than convolutions
-FIXED_COST_METHODS = tuple(n for n, (_, _, by_em) in CLASSIFIERS.items() if not by_em)  # no epochs or rounds to reduce
+FIXED_COST_METHODS = tuple(
+    n for n, (_, _, by_em) in CLASSIFIERS.items() if not by_em and n in TABLE_METHODS
+)  # no epochs or rounds to reduce
 BASELINES = (*FIXED_COST_METHODS, "noisy_label")
 OPTIONAL_METHODS = ("count", "em_boosting", "boosting")
-METHODS = tuple(dict.fromkeys([*TABLE_METHODS, *IMAGE_METHODS, *HEADS]))
+METHODS = tuple(dict.fromkeys([*TABLE_METHODS, *CLASSIFIERS, *IMAGE_METHODS, *HEADS]))
 MIN_EPOCHS_TO_REPEAT = 10  # a shorter training says little about a teacher
 CHUNK_INSTANCES = 16_384  # of a large bag, processed at once
 MLP_OPTIONS = {"hidden": 128, "layers": 2, "dropout": 0.3}
@@ -97,9 +100,11 @@ class Method:
         rounds = int(-(-self.rounds * epoch_fraction // 1))
         log = (lambda r, _: on_progress((r + 1) / (rounds + 1), f"round {r} of {rounds}")) if on_progress else None
         samples = [subsample_instances(bags, MAX_FIT_INSTANCES, seed) for bags in (train, valid)]
+        if hasattr(self.classifier, "fit_bags"):
+            return FitResult(self.classifier.fit_bags(samples[0]), None, [(math.nan, math.nan)], 1, naive_labels=False)
         result = em(self.classifier, *samples, rounds=rounds, seed=seed, on_progress=log)
         estimator = (from_sklearn if is_savable(result.classifier) else SklearnModel)(result.classifier, len(train.classes))
-        transition, curve = result.transition if self.rounds else None, [(float("nan"), loss) for loss in result.curve]
+        transition, curve = result.transition if self.rounds else None, [(math.nan, loss) for loss in result.curve]
         return FitResult(estimator, transition, curve, result.best_round + 1, naive_labels=result.best_round == 0)
 
     def _fit_network(
