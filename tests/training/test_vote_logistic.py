@@ -75,3 +75,15 @@ def test_it_is_a_method_of_fit_and_not_of_auto(tmp_path):
     assert (estimator.predict(x.pool.data.numpy()) == truth).mean() > 0.75
     with pytest.raises(HeadcountError, match="reads features, and these are images"):
         hc.MajorityClassifier("vote_logistic").fit(np.zeros((4, 2, 8, 8, 1), np.uint8), [0, 1, 0, 1])
+
+
+def test_uncounted_classes_noisy_labels_and_known_instances():
+    bags, truth = small_bags(100)
+    x, known = bags.pool.data.numpy(), np.where(np.arange(300) < 6, 2, -1)  # class 2 never wins
+    x[:6] = [-10, -1000]
+    third = Bags.of(
+        Pool(x), sizes=[SIZE] * 100, labels=bags.label, classes=3, counted=[True, True, False], known=known, label_noise=0.1
+    )
+    predicted = VoteLogistic().fit_bags(third).predict_proba(x).argmax(1)
+    assert (predicted[:6] == 2).all()
+    assert (predicted[6:] == truth[6:]).mean() > 0.75

@@ -60,13 +60,8 @@ _RECORD = {
 
 @lru_cache(maxsize=1)
 def read_task(name: str, folder: Path | None = None, encoder: str | None = None) -> BagDataset:
-<<<<<<< HEAD
     """The bags of a task, labelled with the most frequent class of their instances; of two such classes, with both. Of texts, an
     encoder makes embeddings."""
-=======
-    """The bags of a task, labelled with the most frequent class of their instances; of two such classes, with both. Texts are
-    encoded by the ``encoder``, if one is given."""
->>>>>>> 81f3439 (vote_logistic: logistic regression by the likelihood of the vote, for few bags with many features)
     task = find_task(name)
     data = task.load_data(folder)
     names, bag = np.unique(np.asarray(data.bag).astype(str), return_inverse=True)
@@ -79,14 +74,9 @@ def read_task(name: str, folder: Path | None = None, encoder: str | None = None)
         columns = {name: np.asarray(column)[order] for name, column in data.instances.items()}
         group = None if data.group is None else "group"
         roles = ColumnRoles(bag="bag", label="label", text=task.text, truth="truth", group=group)
-<<<<<<< HEAD
         return read(
             {**columns, **values, "bag": names[bag], "label": labels[bag]}, roles, classes=task.classes, encoder=encoder
         )
-=======
-        table = {**columns, **values, "bag": names[bag], "label": labels[bag]}
-        return read(table, roles, classes=task.classes, encoder=encoder)
->>>>>>> 81f3439 (vote_logistic: logistic regression by the likelihood of the vote, for few bags with many features)
     kind, first = "images" if np.ndim(data.instances) == 4 else "features", np.unique(bag, return_index=True)[1]
     values = {role: value if role == "truth" else value[first] for role, value in values.items()}
     return read(

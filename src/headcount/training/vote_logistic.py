@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from headcount.bags import Bags
+from headcount.majority.calibration import bag_losses
 from headcount.majority.ragged_votes import election_log_probs
 from headcount.models.trees import LinearModel
 from headcount.readers.transforms import StandardScaler
@@ -43,7 +44,7 @@ class VoteLogistic:
             log_p = (x @ weight + bias).log_softmax(1)
             won = election_log_probs(log_p, segments, "auto", bags.counted)
             won = won if bags.counted is None else won.masked_fill(~bags.counted, -torch.inf)
-            loss = -torch.where(target > 0, target * won.log_softmax(1), 0.0).sum()
+            loss = bag_losses(won.log_softmax(1), target, bags.label_noise, bags.counted).sum()
             loss = loss - log_p[known >= 0].gather(1, known[known >= 0, None]).sum() + x.shape[1] / 2 * weight.square().sum()
             loss.backward()
             return loss
