@@ -1,6 +1,6 @@
 """Labels noised by randomised response: the instance accuracy when the likelihood knows the noise, and when it does not.
 
-    python benchmarks/private.py --out benchmarks/results/private.json      # about 60 CPU-minutes; finished runs are kept
+    python benchmarks/private.py --out benchmarks/results/private.json      # about 8 CPU-minutes; finished runs are kept
 
 150 bags of twenty of scikit-learn's digits: eight of one class and twelve of any, from the first 1,200. Each label is replaced with
 probability P by one of the ten classes at random. The last 597 digits, which are in no bag, are the test.
