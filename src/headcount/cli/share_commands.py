@@ -72,6 +72,7 @@ def table(
     noise = of_fit.get("label_noise") if isinstance(of_fit, dict) else None
     if noise and not has_votes(dataset.bags):
         dataset = replace(dataset, bags=replace(dataset.bags, label_noise=check_noise(noise)))
+        print_message(f"the model was fitted to labels of which {noise:.0%} were replaced at random: labels bound no share")
     field = polygon_id or export.bag_column(dataset) or "bag"
     shapes = None if polygons is None else share_page.read_polygons(polygons, field, dataset.bags.names or ())
     if share_map is not None and shapes is None:
