@@ -78,7 +78,7 @@ class ChunkedStep:
         """The gradient of the step, in the parameters. Returns the loss, and its weight (Head.loss_weight)."""
         trainer, loader = self.trainer, self.trainer.train_loader
         parts, weights = self._parts(trainer.head, loader, ids, sweep.over, trainer.n_views(sweep))
-        trainer.model.zero_grad(set_to_none=True)
+        trainer.zero_grad()
         shares, losses = weights / weights.sum().clamp_min(1e-12), []
         for (batch, position), share in zip(parts, shares, strict=True):
             if self._is_large(batch):

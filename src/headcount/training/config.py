@@ -217,19 +217,25 @@ def lr_factor(schedule: str, warmup: float, done: float) -> float:
     return height * 0.5 * (1 + math.cos(math.pi * (done - start) / max(1e-12, end - start)))
 
 
-@torch.no_grad()
-def update_ema(teacher: nn.Module, model: nn.Module, decay: float, steps: Tensor) -> None:
-    """Move the teacher's weights and batch-norm statistics towards the model's after this many steps; the other buffers are
-    copied. Statistics of the current model under averaged weights would mislead the teacher just when a second view begins to
-    change them."""
-    rate = (9 / (10 + steps)).clamp_min(1 - decay)  # more at first: initial weights are forgotten in a short training too
-    averages, currents = list[Tensor](teacher.parameters()), list[Tensor](model.parameters())
-    for (name, average), current in zip(teacher.named_buffers(), model.buffers(), strict=True):
-        if name.endswith(("running_mean", "running_var")):
-            averages.append(average)
-            currents.append(current)
-        else:
-            average.copy_(current)
-    differences = torch._foreach_sub(currents, averages)
-    torch._foreach_mul_(differences, rate)
-    torch._foreach_add_(averages, differences)
+class MovingAverage:
+    """The teacher's weights and batch-norm statistics move towards the model's; its other buffers are copied. Statistics of the
+    current model under averaged weights would mislead the teacher just when a second view begins to change them."""
+
+    def __init__(self, teacher: nn.Module, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.averages, self.currents = list[Tensor](teacher.parameters()), list[Tensor](model.parameters())
+        self.copies, self.originals = list[Tensor](), list[Tensor]()
+        for (name, average), current in zip(teacher.named_buffers(), model.buffers(), strict=True):
+            is_statistic = name.endswith(("running_mean", "running_var"))
+            (self.averages if is_statistic else self.copies).append(average)
+            (self.currents if is_statistic else self.originals).append(current)
+
+    @torch.no_grad()
+    def update(self, steps: Tensor) -> None:
+        """After this many steps."""
+        rate = (9 / (10 + steps)).clamp_min(1 - self.decay)  # more at first: a short training forgets its initial weights too
+        differences = torch._foreach_sub(self.currents, self.averages)
+        torch._foreach_mul_(differences, rate)
+        torch._foreach_add_(self.averages, differences)
+        if self.copies:
+            torch._foreach_copy_(self.copies, self.originals)

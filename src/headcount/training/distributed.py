@@ -195,7 +195,7 @@ class BufferSync:
                 raise HeadcountError(f"{problem}, and each process would keep its own; train it with one process")
         if self.trainer.teacher is not None:
             for (name, buffer), current in zip(self.trainer.teacher.named_buffers(), self.trainer.model.buffers(), strict=True):
-                if self.rules.get(name) == "mean":  # the teacher's batch-norm is an average of its own (update_ema)
+                if self.rules.get(name) == "mean":  # the teacher's batch-norm is an average of its own (MovingAverage)
                     buffer.copy_(self.group.all_reduce(buffer.clone()) / self.group.size)
                 else:
                     buffer.copy_(current)

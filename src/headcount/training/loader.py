@@ -108,6 +108,9 @@ class BagLoader:
         if self.bag_size is not None:
             position = (ids[:, None] * self.bag_size + torch.arange(self.bag_size, device=ids.device)).flatten()
             row = torch.arange(b, device=ids.device)[:, None].expand(b, self.bag_size).flatten()
+        elif b == 1:  # with a few operations less
+            first, stop = self.bags.offsets[int(ids) : int(ids) + 2].tolist()
+            position, row = torch.arange(first, stop, device=ids.device), ids.new_zeros(stop - first)
         else:
             position, sizes = self.bags.instances_of(ids), self.sizes[ids]
             row = torch.arange(b, device=ids.device).repeat_interleave(sizes, output_size=len(position))

@@ -18,7 +18,7 @@ from headcount.models.heads import Batch, Head, Output, Pass
 from headcount.models.network import Model
 from headcount.training import accel, chunked, distributed
 from headcount.training.augment import Policy, View, apply_views
-from headcount.training.config import TrainConfig, build_optimizer, set_lr, update_ema
+from headcount.training.config import MovingAverage, TrainConfig, build_optimizer, set_lr
 from headcount.training.loader import BagLoader
 
 Losses = tuple[float, float]  # training, validation
@@ -68,7 +68,10 @@ class Trainer:
         self.model.to(device)  # with those buffers
         accel.set_tf32(config.precision, device)
         accel.optimize_layout(self.model, device, config.precision)
-        self.teacher = None if self.head.teacher is None else copy.deepcopy(self.model).requires_grad_(False).eval()
+        self.parameters, self.teacher = list(self.model.parameters()), None
+        if self.head.teacher is not None:
+            self.teacher = copy.deepcopy(self.model).requires_grad_(False).eval()
+            self.moving_average = MovingAverage(self.teacher, self.model, self.head.teacher.decay)
         self.eval_model = self.teacher or self.model
         self.encode = accel.compile_function(encode, compile, device.type)
         loaders = self.train_loader, self.valid_loader
@@ -106,7 +109,7 @@ class Trainer:
         """After the last step: without the cycles through the steps Python frees everything at once, and the memory of captured
         graphs, gradients included, goes back to the card, because no other training could use it."""
         del self.train_steps, self.run_valid_step, self.chunked, self.buffer_sync
-        self.model.zero_grad(set_to_none=True)
+        self.zero_grad()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -114,10 +117,14 @@ class Trainer:
         """One step. Returns the loss, still on the device."""
         x, batch = self.train_loader.batch(ids, sweep.over, self.n_views(sweep))
         loss = self.loss(x, batch, sweep.uses_teacher)
-        self.model.zero_grad(set_to_none=True)
+        self.zero_grad()
         loss.backward()
         self.optimizer_step(sweep)
         return loss.detach()
+
+    def zero_grad(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def loss(self, x: Tensor, batch: Batch, uses_teacher: bool) -> Tensor:
         """Of every view of the stored instances, through backbone and head."""
@@ -136,9 +143,8 @@ class Trainer:
         for prefix in sweep.trains:
             if prefix in self.optimizers:
                 self.optimizers[prefix].step()
-        if self.teacher is not None and self.head.teacher is not None:
-            steps = self.train_loader.fraction_done * self.total_steps
-            update_ema(self.teacher, self.model, self.head.teacher.decay, steps)
+        if self.teacher is not None:
+            self.moving_average.update(self.train_loader.fraction_done * self.total_steps)
 
     def train_epoch(self, epoch: int) -> Tensor:
         """One sweep of every pass. Returns the mean training loss, still on the device."""

@@ -618,7 +618,7 @@ def test_the_rate_of_the_teacher(steps, rate):
     with torch.no_grad():
         teacher.weight.fill_(0)
         model.weight.fill_(1)
-    training_config.update_ema(teacher, model, 0.99, torch.tensor(steps))
+    training_config.MovingAverage(teacher, model, 0.99).update(torch.tensor(steps))
     assert teacher.weight.item() == pytest.approx(rate)
 
 
@@ -630,7 +630,7 @@ def test_the_teachers_batch_norm_moves_with_its_weights():
         pupil.running_mean.fill_(10)
         pupil.running_var.fill_(5)
         pupil.num_batches_tracked.fill_(7)
-    training_config.update_ema(teacher, pupil, 0.99, torch.tensor(26.0))  # 9 / 36: a quarter of the way
+    training_config.MovingAverage(teacher, pupil, 0.99).update(torch.tensor(26.0))  # 9 / 36: a quarter of the way
     assert teacher.weight.tolist() == [1.5, 1.5]
     assert teacher.running_mean.tolist() == [2.5, 2.5]
     assert teacher.running_var.tolist() == [2.0, 2.0]
