@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sklearn.ensemble import RandomForestClassifier
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
@@ -121,6 +121,20 @@ def test_weights_are_multiplicities():
     one, two = (em(LogisticRegression(), b, b, rounds=3) for b in (heavy, thrice))
     assert np.allclose(one.classifier.coef_, two.classifier.coef_, atol=1e-3)
     assert torch.allclose(one.transition.mix, two.transition.mix, atol=1e-3)
+
+
+def test_boosting_gets_no_weights_of_one(monkeypatch):
+    """Its bins take most of the time with weights, and are the same ones."""
+    given, fit = [], HistGradientBoostingClassifier.fit
+    spy = lambda self, x, y, sample_weight=None: given.append(sample_weight) or fit(self, x, y, sample_weight)  # noqa: E731
+    train, valid = blobs(40, 9).blind(), blobs(10, 9, seed=1).blind()
+    with_ones = HistGradientBoostingClassifier(max_iter=5, max_bins=16)
+    with_ones.fit(features(train), train.label[train.bag].numpy(), np.ones(len(train.index)))
+    monkeypatch.setattr(HistGradientBoostingClassifier, "fit", spy)
+    without = em(HistGradientBoostingClassifier(max_iter=5, max_bins=16), train, valid, rounds=0).classifier
+    em(HistGradientBoostingClassifier(max_iter=5, max_bins=16), train, valid, rounds=1)
+    assert [weight is None for weight in given] == [True, *[True] * 3, *[False] * 3, given[-1] is None]
+    np.testing.assert_array_equal(without.predict_proba(features(valid)), with_ones.predict_proba(features(valid)))
 
 
 def test_unlabelled_bags_change_nothing():

@@ -164,7 +164,10 @@ class _Task:
                 copy.set_params(n_estimators=-(-min(copy.n_estimators, ROUND_TREES) // self.folds))
         if self.takes_weights:
             row, label = np.nonzero((weight > 0) & (q.numpy() >= MIN_PROBABILITY))
-            options["sample_weight"] = weight[row, label]
+            weight = weight[row, label]
+            # weights of one change nothing in histogram boosting (in a forest they do), but its bins then take seconds
+            if "max_bins" not in copy.get_params() or (weight != 1).any():
+                options["sample_weight"] = weight
         else:
             row, label = _copies(q.numpy(), weight.sum(1) > 0)
         if label.min() == label.max():  # few bags of one label: many classifiers refuse a single class
