@@ -503,7 +503,8 @@ def test_plans_shrink_with_the_minutes():
 
 
 def test_halving_counts_the_candidates_that_will_be_left():
-    """Baselines take part in every fold; of four candidates two are left after the first fold, then between one and two."""
+    """Of four candidates two are left after the first fold, then between one and two, as of two baselines; each of them may be the
+    one that is trained in the end."""
     seconds = {
         "tilt": 8.0,
         "em_forest": 4.0,
@@ -516,7 +517,9 @@ def test_halving_counts_the_candidates_that_will_be_left():
     plan = TimePlan(tuple(seconds), 4, 1.0, seconds, halving=True)
     assert plan.seconds_before(0) == 0
     assert plan.seconds_before(1) == 21.5
-    assert plan.total_seconds == 4 * 1.5 + (4 + 2 + 1.4 + 1.4) * 5 + 8 * time_budget.FINAL_FACTOR
+    expected = (2 + 1.4 + 1.4 + 1.4) * 0.75 + (4 + 2 + 1.4 + 1.4) * 5 + 5 * time_budget.FINAL_FACTOR
+    assert plan.total_seconds == pytest.approx(expected)
+    assert plan.final_seconds == 8 * time_budget.FINAL_FACTOR, "a budget leaves time for the slowest"
     assert replace(plan, halving=False).seconds_before(4) == 4 * 71.5
 
 

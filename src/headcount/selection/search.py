@@ -180,7 +180,7 @@ class ModelSearch:
         fraction = min(1.0, max(0.05, time_left / max(cost * self.slowdown, 1e-9)))
         if fraction < 1 and best.name not in FIXED_COST_METHODS:
             self.notes.append(f"{fraction:.0%} of the epochs or rounds in the final training for lack of time")
-        self.done_seconds = self.plan.total_seconds - cost
+        self.done_seconds = max(self.done_seconds, self.plan.total_seconds - cost)
         message = f"{best.title}, final training"
         self.report(message, cost, 0.0, enforce_deadline=False)
         return best.fit(

@@ -24,7 +24,9 @@ REDUCED_FOLDS = (2, 3)  # numbers of folds when time is short
 TIME_MARGIN = 0.85  # of the budget that may be planned: the speed of a machine varies
 FINAL_FACTOR = 1.2  # the final training has more bags than a fold
 MIN_BAGS_TO_COMPARE = 20  # before a method is left out
-MEAN_LEFT = 1.4  # candidates after the first fold or two, roughly
+MEAN_LEFT = 1.4  # candidates, and baselines, after the first fold or two, roughly
+MEAN_ROUNDS = 4  # of EM after the first, roughly: it stops when three bring nothing
+TIMING_EPOCHS = 4  # of which a teacher takes part in two of the last three, and of all of them in seven of ten
 EM_BASELINES = {"em_forest": "forest", "em_boosting": "boosting"}  # a method, and the baseline that is its first round
 RIVALS = {"em_boosting": "forest"}  # a method that is pointless where its baseline is behind this one
 
@@ -60,20 +62,29 @@ class TimePlan:
         return max(map(self.cost, self._expected)) * FINAL_FACTOR
 
     @property
+    def _groups(self) -> list[list[float]]:
+        """The costs of the expected candidates, and those of the baselines."""
+        groups = [[self.cost(n) for n in self._expected if (n in BASELINES) == baseline] for baseline in (False, True)]
+        return [costs for costs in groups if costs]
+
+    @property
     def _expected(self) -> list[str]:
         """The methods that will be fitted, as far as is known: those with a rival seldom are."""
         return [n for n in self.names if not (self.halving and n in RIVALS and len(self.names) > 1)]
 
     def seconds_before(self, fold: int) -> float:
-        """Of all folds before this one. With halving, as many candidates as are left on average, of mean cost."""
-        baselines = sum(self.cost(n) for n in self._expected if n in BASELINES)
-        costs = [self.cost(n) for n in self._expected if n not in BASELINES]
-        left = [min(len(costs), max(MEAN_LEFT, len(costs) / 2**k)) if self.halving else len(costs) for k in range(fold)]
-        return fold * baselines + sum(left) * sum(costs) / max(1, len(costs))
+        """Of all folds before this one. With halving, as many methods of either kind as are left on average, of mean cost."""
+        return sum(
+            sum(min(len(costs), max(MEAN_LEFT, len(costs) / 2**k)) if self.halving else len(costs) for k in range(fold))
+            * float(np.mean(costs))
+            for costs in self._groups
+        )
 
     @property
     def total_seconds(self) -> float:
-        return self.seconds_before(self.folds) + self.final_seconds
+        """With halving, any candidate may be the one that is trained in the end."""
+        final = float(np.mean(self._groups[0])) * FINAL_FACTOR if self.halving else self.final_seconds
+        return self.seconds_before(self.folds) + final
 
     def __str__(self) -> str:
         methods = f"{len(self.names)} method{'s' * (len(self.names) > 1)}"
@@ -103,7 +114,7 @@ def make_plan(
         methods, key=lambda m: m.name in RIVALS
     ):  # a rival costs, in every round, about what its baseline does
         baseline = seconds.get(EM_BASELINES[method.name]) if method.name in RIVALS else None
-        timed = estimate_seconds(method, train, valid, device) if baseline is None else method.rounds * baseline
+        timed = estimate_seconds(method, train, valid, device) if baseline is None else MEAN_ROUNDS * baseline
         seconds[method.name] = timed
     halving = not requested and len(train) + len(valid) >= folds * MIN_BAGS_TO_COMPARE
     plan = TimePlan(tuple(m.name for m in methods), folds, 1.0, seconds, halving=halving)
@@ -139,15 +150,16 @@ def reduced_plans(
 
 
 def estimate_seconds(method: Method, train: Bags, valid: Bags, device: torch.device) -> float:
-    """Seconds of a full fit, estimated from two epochs of it, or from a few trees."""
+    """Seconds of a full fit, estimated from a few epochs of it, or from a few trees."""
     sample, valid_sample = subsample_instances(train, TIMING_INSTANCES), subsample_instances(valid, TIMING_INSTANCES)
     if method.train_config is not None:
         epoch_ends: list[float] = []
         part = min(1.0, TIMING_INSTANCES / len(train.index))
-        two_epochs = replace(method, train_config=replace(method.train_config, epochs=2))
+        few_epochs = replace(method, train_config=replace(method.train_config, epochs=TIMING_EPOCHS))
         start = time.perf_counter()
-        two_epochs.fit(sample, valid_sample, device=device, on_progress=lambda *_: epoch_ends.append(time.perf_counter()))
-        return epoch_ends[0] - start + (epoch_ends[1] - epoch_ends[0]) * (method.train_config.epochs / part - 1)
+        few_epochs.fit(sample, valid_sample, device=device, on_progress=lambda *_: epoch_ends.append(time.perf_counter()))
+        first, later = epoch_ends[0] - start, (epoch_ends[-1] - epoch_ends[0]) / max(1, len(epoch_ends) - 1)
+        return first + later * (method.train_config.epochs / part - 1)
     classifier, instances = method.classifier, min(len(train.index), MAX_FIT_INSTANCES)
     n_log_n = instances * math.log(instances + 1) / (TIMING_INSTANCES * math.log(TIMING_INSTANCES))
     options = classifier.get_params()
@@ -168,7 +180,7 @@ def estimate_seconds(method: Method, train: Bags, valid: Bags, device: torch.dev
         if len(ends) < 4:  # no rounds: a baseline, or bags of one
             return np.array([0.0, ends[-1] - ends[0]]) * scale
         first, later, last = np.diff(ends)  # later rounds fit to several classes of an instance, the first to its bag's label
-        return np.array([first + method.rounds * later, last]) * scale
+        return np.array([first + min(method.rounds, MEAN_ROUNDS) * later, last]) * scale
 
     seconds = fit_seconds(TIMING_TREES)
     if n_trees <= TIMING_TREES:
