@@ -59,7 +59,7 @@ def digits(seed: int) -> tuple[Bags, Bags]:
 def natural(task: str, seed: int, folder: Path | None, max_bags: int) -> tuple[Bags, Bags]:
     dataset = read_task(task, folder)
     split = split_task(dataset.bags, seed, max_bags)
-    return prepare(dataset, np.sort(np.concatenate([split.train, split.valid])), split.test)
+    return prepare(dataset, np.union1d(split.train, split.valid), split.test)
 
 
 def prepare(dataset: BagDataset, available: np.ndarray, test: np.ndarray) -> tuple[Bags, Bags]:
