@@ -6,12 +6,13 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 
 import headcount as hc
 from headcount.bags import Bags, Pool
 from headcount.errors import HeadcountError
 from headcount.readers import read
-from headcount.training.vote_logistic import VoteLogistic
+from headcount.training.vote_logistic import VoteLogistic, maximize_posterior
 
 SIZE = 3
 
@@ -42,10 +43,9 @@ def test_it_is_the_maximum_of_the_posterior():
     bags, _ = small_bags()
     x = bags.pool.data.numpy().astype(float)
     mean, scale = x.mean(0), x.std(0)
-    model = VoteLogistic().fit_bags(bags)
-    weight = model.weight * scale
-    bias = model.bias + model.weight @ mean
     z, labels, g = (x - mean) / scale, bags.label.numpy(), np.random.default_rng(1)
+    parameters = maximize_posterior(torch.from_numpy(z), bags).numpy()
+    weight, bias = parameters[:-1].T, parameters[-1]
     best = log_posterior(weight, bias, z, labels)
     for _ in range(20):
         step = 0.05 * g.normal(size=weight.shape), 0.05 * g.normal(size=bias.shape)
@@ -54,10 +54,12 @@ def test_it_is_the_maximum_of_the_posterior():
 
 def test_units_do_not_matter_and_instances_are_learned():
     bags, truth = small_bags(100)
-    p = VoteLogistic().fit_bags(bags).predict_proba(bags.pool.data.numpy())
+    p = VoteLogistic().fit_bags(bags, small_bags(40, 7)[0])[0].predict_proba(bags.pool.data.numpy())
     assert (p.argmax(1) == truth).mean() > 0.8
     other = Bags.of(Pool(bags.pool.data.numpy() * np.float32([1000, 1])), sizes=[SIZE] * 100, labels=bags.label, classes=2)
-    np.testing.assert_allclose(VoteLogistic().fit_bags(other).predict_proba(other.pool.data.numpy()), p, atol=1e-4)
+    valid, units = small_bags(40, 7)[0], np.float32([1000, 1])
+    valid = Bags.of(Pool(valid.pool.data.numpy() * units), sizes=[SIZE] * 40, labels=valid.label, classes=2)
+    np.testing.assert_allclose(VoteLogistic().fit_bags(other, valid)[0].predict_proba(other.pool.data.numpy()), p, atol=1e-4)
 
 
 def test_it_is_a_method_of_fit_and_not_of_auto(tmp_path):
@@ -84,6 +86,6 @@ def test_uncounted_classes_noisy_labels_and_known_instances():
     third = Bags.of(
         Pool(x), sizes=[SIZE] * 100, labels=bags.label, classes=3, counted=[True, True, False], known=known, label_noise=0.1
     )
-    predicted = VoteLogistic().fit_bags(third).predict_proba(x).argmax(1)
+    predicted = VoteLogistic().fit_bags(third, third)[0].predict_proba(x).argmax(1)
     assert (predicted[:6] == 2).all()
     assert (predicted[6:] == truth[6:]).mean() > 0.75

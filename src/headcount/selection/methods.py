@@ -37,9 +37,8 @@ MethodProgress = Callable[[float, str], None]  # the fraction done, and a messag
 TABLE_METHODS = ("tilt", *(name for name in CLASSIFIERS if name != "vote_logistic"), "count")  # what auto tries
 IMAGE_METHODS = ("tilt", "tilt_mlp", "noisy_label")
 MAX_MLP_SIDE = 32  # of images whose pixels a perceptron sees as features: with few of them it is better than convolutions
-FIXED_COST_METHODS = tuple(
-    n for n, (_, _, by_em) in CLASSIFIERS.items() if not by_em and n in TABLE_METHODS
-)  # no epochs or rounds to reduce
+# no epochs or rounds to reduce
+FIXED_COST_METHODS = tuple(n for n, (_, _, by_em) in CLASSIFIERS.items() if not by_em and n in TABLE_METHODS)
 BASELINES = (*FIXED_COST_METHODS, "noisy_label")
 OPTIONAL_METHODS = ("count", "em_boosting", "boosting")
 METHODS = tuple(dict.fromkeys([*TABLE_METHODS, *CLASSIFIERS, *IMAGE_METHODS, *HEADS]))
@@ -101,7 +100,8 @@ class Method:
         log = (lambda r, _: on_progress((r + 1) / (rounds + 1), f"round {r} of {rounds}")) if on_progress else None
         samples = [subsample_instances(bags, MAX_FIT_INSTANCES, seed) for bags in (train, valid)]
         if hasattr(self.classifier, "fit_bags"):
-            return FitResult(self.classifier.fit_bags(samples[0]), None, [(math.nan, math.nan)], 1, naive_labels=False)
+            linear, loss = self.classifier.fit_bags(*samples)
+            return FitResult(linear, None, [(math.nan, loss)], 1, naive_labels=False)
         result = em(self.classifier, *samples, rounds=rounds, seed=seed, on_progress=log)
         estimator = (from_sklearn if is_savable(result.classifier) else SklearnModel)(result.classifier, len(train.classes))
         transition, curve = result.transition if self.rounds else None, [(math.nan, loss) for loss in result.curve]

@@ -173,7 +173,7 @@ def estimate_seconds(method: Method, train: Bags, valid: Bags, device: torch.dev
         part = clone(classifier).set_params(**{trees: n}) if n < n_trees else classifier
         ends = [time.perf_counter()]
         if hasattr(part, "fit_bags"):
-            part.fit_bags(sample)
+            part.fit_bags(sample, valid_sample)
             return np.array([0.0, time.perf_counter() - ends[0]]) * scale
         em(part, sample, valid_sample, rounds=min(1, method.rounds), on_progress=lambda *_: ends.append(time.perf_counter()))
         ends.append(time.perf_counter())
