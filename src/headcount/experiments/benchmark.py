@@ -97,7 +97,7 @@ def run_method(dataset: BagDataset, split: Split, method: str, seed: int) -> tup
     if method == "commonest":
         return "Commonest label", None
     if method == "auto":
-        chosen = np.sort(np.concatenate([split.train, split.valid]))
+        chosen = np.union1d(split.train, split.valid)
         bags, rows = dataset.bags.blind(), dataset.bags.instances_of(torch.from_numpy(chosen))
         model = fit(
             replace(dataset, bags=bags.take(chosen), rows=dataset.rows[rows]), seed=seed, folds=AUTO_FOLDS, device="cpu"
@@ -118,7 +118,7 @@ def score_model(dataset: BagDataset, split: Split, model: FittedModel | None) ->
     """The scores on test bags."""
     test = (dataset.bags if model is None else dataset.to_bags(model.preprocessor)).take(split.test)
     if model is None:
-        prior = dataset.bags.target[np.concatenate([split.train, split.valid])].mean(0).numpy()
+        prior = dataset.bags.target[np.union1d(split.train, split.valid)].mean(0).numpy()
         rows, shares = (np.tile(prior, (n, 1)) for n in (len(test.index), len(test)))
         predictions = Predictions(
             test.classes, rows, shares, shares, shares * math.nan, shares * math.nan, np.zeros(len(test), bool)
