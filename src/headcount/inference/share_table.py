@@ -101,10 +101,10 @@ def suppress_small(groups: ShareTable, in_bags: ShareTable, k: int) -> tuple[Sha
     inside = in_bags.instances == in_bags.instances[first][bag]
     inside[first] = False
     number, size = {name: g for g, name in enumerate(groups.group[1:])}, groups.instances[1:]
-    beside = size.copy()  # the instances of a group in other bags
+    elsewhere = size.copy()  # the instances of a group in bags of several groups
     for row in np.flatnonzero(inside).tolist():
-        beside[number[in_bags.group[row]]] -= in_bags.instances[row]
-    hidden = (size < k) | ((beside > 0) & (beside < k))
+        elsewhere[number[in_bags.group[row]]] -= in_bags.instances[row]
+    hidden = (size < k) | ((elsewhere > 0) & (elsewhere < k))
     for g in np.argsort(size, kind="stable"):
         if hidden.any() and (hidden.sum() == 1 or size[hidden].sum() < k):
             hidden[g] = True
