@@ -158,8 +158,9 @@ def estimate_seconds(method: Method, train: Bags, valid: Bags, device: torch.dev
         few_epochs = replace(method, train_config=replace(method.train_config, epochs=TIMING_EPOCHS))
         start = time.perf_counter()
         few_epochs.fit(sample, valid_sample, device=device, on_progress=lambda *_: epoch_ends.append(time.perf_counter()))
-        first, later = epoch_ends[0] - start, (epoch_ends[-1] - epoch_ends[0]) / max(1, len(epoch_ends) - 1)
-        return first + later * (method.train_config.epochs / part - 1)
+        # the first epoch takes along what a process does once, such as imports
+        times = np.diff(epoch_ends) if len(epoch_ends) > 1 else [epoch_ends[0] - start]
+        return float(np.mean(times)) * method.train_config.epochs / part
     classifier, instances = method.classifier, min(len(train.index), MAX_FIT_INSTANCES)
     n_log_n = instances * math.log(instances + 1) / (TIMING_INSTANCES * math.log(TIMING_INSTANCES))
     options = classifier.get_params()
