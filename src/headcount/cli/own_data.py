@@ -114,7 +114,7 @@ def fit(
 
     Methods are compared by cross-validation on the bags' labels. The same command resumes an interrupted fit.
     """
-    from headcount.cli.console import print_line, print_methods, progress_bar
+    from headcount.cli.console import print_line, print_message, print_methods, progress_bar
     from headcount.cli.running import parse_options
     from headcount.io import file_lock
     from headcount.models import library_backbones, serialization
@@ -148,7 +148,7 @@ def fit(
             for unfinished in work.iterdir():  # of fits with other options; the model is complete
                 if unfinished.is_dir():
                     shutil.rmtree(unfinished, ignore_errors=True)
-                    print_line(f"removed {unfinished}, of an interrupted fit with other data or options")
+                    print_message(f"removed {unfinished}, of an earlier fit")
     except BaseException as e:
         if work.is_dir() and any(work.iterdir()):
             e.add_note(f"the finished folds are in {work}")
