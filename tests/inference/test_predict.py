@@ -310,7 +310,7 @@ def test_bag_names_never_collide():
 WRONG = [
     ("predict nowhere DATA --out p.csv", "nowhere", "model.json is missing"),
     ("predict MODEL nowhere.csv --out p.csv", "no file or folder nowhere.csv"),
-    ("predict MODEL DATA", "Missing option '--out'"),
+    ("predict MODEL DATA", "nothing to write", "--out", "--bags"),
     ("predict MODEL DATA --out p.csv --baggs x.csv", "No such option", "--bags"),
     ("predict MODEL DATA --out p.xlsx", "p.xlsx ends in .xlsx", ".csv"),
     ("predict MODEL DATA --out p.csv --bags b.txt", "--bags writes a table", "b.txt"),

@@ -470,7 +470,7 @@ def test_check_reads_data_with_the_options_of_fit():
 
     fit = set(inspect.signature(own_data.fit).parameters)
     own = {"out", "overwrite", "method", "minutes", "folds", "head", "option", "backbone", "views", "epochs", "device"}
-    own |= {"frozen", "weights", "size"}
+    own |= {"frozen", "weights", "size", "private"}
     assert set(inspect.signature(own_data.check).parameters) == (fit - own) | {"as_json"}
 
 

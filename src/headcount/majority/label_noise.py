@@ -26,7 +26,7 @@ def randomize_labels(labels: np.ndarray, noise: float, n_classes: int, seed: int
     secret: leave ``seed`` out for data that are published, and the operating system supplies the randomness.
 
     >>> randomize_labels(np.array([0, 1, 2, -1]), 0.5, 3, seed=0).tolist()
-    [0, 1, 0, -1]
+    [0, 2, 1, -1]
     """
     labels = np.asarray(labels)
     if labels.ndim != 1 or labels.dtype.kind not in "iu" or ((labels < -1) | (labels >= n_classes)).any():
