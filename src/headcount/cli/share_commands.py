@@ -1,6 +1,7 @@
 """The commands ``table`` (class shares of groups, with intervals and bounds, printed and as files) and ``calibrate`` (intervals that
 hold, from known shares)."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,7 +63,7 @@ def table(
             raise HeadcountError(f"{option} writes {' or '.join(suffixes)}, got {path}")
     if share_map is None and (polygons or polygon_id):
         raise HeadcountError("--polygons and --polygon-id are for --map; name the file to write with --map FILE.geojson")
-    if polygons is not None and share_map is not None and polygons.resolve() == share_map.resolve():
+    if polygons is not None and share_map is not None and os.path.realpath(polygons) == os.path.realpath(share_map):
         raise HeadcountError(f"--map {share_map} would overwrite --polygons; choose another path")
     outputs = {"out": out, "bags": bags, "page": page, "map": share_map}
     export.check_outputs(data, model, read_options["labels"], **outputs)

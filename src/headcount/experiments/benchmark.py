@@ -53,7 +53,8 @@ SCORES = {
     "width": "their width",
 }
 _RECORD = {
-    "task": str, "title": str, "note": str, "method": str, "name": str, "seed": int, "data": dict[str, Any],
+    "task": str, "title": str, "note": str, "method": str, "name": str, "seed": int,
+    "data": {**dict.fromkeys(("train", "valid", "test", "instances"), int), "checksum": str},
     "scores": dict.fromkeys(SCORES, float | None), "provenance": dict[str, Any],
 }  # fmt: skip
 
@@ -187,6 +188,8 @@ def load_benchmark(out: Path) -> list[dict[str, Any]]:
     records = [read_json(path, _RECORD, "a record of headcount benchmark") for path in sorted(out.glob("*/*.json"))]
     if not records:
         raise HeadcountError(f"no records in {out}; give the --out of headcount benchmark")
+    for record in records:
+        check_choice("method of a record", record["method"], BENCHMARK_METHODS)
     return sorted(records, key=lambda r: (r["task"], BENCHMARK_METHODS.index(r["method"]), r["seed"]))
 
 
