@@ -44,7 +44,7 @@ def test_it_is_the_maximum_of_the_posterior():
     x = bags.pool.data.numpy().astype(float)
     mean, scale = x.mean(0), x.std(0)
     z, labels, g = (x - mean) / scale, bags.label.numpy(), np.random.default_rng(1)
-    parameters = maximize_posterior(torch.from_numpy(z), bags).numpy()
+    parameters = maximize_posterior([(torch.from_numpy(z), bags)]).numpy()
     weight, bias = parameters[:-1].T, parameters[-1]
     best = log_posterior(weight, bias, z, labels)
     for _ in range(20):

@@ -199,7 +199,7 @@ def calibrate_on_validation(
     the bags were not given."""
     valid = bags.take(split.valid)
     p, log_p = predict_estimator(result.estimator, valid, device)
-    if split.valid_is_train or not bags_given:
+    if split.valid_is_train or result.saw_validation or not bags_given:
         return ModelCalibration(result.transition or fit_transition_loss(p, valid)[1])
     fold = [FoldResult(split.valid, p, log_p, seconds=0.0)]
     score = score_method(fold, bags)

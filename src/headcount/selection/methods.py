@@ -68,6 +68,7 @@ class FitResult:
     curve: list[tuple[float, float]]  # training loss (NaN where there is none) and validation loss
     best_epoch: int  # the epoch or round that is kept, from 1
     naive_labels: bool
+    saw_validation: bool = False  # fitted to the validation bags too: they cannot calibrate it
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Method:
         samples = [subsample_instances(bags, MAX_FIT_INSTANCES, seed) for bags in (train, valid)]
         if hasattr(self.classifier, "fit_bags"):
             linear, loss = self.classifier.fit_bags(*samples)
-            return FitResult(linear, None, [(math.nan, loss)], 1, naive_labels=False)
+            return FitResult(linear, None, [(math.nan, loss)], 1, naive_labels=False, saw_validation=True)
         result = em(self.classifier, *samples, rounds=rounds, seed=seed, on_progress=log)
         estimator = (from_sklearn if is_savable(result.classifier) else SklearnModel)(result.classifier, len(train.classes))
         transition, curve = result.transition if self.rounds else None, [(math.nan, loss) for loss in result.curve]
@@ -172,9 +173,8 @@ def build_methods(method: Any, bags: Bags, *, network: NetworkOptions | None = N
     else:
         check_classifier(method)
         if images:
-            raise HeadcountError(
-                f"{type(method).__name__} reads features, and these are images; use tilt, or a frozen backbone"
-            )
+            name = type(method).__name__
+            raise HeadcountError(f"{name} reads features, and these are images; use tilt, or a frozen backbone")
         custom = [Method("classifier", f"EM, {type(method).__name__}", classifier=method, rounds=classifiers.EM_ROUNDS)]
         names = ["forest", "logistic"]
     _check_network_options(method, [name for name in names if name in HEADS or name in TRUSTED_HEADS], chosen, images)
