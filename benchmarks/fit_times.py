@@ -53,12 +53,19 @@ def table() -> BagDataset:
 
 
 def timed_fit(minutes: float | None) -> dict[str, Any]:
-    dataset, lines, started = table(), list[str](), time.perf_counter()
+    dataset, lines, started, processor = table(), list[str](), time.perf_counter(), time.process_time()
     model = fit(dataset, minutes=minutes, log=lines.append)
-    seconds = time.perf_counter() - started
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - processor
     kept, notes = model.metadata["method"]["name"], model.metadata["notes"]
     rows = len(dataset.bags.index)
-    return {"instances": rows, "seconds": seconds, "estimated": seconds_of(lines[0]), "kept": kept, "notes": notes}
+    return {
+        "instances": rows,
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        "estimated": seconds_of(lines[0]),
+        "kept": kept,
+        "notes": notes,
+    }
 
 
 def wide() -> dict[str, Any]:
