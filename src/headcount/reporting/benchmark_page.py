@@ -39,13 +39,16 @@ def format_score(records: BenchmarkRecords, score: str) -> str:
 
 
 def best_accuracy(groups: dict[str, list[dict[str, Any]]]) -> float:
-    """Of the methods that learn from labels of bags."""
-    return max(mean_and_error(g, "instance_accuracy")[0] for m, g in groups.items() if m not in TWINS)
+    """Of the methods that learn from labels of bags and have all seeds."""
+    seeds = max(map(len, groups.values()))
+    return max(mean_and_error(g, "instance_accuracy")[0] for m, g in groups.items() if m not in TWINS and len(g) == seeds)
 
 
 def compare_with_rivals(groups: dict[str, list[dict[str, Any]]], method: str) -> str:
-    """A method beside the better rival, over the seeds that both have: the difference, and whether that is significant."""
-    rivals = {m: g for m, g in groups.items() if m in RIVALS and len(g) == len(groups.get(method, ()))}
+    """A method beside the best rival, over the seeds of the method: the difference, and whether that is significant."""
+    seeds = [r["seed"] for r in groups[method]]
+    rivals = {m: [r for r in g if r["seed"] in seeds] for m, g in groups.items() if m in RIVALS}
+    rivals = {m: g for m, g in rivals.items() if len(g) == len(seeds)}
     if not rivals:
         return ""
     rival = max(rivals, key=lambda m: mean_and_error(rivals[m], "instance_accuracy")[0])
@@ -53,15 +56,13 @@ def compare_with_rivals(groups: dict[str, list[dict[str, Any]]], method: str) ->
     difference, title = float((ours - theirs).mean()), method_title(rival, rivals[rival])
     verb = "gains" if difference > 0 else "loses"
     text = f"{'fit' if method == 'auto' else method} {verb} {100 * abs(difference):.1f} points against {title}"
-    return text + (
-        f" (p = {stats.ttest_rel(ours, theirs).pvalue:.2f}, paired over {len(ours)} seeds)"
-        if len(ours) > 1 and np.ptp(ours - theirs)
-        else ""
-    )
+    if len(ours) > 1 and np.ptp(ours - theirs):
+        return f"{text} (p = {stats.ttest_rel(ours, theirs).pvalue:.2f}, paired over {len(ours)} seeds)"
+    return f"{text} ({len(ours)} seed{'s' * (len(ours) > 1)})"
 
 
 def markdown_tables(records: BenchmarkRecords) -> str:
-    """A table of all scores for each task, and sentences on where the choice of ``fit`` and tilt gain and lose."""
+    """A table of all scores for each task, and sentences on where the choice of ``fit``, tilt and the logistic regression by the vote gain and lose."""
     parts = []
     for task in dict.fromkeys(r["task"] for r in records):
         groups = group_by_method(records, task)
@@ -82,7 +83,11 @@ def markdown_tables(records: BenchmarkRecords) -> str:
             if method not in TWINS and mean_and_error(group, "instance_accuracy")[0] == best:
                 cells[0] = f"**{cells[0]}**"
             lines.append(f"| {method_title(method, group, seeds)} | {' | '.join(cells)} |")
-        compared = [text for method in ("auto", "tilt") if method in groups and (text := compare_with_rivals(groups, method))]
+        compared = [
+            text
+            for method in ("auto", "tilt", "vote_logistic")
+            if method in groups and (text := compare_with_rivals(groups, method))
+        ]
         parts.append("\n".join([*lines, *(["", f"Instance accuracy: {'; '.join(compared)}."] if compared else [])]))
     return "\n\n".join(parts)
 
