@@ -287,6 +287,22 @@ def test_checkpoints_of_other_configurations_or_broken_ones_are_ignored(tmp_path
         assert train_recipe(TINY, work_dir=tmp_path).progress.curve == train_recipe(TINY).progress.curve
 
 
+def test_losses_are_not_written_into_a_pipe(tmp_path):
+    """To open one would wait for a reader for ever."""
+    file, curve = tmp_path / "metrics.jsonl", [(2.0, 3.0), (1.0, 2.0)]
+    os.mkfifo(file)
+    for written in (0, 1):
+        with pytest.raises(HeadcountError, match="not a file"):
+            loop.write_losses(tmp_path, curve, written)
+    file.unlink()
+    loop.write_losses(tmp_path, curve)
+    loop.write_losses(tmp_path, [*curve, (0.5, 1.0)], written=2)
+    assert file.read_text().splitlines()[1:] == [
+        '{"epoch": 2, "train_loss": 1.0, "valid_loss": 2.0}',
+        '{"epoch": 3, "train_loss": 0.5, "valid_loss": 1.0}',
+    ]
+
+
 def test_checkpoints_of_other_versions_are_ignored(tmp_path):
     train_until(TINY, tmp_path, 3)
     file = tmp_path / "checkpoint.safetensors"

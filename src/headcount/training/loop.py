@@ -25,7 +25,7 @@ from headcount.bags import Bags
 from headcount.bags.bags import fingerprint
 from headcount.bags.seeds import seed_for
 from headcount.errors import HeadcountError, HeadcountWarning
-from headcount.io import atomic_path
+from headcount.io import atomic_path, atomic_write
 from headcount.loading import check_schema, explain_read_errors, parse_json, read_safetensors
 from headcount.models.backbones import backbone_name
 from headcount.models.heads import head_code
@@ -209,11 +209,18 @@ def _digest(tensors: dict[str, Tensor], facts: str) -> str:
 
 
 def write_losses(work_dir: Path, curve: Sequence[Losses], written: int = 0) -> None:
-    """``metrics.jsonl``, a line per epoch: a new file, or the epochs after those that are ``written``."""
+    """``metrics.jsonl``, a line per epoch: a new file, or the epochs after those that are ``written``. A pipe or a device of that
+    name is an error, for to open it could block."""
     work_dir.mkdir(parents=True, exist_ok=True)
-    with open(work_dir / "metrics.jsonl", "a" if written else "w") as f:
-        for epoch, (train, valid) in enumerate(curve[written:], written + 1):
-            f.write(json.dumps({"epoch": epoch, "train_loss": train, "valid_loss": valid}) + "\n")
+    path = work_dir / "metrics.jsonl"
+    written = written if path.is_file() else 0
+    epochs = enumerate(curve[written:], written + 1)
+    lines = "".join(json.dumps({"epoch": e, "train_loss": train, "valid_loss": valid}) + "\n" for e, (train, valid) in epochs)
+    if written:
+        with open(path, "a") as f:
+            f.write(lines)
+    else:
+        atomic_write(path, lambda f: f.write(lines.encode()))
 
 
 def thin_curve(curve: Sequence[Losses], points: int) -> list[list[Any]]:
