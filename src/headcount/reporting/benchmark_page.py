@@ -69,7 +69,7 @@ def markdown_tables(records: BenchmarkRecords) -> str:
         first, best, seeds = next(iter(groups.values()))[0], best_accuracy(groups), max(map(len, groups.values()))
         data = first["data"]
         lines = [
-            f"### {first['title']} (`{task}`)",
+            f"## {first['title']} (`{task}`)",
             "",
             *([f"{note[0].upper()}{note[1:]}."] if (note := first["note"]) else []),
         ]

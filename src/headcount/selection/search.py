@@ -193,7 +193,8 @@ class ModelSearch:
         """Report that a fraction of a step is done; stop at the deadline."""
         if self.on_progress:
             total = self.plan.total_seconds
-            self.on_progress(SearchProgress(message, min(self.done_seconds + fraction * cost, total), total))
+            done = round(self.done_seconds + fraction * cost, 6)  # sums in another order differ in their last digits
+            self.on_progress(SearchProgress(message, min(done, total), total))
         if enforce_deadline and time.monotonic() > self.end - 1.5 * self.slowdown * self.plan.final_seconds:
             raise TimeLimitReached
 
