@@ -68,11 +68,7 @@ def markdown_tables(records: BenchmarkRecords) -> str:
         groups = group_by_method(records, task)
         first, best, seeds = next(iter(groups.values()))[0], best_accuracy(groups), max(map(len, groups.values()))
         data = first["data"]
-        lines = [
-            f"## {first['title']} (`{task}`)",
-            "",
-            *([f"{note[0].upper()}{note[1:]}."] if (note := first["note"]) else []),
-        ]
+        lines = [f"## {first['title']} (`{task}`)", "", *([f"{note[0].upper()}{note[1:]}."] if (note := first["note"]) else [])]
         lines += [
             f"Bags for training, validation and test: {data['train']}, {data['valid']}, {data['test']}; seeds: {seeds}.",
             "",
